@@ -1,0 +1,1 @@
+//! One DMA request: its route, the copy, the guest memory map and the counters.

@@ -1,0 +1,1 @@
+//! NVMe registers, commands and logs as typed structs.

@@ -1,0 +1,1 @@
+//! NVMe controller with a Controller Memory Buffer, served over vfio-user.

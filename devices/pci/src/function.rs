@@ -1,0 +1,41 @@
+//! What a device's logic offers to the bus, and what the bus offers to it.
+
+/// The logic behind one PCI function, as its bus sees it.
+///
+/// Every method may be called from the thread that answers the guest's accesses: none may wait for DMA,
+/// for a lock that is held across DMA, or for a disk.
+pub trait Function: Send + Sync {
+    /// Reads `data.len()` bytes at `offset` of a trapped BAR. The range lies inside the BAR.
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
+
+    /// Writes `data` at `offset` of a trapped BAR. The range lies inside the BAR.
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
+
+    /// A conventional or function-level reset. No DMA and no interrupt of the time before may be seen
+    /// once this returns (PCIe Base 6.0, 6.6.2).
+    fn reset(&self);
+
+    /// Level of the INTx pin, asked again after each end of interrupt (PCI Local Bus 3.0, 2.2.6).
+    fn intx_asserted(&self) -> bool;
+}
+
+/// How the guest has set up the function's interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterruptMode {
+    /// Nobody listens.
+    Off,
+    /// The INTx pin.
+    Pin,
+    /// MSI-X messages.
+    MsiX,
+}
+
+/// Interrupts from a function to the guest.
+pub trait Interrupts: Send + Sync {
+    /// How the guest has set up interrupts at this moment.
+    fn mode(&self) -> InterruptMode;
+
+    /// Sends the MSI-X message of `vector`; without MSI-X, re-evaluates the INTx pin by asking
+    /// [`Function::intx_asserted`]. A vector that the guest has not set up is ignored.
+    fn raise(&self, vector: u16);
+}

@@ -1,0 +1,1 @@
+//! What every PCI function has: config space, BARs, capabilities, MSI-X.

@@ -1,0 +1,117 @@
+//! What a device must offer to be served, and what it is told.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use crate::Client;
+
+/// A device that the server loop serves to one client at a time.
+///
+/// All methods are called from the thread that reads the socket, in the order of the client's messages. None may
+/// wait for a request to the client ([`Client`]): QEMU answers those only after its own access is answered.
+pub trait Device {
+    /// A client has agreed on a version; `client` takes requests until [`Device::detached`].
+    fn attached(&mut self, client: Client);
+    /// The client has gone. Its DMA mappings are gone with it.
+    fn detached(&mut self);
+    /// vfio-user, DEVICE_GET_INFO.
+    fn info(&self) -> DeviceInfo;
+    /// vfio-user, DEVICE_GET_REGION_INFO. `None`: there is no such region (EINVAL).
+    fn region(&self, index: u32) -> Option<Region<'_>>;
+    /// vfio-user, DEVICE_GET_IRQ_INFO. `None`: there is no such interrupt (EINVAL).
+    fn irq(&self, index: u32) -> Option<Irq>;
+    /// vfio-user, REGION_READ. The range lies inside the region.
+    fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno>;
+    /// vfio-user, REGION_WRITE and each part of REGION_WRITE_MULTI. The range lies inside the region.
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
+    /// vfio-user, DEVICE_SET_IRQS. `start` and `count` lie inside the interrupt index.
+    fn set_irqs(&mut self, index: u32, start: u32, count: u32, action: IrqAction) -> Result<(), Errno>;
+    /// vfio-user, DMA_MAP. `iova + size` does not overflow.
+    fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno>;
+    /// vfio-user, DMA_UNMAP. The span may cover any number of mappings, or none, and may end at 2^64.
+    fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno>;
+    /// vfio-user, DEVICE_RESET.
+    fn reset(&mut self) -> Result<(), Errno>;
+}
+
+/// vfio-user, DEVICE_GET_INFO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// How many regions there are; PCI has 9 (VFIO_PCI_NUM_REGIONS).
+    pub regions: u32,
+    /// How many interrupt indexes there are; PCI has 5 (VFIO_PCI_NUM_IRQS).
+    pub irqs: u32,
+}
+
+/// vfio-user, DEVICE_GET_REGION_INFO.
+#[derive(Clone, Debug)]
+pub struct Region<'a> {
+    /// Size in bytes.
+    pub size: u64,
+    /// Whether the client may read it.
+    pub readable: bool,
+    /// Whether the client may write it.
+    pub writable: bool,
+    /// What of it the client may map.
+    pub mapping: Option<RegionMapping<'a>>,
+}
+
+/// The mappable part of a region.
+#[derive(Clone, Debug)]
+pub struct RegionMapping<'a> {
+    /// The memory behind it; offset 0 of the descriptor is offset 0 of the region.
+    pub fd: BorrowedFd<'a>,
+    /// The areas (offset, size) that may be mapped; empty: the whole region.
+    pub areas: Vec<(u64, u64)>,
+}
+
+/// vfio-user, DEVICE_GET_IRQ_INFO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Irq {
+    /// How many vectors.
+    pub count: u32,
+    /// Level-triggered: masked by the server at each trigger, unmasked by the client (INTx).
+    pub automasked: bool,
+    /// Whether the client can mask and unmask it.
+    pub maskable: bool,
+}
+
+/// vfio-user, DEVICE_SET_IRQS.
+#[derive(Debug)]
+pub enum IrqAction {
+    /// Mask the vectors.
+    Mask,
+    /// Unmask the vectors.
+    Unmask,
+    /// Trigger the vectors at once, for testing.
+    Trigger,
+    /// From now on signal these; `None` takes a vector's event away. One entry for each vector.
+    Events(Vec<Option<OwnedFd>>),
+    /// Take every vector of the index away.
+    Disable,
+}
+
+/// vfio-user, DMA_MAP.
+#[derive(Debug)]
+pub struct DmaMap {
+    /// First IOVA.
+    pub iova: u64,
+    /// Length in bytes, not 0.
+    pub size: u64,
+    /// Whether the device may read it.
+    pub readable: bool,
+    /// Whether the device may write it.
+    pub writable: bool,
+    /// The memory behind it, if the client lends it, and where in it the span starts.
+    pub memory: Option<(OwnedFd, u64)>,
+}
+
+/// vfio-user, DMA_UNMAP: a span of IOVAs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaSpan {
+    /// First IOVA.
+    pub iova: u64,
+    /// Last IOVA, inclusive, so that a span may reach the end of the address space.
+    pub last: u64,
+}

@@ -1,0 +1,16 @@
+//! What the launcher and the guest's agent say to each other.
+//!
+//! Both ends of one virtio-serial port named [`PORT`]. The launcher writes one line, the [`Plan`] as JSON. The
+//! agent answers with KTAP version 1: a plan line, one result line for each check, and before each result
+//! line the check's [`Measure`] as a diagnostic line.
+
+mod ktap;
+mod measure;
+mod plan;
+
+pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Verdict};
+pub use measure::{Measure, Route};
+pub use plan::{Buffer, Check, Command, Copy, Device, Module, Plan};
+
+/// Name of the virtio-serial port.
+pub const PORT: &str = "org.peerbar.report";

@@ -1,0 +1,38 @@
+//! What a check measured.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The way of a payload byte, as the devices recorded it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Route {
+    /// The device's own CMB or BAR.
+    OwnBar,
+    /// Straight to a peer below the same switch.
+    Peer,
+    /// Straight into guest RAM.
+    GuestRam,
+    /// By a request to QEMU.
+    Upstream,
+    /// Not done at all.
+    Refused,
+}
+
+/// Figures of one check; a row of the table that the launcher prints.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measure {
+    /// Sizes of the transfers, as a person reads them ("4K-8M"); empty where it has no meaning.
+    pub sizes: String,
+    /// Payload bytes that the check moved from its source to its destination.
+    pub bytes: u64,
+    /// Time that the transfers took.
+    pub seconds: f64,
+    /// Payload bytes of successful DMA by route, summed over the devices under test.
+    pub routes: BTreeMap<Route, u64>,
+    /// Payload bytes whose completer was a device's memory: a BAR of its own or of a peer.
+    pub peer_bytes: u64,
+    /// Payload bytes whose completer was guest RAM.
+    pub ram_bytes: u64,
+}

@@ -1,0 +1,130 @@
+//! What the launcher asks of the agent.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that the agent is asked to do in one boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Modules to load before the first check, in order; their dependencies come by themselves.
+    pub modules: Vec<Module>,
+    /// The devices under test; the agent waits until the guest's kernel shows all of them.
+    pub devices: Vec<Device>,
+    /// Whether a read-only tools root is exported over 9p under the tag [`Plan::TOOLS_TAG`].
+    pub tools: bool,
+    /// The checks, in order.
+    pub checks: Vec<Check>,
+}
+
+impl Plan {
+    /// 9p mount tag of the tools root.
+    pub const TOOLS_TAG: &str = "tools";
+}
+
+/// A kernel module and its parameters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Module {
+    /// Name, as in `/proc/modules`.
+    pub name: String,
+    /// Parameters, as on `insmod`'s command line: `use_cmb_sqes=0`.
+    #[serde(default)]
+    pub parameters: String,
+}
+
+/// An NVMe controller under test, known to the guest by its serial number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Name in the scenario, and serial number of the controller.
+    pub name: String,
+    /// Size of its Controller Memory Buffer in bytes, 0 if it has none.
+    pub cmb_bytes: u64,
+}
+
+/// One check. A scenario file's `[[check]]` table is one of these, told apart by `kind`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Check {
+    /// `provider` has published its whole CMB as p2pmem: sysfs `p2pmem/{size,published,available}`.
+    Provider {
+        /// A device's name.
+        device: String,
+    },
+    /// The submission queues of `device` lie in its CMB: submission entries were fetched from own memory during
+    /// some I/O, and none of the I/O queues' from guest RAM.
+    QueuesInCmb {
+        /// A device's name.
+        device: String,
+    },
+    /// Copies between two devices and compares the contents.
+    Copy(Copy),
+    /// A buffered read of `from` into p2pmem of `provider`: right data, and no byte of payload goes peer to peer.
+    BufferedRead {
+        /// The disk that is read.
+        from: String,
+        /// The device whose p2pmem is the destination.
+        provider: String,
+    },
+    /// An mmap of more than the pool of `provider` holds fails with ENOMEM when it is touched by I/O or mapped.
+    PoolExhausted {
+        /// A device's name.
+        provider: String,
+    },
+    /// Resets the controller through sysfs and waits until it is live again; p2pmem is still there.
+    ControllerReset {
+        /// A device's name.
+        device: String,
+    },
+    /// Runs a command of the tools root.
+    Command(Command),
+}
+
+/// A copy from one disk to another through a buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Copy {
+    /// The disk that is read.
+    pub from: String,
+    /// The disk that is written.
+    pub to: String,
+    /// Where the data lies in between.
+    pub through: Buffer,
+    /// Size of each single transfer in bytes, each a multiple of 4096.
+    pub sizes: Vec<u64>,
+    /// Byte offsets on the disks at which each size is tried, each a multiple of the block size; the
+    /// destination's offset differs from the source's.
+    pub offsets: Vec<u64>,
+    /// Threads that copy at once, each in a part of its own of the disks.
+    #[serde(default = "one")]
+    pub threads: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// The buffer of a copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Buffer {
+    /// p2pmem of the named device: the copy must be peer to peer.
+    P2pmem(String),
+    /// The guest's own memory: the control, which must go through guest RAM.
+    GuestRam,
+}
+
+/// A command of the tools root, as a check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Command {
+    /// A line for `sh -c`. `{name}` stands for a device's character device, `{name:disk}` for its first
+    /// namespace's block device, `{name:p2pmem}` for its p2pmem file in sysfs.
+    pub run: String,
+    /// Exit status that passes.
+    #[serde(default)]
+    pub status: i32,
+    /// Texts that must all appear in what it prints.
+    #[serde(default)]
+    pub expect: Vec<String>,
+}

@@ -1,0 +1,3 @@
+//! One command: scenario -> devices + QEMU -> checks -> results.
+
+fn main() {}
