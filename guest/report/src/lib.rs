@@ -4,6 +4,8 @@
 //! agent answers with KTAP version 1: a plan line, one result line for each check, and before each result
 //! line the check's [`Measure`] as a diagnostic line.
 
+#![forbid(unsafe_code)]
+
 mod ktap;
 mod measure;
 mod plan;

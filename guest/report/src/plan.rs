@@ -1,5 +1,7 @@
 //! What the launcher asks of the agent.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// Everything that the agent is asked to do in one boot.
@@ -12,6 +14,9 @@ pub struct Plan {
     pub devices: Vec<Device>,
     /// Whether a read-only tools root is exported over 9p under the tag [`Plan::TOOLS_TAG`].
     pub tools: bool,
+    /// Seconds after which a check that has not ended counts as hung.
+    #[serde(default = "default_check_seconds")]
+    pub check_seconds: u32,
     /// The checks, in order.
     pub checks: Vec<Check>,
 }
@@ -19,6 +24,13 @@ pub struct Plan {
 impl Plan {
     /// 9p mount tag of the tools root.
     pub const TOOLS_TAG: &str = "tools";
+
+    /// [`Plan::check_seconds`] where nobody says otherwise.
+    pub const CHECK_SECONDS: u32 = 60;
+}
+
+fn default_check_seconds() -> u32 {
+    Plan::CHECK_SECONDS
 }
 
 /// A kernel module and its parameters.
@@ -80,6 +92,27 @@ pub enum Check {
     Command(Command),
 }
 
+impl Check {
+    /// The check's name in the report: what it does, and to which devices.
+    pub fn name(&self) -> String {
+        match self {
+            Check::Provider { device } => format!("{device} provides its CMB as p2pmem"),
+            Check::QueuesInCmb { device } => format!("{device} has its queues in the CMB"),
+            Check::Copy(copy) => {
+                format!("copy {} to {} through {}", copy.from, copy.to, copy.through)
+            }
+            Check::BufferedRead { from, provider } => {
+                format!("buffered read of {from} into p2pmem of {provider}")
+            }
+            Check::PoolExhausted { provider } => {
+                format!("more than the p2pmem of {provider} is refused")
+            }
+            Check::ControllerReset { device } => format!("{device} survives a controller reset"),
+            Check::Command(command) => format!("command {}", command.run),
+        }
+    }
+}
+
 /// A copy from one disk to another through a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -93,7 +126,8 @@ pub struct Copy {
     /// Size of each single transfer in bytes, each a multiple of 4096.
     pub sizes: Vec<u64>,
     /// Byte offsets on the disks at which each size is tried, each a multiple of the block size; the
-    /// destination's offset differs from the source's.
+    /// destination's offset differs from the source's. A disk must hold
+    /// `threads * 2 * (largest offset + largest size)` bytes.
     pub offsets: Vec<u64>,
     /// Threads that copy at once, each in a part of its own of the disks.
     #[serde(default = "one")]
@@ -114,6 +148,15 @@ pub enum Buffer {
     GuestRam,
 }
 
+impl fmt::Display for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Buffer::P2pmem(device) => write!(f, "p2pmem of {device}"),
+            Buffer::GuestRam => f.write_str("guest RAM"),
+        }
+    }
+}
+
 /// A command of the tools root, as a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -127,4 +170,33 @@ pub struct Command {
     /// Texts that must all appear in what it prints.
     #[serde(default)]
     pub expect: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_without_its_optional_fields_has_their_defaults() {
+        let text = r#"{"modules":[{"name":"nvme"}],"devices":[],"tools":false,"checks":[
+            {"kind":"copy","from":"a","to":"b","through":{"p2pmem":"a"},"sizes":[4096],"offsets":[0]},
+            {"kind":"copy","from":"a","to":"b","through":"guest-ram","sizes":[4096],"offsets":[0]}]}"#;
+        let plan: Plan = serde_json::from_str(text).unwrap();
+        assert_eq!(plan.check_seconds, Plan::CHECK_SECONDS);
+        let names: Vec<String> = plan.checks.iter().map(Check::name).collect();
+        assert_eq!(
+            names,
+            [
+                "copy a to b through p2pmem of a",
+                "copy a to b through guest RAM"
+            ]
+        );
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused_by_its_name() {
+        let text = r#"{"kind":"provider","device":"a","colour":"red"}"#;
+        let error = serde_json::from_str::<Check>(text).unwrap_err();
+        assert!(error.to_string().contains("colour"), "{error}");
+    }
 }

@@ -1,0 +1,12 @@
+//! KTAP version 1 (Linux, Documentation/dev-tools/ktap.rst), as the agent writes and the launcher reads it.
+
+mod line;
+mod reader;
+mod writer;
+
+pub use line::{Line, Verdict};
+pub use reader::{KtapError, KtapReader};
+pub use writer::KtapWriter;
+
+/// Longest line in bytes, its newline included, that is written or accepted.
+const LINE_LIMIT: usize = 64 << 10;

@@ -1,0 +1,247 @@
+//! The grammar of one line.
+
+use std::fmt;
+
+use crate::Measure;
+
+const VERSION: &str = "KTAP version 1";
+const MEASURE: &str = "measure ";
+const READY: &str = "ready ";
+const SKIP: &str = "SKIP";
+
+/// One line of a report.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Line {
+    /// `KTAP version 1`.
+    Version,
+    /// `1..N`: how many checks there are.
+    Plan(u32),
+    /// `# ready T`: all devices are there, T milliseconds after the guest's kernel started.
+    Ready(u64),
+    /// `# measure {json}`: figures of the check whose result comes next.
+    Measure(Measure),
+    /// `# text`: about the check whose result comes next.
+    Diagnostic(String),
+    /// `ok N - name`, `not ok N - name` or `ok N - name # SKIP reason`.
+    Result {
+        /// Number of the check, from 1.
+        number: u32,
+        /// Name of the check.
+        name: String,
+        /// How it ended.
+        verdict: Verdict,
+    },
+    /// Anything else.
+    Unknown(String),
+}
+
+/// How a check ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It passed.
+    Pass,
+    /// It failed; the diagnostics before it say why.
+    Fail,
+    /// It could not be run, and why.
+    Skip(String),
+}
+
+impl Line {
+    /// Reads one line, without its newline. Every text is some line.
+    pub(super) fn parse(text: &str) -> Line {
+        if text == VERSION {
+            return Line::Version;
+        }
+        if let Some(comment) = text.strip_prefix('#') {
+            return parse_comment(comment.strip_prefix(' ').unwrap_or(comment));
+        }
+        if let Some(count) = text
+            .strip_prefix("1..")
+            .and_then(|count| count.parse().ok())
+        {
+            return Line::Plan(count);
+        }
+        parse_result(text).unwrap_or_else(|| Line::Unknown(text.to_owned()))
+    }
+}
+
+fn parse_comment(text: &str) -> Line {
+    if let Some(measure) = text
+        .strip_prefix(MEASURE)
+        .and_then(|json| serde_json::from_str(json).ok())
+    {
+        return Line::Measure(measure);
+    }
+    if let Some(uptime) = text
+        .strip_prefix(READY)
+        .and_then(|uptime| uptime.parse().ok())
+    {
+        return Line::Ready(uptime);
+    }
+    Line::Diagnostic(text.to_owned())
+}
+
+fn parse_result(text: &str) -> Option<Line> {
+    let (passed, rest) = match text.strip_prefix("not ok ") {
+        Some(rest) => (false, rest),
+        None => (true, text.strip_prefix("ok ")?),
+    };
+    let (number, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+    let number = number.parse().ok()?;
+    let description = rest.strip_prefix("- ").unwrap_or(rest);
+    let (name, directive) = split_directive(description);
+    let skip = directive.and_then(|directive| directive.trim_start().strip_prefix(SKIP));
+    let verdict = match (passed, skip) {
+        (true, Some(reason)) => Verdict::Skip(reason.trim_start().to_owned()),
+        (true, None) => Verdict::Pass,
+        (false, _) => Verdict::Fail,
+    };
+    Some(Line::Result {
+        number,
+        name,
+        verdict,
+    })
+}
+
+/// Splits at the first `#` that no backslash precedes, and takes the backslashes out of what stands before it.
+fn split_directive(description: &str) -> (String, Option<&str>) {
+    let mut name = String::new();
+    let mut rest = description;
+    while let Some(character) = rest.chars().next() {
+        let escaped = rest
+            .strip_prefix('\\')
+            .and_then(|after| after.chars().next())
+            .filter(|c| matches!(c, '#' | '\\'));
+        let (taken, length) = match (escaped, character) {
+            (Some(escaped), _) => (escaped, 2),
+            (None, '#') => return (name.trim_end().to_owned(), rest.strip_prefix('#')),
+            (None, other) => (other, other.len_utf8()),
+        };
+        name.push(taken);
+        rest = rest.get(length..).unwrap_or_default();
+    }
+    (name.trim_end().to_owned(), None)
+}
+
+/// One line's worth of `text`: no control characters, no blanks around it.
+fn one_line(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\t', " ")
+        .trim()
+        .to_owned()
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Line::Version => f.write_str(VERSION),
+            Line::Plan(count) => write!(f, "1..{count}"),
+            Line::Ready(uptime) => write!(f, "# {READY}{uptime}"),
+            Line::Measure(measure) => {
+                write!(
+                    f,
+                    "# {MEASURE}{}",
+                    serde_json::to_string(measure).map_err(|_| fmt::Error)?
+                )
+            }
+            Line::Diagnostic(text) => write!(f, "# {text}"),
+            Line::Result {
+                number,
+                name,
+                verdict,
+            } => {
+                let status = if *verdict == Verdict::Fail {
+                    "not ok"
+                } else {
+                    "ok"
+                };
+                let name = one_line(name).replace('\\', "\\\\").replace('#', "\\#");
+                write!(f, "{status} {number} - {name}")?;
+                match verdict {
+                    Verdict::Skip(reason) => write!(f, " # {SKIP} {}", one_line(reason)),
+                    Verdict::Pass | Verdict::Fail => Ok(()),
+                }
+            }
+            Line::Unknown(text) => f.write_str(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn result(number: u32, name: &str, verdict: Verdict) -> Line {
+        Line::Result {
+            number,
+            name: name.to_owned(),
+            verdict,
+        }
+    }
+
+    #[test]
+    fn lines_read_as_the_kernel_documents_them() {
+        assert_eq!(Line::parse("KTAP version 1"), Line::Version);
+        assert_eq!(Line::parse("1..12"), Line::Plan(12));
+        assert_eq!(Line::parse("# ready 2718"), Line::Ready(2718));
+        assert_eq!(
+            Line::parse("# ready soon"),
+            Line::Diagnostic("ready soon".into())
+        );
+        assert_eq!(
+            Line::parse("ok 1 a name"),
+            result(1, "a name", Verdict::Pass)
+        );
+        assert_eq!(
+            Line::parse("not ok 2 - a name"),
+            result(2, "a name", Verdict::Fail)
+        );
+        assert_eq!(
+            Line::parse("ok 3 - a # SKIP no b"),
+            result(3, "a", Verdict::Skip("no b".into()))
+        );
+        assert_eq!(Line::parse("ok 4"), result(4, "", Verdict::Pass));
+        assert_eq!(Line::parse("okay 4"), Line::Unknown("okay 4".into()));
+        assert_eq!(
+            Line::parse("ok x - name"),
+            Line::Unknown("ok x - name".into())
+        );
+    }
+
+    #[test]
+    fn a_name_cannot_forge_a_directive_or_a_line() {
+        let line = result(1, "run \\# SKIP it\nnot ok 2 - x", Verdict::Fail);
+        assert_eq!(
+            line.to_string(),
+            r"not ok 1 - run \\\# SKIP it not ok 2 - x"
+        );
+        let Line::Result { name, .. } = Line::parse(&line.to_string()) else {
+            panic!("{line}")
+        };
+        assert_eq!(name, "run \\# SKIP it not ok 2 - x");
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_is_a_line(text in any::<String>()) {
+            Line::parse(&text);
+        }
+
+        #[test]
+        fn results_survive_the_wire(
+            number in any::<u32>(),
+            name in "[ -~äß€]{0,40}",
+            reason in "[ -~]{0,20}",
+            kind in 0..3u8,
+        ) {
+            let verdict = match kind {
+                0 => Verdict::Pass,
+                1 => Verdict::Fail,
+                _ => Verdict::Skip(reason.trim().to_owned()),
+            };
+            let line = result(number, name.trim(), verdict);
+            prop_assert_eq!(Line::parse(&line.to_string()), line);
+        }
+    }
+}

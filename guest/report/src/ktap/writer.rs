@@ -1,0 +1,129 @@
+//! The agent's side of the report.
+
+use std::io::{self, Write};
+
+use super::{LINE_LIMIT, Line, Verdict};
+use crate::Measure;
+
+/// Writes a report: [`KtapWriter::begin`] once, then diagnostics and one [`KtapWriter::result`] for each check.
+///
+/// Every line is flushed at once, for the guest may die before the next one.
+#[derive(Debug)]
+pub struct KtapWriter<W> {
+    out: W,
+    results: u32,
+}
+
+impl<W: Write> KtapWriter<W> {
+    /// A report that goes to `out`.
+    pub fn new(out: W) -> Self {
+        KtapWriter { out, results: 0 }
+    }
+
+    /// Writes the version line and the plan line for `checks` checks.
+    pub fn begin(&mut self, checks: u32) -> io::Result<()> {
+        self.line(&Line::Version)?;
+        self.line(&Line::Plan(checks))
+    }
+
+    /// Says that all devices are there, `uptime_ms` milliseconds after the guest's kernel started.
+    pub fn ready(&mut self, uptime_ms: u64) -> io::Result<()> {
+        self.line(&Line::Ready(uptime_ms))
+    }
+
+    /// Writes each line of `text` as a diagnostic of the check whose result comes next.
+    pub fn diagnostic(&mut self, text: &str) -> io::Result<()> {
+        for line in text.lines() {
+            self.line(&diagnostic_line(line))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the figures and the result of the next check. Results are numbered from 1.
+    pub fn result(&mut self, name: &str, verdict: &Verdict, measure: &Measure) -> io::Result<()> {
+        self.line(&Line::Measure(measure.clone()))?;
+        self.results = self.results.saturating_add(1);
+        self.line(&Line::Result {
+            number: self.results,
+            name: name.to_owned(),
+            verdict: verdict.clone(),
+        })
+    }
+
+    fn line(&mut self, line: &Line) -> io::Result<()> {
+        let mut text = line.to_string();
+        cut(&mut text, LINE_LIMIT - 1);
+        text.push('\n');
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()
+    }
+}
+
+/// Cuts `text` to at most `limit` bytes.
+fn cut(text: &mut String, limit: usize) {
+    let end = (0..=limit.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+}
+
+/// `text` as a diagnostic; a text that would read back as another kind of comment is indented.
+fn diagnostic_line(text: &str) -> Line {
+    let text = text.replace(|c: char| c.is_control() && c != '\t', " ");
+    match Line::parse(&format!("# {text}")) {
+        Line::Diagnostic(_) => Line::Diagnostic(text),
+        _ => Line::Diagnostic(format!(" {text}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_reads_as_ktap() {
+        let mut out = Vec::new();
+        let mut report = KtapWriter::new(&mut out);
+        report.begin(2).unwrap();
+        report.ready(2700).unwrap();
+        report
+            .result("first", &Verdict::Pass, &Measure::default())
+            .unwrap();
+        report.diagnostic("expected 1\nready 5\u{7}").unwrap();
+        report
+            .result(
+                "second",
+                &Verdict::Skip("no disk".into()),
+                &Measure::default(),
+            )
+            .unwrap();
+        let measure = r##"# measure {"sizes":"","bytes":0,"seconds":0.0,"routes":{},"peer_bytes":0,"ram_bytes":0}"##;
+        let expected = format!(
+            "KTAP version 1\n1..2\n# ready 2700\n{measure}\nok 1 - first\n# expected 1\n# ready 5 \n\
+             {measure}\nok 2 - second # SKIP no disk\n"
+        );
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_diagnostic_stays_a_diagnostic() {
+        assert_eq!(
+            diagnostic_line("ready 5"),
+            Line::Diagnostic(" ready 5".into())
+        );
+        assert_eq!(
+            diagnostic_line("readiness"),
+            Line::Diagnostic("readiness".into())
+        );
+    }
+
+    #[test]
+    fn a_long_line_is_cut_at_the_limit() {
+        let mut out = Vec::new();
+        KtapWriter::new(&mut out)
+            .diagnostic(&"ä".repeat(LINE_LIMIT))
+            .unwrap();
+        assert!(out.len() <= LINE_LIMIT, "{}", out.len());
+        assert!(out.ends_with("ä\n".as_bytes()));
+    }
+}
