@@ -1,1 +1,35 @@
-//! One DMA request: its route, the copy, the guest memory map and the counters.
+//! One DMA request of a PCI function: which route it takes, then the copy, then the record.
+//!
+//! A [`Requester`] holds what a route depends on: bus mastering, the function's own memory windows and the guest memory
+//! map. Each request is cut into pieces where the route changes, and each piece is done and counted by its own route:
+//!
+//! 1. bus mastering off, or the function halted: refused;
+//! 2. inside the function's own CMB or BAR: local;
+//! 3. inside the window of a peer below the same switch: not yet here, it will stand between 2 and 4 in the route decision;
+//! 4. a mapping of which the client lent the memory: straight into guest RAM;
+//! 5. a mapping without memory, or no mapping at all: asked of the client, so that the guest's own IOMMU driver sees
+//!    and logs a fault.
+//!
+//! What a transfer may meet is guest-controlled and changes at any moment. Memory is mapped once for each file and only
+//! if it is sealed against shrinking, so that no client can take pages away from under a copy; all access is volatile. A
+//! change of the map, of bus mastering or of a window waits for the copies in progress and is seen by every later one:
+//! once an unmap has returned, no copy touches the memory any more.
+//!
+//! Not here: a peer's memory is reached through the client until the switch exists, and ATS is not modelled.
+#![forbid(unsafe_code)]
+
+mod counters;
+mod map;
+mod memory;
+mod record;
+mod requester;
+mod route;
+mod upstream;
+
+pub use counters::{Count, Counters, Entry};
+pub use map::MapError;
+pub use memory::{MemoryError, MemoryFile, Span};
+pub use record::{Completer, Direction, Purpose, Route};
+pub use requester::{DmaError, Requester};
+pub use route::{Window, WindowId};
+pub use upstream::{Upstream, UpstreamError};

@@ -1,0 +1,173 @@
+//! The record of every DMA, summed: the witness of which way the data went.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::record::{Completer, Direction, Purpose, Route};
+
+const PURPOSES: [Purpose; 5] = [
+    Purpose::Command,
+    Purpose::Completion,
+    Purpose::List,
+    Purpose::Control,
+    Purpose::Payload,
+];
+const ROUTES: [Route; 5] = [
+    Route::OwnBar,
+    Route::Peer,
+    Route::GuestRam,
+    Route::Upstream,
+    Route::Refused,
+];
+const COMPLETERS: [Completer; 4] = [
+    Completer::OwnMemory,
+    Completer::GuestRam,
+    Completer::PeerBar,
+    Completer::Nobody,
+];
+const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
+const ENTRIES: usize = PURPOSES.len() * ROUTES.len() * COMPLETERS.len() * DIRECTIONS.len();
+
+/// What a DMA was and which way it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Entry {
+    /// What it was for.
+    pub purpose: Purpose,
+    /// The way that it took.
+    pub route: Route,
+    /// Who owns the memory that it met.
+    pub completer: Completer,
+    /// Which way the data went.
+    pub direction: Direction,
+}
+
+impl Entry {
+    fn index(self) -> usize {
+        let index = self.purpose as usize * ROUTES.len() + self.route as usize;
+        let index = index * COMPLETERS.len() + self.completer as usize;
+        index * DIRECTIONS.len() + self.direction as usize
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        PURPOSES.into_iter().flat_map(|purpose| {
+            ROUTES.into_iter().flat_map(move |route| {
+                COMPLETERS.into_iter().flat_map(move |completer| {
+                    DIRECTIONS.into_iter().map(move |direction| Self {
+                        purpose,
+                        route,
+                        completer,
+                        direction,
+                    })
+                })
+            })
+        })
+    }
+}
+
+/// How often, and how much.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Pieces that succeeded.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Pieces that failed.
+    pub failures: u64,
+}
+
+/// Counters of one requester. They only grow, for as long as the device lives: a reset does not clear them.
+#[derive(Debug)]
+pub struct Counters {
+    entries: [[AtomicU64; 3]; ENTRIES],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            entries: [const { [const { AtomicU64::new(0) }; 3] }; ENTRIES],
+        }
+    }
+}
+
+impl Counters {
+    pub(crate) fn succeeded(&self, entry: Entry, bytes: u64) {
+        if let Some([requests, sum, _]) = self.entries.get(entry.index()) {
+            requests.fetch_add(1, Ordering::Relaxed);
+            sum.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn failed(&self, entry: Entry) {
+        if let Some([_, _, failures]) = self.entries.get(entry.index()) {
+            failures.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Every combination that has occurred, with its counts.
+    pub fn snapshot(&self) -> Vec<(Entry, Count)> {
+        Entry::all()
+            .zip(&self.entries)
+            .map(|(entry, [requests, bytes, failures])| {
+                let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+                (
+                    entry,
+                    Count {
+                        requests: load(requests),
+                        bytes: load(bytes),
+                        failures: load(failures),
+                    },
+                )
+            })
+            .filter(|(_, count)| *count != Count::default())
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_combination_has_a_counter_of_its_own() {
+        let counters = Counters::default();
+        for (number, entry) in Entry::all().enumerate() {
+            assert_eq!(entry.index(), number);
+            counters.succeeded(entry, number as u64 + 1);
+        }
+        let snapshot = counters.snapshot();
+        assert_eq!(snapshot.len(), 200);
+        for (number, (entry, count)) in snapshot.into_iter().enumerate() {
+            assert_eq!(entry.index(), number);
+            assert_eq!(
+                count,
+                Count {
+                    requests: 1,
+                    bytes: number as u64 + 1,
+                    failures: 0
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn a_failure_is_no_success() {
+        let counters = Counters::default();
+        let entry = Entry {
+            purpose: Purpose::Payload,
+            route: Route::Upstream,
+            completer: Completer::Nobody,
+            direction: Direction::Write,
+        };
+        counters.failed(entry);
+        assert_eq!(
+            counters.snapshot(),
+            [(
+                entry,
+                Count {
+                    requests: 0,
+                    bytes: 0,
+                    failures: 1
+                }
+            )]
+        );
+    }
+}

@@ -1,0 +1,279 @@
+//! Memory files: guest RAM that the client lends, and the memory of a device's own BARs.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use thiserror::Error;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+
+/// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
+/// completion entry holds its phase tag and must become visible last.
+const ORDERED_LIMIT: usize = 64;
+const WORD: usize = 8;
+
+/// Why a memory file cannot be used.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// It could not be created, sealed, asked or mapped.
+    #[error("memory file of {size:#x} bytes: cannot {action}")]
+    Os {
+        /// What was tried.
+        action: &'static str,
+        /// Length of the file.
+        size: u64,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It is not sealed against shrinking, so a client could take pages away from under a copy.
+    #[error("memory file is not sealed against shrinking (F_SEAL_SHRINK)")]
+    Unsealed,
+    /// The span leaves the file.
+    #[error("span {offset:#x}+{len:#x} leaves a memory file of {size:#x} bytes")]
+    OutOfRange {
+        /// First byte of the span.
+        offset: u64,
+        /// Length of the span.
+        len: u64,
+        /// Length of the file.
+        size: u64,
+    },
+}
+
+/// A whole memory file, mapped once and sealed against shrinking.
+#[derive(Debug)]
+pub struct MemoryFile {
+    file: File,
+    region: MmapRegion,
+    size: u64,
+}
+
+impl MemoryFile {
+    /// A new memory file of `size` zeroed bytes, sparse until touched and sealed against any change of size.
+    pub fn create(name: &str, size: u64) -> Result<Self, MemoryError> {
+        let os = |action, error: rustix::io::Errno| MemoryError::Os {
+            action,
+            size,
+            source: error.into(),
+        };
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|e| os("create it", e))?;
+        rustix::fs::ftruncate(&fd, size).map_err(|e| os("size it", e))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(|e| os("seal it", e))?;
+        Self::map(File::from(fd), size)
+    }
+
+    /// Maps a file that somebody else made.
+    fn adopt(file: File, size: u64) -> Result<Self, MemoryError> {
+        match rustix::fs::fcntl_get_seals(&file) {
+            Ok(seals) if seals.contains(SealFlags::SHRINK) => Self::map(file, size),
+            _ => Err(MemoryError::Unsealed),
+        }
+    }
+
+    fn map(file: File, size: u64) -> Result<Self, MemoryError> {
+        let os = |action, source| MemoryError::Os {
+            action,
+            size,
+            source,
+        };
+        let length =
+            usize::try_from(size).map_err(|_| os("map it", io::ErrorKind::FileTooLarge.into()))?;
+        let lent = file.try_clone().map_err(|e| os("share it", e))?;
+        let region = MmapRegion::from_file(FileOffset::new(lent, 0), length)
+            .map_err(|e| os("map it", io::Error::other(e)))?;
+        Ok(Self { file, region, size })
+    }
+
+    /// Length in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The file itself, to be handed to the client.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Copies from the memory at `offset` into `data`.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), MemoryError> {
+        let slice = self.slice(offset, data.len())?;
+        if word_by_word(offset, data.len()) {
+            for (index, word) in data.chunks_exact_mut(WORD).enumerate() {
+                let value: u64 = slice
+                    .load(index * WORD, Ordering::Acquire)
+                    .map_err(|_| self.out_of_range(offset, WORD))?;
+                word.copy_from_slice(&value.to_ne_bytes());
+            }
+        } else {
+            slice.copy_to(data);
+        }
+        Ok(())
+    }
+
+    /// Copies `data` into the memory at `offset`.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
+        let slice = self.slice(offset, data.len())?;
+        if word_by_word(offset, data.len()) {
+            for (index, word) in data.chunks_exact(WORD).enumerate() {
+                let mut value = [0; WORD];
+                value.copy_from_slice(word);
+                slice
+                    .store(u64::from_ne_bytes(value), index * WORD, Ordering::Release)
+                    .map_err(|_| self.out_of_range(offset, WORD))?;
+            }
+        } else {
+            slice.copy_from(data);
+        }
+        Ok(())
+    }
+
+    fn slice(&self, offset: u64, len: usize) -> Result<VolatileSlice<'_>, MemoryError> {
+        usize::try_from(offset)
+            .ok()
+            .and_then(|start| self.region.get_slice(start, len).ok())
+            .ok_or_else(|| self.out_of_range(offset, len))
+    }
+
+    fn out_of_range(&self, offset: u64, len: usize) -> MemoryError {
+        MemoryError::OutOfRange {
+            offset,
+            len: len as u64,
+            size: self.size,
+        }
+    }
+}
+
+fn word_by_word(offset: u64, len: usize) -> bool {
+    len <= ORDERED_LIMIT && len.is_multiple_of(WORD) && offset.is_multiple_of(WORD as u64)
+}
+
+/// A span of a memory file, from `offset` on; how far it may be used is its owner's to know.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// The memory.
+    pub file: Arc<MemoryFile>,
+    /// Where in it the span starts.
+    pub offset: u64,
+}
+
+/// The memory files that the client has lent, each mapped once however many descriptors of it come.
+///
+/// A file is known by its device and inode numbers; it is unmapped when the last [`Span`] of it goes.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryPool {
+    files: HashMap<(u64, u64), Weak<MemoryFile>>,
+}
+
+impl MemoryPool {
+    /// The span of `size` bytes at `offset` of the file behind `fd`.
+    pub(crate) fn span(
+        &mut self,
+        fd: OwnedFd,
+        offset: u64,
+        size: u64,
+    ) -> Result<Span, MemoryError> {
+        let stat = rustix::fs::fstat(&fd).map_err(|e| MemoryError::Os {
+            action: "ask its size",
+            size,
+            source: e.into(),
+        })?;
+        let length = u64::try_from(stat.st_size).unwrap_or(0);
+        let end = offset.checked_add(size).filter(|end| *end <= length);
+        if end.is_none() {
+            return Err(MemoryError::OutOfRange {
+                offset,
+                len: size,
+                size: length,
+            });
+        }
+        let key = (stat.st_dev, stat.st_ino);
+        if let Some(file) = self
+            .files
+            .get(&key)
+            .and_then(Weak::upgrade)
+            .filter(|file| file.size >= length)
+        {
+            return Ok(Span { file, offset });
+        }
+        let file = Arc::new(MemoryFile::adopt(File::from(fd), length)?);
+        self.files.retain(|_, file| file.strong_count() > 0);
+        self.files.insert(key, Arc::downgrade(&file));
+        Ok(Span { file, offset })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memfd(size: u64, seals: SealFlags) -> OwnedFd {
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, size).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    #[test]
+    fn a_copy_lands_where_it_was_sent_at_any_size_and_alignment() {
+        let memory = MemoryFile::create("test", 8192).unwrap();
+        for (offset, len) in [(0, 16), (8, 64), (3, 16), (8, 7), (100, 4000), (8176, 16)] {
+            let data: Vec<u8> = (0..len).map(|i: u16| i.to_le_bytes()[0] ^ 0x5a).collect();
+            memory.write(offset, &data).unwrap();
+            let mut back = vec![0; data.len()];
+            memory.read(offset, &mut back).unwrap();
+            assert_eq!(back, data, "{offset}+{len}");
+        }
+    }
+
+    #[test]
+    fn a_span_that_leaves_the_file_is_refused() {
+        let memory = MemoryFile::create("test", 4096).unwrap();
+        for (offset, len) in [(4096, 1), (4095, 2), (u64::MAX, 1), (0, 4097)] {
+            assert!(
+                memory.write(offset, &vec![0; len]).is_err(),
+                "{offset:#x}+{len}"
+            );
+            assert!(
+                memory.read(offset, &mut vec![0; len]).is_err(),
+                "{offset:#x}+{len}"
+            );
+        }
+        let mut pool = MemoryPool::default();
+        let fd = memfd(4096, SealFlags::SHRINK);
+        assert!(matches!(
+            pool.span(fd, 1, 4096),
+            Err(MemoryError::OutOfRange { .. })
+        ));
+        let fd = memfd(4096, SealFlags::SHRINK);
+        assert!(matches!(
+            pool.span(fd, u64::MAX, 2),
+            Err(MemoryError::OutOfRange { .. })
+        ));
+    }
+
+    #[test]
+    fn one_file_is_mapped_once_and_goes_with_its_last_span() {
+        let mut pool = MemoryPool::default();
+        let fd = memfd(8192, SealFlags::SHRINK);
+        let first = pool.span(fd.try_clone().unwrap(), 0, 4096).unwrap();
+        let second = pool.span(fd, 4096, 4096).unwrap();
+        assert!(Arc::ptr_eq(&first.file, &second.file));
+        drop((first, second));
+        assert!(pool.files.values().all(|file| file.strong_count() == 0));
+    }
+
+    #[test]
+    fn memory_that_its_owner_could_shrink_is_not_mapped() {
+        let mut pool = MemoryPool::default();
+        let fd = memfd(4096, SealFlags::GROW);
+        assert!(matches!(pool.span(fd, 0, 4096), Err(MemoryError::Unsealed)));
+        let pipe = rustix::pipe::pipe().unwrap().0;
+        assert!(pool.span(pipe, 0, 4096).is_err());
+    }
+}

@@ -1,0 +1,656 @@
+//! The requester: a function's way to memory.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use thiserror::Error;
+
+use crate::counters::{Counters, Entry};
+use crate::map::{Backing, MapError};
+use crate::memory::{MemoryPool, Span};
+use crate::record::{Completer, Direction, Purpose, Route};
+use crate::route::{Fabric, Target, Window, WindowId};
+use crate::upstream::{Upstream, UpstreamError};
+
+/// How much is asked of the client first at an address that nothing is known of. The guest's virtio-iommu logs one fault
+/// for every 4 bytes of a refused request, so a fault is shown with as few as possible.
+const PROBE: usize = 4;
+
+/// Why a DMA failed. Part of it may have been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmaError {
+    /// Bus mastering is off, or the function is being reset.
+    #[error("DMA at {address:#x}+{len:#x}: the function may not issue requests")]
+    NotMaster {
+        /// First address of the piece that failed.
+        address: u64,
+        /// Its length.
+        len: usize,
+    },
+    /// The address is a register of the function itself.
+    #[error("DMA at {address:#x}+{len:#x}: the function's own registers")]
+    OwnRegisters {
+        /// First address of the piece that failed.
+        address: u64,
+        /// Its length.
+        len: usize,
+    },
+    /// The range wraps around the end of the address space.
+    #[error("DMA at {address:#x}+{len:#x} wraps around")]
+    Wraps {
+        /// First address.
+        address: u64,
+        /// Length.
+        len: usize,
+    },
+    /// The client, asked to do it, did not.
+    #[error("DMA at {address:#x}+{len:#x}, asked of the client")]
+    Upstream {
+        /// First address of the piece that failed.
+        address: u64,
+        /// Its length.
+        len: usize,
+        /// What the client said.
+        source: UpstreamError,
+    },
+    /// The memory behind a mapping or window is smaller than it.
+    #[error("DMA at {address:#x}+{len:#x}: no memory behind it")]
+    NoMemory {
+        /// First address of the piece that failed.
+        address: u64,
+        /// Its length.
+        len: usize,
+    },
+}
+
+/// A DMA's data: where the bytes come from or go to.
+enum Buffer<'a> {
+    Read(&'a mut [u8]),
+    Write(&'a [u8]),
+}
+
+/// One function's way to memory; shared by all its threads.
+///
+/// A request takes a read lock for the time of each direct copy and none while the client is asked, so the thread that
+/// changes the map waits at most for a copy of one piece, never for the client.
+pub struct Requester {
+    fabric: RwLock<Fabric>,
+    pool: Mutex<MemoryPool>,
+    upstream: RwLock<Option<Arc<dyn Upstream>>>,
+    counters: Counters,
+}
+
+impl Default for Requester {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Requester {
+    /// A requester with no client, no memory and bus mastering off.
+    pub fn new() -> Self {
+        Self {
+            fabric: RwLock::default(),
+            pool: Mutex::default(),
+            upstream: RwLock::new(None),
+            counters: Counters::default(),
+        }
+    }
+
+    /// The record of every DMA so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Sets or takes away the way to the client. Without one, what needs it fails with [`UpstreamError::Gone`].
+    pub fn set_upstream(&self, upstream: Option<Arc<dyn Upstream>>) {
+        *self
+            .upstream
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = upstream;
+    }
+
+    /// Command register, Bus Master Enable. Once off, every request is refused.
+    pub fn set_bus_master(&self, on: bool) {
+        self.change().bus_master = on;
+    }
+
+    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset.
+    pub fn halt(&self) {
+        self.change().halted = true;
+    }
+
+    /// Ends a [`Requester::halt`], once nothing of the time before is left.
+    pub fn resume(&self) {
+        self.change().halted = false;
+    }
+
+    /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is empty or wraps around
+    /// is closed.
+    pub fn set_window(&self, id: WindowId, window: Option<Window>) {
+        let window = window.filter(|w| w.size > 0 && w.address.checked_add(w.size - 1).is_some());
+        let mut fabric = self.change();
+        match window {
+            Some(window) => fabric.windows.insert(id, window),
+            None => fabric.windows.remove(&id),
+        };
+    }
+
+    /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,
+    /// without, over a device. Memory that cannot be used safely is reached through the client.
+    pub fn map(
+        &self,
+        iova: u64,
+        size: u64,
+        access: (bool, bool),
+        memory: Option<(OwnedFd, u64)>,
+    ) -> Result<(), MapError> {
+        let backing = match memory {
+            None => Backing::Device,
+            Some((fd, offset)) => {
+                let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+                pool.span(fd, offset, size).map_or_else(
+                    |error| {
+                        log::debug!(
+                            "mapping {iova:#x}+{size:#x} is reached through the client: {error}"
+                        );
+                        Backing::RemoteRam
+                    },
+                    Backing::Ram,
+                )
+            }
+        };
+        self.change().map.map(iova, size, access, backing)
+    }
+
+    /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, no copy touches it.
+    pub fn unmap(&self, iova: u64, last: u64) {
+        self.change().map.unmap(iova, last);
+    }
+
+    /// Forgets every mapping.
+    pub fn unmap_all(&self) {
+        self.change().map.clear();
+    }
+
+    /// Reads `data.len()` bytes at `address`.
+    pub fn read(&self, purpose: Purpose, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+        self.transfer(purpose, address, Buffer::Read(data))
+    }
+
+    /// Writes `data` at `address`.
+    pub fn write(&self, purpose: Purpose, address: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.transfer(purpose, address, Buffer::Write(data))
+    }
+
+    fn transfer(
+        &self,
+        purpose: Purpose,
+        address: u64,
+        mut buffer: Buffer<'_>,
+    ) -> Result<(), DmaError> {
+        let len = buffer.len();
+        if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
+            self.count(purpose, &buffer, Route::Refused, Completer::Nobody, Err(()));
+            return Err(DmaError::Wraps { address, len });
+        }
+        let mut at = address;
+        while !buffer.is_empty() {
+            let done = self
+                .piece(purpose, at, &mut buffer)
+                .inspect_err(|error| log::debug!("{error}"))?;
+            at = at.wrapping_add(done as u64);
+        }
+        Ok(())
+    }
+
+    /// Does the first piece of a request, takes it off the buffer, and counts it.
+    fn piece(
+        &self,
+        purpose: Purpose,
+        address: u64,
+        buffer: &mut Buffer<'_>,
+    ) -> Result<usize, DmaError> {
+        let fabric = self.fabric();
+        let piece = fabric.route(address, buffer.len(), buffer.direction());
+        let (target, len) = (piece.target, piece.len);
+        let mut part = buffer.take(len);
+        let (route, completer, outcome) = match target {
+            Target::NotMaster => (
+                Route::Refused,
+                Completer::Nobody,
+                Err(DmaError::NotMaster { address, len }),
+            ),
+            Target::OwnRegisters => (
+                Route::Refused,
+                Completer::Nobody,
+                Err(DmaError::OwnRegisters { address, len }),
+            ),
+            Target::Own(span) => (
+                Route::OwnBar,
+                Completer::OwnMemory,
+                copy(&span, address, &mut part),
+            ),
+            Target::Ram(span) => (
+                Route::GuestRam,
+                Completer::GuestRam,
+                copy(&span, address, &mut part),
+            ),
+            Target::RemoteRam | Target::Device | Target::Unmapped => {
+                drop(fabric);
+                let completer = match target {
+                    Target::RemoteRam => Completer::GuestRam,
+                    // Whatever answers at an address that is no memory of the guest is a device.
+                    _ => Completer::PeerBar,
+                };
+                let probe = matches!(target, Target::Unmapped);
+                (
+                    Route::Upstream,
+                    completer,
+                    self.ask(address, &mut part, probe),
+                )
+            }
+        };
+        self.count(purpose, &part, route, completer, outcome.map_err(|_| ()));
+        outcome.map(|()| len)
+    }
+
+    /// Has the client do it. With `probe`, a few bytes go ahead of the rest.
+    fn ask(&self, address: u64, part: &mut Buffer<'_>, probe: bool) -> Result<(), DmaError> {
+        let len = part.len();
+        let failed = |source| DmaError::Upstream {
+            address,
+            len,
+            source,
+        };
+        let upstream = self
+            .upstream
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let upstream = upstream.ok_or(UpstreamError::Gone).map_err(failed)?;
+        let first = if probe { PROBE.min(len) } else { len };
+        let rest = address.wrapping_add(first as u64);
+        match part {
+            Buffer::Read(data) => {
+                let (head, tail) = data.split_at_mut(first);
+                upstream.read(address, head).map_err(failed)?;
+                if tail.is_empty() {
+                    Ok(())
+                } else {
+                    upstream.read(rest, tail).map_err(failed)
+                }
+            }
+            Buffer::Write(data) => {
+                let (head, tail) = data.split_at(first);
+                upstream.write(address, head).map_err(failed)?;
+                if tail.is_empty() {
+                    Ok(())
+                } else {
+                    upstream.write(rest, tail).map_err(failed)
+                }
+            }
+        }
+    }
+
+    fn count(
+        &self,
+        purpose: Purpose,
+        part: &Buffer<'_>,
+        route: Route,
+        completer: Completer,
+        outcome: Result<(), ()>,
+    ) {
+        let direction = part.direction();
+        match outcome {
+            Ok(()) => self.counters.succeeded(
+                Entry {
+                    purpose,
+                    route,
+                    completer,
+                    direction,
+                },
+                part.len() as u64,
+            ),
+            Err(()) => self.counters.failed(Entry {
+                purpose,
+                route,
+                completer: Completer::Nobody,
+                direction,
+            }),
+        }
+    }
+
+    fn fabric(&self) -> RwLockReadGuard<'_, Fabric> {
+        self.fabric.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, Fabric> {
+        self.fabric.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a> Buffer<'a> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Read(data) => data.len(),
+            Self::Write(data) => data.len(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn direction(&self) -> Direction {
+        match self {
+            Self::Read(_) => Direction::Read,
+            Self::Write(_) => Direction::Write,
+        }
+    }
+
+    /// Takes off the first `len` bytes, or all if there are fewer.
+    fn take(&mut self, len: usize) -> Buffer<'a> {
+        let len = len.min(self.len());
+        match self {
+            Self::Read(data) => {
+                let (head, tail) = std::mem::take(data).split_at_mut(len);
+                *data = tail;
+                Buffer::Read(head)
+            }
+            Self::Write(data) => {
+                let (head, tail) = data.split_at(len);
+                *data = tail;
+                Buffer::Write(head)
+            }
+        }
+    }
+}
+
+/// Copies between memory and a buffer.
+fn copy(span: &Span, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaError> {
+    let len = part.len();
+    let done = match part {
+        Buffer::Read(data) => span.file.read(span.offset, data),
+        Buffer::Write(data) => span.file.write(span.offset, data),
+    };
+    done.map_err(|_| DmaError::NoMemory { address, len })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryFile;
+    use crate::counters::Count;
+
+    /// A client with a device's memory at 0x8000..0x9000 that notes what it is asked.
+    #[derive(Default)]
+    struct Client {
+        memory: Mutex<Vec<u8>>,
+        asked: Mutex<Vec<(u64, usize)>>,
+    }
+
+    impl Client {
+        fn span(&self, address: u64, len: usize) -> Result<std::ops::Range<usize>, UpstreamError> {
+            self.asked.lock().unwrap().push((address, len));
+            let start = address
+                .checked_sub(0x8000)
+                .map(|start| usize::try_from(start).unwrap());
+            start
+                .filter(|start| start + len <= 0x1000)
+                .map(|start| start..start + len)
+                .ok_or(UpstreamError::Refused(19))
+        }
+    }
+
+    impl Upstream for Client {
+        fn read(&self, address: u64, data: &mut [u8]) -> Result<(), UpstreamError> {
+            let range = self.span(address, data.len())?;
+            data.copy_from_slice(&self.memory.lock().unwrap()[range]);
+            Ok(())
+        }
+
+        fn write(&self, address: u64, data: &[u8]) -> Result<(), UpstreamError> {
+            let range = self.span(address, data.len())?;
+            self.memory.lock().unwrap()[range].copy_from_slice(data);
+            Ok(())
+        }
+    }
+
+    /// RAM at 0x1000..0x3000, the client's device at 0x8000..0x9000, own memory at 0x9000..0xa000.
+    fn requester() -> (Requester, Arc<Client>) {
+        let requester = Requester::new();
+        let client = Arc::new(Client {
+            memory: Mutex::new(vec![0; 0x1000]),
+            ..Client::default()
+        });
+        requester.set_upstream(Some(client.clone()));
+        let ram = MemoryFile::create("ram", 0x2000).unwrap();
+        let fd = ram.file().try_clone().unwrap().into();
+        requester
+            .map(0x1000, 0x2000, (true, true), Some((fd, 0)))
+            .unwrap();
+        requester.map(0x8000, 0x1000, (true, true), None).unwrap();
+        let own = Span {
+            file: Arc::new(MemoryFile::create("own", 0x1000).unwrap()),
+            offset: 0,
+        };
+        requester.set_window(
+            WindowId::Cmb,
+            Some(Window {
+                address: 0x9000,
+                size: 0x1000,
+                memory: Some(own),
+            }),
+        );
+        requester.set_bus_master(true);
+        (requester, client)
+    }
+
+    fn count(
+        requester: &Requester,
+        route: Route,
+        completer: Completer,
+        direction: Direction,
+    ) -> Count {
+        let wanted = Entry {
+            purpose: Purpose::Payload,
+            route,
+            completer,
+            direction,
+        };
+        let snapshot = requester.counters().snapshot();
+        snapshot
+            .into_iter()
+            .find(|(entry, _)| *entry == wanted)
+            .map(|(_, count)| count)
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn each_route_moves_the_bytes_and_is_counted_with_its_completer() {
+        let (requester, _) = requester();
+        for (address, route, completer) in [
+            (0x1800, Route::GuestRam, Completer::GuestRam),
+            (0x8010, Route::Upstream, Completer::PeerBar),
+            (0x9020, Route::OwnBar, Completer::OwnMemory),
+        ] {
+            let mut back = [0; 100];
+            requester
+                .write(Purpose::Payload, address, &[7; 100])
+                .unwrap();
+            requester
+                .read(Purpose::Payload, address, &mut back)
+                .unwrap();
+            assert_eq!(back, [7; 100]);
+            let once = Count {
+                requests: 1,
+                bytes: 100,
+                failures: 0,
+            };
+            assert_eq!(count(&requester, route, completer, Direction::Write), once);
+            assert_eq!(count(&requester, route, completer, Direction::Read), once);
+        }
+    }
+
+    #[test]
+    fn a_range_over_several_targets_is_split_each_piece_by_its_own_route() {
+        let (requester, _) = requester();
+        let data: Vec<u8> = (0..0x200u16).map(|i| i.to_le_bytes()[0]).collect();
+        requester.write(Purpose::Payload, 0x8f00, &data).unwrap();
+        let mut back = vec![0; data.len()];
+        requester.read(Purpose::Payload, 0x8f00, &mut back).unwrap();
+        assert_eq!(back, data);
+        let half = Count {
+            requests: 1,
+            bytes: 0x100,
+            failures: 0,
+        };
+        assert_eq!(
+            count(
+                &requester,
+                Route::Upstream,
+                Completer::PeerBar,
+                Direction::Write
+            ),
+            half
+        );
+        assert_eq!(
+            count(
+                &requester,
+                Route::OwnBar,
+                Completer::OwnMemory,
+                Direction::Write
+            ),
+            half
+        );
+    }
+
+    #[test]
+    fn an_unknown_address_is_asked_of_the_client_with_a_few_bytes_and_fails() {
+        let (requester, client) = requester();
+        let error = requester
+            .write(Purpose::Payload, 0x5000, &[0; 0x1000])
+            .unwrap_err();
+        assert_eq!(
+            error,
+            DmaError::Upstream {
+                address: 0x5000,
+                len: 0x1000,
+                source: UpstreamError::Refused(19)
+            }
+        );
+        assert_eq!(*client.asked.lock().unwrap(), [(0x5000, PROBE)]);
+        let failed = Count {
+            requests: 0,
+            bytes: 0,
+            failures: 1,
+        };
+        assert_eq!(
+            count(
+                &requester,
+                Route::Upstream,
+                Completer::Nobody,
+                Direction::Write
+            ),
+            failed
+        );
+    }
+
+    #[test]
+    fn without_a_client_what_needs_it_fails() {
+        let (requester, _) = requester();
+        requester.set_upstream(None);
+        let error = requester
+            .read(Purpose::Payload, 0x8000, &mut [0; 8])
+            .unwrap_err();
+        assert!(matches!(
+            error,
+            DmaError::Upstream {
+                source: UpstreamError::Gone,
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn bus_mastering_off_refuses_and_is_recorded() {
+        let (requester, client) = requester();
+        requester.set_bus_master(false);
+        for address in [0x1000, 0x8000, 0x9000] {
+            let error = requester
+                .read(Purpose::Payload, address, &mut [0; 8])
+                .unwrap_err();
+            assert_eq!(error, DmaError::NotMaster { address, len: 8 });
+        }
+        assert_eq!(
+            count(
+                &requester,
+                Route::Refused,
+                Completer::Nobody,
+                Direction::Read
+            )
+            .failures,
+            3
+        );
+        assert!(client.asked.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_halt_lasts_until_it_is_ended_whatever_the_guest_does() {
+        let (requester, _) = requester();
+        requester.halt();
+        requester.set_bus_master(true);
+        assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_err());
+        requester.resume();
+        assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_ok());
+    }
+
+    #[test]
+    fn a_wrapping_range_is_refused_and_an_empty_one_does_nothing() {
+        let (requester, client) = requester();
+        let error = requester
+            .read(Purpose::Payload, u64::MAX, &mut [0; 2])
+            .unwrap_err();
+        assert_eq!(
+            error,
+            DmaError::Wraps {
+                address: u64::MAX,
+                len: 2
+            }
+        );
+        requester.read(Purpose::Payload, 0x5000, &mut []).unwrap();
+        assert!(client.asked.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn memory_that_could_shrink_is_reached_through_the_client_and_counted_as_guest_ram() {
+        let (requester, client) = requester();
+        requester.unmap(0x8000, 0x8fff);
+        let fd = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, 0x1000).unwrap();
+        requester
+            .map(0x8000, 0x1000, (true, true), Some((fd, 0)))
+            .unwrap();
+        requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
+        assert_eq!(*client.asked.lock().unwrap(), [(0x8000, 64)]);
+        assert_eq!(
+            count(
+                &requester,
+                Route::Upstream,
+                Completer::GuestRam,
+                Direction::Write
+            )
+            .bytes,
+            64
+        );
+    }
+
+    #[test]
+    fn an_unmapped_span_is_gone() {
+        let (requester, client) = requester();
+        requester.unmap(0, u64::MAX);
+        assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_err());
+        assert_eq!(*client.asked.lock().unwrap(), [(0x1000, 1)]);
+    }
+}

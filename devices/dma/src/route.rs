@@ -1,0 +1,291 @@
+//! The route decision: a pure function of bus mastering, the requester's own windows, the memory map and an address.
+
+use std::collections::BTreeMap;
+
+use crate::map::{Backing, Found, MemoryMap};
+use crate::memory::Span;
+use crate::record::Direction;
+
+/// Which of a function's windows is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WindowId {
+    /// Where the guest has put the Controller Memory Buffer in the controller's own view of addresses
+    /// (NVMe Base 2.0, 3.1.3.15, CMBMSC.CBA). It comes before the BARs, with which it usually coincides.
+    Cmb,
+    /// A base address register, 0 to 5.
+    Bar(u8),
+}
+
+/// A range of bus addresses that the function itself answers.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// First bus address.
+    pub address: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// The memory behind it; `None`: registers, which the function does not reach by DMA.
+    pub memory: Option<Span>,
+}
+
+/// Everything that a route depends on.
+#[derive(Debug, Default)]
+pub(crate) struct Fabric {
+    /// Command register, Bus Master Enable (PCI Local Bus 3.0, 6.2.2).
+    pub(crate) bus_master: bool,
+    /// The function is being reset: it issues nothing.
+    pub(crate) halted: bool,
+    pub(crate) windows: BTreeMap<WindowId, Window>,
+    pub(crate) map: MemoryMap,
+}
+
+/// Where a piece of a request goes.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    /// Bus mastering is off, or the function is halted.
+    NotMaster,
+    /// The function's own registers.
+    OwnRegisters,
+    /// The function's own memory.
+    Own(Span),
+    /// Guest RAM that is mapped here.
+    Ram(Span),
+    /// Guest RAM, through the client.
+    RemoteRam,
+    /// Another device's BAR, through the client.
+    Device,
+    /// Nothing that is known: the client decides, and its IOMMU logs.
+    Unmapped,
+}
+
+/// The first piece of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) target: Target,
+    /// Its length, from 1 to what was asked for.
+    pub(crate) len: usize,
+}
+
+impl Fabric {
+    /// Where the first piece of a request for `len` bytes at `address` goes, and how long that piece is. `len` is not 0.
+    pub(crate) fn route(&self, address: u64, len: usize, direction: Direction) -> Piece {
+        if !self.bus_master || self.halted {
+            return Piece {
+                target: Target::NotMaster,
+                len,
+            };
+        }
+        if let Some((window, skip)) = self.window(address) {
+            let target = match &window.memory {
+                Some(span) => Target::Own(span_after(span, skip)),
+                None => Target::OwnRegisters,
+            };
+            return Piece {
+                target,
+                len: at_most(len, window.size - skip),
+            };
+        }
+        let len = self.until_next_window(address, len);
+        match self.map.find(address) {
+            Found::Mapped {
+                mapping,
+                skip,
+                left,
+            } => {
+                let allowed = match direction {
+                    Direction::Read => mapping.readable(),
+                    Direction::Write => mapping.writable(),
+                };
+                let target = match mapping.backing() {
+                    Backing::Ram(span) if allowed => Target::Ram(span_after(span, skip)),
+                    Backing::Ram(_) => Target::Unmapped,
+                    Backing::RemoteRam => Target::RemoteRam,
+                    Backing::Device => Target::Device,
+                };
+                Piece {
+                    target,
+                    len: if left == 0 { len } else { at_most(len, left) },
+                }
+            }
+            Found::Gap { left } => Piece {
+                target: Target::Unmapped,
+                len: left.map_or(len, |left| at_most(len, left)),
+            },
+        }
+    }
+
+    fn window(&self, address: u64) -> Option<(&Window, u64)> {
+        self.windows.values().find_map(|window| {
+            let skip = address.checked_sub(window.address)?;
+            (skip < window.size).then_some((window, skip))
+        })
+    }
+
+    fn until_next_window(&self, address: u64, len: usize) -> usize {
+        let gaps = self
+            .windows
+            .values()
+            .filter_map(|window| window.address.checked_sub(address));
+        gaps.filter(|gap| *gap > 0).fold(len, at_most)
+    }
+}
+
+fn span_after(span: &Span, skip: u64) -> Span {
+    Span {
+        file: span.file.clone(),
+        offset: span.offset.saturating_add(skip),
+    }
+}
+
+/// The smaller of the two, which fits a `usize` since `len` does.
+fn at_most(len: usize, limit: u64) -> usize {
+    usize::try_from(limit).map_or(len, |limit| len.min(limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::MemoryFile;
+
+    fn memory(size: u64) -> Span {
+        Span {
+            file: Arc::new(MemoryFile::create("test", size).unwrap()),
+            offset: 0,
+        }
+    }
+
+    /// RAM at 0x1000..0x3000 in two mappings, read-only RAM at 0x3000, another device at 0x8000, own memory at 0x10000, own
+    /// registers at 0x20000.
+    fn fabric() -> Fabric {
+        let mut fabric = Fabric {
+            bus_master: true,
+            ..Fabric::default()
+        };
+        let both = (true, true);
+        fabric
+            .map
+            .map(0x1000, 0x1000, both, Backing::Ram(memory(0x1000)))
+            .unwrap();
+        fabric
+            .map
+            .map(0x2000, 0x1000, both, Backing::Ram(memory(0x1000)))
+            .unwrap();
+        fabric
+            .map
+            .map(0x3000, 0x1000, (true, false), Backing::Ram(memory(0x1000)))
+            .unwrap();
+        fabric
+            .map
+            .map(0x8000, 0x1000, both, Backing::Device)
+            .unwrap();
+        fabric.windows.insert(
+            WindowId::Bar(2),
+            Window {
+                address: 0x10000,
+                size: 0x1000,
+                memory: Some(memory(0x1000)),
+            },
+        );
+        fabric.windows.insert(
+            WindowId::Bar(0),
+            Window {
+                address: 0x20000,
+                size: 0x1000,
+                memory: None,
+            },
+        );
+        fabric
+    }
+
+    fn piece(fabric: &Fabric, address: u64, len: usize) -> (&'static str, usize) {
+        let piece = fabric.route(address, len, Direction::Write);
+        let name = match piece.target {
+            Target::NotMaster => "not master",
+            Target::OwnRegisters => "own registers",
+            Target::Own(_) => "own",
+            Target::Ram(_) => "ram",
+            Target::RemoteRam => "remote ram",
+            Target::Device => "device",
+            Target::Unmapped => "unmapped",
+        };
+        (name, piece.len)
+    }
+
+    #[test]
+    fn each_address_has_its_target_and_a_piece_ends_where_the_target_does() {
+        let fabric = fabric();
+        assert_eq!(piece(&fabric, 0x1800, 0x1000), ("ram", 0x800));
+        assert_eq!(piece(&fabric, 0x2000, 0x10), ("ram", 0x10));
+        assert_eq!(piece(&fabric, 0x3000, 0x10), ("unmapped", 0x10));
+        assert_eq!(piece(&fabric, 0x7000, 0x2000), ("unmapped", 0x1000));
+        assert_eq!(piece(&fabric, 0x8000, 0x2000), ("device", 0x1000));
+        assert_eq!(piece(&fabric, 0xf000, 0x2000), ("unmapped", 0x1000));
+        assert_eq!(piece(&fabric, 0x10ff0, 0x100), ("own", 0x10));
+        assert_eq!(piece(&fabric, 0x20000, 8), ("own registers", 8));
+        assert_eq!(piece(&fabric, 0x3000_0000, 8), ("unmapped", 8));
+    }
+
+    #[test]
+    fn read_only_memory_can_be_read() {
+        let piece = fabric().route(0x3000, 8, Direction::Read);
+        assert!(matches!(piece.target, Target::Ram(_)));
+    }
+
+    #[test]
+    fn own_memory_comes_before_any_mapping_of_the_same_address() {
+        let mut fabric = fabric();
+        fabric
+            .map
+            .map(0x10000, 0x1000, (true, true), Backing::Device)
+            .unwrap();
+        assert_eq!(piece(&fabric, 0x10000, 0x10), ("own", 0x10));
+    }
+
+    #[test]
+    fn the_cmb_window_comes_before_the_bars() {
+        let mut fabric = fabric();
+        fabric.windows.insert(
+            WindowId::Cmb,
+            Window {
+                address: 0x20000,
+                size: 0x1000,
+                memory: Some(memory(0x1000)),
+            },
+        );
+        assert_eq!(piece(&fabric, 0x20000, 0x10), ("own", 0x10));
+    }
+
+    #[test]
+    fn nothing_goes_out_without_bus_mastering_or_while_halted() {
+        let mut fabric = fabric();
+        fabric.halted = true;
+        assert_eq!(piece(&fabric, 0x10000, 8), ("not master", 8));
+        fabric.halted = false;
+        fabric.bus_master = false;
+        assert_eq!(piece(&fabric, 0x1000, 8), ("not master", 8));
+    }
+
+    #[test]
+    fn a_window_or_mapping_that_ends_with_the_address_space_does_not_overflow() {
+        let mut fabric = fabric();
+        fabric
+            .map
+            .map(1 << 63, 1 << 63, (true, true), Backing::Device)
+            .unwrap();
+        assert_eq!(piece(&fabric, u64::MAX, 1), ("device", 1));
+        fabric.windows.insert(
+            WindowId::Bar(4),
+            Window {
+                address: u64::MAX - 0xfff,
+                size: 0x1000,
+                memory: Some(memory(0x1000)),
+            },
+        );
+        assert_eq!(piece(&fabric, u64::MAX, 1), ("own", 1));
+        assert_eq!(
+            piece(&fabric, u64::MAX - 0x1fff, 0x2000),
+            ("device", 0x1000)
+        );
+    }
+}
