@@ -14,9 +14,6 @@ pub trait Function: Send + Sync {
     /// A conventional or function-level reset. No DMA and no interrupt of the time before may be seen
     /// once this returns (PCIe Base 6.0, 6.6.2).
     fn reset(&self);
-
-    /// Level of the INTx pin, asked again after each end of interrupt (PCI Local Bus 3.0, 2.2.6).
-    fn intx_asserted(&self) -> bool;
 }
 
 /// How the guest has set up the function's interrupts.
@@ -35,7 +32,9 @@ pub trait Interrupts: Send + Sync {
     /// How the guest has set up interrupts at this moment.
     fn mode(&self) -> InterruptMode;
 
-    /// Sends the MSI-X message of `vector`; without MSI-X, re-evaluates the INTx pin by asking
-    /// [`Function::intx_asserted`]. A vector that the guest has not set up is ignored.
+    /// Sends the MSI-X message of `vector`. A vector that the guest has not set up is ignored.
     fn raise(&self, vector: u16);
+
+    /// Sets the level of the INTx pin (PCI Local Bus 3.0, 2.2.6). It has no effect while MSI-X is in use.
+    fn set_pin(&self, asserted: bool);
 }

@@ -1,1 +1,22 @@
-//! What every PCI function has: config space, BARs, capabilities, MSI-X.
+//! What every PCI function has: configuration space with BAR sizing, capabilities and the bits that decide what the
+//! function may do on the bus.
+//!
+//! [`ConfigSpace`] is a PCI Express endpoint's type 0 header with power management, MSI-X and PCI Express
+//! capabilities. It is registers only: a write returns an [`Effects`] that tells its owner what has changed. The traits
+//! [`Function`] and [`Interrupts`] are what a device's logic offers to the bus and gets from it.
+//!
+//! Not here: type 1 headers (the switch ports are QEMU's), MSI, resizable BARs (QEMU hides them), AER.
+#![forbid(unsafe_code)]
+
+mod bar;
+mod capability;
+mod config;
+mod function;
+
+pub use bar::{Bar, BarError};
+pub use capability::MsiX;
+pub use config::{Command, ConfigSpace, Effects, Identity};
+pub use function::{Function, InterruptMode, Interrupts};
+
+/// Length of a PCI Express function's configuration space (PCIe Base 6.0, 7.2).
+pub const CONFIG_BYTES: usize = 4096;

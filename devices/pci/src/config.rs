@@ -1,0 +1,458 @@
+//! Configuration space of an endpoint.
+
+use bitfield_struct::bitfield;
+
+use crate::CONFIG_BYTES;
+use crate::bar::Bar;
+use crate::capability::{self, Capability, DEVICE_CONTROL, DeviceControl, MsiX, PM_CONTROL_STATUS};
+
+const COMMAND: usize = 0x04;
+const STATUS: usize = 0x06;
+const BARS: usize = 0x10;
+const CAPABILITIES: usize = 0x34;
+const INTERRUPT_LINE: usize = 0x3c;
+const INTERRUPT_PIN: usize = 0x3d;
+const FIRST_CAPABILITY: usize = 0x40;
+
+/// Who a function says it is (PCI Local Bus 3.0, 6.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID.
+    pub device: u16,
+    /// Subsystem Vendor ID.
+    pub subsystem_vendor: u16,
+    /// Subsystem ID.
+    pub subsystem: u16,
+    /// Revision ID.
+    pub revision: u8,
+    /// Class code: base class, sub-class, programming interface, in the lower three bytes.
+    pub class: u32,
+}
+
+/// Command register (PCI Local Bus 3.0, 6.2.2).
+#[bitfield(u16)]
+#[derive(PartialEq, Eq)]
+pub struct Command {
+    /// Answers I/O space; always 0 here.
+    pub io_space: bool,
+    /// Answers memory space: the BARs are decoded.
+    pub memory_space: bool,
+    /// May issue requests.
+    pub bus_master: bool,
+    #[bits(3)]
+    __: u8,
+    /// Answers to parity errors.
+    pub parity_error_response: bool,
+    __: bool,
+    /// SERR# is enabled.
+    pub serr: bool,
+    __: bool,
+    /// INTx is disabled.
+    pub interrupt_disable: bool,
+    #[bits(5)]
+    __: u8,
+}
+
+/// What a write to configuration space has changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Effects {
+    /// What decides over bus mastering or over the windows of the BARs.
+    pub routing: bool,
+    /// A function-level reset is asked for; [`ConfigSpace::reset`] has been done.
+    pub function_reset: bool,
+}
+
+/// A type 0 configuration space: bytes, and which bits of them the guest can write.
+pub struct ConfigSpace {
+    bytes: Box<[u8; CONFIG_BYTES]>,
+    initial: Box<[u8; CONFIG_BYTES]>,
+    writable: Box<[u8; CONFIG_BYTES]>,
+    bars: Vec<Bar>,
+    power: usize,
+    express: usize,
+}
+
+impl ConfigSpace {
+    /// The configuration space of an endpoint with these BARs and MSI-X.
+    pub fn new(identity: &Identity, bars: &[Bar], msi_x: &MsiX) -> Self {
+        let mut space = Self {
+            bytes: Box::new([0; CONFIG_BYTES]),
+            initial: Box::new([0; CONFIG_BYTES]),
+            writable: Box::new([0; CONFIG_BYTES]),
+            bars: bars.to_vec(),
+            power: 0,
+            express: 0,
+        };
+        space.header(identity);
+        let mut place = Place {
+            link: CAPABILITIES,
+            at: FIRST_CAPABILITY,
+        };
+        space.power = space.add(&mut place, &capability::power_management());
+        space.add(&mut place, &capability::msi_x(msi_x));
+        space.express = space.add(&mut place, &capability::pci_express());
+        space.initial = space.bytes.clone();
+        space
+    }
+
+    fn header(&mut self, identity: &Identity) {
+        const CAPABILITIES_LIST: u16 = 1 << 4;
+        let writable = Command::new()
+            .with_memory_space(true)
+            .with_bus_master(true)
+            .with_parity_error_response(true)
+            .with_serr(true)
+            .with_interrupt_disable(true);
+        self.set(0x00, &identity.vendor.to_le_bytes(), &[]);
+        self.set(0x02, &identity.device.to_le_bytes(), &[]);
+        self.set(COMMAND, &[], &writable.into_bits().to_le_bytes());
+        self.set(STATUS, &CAPABILITIES_LIST.to_le_bytes(), &[]);
+        self.set(
+            0x08,
+            &(identity.class << 8 | u32::from(identity.revision)).to_le_bytes(),
+            &[],
+        );
+        self.set(0x0c, &[], &[0xff]);
+        self.set(0x2c, &identity.subsystem_vendor.to_le_bytes(), &[]);
+        self.set(0x2e, &identity.subsystem.to_le_bytes(), &[]);
+        self.set(INTERRUPT_LINE, &[], &[0xff]);
+        self.set(INTERRUPT_PIN, &[1], &[]);
+        for bar in self.bars.clone() {
+            self.set(
+                bar_offset(&bar),
+                &bar.initial().to_le_bytes(),
+                &bar.mask().to_le_bytes(),
+            );
+        }
+    }
+
+    /// Puts a capability at the end of the chain and tells where it stands.
+    fn add(&mut self, place: &mut Place, capability: &Capability) -> usize {
+        let at = place.at;
+        self.set(at, &capability.bytes, &capability.writable);
+        self.set(place.link, &[u8::try_from(at).unwrap_or(0)], &[]);
+        place.link = at + 1;
+        place.at = (at + capability.bytes.len()).next_multiple_of(16);
+        at
+    }
+
+    fn set(&mut self, offset: usize, value: &[u8], writable: &[u8]) {
+        if let Some(bytes) = self.bytes.get_mut(offset..offset + value.len()) {
+            bytes.copy_from_slice(value);
+        }
+        if let Some(mask) = self.writable.get_mut(offset..offset + writable.len()) {
+            mask.copy_from_slice(writable);
+        }
+    }
+
+    /// Reads what the guest sees; beyond the end it is zero.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let bytes = usize::try_from(offset)
+            .ok()
+            .and_then(|start| self.bytes.get(start..))
+            .unwrap_or_default();
+        for (to, from) in data.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+    }
+
+    /// Writes what the guest may write and tells what that changed; the rest is ignored.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
+        let before = self.routing();
+        let Ok(start) = usize::try_from(offset) else {
+            return Effects::default();
+        };
+        let bytes = self.bytes.get_mut(start..).unwrap_or_default();
+        let masks = self.writable.get(start..).unwrap_or_default();
+        for ((byte, mask), new) in bytes.iter_mut().zip(masks).zip(data) {
+            *byte = *byte & !mask | new & mask;
+        }
+        let function_reset = self.asks_for_reset(start, data);
+        if function_reset {
+            self.reset();
+        }
+        Effects {
+            routing: self.routing() != before,
+            function_reset,
+        }
+    }
+
+    /// Whether a write sets Initiate Function Level Reset, which is never stored.
+    fn asks_for_reset(&self, start: usize, data: &[u8]) -> bool {
+        let high = self.express + DEVICE_CONTROL + 1;
+        let [_, bit] = DeviceControl::new()
+            .with_initiate_flr(true)
+            .into_bits()
+            .to_le_bytes();
+        high.checked_sub(start)
+            .and_then(|at| data.get(at))
+            .is_some_and(|byte| byte & bit != 0)
+    }
+
+    /// Back to the state after power-on. The interrupt line, which belongs to the firmware, stays.
+    pub fn reset(&mut self) {
+        let mut line = [0];
+        self.read(INTERRUPT_LINE as u64, &mut line);
+        self.bytes = self.initial.clone();
+        self.set(INTERRUPT_LINE, &line, &[]);
+    }
+
+    /// The command register.
+    pub fn command(&self) -> Command {
+        Command::from_bits(self.u16(COMMAND))
+    }
+
+    /// Whether the function may issue requests: bus mastering is on and it is in D0.
+    pub fn bus_master(&self) -> bool {
+        self.command().bus_master() && self.in_d0()
+    }
+
+    /// Bus address of a BAR, if the function answers there: memory space is on, it is in D0, and the guest has given the
+    /// BAR an address.
+    pub fn window(&self, bar: &Bar) -> Option<u64> {
+        let mut register = [0; 8];
+        self.read(bar_offset(bar) as u64, &mut register);
+        let address = u64::from_le_bytes(register) & bar.mask();
+        (self.command().memory_space() && self.in_d0() && address != 0 && address != bar.mask())
+            .then_some(address)
+    }
+
+    /// The BARs.
+    pub fn bars(&self) -> &[Bar] {
+        &self.bars
+    }
+
+    fn in_d0(&self) -> bool {
+        self.u16(self.power + PM_CONTROL_STATUS) & 0b11 == 0
+    }
+
+    fn routing(&self) -> (bool, Vec<Option<u64>>) {
+        (
+            self.bus_master(),
+            self.bars.iter().map(|bar| self.window(bar)).collect(),
+        )
+    }
+
+    fn u16(&self, offset: usize) -> u16 {
+        let mut value = [0; 2];
+        self.read(offset as u64, &mut value);
+        u16::from_le_bytes(value)
+    }
+}
+
+/// Where the next capability goes, and the pointer to it.
+struct Place {
+    link: usize,
+    at: usize,
+}
+
+fn bar_offset(bar: &Bar) -> usize {
+    BARS + usize::from(bar.index()) * 4
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn space() -> ConfigSpace {
+        let identity = Identity {
+            vendor: 0x1b36,
+            device: 0x0010,
+            subsystem_vendor: 0x1af4,
+            subsystem: 0x1100,
+            revision: 2,
+            class: 0x01_08_02,
+        };
+        let bars = [
+            Bar::new(0, 0x4000, false).unwrap(),
+            Bar::new(2, 0x1_0000_0000, true).unwrap(),
+        ];
+        let msi_x = MsiX {
+            vectors: 65,
+            bar: 0,
+            table: 0x2000,
+            pending: 0x3000,
+        };
+        ConfigSpace::new(&identity, &bars, &msi_x)
+    }
+
+    fn read<const N: usize>(space: &ConfigSpace, offset: u64) -> u64 {
+        let mut data = [0; 8];
+        space.read(offset, &mut data[..N]);
+        u64::from_le_bytes(data)
+    }
+
+    /// Walks the capability list as a guest does: (ID, offset).
+    fn capabilities(space: &ConfigSpace) -> Vec<(u64, u64)> {
+        let mut list = Vec::new();
+        let mut at = read::<1>(space, 0x34);
+        while at != 0 && list.len() < 16 {
+            list.push((read::<1>(space, at), at));
+            at = read::<1>(space, at + 1);
+        }
+        list
+    }
+
+    #[test]
+    fn the_header_reads_as_a_guest_expects() {
+        let space = space();
+        assert_eq!(read::<4>(&space, 0x00), 0x0010_1b36);
+        assert_eq!(read::<4>(&space, 0x08), 0x0108_0202);
+        assert_eq!(read::<1>(&space, 0x0e), 0, "type 0 header, one function");
+        assert_eq!(read::<4>(&space, 0x2c), 0x1100_1af4);
+        assert_eq!(
+            read::<2>(&space, 0x06) & 0x10,
+            0x10,
+            "there is a capability list"
+        );
+        assert_eq!(read::<1>(&space, 0x3d), 1, "INTA#");
+        assert_eq!(
+            capabilities(&space).iter().map(|c| c.0).collect::<Vec<_>>(),
+            [0x01, 0x11, 0x10]
+        );
+        assert_eq!(read::<4>(&space, 0x100), 0, "no extended capabilities");
+    }
+
+    #[test]
+    fn msi_x_reads_as_pci_regs_h_defines_it() {
+        let space = space();
+        let (_, at) = capabilities(&space)[1];
+        assert_eq!(
+            read::<2>(&space, at + 2),
+            64,
+            "PCI_MSIX_FLAGS_QSIZE: vectors less one"
+        );
+        assert_eq!(
+            read::<4>(&space, at + 4),
+            0x2000,
+            "PCI_MSIX_TABLE: offset and BIR"
+        );
+        assert_eq!(
+            read::<4>(&space, at + 8),
+            0x3000,
+            "PCI_MSIX_PBA: offset and BIR"
+        );
+    }
+
+    #[test]
+    fn pci_express_reads_as_pci_regs_h_defines_it() {
+        let space = space();
+        let (_, at) = capabilities(&space)[2];
+        assert_eq!(
+            read::<2>(&space, at + 2),
+            0x0002,
+            "PCI_EXP_FLAGS: version 2, PCI_EXP_TYPE_ENDPOINT"
+        );
+        assert_eq!(
+            read::<4>(&space, at + 4) & 0x1000_0000,
+            0x1000_0000,
+            "PCI_EXP_DEVCAP_FLR"
+        );
+        assert_eq!(
+            read::<2>(&space, at + 18),
+            0x0043,
+            "PCI_EXP_LNKSTA: 8 GT/s, x4"
+        );
+        assert_eq!(
+            read::<4>(&space, at + 44),
+            0x0e,
+            "PCI_EXP_LNKCAP2_SLS: 2.5, 5 and 8 GT/s"
+        );
+    }
+
+    #[test]
+    fn sizing_a_bar_tells_its_size_and_keeps_its_type() {
+        let mut space = space();
+        let _ = space.write(0x10, &[0xff; 8]);
+        assert_eq!(read::<8>(&space, 0x10), 0xffff_ffff_ffff_c004);
+        let _ = space.write(0x18, &[0xff; 4]);
+        let _ = space.write(0x1c, &[0xff; 4]);
+        assert_eq!(read::<8>(&space, 0x18), 0xffff_ffff_0000_000c);
+        let _ = space.write(0x20, &[0xff; 8]);
+        assert_eq!(read::<8>(&space, 0x20), 0, "there is no BAR4");
+    }
+
+    #[test]
+    fn a_window_opens_with_address_and_decode_and_closes_in_d3() {
+        let mut space = space();
+        let bar = space.bars()[1];
+        let (_, power) = capabilities(&space)[0];
+        assert!(
+            !space.write(0x18, &0x38_0000_0000_u64.to_le_bytes()).routing,
+            "decode is off"
+        );
+        assert_eq!(space.window(&bar), None);
+        assert!(space.write(0x04, &[0x06, 0]).routing);
+        assert_eq!(space.window(&bar), Some(0x38_0000_0000));
+        assert!(space.bus_master());
+        assert!(space.write(power + 4, &[3]).routing);
+        assert_eq!(space.window(&bar), None);
+        assert!(!space.bus_master());
+        assert!(space.write(power + 4, &[0]).routing);
+        assert_eq!(space.window(&bar), Some(0x38_0000_0000));
+        assert!(space.write(0x1c, &[0x39]).routing);
+        assert_eq!(space.window(&bar), Some(0x39_0000_0000));
+    }
+
+    #[test]
+    fn a_bar_that_is_being_sized_is_no_window() {
+        let mut space = space();
+        let bar = space.bars()[0];
+        let _ = space.write(0x04, &[0x02, 0]);
+        let _ = space.write(0x10, &[0xff; 8]);
+        assert_eq!(space.window(&bar), None);
+    }
+
+    #[test]
+    fn a_function_level_reset_clears_what_the_guest_wrote() {
+        let mut space = space();
+        let (_, express) = capabilities(&space)[2];
+        let _ = space.write(0x04, &[0x06, 0]);
+        let _ = space.write(0x3c, &[11]);
+        let effects = space.write(express + 8, &0x8000_u16.to_le_bytes());
+        assert_eq!(
+            effects,
+            Effects {
+                routing: true,
+                function_reset: true
+            }
+        );
+        assert_eq!(read::<2>(&space, 0x04), 0);
+        assert_eq!(
+            read::<1>(&space, 0x3c),
+            11,
+            "the interrupt line is the firmware's"
+        );
+        assert_eq!(read::<2>(&space, express + 8) & 0x8000, 0);
+        assert!(
+            space.write(express + 9, &[0x80]).function_reset,
+            "the upper byte alone asks for it too"
+        );
+        assert!(
+            !space.write(express + 8, &[0xff]).function_reset,
+            "the lower byte alone does not"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_access_panics_and_what_is_read_only_stays(
+            writes in prop::collection::vec((any::<u64>().prop_map(|o| o % 5000), prop::collection::vec(any::<u8>(), 0..9)), 0..50),
+        ) {
+            let mut space = space();
+            for (offset, data) in writes {
+                let _ = space.write(offset, &data);
+                space.read(offset, &mut [0; 8]);
+            }
+            let _ = space.write(u64::MAX, &[0xff; 4]);
+            prop_assert_eq!(read::<4>(&space, 0x00), 0x0010_1b36);
+            prop_assert_eq!(capabilities(&space).len(), 3);
+        }
+    }
+}
