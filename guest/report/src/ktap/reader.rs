@@ -278,8 +278,9 @@ mod tests {
         ) {
             let mut bytes = Vec::new();
             let mut writer = KtapWriter::new(&mut bytes);
-            writer.begin(checks.len() as u32).unwrap();
-            let mut expected = vec![Line::Version, Line::Plan(checks.len() as u32)];
+            let planned = u32::try_from(checks.len()).unwrap();
+            writer.begin(planned).unwrap();
+            let mut expected = vec![Line::Version, Line::Plan(planned)];
             for (number, (name, passed, measure)) in (1..).zip(&checks) {
                 let verdict = if *passed { Verdict::Pass } else { Verdict::Fail };
                 writer.result(name, &verdict, measure).unwrap();
