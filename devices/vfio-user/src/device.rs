@@ -26,7 +26,13 @@ pub trait Device {
     /// vfio-user, REGION_WRITE and each part of REGION_WRITE_MULTI. The range lies inside the region.
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
     /// vfio-user, DEVICE_SET_IRQS. `start` and `count` lie inside the interrupt index.
-    fn set_irqs(&mut self, index: u32, start: u32, count: u32, action: IrqAction) -> Result<(), Errno>;
+    fn set_irqs(
+        &mut self,
+        index: u32,
+        start: u32,
+        count: u32,
+        action: IrqAction,
+    ) -> Result<(), Errno>;
     /// vfio-user, DMA_MAP. `iova + size` does not overflow.
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno>;
     /// vfio-user, DMA_UNMAP. The span may cover any number of mappings, or none, and may end at 2^64.

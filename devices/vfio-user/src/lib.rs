@@ -1,1 +1,48 @@
-//! Server side of the vfio-user protocol.
+//! Server side of the vfio-user protocol, as QEMU's `vfio-user-pci` client speaks it (QEMU 10.1.1 and later).
+//!
+//! A [`Device`] is served to the one client of a stream by [`serve`], or to whoever connects to a socket file by
+//! [`Listener::run`]. The device reaches the guest's memory through the descriptors that come with
+//! [`Device::dma_map`], or by asking its [`Client`].
+//!
+//! # What is spoken
+//! VERSION (0.0), DMA_MAP, DMA_UNMAP, DEVICE_GET_INFO, DEVICE_GET_REGION_INFO with sparse mmap areas and a descriptor,
+//! DEVICE_GET_IRQ_INFO, DEVICE_SET_IRQS, REGION_READ, REGION_WRITE, REGION_WRITE_MULTI, DEVICE_RESET; towards the
+//! client DMA_READ and DMA_WRITE, many at a time. Commands may ask for no reply.
+//!
+//! # What is not
+//! No migration and no DIRTY_PAGES, no DEVICE_GET_REGION_IO_FDS, no `twin_socket`, no masking of interrupts by
+//! eventfd: these, like every command that is unknown, are answered with ENOTSUP. No reconnection: a client that comes
+//! back begins a new session.
+//!
+//! # What a client cannot do
+//! Whatever the client sends, the server neither panics nor waits for it while another owes it something: lengths and
+//! ranges are checked before use, a payload over 1 MiB is drained in constant memory, descriptors that nobody asked for
+//! are closed, a client that does not read loses its session, and requests to it end by time-out at the latest.
+
+#![forbid(unsafe_code)]
+
+mod access;
+mod client;
+mod device;
+mod dispatch;
+mod framing;
+mod irqs;
+mod listener;
+mod pending;
+mod pieces;
+mod readiness;
+mod region_info;
+mod server;
+mod socket;
+mod stop;
+mod version;
+mod wire;
+mod writer;
+
+pub use client::{Client, RequestError};
+pub use device::{Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping};
+pub use framing::{Deframer, FramingError, MAX_DESCRIPTORS, Message, Payload};
+pub use listener::{BindError, ListenError, Listener};
+pub use server::{Options, SessionError, serve};
+pub use stop::Stop;
+pub use wire::Header;

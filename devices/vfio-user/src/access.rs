@@ -1,0 +1,89 @@
+//! REGION_READ, REGION_WRITE and REGION_WRITE_MULTI: no range reaches the device that is not inside a region.
+
+use rustix::io::Errno;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::device::Device;
+use crate::dispatch::{Answer, parse};
+use crate::version::MAX_TRANSFER;
+use crate::wire::{RegionAccess, RegionWrite};
+
+/// Which way the data of an access goes.
+#[derive(Clone, Copy)]
+enum Way {
+    Read,
+    Write,
+}
+
+/// vfio-user, REGION_READ. A read of 0 bytes succeeds and never reaches the device.
+pub(crate) fn read<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
+    let (access, _) = parse::<RegionAccess>(payload)?;
+    let count = check(device, access, Way::Read)?;
+    let mut reply = access.as_bytes().to_vec();
+    let start = reply.len();
+    reply.resize(start.saturating_add(count), 0);
+    let data = reply.get_mut(start..).unwrap_or_default();
+    if !data.is_empty() {
+        device.region_read(access.region.get(), access.offset.get(), data)?;
+    }
+    Ok(reply.into())
+}
+
+/// vfio-user, REGION_WRITE. A write of 0 bytes succeeds and never reaches the device.
+pub(crate) fn write<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
+    let (access, data) = parse::<RegionAccess>(payload)?;
+    if check(device, access, Way::Write)? != data.len() {
+        return Err(Errno::INVAL);
+    }
+    if !data.is_empty() {
+        device.region_write(access.region.get(), access.offset.get(), data)?;
+    }
+    Ok(access.as_bytes().to_vec().into())
+}
+
+/// vfio-user, REGION_WRITE_MULTI. Ends at the first write that fails; the reply tells how many were done, and is an
+/// error only if that is none.
+pub(crate) fn write_multi<'d>(
+    device: &mut dyn Device,
+    payload: &[u8],
+) -> Result<Answer<'d>, Errno> {
+    let (announced, rest) = parse::<U64>(payload)?;
+    let writes = <[RegionWrite]>::ref_from_bytes(rest).map_err(|_| Errno::INVAL)?;
+    if u64::try_from(writes.len()) != Ok(announced.get()) {
+        return Err(Errno::INVAL);
+    }
+    let mut done = 0_u64;
+    for one in writes {
+        match write_one(device, one) {
+            Ok(()) => done = done.saturating_add(1),
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done.to_le_bytes().to_vec().into())
+}
+
+fn write_one(device: &mut dyn Device, one: &RegionWrite) -> Result<(), Errno> {
+    let count = check(device, &one.access, Way::Write)?;
+    let data = one.data.get(..count).ok_or(Errno::INVAL)?;
+    if data.is_empty() {
+        return Ok(());
+    }
+    device.region_write(one.access.region.get(), one.access.offset.get(), data)
+}
+
+/// The length of an access that may be made.
+fn check(device: &dyn Device, access: &RegionAccess, way: Way) -> Result<usize, Errno> {
+    let region = device.region(access.region.get()).ok_or(Errno::INVAL)?;
+    let allowed = match way {
+        Way::Read => region.readable,
+        Way::Write => region.writable,
+    };
+    let count = access.count.get();
+    let end = access.offset.get().checked_add(count.into());
+    if !allowed || count > MAX_TRANSFER || end.is_none_or(|end| end > region.size) {
+        return Err(Errno::INVAL);
+    }
+    usize::try_from(count).map_err(|_| Errno::INVAL)
+}

@@ -1,0 +1,151 @@
+//! One command of the client: checked, carried out by the device, answered. Knows no socket.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::device::{Device, DmaMap, DmaSpan};
+use crate::wire::{self, command};
+use crate::{access, irqs, region_info};
+
+/// A command, its header aside.
+pub(crate) struct Request<'p> {
+    pub(crate) command: u16,
+    pub(crate) payload: &'p [u8],
+    /// Dropped, and so closed, by every command that has no use for them.
+    pub(crate) descriptors: Vec<OwnedFd>,
+    /// Some of the descriptors that the client sent are missing.
+    pub(crate) descriptors_lost: bool,
+}
+
+/// What a reply carries.
+#[derive(Debug, Default)]
+pub(crate) struct Answer<'d> {
+    pub(crate) payload: Vec<u8>,
+    pub(crate) descriptor: Option<BorrowedFd<'d>>,
+}
+
+impl From<Vec<u8>> for Answer<'_> {
+    fn from(payload: Vec<u8>) -> Self {
+        Self {
+            payload,
+            descriptor: None,
+        }
+    }
+}
+
+/// Carries out `request`. The error is for the header of the reply; ENOTSUP for a command that we do not know.
+pub(crate) fn dispatch<'d>(
+    device: &'d mut dyn Device,
+    request: Request<'_>,
+) -> Result<Answer<'d>, Errno> {
+    let payload = request.payload;
+    match request.command {
+        command::DMA_MAP => dma_map(device, request),
+        command::DMA_UNMAP => dma_unmap(device, payload),
+        command::DEVICE_GET_INFO => device_info(device, payload),
+        command::DEVICE_GET_REGION_INFO => region_info::answer(device, payload),
+        command::DEVICE_GET_IRQ_INFO => irqs::info(device, payload),
+        command::DEVICE_SET_IRQS => irqs::set(device, request),
+        command::REGION_READ => access::read(device, payload),
+        command::REGION_WRITE => access::write(device, payload),
+        command::REGION_WRITE_MULTI => access::write_multi(device, payload),
+        command::DEVICE_RESET => device.reset().map(|()| Answer::default()),
+        // A VERSION comes here when the version is agreed upon already.
+        command::VERSION => Err(Errno::INVAL),
+        _ => Err(Errno::NOTSUP),
+    }
+}
+
+/// The structure at the start of `payload`, and what follows it.
+pub(crate) fn parse<T>(payload: &[u8]) -> Result<(&T, &[u8]), Errno>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    T::ref_from_prefix(payload).map_err(|_| Errno::INVAL)
+}
+
+/// Refuses an argsz that has no room for a `T`.
+pub(crate) fn check_argsz<T>(argsz: U32) -> Result<(), Errno> {
+    match usize::try_from(argsz.get()) {
+        Ok(argsz) if argsz >= size_of::<T>() => Ok(()),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn device_info<'d>(device: &dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
+    let (asked, _) = parse::<wire::DeviceInfo>(payload)?;
+    check_argsz::<wire::DeviceInfo>(asked.argsz)?;
+    let info = device.info();
+    let reply = wire::DeviceInfo {
+        argsz: U32::new(16),
+        flags: U32::new(wire::device_info::RESET | wire::device_info::PCI),
+        regions: U32::new(info.regions),
+        irqs: U32::new(info.irqs),
+    };
+    Ok(reply.as_bytes().to_vec().into())
+}
+
+fn dma_map<'d>(device: &mut dyn Device, request: Request<'_>) -> Result<Answer<'d>, Errno> {
+    use wire::dma_map::{READ, WRITE};
+    let (map, _) = parse::<wire::DmaMap>(request.payload)?;
+    check_argsz::<wire::DmaMap>(map.argsz)?;
+    let (iova, size, flags) = (map.iova.get(), map.size.get(), map.flags.get());
+    if size == 0 || iova.checked_add(size).is_none() || flags & !(READ | WRITE) != 0 {
+        return Err(Errno::INVAL);
+    }
+    device.dma_map(DmaMap {
+        iova,
+        size,
+        readable: flags & READ != 0,
+        writable: flags & WRITE != 0,
+        memory: lent_memory(map, request.descriptors, request.descriptors_lost)?,
+    })?;
+    Ok(Answer::default())
+}
+
+fn lent_memory(
+    map: &wire::DmaMap,
+    descriptors: Vec<OwnedFd>,
+    lost: bool,
+) -> Result<Option<(OwnedFd, u64)>, Errno> {
+    if lost {
+        return Err(Errno::MFILE);
+    }
+    let mut descriptors = descriptors.into_iter();
+    let (first, second) = (descriptors.next(), descriptors.next());
+    let offset = map.offset.get();
+    match (first, second) {
+        (None, _) => Ok(None),
+        (Some(memory), None) if offset.checked_add(map.size.get()).is_some() => {
+            Ok(Some((memory, offset)))
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn dma_unmap<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
+    let (unmap, _) = parse::<wire::DmaUnmap>(payload)?;
+    check_argsz::<wire::DmaUnmap>(unmap.argsz)?;
+    device.dma_unmap(unmapped_span(unmap)?)?;
+    Ok(unmap.as_bytes().to_vec().into())
+}
+
+fn unmapped_span(unmap: &wire::DmaUnmap) -> Result<DmaSpan, Errno> {
+    use wire::dma_unmap::{ALL, GET_DIRTY_BITMAP};
+    match (unmap.flags.get(), unmap.iova.get(), unmap.size.get()) {
+        (ALL, 0, 0) => Ok(DmaSpan {
+            iova: 0,
+            last: u64::MAX,
+        }),
+        (0, iova, 1..) => {
+            // Not iova + size: that is 2^64 for a span that reaches the end of the address space.
+            let last = iova.checked_add(unmap.size.get() - 1).ok_or(Errno::INVAL)?;
+            Ok(DmaSpan { iova, last })
+        }
+        (flags, ..) if flags & GET_DIRTY_BITMAP != 0 => Err(Errno::NOTSUP),
+        _ => Err(Errno::INVAL),
+    }
+}

@@ -1,0 +1,122 @@
+//! DEVICE_GET_IRQ_INFO and DEVICE_SET_IRQS: what interrupts there are, and whom they wake.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
+
+use crate::device::{Device, IrqAction};
+use crate::dispatch::{Answer, Request, check_argsz, parse};
+use crate::wire::irq_info::{AUTOMASKED, EVENTFD, MASKABLE};
+use crate::wire::set_irqs::{
+    ACTION, DATA, DATA_BOOL, DATA_EVENTFD, DATA_NONE, MASK, TRIGGER, UNMASK,
+};
+use crate::wire::{IrqInfo, SetIrqs};
+
+/// vfio-user, DEVICE_GET_IRQ_INFO.
+pub(crate) fn info<'d>(device: &dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
+    let (asked, _) = parse::<IrqInfo>(payload)?;
+    check_argsz::<IrqInfo>(asked.argsz)?;
+    let irq = device.irq(asked.index.get()).ok_or(Errno::INVAL)?;
+    let maskable = if irq.maskable { MASKABLE } else { 0 };
+    let automasked = if irq.automasked { AUTOMASKED } else { 0 };
+    let reply = IrqInfo {
+        argsz: U32::new(16),
+        flags: U32::new(EVENTFD | maskable | automasked),
+        index: asked.index,
+        count: U32::new(irq.count),
+    };
+    Ok(reply.as_bytes().to_vec().into())
+}
+
+/// vfio-user, DEVICE_SET_IRQS. ENOTSUP for masking and unmasking by eventfd: QEMU then does it by message.
+pub(crate) fn set<'d>(device: &mut dyn Device, request: Request<'_>) -> Result<Answer<'d>, Errno> {
+    let (asked, data) = parse::<SetIrqs>(request.payload)?;
+    check_argsz::<SetIrqs>(asked.argsz)?;
+    let vectors = Vectors::checked(device, asked)?;
+    let flags = asked.flags.get();
+    if flags & !(DATA | ACTION) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let action = flags & ACTION;
+    match (flags & DATA, action) {
+        (DATA_NONE, TRIGGER) if vectors.count == 0 => vectors.set(device, IrqAction::Disable)?,
+        (_, MASK | UNMASK | TRIGGER) if vectors.count == 0 => return Err(Errno::INVAL),
+        (DATA_NONE, _) => vectors.set(device, by_message(action)?)?,
+        (DATA_BOOL, _) => vectors.set_where(device, data, action)?,
+        (DATA_EVENTFD, TRIGGER) => {
+            let events = vectors.events(request.descriptors, request.descriptors_lost)?;
+            vectors.set(device, IrqAction::Events(events))?;
+        }
+        (DATA_EVENTFD, MASK | UNMASK) => return Err(Errno::NOTSUP),
+        _ => return Err(Errno::INVAL),
+    }
+    Ok(Answer::default())
+}
+
+/// The action of a message without descriptors.
+fn by_message(action: u32) -> Result<IrqAction, Errno> {
+    match action {
+        MASK => Ok(IrqAction::Mask),
+        UNMASK => Ok(IrqAction::Unmask),
+        TRIGGER => Ok(IrqAction::Trigger),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Vectors of one interrupt index, all of which exist.
+#[derive(Clone, Copy)]
+struct Vectors {
+    index: u32,
+    start: u32,
+    count: u32,
+}
+
+impl Vectors {
+    fn checked(device: &dyn Device, asked: &SetIrqs) -> Result<Self, Errno> {
+        let (index, start, count) = (asked.index.get(), asked.start.get(), asked.count.get());
+        let irq = device.irq(index).ok_or(Errno::INVAL)?;
+        match start.checked_add(count) {
+            Some(end) if end <= irq.count => Ok(Self {
+                index,
+                start,
+                count,
+            }),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn set(self, device: &mut dyn Device, action: IrqAction) -> Result<(), Errno> {
+        device.set_irqs(self.index, self.start, self.count, action)
+    }
+
+    /// Acts on those vectors whose byte in `chosen` is not 0, each run of neighbours at once.
+    fn set_where(self, device: &mut dyn Device, chosen: &[u8], action: u32) -> Result<(), Errno> {
+        if u32::try_from(chosen.len()) != Ok(self.count) {
+            return Err(Errno::INVAL);
+        }
+        let mut start = self.start;
+        for run in chosen.chunk_by(|one, next| (*one == 0) == (*next == 0)) {
+            let count = u32::try_from(run.len()).map_err(|_| Errno::INVAL)?;
+            if run.first().is_some_and(|byte| *byte != 0) {
+                device.set_irqs(self.index, start, count, by_message(action)?)?;
+            }
+            start = start.checked_add(count).ok_or(Errno::INVAL)?;
+        }
+        Ok(())
+    }
+
+    /// One event for each vector; no descriptor at all takes them all away.
+    fn events(self, sent: Vec<OwnedFd>, lost: bool) -> Result<Vec<Option<OwnedFd>>, Errno> {
+        if lost {
+            return Err(Errno::MFILE);
+        }
+        let count = usize::try_from(self.count).map_err(|_| Errno::INVAL)?;
+        match sent.len() {
+            0 => Ok((0..count).map(|_| None).collect()),
+            len if len == count => Ok(sent.into_iter().map(Some).collect()),
+            _ => Err(Errno::INVAL),
+        }
+    }
+}

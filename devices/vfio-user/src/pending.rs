@@ -1,0 +1,136 @@
+//! The requests to the client that are not answered yet, by message id.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::client::RequestError;
+use crate::framing::Payload;
+use crate::wire::Header;
+
+/// The reply to one request.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) header: Header,
+    pub(crate) payload: Payload,
+}
+
+/// What becomes of one piece of a call: its number within the call, and its reply.
+pub(crate) type Arrival = (u64, Result<Reply, RequestError>);
+
+/// Who waits for which message id.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    open: bool,
+    next_id: u16,
+    /// An entry stays until its reply comes, even if its call has given up: so no late reply can meet the wrong call.
+    waiting: HashMap<u16, (u64, Sender<Arrival>)>,
+}
+
+impl Pending {
+    pub(crate) fn new() -> Self {
+        Self {
+            table: Mutex::new(Table {
+                open: true,
+                next_id: 0,
+                waiting: HashMap::new(),
+            }),
+        }
+    }
+
+    /// Takes a message id for `piece` of the call that listens behind `call`.
+    pub(crate) fn register(&self, piece: u64, call: &Sender<Arrival>) -> Result<u16, RequestError> {
+        let mut table = self.table();
+        if !table.open {
+            return Err(RequestError::Gone);
+        }
+        for _ in 0..=u16::MAX {
+            let id = table.next_id;
+            table.next_id = id.wrapping_add(1);
+            if let Entry::Vacant(entry) = table.waiting.entry(id) {
+                entry.insert((piece, call.clone()));
+                return Ok(id);
+            }
+        }
+        // All 65536 requests are unanswered.
+        Err(RequestError::TimedOut)
+    }
+
+    /// Hands `reply` to who waits for it. False if nobody does.
+    pub(crate) fn complete(&self, reply: Reply) -> bool {
+        let waiter = self.table().waiting.remove(&reply.header.id.get());
+        waiter.is_some_and(|(piece, call)| call.send((piece, Ok(reply))).is_ok())
+    }
+
+    /// Fails all that wait, and all that come later, with [`RequestError::Gone`].
+    pub(crate) fn close(&self) {
+        let mut table = self.table();
+        table.open = false;
+        for (_, (piece, call)) in table.waiting.drain() {
+            // A call that has given up no longer cares.
+            let _ = call.send((piece, Err(RequestError::Gone)));
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    fn reply(id: u16) -> Reply {
+        let mut header = Header::new_zeroed();
+        header.id.set(id);
+        Reply {
+            header,
+            payload: Payload::Whole(Vec::new()),
+        }
+    }
+
+    #[test]
+    fn an_id_is_not_used_again_before_its_reply() {
+        let pending = Pending::new();
+        let (call, arrivals) = channel();
+        for id in 0..=u16::MAX {
+            assert_eq!(pending.register(id.into(), &call), Ok(id));
+        }
+        assert_eq!(pending.register(0, &call), Err(RequestError::TimedOut));
+        assert!(pending.complete(reply(777)));
+        assert_eq!(arrivals.recv().unwrap().0, 777);
+        assert_eq!(pending.register(0, &call), Ok(777));
+    }
+
+    #[test]
+    fn a_reply_that_nobody_waits_for_is_noticed() {
+        let pending = Pending::new();
+        assert!(!pending.complete(reply(0)));
+        let (call, arrivals) = channel();
+        let id = pending.register(0, &call).unwrap();
+        drop(arrivals);
+        assert!(!pending.complete(reply(id)));
+    }
+
+    #[test]
+    fn closing_fails_the_old_and_the_new() {
+        let pending = Pending::new();
+        let (call, arrivals) = channel();
+        pending.register(3, &call).unwrap();
+        pending.close();
+        let (piece, outcome) = arrivals.recv().unwrap();
+        assert_eq!((piece, outcome.unwrap_err()), (3, RequestError::Gone));
+        assert_eq!(pending.register(0, &call), Err(RequestError::Gone));
+    }
+}

@@ -1,0 +1,75 @@
+//! DEVICE_GET_REGION_INFO: what a region is, and what of it may be mapped.
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::device::{Device, Region};
+use crate::dispatch::{Answer, check_argsz, parse};
+use crate::wire::region_info::{CAPS, MMAP, READ, WRITE};
+use crate::wire::{RegionInfo, SparseArea, SparseMmap};
+
+/// vfio-user, DEVICE_GET_REGION_INFO. A client whose argsz is too small for the capabilities learns the size that is
+/// needed, and gets neither them nor the descriptor until it asks with that much room.
+pub(crate) fn answer<'d>(device: &'d dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
+    let (asked, _) = parse::<RegionInfo>(payload)?;
+    check_argsz::<RegionInfo>(asked.argsz)?;
+    let region = device.region(asked.index.get()).ok_or(Errno::INVAL)?;
+    let capabilities = sparse_mmap(&region)?;
+    let needed = u32::try_from(size_of::<RegionInfo>().saturating_add(capabilities.len()))
+        .map_err(|_| Errno::OVERFLOW)?;
+    let complete = needed <= asked.argsz.get();
+    let attach = complete && !capabilities.is_empty();
+    let info = RegionInfo {
+        argsz: U32::new(needed),
+        flags: U32::new(flags(&region) | if attach { CAPS } else { 0 }),
+        index: asked.index,
+        cap_offset: U32::new(if attach { 32 } else { 0 }),
+        size: U64::new(region.size),
+        offset: U64::new(0),
+    };
+    let mut payload = info.as_bytes().to_vec();
+    if attach {
+        payload.extend_from_slice(&capabilities);
+    }
+    let descriptor = region.mapping.map(|mapping| mapping.fd);
+    Ok(Answer {
+        payload,
+        descriptor: descriptor.filter(|_| complete),
+    })
+}
+
+fn flags(region: &Region<'_>) -> u32 {
+    [
+        (region.readable, READ),
+        (region.writable, WRITE),
+        (region.mapping.is_some(), MMAP),
+    ]
+    .into_iter()
+    .filter_map(|(set, flag)| set.then_some(flag))
+    .sum()
+}
+
+/// The capability that lists the mappable areas; nothing if that is all of the region, or none of it.
+fn sparse_mmap(region: &Region<'_>) -> Result<Vec<u8>, Errno> {
+    let areas = match &region.mapping {
+        Some(mapping) if !mapping.areas.is_empty() => &mapping.areas,
+        _ => return Ok(Vec::new()),
+    };
+    let header = SparseMmap {
+        id: U16::new(SparseMmap::ID),
+        version: U16::new(SparseMmap::VERSION),
+        next: U32::new(0),
+        areas: U32::new(u32::try_from(areas.len()).map_err(|_| Errno::OVERFLOW)?),
+        reserved: U32::new(0),
+    };
+    let mut bytes = header.as_bytes().to_vec();
+    for (offset, size) in areas {
+        let area = SparseArea {
+            offset: U64::new(*offset),
+            size: U64::new(*size),
+        };
+        bytes.extend_from_slice(area.as_bytes());
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,257 @@
+//! One session: from the connection of a client to its end.
+
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use thiserror::Error;
+use zerocopy::little_endian::U32;
+
+use crate::client::Client;
+use crate::device::Device;
+use crate::dispatch::{Answer, Request, dispatch};
+use crate::framing::{Deframer, FramingError, Message, Payload};
+use crate::pending::Reply;
+use crate::stop::Stop;
+use crate::version::{self, MAX_TRANSFER};
+use crate::wire::{HEADER_SIZE, Header, command, flags};
+use crate::writer::{Closed, Writer};
+use crate::{listener, readiness, socket};
+
+/// The longest payload that is looked at: a full transfer and what describes it.
+const PAYLOAD_LIMIT: usize = MAX_TRANSFER as usize + 4096;
+
+/// How a session is served.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ends the session, as if the client had left.
+    pub stop: Stop,
+    /// How long a request to the client may go without any reply. 30 s unless set; must be less than the age of the
+    /// universe.
+    pub request_time_out: Duration,
+    /// How long the client may take to make room for a message. A client that takes longer has lost its session. 10 s
+    /// unless set.
+    pub send_time_out: Duration,
+}
+
+impl Options {
+    /// The usual time-outs, and `stop` as the way to end.
+    pub fn new(stop: Stop) -> Self {
+        Self {
+            stop,
+            request_time_out: Duration::from_secs(30),
+            send_time_out: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Why a session ended, other than by the will of one side.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The client's stream is no sequence of messages.
+    #[error(transparent)]
+    Framing(#[from] FramingError),
+    /// The socket failed.
+    #[error("receiving from the client failed")]
+    Receive(#[source] Errno),
+    /// The socket failed.
+    #[error("sending to the client failed")]
+    Send(#[source] Errno),
+    /// The client does not read. The time is [`Options::send_time_out`].
+    #[error("the client has not read its messages for {0:?}")]
+    NotReading(Duration),
+}
+
+/// Serves `device` to the client at the other end of `stream` until the client hangs up or [`Options::stop`] is
+/// triggered. Whatever happens, the device is detached if it was attached, and the stream is closed.
+pub fn serve(
+    stream: UnixStream,
+    device: &mut dyn Device,
+    options: &Options,
+) -> Result<(), SessionError> {
+    serve_alone(stream, device, options, None)
+}
+
+/// Like [`serve`]; who knocks at `door` meanwhile is turned away.
+pub(crate) fn serve_alone(
+    stream: UnixStream,
+    device: &mut dyn Device,
+    options: &Options,
+    door: Option<&UnixListener>,
+) -> Result<(), SessionError> {
+    let stream = Arc::new(stream);
+    let mut session = Session {
+        writer: Arc::new(Writer::new(Arc::clone(&stream), options.send_time_out)),
+        stream,
+        device,
+        options,
+        door,
+        client: None,
+    };
+    let outcome = session.run();
+    session.end(outcome)
+}
+
+struct Session<'a> {
+    stream: Arc<UnixStream>,
+    writer: Arc<Writer>,
+    device: &'a mut dyn Device,
+    options: &'a Options,
+    door: Option<&'a UnixListener>,
+    /// There is one as soon as a version is agreed upon.
+    client: Option<Client>,
+}
+
+impl Session<'_> {
+    fn run(&mut self) -> Result<(), SessionError> {
+        let mut deframer = Deframer::new(PAYLOAD_LIMIT);
+        while let Some(message) = self.next_message(&mut deframer)? {
+            if message.header.is_reply() {
+                self.hand_over(message);
+            } else if let Err(Closed) = self.obey(message) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// `None` when the client has hung up, or when we are to stop.
+    fn next_message(&mut self, deframer: &mut Deframer) -> Result<Option<Message>, SessionError> {
+        while !self.options.stop.is_triggered() {
+            match socket::receive(&self.stream, deframer.space()) {
+                Err(Errno::AGAIN) => self.wait().map_err(SessionError::Receive)?,
+                Err(Errno::INTR) => {}
+                // So ends a client that has left something unread.
+                Err(Errno::CONNRESET) => break,
+                Err(error) => return Err(SessionError::Receive(error)),
+                Ok(received) if received.bytes == 0 => {
+                    deframer.end()?;
+                    break;
+                }
+                Ok(received) => {
+                    let (descriptors, lost) = (received.descriptors, received.descriptors_lost);
+                    if let Some(message) = deframer.filled(received.bytes, descriptors, lost)? {
+                        return Ok(Some(message));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn wait(&mut self) -> Result<(), Errno> {
+        let (stop, stream) = (self.options.stop.as_fd(), self.stream.as_fd());
+        let Some(door) = self.door else {
+            return readiness::wait([stop, stream]).map(drop);
+        };
+        // The door is looked at before the stream: who knocks after this client has hung up is not turned away.
+        let [knock, _, message] = readiness::wait([door.as_fd(), stop, stream])?;
+        if knock
+            && !message
+            && let Err(error) = listener::turn_away(door)
+        {
+            log::warn!("a second client cannot be turned away: {error}");
+            self.door = None;
+        }
+        Ok(())
+    }
+
+    fn hand_over(&self, message: Message) {
+        let header = message.header;
+        let reply = Reply {
+            header,
+            payload: message.payload,
+        };
+        if !self
+            .client
+            .as_ref()
+            .is_some_and(|client| client.complete(reply))
+        {
+            log::debug!("nobody waits for the reply with id {}", header.id);
+        }
+    }
+
+    fn obey(&mut self, message: Message) -> Result<(), Closed> {
+        let header = message.header;
+        let command = header.command.get();
+        let result = match &message.payload {
+            _ if !header.is_command() => Err(Errno::INVAL),
+            Payload::TooLong => Err(Errno::MSGSIZE),
+            Payload::Whole(payload) if self.client.is_some() => {
+                let request = Request {
+                    command,
+                    payload,
+                    descriptors: message.descriptors,
+                    descriptors_lost: message.descriptors_lost,
+                };
+                dispatch(self.device, request)
+            }
+            Payload::Whole(payload) if command == command::VERSION && !header.no_reply() => {
+                return self.agree(&header, payload);
+            }
+            Payload::Whole(_) => Err(Errno::INVAL),
+        };
+        reply(&self.writer, &header, result)
+    }
+
+    fn agree(&mut self, header: &Header, payload: &[u8]) -> Result<(), Closed> {
+        let capabilities = match version::parse(payload) {
+            Ok(capabilities) => capabilities,
+            Err(error) => return reply(&self.writer, header, Err(error)),
+        };
+        reply(&self.writer, header, Ok(version::answer().into()))?;
+        let client = Client::new(
+            Arc::clone(&self.writer),
+            self.options.request_time_out,
+            capabilities.max_data_xfer_size,
+        );
+        self.client = Some(client.clone());
+        self.device.attached(client);
+        Ok(())
+    }
+
+    /// Closes everything before the device hears of it: its threads may wait for replies that will never come.
+    fn end(self, outcome: Result<(), SessionError>) -> Result<(), SessionError> {
+        // Fails only if the other side has closed the socket already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+        let failure = self.writer.close();
+        if let Some(client) = self.client {
+            client.close();
+            self.device.detached();
+        }
+        match failure {
+            None | Some(Errno::PIPE | Errno::CONNRESET) => outcome,
+            Some(Errno::TIMEDOUT) => Err(SessionError::NotReading(self.options.send_time_out)),
+            Some(error) => Err(SessionError::Send(error)),
+        }
+    }
+}
+
+fn reply(writer: &Writer, asked: &Header, result: Result<Answer<'_>, Errno>) -> Result<(), Closed> {
+    if let Err(error) = &result {
+        log::debug!("command {} refused: {error}", asked.command);
+    }
+    if asked.no_reply() {
+        return Ok(());
+    }
+    let (answer, flags, error) = match result {
+        Ok(answer) => (answer, flags::REPLY, 0),
+        Err(error) => {
+            let errno = error.raw_os_error().unsigned_abs();
+            (Answer::default(), flags::REPLY | flags::ERROR, errno)
+        }
+    };
+    let size = HEADER_SIZE.saturating_add(answer.payload.len());
+    let header = Header {
+        id: asked.id,
+        command: asked.command,
+        // An answer is a transfer at most.
+        size: U32::new(u32::try_from(size).unwrap_or(u32::MAX)),
+        flags: U32::new(flags),
+        error: U32::new(error),
+    };
+    writer.send(&header, [&answer.payload, &[]], answer.descriptor)
+}

@@ -1,0 +1,153 @@
+//! A Unix socket's messages with descriptors in ancillary data (SCM_RIGHTS).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::framing::MAX_DESCRIPTORS;
+
+/// What one call of [`receive`] brought.
+pub(crate) struct Received {
+    /// How many bytes; 0 is the end of the stream.
+    pub(crate) bytes: usize,
+    /// The descriptors that came with them, close-on-exec.
+    pub(crate) descriptors: Vec<OwnedFd>,
+    /// The kernel closed some that found no room.
+    pub(crate) descriptors_lost: bool,
+}
+
+/// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing.
+pub(crate) fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno> {
+    let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(stream, &mut [IoSliceMut::new(space)], &mut control, flags)?;
+    let descriptors = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    Ok(Received {
+        bytes: received.bytes,
+        descriptors,
+        descriptors_lost: received.flags.contains(ReturnFlags::CTRUNC),
+    })
+}
+
+/// Sends all of `parts` as one message, and `descriptor` with its first bytes. [`Errno::TIMEDOUT`] if the other side
+/// has not made room for it by `deadline`; the stream is then cut inside the message.
+pub(crate) fn send(
+    stream: &UnixStream,
+    mut parts: &mut [IoSlice<'_>],
+    mut descriptor: Option<BorrowedFd<'_>>,
+    deadline: Instant,
+) -> Result<(), Errno> {
+    IoSlice::advance_slices(&mut parts, 0);
+    while !parts.is_empty() {
+        match send_some(stream, parts, descriptor) {
+            Ok(sent) => {
+                IoSlice::advance_slices(&mut parts, sent);
+                descriptor = None;
+            }
+            Err(Errno::AGAIN) => wait_for_room(stream, deadline)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn send_some(
+    stream: &UnixStream,
+    parts: &[IoSlice<'_>],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<usize, Errno> {
+    let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    if descriptor.is_some() {
+        let rights = SendAncillaryMessage::ScmRights(descriptor.as_slice());
+        let fits = control.push(rights);
+        debug_assert!(fits, "the room is measured for one descriptor");
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(stream, parts, &mut control, flags)
+}
+
+fn wait_for_room(stream: &UnixStream, deadline: Instant) -> Result<(), Errno> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+    let mut polled = [PollFd::new(stream, PollFlags::OUT)];
+    match poll(&mut polled, Some(&left)) {
+        Ok(0) => Err(Errno::TIMEDOUT),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn a_message_that_exceeds_the_socket_buffer_arrives_whole() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let data: Vec<u8> = (0..1_000_003_u32).map(|i| (i % 251) as u8).collect();
+        let reader = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            theirs.read_to_end(&mut got).unwrap();
+            got
+        });
+        let (head, tail) = data.split_at(16);
+        let mut parts = [IoSlice::new(head), IoSlice::new(&[]), IoSlice::new(tail)];
+        send(&ours, &mut parts, None, soon()).unwrap();
+        drop(ours);
+        assert_eq!(reader.join().unwrap(), data);
+    }
+
+    #[test]
+    fn sending_to_one_who_never_reads_times_out() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let data = vec![0; 8 << 20];
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let result = send(&ours, &mut [IoSlice::new(&data)], None, deadline);
+        assert_eq!(result, Err(Errno::TIMEDOUT));
+    }
+
+    #[test]
+    fn a_descriptor_arrives_once_and_close_on_exec() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let mut parts = [IoSlice::new(b"abcd")];
+        send(&ours, &mut parts, Some(null.as_fd()), soon()).unwrap();
+        let mut space = [0; 2];
+        let first = receive(&theirs, &mut space).unwrap();
+        assert_eq!((first.bytes, first.descriptors.len()), (2, 1));
+        let flags = rustix::io::fcntl_getfd(&first.descriptors[0]).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        let second = receive(&theirs, &mut space).unwrap();
+        assert_eq!((second.bytes, second.descriptors.len()), (2, 0));
+        assert!(matches!(receive(&theirs, &mut space), Err(Errno::AGAIN)));
+    }
+}

@@ -1,0 +1,52 @@
+//! How a daemon is told to end.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+/// Ends a [`Listener`](crate::Listener) and its session, from any thread. All clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Stop {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    stopped: AtomicBool,
+    /// Readable once stopped, and for good: nobody reads it.
+    event: OwnedFd,
+}
+
+impl Stop {
+    /// A handle that nobody has triggered yet. Fails when the process may have no more descriptors.
+    pub fn new() -> Result<Self, Errno> {
+        let inner = Inner {
+            stopped: AtomicBool::new(false),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// Stops whoever watches this handle, now or later. Repeating it changes nothing.
+    pub fn trigger(&self) {
+        if !self.inner.stopped.swap(true, Ordering::SeqCst) {
+            // The first write to a counter of 0 neither blocks nor overflows.
+            let _ = rustix::io::write(&self.inner.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    pub(crate) fn is_triggered(&self) -> bool {
+        self.inner.stopped.load(Ordering::SeqCst)
+    }
+}
+
+impl AsFd for Stop {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.event.as_fd()
+    }
+}

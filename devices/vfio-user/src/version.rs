@@ -1,0 +1,150 @@
+//! The first exchange of a session: both sides say what they speak (vfio-user, VERSION).
+
+use rustix::io::Errno;
+use serde::Deserialize;
+use serde_json::json;
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::framing::MAX_DESCRIPTORS;
+use crate::wire::Version;
+
+/// The one major version there is.
+const MAJOR: u16 = 0;
+/// QEMU takes no higher one.
+const MINOR: u16 = 0;
+
+/// The most data in one message, in bytes, that we take and that we send.
+pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
+
+/// What we want to know of what the client can do. Anything else in its JSON is ignored.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Capabilities {
+    /// How much data its sender takes with one message, in bytes.
+    pub(crate) max_data_xfer_size: u64,
+}
+
+impl Default for Capabilities {
+    /// What the protocol assumes of a client that does not say.
+    fn default() -> Self {
+        Self {
+            max_data_xfer_size: 1 << 20,
+        }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct VersionData {
+    capabilities: Capabilities,
+}
+
+/// Reads a client's VERSION. EINVAL for a version that we do not speak and for what is no version at all.
+pub(crate) fn parse(payload: &[u8]) -> Result<Capabilities, Errno> {
+    let (version, json) = Version::read_from_prefix(payload).map_err(|_| Errno::INVAL)?;
+    if version.major.get() != MAJOR {
+        return Err(Errno::INVAL);
+    }
+    let json = json.split(|byte| *byte == 0).next().unwrap_or_default();
+    if json.is_empty() {
+        return Ok(Capabilities::default());
+    }
+    let data: VersionData = serde_json::from_slice(json).map_err(|_| Errno::INVAL)?;
+    match data.capabilities.max_data_xfer_size {
+        0 => Err(Errno::INVAL),
+        _ => Ok(data.capabilities),
+    }
+}
+
+/// Our answer to a client's VERSION.
+pub(crate) fn answer() -> Vec<u8> {
+    let version = Version {
+        major: U16::new(MAJOR),
+        minor: U16::new(MINOR),
+    };
+    let data = json!({"capabilities": {
+        "max_msg_fds": MAX_DESCRIPTORS,
+        "max_data_xfer_size": MAX_TRANSFER,
+        "max_dma_maps": 65535,
+        "pgsizes": 4096,
+        "write_multiple": true,
+    }});
+    [version.as_bytes(), data.to_string().as_bytes(), b"\0"].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn version(major: u16, minor: u16, json: &[u8]) -> Vec<u8> {
+        [&major.to_le_bytes(), &minor.to_le_bytes(), json].concat()
+    }
+
+    #[test]
+    fn qemu_is_understood() {
+        let json =
+            br#"{"capabilities": {"migration": {"pgsize": 4096, "max_bitmap_size": 268435456},
+            "max_msg_fds": 16, "max_data_xfer_size": 65536, "pgsizes": 4096, "max_dma_maps": 65535,
+            "write_multiple": true}}"#;
+        let capabilities = parse(&version(0, 0, &[json.as_slice(), b"\0"].concat())).unwrap();
+        let expected = Capabilities {
+            max_data_xfer_size: 65536,
+        };
+        assert_eq!(capabilities, expected);
+    }
+
+    #[test]
+    fn what_is_not_said_has_the_value_of_the_protocol() {
+        for json in [
+            "",
+            "\0",
+            "{}",
+            "{}\0",
+            r#"{"capabilities":{}}"#,
+            r#"{"other":1}"#,
+        ] {
+            let capabilities = parse(&version(0, 1, json.as_bytes())).unwrap();
+            assert_eq!(capabilities, Capabilities::default(), "{json:?}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let wrong: [&[u8]; 8] = [
+            b"",
+            &[0; 3],
+            &version(1, 0, b"{}\0"),
+            &version(0, 0, b"garbage\0"),
+            &version(0, 0, b"{\0"),
+            &version(0, 0, b"\xff\xfe\0"),
+            &version(0, 0, br#"{"capabilities":{"max_data_xfer_size":-1}}"#),
+            &version(0, 0, br#"{"capabilities":{"max_data_xfer_size":0}}"#),
+        ];
+        for payload in wrong {
+            assert_eq!(parse(payload), Err(Errno::INVAL), "{payload:?}");
+        }
+        let deep = "[".repeat(100_000);
+        assert_eq!(parse(&version(0, 0, deep.as_bytes())), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn our_answer_is_one_that_we_understand() {
+        let answer = answer();
+        assert_eq!(answer[..4], [0; 4]);
+        assert_eq!(answer.last(), Some(&0));
+        let capabilities = parse(&answer).unwrap();
+        assert_eq!(capabilities.max_data_xfer_size, 1 << 20);
+    }
+
+    proptest! {
+        #[test]
+        fn no_payload_panics(payload in prop::collection::vec(any::<u8>(), 0..64)) {
+            if let Ok(capabilities) = parse(&payload) {
+                prop_assert!(capabilities.max_data_xfer_size > 0);
+            }
+        }
+    }
+}

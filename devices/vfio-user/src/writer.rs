@@ -1,0 +1,77 @@
+//! The sending half of a session, shared by the thread that answers and those that ask: one whole message at a time.
+
+use std::io::IoSlice;
+use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::socket;
+use crate::wire::Header;
+
+/// Sends whole messages until the first failure, which closes it for good.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    state: Mutex<State>,
+    time_out: Duration,
+}
+
+#[derive(Debug)]
+enum State {
+    Open(Arc<UnixStream>),
+    /// With the failure that closed it, if it was one.
+    Closed(Option<Errno>),
+}
+
+/// The writer is closed: nothing is sent any more.
+#[derive(Debug)]
+pub(crate) struct Closed;
+
+impl Writer {
+    pub(crate) fn new(stream: Arc<UnixStream>, time_out: Duration) -> Self {
+        Self {
+            state: Mutex::new(State::Open(stream)),
+            time_out,
+        }
+    }
+
+    /// Sends one message. If that fails, the session is over: its reader wakes and finds the end of the stream.
+    pub(crate) fn send(
+        &self,
+        header: &Header,
+        payload: [&[u8]; 2],
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Closed> {
+        let mut state = self.state();
+        let State::Open(stream) = &*state else {
+            return Err(Closed);
+        };
+        let [first, second] = payload;
+        let mut parts = [header.as_bytes(), first, second].map(IoSlice::new);
+        let deadline = Instant::now() + self.time_out;
+        if let Err(error) = socket::send(stream, &mut parts, descriptor, deadline) {
+            // Fails only if the other side has closed the socket already.
+            let _ = stream.shutdown(Shutdown::Both);
+            *state = State::Closed(Some(error));
+            return Err(Closed);
+        }
+        Ok(())
+    }
+
+    /// Closes the writer and tells what had closed it before. A send that is under way must have been cut off by
+    /// shutting the stream down.
+    pub(crate) fn close(&self) -> Option<Errno> {
+        match std::mem::replace(&mut *self.state(), State::Closed(None)) {
+            State::Open(_) => None,
+            State::Closed(failure) => failure,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
