@@ -1,1 +1,38 @@
 //! How QEMU, the guest kernel, the initramfs and the guest's root come to be.
+//!
+//! Four pieces, each kept in a [`Cache`] and made only if it is missing there:
+//! - the [`Root`]: a Debian tree with QEMU, a kernel and tools, made by mmdebstrap from the archive that the host's apt
+//!   uses. It is the only piece that takes the network;
+//! - [`Qemu`]: the user's, the host's or the root's, whichever is fit;
+//! - the [`Kernel`]: the root's or the user's, unpacked so that it boots faster;
+//! - the [`initramfs`]: the agent and the modules that the guest needs.
+//!
+//! Nothing here starts a guest, and nothing needs root.
+
+#![forbid(unsafe_code)]
+
+mod bootstrap;
+mod bzimage;
+mod cache;
+mod cpio;
+mod error;
+mod guest;
+mod initramfs;
+mod kernel;
+mod manifest;
+mod mirror;
+mod modules;
+mod progress;
+mod qemu;
+mod recipe;
+mod root;
+mod unpack;
+
+pub use cache::Cache;
+pub use error::ImageError;
+pub use guest::GuestImage;
+pub use initramfs::initramfs;
+pub use kernel::Kernel;
+pub use manifest::Manifest;
+pub use qemu::{Origin, Qemu, Version};
+pub use root::Root;

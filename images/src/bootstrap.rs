@@ -1,0 +1,330 @@
+//! One run of mmdebstrap: its arguments, and what its output says about how far it is.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use crate::ImageError;
+use crate::cache::BuildLock;
+use crate::error::io_error;
+use crate::progress::Progress;
+use crate::recipe::{BACKPORTS, PACKAGES, PREFERENCES, SUITE};
+
+/// Lines of output that a failure shows.
+const TAIL: usize = 12;
+
+/// Makes the root of the recipe in `target`, with the packages left in its apt cache.
+///
+/// Returns whether the suite's release file had expired, in which case its date, and nothing else, was not checked.
+pub(crate) fn run(
+    target: &Path,
+    mirror: Option<&str>,
+    log: &Path,
+    lock: &BuildLock,
+    progress: &Progress,
+) -> Result<bool, ImageError> {
+    let first = attempt(
+        &arguments(target, mirror, DateCheck::On),
+        log,
+        lock,
+        progress,
+    )?;
+    if first.status.success() {
+        return Ok(false);
+    }
+    if !first.output.expired {
+        return Err(first.into_error(log, progress));
+    }
+    progress.say("the archive's release file has expired: going on without the date check (signatures stay checked)");
+    if target.exists() {
+        fs::remove_dir_all(target).map_err(io_error("remove", target))?;
+    }
+    let second = attempt(
+        &arguments(target, mirror, DateCheck::Off),
+        log,
+        lock,
+        progress,
+    )?;
+    if second.status.success() {
+        Ok(true)
+    } else {
+        Err(second.into_error(log, progress))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DateCheck {
+    On,
+    Off,
+}
+
+fn arguments(target: &Path, mirror: Option<&str>, dates: DateCheck) -> Vec<String> {
+    // The hook runs before the package lists are fetched. Backports are in the archive that the suite comes from.
+    let sources = format!(
+        "mkdir -p \"$1/etc/apt/preferences.d\" \"$1/etc/apt/sources.list.d\" && \
+         printf '{PREFERENCES}' > \"$1/etc/apt/preferences.d/backports\" && \
+         sed -n 's/^\\(deb .*\\) {SUITE} main$/\\1 {BACKPORTS} main/p' \"$1/etc/apt/sources.list\" \
+         > \"$1/etc/apt/sources.list.d/backports.list\""
+    );
+    let mut arguments = vec![
+        "--debug".to_owned(),
+        "--variant=extract".to_owned(),
+        // No maintainer script runs in this variant, so none can harm the host; and without a chroot there are
+        // no mounts that a killed run would leave behind, and no need of root or of subordinate user ids.
+        "--mode=chrootless".to_owned(),
+        "--skip=check/chrootless,cleanup/apt/cache".to_owned(),
+        "--architectures=amd64".to_owned(),
+        "--aptopt=Apt::Install-Recommends \"false\"".to_owned(),
+        "--aptopt=Acquire::Retries \"3\"".to_owned(),
+    ];
+    if dates == DateCheck::Off {
+        arguments.push("--aptopt=Acquire::Check-Valid-Until \"false\"".to_owned());
+    }
+    arguments.push(format!("--setup-hook={sources}"));
+    arguments.push(format!("--include={}", PACKAGES.join(",")));
+    arguments.push(SUITE.to_owned());
+    arguments.push(target.display().to_string());
+    arguments.extend(mirror.map(str::to_owned));
+    arguments
+}
+
+struct Attempt {
+    status: ExitStatus,
+    output: Output,
+}
+
+impl Attempt {
+    fn into_error(self, log: &Path, progress: &Progress) -> ImageError {
+        for line in &self.output.tail {
+            progress.say(&format!("| {line}"));
+        }
+        ImageError::Mmdebstrap {
+            status: self.status.to_string(),
+            reason: self
+                .output
+                .first_error
+                .unwrap_or_else(|| "it printed no error".to_owned()),
+            log: log.to_path_buf(),
+        }
+    }
+}
+
+fn attempt(
+    arguments: &[String],
+    log: &Path,
+    lock: &BuildLock,
+    progress: &Progress,
+) -> Result<Attempt, ImageError> {
+    let mut log_file = File::create(log).map_err(io_error("create", log))?;
+    let (output, input) =
+        io::pipe().map_err(io_error("make a pipe for", Path::new("mmdebstrap")))?;
+    let mut child = Command::new("mmdebstrap")
+        .args(arguments)
+        .env("LC_ALL", "C.UTF-8")
+        .env_remove("TMPDIR")
+        .stdin(lock.stdin()?)
+        .stdout(
+            input
+                .try_clone()
+                .map_err(io_error("share the pipe of", Path::new("mmdebstrap")))?,
+        )
+        .stderr(input)
+        .spawn()
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => ImageError::NoMmdebstrap,
+            _ => io_error("run", &PathBuf::from("mmdebstrap"))(error),
+        })?;
+    let mut seen = Output::default();
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line.map_err(io_error("read the output of", Path::new("mmdebstrap")))?;
+        let line = String::from_utf8_lossy(&line);
+        writeln!(log_file, "{line}").map_err(io_error("write", log))?;
+        seen.line(line.trim_end(), progress);
+    }
+    let status = child
+        .wait()
+        .map_err(io_error("wait for", Path::new("mmdebstrap")))?;
+    Ok(Attempt {
+        status,
+        output: seen,
+    })
+}
+
+/// What the output has said so far.
+#[derive(Default)]
+struct Output {
+    packages: u64,
+    unpacking: bool,
+    expired: bool,
+    first_error: Option<String>,
+    tail: VecDeque<String>,
+}
+
+impl Output {
+    fn line(&mut self, line: &str, progress: &Progress) {
+        match Sign::of(line) {
+            Some(Sign::Packages(count)) => self.packages = count,
+            Some(Sign::Size(size)) => {
+                progress.say(&format!("{} packages, {size} to download", self.packages));
+                progress.part("downloading", self.packages);
+            }
+            // Before the packages are counted, what is fetched are lists.
+            Some(Sign::Download(name)) if self.packages > 0 => progress.step(name),
+            Some(Sign::Unpack(name)) => {
+                if !self.unpacking {
+                    progress.part("unpacking", self.packages);
+                    self.unpacking = true;
+                }
+                progress.step(name);
+            }
+            Some(Sign::Expired) => self.expired = true,
+            Some(Sign::Download(_)) | None => {}
+        }
+        self.remember(line);
+    }
+
+    fn remember(&mut self, line: &str) {
+        if self.first_error.is_none() {
+            self.first_error = line.strip_prefix("E: ").map(str::to_owned);
+        }
+        if line.is_empty() || line.starts_with("D: ") {
+            return;
+        }
+        if self.tail.len() == TAIL {
+            self.tail.pop_front();
+        }
+        self.tail.push_back(line.to_owned());
+    }
+}
+
+/// A line of apt's or mmdebstrap's output that tells how far they are.
+#[derive(Debug, PartialEq, Eq)]
+enum Sign<'a> {
+    /// So many packages will come.
+    Packages(u64),
+    /// So much is to be downloaded, as apt writes it: "263 MB".
+    Size(&'a str),
+    /// A package, or a list of packages, is being downloaded.
+    Download(&'a str),
+    /// A package is being unpacked.
+    Unpack(&'a str),
+    /// The release file is too old.
+    Expired,
+}
+
+impl<'a> Sign<'a> {
+    fn of(line: &'a str) -> Option<Self> {
+        if let Some((_, installed)) = line.split_once(" upgraded, ") {
+            return installed
+                .split_once(" newly installed")
+                .and_then(|(count, _)| count.parse().ok())
+                .map(Self::Packages);
+        }
+        if let Some(size) = line.strip_prefix("Need to get ") {
+            return size.strip_suffix(" of archives.").map(Self::Size);
+        }
+        if line.starts_with("Get:") {
+            // Get:21 URL SUITE/COMPONENT ARCHITECTURE PACKAGE ARCHITECTURE VERSION [SIZE]
+            return line.split_ascii_whitespace().nth(4).map(Self::Download);
+        }
+        if let Some((_, archive)) = line.split_once("running dpkg-deb --fsys-tarfile ") {
+            let file = archive.rsplit('/').next()?;
+            return file.split('_').next().map(Self::Unpack);
+        }
+        (line.starts_with("E: Release file for ") && line.contains(" is expired "))
+            .then_some(Self::Expired)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_names_no_archive_of_its_own() {
+        let arguments = arguments(Path::new("/cache/root"), None, DateCheck::On);
+        assert_eq!(arguments.last().map(String::as_str), Some("/cache/root"));
+        assert!(
+            arguments.iter().all(|argument| !argument.contains("://")),
+            "{arguments:?}"
+        );
+        assert!(
+            arguments
+                .iter()
+                .all(|argument| !argument.contains("Check-Valid-Until")),
+            "{arguments:?}"
+        );
+    }
+
+    #[test]
+    fn a_mirror_comes_last_and_an_expired_suite_loses_only_its_date_check() {
+        let arguments = arguments(
+            Path::new("/cache/root"),
+            Some("http://a.example/debian"),
+            DateCheck::Off,
+        );
+        assert_eq!(
+            arguments[arguments.len() - 3..],
+            ["trixie", "/cache/root", "http://a.example/debian"]
+        );
+        assert!(arguments.contains(&"--aptopt=Acquire::Check-Valid-Until \"false\"".to_owned()));
+        assert!(
+            arguments
+                .iter()
+                .all(|argument| !argument.contains("Insecure") && !argument.contains("trusted"))
+        );
+    }
+
+    #[test]
+    fn signs_are_read() {
+        assert_eq!(
+            Sign::of("0 upgraded, 179 newly installed, 0 to remove and 0 not upgraded."),
+            Some(Sign::Packages(179))
+        );
+        assert_eq!(
+            Sign::of("Need to get 263 MB of archives."),
+            Some(Sign::Size("263 MB"))
+        );
+        assert_eq!(
+            Sign::of(
+                "Get:21 http://a.example/debian trixie/main amd64 dash amd64 0.5.12-12 [98.5 kB]"
+            ),
+            Some(Sign::Download("dash"))
+        );
+        assert_eq!(
+            Sign::of(
+                "D: 1 2631 running dpkg-deb --fsys-tarfile /c/root//var/cache/apt/archives/libc6_2.41-12_amd64.deb"
+            ),
+            Some(Sign::Unpack("libc6"))
+        );
+        assert_eq!(
+            Sign::of(
+                "E: Release file for http://a.example/debian/dists/trixie/InRelease is expired (invalid since 14d)."
+            ),
+            Some(Sign::Expired)
+        );
+        assert_eq!(Sign::of("Reading package lists..."), None);
+        assert_eq!(Sign::of("Get:"), None);
+    }
+
+    #[test]
+    fn a_failure_keeps_the_first_error_and_the_last_lines() {
+        let progress = Progress::start("a test");
+        let mut output = Output::default();
+        for count in 0..40 {
+            output.line(&format!("line {count}"), &progress);
+            output.line("D: noise", &progress);
+        }
+        output.line("E: the reason", &progress);
+        output.line("E: a consequence", &progress);
+        assert_eq!(output.first_error.as_deref(), Some("the reason"));
+        assert_eq!(output.tail.len(), TAIL);
+        assert_eq!(
+            output.tail.back().map(String::as_str),
+            Some("E: a consequence")
+        );
+        assert!(output.tail.iter().all(|line| !line.starts_with("D: ")));
+    }
+}

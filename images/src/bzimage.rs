@@ -1,0 +1,199 @@
+//! The setup header of an x86 kernel image (Linux, `Documentation/arch/x86/boot.rst`, "The Real-Mode Kernel Header").
+
+use crate::unpack::unpack;
+use object::LittleEndian;
+use object::elf::{FileHeader64, NoteType, PT_NOTE};
+use object::read::elf::{FileHeader, ProgramHeader};
+
+/// Offsets in the image.
+const SETUP_SECTS: usize = 0x1f1;
+const MAGIC: usize = 0x202;
+const PROTOCOL: usize = 0x206;
+const KERNEL_VERSION: usize = 0x20e;
+const PAYLOAD_OFFSET: usize = 0x248;
+const PAYLOAD_LENGTH: usize = 0x24c;
+/// The boot protocol that added the payload's place.
+const PAYLOAD_PROTOCOL: u16 = 0x0208;
+const SECTOR: usize = 512;
+/// Type of the ELF note, of the owner "Xen", with the entry point of a PVH boot (Xen, `public/elfnote.h`).
+const XEN_ELFNOTE_PHYS32_ENTRY: NoteType = NoteType(18);
+
+/// Release of the kernel, as `uname -r` says it; none if this is no bzImage.
+pub(crate) fn release(image: &[u8]) -> Option<String> {
+    if image.get(MAGIC..PROTOCOL)? != b"HdrS" {
+        return None;
+    }
+    let start = usize::from(u16_at(image, KERNEL_VERSION)?).checked_add(SECTOR)?;
+    let text = image
+        .get(start..)?
+        .split(|&byte| byte == b' ' || byte == 0)
+        .next()?;
+    let text = std::str::from_utf8(text).ok()?;
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// The kernel proper, uncompressed, if QEMU can start it as it is; else the reason why not.
+///
+/// A guest then spares the time to unpack itself, which is long where every instruction is emulated.
+pub(crate) fn vmlinux(image: &[u8]) -> Result<Vec<u8>, String> {
+    let payload = payload(image).ok_or("its header names no payload")?;
+    let kernel =
+        unpack(payload).map_err(|error| format!("its payload cannot be unpacked: {error}"))?;
+    match has_pvh_entry(&kernel) {
+        Some(true) => Ok(kernel.into_owned()),
+        Some(false) => Err("it has no PVH entry point (CONFIG_PVH)".to_owned()),
+        None => Err("its payload is packed in another way than gzip, xz and zstd".to_owned()),
+    }
+}
+
+fn payload(image: &[u8]) -> Option<&[u8]> {
+    if image.get(MAGIC..PROTOCOL)? != b"HdrS" || u16_at(image, PROTOCOL)? < PAYLOAD_PROTOCOL {
+        return None;
+    }
+    // Zero stands for four, for the sake of the oldest boot loaders.
+    let setup = match *image.get(SETUP_SECTS)? {
+        0 => 4,
+        sectors => usize::from(sectors),
+    };
+    let start = (setup + 1)
+        .checked_mul(SECTOR)?
+        .checked_add(usize_at(image, PAYLOAD_OFFSET)?)?;
+    image.get(start..start.checked_add(usize_at(image, PAYLOAD_LENGTH)?)?)
+}
+
+/// None if this is no ELF file for x86-64.
+pub(crate) fn has_pvh_entry(kernel: &[u8]) -> Option<bool> {
+    let header = FileHeader64::<LittleEndian>::parse(kernel).ok()?;
+    let endian = header.endian().ok()?;
+    let found = header
+        .program_headers(endian, kernel)
+        .ok()?
+        .iter()
+        .any(|segment| {
+            segment.p_type(endian) == PT_NOTE
+                && segment
+                    .notes(endian, kernel)
+                    .ok()
+                    .flatten()
+                    .is_some_and(|mut notes| {
+                        std::iter::from_fn(|| notes.next().ok().flatten()).any(|note| {
+                            note.name() == b"Xen" && note.n_type(endian) == XEN_ELFNOTE_PHYS32_ENTRY
+                        })
+                    })
+        });
+    Some(found)
+}
+
+/// Release of the kernel in an ELF file, by the banner that it greets with; none if it carries no banner.
+pub(crate) fn release_of_elf(kernel: &[u8]) -> Option<String> {
+    const BANNER: &[u8] = b"Linux version ";
+    if !kernel.starts_with(b"\x7fELF") {
+        return None;
+    }
+    let start = kernel
+        .windows(BANNER.len())
+        .position(|window| window == BANNER)?
+        + BANNER.len();
+    let text = kernel
+        .get(start..)?
+        .split(|byte| byte.is_ascii_whitespace() || *byte == 0)
+        .next()?;
+    std::str::from_utf8(text)
+        .ok()
+        .filter(|text| !text.is_empty())
+        .map(str::to_owned)
+}
+
+fn u16_at(image: &[u8], offset: usize) -> Option<u16> {
+    image
+        .get(offset..)?
+        .first_chunk()
+        .copied()
+        .map(u16::from_le_bytes)
+}
+
+fn usize_at(image: &[u8], offset: usize) -> Option<usize> {
+    let value = u32::from_le_bytes(*image.get(offset..)?.first_chunk()?);
+    usize::try_from(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unpack::tests::{gzip, zstd};
+
+    /// An ELF file whose only segment is a note of `owner`.
+    fn elf(owner: &[u8; 4], n_type: u32) -> Vec<u8> {
+        let note_at = 64 + 56;
+        let mut file = Vec::new();
+        file.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"); // 64 bits, little endian
+        file.extend([2, 0, 62, 0, 1, 0, 0, 0]); // executable, x86-64
+        file.extend([0_u64, 64, 0].map(u64::to_le_bytes).concat()); // program headers follow
+        file.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 0, 0, 0, 0]);
+        file.extend([4, 0, 0, 0, 4, 0, 0, 0]); // PT_NOTE, readable
+        file.extend([note_at, 0, 0, 20, 20, 4].map(u64::to_le_bytes).concat());
+        file.extend([4, 4, n_type].map(u32::to_le_bytes).concat());
+        file.extend(owner);
+        file.extend(0x0100_0000_u32.to_le_bytes());
+        file.extend(b"Linux version 7.2.12+deb13-amd64 (somebody)");
+        file
+    }
+
+    /// A kernel image of one setup sector that carries `payload`, with something behind it, as kernels have.
+    fn bzimage(payload: &[u8], setup_sectors: u8) -> Vec<u8> {
+        let code = SECTOR * (usize::from(if setup_sectors == 0 { 4 } else { setup_sectors }) + 1);
+        let mut image = vec![0; code + 16];
+        image[SETUP_SECTS] = setup_sectors;
+        image[MAGIC..PROTOCOL].copy_from_slice(b"HdrS");
+        image[PROTOCOL..PROTOCOL + 2].copy_from_slice(&0x020f_u16.to_le_bytes());
+        image[KERNEL_VERSION..KERNEL_VERSION + 2].copy_from_slice(&0x100_u16.to_le_bytes());
+        image[PAYLOAD_OFFSET..PAYLOAD_OFFSET + 4].copy_from_slice(&16_u32.to_le_bytes());
+        let length = u32::try_from(payload.len()).unwrap();
+        image[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 4].copy_from_slice(&length.to_le_bytes());
+        image[SECTOR + 0x100..SECTOR + 0x100 + 14].copy_from_slice(b"7.2.12-x (a@b)");
+        image.extend(payload);
+        image.extend([0xff; 32]);
+        image
+    }
+
+    #[test]
+    fn the_kernel_proper_is_unpacked() {
+        let kernel = elf(b"Xen\0", 18);
+        assert_eq!(vmlinux(&bzimage(&gzip(&kernel), 1)).unwrap(), kernel);
+        assert_eq!(vmlinux(&bzimage(&zstd(&kernel), 0)).unwrap(), kernel);
+        assert_eq!(vmlinux(&bzimage(&kernel, 3)).unwrap(), kernel);
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_be_started_so_says_why() {
+        let reason = |kernel: &[u8]| vmlinux(&bzimage(kernel, 1)).unwrap_err();
+        assert!(reason(&elf(b"Xen\0", 17)).contains("CONFIG_PVH"));
+        assert!(reason(&elf(b"GNU\0", 18)).contains("CONFIG_PVH"));
+        assert!(reason(b"\x04\x22\x4d\x18 lz4").contains("another way"));
+        assert!(reason(&gzip(&[1; 64])[..8]).contains("cannot be unpacked"));
+        assert!(vmlinux(b"\x7fELF").unwrap_err().contains("no payload"));
+    }
+
+    #[test]
+    fn a_header_that_lies_about_its_payload_is_refused() {
+        let mut image = bzimage(b"x", 1);
+        for offset in [PAYLOAD_OFFSET, PAYLOAD_LENGTH] {
+            image[offset..offset + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+            assert_eq!(payload(&image), None);
+        }
+        assert_eq!(payload(&image[..PAYLOAD_LENGTH]), None);
+    }
+
+    #[test]
+    fn the_release_is_read() {
+        let image = bzimage(b"x", 1);
+        assert_eq!(release(&image).as_deref(), Some("7.2.12-x"));
+        assert_eq!(release(&image[..SECTOR]), None);
+        assert_eq!(release(b"nonsense"), None);
+        assert_eq!(
+            release_of_elf(&elf(b"Xen\0", 18)).as_deref(),
+            Some("7.2.12+deb13-amd64")
+        );
+        assert_eq!(release_of_elf(b"Linux version 1"), None);
+    }
+}

@@ -1,0 +1,319 @@
+//! The folder where everything that is costly to make is kept.
+//!
+//! An entry is a file or a folder whose name carries a hash of what it was made of, so it is either right or not
+//! there. It is made in a work folder beside and renamed into place: an interrupted build leaves only a work
+//! folder, which the next build removes.
+
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use sha2::{Digest, Sha256};
+
+use crate::ImageError;
+use crate::error::io_error;
+
+const WORK_PREFIX: &str = ".building-";
+const LOCK: &str = "lock";
+/// Entries that nobody has used for so long are removed by the next build.
+const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The cache folder.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    dir: PathBuf,
+}
+
+impl Cache {
+    /// The user's cache: `$PEERBAR_CACHE`, else `$XDG_CACHE_HOME/peerbar`, else `~/.cache/peerbar`; made if missing.
+    ///
+    /// # Errors
+    /// [`ImageError::NoCacheDir`] if none of the three is set, [`ImageError::Io`] if the folder cannot be made.
+    pub fn open() -> Result<Self, ImageError> {
+        let set = |name| {
+            env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let dir = set("PEERBAR_CACHE")
+            .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("peerbar")))
+            .or_else(|| set("HOME").map(|dir| dir.join(".cache/peerbar")))
+            .ok_or(ImageError::NoCacheDir)?;
+        Self::at(&dir)
+    }
+
+    /// The cache in `dir`, which is made if missing.
+    ///
+    /// # Errors
+    /// [`ImageError::Io`] if the folder cannot be made.
+    pub fn at(dir: &Path) -> Result<Self, ImageError> {
+        fs::create_dir_all(dir).map_err(io_error("create", dir))?;
+        let dir = dir.canonicalize().map_err(io_error("find", dir))?;
+        Ok(Self { dir })
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The entry `name`; if it is missing, `build` makes it at the path that it is given, with nobody else building.
+    pub(crate) fn entry(
+        &self,
+        name: &str,
+        build: impl FnOnce(&Path, &BuildLock) -> Result<(), ImageError>,
+    ) -> Result<PathBuf, ImageError> {
+        let path = self.dir.join(name);
+        if self.is_fresh(&path) {
+            return Ok(path);
+        }
+        let lock = self.lock()?;
+        if self.is_fresh(&path) {
+            return Ok(path);
+        }
+        self.sweep()?;
+        let work = tempfile::Builder::new()
+            .prefix(WORK_PREFIX)
+            .tempdir_in(&self.dir)
+            .map_err(io_error("create a work folder in", &self.dir))?;
+        let made = work.path().join("entry");
+        build(&made, &lock)?;
+        fs::rename(&made, &path).map_err(io_error("create", &path))?;
+        Ok(path)
+    }
+
+    /// Whether the entry is there; it then counts as used today.
+    fn is_fresh(&self, path: &Path) -> bool {
+        // A cache that others own can be used as well, so failing to note the use is no failure.
+        path.exists() && {
+            let _ = File::open(path).and_then(|entry| entry.set_modified(SystemTime::now()));
+            true
+        }
+    }
+
+    fn lock(&self) -> Result<BuildLock, ImageError> {
+        let path = self.dir.join(LOCK);
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .read(true)
+            .open(&path)
+            .map_err(io_error("open", &path))?;
+        let locked = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                eprintln!(
+                    "peerbar: waiting for another build in {}",
+                    self.dir.display()
+                );
+                flock(&file, FlockOperation::LockExclusive)
+            }
+            other => other,
+        };
+        locked.map_err(|errno| io_error("lock", &path)(errno.into()))?;
+        Ok(BuildLock { file, path })
+    }
+
+    /// Removes what dead builds have left, and what nobody uses any more. Only with the lock held.
+    fn sweep(&self) -> Result<(), ImageError> {
+        for found in fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))? {
+            let found = found.map_err(io_error("list", &self.dir))?;
+            let path = found.path();
+            let metadata = found.metadata().map_err(io_error("read", &path))?;
+            let unused = metadata
+                .modified()
+                .is_ok_and(|used| used.elapsed().is_ok_and(|age| age > UNUSED));
+            let is_work = found.file_name().to_string_lossy().starts_with(WORK_PREFIX);
+            if !is_work && (!unused || found.file_name() == LOCK) {
+                continue;
+            }
+            log::info!("removing {}", path.display());
+            let removed = if metadata.is_dir() {
+                fs::remove_dir_all(&path)
+            } else {
+                fs::remove_file(&path)
+            };
+            removed.map_err(io_error("remove", &path))?;
+        }
+        Ok(())
+    }
+}
+
+/// The right to build, held by at most one process of the machine for each cache.
+pub(crate) struct BuildLock {
+    file: File,
+    path: PathBuf,
+}
+
+impl BuildLock {
+    /// The lock as an (empty) standard input of a child: if this process is killed, the lock stays taken until the
+    /// last of its children has ended too, so that nobody removes a work folder under a live writer.
+    pub(crate) fn stdin(&self) -> Result<File, ImageError> {
+        self.file.try_clone().map_err(io_error("share", &self.path))
+    }
+}
+
+/// The hash that names an entry made of `parts`: 16 hexadecimal digits.
+pub(crate) fn key<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        let part = part.as_ref();
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// What tells one state of a file from another without reading it: path, size in bytes, time of change.
+pub(crate) fn stamp(path: &Path) -> Result<String, ImageError> {
+    let path = path.canonicalize().map_err(io_error("find", path))?;
+    let metadata = path.metadata().map_err(io_error("read", &path))?;
+    Ok(format!(
+        "{} {} {}.{:09}",
+        path.display(),
+        metadata.size(),
+        metadata.mtime(),
+        metadata.mtime_nsec()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::io::Read;
+    use std::sync::mpsc;
+
+    fn cache() -> (tempfile::TempDir, Cache) {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("deep/cache")).unwrap();
+        (dir, cache)
+    }
+
+    fn names(cache: &Cache) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(cache.path())
+            .unwrap()
+            .map(|found| found.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn an_entry_is_built_once() {
+        let (_dir, cache) = cache();
+        let builds = Cell::new(0);
+        let build = |path: &Path, _: &BuildLock| {
+            builds.set(builds.get() + 1);
+            fs::write(path, "made").map_err(io_error("write", path))
+        };
+        let first = cache.entry("thing-1", build).unwrap();
+        let second = cache.entry("thing-1", build).unwrap();
+        assert_eq!((first, builds.get()), (second, 1));
+        assert_eq!(names(&cache), ["lock", "thing-1"]);
+    }
+
+    #[test]
+    fn a_failed_build_leaves_nothing() {
+        let (_dir, cache) = cache();
+        let failed = cache.entry("thing-1", |path, _| {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("half"), "").unwrap();
+            Err(ImageError::NoMmdebstrap)
+        });
+        assert!(matches!(failed, Err(ImageError::NoMmdebstrap)));
+        assert_eq!(names(&cache), ["lock"]);
+    }
+
+    #[test]
+    fn a_build_removes_dead_work_and_unused_entries_only() {
+        let (_dir, cache) = cache();
+        fs::create_dir_all(cache.path().join(".building-dead/entry/root")).unwrap();
+        fs::write(cache.path().join("old-1"), "").unwrap();
+        fs::write(cache.path().join("young-1"), "").unwrap();
+        let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(60);
+        File::open(cache.path().join("old-1"))
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
+        cache
+            .entry("thing-1", |path, _| {
+                fs::create_dir(path).map_err(io_error("create", path))
+            })
+            .unwrap();
+        assert_eq!(names(&cache), ["lock", "thing-1", "young-1"]);
+    }
+
+    #[test]
+    fn using_an_entry_keeps_it() {
+        let (_dir, cache) = cache();
+        let path = cache
+            .entry("thing-1", |path, _| {
+                fs::write(path, "").map_err(io_error("write", path))
+            })
+            .unwrap();
+        let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(60);
+        File::open(&path).unwrap().set_modified(long_ago).unwrap();
+        cache
+            .entry("thing-1", |_, _| Err(ImageError::NoMmdebstrap))
+            .unwrap();
+        cache.sweep().unwrap();
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn the_second_of_two_builders_waits_and_finds_it_made() {
+        let (_dir, cache) = cache();
+        let other = cache.clone();
+        let (started, start) = mpsc::channel();
+        let builder = std::thread::spawn(move || {
+            other.entry("thing-1", |path, _| {
+                started.send(()).unwrap();
+                fs::write(path, "first").map_err(io_error("write", path))
+            })
+        });
+        start.recv().unwrap();
+        let path = cache
+            .entry("thing-1", |path, _| {
+                fs::write(path, "second").map_err(io_error("write", path))
+            })
+            .unwrap();
+        assert_eq!(fs::read_to_string(path).unwrap(), "first");
+        builder.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn the_lock_outlives_its_builder_in_a_child() {
+        let (_dir, cache) = cache();
+        let lock = cache.lock().unwrap();
+        let mut child = lock.stdin().unwrap();
+        drop(lock);
+        let other = File::open(cache.path().join(LOCK)).unwrap();
+        assert_eq!(
+            flock(&other, FlockOperation::NonBlockingLockExclusive),
+            Err(Errno::WOULDBLOCK)
+        );
+        assert_eq!(child.read(&mut [0; 8]).unwrap(), 0);
+        drop(child);
+        assert_eq!(
+            flock(&other, FlockOperation::NonBlockingLockExclusive),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn keys_tell_parts_apart() {
+        assert_eq!(key(["a", "b"]).len(), 16);
+        assert_ne!(key(["ab", "c"]), key(["a", "bc"]));
+        assert_eq!(key(["ab", "c"]), key(["ab", "c"]));
+    }
+}

@@ -1,0 +1,184 @@
+//! What can go wrong before a guest can be started.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a piece of the lab is not there. Everything but the variants whose doc says "the user's argument" is a
+/// matter of the machine.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// Nothing says where the cache may be.
+    #[error(
+        "no place for the cache: PEERBAR_CACHE, XDG_CACHE_HOME and HOME are unset; set PEERBAR_CACHE to a folder"
+    )]
+    NoCacheDir,
+    /// A file or folder cannot be read, written or made.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was tried: "read", "create".
+        action: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The tool that makes the root is not installed.
+    #[error(
+        "mmdebstrap is missing, and it is needed once to get QEMU and the guest kernel: apt-get install mmdebstrap"
+    )]
+    NoMmdebstrap,
+    /// The tool that makes the root has failed.
+    #[error(
+        "mmdebstrap failed ({status}): {reason}; all of its output is in {}; check the network, or name a Debian \
+         archive in PEERBAR_MIRROR",
+        log.display()
+    )]
+    Mmdebstrap {
+        /// How it ended.
+        status: String,
+        /// The first error that it printed.
+        reason: String,
+        /// The file with its whole output.
+        log: PathBuf,
+    },
+    /// The root lacks something that the recipe promises.
+    #[error("the root made by mmdebstrap has no {what} in {}; see {}", root.display(), log.display())]
+    BrokenRoot {
+        /// What is not there.
+        what: &'static str,
+        /// The root.
+        root: PathBuf,
+        /// The file with mmdebstrap's whole output.
+        log: PathBuf,
+    },
+    /// The manifest beside the root cannot be understood.
+    #[error("cannot understand {}; remove {} and run again", path.display(), entry.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// The cache entry to remove.
+        entry: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// The user's argument names a QEMU that is not there.
+    #[error("no QEMU at {}; leave --qemu out to use the one that peerbar gets itself", path.display())]
+    NoQemu {
+        /// The path, as given.
+        path: PathBuf,
+    },
+    /// A program that should be QEMU does not answer as QEMU does.
+    #[error("{} does not answer `{question}` as QEMU does: {answer:?}", path.display())]
+    NotQemu {
+        /// The program.
+        path: PathBuf,
+        /// Its arguments.
+        question: &'static str,
+        /// The first line that it printed.
+        answer: String,
+    },
+    /// The user's argument names a QEMU that is too old.
+    #[error("{} is QEMU {found}, but vfio-user needs {needed} or later; leave --qemu out to use peerbar's own", path.display())]
+    QemuTooOld {
+        /// The program.
+        path: PathBuf,
+        /// Its version.
+        found: crate::qemu::Version,
+        /// The lowest version that will do.
+        needed: crate::qemu::Version,
+    },
+    /// The user's argument names a QEMU that was built without the vfio-user client.
+    #[error("{} has no vfio-user-pci device; leave --qemu out to use peerbar's own", path.display())]
+    QemuWithoutVfioUser {
+        /// The program.
+        path: PathBuf,
+    },
+    /// The user's argument names no kernel.
+    #[error("no kernel at {}: give a bzImage, a vmlinux or a kernel build tree", path.display())]
+    NoKernel {
+        /// The path, as given.
+        path: PathBuf,
+    },
+    /// The user's argument names a file that is no x86-64 Linux kernel.
+    #[error("{} is no x86 Linux kernel: it has neither a boot header nor a version string in an ELF file", path.display())]
+    NotAKernel {
+        /// The path, as given.
+        path: PathBuf,
+    },
+    /// The user's argument names an uncompressed kernel that QEMU cannot start.
+    #[error("{} has no PVH entry point, so QEMU cannot start it: give its bzImage, or build it with CONFIG_PVH=y", path.display())]
+    NoPvh {
+        /// The path, as given.
+        path: PathBuf,
+    },
+    /// The user's argument names a folder without modules for the kernel.
+    #[error(
+        "no modules of kernel {release} in {}: give lib/modules/{release}, a folder that contains it, or the kernel's \
+         build tree",
+        path.display()
+    )]
+    NoModules {
+        /// The path, as given.
+        path: PathBuf,
+        /// The kernel's release.
+        release: String,
+    },
+    /// A module that the guest needs is neither a file nor built in.
+    #[error(
+        "kernel {release} has no module {name}{}: build it with {option}=m or =y, or name its modules with --modules",
+        wanted_by(needed_by.as_deref())
+    )]
+    NoModule {
+        /// The module's name, as in `/proc/modules`.
+        name: String,
+        /// The module that depends on it, if it was not asked for itself.
+        needed_by: Option<String>,
+        /// The kernel's release.
+        release: String,
+        /// The option of the kernel's configuration that builds it.
+        option: String,
+    },
+    /// A module's file cannot be understood.
+    #[error("{} is no kernel module: {reason}", path.display())]
+    BadModule {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The agent cannot be the guest's first program.
+    #[error(
+        "{} cannot be the guest's init: {reason}; build it with -C target-feature=+crt-static and an explicit --target",
+        path.display()
+    )]
+    BadAgent {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A file is too big for the archive format of an initramfs.
+    #[error("{name} is too big for an initramfs: {bytes} bytes, and the format ends at 4 GiB")]
+    TooBig {
+        /// The name in the archive.
+        name: String,
+        /// Its size.
+        bytes: usize,
+    },
+}
+
+/// Turns an I/O error into one that names what was tried, and on what.
+pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
+    let path = path.to_path_buf();
+    move |source| ImageError::Io {
+        action,
+        path,
+        source,
+    }
+}
+
+fn wanted_by(module: Option<&str>) -> String {
+    module
+        .map(|module| format!(", which {module} needs"))
+        .unwrap_or_default()
+}

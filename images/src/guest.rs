@@ -1,0 +1,36 @@
+//! What a guest boots from.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Cache, ImageError, Kernel, initramfs};
+
+/// The two files that QEMU loads into a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestImage {
+    /// For `-kernel`.
+    pub kernel: PathBuf,
+    /// For `-initrd`.
+    pub initramfs: PathBuf,
+    /// The kernel's release, as `uname -r` says it.
+    pub release: String,
+}
+
+impl GuestImage {
+    /// The files for `kernel` with the static program `agent` as the guest's first program, and `modules` with all that
+    /// they need.
+    ///
+    /// # Errors
+    /// As [`Kernel::boot_image`] and [`initramfs`].
+    pub fn prepare(
+        cache: &Cache,
+        kernel: &Kernel,
+        modules: &[String],
+        agent: &Path,
+    ) -> Result<Self, ImageError> {
+        Ok(Self {
+            kernel: kernel.boot_image(cache)?,
+            initramfs: initramfs(cache, kernel, modules, agent)?,
+            release: kernel.release.clone(),
+        })
+    }
+}

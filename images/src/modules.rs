@@ -1,0 +1,349 @@
+//! The modules of a kernel: where they are, what is built in, and the order in which they load.
+//!
+//! Nothing here needs `depmod` to have run: a module names its dependencies itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use object::LittleEndian;
+use object::elf::FileHeader64;
+use object::read::elf::{FileHeader, SectionHeader};
+
+use crate::ImageError;
+use crate::error::io_error;
+use crate::unpack::unpack;
+
+const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.zst", ".ko.gz"];
+
+/// What is below a kernel's module folder or build tree.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    files: BTreeMap<String, PathBuf>,
+    builtin: BTreeSet<String>,
+    /// Changes when any module does.
+    pub(crate) stamp: String,
+}
+
+impl Tree {
+    pub(crate) fn read(dir: &Path) -> Result<Self, ImageError> {
+        let mut tree = Self::default();
+        tree.walk(dir)?;
+        let list = dir.join("modules.builtin");
+        if list.is_file() {
+            let list = fs::read_to_string(&list).map_err(io_error("read", &list))?;
+            tree.builtin = list
+                .lines()
+                .filter_map(|line| name_of(Path::new(line)))
+                .collect();
+        }
+        Ok(tree)
+    }
+
+    fn walk(&mut self, dir: &Path) -> Result<(), ImageError> {
+        let mut entries: Vec<_> = fs::read_dir(dir)
+            .and_then(Iterator::collect::<Result<_, _>>)
+            .map_err(io_error("list", dir))?;
+        // Modules that somebody added to a kernel win over the kernel's own, as in depmod(8).
+        entries.sort_by_key(|entry: &fs::DirEntry| {
+            (entry.file_name() == "updates", entry.file_name())
+        });
+        for entry in entries {
+            let path = entry.path();
+            let kind = entry.file_type().map_err(io_error("read", &path))?;
+            if kind.is_dir() && !entry.file_name().to_string_lossy().starts_with('.') {
+                self.walk(&path)?;
+            } else if kind.is_file()
+                && let Some(name) = name_of(&path)
+            {
+                let metadata = entry.metadata().map_err(io_error("read", &path))?;
+                let stamp = format!(
+                    "{} {} {}.{}\n",
+                    path.display(),
+                    metadata.size(),
+                    metadata.mtime(),
+                    metadata.mtime_nsec()
+                );
+                self.stamp.push_str(&stamp);
+                self.files.insert(name, path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where `name` is; none if it is nowhere.
+    pub(crate) fn find(&self, name: &str) -> Option<Place<'_>> {
+        match self.files.get(name) {
+            Some(path) => Some(Place::File(path)),
+            None => self.builtin.contains(name).then_some(Place::BuiltIn),
+        }
+    }
+}
+
+/// Where a module is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Place<'a> {
+    File(&'a Path),
+    BuiltIn,
+}
+
+/// A module, uncompressed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Module {
+    /// As in `/proc/modules`.
+    pub(crate) name: String,
+    /// The modules that must be loaded before.
+    pub(crate) needs: Vec<String>,
+    pub(crate) content: Vec<u8>,
+}
+
+impl Module {
+    pub(crate) fn read(name: &str, path: &Path) -> Result<Self, ImageError> {
+        let packed = fs::read(path).map_err(io_error("read", path))?;
+        let bad = |reason: String| ImageError::BadModule {
+            path: path.to_path_buf(),
+            reason,
+        };
+        let content = unpack(&packed)
+            .map_err(|error| bad(error.to_string()))?
+            .into_owned();
+        let needs =
+            needs_of(&content).ok_or_else(|| bad("it has no .modinfo section".to_owned()))?;
+        Ok(Self {
+            name: name.to_owned(),
+            needs,
+            content,
+        })
+    }
+}
+
+/// Gives a module by its name and the name of the module that needs it, or none if it is built in.
+type Load<'a> = dyn FnMut(&str, Option<&str>) -> Result<Option<Module>, ImageError> + 'a;
+
+/// `wanted` and all that they need, each after what it needs.
+pub(crate) fn in_order(wanted: &[String], load: &mut Load<'_>) -> Result<Vec<Module>, ImageError> {
+    let mut order = Order {
+        load,
+        seen: BTreeMap::new(),
+        modules: Vec::new(),
+    };
+    for name in wanted {
+        order.visit(&normal(name), None)?;
+    }
+    Ok(order.modules)
+}
+
+struct Order<'a, 'b> {
+    load: &'a mut Load<'b>,
+    /// Whether a module that was met is a file.
+    seen: BTreeMap<String, bool>,
+    modules: Vec<Module>,
+}
+
+impl Order<'_, '_> {
+    fn visit(&mut self, name: &str, needed_by: Option<&str>) -> Result<(), ImageError> {
+        if self.seen.contains_key(name) {
+            return Ok(());
+        }
+        let module = (self.load)(name, needed_by)?;
+        self.seen.insert(name.to_owned(), module.is_some());
+        let Some(mut module) = module else {
+            return Ok(());
+        };
+        for need in &module.needs {
+            self.visit(need, Some(name))?;
+        }
+        module
+            .needs
+            .retain(|need| self.seen.get(need) == Some(&true));
+        self.modules.push(module);
+        Ok(())
+    }
+}
+
+/// The name of the module in a file, as in `/proc/modules`; none if the file is no module.
+fn name_of(path: &Path) -> Option<String> {
+    let file = path.file_name()?.to_str()?;
+    SUFFIXES
+        .iter()
+        .find_map(|suffix| file.strip_suffix(suffix))
+        .map(normal)
+}
+
+/// The kernel takes `-` and `_` for the same, and shows `_`.
+fn normal(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+/// What a module says that it depends on (Linux, `scripts/mod/modpost.c`, `add_depends`).
+fn needs_of(module: &[u8]) -> Option<Vec<String>> {
+    let header = FileHeader64::<LittleEndian>::parse(module).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.sections(endian, module).ok()?;
+    let (_, section) = sections.section_by_name(endian, b".modinfo")?;
+    let facts = section.data(endian, module).ok()?;
+    let depends = facts
+        .split(|&byte| byte == 0)
+        .find_map(|fact| fact.strip_prefix(b"depends="))?;
+    let depends = std::str::from_utf8(depends).ok()?;
+    Some(
+        depends
+            .split(',')
+            .filter(|name| !name.is_empty())
+            .map(normal)
+            .collect(),
+    )
+}
+
+/// The option of the kernel's configuration that builds the module, as far as it is one of those that a lab needs.
+pub(crate) fn option_of(module: &str) -> String {
+    let option = match module {
+        "9p" => "9P_FS",
+        "9pnet" => "NET_9P",
+        "9pnet_virtio" => "NET_9P_VIRTIO",
+        "netfs" => "NETFS_SUPPORT",
+        "nvme" => "BLK_DEV_NVME",
+        "virtio_iommu" => "VIRTIO_IOMMU",
+        name => &name.to_uppercase(),
+    };
+    format!("CONFIG_{option}")
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::unpack::tests::{gzip, zstd};
+
+    /// An ELF file with nothing but a `.modinfo` section.
+    pub(crate) fn module(modinfo: &[u8]) -> Vec<u8> {
+        let names = b"\0.modinfo\0.shstrtab\0";
+        let modinfo_at = 64_u64;
+        let names_at = modinfo_at + modinfo.len() as u64;
+        let sections_at = names_at + names.len() as u64;
+        let section = |name: u32, kind: u32, at: u64, size: usize| {
+            let mut header = [name, kind].map(u32::to_le_bytes).concat();
+            header.extend([0, 0, at, size as u64].map(u64::to_le_bytes).concat());
+            header.extend([0; 24]);
+            header
+        };
+        let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        file.extend([1, 0, 62, 0, 1, 0, 0, 0]);
+        file.extend([0, 0, sections_at].map(u64::to_le_bytes).concat());
+        file.extend([0, 0, 0, 0, 64, 0, 0, 0, 0, 0, 64, 0, 3, 0, 2, 0]);
+        file.extend(modinfo);
+        file.extend(names);
+        file.extend(section(0, 0, 0, 0));
+        file.extend(section(1, 1, modinfo_at, modinfo.len()));
+        file.extend(section(10, 3, names_at, names.len()));
+        file
+    }
+
+    fn names(modules: &[Module]) -> Vec<&str> {
+        modules.iter().map(|module| module.name.as_str()).collect()
+    }
+
+    /// Orders `wanted` in a kernel of three modules on top of each other and one that is built in.
+    fn order(wanted: &[&str]) -> Result<Vec<Module>, ImageError> {
+        let wanted: Vec<_> = wanted.iter().map(|&name| name.to_owned()).collect();
+        in_order(&wanted, &mut |name, needed_by| {
+            let needs: &[&str] = match name {
+                "nvme" => &["nvme_core", "nvme_auth"],
+                "nvme_core" => &["nvme_auth", "t10_pi"],
+                "nvme_auth" => &[],
+                "t10_pi" => return Ok(None),
+                "loop_a" => &["loop_b"],
+                "loop_b" => &["loop_a"],
+                _ => {
+                    return Err(ImageError::NoModule {
+                        name: name.to_owned(),
+                        needed_by: needed_by.map(str::to_owned),
+                        release: "7.2".to_owned(),
+                        option: option_of(name),
+                    });
+                }
+            };
+            let needs = needs.iter().map(|&need| need.to_owned()).collect();
+            Ok(Some(Module {
+                name: name.to_owned(),
+                needs,
+                content: Vec::new(),
+            }))
+        })
+    }
+
+    #[test]
+    fn each_module_comes_after_what_it_needs_and_once() {
+        let modules = order(&["nvme", "nvme-core", "nvme"]).unwrap();
+        assert_eq!(names(&modules), ["nvme_auth", "nvme_core", "nvme"]);
+        assert_eq!(modules[1].needs, ["nvme_auth"]);
+        assert_eq!(modules[2].needs, ["nvme_core", "nvme_auth"]);
+    }
+
+    #[test]
+    fn built_in_modules_are_left_out_and_a_circle_ends() {
+        assert_eq!(order(&["t10-pi"]).unwrap(), []);
+        assert_eq!(names(&order(&["loop_a"]).unwrap()), ["loop_b", "loop_a"]);
+    }
+
+    #[test]
+    fn a_missing_module_is_named_with_the_option_that_builds_it() {
+        let error = order(&["virtio-iommu"]).unwrap_err().to_string();
+        assert!(
+            error.contains("kernel 7.2 has no module virtio_iommu:"),
+            "{error}"
+        );
+        assert!(error.contains("CONFIG_VIRTIO_IOMMU=m"), "{error}");
+        assert_eq!(option_of("nvme"), "CONFIG_BLK_DEV_NVME");
+        assert_eq!(option_of("ext4"), "CONFIG_EXT4");
+    }
+
+    #[test]
+    fn dependencies_are_read_off_the_module() {
+        let needs = needs_of(&module(
+            b"license=GPL v2\0depends=nvme-core,nvme-auth\0name=nvme\0",
+        ))
+        .unwrap();
+        assert_eq!(needs, ["nvme_core", "nvme_auth"]);
+        assert_eq!(needs_of(&module(b"depends=\0name=netfs\0")), Some(vec![]));
+        assert_eq!(needs_of(&module(b"name=x\0")), None);
+        assert_eq!(needs_of(b"\x7fELF"), None);
+        let whole = module(b"depends=a\0");
+        for end in 0..whole.len() {
+            assert_eq!(needs_of(&whole[..end]), None);
+        }
+    }
+
+    #[test]
+    fn a_tree_knows_files_of_any_packing_and_what_is_built_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let plain = module(b"depends=\0");
+        for (file, content) in [
+            ("kernel/drivers/nvme-core.ko", plain.clone()),
+            ("kernel/fs/9p.ko.gz", gzip(&plain)),
+            ("kernel/fs/netfs.ko.zst", zstd(&plain)),
+            ("kernel/drivers/gve.ko", b"old".to_vec()),
+            ("updates/gve.ko", plain.clone()),
+            (".git/hidden.ko", plain.clone()),
+            (
+                "modules.builtin",
+                b"kernel/drivers/virtio/virtio-pci.ko\n".to_vec(),
+            ),
+        ] {
+            let path = dir.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        let tree = Tree::read(dir.path()).unwrap();
+        for name in ["nvme_core", "9p", "netfs", "gve"] {
+            let Some(Place::File(path)) = tree.find(name) else {
+                panic!("{name} is no file")
+            };
+            assert_eq!(Module::read(name, path).unwrap().content, plain);
+        }
+        assert_eq!(tree.find("virtio_pci"), Some(Place::BuiltIn));
+        assert_eq!(tree.find("hidden"), None);
+        fs::write(dir.path().join("kernel/drivers/nvme-core.ko"), b"changed").unwrap();
+        assert_ne!(Tree::read(dir.path()).unwrap().stamp, tree.stamp);
+    }
+}

@@ -1,0 +1,399 @@
+//! Which QEMU to start, and how.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::io_error;
+use crate::{Cache, ImageError, Root, cache};
+
+const PROGRAM: &str = "qemu-system-x86_64";
+/// 10.1.0 has the client too, but lays DMA requests out differently (a 32-bit count).
+const OLDEST: Version = Version {
+    major: 10,
+    minor: 1,
+    micro: 1,
+};
+
+/// A QEMU that is fit for peerbar, and how to start it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Qemu {
+    /// The program: QEMU itself, or the dynamic loader of the root.
+    pub program: PathBuf,
+    /// What comes before any option of a virtual machine.
+    pub args: Vec<OsString>,
+    /// What it needs in its environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// Its version.
+    pub version: Version,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Where a QEMU comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The user named it.
+    Named,
+    /// It was found on `PATH`.
+    Path,
+    /// It is the one of the [`Root`].
+    Root,
+}
+
+impl Qemu {
+    /// The QEMU at `explicit`, else the one on `PATH` if it is fit, else the one of the [`Root`], which is made if the
+    /// cache has none. Fit means 10.1.1 or later with a `vfio-user-pci` device.
+    ///
+    /// # Errors
+    /// About `explicit`: [`ImageError::NoQemu`], [`ImageError::NotQemu`], [`ImageError::QemuTooOld`],
+    /// [`ImageError::QemuWithoutVfioUser`]. Else what [`Root::get`] says.
+    pub fn find(explicit: Option<&Path>, cache: &Cache) -> Result<Self, ImageError> {
+        if let Some(path) = explicit {
+            return Self::named(path);
+        }
+        match Self::on_path(cache) {
+            Some(qemu) => Ok(qemu),
+            None => Ok(Self::from_root(&Root::get(cache)?)),
+        }
+    }
+
+    /// The QEMU of `root`. It needs neither chroot nor privileges: it runs on its own dynamic loader and libraries.
+    #[must_use]
+    pub fn from_root(root: &Root) -> Self {
+        Self::in_tree(root.path(), root.manifest().qemu)
+    }
+
+    /// A command that starts it; the options of a virtual machine are still to come.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    pub(crate) fn in_tree(tree: &Path, version: Version) -> Self {
+        let libraries = tree.join("usr/lib/x86_64-linux-gnu");
+        let args = [
+            "--library-path".into(),
+            libraries.clone().into_os_string(),
+            tree.join("usr/bin").join(PROGRAM).into_os_string(),
+            "-L".into(),
+            tree.join("usr/share/qemu").into_os_string(),
+            "-L".into(),
+            tree.join("usr/share/seabios").into_os_string(),
+        ];
+        Self {
+            program: tree.join("usr/lib64/ld-linux-x86-64.so.2"),
+            args: args.into(),
+            env: vec![(
+                "QEMU_MODULE_DIR".into(),
+                libraries.join("qemu").into_os_string(),
+            )],
+            version,
+            origin: Origin::Root,
+        }
+    }
+
+    fn named(path: &Path) -> Result<Self, ImageError> {
+        let no_qemu = || ImageError::NoQemu {
+            path: path.to_path_buf(),
+        };
+        let program = if path.components().count() == 1 && !path.is_file() {
+            search(path.as_os_str()).ok_or_else(no_qemu)?
+        } else {
+            path.is_file()
+                .then(|| path.to_path_buf())
+                .ok_or_else(no_qemu)?
+        };
+        let mut qemu = Self::plain(program, Origin::Named);
+        let probe = qemu.probe()?;
+        if probe.version < OLDEST {
+            return Err(ImageError::QemuTooOld {
+                path: qemu.program,
+                found: probe.version,
+                needed: OLDEST,
+            });
+        }
+        if !probe.vfio_user {
+            return Err(ImageError::QemuWithoutVfioUser { path: qemu.program });
+        }
+        qemu.version = probe.version;
+        Ok(qemu)
+    }
+
+    fn on_path(cache: &Cache) -> Option<Self> {
+        let mut qemu = Self::plain(search(OsStr::new(PROGRAM))?, Origin::Path);
+        match qemu.remembered_probe(cache) {
+            Ok(probe) if probe.is_fit() => {
+                qemu.version = probe.version;
+                Some(qemu)
+            }
+            Ok(probe) => {
+                log::info!(
+                    "{} is not fit, so it is left alone: {probe:?}",
+                    qemu.program.display()
+                );
+                None
+            }
+            Err(error) => {
+                log::info!("{} is left alone: {error}", qemu.program.display());
+                None
+            }
+        }
+    }
+
+    fn plain(program: PathBuf, origin: Origin) -> Self {
+        Self {
+            program,
+            args: Vec::new(),
+            env: Vec::new(),
+            version: Version::default(),
+            origin,
+        }
+    }
+
+    /// Asks the program what it is.
+    pub(crate) fn probe(&self) -> Result<Probe, ImageError> {
+        let answer = self.ask("-version")?;
+        let version = Version::of(&answer).ok_or_else(|| ImageError::NotQemu {
+            path: self.program.clone(),
+            question: "-version",
+            answer: answer.lines().next().unwrap_or_default().to_owned(),
+        })?;
+        let vfio_user =
+            version >= OLDEST && self.ask("-device help")?.contains("\"vfio-user-pci\"");
+        Ok(Probe { version, vfio_user })
+    }
+
+    /// As [`Qemu::probe`], but a program that has not changed since is not asked again.
+    fn remembered_probe(&self, cache: &Cache) -> Result<Probe, ImageError> {
+        let name = format!("qemu-{}.json", cache::key([cache::stamp(&self.program)?]));
+        let path = cache.entry(&name, |path, _| {
+            let probe = serde_json::json!(self.probe()?);
+            fs::write(path, probe.to_string()).map_err(io_error("write", path))
+        })?;
+        let text = fs::read(&path).map_err(io_error("read", &path))?;
+        serde_json::from_slice(&text).map_err(|source| ImageError::Manifest {
+            entry: path.clone(),
+            path,
+            source,
+        })
+    }
+
+    fn ask(&self, question: &str) -> Result<String, ImageError> {
+        let answer = self
+            .command()
+            .args(question.split(' '))
+            .stdin(Stdio::null())
+            .output()
+            .map_err(io_error("run", &self.program))?;
+        Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
+    }
+}
+
+/// What a QEMU says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Probe {
+    pub(crate) version: Version,
+    /// Whether it has the device `vfio-user-pci`.
+    pub(crate) vfio_user: bool,
+}
+
+impl Probe {
+    pub(crate) fn is_fit(&self) -> bool {
+        self.version >= OLDEST && self.vfio_user
+    }
+}
+
+/// The file that a shell would run as `name`.
+fn search(name: &OsStr) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+}
+
+/// Version of a QEMU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Version {
+    /// Counts years.
+    pub major: u32,
+    /// Counts releases of a year.
+    pub minor: u32,
+    /// Counts fixes of a release.
+    pub micro: u32,
+}
+
+impl Version {
+    /// Reads the answer to `-version`: "QEMU emulator version 11.1.3 (Debian 1:11.1.3+ds-1)".
+    fn of(answer: &str) -> Option<Self> {
+        let version = answer.strip_prefix("QEMU emulator version ")?;
+        version.split([' ', '\n']).next()?.parse().ok()
+    }
+}
+
+impl std::str::FromStr for Version {
+    type Err = io::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.splitn(3, '.').map(|part| part.parse().ok());
+        match [
+            parts.next().flatten(),
+            parts.next().flatten(),
+            parts.next().flatten(),
+        ] {
+            [Some(major), Some(minor), Some(micro)] => Ok(Self {
+                major,
+                minor,
+                micro,
+            }),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("not a version of QEMU: {text:?}"),
+            )),
+        }
+    }
+}
+
+impl TryFrom<String> for Version {
+    type Error = io::Error;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<Version> for String {
+    fn from(version: Version) -> Self {
+        version.to_string()
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A program that answers as a QEMU of `version` would, and counts how often it is asked.
+    fn fake(dir: &Path, version: &str, device: &str) -> PathBuf {
+        let path = dir.join("qemu");
+        let script = format!(
+            "#!/bin/sh\necho asked >> {0}/asked\ncase $1 in\n-version) echo 'QEMU emulator version {version} (Fake)';;\n\
+             -device) echo 'name \"{device}\", bus PCI';;\nesac\n",
+            dir.display()
+        );
+        // Written by another process: a descriptor of this one, open for writing in a child that another test
+        // has just forked, would make the kernel refuse to run the script.
+        let mut shell = Command::new("sh")
+            .arg("-c")
+            .arg("cat > \"$0\"")
+            .arg(&path)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        io::Write::write_all(&mut shell.stdin.take().unwrap(), script.as_bytes()).unwrap();
+        assert!(shell.wait().unwrap().success());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn versions_are_read_and_ordered() {
+        let version =
+            |text: &str| Version::of(&format!("QEMU emulator version {text}\nCopyright")).unwrap();
+        assert_eq!(
+            version("11.1.3 (Debian 1:11.1.3+ds-1~bpo13+1)").to_string(),
+            "11.1.3"
+        );
+        assert!(
+            version("10.1.0") < OLDEST && version("10.1.1") >= OLDEST && version("9.2.50") < OLDEST
+        );
+        assert_eq!(Version::of("qemu-img version 11.1.3"), None);
+        assert_eq!(Version::of("QEMU emulator version 11"), None);
+    }
+
+    #[test]
+    fn the_root_s_qemu_starts_through_its_own_loader() {
+        let qemu = Qemu::in_tree(Path::new("/r"), OLDEST);
+        let line: Vec<_> = qemu
+            .command()
+            .get_args()
+            .map(|arg| arg.to_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(qemu.program, Path::new("/r/usr/lib64/ld-linux-x86-64.so.2"));
+        assert_eq!(
+            line.join(" "),
+            "--library-path /r/usr/lib/x86_64-linux-gnu /r/usr/bin/qemu-system-x86_64 -L /r/usr/share/qemu -L \
+             /r/usr/share/seabios"
+        );
+        let module_dir = (
+            OsStr::new("QEMU_MODULE_DIR"),
+            Some(OsStr::new("/r/usr/lib/x86_64-linux-gnu/qemu")),
+        );
+        assert_eq!(qemu.command().get_envs().collect::<Vec<_>>(), [module_dir]);
+    }
+
+    #[test]
+    fn a_named_qemu_must_be_fit() {
+        let dir = tempfile::tempdir().unwrap();
+        let named = |version, device| Qemu::named(&fake(dir.path(), version, device));
+        let qemu = named("11.0.0", "vfio-user-pci").unwrap();
+        assert_eq!((qemu.version.major, qemu.origin), (11, Origin::Named));
+        assert!(matches!(
+            named("10.1.0", "vfio-user-pci"),
+            Err(ImageError::QemuTooOld { needed: OLDEST, .. })
+        ));
+        assert!(matches!(
+            named("11.0.0", "vfio-pci"),
+            Err(ImageError::QemuWithoutVfioUser { .. })
+        ));
+        assert!(matches!(
+            named("none", "vfio-user-pci"),
+            Err(ImageError::NotQemu {
+                question: "-version",
+                ..
+            })
+        ));
+        assert!(matches!(
+            Qemu::named(&dir.path().join("missing")),
+            Err(ImageError::NoQemu { .. })
+        ));
+    }
+
+    #[test]
+    fn a_program_is_asked_again_only_when_it_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let asked = || {
+            fs::read_to_string(dir.path().join("asked"))
+                .unwrap()
+                .lines()
+                .count()
+        };
+        let qemu = Qemu::plain(fake(dir.path(), "11.1.3", "vfio-user-pci"), Origin::Path);
+        let first = qemu.remembered_probe(&cache).unwrap();
+        assert!(first.is_fit());
+        assert_eq!(
+            (qemu.remembered_probe(&cache).unwrap(), asked()),
+            (first, 2)
+        );
+        fake(dir.path(), "10.0.2", "vfio-pci");
+        assert!(!qemu.remembered_probe(&cache).unwrap().is_fit());
+        assert_eq!(asked(), 3);
+    }
+}

@@ -1,0 +1,75 @@
+//! What goes into the root. Nothing is pinned to a version: backports move on, and the manifest records what was got.
+
+use crate::cache;
+
+/// The Debian suite that the root comes from.
+pub(crate) const SUITE: &str = "trixie";
+
+/// The suite that has a QEMU with a vfio-user client and a kernel with p2pdma.
+pub(crate) const BACKPORTS: &str = "trixie-backports";
+
+/// The packages; what they depend on comes along, what they recommend does not.
+pub(crate) const PACKAGES: &[&str] = &[
+    // The virtual machine.
+    "linux-image-amd64",
+    "qemu-system-x86",
+    "seabios",
+    // What a guest runs against the devices.
+    "fio",
+    "kmod",
+    "nvme-cli",
+    "pciutils",
+    // What a shell script expects of any Debian; nothing is essential to mmdebstrap's variant `extract`.
+    "base-files",
+    "bash",
+    "busybox",
+    "coreutils",
+    "dash",
+    "debianutils",
+    "diffutils",
+    "findutils",
+    "grep",
+    "gzip",
+    "hostname",
+    "mawk",
+    "mount",
+    "ncurses-base",
+    "procps",
+    "sed",
+    "tar",
+    "util-linux",
+];
+
+/// Takes the whole of backports, since its QEMU and its firmware must be of one age.
+pub(crate) const PREFERENCES: &str =
+    "Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 900\\n";
+
+/// Symbolic links that Debian makes in maintainer scripts, which do not run here: where, and to what.
+pub(crate) const LINKS: &[(&str, &str)] = &[
+    ("usr/bin/awk", "mawk"),
+    ("usr/bin/which", "which.debianutils"),
+];
+
+/// Files that Debian makes in maintainer scripts: where, and their text.
+pub(crate) const FILES: &[(&str, &str)] = &[
+    ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
+    ("etc/group", "root:x:0:\n"),
+    ("etc/hostname", "peerbar\n"),
+];
+
+/// Folders that a guest mounts something on; the root is read-only there.
+pub(crate) const MOUNT_POINTS: &[&str] = &["dev", "mnt", "proc", "run", "sys", "tmp"];
+
+/// The hash of the recipe: a root of another recipe is another cache entry.
+pub(crate) fn key() -> String {
+    let mut parts = vec![SUITE, BACKPORTS, PREFERENCES];
+    parts.extend_from_slice(PACKAGES);
+    parts.extend(
+        LINKS
+            .iter()
+            .chain(FILES)
+            .flat_map(|(place, content)| [place, content]),
+    );
+    parts.extend_from_slice(MOUNT_POINTS);
+    cache::key(parts)
+}

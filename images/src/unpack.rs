@@ -1,0 +1,78 @@
+//! Compressed kernels and modules.
+
+use std::borrow::Cow;
+use std::io::{self, Read};
+
+use ruzstd::decoding::StreamingDecoder;
+
+/// No kernel and no module is bigger than this once unpacked; a damaged one may claim to be.
+const LIMIT: u64 = 1 << 30;
+
+/// The content of a gzip, xz or zstd stream, which whatever follows it does not hurt; anything else as it is.
+pub(crate) fn unpack(bytes: &[u8]) -> io::Result<Cow<'_, [u8]>> {
+    match bytes {
+        [0x1f, 0x8b, ..] => read(flate2::bufread::GzDecoder::new(bytes)),
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => read(lzma_rust2::XzReader::new(bytes, false)),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => read(zstd(bytes)?),
+        _ => Ok(Cow::Borrowed(bytes)),
+    }
+}
+
+/// A kernel is packed with the longest window that zstd has for ordinary use, which is beyond the decoder's default.
+fn zstd(bytes: &[u8]) -> io::Result<impl Read> {
+    const WINDOW: u64 = 1 << 27;
+    StreamingDecoder::new_with_max_window_size(bytes, WINDOW).map_err(io::Error::other)
+}
+
+fn read(stream: impl Read) -> io::Result<Cow<'static, [u8]>> {
+    let mut content = Vec::new();
+    stream.take(LIMIT).read_to_end(&mut content)?;
+    Ok(Cow::Owned(content))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::io::Write;
+
+    pub(crate) fn gzip(content: &[u8]) -> Vec<u8> {
+        let mut stream = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        stream.write_all(content).unwrap();
+        stream.finish().unwrap()
+    }
+
+    pub(crate) fn zstd(content: &[u8]) -> Vec<u8> {
+        ruzstd::encoding::compress_to_vec(content, ruzstd::encoding::CompressionLevel::Fastest)
+    }
+
+    /// "peerbar\n" as `xz --check=crc32` packs it.
+    pub(crate) const XZ: &[u8] = &[
+        0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x01, 0x69, 0x22, 0xde, 0x36, 0x02, 0x00, 0x21,
+        0x01, 0x10, 0x00, 0x00, 0x00, 0xa8, 0x70, 0x8e, 0x86, 0x01, 0x00, 0x07, 0x70, 0x65, 0x65,
+        0x72, 0x62, 0x61, 0x72, 0x0a, 0x00, 0x08, 0x6c, 0x31, 0xee, 0x00, 0x01, 0x1c, 0x08, 0x44,
+        0x60, 0x2a, 0xc8, 0x90, 0x42, 0x99, 0x0d, 0x01, 0x00, 0x00, 0x00, 0x00, 0x01, 0x59, 0x5a,
+    ];
+
+    #[test]
+    fn each_format_is_known_by_its_first_bytes() {
+        assert_eq!(*unpack(&gzip(b"peerbar\n")).unwrap(), *b"peerbar\n");
+        assert_eq!(*unpack(&zstd(b"peerbar\n")).unwrap(), *b"peerbar\n");
+        assert_eq!(*unpack(XZ).unwrap(), *b"peerbar\n");
+        assert_eq!(*unpack(b"peerbar\n").unwrap(), *b"peerbar\n");
+    }
+
+    #[test]
+    fn what_follows_a_stream_is_left_alone() {
+        for mut stream in [gzip(b"peerbar\n"), zstd(b"peerbar\n"), XZ.to_vec()] {
+            stream.extend([8, 0, 0, 0]);
+            assert_eq!(*unpack(&stream).unwrap(), *b"peerbar\n");
+        }
+    }
+
+    #[test]
+    fn a_damaged_stream_is_an_error() {
+        for stream in [gzip(b"peerbar\n"), zstd(b"peerbar\n"), XZ.to_vec()] {
+            assert!(unpack(&stream[..stream.len() / 2]).is_err());
+        }
+    }
+}
