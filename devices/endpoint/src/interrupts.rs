@@ -1,0 +1,244 @@
+//! Interrupts: the event descriptors that the client has set up, and the level of the INTx pin.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+use peerbar_pci::{InterruptMode, Interrupts};
+use peerbar_vfio_user::IrqAction;
+use rustix::io::Errno;
+
+/// The interrupts of one function, shared between the thread that serves the client and those that raise them.
+///
+/// The client masks MSI-X vectors on its own side and tells nobody, so a vector is signalled whether masked or not. The
+/// INTx pin is level-triggered: one signal masks it, and the client unmasks it at the guest's end of interrupt
+/// (vfio-user, DEVICE_SET_IRQS; VFIO_IRQ_INFO_AUTOMASKED).
+#[derive(Debug)]
+pub struct Vectors {
+    msi_x: RwLock<Vec<Option<OwnedFd>>>,
+    pin: Mutex<Pin>,
+}
+
+#[derive(Debug, Default)]
+struct Pin {
+    event: Option<OwnedFd>,
+    asserted: bool,
+    masked: bool,
+}
+
+impl Vectors {
+    /// Interrupts of a function with this many MSI-X vectors.
+    pub fn new(vectors: u16) -> Self {
+        let msi_x = (0..vectors).map(|_| None).collect();
+        Self {
+            msi_x: RwLock::new(msi_x),
+            pin: Mutex::default(),
+        }
+    }
+
+    /// How many MSI-X vectors there are.
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.read().len()).unwrap_or(u32::MAX)
+    }
+
+    /// Forgets every event descriptor; the level of the pin stays the function's.
+    pub(crate) fn clear(&self) {
+        self.write().fill_with(|| None);
+        let mut pin = self.pin();
+        *pin = Pin {
+            asserted: pin.asserted,
+            ..Pin::default()
+        };
+    }
+
+    /// vfio-user, DEVICE_SET_IRQS for MSI-X.
+    pub(crate) fn set_msi_x(&self, start: u32, count: u32, action: IrqAction) -> Result<(), Errno> {
+        let start = usize::try_from(start).map_err(|_| Errno::INVAL)?;
+        let end = usize::try_from(count)
+            .ok()
+            .and_then(|count| start.checked_add(count))
+            .ok_or(Errno::INVAL)?;
+        match action {
+            IrqAction::Disable => self.write().fill_with(|| None),
+            IrqAction::Events(events) => {
+                let mut vectors = self.write();
+                let vectors = vectors
+                    .get_mut(start..end)
+                    .filter(|v| v.len() == events.len())
+                    .ok_or(Errno::INVAL)?;
+                for (vector, event) in vectors.iter_mut().zip(events) {
+                    *vector = event;
+                }
+            }
+            IrqAction::Trigger => {
+                self.read()
+                    .get(start..end)
+                    .ok_or(Errno::INVAL)?
+                    .iter()
+                    .flatten()
+                    .for_each(signal);
+            }
+            IrqAction::Mask | IrqAction::Unmask => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    /// vfio-user, DEVICE_SET_IRQS for INTx.
+    pub(crate) fn set_pin_events(&self, action: IrqAction) {
+        let mut pin = self.pin();
+        match action {
+            IrqAction::Disable => {
+                *pin = Pin {
+                    asserted: pin.asserted,
+                    ..Pin::default()
+                }
+            }
+            IrqAction::Events(events) => {
+                pin.event = events.into_iter().next().flatten();
+                pin.masked = false;
+                pin.deliver();
+            }
+            IrqAction::Trigger => pin.event.iter().for_each(signal),
+            IrqAction::Mask => pin.masked = true,
+            IrqAction::Unmask => {
+                pin.masked = false;
+                pin.deliver();
+            }
+        }
+    }
+
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Vec<Option<OwnedFd>>> {
+        self.msi_x.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Vec<Option<OwnedFd>>> {
+        self.msi_x.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pin(&self) -> MutexGuard<'_, Pin> {
+        self.pin.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Interrupts for Vectors {
+    fn mode(&self) -> InterruptMode {
+        if self.read().iter().any(Option::is_some) {
+            InterruptMode::MsiX
+        } else if self.pin().event.is_some() {
+            InterruptMode::Pin
+        } else {
+            InterruptMode::Off
+        }
+    }
+
+    fn raise(&self, vector: u16) {
+        if let Some(Some(event)) = self.read().get(usize::from(vector)) {
+            signal(event);
+        }
+    }
+
+    fn set_pin(&self, asserted: bool) {
+        let mut pin = self.pin();
+        pin.asserted = asserted;
+        pin.deliver();
+    }
+}
+
+impl Pin {
+    /// Signals a level that is asserted and not masked, and masks it.
+    fn deliver(&mut self) {
+        if self.asserted
+            && !self.masked
+            && self.event.as_ref().is_some_and(|event| {
+                signal(event);
+                true
+            })
+        {
+            self.masked = true;
+        }
+    }
+}
+
+/// Adds one to an eventfd. The client's descriptor may be anything; what cannot be written is not an interrupt.
+fn signal(event: &OwnedFd) {
+    if let Err(error) = rustix::io::write(event, &1u64.to_ne_bytes()) {
+        log::debug!("an interrupt's event cannot be signalled: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn event() -> (OwnedFd, OwnedFd) {
+        let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        (event.try_clone().unwrap(), event)
+    }
+
+    /// How often it was signalled since last asked.
+    fn signals(event: &OwnedFd) -> u64 {
+        let mut count = [0; 8];
+        rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    #[test]
+    fn a_vector_signals_its_own_event() {
+        let vectors = Vectors::new(4);
+        let (given, seen) = event();
+        vectors
+            .set_msi_x(2, 1, IrqAction::Events(vec![Some(given)]))
+            .unwrap();
+        assert_eq!(vectors.mode(), InterruptMode::MsiX);
+        for vector in [0, 2, 3, 4, u16::MAX] {
+            vectors.raise(vector);
+        }
+        assert_eq!(signals(&seen), 1);
+        vectors.set_msi_x(2, 1, IrqAction::Trigger).unwrap();
+        assert_eq!(signals(&seen), 1);
+        vectors.set_msi_x(0, 0, IrqAction::Disable).unwrap();
+        vectors.raise(2);
+        assert_eq!(signals(&seen), 0);
+        assert_eq!(vectors.mode(), InterruptMode::Off);
+    }
+
+    #[test]
+    fn vectors_that_do_not_exist_are_refused() {
+        let vectors = Vectors::new(4);
+        assert!(
+            vectors
+                .set_msi_x(4, 1, IrqAction::Events(vec![None]))
+                .is_err()
+        );
+        assert!(vectors.set_msi_x(3, 2, IrqAction::Trigger).is_err());
+        assert!(
+            vectors
+                .set_msi_x(u32::MAX, u32::MAX, IrqAction::Trigger)
+                .is_err()
+        );
+        assert!(
+            vectors
+                .set_msi_x(0, 2, IrqAction::Events(vec![None]))
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn the_pin_signals_once_for_each_end_of_interrupt_while_asserted() {
+        let vectors = Vectors::new(1);
+        let (given, seen) = event();
+        vectors.set_pin(true);
+        vectors.set_pin_events(IrqAction::Events(vec![Some(given)]));
+        assert_eq!(vectors.mode(), InterruptMode::Pin);
+        vectors.set_pin(true);
+        assert_eq!(signals(&seen), 1, "a level that stays is one signal");
+        vectors.set_pin_events(IrqAction::Unmask);
+        assert_eq!(signals(&seen), 1, "still asserted at the end of interrupt");
+        vectors.set_pin(false);
+        vectors.set_pin_events(IrqAction::Unmask);
+        assert_eq!(signals(&seen), 0);
+        vectors.set_pin_events(IrqAction::Mask);
+        vectors.set_pin(true);
+        assert_eq!(signals(&seen), 0);
+    }
+}
