@@ -1,0 +1,139 @@
+//! Asynchronous events: dword 0 of the completion of an Asynchronous Event Request (NVMe Base 2.0, 5.2.1).
+
+use bitfield_struct::bitfield;
+
+use crate::log::lid;
+
+/// Dword 0 of the completion of an Asynchronous Event Request (NVMe Base 2.0, 5.2.1).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// Asynchronous Event Type, one of [`kind`].
+    #[bits(3)]
+    pub kind: u8,
+    #[bits(5)]
+    __: u8,
+    /// Asynchronous Event Information: which event of its kind.
+    pub info: u8,
+    /// Log Page Identifier: the page whose reading clears the event.
+    pub lid: u8,
+    __: u8,
+}
+
+/// Asynchronous Event Types (NVMe Base 2.0, 5.2.1).
+pub mod kind {
+    /// Error status.
+    pub const ERROR: u8 = 0;
+    /// SMART / Health status.
+    pub const SMART: u8 = 1;
+    /// Notice.
+    pub const NOTICE: u8 = 2;
+    /// I/O command set specific status.
+    pub const COMMAND_SET: u8 = 6;
+    /// Vendor specific.
+    pub const VENDOR: u8 = 7;
+}
+
+const fn event(kind: u8, info: u8, lid: u8) -> AsyncEvent {
+    AsyncEvent::new()
+        .with_kind(kind)
+        .with_info(info)
+        .with_lid(lid)
+}
+
+impl AsyncEvent {
+    /// A doorbell of a queue that does not exist was written.
+    pub const INVALID_DOORBELL_REGISTER: Self = event(kind::ERROR, 0x00, lid::ERROR);
+    /// A doorbell was set beyond its queue, or to a value that it had.
+    pub const INVALID_DOORBELL_VALUE: Self = event(kind::ERROR, 0x01, lid::ERROR);
+    /// Diagnostics failed.
+    pub const DIAGNOSTIC_FAILURE: Self = event(kind::ERROR, 0x02, lid::ERROR);
+    /// An internal error that only a reset may cure.
+    pub const PERSISTENT_INTERNAL_ERROR: Self = event(kind::ERROR, 0x03, lid::ERROR);
+    /// An internal error of one set of controllers or namespaces.
+    pub const TRANSIENT_INTERNAL_ERROR: Self = event(kind::ERROR, 0x04, lid::ERROR);
+    /// A firmware image could not be loaded.
+    pub const FIRMWARE_IMAGE_LOAD_ERROR: Self = event(kind::ERROR, 0x05, lid::ERROR);
+    /// The NVM subsystem is less reliable than it was.
+    pub const SUBSYSTEM_RELIABILITY: Self = event(kind::SMART, 0x00, lid::SMART);
+    /// A temperature is beyond its threshold.
+    pub const TEMPERATURE_THRESHOLD: Self = event(kind::SMART, 0x01, lid::SMART);
+    /// Spare capacity is below its threshold.
+    pub const SPARE_BELOW_THRESHOLD: Self = event(kind::SMART, 0x02, lid::SMART);
+    /// Identify data of a namespace, or the list of namespaces, has changed.
+    pub const NAMESPACE_ATTRIBUTE_CHANGED: Self =
+        event(kind::NOTICE, 0x00, lid::CHANGED_NAMESPACES);
+    /// Firmware is about to be activated.
+    pub const FIRMWARE_ACTIVATION_STARTING: Self = event(kind::NOTICE, 0x01, lid::FIRMWARE_SLOT);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Type, information and log page, taken out of the dword as Linux does in `nvme_complete_async_event`.
+    fn as_linux_sees_it(event: AsyncEvent) -> (u32, u32, u32) {
+        let result = event.into_bits();
+        (result & 0x07, (result & 0xff00) >> 8, (result >> 16) & 0xff)
+    }
+
+    #[test]
+    fn kinds_are_linux_nvme_aer() {
+        assert_eq!(kind::ERROR, 0); // NVME_AER_ERROR
+        assert_eq!(kind::SMART, 1); // NVME_AER_SMART
+        assert_eq!(kind::NOTICE, 2); // NVME_AER_NOTICE
+        assert_eq!(kind::COMMAND_SET, 6); // NVME_AER_CSS
+        assert_eq!(kind::VENDOR, 7); // NVME_AER_VS
+    }
+
+    #[test]
+    fn events_are_linux_nvme_aer() {
+        // libnvme NVME_AER_ERROR_INVALID_DB_REG and following; NVME_LOG_ERROR is 1
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::INVALID_DOORBELL_REGISTER),
+            (0, 0x00, 1)
+        );
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::INVALID_DOORBELL_VALUE),
+            (0, 0x01, 1)
+        );
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::DIAGNOSTIC_FAILURE),
+            (0, 0x02, 1)
+        );
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::PERSISTENT_INTERNAL_ERROR),
+            (0, 0x03, 1)
+        ); // NVME_AER_ERROR_PERSIST_INT_ERR
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::TRANSIENT_INTERNAL_ERROR),
+            (0, 0x04, 1)
+        );
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::FIRMWARE_IMAGE_LOAD_ERROR),
+            (0, 0x05, 1)
+        );
+        // libnvme NVME_AER_SMART_SUBSYSTEM_RELIABILITY and following; NVME_LOG_SMART is 2
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::SUBSYSTEM_RELIABILITY),
+            (1, 0x00, 2)
+        );
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::TEMPERATURE_THRESHOLD),
+            (1, 0x01, 2)
+        );
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::SPARE_BELOW_THRESHOLD),
+            (1, 0x02, 2)
+        );
+        // NVME_AER_NOTICE_NS_CHANGED with NVME_LOG_CHANGED_NS, NVME_AER_NOTICE_FW_ACT_STARTING with NVME_LOG_FW_SLOT
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED),
+            (2, 0x00, 4)
+        );
+        assert_eq!(
+            as_linux_sees_it(AsyncEvent::FIRMWARE_ACTIVATION_STARTING),
+            (2, 0x01, 3)
+        );
+    }
+}

@@ -1,0 +1,467 @@
+//! Features: their identifiers, and what Get Features and Set Features carry for each (NVMe Base 2.0, 5.27.1).
+
+use bitfield_struct::bitfield;
+use thiserror::Error;
+use zerocopy::little_endian::U16;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned, try_transmute,
+};
+
+/// FID: Feature Identifiers (NVMe Base 2.0, 5.27.1 and NVM Command Set 1.0, 4.1.3).
+pub mod fid {
+    /// [`crate::feature::Arbitration`].
+    pub const ARBITRATION: u8 = 0x01;
+    /// [`crate::feature::PowerManagement`].
+    pub const POWER_MANAGEMENT: u8 = 0x02;
+    /// LBA Range Type.
+    pub const LBA_RANGE_TYPE: u8 = 0x03;
+    /// [`crate::feature::TemperatureThreshold`].
+    pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+    /// [`crate::feature::ErrorRecovery`].
+    pub const ERROR_RECOVERY: u8 = 0x05;
+    /// [`crate::feature::VolatileWriteCache`].
+    pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
+    /// [`crate::feature::NumberOfQueues`].
+    pub const NUMBER_OF_QUEUES: u8 = 0x07;
+    /// [`crate::feature::InterruptCoalescing`].
+    pub const INTERRUPT_COALESCING: u8 = 0x08;
+    /// [`crate::feature::InterruptVectorConfiguration`].
+    pub const INTERRUPT_VECTOR_CONFIGURATION: u8 = 0x09;
+    /// [`crate::feature::WriteAtomicity`].
+    pub const WRITE_ATOMICITY: u8 = 0x0a;
+    /// [`crate::feature::AsyncEventConfiguration`].
+    pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
+    /// Autonomous Power State Transition.
+    pub const AUTONOMOUS_POWER_STATE_TRANSITION: u8 = 0x0c;
+    /// Host Memory Buffer.
+    pub const HOST_MEMORY_BUFFER: u8 = 0x0d;
+    /// [`crate::feature::Timestamp`].
+    pub const TIMESTAMP: u8 = 0x0e;
+    /// Keep Alive Timer.
+    pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
+    /// Host Controlled Thermal Management.
+    pub const HOST_CONTROLLED_THERMAL_MANAGEMENT: u8 = 0x10;
+    /// Non-Operational Power State Config.
+    pub const NON_OPERATIONAL_POWER_STATE: u8 = 0x11;
+    /// [`crate::feature::HostBehaviorSupport`].
+    pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
+    /// Sanitize Config.
+    pub const SANITIZE: u8 = 0x17;
+    /// I/O Command Set Profile.
+    pub const COMMAND_SET_PROFILE: u8 = 0x19;
+    /// [`crate::feature::SoftwareProgressMarker`].
+    pub const SOFTWARE_PROGRESS_MARKER: u8 = 0x80;
+    /// [`crate::feature::HostIdentifier`].
+    pub const HOST_IDENTIFIER: u8 = 0x81;
+    /// Reservation Notification Mask.
+    pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
+    /// Reservation Persistence.
+    pub const RESERVATION_PERSISTENCE: u8 = 0x83;
+    /// Namespace Write Protection Config.
+    pub const NAMESPACE_WRITE_PROTECTION: u8 = 0x84;
+}
+
+/// SEL: which value Get Features returns (NVMe Base 2.0, 5.15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(u8)]
+pub enum Select {
+    /// The value in effect.
+    Current = 0,
+    /// The value that the controller came with.
+    Default = 1,
+    /// The value that a power cycle brings back.
+    Saved = 2,
+    /// No value, but [`Capabilities`].
+    SupportedCapabilities = 3,
+}
+
+/// A SEL that NVMe 2.0 does not define.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("reserved select {0}")]
+pub struct ReservedSelect(pub u8);
+
+impl TryFrom<u8> for Select {
+    type Error = ReservedSelect;
+
+    fn try_from(sel: u8) -> Result<Self, ReservedSelect> {
+        try_transmute!(sel).map_err(|_| ReservedSelect(sel))
+    }
+}
+
+/// What Get Features returns for [`Select::SupportedCapabilities`] (NVMe Base 2.0, 5.15.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Capabilities {
+    /// The value can be saved.
+    pub saveable: bool,
+    /// Each namespace has a value of its own.
+    pub namespace_specific: bool,
+    /// The value can be changed.
+    pub changeable: bool,
+    #[bits(29)]
+    __: u32,
+}
+
+/// Arbitration (NVMe Base 2.0, 5.27.1.1).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct Arbitration {
+    /// AB: Arbitration Burst: `1 << ab` commands, 7 no limit.
+    #[bits(3)]
+    pub ab: u8,
+    #[bits(5)]
+    __: u8,
+    /// LPW: Low Priority Weight, 0's based.
+    pub lpw: u8,
+    /// MPW: Medium Priority Weight, 0's based.
+    pub mpw: u8,
+    /// HPW: High Priority Weight, 0's based.
+    pub hpw: u8,
+}
+
+/// Power Management (NVMe Base 2.0, 5.27.1.2).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct PowerManagement {
+    /// PS: Power State.
+    #[bits(5)]
+    pub ps: u8,
+    /// WH: Workload Hint.
+    #[bits(3)]
+    pub wh: u8,
+    #[bits(24)]
+    __: u32,
+}
+
+/// Temperature Threshold (NVMe Base 2.0, 5.27.1.3).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct TemperatureThreshold {
+    /// TMPTH: the threshold in kelvins.
+    pub tmpth: u16,
+    /// TMPSEL: 0 the composite temperature, 1 to 8 a sensor, 15 all of them (Set Features).
+    #[bits(4)]
+    pub tmpsel: u8,
+    /// THSEL: 0 over, 1 under temperature.
+    #[bits(2)]
+    pub thsel: u8,
+    #[bits(10)]
+    __: u16,
+}
+
+/// Error Recovery (NVM Command Set 1.0, 4.1.3).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct ErrorRecovery {
+    /// TLER: Time Limited Error Recovery in units of 100 ms, 0 no limit.
+    pub tler: u16,
+    /// DULBE: reading deallocated or unwritten blocks is an error.
+    pub dulbe: bool,
+    #[bits(15)]
+    __: u16,
+}
+
+/// Volatile Write Cache (NVMe Base 2.0, 5.27.1.4).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct VolatileWriteCache {
+    /// WCE: the cache is in use.
+    pub wce: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+/// Number of Queues (NVMe Base 2.0, 5.27.1.5): asked for in dword 11, granted in the completion's dword 0.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct NumberOfQueues {
+    /// NSQR or NSQA: I/O submission queues, 0's based.
+    pub nsq: u16,
+    /// NCQR or NCQA: I/O completion queues, 0's based.
+    pub ncq: u16,
+}
+
+/// Interrupt Coalescing (NVMe Base 2.0, 5.27.1.6).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct InterruptCoalescing {
+    /// THR: Aggregation Threshold in completions, 0's based.
+    pub thr: u8,
+    /// TIME: Aggregation Time in units of 100 microseconds, 0 none.
+    pub time: u8,
+    #[bits(16)]
+    __: u16,
+}
+
+/// Interrupt Vector Configuration (NVMe Base 2.0, 5.27.1.7).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct InterruptVectorConfiguration {
+    /// IV: the vector.
+    pub iv: u16,
+    /// CD: no coalescing on this vector.
+    pub cd: bool,
+    #[bits(15)]
+    __: u16,
+}
+
+/// Write Atomicity Normal (NVM Command Set 1.0, 4.1.3).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct WriteAtomicity {
+    /// DN: the host does not need AWUN, only AWUPF.
+    pub dn: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+/// Asynchronous Event Configuration: which events are reported (NVMe Base 2.0, 5.27.1.8).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct AsyncEventConfiguration {
+    /// The bits of [`crate::log::CriticalWarning`] that are reported.
+    pub critical_warnings: u8,
+    /// Namespace Attribute Notices.
+    pub namespace_attribute: bool,
+    /// Firmware Activation Notices.
+    pub firmware_activation: bool,
+    /// Telemetry Log Notices.
+    pub telemetry: bool,
+    /// Asymmetric Namespace Access Change Notices.
+    pub ana_change: bool,
+    /// Predictable Latency Event Aggregate Log Change Notices.
+    pub predictable_latency: bool,
+    /// LBA Status Information Notices.
+    pub lba_status: bool,
+    /// Endurance Group Event Aggregate Log Page Change Notices.
+    pub endurance_group: bool,
+    /// Normal NVM Subsystem Shutdown.
+    pub normal_shutdown: bool,
+    #[bits(16)]
+    __: u16,
+}
+
+/// Timestamp, the data of both commands (NVMe Base 2.0, 5.27.1.11).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Timestamp {
+    /// Milliseconds since the start of 1970 UTC, or since a reset, by `attributes`: bits 31:0.
+    milliseconds_low: zerocopy::little_endian::U32,
+    /// Milliseconds, bits 47:32.
+    milliseconds_high: U16,
+    /// Where the time comes from (Get Features).
+    pub attributes: TimestampAttributes,
+    _reserved_7: u8,
+}
+
+impl Timestamp {
+    /// A timestamp of `milliseconds`; `None` if they do not fit 48 bits.
+    pub fn new(milliseconds: u64, attributes: TimestampAttributes) -> Option<Self> {
+        let low = u32::try_from(milliseconds & 0xffff_ffff).ok()?;
+        let high = u16::try_from(milliseconds >> 32).ok()?;
+        Some(Self {
+            milliseconds_low: low.into(),
+            milliseconds_high: high.into(),
+            attributes,
+            _reserved_7: 0,
+        })
+    }
+
+    /// Milliseconds since the start of 1970 UTC, or since a reset, by `attributes`.
+    pub fn milliseconds(&self) -> u64 {
+        u64::from(self.milliseconds_high.get()) << 32 | u64::from(self.milliseconds_low.get())
+    }
+}
+
+/// Where a timestamp comes from (NVMe Base 2.0, 5.27.1.11).
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct TimestampAttributes {
+    /// The controller's clock may have stopped since the time was set.
+    pub stopped: bool,
+    /// Timestamp Origin: 0 a reset of the controller, 1 Set Features.
+    #[bits(3)]
+    pub origin: u8,
+    #[bits(4)]
+    __: u8,
+}
+
+/// Host Behavior Support, the data of both commands (NVMe Base 2.0, 5.27.1.18). Each byte is 0 or 1.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct HostBehaviorSupport {
+    /// ACRE: Advanced Command Retry Enable.
+    pub acre: u8,
+    /// ETDAS: Extended Telemetry Data Area 4 Supported.
+    pub etdas: u8,
+    /// LBAFEE: LBA Format Extension Enable.
+    pub lbafee: u8,
+    _reserved_3: [u8; 509],
+}
+
+/// Software Progress Marker (NVMe Base 2.0, 5.27.1).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct SoftwareProgressMarker {
+    /// PBSLC: Pre-boot Software Load Count.
+    pub pbslc: u8,
+    #[bits(24)]
+    __: u32,
+}
+
+/// Host Identifier: dword 11; the identifier itself is data of 8 or 16 bytes (NVMe Base 2.0, 5.27.1).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct HostIdentifier {
+    /// EXHID: the identifier has 16 bytes, not 8.
+    pub exhid: bool,
+    #[bits(31)]
+    __: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn fid_is_linux_nvme_feat() {
+        assert_eq!(fid::ARBITRATION, 0x01); // NVME_FEAT_ARBITRATION
+        assert_eq!(fid::POWER_MANAGEMENT, 0x02); // NVME_FEAT_POWER_MGMT
+        assert_eq!(fid::LBA_RANGE_TYPE, 0x03); // NVME_FEAT_LBA_RANGE
+        assert_eq!(fid::TEMPERATURE_THRESHOLD, 0x04); // NVME_FEAT_TEMP_THRESH
+        assert_eq!(fid::ERROR_RECOVERY, 0x05); // NVME_FEAT_ERR_RECOVERY
+        assert_eq!(fid::VOLATILE_WRITE_CACHE, 0x06); // NVME_FEAT_VOLATILE_WC
+        assert_eq!(fid::NUMBER_OF_QUEUES, 0x07); // NVME_FEAT_NUM_QUEUES
+        assert_eq!(fid::INTERRUPT_COALESCING, 0x08); // NVME_FEAT_IRQ_COALESCE
+        assert_eq!(fid::INTERRUPT_VECTOR_CONFIGURATION, 0x09); // NVME_FEAT_IRQ_CONFIG
+        assert_eq!(fid::WRITE_ATOMICITY, 0x0a); // NVME_FEAT_WRITE_ATOMIC
+        assert_eq!(fid::ASYNC_EVENT_CONFIGURATION, 0x0b); // NVME_FEAT_ASYNC_EVENT
+        assert_eq!(fid::AUTONOMOUS_POWER_STATE_TRANSITION, 0x0c); // NVME_FEAT_AUTO_PST
+        assert_eq!(fid::HOST_MEMORY_BUFFER, 0x0d); // NVME_FEAT_HOST_MEM_BUF
+        assert_eq!(fid::TIMESTAMP, 0x0e); // NVME_FEAT_TIMESTAMP
+        assert_eq!(fid::KEEP_ALIVE_TIMER, 0x0f); // NVME_FEAT_KATO
+        assert_eq!(fid::HOST_CONTROLLED_THERMAL_MANAGEMENT, 0x10); // NVME_FEAT_HCTM
+        assert_eq!(fid::NON_OPERATIONAL_POWER_STATE, 0x11); // NVME_FEAT_NOPSC
+        assert_eq!(fid::HOST_BEHAVIOR_SUPPORT, 0x16); // NVME_FEAT_HOST_BEHAVIOR
+        assert_eq!(fid::SANITIZE, 0x17); // NVME_FEAT_SANITIZE
+        assert_eq!(fid::COMMAND_SET_PROFILE, 0x19); // libnvme NVME_FEAT_FID_IOCS_PROFILE
+        assert_eq!(fid::SOFTWARE_PROGRESS_MARKER, 0x80); // NVME_FEAT_SW_PROGRESS
+        assert_eq!(fid::HOST_IDENTIFIER, 0x81); // NVME_FEAT_HOST_ID
+        assert_eq!(fid::RESERVATION_NOTIFICATION_MASK, 0x82); // NVME_FEAT_RESV_MASK
+        assert_eq!(fid::RESERVATION_PERSISTENCE, 0x83); // NVME_FEAT_RESV_PERSIST
+        assert_eq!(fid::NAMESPACE_WRITE_PROTECTION, 0x84); // NVME_FEAT_WRITE_PROTECT
+    }
+
+    #[test]
+    fn select_is_libnvme_nvme_get_features_sel() {
+        assert_eq!(Select::try_from(0), Ok(Select::Current)); // NVME_GET_FEATURES_SEL_CURRENT
+        assert_eq!(Select::try_from(1), Ok(Select::Default)); // NVME_GET_FEATURES_SEL_DEFAULT
+        assert_eq!(Select::try_from(2), Ok(Select::Saved)); // NVME_GET_FEATURES_SEL_SAVED
+        assert_eq!(Select::try_from(3), Ok(Select::SupportedCapabilities)); // NVME_GET_FEATURES_SEL_SUPPORTED
+        for sel in 4..=u8::MAX {
+            assert_eq!(Select::try_from(sel), Err(ReservedSelect(sel)));
+        }
+        assert_eq!(ReservedSelect(7).to_string(), "reserved select 7");
+    }
+
+    #[test]
+    fn capabilities_are_as_nvme_cli_prints_them() {
+        // nvme-cli nvme_show_select_result(): 1 saveable, 2 namespace specific, 4 changeable.
+        assert_eq!(Capabilities::new().with_saveable(true).into_bits(), 0x1);
+        assert_eq!(
+            Capabilities::new()
+                .with_namespace_specific(true)
+                .into_bits(),
+            0x2
+        );
+        assert_eq!(Capabilities::new().with_changeable(true).into_bits(), 0x4);
+    }
+
+    #[test]
+    fn values_are_libnvme_nvme_feat_shifts() {
+        assert_eq!(Arbitration::new().with_ab(7).into_bits(), 7); // NVME_FEAT_ARBITRATION_BURST_MASK
+        assert_eq!(Arbitration::new().with_lpw(1).into_bits(), 1 << 8); // NVME_FEAT_ARBITRATION_LPW_SHIFT
+        assert_eq!(Arbitration::new().with_mpw(1).into_bits(), 1 << 16); // NVME_FEAT_ARBITRATION_MPW_SHIFT
+        assert_eq!(Arbitration::new().with_hpw(1).into_bits(), 1 << 24); // NVME_FEAT_ARBITRATION_HPW_SHIFT
+        assert_eq!(PowerManagement::new().with_ps(0x1f).into_bits(), 0x1f); // NVME_FEAT_PWRMGMT_PS_MASK
+        assert_eq!(PowerManagement::new().with_wh(7).into_bits(), 7 << 5); // NVME_FEAT_PWRMGMT_WH_SHIFT
+        assert_eq!(
+            TemperatureThreshold::new().with_tmpth(0xffff).into_bits(),
+            0xffff
+        ); // NVME_TEMP_THRESH_MASK
+        assert_eq!(
+            TemperatureThreshold::new().with_tmpsel(1).into_bits(),
+            1 << 16
+        ); // NVME_TEMP_THRESH_SELECT_SHIFT
+        assert_eq!(
+            TemperatureThreshold::new().with_thsel(1).into_bits(),
+            0x10_0000
+        ); // NVME_TEMP_THRESH_TYPE_UNDER
+        assert_eq!(ErrorRecovery::new().with_tler(0xffff).into_bits(), 0xffff); // NVME_FEAT_ERROR_RECOVERY_TLER_MASK
+        assert_eq!(ErrorRecovery::new().with_dulbe(true).into_bits(), 1 << 16); // NVME_FEAT_ERROR_RECOVERY_DULBE_SHIFT
+        assert_eq!(VolatileWriteCache::new().with_wce(true).into_bits(), 1); // NVME_FEAT_VWC_WCE_MASK
+        assert_eq!(NumberOfQueues::new().with_nsq(1).into_bits(), 1); // NVME_FEAT_NRQS_NSQR_SHIFT
+        assert_eq!(NumberOfQueues::new().with_ncq(1).into_bits(), 1 << 16); // NVME_FEAT_NRQS_NCQR_SHIFT
+        assert_eq!(InterruptCoalescing::new().with_thr(0xff).into_bits(), 0xff); // NVME_FEAT_IRQC_THR_MASK
+        assert_eq!(InterruptCoalescing::new().with_time(1).into_bits(), 1 << 8); // NVME_FEAT_IRQC_TIME_SHIFT
+        assert_eq!(
+            InterruptVectorConfiguration::new()
+                .with_iv(0xffff)
+                .into_bits(),
+            0xffff
+        ); // NVME_FEAT_ICFG_IV_MASK
+        assert_eq!(
+            InterruptVectorConfiguration::new()
+                .with_cd(true)
+                .into_bits(),
+            1 << 16
+        ); // NVME_FEAT_ICFG_CD_SHIFT
+        assert_eq!(WriteAtomicity::new().with_dn(true).into_bits(), 1); // NVME_FEAT_WA_DN_MASK
+        assert_eq!(
+            SoftwareProgressMarker::new().with_pbslc(0xff).into_bits(),
+            0xff
+        ); // NVME_FEAT_SPM_PBSLC_MASK
+        assert_eq!(HostIdentifier::new().with_exhid(true).into_bits(), 1); // NVME_FEAT_HOSTID_EXHID_MASK
+    }
+
+    #[test]
+    fn events_are_switched_by_linux_nvme_aen_cfg() {
+        let bits = |configuration: AsyncEventConfiguration| configuration.into_bits();
+        let none = AsyncEventConfiguration::new();
+        assert_eq!(bits(none.with_critical_warnings(0xff)), 0xff); // libnvme NVME_FEAT_AE_SMART_MASK
+        assert_eq!(bits(none.with_namespace_attribute(true)), 1 << 8); // NVME_AEN_CFG_NS_ATTR
+        assert_eq!(bits(none.with_firmware_activation(true)), 1 << 9); // NVME_AEN_CFG_FW_ACT
+        assert_eq!(bits(none.with_telemetry(true)), 1 << 10); // libnvme NVME_FEAT_AE_TELEM_SHIFT
+        assert_eq!(bits(none.with_ana_change(true)), 1 << 11); // NVME_AEN_CFG_ANA_CHANGE
+        assert_eq!(bits(none.with_predictable_latency(true)), 1 << 12); // libnvme NVME_FEAT_AE_PLA_SHIFT
+        assert_eq!(bits(none.with_lba_status(true)), 1 << 13); // libnvme NVME_FEAT_AE_LBAS_SHIFT
+        assert_eq!(bits(none.with_endurance_group(true)), 1 << 14); // libnvme NVME_FEAT_AE_EGA_SHIFT
+    }
+
+    #[test]
+    fn timestamp_is_libnvme_nvme_timestamp() {
+        assert_eq!(size_of::<Timestamp>(), 8);
+        let attributes = TimestampAttributes::new().with_origin(1);
+        let timestamp = Timestamp::new(0x0123_4567_89ab, attributes).unwrap();
+        assert_eq!(
+            timestamp.as_bytes(),
+            [0xab, 0x89, 0x67, 0x45, 0x23, 0x01, 0x02, 0]
+        );
+        assert_eq!(timestamp.milliseconds(), 0x0123_4567_89ab);
+        assert_eq!(Timestamp::new(1 << 48, attributes), None);
+    }
+
+    #[test]
+    fn host_behavior_is_linux_nvme_feat_host_behavior() {
+        assert_eq!(size_of::<HostBehaviorSupport>(), 512);
+        assert_eq!(offset_of!(HostBehaviorSupport, acre), 0);
+        assert_eq!(offset_of!(HostBehaviorSupport, etdas), 1);
+        assert_eq!(offset_of!(HostBehaviorSupport, lbafee), 2);
+    }
+}
