@@ -17,6 +17,7 @@
 pub mod cmb;
 pub mod command;
 pub mod completion;
+pub mod dma_log;
 pub mod event;
 pub mod feature;
 pub mod identify;
