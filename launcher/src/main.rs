@@ -1,3 +1,44 @@
 //! One command: scenario -> devices + QEMU -> checks -> results.
+//!
+//! Results go to stdout, progress and errors to stderr. The exit code is one of [`exit`]'s.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod accel;
+mod artifacts;
+mod bench;
+mod child;
+mod cli;
+mod console;
+mod daemons;
+mod dry_run;
+mod exit;
+mod folder;
+mod guest;
+mod inbox;
+mod leash;
+mod progress;
+mod qemu;
+mod report;
+mod run;
+mod scenario;
+mod size;
+mod table;
+mod timeout;
+mod verdict;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Bench, Cli, Command};
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let result = match Cli::parse().command {
+        Command::Run(options) => run::run(&options),
+        Command::Bench(Bench::Boot(options)) => bench::boot(&options),
+        Command::Leash { parent, words } => Err(leash::become_held(parent, &words)),
+    };
+    result.unwrap_or_else(|failure| failure.report())
+}

@@ -1,0 +1,70 @@
+//! Which accelerator QEMU gets.
+
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+
+/// How the guest's instructions are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accel {
+    /// By the CPU, through the kernel's virtual machines.
+    Kvm,
+    /// By QEMU's translator, one thread for each virtual CPU.
+    Tcg,
+}
+
+impl Accel {
+    /// KVM where it really runs a kernel, else TCG.
+    ///
+    /// A `/dev/kvm` that opens is not enough: on a host whose CPU shows neither `svm` nor `vmx` it creates a
+    /// machine that stops in early boot.
+    pub(crate) fn detect() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        Self::choose(&cpuinfo, Path::new("/dev/kvm"))
+    }
+
+    fn choose(cpuinfo: &str, device: &Path) -> Self {
+        let mut flags = cpuinfo
+            .lines()
+            .filter(|line| line.starts_with("flags"))
+            .flat_map(str::split_whitespace);
+        let virtualises = flags.any(|flag| flag == "svm" || flag == "vmx");
+        if virtualises
+            && OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(device)
+                .is_ok()
+        {
+            Self::Kvm
+        } else {
+            Self::Tcg
+        }
+    }
+
+    /// Value of QEMU's `-accel`.
+    pub(crate) fn argument(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg,thread=multi",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WITH: &str = "processor\t: 0\nflags\t\t: fpu svm sse\n";
+    const WITHOUT: &str = "processor\t: 0\nmodel name\t: svm vmx\nflags\t\t: fpu sse svm_lock\n";
+
+    #[test]
+    fn kvm_needs_both_the_flag_and_the_device() {
+        let device = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(Accel::choose(WITH, device.path()), Accel::Kvm);
+        assert_eq!(Accel::choose(WITHOUT, device.path()), Accel::Tcg);
+        assert_eq!(
+            Accel::choose(WITH, Path::new("/nonexistent/kvm")),
+            Accel::Tcg
+        );
+    }
+}

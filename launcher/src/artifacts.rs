@@ -1,0 +1,84 @@
+//! What a run is made of: QEMU, a kernel, an initramfs, our own programs.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use peerbar_images::{Cache, GuestImage, ImageError, Kernel, Qemu, Root};
+use serde_json::{Value, json};
+
+use crate::cli::Own;
+use crate::exit::Failure;
+
+/// Everything that is there before a guest starts.
+pub(crate) struct Artifacts {
+    /// The QEMU to start.
+    pub qemu: Qemu,
+    /// What the guest boots from.
+    pub guest: GuestImage,
+    /// The Debian tree, if anything of it is used.
+    pub root: Option<Root>,
+}
+
+impl Artifacts {
+    /// Finds or makes all of it, with `init` as the guest's first program and `modules` in its initramfs. The tree is
+    /// made only if it is the user's lack of a QEMU or a kernel that asks for it, or `tools` does.
+    pub(crate) fn prepare(
+        own: &Own,
+        modules: &[String],
+        tools: bool,
+        init: &Path,
+    ) -> Result<Self, Failure> {
+        let cache = Cache::open()?;
+        let qemu = Qemu::find(own.qemu.as_deref(), &cache).map_err(blame)?;
+        let root = if tools || own.kernel.is_none() {
+            Some(Root::get(&cache)?)
+        } else {
+            None
+        };
+        let kernel = match (&own.kernel, &root) {
+            (Some(kernel), _) => Kernel::user(kernel, own.modules.as_deref()).map_err(blame)?,
+            (None, Some(root)) => Kernel::from_root(root),
+            (None, None) => return Err(anyhow!("there is no kernel").into()),
+        };
+        let guest = GuestImage::prepare(&cache, &kernel, modules, init).map_err(blame)?;
+        Ok(Self { qemu, guest, root })
+    }
+
+    /// Versions of all of it, for the record.
+    pub(crate) fn versions(&self) -> Value {
+        json!({
+            "peerbar": env!("CARGO_PKG_VERSION"),
+            "qemu": self.qemu.version.to_string(),
+            "kernel": self.guest.release,
+            "packages": self.root.as_ref().map(|root| &root.manifest().packages),
+        })
+    }
+}
+
+/// The program `name` of this project, which stands beside this one.
+pub(crate) fn beside(name: &str) -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let path = own.with_file_name(name);
+    if !path.is_file() {
+        let message = format!(
+            "{name} is missing: {} is no file; run scripts/build",
+            path.display()
+        );
+        return Err(anyhow!(message).into());
+    }
+    Ok(path)
+}
+
+/// What an argument names wrongly is the user's doing, all else the machine's.
+fn blame(error: ImageError) -> Failure {
+    use ImageError::{
+        NoKernel, NoModules, NoQemu, NotAKernel, NotQemu, QemuTooOld, QemuWithoutVfioUser,
+    };
+    match error {
+        NoKernel { .. } | NotAKernel { .. } | NoModules { .. } => Failure::Usage(error.into()),
+        NoQemu { .. } | NotQemu { .. } | QemuTooOld { .. } | QemuWithoutVfioUser { .. } => {
+            Failure::Usage(error.into())
+        }
+        _ => Failure::Environment(error.into()),
+    }
+}

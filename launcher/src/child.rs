@@ -1,0 +1,94 @@
+//! A child process that is always reaped.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child as StdChild, ChildStdout, Command, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::leash;
+
+/// A running or ended child. Dropped, it is killed and reaped.
+pub(crate) struct Child {
+    child: StdChild,
+    pidfd: OwnedFd,
+}
+
+impl Child {
+    /// Starts `command`, whose standard streams are already set, on a leash; `streams` gives them.
+    pub(crate) fn spawn(
+        command: &Command,
+        streams: impl FnOnce(&mut Command),
+    ) -> anyhow::Result<Self> {
+        let mut held = leash::held(command)?;
+        streams(&mut held);
+        let mut child = held
+            .spawn()
+            .with_context(|| format!("cannot start {}", held.get_program().display()))?;
+        match open(&child) {
+            Ok(pidfd) => Ok(Self { child, pidfd }),
+            Err(error) => {
+                child
+                    .kill()
+                    .and_then(|()| child.wait())
+                    .context("cannot end a child")?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Its standard output, if that is a pipe; once.
+    pub(crate) fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// Becomes readable when the child ends.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        self.child.try_wait().context("cannot ask after a child")
+    }
+
+    /// Asks it to end, and kills it if it has not within `grace`.
+    pub(crate) fn end(&mut self, grace: Duration) -> anyhow::Result<ExitStatus> {
+        if self.ended()?.is_none() {
+            pidfd_send_signal(&self.pidfd, Signal::TERM).context("cannot end a child")?;
+            self.wait_for(grace)?;
+        }
+        if self.ended()?.is_none() {
+            self.child.kill().context("cannot kill a child")?;
+        }
+        self.child.wait().context("cannot reap a child")
+    }
+
+    fn wait_for(&self, grace: Duration) -> anyhow::Result<()> {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let timeout = Timespec::try_from(grace).context("the grace is too long")?;
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(anyhow!(error).context("cannot wait for a child")),
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // A child that has been reaped is not signalled again by the standard library.
+        if self.child.kill().and_then(|()| self.child.wait()).is_err() {
+            log::warn!("cannot end the child {}", self.child.id());
+        }
+    }
+}
+
+fn open(child: &StdChild) -> anyhow::Result<OwnedFd> {
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("a child without a pid")?;
+    pidfd_open(pid, PidfdFlags::empty()).context("cannot watch a child (pidfd_open)")
+}

@@ -1,0 +1,97 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::leash;
+use crate::timeout::Timeout;
+
+/// A PCIe peer-to-peer DMA lab without hardware.
+#[derive(Parser)]
+#[command(name = "peerbar", version, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 every check passed, 1 a check failed, 2 wrong usage, 69 the machine lacks \
+    something, 124 time limit, 255 the guest died, 128 + N ended by signal N";
+
+/// What to do.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Boots a guest with the devices of a scenario and runs its checks.
+    Run(Run),
+    /// Measures.
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Becomes a program that dies with its parent; used by peerbar itself.
+    #[command(name = leash::NAME, hide = true)]
+    Leash {
+        /// The parent's process.
+        parent: i32,
+        /// The program and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
+}
+
+/// Boots a guest with the devices of a scenario and runs its checks.
+#[derive(Args)]
+pub(crate) struct Run {
+    /// Scenario file [default: the built-in demo].
+    pub scenario: Option<PathBuf>,
+    /// Print the command lines and start nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Show the guest's console and report as they come, and let the servers log more.
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Time limit for the guest, as `90s` or `2m` [default: the scenario's].
+    #[arg(long, value_name = "TIME")]
+    pub timeout: Option<Timeout>,
+    /// Folder that gets a folder for each run.
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub runs: PathBuf,
+    /// The user's own pieces.
+    #[command(flatten)]
+    pub own: Own,
+}
+
+/// The user's own pieces, in place of ours.
+#[derive(Args)]
+pub(crate) struct Own {
+    /// QEMU to use [default: the one on PATH if it has vfio-user, else peerbar's own].
+    #[arg(long, value_name = "PATH")]
+    pub qemu: Option<PathBuf>,
+    /// Kernel to boot: a bzImage, a vmlinux or a build tree [default: peerbar's own].
+    #[arg(long, value_name = "PATH")]
+    pub kernel: Option<PathBuf>,
+    /// Modules of that kernel: lib/modules/RELEASE, or a folder that contains it.
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    pub modules: Option<PathBuf>,
+}
+
+/// What to measure.
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
+    Boot(BenchBoot),
+}
+
+/// Boots a plain guest with an empty init and ours in turn.
+#[derive(Args)]
+pub(crate) struct BenchBoot {
+    /// Boots of each kind.
+    #[arg(short = 'n', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub boots: u32,
+    /// Folder that gets a folder for each measurement.
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub runs: PathBuf,
+    /// The user's own pieces.
+    #[command(flatten)]
+    pub own: Own,
+}

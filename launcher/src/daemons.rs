@@ -1,0 +1,177 @@
+//! The device servers: one process for each controller.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+
+use crate::child::Child;
+use crate::exit::Failure;
+use crate::folder::Folder;
+use crate::inbox::{Event, Inbox, Voice};
+use crate::qemu::Sockets;
+use crate::scenario::{Namespace, Nvme, Scenario};
+use crate::size::Size;
+
+/// How long a server may take to bind its socket and fill its memory.
+const START: Duration = Duration::from_secs(20);
+/// How long a server may take to write back and go.
+const END: Duration = Duration::from_secs(5);
+
+/// A running server.
+pub(crate) struct Server {
+    /// The controller's name in the scenario.
+    pub name: String,
+    /// Its log file.
+    pub log: PathBuf,
+    /// The process.
+    pub child: Child,
+}
+
+/// Words of a server's command line, its program aside.
+pub(crate) fn arguments(nvme: &Nvme, socket: &Path) -> Vec<String> {
+    let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
+    words.extend(["--serial".to_owned(), nvme.name.clone()]);
+    if let Some(bytes) = nvme.cmb {
+        words.extend(["--cmb".to_owned(), Size(bytes).to_string()]);
+    }
+    if nvme.cmb_queues {
+        words.push("--cmb-queues".to_owned());
+    }
+    words.extend(["--block-size".to_owned(), nvme.block_size.to_string()]);
+    for namespace in &nvme.namespaces {
+        let value = match namespace {
+            Namespace::Ram(bytes) => format!("ram={}", Size(*bytes)),
+            Namespace::File { path, .. } => format!("file={}", path.display()),
+        };
+        words.extend(["--namespace".to_owned(), value]);
+    }
+    words
+}
+
+/// Starts the servers of `scenario` and returns once all of them listen.
+pub(crate) fn start(
+    program: &Path,
+    scenario: &Scenario,
+    sockets: &Sockets,
+    folder: &Folder,
+    inbox: &mut Inbox,
+) -> Result<Vec<Server>, Failure> {
+    let mut servers = Vec::new();
+    for (index, nvme) in scenario.nvmes.iter().enumerate() {
+        create_images(nvme)?;
+        let mut command = Command::new(program);
+        command.args(arguments(nvme, &sockets.server(&nvme.name)));
+        let mut server = spawn(&command, nvme, folder)?;
+        let stdout = server
+            .child
+            .take_stdout()
+            .context("a server without standard output")?;
+        inbox.add_bytes(Voice::Server(index), stdout);
+        servers.push(server);
+    }
+    wait_until_ready(inbox, &mut servers)?;
+    Ok(servers)
+}
+
+/// Asks all servers to go, then waits for each.
+pub(crate) fn stop(servers: Vec<Server>) -> anyhow::Result<()> {
+    for mut server in servers {
+        server.child.end(END)?;
+    }
+    Ok(())
+}
+
+/// What to tell about a server that ended with `status`: its own last words, if it had any.
+pub(crate) fn last_words(name: &str, log: &Path, status: ExitStatus) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    match text.lines().rev().find(|line| !line.trim().is_empty()) {
+        Some(line) => format!("server {name} ended ({status}): {line}"),
+        None => format!("server {name} ended ({status}) without a word"),
+    }
+}
+
+fn spawn(command: &Command, nvme: &Nvme, folder: &Folder) -> anyhow::Result<Server> {
+    let name = format!("nvme-{}.log", nvme.name);
+    let stderr = folder.file(&name)?;
+    let child = Child::spawn(command, |held| {
+        held.stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(stderr);
+    })?;
+    Ok(Server {
+        name: nvme.name.clone(),
+        log: folder.path().join(name),
+        child,
+    })
+}
+
+/// A server says `ready` on its standard output when its socket is bound, and closes it when it fails.
+fn wait_until_ready(inbox: &mut Inbox, servers: &mut [Server]) -> Result<(), Failure> {
+    let deadline = Instant::now() + START;
+    let mut said: Vec<Vec<u8>> = vec![Vec::new(); servers.len()];
+    while said.iter().any(|bytes| !bytes.starts_with(b"ready\n")) {
+        match inbox.next(deadline)? {
+            Some(Event::Data(Voice::Server(index), bytes)) => {
+                let said = said.get_mut(index).context("words of no server")?;
+                said.extend(bytes);
+                said.truncate(16);
+            }
+            Some(Event::Closed(Voice::Server(index))) => {
+                let server = servers.get_mut(index).context("an end of no server")?;
+                return Err(failed_to_start(server));
+            }
+            Some(Event::Signal(signal)) => return Err(Failure::Interrupted(signal)),
+            Some(_) => {}
+            None => {
+                return Err(
+                    anyhow!("the servers are not ready after {} s", START.as_secs()).into(),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Passes on what the server said and how it meant it: 2 is the user's doing, anything else the machine's.
+fn failed_to_start(server: &mut Server) -> Failure {
+    let status = match server.child.end(END) {
+        Ok(status) => status,
+        Err(error) => return error.into(),
+    };
+    let words = anyhow!(last_words(&server.name, &server.log, status));
+    match status.code() {
+        Some(2) => Failure::Usage(words),
+        _ => Failure::Environment(words),
+    }
+}
+
+/// Creates the images that the scenario gives a size and that are not there yet, sparse.
+fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
+    for namespace in &nvme.namespaces {
+        let Namespace::File {
+            path,
+            create: Some(bytes),
+        } = namespace
+        else {
+            continue;
+        };
+        match OpenOptions::new().write(true).create_new(true).open(path) {
+            Ok(file) => extend(&file, *bytes)
+                .with_context(|| format!("cannot create {}", path.display()))?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                return Err(anyhow!(error).context(format!("cannot create {}", path.display())));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn extend(file: &File, bytes: u64) -> anyhow::Result<()> {
+    Ok(file.set_len(bytes)?)
+}

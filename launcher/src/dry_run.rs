@@ -1,0 +1,81 @@
+//! The command lines of a run, fit to be pasted into a shell.
+
+use std::path::Path;
+
+use crate::artifacts::{Artifacts, beside};
+use crate::daemons;
+use crate::exit::Failure;
+use crate::qemu::{self, Boot, Sockets};
+use crate::scenario::Scenario;
+
+/// Stands for the folder that a run makes for its sockets.
+const SOCKETS: &str = "/tmp/peerbar";
+
+/// One line for each server, then QEMU's.
+pub(crate) fn text(
+    artifacts: &Artifacts,
+    boot: &Boot<'_>,
+    scenario: &Scenario,
+) -> Result<String, Failure> {
+    let sockets = Sockets::in_folder(Path::new(SOCKETS));
+    let server = beside("peerbar-nvme")?.display().to_string();
+    let mut text = String::new();
+    for nvme in &scenario.nvmes {
+        let words = daemons::arguments(nvme, &sockets.server(&nvme.name));
+        text += &line([server.clone()].into_iter().chain(words));
+    }
+    let tools = artifacts
+        .root
+        .as_ref()
+        .filter(|_| scenario.tools)
+        .map(|root| root.path());
+    let qemu = &artifacts.qemu;
+    let settings = qemu
+        .env
+        .iter()
+        .map(|(name, value)| format!("{}={}", name.display(), value.display()));
+    let program = [qemu.program.display().to_string()].into_iter();
+    let leading = qemu.args.iter().map(|word| word.display().to_string());
+    let words = qemu::lab(boot, scenario, &sockets, tools);
+    text += &line(
+        ["env".to_owned()]
+            .into_iter()
+            .chain(settings)
+            .chain(program)
+            .chain(leading)
+            .chain(words),
+    );
+    Ok(text)
+}
+
+fn line(words: impl Iterator<Item = String>) -> String {
+    let words: Vec<String> = words.map(|word| quoted(&word)).collect();
+    words.join(" ") + "\n"
+}
+
+/// A word as a POSIX shell reads it back.
+fn quoted(word: &str) -> String {
+    let plain =
+        |character: char| character.is_ascii_alphanumeric() || "-_./=,:+@%".contains(character);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_survive_a_shell() {
+        assert_eq!(quoted("-M"), "-M");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted(""), "''");
+        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+        assert_eq!(
+            line(["a".to_owned(), "{\"b\"}".to_owned()].into_iter()),
+            "a '{\"b\"}'\n"
+        );
+    }
+}

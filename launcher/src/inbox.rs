@@ -1,0 +1,186 @@
+//! Everything that a run waits for, in one place: output, connections, ends of children, signals.
+
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use signal_hook::SigId;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::{pipe, unregister};
+
+/// Whom a source belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Voice {
+    /// The guest's agent.
+    Report,
+    /// The guest's serial console.
+    Console,
+    /// QEMU itself.
+    Qemu,
+    /// The device server of this index.
+    Server(usize),
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// Bytes arrived.
+    Data(Voice, Vec<u8>),
+    /// No more bytes will.
+    Closed(Voice),
+    /// A peer connected; the listener is no longer watched.
+    Connected(UnixStream),
+    /// A child ended.
+    Ended(Voice),
+    /// This process was asked to end by the signal of this number.
+    Signal(i32),
+}
+
+enum Source {
+    Bytes(Box<dyn ReadFd>),
+    Listener(UnixListener),
+    Child(OwnedFd),
+}
+
+trait ReadFd: Read + AsFd {}
+impl<R: Read + AsFd> ReadFd for R {}
+
+struct Signal {
+    number: i32,
+    stream: UnixStream,
+    registration: SigId,
+}
+
+/// Waits for any of its sources.
+pub(crate) struct Inbox {
+    signals: Vec<Signal>,
+    sources: Vec<(Voice, Source)>,
+}
+
+impl Inbox {
+    /// An inbox that receives the signals that would end this process.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let mut signals = Vec::new();
+        for number in [SIGHUP, SIGINT, SIGTERM] {
+            let (stream, write) = UnixStream::pair().context("cannot make a socket pair")?;
+            let registration = pipe::register(number, write).context("cannot handle signals")?;
+            signals.push(Signal {
+                number,
+                stream,
+                registration,
+            });
+        }
+        Ok(Self {
+            signals,
+            sources: Vec::new(),
+        })
+    }
+
+    /// Waits for bytes of `stream`.
+    pub(crate) fn add_bytes(&mut self, voice: Voice, stream: impl Read + AsFd + 'static) {
+        self.sources.push((voice, Source::Bytes(Box::new(stream))));
+    }
+
+    /// Waits for the first connection to `listener`.
+    pub(crate) fn add_listener(&mut self, voice: Voice, listener: UnixListener) {
+        self.sources.push((voice, Source::Listener(listener)));
+    }
+
+    /// Waits for the end of the child behind `pidfd`.
+    pub(crate) fn add_child(&mut self, voice: Voice, pidfd: BorrowedFd<'_>) -> anyhow::Result<()> {
+        let pidfd = pidfd.try_clone_to_owned().context("cannot watch a child")?;
+        self.sources.push((voice, Source::Child(pidfd)));
+        Ok(())
+    }
+
+    /// The next event, or none after `deadline`. Of several, a signal comes first, then what was added first.
+    pub(crate) fn next(&mut self, deadline: Instant) -> anyhow::Result<Option<Event>> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let timeout = Timespec::try_from(left).context("the deadline is too far")?;
+            let fds = self.signals.iter().map(|signal| signal.stream.as_fd());
+            let fds = fds.chain(self.sources.iter().map(|(_, source)| source.fd()));
+            let mut fds: Vec<PollFd<'_>> = fds
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(anyhow!(error).context("cannot wait for events")),
+            }
+            let Some(ready) = fds.iter().position(|fd| !fd.revents().is_empty()) else {
+                continue;
+            };
+            return self.take(ready).map(Some);
+        }
+    }
+
+    fn take(&mut self, ready: usize) -> anyhow::Result<Event> {
+        if let Some(signal) = self.signals.get_mut(ready) {
+            signal
+                .stream
+                .read(&mut [0])
+                .context("cannot read a signal")?;
+            return Ok(Event::Signal(signal.number));
+        }
+        let index = ready - self.signals.len();
+        let (voice, source) = self
+            .sources
+            .get_mut(index)
+            .context("an event without a source")?;
+        let voice = *voice;
+        let event = match source {
+            Source::Bytes(stream) => match read_some(stream) {
+                Some(bytes) => return Ok(Event::Data(voice, bytes)),
+                None => Event::Closed(voice),
+            },
+            Source::Listener(listener) => {
+                Event::Connected(listener.accept().context("cannot accept")?.0)
+            }
+            Source::Child(_) => Event::Ended(voice),
+        };
+        self.sources.remove(index);
+        Ok(event)
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        for signal in &self.signals {
+            unregister(signal.registration);
+        }
+    }
+}
+
+impl Source {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Bytes(stream) => stream.as_fd(),
+            Self::Listener(listener) => listener.as_fd(),
+            Self::Child(pidfd) => pidfd.as_fd(),
+        }
+    }
+}
+
+/// A peer that is gone says so by an error as well as by an end of file.
+fn read_some(stream: &mut impl Read) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(length) if length > 0 => {
+                bytes.truncate(length);
+                return Some(bytes);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => return None,
+        }
+    }
+}

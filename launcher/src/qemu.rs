@@ -1,0 +1,303 @@
+//! QEMU's arguments. Pure: what goes in are paths and a scenario, what comes out is a list of words.
+
+use std::path::{Path, PathBuf};
+
+use peerbar_report::{PORT, Plan};
+use serde_json::json;
+
+use crate::accel::Accel;
+use crate::scenario::{Machine, Scenario};
+
+/// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server under a debugger,
+/// or on a loaded machine, is not dead.
+const SERVER_TIMEOUT_MS: u32 = 600_000;
+
+/// What is faster without: no hardware of this kind is in the lab, and the guest need not look for it.
+const MACHINE: &str = "q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram";
+
+/// Kernel parameters of every boot. `quiet` hides what a healthy boot says, `loglevel=5` lets warnings through
+/// again because the console is searched for them; the rest skips work that a lab has no use for.
+const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off \
+    tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on \
+    rcupdate.rcu_expedited=1";
+
+/// A machine and what it boots, without any device of ours.
+pub(crate) struct Boot<'a> {
+    /// The accelerator.
+    pub accel: Accel,
+    /// CPU, memory and extra kernel parameters.
+    pub machine: &'a Machine,
+    /// Kernel image.
+    pub kernel: &'a Path,
+    /// Initial RAM file system.
+    pub initramfs: &'a Path,
+}
+
+/// Arguments of a bare machine whose console is QEMU's standard output.
+pub(crate) fn bare(boot: &Boot<'_>) -> Vec<String> {
+    let machine = boot.machine;
+    let memory = format!(
+        "memory-backend-memfd,id=ram,size={},share=on",
+        machine.memory
+    );
+    let parameters = [KERNEL_PARAMETERS, &machine.kernel_parameters].join(" ");
+    let mut words = Words::default();
+    words
+        .flag("-nodefaults")
+        .flag("-no-user-config")
+        .flag("-no-reboot");
+    words.option("-display", "none");
+    words.option("-M", MACHINE);
+    words.option("-accel", boot.accel.argument());
+    words.option("-cpu", &machine.cpu);
+    words.option("-smp", machine.cpus.to_string());
+    words.option("-m", format!("{}B", machine.memory));
+    words.option("-object", memory);
+    words.option("-chardev", "stdio,id=console,signal=off");
+    words.option("-serial", "chardev:console");
+    words.option("-kernel", boot.kernel.display().to_string());
+    words.option("-initrd", boot.initramfs.display().to_string());
+    words.option("-append", parameters.trim_end());
+    words.0
+}
+
+/// Arguments of a scenario: the bare machine, the report's port, the ports and the devices below them.
+pub(crate) fn lab(
+    boot: &Boot<'_>,
+    scenario: &Scenario,
+    sockets: &Sockets,
+    tools: Option<&Path>,
+) -> Vec<String> {
+    let mut words = Words(bare(boot));
+    words.option(
+        "-chardev",
+        format!("socket,id=report,path={}", escaped(&sockets.report())),
+    );
+    words.option("-device", "virtio-serial-pci");
+    words.option(
+        "-device",
+        format!("virtserialport,chardev=report,name={PORT}"),
+    );
+    if let Some(root) = tools {
+        let export = format!(
+            "local,id=tools,path={},security_model=none,readonly=on",
+            escaped(root)
+        );
+        words.option("-fsdev", export);
+        words.option(
+            "-device",
+            format!("virtio-9p-pci,fsdev=tools,mount_tag={}", Plan::TOOLS_TAG),
+        );
+    }
+    let mut chassis = 1..;
+    for switch in &scenario.switches {
+        words.port(
+            "pcie-root-port",
+            &root_port(switch),
+            "pcie.0",
+            chassis.next(),
+        );
+        words.option(
+            "-device",
+            format!("x3130-upstream,id={switch},bus={}", root_port(switch)),
+        );
+    }
+    for nvme in &scenario.nvmes {
+        let port = match &nvme.below {
+            Some(switch) => {
+                let port = format!("{switch}.{}", nvme.name);
+                words.port("xio3130-downstream", &port, switch, chassis.next());
+                port
+            }
+            None => {
+                let port = root_port(&nvme.name);
+                words.port("pcie-root-port", &port, "pcie.0", chassis.next());
+                port
+            }
+        };
+        words.option(
+            "-device",
+            vfio_user(&nvme.name, &port, &sockets.server(&nvme.name)),
+        );
+    }
+    words.0
+}
+
+/// Where the sockets of one run are.
+pub(crate) struct Sockets {
+    folder: PathBuf,
+}
+
+impl Sockets {
+    /// Longest path that fits a socket address, without its end (unix(7), `sun_path`).
+    const LONGEST: usize = 107;
+
+    /// The sockets of the folder `folder`.
+    pub(crate) fn in_folder(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+        }
+    }
+
+    /// The report's socket: the launcher listens, QEMU connects.
+    pub(crate) fn report(&self) -> PathBuf {
+        self.folder.join("report.sock")
+    }
+
+    /// The socket of the server `name`: it listens, QEMU connects.
+    pub(crate) fn server(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("nvme-{name}.sock"))
+    }
+
+    /// The first socket of `scenario` whose path is too long for an address.
+    pub(crate) fn too_long(&self, scenario: &Scenario) -> Option<PathBuf> {
+        let servers = scenario.nvmes.iter().map(|nvme| self.server(&nvme.name));
+        servers
+            .chain([self.report()])
+            .find(|path| path.as_os_str().len() > Self::LONGEST)
+    }
+}
+
+#[derive(Default)]
+struct Words(Vec<String>);
+
+impl Words {
+    fn flag(&mut self, flag: &str) -> &mut Self {
+        self.0.push(flag.to_owned());
+        self
+    }
+
+    fn option(&mut self, flag: &str, value: impl Into<String>) {
+        self.0.extend([flag.to_owned(), value.into()]);
+    }
+
+    fn port(&mut self, model: &str, id: &str, bus: &str, chassis: Option<u32>) {
+        let number = chassis.unwrap_or_default();
+        self.option(
+            "-device",
+            format!("{model},id={id},bus={bus},chassis={number},slot={number}"),
+        );
+    }
+}
+
+/// Names of a scenario hold no dot, so this is nobody else's identifier.
+fn root_port(name: &str) -> String {
+    format!("root.{name}")
+}
+
+fn vfio_user(id: &str, bus: &str, socket: &Path) -> String {
+    let socket = socket.display().to_string();
+    json!({
+        "driver": "vfio-user-pci",
+        "id": id,
+        "bus": bus,
+        "socket": {"type": "unix", "path": socket},
+        "x-msg-timeout": SERVER_TIMEOUT_MS,
+    })
+    .to_string()
+}
+
+/// A comma inside a value of QEMU's `key=value,…` form is written twice.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(scenario: &Scenario, tools: Option<&Path>) -> String {
+        let boot = Boot {
+            accel: Accel::Tcg,
+            machine: &scenario.machine,
+            kernel: Path::new("/k"),
+            initramfs: Path::new("/i"),
+        };
+        lab(&boot, scenario, &Sockets::in_folder(Path::new("/s")), tools).join("\n")
+    }
+
+    #[test]
+    fn the_demo_has_two_controllers_below_one_switch() {
+        let expected = r#"-nodefaults
+-no-user-config
+-no-reboot
+-display
+none
+-M
+q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram
+-accel
+tcg,thread=multi
+-cpu
+EPYC
+-smp
+2
+-m
+536870912B
+-object
+memory-backend-memfd,id=ram,size=536870912,share=on
+-chardev
+stdio,id=console,signal=off
+-serial
+chardev:console
+-kernel
+/k
+-initrd
+/i
+-append
+console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1
+-chardev
+socket,id=report,path=/s/report.sock
+-device
+virtio-serial-pci
+-device
+virtserialport,chardev=report,name=org.peerbar.report
+-device
+pcie-root-port,id=root.switch0,bus=pcie.0,chassis=1,slot=1
+-device
+x3130-upstream,id=switch0,bus=root.switch0
+-device
+xio3130-downstream,id=switch0.disk0,bus=switch0,chassis=2,slot=2
+-device
+{"bus":"switch0.disk0","driver":"vfio-user-pci","id":"disk0","socket":{"path":"/s/nvme-disk0.sock","type":"unix"},"x-msg-timeout":600000}
+-device
+xio3130-downstream,id=switch0.disk1,bus=switch0,chassis=3,slot=3
+-device
+{"bus":"switch0.disk1","driver":"vfio-user-pci","id":"disk1","socket":{"path":"/s/nvme-disk1.sock","type":"unix"},"x-msg-timeout":600000}"#;
+        assert_eq!(arguments(&Scenario::demo().unwrap(), None), expected);
+    }
+
+    #[test]
+    fn a_controller_outside_a_switch_gets_a_root_port_and_tools_an_export() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.switches.clear();
+        scenario.nvmes.truncate(1);
+        scenario.nvmes[0].below = None;
+        scenario.machine.kernel_parameters = "iommu=pt".to_owned();
+        let text = arguments(&scenario, Some(Path::new("/a,b")));
+        let tail = r#"-fsdev
+local,id=tools,path=/a,,b,security_model=none,readonly=on
+-device
+virtio-9p-pci,fsdev=tools,mount_tag=tools
+-device
+pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
+-device
+{"bus":"root.disk0","driver":"vfio-user-pci","id":"disk0","socket":{"path":"/s/nvme-disk0.sock","type":"unix"},"x-msg-timeout":600000}"#;
+        assert!(text.ends_with(tail), "{text}");
+        assert!(
+            text.contains("rcupdate.rcu_expedited=1 iommu=pt\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn socket_paths_must_fit_an_address() {
+        let scenario = Scenario::demo().unwrap();
+        let longest = "/".to_owned() + &"x".repeat(Sockets::LONGEST - "//nvme-disk0.sock".len());
+        assert_eq!(
+            Sockets::in_folder(Path::new(&longest)).too_long(&scenario),
+            None
+        );
+        let longer = Sockets::in_folder(Path::new(&(longest + "x")));
+        assert_eq!(longer.too_long(&scenario), Some(longer.server("disk0")));
+    }
+}

@@ -1,0 +1,249 @@
+//! `peerbar run`: from a scenario to a verdict.
+
+use std::io::{IsTerminal, Write, stdout};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::Context;
+use peerbar_report::{Line, Verdict as CheckVerdict};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::accel::Accel;
+use crate::artifacts::{Artifacts, beside};
+use crate::cli;
+use crate::console::Console;
+use crate::dry_run;
+use crate::exit::{Failure, Outcome};
+use crate::folder::Folder;
+use crate::guest::{Guest, News};
+use crate::progress::Progress;
+use crate::qemu::{Boot, Sockets};
+use crate::report::{Report, Row};
+use crate::scenario::Scenario;
+use crate::table::table;
+use crate::verdict::{Ending, Verdict, judge};
+
+/// How long a guest may take to power off after its last check.
+const POWER_OFF: Duration = Duration::from_secs(10);
+
+/// Runs a scenario.
+pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
+    let mut scenario = match &options.scenario {
+        Some(path) => Scenario::load(path)?,
+        None => Scenario::demo()?,
+    };
+    if let Some(timeout) = options.timeout {
+        scenario.timeout = timeout.0;
+    }
+    let agent = beside("peerbar-agent")?;
+    let artifacts = Artifacts::prepare(
+        &options.own,
+        &scenario.initramfs_modules(),
+        scenario.tools,
+        &agent,
+    )?;
+    let boot = Boot {
+        accel: Accel::detect(),
+        machine: &scenario.machine,
+        kernel: &artifacts.guest.kernel,
+        initramfs: &artifacts.guest.initramfs,
+    };
+    if options.dry_run {
+        print(&dry_run::text(&artifacts, &boot, &scenario)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let folder = begin(options, &scenario, &artifacts)?;
+    let verdict = match boot_and_check(options, &scenario, &artifacts, &boot, &folder) {
+        Ok(verdict) => verdict,
+        Err(failure) => {
+            folder.write(
+                "verdict",
+                &format!("not run: exit code {}\n", failure.code()),
+            )?;
+            return Err(failure);
+        }
+    };
+    Ok(ExitCode::from(verdict.outcome.code()))
+}
+
+/// The marker of a run that has started and, as long as there is no verdict beside it, not ended.
+fn begin(options: &cli::Run, scenario: &Scenario, artifacts: &Artifacts) -> anyhow::Result<Folder> {
+    let folder = Folder::create(&options.runs, &scenario.name, SystemTime::now())?;
+    let words: Vec<String> = std::env::args_os()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let marker = json!({
+        "command": words,
+        "process": std::process::id(),
+        "versions": artifacts.versions(),
+    });
+    folder.write_json("started.json", &marker)?;
+    folder.write("scenario.toml", &scenario.text)?;
+    Ok(folder)
+}
+
+fn boot_and_check(
+    options: &cli::Run,
+    scenario: &Scenario,
+    artifacts: &Artifacts,
+    boot: &Boot<'_>,
+    folder: &Folder,
+) -> Result<Verdict, Failure> {
+    let temporary = short_lived()?;
+    let sockets = Sockets::in_folder(temporary.path());
+    let mut progress = Progress::new();
+    progress.stage(&format!(
+        "{}: QEMU {} ({}), Linux {}, {} controllers",
+        scenario.name,
+        artifacts.qemu.version,
+        boot.accel.argument(),
+        artifacts.guest.release,
+        scenario.nvmes.len()
+    ));
+    let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder)?;
+    let ending = watch(&mut guest, scenario.timeout, &mut progress, options.verbose)?;
+    let seconds = guest.started().elapsed().as_secs_f64();
+    let (console, report) = guest.stop()?;
+    drop(progress);
+    Ok(conclude(
+        &ending, &console, report, seconds, scenario, folder,
+    )?)
+}
+
+/// Follows the guest to its end.
+fn watch(
+    guest: &mut Guest,
+    limit: Duration,
+    progress: &mut Progress,
+    verbose: bool,
+) -> anyhow::Result<Ending> {
+    let mut deadline = guest.started() + limit;
+    let mut done = false;
+    loop {
+        match guest.news(deadline)? {
+            News::Console(lines) => lines.iter().for_each(|line| show(progress, verbose, line)),
+            News::Report(lines) => {
+                lines
+                    .iter()
+                    .for_each(|line| tell(progress, verbose, line, guest));
+                if guest.report.complete() && !done {
+                    done = true;
+                    deadline = Instant::now() + POWER_OFF;
+                }
+            }
+            News::Ended(status) => return Ok(Ending::Ended(status)),
+            News::ServerDied(words) => return Ok(Ending::ServerDied(words)),
+            News::Signal(signal) => return Ok(Ending::Signal(signal)),
+            News::Late if done => return Ok(Ending::StayedOn(POWER_OFF.as_secs())),
+            News::Late => return Ok(Ending::TimedOut(limit.as_secs())),
+        }
+    }
+}
+
+fn tell(progress: &mut Progress, verbose: bool, line: &Line, guest: &Guest) {
+    match line {
+        Line::Ready(uptime) => {
+            progress.stage(&format!("the guest is ready, {uptime} ms after its start"))
+        }
+        Line::Result { name, verdict, .. } => {
+            let word = match verdict {
+                CheckVerdict::Pass => "pass",
+                CheckVerdict::Fail => "FAIL",
+                CheckVerdict::Skip(_) => "skip",
+            };
+            let (seen, planned) = guest.report.progress();
+            progress.stage(&format!(
+                "{seen} of {}: {word}: {name}",
+                planned.unwrap_or_default()
+            ));
+        }
+        Line::Measure(_) => {}
+        other => show(progress, verbose, &other.to_string()),
+    }
+}
+
+fn show(progress: &mut Progress, verbose: bool, line: &str) {
+    if verbose {
+        progress.lasting(line);
+    } else {
+        progress.passing(line);
+    }
+}
+
+/// Prints and keeps the results; the verdict is the last file of a run.
+fn conclude(
+    ending: &Ending,
+    console: &Console,
+    report: Report,
+    seconds: f64,
+    scenario: &Scenario,
+    folder: &Folder,
+) -> anyhow::Result<Verdict> {
+    let (rows, rest, end) = report.finish();
+    let verdict = judge(ending, &rows, &end, console.trouble());
+    let results = json!({
+        "scenario": scenario.name,
+        "verdict": verdict,
+        "exit_code": verdict.outcome.code(),
+        "seconds": seconds,
+        "checks": rows,
+    });
+    folder.write_json("results.json", &results)?;
+    if verdict.outcome != Outcome::Passed {
+        unfold(&rows, &rest, console, folder.path());
+    }
+    let coloured =
+        stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let line = format!("{}: {}", verdict.outcome, verdict.reason);
+    print(&format!(
+        "{}{line} ({}, {seconds:.1} s; all of it is in {})\n",
+        table(&rows, coloured),
+        scenario.name,
+        folder.path().display()
+    ))?;
+    folder.write("verdict", &format!("{line}\n"))?;
+    Ok(verdict)
+}
+
+/// Shows what a failed run said last.
+fn unfold(rows: &[Row], rest: &[String], console: &Console, folder: &Path) {
+    for row in rows.iter().filter(|row| row.verdict != CheckVerdict::Pass) {
+        eprintln!("{}:", row.name);
+        if let CheckVerdict::Skip(reason) = &row.verdict {
+            eprintln!("  skipped: {reason}");
+        }
+        row.diagnostics
+            .iter()
+            .for_each(|line| eprintln!("  {line}"));
+    }
+    if !rest.is_empty() {
+        eprintln!("the agent's last words:");
+        rest.iter().for_each(|line| eprintln!("  {line}"));
+    }
+    let tail = console.tail();
+    if !tail.is_empty() {
+        eprintln!(
+            "the last {} lines of the console, the rest is in {}:",
+            tail.len(),
+            folder.join("console.log").display()
+        );
+        tail.iter().for_each(|line| eprintln!("  {line}"));
+    }
+}
+
+/// A folder for sockets, gone with the run.
+pub(crate) fn short_lived() -> anyhow::Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("peerbar-")
+        .tempdir()
+        .context("cannot make a folder for sockets")
+}
+
+/// Prints a result.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    stdout()
+        .write_all(text.as_bytes())
+        .context("cannot write to standard output")
+}

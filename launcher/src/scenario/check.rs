@@ -1,0 +1,246 @@
+//! A `[[check]]` table: one of the agent's checks, told apart by `kind`.
+//!
+//! All keys of all kinds are read first and then matched against the kind, so that every mistake is reported with
+//! its own line; serde's tagged enums lose the place.
+
+use std::ops::Range;
+
+use peerbar_report::{Buffer, Check, Command, Copy};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::Nvme;
+use super::error::Problem;
+use crate::size::Size;
+
+/// Transfers are whole pages, as p2pmem is.
+const PAGE: u64 = 4096;
+
+/// The keys of every kind of check.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CheckTable {
+    kind: Spanned<Kind>,
+    device: Option<Spanned<String>>,
+    from: Option<Spanned<String>>,
+    to: Option<Spanned<String>>,
+    provider: Option<Spanned<String>>,
+    through: Option<Spanned<Through>>,
+    sizes: Option<Spanned<Vec<Size>>>,
+    offsets: Option<Spanned<Vec<Size>>>,
+    threads: Option<Spanned<u32>>,
+    run: Option<Spanned<String>>,
+    status: Option<Spanned<i32>>,
+    expect: Option<Spanned<Vec<String>>>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    Provider,
+    QueuesInCmb,
+    Copy,
+    BufferedRead,
+    PoolExhausted,
+    ControllerReset,
+    Command,
+}
+
+/// `through = "guest-ram"` or `through = { p2pmem = "disk0" }`.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Through {
+    P2pmem(String),
+    GuestRam,
+}
+
+impl CheckTable {
+    /// The check, once every key fits its kind and every name a device.
+    pub(super) fn into_check(mut self, nvmes: &[Nvme]) -> Result<Check, Problem> {
+        let check = match *self.kind.get_ref() {
+            Kind::Provider => Check::Provider {
+                device: with_cmb(self.device()?, nvmes)?,
+            },
+            Kind::QueuesInCmb => Check::QueuesInCmb {
+                device: with_queues(self.device()?, nvmes)?,
+            },
+            Kind::ControllerReset => Check::ControllerReset {
+                device: known(self.device()?, nvmes)?.name.clone(),
+            },
+            Kind::PoolExhausted => Check::PoolExhausted {
+                provider: with_cmb(self.provider()?, nvmes)?,
+            },
+            Kind::BufferedRead => Check::BufferedRead {
+                from: known(self.from()?, nvmes)?.name.clone(),
+                provider: with_cmb(self.provider()?, nvmes)?,
+            },
+            Kind::Copy => Check::Copy(self.copy(nvmes)?),
+            Kind::Command => Check::Command(self.command()?),
+        };
+        self.nothing_left()?;
+        Ok(check)
+    }
+
+    fn copy(&mut self, nvmes: &[Nvme]) -> Result<Copy, Problem> {
+        let from = known(self.from()?, nvmes)?;
+        let to = known(self.to()?, nvmes)?;
+        let through = self.through.take();
+        let through = required(through, "through", self.kind.span())?;
+        let sizes = required(self.sizes.take(), "sizes", self.kind.span())?;
+        let offsets = required(self.offsets.take(), "offsets", self.kind.span())?;
+        let block = u64::from(from.block_size.max(to.block_size));
+        let threads = match self.threads.take() {
+            Some(threads) if !(1..=64).contains(threads.get_ref()) => {
+                let message = format!(
+                    "`threads = {}`: from 1 to 64 threads can copy",
+                    threads.get_ref()
+                );
+                return Err(Problem::new(threads.span(), message));
+            }
+            threads => threads.map_or(1, Spanned::into_inner),
+        };
+        Ok(Copy {
+            from: from.name.clone(),
+            to: to.name.clone(),
+            through: buffer(through, nvmes)?,
+            sizes: multiples(sizes, "sizes", PAGE, 1)?,
+            offsets: multiples(offsets, "offsets", block, 0)?,
+            threads,
+        })
+    }
+
+    fn command(&mut self) -> Result<Command, Problem> {
+        Ok(Command {
+            run: required(self.run.take(), "run", self.kind.span())?.into_inner(),
+            status: self.status.take().map_or(0, Spanned::into_inner),
+            expect: self
+                .expect
+                .take()
+                .map_or_else(Vec::new, Spanned::into_inner),
+        })
+    }
+
+    fn device(&mut self) -> Result<Spanned<String>, Problem> {
+        required(self.device.take(), "device", self.kind.span())
+    }
+
+    fn from(&mut self) -> Result<Spanned<String>, Problem> {
+        required(self.from.take(), "from", self.kind.span())
+    }
+
+    fn to(&mut self) -> Result<Spanned<String>, Problem> {
+        required(self.to.take(), "to", self.kind.span())
+    }
+
+    fn provider(&mut self) -> Result<Spanned<String>, Problem> {
+        required(self.provider.take(), "provider", self.kind.span())
+    }
+
+    /// Refuses a key that the kind has no use for: it would be a wish that nobody fulfils.
+    fn nothing_left(&self) -> Result<(), Problem> {
+        let keys = [
+            ("device", span(&self.device)),
+            ("from", span(&self.from)),
+            ("to", span(&self.to)),
+            ("provider", span(&self.provider)),
+            ("through", span(&self.through)),
+            ("sizes", span(&self.sizes)),
+            ("offsets", span(&self.offsets)),
+            ("threads", span(&self.threads)),
+            ("run", span(&self.run)),
+            ("status", span(&self.status)),
+            ("expect", span(&self.expect)),
+        ];
+        for (key, place) in keys {
+            if let Some(at) = place {
+                return Err(Problem::new(
+                    at,
+                    format!("a check of this kind has no key `{key}`"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn span<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
+    value.as_ref().map(Spanned::span)
+}
+
+fn required<T>(
+    value: Option<Spanned<T>>,
+    key: &str,
+    kind: Range<usize>,
+) -> Result<Spanned<T>, Problem> {
+    value.ok_or_else(|| Problem::new(kind, format!("a check of this kind needs the key `{key}`")))
+}
+
+fn known(name: Spanned<String>, nvmes: &[Nvme]) -> Result<&Nvme, Problem> {
+    let found = nvmes.iter().find(|nvme| nvme.name == *name.get_ref());
+    found.ok_or_else(|| {
+        let names: Vec<&str> = nvmes.iter().map(|nvme| nvme.name.as_str()).collect();
+        let message = format!(
+            "no [[nvme]] is named `{}`: there is {}",
+            name.get_ref(),
+            names.join(", ")
+        );
+        Problem::new(name.span(), message)
+    })
+}
+
+fn with_cmb(name: Spanned<String>, nvmes: &[Nvme]) -> Result<String, Problem> {
+    let at = name.span();
+    let nvme = known(name, nvmes)?;
+    if nvme.cmb.is_none() {
+        let message = format!("`{0}` has no p2pmem: give [[nvme]] {0} a `cmb`", nvme.name);
+        return Err(Problem::new(at, message));
+    }
+    Ok(nvme.name.clone())
+}
+
+fn with_queues(name: Spanned<String>, nvmes: &[Nvme]) -> Result<String, Problem> {
+    let at = name.span();
+    let nvme = known(name, nvmes)?;
+    if !nvme.cmb_queues {
+        let message = format!(
+            "`{0}` takes no queues in a CMB: give [[nvme]] {0} `cmb-queues = true`",
+            nvme.name
+        );
+        return Err(Problem::new(at, message));
+    }
+    Ok(nvme.name.clone())
+}
+
+fn buffer(through: Spanned<Through>, nvmes: &[Nvme]) -> Result<Buffer, Problem> {
+    let at = through.span();
+    match through.into_inner() {
+        Through::P2pmem(name) => Ok(Buffer::P2pmem(with_cmb(Spanned::new(at, name), nvmes)?)),
+        Through::GuestRam => Ok(Buffer::GuestRam),
+    }
+}
+
+fn multiples(
+    sizes: Spanned<Vec<Size>>,
+    key: &str,
+    unit: u64,
+    least: u64,
+) -> Result<Vec<u64>, Problem> {
+    let at = sizes.span();
+    let bytes: Vec<u64> = sizes.into_inner().into_iter().map(|size| size.0).collect();
+    if bytes.is_empty() {
+        return Err(Problem::new(
+            at,
+            format!("`{key}` is empty: a copy needs at least one"),
+        ));
+    }
+    match bytes
+        .iter()
+        .find(|&&bytes| bytes % unit != 0 || bytes < least)
+    {
+        Some(&bad) => {
+            let message = format!("`{key}`: {} is no multiple of {}", Size(bad), Size(unit));
+            Err(Problem::new(at, message))
+        }
+        None => Ok(bytes),
+    }
+}

@@ -1,0 +1,76 @@
+//! The shape of a scenario file, before it is known to make sense.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::check::CheckTable;
+use crate::size::Size;
+use crate::timeout::Timeout;
+
+/// A scenario file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    pub(super) name: Spanned<String>,
+    pub(super) timeout: Option<Timeout>,
+    #[serde(default)]
+    pub(super) tools: bool,
+    #[serde(default)]
+    pub(super) machine: MachineTable,
+    #[serde(default)]
+    pub(super) switch: Vec<SwitchTable>,
+    pub(super) nvme: Vec<NvmeTable>,
+    #[serde(default)]
+    pub(super) module: Vec<ModuleTable>,
+    pub(super) check: Vec<CheckTable>,
+}
+
+/// The virtual machine around the devices.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct MachineTable {
+    pub(super) cpu: Option<String>,
+    pub(super) memory: Option<Size>,
+    pub(super) cpus: Option<Spanned<u32>>,
+    #[serde(default)]
+    pub(super) kernel_parameters: String,
+}
+
+/// A PCIe switch below a root port of its own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SwitchTable {
+    pub(super) name: Spanned<String>,
+}
+
+/// An NVMe controller, served by a process of its own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct NvmeTable {
+    pub(super) name: Spanned<String>,
+    pub(super) below: Option<Spanned<String>>,
+    pub(super) cmb: Option<Spanned<Size>>,
+    pub(super) cmb_queues: Option<Spanned<bool>>,
+    pub(super) block_size: Option<Spanned<u32>>,
+    pub(super) namespaces: Spanned<Vec<Spanned<NamespaceTable>>>,
+}
+
+/// What a namespace is made of.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NamespaceTable {
+    pub(super) ram: Option<Size>,
+    pub(super) file: Option<PathBuf>,
+    pub(super) size: Option<Size>,
+}
+
+/// A kernel module that is loaded before the first check.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ModuleTable {
+    pub(super) name: Spanned<String>,
+    #[serde(default)]
+    pub(super) parameters: String,
+}

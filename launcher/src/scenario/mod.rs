@@ -1,0 +1,370 @@
+//! A scenario: which devices are where, what the machine around them is, and what is checked.
+//!
+//! [`Scenario::load`] reads a file, [`Scenario::demo`] the one that is built in. What they return makes sense as a
+//! whole; what does not is refused with the line that is wrong.
+
+mod check;
+mod error;
+mod file;
+mod validate;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use peerbar_report::{Check, Device, Module, Plan};
+
+pub(crate) use error::ScenarioError;
+
+/// Path of the built-in scenario below the project, as its messages name it.
+const DEMO_PATH: &str = "scenarios/demo.toml";
+const DEMO: &str = include_str!("../../../scenarios/demo.toml");
+
+/// A scenario that makes sense.
+#[derive(Debug)]
+pub(crate) struct Scenario {
+    /// Its name, fit for a folder's name.
+    pub name: String,
+    /// The text that it was read from.
+    pub text: String,
+    /// How long the guest may run.
+    pub timeout: Duration,
+    /// The virtual machine around the devices.
+    pub machine: Machine,
+    /// Names of the PCIe switches, each below a root port of its own.
+    pub switches: Vec<String>,
+    /// The NVMe controllers.
+    pub nvmes: Vec<Nvme>,
+    /// Kernel modules that are loaded before the first check.
+    pub modules: Vec<Module>,
+    /// Whether the guest gets the tools root.
+    pub tools: bool,
+    /// The checks, in order.
+    pub checks: Vec<Check>,
+}
+
+/// The virtual machine around the devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    /// CPU model, as for `-cpu`.
+    pub cpu: String,
+    /// Guest RAM in bytes.
+    pub memory: u64,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Parameters for the guest's kernel beyond ours.
+    pub kernel_parameters: String,
+}
+
+/// An NVMe controller.
+#[derive(Clone, Debug)]
+pub(crate) struct Nvme {
+    /// Name in the scenario, serial number in the guest, identifier in QEMU.
+    pub name: String,
+    /// The switch that it is below; a root port of its own if none.
+    pub below: Option<String>,
+    /// Size of the Controller Memory Buffer in bytes.
+    pub cmb: Option<u64>,
+    /// Whether submission queues may lie in it.
+    pub cmb_queues: bool,
+    /// Size of a logical block in bytes.
+    pub block_size: u32,
+    /// Its namespaces.
+    pub namespaces: Vec<Namespace>,
+}
+
+/// What a namespace is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Namespace {
+    /// Zeroed memory of so many bytes, gone with the run.
+    Ram(u64),
+    /// A raw image.
+    File {
+        /// The image.
+        path: PathBuf,
+        /// Size in bytes with which a missing image is created.
+        create: Option<u64>,
+    },
+}
+
+impl Scenario {
+    /// Reads a scenario file. Paths of images in it are relative to its folder.
+    pub(crate) fn load(path: &Path) -> Result<Self, ScenarioError> {
+        let text = fs::read_to_string(path).map_err(|source| ScenarioError::Unreadable {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(path, text)
+    }
+
+    /// The built-in demo.
+    pub(crate) fn demo() -> Result<Self, ScenarioError> {
+        Self::parse(Path::new(DEMO_PATH), DEMO.to_owned())
+    }
+
+    fn parse(path: &Path, text: String) -> Result<Self, ScenarioError> {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let located = |problem: error::Problem| problem.locate(path.to_owned(), &text);
+        let file: file::File = toml::from_str(&text).map_err(|error| {
+            let at = error.span().unwrap_or(0..0);
+            located(error::Problem::new(at, error.message().replace('\n', ", ")))
+        })?;
+        let mut scenario = validate::scenario(file, folder).map_err(located)?;
+        scenario.text = text;
+        Ok(scenario)
+    }
+
+    /// What the guest's agent is asked to do.
+    pub(crate) fn plan(&self) -> Plan {
+        let device = |nvme: &Nvme| Device {
+            name: nvme.name.clone(),
+            cmb_bytes: nvme.cmb.unwrap_or(0),
+        };
+        Plan {
+            modules: self.modules.clone(),
+            devices: self.nvmes.iter().map(device).collect(),
+            tools: self.tools,
+            check_seconds: self.check_seconds(),
+            checks: self.checks.clone(),
+        }
+    }
+
+    /// The agent must give a hung check up, and say so, before the launcher gives up the guest.
+    fn check_seconds(&self) -> u32 {
+        let half = self.timeout.as_secs().div_ceil(2);
+        u32::try_from(half).map_or(Plan::CHECK_SECONDS, |half| half.min(Plan::CHECK_SECONDS))
+    }
+
+    /// Names of the modules that the initramfs must hold.
+    pub(crate) fn initramfs_modules(&self) -> Vec<String> {
+        const TOOLS: [&str; 2] = ["9p", "9pnet_virtio"];
+        let tools = TOOLS
+            .iter()
+            .filter(|_| self.tools)
+            .map(|&name| name.to_owned());
+        self.modules
+            .iter()
+            .map(|module| module.name.clone())
+            .chain(tools)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "name = \"x\"\n\n[[switch]]\nname = \"s0\"\n\n[[nvme]]\nname = \"d0\"\n";
+    const DISK: &str = "namespaces = [{ ram = \"1M\" }]\n";
+
+    fn parse(text: String) -> Result<Scenario, String> {
+        Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+    }
+
+    /// A scenario with these lines about its only controller, from line 8 on.
+    fn nvme(lines: &str) -> String {
+        parse(format!(
+            "{HEAD}{lines}\n[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n"
+        ))
+        .unwrap_err()
+    }
+
+    /// A scenario with these lines as its only check, from line 12 on.
+    fn check(lines: &str) -> String {
+        parse(format!("{HEAD}cmb = \"2M\"\n{DISK}\n[[check]]\n{lines}\n")).unwrap_err()
+    }
+
+    #[test]
+    fn the_demo_makes_sense() {
+        let demo = Scenario::demo().unwrap();
+        let plan = demo.plan();
+        let devices: Vec<(&str, u64)> = plan
+            .devices
+            .iter()
+            .map(|device| (device.name.as_str(), device.cmb_bytes))
+            .collect();
+        assert_eq!(devices, [("disk0", 64 << 20), ("disk1", 0)]);
+        assert_eq!(demo.initramfs_modules(), ["nvme"]);
+        assert_eq!(plan.check_seconds, 30);
+        assert_eq!(demo.text, DEMO);
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_default() {
+        let scenario = parse(
+            format!("tools = true\n{HEAD}{DISK}check = []\n").replace("check = []\n", "")
+                + "[[check]]\nkind = \"command\"\nrun = \"true\"\n",
+        )
+        .unwrap();
+        let Machine {
+            cpu, memory, cpus, ..
+        } = scenario.machine.clone();
+        assert_eq!((cpu.as_str(), memory, cpus), ("EPYC", 512 << 20, 2));
+        assert_eq!(scenario.initramfs_modules(), ["nvme", "9p", "9pnet_virtio"]);
+        let [nvme] = scenario.nvmes.as_slice() else {
+            panic!("{:?}", scenario.nvmes)
+        };
+        assert_eq!((nvme.cmb, nvme.block_size, &nvme.below), (None, 512, &None));
+    }
+
+    #[test]
+    fn mistakes_in_the_file_are_told_with_their_line() {
+        let unclosed = parse("name = \"x\nnvme = []\n".to_owned()).unwrap_err();
+        assert!(
+            unclosed.starts_with("x.toml:1: invalid basic string"),
+            "{unclosed}"
+        );
+        assert_eq!(
+            parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
+            "x.toml:8: unknown field `colour`, expected one of `name`, `below`, `cmb`, `cmb-queues`, `block-size`, \
+             `namespaces`"
+        );
+        assert_eq!(
+            nvme("cmb = \"64MB\""),
+            "x.toml:8: `64MB` is no size: write bytes, or a number with K, M or G, such as `64M`"
+        );
+    }
+
+    #[test]
+    fn mistakes_about_a_controller_are_told_with_their_line() {
+        let cases = [
+            (
+                format!("below = \"s1\"\n{DISK}"),
+                "8: no [[switch]] is named `s1`: declare it, or leave `below` out",
+            ),
+            (
+                format!("cmb = \"3M\"\n{DISK}"),
+                "8: `cmb = \"3M\"`: Linux takes multiples of 2M only",
+            ),
+            (
+                format!("cmb = 0\n{DISK}"),
+                "8: `cmb = \"0\"`: Linux takes multiples of 2M only",
+            ),
+            (
+                format!("{DISK}cmb-queues = true"),
+                "9: `d0` has no CMB for queues: give it a `cmb`",
+            ),
+            (
+                format!("{DISK}block-size = 1024"),
+                "9: `block-size = 1024`: blocks have 512 or 4096 bytes",
+            ),
+            (
+                "namespaces = []".to_owned(),
+                "8: `d0` has no namespace: write `namespaces = [{ ram = \"64M\" }]`",
+            ),
+            (
+                "block-size = 4096\nnamespaces = [{ ram = 512 }]".to_owned(),
+                "9: a namespace of 512 bytes is smaller than one block of 4096",
+            ),
+            (
+                "namespaces = [{ ram = 512, size = 512 }]".to_owned(),
+                "8: a namespace is `{ ram = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`",
+            ),
+            (
+                "namespaces = [{ file = \"no/such.img\" }]".to_owned(),
+                "8: image no/such.img cannot be used (No such file or directory (os error 2)): give a `size` to have \
+                 it created",
+            ),
+            (
+                format!("{DISK}[[nvme]]\nname = \"s0\"\n{DISK}"),
+                "10: the name `s0` is taken: every switch, device and module needs its own",
+            ),
+            (
+                format!("{DISK}[[nvme]]\nname = \"a disk\"\n{DISK}"),
+                "10: `a disk` is no name: a letter first, then letters, digits, `-` and `_`, 20 at most",
+            ),
+        ];
+        for (lines, message) in cases {
+            assert_eq!(nvme(&lines), format!("x.toml:{message}"));
+        }
+    }
+
+    #[test]
+    fn mistakes_about_a_check_are_told_with_their_line() {
+        let copy = "kind = \"copy\"\nfrom = \"d0\"\nto = \"d0\"\nthrough = \"guest-ram\"\n";
+        let cases = [
+            (
+                "kind = \"provider\"\ndevice = \"d9\"".to_owned(),
+                "13: no [[nvme]] is named `d9`: there is d0",
+            ),
+            (
+                "kind = \"provider\"".to_owned(),
+                "12: a check of this kind needs the key `device`",
+            ),
+            (
+                "kind = \"provider\"\ndevice = \"d0\"\nfrom = \"d0\"".to_owned(),
+                "14: a check of this kind has no key `from`",
+            ),
+            (
+                "kind = \"queues-in-cmb\"\ndevice = \"d0\"".to_owned(),
+                "13: `d0` takes no queues in a CMB: give [[nvme]] d0 `cmb-queues = true`",
+            ),
+            (
+                format!("{copy}sizes = [\"6K\"]\noffsets = [0]"),
+                "16: `sizes`: 6K is no multiple of 4K",
+            ),
+            (
+                format!("{copy}sizes = [\"4K\"]\noffsets = [100]"),
+                "17: `offsets`: 100 is no multiple of 512",
+            ),
+            (
+                format!("{copy}sizes = []\noffsets = [0]"),
+                "16: `sizes` is empty: a copy needs at least one",
+            ),
+            (
+                format!("{copy}sizes = [\"4K\"]\noffsets = [0]\nthreads = 0"),
+                "18: `threads = 0`: from 1 to 64 threads can copy",
+            ),
+            (
+                "kind = \"copied\"".to_owned(),
+                "12: unknown variant `copied`, expected one of `provider`, `queues-in-cmb`, `copy`, `buffered-read`, \
+                 `pool-exhausted`, `controller-reset`, `command`",
+            ),
+        ];
+        for (lines, message) in cases {
+            assert_eq!(check(&lines), format!("x.toml:{message}"));
+        }
+    }
+
+    #[test]
+    fn a_provider_needs_a_cmb() {
+        let text =
+            format!("{HEAD}{DISK}\n[[check]]\nkind = \"pool-exhausted\"\nprovider = \"d0\"\n");
+        assert_eq!(
+            parse(text).unwrap_err(),
+            "x.toml:12: `d0` has no p2pmem: give [[nvme]] d0 a `cmb`"
+        );
+    }
+
+    #[test]
+    fn an_image_is_used_as_it_is_or_created() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("d.img"), [0; 1024]).unwrap();
+        let load = |namespace: &str| {
+            let text = format!(
+                "{HEAD}namespaces = [{namespace}]\n[[check]]\nkind = \"command\"\nrun = \"true\"\n"
+            );
+            let path = folder.path().join("x.toml");
+            fs::write(&path, text).unwrap();
+            Scenario::load(&path).map(|scenario| scenario.nvmes[0].namespaces[0].clone())
+        };
+        let file = |name: &str, create| Namespace::File {
+            path: folder.path().join(name),
+            create,
+        };
+        assert_eq!(load("{ file = \"d.img\" }").unwrap(), file("d.img", None));
+        assert_eq!(
+            load("{ file = \"new.img\", size = \"4K\" }").unwrap(),
+            file("new.img", Some(4096))
+        );
+        let error = load("{ file = \"d.img\", size = \"4K\" }")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("d.img has 1024 bytes, not 4096: leave `size` out"),
+            "{error}"
+        );
+        let error = load("{ file = \".\" }").unwrap_err().to_string();
+        assert!(error.ends_with("is no regular file"), "{error}");
+    }
+}

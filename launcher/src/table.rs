@@ -1,0 +1,159 @@
+//! Results as a table for people.
+
+use std::fmt;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment, Color, ContentArrangement, Table};
+use peerbar_report::{Route, Verdict};
+
+use crate::report::Row;
+use crate::size::{human, throughput};
+
+const HEADER: [&str; 7] = [
+    "check",
+    "sizes",
+    "throughput",
+    "route",
+    "peer to peer",
+    "through guest RAM",
+    "verdict",
+];
+/// Columns of figures, aligned to the right.
+const NUMBERS: [usize; 3] = [2, 4, 5];
+
+/// The table of `rows`; the verdicts are coloured if `colour`.
+pub(crate) fn table(rows: &[Row], colour: bool) -> String {
+    let mut table = Table::new();
+    table
+        .load_style(UTF8_FULL_CONDENSED)
+        .set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(HEADER);
+    for row in rows {
+        table.add_row(cells(row, colour));
+    }
+    for column in NUMBERS {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    if colour {
+        table.enforce_styling();
+    }
+    trimmed(&table)
+}
+
+fn cells(row: &Row, colour: bool) -> Vec<Cell> {
+    let measure = &row.measure;
+    let bytes = |count: u64| {
+        if count == 0 {
+            "-".to_owned()
+        } else {
+            human(count)
+        }
+    };
+    let (word, shade) = match row.verdict {
+        Verdict::Pass => ("pass", Color::Green),
+        Verdict::Fail => ("FAIL", Color::Red),
+        Verdict::Skip(_) => ("skip", Color::Yellow),
+    };
+    let verdict = Cell::new(word);
+    vec![
+        Cell::new(&row.name),
+        Cell::new(if measure.sizes.is_empty() {
+            "-"
+        } else {
+            &measure.sizes
+        }),
+        Cell::new(throughput(measure.bytes, measure.seconds)),
+        Cell::new(route(row)),
+        Cell::new(bytes(measure.peer_bytes)),
+        Cell::new(bytes(measure.ram_bytes)),
+        if colour { verdict.fg(shade) } else { verdict },
+    ]
+}
+
+/// Every route that carried payload, in the words that the devices record.
+fn route(row: &Row) -> String {
+    let taken = row.measure.routes.iter().filter(|&(_, &bytes)| bytes > 0);
+    let words: Vec<&str> = taken.map(|(route, _)| word(*route)).collect();
+    if words.is_empty() {
+        "-".to_owned()
+    } else {
+        words.join(" + ")
+    }
+}
+
+fn word(route: Route) -> &'static str {
+    match route {
+        Route::OwnBar => "own-bar",
+        Route::Peer => "peer",
+        Route::GuestRam => "guest-ram",
+        Route::Upstream => "upstream",
+        Route::Refused => "refused",
+    }
+}
+
+fn trimmed(table: &impl fmt::Display) -> String {
+    let text = table.to_string();
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_report::Measure;
+
+    use super::*;
+
+    fn row(name: &str, verdict: Verdict, measure: Measure) -> Row {
+        Row {
+            name: name.to_owned(),
+            verdict,
+            measure,
+            diagnostics: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_table_shows_every_figure() {
+        let copy = Measure {
+            sizes: "4K-8M".to_owned(),
+            bytes: 30 << 20,
+            seconds: 0.1,
+            routes: [
+                (Route::OwnBar, 30 << 20),
+                (Route::Upstream, 30 << 20),
+                (Route::GuestRam, 0),
+            ]
+            .into(),
+            peer_bytes: 60 << 20,
+            ram_bytes: 0,
+        };
+        let rows = [
+            row("copy disk0 to disk1", Verdict::Pass, copy),
+            row("reset disk0", Verdict::Fail, Measure::default()),
+            row(
+                "fio",
+                Verdict::Skip("no fio".to_owned()),
+                Measure::default(),
+            ),
+        ];
+        let expected = "\
+┌─────────────────────┬───────┬────────────┬────────────────────┬──────────────┬───────────────────┬─────────┐
+│ check               ┆ sizes ┆ throughput ┆ route              ┆ peer to peer ┆ through guest RAM ┆ verdict │
+╞═════════════════════╪═══════╪════════════╪════════════════════╪══════════════╪═══════════════════╪═════════╡
+│ copy disk0 to disk1 ┆ 4K-8M ┆  300 MiB/s ┆ own-bar + upstream ┆       60 MiB ┆                 - ┆ pass    │
+│ reset disk0         ┆ -     ┆          - ┆ -                  ┆            - ┆                 - ┆ FAIL    │
+│ fio                 ┆ -     ┆          - ┆ -                  ┆            - ┆                 - ┆ skip    │
+└─────────────────────┴───────┴────────────┴────────────────────┴──────────────┴───────────────────┴─────────┘
+";
+        assert_eq!(table(&rows, false), expected);
+    }
+
+    #[test]
+    fn only_a_coloured_table_holds_escape_sequences() {
+        let rows = [row("x", Verdict::Fail, Measure::default())];
+        assert!(table(&rows, true).contains('\u{1b}'));
+        assert!(!table(&rows, false).contains('\u{1b}'));
+    }
+}
