@@ -10,7 +10,7 @@ use crate::ImageError;
 use crate::cache::BuildLock;
 use crate::error::io_error;
 use crate::progress::Progress;
-use crate::recipe::{BACKPORTS, PACKAGES, PREFERENCES, SUITE};
+use crate::recipe::{self, BACKPORTS, PREFERENCES, SUITE};
 
 /// Lines of output that a failure shows.
 const TAIL: usize = 12;
@@ -83,7 +83,10 @@ fn arguments(target: &Path, mirror: Option<&str>, dates: DateCheck) -> Vec<Strin
         arguments.push("--aptopt=Acquire::Check-Valid-Until \"false\"".to_owned());
     }
     arguments.push(format!("--setup-hook={sources}"));
-    arguments.push(format!("--include={}", PACKAGES.join(",")));
+    arguments.push(format!(
+        "--include={}",
+        recipe::packages().collect::<Vec<_>>().join(",")
+    ));
     arguments.push(SUITE.to_owned());
     arguments.push(target.display().to_string());
     arguments.extend(mirror.map(str::to_owned));
@@ -189,7 +192,8 @@ impl Output {
         if self.first_error.is_none() {
             self.first_error = line.strip_prefix("E: ").map(str::to_owned);
         }
-        if line.is_empty() || line.starts_with("D: ") {
+        // What `--debug` adds, for the sake of the progress, tells a user nothing: its own lines and backtraces.
+        if line.is_empty() || line.starts_with('\t') || line.starts_with("D: ") {
             return;
         }
         if self.tail.len() == TAIL {
@@ -319,6 +323,7 @@ mod tests {
         }
         output.line("E: the reason", &progress);
         output.line("E: a consequence", &progress);
+        output.line("\tmain::error(\"a consequence\") called", &progress);
         assert_eq!(output.first_error.as_deref(), Some("the reason"));
         assert_eq!(output.tail.len(), TAIL);
         assert_eq!(

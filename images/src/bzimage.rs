@@ -118,12 +118,12 @@ fn usize_at(image: &[u8], offset: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::unpack::tests::{gzip, zstd};
 
     /// An ELF file whose only segment is a note of `owner`.
-    fn elf(owner: &[u8; 4], n_type: u32) -> Vec<u8> {
+    pub(crate) fn elf(owner: &[u8; 4], n_type: u32) -> Vec<u8> {
         let note_at = 64 + 56;
         let mut file = Vec::new();
         file.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"); // 64 bits, little endian
@@ -140,7 +140,7 @@ mod tests {
     }
 
     /// A kernel image of one setup sector that carries `payload`, with something behind it, as kernels have.
-    fn bzimage(payload: &[u8], setup_sectors: u8) -> Vec<u8> {
+    pub(crate) fn bzimage(payload: &[u8], setup_sectors: u8) -> Vec<u8> {
         let code = SECTOR * (usize::from(if setup_sectors == 0 { 4 } else { setup_sectors }) + 1);
         let mut image = vec![0; code + 16];
         image[SETUP_SECTS] = setup_sectors;

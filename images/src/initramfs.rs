@@ -126,3 +126,136 @@ fn index(modules: &[Module]) -> String {
     };
     modules.iter().map(line).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modules::tests::module;
+
+    /// Entries of an archive: name and content.
+    fn entries(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
+        let mut entries = Vec::new();
+        let mut rest = archive;
+        while !rest.is_empty() {
+            let field = |place: usize| {
+                let digits = std::str::from_utf8(&rest[6 + 8 * place..14 + 8 * place]).unwrap();
+                usize::from_str_radix(digits, 16).unwrap()
+            };
+            let (size, name_size) = (field(6), field(11));
+            let content_at = (110 + name_size).next_multiple_of(4);
+            let name = String::from_utf8(rest[110..110 + name_size - 1].to_vec()).unwrap();
+            entries.push((name, rest[content_at..content_at + size].to_vec()));
+            rest = &rest[(content_at + size).next_multiple_of(4)..];
+        }
+        entries
+    }
+
+    fn text_of(entries: &[(String, Vec<u8>)], name: &str) -> String {
+        let (_, content) = entries.iter().find(|(found, _)| found == name).unwrap();
+        String::from_utf8(content.clone()).unwrap()
+    }
+
+    /// A kernel with a plain `nvme` on top of a plain `nvme-core`, and a built-in virtio.
+    fn kernel(dir: &Path) -> Kernel {
+        fs::write(dir.join("nvme.ko"), module(b"depends=nvme-core,virtio\0")).unwrap();
+        fs::write(dir.join("nvme-core.ko"), module(b"depends=\0")).unwrap();
+        fs::write(
+            dir.join("modules.builtin"),
+            "kernel/drivers/virtio/virtio.ko\n",
+        )
+        .unwrap();
+        Kernel {
+            image: dir.join("bzImage"),
+            release: "7.2.12-x".to_owned(),
+            modules: Some(dir.to_path_buf()),
+        }
+    }
+
+    /// A static program: an ELF file without an interpreter.
+    fn agent(dir: &Path) -> PathBuf {
+        let path = dir.join("agent");
+        fs::write(&path, module(b"agent")).unwrap();
+        path
+    }
+
+    fn wanted(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn it_holds_the_agent_and_the_modules_in_their_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
+        let path = initramfs(&cache, &kernel, &wanted(&["nvme", "virtio"]), &agent).unwrap();
+        let entries = entries(&fs::read(path).unwrap());
+        let names: Vec<_> = entries.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names[..8], DIRECTORIES);
+        assert_eq!(
+            names[8..],
+            [
+                "dev/console",
+                "init",
+                "modules/index",
+                "modules/nvme_core.ko",
+                "modules/nvme.ko",
+                "TRAILER!!!"
+            ]
+        );
+        assert_eq!(
+            text_of(&entries, "modules/index"),
+            "nvme_core\nnvme nvme_core\n"
+        );
+    }
+
+    #[test]
+    fn it_is_made_anew_when_an_input_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
+        let make = |modules| initramfs(&cache, &kernel, &wanted(modules), &agent).unwrap();
+        let first = make(&["nvme"]);
+        assert_eq!(make(&["nvme"]), first);
+        assert_ne!(make(&["nvme_core"]), first);
+        fs::write(
+            dir.path().join("nvme-core.ko"),
+            module(b"depends=\0version=2\0"),
+        )
+        .unwrap();
+        let second = make(&["nvme"]);
+        assert_ne!(second, first);
+        fs::write(&agent, module(b"another agent")).unwrap();
+        assert_ne!(make(&["nvme"]), second);
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
+        let error = initramfs(&cache, &kernel, &wanted(&["9p"]), &agent)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("7.2.12-x") && error.contains("CONFIG_9P_FS"),
+            "{error}"
+        );
+        fs::write(dir.path().join("nvme-core.ko"), "nonsense").unwrap();
+        let error = initramfs(&cache, &kernel, &wanted(&["nvme"]), &agent).unwrap_err();
+        assert!(matches!(error, ImageError::BadModule { .. }), "{error}");
+    }
+
+    #[test]
+    fn an_agent_that_could_not_start_is_refused() {
+        let this_test = std::env::current_exe().unwrap();
+        let error = check_agent(&this_test, &fs::read(&this_test).unwrap())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("not static") && error.contains("crt-static"),
+            "{error}"
+        );
+        assert!(check_agent(Path::new("script"), b"#!/bin/sh\n").is_err());
+        assert!(check_agent(Path::new("agent"), &module(b"")).is_ok());
+    }
+}

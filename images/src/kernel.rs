@@ -135,3 +135,100 @@ fn known_modules(image: &Path, release: &str) -> Option<PathBuf> {
 fn holds_modules(dir: &Path) -> bool {
     dir.join("modules.builtin").is_file() || dir.join("modules.order").is_file()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bzimage::tests::{bzimage, elf};
+    use crate::unpack::tests::gzip;
+
+    fn write(path: &Path, content: &[u8]) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    #[test]
+    fn a_build_tree_is_a_kernel_with_its_modules() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().canonicalize().unwrap();
+        write(&tree.join(BUILT_IMAGE), &bzimage(b"x", 1));
+        write(&tree.join("modules.order"), b"");
+        let kernel = Kernel::user(&tree, None).unwrap();
+        assert_eq!(kernel.release, "7.2.12-x");
+        assert_eq!(kernel.modules.as_deref(), Some(tree.as_path()));
+        assert_eq!(Kernel::user(&tree.join(BUILT_IMAGE), None).unwrap(), kernel);
+    }
+
+    #[test]
+    fn modules_are_found_in_each_of_their_usual_places() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("bzImage");
+        write(&image, &bzimage(b"x", 1));
+        for place in [
+            "a/lib/modules/7.2.12-x",
+            "b/usr/lib/modules/7.2.12-x",
+            "c/7.2.12-x",
+            "d",
+        ] {
+            write(&dir.path().join(place).join("modules.builtin"), b"");
+            let given = dir.path().join(&place[..1]);
+            let found = Kernel::user(&image, Some(&given)).unwrap().modules.unwrap();
+            assert_eq!(found, dir.path().join(place).canonicalize().unwrap());
+        }
+        for missing in ["e", "."] {
+            let error = Kernel::user(&image, Some(&dir.path().join(missing))).unwrap_err();
+            assert!(matches!(error, ImageError::NoModules { .. }), "{error}");
+        }
+        assert_eq!(Kernel::user(&image, None).unwrap().modules, None);
+    }
+
+    #[test]
+    fn what_is_no_kernel_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kernel");
+        assert!(matches!(
+            Kernel::user(&path, None),
+            Err(ImageError::NoKernel { .. })
+        ));
+        assert!(matches!(
+            Kernel::user(dir.path(), None),
+            Err(ImageError::NoKernel { .. })
+        ));
+        write(&path, b"#!/bin/sh\n");
+        assert!(matches!(
+            Kernel::user(&path, None),
+            Err(ImageError::NotAKernel { .. })
+        ));
+        write(&path, &elf(b"GNU\0", 1));
+        assert!(matches!(
+            Kernel::user(&path, None),
+            Err(ImageError::NoPvh { .. })
+        ));
+        write(&path, &elf(b"Xen\0", 18));
+        assert_eq!(
+            Kernel::user(&path, None).unwrap().release,
+            "7.2.12+deb13-amd64"
+        );
+    }
+
+    #[test]
+    fn the_boot_image_is_unpacked_where_that_can_be_started() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let boot = |name: &str, image: &[u8]| {
+            let path = dir.path().join(name);
+            write(&path, image);
+            let kernel = Kernel {
+                image: path,
+                release: String::new(),
+                modules: None,
+            };
+            fs::read(kernel.boot_image(&cache).unwrap()).unwrap()
+        };
+        let fit = elf(b"Xen\0", 18);
+        assert_eq!(boot("fit", &bzimage(&gzip(&fit), 1)), fit);
+        let unfit = bzimage(&elf(b"GNU\0", 1), 1);
+        assert_eq!(boot("unfit", &unfit), unfit);
+        assert_eq!(boot("uncompressed", &fit), fit);
+    }
+}

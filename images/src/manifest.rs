@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::ImageError;
 use crate::error::io_error;
 use crate::qemu::Version;
-use crate::recipe::PACKAGES;
+use crate::recipe::LAB_PACKAGES;
 
 /// The record kept beside a root, so that every run can say what it ran on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,14 +33,14 @@ impl Manifest {
     }
 }
 
-/// One line with the packages that were asked for, not with those that came along.
+/// One line, with the packages that a result may depend on.
 impl fmt::Display for Manifest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "QEMU {}, Linux {}", self.qemu, self.kernel)?;
         for (name, version) in self
             .packages
             .iter()
-            .filter(|(name, _)| PACKAGES.contains(&name.as_str()))
+            .filter(|(name, _)| LAB_PACKAGES.contains(&name.as_str()))
         {
             write!(f, ", {name} {version}")?;
         }
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_line_names_what_was_asked_for() {
-        let packages = [("fio", "3.39-1"), ("libc6", "2.41-12")];
+        let packages = [("fio", "3.39-1"), ("libc6", "2.41-12"), ("sed", "4.9-2")];
         let manifest = Manifest {
             qemu: Version {
                 major: 11,

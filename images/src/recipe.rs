@@ -8,8 +8,8 @@ pub(crate) const SUITE: &str = "trixie";
 /// The suite that has a QEMU with a vfio-user client and a kernel with p2pdma.
 pub(crate) const BACKPORTS: &str = "trixie-backports";
 
-/// The packages; what they depend on comes along, what they recommend does not.
-pub(crate) const PACKAGES: &[&str] = &[
+/// What the lab is about. What packages depend on comes along, what they recommend does not.
+pub(crate) const LAB_PACKAGES: &[&str] = &[
     // The virtual machine.
     "linux-image-amd64",
     "qemu-system-x86",
@@ -19,7 +19,10 @@ pub(crate) const PACKAGES: &[&str] = &[
     "kmod",
     "nvme-cli",
     "pciutils",
-    // What a shell script expects of any Debian; nothing is essential to mmdebstrap's variant `extract`.
+];
+
+/// What a shell script expects of any Debian; nothing is essential to mmdebstrap's variant `extract`.
+pub(crate) const SHELL_PACKAGES: &[&str] = &[
     "base-files",
     "bash",
     "busybox",
@@ -39,6 +42,11 @@ pub(crate) const PACKAGES: &[&str] = &[
     "tar",
     "util-linux",
 ];
+
+/// All packages that are asked for.
+pub(crate) fn packages() -> impl Iterator<Item = &'static str> {
+    LAB_PACKAGES.iter().chain(SHELL_PACKAGES).copied()
+}
 
 /// Takes the whole of backports, since its QEMU and its firmware must be of one age.
 pub(crate) const PREFERENCES: &str =
@@ -63,7 +71,7 @@ pub(crate) const MOUNT_POINTS: &[&str] = &["dev", "mnt", "proc", "run", "sys", "
 /// The hash of the recipe: a root of another recipe is another cache entry.
 pub(crate) fn key() -> String {
     let mut parts = vec![SUITE, BACKPORTS, PREFERENCES];
-    parts.extend_from_slice(PACKAGES);
+    parts.extend(packages());
     parts.extend(
         LINKS
             .iter()
