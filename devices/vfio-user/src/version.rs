@@ -1,8 +1,7 @@
 //! The first exchange of a session: both sides say what they speak (vfio-user, VERSION).
 
 use rustix::io::Errno;
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -17,11 +16,10 @@ const MINOR: u16 = 0;
 /// The most data in one message, in bytes, that we take and that we send.
 pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 
-/// What we want to know of what the client can do. Anything else in its JSON is ignored.
-#[derive(Debug, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+/// What we want to know of what the client can do. Anything else that it says is ignored.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities {
-    /// How much data its sender takes with one message, in bytes.
+    /// How much data the client takes with one message, in bytes, not 0.
     pub(crate) max_data_xfer_size: u64,
 }
 
@@ -34,12 +32,6 @@ impl Default for Capabilities {
     }
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct VersionData {
-    capabilities: Capabilities,
-}
-
 /// Reads a client's VERSION. EINVAL for a version that we do not speak and for what is no version at all.
 pub(crate) fn parse(payload: &[u8]) -> Result<Capabilities, Errno> {
     let (version, json) = Version::read_from_prefix(payload).map_err(|_| Errno::INVAL)?;
@@ -50,10 +42,19 @@ pub(crate) fn parse(payload: &[u8]) -> Result<Capabilities, Errno> {
     if json.is_empty() {
         return Ok(Capabilities::default());
     }
-    let data: VersionData = serde_json::from_slice(json).map_err(|_| Errno::INVAL)?;
-    match data.capabilities.max_data_xfer_size {
-        0 => Err(Errno::INVAL),
-        _ => Ok(data.capabilities),
+    let data: Map<String, Value> = serde_json::from_slice(json).map_err(|_| Errno::INVAL)?;
+    match data.get("capabilities") {
+        None => Ok(Capabilities::default()),
+        Some(Value::Object(capabilities)) => parse_capabilities(capabilities),
+        Some(_) => Err(Errno::INVAL),
+    }
+}
+
+fn parse_capabilities(capabilities: &Map<String, Value>) -> Result<Capabilities, Errno> {
+    match capabilities.get("max_data_xfer_size").map(Value::as_u64) {
+        None => Ok(Capabilities::default()),
+        Some(Some(max_data_xfer_size @ 1..)) => Ok(Capabilities { max_data_xfer_size }),
+        Some(_) => Err(Errno::INVAL),
     }
 }
 
@@ -113,13 +114,16 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let wrong: [&[u8]; 8] = [
+        let wrong: [&[u8]; 11] = [
             b"",
             &[0; 3],
             &version(1, 0, b"{}\0"),
             &version(0, 0, b"garbage\0"),
             &version(0, 0, b"{\0"),
             &version(0, 0, b"\xff\xfe\0"),
+            &version(0, 0, b"[]\0"),
+            &version(0, 0, br#"{"capabilities":[]}"#),
+            &version(0, 0, br#"{"capabilities":{"max_data_xfer_size":"1"}}"#),
             &version(0, 0, br#"{"capabilities":{"max_data_xfer_size":-1}}"#),
             &version(0, 0, br#"{"capabilities":{"max_data_xfer_size":0}}"#),
         ];
