@@ -1,0 +1,237 @@
+//! The device that the tests serve, and the session that they serve it in.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use peerbar_vfio_user::{
+    Client, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Options, Region, RegionMapping,
+    SessionError, Stop, serve,
+};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+
+use crate::raw::RawClient;
+
+/// Where a write fails with EIO, in any region.
+pub(crate) const BAD_OFFSET: u64 = 0x800;
+/// The IOVA that cannot be mapped.
+pub(crate) const BAD_IOVA: u64 = 0xbad_0000;
+
+/// What the device was told.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Attached,
+    Detached,
+    Write(u32, u64, Vec<u8>),
+    /// Index, start, count, and the action without its descriptors.
+    Irqs(u32, u32, u32, String),
+    /// IOVA, size, readable, writable, offset in the descriptor if there is one.
+    Map(u64, u64, bool, bool, Option<u64>),
+    Unmap(DmaSpan),
+    Reset,
+}
+
+/// A device that tells what it is told, and lets go of every descriptor at once.
+pub(crate) struct Board {
+    calls: Sender<Call>,
+    clients: Sender<Client>,
+    memory: OwnedFd,
+}
+
+/// What a test holds in its hands: the client's end, and the device's news.
+pub(crate) struct Rig {
+    pub(crate) raw: RawClient,
+    pub(crate) calls: Receiver<Call>,
+    pub(crate) clients: Receiver<Client>,
+    pub(crate) stop: Stop,
+    session: JoinHandle<Result<(), SessionError>>,
+}
+
+/// A board, and where its news arrive.
+pub(crate) fn board() -> (Board, Receiver<Call>, Receiver<Client>) {
+    let (calls, told) = channel();
+    let (clients, attached) = channel();
+    let memory = memfd_create("board", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&memory, 0x4000).unwrap();
+    let board = Board {
+        calls,
+        clients,
+        memory,
+    };
+    (board, told, attached)
+}
+
+impl Rig {
+    /// A session before its first message.
+    pub(crate) fn fresh() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// A session before its first message, with other options than the usual.
+    pub(crate) fn with(change: impl FnOnce(&mut Options)) -> Self {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (mut board, calls, clients) = board();
+        let stop = Stop::new().unwrap();
+        let mut options = Options::new(stop.clone());
+        change(&mut options);
+        let session = std::thread::spawn(move || serve(theirs, &mut board, &options));
+        let raw = RawClient::new(ours);
+        Self {
+            raw,
+            calls,
+            clients,
+            stop,
+            session,
+        }
+    }
+
+    /// A session that has agreed on a version.
+    pub(crate) fn agreed() -> Self {
+        let mut rig = Self::fresh();
+        rig.agree();
+        rig
+    }
+
+    pub(crate) fn agree(&mut self) {
+        self.raw.agree();
+        assert_eq!(self.calls.recv().unwrap(), Call::Attached);
+    }
+
+    /// Hangs up, and tells how the session took it and what the device heard until then.
+    pub(crate) fn hang_up(self) -> (Result<(), SessionError>, Vec<Call>) {
+        drop(self.raw);
+        let outcome = self.session.join().unwrap();
+        (outcome, self.calls.into_iter().collect())
+    }
+
+    /// Waits until the server ends the session.
+    pub(crate) fn wait(self) -> Result<(), SessionError> {
+        self.session.join().unwrap()
+    }
+}
+
+impl Board {
+    fn tell(&self, call: Call) {
+        // A test that does not care has dropped the receiver.
+        let _ = self.calls.send(call);
+    }
+}
+
+impl Device for Board {
+    fn attached(&mut self, client: Client) {
+        self.tell(Call::Attached);
+        let _ = self.clients.send(client);
+    }
+
+    fn detached(&mut self) {
+        self.tell(Call::Detached);
+    }
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo {
+            regions: 9,
+            irqs: 5,
+        }
+    }
+
+    fn region(&self, index: u32) -> Option<Region<'_>> {
+        let mapping = |areas: &[(u64, u64)]| RegionMapping {
+            fd: self.memory.as_fd(),
+            areas: areas.to_vec(),
+        };
+        let (size, readable, writable, mapping) = match index {
+            0 => (0x1000, true, true, None),
+            1 => {
+                let areas = [(0x1000, 0x1000), (0x3000, 0x1000)];
+                (0x4000, true, true, Some(mapping(&areas)))
+            }
+            2 => (0x2000, true, true, Some(mapping(&[]))),
+            3 => (0x100, true, false, None),
+            4 => (0x100, false, true, None),
+            5 => (u64::MAX, true, true, None),
+            6 | 8 => (0, false, false, None),
+            7 => (0x1000, true, true, None),
+            _ => return None,
+        };
+        Some(Region {
+            size,
+            readable,
+            writable,
+            mapping,
+        })
+    }
+
+    fn irq(&self, index: u32) -> Option<Irq> {
+        let count = *[1, 4, 8, 1, 1].get(index as usize)?;
+        Some(Irq {
+            count,
+            automasked: index == 0,
+            maskable: index == 0,
+        })
+    }
+
+    fn region_read(&mut self, _: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+        assert!(!data.is_empty());
+        for (byte, address) in data.iter_mut().zip(offset..) {
+            *byte = pattern(address);
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        if offset == BAD_OFFSET {
+            return Err(Errno::IO);
+        }
+        self.tell(Call::Write(index, offset, data.to_vec()));
+        Ok(())
+    }
+
+    fn set_irqs(
+        &mut self,
+        index: u32,
+        start: u32,
+        count: u32,
+        action: IrqAction,
+    ) -> Result<(), Errno> {
+        let action = match action {
+            IrqAction::Events(events) => {
+                assert_eq!(events.len(), count as usize);
+                // Proves which descriptor went to which vector.
+                for (vector, event) in (u64::from(start)..).zip(events.iter().flatten()) {
+                    rustix::io::write(event, &(vector + 1).to_ne_bytes()).unwrap();
+                }
+                format!("{} events", events.iter().flatten().count())
+            }
+            other => format!("{other:?}"),
+        };
+        self.tell(Call::Irqs(index, start, count, action));
+        Ok(())
+    }
+
+    fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
+        if map.iova == BAD_IOVA {
+            return Err(Errno::EXIST);
+        }
+        let offset = map.memory.map(|(_, offset)| offset);
+        let (readable, writable) = (map.readable, map.writable);
+        self.tell(Call::Map(map.iova, map.size, readable, writable, offset));
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno> {
+        self.tell(Call::Unmap(span));
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<(), Errno> {
+        self.tell(Call::Reset);
+        Ok(())
+    }
+}
+
+/// What every readable byte holds, by its address.
+pub(crate) fn pattern(address: u64) -> u8 {
+    (address % 251) as u8
+}

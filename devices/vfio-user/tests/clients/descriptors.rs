@@ -1,0 +1,90 @@
+//! Whatever descriptors a client sends, none stays behind.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use peerbar_vfio_user::{Options, Stop, serve};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::board::{Rig, board};
+use crate::raw::*;
+
+/// How many descriptors of this process lead to what `/proc` calls by a name with `part` in it. Other tests run in the
+/// same process, so that a count of all would tell nothing.
+fn open_descriptors(part: &str) -> usize {
+    fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+        .filter(|target| target.to_string_lossy().contains(part))
+        .count()
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_closed_at_once() {
+    let mut rig = Rig::fresh();
+    let memory = memfd_create("unasked", MemfdFlags::CLOEXEC).unwrap();
+    let fds = [memory.as_fd(); 3];
+    rig.raw.ask_with(13, &[], &fds).errno();
+    rig.raw.ask_with(1, &version(0, 0, "{}"), &fds).ok();
+    for command in 0..=20 {
+        // Refused or not: neither takes three descriptors for what this payload says.
+        rig.raw.ask_with(command, &[0; 40], &fds);
+    }
+    let unmap = dma_unmap(0, 0x1000, 0x1000);
+    rig.raw.ask_with(3, &unmap, &fds[..1]).ok();
+    rig.raw.ask_with(8, &set_irqs(0x21, 2, 0, 0), &fds).ok();
+    rig.raw.send_with(&message(1, 11, REPLY, &[]), &fds);
+    rig.raw.send_with(&message(1, 9, 3, &[]), &fds);
+    rig.raw.receive().errno();
+    rig.raw.ask_with(2, &dma_map(3, 0, 0, 1), &fds).errno();
+    rig.raw.ask(13, &[]).ok();
+    assert_eq!(open_descriptors("memfd:unasked"), 1);
+}
+
+#[test]
+fn descriptors_of_an_unfinished_message_are_closed_with_the_session() {
+    let memory = memfd_create("unfinished", MemfdFlags::CLOEXEC).unwrap();
+    let mut rig = Rig::agreed();
+    let map = message(1, 2, 0, &dma_map(3, 0, 0, 1));
+    rig.raw.send_with(&map[..20], &[memory.as_fd(); 2]);
+    rig.hang_up().0.unwrap_err();
+    assert_eq!(open_descriptors("memfd:unfinished"), 1);
+}
+
+#[test]
+fn descriptors_beyond_the_limit_are_closed() {
+    let memory = memfd_create("beyond", MemfdFlags::CLOEXEC).unwrap();
+    let mut rig = Rig::agreed();
+    let map = message(1, 2, 0, &dma_map(3, 0, 0, 1));
+    for part in map.chunks(4) {
+        rig.raw.send_with(part, &[memory.as_fd(); 60]);
+    }
+    assert_eq!(rig.raw.receive().errno(), EMFILE);
+    assert_eq!(open_descriptors("memfd:beyond"), 1);
+}
+
+#[test]
+fn the_descriptor_of_a_region_is_only_lent() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let inodes = [&ours, &theirs].map(|end| {
+        let inode = rustix::fs::fstat(end).unwrap().st_ino;
+        format!("socket:[{inode}]")
+    });
+    let session = std::thread::spawn(move || {
+        let (mut board, _, clients) = board();
+        let options = Options::new(Stop::new().unwrap());
+        serve(theirs, &mut board, &options).unwrap();
+        clients.recv().unwrap()
+    });
+    let mut raw = RawClient::new(ours);
+    raw.agree();
+    let ask = [words(&[4096, 0, 1, 0]), quads(&[0, 0])].concat();
+    for _ in 0..50 {
+        assert_eq!(raw.ask(5, &ask).descriptors.len(), 1);
+    }
+    drop(raw);
+    // A client handle that outlives its session keeps no socket open.
+    let _client = session.join().unwrap();
+    assert_eq!(inodes.map(|inode| open_descriptors(&inode)), [0, 0]);
+}
