@@ -1,3 +1,43 @@
 //! PID 1 of the guest: loads drivers, runs checks, reports KTAP.
+//!
+//! In order of a boot: [`mounts`] and [`modules`] make the guest usable, [`port`] brings the plan, [`session`] works
+//! it off, [`power`] ends it. Whatever goes wrong before there is a report is told on the console.
 
-fn main() {}
+#![deny(unsafe_code)]
+
+mod checks;
+mod counters;
+mod devices;
+mod disk;
+mod kmsg;
+mod lab;
+mod memory;
+mod modules;
+mod mounts;
+mod p2pmem;
+mod passthrough;
+mod pattern;
+mod port;
+mod power;
+mod session;
+mod tools;
+mod uevents;
+mod watchdog;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if std::process::id() != 1 {
+        eprintln!(
+            "peerbar-agent: this is PID 1 of a peerbar guest; it mounts and powers off, so it does not run here"
+        );
+        return ExitCode::from(2);
+    }
+    match std::panic::catch_unwind(session::run) {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => eprintln!("peerbar-agent: {error:#}"),
+        // The panic's own message is on the console already.
+        Err(_) => eprintln!("peerbar-agent: it panicked, so the guest is powered off"),
+    }
+    power::off()
+}

@@ -1,0 +1,159 @@
+//! A command of the tools root, and what it prints.
+
+use anyhow::{bail, ensure};
+use peerbar_report::{Command, Measure};
+
+use crate::checks::Outcome;
+use crate::counters::Witness;
+use crate::devices::Controller;
+use crate::lab::Lab;
+use crate::tools::{self, Ran};
+
+/// Lines of the output that are shown of a command that failed.
+const SHOWN: usize = 60;
+
+pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    if !lab.tools {
+        return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+    }
+    let line = fill_in(&command.run, &lab.controllers)?;
+    let mut witness = Witness::new(&lab.controllers);
+    let ran = witness.watch(|| tools::run(&line, lab.limit))?;
+    witness.tell(measure);
+    if let Err(error) = judge(command, &ran) {
+        bail!("{error:#}; it ran: {line}\n{}", last_lines(&ran.output));
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Puts device names in the place of `{name}`, `{name:disk}` and `{name:p2pmem}`. Other braces are the shell's.
+fn fill_in(line: &str, controllers: &[Controller]) -> anyhow::Result<String> {
+    let mut filled = line.to_owned();
+    for controller in controllers {
+        let name = &controller.name;
+        filled = filled
+            .replace(&format!("{{{name}}}"), &controller.node.to_string_lossy())
+            .replace(
+                &format!("{{{name}:disk}}"),
+                &controller.disk.node.to_string_lossy(),
+            )
+            .replace(
+                &format!("{{{name}:p2pmem}}"),
+                &controller.pool().allocate_file().to_string_lossy(),
+            );
+    }
+    for left in [":disk}", ":p2pmem}"] {
+        ensure!(
+            !filled.contains(left),
+            "the command names a device that the plan does not have: {filled}"
+        );
+    }
+    Ok(filled)
+}
+
+fn judge(command: &Command, ran: &Ran) -> anyhow::Result<()> {
+    ensure!(
+        !ran.timed_out,
+        "the command was killed, because it did not end in time"
+    );
+    ensure!(
+        ran.code() == command.status,
+        "the command ended with status {}, not {}",
+        ran.code(),
+        command.status
+    );
+    for text in &command.expect {
+        ensure!(
+            ran.output.contains(text),
+            "the command did not print {text:?}"
+        );
+    }
+    Ok(())
+}
+
+/// The end of the output, indented.
+fn last_lines(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    let start = lines.len().saturating_sub(SHOWN);
+    lines
+        .iter()
+        .skip(start)
+        .map(|line| format!("  {line}\n"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+    use crate::disk::Disk;
+
+    fn controller() -> Controller {
+        Controller {
+            name: "left".into(),
+            number: 0,
+            cmb_bytes: 0,
+            directory: "/sys/class/nvme/nvme1".into(),
+            node: "/dev/nvme1".into(),
+            pci: "/sys/devices/0000:02:00.0".into(),
+            disk: Disk {
+                node: "/dev/nvme1n1".into(),
+                bytes: 0,
+                block: 512,
+            },
+        }
+    }
+
+    #[test]
+    fn placeholders_become_paths_and_other_braces_stay() {
+        let filled = fill_in(
+            "nvme id-ctrl {left}; dd if={left:disk} of={left:p2pmem} | awk '{print}'",
+            &[controller()],
+        );
+        assert_eq!(
+            filled.unwrap(),
+            "nvme id-ctrl /dev/nvme1; dd if=/dev/nvme1n1 of=/sys/devices/0000:02:00.0/p2pmem/allocate | awk '{print}'"
+        );
+        let error = fill_in("dd if={right:disk}", &[controller()])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("{right:disk}"), "{error}");
+    }
+
+    #[test]
+    fn status_and_texts_are_compared() {
+        let command = Command {
+            run: String::new(),
+            status: 1,
+            expect: vec!["good".into()],
+        };
+        let ran = |code: i32, output: &str, timed_out| Ran {
+            status: ExitStatus::from_raw(code << 8),
+            timed_out,
+            output: output.into(),
+        };
+        assert!(judge(&command, &ran(1, "all good\n", false)).is_ok());
+        let error = |ran| judge(&command, &ran).unwrap_err().to_string();
+        assert_eq!(
+            error(ran(0, "good", false)),
+            "the command ended with status 0, not 1"
+        );
+        assert_eq!(
+            error(ran(1, "bad", false)),
+            "the command did not print \"good\""
+        );
+        assert!(error(ran(1, "good", true)).contains("in time"));
+    }
+
+    #[test]
+    fn the_end_of_a_long_output_is_shown() {
+        let output: String = (0..100).map(|line| format!("{line}\n")).collect();
+        let shown = last_lines(&output);
+        assert!(
+            shown.starts_with("  40\n") && shown.ends_with("  99\n"),
+            "{shown}"
+        );
+    }
+}

@@ -1,0 +1,81 @@
+//! The I/O submission queues lie in the CMB.
+
+use anyhow::{Context, ensure};
+use peerbar_report::Measure;
+
+use crate::counters::{Traffic, Witness};
+use crate::lab::Lab;
+use crate::memory::Memory;
+
+/// Reads that are issued, one command each.
+const COMMANDS: u64 = 64;
+
+/// Bytes of one read: a page, so that no driver has a reason to split it.
+const LENGTH: usize = 4096;
+
+pub(super) fn run(lab: &Lab, device: &str, measure: &mut Measure) -> anyhow::Result<()> {
+    let controller = lab.provider(device)?;
+    let disk = controller.disk.open_direct()?;
+    let mut memory = Memory::guest_ram(LENGTH).context("cannot get memory to read into")?;
+    let mut witness = Witness::new(&lab.controllers);
+    witness.watch(|| (0..COMMANDS).try_for_each(|_| memory.read_from(&disk, 0, LENGTH)))?;
+    measure.bytes = COMMANDS.saturating_mul(LENGTH as u64);
+    witness.tell(measure);
+    judge(witness.traffic()?, controller.number).with_context(|| {
+        format!(
+            "the I/O queues of {device} are not in its CMB ({})",
+            controller.cmb_registers()
+        )
+    })
+}
+
+/// The admin queue always lies in guest RAM, and reading the counters is an admin command.
+fn judge(traffic: &Traffic, device: u32) -> anyhow::Result<()> {
+    let own = traffic.commands_from_own_memory(device);
+    let ram = traffic.commands_from_guest_ram(device);
+    ensure!(
+        own >= COMMANDS && ram <= Witness::ADMIN_COMMANDS,
+        "of {COMMANDS} I/O commands {own} were fetched from the CMB, and {ram} commands from guest RAM where at most \
+         {} admin commands were expected; look at SQS of CMBSZ and at the parameter use_cmb_sqes of the nvme module",
+        Witness::ADMIN_COMMANDS
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_nvme_spec::dma_log::{Completer, Purpose, Route};
+
+    use super::*;
+
+    fn fetched(own: u64, ram: u64) -> Traffic {
+        let mut traffic = Traffic::default();
+        traffic.count(
+            0,
+            (Purpose::Command, Completer::OwnMemory, Route::OwnBar),
+            64 * own,
+            0,
+        );
+        traffic.count(
+            0,
+            (Purpose::Command, Completer::GuestRam, Route::GuestRam),
+            64 * ram,
+            0,
+        );
+        traffic
+    }
+
+    #[test]
+    fn queues_in_guest_ram_are_noticed() {
+        assert!(judge(&fetched(COMMANDS, 1), 0).is_ok());
+        let error = judge(&fetched(0, COMMANDS + 1), 0).unwrap_err().to_string();
+        assert!(
+            error.starts_with(
+                "of 64 I/O commands 0 were fetched from the CMB, and 65 commands from guest RAM"
+            ),
+            "{error}"
+        );
+        assert!(judge(&fetched(COMMANDS, COMMANDS), 0).is_err());
+        assert!(judge(&fetched(COMMANDS, 1), 1).is_err());
+    }
+}

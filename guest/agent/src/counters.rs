@@ -1,0 +1,298 @@
+//! The witness: the devices' own count of their DMA, taken before and after a piece of work.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use peerbar_nvme_spec::dma_log::{self, Completer, Purpose, Route};
+use peerbar_report::Measure;
+
+use crate::devices::Controller;
+use crate::passthrough::get_log_page;
+
+/// Size of a submission queue entry in bytes (NVMe Base 2.0, 3.3.3.1).
+const COMMAND_BYTES: u64 = 64;
+
+/// What a DMA was, as far as checks tell one from another.
+pub(crate) type Kind = (Purpose, Completer, Route);
+
+/// DMA of the devices under test, each known by its place in the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    bytes: BTreeMap<(u32, Kind), u64>,
+    failures: BTreeMap<u32, u64>,
+}
+
+impl Traffic {
+    /// Payload of one device whose completer was some device's memory.
+    pub(crate) fn payload_to_devices(&self, device: u32) -> u64 {
+        self.sum(|of, kind| of == device && is_payload_to_devices(kind))
+    }
+
+    /// Payload of one device whose completer was guest RAM.
+    pub(crate) fn payload_to_guest_ram(&self, device: u32) -> u64 {
+        self.sum(|of, kind| of == device && is_payload_to_guest_ram(kind))
+    }
+
+    /// Payload of all devices whose completer was some device's memory.
+    pub(crate) fn peer_bytes(&self) -> u64 {
+        self.sum(|_, kind| is_payload_to_devices(kind))
+    }
+
+    /// Payload of all devices whose completer was guest RAM.
+    pub(crate) fn ram_bytes(&self) -> u64 {
+        self.sum(|_, kind| is_payload_to_guest_ram(kind))
+    }
+
+    /// Payload of all devices.
+    pub(crate) fn payload(&self) -> u64 {
+        self.sum(|_, (purpose, ..)| purpose == Purpose::Payload)
+    }
+
+    /// Commands that one device fetched from its own memory.
+    pub(crate) fn commands_from_own_memory(&self, device: u32) -> u64 {
+        self.commands(device, Completer::OwnMemory)
+    }
+
+    /// Commands that one device fetched from guest RAM.
+    pub(crate) fn commands_from_guest_ram(&self, device: u32) -> u64 {
+        self.commands(device, Completer::GuestRam)
+    }
+
+    /// DMA requests of all devices that failed.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.values().sum()
+    }
+
+    /// One request may fetch several commands, so bytes are what counts.
+    fn commands(&self, device: u32, from: Completer) -> u64 {
+        let bytes = self.sum(|of, (purpose, completer, _)| {
+            of == device && purpose == Purpose::Command && completer == from
+        });
+        bytes / COMMAND_BYTES
+    }
+
+    fn sum(&self, wanted: impl Fn(u32, Kind) -> bool) -> u64 {
+        self.bytes
+            .iter()
+            .filter(|((device, kind), _)| wanted(*device, *kind))
+            .map(|(_, bytes)| bytes)
+            .sum()
+    }
+
+    fn payload_by_route(&self) -> BTreeMap<peerbar_report::Route, u64> {
+        let mut routes = BTreeMap::new();
+        for ((_, (purpose, _, route)), bytes) in &self.bytes {
+            if *purpose == Purpose::Payload && *bytes > 0 {
+                let sum: &mut u64 = routes.entry(reported(*route)).or_default();
+                *sum = sum.saturating_add(*bytes);
+            }
+        }
+        routes
+    }
+
+    /// Counts more DMA of one device.
+    pub(crate) fn count(&mut self, device: u32, kind: Kind, bytes: u64, failures: u64) {
+        let sum = self.bytes.entry((device, kind)).or_default();
+        *sum = sum.saturating_add(bytes);
+        let sum = self.failures.entry(device).or_default();
+        *sum = sum.saturating_add(failures);
+    }
+
+    /// Adds what was counted between two samples.
+    fn add(&mut self, before: &Traffic, after: &Traffic) -> anyhow::Result<()> {
+        add_growth(&mut self.bytes, &before.bytes, &after.bytes)?;
+        add_growth(&mut self.failures, &before.failures, &after.failures)
+    }
+}
+
+fn is_payload_to_devices((purpose, completer, _): Kind) -> bool {
+    purpose == Purpose::Payload && matches!(completer, Completer::OwnMemory | Completer::PeerBar)
+}
+
+fn is_payload_to_guest_ram((purpose, completer, _): Kind) -> bool {
+    purpose == Purpose::Payload && completer == Completer::GuestRam
+}
+
+fn add_growth<K: Copy + Ord>(
+    sums: &mut BTreeMap<K, u64>,
+    before: &BTreeMap<K, u64>,
+    after: &BTreeMap<K, u64>,
+) -> anyhow::Result<()> {
+    for (key, now) in after {
+        let then = before.get(key).copied().unwrap_or(0);
+        let growth = now
+            .checked_sub(then)
+            .with_context(|| format!("a DMA counter went back from {then} to {now}"))?;
+        let sum = sums.entry(*key).or_default();
+        *sum = sum.saturating_add(growth);
+    }
+    Ok(())
+}
+
+/// Watches pieces of work: how long they took, and what the devices did meanwhile.
+#[derive(Debug)]
+pub(crate) struct Witness<'a> {
+    controllers: &'a [Controller],
+    traffic: anyhow::Result<Traffic>,
+    elapsed: Duration,
+}
+
+impl<'a> Witness<'a> {
+    /// Admin commands of each device that a watched piece of work counts for the watching itself: the second sample
+    /// counts its own command.
+    pub(crate) const ADMIN_COMMANDS: u64 = 1;
+
+    pub(crate) fn new(controllers: &'a [Controller]) -> Self {
+        Witness {
+            controllers,
+            traffic: Ok(Traffic::default()),
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    /// Does `work`. That the devices cannot be asked is told by [`Witness::traffic`], not here, so that the work's
+    /// own failure is seen also without a witness.
+    pub(crate) fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let before = sample(self.controllers);
+        let start = Instant::now();
+        let result = work();
+        self.elapsed = self.elapsed.saturating_add(start.elapsed());
+        let after = sample(self.controllers);
+        let added = match (&mut self.traffic, before, after) {
+            (Ok(traffic), Ok(before), Ok(after)) => traffic.add(&before, &after),
+            (Ok(_), Err(error), _) | (Ok(_), _, Err(error)) => Err(error),
+            (Err(_), ..) => Ok(()),
+        };
+        if let Err(error) = added {
+            self.traffic = Err(error);
+        }
+        result
+    }
+
+    /// What the devices did during all watched work.
+    ///
+    /// # Errors
+    /// Why a device could not be asked.
+    pub(crate) fn traffic(&self) -> anyhow::Result<&Traffic> {
+        self.traffic
+            .as_ref()
+            .map_err(|error| anyhow!("nobody can tell which way the data went: {error:#}"))
+    }
+
+    /// Writes time and traffic into the figures of a check.
+    pub(crate) fn tell(&self, measure: &mut Measure) {
+        measure.seconds = self.elapsed.as_secs_f64();
+        if let Ok(traffic) = &self.traffic {
+            measure.routes = traffic.payload_by_route();
+            measure.peer_bytes = traffic.peer_bytes();
+            measure.ram_bytes = traffic.ram_bytes();
+        }
+    }
+}
+
+/// The counters of all devices as they are now.
+fn sample(controllers: &[Controller]) -> anyhow::Result<Traffic> {
+    let mut traffic = Traffic::default();
+    for controller in controllers {
+        read_counters(controller, &mut traffic).with_context(|| {
+            format!(
+                "{} ({}) gives no DMA counters (log page {:02x}h): is it a peerbar-nvme of this version?",
+                controller.name,
+                controller.node.display(),
+                dma_log::LID
+            )
+        })?;
+    }
+    Ok(traffic)
+}
+
+fn read_counters(controller: &Controller, traffic: &mut Traffic) -> anyhow::Result<()> {
+    let node = File::open(&controller.node).context("cannot open it")?;
+    let page = get_log_page(&node, dma_log::LID, u32::try_from(dma_log::MAX_SIZE)?)?;
+    for entry in dma_log::parse(&page)? {
+        let kind = (entry.purpose, entry.completer, entry.route);
+        traffic.count(controller.number, kind, entry.bytes, entry.failures);
+    }
+    Ok(())
+}
+
+fn reported(route: Route) -> peerbar_report::Route {
+    match route {
+        Route::OwnBar => peerbar_report::Route::OwnBar,
+        Route::Peer => peerbar_report::Route::Peer,
+        Route::GuestRam => peerbar_report::Route::GuestRam,
+        Route::Upstream => peerbar_report::Route::Upstream,
+        Route::Refused => peerbar_report::Route::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: Kind = (Purpose::Payload, Completer::PeerBar, Route::Upstream);
+    const OWN: Kind = (Purpose::Payload, Completer::OwnMemory, Route::OwnBar);
+    const RAM: Kind = (Purpose::Payload, Completer::GuestRam, Route::GuestRam);
+    const FETCH: Kind = (Purpose::Command, Completer::OwnMemory, Route::OwnBar);
+
+    fn traffic(counts: &[(u32, Kind, u64, u64)]) -> Traffic {
+        let mut traffic = Traffic::default();
+        for (device, kind, bytes, failures) in counts {
+            traffic.count(*device, *kind, *bytes, *failures);
+        }
+        traffic
+    }
+
+    #[test]
+    fn bytes_are_told_apart_by_completer_and_device() {
+        let seen = traffic(&[
+            (0, OWN, 100, 0),
+            (0, RAM, 10, 0),
+            (1, PEER, 1, 2),
+            (0, FETCH, 128, 0),
+        ]);
+        assert_eq!(
+            (seen.payload_to_devices(0), seen.payload_to_guest_ram(0)),
+            (100, 10)
+        );
+        assert_eq!(
+            (seen.peer_bytes(), seen.ram_bytes(), seen.payload()),
+            (101, 10, 111)
+        );
+        assert_eq!(
+            (
+                seen.commands_from_own_memory(0),
+                seen.commands_from_guest_ram(0)
+            ),
+            (2, 0)
+        );
+        assert_eq!(seen.failures(), 2);
+        let routes = BTreeMap::from([
+            (peerbar_report::Route::OwnBar, 100),
+            (peerbar_report::Route::GuestRam, 10),
+            (peerbar_report::Route::Upstream, 1),
+        ]);
+        assert_eq!(seen.payload_by_route(), routes);
+    }
+
+    #[test]
+    fn directions_of_one_kind_are_summed() {
+        assert_eq!(traffic(&[(0, OWN, 1, 0), (0, OWN, 2, 0)]).peer_bytes(), 3);
+    }
+
+    #[test]
+    fn growth_adds_up_over_pieces_of_work_and_never_shrinks() {
+        let (before, after) = (
+            traffic(&[(0, OWN, 5, 1)]),
+            traffic(&[(0, OWN, 7, 1), (1, RAM, 3, 0)]),
+        );
+        let mut sum = Traffic::default();
+        sum.add(&before, &after).unwrap();
+        sum.add(&before, &after).unwrap();
+        assert_eq!(sum, traffic(&[(0, OWN, 4, 0), (1, RAM, 6, 0)]));
+        let error = sum.add(&after, &before).unwrap_err().to_string();
+        assert_eq!(error, "a DMA counter went back from 7 to 5");
+    }
+}

@@ -1,0 +1,234 @@
+//! The controllers under test, as sysfs shows them.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use peerbar_report::Device;
+
+use crate::disk::Disk;
+use crate::p2pmem::Pool;
+
+/// A controller that is live and has a disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Controller {
+    /// Its name in the plan, and its serial number.
+    pub(crate) name: String,
+    /// Its place in the plan.
+    pub(crate) number: u32,
+    /// Size of its CMB in bytes, as the plan says.
+    pub(crate) cmb_bytes: u64,
+    /// `/sys/class/nvme/nvme0`.
+    pub(crate) directory: PathBuf,
+    /// `/dev/nvme0`.
+    pub(crate) node: PathBuf,
+    /// `/sys/bus/pci/devices/0000:02:00.0`.
+    pub(crate) pci: PathBuf,
+    /// The block device of its first namespace.
+    pub(crate) disk: Disk,
+}
+
+impl Controller {
+    /// Its p2pmem.
+    pub(crate) fn pool(&self) -> Pool {
+        Pool::of(&self.pci)
+    }
+
+    /// Refuses a controller that is not up.
+    pub(crate) fn ensure_live(&self) -> anyhow::Result<()> {
+        let state = attribute(&self.directory, "state");
+        ensure!(state == "live", "{} is {state}, not live", self.name);
+        Ok(())
+    }
+
+    /// What the driver read from the registers of the CMB, for messages.
+    pub(crate) fn cmb_registers(&self) -> String {
+        let text = attribute(&self.directory, "cmb");
+        if text.is_empty() {
+            "no cmb attribute".to_owned()
+        } else {
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        }
+    }
+}
+
+/// Where the kernel shows its devices.
+#[derive(Debug)]
+pub(crate) struct Roots {
+    /// `/sys`.
+    pub(crate) sys: PathBuf,
+    /// `/dev`.
+    pub(crate) dev: PathBuf,
+}
+
+impl Roots {
+    pub(crate) fn of_the_guest() -> Self {
+        Roots {
+            sys: "/sys".into(),
+            dev: "/dev".into(),
+        }
+    }
+
+    /// All of `devices`, each live and with a disk.
+    ///
+    /// # Errors
+    /// Each device that is not there yet, with what was seen instead.
+    pub(crate) fn find_all(&self, devices: &[Device]) -> anyhow::Result<Vec<Controller>> {
+        let mut found = Vec::new();
+        let mut missing = String::new();
+        for (number, device) in (0..).zip(devices) {
+            match self.find(number, device) {
+                Ok(controller) => found.push(controller),
+                Err(error) => writeln!(missing, "device {}: {error:#}", device.name)?,
+            }
+        }
+        ensure!(missing.is_empty(), "{}", missing.trim_end());
+        Ok(found)
+    }
+
+    fn find(&self, number: u32, device: &Device) -> anyhow::Result<Controller> {
+        let directory = self.with_serial(&device.name)?;
+        let node = self.dev.join(
+            directory
+                .file_name()
+                .context("a controller without a name")?,
+        );
+        let state = attribute(&directory, "state");
+        ensure!(state == "live", "{} is {state:?}, not live", node.display());
+        let disk = first_disk(&directory)
+            .with_context(|| format!("{} has no namespace yet", node.display()))?;
+        let pci = fs::canonicalize(directory.join("device"))
+            .with_context(|| format!("{} belongs to no PCI device", node.display()))?;
+        Ok(Controller {
+            name: device.name.clone(),
+            number,
+            cmb_bytes: device.cmb_bytes,
+            disk: Disk::read(&self.sys, &self.dev, &disk)?,
+            directory,
+            node,
+            pci,
+        })
+    }
+
+    fn with_serial(&self, serial: &str) -> anyhow::Result<PathBuf> {
+        let class = self.sys.join("class/nvme");
+        let mut seen = Vec::new();
+        for entry in fs::read_dir(&class).into_iter().flatten().flatten() {
+            let found = attribute(&entry.path(), "serial");
+            if found == serial {
+                return Ok(entry.path());
+            }
+            seen.push(format!(
+                "{} ({found:?}, {})",
+                entry.file_name().to_string_lossy(),
+                attribute(&entry.path(), "state")
+            ));
+        }
+        seen.sort();
+        let seen = if seen.is_empty() {
+            "none at all".to_owned()
+        } else {
+            seen.join(", ")
+        };
+        bail!("no NVMe controller has this serial number; there: {seen}")
+    }
+}
+
+/// The disk of the lowest namespace below a controller: `nvme0n1`, also where the kernel shows only the path
+/// `nvme0c0n1` to it here.
+fn first_disk(controller: &Path) -> Option<String> {
+    let entries = fs::read_dir(controller).ok()?.flatten();
+    let disks = entries.filter_map(|entry| disk_of(entry.file_name().to_str()?));
+    disks.min().map(|(_, name)| name)
+}
+
+/// The namespace's number and the disk's name of an entry such as `nvme0n1` or `nvme0c1n2`.
+fn disk_of(entry: &str) -> Option<(u32, String)> {
+    let (head, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
+    let instance = head.split_once('c').map_or(head, |(instance, _)| instance);
+    instance.parse::<u32>().ok()?;
+    Some((
+        namespace.parse().ok()?,
+        format!("nvme{instance}n{namespace}"),
+    ))
+}
+
+/// An attribute of sysfs without the blanks around it; empty if there is none.
+fn attribute(directory: &Path, name: &str) -> String {
+    fs::read_to_string(directory.join(name))
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn guest(state: &str) -> (tempfile::TempDir, Roots) {
+        let root = tempfile::tempdir().unwrap();
+        let (sys, dev) = (root.path().join("sys"), root.path().join("dev"));
+        let controller = sys.join("class/nvme/nvme0");
+        fs::create_dir_all(controller.join("nvme0c0n1")).unwrap();
+        fs::create_dir_all(sys.join("bus/pci/devices/0000:02:00.0")).unwrap();
+        symlink(
+            sys.join("bus/pci/devices/0000:02:00.0"),
+            controller.join("device"),
+        )
+        .unwrap();
+        fs::write(controller.join("serial"), "left                \n").unwrap();
+        fs::write(controller.join("state"), format!("{state}\n")).unwrap();
+        fs::create_dir_all(sys.join("block/nvme0n1/queue")).unwrap();
+        fs::write(sys.join("block/nvme0n1/size"), "2048\n").unwrap();
+        fs::write(sys.join("block/nvme0n1/queue/logical_block_size"), "512\n").unwrap();
+        fs::create_dir(&dev).unwrap();
+        fs::write(dev.join("nvme0n1"), "").unwrap();
+        (root, Roots { sys, dev })
+    }
+
+    fn device(name: &str) -> Device {
+        Device {
+            name: name.to_owned(),
+            cmb_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn a_controller_is_found_by_its_serial_number() {
+        let (_root, roots) = guest("live");
+        let found = roots.find_all(&[device("left")]).unwrap();
+        assert_eq!(found[0].node, roots.dev.join("nvme0"));
+        assert_eq!(found[0].disk.node, roots.dev.join("nvme0n1"));
+        assert_eq!(found[0].disk.bytes, 1 << 20);
+        assert!(found[0].pci.ends_with("0000:02:00.0"));
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_what_is_there() {
+        let (_root, roots) = guest("connecting");
+        let error = roots
+            .find_all(&[device("left"), device("right")])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("device left: ") && error.contains("is \"connecting\", not live"),
+            "{error}"
+        );
+        assert!(
+            error.contains("device right: no NVMe controller has this serial number; there: nvme0"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn paths_of_a_multipath_namespace_stand_for_its_disk() {
+        assert_eq!(disk_of("nvme0n1"), Some((1, "nvme0n1".into())));
+        assert_eq!(disk_of("nvme3c0n12"), Some((12, "nvme3n12".into())));
+        for other in ["nvme0", "nvme0n1p1", "power", "nvmen1", "ng0n1"] {
+            assert_eq!(disk_of(other), None, "{other}");
+        }
+    }
+}

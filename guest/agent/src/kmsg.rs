@@ -1,0 +1,161 @@
+//! The kernel's log and taint: a check that dirties either has failed.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+
+use anyhow::Context;
+use rustix::fs::{Mode, OFlags};
+
+/// How many lines are shown from the first bad one on.
+const SHOWN: usize = 40;
+
+/// The kernel's log, read once from its start to its end.
+#[derive(Debug)]
+pub(crate) struct KernelLog {
+    file: File,
+    taint: String,
+}
+
+impl KernelLog {
+    /// The log from the kernel's start on. The taint counts from now on: loading a module that is not the kernel's
+    /// own sets it.
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file =
+            rustix::fs::open("/dev/kmsg", flags, Mode::empty()).context("cannot open /dev/kmsg")?;
+        Ok(KernelLog {
+            file: file.into(),
+            taint: taint(),
+        })
+    }
+
+    /// What has gone wrong in the kernel since the last call: lines of its log from the first bad one on, and a
+    /// change of its taint. Empty if nothing has.
+    pub(crate) fn complaints(&mut self) -> Vec<String> {
+        let mut complaints: Vec<String> = self
+            .new_messages()
+            .skip_while(|line| !is_bad(line))
+            .take(SHOWN)
+            .collect();
+        let taint = taint();
+        if taint != self.taint {
+            complaints.push(format!(
+                "the kernel's taint went from {} to {taint} (/proc/sys/kernel/tainted)",
+                self.taint
+            ));
+            self.taint = taint;
+        }
+        complaints
+    }
+
+    fn new_messages(&mut self) -> impl Iterator<Item = String> {
+        let mut record = [0; 8192];
+        std::iter::from_fn(move || {
+            loop {
+                match self.file.read(&mut record) {
+                    Ok(0) => return None,
+                    Ok(count) => return Some(message(record.get(..count).unwrap_or_default())),
+                    // The oldest records were overwritten, or a signal came: the next read goes on.
+                    Err(error) if is_passing(&error) => {}
+                    Err(_) => return None,
+                }
+            }
+        })
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted
+    )
+}
+
+fn taint() -> String {
+    fs::read_to_string("/proc/sys/kernel/tainted")
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+/// The text of a record (Linux, Documentation/ABI/testing/dev-kmsg): after the prefix, without the dictionary.
+fn message(record: &[u8]) -> String {
+    let text = String::from_utf8_lossy(record);
+    let first = text.lines().next().unwrap_or_default();
+    first
+        .split_once(';')
+        .map_or(first, |(_, message)| message)
+        .to_owned()
+}
+
+/// Whether the kernel complains: about itself, about a hang, about memory, or about a DMA that an IOMMU refused.
+fn is_bad(message: &str) -> bool {
+    const STARTS: [&str; 5] = [
+        "WARNING: ",
+        "BUG: ",
+        "Oops",
+        "Kernel panic",
+        "general protection fault",
+    ];
+    const PARTS: [&str; 13] = [
+        "------------[ cut here ]------------",
+        "Call Trace:",
+        "kernel BUG at ",
+        "BUG: soft lockup",
+        "BUG: kernel NULL pointer",
+        " blocked for more than ",
+        "self-detected stall",
+        "detected stalls on CPUs",
+        "page allocation failure",
+        "DMAR: [DMA ",
+        "AMD-Vi: Event logged [IO_PAGE_FAULT",
+        " fault from EP ",
+        "controller is down; will reset",
+    ];
+    let lost_command = message.starts_with("nvme ") && message.contains(" timeout, ");
+    lost_command
+        || STARTS.iter().any(|start| message.starts_with(start))
+        || PARTS.iter().any(|part| message.contains(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_its_first_line_without_the_prefix() {
+        let record =
+            b"4,1234,5678901,-;nvme nvme0: pci function 0000:02:00.0; ready\n SUBSYSTEM=pci\n";
+        assert_eq!(
+            message(record),
+            "nvme nvme0: pci function 0000:02:00.0; ready"
+        );
+        assert_eq!(message(b"\xff"), "\u{fffd}");
+    }
+
+    #[test]
+    fn complaints_of_the_kernel_are_told_from_its_news() {
+        let bad = [
+            "WARNING: CPU: 0 PID: 1 at mm/memory.c:42 foo+0x1/0x2",
+            "INFO: task peerbar-agent:1 blocked for more than 120 seconds.",
+            "watchdog: BUG: soft lockup - CPU#0 stuck for 26s!",
+            "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+            "DMAR: [DMA Read NO_PASID] Request device [02:00.0] fault addr 0xfe000000",
+            "nvme 0000:02:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0001 address=0x0 flags=0x0]",
+            "virtio_iommu virtio0: page fault from EP 16 at 0xfe000000 [R]",
+            "nvme nvme0: I/O tag 3 (1003) opcode 0x2 (I/O Cmd) QID 1 timeout, completion polled",
+        ];
+        for message in bad {
+            assert!(is_bad(message), "{message}");
+        }
+        let good = [
+            "nvme nvme0: 2/0/0 default/read/poll queues",
+            "Spectre V2 : WARNING: Unprivileged eBPF is enabled with eIBRS on",
+            "pci 0000:02:00.0: added peer-to-peer DMA memory 0xfe000000-0xfeffffff",
+            "DMAR: Host address width 39",
+        ];
+        for message in good {
+            assert!(!is_bad(message), "{message}");
+        }
+    }
+}

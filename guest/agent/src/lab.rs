@@ -1,0 +1,78 @@
+//! What checks work with.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+
+use crate::devices::Controller;
+use crate::pattern::Pattern;
+use crate::uevents::Uevents;
+
+/// The guest, ready for checks.
+#[derive(Debug)]
+pub(crate) struct Lab {
+    /// The devices under test, in the order of the plan.
+    pub(crate) controllers: Vec<Controller>,
+    pub(crate) uevents: Uevents,
+    /// Whether the tools root is mounted.
+    pub(crate) tools: bool,
+    /// Time that each check has.
+    pub(crate) limit: Duration,
+    rounds: AtomicU64,
+}
+
+impl Lab {
+    pub(crate) fn new(
+        controllers: Vec<Controller>,
+        uevents: Uevents,
+        tools: bool,
+        limit: Duration,
+    ) -> Self {
+        Lab {
+            controllers,
+            uevents,
+            tools,
+            limit,
+            rounds: AtomicU64::new(0),
+        }
+    }
+
+    /// The device that the plan calls `name`.
+    pub(crate) fn controller(&self, name: &str) -> anyhow::Result<&Controller> {
+        let found = self
+            .controllers
+            .iter()
+            .find(|controller| controller.name == name);
+        found.with_context(|| {
+            let names: Vec<&str> = self
+                .controllers
+                .iter()
+                .map(|controller| controller.name.as_str())
+                .collect();
+            format!(
+                "the plan has no device {name:?}; it has {}",
+                names.join(", ")
+            )
+        })
+    }
+
+    /// The device that the plan calls `name`, which must have a CMB.
+    pub(crate) fn provider(&self, name: &str) -> anyhow::Result<&Controller> {
+        let controller = self.controller(name)?;
+        if controller.cmb_bytes == 0 {
+            bail!(
+                "{name} has no CMB in the plan, so it provides no p2pmem; give it one in the scenario"
+            );
+        }
+        Ok(controller)
+    }
+
+    /// A pattern for the disk of `controller` that was never used before.
+    pub(crate) fn fresh_pattern(&self, controller: &Controller) -> Pattern {
+        Pattern {
+            disk: controller.number,
+            round: self.rounds.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Kernel modules of the initramfs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use rustix::io::Errno;
+use rustix::system::finit_module;
+
+const DIRECTORY: &str = "/modules";
+
+/// The modules of the initramfs, and which of them have been asked for.
+#[derive(Debug)]
+pub(crate) struct Modules {
+    index: Index,
+    loaded: BTreeSet<String>,
+    built_in: BTreeSet<String>,
+}
+
+impl Modules {
+    /// Reads `/modules/index`. A kernel without modules has none.
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        let path = PathBuf::from(DIRECTORY).join("index");
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            text => text.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        Ok(Modules {
+            index: Index::parse(&text),
+            loaded: BTreeSet::new(),
+            built_in: BTreeSet::new(),
+        })
+    }
+
+    /// Loads `name` with `parameters`, its dependencies before it. One that is loaded already is fine; one that the
+    /// initramfs does not have is taken as built into the kernel.
+    pub(crate) fn load(&mut self, name: &str, parameters: &str) -> anyhow::Result<()> {
+        let order = self.index.order(name);
+        if order.is_empty() {
+            self.built_in.insert(name.to_owned());
+            if !parameters.is_empty() {
+                bail!(
+                    "module {name} is built into the kernel, so its parameters ({parameters}) cannot be set here; \
+                     name them on the kernel's command line as {name}.PARAMETER=VALUE"
+                );
+            }
+        }
+        for module in order {
+            let own = if normal(&module) == normal(name) {
+                parameters
+            } else {
+                ""
+            };
+            if self.loaded.insert(module.clone()) {
+                insert(&module, own)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Names that were asked for and not found in the initramfs.
+    pub(crate) fn taken_as_built_in(&self) -> impl Iterator<Item = &str> {
+        self.built_in.iter().map(String::as_str)
+    }
+}
+
+fn insert(module: &str, parameters: &str) -> anyhow::Result<()> {
+    let path = PathBuf::from(DIRECTORY).join(format!("{module}.ko"));
+    let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    let parameters =
+        CString::new(parameters).with_context(|| format!("bad parameters for module {module}"))?;
+    match finit_module(&file, &parameters, 0) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error).with_context(|| {
+            format!("the kernel refuses module {module} ({parameters:?}); its log on the console says why")
+        }),
+    }
+}
+
+/// `/modules/index`: each module with what it depends on.
+#[derive(Debug)]
+struct Index {
+    /// By normal name: the file's name and the dependencies.
+    modules: BTreeMap<String, (String, Vec<String>)>,
+}
+
+impl Index {
+    fn parse(text: &str) -> Self {
+        let modules = text
+            .lines()
+            .filter_map(|line| {
+                let mut names = line.split_whitespace().map(str::to_owned);
+                let name = names.next()?;
+                Some((normal(&name), (name, names.collect())))
+            })
+            .collect();
+        Index { modules }
+    }
+
+    /// The file names of `name` and of all that it needs, each after what it needs itself.
+    fn order(&self, name: &str) -> Vec<String> {
+        let mut order = Vec::new();
+        self.visit(&normal(name), &mut BTreeSet::new(), &mut order);
+        order
+    }
+
+    fn visit(&self, name: &str, seen: &mut BTreeSet<String>, order: &mut Vec<String>) {
+        let Some((file, needs)) = self.modules.get(name) else {
+            return;
+        };
+        if !seen.insert(name.to_owned()) {
+            return;
+        }
+        for need in needs {
+            self.visit(&normal(need), seen, order);
+        }
+        order.push(file.clone());
+    }
+}
+
+/// The kernel takes `-` and `_` in a module's name as the same.
+fn normal(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_module_needs_comes_before_it() {
+        let index = Index::parse("netfs\n9pnet netfs\n9pnet_virtio 9pnet\n9p 9pnet netfs\n\n");
+        assert_eq!(index.order("9p"), ["netfs", "9pnet", "9p"]);
+        assert_eq!(
+            index.order("9pnet_virtio"),
+            ["netfs", "9pnet", "9pnet_virtio"]
+        );
+    }
+
+    #[test]
+    fn dashes_and_underscores_are_one() {
+        let index = Index::parse("nvme-core\nnvme nvme-core\n");
+        assert_eq!(index.order("nvme_core"), ["nvme-core"]);
+        assert_eq!(index.order("nvme"), ["nvme-core", "nvme"]);
+    }
+
+    #[test]
+    fn an_absent_module_and_a_circle_end() {
+        let index = Index::parse("a b\nb a missing\n");
+        assert_eq!(index.order("a"), ["b", "a"]);
+        assert!(index.order("c").is_empty());
+    }
+}

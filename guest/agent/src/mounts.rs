@@ -1,0 +1,26 @@
+//! File systems that a guest needs before anything else.
+
+use std::ffi::CStr;
+use std::fs;
+
+use anyhow::Context;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount};
+
+/// Mounts `/proc`, `/sys`, `/dev`, `/tmp` and `/run`.
+pub(crate) fn essential() -> anyhow::Result<()> {
+    attach("proc", "/proc", "proc", None)?;
+    attach("sysfs", "/sys", "sysfs", None)?;
+    attach("devtmpfs", "/dev", "devtmpfs", None)?;
+    attach("tmpfs", "/tmp", "tmpfs", Some(c"mode=1777"))?;
+    attach("tmpfs", "/run", "tmpfs", Some(c"mode=755"))
+}
+
+fn attach(source: &str, target: &str, kind: &str, options: Option<&CStr>) -> anyhow::Result<()> {
+    fs::create_dir_all(target).with_context(|| format!("cannot create {target}"))?;
+    match mount(source, target, kind, MountFlags::empty(), options) {
+        // The kernel mounts devtmpfs by itself where it is configured so.
+        Ok(()) | Err(Errno::BUSY) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot mount {kind} on {target}")),
+    }
+}

@@ -1,0 +1,76 @@
+//! A provider's pool of peer-to-peer memory, as sysfs shows it (Linux, Documentation/ABI/testing/sysfs-bus-pci).
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+use crate::disk::read_number;
+use crate::memory::Memory;
+
+/// The `p2pmem` directory of a PCI device.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    directory: PathBuf,
+}
+
+/// What the pool says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct State {
+    /// Size in bytes of all of it.
+    pub(crate) size: u64,
+    /// Bytes that nobody has allocated.
+    pub(crate) available: u64,
+    /// Whether other drivers may find it.
+    pub(crate) published: bool,
+}
+
+impl Pool {
+    /// The pool of the PCI device whose directory in sysfs is `pci`.
+    pub(crate) fn of(pci: &Path) -> Self {
+        Pool {
+            directory: pci.join("p2pmem"),
+        }
+    }
+
+    /// The file to map memory from.
+    pub(crate) fn allocate_file(&self) -> PathBuf {
+        self.directory.join("allocate")
+    }
+
+    pub(crate) fn state(&self) -> anyhow::Result<State> {
+        if !self.directory.exists() {
+            bail!(
+                "{} is missing: the kernel took no CMB as p2pmem. It needs CONFIG_PCI_P2PDMA=y, CAP.CMBS set, CMBSZ with \
+                 RDS and WDS, and a BAR whose start and size are multiples of 2 MiB; the nvme driver ignores any other \
+                 CMB silently",
+                self.directory.display()
+            );
+        }
+        Ok(State {
+            size: read_number(&self.directory.join("size"))?,
+            available: read_number(&self.directory.join("available"))?,
+            published: read_number(&self.directory.join("published"))? == 1,
+        })
+    }
+
+    /// Takes `length` bytes out of the pool.
+    pub(crate) fn map(&self, length: usize) -> anyhow::Result<Memory> {
+        let path = self.allocate_file();
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .with_context(|| format!("cannot open {}", path.display()))?;
+        Memory::p2pmem(&file, length).with_context(|| {
+            let available = self.state().map_or_else(
+                |error| error.to_string(),
+                |state| state.available.to_string(),
+            );
+            format!(
+                "cannot map {length} bytes of {} (available: {available})",
+                path.display()
+            )
+        })
+    }
+}

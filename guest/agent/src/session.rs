@@ -1,0 +1,161 @@
+//! One boot: from the first mount to the last result.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use peerbar_report::{Check, KtapWriter, Measure, Plan, Verdict};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::checks::{self, Outcome};
+use crate::devices::Roots;
+use crate::kmsg::KernelLog;
+use crate::lab::Lab;
+use crate::modules::Modules;
+use crate::port::Port;
+use crate::uevents::Uevents;
+use crate::watchdog::{self, Ended};
+use crate::{mounts, tools};
+
+/// How long the devices may take to come up.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Brings the guest up, takes the plan, and reports each of its checks.
+///
+/// # Errors
+/// Whatever keeps the agent from reporting.
+pub(crate) fn run() -> anyhow::Result<()> {
+    mounts::essential()?;
+    let uevents = Uevents::open()?;
+    let mut modules = Modules::open()?;
+    for driver in ["virtio_pci", "virtio_console"] {
+        modules.load(driver, "")?;
+    }
+    let (plan, port) = Port::open(&uevents)?.read_plan()?;
+    let mut report = KtapWriter::new(port);
+    report.begin(u32::try_from(plan.checks.len())?)?;
+    match prepare(&plan, modules, uevents) {
+        Ok(lab) => {
+            report.ready(uptime_ms()?)?;
+            work_off(&plan.checks, &Arc::new(lab), &mut report)
+        }
+        Err(error) => {
+            eprintln!("peerbar-agent: {error:#}");
+            give_up(&plan.checks, &format!("{error:#}"), &mut report)
+        }
+    }
+}
+
+/// Loads the drivers and waits for the devices.
+fn prepare(plan: &Plan, mut modules: Modules, uevents: Uevents) -> anyhow::Result<Lab> {
+    for module in &plan.modules {
+        modules.load(&module.name, &module.parameters)?;
+    }
+    if plan.tools {
+        tools::mount_root(&mut modules)?;
+    }
+    let roots = Roots::of_the_guest();
+    let controllers = uevents.wait_for(DEVICE_PATIENCE, || roots.find_all(&plan.devices)).with_context(|| {
+        let built_in: Vec<&str> = modules.taken_as_built_in().collect();
+        format!(
+            "not all devices came up within {} s (modules taken as built into the kernel: {}; the console log has \
+             the drivers' own words)",
+            DEVICE_PATIENCE.as_secs(),
+            built_in.join(", ")
+        )
+    })?;
+    let limit = Duration::from_secs(plan.check_seconds.into());
+    Ok(Lab::new(controllers, uevents, plan.tools, limit))
+}
+
+fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> anyhow::Result<()> {
+    let mut log = KernelLog::open()?;
+    let mut earlier = log.complaints();
+    if !earlier.is_empty() {
+        earlier.insert(0, "before the first check:".to_owned());
+    }
+    for (index, check) in checks.iter().enumerate() {
+        eprintln!("peerbar-agent: {}", check.name());
+        let ended = supervise(lab, check);
+        let hung = matches!(ended, Ended::Hung { .. });
+        let (outcome, measure) = judge(ended);
+        let complaints = earlier.drain(..).chain(log.complaints()).collect();
+        tell(check, outcome, complaints, &measure, report)?;
+        if hung {
+            let left = checks.get(index.saturating_add(1)..).unwrap_or_default();
+            return give_up(left, "not run, because the check before it hung", report);
+        }
+        tools::reap_orphans();
+    }
+    Ok(())
+}
+
+fn supervise(lab: &Arc<Lab>, check: &Check) -> Ended<(anyhow::Result<Outcome>, Measure)> {
+    let (lab, check) = (Arc::clone(lab), check.clone());
+    watchdog::run(lab.limit, move || {
+        let mut measure = Measure::default();
+        let outcome = checks::run(&lab, &check, &mut measure);
+        (outcome, measure)
+    })
+}
+
+/// Turns the ways in which a check can end without an outcome of its own into failures.
+fn judge(ended: Ended<(anyhow::Result<Outcome>, Measure)>) -> (anyhow::Result<Outcome>, Measure) {
+    match ended {
+        Ended::Done((outcome, measure)) => (outcome, measure),
+        Ended::Panicked(message) => (
+            Err(anyhow::anyhow!("the agent panicked: {message}")),
+            Measure::default(),
+        ),
+        Ended::Hung { limit, tasks } => {
+            let told = anyhow::anyhow!(
+                "still not done after {} s; blocked tasks:\n{tasks}",
+                limit.as_secs()
+            );
+            (Err(told), Measure::default())
+        }
+    }
+}
+
+/// Reports one check. One during which the kernel complained has failed, whatever its own outcome.
+fn tell(
+    check: &Check,
+    outcome: anyhow::Result<Outcome>,
+    complaints: Vec<String>,
+    measure: &Measure,
+    report: &mut KtapWriter<File>,
+) -> anyhow::Result<()> {
+    let verdict = match outcome {
+        Ok(Outcome::Passed) => Verdict::Pass,
+        Ok(Outcome::Skipped(reason)) => Verdict::Skip(reason),
+        Err(error) => {
+            report.diagnostic(&format!("{error:#}"))?;
+            Verdict::Fail
+        }
+    };
+    if complaints.is_empty() {
+        return Ok(report.result(&check.name(), &verdict, measure)?);
+    }
+    report.diagnostic("the kernel complained:")?;
+    for line in complaints {
+        report.diagnostic(&format!("  {line}"))?;
+    }
+    Ok(report.result(&check.name(), &Verdict::Fail, measure)?)
+}
+
+/// Reports `checks` as failed for one reason.
+fn give_up(checks: &[Check], reason: &str, report: &mut KtapWriter<File>) -> anyhow::Result<()> {
+    for check in checks {
+        report.diagnostic(reason)?;
+        report.result(&check.name(), &Verdict::Fail, &Measure::default())?;
+    }
+    Ok(())
+}
+
+/// Milliseconds since the kernel started.
+fn uptime_ms() -> anyhow::Result<u64> {
+    let now = Duration::try_from(clock_gettime(ClockId::Boottime))
+        .context("the clock is before its start")?;
+    Ok(u64::try_from(now.as_millis())?)
+}

@@ -1,0 +1,204 @@
+//! The tools root, and commands that run inside it.
+
+#![allow(unsafe_code)]
+
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use peerbar_report::Plan;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::{MountFlags, mount, mount_bind_recursive};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process_group, pidfd_open, wait};
+
+use crate::modules::Modules;
+
+const ROOT: &str = "/tools";
+
+/// How much of a command's output is kept, in bytes.
+const OUTPUT_LIMIT: u64 = 256 << 10;
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// Its status; of a shell that was killed at the limit, the signal.
+    pub(crate) status: ExitStatus,
+    /// Whether it was killed, because its time was over.
+    pub(crate) timed_out: bool,
+    /// What it printed to either stream.
+    pub(crate) output: String,
+}
+
+/// Mounts the tools root, with the guest's own `/proc`, `/sys` and `/dev` inside.
+pub(crate) fn mount_root(modules: &mut Modules) -> anyhow::Result<()> {
+    modules.load("9pnet_virtio", "")?;
+    modules.load("9p", "")?;
+    // The launcher exports it read-only and nobody changes it meanwhile, so the guest may cache all of it.
+    let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=loose";
+    mount(Plan::TOOLS_TAG, ROOT, "9p", MountFlags::RDONLY, options).with_context(|| {
+        let tag = Plan::TOOLS_TAG;
+        format!("cannot mount the tools root; QEMU needs a 9p export with the mount tag {tag:?}")
+    })?;
+    for shared in ["/proc", "/sys", "/dev"] {
+        let inside = inside(shared)?;
+        mount_bind_recursive(shared, &inside)
+            .with_context(|| format!("cannot bind {shared} to {inside}"))?;
+    }
+    for scratch in ["/tmp", "/run"] {
+        let inside = inside(scratch)?;
+        mount("tmpfs", &inside, "tmpfs", MountFlags::empty(), c"mode=1777")
+            .with_context(|| format!("cannot mount tmpfs on {inside}"))?;
+    }
+    Ok(())
+}
+
+fn inside(directory: &str) -> anyhow::Result<String> {
+    let path = format!("{ROOT}{directory}");
+    ensure!(
+        Path::new(&path).is_dir(),
+        "the tools root has no directory {directory}; build it again"
+    );
+    Ok(path)
+}
+
+/// Runs `line` with the tools root's shell, for at most `limit`.
+pub(crate) fn run(line: &str, limit: Duration) -> anyhow::Result<Ran> {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", line]).env_clear().envs([
+        (
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        ),
+        ("HOME", "/tmp"),
+        ("LC_ALL", "C.UTF-8"),
+    ]);
+    // SAFETY: between fork and exec this makes two system calls and touches no memory but constants.
+    unsafe { command.pre_exec(enter_root) };
+    capture(command, limit)
+}
+
+fn enter_root() -> io::Result<()> {
+    rustix::process::chroot(ROOT)?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+/// Runs `command` in a process group of its own; nothing of the group is left afterwards.
+fn capture(mut command: Command, limit: Duration) -> anyhow::Result<Ran> {
+    let (reader, writer) = io::pipe().context("cannot create a pipe")?;
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer)
+        .process_group(0);
+    let mut child = command
+        .spawn()
+        .context("cannot start the shell of the tools root")?;
+    // It holds the pipe's end for writing, which must close for the reader to end.
+    drop(command);
+    let output = thread::spawn(move || collect(reader));
+    let in_time = wait_for_exit(&child, limit);
+    // ESRCH only says that nothing of the group is left.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    let status = child.wait().context("cannot wait for the shell")?;
+    let output = output
+        .join()
+        .unwrap_or_else(|_| "the output could not be read".to_owned());
+    Ok(Ran {
+        status,
+        timed_out: !in_time?,
+        output,
+    })
+}
+
+/// Keeps the start of what comes, and reads the rest, so that the writer does not block.
+fn collect(mut pipe: impl Read) -> String {
+    let mut kept = Vec::new();
+    let mut output = String::new();
+    match (&mut pipe).take(OUTPUT_LIMIT).read_to_end(&mut kept) {
+        Ok(_) => output.push_str(&String::from_utf8_lossy(&kept)),
+        Err(error) => return format!("the output could not be read: {error}"),
+    }
+    match io::copy(&mut pipe, &mut io::sink()) {
+        Ok(0) => {}
+        Ok(dropped) => output.push_str(&format!("\n[{dropped} bytes more]")),
+        Err(error) => output.push_str(&format!("\n[{error}]")),
+    }
+    output
+}
+
+/// True if the child ended within `limit`.
+fn wait_for_exit(child: &Child, limit: Duration) -> anyhow::Result<bool> {
+    let handle = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
+        .context("cannot watch the shell")?;
+    let timeout = Timespec::try_from(limit).context("bad time-out")?;
+    let ended =
+        poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)).context("cannot wait")?;
+    Ok(ended > 0)
+}
+
+/// Collects processes whose parents are gone, as PID 1 must. Call it while no command runs.
+pub(crate) fn reap_orphans() {
+    while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+}
+
+impl Ran {
+    /// The exit status as a shell tells it: 128 and the signal's number for one that was killed.
+    pub(crate) fn code(&self) -> i32 {
+        self.status
+            .code()
+            .or_else(|| {
+                self.status
+                    .signal()
+                    .map(|signal| signal.saturating_add(128))
+            })
+            .unwrap_or(-1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(line: &str, limit: Duration) -> Ran {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", line]);
+        capture(command, limit).unwrap()
+    }
+
+    #[test]
+    fn both_streams_and_the_status_are_captured() {
+        let ran = shell("echo out; echo err >&2; exit 3", Duration::from_secs(60));
+        assert_eq!(
+            (ran.code(), ran.output.as_str(), ran.timed_out),
+            (3, "out\nerr\n", false)
+        );
+    }
+
+    #[test]
+    fn at_the_limit_the_whole_group_is_killed() {
+        let ran = shell(
+            "sleep 1000 & echo started; wait",
+            Duration::from_millis(200),
+        );
+        assert_eq!(
+            (ran.code(), ran.output.as_str(), ran.timed_out),
+            (137, "started\n", true)
+        );
+    }
+
+    #[test]
+    fn endless_output_is_cut() {
+        let ran = shell(
+            "head -c 300000 /dev/zero | tr '\\0' x",
+            Duration::from_secs(60),
+        );
+        assert!(
+            ran.output
+                .ends_with(&format!("x\n[{} bytes more]", 300_000 - OUTPUT_LIMIT))
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! Waiting for something in sysfs, by the kernel's own announcements.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+
+/// The multicast group in which the kernel itself speaks (Linux, lib/kobject_uevent.c).
+const KERNEL_GROUP: u32 = 1;
+
+/// Some changes of state are not announced, so a condition is looked at this often in any case.
+const RECHECK: Duration = Duration::from_millis(50);
+
+/// The kernel's uevents.
+#[derive(Debug)]
+pub(crate) struct Uevents {
+    socket: OwnedFd,
+}
+
+impl Uevents {
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::DGRAM,
+            flags,
+            Some(KOBJECT_UEVENT),
+        )
+        .context("cannot open a uevent socket")?;
+        bind(&socket, &SocketAddrNetlink::new(0, KERNEL_GROUP))
+            .context("cannot listen for uevents")?;
+        Ok(Uevents { socket })
+    }
+
+    /// Looks at `condition` until it holds, at each uevent and at least every [`RECHECK`].
+    ///
+    /// # Errors
+    /// What `condition` said last, once `patience` is over.
+    pub(crate) fn wait_for<T, E>(
+        &self,
+        patience: Duration,
+        mut condition: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let deadline = Instant::now() + patience;
+        loop {
+            self.forget_announced();
+            let outcome = condition();
+            let left = deadline.saturating_duration_since(Instant::now());
+            if outcome.is_ok() || left.is_zero() {
+                return outcome;
+            }
+            self.sleep_until_announcement(left.min(RECHECK));
+        }
+    }
+
+    /// Empties the socket before a look, so that whatever is announced afterwards ends the next wait.
+    fn forget_announced(&self) {
+        let mut message = [0; 4096];
+        while recv(&self.socket, &mut message, RecvFlags::empty()).is_ok() {}
+    }
+
+    fn sleep_until_announcement(&self, limit: Duration) {
+        let timeout = Timespec::try_from(limit).ok();
+        // An interrupted or failed wait only means an earlier look.
+        let _ = poll(
+            &mut [PollFd::new(&self.socket, PollFlags::IN)],
+            timeout.as_ref(),
+        );
+    }
+}

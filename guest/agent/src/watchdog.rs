@@ -1,0 +1,143 @@
+//! Runs a check so that a hang ends in a report.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+/// A check may end itself at its limit, with a better message than the watchdog has.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How something ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Ended<T> {
+    /// By itself.
+    Done(T),
+    /// With a panic and its message.
+    Panicked(String),
+    /// Not at all: its thread is left behind.
+    Hung {
+        /// Time that it had.
+        limit: Duration,
+        /// The tasks that were blocked, with their kernel stacks.
+        tasks: String,
+    },
+}
+
+/// Runs `work` in a thread of its own for at most `limit`, and a little longer.
+pub(crate) fn run<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Ended<T> {
+    let (done, outcome) = mpsc::channel();
+    let worker = thread::spawn(move || {
+        // Nobody listens any more once the limit is over.
+        let _ = done.send(work());
+    });
+    match outcome.recv_timeout(limit.saturating_add(GRACE)) {
+        Ok(value) => Ended::Done(value),
+        Err(RecvTimeoutError::Disconnected) => {
+            let panic = worker.join().err();
+            let text = panic.as_ref().and_then(|panic| {
+                panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or(panic.downcast_ref::<&str>().copied())
+            });
+            Ended::Panicked(text.unwrap_or("no message").to_owned())
+        }
+        Err(RecvTimeoutError::Timeout) => {
+            // Shows the blocked tasks in the kernel's own words on the console.
+            let _ = fs::write("/proc/sysrq-trigger", "w");
+            Ended::Hung {
+                limit,
+                tasks: blocked_tasks(Path::new("/proc")),
+            }
+        }
+    }
+}
+
+/// Every task in uninterruptible sleep, and every thread of the agent, with its kernel stack.
+fn blocked_tasks(proc: &Path) -> String {
+    let mut text = String::new();
+    for process in numbered(proc) {
+        for task in numbered(&process.join("task")) {
+            let status = fs::read_to_string(task.join("status")).unwrap_or_default();
+            if process.ends_with("1") || field(&status, "State:").starts_with('D') {
+                let stack = fs::read_to_string(task.join("stack"))
+                    .unwrap_or_else(|error| format!("no stack: {error}"));
+                let id = task.file_name().unwrap_or_default().to_string_lossy();
+                // Writing to a string does not fail.
+                let _ = writeln!(
+                    text,
+                    "{id} {} {}\n{stack}",
+                    field(&status, "Name:"),
+                    field(&status, "State:")
+                );
+            }
+        }
+    }
+    text
+}
+
+/// The entries of a directory whose names are numbers.
+fn numbered(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let is_number = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().parse::<u32>().is_ok())
+    };
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(is_number)
+        .collect();
+    paths.sort();
+    paths
+}
+
+fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .unwrap_or_default()
+        .trim()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_ends_with_its_value_or_its_panic() {
+        let limit = Duration::from_secs(60);
+        assert_eq!(run(limit, || 5), Ended::Done(5));
+        assert_eq!(
+            run(limit, || -> u8 { panic!("at {}", 5) }),
+            Ended::Panicked("at 5".into())
+        );
+    }
+
+    #[test]
+    fn only_blocked_tasks_and_the_agents_own_are_shown() {
+        let proc = tempfile::tempdir().unwrap();
+        for (process, name, state) in [("1", "init", "S"), ("7", "idle", "S"), ("8", "stuck", "D")]
+        {
+            let task = proc.path().join(process).join("task").join(process);
+            fs::create_dir_all(&task).unwrap();
+            fs::write(
+                task.join("status"),
+                format!("Name:\t{name}\nState:\t{state} (x)\n"),
+            )
+            .unwrap();
+            fs::write(task.join("stack"), "[<0>] io_schedule+0x46/0x80\n").unwrap();
+        }
+        let text = blocked_tasks(proc.path());
+        assert!(
+            text.contains("1 init S (x)\n[<0>] io_schedule") && text.contains("8 stuck D (x)\n"),
+            "{text}"
+        );
+        assert!(!text.contains("idle"), "{text}");
+    }
+}
