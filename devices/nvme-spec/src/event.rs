@@ -88,52 +88,25 @@ mod tests {
 
     #[test]
     fn events_are_linux_nvme_aer() {
-        // libnvme NVME_AER_ERROR_INVALID_DB_REG and following; NVME_LOG_ERROR is 1
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::INVALID_DOORBELL_REGISTER),
-            (0, 0x00, 1)
-        );
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::INVALID_DOORBELL_VALUE),
-            (0, 0x01, 1)
-        );
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::DIAGNOSTIC_FAILURE),
-            (0, 0x02, 1)
-        );
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::PERSISTENT_INTERNAL_ERROR),
-            (0, 0x03, 1)
-        ); // NVME_AER_ERROR_PERSIST_INT_ERR
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::TRANSIENT_INTERNAL_ERROR),
-            (0, 0x04, 1)
-        );
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::FIRMWARE_IMAGE_LOAD_ERROR),
-            (0, 0x05, 1)
-        );
-        // libnvme NVME_AER_SMART_SUBSYSTEM_RELIABILITY and following; NVME_LOG_SMART is 2
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::SUBSYSTEM_RELIABILITY),
-            (1, 0x00, 2)
-        );
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::TEMPERATURE_THRESHOLD),
-            (1, 0x01, 2)
-        );
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::SPARE_BELOW_THRESHOLD),
-            (1, 0x02, 2)
-        );
-        // NVME_AER_NOTICE_NS_CHANGED with NVME_LOG_CHANGED_NS, NVME_AER_NOTICE_FW_ACT_STARTING with NVME_LOG_FW_SLOT
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED),
-            (2, 0x00, 4)
-        );
-        assert_eq!(
-            as_linux_sees_it(AsyncEvent::FIRMWARE_ACTIVATION_STARTING),
-            (2, 0x01, 3)
-        );
+        let expected = [
+            // libnvme NVME_AER_ERROR_INVALID_DB_REG and following; NVME_LOG_ERROR is 1
+            (AsyncEvent::INVALID_DOORBELL_REGISTER, (0, 0x00, 1)),
+            (AsyncEvent::INVALID_DOORBELL_VALUE, (0, 0x01, 1)),
+            (AsyncEvent::DIAGNOSTIC_FAILURE, (0, 0x02, 1)),
+            (AsyncEvent::PERSISTENT_INTERNAL_ERROR, (0, 0x03, 1)), // NVME_AER_ERROR_PERSIST_INT_ERR
+            (AsyncEvent::TRANSIENT_INTERNAL_ERROR, (0, 0x04, 1)),
+            (AsyncEvent::FIRMWARE_IMAGE_LOAD_ERROR, (0, 0x05, 1)),
+            // libnvme NVME_AER_SMART_SUBSYSTEM_RELIABILITY and following; NVME_LOG_SMART is 2
+            (AsyncEvent::SUBSYSTEM_RELIABILITY, (1, 0x00, 2)),
+            (AsyncEvent::TEMPERATURE_THRESHOLD, (1, 0x01, 2)),
+            (AsyncEvent::SPARE_BELOW_THRESHOLD, (1, 0x02, 2)),
+            // NVME_AER_NOTICE_NS_CHANGED; NVME_LOG_CHANGED_NS is 4
+            (AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED, (2, 0x00, 4)),
+            // NVME_AER_NOTICE_FW_ACT_STARTING; NVME_LOG_FW_SLOT is 3
+            (AsyncEvent::FIRMWARE_ACTIVATION_STARTING, (2, 0x01, 3)),
+        ];
+        for (event, seen) in expected {
+            assert_eq!(as_linux_sees_it(event), seen, "{event:?}");
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use bitfield_struct::bitfield;
 use thiserror::Error;
-use zerocopy::little_endian::U16;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned, try_transmute,
 };
@@ -247,10 +246,7 @@ pub struct AsyncEventConfiguration {
 )]
 #[repr(C)]
 pub struct Timestamp {
-    /// Milliseconds since the start of 1970 UTC, or since a reset, by `attributes`: bits 31:0.
-    milliseconds_low: zerocopy::little_endian::U32,
-    /// Milliseconds, bits 47:32.
-    milliseconds_high: U16,
+    milliseconds: [u8; 6],
     /// Where the time comes from (Get Features).
     pub attributes: TimestampAttributes,
     _reserved_7: u8,
@@ -259,11 +255,11 @@ pub struct Timestamp {
 impl Timestamp {
     /// A timestamp of `milliseconds`; `None` if they do not fit 48 bits.
     pub fn new(milliseconds: u64, attributes: TimestampAttributes) -> Option<Self> {
-        let low = u32::try_from(milliseconds & 0xffff_ffff).ok()?;
-        let high = u16::try_from(milliseconds >> 32).ok()?;
+        let [a, b, c, d, e, f, 0, 0] = milliseconds.to_le_bytes() else {
+            return None;
+        };
         Some(Self {
-            milliseconds_low: low.into(),
-            milliseconds_high: high.into(),
+            milliseconds: [a, b, c, d, e, f],
             attributes,
             _reserved_7: 0,
         })
@@ -271,7 +267,8 @@ impl Timestamp {
 
     /// Milliseconds since the start of 1970 UTC, or since a reset, by `attributes`.
     pub fn milliseconds(&self) -> u64 {
-        u64::from(self.milliseconds_high.get()) << 32 | u64::from(self.milliseconds_low.get())
+        let [a, b, c, d, e, f] = self.milliseconds;
+        u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
     }
 }
 
@@ -384,50 +381,53 @@ mod tests {
     }
 
     #[test]
-    fn values_are_libnvme_nvme_feat_shifts() {
-        assert_eq!(Arbitration::new().with_ab(7).into_bits(), 7); // NVME_FEAT_ARBITRATION_BURST_MASK
-        assert_eq!(Arbitration::new().with_lpw(1).into_bits(), 1 << 8); // NVME_FEAT_ARBITRATION_LPW_SHIFT
-        assert_eq!(Arbitration::new().with_mpw(1).into_bits(), 1 << 16); // NVME_FEAT_ARBITRATION_MPW_SHIFT
-        assert_eq!(Arbitration::new().with_hpw(1).into_bits(), 1 << 24); // NVME_FEAT_ARBITRATION_HPW_SHIFT
-        assert_eq!(PowerManagement::new().with_ps(0x1f).into_bits(), 0x1f); // NVME_FEAT_PWRMGMT_PS_MASK
-        assert_eq!(PowerManagement::new().with_wh(7).into_bits(), 7 << 5); // NVME_FEAT_PWRMGMT_WH_SHIFT
-        assert_eq!(
-            TemperatureThreshold::new().with_tmpth(0xffff).into_bits(),
-            0xffff
-        ); // NVME_TEMP_THRESH_MASK
-        assert_eq!(
-            TemperatureThreshold::new().with_tmpsel(1).into_bits(),
-            1 << 16
-        ); // NVME_TEMP_THRESH_SELECT_SHIFT
-        assert_eq!(
-            TemperatureThreshold::new().with_thsel(1).into_bits(),
-            0x10_0000
-        ); // NVME_TEMP_THRESH_TYPE_UNDER
-        assert_eq!(ErrorRecovery::new().with_tler(0xffff).into_bits(), 0xffff); // NVME_FEAT_ERROR_RECOVERY_TLER_MASK
-        assert_eq!(ErrorRecovery::new().with_dulbe(true).into_bits(), 1 << 16); // NVME_FEAT_ERROR_RECOVERY_DULBE_SHIFT
-        assert_eq!(VolatileWriteCache::new().with_wce(true).into_bits(), 1); // NVME_FEAT_VWC_WCE_MASK
-        assert_eq!(NumberOfQueues::new().with_nsq(1).into_bits(), 1); // NVME_FEAT_NRQS_NSQR_SHIFT
-        assert_eq!(NumberOfQueues::new().with_ncq(1).into_bits(), 1 << 16); // NVME_FEAT_NRQS_NCQR_SHIFT
-        assert_eq!(InterruptCoalescing::new().with_thr(0xff).into_bits(), 0xff); // NVME_FEAT_IRQC_THR_MASK
-        assert_eq!(InterruptCoalescing::new().with_time(1).into_bits(), 1 << 8); // NVME_FEAT_IRQC_TIME_SHIFT
-        assert_eq!(
-            InterruptVectorConfiguration::new()
-                .with_iv(0xffff)
-                .into_bits(),
-            0xffff
-        ); // NVME_FEAT_ICFG_IV_MASK
-        assert_eq!(
-            InterruptVectorConfiguration::new()
-                .with_cd(true)
-                .into_bits(),
-            1 << 16
-        ); // NVME_FEAT_ICFG_CD_SHIFT
-        assert_eq!(WriteAtomicity::new().with_dn(true).into_bits(), 1); // NVME_FEAT_WA_DN_MASK
-        assert_eq!(
-            SoftwareProgressMarker::new().with_pbslc(0xff).into_bits(),
-            0xff
-        ); // NVME_FEAT_SPM_PBSLC_MASK
-        assert_eq!(HostIdentifier::new().with_exhid(true).into_bits(), 1); // NVME_FEAT_HOSTID_EXHID_MASK
+    fn thresholds_are_libnvme_nvme_feat() {
+        let value = Arbitration::new().with_ab(7);
+        assert_eq!(value.into_bits(), 7); // NVME_FEAT_ARBITRATION_BURST_MASK
+        let value = Arbitration::new().with_lpw(1);
+        assert_eq!(value.into_bits(), 1 << 8); // NVME_FEAT_ARBITRATION_LPW_SHIFT
+        let value = Arbitration::new().with_mpw(1);
+        assert_eq!(value.into_bits(), 1 << 16); // NVME_FEAT_ARBITRATION_MPW_SHIFT
+        let value = Arbitration::new().with_hpw(1);
+        assert_eq!(value.into_bits(), 1 << 24); // NVME_FEAT_ARBITRATION_HPW_SHIFT
+        let value = PowerManagement::new().with_ps(0x1f);
+        assert_eq!(value.into_bits(), 0x1f); // NVME_FEAT_PWRMGMT_PS_MASK
+        let value = PowerManagement::new().with_wh(7);
+        assert_eq!(value.into_bits(), 7 << 5); // NVME_FEAT_PWRMGMT_WH_SHIFT
+        let value = TemperatureThreshold::new().with_tmpth(0xffff);
+        assert_eq!(value.into_bits(), 0xffff); // Linux NVME_TEMP_THRESH_MASK
+        let value = TemperatureThreshold::new().with_tmpsel(1);
+        assert_eq!(value.into_bits(), 1 << 16); // Linux NVME_TEMP_THRESH_SELECT_SHIFT
+        let value = TemperatureThreshold::new().with_thsel(1);
+        assert_eq!(value.into_bits(), 0x10_0000); // Linux NVME_TEMP_THRESH_TYPE_UNDER
+        let value = ErrorRecovery::new().with_tler(0xffff);
+        assert_eq!(value.into_bits(), 0xffff); // NVME_FEAT_ERROR_RECOVERY_TLER_MASK
+        let value = ErrorRecovery::new().with_dulbe(true);
+        assert_eq!(value.into_bits(), 1 << 16); // NVME_FEAT_ERROR_RECOVERY_DULBE_SHIFT
+    }
+
+    #[test]
+    fn switches_are_libnvme_nvme_feat() {
+        let value = VolatileWriteCache::new().with_wce(true);
+        assert_eq!(value.into_bits(), 1); // NVME_FEAT_VWC_WCE_MASK
+        let value = NumberOfQueues::new().with_nsq(1);
+        assert_eq!(value.into_bits(), 1); // NVME_FEAT_NRQS_NSQR_SHIFT
+        let value = NumberOfQueues::new().with_ncq(1);
+        assert_eq!(value.into_bits(), 1 << 16); // NVME_FEAT_NRQS_NCQR_SHIFT
+        let value = InterruptCoalescing::new().with_thr(0xff);
+        assert_eq!(value.into_bits(), 0xff); // NVME_FEAT_IRQC_THR_MASK
+        let value = InterruptCoalescing::new().with_time(1);
+        assert_eq!(value.into_bits(), 1 << 8); // NVME_FEAT_IRQC_TIME_SHIFT
+        let value = InterruptVectorConfiguration::new().with_iv(0xffff);
+        assert_eq!(value.into_bits(), 0xffff); // NVME_FEAT_ICFG_IV_MASK
+        let value = InterruptVectorConfiguration::new().with_cd(true);
+        assert_eq!(value.into_bits(), 1 << 16); // NVME_FEAT_ICFG_CD_SHIFT
+        let value = WriteAtomicity::new().with_dn(true);
+        assert_eq!(value.into_bits(), 1); // NVME_FEAT_WA_DN_MASK
+        let value = SoftwareProgressMarker::new().with_pbslc(0xff);
+        assert_eq!(value.into_bits(), 0xff); // NVME_FEAT_SPM_PBSLC_MASK
+        let value = HostIdentifier::new().with_exhid(true);
+        assert_eq!(value.into_bits(), 1); // NVME_FEAT_HOSTID_EXHID_MASK
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub struct Smart {
     pub data_units_read: U128,
     /// Data Units Written: 512000 bytes each, rounded up.
     pub data_units_written: U128,
-    /// Host Read Commands: Read, Compare and Verify count.
+    /// Host Read Commands.
     pub host_reads: U128,
     /// Host Write Commands.
     pub host_writes: U128,

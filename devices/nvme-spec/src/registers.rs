@@ -85,7 +85,8 @@ pub struct Cap {
     pub css_admin_only: bool,
     /// BPS: boot partitions are supported.
     pub bps: bool,
-    /// CPS: what a Controller Ready With Media error has power control over; 0 is not reported.
+    /// CPS: what a change of power state affects: 1 the controller, 2 its domain, 3 the NVM subsystem; 0 if not
+    /// reported.
     #[bits(2)]
     pub cps: u8,
     /// MPSMIN: the smallest memory page is `1 << (12 + mpsmin)` bytes.

@@ -550,94 +550,101 @@ mod tests {
     }
 
     #[test]
-    fn controller_flags_are_linux_nvme_ctrl() {
-        assert_eq!(Cmic::new().with_multi_port(true).into_bits(), 1 << 0); // NVME_CTRL_CMIC_MULTI_PORT
-        assert_eq!(Cmic::new().with_multi_controller(true).into_bits(), 1 << 1); // NVME_CTRL_CMIC_MULTI_CTRL
-        assert_eq!(Cmic::new().with_ana(true).into_bits(), 1 << 3); // NVME_CTRL_CMIC_ANA
-        assert_eq!(
-            Oaes::new().with_namespace_attribute(true).into_bits().get(),
-            1 << 8
-        ); // NVME_AEN_CFG_NS_ATTR
-        assert_eq!(
-            Oaes::new().with_firmware_activation(true).into_bits().get(),
-            1 << 9
-        ); // NVME_AEN_CFG_FW_ACT
-        assert_eq!(Oaes::new().with_ana_change(true).into_bits().get(), 1 << 11); // NVME_AEN_CFG_ANA_CHANGE
-        assert_eq!(
-            Oaes::new().with_normal_shutdown(true).into_bits().get(),
-            1 << 15
-        ); // libnvme NVME_CTRL_OAES_NS
-        assert_eq!(
-            Ctratt::new().with_host_id_128(true).into_bits().get(),
-            1 << 0
-        ); // NVME_CTRL_CTRATT_128_ID
-        assert_eq!(
-            Ctratt::new()
-                .with_traffic_based_keep_alive(true)
-                .into_bits()
-                .get(),
-            1 << 6
-        ); // NVME_CTRL_ATTR_TBKAS
-        assert_eq!(Ctratt::new().with_uuid_list(true).into_bits().get(), 1 << 9); // NVME_CTRL_CTRATT_UUID_LIST
-        assert_eq!(
-            Ctratt::new()
-                .with_extended_lba_formats(true)
-                .into_bits()
-                .get(),
-            1 << 15
-        ); // NVME_CTRL_ATTR_ELBAS
-        assert_eq!(Oacs::new().with_security(true).into_bits().get(), 1 << 0); // NVME_CTRL_OACS_SEC_SUPP
-        assert_eq!(
-            Oacs::new()
-                .with_namespace_management(true)
-                .into_bits()
-                .get(),
-            1 << 3
-        ); // NVME_CTRL_OACS_NS_MNGT_SUPP
-        assert_eq!(Oacs::new().with_directives(true).into_bits().get(), 1 << 5); // NVME_CTRL_OACS_DIRECTIVES
-        assert_eq!(
-            Oacs::new().with_doorbell_buffer(true).into_bits().get(),
-            1 << 8
-        ); // NVME_CTRL_OACS_DBBUF_SUPP
-        assert_eq!(Oacs::new().with_lockdown(true).into_bits().get(), 1 << 10); // libnvme NVME_CTRL_OACS_CMD_FEAT_LD
-        assert_eq!(Frmw::new().with_slots(7).into_bits(), 7 << 1); // bits 3:1, nvme-cli "Number of Firmware Slots"
-        assert_eq!(Frmw::new().with_without_reset(true).into_bits(), 1 << 4); // libnvme NVME_CTRL_FRMW_FW_ACT_NO_RESET
-        assert_eq!(Lpa::new().with_command_effects(true).into_bits(), 1 << 1); // NVME_CTRL_LPA_CMD_EFFECTS_LOG
-        assert_eq!(Lpa::new().with_extended_data(true).into_bits(), 1 << 2); // libnvme NVME_CTRL_LPA_EXTENDED
-        assert_eq!(Lpa::new().with_supported_pages(true).into_bits(), 1 << 5); // libnvme NVME_CTRL_LPA_LI0_LI5_LI12_LI13
+    fn sharing_is_linux_nvme_ctrl_cmic() {
+        let bits = |flags: Cmic| flags.into_bits();
+        let none = Cmic::new();
+        assert_eq!(bits(none.with_multi_port(true)), 1 << 0); // NVME_CTRL_CMIC_MULTI_PORT
+        assert_eq!(bits(none.with_multi_controller(true)), 1 << 1); // NVME_CTRL_CMIC_MULTI_CTRL
+        assert_eq!(bits(none.with_virtual_function(true)), 1 << 2); // libnvme NVME_CTRL_CMIC_MULTI_SRIOV
+        assert_eq!(bits(none.with_ana(true)), 1 << 3); // NVME_CTRL_CMIC_ANA
     }
 
     #[test]
-    fn command_set_flags_are_linux_nvme_ctrl() {
-        assert_eq!(Oncs::new().with_compare(true).into_bits().get(), 1 << 0); // NVME_CTRL_ONCS_COMPARE
-        assert_eq!(
-            Oncs::new().with_write_uncorrectable(true).into_bits().get(),
-            1 << 1
-        ); // NVME_CTRL_ONCS_WRITE_UNCORRECTABLE
-        assert_eq!(
-            Oncs::new().with_dataset_management(true).into_bits().get(),
-            1 << 2
-        ); // NVME_CTRL_ONCS_DSM
-        assert_eq!(
-            Oncs::new().with_write_zeroes(true).into_bits().get(),
-            1 << 3
-        ); // NVME_CTRL_ONCS_WRITE_ZEROES
-        assert_eq!(
-            Oncs::new().with_save_features(true).into_bits().get(),
-            1 << 4
-        ); // libnvme NVME_CTRL_ONCS_SAVE_FEATURES
-        assert_eq!(
-            Oncs::new().with_reservations(true).into_bits().get(),
-            1 << 5
-        ); // NVME_CTRL_ONCS_RESERVATIONS
-        assert_eq!(Oncs::new().with_timestamp(true).into_bits().get(), 1 << 6); // NVME_CTRL_ONCS_TIMESTAMP
-        assert_eq!(Oncs::new().with_verify(true).into_bits().get(), 1 << 7); // libnvme NVME_CTRL_ONCS_VERIFY
-        assert_eq!(Oncs::new().with_copy(true).into_bits().get(), 1 << 8); // libnvme NVME_CTRL_ONCS_COPY
-        assert_eq!(Vwc::new().with_present(true).into_bits(), 1 << 0); // NVME_CTRL_VWC_PRESENT
-        assert_eq!(
-            Vwc::new().with_flush_behavior(Vwc::FLUSH_ALL).into_bits(),
-            3 << 1
-        ); // libnvme NVME_CTRL_VWC_FLUSH
+    fn events_are_linux_nvme_aen_cfg() {
+        let bits = |flags: Oaes| flags.into_bits().get();
+        let none = Oaes::new();
+        assert_eq!(bits(none.with_namespace_attribute(true)), 1 << 8); // NVME_AEN_CFG_NS_ATTR
+        assert_eq!(bits(none.with_firmware_activation(true)), 1 << 9); // NVME_AEN_CFG_FW_ACT
+        assert_eq!(bits(none.with_ana_change(true)), 1 << 11); // NVME_AEN_CFG_ANA_CHANGE
+        assert_eq!(bits(none.with_predictable_latency(true)), 1 << 12); // libnvme NVME_CTRL_OAES_PLEA
+        assert_eq!(bits(none.with_lba_status(true)), 1 << 13); // libnvme NVME_CTRL_OAES_LBAS
+        assert_eq!(bits(none.with_endurance_group(true)), 1 << 14); // libnvme NVME_CTRL_OAES_EGE
+        assert_eq!(bits(none.with_normal_shutdown(true)), 1 << 15); // libnvme NVME_CTRL_OAES_NS
+    }
+
+    #[test]
+    fn attributes_are_linux_nvme_ctrl_ctratt() {
+        let bits = |flags: Ctratt| flags.into_bits().get();
+        let none = Ctratt::new();
+        assert_eq!(bits(none.with_host_id_128(true)), 1 << 0); // NVME_CTRL_CTRATT_128_ID
+        assert_eq!(bits(none.with_non_operational_permissive(true)), 1 << 1); // NVME_CTRL_CTRATT_NON_OP_PSP
+        assert_eq!(bits(none.with_nvm_sets(true)), 1 << 2); // NVME_CTRL_CTRATT_NVM_SETS
+        assert_eq!(bits(none.with_read_recovery_levels(true)), 1 << 3); // NVME_CTRL_CTRATT_READ_RECV_LVLS
+        assert_eq!(bits(none.with_endurance_groups(true)), 1 << 4); // NVME_CTRL_CTRATT_ENDURANCE_GROUPS
+        assert_eq!(bits(none.with_predictable_latency(true)), 1 << 5); // NVME_CTRL_CTRATT_PREDICTABLE_LAT
+        assert_eq!(bits(none.with_traffic_based_keep_alive(true)), 1 << 6); // NVME_CTRL_ATTR_TBKAS
+        assert_eq!(bits(none.with_namespace_granularity(true)), 1 << 7); // NVME_CTRL_CTRATT_NAMESPACE_GRANULARITY
+        assert_eq!(bits(none.with_uuid_list(true)), 1 << 9); // NVME_CTRL_CTRATT_UUID_LIST
+        assert_eq!(bits(none.with_multi_domain(true)), 1 << 10); // libnvme NVME_CTRL_CTRATT_MDS
+        assert_eq!(bits(none.with_delete_nvm_set(true)), 1 << 14); // libnvme NVME_CTRL_CTRATT_DEL_NVM_SETS
+        assert_eq!(bits(none.with_extended_lba_formats(true)), 1 << 15); // NVME_CTRL_ATTR_ELBAS
+    }
+
+    #[test]
+    fn admin_commands_are_linux_nvme_ctrl_oacs() {
+        let bits = |flags: Oacs| flags.into_bits().get();
+        let none = Oacs::new();
+        assert_eq!(bits(none.with_security(true)), 1 << 0); // NVME_CTRL_OACS_SEC_SUPP
+        assert_eq!(bits(none.with_format(true)), 1 << 1); // libnvme NVME_CTRL_OACS_FORMAT
+        assert_eq!(bits(none.with_firmware(true)), 1 << 2); // libnvme NVME_CTRL_OACS_FW
+        assert_eq!(bits(none.with_namespace_management(true)), 1 << 3); // NVME_CTRL_OACS_NS_MNGT_SUPP
+        assert_eq!(bits(none.with_self_test(true)), 1 << 4); // libnvme NVME_CTRL_OACS_SELF_TEST
+        assert_eq!(bits(none.with_directives(true)), 1 << 5); // NVME_CTRL_OACS_DIRECTIVES
+        assert_eq!(bits(none.with_nvme_mi(true)), 1 << 6); // libnvme NVME_CTRL_OACS_NVME_MI
+        assert_eq!(bits(none.with_virtualization(true)), 1 << 7); // libnvme NVME_CTRL_OACS_VIRT_MGMT
+        assert_eq!(bits(none.with_doorbell_buffer(true)), 1 << 8); // NVME_CTRL_OACS_DBBUF_SUPP
+        assert_eq!(bits(none.with_lba_status(true)), 1 << 9); // libnvme NVME_CTRL_OACS_LBA_STATUS
+        assert_eq!(bits(none.with_lockdown(true)), 1 << 10); // libnvme NVME_CTRL_OACS_CMD_FEAT_LD
+    }
+
+    #[test]
+    fn log_pages_are_linux_nvme_ctrl_lpa() {
+        let bits = |flags: Lpa| flags.into_bits();
+        let none = Lpa::new();
+        assert_eq!(bits(none.with_smart_per_namespace(true)), 1 << 0); // libnvme NVME_CTRL_LPA_SMART_PER_NS
+        assert_eq!(bits(none.with_command_effects(true)), 1 << 1); // NVME_CTRL_LPA_CMD_EFFECTS_LOG
+        assert_eq!(bits(none.with_extended_data(true)), 1 << 2); // libnvme NVME_CTRL_LPA_EXTENDED
+        assert_eq!(bits(none.with_telemetry(true)), 1 << 3); // libnvme NVME_CTRL_LPA_TELEMETRY
+        assert_eq!(bits(none.with_persistent_event(true)), 1 << 4); // libnvme NVME_CTRL_LPA_PERSETENT_EVENT
+        assert_eq!(bits(none.with_supported_pages(true)), 1 << 5); // libnvme NVME_CTRL_LPA_LI0_LI5_LI12_LI13
+        assert_eq!(bits(none.with_telemetry_area_4(true)), 1 << 6); // libnvme NVME_CTRL_LPA_DA4_TELEMETRY
+    }
+
+    #[test]
+    fn nvm_commands_are_linux_nvme_ctrl_oncs() {
+        let bits = |flags: Oncs| flags.into_bits().get();
+        let none = Oncs::new();
+        assert_eq!(bits(none.with_compare(true)), 1 << 0); // NVME_CTRL_ONCS_COMPARE
+        assert_eq!(bits(none.with_write_uncorrectable(true)), 1 << 1); // NVME_CTRL_ONCS_WRITE_UNCORRECTABLE
+        assert_eq!(bits(none.with_dataset_management(true)), 1 << 2); // NVME_CTRL_ONCS_DSM
+        assert_eq!(bits(none.with_write_zeroes(true)), 1 << 3); // NVME_CTRL_ONCS_WRITE_ZEROES
+        assert_eq!(bits(none.with_save_features(true)), 1 << 4); // libnvme NVME_CTRL_ONCS_SAVE_FEATURES
+        assert_eq!(bits(none.with_reservations(true)), 1 << 5); // NVME_CTRL_ONCS_RESERVATIONS
+        assert_eq!(bits(none.with_timestamp(true)), 1 << 6); // NVME_CTRL_ONCS_TIMESTAMP
+        assert_eq!(bits(none.with_verify(true)), 1 << 7); // libnvme NVME_CTRL_ONCS_VERIFY
+        assert_eq!(bits(none.with_copy(true)), 1 << 8); // libnvme NVME_CTRL_ONCS_COPY
+    }
+
+    #[test]
+    fn small_fields() {
+        // libnvme NVME_CTRL_FRMW_1ST_RO, NVME_CTRL_FRMW_NR_SLOTS (bits 3:1), NVME_CTRL_FRMW_FW_ACT_NO_RESET
+        assert_eq!(Frmw::new().with_slot_1_read_only(true).into_bits(), 1 << 0);
+        assert_eq!(Frmw::new().with_slots(7).into_bits(), 7 << 1);
+        assert_eq!(Frmw::new().with_without_reset(true).into_bits(), 1 << 4);
+        // NVME_CTRL_VWC_PRESENT, libnvme NVME_CTRL_VWC_FLUSH
+        assert_eq!(Vwc::new().with_present(true).into_bits(), 1 << 0);
+        let flush_all = Vwc::new().with_flush_behavior(Vwc::FLUSH_ALL);
+        assert_eq!(flush_all.into_bits(), 3 << 1);
         assert_eq!(EntrySizes::SUBMISSION.into_bits(), 0x66); // NVME_NVM_IOSQES
         assert_eq!(EntrySizes::COMPLETION.into_bits(), 0x44); // NVME_NVM_IOCQES
     }
