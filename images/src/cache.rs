@@ -17,10 +17,55 @@ use sha2::{Digest, Sha256};
 use crate::ImageError;
 use crate::error::io_error;
 
-const WORK_PREFIX: &str = ".building-";
+const WORK_PREFIX: &str = ".peerbar-building-";
 const LOCK: &str = "lock";
-/// Entries that nobody has used for so long are removed by the next build.
-const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Hexadecimal digits of a key.
+const KEY_DIGITS: usize = 16;
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// A Debian tree and its manifest.
+    Root,
+    /// A kernel that is unpacked.
+    Kernel,
+    /// An initramfs.
+    Initramfs,
+    /// What a QEMU has said about itself.
+    Probe,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Root, Self::Kernel, Self::Initramfs, Self::Probe];
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Root => "root-",
+            Self::Kernel => "kernel-",
+            Self::Initramfs => "initramfs-",
+            Self::Probe => "qemu-",
+        }
+    }
+
+    /// How long an entry that nobody uses is kept: what is made in a second need not wait long.
+    fn lifetime(self) -> Duration {
+        match self {
+            Self::Root => 30 * DAY,
+            Self::Kernel | Self::Initramfs | Self::Probe => DAY,
+        }
+    }
+
+    /// The kind of the entry of that name; none if it is no entry.
+    fn of(name: &str) -> Option<Self> {
+        let is_key = |key: &str| {
+            key.len() == KEY_DIGITS && key.bytes().all(|digit| digit.is_ascii_hexdigit())
+        };
+        Self::ALL
+            .into_iter()
+            .find(|kind| name.strip_prefix(kind.prefix()).is_some_and(is_key))
+    }
+}
 
 /// The cache folder.
 #[derive(Clone, Debug)]
@@ -62,13 +107,15 @@ impl Cache {
         &self.dir
     }
 
-    /// The entry `name`; if it is missing, `build` makes it at the path that it is given, with nobody else building.
+    /// The entry of that kind and key; if it is missing, `build` makes it at the path that it is given, while nobody
+    /// else builds. It must not ask for another entry.
     pub(crate) fn entry(
         &self,
-        name: &str,
+        kind: Kind,
+        key: &str,
         build: impl FnOnce(&Path, &BuildLock) -> Result<(), ImageError>,
     ) -> Result<PathBuf, ImageError> {
-        let path = self.dir.join(name);
+        let path = self.dir.join(format!("{}{key}", kind.prefix()));
         if self.is_fresh(&path) {
             return Ok(path);
         }
@@ -119,17 +166,22 @@ impl Cache {
         Ok(BuildLock { file, path })
     }
 
-    /// Removes what dead builds have left, and what nobody uses any more. Only with the lock held.
+    /// Removes what dead builds have left, and what nobody uses any more; nothing that is not ours, since the user may
+    /// keep other things in that folder. Only with the lock held.
     fn sweep(&self) -> Result<(), ImageError> {
         for found in fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))? {
             let found = found.map_err(io_error("list", &self.dir))?;
             let path = found.path();
             let metadata = found.metadata().map_err(io_error("read", &path))?;
-            let unused = metadata
+            let age = metadata
                 .modified()
-                .is_ok_and(|used| used.elapsed().is_ok_and(|age| age > UNUSED));
-            let is_work = found.file_name().to_string_lossy().starts_with(WORK_PREFIX);
-            if !is_work && (!unused || found.file_name() == LOCK) {
+                .ok()
+                .and_then(|used| used.elapsed().ok())
+                .unwrap_or_default();
+            let name = found.file_name();
+            let is_unused =
+                || Kind::of(&name.to_string_lossy()).is_some_and(|kind| age > kind.lifetime());
+            if !name.to_string_lossy().starts_with(WORK_PREFIX) && !is_unused() {
                 continue;
             }
             log::info!("removing {}", path.display());
@@ -158,7 +210,7 @@ impl BuildLock {
     }
 }
 
-/// The hash that names an entry made of `parts`: 16 hexadecimal digits.
+/// The hash that names an entry made of `parts`.
 pub(crate) fn key<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -168,7 +220,7 @@ pub(crate) fn key<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> String 
     }
     hash.finalize()
         .iter()
-        .take(8)
+        .take(KEY_DIGITS / 2)
         .map(|byte| format!("{byte:02x}"))
         .collect()
 }
@@ -193,6 +245,9 @@ mod tests {
     use std::io::Read;
     use std::sync::mpsc;
 
+    const KEY: &str = "0123456789abcdef";
+    const ENTRY: &str = "kernel-0123456789abcdef";
+
     fn cache() -> (tempfile::TempDir, Cache) {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("deep/cache")).unwrap();
@@ -216,16 +271,16 @@ mod tests {
             builds.set(builds.get() + 1);
             fs::write(path, "made").map_err(io_error("write", path))
         };
-        let first = cache.entry("thing-1", build).unwrap();
-        let second = cache.entry("thing-1", build).unwrap();
+        let first = cache.entry(Kind::Kernel, KEY, build).unwrap();
+        let second = cache.entry(Kind::Kernel, KEY, build).unwrap();
         assert_eq!((first, builds.get()), (second, 1));
-        assert_eq!(names(&cache), ["lock", "thing-1"]);
+        assert_eq!(names(&cache), [ENTRY, "lock"]);
     }
 
     #[test]
     fn a_failed_build_leaves_nothing() {
         let (_dir, cache) = cache();
-        let failed = cache.entry("thing-1", |path, _| {
+        let failed = cache.entry(Kind::Kernel, KEY, |path, _| {
             fs::create_dir(path).unwrap();
             fs::write(path.join("half"), "").unwrap();
             Err(ImageError::NoMmdebstrap)
@@ -234,40 +289,39 @@ mod tests {
         assert_eq!(names(&cache), ["lock"]);
     }
 
-    #[test]
-    fn a_build_removes_dead_work_and_unused_entries_only() {
-        let (_dir, cache) = cache();
-        fs::create_dir_all(cache.path().join(".building-dead/entry/root")).unwrap();
-        fs::write(cache.path().join("old-1"), "").unwrap();
-        fs::write(cache.path().join("young-1"), "").unwrap();
-        let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(60);
-        File::open(cache.path().join("old-1"))
-            .unwrap()
-            .set_modified(long_ago)
-            .unwrap();
-        cache
-            .entry("thing-1", |path, _| {
-                fs::create_dir(path).map_err(io_error("create", path))
-            })
-            .unwrap();
-        assert_eq!(names(&cache), ["lock", "thing-1", "young-1"]);
+    fn age(path: &Path, age: Duration) {
+        let used = SystemTime::now() - age;
+        File::open(path).unwrap().set_modified(used).unwrap();
+    }
+
+    fn make_empty(path: &Path, _: &BuildLock) -> Result<(), ImageError> {
+        fs::write(path, "").map_err(io_error("write", path))
     }
 
     #[test]
-    fn using_an_entry_keeps_it() {
+    fn a_build_removes_dead_work_and_unused_entries_only() {
         let (_dir, cache) = cache();
-        let path = cache
-            .entry("thing-1", |path, _| {
-                fs::write(path, "").map_err(io_error("write", path))
+        let dead = cache.path().join(format!("{WORK_PREFIX}x/entry/root"));
+        fs::create_dir_all(dead).unwrap();
+        let root = "root-fedcba9876543210";
+        let unused = "initramfs-fedcba9876543210";
+        let used = "initramfs-00000000fedcba98";
+        let foreign = ["root-of-all-evil", "tax-return.pdf"];
+        for name in [root, unused, used, foreign[0], foreign[1]] {
+            fs::write(cache.path().join(name), "").unwrap();
+            age(&cache.path().join(name), 40 * DAY);
+        }
+        age(&cache.path().join(root), 29 * DAY);
+        cache
+            .entry(Kind::Initramfs, "00000000fedcba98", |_, _| {
+                Err(ImageError::NoMmdebstrap)
             })
             .unwrap();
-        let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(60);
-        File::open(&path).unwrap().set_modified(long_ago).unwrap();
-        cache
-            .entry("thing-1", |_, _| Err(ImageError::NoMmdebstrap))
-            .unwrap();
-        cache.sweep().unwrap();
-        assert!(path.exists());
+        cache.entry(Kind::Kernel, KEY, make_empty).unwrap();
+        assert_eq!(
+            names(&cache),
+            [used, ENTRY, "lock", root, foreign[0], foreign[1]]
+        );
     }
 
     #[test]
@@ -276,14 +330,14 @@ mod tests {
         let other = cache.clone();
         let (started, start) = mpsc::channel();
         let builder = std::thread::spawn(move || {
-            other.entry("thing-1", |path, _| {
+            other.entry(Kind::Kernel, KEY, |path, _| {
                 started.send(()).unwrap();
                 fs::write(path, "first").map_err(io_error("write", path))
             })
         });
         start.recv().unwrap();
         let path = cache
-            .entry("thing-1", |path, _| {
+            .entry(Kind::Kernel, KEY, |path, _| {
                 fs::write(path, "second").map_err(io_error("write", path))
             })
             .unwrap();

@@ -7,6 +7,7 @@ use object::LittleEndian;
 use object::elf::{FileHeader64, PT_INTERP};
 use object::read::elf::{FileHeader, ProgramHeader};
 
+use crate::cache::Kind;
 use crate::cpio::Archive;
 use crate::error::io_error;
 use crate::modules::{self, Module, Place, Tree};
@@ -42,17 +43,14 @@ pub fn initramfs(
         tree.stamp.clone(),
     ];
     inputs.extend_from_slice(modules);
-    cache.entry(
-        &format!("initramfs-{}.cpio", cache::key(inputs)),
-        |path, _| {
-            let modules = modules::in_order(modules, &mut |name, needed_by| {
-                load(&tree, kernel, name, needed_by)
-            })?;
-            let program = fs::read(agent).map_err(io_error("read", agent))?;
-            check_agent(agent, &program)?;
-            fs::write(path, archive(&program, &modules)?).map_err(io_error("write", path))
-        },
-    )
+    cache.entry(Kind::Initramfs, &cache::key(inputs), |path, _| {
+        let modules = modules::in_order(modules, &mut |name, needed_by| {
+            load(&tree, kernel, name, needed_by)
+        })?;
+        let program = fs::read(agent).map_err(io_error("read", agent))?;
+        check_agent(agent, &program)?;
+        fs::write(path, archive(&program, &modules)?).map_err(io_error("write", path))
+    })
 }
 
 fn load(

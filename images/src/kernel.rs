@@ -1,9 +1,9 @@
 //! Which kernel the guest runs.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use crate::cache::Kind;
 use crate::error::io_error;
 use crate::{Cache, ImageError, Root, bzimage, cache};
 
@@ -70,16 +70,21 @@ impl Kernel {
     /// # Errors
     /// [`ImageError::Io`] if the image cannot be read or the cache cannot be written.
     pub fn boot_image(&self, cache: &Cache) -> Result<PathBuf, ImageError> {
-        let name = format!("kernel-{}", cache::key([cache::stamp(&self.image)?]));
-        cache.entry(&name, |path, _| {
+        let key = cache::key([cache::stamp(&self.image)?]);
+        let unpacked = cache.entry(Kind::Kernel, &key, |path, _| {
             let image = fs::read(&self.image).map_err(io_error("read", &self.image))?;
-            match bzimage::vmlinux(&image) {
-                Ok(kernel) => fs::write(path, kernel).map_err(io_error("write", path)),
-                Err(reason) => {
-                    log::info!("{} is booted as it is: {reason}", self.image.display());
-                    symlink(&self.image, path).map_err(io_error("create", path))
-                }
-            }
+            let kernel = bzimage::vmlinux(&image).unwrap_or_else(|reason| {
+                log::info!("{} is booted as it is: {reason}", self.image.display());
+                // Remembered as an empty entry, so that the next run need not try again.
+                Vec::new()
+            });
+            fs::write(path, kernel).map_err(io_error("write", path))
+        })?;
+        let metadata = unpacked.metadata().map_err(io_error("read", &unpacked))?;
+        Ok(if metadata.len() == 0 {
+            self.image.clone()
+        } else {
+            unpacked
         })
     }
 }
@@ -215,20 +220,26 @@ mod tests {
     fn the_boot_image_is_unpacked_where_that_can_be_started() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
-        let boot = |name: &str, image: &[u8]| {
+        let fit = elf(b"Xen\0", 18);
+        let unfit = elf(b"GNU\0", 1);
+        for (name, image, boots) in [
+            ("fit", bzimage(&gzip(&fit), 1), Some(&fit)),
+            ("unfit", bzimage(&unfit, 1), None),
+            ("uncompressed", fit.clone(), None),
+        ] {
             let path = dir.path().join(name);
-            write(&path, image);
+            write(&path, &image);
             let kernel = Kernel {
-                image: path,
+                image: path.clone(),
                 release: String::new(),
                 modules: None,
             };
-            fs::read(kernel.boot_image(&cache).unwrap()).unwrap()
-        };
-        let fit = elf(b"Xen\0", 18);
-        assert_eq!(boot("fit", &bzimage(&gzip(&fit), 1)), fit);
-        let unfit = bzimage(&elf(b"GNU\0", 1), 1);
-        assert_eq!(boot("unfit", &unfit), unfit);
-        assert_eq!(boot("uncompressed", &fit), fit);
+            let boot = kernel.boot_image(&cache).unwrap();
+            assert_eq!(kernel.boot_image(&cache).unwrap(), boot);
+            match boots {
+                Some(unpacked) => assert_eq!(&fs::read(boot).unwrap(), unpacked),
+                None => assert_eq!(boot, path),
+            }
+        }
     }
 }

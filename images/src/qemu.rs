@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache::Kind;
 use crate::error::io_error;
 use crate::{Cache, ImageError, Root, cache};
 
@@ -176,8 +177,8 @@ impl Qemu {
 
     /// As [`Qemu::probe`], but a program that has not changed since is not asked again.
     fn remembered_probe(&self, cache: &Cache) -> Result<Probe, ImageError> {
-        let name = format!("qemu-{}.json", cache::key([cache::stamp(&self.program)?]));
-        let path = cache.entry(&name, |path, _| {
+        let key = cache::key([cache::stamp(&self.program)?]);
+        let path = cache.entry(Kind::Probe, &key, |path, _| {
             let probe = serde_json::json!(self.probe()?);
             fs::write(path, probe.to_string()).map_err(io_error("write", path))
         })?;

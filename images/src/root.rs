@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::cache::BuildLock;
+use crate::cache::{BuildLock, Kind};
 use crate::error::io_error;
 use crate::manifest::{self, Manifest};
 use crate::progress::Progress;
@@ -31,7 +31,7 @@ impl Root {
     /// # Errors
     /// Whatever stops mmdebstrap, and [`ImageError::Io`] or [`ImageError::Manifest`] if the cache is damaged.
     pub fn get(cache: &Cache) -> Result<Self, ImageError> {
-        let entry = cache.entry(&format!("root-{}", recipe::key()), |entry, lock| {
+        let entry = cache.entry(Kind::Root, &recipe::key(), |entry, lock| {
             build(entry, cache, lock)
         })?;
         let path = entry.join(MANIFEST);
