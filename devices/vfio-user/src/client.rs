@@ -48,7 +48,7 @@ struct Session {
 pub enum RequestError {
     /// The client refused it: no mapping, no permission, bus mastering off. EPROTO if its reply makes no sense, EINVAL
     /// if the range passes the end of the address space.
-    #[error("the client refused it ({0})")]
+    #[error("the client refused it: {0}")]
     Refused(Errno),
     /// The session is over.
     #[error("the client is gone")]

@@ -80,7 +80,7 @@ fn device_info<'d>(device: &dyn Device, payload: &[u8]) -> Result<Answer<'d>, Er
     check_argsz::<wire::DeviceInfo>(asked.argsz)?;
     let info = device.info();
     let reply = wire::DeviceInfo {
-        argsz: U32::new(16),
+        argsz: U32::new(wire::DeviceInfo::SIZE),
         flags: U32::new(wire::device_info::RESET | wire::device_info::PCI),
         regions: U32::new(info.regions),
         irqs: U32::new(info.irqs),

@@ -22,7 +22,7 @@ pub(crate) fn info<'d>(device: &dyn Device, payload: &[u8]) -> Result<Answer<'d>
     let maskable = if irq.maskable { MASKABLE } else { 0 };
     let automasked = if irq.automasked { AUTOMASKED } else { 0 };
     let reply = IrqInfo {
-        argsz: U32::new(16),
+        argsz: U32::new(IrqInfo::SIZE),
         flags: U32::new(EVENTFD | maskable | automasked),
         index: asked.index,
         count: U32::new(irq.count),

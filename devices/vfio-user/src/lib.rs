@@ -15,9 +15,10 @@
 //! back begins a new session.
 //!
 //! # What a client cannot do
-//! Whatever the client sends, the server neither panics nor waits for it while another owes it something: lengths and
-//! ranges are checked before use, a payload over 1 MiB is drained in constant memory, descriptors that nobody asked for
-//! are closed, a client that does not read loses its session, and requests to it end by time-out at the latest.
+//! Whatever the client sends or leaves unsent, the server neither panics nor hangs: lengths and ranges are checked
+//! before use, a payload beyond a full transfer of 1 MiB is drained in constant memory, descriptors that nobody asked
+//! for are closed, a client that does not read loses its session, and a request that it never answers times out. What
+//! it does wrong is logged at debug level. How many mappings it may set up is for the device to bound.
 
 #![forbid(unsafe_code)]
 

@@ -24,7 +24,7 @@ pub(crate) fn answer<'d>(device: &'d dyn Device, payload: &[u8]) -> Result<Answe
         argsz: U32::new(needed),
         flags: U32::new(flags(&region) | if attach { CAPS } else { 0 }),
         index: asked.index,
-        cap_offset: U32::new(if attach { 32 } else { 0 }),
+        cap_offset: U32::new(if attach { RegionInfo::SIZE } else { 0 }),
         size: U64::new(region.size),
         offset: U64::new(0),
     };

@@ -29,8 +29,7 @@ const PAYLOAD_LIMIT: usize = MAX_TRANSFER as usize + 4096;
 pub struct Options {
     /// Ends the session, as if the client had left.
     pub stop: Stop,
-    /// How long a request to the client may go without any reply. 30 s unless set; must be less than the age of the
-    /// universe.
+    /// How long a call of [`Client`] waits for its next reply. 30 s unless set.
     pub request_time_out: Duration,
     /// How long the client may take to make room for a message. A client that takes longer has lost its session. 10 s
     /// unless set.

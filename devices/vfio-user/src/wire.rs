@@ -125,6 +125,10 @@ pub(crate) struct DeviceInfo {
     pub(crate) irqs: U32,
 }
 
+impl DeviceInfo {
+    pub(crate) const SIZE: u32 = 16;
+}
+
 /// Bits of [`DeviceInfo::flags`].
 pub(crate) mod device_info {
     pub(crate) const RESET: u32 = 1 << 0;
@@ -143,6 +147,10 @@ pub(crate) struct RegionInfo {
     pub(crate) cap_offset: U32,
     pub(crate) size: U64,
     pub(crate) offset: U64,
+}
+
+impl RegionInfo {
+    pub(crate) const SIZE: u32 = 32;
 }
 
 /// Bits of [`RegionInfo::flags`].
@@ -186,6 +194,10 @@ pub(crate) struct IrqInfo {
     pub(crate) flags: U32,
     pub(crate) index: U32,
     pub(crate) count: U32,
+}
+
+impl IrqInfo {
+    pub(crate) const SIZE: u32 = 16;
 }
 
 /// Bits of [`IrqInfo::flags`].
@@ -255,10 +267,13 @@ mod tests {
             (size_of::<DmaMap>(), 32),
             (size_of::<DmaUnmap>(), 24),
             (size_of::<DeviceInfo>(), 16),
+            (DeviceInfo::SIZE as usize, 16),
             (size_of::<RegionInfo>(), 32),
+            (RegionInfo::SIZE as usize, 32),
             (size_of::<SparseMmap>(), 16),
             (size_of::<SparseArea>(), 16),
             (size_of::<IrqInfo>(), 16),
+            (IrqInfo::SIZE as usize, 16),
             (size_of::<SetIrqs>(), 20),
             (size_of::<RegionAccess>(), 16),
             (size_of::<RegionWrite>(), 24),
