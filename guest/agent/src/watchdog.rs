@@ -1,6 +1,5 @@
 //! Runs a check so that a hang ends in a report.
 
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -59,27 +58,29 @@ pub(crate) fn run<T: Send + 'static>(
     }
 }
 
-/// Every task in uninterruptible sleep, and every thread of the agent, with its kernel stack.
+/// Every task in uninterruptible sleep, and every thread of the agent but the first, which asks, with its kernel
+/// stack.
 fn blocked_tasks(proc: &Path) -> String {
     let mut text = String::new();
     for process in numbered(proc) {
         for task in numbered(&process.join("task")) {
             let status = fs::read_to_string(task.join("status")).unwrap_or_default();
-            if process.ends_with("1") || field(&status, "State:").starts_with('D') {
-                let stack = fs::read_to_string(task.join("stack"))
-                    .unwrap_or_else(|error| format!("no stack: {error}"));
-                let id = task.file_name().unwrap_or_default().to_string_lossy();
-                // Writing to a string does not fail.
-                let _ = writeln!(
-                    text,
-                    "{id} {} {}\n{stack}",
-                    field(&status, "Name:"),
-                    field(&status, "State:")
-                );
+            let of_the_agent = process.ends_with("1") && !task.ends_with("1");
+            if of_the_agent || field(&status, "State:").starts_with('D') {
+                text.push_str(&describe(&task, &status));
             }
         }
     }
     text
+}
+
+/// A task's number, name, state and kernel stack.
+fn describe(task: &Path, status: &str) -> String {
+    let id = task.file_name().unwrap_or_default().to_string_lossy();
+    let (name, state) = (field(status, "Name:"), field(status, "State:"));
+    let stack =
+        fs::read_to_string(task.join("stack")).unwrap_or_else(|error| format!("no stack: {error}"));
+    format!("{id} {name} {state}\n{stack}\n")
 }
 
 /// The entries of a directory whose names are numbers.
@@ -122,9 +123,13 @@ mod tests {
     #[test]
     fn only_blocked_tasks_and_the_agents_own_are_shown() {
         let proc = tempfile::tempdir().unwrap();
-        for (process, name, state) in [("1", "init", "S"), ("7", "idle", "S"), ("8", "stuck", "D")]
-        {
-            let task = proc.path().join(process).join("task").join(process);
+        for (process, task, name, state) in [
+            ("1", "1", "asks", "S"),
+            ("1", "5", "checks", "S"),
+            ("7", "7", "idle", "S"),
+            ("8", "8", "stuck", "D"),
+        ] {
+            let task = proc.path().join(process).join("task").join(task);
             fs::create_dir_all(&task).unwrap();
             fs::write(
                 task.join("status"),
@@ -134,10 +139,10 @@ mod tests {
             fs::write(task.join("stack"), "[<0>] io_schedule+0x46/0x80\n").unwrap();
         }
         let text = blocked_tasks(proc.path());
-        assert!(
-            text.contains("1 init S (x)\n[<0>] io_schedule") && text.contains("8 stuck D (x)\n"),
-            "{text}"
+        let stack = "[<0>] io_schedule+0x46/0x80\n";
+        assert_eq!(
+            text,
+            format!("5 checks S (x)\n{stack}\n8 stuck D (x)\n{stack}\n")
         );
-        assert!(!text.contains("idle"), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! Copies from disk to disk, and who carried the bytes.
 
 use std::fs::File;
+use std::io;
 use std::thread;
 
 use anyhow::{Context, anyhow, ensure};
@@ -31,6 +32,7 @@ pub(super) fn run(lab: &Lab, copy: &Copy, measure: &mut Measure) -> anyhow::Resu
             to.disk.check(place.target, size)?;
         }
         let moved = round(lab, from, &layout, &mut lanes, &mut witness, size, offset)
+            .map_err(|error| explain(&copy.through, error))
             .with_context(|| format!("copying {size} bytes at offset {offset}"))?;
         measure.bytes = measure.bytes.saturating_add(moved);
         witness.tell(measure);
@@ -172,6 +174,22 @@ impl Layout {
             source,
             target: source.saturating_add(self.span),
         }
+    }
+}
+
+/// Adds what the kernel means by the errors that it has for a peer-to-peer mapping it does not do: EREMOTEIO before
+/// 6.19 or so, EINVAL since.
+fn explain(through: &Buffer, error: anyhow::Error) -> anyhow::Error {
+    let code = error
+        .root_cause()
+        .downcast_ref::<io::Error>()
+        .and_then(io::Error::raw_os_error);
+    match (through, code) {
+        (Buffer::P2pmem(provider), Some(libc::EINVAL | libc::EREMOTEIO)) => error.context(format!(
+            "the kernel seems to refuse peer-to-peer DMA with {provider}: the devices need a common switch without ACS \
+             redirect, or a host bridge that it trusts; look for \"P2PDMA\" and \"peer-to-peer\" in its log"
+        )),
+        _ => error,
     }
 }
 
