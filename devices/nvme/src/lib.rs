@@ -1,1 +1,38 @@
-//! NVMe controller with a Controller Memory Buffer, served over vfio-user.
+//! An NVMe 2.0 controller with a Controller Memory Buffer.
+//!
+//! # What is emulated
+//! One I/O controller of one NVM subsystem with the NVM command set: admin queues and up to 64 I/O queue pairs, each with
+//! an MSI-X vector of its own (or all of them on the INTx pin), data by PRPs, controller reset, function-level reset,
+//! shutdown, asynchronous events, the log pages and features that Linux, nvme-cli and fio use, Read, Write, Flush, Write
+//! Zeroes, Dataset Management, Compare and Verify, on namespaces in RAM or in raw images. The buffer takes data and PRP
+//! lists and, if asked for, queues. A vendor log page ([`peerbar_nvme_spec::dma_log`]) tells which way every byte of DMA
+//! went.
+//!
+//! # What is not
+//! SGLs, metadata and protection information, fused commands, weighted arbitration, namespace management, firmware
+//! update, format, sanitize, security, reservations, the Persistent Memory Region. Commands are carried out one after the
+//! other, so Abort finds none but Asynchronous Event Requests.
+//!
+//! # How
+//! The thread that answers the guest's accesses only ever touches [`registers`](Controller) and doorbells; it leaves word
+//! in a mailbox for the engine, a thread of its own that alone does DMA. A DMA that fails completes its command with Data
+//! Transfer Error; one that fails on a queue itself sets CSTS.CFS.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod cmb;
+mod config;
+mod controller;
+mod data;
+mod engine;
+mod io;
+mod mailbox;
+mod namespace;
+mod prp;
+mod queues;
+mod registers;
+
+pub use cmb::CmbError;
+pub use config::{Config, ConfigError, Source};
+pub use controller::{Controller, Running, StartError};
+pub use namespace::ImageError;

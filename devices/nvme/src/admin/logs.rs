@@ -1,0 +1,246 @@
+//! Get Log Page (NVMe Base 2.0, 5.16).
+
+use peerbar_dma::{Completer, Direction, Purpose, Route};
+use peerbar_nvme_spec::command::admin::GetLogPage;
+use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode, SubmissionEntry};
+use peerbar_nvme_spec::completion::Status;
+use peerbar_nvme_spec::dma_log;
+use peerbar_nvme_spec::feature::fid;
+use peerbar_nvme_spec::identify::csi;
+use peerbar_nvme_spec::log::{
+    ActiveFirmware, ChangedNamespaces, CommandEffects, CommandEffectsLog, FeatureEffects,
+    FeatureEffectsLog, FirmwareSlot, LogPageSupport, SupportedLogPages, lid,
+};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::features::SUPPORTED as FEATURES;
+use super::health::ERROR_ENTRIES;
+use super::identify::firmware;
+use crate::engine::{Engine, Reply};
+
+/// The pages that there are.
+const PAGES: [u8; 8] = [
+    lid::SUPPORTED_LOG_PAGES,
+    lid::ERROR,
+    lid::SMART,
+    lid::FIRMWARE_SLOT,
+    lid::CHANGED_NAMESPACES,
+    lid::COMMAND_EFFECTS,
+    lid::FEATURE_EFFECTS,
+    dma_log::LID,
+];
+
+/// The admin commands that there are.
+const ADMIN: [AdminOpcode; 10] = [
+    AdminOpcode::DeleteSubmissionQueue,
+    AdminOpcode::CreateSubmissionQueue,
+    AdminOpcode::GetLogPage,
+    AdminOpcode::DeleteCompletionQueue,
+    AdminOpcode::CreateCompletionQueue,
+    AdminOpcode::Identify,
+    AdminOpcode::Abort,
+    AdminOpcode::SetFeatures,
+    AdminOpcode::GetFeatures,
+    AdminOpcode::AsyncEventRequest,
+];
+
+/// The I/O commands that there are, and whether each changes what a namespace holds.
+const IO: [(NvmOpcode, bool); 7] = [
+    (NvmOpcode::Flush, false),
+    (NvmOpcode::Write, true),
+    (NvmOpcode::Read, false),
+    (NvmOpcode::Compare, false),
+    (NvmOpcode::WriteZeroes, true),
+    (NvmOpcode::DatasetManagement, true),
+    (NvmOpcode::Verify, false),
+];
+
+impl Engine {
+    pub(super) fn get_log_page(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let invalid = Status::INVALID_FIELD.with_dnr(true);
+        let command = GetLogPage::from(entry);
+        let page = self.log_page(&command)?;
+        let offset = usize::try_from(command.lpo.get()).map_err(|_| invalid)?;
+        let len = usize::try_from(command.bytes()).map_err(|_| invalid)?;
+        if command.offset_type.ot() || !offset.is_multiple_of(4) {
+            return Err(invalid);
+        }
+        let part = page.get(offset..).ok_or(invalid)?;
+        self.data.send(Purpose::Control, entry, len, |buffer| {
+            buffer.fill(0);
+            for (to, from) in buffer.iter_mut().zip(part) {
+                *to = *from;
+            }
+            Ok(())
+        })?;
+        if !command.flags.rae() {
+            self.admin.events.clear(command.lid);
+        }
+        Ok(Reply::DONE)
+    }
+
+    fn log_page(&self, command: &GetLogPage) -> Result<Vec<u8>, Status> {
+        Ok(match command.lid {
+            lid::SUPPORTED_LOG_PAGES => supported_pages().as_bytes().to_vec(),
+            lid::ERROR => self.errors(),
+            lid::SMART => self
+                .admin
+                .health
+                .smart(self.admin.features.warning())
+                .as_bytes()
+                .to_vec(),
+            lid::FIRMWARE_SLOT => firmware_slots().as_bytes().to_vec(),
+            // Namespaces neither come nor go nor change.
+            lid::CHANGED_NAMESPACES => ChangedNamespaces::new_zeroed().as_bytes().to_vec(),
+            lid::COMMAND_EFFECTS => command_effects(command.csi)?.as_bytes().to_vec(),
+            lid::FEATURE_EFFECTS => feature_effects().as_bytes().to_vec(),
+            dma_log::LID => self.dma_counters(),
+            _ => return Err(Status::INVALID_LOG_PAGE.with_dnr(true)),
+        })
+    }
+
+    /// NVMe Base 2.0, 5.16.1.2: the latest errors first, and zeroes for those that have not happened.
+    fn errors(&self) -> Vec<u8> {
+        let mut page: Vec<u8> = self
+            .admin
+            .health
+            .recent_errors()
+            .flat_map(|entry| entry.as_bytes().to_vec())
+            .collect();
+        page.resize(ERROR_ENTRIES * 64, 0);
+        page
+    }
+
+    fn dma_counters(&self) -> Vec<u8> {
+        let counters = self.data.requester().counters().snapshot();
+        dma_log::encode(counters.into_iter().map(|(entry, count)| dma_log::Entry {
+            purpose: purpose(entry.purpose),
+            route: route(entry.route),
+            completer: completer(entry.completer),
+            direction: direction(entry.direction),
+            requests: count.requests,
+            bytes: count.bytes,
+            failures: count.failures,
+        }))
+    }
+}
+
+fn supported_pages() -> SupportedLogPages {
+    let mut log = SupportedLogPages::new_zeroed();
+    for page in PAGES {
+        if let Some(place) = log.pages.get_mut(usize::from(page)) {
+            *place = LogPageSupport::new().with_lsupp(true);
+        }
+    }
+    log
+}
+
+fn firmware_slots() -> FirmwareSlot {
+    let mut log = FirmwareSlot::new_zeroed();
+    log.afi = ActiveFirmware::new().with_active(1);
+    if let Some(slot) = log.frs.first_mut() {
+        *slot = firmware();
+    }
+    log
+}
+
+/// NVMe Base 2.0, 5.16.1.6. The I/O commands are those of the command set that is asked for.
+fn command_effects(command_set: u8) -> Result<CommandEffectsLog, Status> {
+    if command_set != csi::NVM {
+        return Err(Status::INVALID_IO_COMMAND_SET.with_dnr(true));
+    }
+    let mut log = CommandEffectsLog::new_zeroed();
+    let supported = CommandEffects::new().with_csupp(true);
+    for opcode in ADMIN {
+        if let Some(place) = log.admin.get_mut(opcode as usize) {
+            *place = supported;
+        }
+    }
+    for (opcode, changes) in IO {
+        if let Some(place) = log.io.get_mut(opcode as usize) {
+            *place = supported.with_lbcc(changes);
+        }
+    }
+    Ok(log)
+}
+
+fn feature_effects() -> FeatureEffectsLog {
+    let mut log = FeatureEffectsLog::new_zeroed();
+    for feature in FEATURES {
+        if let Some(place) = log.features.get_mut(usize::from(feature)) {
+            let of_namespace = feature == fid::ERROR_RECOVERY;
+            *place = FeatureEffects::new()
+                .with_fsupp(true)
+                .with_namespace_scope(of_namespace)
+                .with_controller_scope(!of_namespace);
+        }
+    }
+    log
+}
+
+fn purpose(purpose: Purpose) -> dma_log::Purpose {
+    match purpose {
+        Purpose::Command => dma_log::Purpose::Command,
+        Purpose::Completion => dma_log::Purpose::Completion,
+        Purpose::List => dma_log::Purpose::List,
+        Purpose::Control => dma_log::Purpose::Control,
+        Purpose::Payload => dma_log::Purpose::Payload,
+    }
+}
+
+fn route(route: Route) -> dma_log::Route {
+    match route {
+        Route::OwnBar => dma_log::Route::OwnBar,
+        Route::Peer => dma_log::Route::Peer,
+        Route::GuestRam => dma_log::Route::GuestRam,
+        Route::Upstream => dma_log::Route::Upstream,
+        Route::Refused => dma_log::Route::Refused,
+    }
+}
+
+fn completer(completer: Completer) -> dma_log::Completer {
+    match completer {
+        Completer::OwnMemory => dma_log::Completer::OwnMemory,
+        Completer::GuestRam => dma_log::Completer::GuestRam,
+        Completer::PeerBar => dma_log::Completer::PeerBar,
+        Completer::Nobody => dma_log::Completer::Nobody,
+    }
+}
+
+fn direction(direction: Direction) -> dma_log::Direction {
+    match direction {
+        Direction::Read => dma_log::Direction::Read,
+        Direction::Write => dma_log::Direction::Write,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_effects_name_every_command_and_which_change_data() {
+        let log = command_effects(csi::NVM).unwrap();
+        let bytes = log.as_bytes();
+        let at =
+            |index: usize| u32::from_le_bytes(bytes[index * 4..index * 4 + 4].try_into().unwrap());
+        assert_eq!(at(0x06), 1, "NVME_CMD_EFFECTS_CSUPP of Identify");
+        assert_eq!(at(0x80), 0, "Format NVM is not supported");
+        assert_eq!(at(256 + 1), 3, "NVME_CMD_EFFECTS_CSUPP | LBCC of Write");
+        assert_eq!(at(256 + 2), 1, "CSUPP of Read");
+        assert!(command_effects(csi::ZONED).is_err());
+    }
+
+    #[test]
+    fn the_words_of_the_dma_log_are_those_of_the_record() {
+        for (ours, theirs) in [
+            (Purpose::Command as u8, dma_log::Purpose::Command as u8),
+            (Purpose::Payload as u8, dma_log::Purpose::Payload as u8),
+        ] {
+            assert_eq!(ours, theirs);
+        }
+        assert_eq!(Route::Refused as u8, route(Route::Refused) as u8);
+        assert_eq!(Completer::Nobody as u8, completer(Completer::Nobody) as u8);
+        assert_eq!(Direction::Write as u8, direction(Direction::Write) as u8);
+    }
+}

@@ -1,0 +1,172 @@
+//! Creating and deleting I/O queues (NVMe Base 2.0, 5.4 to 5.7).
+
+use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::command::admin::{
+    CreateCompletionQueue, CreateSubmissionQueue, DeleteQueue,
+};
+use peerbar_nvme_spec::completion::Status;
+use peerbar_nvme_spec::registers::Doorbell;
+
+use crate::controller::QUEUE_PAIRS;
+use crate::engine::{Engine, Reply, fits};
+use crate::queues::{COMPLETION_BYTES, CompletionQueue, SUBMISSION_BYTES, SubmissionQueue};
+use crate::registers::MAX_ENTRIES;
+
+/// CC.IOSQES and CC.IOCQES as powers of two: the only entry sizes there are.
+const SUBMISSION_SIZE: u8 = 6;
+const COMPLETION_SIZE: u8 = 4;
+
+impl Engine {
+    pub(super) fn create_completion_queue(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<Reply, Status> {
+        let command = CreateCompletionQueue::from(entry);
+        let id = command.qid.get();
+        self.check_id(id, |queues, id| {
+            queues.completion(id).is_some_and(|queue| queue.is_none())
+        })?;
+        let size_is_set = self
+            .setup
+            .is_some_and(|setup| setup.cc.iocqes() == COMPLETION_SIZE);
+        check_entries(command.entries(), size_is_set)?;
+        if command.iv.get() >= QUEUE_PAIRS {
+            return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr(true));
+        }
+        let base = entry.prp1.get();
+        self.check_place(
+            base,
+            command.entries(),
+            COMPLETION_BYTES,
+            command.flags.pc(),
+        )?;
+        let vector = command.flags.ien().then_some(command.iv.get());
+        if let Some(place) = self.queues.completion(id) {
+            *place = Some(CompletionQueue::new(base, command.entries(), vector));
+        }
+        self.mailbox.set_live(Doorbell::CompletionHead(id), true);
+        Ok(Reply::DONE)
+    }
+
+    pub(super) fn create_submission_queue(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<Reply, Status> {
+        let command = CreateSubmissionQueue::from(entry);
+        let (id, cqid) = (command.qid.get(), command.cqid.get());
+        self.check_id(id, |queues, id| {
+            queues.submission(id).is_some_and(|queue| queue.is_none())
+        })?;
+        let size_is_set = self
+            .setup
+            .is_some_and(|setup| setup.cc.iosqes() == SUBMISSION_SIZE);
+        check_entries(command.entries(), size_is_set)?;
+        let base = entry.prp1.get();
+        self.check_place(
+            base,
+            command.entries(),
+            SUBMISSION_BYTES,
+            command.flags.pc(),
+        )?;
+        if cqid == 0 {
+            return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
+        }
+        let completion = self.queues.completion(cqid).and_then(Option::as_mut);
+        completion
+            .ok_or(Status::INVALID_COMPLETION_QUEUE.with_dnr(true))?
+            .users += 1;
+        if let Some(place) = self.queues.submission(id) {
+            *place = Some(SubmissionQueue::new(base, command.entries(), cqid));
+        }
+        self.mailbox.set_live(Doorbell::SubmissionTail(id), true);
+        Ok(Reply::DONE)
+    }
+
+    /// Commands that have not been fetched are gone with their queue; none is in progress.
+    pub(super) fn delete_submission_queue(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<Reply, Status> {
+        let id = DeleteQueue::from(entry).qid.get();
+        let queue = self
+            .queues
+            .submission(id)
+            .filter(|_| id != 0)
+            .and_then(Option::take);
+        let queue = queue.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
+        if let Some(completion) = self
+            .queues
+            .completion(queue.completion)
+            .and_then(Option::as_mut)
+        {
+            completion.users = completion.users.saturating_sub(1);
+        }
+        self.mailbox.set_live(Doorbell::SubmissionTail(id), false);
+        Ok(Reply::DONE)
+    }
+
+    pub(super) fn delete_completion_queue(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<Reply, Status> {
+        let id = DeleteQueue::from(entry).qid.get();
+        let place = self
+            .queues
+            .completion(id)
+            .filter(|place| id != 0 && place.is_some());
+        let place = place.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
+        if place.as_ref().is_some_and(|queue| queue.users > 0) {
+            return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
+        }
+        *place = None;
+        self.mailbox.set_live(Doorbell::CompletionHead(id), false);
+        Ok(Reply::DONE)
+    }
+
+    /// A queue number that can be used: not 0, within what was granted, and free.
+    fn check_id(
+        &mut self,
+        id: u16,
+        is_free: impl Fn(&mut crate::queues::Queues, u16) -> bool,
+    ) -> Result<(), Status> {
+        let granted = self.admin.features.granted_queues();
+        if id == 0 || id > granted || !is_free(&mut self.queues, id) {
+            return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
+        }
+        Ok(())
+    }
+
+    /// Queues are contiguous (CAP.CQR), start at a page, and lie in the Controller Memory Buffer only if it takes them.
+    fn check_place(
+        &self,
+        base: u64,
+        entries: u32,
+        entry_bytes: u64,
+        contiguous: bool,
+    ) -> Result<(), Status> {
+        if !contiguous {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
+        if !fits(base, entries, entry_bytes) {
+            return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
+        }
+        let len = u64::from(entries) * entry_bytes;
+        let refused = self.mailbox.look(|registers| {
+            registers
+                .cmb()
+                .is_some_and(|cmb| !cmb.takes_queues() && cmb.meets(base, len))
+        });
+        if refused {
+            Err(Status::INVALID_USE_OF_CMB.with_dnr(true))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+fn check_entries(entries: u32, size_is_set: bool) -> Result<(), Status> {
+    if entries < 2 || entries > u32::from(MAX_ENTRIES) || !size_is_set {
+        return Err(Status::INVALID_QUEUE_SIZE.with_dnr(true));
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! The Controller Memory Buffer: its memory, its registers, and the window that it opens for DMA.
+
+use std::sync::Arc;
+
+use peerbar_dma::{MemoryError, MemoryFile, Span, Window};
+use peerbar_nvme_spec::cmb::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
+use thiserror::Error;
+
+/// The BAR that the buffer lies in, from offset 0 on.
+pub(crate) const CMB_BAR: u8 = 2;
+
+/// Linux takes peer-to-peer memory in sections of 2 MiB and ignores any other buffer without a word
+/// (Linux mm/sparse.c, SUBSECTION_SIZE).
+const GRANULE: u64 = 2 << 20;
+
+/// The largest buffer: 64 GiB.
+const LIMIT: u64 = 64 << 30;
+
+/// Why a buffer cannot be.
+#[derive(Debug, Error)]
+pub enum CmbError {
+    /// Its size is one that Linux would ignore, or too large.
+    #[error("CMB of {size} bytes: the size must be a multiple of 2 MiB up to 64 GiB, or Linux ignores it; try {}M", .size.div_ceil(GRANULE).clamp(1, LIMIT / GRANULE) * 2)]
+    Size {
+        /// The size asked for.
+        size: u64,
+    },
+    /// Its memory could not be had.
+    #[error("CMB of {size} bytes")]
+    Memory {
+        /// The size asked for.
+        size: u64,
+        /// Why not.
+        source: MemoryError,
+    },
+}
+
+/// A Controller Memory Buffer (NVMe Base 2.0, 8.5).
+pub(crate) struct Cmb {
+    memory: Arc<MemoryFile>,
+    size: u64,
+    queues: bool,
+    control: Cmbmsc,
+}
+
+impl Cmb {
+    /// A buffer of `size` bytes for data and PRP lists, and with `queues` for queues too.
+    pub(crate) fn new(size: u64, queues: bool) -> Result<Self, CmbError> {
+        if size == 0 || !size.is_multiple_of(GRANULE) || size > LIMIT {
+            return Err(CmbError::Size { size });
+        }
+        let memory = MemoryFile::create("peerbar-nvme-cmb", size.next_power_of_two())
+            .map_err(|source| CmbError::Memory { size, source })?;
+        Ok(Self {
+            memory: Arc::new(memory),
+            size,
+            queues,
+            control: Cmbmsc::new(),
+        })
+    }
+
+    /// The memory of the whole BAR, a power of two.
+    pub(crate) fn memory(&self) -> Span {
+        Span {
+            file: self.memory.clone(),
+            offset: 0,
+        }
+    }
+
+    /// Size of the BAR in bytes.
+    pub(crate) fn bar_bytes(&self) -> u64 {
+        self.memory.size()
+    }
+
+    /// CMBLOC (NVMe Base 2.0, 3.1.3.11): zero until the host enables the registers. Every mixture of memory is allowed.
+    pub(crate) fn location(&self) -> Cmbloc {
+        if !self.control.cre() {
+            return Cmbloc::new();
+        }
+        Cmbloc::new()
+            .with_bir(CMB_BAR)
+            .with_cqmms(true)
+            .with_cqpds(true)
+            .with_cdpmls(true)
+            .with_cdpcils(true)
+            .with_cdmmms(true)
+            .with_cqda(true)
+    }
+
+    /// CMBSZ (NVMe Base 2.0, 3.1.3.12): zero until the host enables the registers.
+    pub(crate) fn size(&self) -> Cmbsz {
+        if !self.control.cre() {
+            return Cmbsz::new();
+        }
+        let uses = Cmbsz::new()
+            .with_sqs(self.queues)
+            .with_cqs(self.queues)
+            .with_lists(true)
+            .with_rds(true)
+            .with_wds(true);
+        uses.with_bytes(self.size).unwrap_or_default()
+    }
+
+    /// CMBMSC (NVMe Base 2.0, 3.1.3.15). A controller reset (CC.EN) leaves it alone.
+    pub(crate) fn control(&self) -> Cmbmsc {
+        self.control
+    }
+
+    /// Writes CMBMSC.
+    pub(crate) fn set_control(&mut self, control: Cmbmsc) {
+        self.control = control;
+    }
+
+    /// CMBSTS (NVMe Base 2.0, 3.1.3.17): whether the host's base address leaves the address space.
+    pub(crate) fn status(&self) -> Cmbsts {
+        Cmbsts::new().with_cbai(
+            self.control.cmse() && self.control.base_address().checked_add(self.size).is_none(),
+        )
+    }
+
+    /// The addresses at which commands find the buffer, once the host has enabled it.
+    pub(crate) fn window(&self) -> Option<Window> {
+        let enabled = self.control.cre() && self.control.cmse() && !self.status().cbai();
+        enabled.then(|| Window {
+            address: self.control.base_address(),
+            size: self.size,
+            memory: Some(self.memory()),
+        })
+    }
+
+    /// Whether any of `len` bytes at `address` lies in the buffer, as far as the host has enabled it.
+    pub(crate) fn meets(&self, address: u64, len: u64) -> bool {
+        self.window().is_some_and(|window| {
+            let last = window.address.saturating_add(window.size - 1);
+            address <= last && address.saturating_add(len.saturating_sub(1)) >= window.address
+        })
+    }
+
+    /// Whether queues may lie in the buffer.
+    pub(crate) fn takes_queues(&self) -> bool {
+        self.queues
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sizes_that_linux_takes_are_accepted() {
+        for size in [2 << 20, 6 << 20, 64 << 20] {
+            assert!(Cmb::new(size, true).is_ok(), "{size}");
+        }
+        for size in [0, 4096, 3 << 20, (2 << 20) + 1, LIMIT + GRANULE, u64::MAX] {
+            let error = Cmb::new(size, true).err().unwrap();
+            assert!(matches!(error, CmbError::Size { .. }), "{error}");
+        }
+        assert!(
+            Cmb::new(3 << 20, false)
+                .err()
+                .unwrap()
+                .to_string()
+                .ends_with("try 4M")
+        );
+    }
+
+    #[test]
+    fn the_registers_are_hidden_until_enabled_and_read_as_linux_expects() {
+        let mut cmb = Cmb::new(6 << 20, true).unwrap();
+        assert_eq!((cmb.location().into_bits(), cmb.size().into_bits()), (0, 0));
+        cmb.set_control(Cmbmsc::from_bits(1)); // NVME_CMBMSC_CRE
+        assert_eq!(cmb.location().into_bits() & 7, 2, "NVME_CMB_BIR");
+        assert_eq!(cmb.location().into_bits() >> 12, 0, "NVME_CMB_OFST");
+        let size = cmb.size().into_bits();
+        assert_eq!(
+            size & 0x1f,
+            0x1f,
+            "NVME_CMBSZ_SQS | CQS | LISTS | RDS | WDS"
+        );
+        let unit = 1u64 << (12 + 4 * (size >> 8 & 0xf)); // nvme_cmb_size_unit
+        assert_eq!(unit * u64::from(size >> 12), 6 << 20);
+        assert_eq!(cmb.bar_bytes(), 8 << 20);
+    }
+
+    #[test]
+    fn without_queues_only_data_and_lists_are_offered() {
+        let mut cmb = Cmb::new(2 << 20, false).unwrap();
+        cmb.set_control(Cmbmsc::from_bits(1));
+        assert_eq!(cmb.size().into_bits() & 0x1f, 0x1c);
+    }
+
+    #[test]
+    fn the_window_opens_at_the_host_s_base_address() {
+        let mut cmb = Cmb::new(2 << 20, true).unwrap();
+        assert!(cmb.window().is_none());
+        cmb.set_control(Cmbmsc::from_bits(0x38_0000_0000 | 3)); // CRE | CMSE
+        let window = cmb.window().unwrap();
+        assert_eq!((window.address, window.size), (0x38_0000_0000, 2 << 20));
+        assert!(cmb.meets(0x38_0000_0000 - 1, 2));
+        assert!(cmb.meets(0x38_001f_ffff, 1));
+        assert!(!cmb.meets(0x38_0020_0000, 1));
+        assert!(!cmb.meets(0x37_ffff_ffff, 1));
+        cmb.set_control(Cmbmsc::from_bits(!0xfff | 3));
+        assert!(cmb.window().is_none());
+        assert_eq!(cmb.status().into_bits(), 1, "NVME_CMBSTS_CBAI");
+    }
+}

@@ -1,0 +1,206 @@
+//! What a controller is made of.
+
+use std::path::PathBuf;
+
+use peerbar_dma::MemoryError;
+use thiserror::Error;
+
+use crate::cmb::CmbError;
+use crate::namespace::{Backend, FileBackend, ImageError, Namespace, RamBackend};
+
+/// Longest serial number (NVMe Base 2.0, 5.17.2.1, Identify Controller, SN).
+const SERIAL_BYTES: usize = 20;
+
+/// Why a controller cannot be made.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The serial number does not fit its field.
+    #[error("serial number {serial:?}: must be 1 to 20 printable ASCII characters")]
+    Serial {
+        /// The serial number.
+        serial: String,
+    },
+    /// A block of a size that is not offered.
+    #[error("block size {bytes}: must be 512 or 4096")]
+    BlockSize {
+        /// The size asked for.
+        bytes: u32,
+    },
+    /// The data transfer limit is out of bounds.
+    #[error("MDTS {mdts}: must be 1 (8 KiB) to 10 (4 MiB)")]
+    Mdts {
+        /// The limit asked for.
+        mdts: u8,
+    },
+    /// There is nothing to store blocks in.
+    #[error("no namespace: name at least one, as ram=64M or file=disk.img")]
+    NoNamespace,
+    /// There are more namespaces than fit one namespace list.
+    #[error("{count} namespaces: at most 1024")]
+    TooManyNamespaces {
+        /// How many there are.
+        count: usize,
+    },
+    /// A namespace holds no block.
+    #[error("{what}: {bytes} bytes are less than one block of {block_bytes}; make it larger")]
+    TooSmall {
+        /// Which one.
+        what: String,
+        /// Its size.
+        bytes: u64,
+        /// Size of a block.
+        block_bytes: u32,
+    },
+    /// An image cannot be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// Memory for a namespace could not be had.
+    #[error("namespace of {bytes} bytes of RAM")]
+    Ram {
+        /// The size asked for.
+        bytes: u64,
+        /// Why not.
+        source: MemoryError,
+    },
+    /// The Controller Memory Buffer cannot be.
+    #[error(transparent)]
+    Cmb(#[from] CmbError),
+}
+
+/// Where a namespace keeps its blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Memory, zero at start, of this many bytes.
+    Ram(u64),
+    /// A raw image or a block device.
+    File(PathBuf),
+}
+
+/// A controller's set-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Serial number, 1 to 20 printable ASCII characters.
+    pub serial: String,
+    /// Size of the Controller Memory Buffer in bytes, a multiple of 2 MiB; `None`: there is none.
+    pub cmb_bytes: Option<u64>,
+    /// Whether queues may lie in the Controller Memory Buffer (CMBSZ.SQS and CQS).
+    pub cmb_queues: bool,
+    /// Bytes in a logical block of every namespace: 512 or 4096.
+    pub block_bytes: u32,
+    /// Maximum Data Transfer Size, as a power of two of 4 KiB pages: 1 to 10.
+    pub mdts: u8,
+    /// The namespaces, from NSID 1 on.
+    pub namespaces: Vec<Source>,
+}
+
+impl Config {
+    /// Checks everything that does not need a file to be opened.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let printable = self.serial.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        if self.serial.is_empty() || self.serial.len() > SERIAL_BYTES || !printable {
+            return Err(ConfigError::Serial {
+                serial: self.serial.clone(),
+            });
+        }
+        if !matches!(self.block_bytes, 512 | 4096) {
+            return Err(ConfigError::BlockSize {
+                bytes: self.block_bytes,
+            });
+        }
+        if !(1..=10).contains(&self.mdts) {
+            return Err(ConfigError::Mdts { mdts: self.mdts });
+        }
+        match self.namespaces.len() {
+            0 => Err(ConfigError::NoNamespace),
+            1..=1024 => Ok(()),
+            count => Err(ConfigError::TooManyNamespaces { count }),
+        }
+    }
+
+    /// Opens the namespaces.
+    pub(crate) fn open_namespaces(&self) -> Result<Vec<Namespace>, ConfigError> {
+        self.namespaces
+            .iter()
+            .map(|source| self.open(source))
+            .collect()
+    }
+
+    fn open(&self, source: &Source) -> Result<Namespace, ConfigError> {
+        let backend: Box<dyn Backend> = match source {
+            Source::Ram(bytes) => {
+                self.holds_a_block("namespace in RAM", *bytes)?;
+                let bytes = *bytes;
+                Box::new(
+                    RamBackend::new(bytes).map_err(|source| ConfigError::Ram { bytes, source })?,
+                )
+            }
+            Source::File(path) => {
+                let file = FileBackend::open(path)?;
+                self.holds_a_block(&format!("image {}", path.display()), file.size())?;
+                Box::new(file)
+            }
+        };
+        Ok(Namespace::new(backend, self.block_bytes))
+    }
+
+    fn holds_a_block(&self, what: &str, bytes: u64) -> Result<(), ConfigError> {
+        let block_bytes = self.block_bytes;
+        if bytes < block_bytes.into() {
+            return Err(ConfigError::TooSmall {
+                what: what.to_owned(),
+                bytes,
+                block_bytes,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config {
+            serial: "disk0".to_owned(),
+            cmb_bytes: None,
+            cmb_queues: false,
+            block_bytes: 512,
+            mdts: 8,
+            namespaces: vec![Source::Ram(1 << 20)],
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_value() {
+        assert!(config().check().is_ok());
+        let message = |change: &dyn Fn(&mut Config)| {
+            let mut config = config();
+            change(&mut config);
+            config.check().unwrap_err().to_string()
+        };
+        assert!(message(&|c| c.serial = "x".repeat(21)).contains("xxxxx"));
+        assert!(message(&|c| c.serial = "ä".to_owned()).contains("printable"));
+        assert!(message(&|c| c.serial.clear()).contains("1 to 20"));
+        assert!(message(&|c| c.block_bytes = 1024).contains("1024"));
+        assert!(message(&|c| c.mdts = 11).contains("11"));
+        assert!(message(&|c| c.namespaces.clear()).contains("ram=64M"));
+    }
+
+    #[test]
+    fn a_namespace_smaller_than_a_block_is_refused() {
+        let mut config = config();
+        config.namespaces = vec![Source::Ram(511)];
+        let error = config.open_namespaces().err().unwrap().to_string();
+        assert_eq!(
+            error,
+            "namespace in RAM: 511 bytes are less than one block of 512; make it larger"
+        );
+        let image = tempfile::NamedTempFile::new().unwrap();
+        config.namespaces = vec![Source::File(image.path().into())];
+        assert!(matches!(
+            config.open_namespaces(),
+            Err(ConfigError::TooSmall { bytes: 0, .. })
+        ));
+    }
+}

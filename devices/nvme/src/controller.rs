@@ -1,0 +1,193 @@
+//! The controller as its bus sees it.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use peerbar_dma::{Requester, WindowId};
+use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_nvme_spec::registers::{Doorbell, offset};
+use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, MsiX};
+use thiserror::Error;
+
+use crate::admin::Admin;
+use crate::cmb::{CMB_BAR, Cmb};
+use crate::config::{Config, ConfigError};
+use crate::data::DataPath;
+use crate::engine::Engine;
+use crate::mailbox::Mailbox;
+use crate::prp::PAGE;
+use crate::queues::Queues;
+use crate::registers::Registers;
+
+/// Queue pairs: the admin queues and 64 for I/O, each with an interrupt vector of its own.
+pub(crate) const QUEUE_PAIRS: u16 = 65;
+
+/// BAR0: a page of registers, one of doorbells, one for the MSI-X table, one for its pending bits.
+const REGISTER_BAR: u8 = 0;
+const REGISTER_BAR_BYTES: u64 = 4 * PAGE;
+const MSI_X: MsiX = MsiX {
+    vectors: QUEUE_PAIRS,
+    bar: REGISTER_BAR,
+    table: 0x2000,
+    pending: 0x3000,
+};
+
+/// Red Hat's number for an emulated NVMe controller, which Linux drives without quirks.
+const IDENTITY: Identity = Identity {
+    vendor: 0x1b36,
+    device: 0x0010,
+    subsystem_vendor: 0x1b36,
+    subsystem: 0x1100,
+    revision: 1,
+    class: 0x01_08_02,
+};
+
+/// Why a controller cannot be started.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Its set-up is impossible.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A BAR is impossible.
+    #[error(transparent)]
+    Bar(#[from] BarError),
+    /// Its thread cannot be started.
+    #[error("cannot start the controller's thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// The side of the controller that the guest's accesses meet: registers and doorbells.
+pub struct Controller {
+    mailbox: Arc<Mailbox>,
+    requester: Arc<Requester>,
+}
+
+/// A controller at work: what is to be served, and the thread behind it.
+pub struct Running {
+    /// The controller on its bus.
+    pub endpoint: Endpoint<Controller>,
+    mailbox: Arc<Mailbox>,
+    engine: Option<JoinHandle<()>>,
+}
+
+impl Controller {
+    /// Starts a controller. Its images are open and locked from now on.
+    pub fn start(config: &Config) -> Result<Running, StartError> {
+        config.check()?;
+        let cmb = config
+            .cmb_bytes
+            .map(|bytes| Cmb::new(bytes, config.cmb_queues))
+            .transpose()
+            .map_err(ConfigError::from)?;
+        let namespaces = config.open_namespaces()?;
+        let mut bars = vec![Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?];
+        let mut memory = vec![BarMemory::Registers];
+        if let Some(cmb) = &cmb {
+            bars.push(Bar::new(CMB_BAR, cmb.bar_bytes(), true)?);
+            memory.push(BarMemory::Memory(cmb.memory()));
+        }
+        let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
+        let requester = Arc::new(Requester::new());
+        let vectors = Arc::new(Vectors::new(QUEUE_PAIRS));
+        let mailbox = Arc::new(Mailbox::new(Registers::new(cmb), QUEUE_PAIRS));
+        let engine = Engine {
+            mailbox: mailbox.clone(),
+            interrupts: vectors.clone(),
+            data: DataPath::new(requester.clone(), 4096 << config.mdts),
+            admin: Admin::new(config, &IDENTITY),
+            namespaces,
+            queues: Queues::new(QUEUE_PAIRS),
+            setup: None,
+        };
+        let engine = std::thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || engine.run())
+            .map_err(StartError::Thread)?;
+        let function = Arc::new(Self {
+            mailbox: mailbox.clone(),
+            requester: requester.clone(),
+        });
+        let endpoint = Endpoint::new(function, space, memory, requester, vectors);
+        Ok(Running {
+            endpoint,
+            mailbox,
+            engine: Some(engine),
+        })
+    }
+
+    /// Reads or writes go to registers in units of 4 bytes; a part of one is taken out of the whole.
+    fn read_registers(&self, offset: u64, data: &mut [u8]) {
+        self.mailbox.look(|registers| {
+            for (at, byte) in (offset..).zip(data.iter_mut()) {
+                let lane = usize::try_from(at & 3).unwrap_or(0);
+                *byte = registers
+                    .read(at & !3)
+                    .to_le_bytes()
+                    .get(lane)
+                    .copied()
+                    .unwrap_or(0);
+            }
+        });
+    }
+
+    /// Writes whole registers, 4 or 8 aligned bytes at a time (NVMe over PCIe 1.0, 3.1). Anything else is ignored.
+    fn write_registers(&self, offset: u64, data: &[u8]) {
+        let (words, rest) = data.as_chunks::<4>();
+        if !offset.is_multiple_of(4) || !rest.is_empty() {
+            log::debug!(
+                "a write of {} bytes to register {offset:#x} is ignored",
+                data.len()
+            );
+            return;
+        }
+        let window = self.mailbox.change(|registers| {
+            for (index, word) in (0..).zip(words) {
+                registers.write(offset.saturating_add(index * 4), u32::from_le_bytes(*word));
+            }
+            registers.cmb().and_then(Cmb::window)
+        });
+        self.requester.set_window(WindowId::Cmb, window);
+    }
+}
+
+impl Function for Controller {
+    fn bar_read(&self, _bar: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if offset < offset::DOORBELLS {
+            self.read_registers(offset, data);
+        }
+    }
+
+    fn bar_write(&self, _bar: u8, offset: u64, data: &[u8]) {
+        if offset < offset::DOORBELLS {
+            return self.write_registers(offset, data);
+        }
+        if let (Some(doorbell), Ok(value)) = (Doorbell::at(offset, 0), <[u8; 4]>::try_from(data)) {
+            // The upper half of a doorbell is reserved (NVMe over PCIe 1.0, 3.1.2).
+            self.mailbox
+                .ring(doorbell, u32::from_le_bytes(value) & 0xffff);
+        }
+    }
+
+    fn reset(&self) {
+        self.mailbox.change(|registers| {
+            self.requester.halt();
+            registers.reset();
+        });
+        self.requester.set_window(WindowId::Cmb, None);
+    }
+}
+
+impl Drop for Running {
+    /// Ends the thread once its command in progress is done and everything is on stable storage.
+    fn drop(&mut self) {
+        self.mailbox.stop();
+        if self
+            .engine
+            .take()
+            .is_some_and(|engine| engine.join().is_err())
+        {
+            log::error!("the controller's thread has panicked");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! A command's data: from the host's memory to the controller's buffer and back.
+
+use std::sync::Arc;
+
+use peerbar_dma::{DmaError, Purpose, Requester};
+use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::completion::Status;
+
+use crate::prp::{self, Segment};
+
+/// Moves the data of one command at a time through a buffer that is made once.
+pub(crate) struct DataPath {
+    requester: Arc<Requester>,
+    segments: Vec<Segment>,
+    buffer: Vec<u8>,
+}
+
+impl DataPath {
+    /// A path for transfers of up to `limit` bytes.
+    pub(crate) fn new(requester: Arc<Requester>, limit: usize) -> Self {
+        Self {
+            requester,
+            segments: Vec::new(),
+            buffer: vec![0; limit],
+        }
+    }
+
+    /// The way to memory.
+    pub(crate) fn requester(&self) -> &Requester {
+        &self.requester
+    }
+
+    /// Fetches `len` bytes from where the command says. Fails as the command must if any of them cannot be had.
+    pub(crate) fn receive(
+        &mut self,
+        purpose: Purpose,
+        command: &SubmissionEntry,
+        len: usize,
+    ) -> Result<&[u8], Status> {
+        let Self {
+            requester,
+            segments,
+            buffer,
+        } = self;
+        let data = buffer.get_mut(..len).ok_or(Status::INVALID_FIELD)?;
+        locate(requester, segments, command, len)?;
+        let mut rest = &mut *data;
+        for segment in segments.iter() {
+            let (part, tail) = rest
+                .split_at_mut_checked(segment.len)
+                .ok_or(Status::INTERNAL_ERROR)?;
+            requester
+                .read(purpose, segment.address, part)
+                .map_err(transfer_error)?;
+            rest = tail;
+        }
+        Ok(data)
+    }
+
+    /// Has `fill` make `len` bytes and brings them to where the command says.
+    pub(crate) fn send(
+        &mut self,
+        purpose: Purpose,
+        command: &SubmissionEntry,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let Self {
+            requester,
+            segments,
+            buffer,
+        } = self;
+        let data = buffer.get_mut(..len).ok_or(Status::INVALID_FIELD)?;
+        locate(requester, segments, command, len)?;
+        fill(data)?;
+        let mut rest = &*data;
+        for segment in segments.iter() {
+            let (part, tail) = rest
+                .split_at_checked(segment.len)
+                .ok_or(Status::INTERNAL_ERROR)?;
+            requester
+                .write(purpose, segment.address, part)
+                .map_err(transfer_error)?;
+            rest = tail;
+        }
+        Ok(())
+    }
+}
+
+/// Finds the segments of a command's data. Only PRPs are offered (Identify Controller, SGLS).
+fn locate(
+    requester: &Requester,
+    segments: &mut Vec<Segment>,
+    command: &SubmissionEntry,
+    len: usize,
+) -> Result<(), Status> {
+    if command.flags.psdt() != 0 {
+        return Err(Status::INVALID_FIELD);
+    }
+    prp::walk(
+        (command.prp1.get(), command.prp2.get()),
+        len,
+        segments,
+        |address, entries| {
+            requester
+                .read(Purpose::List, address, entries)
+                .map_err(transfer_error)
+        },
+    )
+}
+
+/// The status of a command whose DMA failed: never success (NVMe Base 2.0, 3.3.3.2.1, Data Transfer Error).
+fn transfer_error(_: DmaError) -> Status {
+    Status::DATA_TRANSFER_ERROR
+}

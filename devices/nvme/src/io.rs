@@ -1,0 +1,208 @@
+//! The commands of the NVM command set (NVM Command Set 1.0, 3.2).
+
+use std::io;
+
+use peerbar_dma::Purpose;
+use peerbar_nvme_spec::command::nvm::{BlockRange, DatasetManagement, DatasetRange};
+use peerbar_nvme_spec::command::{NSID_ALL, NvmOpcode, SubmissionEntry};
+use peerbar_nvme_spec::completion::Status;
+use zerocopy::FromBytes;
+
+use crate::engine::{Engine, Reply};
+use crate::namespace::{Extent, Namespace, OutOfRange};
+
+/// How much of a namespace is looked at in one step where no data goes to the host.
+const STEP: usize = 1 << 14;
+
+impl Engine {
+    /// Carries out a command of an I/O queue.
+    pub(crate) fn io_command(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let opcode =
+            NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
+        match opcode {
+            NvmOpcode::Flush => self.flush(entry),
+            NvmOpcode::Read => self.read(entry),
+            NvmOpcode::Write => self.write(entry),
+            NvmOpcode::Compare => self.compare(entry),
+            NvmOpcode::Verify => self.verify(entry),
+            NvmOpcode::WriteZeroes => self.write_zeroes(entry),
+            NvmOpcode::DatasetManagement => self.dataset_management(entry),
+            _ => Err(Status::INVALID_OPCODE.with_dnr(true)),
+        }
+    }
+
+    /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
+    fn flush(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let nsid = entry.nsid.get();
+        if nsid == NSID_ALL {
+            for namespace in &self.namespaces {
+                namespace.backend().flush().map_err(write_error)?;
+            }
+        } else {
+            find(&self.namespaces, nsid)?
+                .backend()
+                .flush()
+                .map_err(write_error)?;
+        }
+        Ok(Reply::DONE)
+    }
+
+    fn read(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let namespace = find(&self.namespaces, entry.nsid.get())?;
+        let (extent, len) = transfer(namespace, entry)?;
+        self.data.send(Purpose::Payload, entry, len, |data| {
+            namespace
+                .backend()
+                .read(extent.offset, data)
+                .map_err(read_error)
+        })?;
+        self.admin.health.read(extent.len);
+        Ok(Reply::DONE)
+    }
+
+    fn write(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let namespace = find(&self.namespaces, entry.nsid.get())?;
+        let (extent, len) = transfer(namespace, entry)?;
+        let durable = BlockRange::from(entry).control.fua() || !self.admin.features.write_cache();
+        let data = self.data.receive(Purpose::Payload, entry, len)?;
+        namespace
+            .backend()
+            .write(extent.offset, data, durable)
+            .map_err(write_error)?;
+        self.admin.health.wrote(extent.len);
+        Ok(Reply::DONE)
+    }
+
+    fn compare(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let namespace = find(&self.namespaces, entry.nsid.get())?;
+        let (extent, len) = transfer(namespace, entry)?;
+        let mut data = self.data.receive(Purpose::Payload, entry, len)?;
+        in_steps(namespace, extent, |stored| {
+            let (expected, rest) = data
+                .split_at_checked(stored.len())
+                .ok_or(Status::INTERNAL_ERROR)?;
+            data = rest;
+            if expected == stored {
+                Ok(())
+            } else {
+                Err(Status::COMPARE_FAILURE)
+            }
+        })?;
+        self.admin.health.read(extent.len);
+        Ok(Reply::DONE)
+    }
+
+    fn verify(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let namespace = find(&self.namespaces, entry.nsid.get())?;
+        in_steps(namespace, blocks(namespace, entry)?, |_| Ok(()))?;
+        Ok(Reply::DONE)
+    }
+
+    fn write_zeroes(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let namespace = find(&self.namespaces, entry.nsid.get())?;
+        let extent = blocks(namespace, entry)?;
+        let control = BlockRange::from(entry).control;
+        let backend = namespace.backend();
+        backend
+            .zero(extent.offset, extent.len, control.deac())
+            .map_err(write_error)?;
+        if control.fua() || !self.admin.features.write_cache() {
+            backend.flush().map_err(write_error)?;
+        }
+        Ok(Reply::DONE)
+    }
+
+    /// NVM Command Set 1.0, 3.2.3: deallocated blocks read as zero; the other attributes are hints.
+    fn dataset_management(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+        let namespace = find(&self.namespaces, entry.nsid.get())?;
+        let command = DatasetManagement::from(entry);
+        let len = command.ranges() * size_of::<DatasetRange>();
+        let data = self.data.receive(Purpose::Payload, entry, len)?;
+        let ranges = <[DatasetRange]>::ref_from_bytes(data).map_err(|_| Status::INTERNAL_ERROR)?;
+        let extents = || {
+            ranges
+                .iter()
+                .map(|range| namespace.extent(range.slba.get(), range.nlb.get().into()))
+        };
+        extents()
+            .try_for_each(|extent| extent.map(|_| ()))
+            .map_err(out_of_range)?;
+        for extent in extents()
+            .flatten()
+            .filter(|extent| command.attributes.ad() && extent.len > 0)
+        {
+            namespace
+                .backend()
+                .zero(extent.offset, extent.len, true)
+                .map_err(write_error)?;
+        }
+        Ok(Reply::DONE)
+    }
+}
+
+/// The namespace of an NSID (NVMe Base 2.0, 3.2.1): 1 for the first.
+pub(crate) fn find(namespaces: &[Namespace], nsid: u32) -> Result<&Namespace, Status> {
+    let index = nsid
+        .checked_sub(1)
+        .and_then(|index| usize::try_from(index).ok());
+    index
+        .and_then(|index| namespaces.get(index))
+        .ok_or(Status::INVALID_NAMESPACE.with_dnr(true))
+}
+
+/// The blocks of a command.
+fn blocks(namespace: &Namespace, entry: &SubmissionEntry) -> Result<Extent, Status> {
+    let range = BlockRange::from(entry);
+    namespace
+        .extent(range.slba.get(), range.blocks().into())
+        .map_err(out_of_range)
+}
+
+/// The blocks of a command whose data goes to or comes from the host, and its length. The buffer's length is the
+/// limit (Identify Controller, MDTS).
+fn transfer(namespace: &Namespace, entry: &SubmissionEntry) -> Result<(Extent, usize), Status> {
+    let extent = blocks(namespace, entry)?;
+    let len = usize::try_from(extent.len).map_err(|_| Status::INVALID_FIELD.with_dnr(true))?;
+    Ok((extent, len))
+}
+
+/// Reads an extent step by step.
+fn in_steps(
+    namespace: &Namespace,
+    extent: Extent,
+    mut step: impl FnMut(&[u8]) -> Result<(), Status>,
+) -> Result<(), Status> {
+    let mut buffer = [0; STEP];
+    let Extent {
+        mut offset,
+        len: mut left,
+    } = extent;
+    while left > 0 {
+        let len = usize::try_from(left).map_or(STEP, |left| left.min(STEP));
+        let part = buffer.get_mut(..len).ok_or(Status::INTERNAL_ERROR)?;
+        namespace.backend().read(offset, part).map_err(read_error)?;
+        step(part)?;
+        offset += len as u64;
+        left -= len as u64;
+    }
+    Ok(())
+}
+
+fn out_of_range(error: OutOfRange) -> Status {
+    log::debug!("{error}");
+    Status::LBA_OUT_OF_RANGE.with_dnr(true)
+}
+
+fn read_error(error: io::Error) -> Status {
+    log::warn!("a namespace cannot be read: {error}");
+    Status::UNRECOVERED_READ_ERROR
+}
+
+fn write_error(error: io::Error) -> Status {
+    log::warn!("a namespace cannot be written: {error}");
+    if error.kind() == io::ErrorKind::StorageFull {
+        Status::CAPACITY_EXCEEDED
+    } else {
+        Status::WRITE_FAULT
+    }
+}

@@ -1,0 +1,127 @@
+//! Namespaces: blocks on a backend.
+
+mod file;
+mod ram;
+
+use std::io;
+
+use thiserror::Error;
+
+pub(crate) use file::FileBackend;
+pub use file::ImageError;
+pub(crate) use ram::RamBackend;
+
+/// Why a range of blocks cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("blocks {start:#x}+{count:#x} leave a namespace of {blocks:#x} blocks")]
+pub(crate) struct OutOfRange {
+    /// First block.
+    pub(crate) start: u64,
+    /// How many.
+    pub(crate) count: u64,
+    /// How many there are.
+    pub(crate) blocks: u64,
+}
+
+/// Where a namespace's blocks are kept. Offsets and lengths are bytes inside [`Backend::size`].
+pub(crate) trait Backend: Send + Sync {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// Fills `data` from `offset` on.
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
+    /// Stores `data` from `offset` on; with `durable`, it is on stable storage when this returns.
+    fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()>;
+    /// Makes `len` bytes from `offset` on read as zero; with `deallocate`, gives their storage back too.
+    fn zero(&self, offset: u64, len: u64, deallocate: bool) -> io::Result<()>;
+    /// Brings every completed write to stable storage.
+    fn flush(&self) -> io::Result<()>;
+}
+
+/// A range of a namespace in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// One namespace.
+pub(crate) struct Namespace {
+    backend: Box<dyn Backend>,
+    block_bytes: u32,
+    blocks: u64,
+}
+
+impl Namespace {
+    /// As many whole blocks of `block_bytes` (a power of two) as the backend holds.
+    pub(crate) fn new(backend: Box<dyn Backend>, block_bytes: u32) -> Self {
+        let blocks = backend.size() / u64::from(block_bytes.max(1));
+        Self {
+            backend,
+            block_bytes,
+            blocks,
+        }
+    }
+
+    /// Size in blocks.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Bytes in a block, a power of two.
+    pub(crate) fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    /// Where the blocks are kept.
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
+    /// The bytes of `count` blocks from `start` on.
+    pub(crate) fn extent(&self, start: u64, count: u64) -> Result<Extent, OutOfRange> {
+        let error = OutOfRange {
+            start,
+            count,
+            blocks: self.blocks,
+        };
+        start
+            .checked_add(count)
+            .filter(|end| *end <= self.blocks)
+            .ok_or(error)?;
+        let bytes = u64::from(self.block_bytes);
+        Ok(Extent {
+            offset: start * bytes,
+            len: count * bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_checked_without_overflow() {
+        let namespace = Namespace::new(Box::new(RamBackend::new(0x10200).unwrap()), 512);
+        assert_eq!(namespace.blocks(), 0x81);
+        assert_eq!(
+            namespace.extent(0x80, 1),
+            Ok(Extent {
+                offset: 0x10000,
+                len: 0x200
+            })
+        );
+        for (start, count) in [
+            (0x81, 1),
+            (0x80, 2),
+            (u64::MAX, 1),
+            (u64::MAX, u64::MAX),
+            (0, 0x82),
+        ] {
+            assert!(
+                namespace.extent(start, count).is_err(),
+                "{start:#x}+{count:#x}"
+            );
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Blocks in a raw image file or on a block device of the host.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::io::{Errno, ReadWriteFlags};
+use thiserror::Error;
+
+use super::Backend;
+
+static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+
+/// Why an image cannot be used.
+#[derive(Debug, Error)]
+pub enum ImageError {
+    /// It cannot be opened for reading and writing.
+    #[error("image {}: cannot be opened for reading and writing; `truncate -s 64M {}` makes an empty one", path.display(), path.display())]
+    Open {
+        /// The image.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Another process has locked it.
+    #[error("image {}: in use by another run; stop that one or name another image", path.display())]
+    InUse {
+        /// The image.
+        path: PathBuf,
+    },
+    /// It is neither a file nor a block device.
+    #[error("image {}: is no regular file and no block device", path.display())]
+    Kind {
+        /// The image.
+        path: PathBuf,
+    },
+}
+
+/// A raw image, locked against other runs for as long as it is open.
+pub(crate) struct FileBackend {
+    file: File,
+    size: u64,
+}
+
+impl FileBackend {
+    /// Opens and locks the image at `path`.
+    pub(crate) fn open(path: &Path) -> Result<Self, ImageError> {
+        let open = |source| ImageError::Open {
+            path: path.into(),
+            source,
+        };
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(open)?;
+        let kind = rustix::fs::fstat(&file)
+            .map_err(|e| open(e.into()))?
+            .st_mode;
+        let kind = rustix::fs::FileType::from_raw_mode(kind);
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(ImageError::Kind { path: path.into() });
+        }
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(ImageError::InUse { path: path.into() }),
+            Err(error) => return Err(open(error.into())),
+        }
+        let size = file.seek(SeekFrom::End(0)).map_err(open)?;
+        Ok(Self { file, size })
+    }
+
+    fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> rustix::io::Result<()> {
+        rustix::fs::fallocate(&self.file, flags | FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
+    fn write_zeroes(&self, mut offset: u64, mut len: u64) -> io::Result<()> {
+        while len > 0 {
+            let part = usize::try_from(len).map_or(ZEROES.len(), |len| len.min(ZEROES.len()));
+            self.file
+                .write_all_at(ZEROES.get(..part).unwrap_or_default(), offset)?;
+            offset += part as u64;
+            len -= part as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Backend for FileBackend {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(data, offset)
+    }
+
+    fn write(&self, mut offset: u64, mut data: &[u8], durable: bool) -> io::Result<()> {
+        if !durable {
+            return self.file.write_all_at(data, offset);
+        }
+        while !data.is_empty() {
+            let done = match rustix::io::pwritev2(
+                &self.file,
+                &[IoSlice::new(data)],
+                offset,
+                ReadWriteFlags::DSYNC,
+            ) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(done) => done,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            offset += done as u64;
+            data = data.get(done..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, len: u64, deallocate: bool) -> io::Result<()> {
+        let flags = if deallocate {
+            FallocateFlags::PUNCH_HOLE
+        } else {
+            FallocateFlags::ZERO_RANGE
+        };
+        match self.fallocate(flags, offset, len) {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.write_zeroes(offset, len),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn image(size: u64) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.img");
+        File::create(&path).unwrap().set_len(size).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn what_is_written_is_in_the_file_durable_or_not() {
+        let (_folder, path) = image(1 << 20);
+        let disk = FileBackend::open(&path).unwrap();
+        assert_eq!(disk.size(), 1 << 20);
+        disk.write(0x1000, &[1; 0x1000], false).unwrap();
+        disk.write(0x2000, &[2; 0x1000], true).unwrap();
+        disk.flush().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(bytes[0x1000..0x2000], [1; 0x1000]);
+        assert_eq!(bytes[0x2000..0x3000], [2; 0x1000]);
+        let mut back = [0; 0x2000];
+        disk.read(0x1000, &mut back).unwrap();
+        assert_eq!(back[..0x1000], [1; 0x1000]);
+    }
+
+    #[test]
+    fn zeroed_blocks_read_as_zero_and_deallocated_ones_give_their_storage_back() {
+        let (_folder, path) = image(1 << 20);
+        let disk = FileBackend::open(&path).unwrap();
+        for deallocate in [false, true] {
+            disk.write(0, &[7; 1 << 20], true).unwrap();
+            disk.zero(0x10000, 0xe0000, deallocate).unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            assert!(
+                bytes[..0x10000]
+                    .iter()
+                    .chain(&bytes[0xf0000..])
+                    .all(|byte| *byte == 7)
+            );
+            assert!(bytes[0x10000..0xf0000].iter().all(|byte| *byte == 0));
+            assert_eq!(bytes.len(), 1 << 20);
+        }
+        assert!(path.metadata().unwrap().blocks() * 512 <= 0x40000);
+        disk.write_zeroes(0, 0x10001).unwrap();
+        assert!(
+            std::fs::read(&path).unwrap()[..0xf0000]
+                .iter()
+                .all(|byte| *byte == 0)
+        );
+    }
+
+    #[test]
+    fn an_image_in_use_is_refused_and_left_alone() {
+        let (_folder, path) = image(4096);
+        let first = FileBackend::open(&path).unwrap();
+        assert!(matches!(
+            FileBackend::open(&path),
+            Err(ImageError::InUse { .. })
+        ));
+        drop(first);
+        assert!(FileBackend::open(&path).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused_with_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing.img");
+        let error = FileBackend::open(&missing).err().unwrap();
+        assert!(error.to_string().contains("missing.img"), "{error}");
+        assert!(!missing.exists());
+        assert!(FileBackend::open(folder.path()).is_err());
+    }
+}

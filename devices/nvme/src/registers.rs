@@ -1,0 +1,363 @@
+//! The controller's registers: what they read, and what a write asks of the engine. No I/O, no queues.
+
+use peerbar_nvme_spec::cmb::Cmbmsc;
+use peerbar_nvme_spec::registers::{Aqa, Cap, Cc, Crto, Csts, Vs, offset};
+
+use crate::cmb::Cmb;
+
+/// Most entries of an I/O queue.
+pub(crate) const MAX_ENTRIES: u16 = 2048;
+
+/// Longest wait for CSTS.RDY, in units of 500 ms. Disabling waits for the command in progress, which may wait for a
+/// client that answers no more.
+const READY_TIMEOUT: u8 = 120;
+
+/// What the registers ask of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Forget every queue and command; then the controller is not ready.
+    Disable,
+    /// Take commands, with this set-up of the admin queues.
+    Enable(Setup),
+    /// Bring everything to stable storage; then shutdown is complete.
+    Shutdown,
+}
+
+/// The registers that an enable takes effect with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) cc: Cc,
+    pub(crate) aqa: Aqa,
+    pub(crate) asq: u64,
+    pub(crate) acq: u64,
+}
+
+/// The register file (NVMe Base 2.0, 3.1.3).
+pub(crate) struct Registers {
+    cc: Cc,
+    csts: Csts,
+    aqa: u32,
+    asq: u64,
+    acq: u64,
+    interrupt_mask: u32,
+    cmb: Option<Cmb>,
+    /// The engine still has queues of before the last disable or reset.
+    disabling: bool,
+}
+
+impl Registers {
+    pub(crate) fn new(cmb: Option<Cmb>) -> Self {
+        Self {
+            cc: Cc::new(),
+            csts: Csts::new(),
+            aqa: 0,
+            asq: 0,
+            acq: 0,
+            interrupt_mask: 0,
+            cmb,
+            disabling: false,
+        }
+    }
+
+    /// The Controller Memory Buffer, if there is one.
+    pub(crate) fn cmb(&self) -> Option<&Cmb> {
+        self.cmb.as_ref()
+    }
+
+    /// INTMS / INTMC: the vectors that are masked while the INTx pin is used (NVMe Base 2.0, 3.1.3.3).
+    pub(crate) fn interrupt_mask(&self) -> u32 {
+        self.interrupt_mask
+    }
+
+    /// Reads the 4 bytes at `offset`, a multiple of 4.
+    pub(crate) fn read(&self, offset: u64) -> u32 {
+        let low = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0);
+        let high = |value: u64| u32::try_from(value >> 32).unwrap_or(0);
+        let register = offset & !4;
+        let wide = match register {
+            offset::CAP => Some(self.capabilities().into_bits()),
+            offset::ASQ => Some(self.asq),
+            offset::ACQ => Some(self.acq),
+            offset::CMBMSC => Some(self.cmb_control().into_bits()),
+            _ => None,
+        };
+        if let Some(value) = wide {
+            return if offset == register {
+                low(value)
+            } else {
+                high(value)
+            };
+        }
+        match offset {
+            offset::VS => Vs::V2_0.into_bits(),
+            offset::INTMS | offset::INTMC => self.interrupt_mask,
+            offset::CC => self.cc.into_bits(),
+            offset::CSTS => self.csts.into_bits(),
+            offset::AQA => self.aqa,
+            offset::CMBLOC => self
+                .cmb
+                .as_ref()
+                .map_or(0, |cmb| cmb.location().into_bits()),
+            offset::CMBSZ => self.cmb.as_ref().map_or(0, |cmb| cmb.size().into_bits()),
+            offset::CMBSTS => self.cmb.as_ref().map_or(0, |cmb| cmb.status().into_bits()),
+            offset::CRTO => Crto::new().with_crwmt(u16::from(READY_TIMEOUT)).into_bits(),
+            _ => 0,
+        }
+    }
+
+    /// Writes the 4 bytes at `offset`, a multiple of 4. What is read-only or reserved is ignored.
+    pub(crate) fn write(&mut self, offset: u64, value: u32) {
+        match offset {
+            offset::INTMS => self.interrupt_mask |= value,
+            offset::INTMC => self.interrupt_mask &= !value,
+            offset::CC => self.write_cc(Cc::from_bits(value)),
+            offset::AQA => self.aqa = value & 0x0fff_0fff,
+            _ => match offset & !4 {
+                offset::ASQ => self.asq = with_half(self.asq, offset, value) & !0xfff,
+                offset::ACQ => self.acq = with_half(self.acq, offset, value) & !0xfff,
+                offset::CMBMSC => {
+                    let control =
+                        Cmbmsc::from_bits(with_half(self.cmb_control().into_bits(), offset, value));
+                    if let Some(cmb) = &mut self.cmb {
+                        cmb.set_control(control);
+                    }
+                }
+                _ => {}
+            },
+        }
+    }
+
+    fn write_cc(&mut self, cc: Cc) {
+        if self.cc.en() && !cc.en() {
+            self.disabling = true;
+        }
+        let starts_shutdown = cc.shn() != Cc::SHN_NONE && self.cc.shn() == Cc::SHN_NONE;
+        self.cc = cc;
+        if starts_shutdown && self.csts.shst() == Csts::SHST_NORMAL {
+            self.csts.set_shst(Csts::SHST_OCCURRING);
+        }
+    }
+
+    /// A reset of the function: every register is as after power-on, the Controller Memory Buffer's too
+    /// (NVMe Base 2.0, 3.7.2).
+    pub(crate) fn reset(&mut self) {
+        let mut cmb = self.cmb.take();
+        if let Some(cmb) = &mut cmb {
+            cmb.set_control(Cmbmsc::new());
+        }
+        *self = Self {
+            disabling: true,
+            ..Self::new(cmb)
+        };
+    }
+
+    /// What the engine should do next, if anything. `enabled`: it has taken up an enable.
+    pub(crate) fn request(&self, enabled: bool) -> Option<Request> {
+        if self.disabling {
+            return Some(Request::Disable);
+        }
+        if self.csts.shst() == Csts::SHST_OCCURRING {
+            return Some(Request::Shutdown);
+        }
+        let starts = self.cc.en() && !enabled && !self.csts.cfs();
+        starts.then(|| {
+            Request::Enable(Setup {
+                cc: self.cc,
+                aqa: Aqa::from_bits(self.aqa),
+                asq: self.asq,
+                acq: self.acq,
+            })
+        })
+    }
+
+    /// The engine has forgotten everything: a controller reset is complete (NVMe Base 2.0, 3.7.2). The admin queue
+    /// registers and CMBMSC stay.
+    pub(crate) fn disabled(&mut self) {
+        self.disabling = false;
+        self.csts = Csts::new();
+        self.interrupt_mask = 0;
+    }
+
+    /// The engine takes commands.
+    pub(crate) fn ready(&mut self) {
+        self.csts.set_rdy(true);
+    }
+
+    /// The engine cannot go on until it is disabled (NVMe Base 2.0, 9.5).
+    pub(crate) fn fatal(&mut self) {
+        self.csts.set_cfs(true);
+    }
+
+    /// Everything is on stable storage.
+    pub(crate) fn shut_down(&mut self) {
+        if self.csts.shst() == Csts::SHST_OCCURRING {
+            self.csts.set_shst(Csts::SHST_COMPLETE);
+        }
+    }
+
+    fn capabilities(&self) -> Cap {
+        Cap::new()
+            .with_mqes(MAX_ENTRIES - 1)
+            .with_cqr(true)
+            .with_to(READY_TIMEOUT)
+            .with_css_nvm(true)
+            .with_css_iocs(true)
+            .with_cmbs(self.cmb.is_some())
+            .with_crwms(true)
+    }
+
+    fn cmb_control(&self) -> Cmbmsc {
+        self.cmb.as_ref().map_or(Cmbmsc::new(), Cmb::control)
+    }
+}
+
+/// A 64-bit register with the half at `offset` replaced.
+fn with_half(register: u64, offset: u64, value: u32) -> u64 {
+    let value = u64::from(value);
+    if offset & 4 == 0 {
+        register & !0xffff_ffff | value
+    } else {
+        register & 0xffff_ffff | value << 32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EN: u32 = 1; // NVME_CC_ENABLE
+    const SHN_NORMAL: u32 = 1 << 14; // NVME_CC_SHN_NORMAL
+    const RDY: u32 = 1; // NVME_CSTS_RDY
+    const SHST_OCCUR: u32 = 1 << 2; // NVME_CSTS_SHST_OCCUR
+    const SHST_CMPLT: u32 = 2 << 2; // NVME_CSTS_SHST_CMPLT
+
+    fn registers() -> Registers {
+        Registers::new(Some(Cmb::new(2 << 20, true).unwrap()))
+    }
+
+    fn wide(registers: &Registers, offset: u64) -> u64 {
+        u64::from(registers.read(offset)) | u64::from(registers.read(offset + 4)) << 32
+    }
+
+    #[test]
+    fn capabilities_read_as_linux_takes_them_apart() {
+        let cap = wide(&registers(), 0);
+        assert_eq!(cap & 0xffff, 2047, "NVME_CAP_MQES");
+        assert_eq!(cap >> 32 & 0xf, 0, "NVME_CAP_STRIDE");
+        assert_eq!(cap >> 48 & 0xff, 0, "NVME_CAP_MPSMIN and MPSMAX: 4 KiB");
+        assert_eq!(cap >> 57 & 1, 1, "NVME_CAP_CMBS");
+        assert_eq!(wide(&Registers::new(None), 0) >> 57 & 1, 0);
+        assert_eq!(registers().read(8), 0x0002_0000, "NVME_VS(2, 0, 0)");
+    }
+
+    #[test]
+    fn an_enable_asks_once_for_the_queues_that_the_registers_name() {
+        let mut registers = registers();
+        registers.write(0x24, 0x001f_000f);
+        registers.write(0x28, 0x1000_0fff);
+        registers.write(0x2c, 1);
+        registers.write(0x30, 0x2000_0000);
+        assert_eq!(registers.request(false), None);
+        registers.write(0x14, 0x0046_0000 | EN);
+        let Some(Request::Enable(setup)) = registers.request(false) else {
+            panic!("no enable")
+        };
+        assert_eq!(
+            (setup.asq, setup.acq),
+            (0x1_1000_0000, 0x2000_0000),
+            "the lower 12 bits are reserved"
+        );
+        assert_eq!((setup.aqa.asqs(), setup.aqa.acqs()), (15, 31));
+        registers.ready();
+        assert_eq!(registers.read(0x1c), RDY);
+        assert_eq!(registers.request(true), None);
+        assert_eq!(wide(&registers, 0x28), 0x1_1000_0000);
+        assert_eq!(wide(&registers, 0x30), 0x2000_0000);
+    }
+
+    #[test]
+    fn a_controller_reset_keeps_the_admin_queues_and_the_cmb() {
+        let mut registers = registers();
+        registers.write(0x28, 0x1000_0000);
+        registers.write(0x50, 3);
+        registers.write(0x54, 0x38);
+        registers.write(0x14, EN);
+        registers.ready();
+        registers.write(0x14, 0);
+        assert_eq!(
+            registers.read(0x1c),
+            RDY,
+            "ready until the engine has let go"
+        );
+        registers.write(0x14, EN);
+        assert_eq!(
+            registers.request(true),
+            Some(Request::Disable),
+            "an early enable does not hide the disable"
+        );
+        registers.disabled();
+        assert_eq!(registers.read(0x1c), 0);
+        assert!(matches!(registers.request(false), Some(Request::Enable(_))));
+        assert_eq!(wide(&registers, 0x50), 0x38_0000_0003);
+        assert_eq!(wide(&registers, 0x28), 0x1000_0000);
+        assert!(registers.cmb().unwrap().window().is_some());
+    }
+
+    #[test]
+    fn a_function_reset_clears_everything() {
+        let mut registers = registers();
+        registers.write(0x50, 3);
+        registers.write(0x0c, 0xff);
+        registers.write(0x14, EN);
+        registers.ready();
+        registers.reset();
+        for offset in [0x0c, 0x14, 0x1c, 0x24, 0x28, 0x50, 0x54] {
+            assert_eq!(registers.read(offset), 0, "{offset:#x}");
+        }
+        assert_eq!(registers.request(true), Some(Request::Disable));
+    }
+
+    #[test]
+    fn a_shutdown_is_asked_for_once_and_ends_complete() {
+        let mut registers = registers();
+        registers.write(0x14, EN);
+        registers.ready();
+        registers.write(0x14, EN | SHN_NORMAL);
+        assert_eq!(registers.read(0x1c), RDY | SHST_OCCUR);
+        assert_eq!(registers.request(true), Some(Request::Shutdown));
+        registers.shut_down();
+        assert_eq!(registers.read(0x1c), RDY | SHST_CMPLT);
+        registers.write(0x14, EN | SHN_NORMAL);
+        assert_eq!(registers.request(true), None);
+    }
+
+    #[test]
+    fn a_fatal_controller_waits_for_its_disable() {
+        let mut registers = registers();
+        registers.write(0x14, EN);
+        registers.fatal();
+        assert_eq!(registers.request(false), None);
+        registers.write(0x14, 0);
+        assert_eq!(registers.request(false), Some(Request::Disable));
+    }
+
+    #[test]
+    fn the_interrupt_mask_is_set_and_cleared_by_its_two_registers() {
+        let mut registers = registers();
+        registers.write(0x0c, 0b110);
+        registers.write(0x10, 0b010);
+        assert_eq!((registers.read(0x0c), registers.read(0x10)), (0b100, 0b100));
+    }
+
+    #[test]
+    fn no_offset_or_value_panics() {
+        let mut registers = registers();
+        for offset in (0..0x1000).step_by(4) {
+            registers.write(offset, 0xffff_ffff);
+            registers.read(offset);
+            registers.request(true);
+        }
+        registers.write(!3, 1);
+        registers.read(!3);
+    }
+}
