@@ -42,13 +42,11 @@ pub enum ImageError {
         log: PathBuf,
     },
     /// The root lacks something that the recipe promises.
-    #[error("the root made by mmdebstrap has no {what} in {}; see {}", root.display(), log.display())]
+    #[error("mmdebstrap made a root without {what}; all of its output is in {}", log.display())]
     BrokenRoot {
         /// What is not there.
         what: &'static str,
-        /// The root.
-        root: PathBuf,
-        /// The file with mmdebstrap's whole output.
+        /// The file with its whole output.
         log: PathBuf,
     },
     /// The manifest beside the root cannot be understood.

@@ -109,16 +109,15 @@ fn finish(tree: &Path) -> Result<(), ImageError> {
 fn qemu_version(tree: &Path, log: &Path) -> Result<qemu::Version, ImageError> {
     let broken = |what| ImageError::BrokenRoot {
         what,
-        root: tree.to_path_buf(),
         log: log.to_path_buf(),
     };
     let probe = Qemu::in_tree(tree, qemu::Version::default())
         .probe()
-        .map_err(|_| broken("QEMU that starts"))?;
+        .map_err(|_| broken("a QEMU that starts"))?;
     if probe.is_fit() {
         Ok(probe.version)
     } else {
-        Err(broken("QEMU with a vfio-user-pci device"))
+        Err(broken("a QEMU that has vfio-user-pci"))
     }
 }
 
@@ -130,8 +129,7 @@ fn kernel_release(tree: &Path, log: &Path) -> Result<String, ImageError> {
         .find(|found| found.path().join("vmlinuz").is_file())
         .and_then(|found| found.file_name().into_string().ok())
         .ok_or_else(|| ImageError::BrokenRoot {
-            what: "kernel",
-            root: tree.to_path_buf(),
+            what: "a kernel",
             log: log.to_path_buf(),
         })
 }
@@ -180,7 +178,10 @@ mod tests {
         let log = Path::new("the log");
         assert!(matches!(
             kernel_release(&tree, log),
-            Err(ImageError::BrokenRoot { what: "kernel", .. })
+            Err(ImageError::BrokenRoot {
+                what: "a kernel",
+                ..
+            })
         ));
         fs::write(tree.join("usr/lib/modules/7.2.12-y/vmlinuz"), "").unwrap();
         assert_eq!(kernel_release(&tree, log).unwrap(), "7.2.12-y");
@@ -194,7 +195,7 @@ mod tests {
             matches!(
                 error,
                 ImageError::BrokenRoot {
-                    what: "QEMU that starts",
+                    what: "a QEMU that starts",
                     ..
                 }
             ),
