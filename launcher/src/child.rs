@@ -1,6 +1,8 @@
 //! A child process that is always reaped.
 
+use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::process::{Child as StdChild, ChildStdout, Command, ExitStatus};
 use std::time::Duration;
 
@@ -83,6 +85,14 @@ impl Drop for Child {
             log::warn!("cannot end the child {}", self.child.id());
         }
     }
+}
+
+/// The last line of the log file of a child, for a message of one line.
+pub(crate) fn last_words(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.unwrap_or("without a word").to_owned()
 }
 
 fn open(child: &StdChild) -> anyhow::Result<OwnedFd> {

@@ -47,7 +47,7 @@ pub(crate) struct Run {
     /// Print the command lines and start nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Show the guest's console and report as they come, and let the servers log more.
+    /// Show the guest's console and report as they come. (RUST_LOG sets what the servers log.)
     #[arg(short, long)]
     pub verbose: bool,
     /// Time limit for the guest, as `90s` or `2m` [default: the scenario's].

@@ -1,6 +1,6 @@
 //! The device servers: one process for each controller.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
-use crate::child::Child;
+use crate::child::{Child, last_words};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::inbox::{Event, Inbox, Voice};
@@ -85,14 +85,10 @@ pub(crate) fn stop(servers: Vec<Server>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What to tell about a server that ended with `status`: its own last words, if it had any.
-pub(crate) fn last_words(name: &str, log: &Path, status: ExitStatus) -> String {
-    let text = fs::read(log).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    match text.lines().rev().find(|line| !line.trim().is_empty()) {
-        Some(line) => format!("server {name} ended ({status}): {line}"),
-        None => format!("server {name} ended ({status}) without a word"),
-    }
+/// What to tell about a server that ended with `status`.
+pub(crate) fn epitaph(server: &Server, status: ExitStatus) -> String {
+    let words = last_words(&server.log);
+    format!("server {} ended ({status}): {words}", server.name)
 }
 
 fn spawn(command: &Command, nvme: &Nvme, folder: &Folder) -> anyhow::Result<Server> {
@@ -143,7 +139,7 @@ fn failed_to_start(server: &mut Server) -> Failure {
         Ok(status) => status,
         Err(error) => return error.into(),
     };
-    let words = anyhow!(last_words(&server.name, &server.log, status));
+    let words = anyhow!(epitaph(server, status));
     match status.code() {
         Some(2) => Failure::Usage(words),
         _ => Failure::Environment(words),

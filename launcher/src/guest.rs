@@ -20,6 +20,8 @@ use crate::qemu::{self, Boot, Sockets};
 use crate::report::Report;
 use crate::scenario::Scenario;
 
+/// QEMU's own words in a run's folder.
+pub(crate) const QEMU_LOG: &str = "qemu.log";
 /// How long QEMU may take to go after it was asked to.
 const END: Duration = Duration::from_secs(2);
 /// How long QEMU may take to fetch the plan from its socket.
@@ -117,6 +119,11 @@ impl Guest {
         self.started
     }
 
+    /// Whether nothing has come from inside yet, so that it may never have run.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.console.tail().is_empty() && self.report.progress() == (0, None)
+    }
+
     /// Waits for news until `deadline`.
     pub(crate) fn news(&mut self, deadline: Instant) -> anyhow::Result<News> {
         loop {
@@ -175,15 +182,14 @@ impl Guest {
             .child
             .ended()?
             .context("a server that ended and did not")?;
-        let died =
-            (!status.success()).then(|| daemons::last_words(&server.name, &server.log, status));
+        let died = (!status.success()).then(|| daemons::epitaph(server, status));
         Ok(died)
     }
 }
 
 /// Starts QEMU with its console on a pipe and its own words in `qemu.log`.
 pub(crate) fn spawn(command: &Command, folder: &Folder) -> anyhow::Result<Child> {
-    let stderr = folder.file("qemu.log")?;
+    let stderr = folder.file(QEMU_LOG)?;
     Child::spawn(command, |held| {
         held.stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -5,19 +5,20 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use peerbar_report::{Line, Verdict as CheckVerdict};
 use serde_json::json;
 use tempfile::TempDir;
 
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
+use crate::child::last_words;
 use crate::cli;
 use crate::console::Console;
 use crate::dry_run;
 use crate::exit::{Failure, Outcome};
 use crate::folder::Folder;
-use crate::guest::{Guest, News};
+use crate::guest::{Guest, News, QEMU_LOG};
 use crate::progress::Progress;
 use crate::qemu::{Boot, Sockets};
 use crate::report::{Report, Row};
@@ -104,12 +105,31 @@ fn boot_and_check(
     ));
     let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder)?;
     let ending = watch(&mut guest, scenario.timeout, &mut progress, options.verbose)?;
+    if let Ending::Ended(status) = &ending
+        && !status.success()
+        && guest.is_silent()
+    {
+        let words = last_words(&folder.path().join(QEMU_LOG));
+        return Err(anyhow!("QEMU does not start ({status}): {words}").into());
+    }
     let seconds = guest.started().elapsed().as_secs_f64();
     let (console, report) = guest.stop()?;
     drop(progress);
-    Ok(conclude(
-        &ending, &console, report, seconds, scenario, folder,
-    )?)
+    let run = Ran {
+        ending,
+        console,
+        report,
+        seconds,
+    };
+    Ok(conclude(run, scenario, folder)?)
+}
+
+/// A run that is over and not yet judged.
+struct Ran {
+    ending: Ending,
+    console: Console,
+    report: Report,
+    seconds: f64,
 }
 
 /// Follows the guest to its end.
@@ -173,38 +193,37 @@ fn show(progress: &mut Progress, verbose: bool, line: &str) {
 }
 
 /// Prints and keeps the results; the verdict is the last file of a run.
-fn conclude(
-    ending: &Ending,
-    console: &Console,
-    report: Report,
-    seconds: f64,
-    scenario: &Scenario,
-    folder: &Folder,
-) -> anyhow::Result<Verdict> {
-    let (rows, rest, end) = report.finish();
-    let verdict = judge(ending, &rows, &end, console.trouble());
+fn conclude(run: Ran, scenario: &Scenario, folder: &Folder) -> anyhow::Result<Verdict> {
+    let (mut rows, rest, end) = run.report.finish();
+    for (row, label) in rows.iter_mut().zip(&scenario.labels) {
+        row.name = label.clone().unwrap_or_else(|| row.name.clone());
+    }
+    let verdict = judge(&run.ending, &rows, &end, run.console.trouble());
     let results = json!({
         "scenario": scenario.name,
         "verdict": verdict,
         "exit_code": verdict.outcome.code(),
-        "seconds": seconds,
+        "seconds": run.seconds,
         "checks": rows,
     });
     folder.write_json("results.json", &results)?;
     if verdict.outcome != Outcome::Passed {
-        unfold(&rows, &rest, console, folder.path());
+        unfold(&rows, &rest, &run.console, folder.path());
     }
-    let coloured =
-        stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let line = format!("{}: {}", verdict.outcome, verdict.reason);
+    let place = folder.path().display();
+    let (name, seconds) = (&scenario.name, run.seconds);
     print(&format!(
-        "{}{line} ({}, {seconds:.1} s; all of it is in {})\n",
-        table(&rows, coloured),
-        scenario.name,
-        folder.path().display()
+        "{}{line} ({name}, {seconds:.1} s; all of it is in {place})\n",
+        table(&rows, colours())
     ))?;
     folder.write("verdict", &format!("{line}\n"))?;
     Ok(verdict)
+}
+
+/// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
+fn colours() -> bool {
+    stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// Shows what a failed run said last.

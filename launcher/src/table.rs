@@ -18,11 +18,16 @@ const HEADER: [&str; 7] = [
     "through guest RAM",
     "verdict",
 ];
+/// Characters of a check's name; the line of a command can be long.
+const LONGEST_NAME: usize = 56;
 /// Columns of figures, aligned to the right.
 const NUMBERS: [usize; 3] = [2, 4, 5];
 
-/// The table of `rows`; the verdicts are coloured if `colour`.
+/// The table of `rows`, empty without any; the verdicts are coloured if `colour`.
 pub(crate) fn table(rows: &[Row], colour: bool) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
     let mut table = Table::new();
     table
         .load_style(UTF8_FULL_CONDENSED)
@@ -58,7 +63,7 @@ fn cells(row: &Row, colour: bool) -> Vec<Cell> {
     };
     let verdict = Cell::new(word);
     vec![
-        Cell::new(&row.name),
+        Cell::new(shortened(&row.name)),
         Cell::new(if measure.sizes.is_empty() {
             "-"
         } else {
@@ -70,6 +75,13 @@ fn cells(row: &Row, colour: bool) -> Vec<Cell> {
         Cell::new(bytes(measure.ram_bytes)),
         if colour { verdict.fg(shade) } else { verdict },
     ]
+}
+
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(LONGEST_NAME) {
+        Some((end, _)) => format!("{}…", name.get(..end).unwrap_or(name)),
+        None => name.to_owned(),
+    }
 }
 
 /// Every route that carried payload, in the words that the devices record.
@@ -148,6 +160,13 @@ mod tests {
 └─────────────────────┴───────┴────────────┴────────────────────┴──────────────┴───────────────────┴─────────┘
 ";
         assert_eq!(table(&rows, false), expected);
+    }
+
+    #[test]
+    fn a_long_name_is_cut_and_no_rows_are_no_table() {
+        let rows = [row(&"ä".repeat(80), Verdict::Pass, Measure::default())];
+        assert!(table(&rows, false).contains(&format!("│ {}… ┆", "ä".repeat(LONGEST_NAME))));
+        assert_eq!(table(&[], false), "");
     }
 
     #[test]

@@ -20,6 +20,8 @@ const PAGE: u64 = 4096;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CheckTable {
+    /// What the table of results calls it.
+    pub(super) name: Option<String>,
     kind: Spanned<Kind>,
     device: Option<Spanned<String>>,
     from: Option<Spanned<String>>,
@@ -89,6 +91,7 @@ impl CheckTable {
         let sizes = required(self.sizes.take(), "sizes", self.kind.span())?;
         let offsets = required(self.offsets.take(), "offsets", self.kind.span())?;
         let block = u64::from(from.block_size.max(to.block_size));
+        let at = sizes.span();
         let threads = match self.threads.take() {
             Some(threads) if !(1..=64).contains(threads.get_ref()) => {
                 let message = format!(
@@ -99,14 +102,17 @@ impl CheckTable {
             }
             threads => threads.map_or(1, Spanned::into_inner),
         };
-        Ok(Copy {
+        let copy = Copy {
             from: from.name.clone(),
             to: to.name.clone(),
             through: buffer(through, nvmes)?,
             sizes: multiples(sizes, "sizes", PAGE, 1)?,
             offsets: multiples(offsets, "offsets", block, 0)?,
             threads,
-        })
+        };
+        fits(&copy, from.disk_bytes.min(to.disk_bytes))
+            .map_err(|message| Problem::new(at, message))?;
+        Ok(copy)
     }
 
     fn command(&mut self) -> Result<Command, Problem> {
@@ -216,6 +222,24 @@ fn buffer(through: Spanned<Through>, nvmes: &[Nvme]) -> Result<Buffer, Problem> 
     match through.into_inner() {
         Through::P2pmem(name) => Ok(Buffer::P2pmem(with_cmb(Spanned::new(at, name), nvmes)?)),
         Through::GuestRam => Ok(Buffer::GuestRam),
+    }
+}
+
+/// Each thread copies between two areas of its own, as [`Copy::offsets`] says.
+fn fits(copy: &Copy, disk: u64) -> Result<(), String> {
+    let largest = |list: &[u64]| list.iter().copied().max().unwrap_or(0);
+    let area = largest(&copy.offsets).checked_add(largest(&copy.sizes));
+    let needed = area.and_then(|area| area.checked_mul(2 * u64::from(copy.threads)));
+    match needed {
+        Some(needed) if needed <= disk => Ok(()),
+        _ => {
+            let (size, offset) = (Size(largest(&copy.sizes)), Size(largest(&copy.offsets)));
+            let disk = Size(disk);
+            let threads = copy.threads;
+            Err(format!(
+                "{threads} x 2 areas of {size} at {offset} do not fit a disk of {disk}: enlarge the namespaces"
+            ))
+        }
     }
 }
 

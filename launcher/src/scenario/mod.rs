@@ -41,6 +41,8 @@ pub(crate) struct Scenario {
     pub tools: bool,
     /// The checks, in order.
     pub checks: Vec<Check>,
+    /// What the scenario calls each of them, if it does.
+    pub labels: Vec<Option<String>>,
 }
 
 /// The virtual machine around the devices.
@@ -69,6 +71,8 @@ pub(crate) struct Nvme {
     pub cmb_queues: bool,
     /// Size of a logical block in bytes.
     pub block_size: u32,
+    /// Size of the first namespace in bytes.
+    pub disk_bytes: u64,
     /// Its namespaces.
     pub namespaces: Vec<Namespace>,
 }
@@ -310,6 +314,10 @@ mod tests {
             (
                 format!("{copy}sizes = []\noffsets = [0]"),
                 "16: `sizes` is empty: a copy needs at least one",
+            ),
+            (
+                format!("{copy}sizes = [\"512K\"]\noffsets = [\"4K\"]"),
+                "16: 1 x 2 areas of 512K at 4K do not fit a disk of 1M: enlarge the namespaces",
             ),
             (
                 format!("{copy}sizes = [\"4K\"]\noffsets = [0]\nthreads = 0"),

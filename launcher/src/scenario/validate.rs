@@ -37,6 +37,7 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         .into_iter()
         .map(|table| nvme(table, &switches, folder))
         .collect::<Result<_, _>>()?;
+    let labels = file.check.iter().map(|table| table.name.clone()).collect();
     let checks = file
         .check
         .into_iter()
@@ -52,6 +53,7 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         modules: modules(file.module)?,
         tools: file.tools,
         checks,
+        labels,
     })
 }
 
@@ -113,10 +115,12 @@ fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Result<Nvme, Pr
             format!("`{name}` has no namespace: write `namespaces = [{{ ram = \"64M\" }}]`"),
         ));
     }
-    let namespaces = tables
+    let (namespaces, sizes): (Vec<Namespace>, Vec<u64>) = tables
         .into_iter()
         .map(|table| namespace(table, block_size, folder))
-        .collect::<Result<_, _>>()?;
+        .collect::<Result<Vec<_>, _>>()?
+        .into_iter()
+        .unzip();
     let below = table.below.map(Spanned::into_inner);
     Ok(Nvme {
         name,
@@ -124,6 +128,7 @@ fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Result<Nvme, Pr
         cmb,
         cmb_queues,
         block_size,
+        disk_bytes: sizes.first().copied().unwrap_or(0),
         namespaces,
     })
 }
@@ -146,7 +151,7 @@ fn namespace(
     table: Spanned<NamespaceTable>,
     block_size: u32,
     folder: &Path,
-) -> Result<Namespace, Problem> {
+) -> Result<(Namespace, u64), Problem> {
     let at = table.span();
     let namespace = match table.into_inner() {
         NamespaceTable {
@@ -173,7 +178,7 @@ fn namespace(
             format!("a namespace of {bytes} bytes is smaller than one block of {block_size}");
         return Err(Problem::new(at, message));
     }
-    Ok(namespace)
+    Ok((namespace, bytes))
 }
 
 /// Size of a namespace as it will be, without touching anything.
