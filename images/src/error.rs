@@ -81,9 +81,9 @@ pub enum ImageError {
         /// The program.
         path: PathBuf,
         /// Its version.
-        found: crate::qemu::Version,
+        found: crate::version::Version,
         /// The lowest version that will do.
-        needed: crate::qemu::Version,
+        needed: crate::version::Version,
     },
     /// The user's argument names a QEMU that was built without the vfio-user client.
     #[error("{} has no vfio-user-pci device; leave --qemu out to use peerbar's own", path.display())]

@@ -27,6 +27,7 @@ mod qemu;
 mod recipe;
 mod root;
 mod unpack;
+mod version;
 
 pub use cache::Cache;
 pub use error::ImageError;
@@ -34,5 +35,6 @@ pub use guest::GuestImage;
 pub use initramfs::initramfs;
 pub use kernel::Kernel;
 pub use manifest::Manifest;
-pub use qemu::{Origin, Qemu, Version};
+pub use qemu::{Origin, Qemu};
 pub use root::Root;
+pub use version::Version;

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ImageError;
 use crate::error::io_error;
-use crate::qemu::Version;
 use crate::recipe::LAB_PACKAGES;
+use crate::version::Version;
 
 /// The record kept beside a root, so that every run can say what it ran on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,9 +2,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -12,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::Kind;
 use crate::error::io_error;
+use crate::version::Version;
 use crate::{Cache, ImageError, Root, cache};
 
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -165,7 +164,7 @@ impl Qemu {
     /// Asks the program what it is.
     pub(crate) fn probe(&self) -> Result<Probe, ImageError> {
         let answer = self.ask("-version")?;
-        let version = Version::of(&answer).ok_or_else(|| ImageError::NotQemu {
+        let version = Version::of_answer(&answer).ok_or_else(|| ImageError::NotQemu {
             path: self.program.clone(),
             question: "-version",
             answer: answer.lines().next().unwrap_or_default().to_owned(),
@@ -222,72 +221,10 @@ fn search(name: &OsStr) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Version of a QEMU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct Version {
-    /// Counts years.
-    pub major: u32,
-    /// Counts releases of a year.
-    pub minor: u32,
-    /// Counts fixes of a release.
-    pub micro: u32,
-}
-
-impl Version {
-    /// Reads the answer to `-version`: "QEMU emulator version 11.1.3 (Debian 1:11.1.3+ds-1)".
-    fn of(answer: &str) -> Option<Self> {
-        let version = answer.strip_prefix("QEMU emulator version ")?;
-        version.split([' ', '\n']).next()?.parse().ok()
-    }
-}
-
-impl std::str::FromStr for Version {
-    type Err = io::Error;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut parts = text.splitn(3, '.').map(|part| part.parse().ok());
-        match [
-            parts.next().flatten(),
-            parts.next().flatten(),
-            parts.next().flatten(),
-        ] {
-            [Some(major), Some(minor), Some(micro)] => Ok(Self {
-                major,
-                minor,
-                micro,
-            }),
-            _ => Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("not a version of QEMU: {text:?}"),
-            )),
-        }
-    }
-}
-
-impl TryFrom<String> for Version {
-    type Error = io::Error;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<Version> for String {
-    fn from(version: Version) -> Self {
-        version.to_string()
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
 
     /// A program that answers as a QEMU of `version` would, and counts how often it is asked.
@@ -307,25 +244,15 @@ mod tests {
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
-        io::Write::write_all(&mut shell.stdin.take().unwrap(), script.as_bytes()).unwrap();
+        shell
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(script.as_bytes())
+            .unwrap();
         assert!(shell.wait().unwrap().success());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         path
-    }
-
-    #[test]
-    fn versions_are_read_and_ordered() {
-        let version =
-            |text: &str| Version::of(&format!("QEMU emulator version {text}\nCopyright")).unwrap();
-        assert_eq!(
-            version("11.1.3 (Debian 1:11.1.3+ds-1~bpo13+1)").to_string(),
-            "11.1.3"
-        );
-        assert!(
-            version("10.1.0") < OLDEST && version("10.1.1") >= OLDEST && version("9.2.50") < OLDEST
-        );
-        assert_eq!(Version::of("qemu-img version 11.1.3"), None);
-        assert_eq!(Version::of("QEMU emulator version 11"), None);
     }
 
     #[test]

@@ -9,7 +9,8 @@ use crate::cache::{BuildLock, Kind};
 use crate::error::io_error;
 use crate::manifest::{self, Manifest};
 use crate::progress::Progress;
-use crate::qemu::{self, Qemu};
+use crate::qemu::Qemu;
+use crate::version::Version;
 use crate::{Cache, ImageError, bootstrap, mirror, recipe};
 
 /// Where the packages' archives wait until their names are in the manifest.
@@ -106,12 +107,12 @@ fn finish(tree: &Path) -> Result<(), ImageError> {
     fs::remove_dir_all(&archives).map_err(io_error("remove", &archives))
 }
 
-fn qemu_version(tree: &Path, log: &Path) -> Result<qemu::Version, ImageError> {
+fn qemu_version(tree: &Path, log: &Path) -> Result<Version, ImageError> {
     let broken = |what| ImageError::BrokenRoot {
         what,
         log: log.to_path_buf(),
     };
-    let probe = Qemu::in_tree(tree, qemu::Version::default())
+    let probe = Qemu::in_tree(tree, Version::default())
         .probe()
         .map_err(|_| broken("a QEMU that starts"))?;
     if probe.is_fit() {
