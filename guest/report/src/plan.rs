@@ -170,6 +170,9 @@ pub struct Command {
     /// Texts that must all appear in what it prints.
     #[serde(default)]
     pub expect: Vec<String>,
+    /// Where the data that it moves must lie, all of it; the devices' counters are asked.
+    #[serde(default)]
+    pub through: Option<Buffer>,
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A command of the tools root, and what it prints.
 
 use anyhow::{bail, ensure};
-use peerbar_report::{Command, Measure};
+use peerbar_report::{Buffer, Command, Measure};
 
 use crate::checks::Outcome;
 use crate::counters::Witness;
@@ -20,7 +20,7 @@ pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow
     let mut witness = Witness::new(&lab.controllers);
     let ran = witness.watch(|| tools::run(&line, lab.limit))?;
     witness.tell(measure);
-    if let Err(error) = judge(command, &ran) {
+    if let Err(error) = judge(command, &ran).and_then(|()| judge_route(command, measure)) {
         bail!("{error:#}; it ran: {line}\n{}", last_lines(&ran.output));
     }
     Ok(Outcome::Passed)
@@ -68,6 +68,21 @@ fn judge(command: &Command, ran: &Ran) -> anyhow::Result<()> {
             "the command did not print {text:?}"
         );
     }
+    Ok(())
+}
+
+fn judge_route(command: &Command, measure: &Measure) -> anyhow::Result<()> {
+    let (right, wrong) = match &command.through {
+        Some(Buffer::P2pmem(_)) => (measure.peer_bytes, measure.ram_bytes),
+        Some(Buffer::GuestRam) => (measure.ram_bytes, measure.peer_bytes),
+        None => return Ok(()),
+    };
+    ensure!(
+        right > 0 && wrong == 0,
+        "the command moved {} bytes peer to peer and {} through guest RAM",
+        measure.peer_bytes,
+        measure.ram_bytes
+    );
     Ok(())
 }
 
@@ -128,6 +143,7 @@ mod tests {
             run: String::new(),
             status: 1,
             expect: vec!["good".into()],
+            through: None,
         };
         let ran = |code: i32, output: &str, timed_out| Ran {
             status: ExitStatus::from_raw(code << 8),
@@ -145,6 +161,31 @@ mod tests {
             "the command did not print \"good\""
         );
         assert!(error(ran(1, "good", true)).contains("in time"));
+    }
+
+    #[test]
+    fn data_must_go_the_way_that_was_asked_for() {
+        let judged = |through, peer_bytes, ram_bytes| {
+            let command = Command {
+                run: String::new(),
+                status: 0,
+                expect: Vec::new(),
+                through,
+            };
+            let measure = Measure {
+                peer_bytes,
+                ram_bytes,
+                ..Measure::default()
+            };
+            judge_route(&command, &measure).is_ok()
+        };
+        let p2pmem = || Some(Buffer::P2pmem("left".into()));
+        assert!(judged(p2pmem(), 4096, 0));
+        assert!(!judged(p2pmem(), 4096, 512));
+        assert!(!judged(p2pmem(), 0, 0));
+        assert!(judged(Some(Buffer::GuestRam), 0, 4096));
+        assert!(!judged(Some(Buffer::GuestRam), 4096, 4096));
+        assert!(judged(None, 4096, 512));
     }
 
     #[test]
