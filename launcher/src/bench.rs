@@ -18,7 +18,8 @@ use crate::guest::{self, Guest, News};
 use crate::inbox::{Event, Inbox, Voice};
 use crate::progress::Progress;
 use crate::qemu::{self, Boot, Sockets};
-use crate::run::{print, short_lived};
+use crate::results::print;
+use crate::run::short_lived;
 use crate::scenario::Scenario;
 
 /// How long one boot may take.

@@ -121,7 +121,7 @@ impl Guest {
 
     /// Whether nothing has come from inside yet, so that it may never have run.
     pub(crate) fn is_silent(&self) -> bool {
-        self.console.tail().is_empty() && self.report.progress() == (0, None)
+        self.console.tail().is_empty() && self.report.is_empty()
     }
 
     /// Waits for news until `deadline`.

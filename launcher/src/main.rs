@@ -20,6 +20,7 @@ mod leash;
 mod progress;
 mod qemu;
 mod report;
+mod results;
 mod run;
 mod scenario;
 mod size;

@@ -19,7 +19,6 @@ pub(crate) struct Report {
     reader: KtapReader,
     pending: Pending,
     rows: Vec<Row>,
-    planned: Option<u32>,
 }
 
 /// What was said about the check whose result comes next.
@@ -61,7 +60,6 @@ impl Report {
             reader,
             pending: Pending::default(),
             rows: Vec::new(),
-            planned: None,
         }
     }
 
@@ -85,9 +83,9 @@ impl Report {
         self.reader.complete()
     }
 
-    /// The results so far, and how many checks the agent announced.
-    pub(crate) fn progress(&self) -> (usize, Option<u32>) {
-        (self.rows.len(), self.planned)
+    /// Whether nothing has been reported.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.written == 0
     }
 
     /// Ends the report: its rows, what was said last without a result, and whether it keeps its own promises.
@@ -97,7 +95,6 @@ impl Report {
 
     fn account(&mut self, line: &Line) {
         match line {
-            Line::Plan(count) => self.planned = Some(*count),
             Line::Measure(measure) => self.pending.measure = Some(measure.clone()),
             Line::Diagnostic(text) if self.pending.diagnostics.len() < MOST_DIAGNOSTICS => {
                 self.pending.diagnostics.push(text.clone());
@@ -115,7 +112,11 @@ impl Report {
                     diagnostics,
                 });
             }
-            Line::Version | Line::Ready(_) | Line::Diagnostic(_) | Line::Unknown(_) => {}
+            Line::Version
+            | Line::Plan(_)
+            | Line::Ready(_)
+            | Line::Diagnostic(_)
+            | Line::Unknown(_) => {}
         }
     }
 }
@@ -133,7 +134,6 @@ mod tests {
         );
         report.take(text.as_bytes()).unwrap();
         assert!(report.complete());
-        assert_eq!(report.progress(), (2, Some(2)));
         let (rows, rest, end) = report.finish();
         let [copy, reset] = rows.as_slice() else {
             panic!("{rows:?}")

@@ -1,7 +1,5 @@
 //! `peerbar run`: from a scenario to a verdict.
 
-use std::io::{IsTerminal, Write, stdout};
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,17 +12,15 @@ use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
 use crate::child::last_words;
 use crate::cli;
-use crate::console::Console;
 use crate::dry_run;
-use crate::exit::{Failure, Outcome};
+use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::guest::{Guest, News, QEMU_LOG};
 use crate::progress::Progress;
 use crate::qemu::{Boot, Sockets};
-use crate::report::{Report, Row};
+use crate::results::{Ran, conclude, print};
 use crate::scenario::Scenario;
-use crate::table::table;
-use crate::verdict::{Ending, Verdict, judge};
+use crate::verdict::{Ending, Verdict};
 
 /// How long a guest may take to power off after its last check.
 const POWER_OFF: Duration = Duration::from_secs(10);
@@ -104,7 +100,7 @@ fn boot_and_check(
         scenario.nvmes.len()
     ));
     let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder)?;
-    let ending = watch(&mut guest, scenario.timeout, &mut progress, options.verbose)?;
+    let ending = watch(&mut guest, scenario, &mut progress, options.verbose)?;
     if let Ending::Ended(status) = &ending
         && !status.success()
         && guest.is_silent()
@@ -124,22 +120,14 @@ fn boot_and_check(
     Ok(conclude(run, scenario, folder)?)
 }
 
-/// A run that is over and not yet judged.
-struct Ran {
-    ending: Ending,
-    console: Console,
-    report: Report,
-    seconds: f64,
-}
-
 /// Follows the guest to its end.
 fn watch(
     guest: &mut Guest,
-    limit: Duration,
+    scenario: &Scenario,
     progress: &mut Progress,
     verbose: bool,
 ) -> anyhow::Result<Ending> {
-    let mut deadline = guest.started() + limit;
+    let mut deadline = guest.started() + scenario.timeout;
     let mut done = false;
     loop {
         match guest.news(deadline)? {
@@ -147,7 +135,7 @@ fn watch(
             News::Report(lines) => {
                 lines
                     .iter()
-                    .for_each(|line| tell(progress, verbose, line, guest));
+                    .for_each(|line| tell(progress, verbose, line, scenario));
                 if guest.report.complete() && !done {
                     done = true;
                     deadline = Instant::now() + POWER_OFF;
@@ -157,26 +145,30 @@ fn watch(
             News::ServerDied(words) => return Ok(Ending::ServerDied(words)),
             News::Signal(signal) => return Ok(Ending::Signal(signal)),
             News::Late if done => return Ok(Ending::StayedOn(POWER_OFF.as_secs())),
-            News::Late => return Ok(Ending::TimedOut(limit.as_secs())),
+            News::Late => return Ok(Ending::TimedOut(scenario.timeout.as_secs())),
         }
     }
 }
 
-fn tell(progress: &mut Progress, verbose: bool, line: &Line, guest: &Guest) {
+fn tell(progress: &mut Progress, verbose: bool, line: &Line, scenario: &Scenario) {
     match line {
         Line::Ready(uptime) => {
             progress.stage(&format!("the guest is ready, {uptime} ms after its start"))
         }
-        Line::Result { name, verdict, .. } => {
+        Line::Result {
+            number,
+            name,
+            verdict,
+        } => {
             let word = match verdict {
                 CheckVerdict::Pass => "pass",
                 CheckVerdict::Fail => "FAIL",
                 CheckVerdict::Skip(_) => "skip",
             };
-            let (seen, planned) = guest.report.progress();
+            let name = scenario.label(*number).unwrap_or(name);
             progress.stage(&format!(
-                "{seen} of {}: {word}: {name}",
-                planned.unwrap_or_default()
+                "{number} of {}: {word}: {name}",
+                scenario.checks.len()
             ));
         }
         Line::Measure(_) => {}
@@ -192,77 +184,10 @@ fn show(progress: &mut Progress, verbose: bool, line: &str) {
     }
 }
 
-/// Prints and keeps the results; the verdict is the last file of a run.
-fn conclude(run: Ran, scenario: &Scenario, folder: &Folder) -> anyhow::Result<Verdict> {
-    let (mut rows, rest, end) = run.report.finish();
-    for (row, label) in rows.iter_mut().zip(&scenario.labels) {
-        row.name = label.clone().unwrap_or_else(|| row.name.clone());
-    }
-    let verdict = judge(&run.ending, &rows, &end, run.console.trouble());
-    let results = json!({
-        "scenario": scenario.name,
-        "verdict": verdict,
-        "exit_code": verdict.outcome.code(),
-        "seconds": run.seconds,
-        "checks": rows,
-    });
-    folder.write_json("results.json", &results)?;
-    if verdict.outcome != Outcome::Passed {
-        unfold(&rows, &rest, &run.console, folder.path());
-    }
-    let line = format!("{}: {}", verdict.outcome, verdict.reason);
-    let place = folder.path().display();
-    let (name, seconds) = (&scenario.name, run.seconds);
-    print(&format!(
-        "{}{line} ({name}, {seconds:.1} s; all of it is in {place})\n",
-        table(&rows, colours())
-    ))?;
-    folder.write("verdict", &format!("{line}\n"))?;
-    Ok(verdict)
-}
-
-/// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
-fn colours() -> bool {
-    stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
-/// Shows what a failed run said last.
-fn unfold(rows: &[Row], rest: &[String], console: &Console, folder: &Path) {
-    for row in rows.iter().filter(|row| row.verdict != CheckVerdict::Pass) {
-        eprintln!("{}:", row.name);
-        if let CheckVerdict::Skip(reason) = &row.verdict {
-            eprintln!("  skipped: {reason}");
-        }
-        row.diagnostics
-            .iter()
-            .for_each(|line| eprintln!("  {line}"));
-    }
-    if !rest.is_empty() {
-        eprintln!("the agent's last words:");
-        rest.iter().for_each(|line| eprintln!("  {line}"));
-    }
-    let tail = console.tail();
-    if !tail.is_empty() {
-        eprintln!(
-            "the last {} lines of the console, the rest is in {}:",
-            tail.len(),
-            folder.join("console.log").display()
-        );
-        tail.iter().for_each(|line| eprintln!("  {line}"));
-    }
-}
-
 /// A folder for sockets, gone with the run.
 pub(crate) fn short_lived() -> anyhow::Result<TempDir> {
     tempfile::Builder::new()
         .prefix("peerbar-")
         .tempdir()
         .context("cannot make a folder for sockets")
-}
-
-/// Prints a result.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    stdout()
-        .write_all(text.as_bytes())
-        .context("cannot write to standard output")
 }

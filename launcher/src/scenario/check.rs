@@ -77,7 +77,7 @@ impl CheckTable {
                 provider: with_cmb(self.provider()?, nvmes)?,
             },
             Kind::Copy => Check::Copy(self.copy(nvmes)?),
-            Kind::Command => Check::Command(self.command()?),
+            Kind::Command => Check::Command(self.command(nvmes)?),
         };
         self.nothing_left()?;
         Ok(check)
@@ -115,10 +115,12 @@ impl CheckTable {
         Ok(copy)
     }
 
-    fn command(&mut self) -> Result<Command, Problem> {
+    fn command(&mut self, nvmes: &[Nvme]) -> Result<Command, Problem> {
+        let through = self.through.take().map(|through| buffer(through, nvmes));
         Ok(Command {
             run: required(self.run.take(), "run", self.kind.span())?.into_inner(),
             status: self.status.take().map_or(0, Spanned::into_inner),
+            through: through.transpose()?,
             expect: self
                 .expect
                 .take()

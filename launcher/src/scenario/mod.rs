@@ -133,6 +133,12 @@ impl Scenario {
         }
     }
 
+    /// What the scenario calls check `number`, counted from 1, if it does.
+    pub(crate) fn label(&self, number: u32) -> Option<&str> {
+        let index = usize::try_from(number).ok()?.checked_sub(1)?;
+        self.labels.get(index)?.as_deref()
+    }
+
     /// The agent must give a hung check up, and say so, before the launcher gives up the guest.
     fn check_seconds(&self) -> u32 {
         let half = self.timeout.as_secs().div_ceil(2);

@@ -1,0 +1,98 @@
+//! Results: kept in the run's folder, shown to people.
+
+use std::io::{IsTerminal, Write, stdout};
+use std::path::Path;
+
+use anyhow::Context;
+use peerbar_report::Verdict as CheckVerdict;
+use serde_json::json;
+
+use crate::console::Console;
+use crate::folder::Folder;
+use crate::report::{Report, Row};
+use crate::scenario::Scenario;
+use crate::table::table;
+use crate::verdict::{Ending, Verdict, judge};
+
+/// A run that is over and not yet judged.
+pub(crate) struct Ran {
+    pub(crate) ending: Ending,
+    pub(crate) console: Console,
+    pub(crate) report: Report,
+    pub(crate) seconds: f64,
+}
+
+/// Prints and keeps the results; the verdict is the last file of a run.
+pub(crate) fn conclude(run: Ran, scenario: &Scenario, folder: &Folder) -> anyhow::Result<Verdict> {
+    let (mut rows, rest, end) = run.report.finish();
+    for (number, row) in (1..).zip(&mut rows) {
+        row.name = scenario.label(number).unwrap_or(&row.name).to_owned();
+    }
+    let verdict = judge(&run.ending, &rows, &end, run.console.trouble());
+    let results = json!({
+        "scenario": scenario.name,
+        "verdict": verdict,
+        "exit_code": verdict.outcome.code(),
+        "seconds": run.seconds,
+        "checks": rows,
+    });
+    folder.write_json("results.json", &results)?;
+    unfold_checks(&rows, &rest);
+    let by_checks =
+        matches!(run.ending, Ending::Ended(_)) && end.is_ok() && run.console.trouble().is_none();
+    if !by_checks {
+        unfold_console(&run.console, folder.path());
+    }
+    let line = format!("{}: {}", verdict.outcome, verdict.reason);
+    let place = folder.path().display();
+    let (name, seconds) = (&scenario.name, run.seconds);
+    print(&format!(
+        "{}{line} ({name}, {seconds:.1} s; all of it is in {place})\n",
+        table(&rows, colours())
+    ))?;
+    folder.write("verdict", &format!("{line}\n"))?;
+    Ok(verdict)
+}
+
+/// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
+fn colours() -> bool {
+    stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Shows what was said about the checks that did not pass, and what was said last without a result.
+fn unfold_checks(rows: &[Row], rest: &[String]) {
+    for row in rows.iter().filter(|row| row.verdict != CheckVerdict::Pass) {
+        eprintln!("{}:", row.name);
+        if let CheckVerdict::Skip(reason) = &row.verdict {
+            eprintln!("  skipped: {reason}");
+        }
+        row.diagnostics
+            .iter()
+            .for_each(|line| eprintln!("  {line}"));
+    }
+    if !rest.is_empty() {
+        eprintln!("the agent's last words:");
+        rest.iter().for_each(|line| eprintln!("  {line}"));
+    }
+}
+
+/// Shows the end of the console, where the verdict is about more than the checks.
+fn unfold_console(console: &Console, folder: &Path) {
+    let tail = console.tail();
+    if !tail.is_empty() {
+        let file = folder.join("console.log");
+        eprintln!(
+            "the last {} lines of the console, the rest is in {}:",
+            tail.len(),
+            file.display()
+        );
+        tail.iter().for_each(|line| eprintln!("  {line}"));
+    }
+}
+
+/// Prints a result.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    stdout()
+        .write_all(text.as_bytes())
+        .context("cannot write to standard output")
+}
