@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/* What /dev/peerbar-gpuN offers to programs. */
+#ifndef PEERBAR_GPU_H
+#define PEERBAR_GPU_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/* Where a buffer or an address is meant to be. */
+enum peerbar_gpu_space {
+	PEERBAR_GPU_SPACE_VRAM = 0,	/* handle of a VRAM buffer, offset in it */
+	PEERBAR_GPU_SPACE_HOST = 1,	/* handle of a host buffer (registered memory), offset in it */
+	PEERBAR_GPU_SPACE_DMABUF = 2,	/* handle of an imported dma-buf, offset in it */
+};
+
+struct peerbar_gpu_info {
+	__u64 vram_size;
+	__u64 aperture_size;
+	__u64 p2pmem_size;	/* what of the aperture is published as p2pmem; 0 in window mode */
+	__u32 channels;
+	__u32 features;		/* bit 0: window aperture */
+	__u32 domain, bus, devfn; /* PCI address */
+	__u32 pad;
+};
+
+/* Allocates VRAM below the aperture, whole pages. mmap the file at mmap_offset, MAP_SHARED. */
+struct peerbar_gpu_alloc {
+	__u64 size;		/* in: bytes; out: rounded up to pages */
+	__u32 flags;		/* 0 */
+	__u32 handle;		/* out */
+	__u64 mmap_offset;	/* out */
+};
+
+struct peerbar_gpu_free {
+	__u32 handle;
+	__u32 pad;
+};
+
+/* One contiguous piece of a buffer. */
+struct peerbar_gpu_query {
+	__u32 handle;
+	__u32 space;		/* out: enum peerbar_gpu_space */
+	__u64 offset;		/* in: offset in the buffer */
+	__u64 vram_offset;	/* out */
+	__u64 bus_address;	/* out: of that byte in BAR2 */
+	__u64 length;		/* out: how many bytes follow at consecutive addresses */
+};
+
+/* Makes host memory reachable for the GPU. Unregistering is PEERBAR_GPU_FREE. */
+struct peerbar_gpu_register {
+	__u64 address;		/* in: user address, page aligned */
+	__u64 size;		/* in: bytes, whole pages */
+	__u32 handle;		/* out */
+	__u32 pad;
+};
+
+struct peerbar_gpu_operand {
+	__u32 space;		/* enum peerbar_gpu_space */
+	__u32 handle;
+	__u64 offset;		/* in the buffer; or the plain number where the command wants one */
+};
+
+/* Puts one command on the file's channel. */
+struct peerbar_gpu_submit {
+	__u32 opcode;		/* as the device knows it */
+	__u32 kernel;
+	struct peerbar_gpu_operand operand[13];
+	__u32 address_mask;	/* bit i: operand i is an address (space, handle, offset), else a number */
+	__u32 pad;
+	__u64 length[13];	/* bytes that operand i spans; checked against its buffer */
+	__u64 fence;		/* out: wait for it */
+};
+
+struct peerbar_gpu_wait {
+	__u64 fence;
+	__u64 timeout_ns;
+	__u64 result;		/* out: the command's result */
+	__u32 error;		/* out: 0, or the device's fault code */
+	__u32 pad;
+};
+
+/* An eventfd that counts completed commands of this file; -1 takes it away. */
+struct peerbar_gpu_eventfd {
+	__s32 fd;
+	__u32 pad;
+};
+
+struct peerbar_gpu_export {
+	__u32 handle;
+	__s32 fd;		/* out: dma-buf */
+};
+
+struct peerbar_gpu_import {
+	__s32 fd;		/* in: dma-buf */
+	__u32 handle;		/* out */
+	__u64 size;		/* out */
+};
+
+/* Pulls a buffer away from everybody who holds it: mappings fault, dma-buf importers are told, pins get their callback. */
+struct peerbar_gpu_revoke {
+	__u32 handle;
+	__u32 pad;
+};
+
+#define PEERBAR_GPU_INFO	_IOR('P', 0x40, struct peerbar_gpu_info)
+#define PEERBAR_GPU_ALLOC	_IOWR('P', 0x41, struct peerbar_gpu_alloc)
+#define PEERBAR_GPU_FREE	_IOW('P', 0x42, struct peerbar_gpu_free)
+#define PEERBAR_GPU_QUERY	_IOWR('P', 0x43, struct peerbar_gpu_query)
+#define PEERBAR_GPU_REGISTER	_IOWR('P', 0x44, struct peerbar_gpu_register)
+#define PEERBAR_GPU_SUBMIT	_IOWR('P', 0x45, struct peerbar_gpu_submit)
+#define PEERBAR_GPU_WAIT	_IOWR('P', 0x46, struct peerbar_gpu_wait)
+#define PEERBAR_GPU_EVENTFD	_IOW('P', 0x47, struct peerbar_gpu_eventfd)
+#define PEERBAR_GPU_EXPORT	_IOWR('P', 0x48, struct peerbar_gpu_export)
+#define PEERBAR_GPU_IMPORT	_IOWR('P', 0x49, struct peerbar_gpu_import)
+#define PEERBAR_GPU_REVOKE	_IOW('P', 0x4a, struct peerbar_gpu_revoke)
+
+#endif
