@@ -133,7 +133,7 @@ impl Engine {
     fn flush_all(&self) {
         for namespace in &self.namespaces {
             if let Err(error) = namespace.backend().flush() {
-                log::error!("a namespace cannot be flushed: {error}");
+                namespace.complain("flushed", &error);
             }
         }
     }

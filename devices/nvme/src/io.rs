@@ -33,16 +33,15 @@ impl Engine {
 
     /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
     fn flush(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let nsid = entry.nsid.get();
-        if nsid == NSID_ALL {
-            for namespace in &self.namespaces {
-                namespace.backend().flush().map_err(write_error)?;
-            }
-        } else {
-            find(&self.namespaces, nsid)?
+        let namespaces = match entry.nsid.get() {
+            NSID_ALL => self.namespaces.as_slice(),
+            nsid => std::slice::from_ref(find(&self.namespaces, nsid)?),
+        };
+        for namespace in namespaces {
+            namespace
                 .backend()
                 .flush()
-                .map_err(write_error)?;
+                .map_err(write_error(namespace))?;
         }
         Ok(Reply::DONE)
     }
@@ -54,7 +53,7 @@ impl Engine {
             namespace
                 .backend()
                 .read(extent.offset, data)
-                .map_err(read_error)
+                .map_err(read_error(namespace))
         })?;
         self.admin.health.read(extent.len);
         Ok(Reply::DONE)
@@ -68,7 +67,7 @@ impl Engine {
         namespace
             .backend()
             .write(extent.offset, data, durable)
-            .map_err(write_error)?;
+            .map_err(write_error(namespace))?;
         self.admin.health.wrote(extent.len);
         Ok(Reply::DONE)
     }
@@ -105,9 +104,9 @@ impl Engine {
         let backend = namespace.backend();
         backend
             .zero(extent.offset, extent.len, control.deac())
-            .map_err(write_error)?;
+            .map_err(write_error(namespace))?;
         if control.fua() || !self.admin.features.write_cache() {
-            backend.flush().map_err(write_error)?;
+            backend.flush().map_err(write_error(namespace))?;
         }
         Ok(Reply::DONE)
     }
@@ -134,7 +133,7 @@ impl Engine {
             namespace
                 .backend()
                 .zero(extent.offset, extent.len, true)
-                .map_err(write_error)?;
+                .map_err(write_error(namespace))?;
         }
         Ok(Reply::DONE)
     }
@@ -180,7 +179,10 @@ fn in_steps(
     while left > 0 {
         let len = usize::try_from(left).map_or(STEP, |left| left.min(STEP));
         let part = buffer.get_mut(..len).ok_or(Status::INTERNAL_ERROR)?;
-        namespace.backend().read(offset, part).map_err(read_error)?;
+        namespace
+            .backend()
+            .read(offset, part)
+            .map_err(read_error(namespace))?;
         step(part)?;
         offset += len as u64;
         left -= len as u64;
@@ -193,16 +195,21 @@ fn out_of_range(error: OutOfRange) -> Status {
     Status::LBA_OUT_OF_RANGE.with_dnr(true)
 }
 
-fn read_error(error: io::Error) -> Status {
-    log::warn!("a namespace cannot be read: {error}");
-    Status::UNRECOVERED_READ_ERROR
+/// The status of a command that the backend could not read for.
+fn read_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
+    |error| {
+        namespace.complain("read", &error);
+        Status::UNRECOVERED_READ_ERROR
+    }
 }
 
-fn write_error(error: io::Error) -> Status {
-    log::warn!("a namespace cannot be written: {error}");
-    if error.kind() == io::ErrorKind::StorageFull {
-        Status::CAPACITY_EXCEEDED
-    } else {
-        Status::WRITE_FAULT
+/// The status of a command that the backend could not write for.
+fn write_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
+    |error| {
+        namespace.complain("written", &error);
+        match error.kind() {
+            io::ErrorKind::StorageFull => Status::CAPACITY_EXCEEDED,
+            _ => Status::WRITE_FAULT,
+        }
     }
 }

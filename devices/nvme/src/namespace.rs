@@ -4,6 +4,7 @@ mod file;
 mod ram;
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
@@ -49,6 +50,7 @@ pub(crate) struct Namespace {
     backend: Box<dyn Backend>,
     block_bytes: u32,
     blocks: u64,
+    complained: AtomicBool,
 }
 
 impl Namespace {
@@ -59,7 +61,19 @@ impl Namespace {
             backend,
             block_bytes,
             blocks,
+            complained: AtomicBool::new(false),
         }
+    }
+
+    /// Tells the user that the backend has failed. The guest can have it fail at will, so only the first time is loud.
+    pub(crate) fn complain(&self, action: &str, error: &io::Error) {
+        let first = !self.complained.swap(true, Ordering::Relaxed);
+        let level = if first {
+            log::Level::Error
+        } else {
+            log::Level::Debug
+        };
+        log::log!(level, "a namespace cannot be {action}: {error}");
     }
 
     /// Size in blocks.
