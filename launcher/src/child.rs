@@ -10,8 +10,6 @@ use anyhow::{Context, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::leash;
-
 /// A running or ended child. Dropped, it is killed and reaped.
 pub(crate) struct Child {
     child: StdChild,
@@ -19,16 +17,12 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts `command`, whose standard streams are already set, on a leash; `streams` gives them.
-    pub(crate) fn spawn(
-        command: &Command,
-        streams: impl FnOnce(&mut Command),
-    ) -> anyhow::Result<Self> {
-        let mut held = leash::held(command)?;
-        streams(&mut held);
-        let mut child = held
+    /// Starts `command`.
+    pub(crate) fn spawn(mut command: Command) -> anyhow::Result<Self> {
+        let program = command.get_program().to_owned();
+        let mut child = command
             .spawn()
-            .with_context(|| format!("cannot start {}", held.get_program().display()))?;
+            .with_context(|| format!("cannot start {}", program.display()))?;
         match open(&child) {
             Ok(pidfd) => Ok(Self { child, pidfd }),
             Err(error) => {
@@ -101,4 +95,68 @@ fn open(child: &StdChild) -> anyhow::Result<OwnedFd> {
         .and_then(Pid::from_raw)
         .context("a child without a pid")?;
     pidfd_open(pid, PidfdFlags::empty()).context("cannot watch a child (pidfd_open)")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+    use std::time::Instant;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn shell(script: &str) -> Child {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        Child::spawn(command).unwrap()
+    }
+
+    fn is_gone(pid: u32) -> bool {
+        !Path::new(&format!("/proc/{pid}")).exists()
+    }
+
+    #[test]
+    fn a_child_that_listens_ends_at_once() {
+        let mut child = shell("exec sleep 60");
+        let begun = Instant::now();
+        let status = child.end(LONG).unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(15)
+        );
+        assert!(begun.elapsed() < LONG);
+    }
+
+    #[test]
+    fn a_deaf_child_is_killed_after_the_grace() {
+        let mut child = shell("trap '' TERM; echo up; exec sleep 60");
+        let mut stdout = child.take_stdout().unwrap();
+        std::io::Read::read_exact(&mut stdout, &mut [0; 3]).unwrap();
+        let status = child.end(Duration::from_millis(50)).unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9)
+        );
+    }
+
+    #[test]
+    fn a_dropped_child_is_reaped() {
+        let child = shell("exec sleep 60");
+        let pid = child.child.id();
+        assert!(!is_gone(pid));
+        drop(child);
+        assert!(is_gone(pid));
+    }
+
+    #[test]
+    fn the_last_words_are_the_last_line_with_words() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(last_words(log.path()), "without a word");
+        fs::write(log.path(), "first\nlast\n\n").unwrap();
+        assert_eq!(last_words(log.path()), "last");
+    }
 }

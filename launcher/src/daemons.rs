@@ -12,6 +12,7 @@ use crate::child::{Child, last_words};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::inbox::{Event, Inbox, Voice};
+use crate::leash;
 use crate::qemu::Sockets;
 use crate::scenario::{Namespace, Nvme, Scenario};
 use crate::size::Size;
@@ -42,6 +43,9 @@ pub(crate) fn arguments(nvme: &Nvme, socket: &Path) -> Vec<String> {
         words.push("--cmb-queues".to_owned());
     }
     words.extend(["--block-size".to_owned(), nvme.block_size.to_string()]);
+    if let Some(power) = nvme.mdts {
+        words.extend(["--mdts".to_owned(), power.to_string()]);
+    }
     for namespace in &nvme.namespaces {
         let value = match namespace {
             Namespace::Ram(bytes) => format!("ram={}", Size(*bytes)),
@@ -94,11 +98,11 @@ pub(crate) fn epitaph(server: &Server, status: ExitStatus) -> String {
 fn spawn(command: &Command, nvme: &Nvme, folder: &Folder) -> anyhow::Result<Server> {
     let name = format!("nvme-{}.log", nvme.name);
     let stderr = folder.file(&name)?;
-    let child = Child::spawn(command, |held| {
-        held.stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(stderr);
-    })?;
+    let mut held = leash::held(command)?;
+    held.stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(stderr);
+    let child = Child::spawn(held)?;
     Ok(Server {
         name: nvme.name.clone(),
         log: folder.path().join(name),
@@ -170,4 +174,41 @@ fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
 
 fn extend(file: &File, bytes: u64) -> anyhow::Result<()> {
     Ok(file.set_len(bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_told_all_that_the_scenario_says() {
+        let mut nvme = Scenario::demo().unwrap().nvmes[0].clone();
+        nvme.mdts = Some(5);
+        nvme.namespaces.push(Namespace::File {
+            path: "/d.img".into(),
+            create: Some(1),
+        });
+        let words = arguments(&nvme, Path::new("/s/disk0.sock")).join(" ");
+        assert_eq!(
+            words,
+            "--socket-path /s/disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 \
+             --namespace ram=64M --namespace file=/d.img"
+        );
+    }
+
+    #[test]
+    fn a_missing_image_is_created_and_an_image_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("d.img");
+        let mut nvme = Scenario::demo().unwrap().nvmes[0].clone();
+        nvme.namespaces = vec![Namespace::File {
+            path: path.clone(),
+            create: Some(1 << 20),
+        }];
+        create_images(&nvme).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
+        std::fs::write(&path, "data").unwrap();
+        create_images(&nvme).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    }
 }

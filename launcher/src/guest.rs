@@ -16,6 +16,7 @@ use crate::daemons::{self, Server};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::inbox::{Event, Inbox, Voice};
+use crate::leash;
 use crate::qemu::{self, Boot, Sockets};
 use crate::report::Report;
 use crate::scenario::Scenario;
@@ -190,11 +191,11 @@ impl Guest {
 /// Starts QEMU with its console on a pipe and its own words in `qemu.log`.
 pub(crate) fn spawn(command: &Command, folder: &Folder) -> anyhow::Result<Child> {
     let stderr = folder.file(QEMU_LOG)?;
-    Child::spawn(command, |held| {
-        held.stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(stderr);
-    })
+    let mut held = leash::held(command)?;
+    held.stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(stderr);
+    Child::spawn(held)
 }
 
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {

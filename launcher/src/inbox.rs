@@ -184,3 +184,76 @@ fn read_some(stream: &mut impl Read) -> Option<Vec<u8>> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::child::Child;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(30)
+    }
+
+    #[test]
+    fn a_child_s_words_come_before_its_end() {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "echo hello"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut child = Child::spawn(command).unwrap();
+        let mut inbox = Inbox::new().unwrap();
+        inbox.add_bytes(Voice::Console, child.take_stdout().unwrap());
+        inbox.add_child(Voice::Qemu, child.pidfd()).unwrap();
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            seen.push(format!("{:?}", inbox.next(soon()).unwrap().unwrap()));
+        }
+        assert_eq!(
+            seen[0],
+            format!("{:?}", Event::Data(Voice::Console, b"hello\n".to_vec()))
+        );
+        assert!(seen.contains(&"Closed(Console)".to_owned()), "{seen:?}");
+        assert!(seen.contains(&"Ended(Qemu)".to_owned()), "{seen:?}");
+        assert!(inbox.next(Instant::now()).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_first_connection_is_handed_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let mut inbox = Inbox::new().unwrap();
+        inbox.add_listener(Voice::Report, UnixListener::bind(&path).unwrap());
+        let mut peer = UnixStream::connect(&path).unwrap();
+        let Some(Event::Connected(stream)) = inbox.next(soon()).unwrap() else {
+            panic!("no connection")
+        };
+        inbox.add_bytes(Voice::Report, stream);
+        peer.write_all(b"x").unwrap();
+        assert!(
+            matches!(inbox.next(soon()).unwrap(), Some(Event::Data(Voice::Report, bytes)) if bytes == b"x")
+        );
+        drop(peer);
+        assert!(matches!(
+            inbox.next(soon()).unwrap(),
+            Some(Event::Closed(Voice::Report))
+        ));
+    }
+
+    #[test]
+    fn a_signal_comes_first_and_a_flood_does_not_hide_the_deadline() {
+        let mut inbox = Inbox::new().unwrap();
+        inbox.add_bytes(Voice::Console, std::fs::File::open("/dev/zero").unwrap());
+        assert!(matches!(inbox.next(soon()).unwrap(), Some(Event::Data(..))));
+        assert!(inbox.next(Instant::now()).unwrap().is_none());
+        signal_hook::low_level::raise(SIGHUP).unwrap();
+        assert!(matches!(
+            inbox.next(soon()).unwrap(),
+            Some(Event::Signal(SIGHUP))
+        ));
+    }
+}

@@ -54,6 +54,7 @@ pub(super) struct NvmeTable {
     pub(super) cmb: Option<Spanned<Size>>,
     pub(super) cmb_queues: Option<Spanned<bool>>,
     pub(super) block_size: Option<Spanned<u32>>,
+    pub(super) mdts: Option<Spanned<u8>>,
     pub(super) namespaces: Spanned<Vec<Spanned<NamespaceTable>>>,
 }
 

@@ -6,6 +6,7 @@
 mod check;
 mod error;
 mod file;
+mod nvme;
 mod validate;
 
 use std::fs;
@@ -71,6 +72,8 @@ pub(crate) struct Nvme {
     pub cmb_queues: bool,
     /// Size of a logical block in bytes.
     pub block_size: u32,
+    /// Largest data transfer as a power of two of 4 KiB pages, the server's own choice if none.
+    pub mdts: Option<u8>,
     /// Size of the first namespace in bytes.
     pub disk_bytes: u64,
     /// Its namespaces.
@@ -227,7 +230,7 @@ mod tests {
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
             "x.toml:8: unknown field `colour`, expected one of `name`, `below`, `cmb`, `cmb-queues`, `block-size`, \
-             `namespaces`"
+             `mdts`, `namespaces`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),
@@ -258,6 +261,7 @@ mod tests {
                 format!("{DISK}block-size = 1024"),
                 "9: `block-size = 1024`: blocks have 512 or 4096 bytes",
             ),
+            (format!("{DISK}mdts = 11"), "9: `mdts = 11`: from 1 to 10"),
             (
                 "namespaces = []".to_owned(),
                 "8: `d0` has no namespace: write `namespaces = [{ ram = \"64M\" }]`",

@@ -1,6 +1,5 @@
 //! From the shape of a scenario to a scenario that makes sense.
 
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
@@ -9,12 +8,10 @@ use peerbar_report::Module;
 use toml::Spanned;
 
 use super::error::Problem;
-use super::file::{File, MachineTable, ModuleTable, NamespaceTable, NvmeTable};
-use super::{Machine, Namespace, Nvme, Scenario};
-use crate::size::Size;
+use super::file::{File, MachineTable, ModuleTable};
+use super::nvme::nvme;
+use super::{Machine, Nvme, Scenario};
 
-/// Linux takes p2pmem in units of this size only (`pci_p2pdma_add_resource` needs whole memory sections).
-const CMB_UNIT: u64 = 2 << 20;
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
 const LONGEST_SERIAL: usize = 20;
 const LONGEST_SCENARIO: usize = 40;
@@ -73,135 +70,6 @@ fn machine(table: MachineTable) -> Result<Machine, Problem> {
         cpus,
         kernel_parameters: table.kernel_parameters,
     })
-}
-
-fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Result<Nvme, Problem> {
-    let name = table.name.into_inner();
-    if let Some(below) = table
-        .below
-        .as_ref()
-        .filter(|below| !switches.contains(below.get_ref()))
-    {
-        let message = format!(
-            "no [[switch]] is named `{}`: declare it, or leave `below` out",
-            below.get_ref()
-        );
-        return Err(Problem::new(below.span(), message));
-    }
-    let cmb = cmb(table.cmb)?;
-    let queues_span = table.cmb_queues.as_ref().map(Spanned::span);
-    let cmb_queues = table.cmb_queues.is_some_and(Spanned::into_inner);
-    if let (true, None, Some(at)) = (cmb_queues, cmb, queues_span) {
-        return Err(Problem::new(
-            at,
-            format!("`{name}` has no CMB for queues: give it a `cmb`"),
-        ));
-    }
-    let block_size = match table.block_size {
-        Some(size) if ![512, 4096].contains(size.get_ref()) => {
-            let message = format!(
-                "`block-size = {}`: blocks have 512 or 4096 bytes",
-                size.get_ref()
-            );
-            return Err(Problem::new(size.span(), message));
-        }
-        size => size.map_or(512, Spanned::into_inner),
-    };
-    let at = table.namespaces.span();
-    let tables = table.namespaces.into_inner();
-    if tables.is_empty() {
-        return Err(Problem::new(
-            at,
-            format!("`{name}` has no namespace: write `namespaces = [{{ ram = \"64M\" }}]`"),
-        ));
-    }
-    let (namespaces, sizes): (Vec<Namespace>, Vec<u64>) = tables
-        .into_iter()
-        .map(|table| namespace(table, block_size, folder))
-        .collect::<Result<Vec<_>, _>>()?
-        .into_iter()
-        .unzip();
-    let below = table.below.map(Spanned::into_inner);
-    Ok(Nvme {
-        name,
-        below,
-        cmb,
-        cmb_queues,
-        block_size,
-        disk_bytes: sizes.first().copied().unwrap_or(0),
-        namespaces,
-    })
-}
-
-fn cmb(size: Option<Spanned<Size>>) -> Result<Option<u64>, Problem> {
-    match size {
-        Some(size) if size.get_ref().0 == 0 || size.get_ref().0 % CMB_UNIT != 0 => {
-            let message = format!(
-                "`cmb = \"{}\"`: Linux takes multiples of {} only",
-                size.get_ref(),
-                Size(CMB_UNIT)
-            );
-            Err(Problem::new(size.span(), message))
-        }
-        size => Ok(size.map(|size| size.into_inner().0)),
-    }
-}
-
-fn namespace(
-    table: Spanned<NamespaceTable>,
-    block_size: u32,
-    folder: &Path,
-) -> Result<(Namespace, u64), Problem> {
-    let at = table.span();
-    let namespace = match table.into_inner() {
-        NamespaceTable {
-            ram: Some(Size(bytes)),
-            file: None,
-            size: None,
-        } => Namespace::Ram(bytes),
-        NamespaceTable {
-            ram: None,
-            file: Some(file),
-            size,
-        } => Namespace::File {
-            path: folder.join(file),
-            create: size.map(|size| size.0),
-        },
-        _ => {
-            let message = "a namespace is `{ ram = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`";
-            return Err(Problem::new(at, message));
-        }
-    };
-    let bytes = namespace_bytes(&namespace).map_err(|message| Problem::new(at.clone(), message))?;
-    if bytes < u64::from(block_size) {
-        let message =
-            format!("a namespace of {bytes} bytes is smaller than one block of {block_size}");
-        return Err(Problem::new(at, message));
-    }
-    Ok((namespace, bytes))
-}
-
-/// Size of a namespace as it will be, without touching anything.
-fn namespace_bytes(namespace: &Namespace) -> Result<u64, String> {
-    let (path, create) = match namespace {
-        Namespace::Ram(bytes) => return Ok(*bytes),
-        Namespace::File { path, create } => (path, *create),
-    };
-    let shown = path.display();
-    match (fs::metadata(path), create) {
-        (Ok(metadata), _) if !metadata.is_file() => {
-            Err(format!("image {shown} is no regular file"))
-        }
-        (Ok(metadata), Some(wanted)) if metadata.len() != wanted => Err(format!(
-            "image {shown} has {} bytes, not {wanted}: leave `size` out to use it as it is",
-            metadata.len()
-        )),
-        (Ok(metadata), _) => Ok(metadata.len()),
-        (Err(_), Some(wanted)) => Ok(wanted),
-        (Err(error), None) => Err(format!(
-            "image {shown} cannot be used ({error}): give a `size` to have it created"
-        )),
-    }
 }
 
 /// The driver under test always comes; a `[[module]]` of its name only sets its parameters.

@@ -1,0 +1,178 @@
+//! A `[[nvme]]` table that makes sense.
+
+use std::fs;
+use std::path::Path;
+
+use toml::Spanned;
+
+use super::error::Problem;
+use super::file::{NamespaceTable, NvmeTable};
+use super::{Namespace, Nvme};
+use crate::size::Size;
+
+/// Linux takes p2pmem in units of this size only (`pci_p2pdma_add_resource` needs whole memory sections).
+const CMB_UNIT: u64 = 2 << 20;
+/// Powers that `peerbar-nvme` takes for MDTS (NVMe Base 2.0, 5.17.2.1).
+const MDTS: std::ops::RangeInclusive<u8> = 1..=10;
+
+/// Checks one controller, whose name is known to fit; images are relative to `folder`.
+pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Result<Nvme, Problem> {
+    let name = table.name.into_inner();
+    let below = table
+        .below
+        .map(|below| declared(below, switches))
+        .transpose()?;
+    let cmb = table.cmb.map(cmb).transpose()?;
+    let cmb_queues = table
+        .cmb_queues
+        .map_or(Ok(false), |queues| cmb_queues(queues, &name, cmb))?;
+    let block_size = table.block_size.map_or(Ok(512), block_size)?;
+    let mdts = table.mdts.map(mdts).transpose()?;
+    let (namespaces, sizes) = namespaces(table.namespaces, &name, block_size, folder)?;
+    let disk_bytes = sizes.first().copied().unwrap_or(0);
+    Ok(Nvme {
+        name,
+        below,
+        cmb,
+        cmb_queues,
+        block_size,
+        mdts,
+        disk_bytes,
+        namespaces,
+    })
+}
+
+fn declared(below: Spanned<String>, switches: &[String]) -> Result<String, Problem> {
+    if !switches.contains(below.get_ref()) {
+        let message = format!(
+            "no [[switch]] is named `{}`: declare it, or leave `below` out",
+            below.get_ref()
+        );
+        return Err(Problem::new(below.span(), message));
+    }
+    Ok(below.into_inner())
+}
+
+fn cmb(size: Spanned<Size>) -> Result<u64, Problem> {
+    let bytes = size.get_ref().0;
+    if bytes == 0 || !bytes.is_multiple_of(CMB_UNIT) {
+        let message = format!(
+            "`cmb = \"{}\"`: Linux takes multiples of {} only",
+            size.get_ref(),
+            Size(CMB_UNIT)
+        );
+        return Err(Problem::new(size.span(), message));
+    }
+    Ok(bytes)
+}
+
+fn cmb_queues(queues: Spanned<bool>, name: &str, cmb: Option<u64>) -> Result<bool, Problem> {
+    if *queues.get_ref() && cmb.is_none() {
+        return Err(Problem::new(
+            queues.span(),
+            format!("`{name}` has no CMB for queues: give it a `cmb`"),
+        ));
+    }
+    Ok(queues.into_inner())
+}
+
+fn block_size(size: Spanned<u32>) -> Result<u32, Problem> {
+    if ![512, 4096].contains(size.get_ref()) {
+        let message = format!(
+            "`block-size = {}`: blocks have 512 or 4096 bytes",
+            size.get_ref()
+        );
+        return Err(Problem::new(size.span(), message));
+    }
+    Ok(size.into_inner())
+}
+
+fn mdts(power: Spanned<u8>) -> Result<u8, Problem> {
+    if !MDTS.contains(power.get_ref()) {
+        let message = format!(
+            "`mdts = {}`: from {} to {}",
+            power.get_ref(),
+            MDTS.start(),
+            MDTS.end()
+        );
+        return Err(Problem::new(power.span(), message));
+    }
+    Ok(power.into_inner())
+}
+
+fn namespaces(
+    tables: Spanned<Vec<Spanned<NamespaceTable>>>,
+    name: &str,
+    block_size: u32,
+    folder: &Path,
+) -> Result<(Vec<Namespace>, Vec<u64>), Problem> {
+    let at = tables.span();
+    let tables = tables.into_inner();
+    if tables.is_empty() {
+        let message =
+            format!("`{name}` has no namespace: write `namespaces = [{{ ram = \"64M\" }}]`");
+        return Err(Problem::new(at, message));
+    }
+    let pairs = tables
+        .into_iter()
+        .map(|table| namespace(table, block_size, folder));
+    Ok(pairs.collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
+}
+
+/// A namespace, and how many bytes it has.
+fn namespace(
+    table: Spanned<NamespaceTable>,
+    block_size: u32,
+    folder: &Path,
+) -> Result<(Namespace, u64), Problem> {
+    let at = table.span();
+    let namespace = match table.into_inner() {
+        NamespaceTable {
+            ram: Some(Size(bytes)),
+            file: None,
+            size: None,
+        } => Namespace::Ram(bytes),
+        NamespaceTable {
+            ram: None,
+            file: Some(file),
+            size,
+        } => Namespace::File {
+            path: folder.join(file),
+            create: size.map(|size| size.0),
+        },
+        _ => {
+            let message = "a namespace is `{ ram = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`";
+            return Err(Problem::new(at, message));
+        }
+    };
+    let bytes = namespace_bytes(&namespace).map_err(|message| Problem::new(at.clone(), message))?;
+    if bytes < u64::from(block_size) {
+        let message =
+            format!("a namespace of {bytes} bytes is smaller than one block of {block_size}");
+        return Err(Problem::new(at, message));
+    }
+    Ok((namespace, bytes))
+}
+
+/// Size of a namespace as it will be, without touching anything.
+fn namespace_bytes(namespace: &Namespace) -> Result<u64, String> {
+    let (path, create) = match namespace {
+        Namespace::Ram(bytes) => return Ok(*bytes),
+        Namespace::File { path, create } => (path, *create),
+    };
+    let shown = path.display();
+    match (fs::metadata(path), create) {
+        (Ok(metadata), _) if !metadata.is_file() => {
+            Err(format!("image {shown} is no regular file"))
+        }
+        (Ok(metadata), Some(wanted)) if metadata.len() != wanted => Err(format!(
+            "image {shown} has {} bytes, not {wanted}: leave `size` out to use it as it is",
+            metadata.len()
+        )),
+        (Ok(metadata), _) => Ok(metadata.len()),
+        (Err(_), Some(wanted)) => Ok(wanted),
+        (Err(error), None) => Err(format!(
+            "image {shown} cannot be used ({error}): give a `size` to have it created"
+        )),
+    }
+}

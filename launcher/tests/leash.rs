@@ -1,0 +1,63 @@
+//! A child on a leash dies with its parent, however that dies.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+const PEERBAR: &str = env!("CARGO_BIN_EXE_peerbar");
+
+#[test]
+fn a_killed_parent_takes_its_child_along() {
+    let script = format!("'{PEERBAR}' leash $$ sh -c 'echo $$; exec sleep 60' & wait");
+    let mut parent = Command::new("sh")
+        .args(["-c", &script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(parent.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let pid = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
+    let child = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    kill_process(Pid::from_child(&parent), Signal::KILL).unwrap();
+    parent.wait().unwrap();
+    let limit = Timespec {
+        tv_sec: 30,
+        tv_nsec: 0,
+    };
+    let ended = poll(&mut [PollFd::new(&child, PollFlags::IN)], Some(&limit)).unwrap();
+    assert_eq!(ended, 1, "the child outlives its parent");
+}
+
+#[test]
+fn nobody_is_held_by_a_stranger() {
+    let output = Command::new(PEERBAR)
+        .args(["leash", "1", "true"])
+        .process_group(0)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(69));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stderr),
+        "peerbar: the launcher 1 is gone\n"
+    );
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let own = std::process::id().to_string();
+    let output = Command::new(PEERBAR)
+        .args(["leash", &own, "/no/such/program"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(69));
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        words.starts_with("peerbar: cannot start /no/such/program: "),
+        "{words}"
+    );
+}

@@ -1,0 +1,59 @@
+//! What the user gets wrong ends with exit code 2 and one line that says so.
+
+use std::fs;
+use std::io;
+use std::process::{Command, Output};
+
+fn peerbar(arguments: &[&str]) -> io::Result<Output> {
+    Command::new(env!("CARGO_BIN_EXE_peerbar"))
+        .args(arguments)
+        .output()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_missing_scenario_is_named() {
+    let output = peerbar(&["run", "no/such.toml"]).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let expected =
+        "peerbar: no/such.toml: cannot read the scenario: No such file or directory (os error 2)\n";
+    assert_eq!(stderr(&output), expected);
+}
+
+#[test]
+fn a_broken_scenario_is_told_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("broken.toml");
+    fs::write(
+        &path,
+        "name = \"broken\"\ntimeout = \"soon\"\nnvme = []\ncheck = []\n",
+    )
+    .unwrap();
+    let output = peerbar(&["run", path.to_str().unwrap()]).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let message = "`soon` is no time limit: write seconds or minutes from `1s` to `1440m`";
+    assert_eq!(
+        stderr(&output),
+        format!("peerbar: {}:2: {message}\n", path.display())
+    );
+}
+
+#[test]
+fn wrong_arguments_are_wrong_usage() {
+    let wrong: [&[&str]; 4] = [
+        &[],
+        &["run", "--no-such-option"],
+        &["run", "--timeout", "never"],
+        &["run", "--modules", "x"],
+    ];
+    for arguments in wrong {
+        assert_eq!(
+            peerbar(arguments).unwrap().status.code(),
+            Some(2),
+            "{arguments:?}"
+        );
+    }
+}
