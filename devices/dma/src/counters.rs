@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::record::{Completer, Direction, Purpose, Route};
+use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 
 const PURPOSES: [Purpose; 5] = [
     Purpose::Command,
@@ -120,6 +120,24 @@ impl Counters {
             .filter(|(_, count)| *count != Count::default())
             .collect()
     }
+
+    /// The same as the page that a device shows its guest ([`peerbar_dma_log`]).
+    pub fn page(&self) -> Vec<u8> {
+        let entries = self.snapshot();
+        peerbar_dma_log::encode(
+            entries
+                .into_iter()
+                .map(|(entry, count)| peerbar_dma_log::Entry {
+                    purpose: entry.purpose,
+                    route: entry.route,
+                    completer: entry.completer,
+                    direction: entry.direction,
+                    requests: count.requests,
+                    bytes: count.bytes,
+                    failures: count.failures,
+                }),
+        )
+    }
 }
 
 #[cfg(test)]
@@ -146,6 +164,27 @@ mod tests {
                 }
             );
         }
+    }
+
+    #[test]
+    fn the_page_says_what_the_counters_say() {
+        let counters = Counters::default();
+        for (number, entry) in Entry::all().enumerate() {
+            counters.succeeded(entry, number as u64 + 1);
+            counters.failed(entry);
+        }
+        let page = peerbar_dma_log::parse(&counters.page()).unwrap();
+        let said: Vec<_> = page
+            .iter()
+            .map(|e| (e.purpose, e.route, e.completer, e.direction, e.bytes))
+            .collect();
+        let counted: Vec<_> = counters
+            .snapshot()
+            .iter()
+            .map(|(e, c)| (e.purpose, e.route, e.completer, e.direction, c.bytes))
+            .collect();
+        assert_eq!(said, counted);
+        assert!(page.iter().all(|e| (e.requests, e.failures) == (1, 1)));
     }
 
     #[test]

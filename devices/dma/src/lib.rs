@@ -21,7 +21,6 @@
 mod counters;
 mod map;
 mod memory;
-mod record;
 mod requester;
 mod route;
 mod upstream;
@@ -29,7 +28,7 @@ mod upstream;
 pub use counters::{Count, Counters, Entry};
 pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
-pub use record::{Completer, Direction, Purpose, Route};
+pub use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 pub use requester::{DmaError, Requester};
 pub use route::{Window, WindowId};
 pub use upstream::{Upstream, UpstreamError};

@@ -3,12 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 use thiserror::Error;
 
 use crate::counters::{Counters, Entry};
 use crate::map::{Backing, MapError};
 use crate::memory::{MemoryPool, Span};
-use crate::record::{Completer, Direction, Purpose, Route};
 use crate::route::{Fabric, Target, Window, WindowId};
 use crate::upstream::{Upstream, UpstreamError};
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use peerbar_dma_log::Direction;
+
 use crate::map::{Backing, Found, MemoryMap};
 use crate::memory::Span;
-use crate::record::Direction;
 
 /// Which of a function's windows is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

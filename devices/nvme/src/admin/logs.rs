@@ -1,6 +1,6 @@
 //! Get Log Page (NVMe Base 2.0, 5.16).
 
-use peerbar_dma::{Completer, Direction, Purpose, Route};
+use peerbar_dma::Purpose;
 use peerbar_nvme_spec::command::admin::GetLogPage;
 use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
@@ -94,7 +94,7 @@ impl Engine {
             lid::CHANGED_NAMESPACES => ChangedNamespaces::new_zeroed().as_bytes().to_vec(),
             lid::COMMAND_EFFECTS => command_effects(command.csi)?.as_bytes().to_vec(),
             lid::FEATURE_EFFECTS => feature_effects().as_bytes().to_vec(),
-            dma_log::LID => self.dma_counters(),
+            dma_log::LID => self.data.requester().counters().page(),
             _ => return Err(Status::INVALID_LOG_PAGE.with_dnr(true)),
         })
     }
@@ -109,19 +109,6 @@ impl Engine {
             .collect();
         page.resize(ERROR_ENTRIES * 64, 0);
         page
-    }
-
-    fn dma_counters(&self) -> Vec<u8> {
-        let counters = self.data.requester().counters().snapshot();
-        dma_log::encode(counters.into_iter().map(|(entry, count)| dma_log::Entry {
-            purpose: purpose(entry.purpose),
-            route: route(entry.route),
-            completer: completer(entry.completer),
-            direction: direction(entry.direction),
-            requests: count.requests,
-            bytes: count.bytes,
-            failures: count.failures,
-        }))
     }
 }
 
@@ -178,42 +165,6 @@ fn feature_effects() -> FeatureEffectsLog {
     log
 }
 
-fn purpose(purpose: Purpose) -> dma_log::Purpose {
-    match purpose {
-        Purpose::Command => dma_log::Purpose::Command,
-        Purpose::Completion => dma_log::Purpose::Completion,
-        Purpose::List => dma_log::Purpose::List,
-        Purpose::Control => dma_log::Purpose::Control,
-        Purpose::Payload => dma_log::Purpose::Payload,
-    }
-}
-
-fn route(route: Route) -> dma_log::Route {
-    match route {
-        Route::OwnBar => dma_log::Route::OwnBar,
-        Route::Peer => dma_log::Route::Peer,
-        Route::GuestRam => dma_log::Route::GuestRam,
-        Route::Upstream => dma_log::Route::Upstream,
-        Route::Refused => dma_log::Route::Refused,
-    }
-}
-
-fn completer(completer: Completer) -> dma_log::Completer {
-    match completer {
-        Completer::OwnMemory => dma_log::Completer::OwnMemory,
-        Completer::GuestRam => dma_log::Completer::GuestRam,
-        Completer::PeerBar => dma_log::Completer::PeerBar,
-        Completer::Nobody => dma_log::Completer::Nobody,
-    }
-}
-
-fn direction(direction: Direction) -> dma_log::Direction {
-    match direction {
-        Direction::Read => dma_log::Direction::Read,
-        Direction::Write => dma_log::Direction::Write,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,18 +180,5 @@ mod tests {
         assert_eq!(at(256 + 1), 3, "NVME_CMD_EFFECTS_CSUPP | LBCC of Write");
         assert_eq!(at(256 + 2), 1, "CSUPP of Read");
         assert!(command_effects(csi::ZONED).is_err());
-    }
-
-    #[test]
-    fn the_words_of_the_dma_log_are_those_of_the_record() {
-        for (ours, theirs) in [
-            (Purpose::Command as u8, dma_log::Purpose::Command as u8),
-            (Purpose::Payload as u8, dma_log::Purpose::Payload as u8),
-        ] {
-            assert_eq!(ours, theirs);
-        }
-        assert_eq!(Route::Refused as u8, route(Route::Refused) as u8);
-        assert_eq!(Completer::Nobody as u8, completer(Completer::Nobody) as u8);
-        assert_eq!(Direction::Write as u8, direction(Direction::Write) as u8);
     }
 }

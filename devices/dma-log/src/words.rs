@@ -1,7 +1,22 @@
 //! The words in which a DMA is recorded.
 
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+
 /// What a DMA was for, in words that fit any command-driven device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
 #[repr(u8)]
 pub enum Purpose {
     /// Fetching a command (NVMe: a submission queue entry).
@@ -17,7 +32,20 @@ pub enum Purpose {
 }
 
 /// The way that a DMA took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
 #[repr(u8)]
 pub enum Route {
     /// Inside the requester's own CMB or BAR.
@@ -26,14 +54,27 @@ pub enum Route {
     Peer = 1,
     /// Straight into guest RAM.
     GuestRam = 2,
-    /// Asked of the client.
+    /// Asked of the client (QEMU).
     Upstream = 3,
     /// Not done at all.
     Refused = 4,
 }
 
 /// Who owns the memory that a DMA met.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
 #[repr(u8)]
 pub enum Completer {
     /// The requester itself.
@@ -46,8 +87,21 @@ pub enum Completer {
     Nobody = 3,
 }
 
-/// Which way the data of a DMA goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Which way the data of a DMA went.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
 #[repr(u8)]
 pub enum Direction {
     /// The requester reads.

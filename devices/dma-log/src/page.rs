@@ -1,0 +1,485 @@
+//! The page: its layout, and how it is written and read.
+//!
+//! All numbers are little-endian. A header of 64 bytes:
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 7:0 | signature, "PEERBAR" and a zero byte |
+//! | 11:8 | version, 1 |
+//! | 15:12 | how many entries follow |
+//! | 19:16 | size of an entry in bytes, 32 |
+//! | 63:20 | reserved, 0 |
+//!
+//! and then for each combination that has occurred an entry of 32 bytes:
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 0 | [`Purpose`] |
+//! | 1 | [`Route`] |
+//! | 2 | [`Completer`] |
+//! | 3 | [`Direction`] |
+//! | 7:4 | reserved, 0 |
+//! | 15:8 | DMAs that succeeded |
+//! | 23:16 | bytes that they moved |
+//! | 31:24 | DMAs that failed |
+//!
+//! Counters run from the start of the device's process and never go back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use thiserror::Error;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, try_transmute};
+
+use crate::words::{Completer, Direction, Purpose, Route};
+
+/// What the page starts with.
+pub const SIGNATURE: [u8; 8] = *b"PEERBAR\0";
+
+/// The version of the layout that this module writes and reads.
+pub const VERSION: u32 = 1;
+
+/// The most entries a page has: 5 purposes, 5 routes, 4 completers, 2 directions.
+pub const MAX_ENTRIES: usize = 5 * 5 * 4 * 2;
+
+/// The most bytes a page has.
+pub const MAX_SIZE: usize = size_of::<RawHeader>() + MAX_ENTRIES * size_of::<RawEntry>();
+
+/// Size of an entry in bytes, as the header says it.
+const ENTRY_SIZE: u32 = 32;
+
+/// One combination that has occurred, and how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What the DMAs were for.
+    pub purpose: Purpose,
+    /// The way that they took.
+    pub route: Route,
+    /// Who owns the memory that they met.
+    pub completer: Completer,
+    /// Which way their data went.
+    pub direction: Direction,
+    /// DMAs that succeeded.
+    pub requests: u64,
+    /// Bytes that they moved.
+    pub bytes: u64,
+    /// DMAs that failed.
+    pub failures: u64,
+}
+
+/// What tells one entry from another, in the order of a page.
+type Combination = (Purpose, Route, Completer, Direction);
+
+impl Entry {
+    fn combination(&self) -> Combination {
+        (self.purpose, self.route, self.completer, self.direction)
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.requests = self.requests.saturating_add(other.requests);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.failures = self.failures.saturating_add(other.failures);
+    }
+}
+
+/// Why bytes are not a page of this kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmaLogError {
+    /// There are fewer bytes than the page says it has, or than its header has.
+    #[error("DMA log cut short: {actual} bytes of {expected}")]
+    Truncated {
+        /// Bytes needed.
+        expected: usize,
+        /// Bytes there are.
+        actual: usize,
+    },
+    /// The signature is another: the device is none of peerbar's.
+    #[error("DMA log without the signature PEERBAR: not a device of peerbar")]
+    Signature,
+    /// The device speaks another version.
+    #[error("DMA log of version {0}, not {VERSION}: device and reader are of different builds")]
+    Version(u32),
+    /// Entries have another size.
+    #[error("DMA log entries of {0} bytes, not {ENTRY_SIZE}")]
+    EntrySize(u32),
+    /// There are more entries than combinations.
+    #[error("DMA log of {0} entries, more than {MAX_ENTRIES}")]
+    TooManyEntries(u32),
+    /// A word of an entry has a number without a meaning.
+    #[error("DMA log entry {entry}: {word} {value} is unknown")]
+    UnknownWord {
+        /// Which entry, from 0.
+        entry: usize,
+        /// Which of its words.
+        word: &'static str,
+        /// The number.
+        value: u8,
+    },
+    /// Two entries are of the same combination.
+    #[error("DMA log entry {entry} repeats an earlier one")]
+    Repeated {
+        /// The later of the two, from 0.
+        entry: usize,
+    },
+}
+
+/// The header in memory.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawHeader {
+    signature: [u8; 8],
+    version: U32,
+    entry_count: U32,
+    entry_size: U32,
+    _reserved_20: [u8; 44],
+}
+
+/// An entry in memory.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct RawEntry {
+    purpose: u8,
+    route: u8,
+    completer: u8,
+    direction: u8,
+    _reserved_4: [u8; 4],
+    requests: U64,
+    bytes: U64,
+    failures: U64,
+}
+
+impl From<&Entry> for RawEntry {
+    fn from(entry: &Entry) -> Self {
+        Self {
+            purpose: zerocopy::transmute!(entry.purpose),
+            route: zerocopy::transmute!(entry.route),
+            completer: zerocopy::transmute!(entry.completer),
+            direction: zerocopy::transmute!(entry.direction),
+            _reserved_4: [0; 4],
+            requests: entry.requests.into(),
+            bytes: entry.bytes.into(),
+            failures: entry.failures.into(),
+        }
+    }
+}
+
+impl RawEntry {
+    /// The entry that these bytes are, the `number`th of its page.
+    fn decode(&self, number: usize) -> Result<Entry, DmaLogError> {
+        let unknown = |word, value| DmaLogError::UnknownWord {
+            entry: number,
+            word,
+            value,
+        };
+        Ok(Entry {
+            purpose: try_transmute!(self.purpose).map_err(|_| unknown("purpose", self.purpose))?,
+            route: try_transmute!(self.route).map_err(|_| unknown("route", self.route))?,
+            completer: try_transmute!(self.completer)
+                .map_err(|_| unknown("completer", self.completer))?,
+            direction: try_transmute!(self.direction)
+                .map_err(|_| unknown("direction", self.direction))?,
+            requests: self.requests.get(),
+            bytes: self.bytes.get(),
+            failures: self.failures.get(),
+        })
+    }
+}
+
+/// A page of `entries`. Entries of the same combination are added up, and those that count nothing are left out.
+pub fn encode(entries: impl IntoIterator<Item = Entry>) -> Vec<u8> {
+    let mut combinations: BTreeMap<Combination, Entry> = BTreeMap::new();
+    for entry in entries {
+        if entry.requests != 0 || entry.failures != 0 {
+            combinations
+                .entry(entry.combination())
+                .and_modify(|sum| sum.add(&entry))
+                .or_insert(entry);
+        }
+    }
+    let mut entry_count = U32::ZERO;
+    let mut body = Vec::new();
+    for entry in combinations.values() {
+        entry_count += 1;
+        body.extend_from_slice(RawEntry::from(entry).as_bytes());
+    }
+    let header = RawHeader {
+        signature: SIGNATURE,
+        version: VERSION.into(),
+        entry_count,
+        entry_size: ENTRY_SIZE.into(),
+        _reserved_20: [0; 44],
+    };
+    [header.as_bytes(), &body].concat()
+}
+
+/// The entries of the page at the start of `page`. Whatever follows the page is ignored, so a reader may hand in a
+/// whole buffer of [`MAX_SIZE`].
+pub fn parse(page: &[u8]) -> Result<Vec<Entry>, DmaLogError> {
+    let truncated = |expected| DmaLogError::Truncated {
+        expected,
+        actual: page.len(),
+    };
+    let (header, rest) =
+        RawHeader::ref_from_prefix(page).map_err(|_| truncated(size_of::<RawHeader>()))?;
+    let count = header.check()?;
+    let (raw, _) = <[RawEntry]>::ref_from_prefix_with_elems(rest, count)
+        .map_err(|_| truncated(size_of::<RawHeader>() + count * size_of::<RawEntry>()))?;
+    let mut seen = BTreeSet::new();
+    let mut entries = Vec::with_capacity(count);
+    for (number, raw) in raw.iter().enumerate() {
+        let entry = raw.decode(number)?;
+        if !seen.insert(entry.combination()) {
+            return Err(DmaLogError::Repeated { entry: number });
+        }
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+impl RawHeader {
+    /// How many entries follow, if the header is one of ours.
+    fn check(&self) -> Result<usize, DmaLogError> {
+        if self.signature != SIGNATURE {
+            return Err(DmaLogError::Signature);
+        }
+        if self.version.get() != VERSION {
+            return Err(DmaLogError::Version(self.version.get()));
+        }
+        if self.entry_size.get() != ENTRY_SIZE {
+            return Err(DmaLogError::EntrySize(self.entry_size.get()));
+        }
+        let count = self.entry_count.get();
+        usize::try_from(count)
+            .ok()
+            .filter(|count| *count <= MAX_ENTRIES)
+            .ok_or(DmaLogError::TooManyEntries(count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FETCH: Entry = Entry {
+        purpose: Purpose::Command,
+        route: Route::OwnBar,
+        completer: Completer::OwnMemory,
+        direction: Direction::Read,
+        requests: 3,
+        bytes: 192,
+        failures: 0,
+    };
+
+    const REFUSED: Entry = Entry {
+        purpose: Purpose::Payload,
+        route: Route::Refused,
+        completer: Completer::Nobody,
+        direction: Direction::Write,
+        requests: 0,
+        bytes: 0,
+        failures: u64::MAX,
+    };
+
+    /// Every combination there is, each with other counts.
+    fn all() -> Vec<Entry> {
+        let mut entries = Vec::new();
+        for purpose in [
+            Purpose::Command,
+            Purpose::Completion,
+            Purpose::List,
+            Purpose::Control,
+            Purpose::Payload,
+        ] {
+            for route in [
+                Route::OwnBar,
+                Route::Peer,
+                Route::GuestRam,
+                Route::Upstream,
+                Route::Refused,
+            ] {
+                for completer in [
+                    Completer::OwnMemory,
+                    Completer::GuestRam,
+                    Completer::PeerBar,
+                    Completer::Nobody,
+                ] {
+                    for direction in [Direction::Read, Direction::Write] {
+                        let requests = entries.len() as u64 + 1;
+                        let (bytes, failures) = (requests * 4096, requests % 3);
+                        entries.push(Entry {
+                            purpose,
+                            route,
+                            completer,
+                            direction,
+                            requests,
+                            bytes,
+                            failures,
+                        });
+                    }
+                }
+            }
+        }
+        entries
+    }
+
+    /// A page of two entries with one byte changed.
+    fn spoilt(at: usize, value: u8) -> Vec<u8> {
+        let mut page = encode([FETCH, REFUSED]);
+        page[at] = value;
+        page
+    }
+
+    #[test]
+    fn a_page_is_laid_out_as_documented() {
+        let page = encode([REFUSED, FETCH]);
+        let mut expected = vec![0; 64 + 2 * 32];
+        expected[0..8].copy_from_slice(b"PEERBAR\0");
+        expected[8] = 1;
+        expected[12] = 2;
+        expected[16] = 32;
+        expected[64..68].copy_from_slice(&[0, 0, 0, 0]);
+        expected[72] = 3;
+        expected[80] = 192;
+        expected[96..100].copy_from_slice(&[4, 4, 3, 1]);
+        expected[120..128].copy_from_slice(&[0xff; 8]);
+        assert_eq!(page, expected);
+    }
+
+    #[test]
+    fn every_combination_survives_the_way_there_and_back() {
+        let entries = all();
+        assert_eq!(entries.len(), 200);
+        let page = encode(entries.clone());
+        assert_eq!(page.len(), 64 + 200 * 32);
+        assert_eq!(page.len(), MAX_SIZE);
+        assert_eq!(parse(&page), Ok(entries));
+    }
+
+    #[test]
+    fn an_empty_page_is_a_header() {
+        assert_eq!(encode([]).len(), 64);
+        assert_eq!(parse(&encode([])), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn entries_of_one_combination_are_added_up() {
+        let page = encode([FETCH, REFUSED, FETCH, REFUSED]);
+        let twice = Entry {
+            requests: 6,
+            bytes: 384,
+            ..FETCH
+        };
+        assert_eq!(parse(&page), Ok(vec![twice, REFUSED]));
+    }
+
+    #[test]
+    fn what_never_occurred_is_left_out() {
+        let never = Entry {
+            requests: 0,
+            bytes: 0,
+            failures: 0,
+            ..FETCH
+        };
+        assert_eq!(encode([never]), encode([]));
+    }
+
+    #[test]
+    fn bytes_after_the_page_are_ignored() {
+        let mut page = encode([FETCH]);
+        page.resize(MAX_SIZE, 0xa5);
+        assert_eq!(parse(&page), Ok(vec![FETCH]));
+    }
+
+    #[test]
+    fn a_page_cut_short_anywhere_is_refused() {
+        let page = encode([FETCH, REFUSED]);
+        for length in 0..page.len() {
+            let expected = if length < 64 { 64 } else { 128 };
+            assert_eq!(
+                parse(&page[..length]),
+                Err(DmaLogError::Truncated {
+                    expected,
+                    actual: length
+                })
+            );
+        }
+    }
+
+    #[test]
+    fn a_foreign_header_is_refused() {
+        assert_eq!(parse(&[0; 4096]), Err(DmaLogError::Signature));
+        assert_eq!(parse(&spoilt(0, b'p')), Err(DmaLogError::Signature));
+        assert_eq!(parse(&spoilt(8, 2)), Err(DmaLogError::Version(2)));
+        assert_eq!(parse(&spoilt(16, 0)), Err(DmaLogError::EntrySize(0)));
+        assert_eq!(
+            parse(&spoilt(19, 0x80)),
+            Err(DmaLogError::EntrySize(0x8000_0020))
+        );
+    }
+
+    #[test]
+    fn a_count_that_lies_is_refused() {
+        assert_eq!(
+            parse(&spoilt(12, 201)),
+            Err(DmaLogError::TooManyEntries(201))
+        );
+        assert_eq!(
+            parse(&spoilt(15, 0xff)),
+            Err(DmaLogError::TooManyEntries(0xff00_0002))
+        );
+        let beyond = DmaLogError::Truncated {
+            expected: 64 + 3 * 32,
+            actual: 64 + 2 * 32,
+        };
+        assert_eq!(parse(&spoilt(12, 3)), Err(beyond));
+    }
+
+    #[test]
+    fn words_without_a_meaning_are_refused() {
+        for (at, word, first_unknown) in [
+            (96, "purpose", 5),
+            (97, "route", 5),
+            (98, "completer", 4),
+            (99, "direction", 2),
+        ] {
+            for value in [first_unknown, 0xff] {
+                let error = DmaLogError::UnknownWord {
+                    entry: 1,
+                    word,
+                    value,
+                };
+                assert_eq!(parse(&spoilt(at, value)), Err(error));
+            }
+        }
+    }
+
+    #[test]
+    fn an_entry_that_repeats_another_is_refused() {
+        let mut page = encode([FETCH, REFUSED]);
+        page.copy_within(64..68, 96);
+        assert_eq!(parse(&page), Err(DmaLogError::Repeated { entry: 1 }));
+    }
+
+    #[test]
+    fn errors_name_the_value() {
+        let truncated = DmaLogError::Truncated {
+            expected: 64,
+            actual: 3,
+        };
+        assert_eq!(truncated.to_string(), "DMA log cut short: 3 bytes of 64");
+        let unknown = DmaLogError::UnknownWord {
+            entry: 1,
+            word: "route",
+            value: 9,
+        };
+        assert_eq!(unknown.to_string(), "DMA log entry 1: route 9 is unknown");
+        assert_eq!(
+            DmaLogError::TooManyEntries(201).to_string(),
+            "DMA log of 201 entries, more than 200"
+        );
+        assert_eq!(
+            DmaLogError::EntrySize(4).to_string(),
+            "DMA log entries of 4 bytes, not 32"
+        );
+    }
+}
