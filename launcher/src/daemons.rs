@@ -98,7 +98,7 @@ pub(crate) fn epitaph(server: &Server, status: ExitStatus) -> String {
 fn spawn(command: &Command, nvme: &Nvme, folder: &Folder) -> anyhow::Result<Server> {
     let name = format!("nvme-{}.log", nvme.name);
     let stderr = folder.file(&name)?;
-    let mut held = leash::held(command)?;
+    let mut held = leash::held(command);
     held.stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(stderr);

@@ -75,11 +75,17 @@ impl Failure {
 
     /// Says why on one line of stderr and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
-        match self {
-            Self::Usage(error) | Self::Environment(error) => eprintln!("peerbar: {error:#}"),
-            Self::Interrupted(_) => eprintln!("peerbar: interrupted"),
-        }
+        eprintln!("peerbar: {self}");
         ExitCode::from(self.code())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(error) | Self::Environment(error) => write!(f, "{error:#}"),
+            Self::Interrupted(signal) => write!(f, "ended by signal {signal}"),
+        }
     }
 }
 

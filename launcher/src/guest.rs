@@ -191,7 +191,7 @@ impl Guest {
 /// Starts QEMU with its console on a pipe and its own words in `qemu.log`.
 pub(crate) fn spawn(command: &Command, folder: &Folder) -> anyhow::Result<Child> {
     let stderr = folder.file(QEMU_LOG)?;
-    let mut held = leash::held(command)?;
+    let mut held = leash::held(command);
     held.stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(stderr);

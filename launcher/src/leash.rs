@@ -8,21 +8,22 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use crate::exit::Failure;
 
 /// The hidden subcommand's name.
 pub(crate) const NAME: &str = "leash";
+/// This very program, even if its file has been replaced by a newer build since.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// `command` with its program, arguments and environment, held by a leash of this process.
 ///
 /// It gets a process group of its own, so that Ctrl-C reaches the launcher alone, which then ends its children in
 /// order. The thread that spawns it must live as long as the child is wanted (prctl(2), `PR_SET_PDEATHSIG`).
-pub(crate) fn held(command: &Command) -> anyhow::Result<Command> {
-    let launcher = std::env::current_exe().context("cannot find this program's own file")?;
-    let mut held = Command::new(launcher);
+pub(crate) fn held(command: &Command) -> Command {
+    let mut held = Command::new(OWN_PROGRAM);
     held.arg(NAME).arg(std::process::id().to_string());
     held.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
@@ -32,7 +33,7 @@ pub(crate) fn held(command: &Command) -> anyhow::Result<Command> {
         };
     }
     held.process_group(0);
-    Ok(held)
+    held
 }
 
 /// Becomes `words`, held by the process `parent`. Returns only if that fails.

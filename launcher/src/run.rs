@@ -55,10 +55,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
     let verdict = match boot_and_check(options, &scenario, &artifacts, &boot, &folder) {
         Ok(verdict) => verdict,
         Err(failure) => {
-            folder.write(
-                "verdict",
-                &format!("not run: exit code {}\n", failure.code()),
-            )?;
+            folder.write("verdict", &format!("not run: {failure}\n"))?;
             return Err(failure);
         }
     };

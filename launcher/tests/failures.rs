@@ -1,0 +1,245 @@
+//! Runs that go wrong, in real guests: what the user is told, and that nothing is left behind.
+//!
+//! They take the programs that `scripts/build` makes, so `scripts/test` runs them, after that.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tempfile::TempDir;
+
+const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
+
+/// A scenario whose only check, unless a word of it is replaced, takes longer than any test.
+const SCENARIO: &str = r#"
+name = "failure"
+timeout = "60s"
+tools = true
+
+[machine]
+kernel-parameters = ""
+
+[[nvme]]
+name = "disk"
+namespaces = [{ ram = "16M" }]
+
+[[check]]
+kind = "command"
+run = "sleep 1000"
+"#;
+
+struct Run {
+    launcher: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+    folder: TempDir,
+}
+
+impl Run {
+    /// Starts `scenario`; its sockets and its run's folder are in a folder of the test's own.
+    fn start(scenario: &str) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("failure.toml");
+        fs::write(&file, scenario)?;
+        fs::create_dir(folder.path().join("sockets"))?;
+        let mut launcher = Command::new(PEERBAR)
+            .arg("run")
+            .arg(&file)
+            .arg("--runs")
+            .arg(folder.path().join("runs"))
+            .env("TMPDIR", folder.path().join("sockets"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("{PEERBAR}: run scripts/build first"))?;
+        let stderr = BufReader::new(launcher.stderr.take().context("no stderr")?);
+        Ok(Self {
+            launcher,
+            stderr,
+            folder,
+        })
+    }
+
+    fn wait_until_ready(&mut self) -> anyhow::Result<()> {
+        let mut line = String::new();
+        while !line.contains("the guest is ready") {
+            line.clear();
+            ensure!(
+                self.stderr.read_line(&mut line)? > 0,
+                "the guest is never ready"
+            );
+        }
+        Ok(())
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.launcher)
+    }
+
+    /// The processes of QEMU and of the server, by the name of their program.
+    fn children(&self) -> anyhow::Result<Vec<(String, Pid)>> {
+        let launcher = self.launcher.id();
+        let list = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"))?;
+        let named = |pid: &str| {
+            let name = fs::read_to_string(format!("/proc/{pid}/cmdline"))?;
+            let pid = Pid::from_raw(pid.parse()?).context("no pid")?;
+            Ok((name, pid))
+        };
+        list.split_whitespace().map(named).collect()
+    }
+
+    /// Waits for the end: exit code, stdout, the rest of stderr.
+    fn end(&mut self) -> anyhow::Result<(Option<i32>, String, String)> {
+        let (mut results, mut progress) = (String::new(), String::new());
+        self.stderr.read_to_string(&mut progress)?;
+        self.launcher
+            .stdout
+            .take()
+            .context("no stdout")?
+            .read_to_string(&mut results)?;
+        Ok((self.launcher.wait()?.code(), results, progress))
+    }
+
+    fn kept(&self, file: &str) -> anyhow::Result<String> {
+        let path = self.folder.path().join("runs/latest").join(file);
+        fs::read_to_string(&path).with_context(|| path.display().to_string())
+    }
+
+    fn sockets_left(&self) -> anyhow::Result<usize> {
+        Ok(fs::read_dir(self.folder.path().join("sockets"))?.count())
+    }
+}
+
+fn watched(children: &[(String, Pid)]) -> anyhow::Result<Vec<OwnedFd>> {
+    children
+        .iter()
+        .map(|(_, pid)| Ok(pidfd_open(*pid, PidfdFlags::empty())?))
+        .collect()
+}
+
+fn ends(process: &OwnedFd) -> anyhow::Result<bool> {
+    let limit = Timespec {
+        tv_sec: 30,
+        tv_nsec: 0,
+    };
+    Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit))? == 1)
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn a_failed_check_is_exit_code_1_and_is_explained() {
+    let mut run = Run::start(&SCENARIO.replace("sleep 1000", "echo strange; exit 3")).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(1), "{progress}");
+    assert!(
+        results.contains("failed: 1 of 1 checks did not pass"),
+        "{results}"
+    );
+    assert!(progress.contains("strange"), "{progress}");
+    assert_eq!(
+        run.kept("verdict").unwrap(),
+        "failed: 1 of 1 checks did not pass\n"
+    );
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn a_warning_of_the_kernel_is_a_failed_run() {
+    let warning = "echo '<4>WARNING: made up' > /dev/kmsg";
+    let mut run = Run::start(&SCENARIO.replace("sleep 1000", warning)).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(1), "{progress}");
+    assert!(results.contains("WARNING: made up"), "{results}");
+    assert!(
+        progress.contains("lines of the console, the rest is in"),
+        "{progress}"
+    );
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn a_panic_is_a_dead_guest() {
+    let parameters = r#"kernel-parameters = "rdinit=/no/such/init""#;
+    let mut run = Run::start(&SCENARIO.replace(r#"kernel-parameters = """#, parameters)).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(255), "{progress}");
+    assert!(
+        results.contains("guest died: the report ends before its plan line"),
+        "{results}"
+    );
+    assert!(progress.contains("Kernel panic"), "{progress}");
+    assert!(run.kept("console.log").unwrap().contains("Kernel panic"));
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn a_guest_that_hangs_meets_the_time_limit() {
+    let parameters = r#"kernel-parameters = "rdinit=/no/such/init panic=0""#;
+    let scenario = SCENARIO
+        .replace(r#"kernel-parameters = """#, parameters)
+        .replace("60s", "8s");
+    let mut run = Run::start(&scenario).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(124), "{progress}");
+    assert!(
+        results.contains("timed out: the guest was not done after 8 s"),
+        "{results}"
+    );
+    assert!(progress.contains("Kernel panic"), "{progress}");
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn a_dead_server_is_a_failed_run() {
+    let mut run = Run::start(SCENARIO).unwrap();
+    run.wait_until_ready().unwrap();
+    let children = run.children().unwrap();
+    let server = children
+        .iter()
+        .find(|(name, _)| name.contains("peerbar-nvme"))
+        .unwrap();
+    kill_process(server.1, Signal::KILL).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(1), "{progress}");
+    assert!(
+        results.contains("failed: server disk ended (signal: 9 (SIGKILL))"),
+        "{results}"
+    );
+    assert_eq!(run.sockets_left().unwrap(), 0);
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn a_signal_ends_everything_in_order() {
+    for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
+        let mut run = Run::start(SCENARIO).unwrap();
+        run.wait_until_ready().unwrap();
+        let children = watched(&run.children().unwrap()).unwrap();
+        assert_eq!(children.len(), 2);
+        kill_process(run.pid(), signal).unwrap();
+        assert_eq!(run.end().unwrap().0, Some(128 + number));
+        assert!(children.iter().all(|child| ends(child).unwrap()));
+        assert_eq!(run.sockets_left().unwrap(), 0);
+        assert_eq!(
+            run.kept("verdict").unwrap(),
+            format!("interrupted: ended by signal {number}\n")
+        );
+    }
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn a_killed_launcher_leaves_no_process() {
+    let mut run = Run::start(SCENARIO).unwrap();
+    run.wait_until_ready().unwrap();
+    let children = watched(&run.children().unwrap()).unwrap();
+    assert_eq!(children.len(), 2);
+    kill_process(run.pid(), Signal::KILL).unwrap();
+    run.end().unwrap();
+    assert!(children.iter().all(|child| ends(child).unwrap()));
+    assert!(!Path::new(&run.folder.path().join("runs/latest/verdict")).exists());
+}
