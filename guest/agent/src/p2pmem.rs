@@ -56,6 +56,7 @@ impl Pool {
 
     /// Takes `length` bytes out of the pool.
     pub(crate) fn map(&self, length: usize) -> anyhow::Result<Memory> {
+        let available = self.state()?.available;
         let path = self.allocate_file();
         let file = OpenOptions::new()
             .read(true)
@@ -63,14 +64,8 @@ impl Pool {
             .open(&path)
             .with_context(|| format!("cannot open {}", path.display()))?;
         Memory::p2pmem(&file, length).with_context(|| {
-            let available = self.state().map_or_else(
-                |error| error.to_string(),
-                |state| state.available.to_string(),
-            );
-            format!(
-                "cannot map {length} bytes of {} (available: {available})",
-                path.display()
-            )
+            let path = path.display();
+            format!("cannot map {length} bytes of {path}, of which {available} are available")
         })
     }
 }

@@ -14,6 +14,10 @@ const ADMIN_COMMAND: libc::c_ulong = 0xc048_4e41;
 /// NVMe Base 2.0, 5.16.
 const GET_LOG_PAGE: u8 = 0x02;
 
+/// How long the controller may take, in ms; less than the kernel's own 60 s, so that a check that asks a dead
+/// controller ends before its watchdog.
+const TIMEOUT_MS: u32 = 20_000;
+
 /// `struct nvme_passthru_cmd`.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -51,6 +55,7 @@ pub(crate) fn get_log_page(node: &File, page: u8, length: u32) -> anyhow::Result
         data_length: length,
         cdw10: u32::from(page) | (dwords & 0xffff) << 16,
         cdw11: dwords >> 16,
+        timeout_ms: TIMEOUT_MS,
         ..AdminCommand::default()
     };
     // SAFETY: `command` has the layout that this request expects, and `data`, to which it points, is as long as it

@@ -83,6 +83,8 @@ fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> 
         let complaints = earlier.drain(..).chain(log.complaints()).collect();
         tell(check, outcome, complaints, &measure, report)?;
         if hung {
+            // After the complaints were taken, for this looks like one.
+            watchdog::show_blocked_tasks()?;
             let left = checks.get(index.saturating_add(1)..).unwrap_or_default();
             return give_up(left, "not run, because the check before it hung", report);
         }

@@ -1,6 +1,7 @@
 //! Runs a check so that a hang ends in a report.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -47,15 +48,16 @@ pub(crate) fn run<T: Send + 'static>(
             });
             Ended::Panicked(text.unwrap_or("no message").to_owned())
         }
-        Err(RecvTimeoutError::Timeout) => {
-            // Shows the blocked tasks in the kernel's own words on the console.
-            let _ = fs::write("/proc/sysrq-trigger", "w");
-            Ended::Hung {
-                limit,
-                tasks: blocked_tasks(Path::new("/proc")),
-            }
-        }
+        Err(RecvTimeoutError::Timeout) => Ended::Hung {
+            limit,
+            tasks: blocked_tasks(Path::new("/proc")),
+        },
     }
+}
+
+/// Has the kernel show the blocked tasks in its own words, on the console.
+pub(crate) fn show_blocked_tasks() -> io::Result<()> {
+    fs::write("/proc/sysrq-trigger", "w")
 }
 
 /// Every task in uninterruptible sleep, and every thread of the agent but the first, which asks, with its kernel
