@@ -20,6 +20,9 @@ pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow
     let mut witness = Witness::new(&lab.controllers);
     let ran = witness.watch(|| tools::run(&line, lab.limit))?;
     witness.tell(measure);
+    if command.through.is_some() {
+        witness.traffic()?;
+    }
     if let Err(error) = judge(command, &ran).and_then(|()| judge_route(command, measure)) {
         bail!("{error:#}; it ran: {line}\n{}", last_lines(&ran.output));
     }
@@ -71,6 +74,7 @@ fn judge(command: &Command, ran: &Ran) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Nothing that the command moved may have gone another way than [`Command::through`] says.
 fn judge_route(command: &Command, measure: &Measure) -> anyhow::Result<()> {
     let (right, wrong) = match &command.through {
         Some(Buffer::P2pmem(_)) => (measure.peer_bytes, measure.ram_bytes),
