@@ -4,7 +4,7 @@
 //! map. Each request is cut into pieces where the route changes, and each piece is done and counted by its own route:
 //!
 //! 1. bus mastering off, or the function halted: refused;
-//! 2. inside the function's own CMB or BAR: local;
+//! 2. inside the function's own CMB or BAR: local, by its page table if it has one;
 //! 3. inside the window of a peer below the same switch: not yet here, it will stand between 2 and 4 in the route decision;
 //! 4. a mapping of which the client lent the memory: straight into guest RAM;
 //! 5. a mapping without memory, or no mapping at all: asked of the client, so that the guest's own IOMMU driver sees
@@ -21,6 +21,7 @@
 mod counters;
 mod map;
 mod memory;
+mod pages;
 mod requester;
 mod route;
 mod upstream;
@@ -28,7 +29,8 @@ mod upstream;
 pub use counters::{Count, Counters, Entry};
 pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
+pub use pages::{PageError, PageTable};
 pub use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 pub use requester::{DmaError, Requester};
-pub use route::{Window, WindowId};
+pub use route::{Window, WindowId, WindowMemory};
 pub use upstream::{Upstream, UpstreamError};

@@ -133,6 +133,32 @@ impl MemoryFile {
         Ok(())
     }
 
+    /// Reads the 4 bytes at `offset`, a multiple of 4, in one access. What is read after it is not older.
+    pub fn load(&self, offset: u64) -> Result<u32, MemoryError> {
+        let word: u32 = self
+            .slice(offset, size_of::<u32>())?
+            .load(0, Ordering::Acquire)
+            .map_err(|_| self.out_of_range(offset, size_of::<u32>()))?;
+        Ok(u32::from_le(word))
+    }
+
+    /// Writes the 4 bytes at `offset`, a multiple of 4, in one access. What was written before it is seen before it.
+    pub fn store(&self, offset: u64, value: u32) -> Result<(), MemoryError> {
+        self.slice(offset, size_of::<u32>())?
+            .store(value.to_le(), 0, Ordering::Release)
+            .map_err(|_| self.out_of_range(offset, size_of::<u32>()))
+    }
+
+    /// Whether `len` bytes at `offset` lie in the file.
+    pub fn check(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.size);
+        end.map(|_| ()).ok_or(MemoryError::OutOfRange {
+            offset,
+            len,
+            size: self.size,
+        })
+    }
+
     fn slice(&self, offset: u64, len: usize) -> Result<VolatileSlice<'_>, MemoryError> {
         usize::try_from(offset)
             .ok()
@@ -232,6 +258,20 @@ mod tests {
     }
 
     #[test]
+    fn a_word_is_loaded_and_stored_whole_and_little_endian() {
+        let memory = MemoryFile::create("test", 4096).unwrap();
+        memory.store(4092, 0x1234_5678).unwrap();
+        let mut bytes = [0; 4];
+        memory.read(4092, &mut bytes).unwrap();
+        assert_eq!(bytes, [0x78, 0x56, 0x34, 0x12]);
+        assert_eq!(memory.load(4092).unwrap(), 0x1234_5678);
+        for offset in [4093, 4096, 2, u64::MAX] {
+            assert!(memory.load(offset).is_err(), "{offset:#x}");
+            assert!(memory.store(offset, 1).is_err(), "{offset:#x}");
+        }
+    }
+
+    #[test]
     fn a_span_that_leaves_the_file_is_refused() {
         let memory = MemoryFile::create("test", 4096).unwrap();
         for (offset, len) in [(4096, 1), (4095, 2), (u64::MAX, 1), (0, 4097)] {
@@ -243,7 +283,10 @@ mod tests {
                 memory.read(offset, &mut vec![0; len]).is_err(),
                 "{offset:#x}+{len}"
             );
+            assert!(memory.check(offset, len as u64).is_err());
         }
+        assert!(memory.check(1, u64::MAX).is_err());
+        assert!(memory.check(4096, 0).is_ok());
         let mut pool = MemoryPool::default();
         let fd = memfd(4096, SealFlags::SHRINK);
         assert!(matches!(

@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::counters::{Counters, Entry};
 use crate::map::{Backing, MapError};
 use crate::memory::{MemoryPool, Span};
+use crate::pages::{PageError, PageTable};
 use crate::route::{Fabric, Target, Window, WindowId};
 use crate::upstream::{Upstream, UpstreamError};
 
@@ -30,6 +31,14 @@ pub enum DmaError {
     /// The address is a register of the function itself.
     #[error("DMA at {address:#x}+{len:#x}: the function's own registers")]
     OwnRegisters {
+        /// First address of the piece that failed.
+        address: u64,
+        /// Its length.
+        len: usize,
+    },
+    /// The address lies in a page of the function's own window that is over nothing.
+    #[error("DMA at {address:#x}+{len:#x}: no page behind that part of the function's own window")]
+    NoPage {
         /// First address of the piece that failed.
         address: u64,
         /// Its length.
@@ -231,6 +240,14 @@ impl Requester {
                 Completer::OwnMemory,
                 copy(&span, address, &mut part),
             ),
+            Target::OwnPage(ref table, offset) => {
+                let outcome = copy_page(table, offset, address, &mut part);
+                let route = match outcome {
+                    Err(DmaError::NoPage { .. }) => Route::Refused,
+                    _ => Route::OwnBar,
+                };
+                (route, Completer::OwnMemory, outcome)
+            }
             Target::Ram(span) => (
                 Route::GuestRam,
                 Completer::GuestRam,
@@ -377,11 +394,30 @@ fn copy(span: &Span, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaError
     done.map_err(|_| DmaError::NoMemory { address, len })
 }
 
+/// Copies between a page of a window and a buffer.
+fn copy_page(
+    table: &PageTable,
+    offset: u64,
+    address: u64,
+    part: &mut Buffer<'_>,
+) -> Result<(), DmaError> {
+    let len = part.len();
+    let done = match part {
+        Buffer::Read(data) => table.read(offset, data),
+        Buffer::Write(data) => table.write(offset, data),
+    };
+    done.map_err(|error| match error {
+        PageError::Missing { .. } => DmaError::NoPage { address, len },
+        PageError::Index { .. } | PageError::Memory(_) => DmaError::NoMemory { address, len },
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::MemoryFile;
     use crate::counters::Count;
+    use crate::route::WindowMemory;
 
     /// A client with a device's memory at 0x8000..0x9000 that notes what it is asked.
     #[derive(Default)]
@@ -440,7 +476,7 @@ mod tests {
             Some(Window {
                 address: 0x9000,
                 size: 0x1000,
-                memory: Some(own),
+                memory: WindowMemory::Span(own),
             }),
         );
         requester.set_bus_master(true);
@@ -571,6 +607,46 @@ mod tests {
                 ..
             }
         ));
+    }
+
+    #[test]
+    fn a_window_of_pages_is_followed_and_a_missing_page_is_refused() {
+        let (requester, _) = requester();
+        let file = Arc::new(MemoryFile::create("vram", 0x4000).unwrap());
+        let table = Arc::new(PageTable::new(file.clone(), 2, 0x1000));
+        table.set(0, Some(0x3000)).unwrap();
+        let window = Window {
+            address: 0x1_0000,
+            size: 0x2000,
+            memory: WindowMemory::Pages(table.clone()),
+        };
+        requester.set_window(WindowId::Bar(2), Some(window));
+        let error = requester
+            .write(Purpose::Payload, 0x1_0f00, &[9; 0x200])
+            .unwrap_err();
+        assert_eq!(
+            error,
+            DmaError::NoPage {
+                address: 0x1_1000,
+                len: 0x100
+            }
+        );
+        let mut back = [0; 0x100];
+        file.read(0x3f00, &mut back).unwrap();
+        assert_eq!(back, [9; 0x100]);
+        let of = |route, completer| count(&requester, route, completer, Direction::Write);
+        assert_eq!(of(Route::OwnBar, Completer::OwnMemory).bytes, 0x100);
+        assert_eq!(of(Route::Refused, Completer::Nobody).failures, 1);
+        table.set(1, Some(0)).unwrap();
+        requester
+            .write(Purpose::Payload, 0x1_1000, &[9; 8])
+            .unwrap();
+        table.set(1, None).unwrap();
+        assert!(
+            requester
+                .read(Purpose::Payload, 0x1_1000, &mut [0; 8])
+                .is_err()
+        );
     }
 
     #[test]

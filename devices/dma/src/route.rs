@@ -1,11 +1,13 @@
 //! The route decision: a pure function of bus mastering, the requester's own windows, the memory map and an address.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use peerbar_dma_log::Direction;
 
 use crate::map::{Backing, Found, MemoryMap};
 use crate::memory::Span;
+use crate::pages::PageTable;
 
 /// Which of a function's windows is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,8 +26,19 @@ pub struct Window {
     pub address: u64,
     /// Length in bytes.
     pub size: u64,
-    /// The memory behind it; `None`: registers, which the function does not reach by DMA.
-    pub memory: Option<Span>,
+    /// What lies behind it.
+    pub memory: WindowMemory,
+}
+
+/// What lies behind a window.
+#[derive(Clone, Debug)]
+pub enum WindowMemory {
+    /// Registers, which the function does not reach by DMA.
+    Registers,
+    /// Memory, from the start of the span on.
+    Span(Span),
+    /// Memory page by page; a DMA to a page that is over nothing is refused.
+    Pages(Arc<PageTable>),
 }
 
 /// Everything that a route depends on.
@@ -48,6 +61,8 @@ pub(crate) enum Target {
     OwnRegisters,
     /// The function's own memory.
     Own(Span),
+    /// A page of the function's own memory, at this offset of the window.
+    OwnPage(Arc<PageTable>, u64),
     /// Guest RAM that is mapped here.
     Ram(Span),
     /// Guest RAM, through the client.
@@ -76,13 +91,20 @@ impl Fabric {
             };
         }
         if let Some((window, skip)) = self.window(address) {
-            let target = match &window.memory {
-                Some(span) => Target::Own(span_after(span, skip)),
-                None => Target::OwnRegisters,
-            };
-            return Piece {
-                target,
-                len: at_most(len, window.size - skip),
+            let len = at_most(len, window.size - skip);
+            return match &window.memory {
+                WindowMemory::Registers => Piece {
+                    target: Target::OwnRegisters,
+                    len,
+                },
+                WindowMemory::Span(span) => Piece {
+                    target: Target::Own(span_after(span, skip)),
+                    len,
+                },
+                WindowMemory::Pages(table) => Piece {
+                    target: Target::OwnPage(table.clone(), skip),
+                    len: at_most(len, table.left_in_page(skip)),
+                },
             };
         }
         let len = self.until_next_window(address, len);
@@ -144,8 +166,6 @@ fn at_most(len: usize, limit: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::MemoryFile;
 
@@ -185,7 +205,7 @@ mod tests {
             Window {
                 address: 0x10000,
                 size: 0x1000,
-                memory: Some(memory(0x1000)),
+                memory: WindowMemory::Span(memory(0x1000)),
             },
         );
         fabric.windows.insert(
@@ -193,7 +213,7 @@ mod tests {
             Window {
                 address: 0x20000,
                 size: 0x1000,
-                memory: None,
+                memory: WindowMemory::Registers,
             },
         );
         fabric
@@ -205,6 +225,7 @@ mod tests {
             Target::NotMaster => "not master",
             Target::OwnRegisters => "own registers",
             Target::Own(_) => "own",
+            Target::OwnPage(..) => "own page",
             Target::Ram(_) => "ram",
             Target::RemoteRam => "remote ram",
             Target::Device => "device",
@@ -251,10 +272,32 @@ mod tests {
             Window {
                 address: 0x20000,
                 size: 0x1000,
-                memory: Some(memory(0x1000)),
+                memory: WindowMemory::Span(memory(0x1000)),
             },
         );
         assert_eq!(piece(&fabric, 0x20000, 0x10), ("own", 0x10));
+    }
+
+    #[test]
+    fn a_window_of_pages_is_cut_at_each_page() {
+        let mut fabric = fabric();
+        let file = Arc::new(MemoryFile::create("test", 0x4000).unwrap());
+        let table = PageTable::new(file, 4, 0x1000);
+        fabric.windows.insert(
+            WindowId::Bar(4),
+            Window {
+                address: 0x40000,
+                size: 0x4000,
+                memory: WindowMemory::Pages(Arc::new(table)),
+            },
+        );
+        assert_eq!(piece(&fabric, 0x40ff0, 0x100), ("own page", 0x10));
+        assert_eq!(piece(&fabric, 0x41000, 0x4000), ("own page", 0x1000));
+        assert_eq!(piece(&fabric, 0x43fff, 2), ("own page", 1));
+        let Target::OwnPage(_, offset) = fabric.route(0x43fff, 1, Direction::Read).target else {
+            panic!("not a page")
+        };
+        assert_eq!(offset, 0x3fff);
     }
 
     #[test]
@@ -280,7 +323,7 @@ mod tests {
             Window {
                 address: u64::MAX - 0xfff,
                 size: 0x1000,
-                memory: Some(memory(0x1000)),
+                memory: WindowMemory::Span(memory(0x1000)),
             },
         );
         assert_eq!(piece(&fabric, u64::MAX, 1), ("own", 1));

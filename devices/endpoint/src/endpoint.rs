@@ -3,7 +3,10 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use peerbar_dma::{MapError, Requester, Span, Upstream, UpstreamError, Window, WindowId};
+use peerbar_dma::{
+    MapError, MemoryFile, PageTable, Requester, Span, Upstream, UpstreamError, Window, WindowId,
+    WindowMemory,
+};
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
 use peerbar_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping,
@@ -29,8 +32,38 @@ const REQUEST: u32 = 4;
 pub enum BarMemory {
     /// Registers: every access goes to [`Function::bar_read`] and [`Function::bar_write`].
     Registers,
+    /// Registers of which the guest may map some pages: areas (offset, size) of a file as long as the BAR. What it does
+    /// there by its mapping nobody is told; every other access goes to the function, which therefore has the file too.
+    RegistersWithPages(Arc<MemoryFile>, Vec<(u64, u64)>),
+    /// Memory that lies page by page elsewhere, so that nothing of it can be mapped: every access goes to the function.
+    /// Its own DMA follows the page table.
+    Pages(Arc<PageTable>),
     /// Memory from the start of a file on, which the guest maps as a whole.
     Memory(Span),
+}
+
+impl BarMemory {
+    /// What the function's own DMA finds behind the BAR.
+    fn behind_window(&self) -> WindowMemory {
+        match self {
+            Self::Registers | Self::RegistersWithPages(..) => WindowMemory::Registers,
+            Self::Pages(table) => WindowMemory::Pages(table.clone()),
+            Self::Memory(span) => WindowMemory::Span(span.clone()),
+        }
+    }
+
+    /// What of the BAR the guest may map.
+    fn mapping(&self) -> Option<RegionMapping<'_>> {
+        let (file, areas) = match self {
+            Self::Registers | Self::Pages(_) => return None,
+            Self::RegistersWithPages(file, areas) => (file, areas.clone()),
+            Self::Memory(span) => (&span.file, Vec::new()),
+        };
+        Some(RegionMapping {
+            fd: file.file().as_fd(),
+            areas,
+        })
+    }
 }
 
 /// A PCI function, served over vfio-user.
@@ -74,10 +107,7 @@ impl<F: Function> Endpoint<F> {
             let window = self.config.window(bar).map(|address| Window {
                 address,
                 size: bar.size(),
-                memory: match memory {
-                    BarMemory::Registers => None,
-                    BarMemory::Memory(span) => Some(span.clone()),
-                },
+                memory: memory.behind_window(),
             });
             self.requester
                 .set_window(WindowId::Bar(bar.index()), window);
@@ -125,13 +155,7 @@ impl<F: Function> Device for Endpoint<F> {
                 size: bar.size(),
                 readable: true,
                 writable: true,
-                mapping: match memory {
-                    BarMemory::Registers => None,
-                    BarMemory::Memory(span) => Some(RegionMapping {
-                        fd: span.file.file().as_fd(),
-                        areas: Vec::new(),
-                    }),
-                },
+                mapping: memory.mapping(),
             }),
             None if index < REGIONS => Some(Region {
                 size: 0,
@@ -170,12 +194,12 @@ impl<F: Function> Device for Endpoint<F> {
             return Ok(());
         }
         match self.bar(index).ok_or(Errno::INVAL)? {
-            (bar, BarMemory::Registers) => self.function.bar_read(bar.index(), offset, data),
             (_, BarMemory::Memory(span)) => {
                 span.file
                     .read(span.offset.saturating_add(offset), data)
                     .map_err(|_| Errno::INVAL)?;
             }
+            (bar, _) => self.function.bar_read(bar.index(), offset, data),
         }
         Ok(())
     }
@@ -192,12 +216,12 @@ impl<F: Function> Device for Endpoint<F> {
             return Ok(());
         }
         match self.bar(index).ok_or(Errno::INVAL)? {
-            (bar, BarMemory::Registers) => self.function.bar_write(bar.index(), offset, data),
             (_, BarMemory::Memory(span)) => {
                 span.file
                     .write(span.offset.saturating_add(offset), data)
                     .map_err(|_| Errno::INVAL)?;
             }
+            (bar, _) => self.function.bar_write(bar.index(), offset, data),
         }
         Ok(())
     }
@@ -262,5 +286,114 @@ fn upstream_error(error: RequestError) -> UpstreamError {
         RequestError::Refused(errno) => UpstreamError::Refused(errno.raw_os_error()),
         RequestError::TimedOut => UpstreamError::TimedOut,
         RequestError::Gone => UpstreamError::Gone,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use peerbar_dma::Purpose;
+    use peerbar_pci::{Identity, MsiX};
+
+    use super::*;
+
+    /// A function that notes what it is told and reads as the number of the BAR.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<(u8, u64, Vec<u8>)>>);
+
+    impl Function for Told {
+        fn bar_read(&self, bar: u8, _offset: u64, data: &mut [u8]) {
+            data.fill(bar);
+        }
+
+        fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+            self.0.lock().unwrap().push((bar, offset, data.to_vec()));
+        }
+
+        fn reset(&self) {}
+    }
+
+    fn file(size: u64) -> Arc<MemoryFile> {
+        Arc::new(MemoryFile::create("test", size).unwrap())
+    }
+
+    /// BAR0 with a page that may be mapped, BAR2 of two pages, BAR4 in memory that is longer than it.
+    fn endpoint() -> (Endpoint<Told>, Arc<PageTable>, Arc<Requester>) {
+        let identity = Identity {
+            vendor: 0x1af4,
+            device: 0x10f0,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            revision: 0,
+            class: 0x03_02_00,
+        };
+        let msi_x = MsiX {
+            vectors: 1,
+            bar: 0,
+            table: 0x1000,
+            pending: 0x2000,
+        };
+        let bar = |index, size| Bar::new(index, size, true).unwrap();
+        let bars = [bar(0, 0x4000), bar(2, 0x2000), bar(4, 0x1000)];
+        let config = ConfigSpace::new(&identity, &bars, &msi_x);
+        let table = Arc::new(PageTable::new(file(0x4000), 2, 0x1000));
+        let memory = [
+            BarMemory::RegistersWithPages(file(0x4000), vec![(0x3000, 0x1000)]),
+            BarMemory::Pages(table.clone()),
+            BarMemory::Memory(Span {
+                file: file(0x8000),
+                offset: 0,
+            }),
+        ];
+        let requester = Arc::new(Requester::new());
+        let vectors = Arc::new(Vectors::new(1));
+        let endpoint = Endpoint::new(Arc::default(), config, memory, requester.clone(), vectors);
+        (endpoint, table, requester)
+    }
+
+    #[test]
+    fn only_what_may_be_mapped_is_lent() {
+        let (endpoint, ..) = endpoint();
+        let areas = |index| {
+            let region = endpoint.region(index).unwrap();
+            (region.size, region.mapping.map(|mapping| mapping.areas))
+        };
+        assert_eq!(areas(0), (0x4000, Some(vec![(0x3000, 0x1000)])));
+        assert_eq!(areas(2), (0x2000, None));
+        assert_eq!(areas(4), (0x1000, Some(Vec::new())));
+    }
+
+    #[test]
+    fn the_function_is_told_of_every_access_that_is_not_to_memory() {
+        let (mut endpoint, ..) = endpoint();
+        for (region, offset) in [(0, 0x3000), (2, 0x1ff8), (4, 0x10)] {
+            endpoint.region_write(region, offset, &[7; 4]).unwrap();
+        }
+        let told = endpoint.function.0.lock().unwrap().clone();
+        assert_eq!(told, [(0, 0x3000, vec![7; 4]), (2, 0x1ff8, vec![7; 4])]);
+        let mut data = [0; 4];
+        endpoint.region_read(2, 0, &mut data).unwrap();
+        assert_eq!(data, [2; 4]);
+        endpoint.region_read(4, 0x10, &mut data).unwrap();
+        assert_eq!(data, [7; 4]);
+    }
+
+    #[test]
+    fn own_dma_follows_the_page_table_of_a_bar() {
+        let (mut endpoint, table, requester) = endpoint();
+        endpoint
+            .region_write(CONFIG_REGION, 0x18, &0x8000_0000u32.to_le_bytes())
+            .unwrap();
+        endpoint
+            .region_write(CONFIG_REGION, 0x04, &[0b110, 0])
+            .unwrap();
+        let write = |address| requester.write(Purpose::Payload, address, &[1; 8]);
+        assert!(write(0x8000_1000).is_err());
+        table.set(1, Some(0x2000)).unwrap();
+        write(0x8000_1000).unwrap();
+        let mut data = [0; 8];
+        table.read(0x1000, &mut data).unwrap();
+        assert_eq!(data, [1; 8]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{MemoryError, MemoryFile, Span, Window};
+use peerbar_dma::{MemoryError, MemoryFile, Span, Window, WindowMemory};
 use peerbar_nvme_spec::cmb::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
 use thiserror::Error;
 
@@ -124,7 +124,7 @@ impl Cmb {
         enabled.then(|| Window {
             address: self.control.base_address(),
             size: self.size,
-            memory: Some(self.memory()),
+            memory: WindowMemory::Span(self.memory()),
         })
     }
 
