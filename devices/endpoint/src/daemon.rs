@@ -1,12 +1,28 @@
 //! The rest of a daemon's `main`: from a device to a socket that serves it until a signal comes.
 
+use std::error::Error;
 use std::io::{self, Write};
 use std::path::Path;
+use std::process::ExitCode;
 
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
+
+/// Exit status for a command line that cannot be (sysexits(3) has 64; clap and this project use 2).
+const USAGE: u8 = 2;
+/// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
+const ENVIRONMENT: u8 = 69;
+
+/// What is at fault when a daemon cannot do its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The command line.
+    Usage,
+    /// The machine.
+    Environment,
+}
 
 /// Why a device is not, or no longer, served.
 #[derive(Debug, Error)]
@@ -39,4 +55,57 @@ pub fn serve(socket_path: &Path, device: &mut dyn Device) -> Result<(), ServeErr
         log::error!("the thread that waits for signals has panicked");
     }
     Ok(served?)
+}
+
+/// Says in one line on standard error why `daemon` ends, causes included, and gives the exit status for it.
+pub fn give_up(daemon: &str, error: &dyn Error, fault: Fault) -> ExitCode {
+    let mut line = format!("{daemon}: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    eprintln!("{line}");
+    ExitCode::from(match fault {
+        Fault::Usage => USAGE,
+        Fault::Environment => ENVIRONMENT,
+    })
+}
+
+/// A size in bytes on the command line, with K, M, G or T for powers of 1024. The error reads on from the value.
+pub fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.char_indices().next_back() {
+        Some((end, unit)) if unit.is_ascii_alphabetic() => {
+            let shift = match unit.to_ascii_uppercase() {
+                'K' => 10,
+                'M' => 20,
+                'G' => 30,
+                'T' => 40,
+                _ => return Err(format!("unit {unit} is none of K, M, G, T")),
+            };
+            (text.get(..end).unwrap_or_default(), shift)
+        }
+        _ => (text, 0),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "is no number with an optional K, M, G or T".to_owned())?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "is more than 2^64 bytes".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!(size("512"), Ok(512));
+        assert_eq!(size("64M"), Ok(64 << 20));
+        assert_eq!(size("1g"), Ok(1 << 30));
+        for wrong in ["", "M", "1.5M", "-1", "1X", "99999999T", "1MiB", "8\u{fc}"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
 }

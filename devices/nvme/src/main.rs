@@ -4,13 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use peerbar_endpoint::daemon;
-use peerbar_nvme::{Config, Controller, Source, StartError};
-
-/// Exit status for a command line that cannot be (sysexits(3) has 64; clap and this project use 2).
-const USAGE: u8 = 2;
-/// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
-const ENVIRONMENT: u8 = 69;
+use peerbar_endpoint::daemon::{self, Fault, size};
+use peerbar_nvme::{CmbError, Config, Controller, Source, StartError};
 
 /// An NVMe controller with a Controller Memory Buffer, served over vfio-user until SIGTERM.
 #[derive(Debug, Parser)]
@@ -46,9 +41,8 @@ fn main() -> ExitCode {
     match serve(&path, &Config::from(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let usage = error.downcast_ref().is_some_and(is_usage);
-            eprintln!("peerbar-nvme: {error:#}");
-            ExitCode::from(if usage { USAGE } else { ENVIRONMENT })
+            let fault = error.downcast_ref().map_or(Fault::Environment, fault);
+            daemon::give_up("peerbar-nvme", error.as_ref(), fault)
         }
     }
 }
@@ -59,10 +53,16 @@ fn serve(path: &std::path::Path, config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the command line, not the machine, is at fault.
-fn is_usage(error: &StartError) -> bool {
+/// Whether the command line or the machine is at fault.
+fn fault(error: &StartError) -> Fault {
     use peerbar_nvme::ConfigError::{Cmb, Image, Ram};
-    matches!(error, StartError::Config(error) if !matches!(error, Image(_) | Ram { .. } | Cmb(peerbar_nvme::CmbError::Memory { .. })))
+    match error {
+        StartError::Config(Image(_) | Ram { .. } | Cmb(CmbError::Memory { .. })) => {
+            Fault::Environment
+        }
+        StartError::Config(_) => Fault::Usage,
+        StartError::Bar(_) | StartError::Thread(_) => Fault::Environment,
+    }
 }
 
 impl From<Args> for Config {
@@ -78,29 +78,6 @@ impl From<Args> for Config {
     }
 }
 
-/// A size in bytes, with K, M, G or T for powers of 1024.
-fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().next_back() {
-        Some((end, unit)) if unit.is_ascii_alphabetic() => {
-            let shift = match unit.to_ascii_uppercase() {
-                'K' => 10,
-                'M' => 20,
-                'G' => 30,
-                'T' => 40,
-                _ => return Err(format!("unit {unit} is none of K, M, G, T")),
-            };
-            (text.get(..end).unwrap_or_default(), shift)
-        }
-        _ => (text, 0),
-    };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| "is no number with an optional K, M, G or T".to_owned())?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "is more than 2^64 bytes".to_owned())
-}
-
 fn source(text: &str) -> Result<Source, String> {
     match text.split_once('=') {
         Some(("ram", bytes)) => size(bytes).map(Source::Ram),
@@ -112,16 +89,6 @@ fn source(text: &str) -> Result<Source, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_binary_units() {
-        assert_eq!(size("512"), Ok(512));
-        assert_eq!(size("64M"), Ok(64 << 20));
-        assert_eq!(size("1g"), Ok(1 << 30));
-        for wrong in ["", "M", "1.5M", "-1", "1X", "99999999T", "1MiB"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn a_source_is_ram_or_a_file() {
