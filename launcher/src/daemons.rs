@@ -81,12 +81,17 @@ pub(crate) fn start(
     Ok(servers)
 }
 
-/// Asks all servers to go, then waits for each.
-pub(crate) fn stop(servers: Vec<Server>) -> anyhow::Result<()> {
-    for mut server in servers {
-        server.child.end(END)?;
+/// Asks each server to go, and waits until it has. A server that does not end well may have lost data; what there is
+/// to say about the first such is returned.
+pub(crate) fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
+    let mut complaint = None;
+    for server in servers {
+        let status = server.child.end(END)?;
+        if !status.success() {
+            complaint.get_or_insert_with(|| epitaph(server, status));
+        }
     }
-    Ok(())
+    Ok(complaint)
 }
 
 /// What to tell about a server that ended with `status`.

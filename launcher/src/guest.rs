@@ -2,11 +2,10 @@
 
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, bail};
 use peerbar_report::Line;
 
 use crate::artifacts::{Artifacts, beside};
@@ -35,8 +34,9 @@ pub(crate) struct Guest {
     inbox: Inbox,
     plan: String,
     started: Instant,
-    /// QEMU's end, and whether its two outputs are still open.
+    /// How QEMU ended, if it has.
     ended: Option<ExitStatus>,
+    /// How many of console and report are still open.
     open: usize,
     /// What the console has said.
     pub console: Console,
@@ -69,13 +69,8 @@ impl Guest {
         sockets: &Sockets,
         folder: &Folder,
     ) -> Result<Self, Failure> {
-        if let Some(path) = sockets.too_long(scenario) {
-            let message =
-                "is longer than the 107 bytes of a socket address; set TMPDIR to a shorter folder";
-            return Err(anyhow!("{} {message}", path.display()).into());
-        }
         let mut inbox = Inbox::new()?;
-        let report = listen(&sockets.report())?;
+        let report = listen(sockets, scenario)?;
         let servers = daemons::start(
             &beside("peerbar-nvme")?,
             scenario,
@@ -157,11 +152,11 @@ impl Guest {
         }
     }
 
-    /// Ends QEMU if it has not ended, then the servers.
-    pub(crate) fn stop(mut self) -> anyhow::Result<(Console, Report)> {
+    /// Ends QEMU if it has not ended, then the servers: what there is to say about one that did not end well.
+    pub(crate) fn stop(mut self) -> anyhow::Result<(Console, Report, Option<String>)> {
         self.qemu.end(END)?;
-        daemons::stop(self.servers)?;
-        Ok((self.console, self.report))
+        let complaint = daemons::stop(&mut self.servers)?;
+        Ok((self.console, self.report, complaint))
     }
 
     fn connected(&mut self, mut stream: UnixStream) -> anyhow::Result<()> {
@@ -198,6 +193,14 @@ pub(crate) fn spawn(command: &Command, folder: &Folder) -> anyhow::Result<Child>
     Child::spawn(held)
 }
 
-fn listen(path: &Path) -> anyhow::Result<UnixListener> {
-    UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))
+/// Listens for QEMU, once it is known that all paths fit an address.
+fn listen(sockets: &Sockets, scenario: &Scenario) -> anyhow::Result<UnixListener> {
+    if let Some(path) = sockets.too_long(scenario) {
+        let path = path.display();
+        bail!(
+            "{path} is longer than the 107 bytes of a socket address; set TMPDIR to a shorter folder"
+        );
+    }
+    let path = sockets.report();
+    UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))
 }

@@ -12,13 +12,15 @@ use crate::folder::Folder;
 use crate::report::{Report, Row};
 use crate::scenario::Scenario;
 use crate::table::table;
-use crate::verdict::{Ending, Verdict, judge};
+use crate::verdict::{Ending, Evidence, Verdict, judge};
 
 /// A run that is over and not yet judged.
 pub(crate) struct Ran {
     pub(crate) ending: Ending,
     pub(crate) console: Console,
     pub(crate) report: Report,
+    /// About a server that did not end well.
+    pub(crate) complaint: Option<String>,
     pub(crate) seconds: f64,
 }
 
@@ -28,7 +30,15 @@ pub(crate) fn conclude(run: Ran, scenario: &Scenario, folder: &Folder) -> anyhow
     for (number, row) in (1..).zip(&mut rows) {
         row.name = scenario.label(number).unwrap_or(&row.name).to_owned();
     }
-    let verdict = judge(&run.ending, &rows, &end, run.console.trouble());
+    let evidence = Evidence {
+        ending: &run.ending,
+        asked: scenario.checks.len(),
+        rows: &rows,
+        report: &end,
+        trouble: run.console.trouble(),
+        complaint: run.complaint.as_deref(),
+    };
+    let verdict = judge(&evidence);
     let results = json!({
         "scenario": scenario.name,
         "verdict": verdict,

@@ -106,12 +106,13 @@ fn boot_and_check(
         return Err(anyhow!("QEMU does not start ({status}): {words}").into());
     }
     let seconds = guest.started().elapsed().as_secs_f64();
-    let (console, report) = guest.stop()?;
+    let (console, report, complaint) = guest.stop()?;
     drop(progress);
     let run = Ran {
         ending,
         console,
         report,
+        complaint,
         seconds,
     };
     Ok(conclude(run, scenario, folder)?)

@@ -31,14 +31,25 @@ pub(crate) enum Ending {
     StayedOn(u64),
 }
 
+/// All that a run is judged by.
+pub(crate) struct Evidence<'a> {
+    /// Why it stopped being watched.
+    pub(crate) ending: &'a Ending,
+    /// How many checks were asked for.
+    pub(crate) asked: usize,
+    /// The results.
+    pub(crate) rows: &'a [Row],
+    /// Whether the report keeps its own promises.
+    pub(crate) report: &'a Result<(), KtapError>,
+    /// The first line of the console that shows a kernel in trouble.
+    pub(crate) trouble: Option<&'a str>,
+    /// About a server that did not end well.
+    pub(crate) complaint: Option<&'a str>,
+}
+
 /// Judges a run. Only a run that is clean in every respect has passed.
-pub(crate) fn judge(
-    ending: &Ending,
-    rows: &[Row],
-    report: &Result<(), KtapError>,
-    trouble: Option<&str>,
-) -> Verdict {
-    let (outcome, reason) = match ending {
+pub(crate) fn judge(evidence: &Evidence<'_>) -> Verdict {
+    let (outcome, reason) = match evidence.ending {
         Ending::Signal(signal) => (
             Outcome::Interrupted(*signal),
             format!("ended by signal {signal}"),
@@ -52,43 +63,45 @@ pub(crate) fn judge(
             Outcome::TimedOut,
             format!("the guest did not power off within {seconds} s after its last check"),
         ),
-        Ending::Ended(status) => return judge_ended(*status, rows, report, trouble),
+        Ending::Ended(status) => match (evidence.report, evidence.trouble) {
+            (Err(error), Some(trouble)) => (
+                Outcome::GuestDied,
+                format!("{error}; the console says: {trouble}"),
+            ),
+            (Err(error), None) => (Outcome::GuestDied, format!("{error} (QEMU: {status})")),
+            (Ok(()), _) => match flaw(evidence, *status) {
+                Some(flaw) => (Outcome::Failed, flaw),
+                None => (
+                    Outcome::Passed,
+                    format!("all {} checks passed", evidence.asked),
+                ),
+            },
+        },
     };
     Verdict { outcome, reason }
 }
 
-fn judge_ended(
-    status: ExitStatus,
-    rows: &[Row],
-    report: &Result<(), KtapError>,
-    trouble: Option<&str>,
-) -> Verdict {
-    let passed = rows
+/// What is wrong with a run whose report is complete.
+fn flaw(evidence: &Evidence<'_>, status: ExitStatus) -> Option<String> {
+    let (rows, asked) = (evidence.rows.len(), evidence.asked);
+    let passed = evidence
+        .rows
         .iter()
         .filter(|row| row.verdict == CheckVerdict::Pass)
         .count();
-    let (outcome, reason) = match (report, trouble) {
-        (Err(error), Some(trouble)) => (
-            Outcome::GuestDied,
-            format!("{error}; the console says: {trouble}"),
-        ),
-        (Err(error), None) => (Outcome::GuestDied, format!("{error} (QEMU: {status})")),
-        (Ok(()), Some(trouble)) => (Outcome::Failed, format!("the console says: {trouble}")),
-        (Ok(()), None) if !status.success() => {
-            (Outcome::Failed, format!("QEMU ended with {status}"))
-        }
-        (Ok(()), None) if rows.is_empty() => (Outcome::Failed, "no check was run".to_owned()),
-        (Ok(()), None) if passed < rows.len() => (
-            Outcome::Failed,
-            format!(
-                "{} of {} checks did not pass",
-                rows.len() - passed,
-                rows.len()
-            ),
-        ),
-        (Ok(()), None) => (Outcome::Passed, format!("all {passed} checks passed")),
-    };
-    Verdict { outcome, reason }
+    if let Some(trouble) = evidence.trouble {
+        Some(format!("the console says: {trouble}"))
+    } else if let Some(complaint) = evidence.complaint {
+        Some(complaint.to_owned())
+    } else if !status.success() {
+        Some(format!("QEMU ended with {status}"))
+    } else if rows != asked || rows == 0 {
+        Some(format!("the agent reports {rows} checks of {asked}"))
+    } else if passed < rows {
+        Some(format!("{} of {rows} checks did not pass", rows - passed))
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -98,6 +111,16 @@ mod tests {
     use peerbar_report::Measure;
 
     use super::*;
+
+    const PASS: CheckVerdict = CheckVerdict::Pass;
+    const WELL: Evidence<'_> = Evidence {
+        ending: &Ending::StayedOn(0),
+        asked: 1,
+        rows: &[],
+        report: &Ok(()),
+        trouble: None,
+        complaint: None,
+    };
 
     fn rows(verdicts: &[CheckVerdict]) -> Vec<Row> {
         let row = |verdict: &CheckVerdict| Row {
@@ -109,70 +132,87 @@ mod tests {
         verdicts.iter().map(row).collect()
     }
 
-    fn outcome(
-        status: i32,
-        verdicts: &[CheckVerdict],
-        report: Result<(), KtapError>,
-        trouble: Option<&str>,
-    ) -> Outcome {
-        let ending = Ending::Ended(ExitStatus::from_raw(status));
-        judge(&ending, &rows(verdicts), &report, trouble).outcome
+    fn ended(status: i32) -> Ending {
+        Ending::Ended(ExitStatus::from_raw(status))
     }
 
     #[test]
-    fn a_run_passes_only_if_all_is_well() {
-        let pass = CheckVerdict::Pass;
-        let skip = CheckVerdict::Skip("no fio".to_owned());
+    fn a_run_passes_only_if_every_check_does() {
+        let judged = |asked, verdicts: &[CheckVerdict]| {
+            let (ending, rows) = (ended(0), rows(verdicts));
+            judge(&Evidence {
+                ending: &ending,
+                asked,
+                rows: &rows,
+                ..WELL
+            })
+            .outcome
+        };
+        assert_eq!(judged(2, &[PASS, PASS]), Outcome::Passed);
+        assert_eq!(judged(0, &[]), Outcome::Failed);
+        assert_eq!(judged(3, &[PASS, PASS]), Outcome::Failed);
+        assert_eq!(judged(2, &[PASS, CheckVerdict::Fail]), Outcome::Failed);
         assert_eq!(
-            outcome(0, &[pass.clone(), pass.clone()], Ok(()), None),
-            Outcome::Passed
-        );
-        assert_eq!(outcome(0, &[], Ok(()), None), Outcome::Failed);
-        assert_eq!(
-            outcome(0, &[pass.clone(), CheckVerdict::Fail], Ok(()), None),
+            judged(2, &[PASS, CheckVerdict::Skip("no fio".to_owned())]),
             Outcome::Failed
         );
+    }
+
+    #[test]
+    fn a_run_passes_only_if_all_around_the_checks_is_well() {
+        let rows = rows(&[PASS]);
+        let judged = |status, evidence: Evidence<'_>| {
+            judge(&Evidence {
+                ending: &ended(status),
+                rows: &rows,
+                ..evidence
+            })
+            .reason
+        };
+        assert_eq!(judged(0, WELL), "all 1 checks passed");
+        assert_eq!(judged(256, WELL), "QEMU ended with exit status: 1");
+        let trouble = Some("WARNING: x");
         assert_eq!(
-            outcome(0, &[pass.clone(), skip], Ok(()), None),
-            Outcome::Failed
+            judged(0, Evidence { trouble, ..WELL }),
+            "the console says: WARNING: x"
         );
-        assert_eq!(
-            outcome(0, std::slice::from_ref(&pass), Ok(()), Some("WARNING: x")),
-            Outcome::Failed
-        );
-        assert_eq!(
-            outcome(256, std::slice::from_ref(&pass), Ok(()), None),
-            Outcome::Failed
-        );
-        assert_eq!(
-            outcome(0, &[pass], Err(KtapError::NoPlan), None),
-            Outcome::GuestDied
-        );
+        let words = "server disk0 ended (exit status: 101): panicked";
+        let complaint = Some(words);
+        assert_eq!(judged(0, Evidence { complaint, ..WELL }), words);
     }
 
     #[test]
     fn the_reason_names_what_the_kernel_said() {
-        let incomplete = KtapError::Incomplete {
+        let report = &Err(KtapError::Incomplete {
             seen: 3,
             planned: 10,
-        };
-        let ending = Ending::Ended(ExitStatus::from_raw(0));
-        let verdict = judge(
-            &ending,
-            &[],
-            &Err(incomplete),
-            Some("Kernel panic - not syncing"),
-        );
+        });
+        let trouble = Some("Kernel panic - not syncing");
+        let verdict = judge(&Evidence {
+            ending: &ended(0),
+            report,
+            trouble,
+            ..WELL
+        });
+        let reason =
+            "the report ends after 3 of 10 results; the console says: Kernel panic - not syncing";
         assert_eq!(
-            verdict.reason,
-            "the report ends after 3 of 10 results; the console says: Kernel panic - not syncing"
+            (verdict.outcome, verdict.reason.as_str()),
+            (Outcome::GuestDied, reason)
         );
     }
 
     #[test]
     fn what_ends_a_run_from_outside_is_not_a_verdict_on_the_checks() {
-        let judged =
-            |ending: Ending| judge(&ending, &rows(&[CheckVerdict::Pass]), &Ok(()), None).outcome;
+        let rows = rows(&[PASS]);
+        let judged = |ending: Ending| {
+            judge(&Evidence {
+                ending: &ending,
+                rows: &rows,
+                ..WELL
+            })
+            .outcome
+        };
         assert_eq!(judged(Ending::Signal(2)), Outcome::Interrupted(2));
         assert_eq!(judged(Ending::TimedOut(60)), Outcome::TimedOut);
         assert_eq!(judged(Ending::StayedOn(10)), Outcome::TimedOut);
