@@ -1,0 +1,135 @@
+//! Which part of a transfer goes peer to peer.
+
+use std::fs::File;
+
+use rustix::fs::{AtFlags, StatxFlags, statx};
+
+/// What holds everywhere, where the kernel does not say: a page.
+const PAGE: u64 = 4096;
+
+/// What a file wants of direct I/O. Bytes that do not meet it need a bounce.
+///
+/// Of a transfer between `offset` in the file and `at` in the buffer the whole blocks go peer to peer, and what is left
+/// before and after them does not. If `at` is not aligned where the first whole block starts, nothing of it goes peer
+/// to peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Offsets and lengths in the file are multiples of this, a block's size in bytes.
+    pub block: u64,
+    /// Offsets in the buffer are multiples of this, in bytes.
+    pub memory: u64,
+}
+
+impl Alignment {
+    /// What the kernel says of `file` (Linux 6.1, STATX_DIOALIGN).
+    pub(crate) fn of(file: &File) -> Self {
+        let told = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+        let (block, memory) = told.map_or((0, 0), |told| {
+            (told.stx_dio_offset_align, told.stx_dio_mem_align)
+        });
+        let or_page = |value: u32| match u64::from(value) {
+            0 => PAGE,
+            value => value.next_power_of_two(),
+        };
+        Alignment {
+            block: or_page(block),
+            memory: or_page(memory),
+        }
+    }
+
+    /// Splits a transfer of `length` bytes between `offset` in the file and `at` in the buffer.
+    pub(crate) fn split(self, offset: u64, at: u64, length: u64) -> Split {
+        let head = self
+            .up(offset)
+            .map_or(length, |start| start.saturating_sub(offset));
+        let middle = self.down(length.saturating_sub(head));
+        if middle == 0 || !at.wrapping_add(head).is_multiple_of(self.memory) {
+            return Split {
+                head: length,
+                middle: 0,
+                tail: 0,
+            };
+        }
+        Split {
+            head,
+            middle,
+            tail: length.saturating_sub(head).saturating_sub(middle),
+        }
+    }
+
+    /// The first block that starts at `offset` or later.
+    pub(crate) fn up(self, offset: u64) -> Option<u64> {
+        offset.checked_next_multiple_of(self.block)
+    }
+
+    /// The start of the block that `offset` is in.
+    pub(crate) fn down(self, offset: u64) -> u64 {
+        offset.saturating_sub(offset.checked_rem(self.block).unwrap_or(0))
+    }
+}
+
+/// A transfer's parts in bytes, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Split {
+    /// What comes before the first whole block, or all of it if there is no aligned one.
+    pub(crate) head: u64,
+    /// Whole blocks: they can go peer to peer.
+    pub(crate) middle: u64,
+    /// What comes after the last whole block.
+    pub(crate) tail: u64,
+}
+
+impl Split {
+    /// All through host memory.
+    pub(crate) fn bounced_whole(length: u64) -> Self {
+        Split {
+            head: length,
+            middle: 0,
+            tail: 0,
+        }
+    }
+
+    /// Bytes that do not go peer to peer.
+    pub(crate) fn bounced(self) -> u64 {
+        self.head.saturating_add(self.tail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DISK: Alignment = Alignment {
+        block: 512,
+        memory: 4,
+    };
+
+    fn parts(offset: u64, at: u64, length: u64) -> (u64, u64, u64) {
+        let split = DISK.split(offset, at, length);
+        (split.head, split.middle, split.tail)
+    }
+
+    #[test]
+    fn whole_blocks_are_the_middle() {
+        assert_eq!(parts(0, 0, 4096), (0, 4096, 0));
+        assert_eq!(parts(512, 4, 1024), (0, 1024, 0));
+        assert_eq!(parts(500, 4, 1024), (12, 512, 500));
+        assert_eq!(parts(0, 0, 513), (0, 512, 1));
+    }
+
+    #[test]
+    fn without_an_aligned_block_all_is_bounced() {
+        assert_eq!(parts(1, 0, 511), (511, 0, 0));
+        assert_eq!(parts(511, 0, 512), (512, 0, 0));
+        assert_eq!(parts(0, 1, 4096), (4096, 0, 0));
+        assert_eq!(parts(500, 0, 1024), (12, 512, 500));
+        assert_eq!(parts(501, 0, 1024), (1024, 0, 0));
+        assert_eq!(parts(0, 0, 0), (0, 0, 0));
+    }
+
+    #[test]
+    fn the_end_of_all_offsets_does_not_overflow() {
+        assert_eq!(parts(u64::MAX, 0, 100), (100, 0, 0));
+        assert_eq!(parts(u64::MAX - 600, u64::MAX, 100), (100, 0, 0));
+    }
+}

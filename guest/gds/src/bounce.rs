@@ -1,0 +1,173 @@
+//! The detour through host memory.
+
+use std::fs::File;
+use std::io;
+
+use crate::alignment::Alignment;
+use crate::buffer::{Buffer, HostBuffer};
+use crate::file::Piece;
+use crate::{Error, Gpu, Result};
+
+/// How much goes at once, in bytes.
+const SIZE: u64 = 1 << 20;
+
+/// A piece of host memory that both the disk and the GPU's copy engine reach.
+#[derive(Debug)]
+pub(crate) struct Bounce {
+    gpu: Gpu,
+    host: HostBuffer,
+    alignment: Alignment,
+}
+
+/// What one round of a piece covers.
+#[derive(Debug)]
+struct Round {
+    /// Start and length of whole blocks in the file.
+    low: u64,
+    blocks: u64,
+    /// Where the wanted bytes start in them, and how many there are.
+    skip: u64,
+    length: u64,
+    /// Where they are in the GPU's buffer.
+    at: u64,
+}
+
+impl Round {
+    /// Whether bytes are covered that are not wanted.
+    fn is_partial(&self) -> bool {
+        self.length < self.blocks
+    }
+}
+
+impl Bounce {
+    pub(crate) fn new(gpu: &Gpu, alignment: Alignment) -> Result<Self> {
+        let size = SIZE.max(alignment.block.saturating_mul(2));
+        Ok(Bounce {
+            gpu: gpu.clone(),
+            host: gpu.allocate_host(size)?,
+            alignment,
+        })
+    }
+
+    /// Reads a piece; returns how much there was of it.
+    pub(crate) fn read(
+        &self,
+        file: &File,
+        piece: &Piece,
+        buffer: &Buffer,
+        failed: impl Fn(io::Error) -> Error,
+    ) -> Result<u64> {
+        self.in_rounds(piece, |round| {
+            let count = self.fetch(file, round).map_err(&failed)?;
+            let wanted = count.saturating_sub(round.skip).min(round.length);
+            let from = self.host.span(part(round.skip, wanted))?;
+            self.gpu.copy(from, buffer.span(part(round.at, wanted))?)?;
+            Ok(wanted)
+        })
+    }
+
+    /// Writes a piece; returns how much of it was taken.
+    pub(crate) fn write(
+        &self,
+        file: &File,
+        piece: &Piece,
+        buffer: &Buffer,
+        failed: impl Fn(io::Error) -> Error,
+    ) -> Result<u64> {
+        self.in_rounds(piece, |round| {
+            let old = match round.is_partial() {
+                true => self.fetch(file, round).map_err(&failed)?,
+                false => round.blocks,
+            };
+            self.clear(old..round.blocks)?;
+            let from = buffer.span(part(round.at, round.length))?;
+            self.gpu
+                .copy(from, self.host.span(part(round.skip, round.length))?)?;
+            let count = self.store(file, round).map_err(&failed)?;
+            if old < round.blocks && count == round.blocks {
+                // The file ended in this block, and now it ends after it.
+                let end = old.max(round.skip.saturating_add(round.length));
+                file.set_len(round.low.saturating_add(end))
+                    .map_err(&failed)?;
+            }
+            Ok(count.saturating_sub(round.skip).min(round.length))
+        })
+    }
+
+    fn in_rounds(
+        &self,
+        piece: &Piece,
+        mut carry: impl FnMut(&Round) -> Result<u64>,
+    ) -> Result<u64> {
+        let mut done: u64 = 0;
+        while done < piece.length() {
+            let round = self.round(piece, done);
+            let moved = carry(&round)?;
+            done = done.saturating_add(moved);
+            if moved < round.length {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn round(&self, piece: &Piece, done: u64) -> Round {
+        let start = piece.offset.saturating_add(done);
+        let low = self.alignment.down(start);
+        let skip = start.saturating_sub(low);
+        let left = piece.length().saturating_sub(done);
+        let room = self.alignment.down(self.host.size());
+        let length = left.min(room.saturating_sub(skip));
+        Round {
+            low,
+            blocks: self
+                .alignment
+                .up(skip.saturating_add(length))
+                .unwrap_or(room),
+            skip,
+            length,
+            at: piece.range.start.saturating_add(done),
+        }
+    }
+
+    /// Reads the round's blocks from the file; returns how many bytes there are, fewer only where the file ends.
+    fn fetch(&self, file: &File, round: &Round) -> io::Result<u64> {
+        self.repeat(round, |at| {
+            let offset = round.low.saturating_add(at);
+            self.host
+                .mapping()
+                .read_file(at..round.blocks, file, offset)
+        })
+    }
+
+    /// Writes the round's blocks to the file; returns how many bytes it took.
+    fn store(&self, file: &File, round: &Round) -> io::Result<u64> {
+        self.repeat(round, |at| {
+            let offset = round.low.saturating_add(at);
+            self.host
+                .mapping()
+                .write_file(at..round.blocks, file, offset)
+        })
+    }
+
+    fn repeat(&self, round: &Round, attempt: impl Fn(u64) -> io::Result<u64>) -> io::Result<u64> {
+        let mut done: u64 = 0;
+        while done < round.blocks {
+            let count = attempt(done)?;
+            done = done.saturating_add(count);
+            if count == 0 || self.alignment.down(count) != count {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn clear(&self, range: std::ops::Range<u64>) -> Result<()> {
+        let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(0);
+        self.host.mapping().write(range.start, &vec![0; length])
+    }
+}
+
+fn part(start: u64, length: u64) -> std::ops::Range<u64> {
+    start..start.saturating_add(length)
+}

@@ -1,0 +1,287 @@
+//! Buffers: GPU memory, memory of others that the GPU reaches, and dma-bufs.
+
+use std::fs::File;
+use std::ops::{Range, RangeBounds};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::driver::Driver;
+use crate::mapping::Mapping;
+use crate::memory::Memory;
+use crate::span::{Span, resolve};
+use crate::uapi::{self, Space};
+use crate::{Error, Result};
+
+/// A piece of GPU memory, mapped into this process. Clones are the same piece; it is freed with the last of them.
+///
+/// Memory that a transfer is under way to is not given to anybody else before the transfer has ended, whatever is freed
+/// meanwhile.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    parts: Arc<Parts>,
+}
+
+#[derive(Debug)]
+struct Parts {
+    /// Before the memory, so that it is unmapped when the memory is freed.
+    mapping: Mapping,
+    memory: Memory,
+    mmap_offset: u64,
+}
+
+/// Where a part of a buffer lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Offset in VRAM in bytes.
+    pub vram_offset: u64,
+    /// Its address on the PCIe fabric, where peers reach it.
+    pub bus_address: u64,
+    /// How many bytes follow at consecutive addresses.
+    pub length: u64,
+}
+
+impl Buffer {
+    pub(crate) fn allocate(driver: &Arc<dyn Driver>, size: u64) -> Result<Self> {
+        let mut alloc = uapi::Alloc {
+            size,
+            ..uapi::Alloc::default()
+        };
+        driver.alloc(&mut alloc).map_err(|source| Error::Driver {
+            what: format!("allocate {size} bytes of VRAM"),
+            source,
+        })?;
+        let memory = Memory::new(driver, Space::Vram, alloc.handle, alloc.size);
+        let mapping = map(&memory, alloc.mmap_offset)?;
+        let parts = Parts {
+            mapping,
+            memory,
+            mmap_offset: alloc.mmap_offset,
+        };
+        Ok(Buffer {
+            parts: Arc::new(parts),
+        })
+    }
+
+    /// Size in bytes, as it was asked for, rounded up to pages.
+    pub fn size(&self) -> u64 {
+        self.parts.memory.size
+    }
+
+    /// `range` of it, for the GPU's commands.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`]; [`Error::Freed`].
+    pub fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
+        self.parts.memory.span(range)
+    }
+
+    /// The mapping through which files are read and written, and through which the processor loads and stores.
+    pub fn mapping(&self) -> &Mapping {
+        &self.parts.mapping
+    }
+
+    /// One more mapping of it, which lives on its own.
+    ///
+    /// # Errors
+    /// [`Error::Map`]; [`Error::Freed`].
+    pub fn map_again(&self) -> Result<Mapping> {
+        self.parts.memory.live()?;
+        map(&self.parts.memory, self.parts.mmap_offset)
+    }
+
+    /// Where the byte at `offset` lies.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; [`Error::Freed`].
+    pub fn placement(&self, offset: u64) -> Result<Placement> {
+        let memory = &self.parts.memory;
+        let mut query = uapi::Query {
+            handle: memory.live()?.handle,
+            offset,
+            ..uapi::Query::default()
+        };
+        memory
+            .driver
+            .query(&mut query)
+            .map_err(|source| Error::Driver {
+                what: format!("say where byte {offset} of {memory:?} lies"),
+                source,
+            })?;
+        Ok(Placement {
+            vram_offset: query.vram_offset,
+            bus_address: query.bus_address,
+            length: query.length,
+        })
+    }
+
+    /// Frees it now, whoever still has a clone. Mappings stay, and what becomes of an access to them is the driver's
+    /// business: it never meets memory of somebody else.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; [`Error::Freed`].
+    pub fn free(&self) -> Result<()> {
+        self.parts.memory.free()
+    }
+
+    /// Pulls the memory away from everybody: mappings, dma-bufs and pins of other drivers.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; [`Error::Freed`].
+    pub fn revoke(&self) -> Result<()> {
+        let memory = &self.parts.memory;
+        memory
+            .driver
+            .revoke(memory.live()?)
+            .map_err(|source| Error::Driver {
+                what: format!("revoke {memory:?}"),
+                source,
+            })
+    }
+
+    /// A dma-buf of it, for other drivers and processes.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; [`Error::Freed`].
+    pub fn export(&self) -> Result<OwnedFd> {
+        let memory = &self.parts.memory;
+        let mut export = uapi::Export {
+            handle: memory.live()?.handle,
+            fd: -1,
+        };
+        memory
+            .driver
+            .export(&mut export)
+            .map_err(|source| Error::Driver {
+                what: format!("export {memory:?}"),
+                source,
+            })?;
+        Ok(take_descriptor(export.fd))
+    }
+
+    /// `range` of it for file I/O.
+    pub(crate) fn resolve(&self, range: impl RangeBounds<u64>) -> Result<Range<u64>> {
+        self.parts.memory.live()?;
+        resolve(range, self.size())
+    }
+}
+
+fn map(memory: &Memory, mmap_offset: u64) -> Result<Mapping> {
+    let mapped = Mapping::of_file(memory.driver.file(), mmap_offset, memory.size);
+    mapped.map_err(|source| Error::Map {
+        what: "VRAM",
+        length: memory.size,
+        source,
+    })
+}
+
+#[allow(unsafe_code)]
+fn take_descriptor(fd: i32) -> OwnedFd {
+    // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nobody else has it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Memory outside of the GPU that its engines reach: the host's own, or p2pmem of another device.
+#[derive(Clone, Debug)]
+pub struct HostBuffer {
+    parts: Arc<HostParts>,
+}
+
+#[derive(Debug)]
+struct HostParts {
+    /// Before the mapping: the GPU must lose the memory before this process gives it back.
+    memory: Memory,
+    mapping: Mapping,
+}
+
+impl HostBuffer {
+    pub(crate) fn allocate(driver: &Arc<dyn Driver>, size: u64) -> Result<Self> {
+        let mapping = Mapping::anonymous(size).map_err(|source| Error::Map {
+            what: "host memory",
+            length: size,
+            source,
+        })?;
+        HostBuffer::register(driver, mapping)
+    }
+
+    pub(crate) fn of_file(driver: &Arc<dyn Driver>, file: &File, size: u64) -> Result<Self> {
+        let mapping = Mapping::of_file(file, 0, size).map_err(|source| Error::Map {
+            what: "another device's memory",
+            length: size,
+            source,
+        })?;
+        HostBuffer::register(driver, mapping)
+    }
+
+    #[allow(unsafe_code)]
+    fn register(driver: &Arc<dyn Driver>, mapping: Mapping) -> Result<Self> {
+        let mut register = uapi::Register {
+            address: mapping.address(),
+            size: mapping.size(),
+            ..uapi::Register::default()
+        };
+        // SAFETY: nobody has references into a `Mapping`, and this one is unmapped after the handle is freed.
+        let registered = unsafe { driver.register(&mut register) };
+        registered.map_err(|source| Error::Driver {
+            what: format!("take {} bytes of memory for its DMA", mapping.size()),
+            source,
+        })?;
+        let memory = Memory::new(driver, Space::Host, register.handle, mapping.size());
+        Ok(HostBuffer {
+            parts: Arc::new(HostParts { memory, mapping }),
+        })
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.parts.memory.size
+    }
+
+    /// `range` of it, for the GPU's commands.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
+        self.parts.memory.span(range)
+    }
+
+    /// The mapping through which the processor loads and stores.
+    pub fn mapping(&self) -> &Mapping {
+        &self.parts.mapping
+    }
+}
+
+/// Memory behind a dma-buf that somebody exported. This process has no mapping of it.
+#[derive(Clone, Debug)]
+pub struct ImportedBuffer {
+    memory: Arc<Memory>,
+}
+
+impl ImportedBuffer {
+    pub(crate) fn import(driver: &Arc<dyn Driver>, dma_buf: impl AsFd) -> Result<Self> {
+        let mut import = uapi::Import {
+            fd: dma_buf.as_fd().as_raw_fd(),
+            ..uapi::Import::default()
+        };
+        driver.import(&mut import).map_err(|source| Error::Driver {
+            what: "import the dma-buf".to_owned(),
+            source,
+        })?;
+        let memory = Memory::new(driver, Space::DmaBuf, import.handle, import.size);
+        Ok(ImportedBuffer {
+            memory: Arc::new(memory),
+        })
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.memory.size
+    }
+
+    /// `range` of it, for the GPU's commands.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
+        self.memory.span(range)
+    }
+}

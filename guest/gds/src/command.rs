@@ -1,0 +1,325 @@
+//! What the GPU can do.
+
+use crate::span::Span;
+use crate::uapi::{OPERANDS, Operand, Submit};
+use crate::{Error, Result};
+
+/// Operands of a launch that say its shape.
+const GRID: usize = 11;
+const BLOCK: usize = 12;
+
+/// Bytes of a histogram: 256 counters of 4 bytes.
+const BINS_BYTES: u64 = 1024;
+
+/// A command. All operands may lie in GPU memory or elsewhere, in any combination.
+#[derive(Clone, Copy, Debug)]
+pub enum Command<'a> {
+    /// Nothing: its fence shows that everything before is done.
+    Nop,
+    /// Copies; both of one length.
+    Copy {
+        /// What is read.
+        from: Span<'a>,
+        /// What is written.
+        to: Span<'a>,
+    },
+    /// Fills with a pattern of 8 bytes, little-endian, repeated.
+    Fill {
+        /// What is written.
+        to: Span<'a>,
+        /// The pattern.
+        pattern: u64,
+    },
+    /// Compares; both of one length. The result is the offset of the first difference, or the length.
+    Compare {
+        /// One.
+        first: Span<'a>,
+        /// The other.
+        second: Span<'a>,
+    },
+    /// The result is the CRC-32C (Castagnoli, as iSCSI has it).
+    Crc32c {
+        /// What is read.
+        from: Span<'a>,
+    },
+    /// Runs a kernel in `grid * block` threads; the device takes blocks of up to 1024 threads, 2^24 threads in all.
+    Launch {
+        /// What each thread does.
+        kernel: Kernel<'a>,
+        /// Blocks.
+        grid: u32,
+        /// Threads of a block.
+        block: u32,
+    },
+}
+
+/// A kernel and its operands. Elements are 4 bytes long, little-endian; thread i works on element i, and threads beyond
+/// `elements` do nothing.
+#[derive(Clone, Copy, Debug)]
+pub enum Kernel<'a> {
+    /// `sum[i] = a[i] + b[i]`, f32.
+    VectorAdd {
+        /// One addend.
+        a: Span<'a>,
+        /// The other.
+        b: Span<'a>,
+        /// The sum.
+        sum: Span<'a>,
+        /// Elements.
+        elements: u64,
+    },
+    /// `y[i] = factor * x[i] + y[i]`, f32.
+    Saxpy {
+        /// Read.
+        x: Span<'a>,
+        /// Read and written.
+        y: Span<'a>,
+        /// Elements.
+        elements: u64,
+        /// The factor.
+        factor: f32,
+    },
+    /// The result is the sum of u32 elements, in 64 bits.
+    Reduce {
+        /// Read.
+        x: Span<'a>,
+        /// Elements.
+        elements: u64,
+    },
+    /// Adds to each of 256 counters (u32) how often its number occurs among the bytes.
+    Histogram {
+        /// Read.
+        bytes: Span<'a>,
+        /// The counters.
+        bins: Span<'a>,
+    },
+    /// Every thread adds `value` to a counter (u64). The result is the counter before the first.
+    AtomicAdd {
+        /// The counter.
+        counter: Span<'a>,
+        /// What is added.
+        value: u64,
+    },
+}
+
+impl Command<'_> {
+    /// The command as the driver takes it.
+    pub(crate) fn encode(&self) -> Result<Submit> {
+        let builder = Builder::default();
+        let built = match *self {
+            Command::Nop => builder.opcode(0),
+            Command::Copy { from, to } => {
+                let length = one_length(from, to)?;
+                builder
+                    .opcode(1)
+                    .address(0, from, length)?
+                    .address(1, to, length)?
+                    .number(2, length)
+            }
+            Command::Fill { to, pattern } => builder
+                .opcode(2)
+                .address(0, to, to.length())?
+                .number(1, to.length())
+                .number(2, pattern),
+            Command::Compare { first, second } => {
+                let length = one_length(first, second)?;
+                builder
+                    .opcode(3)
+                    .address(0, first, length)?
+                    .address(1, second, length)?
+                    .number(2, length)
+            }
+            Command::Crc32c { from } => builder
+                .opcode(4)
+                .address(0, from, from.length())?
+                .number(1, from.length()),
+            Command::Launch {
+                kernel,
+                grid,
+                block,
+            } => kernel
+                .encode(builder.opcode(5))?
+                .number(GRID, grid.into())
+                .number(BLOCK, block.into()),
+        };
+        Ok(built.submit)
+    }
+}
+
+impl Kernel<'_> {
+    fn encode(&self, launch: Builder) -> Result<Builder> {
+        Ok(match *self {
+            Kernel::VectorAdd {
+                a,
+                b,
+                sum,
+                elements,
+            } => launch
+                .kernel(0)
+                .address(0, a, bytes_of(elements))?
+                .address(1, b, bytes_of(elements))?
+                .address(2, sum, bytes_of(elements))?
+                .number(3, elements),
+            Kernel::Saxpy {
+                x,
+                y,
+                elements,
+                factor,
+            } => launch
+                .kernel(1)
+                .address(0, x, bytes_of(elements))?
+                .address(1, y, bytes_of(elements))?
+                .number(2, elements)
+                .number(3, factor.to_bits().into()),
+            Kernel::Reduce { x, elements } => launch
+                .kernel(2)
+                .address(0, x, bytes_of(elements))?
+                .number(1, elements),
+            Kernel::Histogram { bytes, bins } => launch
+                .kernel(3)
+                .address(0, bytes, bytes.length())?
+                .number(1, bytes.length())
+                .address(2, bins, BINS_BYTES)?,
+            Kernel::AtomicAdd { counter, value } => launch
+                .kernel(4)
+                .address(0, counter, size_of::<u64>() as u64)?
+                .number(1, value),
+        })
+    }
+}
+
+fn bytes_of(elements: u64) -> u64 {
+    elements.saturating_mul(4)
+}
+
+fn one_length(left: Span<'_>, right: Span<'_>) -> Result<u64> {
+    if left.length() != right.length() {
+        return Err(Error::Lengths {
+            left: left.length(),
+            right: right.length(),
+        });
+    }
+    Ok(left.length())
+}
+
+/// A submission that grows operand by operand.
+#[derive(Default)]
+struct Builder {
+    submit: Submit,
+}
+
+impl Builder {
+    fn opcode(mut self, opcode: u32) -> Self {
+        self.submit.opcode = opcode;
+        self
+    }
+
+    fn kernel(mut self, kernel: u32) -> Self {
+        self.submit.kernel = kernel;
+        self
+    }
+
+    /// `span` as operand `index`, of which the command touches the first `needed` bytes.
+    fn address(mut self, index: usize, span: Span<'_>, needed: u64) -> Result<Self> {
+        if needed > span.length() {
+            return Err(Error::ShortOperand {
+                needed,
+                given: span.length(),
+            });
+        }
+        if let Some(length) = self.submit.length.get_mut(index) {
+            *length = needed;
+        }
+        self.submit.address_mask |= 1 << index;
+        Ok(self.operand(index, span.operand))
+    }
+
+    fn number(self, index: usize, number: u64) -> Self {
+        let operand = Operand {
+            offset: number,
+            ..Operand::default()
+        };
+        self.operand(index, operand)
+    }
+
+    fn operand(mut self, index: usize, operand: Operand) -> Self {
+        debug_assert!(index < OPERANDS, "no operand {index}");
+        if let Some(place) = self.submit.operand.get_mut(index) {
+            *place = operand;
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uapi::Space;
+
+    fn vram(range: std::ops::Range<u64>) -> Span<'static> {
+        Span::new(Space::Vram, 7, range)
+    }
+
+    #[test]
+    fn a_copy_is_two_addresses_and_a_length() {
+        let submit = Command::Copy {
+            from: vram(16..48),
+            to: Span::new(Space::Host, 3, 0..32),
+        }
+        .encode()
+        .unwrap();
+        assert_eq!((submit.opcode, submit.address_mask), (1, 0b11));
+        let operand = |space, handle, offset| Operand {
+            space,
+            handle,
+            offset,
+        };
+        let (from, to, number) = (operand(0, 7, 16), operand(1, 3, 0), operand(0, 0, 32));
+        assert_eq!(submit.operand[..3], [from, to, number]);
+        assert_eq!(submit.length[..3], [32, 32, 0]);
+    }
+
+    #[test]
+    fn a_launch_has_its_shape_in_the_last_operands() {
+        let kernel = Kernel::Saxpy {
+            x: vram(0..400),
+            y: vram(400..800),
+            elements: 100,
+            factor: 2.0,
+        };
+        let submit = Command::Launch {
+            kernel,
+            grid: 4,
+            block: 32,
+        }
+        .encode()
+        .unwrap();
+        assert_eq!((submit.opcode, submit.kernel), (5, 1));
+        assert_eq!(submit.address_mask, 0b11);
+        assert_eq!(submit.length[..2], [400, 400]);
+        let numbers = [2, 3, 11, 12].map(|index: usize| submit.operand[index].offset);
+        assert_eq!(numbers, [100, 0x4000_0000, 4, 32]);
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_are_refused() {
+        let copy = Command::Copy {
+            from: vram(0..8),
+            to: vram(8..24),
+        };
+        assert!(matches!(
+            copy.encode(),
+            Err(Error::Lengths { left: 8, right: 16 })
+        ));
+        let kernel = Kernel::Reduce {
+            x: vram(0..8),
+            elements: u64::MAX,
+        };
+        let launch = Command::Launch {
+            kernel,
+            grid: 1,
+            block: 1,
+        };
+        assert!(matches!(launch.encode(), Err(Error::ShortOperand { .. })));
+    }
+}

@@ -1,0 +1,217 @@
+//! What can go wrong.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error as ThisError;
+
+use crate::{Direction, Fault};
+
+/// Result of this library.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, with the kernel's own reason as its source where it has one.
+#[derive(Debug, ThisError)]
+#[non_exhaustive]
+pub enum Error {
+    /// The GPU's device file cannot be opened.
+    #[error(
+        "cannot open {}; it is there once a GPU is and the module peerbar_gpu is loaded", path.display()
+    )]
+    Open {
+        /// The device file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The driver refuses a request.
+    #[error("the GPU's driver does not {what}")]
+    Driver {
+        /// The request: "allocate 4096 bytes of VRAM".
+        what: String,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// Memory cannot be mapped.
+    #[error("cannot map {length} bytes of {what}")]
+    Map {
+        /// Whose memory.
+        what: &'static str,
+        /// How many bytes.
+        length: u64,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// A range reaches beyond its buffer, or ends before it starts.
+    #[error("bytes {start} to {end} are not within a buffer of {size} bytes")]
+    OutOfBounds {
+        /// First byte.
+        start: u64,
+        /// The byte after the last one.
+        end: u64,
+        /// Size of the buffer.
+        size: u64,
+    },
+    /// The buffer was freed.
+    #[error("the buffer has been freed")]
+    Freed,
+    /// Two operands of a command must be of one length.
+    #[error("the command's operands are of {left} and {right} bytes; they must be of one length")]
+    Lengths {
+        /// Length of the first.
+        left: u64,
+        /// Length of the second.
+        right: u64,
+    },
+    /// An operand of a kernel is shorter than what the kernel's threads go through.
+    #[error("the kernel needs {needed} bytes of its operand, which has {given}")]
+    ShortOperand {
+        /// Bytes that the kernel goes through.
+        needed: u64,
+        /// Bytes of the operand.
+        given: u64,
+    },
+    /// The GPU could not do a command. Its channel has been started anew.
+    #[error("the GPU did not do the command: {0}")]
+    Fault(Fault),
+    /// A command was not done in time. It may still be done.
+    #[error("the GPU has not done the command within {} ms", .0.as_millis())]
+    TimedOut(Duration),
+    /// The file cannot be opened for I/O past the page cache.
+    #[error("cannot open {} past the page cache{}", path.display(), no_direct_io(source))]
+    OpenFile {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The transfer is not aligned to what goes peer to peer, and the policy forbids a bounce.
+    #[error(
+        "of {length} bytes at offset {offset} of {}, {bounced} cannot go peer to peer, since that takes whole blocks of \
+         {block} bytes of the file and multiples of {memory} bytes in the buffer; align them, or allow a bounce", path.display()
+    )]
+    Unaligned {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// Bytes that were asked for.
+        length: u64,
+        /// Bytes of them that would have to go through host memory.
+        bounced: u64,
+        /// What offsets and lengths in the file must be multiples of.
+        block: u64,
+        /// What offsets in the buffer must be multiples of.
+        memory: u64,
+    },
+    /// The kernel does not do peer-to-peer DMA between the file's disk and the GPU.
+    #[error(
+        "the kernel refuses peer-to-peer DMA between the GPU and the disk of {} ({direction} of {length} bytes at offset \
+         {offset}): the two need a common switch without ACS redirect, or a host bridge that the kernel trusts, and \
+         nothing in between that copies, such as device mapper; look for \"P2PDMA\" and \"peer-to-peer\" in the kernel's \
+         log, or allow a bounce", path.display()
+    )]
+    PeerToPeer {
+        /// The file.
+        path: PathBuf,
+        /// Which way.
+        direction: Direction,
+        /// Where in it.
+        offset: u64,
+        /// Bytes that were asked for.
+        length: u64,
+        /// The kernel's reason: EREMOTEIO of older kernels, EINVAL of newer ones.
+        source: io::Error,
+    },
+    /// A transfer failed for any other reason.
+    #[error("{direction} of {length} bytes at offset {offset} of {} failed", path.display())]
+    Transfer {
+        /// The file.
+        path: PathBuf,
+        /// Which way.
+        direction: Direction,
+        /// Where in it.
+        offset: u64,
+        /// Bytes that were asked for.
+        length: u64,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// A write ended early.
+    #[error(
+        "write of {length} bytes at offset {offset} of {} ended after {done}", path.display()
+    )]
+    ShortWrite {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        offset: u64,
+        /// Bytes that were to be written.
+        length: u64,
+        /// Bytes that were.
+        done: u64,
+    },
+    /// A file operation that is no transfer failed.
+    #[error("cannot {what} {}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// There are as many requests under way as the queue holds.
+    #[error("the queue holds {0} requests; wait for one before another is pushed")]
+    QueueFull(u32),
+    /// io_uring does not do what it should.
+    #[error("cannot {what} an io_uring; sysctl kernel.io_uring_disabled may forbid it")]
+    Ring {
+        /// What was tried.
+        what: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+/// The way out where a file system has no direct I/O.
+fn no_direct_io(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EINVAL) => "; its file system does not take O_DIRECT, as ext4 and xfs do",
+        _ => "",
+    }
+}
+
+/// Whether a failed direct transfer, aligned as it should be, was refused because of whose memory it is.
+pub(crate) fn refuses_peer_memory(source: &io::Error) -> bool {
+    matches!(
+        source.raw_os_error(),
+        Some(libc::EINVAL | libc::EREMOTEIO | libc::EOPNOTSUPP)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn a_refused_mapping_is_told_from_a_broken_disk() {
+        let of = |code| refuses_peer_memory(&io::Error::from_raw_os_error(code));
+        assert!(of(libc::EINVAL) && of(libc::EREMOTEIO));
+        assert!(!of(libc::EIO) && !of(libc::ENOSPC));
+    }
+
+    #[test]
+    fn an_error_never_repeats_its_source() {
+        let error = Error::OpenFile {
+            path: "/proc/file".into(),
+            source: io::Error::from_raw_os_error(libc::EINVAL),
+        };
+        let source = error.source().unwrap().to_string();
+        assert!(!error.to_string().contains(&source), "{error}");
+        assert!(error.to_string().ends_with("as ext4 and xfs do"), "{error}");
+    }
+}

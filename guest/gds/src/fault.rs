@@ -1,0 +1,64 @@
+//! Why the GPU did not do a command.
+
+use std::fmt;
+
+/// A fault code of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// An access met a part of the aperture behind which there is no memory.
+    NoPage,
+    /// DMA of the command was refused or met nobody.
+    Dma,
+    /// An address beyond VRAM.
+    OutOfVram,
+    /// The device does not know the command, or its numbers.
+    BadCommand,
+    /// The driver's ring was damaged.
+    BadRing,
+    /// Lengths beyond what the device does in one command.
+    TooLong,
+    /// A code that this library does not know.
+    Other(u32),
+}
+
+impl From<u32> for Fault {
+    fn from(code: u32) -> Fault {
+        match code {
+            1 => Fault::NoPage,
+            2 => Fault::Dma,
+            3 => Fault::OutOfVram,
+            4 => Fault::BadCommand,
+            5 => Fault::BadRing,
+            6 => Fault::TooLong,
+            code => Fault::Other(code),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fault::NoPage => "fault 1, no memory behind that part of the aperture",
+            Fault::Dma => "fault 2, its DMA failed",
+            Fault::OutOfVram => "fault 3, an address beyond VRAM",
+            Fault::BadCommand => "fault 4, bad command",
+            Fault::BadRing => "fault 5, bad ring",
+            Fault::TooLong => "fault 6, the command is too long",
+            Fault::Other(code) => return write!(f, "fault {code}, which is unknown"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_the_device() {
+        for code in 1..=6 {
+            let told = Fault::from(code).to_string();
+            assert!(told.starts_with(&format!("fault {code}, ")), "{told}");
+        }
+        assert_eq!(Fault::from(9).to_string(), "fault 9, which is unknown");
+    }
+}

@@ -1,0 +1,44 @@
+//! Waiting for a command.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::driver::Driver;
+use crate::{Error, Fault, Result, uapi};
+
+/// A command that was submitted. Dropping it does not call the command off.
+#[derive(Debug)]
+#[must_use = "the command may go on after its buffers are freed"]
+pub struct Fence {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) value: u64,
+}
+
+impl Fence {
+    /// Waits until the command is done; returns its result, 0 where it has none.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] if the GPU could not do it; [`Error::TimedOut`], after which it can be waited for again;
+    /// [`Error::Driver`].
+    pub fn wait(&self, patience: Duration) -> Result<u64> {
+        let mut wait = uapi::Wait {
+            fence: self.value,
+            timeout_ns: u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX),
+            ..uapi::Wait::default()
+        };
+        match self.driver.wait(&mut wait) {
+            Ok(()) if wait.error == 0 => Ok(wait.result),
+            Ok(()) => Err(Error::Fault(Fault::from(wait.error))),
+            Err(error) if is_timeout(&error) => Err(Error::TimedOut(patience)),
+            Err(source) => Err(Error::Driver {
+                what: "wait for a command".to_owned(),
+                source,
+            }),
+        }
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ETIME | libc::ETIMEDOUT))
+}

@@ -1,0 +1,491 @@
+//! Files between which and GPU memory data goes.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::{Range, RangeBounds};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::alignment::{Alignment, Split};
+use crate::bounce::Bounce;
+use crate::error::refuses_peer_memory;
+use crate::traffic::Counters;
+use crate::{Buffer, Error, Gpu, Policy, Result, Traffic};
+
+/// Where offsets in files end, as far as the kernel goes.
+const LAST_OFFSET: u64 = i64::MAX as u64;
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the file to the buffer.
+    Read,
+    /// From the buffer to the file.
+    Write,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        })
+    }
+}
+
+/// A file or block device, opened past the page cache with [`FileOptions`](crate::FileOptions). Clones are the same
+/// file and count together. Threads may use it at once; their bounces take turns.
+#[derive(Clone, Debug)]
+pub struct GpuFile {
+    parts: Arc<Parts>,
+}
+
+#[derive(Debug)]
+struct Parts {
+    gpu: Gpu,
+    file: File,
+    path: PathBuf,
+    alignment: Alignment,
+    policy: Policy,
+    counters: Counters,
+    /// Made when the first byte has to bounce.
+    bounce: Mutex<Option<Bounce>>,
+}
+
+/// A transfer that has been found possible.
+#[derive(Clone, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) direction: Direction,
+    /// Where in the file.
+    pub(crate) offset: u64,
+    /// Where in the buffer.
+    pub(crate) range: Range<u64>,
+    pub(crate) split: Split,
+}
+
+impl Transfer {
+    fn length(&self) -> u64 {
+        self.range.end.saturating_sub(self.range.start)
+    }
+
+    /// The piece of `length` bytes that starts `skip` bytes after the start.
+    fn piece(&self, skip: u64, length: u64) -> Piece {
+        let start = self.range.start.saturating_add(skip);
+        Piece {
+            direction: self.direction,
+            offset: self.offset.saturating_add(skip),
+            range: start..start.saturating_add(length),
+        }
+    }
+
+    /// The part that goes peer to peer.
+    pub(crate) fn middle(&self) -> Piece {
+        self.piece(self.split.head, self.split.middle)
+    }
+}
+
+/// A part of a transfer that goes one way.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) direction: Direction,
+    pub(crate) offset: u64,
+    pub(crate) range: Range<u64>,
+}
+
+impl Piece {
+    pub(crate) fn length(&self) -> u64 {
+        self.range.end.saturating_sub(self.range.start)
+    }
+
+    /// What is left of it after the first `done` bytes.
+    fn after(&self, done: u64) -> Piece {
+        Piece {
+            direction: self.direction,
+            offset: self.offset.saturating_add(done),
+            range: self.range.start.saturating_add(done)..self.range.end,
+        }
+    }
+}
+
+impl GpuFile {
+    pub(crate) fn new(gpu: &Gpu, file: File, path: PathBuf, policy: Policy) -> Result<Self> {
+        let parts = Parts {
+            alignment: Alignment::of(&file),
+            gpu: gpu.clone(),
+            file,
+            path,
+            policy,
+            counters: Counters::default(),
+            bounce: Mutex::new(None),
+        };
+        Ok(GpuFile {
+            parts: Arc::new(parts),
+        })
+    }
+
+    /// Reads into all of `range` of `buffer`, from `offset` in the file on; returns how many bytes there were, fewer
+    /// only where the file ends. Of the last block of a file more of the buffer's range may change than is returned.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`] and [`Error::PeerToPeer`] if it cannot go peer to peer and must not bounce;
+    /// [`Error::Transfer`]; [`Error::OutOfBounds`]; [`Error::Freed`]; those of [`Gpu::run`] for what bounces.
+    pub fn read_at(
+        &self,
+        buffer: &Buffer,
+        range: impl RangeBounds<u64>,
+        offset: u64,
+    ) -> Result<u64> {
+        let transfer = self.plan(Direction::Read, buffer, range, offset)?;
+        self.carry_out(&transfer, buffer, None)
+    }
+
+    /// Writes all of `range` of `buffer` to `offset` in the file. It is on the disk after [`GpuFile::sync`].
+    ///
+    /// Where an end of it is no whole block and may bounce, the block is read, changed and written back: nobody else
+    /// may write to that block at the same time, nor change the file's length.
+    ///
+    /// # Errors
+    /// As [`GpuFile::read_at`]; [`Error::ShortWrite`] if the disk takes only a part.
+    pub fn write_at(
+        &self,
+        buffer: &Buffer,
+        range: impl RangeBounds<u64>,
+        offset: u64,
+    ) -> Result<()> {
+        let transfer = self.plan(Direction::Write, buffer, range, offset)?;
+        self.carry_out(&transfer, buffer, None).map(drop)
+    }
+
+    /// Waits until all that was written is on the disk.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn sync(&self) -> Result<()> {
+        self.parts.file.sync_data().map_err(|source| Error::File {
+            what: "flush",
+            path: self.parts.path.clone(),
+            source,
+        })
+    }
+
+    /// Bytes that went peer to peer, and bytes that bounced, since it was opened.
+    pub fn traffic(&self) -> Traffic {
+        self.parts.counters.traffic()
+    }
+
+    /// What it wants of transfers that are to go peer to peer as a whole.
+    pub fn alignment(&self) -> Alignment {
+        self.parts.alignment
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.parts.path
+    }
+
+    /// Finds out which parts go which way, and refuses what the policy forbids.
+    pub(crate) fn plan(
+        &self,
+        direction: Direction,
+        buffer: &Buffer,
+        range: impl RangeBounds<u64>,
+        offset: u64,
+    ) -> Result<Transfer> {
+        let range = buffer.resolve(range)?;
+        let length = range.end.saturating_sub(range.start);
+        let alignment = self.parts.alignment;
+        let transfer = Transfer {
+            direction,
+            offset,
+            split: match self.parts.policy {
+                Policy::BounceOnly => Split::bounced_whole(length),
+                Policy::PeerOnly | Policy::AllowBounce => {
+                    alignment.split(offset, range.start, length)
+                }
+            },
+            range,
+        };
+        let end = offset.checked_add(length).and_then(|end| alignment.up(end));
+        if end.is_none_or(|end| end > LAST_OFFSET) {
+            let source = io::Error::from_raw_os_error(libc::EFBIG);
+            return Err(self.failed(&transfer.piece(0, length), source));
+        }
+        self.permit(&transfer)?;
+        Ok(transfer)
+    }
+
+    fn permit(&self, transfer: &Transfer) -> Result<()> {
+        let bounced = transfer.split.bounced();
+        if self.parts.policy == Policy::PeerOnly && bounced > 0 {
+            return Err(Error::Unaligned {
+                path: self.parts.path.clone(),
+                offset: transfer.offset,
+                length: transfer.length(),
+                bounced,
+                block: self.parts.alignment.block,
+                memory: self.parts.alignment.memory,
+            });
+        }
+        Ok(())
+    }
+
+    /// Does it; `first` is the outcome of a first attempt at the middle, if there was one.
+    pub(crate) fn carry_out(
+        &self,
+        transfer: &Transfer,
+        buffer: &Buffer,
+        first: Option<io::Result<u64>>,
+    ) -> Result<u64> {
+        let Split { head, middle, tail } = transfer.split;
+        let to_tail = head.saturating_add(middle);
+        let mut done = self.bounce(&transfer.piece(0, head), buffer)?;
+        if done == head {
+            let moved = self.straight(&transfer.middle(), buffer, first)?;
+            done = done.saturating_add(moved);
+        }
+        if done == to_tail {
+            let moved = self.bounce(&transfer.piece(to_tail, tail), buffer)?;
+            done = done.saturating_add(moved);
+        }
+        if transfer.direction == Direction::Write && done < transfer.length() {
+            return Err(Error::ShortWrite {
+                path: self.parts.path.clone(),
+                offset: transfer.offset,
+                length: transfer.length(),
+                done,
+            });
+        }
+        Ok(done)
+    }
+
+    /// Moves a piece of whole blocks peer to peer; returns how much there was of it.
+    fn straight(
+        &self,
+        piece: &Piece,
+        buffer: &Buffer,
+        first: Option<io::Result<u64>>,
+    ) -> Result<u64> {
+        let mut done: u64 = 0;
+        let mut first = first;
+        while done < piece.length() {
+            let rest = piece.after(done);
+            let attempt = first.take().unwrap_or_else(|| self.attempt(&rest, buffer));
+            let count = match attempt {
+                Ok(count) => count,
+                Err(error) if refuses_peer_memory(&error) => {
+                    return Ok(done.saturating_add(self.refused(&rest, buffer, error)?));
+                }
+                Err(error) => return Err(self.failed(&rest, error)),
+            };
+            self.parts.counters.peer(count);
+            done = done.saturating_add(count);
+            // A broken block is the last of the file.
+            if count == 0 || self.parts.alignment.down(count) != count {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// One call of the kernel, which moves the bytes by the disk's own DMA.
+    fn attempt(&self, piece: &Piece, buffer: &Buffer) -> io::Result<u64> {
+        let (mapping, file) = (buffer.mapping(), &self.parts.file);
+        match piece.direction {
+            Direction::Read => mapping.read_file(piece.range.clone(), file, piece.offset),
+            Direction::Write => mapping.write_file(piece.range.clone(), file, piece.offset),
+        }
+    }
+
+    fn refused(&self, piece: &Piece, buffer: &Buffer, source: io::Error) -> Result<u64> {
+        if self.parts.policy == Policy::AllowBounce {
+            return self.bounce(piece, buffer);
+        }
+        Err(Error::PeerToPeer {
+            path: self.parts.path.clone(),
+            direction: piece.direction,
+            offset: piece.offset,
+            length: piece.length(),
+            source,
+        })
+    }
+
+    /// Moves a piece through host memory; returns how much there was of it.
+    fn bounce(&self, piece: &Piece, buffer: &Buffer) -> Result<u64> {
+        if piece.length() == 0 {
+            return Ok(0);
+        }
+        let parts = &self.parts;
+        let mut slot = parts.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let bounce = match &mut *slot {
+            Some(bounce) => bounce,
+            empty => empty.insert(Bounce::new(&parts.gpu, parts.alignment)?),
+        };
+        let failed = |source| self.failed(piece, source);
+        let done = match piece.direction {
+            Direction::Read => bounce.read(&parts.file, piece, buffer, failed)?,
+            Direction::Write => bounce.write(&parts.file, piece, buffer, failed)?,
+        };
+        parts.counters.bounced(done);
+        Ok(done)
+    }
+
+    fn failed(&self, piece: &Piece, source: io::Error) -> Error {
+        Error::Transfer {
+            path: self.parts.path.clone(),
+            direction: piece.direction,
+            offset: piece.offset,
+            length: piece.length(),
+            source,
+        }
+    }
+}
+
+impl AsFd for GpuFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.parts.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use tempfile::NamedTempFile;
+
+    use super::*;
+    use crate::FileOptions;
+    use crate::fake::{Fake, bytes_of, gpu_with};
+
+    const SIZE: usize = 40_000;
+
+    fn pattern(seed: u32, length: usize) -> Vec<u8> {
+        (0..length)
+            .map(|index| u8::try_from((index * 31 + index / 251 + seed as usize) % 256).unwrap())
+            .collect()
+    }
+
+    /// A GPU, its one buffer, and an open file that holds `pattern(1)`.
+    fn lab(policy: Policy) -> (Arc<Fake>, Gpu, Buffer, GpuFile, NamedTempFile) {
+        let (fake, gpu) = gpu_with(1 << 20);
+        let buffer = gpu.allocate(1 << 18).unwrap();
+        let named = NamedTempFile::new().unwrap();
+        named.as_file().write_all_at(&pattern(1, SIZE), 0).unwrap();
+        named.as_file().sync_all().unwrap();
+        let options = FileOptions::new().write(true).policy(policy);
+        let file = options.open(&gpu, named.path()).unwrap();
+        (fake, gpu, buffer, file, named)
+    }
+
+    #[test]
+    fn an_aligned_read_goes_peer_to_peer_and_ends_where_the_file_ends() {
+        let (_fake, _gpu, buffer, file, _named) = lab(Policy::PeerOnly);
+        let read = file.read_at(&buffer, 4096.., 0).unwrap();
+        assert_eq!(read, SIZE as u64);
+        assert_eq!(bytes_of(&buffer, 4096, SIZE), pattern(1, SIZE));
+        assert_eq!(
+            file.traffic(),
+            Traffic {
+                peer_bytes: SIZE as u64,
+                bounced_bytes: 0
+            }
+        );
+        assert_eq!(file.read_at(&buffer, ..4096, 1 << 20).unwrap(), 0);
+    }
+
+    #[test]
+    fn unaligned_ends_bounce_only_where_they_may() {
+        let (_fake, _gpu, buffer, file, _named) = lab(Policy::PeerOnly);
+        let error = file.read_at(&buffer, ..9000, 100).unwrap_err();
+        assert!(matches!(error, Error::Unaligned { .. }), "{error}");
+        assert_eq!(file.traffic(), Traffic::default());
+
+        let (_fake, _gpu, buffer, file, _named) = lab(Policy::AllowBounce);
+        let block = file.alignment().block;
+        let head = block - 100;
+        let middle = (20_000 - head) / block * block;
+        let (at, end) = (block - head, block - head + 20_000);
+        assert_eq!(file.read_at(&buffer, at..end, 100).unwrap(), 20_000);
+        let at = usize::try_from(at).unwrap();
+        assert_eq!(bytes_of(&buffer, at, 20_000), pattern(1, SIZE)[100..20_100]);
+        let traffic = file.traffic();
+        assert_eq!(traffic.peer_bytes, middle);
+        assert_eq!(traffic.bounced_bytes, 20_000 - middle);
+    }
+
+    #[test]
+    fn unaligned_writes_leave_their_neighbours_alone() {
+        for (offset, length, at) in [
+            (100, 20_000, 100),
+            (4095, 2, 7),
+            (511, 4098, 511),
+            (39_990, 300, 0),
+            (50_001, 77, 3),
+        ] {
+            let (_fake, _gpu, buffer, file, named) = lab(Policy::AllowBounce);
+            buffer.mapping().write(at, &pattern(9, length)).unwrap();
+            let end = at + length as u64;
+            file.write_at(&buffer, at..end, offset as u64).unwrap();
+            let mut wanted = pattern(1, SIZE);
+            wanted.resize(wanted.len().max(offset + length), 0);
+            wanted[offset..offset + length].copy_from_slice(&pattern(9, length));
+            assert_eq!(
+                std::fs::read(named.path()).unwrap(),
+                wanted,
+                "{length} at {offset}"
+            );
+            let traffic = file.traffic();
+            assert_eq!(traffic.peer_bytes + traffic.bounced_bytes, length as u64);
+        }
+    }
+
+    #[test]
+    fn all_bounces_where_that_is_asked_for() {
+        let (_fake, gpu, buffer, _, named) = lab(Policy::PeerOnly);
+        let options = FileOptions::new().write(true).policy(Policy::BounceOnly);
+        let file = options.open(&gpu, named.path()).unwrap();
+        assert_eq!(file.read_at(&buffer, 5.., 3).unwrap(), SIZE as u64 - 3);
+        assert_eq!(bytes_of(&buffer, 5, SIZE - 3), pattern(1, SIZE)[3..]);
+        assert_eq!(file.traffic().peer_bytes, 0);
+        assert_eq!(file.traffic().bounced_bytes, SIZE as u64 - 3);
+    }
+
+    #[test]
+    fn a_refused_mapping_is_explained_or_bounced() {
+        let refusal = || Some(Err(io::Error::from_raw_os_error(libc::EREMOTEIO)));
+        let (_fake, _gpu, buffer, file, _named) = lab(Policy::PeerOnly);
+        let transfer = file.plan(Direction::Read, &buffer, ..8192, 0).unwrap();
+        let error = file.carry_out(&transfer, &buffer, refusal()).unwrap_err();
+        assert!(matches!(error, Error::PeerToPeer { .. }), "{error}");
+
+        let (_fake, _gpu, buffer, file, _named) = lab(Policy::AllowBounce);
+        let transfer = file.plan(Direction::Read, &buffer, ..8192, 0).unwrap();
+        assert_eq!(file.carry_out(&transfer, &buffer, refusal()).unwrap(), 8192);
+        assert_eq!(bytes_of(&buffer, 0, 8192), pattern(1, SIZE)[..8192]);
+        assert_eq!(
+            file.traffic(),
+            Traffic {
+                peer_bytes: 0,
+                bounced_bytes: 8192
+            }
+        );
+    }
+
+    #[test]
+    fn a_freed_buffer_and_the_end_of_offsets_are_refused() {
+        let (_fake, _gpu, buffer, file, _named) = lab(Policy::AllowBounce);
+        let error = file.write_at(&buffer, ..4096, u64::MAX - 10).unwrap_err();
+        assert!(matches!(error, Error::Transfer { .. }), "{error}");
+        let error = file
+            .write_at(&buffer, ..4096, LAST_OFFSET - 10)
+            .unwrap_err();
+        assert!(matches!(error, Error::Transfer { .. }), "{error}");
+        buffer.free().unwrap();
+        assert!(matches!(
+            file.read_at(&buffer, ..4096, 0),
+            Err(Error::Freed)
+        ));
+        assert!(matches!(buffer.free(), Err(Error::Freed)));
+    }
+}

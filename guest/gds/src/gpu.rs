@@ -1,0 +1,301 @@
+//! The GPU itself.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::buffer::{Buffer, HostBuffer, ImportedBuffer};
+use crate::command::{Command, Kernel};
+use crate::driver::{Driver, Node};
+use crate::fence::Fence;
+use crate::span::Span;
+use crate::{Error, Result, uapi};
+
+/// How long [`Gpu::run`] waits: longer than any command takes, even on an emulated machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A GPU, opened. Clones share the one opening, and with it the channel on which commands run in order.
+///
+/// As a descriptor it polls readable when commands have completed.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    pub(crate) driver: Arc<dyn Driver>,
+    properties: Properties,
+}
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// Size of its memory in bytes.
+    pub vram_bytes: u64,
+    /// Size of its BAR in bytes.
+    pub aperture_bytes: u64,
+    /// Bytes that the kernel has as p2pmem, 0 if the aperture is a window.
+    pub p2pmem_bytes: u64,
+    /// Command channels.
+    pub channels: u32,
+    /// Whether its aperture is a window whose pages come and go; buffers are not mappable then.
+    pub window: bool,
+    /// Its PCI address as sysfs writes it: `0000:02:00.0`.
+    pub address: String,
+}
+
+impl Properties {
+    fn new(info: &uapi::Info) -> Self {
+        Properties {
+            vram_bytes: info.vram_size,
+            aperture_bytes: info.aperture_size,
+            p2pmem_bytes: info.p2pmem_size,
+            channels: info.channels,
+            window: info.features & uapi::FEATURE_WINDOW != 0,
+            address: format!(
+                "{:04x}:{:02x}:{:02x}.{}",
+                info.domain,
+                info.bus,
+                info.devfn >> 3 & 0x1f,
+                info.devfn & 7
+            ),
+        }
+    }
+}
+
+impl Gpu {
+    /// Opens GPU `number`, that is `/dev/peerbar-gpuNUMBER`.
+    ///
+    /// # Errors
+    /// [`Error::Open`]; [`Error::Driver`] if the driver does not say what the GPU is.
+    pub fn open(number: u32) -> Result<Self> {
+        let path = PathBuf::from(format!("/dev/peerbar-gpu{number}"));
+        let node = Node::open(&path).map_err(|source| Error::Open { path, source })?;
+        Gpu::with_driver(Arc::new(node))
+    }
+
+    pub(crate) fn with_driver(driver: Arc<dyn Driver>) -> Result<Self> {
+        let info = driver.info().map_err(|source| Error::Driver {
+            what: "say what the GPU is".to_owned(),
+            source,
+        })?;
+        let properties = Properties::new(&info);
+        Ok(Gpu { driver, properties })
+    }
+
+    /// What it is.
+    pub fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// Allocates `size` bytes of its memory, rounded up to pages, and maps them.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], with ENOMEM if there is not enough; [`Error::Map`].
+    pub fn allocate(&self, size: u64) -> Result<Buffer> {
+        Buffer::allocate(&self.driver, size)
+    }
+
+    /// Allocates `size` bytes of host memory, whole pages, that its engines reach.
+    ///
+    /// # Errors
+    /// [`Error::Map`]; [`Error::Driver`].
+    pub fn allocate_host(&self, size: u64) -> Result<HostBuffer> {
+        HostBuffer::allocate(&self.driver, size)
+    }
+
+    /// Takes `size` bytes, whole pages, out of the memory of another device, that its engines reach: `allocate` is that
+    /// device's `p2pmem/allocate` in sysfs, opened to read and write.
+    ///
+    /// # Errors
+    /// [`Error::Map`], with ENOMEM if the pool does not have as much; [`Error::Driver`] if the kernel refuses
+    /// peer-to-peer DMA between the two devices.
+    pub fn allocate_peer(&self, allocate: &File, size: u64) -> Result<HostBuffer> {
+        HostBuffer::of_file(&self.driver, allocate, size)
+    }
+
+    /// Takes somebody's dma-buf.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn import(&self, dma_buf: impl AsFd) -> Result<ImportedBuffer> {
+        ImportedBuffer::import(&self.driver, dma_buf)
+    }
+
+    /// Puts a command behind those that were submitted before, and returns at once.
+    ///
+    /// # Errors
+    /// [`Error::Lengths`] and [`Error::ShortOperand`] for operands that do not fit; [`Error::Driver`].
+    pub fn submit(&self, command: &Command<'_>) -> Result<Fence> {
+        let mut submit = command.encode()?;
+        self.driver
+            .submit(&mut submit)
+            .map_err(|source| Error::Driver {
+                what: "take the command".to_owned(),
+                source,
+            })?;
+        Ok(Fence {
+            driver: Arc::clone(&self.driver),
+            value: submit.fence,
+        })
+    }
+
+    /// Submits a command and waits until it is done, for a minute at most; returns its result.
+    ///
+    /// # Errors
+    /// As [`Gpu::submit`] and [`Fence::wait`].
+    pub fn run(&self, command: &Command<'_>) -> Result<u64> {
+        self.submit(command)?.wait(PATIENCE)
+    }
+
+    /// Copies, and waits.
+    ///
+    /// # Errors
+    /// As [`Gpu::run`].
+    pub fn copy(&self, from: Span<'_>, to: Span<'_>) -> Result<()> {
+        self.run(&Command::Copy { from, to }).map(drop)
+    }
+
+    /// Fills with a pattern of 8 bytes, and waits.
+    ///
+    /// # Errors
+    /// As [`Gpu::run`].
+    pub fn fill(&self, to: Span<'_>, pattern: u64) -> Result<()> {
+        self.run(&Command::Fill { to, pattern }).map(drop)
+    }
+
+    /// Compares; returns the offset of the first difference, if there is one.
+    ///
+    /// # Errors
+    /// As [`Gpu::run`].
+    pub fn compare(&self, first: Span<'_>, second: Span<'_>) -> Result<Option<u64>> {
+        let equal = self.run(&Command::Compare { first, second })?;
+        Ok((equal != first.length()).then_some(equal))
+    }
+
+    /// The CRC-32C of `from`.
+    ///
+    /// # Errors
+    /// As [`Gpu::run`].
+    pub fn crc32c(&self, from: Span<'_>) -> Result<u32> {
+        let crc = self.run(&Command::Crc32c { from })?;
+        u32::try_from(crc).map_err(|_| Error::Driver {
+            what: format!("give a CRC of 32 bits, but {crc:#x}"),
+            source: std::io::ErrorKind::InvalidData.into(),
+        })
+    }
+
+    /// Runs a kernel in `grid` blocks of `block` threads, and waits; returns its result.
+    ///
+    /// # Errors
+    /// As [`Gpu::run`].
+    pub fn launch(&self, kernel: Kernel<'_>, grid: u32, block: u32) -> Result<u64> {
+        self.run(&Command::Launch {
+            kernel,
+            grid,
+            block,
+        })
+    }
+
+    /// An eventfd that counts the commands of this opening that complete from now on. There is one at a time: a new one
+    /// takes the place of the last.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn eventfd(&self) -> Result<OwnedFd> {
+        let refused = |source| Error::Driver {
+            what: "signal an eventfd".to_owned(),
+            source,
+        };
+        let descriptor =
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| refused(error.into()))?;
+        let request = uapi::EventFd {
+            fd: descriptor.as_raw_fd(),
+            pad: 0,
+        };
+        self.driver.eventfd(request).map_err(refused)?;
+        Ok(descriptor)
+    }
+}
+
+impl AsFd for Gpu {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.driver.file()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::gpu_with;
+
+    #[test]
+    fn a_gpu_says_what_it_is() {
+        let (_, gpu) = gpu_with(1 << 20);
+        assert_eq!(gpu.properties().vram_bytes, 1 << 20);
+        assert_eq!(gpu.properties().address, "0000:02:03.2");
+        assert!(!gpu.properties().window);
+    }
+
+    #[test]
+    fn a_comparison_tells_where_the_first_difference_is() {
+        let (_, gpu) = gpu_with(1 << 20);
+        let (vram, host) = (
+            gpu.allocate(4096).unwrap(),
+            gpu.allocate_host(4096).unwrap(),
+        );
+        let (left, right) = (vram.span(..100).unwrap(), host.span(..100).unwrap());
+        assert_eq!(gpu.compare(left, right).unwrap(), None);
+        host.mapping().write(42, &[1]).unwrap();
+        assert_eq!(gpu.compare(left, right).unwrap(), Some(42));
+        gpu.copy(right, left).unwrap();
+        assert_eq!(gpu.compare(left, right).unwrap(), None);
+    }
+
+    #[test]
+    fn handles_are_freed_with_their_last_user() {
+        let (fake, gpu) = gpu_with(1 << 20);
+        let buffer = gpu.allocate(1).unwrap();
+        let clone = buffer.clone();
+        let host = gpu.allocate_host(4096).unwrap();
+        assert_eq!((buffer.size(), fake.handles()), (4096, 2));
+        drop((buffer, host));
+        assert_eq!(fake.handles(), 1);
+        clone.free().unwrap();
+        assert_eq!(fake.handles(), 0);
+        assert!(matches!(clone.span(..), Err(Error::Freed)));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_kernel_s_reason() {
+        use std::error::Error as _;
+
+        let (_, gpu) = gpu_with(1 << 20);
+        let error = gpu.allocate(2 << 20).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the GPU's driver does not allocate 2097152 bytes of VRAM"
+        );
+        assert!(error.source().unwrap().to_string().contains("memory"));
+    }
+
+    #[test]
+    fn a_command_that_is_never_done_times_out() {
+        let (_, gpu) = gpu_with(1 << 20);
+        let fence = Fence {
+            driver: Arc::clone(&gpu.driver),
+            value: 99,
+        };
+        let error = fence.wait(Duration::from_millis(5)).unwrap_err();
+        assert!(matches!(error, Error::TimedOut(_)), "{error}");
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_is_told_by_its_path() {
+        let error = Gpu::open(4096).unwrap_err().to_string();
+        assert!(
+            error.starts_with("cannot open /dev/peerbar-gpu4096; "),
+            "{error}"
+        );
+    }
+}

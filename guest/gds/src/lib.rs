@@ -1,0 +1,75 @@
+//! GPU-direct file I/O: data goes between a file and the memory of a GPU, and host memory has no part in it.
+//!
+//! The disk's controller writes into the GPU's memory by itself, as Linux's p2pdma arranges it, when a program reads a
+//! file past the page cache into a mapping of GPU memory. This library makes such mappings, does such reads and
+//! writes, and says plainly what did not go that way and why.
+//!
+//! ```no_run
+//! use peerbar_gds::{FileOptions, Gpu, Policy};
+//!
+//! # fn main() -> Result<(), peerbar_gds::Error> {
+//! let gpu = Gpu::open(0)?;
+//! let buffer = gpu.allocate(1 << 20)?;
+//! let file = FileOptions::new().policy(Policy::PeerOnly).open(&gpu, "/mnt/data")?;
+//!
+//! let read = file.read_at(&buffer, .., 0)?;
+//! let crc = gpu.crc32c(buffer.span(..read)?)?;
+//! println!("{read} bytes, CRC-32C {crc:08x}, {} of them peer to peer", file.traffic().peer_bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Shapes
+//! - [`Gpu`]: the device, opened; [`Buffer`]: a piece of its memory, mapped; [`HostBuffer`]: memory outside of the GPU
+//!   that its engines reach; [`ImportedBuffer`]: somebody's dma-buf. Clones of them are the same thing, and a buffer is
+//!   freed with its last clone.
+//! - [`GpuFile`]: a file or a block device, opened past the page cache. [`GpuFile::read_at`] and [`GpuFile::write_at`]
+//!   block, [`Queue`] is the asynchronous way (io_uring), [`batch`] does a list of requests at once.
+//! - [`Command`]: what the GPU itself can do, submitted with [`Gpu::submit`], done when its [`Fence`] says so.
+//! - [`Policy`] says whether data may take a detour through host memory, [`Traffic`] counts what did and what did not.
+//!
+//! # Units and alignment
+//! Sizes, lengths, offsets are bytes, any number of them: see [`Alignment`] for what goes peer to peer and what is
+//! left for a bounce.
+//!
+//! # What is not done here
+//! A file that is written is on the disk when [`GpuFile::sync`] has returned. Nothing here locks files: two writers
+//! must not share a block. There are no registered buffers of io_uring, for the kernel refuses peer-to-peer memory
+//! there.
+
+#![deny(unsafe_code)]
+
+mod alignment;
+mod bounce;
+mod buffer;
+mod command;
+mod driver;
+mod error;
+mod fault;
+mod fence;
+mod file;
+mod gpu;
+mod mapping;
+mod memory;
+mod options;
+mod queue;
+mod span;
+mod traffic;
+mod uapi;
+
+#[cfg(test)]
+mod fake;
+
+pub use alignment::Alignment;
+pub use buffer::{Buffer, HostBuffer, ImportedBuffer, Placement};
+pub use command::{Command, Kernel};
+pub use error::{Error, Result};
+pub use fault::Fault;
+pub use fence::Fence;
+pub use file::{Direction, GpuFile};
+pub use gpu::{Gpu, Properties};
+pub use mapping::Mapping;
+pub use options::FileOptions;
+pub use queue::{Completion, Queue, Request, Ticket, batch};
+pub use span::Span;
+pub use traffic::{Policy, Traffic};

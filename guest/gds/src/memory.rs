@@ -1,0 +1,79 @@
+//! What buffers of every kind have in common: a handle of the driver that is freed once.
+
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::driver::Driver;
+use crate::span::{Span, resolve};
+use crate::uapi::{self, Space};
+use crate::{Error, Result};
+
+/// A handle of the driver.
+pub(crate) struct Memory {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) space: Space,
+    pub(crate) handle: u32,
+    pub(crate) size: u64,
+    freed: AtomicBool,
+}
+
+impl Memory {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, space: Space, handle: u32, size: u64) -> Self {
+        Memory {
+            driver: Arc::clone(driver),
+            space,
+            handle,
+            size,
+            freed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
+        Ok(Span::new(
+            self.space,
+            self.live()?.handle,
+            resolve(range, self.size)?,
+        ))
+    }
+
+    /// The handle, which must not be used once it is freed: the driver gives its number to another buffer then.
+    pub(crate) fn live(&self) -> Result<uapi::Handle> {
+        if self.freed.load(Ordering::Acquire) {
+            return Err(Error::Freed);
+        }
+        Ok(uapi::Handle {
+            handle: self.handle,
+            pad: 0,
+        })
+    }
+
+    pub(crate) fn free(&self) -> Result<()> {
+        let handle = self.live()?;
+        if self.freed.swap(true, Ordering::AcqRel) {
+            return Err(Error::Freed);
+        }
+        self.driver.free(handle).map_err(|source| Error::Driver {
+            what: format!("free buffer {}", self.handle),
+            source,
+        })
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} buffer {} of {} bytes",
+            self.space, self.handle, self.size
+        )
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Nobody is left to be told of a failure, and closing the device file frees the handle at last.
+        let _ = self.free();
+    }
+}

@@ -1,0 +1,363 @@
+//! Many transfers at once, over io_uring.
+
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+use crate::file::{Piece, Transfer};
+use crate::{Buffer, Direction, Error, GpuFile, Result};
+
+/// The most bytes that one entry of the ring asks for; the rest of a longer transfer follows when it completes.
+const LONGEST: u64 = 1 << 30;
+
+/// Requests that [`batch`] keeps under way.
+const BATCH_DEPTH: u32 = 64;
+
+/// A transfer to be done. It holds on to its file and its buffer until it has ended.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Which way.
+    pub direction: Direction,
+    /// The file.
+    pub file: GpuFile,
+    /// Where in the file, in bytes.
+    pub offset: u64,
+    /// The buffer.
+    pub buffer: Buffer,
+    /// Which part of the buffer, in bytes.
+    pub range: Range<u64>,
+}
+
+/// What tells one request of a queue from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(u64);
+
+/// A request that has ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// The request.
+    pub ticket: Ticket,
+    /// Bytes that were moved, or why they were not: as [`GpuFile::read_at`] and [`GpuFile::write_at`].
+    pub result: Result<u64>,
+}
+
+/// A queue of transfers that go on while the program does something else.
+///
+/// What goes peer to peer is done by the kernel in any order. What bounces, where the policy allows it, is done by the
+/// thread that waits. Dropping the queue waits for what is under way.
+pub struct Queue {
+    ring: IoUring,
+    depth: u32,
+    next: u64,
+    under_way: BTreeMap<u64, (Request, Transfer)>,
+    done: VecDeque<Completion>,
+}
+
+impl Queue {
+    /// A queue for `depth` requests at a time, 1 to 32768.
+    ///
+    /// # Errors
+    /// [`Error::Ring`].
+    pub fn new(depth: u32) -> Result<Self> {
+        let ring = IoUring::new(depth).map_err(|source| Error::Ring {
+            what: "set up",
+            source,
+        })?;
+        Ok(Queue {
+            ring,
+            depth,
+            next: 0,
+            under_way: BTreeMap::new(),
+            done: VecDeque::new(),
+        })
+    }
+
+    /// Starts a request.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`] if as many are under way as the queue holds; what of [`GpuFile::read_at`]'s errors is known
+    /// before a byte has moved.
+    pub fn push(&mut self, request: Request) -> Result<Ticket> {
+        if self.under_way.len() >= usize::try_from(self.depth).unwrap_or(usize::MAX) {
+            return Err(Error::QueueFull(self.depth));
+        }
+        let transfer = request.file.plan(
+            request.direction,
+            &request.buffer,
+            request.range.clone(),
+            request.offset,
+        )?;
+        let ticket = self.next;
+        self.next = self.next.wrapping_add(1);
+        let middle = transfer.middle();
+        if middle.length() == 0 {
+            self.finish(ticket, &request, &transfer, None);
+            return Ok(Ticket(ticket));
+        }
+        let entry = entry(&request, &middle)?.user_data(ticket);
+        self.start(&entry)?;
+        self.under_way.insert(ticket, (request, transfer));
+        // What the kernel does not take now it takes when the queue is waited for, which then tells why.
+        let _ = self.enter(0);
+        Ok(Ticket(ticket))
+    }
+
+    /// Requests that are under way or not yet told of.
+    pub fn pending(&self) -> usize {
+        self.under_way.len().saturating_add(self.done.len())
+    }
+
+    /// Waits until some request has ended; `None` if none is left.
+    ///
+    /// # Errors
+    /// [`Error::Ring`].
+    pub fn wait(&mut self) -> Result<Option<Completion>> {
+        while self.done.is_empty() && !self.under_way.is_empty() {
+            self.enter(1)?;
+            self.reap();
+        }
+        Ok(self.done.pop_front())
+    }
+
+    /// Puts an entry into the ring. Its request must go to `under_way` before the kernel is entered.
+    fn start(&mut self, entry: &squeue::Entry) -> Result<()> {
+        let mut entries = self.ring.submission();
+        // SAFETY: the entry names a span within a mapping and a descriptor, and the request in `under_way` keeps both
+        // until its completion has been reaped.
+        unsafe { entries.push(entry) }.map_err(|_| Error::QueueFull(self.depth))
+    }
+
+    /// Hands over what is new, and waits for `completions`.
+    fn enter(&mut self, completions: usize) -> Result<()> {
+        loop {
+            match self.ring.submit_and_wait(completions) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    return Err(Error::Ring {
+                        what: "use",
+                        source,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Ends what the kernel is done with.
+    fn reap(&mut self) {
+        let ended: Vec<(u64, i32)> = self
+            .ring
+            .completion()
+            .map(|entry| (entry.user_data(), entry.result()))
+            .collect();
+        for (ticket, result) in ended {
+            if let Some((request, transfer)) = self.under_way.remove(&ticket) {
+                let first = u64::try_from(result)
+                    .map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()));
+                self.finish(ticket, &request, &transfer, Some(first));
+            }
+        }
+    }
+
+    /// Does what is left of a request, and puts its outcome where [`Queue::wait`] finds it.
+    fn finish(
+        &mut self,
+        ticket: u64,
+        request: &Request,
+        transfer: &Transfer,
+        first: Option<io::Result<u64>>,
+    ) {
+        let result = request.file.carry_out(transfer, &request.buffer, first);
+        self.done.push_back(Completion {
+            ticket: Ticket(ticket),
+            result,
+        });
+    }
+}
+
+impl AsFd for Queue {
+    /// Polls readable when [`Queue::wait`] has something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring is open as long as the queue, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue")
+            .field("depth", &self.depth)
+            .field("under_way", &self.under_way.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        while !self.under_way.is_empty() {
+            if self.enter(1).is_err() {
+                // The kernel may still write to these buffers, so they must stay mapped.
+                std::mem::forget(std::mem::take(&mut self.under_way));
+                return;
+            }
+            for entry in self.ring.completion() {
+                self.under_way.remove(&entry.user_data());
+            }
+        }
+    }
+}
+
+/// The entry of the ring for a piece.
+fn entry(request: &Request, piece: &Piece) -> Result<squeue::Entry> {
+    let file = types::Fd(request.file.as_fd().as_raw_fd());
+    let length = piece.length().min(LONGEST);
+    let end = piece.range.start.saturating_add(length);
+    let refused = |source| Error::Ring {
+        what: "describe the buffer to",
+        source,
+    };
+    let (address, length) = request
+        .buffer
+        .mapping()
+        .place(piece.range.start..end)
+        .map_err(refused)?;
+    let length = u32::try_from(length).map_err(|error| refused(io::Error::other(error)))?;
+    Ok(match piece.direction {
+        Direction::Read => opcode::Read::new(file, address.as_ptr(), length)
+            .offset(piece.offset)
+            .build(),
+        Direction::Write => opcode::Write::new(file, address.as_ptr(), length)
+            .offset(piece.offset)
+            .build(),
+    })
+}
+
+/// Does all of `requests`, many of them at a time and in any order; returns the result of each, in the order of the
+/// requests.
+///
+/// # Errors
+/// [`Error::Ring`] if nothing can be done at all; what becomes of a single request is in its result.
+pub fn batch(requests: impl IntoIterator<Item = Request>) -> Result<Vec<Result<u64>>> {
+    let mut queue = Queue::new(BATCH_DEPTH)?;
+    let mut results: Vec<Option<Result<u64>>> = Vec::new();
+    let mut places = BTreeMap::new();
+    for request in requests {
+        while queue.under_way.len() >= usize::try_from(BATCH_DEPTH).unwrap_or(usize::MAX) {
+            settle(&mut queue, &mut places, &mut results)?;
+        }
+        let place = results.len();
+        results.push(None);
+        match queue.push(request) {
+            Ok(ticket) => {
+                places.insert(ticket, place);
+            }
+            Err(error) => {
+                if let Some(result) = results.get_mut(place) {
+                    *result = Some(Err(error));
+                }
+            }
+        }
+    }
+    while queue.pending() > 0 {
+        settle(&mut queue, &mut places, &mut results)?;
+    }
+    Ok(results.into_iter().flatten().collect())
+}
+
+/// Waits for one request of a batch and keeps its result.
+fn settle(
+    queue: &mut Queue,
+    places: &mut BTreeMap<Ticket, usize>,
+    results: &mut [Option<Result<u64>>],
+) -> Result<()> {
+    let Some(completion) = queue.wait()? else {
+        return Ok(());
+    };
+    let place = places.remove(&completion.ticket);
+    if let Some(result) = place.and_then(|place| results.get_mut(place)) {
+        *result = Some(completion.result);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use tempfile::NamedTempFile;
+
+    use super::*;
+    use crate::fake::{bytes_of, gpu_with};
+    use crate::{FileOptions, Gpu, Policy};
+
+    fn lab(policy: Policy) -> (Gpu, Buffer, GpuFile, NamedTempFile) {
+        let (_, gpu) = gpu_with(1 << 20);
+        let buffer = gpu.allocate(1 << 18).unwrap();
+        let named = NamedTempFile::new().unwrap();
+        let bytes: Vec<u8> = (0..=255).cycle().take(1 << 18).collect();
+        named.as_file().write_all_at(&bytes, 0).unwrap();
+        let options = FileOptions::new().write(true).policy(policy);
+        let file = options.open(&gpu, named.path()).unwrap();
+        (gpu, buffer, file, named)
+    }
+
+    fn read(file: &GpuFile, buffer: &Buffer, offset: u64, range: Range<u64>) -> Request {
+        Request {
+            direction: Direction::Read,
+            file: file.clone(),
+            offset,
+            buffer: buffer.clone(),
+            range,
+        }
+    }
+
+    #[test]
+    fn a_batch_longer_than_its_queue_keeps_its_order() {
+        let (_gpu, buffer, file, _named) = lab(Policy::AllowBounce);
+        let mut requests: Vec<Request> = (0..100_u64)
+            .map(|index| {
+                let at = index % 30 * 8192;
+                read(&file, &buffer, at, at..at + 4096)
+            })
+            .collect();
+        requests[7].range = 0..(1 << 18) + 1;
+        requests[9].offset += 5;
+        let results = batch(requests).unwrap();
+        assert_eq!(results.len(), 100);
+        for (index, result) in results.into_iter().enumerate() {
+            match index {
+                7 => assert!(matches!(result, Err(Error::OutOfBounds { .. }))),
+                _ => assert_eq!(result.unwrap(), 4096),
+            }
+        }
+        assert_eq!(bytes_of(&buffer, 8192, 3), [0, 1, 2]);
+        assert_eq!(file.traffic().peer_bytes, 98 * 4096);
+        assert_eq!(file.traffic().bounced_bytes, 4096);
+    }
+
+    #[test]
+    fn a_full_queue_says_so_and_a_drop_waits() {
+        let (_gpu, buffer, file, _named) = lab(Policy::PeerOnly);
+        let mut queue = Queue::new(2).unwrap();
+        let first = queue.push(read(&file, &buffer, 0, 0..4096)).unwrap();
+        let second = queue.push(read(&file, &buffer, 0, 4096..8192)).unwrap();
+        assert_ne!(first, second);
+        let third = queue.push(read(&file, &buffer, 0, 8192..12288));
+        assert!(matches!(third, Err(Error::QueueFull(2))));
+        let done = queue.wait().unwrap().unwrap();
+        assert_eq!(done.result.unwrap(), 4096);
+        queue.push(read(&file, &buffer, 0, 8192..12288)).unwrap();
+        drop(queue);
+        assert_eq!(bytes_of(&buffer, 8192, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn an_empty_queue_has_nothing_to_wait_for() {
+        assert!(Queue::new(1).unwrap().wait().unwrap().is_none());
+    }
+}

@@ -1,0 +1,48 @@
+//! Which way bytes may go, and which way they went.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Which way the bytes of a file may go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Peer to peer, or not at all: what cannot go that way is refused with the reason.
+    #[default]
+    PeerOnly,
+    /// Peer to peer where it can, the rest through host memory.
+    AllowBounce,
+    /// All through host memory: what the same program costs without peer to peer.
+    BounceOnly,
+}
+
+/// Bytes that transfers have moved, by the way that they took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Straight between the disk and GPU memory.
+    pub peer_bytes: u64,
+    /// Through host memory.
+    pub bounced_bytes: u64,
+}
+
+/// Counts of one file, from all threads.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    peer: AtomicU64,
+    bounced: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn peer(&self, bytes: u64) {
+        self.peer.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn bounced(&self, bytes: u64) {
+        self.bounced.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn traffic(&self) -> Traffic {
+        Traffic {
+            peer_bytes: self.peer.load(Ordering::Relaxed),
+            bounced_bytes: self.bounced.load(Ordering::Relaxed),
+        }
+    }
+}

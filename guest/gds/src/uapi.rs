@@ -1,0 +1,240 @@
+//! What passes between a program and `/dev/peerbar-gpuN`: `guest/gpu-driver/include/peerbar_gpu.h`, field for field.
+
+use rustix::ioctl::{Opcode, opcode};
+
+/// Operands of a command.
+pub(crate) const OPERANDS: usize = 13;
+
+const GROUP: u8 = b'P';
+
+/// `enum peerbar_gpu_space`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Space {
+    Vram = 0,
+    Host = 1,
+    DmaBuf = 2,
+}
+
+impl From<Space> for u32 {
+    fn from(space: Space) -> u32 {
+        match space {
+            Space::Vram => 0,
+            Space::Host => 1,
+            Space::DmaBuf => 2,
+        }
+    }
+}
+
+/// Bit of [`Info::features`]: the aperture is a window.
+pub(crate) const FEATURE_WINDOW: u32 = 1;
+
+/// `struct peerbar_gpu_info`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Info {
+    pub(crate) vram_size: u64,
+    pub(crate) aperture_size: u64,
+    pub(crate) p2pmem_size: u64,
+    pub(crate) channels: u32,
+    pub(crate) features: u32,
+    pub(crate) domain: u32,
+    pub(crate) bus: u32,
+    pub(crate) devfn: u32,
+    pub(crate) pad: u32,
+}
+
+/// `struct peerbar_gpu_alloc`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Alloc {
+    pub(crate) size: u64,
+    pub(crate) flags: u32,
+    pub(crate) handle: u32,
+    pub(crate) mmap_offset: u64,
+}
+
+/// `struct peerbar_gpu_free`, and `struct peerbar_gpu_revoke`, which is the same.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Handle {
+    pub(crate) handle: u32,
+    pub(crate) pad: u32,
+}
+
+/// `struct peerbar_gpu_query`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Query {
+    pub(crate) handle: u32,
+    pub(crate) space: u32,
+    pub(crate) offset: u64,
+    pub(crate) vram_offset: u64,
+    pub(crate) bus_address: u64,
+    pub(crate) length: u64,
+}
+
+/// `struct peerbar_gpu_register`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Register {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) handle: u32,
+    pub(crate) pad: u32,
+}
+
+/// `struct peerbar_gpu_operand`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Operand {
+    pub(crate) space: u32,
+    pub(crate) handle: u32,
+    pub(crate) offset: u64,
+}
+
+/// `struct peerbar_gpu_submit`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Submit {
+    pub(crate) opcode: u32,
+    pub(crate) kernel: u32,
+    pub(crate) operand: [Operand; OPERANDS],
+    pub(crate) address_mask: u32,
+    pub(crate) pad: u32,
+    pub(crate) length: [u64; OPERANDS],
+    pub(crate) fence: u64,
+}
+
+/// `struct peerbar_gpu_wait`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Wait {
+    pub(crate) fence: u64,
+    pub(crate) timeout_ns: u64,
+    pub(crate) result: u64,
+    pub(crate) error: u32,
+    pub(crate) pad: u32,
+}
+
+/// `struct peerbar_gpu_eventfd`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct EventFd {
+    pub(crate) fd: i32,
+    pub(crate) pad: u32,
+}
+
+/// `struct peerbar_gpu_export`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Export {
+    pub(crate) handle: u32,
+    pub(crate) fd: i32,
+}
+
+/// `struct peerbar_gpu_import`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Import {
+    pub(crate) fd: i32,
+    pub(crate) handle: u32,
+    pub(crate) size: u64,
+}
+
+pub(crate) const INFO: Opcode = opcode::read::<Info>(GROUP, 0x40);
+pub(crate) const ALLOC: Opcode = opcode::read_write::<Alloc>(GROUP, 0x41);
+pub(crate) const FREE: Opcode = opcode::write::<Handle>(GROUP, 0x42);
+pub(crate) const QUERY: Opcode = opcode::read_write::<Query>(GROUP, 0x43);
+pub(crate) const REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0x44);
+pub(crate) const SUBMIT: Opcode = opcode::read_write::<Submit>(GROUP, 0x45);
+pub(crate) const WAIT: Opcode = opcode::read_write::<Wait>(GROUP, 0x46);
+pub(crate) const EVENTFD: Opcode = opcode::write::<EventFd>(GROUP, 0x47);
+pub(crate) const EXPORT: Opcode = opcode::read_write::<Export>(GROUP, 0x48);
+pub(crate) const IMPORT: Opcode = opcode::read_write::<Import>(GROUP, 0x49);
+pub(crate) const REVOKE: Opcode = opcode::write::<Handle>(GROUP, 0x4a);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const HEADER: &str = include_str!("../../gpu-driver/include/peerbar_gpu.h");
+
+    /// Size of a field such as `__u64 length[13];` in bytes. `sizes` has the structures so far.
+    fn field_bytes(line: &str, sizes: &BTreeMap<String, usize>) -> usize {
+        let line = line.split(';').next().unwrap();
+        let (kind, names) = match line.strip_prefix("struct ") {
+            Some(rest) => rest.split_once(' ').unwrap(),
+            None => line.split_once(' ').unwrap(),
+        };
+        let one = match kind {
+            "__u64" => 8,
+            "__u32" | "__s32" => 4,
+            other => sizes[other],
+        };
+        let count = |name: &str| match name.split_once('[') {
+            Some((_, count)) => count.trim_end_matches(']').parse::<usize>().unwrap(),
+            None => 1,
+        };
+        names.split(',').map(|name| one * count(name)).sum()
+    }
+
+    /// All structures of the header with their sizes; none has a hole, for the header pads by hand.
+    fn structures() -> BTreeMap<String, usize> {
+        let mut sizes = BTreeMap::new();
+        let mut open: Option<(String, usize)> = None;
+        for line in HEADER.lines().map(str::trim) {
+            if line.starts_with("struct ") && line.ends_with('{') {
+                let name = line.split_whitespace().nth(1).unwrap();
+                open = Some((name.to_owned(), 0));
+            } else if line == "};" {
+                sizes.extend(open.take());
+            } else if let Some((_, size)) = &mut open
+                && line.contains(';')
+            {
+                *size += field_bytes(line, &sizes);
+            }
+        }
+        sizes
+    }
+
+    #[test]
+    fn requests_are_those_of_the_header() {
+        let sizes = structures();
+        let mut wanted = BTreeMap::new();
+        for line in HEADER.lines().filter(|line| line.contains("('P', ")) {
+            let words: Vec<&str> = line
+                .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+                .filter(|word| !word.is_empty())
+                .collect();
+            let [_, name, macro_name, _, number, _, structure] = words[..] else {
+                panic!("{words:?}");
+            };
+            let direction = match macro_name {
+                "_IOW" => 1,
+                "_IOR" => 2,
+                _ => 3,
+            };
+            let number = u32::from_str_radix(number.trim_start_matches("0x"), 16).unwrap();
+            let size = u32::try_from(sizes[structure]).unwrap();
+            let value = direction << 30 | size << 16 | u32::from(b'P') << 8 | number;
+            wanted.insert(name.trim_start_matches("PEERBAR_GPU_"), value);
+        }
+        let ours = [
+            ("INFO", INFO),
+            ("ALLOC", ALLOC),
+            ("FREE", FREE),
+            ("QUERY", QUERY),
+            ("REGISTER", REGISTER),
+            ("SUBMIT", SUBMIT),
+            ("WAIT", WAIT),
+            ("EVENTFD", EVENTFD),
+            ("EXPORT", EXPORT),
+            ("IMPORT", IMPORT),
+            ("REVOKE", REVOKE),
+        ];
+        assert_eq!(wanted, BTreeMap::from(ours));
+    }
+}
