@@ -89,7 +89,7 @@ impl Engine {
     /// CC.EN from 0 to 1 (NVMe Base 2.0, 3.5.1): makes the admin queues, or fails for good.
     fn enable(&mut self, setup: Setup) {
         let Setup { cc, aqa, asq, acq } = setup;
-        let known_set = matches!(cc.css(), Cc::CSS_NVM | Cc::CSS_ALL);
+        let known_set = cc.css() == Cc::CSS_NVM;
         let entries = (u32::from(aqa.asqs()) + 1, u32::from(aqa.acqs()) + 1);
         let possible = known_set
             && cc.mps() == 0

@@ -201,7 +201,6 @@ impl Registers {
             .with_cqr(true)
             .with_to(READY_TIMEOUT)
             .with_css_nvm(true)
-            .with_css_iocs(true)
             .with_cmbs(self.cmb.is_some())
             .with_crwms(true)
     }
