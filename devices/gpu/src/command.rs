@@ -1,0 +1,351 @@
+//! Commands: their layout, and what they ask for once it is known to be possible.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::faults::FaultCode;
+use crate::kernels::Launch;
+use crate::memory::Place;
+
+/// Bytes of a ring's entry.
+pub(crate) const ENTRY_BYTES: u64 = size_of::<Entry>() as u64;
+
+/// The most bytes that one operand of a command spans: 1 GiB.
+const LENGTH_LIMIT: u64 = 1 << 30;
+/// The most threads of a launch.
+const THREAD_LIMIT: u64 = 1 << 24;
+/// The most threads of a block.
+const BLOCK_LIMIT: u64 = 1024;
+/// A fence is written in two halves that stay together.
+const FENCE_ALIGNMENT: u64 = 16;
+
+const FLAG_FENCE: u8 = 1 << 0;
+const FLAG_INTERRUPT: u8 = 1 << 1;
+const FLAG_FENCE_IN_VRAM: u8 = 1 << 2;
+
+/// A command as it lies in its ring.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct Entry {
+    pub(crate) opcode: u8,
+    pub(crate) flags: u8,
+    pub(crate) spaces: U16,
+    pub(crate) kernel: U32,
+    pub(crate) fence: U64,
+    pub(crate) fence_value: U64,
+    pub(crate) operands: [U64; 13],
+}
+
+const _: () = assert!(size_of::<Entry>() == 128);
+
+/// What a command does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Operation {
+    Nop,
+    Copy {
+        source: Place,
+        destination: Place,
+        length: u64,
+    },
+    Fill {
+        destination: Place,
+        length: u64,
+        pattern: [u8; 8],
+    },
+    Compare {
+        first: Place,
+        second: Place,
+        length: u64,
+    },
+    Crc32c {
+        source: Place,
+        length: u64,
+    },
+    Launch(Launch),
+}
+
+/// A command that makes sense; whether its memory exists is not known yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Command {
+    pub(crate) operation: Operation,
+    /// Where the fence goes, and its value.
+    pub(crate) fence: Option<(Place, u64)>,
+    /// Whether the channel's vector is raised when it is done.
+    pub(crate) interrupt: bool,
+}
+
+impl Entry {
+    /// An entry with nothing in it yet.
+    pub(crate) fn empty() -> Self {
+        Self::new_zeroed()
+    }
+
+    /// What the command asks for.
+    pub(crate) fn decode(&self) -> Result<Command, FaultCode> {
+        let operation = match self.opcode {
+            0 => Operation::Nop,
+            1 => self.copy()?,
+            2 => Operation::Fill {
+                destination: self.place(0),
+                length: limited(self.number(1), 1)?,
+                pattern: self.number(2).to_le_bytes(),
+            },
+            3 => Operation::Compare {
+                first: self.place(0),
+                second: self.place(1),
+                length: limited(self.number(2), 1)?,
+            },
+            4 => Operation::Crc32c {
+                source: self.place(0),
+                length: limited(self.number(1), 1)?,
+            },
+            5 => Operation::Launch(self.launch()?),
+            _ => return Err(FaultCode::BadCommand),
+        };
+        Ok(Command {
+            operation,
+            fence: self.fence()?,
+            interrupt: self.flags & FLAG_INTERRUPT != 0,
+        })
+    }
+
+    fn copy(&self) -> Result<Operation, FaultCode> {
+        let (source, destination) = (self.place(0), self.place(1));
+        let length = limited(self.number(2), 1)?;
+        if overlap(source, destination, length) {
+            return Err(FaultCode::BadCommand);
+        }
+        Ok(Operation::Copy {
+            source,
+            destination,
+            length,
+        })
+    }
+
+    fn launch(&self) -> Result<Launch, FaultCode> {
+        let threads = self.threads()?;
+        // Threads beyond the number of elements do nothing, and elements beyond that of threads stay as they are.
+        let elements = |operand, bytes| Ok(limited(self.number(operand), bytes)?.min(threads));
+        Ok(match self.kernel.get() {
+            0 => Launch::VectorAdd {
+                a: self.place(0),
+                b: self.place(1),
+                c: self.place(2),
+                count: elements(3, 4)?,
+            },
+            1 => Launch::Saxpy {
+                x: self.place(0),
+                y: self.place(1),
+                count: elements(2, 4)?,
+                factor: f32::from_bits(low_half(self.number(3))),
+            },
+            2 => Launch::Reduction {
+                x: self.place(0),
+                count: elements(1, 4)?,
+            },
+            3 => Launch::Histogram {
+                bytes: self.place(0),
+                count: elements(1, 1)?,
+                bins: self.place(2),
+            },
+            4 => Launch::AtomicAdd {
+                counter: self.place(0),
+                value: self.number(1),
+                threads,
+            },
+            _ => return Err(FaultCode::BadCommand),
+        })
+    }
+
+    fn threads(&self) -> Result<u64, FaultCode> {
+        let (grid, block) = (self.number(11), self.number(12));
+        if block > BLOCK_LIMIT {
+            return Err(FaultCode::BadCommand);
+        }
+        grid.checked_mul(block)
+            .filter(|threads| *threads <= THREAD_LIMIT)
+            .ok_or(FaultCode::TooLong)
+    }
+
+    fn fence(&self) -> Result<Option<(Place, u64)>, FaultCode> {
+        if self.flags & FLAG_FENCE == 0 {
+            return Ok(None);
+        }
+        let address = self.fence.get();
+        if !address.is_multiple_of(FENCE_ALIGNMENT) {
+            return Err(FaultCode::BadCommand);
+        }
+        let place = if self.flags & FLAG_FENCE_IN_VRAM != 0 {
+            Place::Vram(address)
+        } else {
+            Place::Bus(address)
+        };
+        Ok(Some((place, self.fence_value.get())))
+    }
+
+    fn number(&self, operand: usize) -> u64 {
+        self.operands.get(operand).map_or(0, |number| number.get())
+    }
+
+    fn place(&self, operand: usize) -> Place {
+        if self.spaces.get() & 1 << operand != 0 {
+            Place::Vram(self.number(operand))
+        } else {
+            Place::Bus(self.number(operand))
+        }
+    }
+}
+
+/// A count of elements of so many bytes each, if all of them are not too long.
+fn limited(count: u64, bytes: u64) -> Result<u64, FaultCode> {
+    if count > LENGTH_LIMIT / bytes {
+        return Err(FaultCode::TooLong);
+    }
+    Ok(count)
+}
+
+/// Whether two ranges of the same space meet without being the same.
+fn overlap(first: Place, second: Place, length: u64) -> bool {
+    let distance = match (first, second) {
+        (Place::Vram(first), Place::Vram(second)) | (Place::Bus(first), Place::Bus(second)) => {
+            first.abs_diff(second)
+        }
+        _ => return false,
+    };
+    distance != 0 && distance < length
+}
+
+fn low_half(number: u64) -> u32 {
+    let [a, b, c, d, ..] = number.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn entry(opcode: u8, spaces: u16, operands: &[u64]) -> Entry {
+        let mut entry = Entry::empty();
+        entry.opcode = opcode;
+        entry.spaces = spaces.into();
+        for (to, from) in entry.operands.iter_mut().zip(operands) {
+            *to = (*from).into();
+        }
+        entry
+    }
+
+    fn launch(kernel: u32, operands: &[u64], grid: u64, block: u64) -> Result<Launch, FaultCode> {
+        let mut entry = entry(5, 0, operands);
+        entry.kernel = kernel.into();
+        entry.operands[11] = grid.into();
+        entry.operands[12] = block.into();
+        entry.decode().map(|command| match command.operation {
+            Operation::Launch(launch) => launch,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    fn refused(entry: &Entry) -> FaultCode {
+        entry.decode().unwrap_err()
+    }
+
+    #[test]
+    fn bytes_of_an_entry_are_where_the_interface_says() {
+        let mut bytes = [0; 128];
+        bytes[0] = 1;
+        bytes[1] = 0b111;
+        bytes[2] = 0b10;
+        bytes[9] = 0x10;
+        bytes[16] = 7;
+        bytes[24..32].copy_from_slice(&0x1_0000_0000u64.to_le_bytes());
+        bytes[32] = 0x40;
+        bytes[40] = 5;
+        let command = Entry::read_from_bytes(&bytes).unwrap().decode().unwrap();
+        assert_eq!(
+            command,
+            Command {
+                operation: Operation::Copy {
+                    source: Place::Bus(0x1_0000_0000),
+                    destination: Place::Vram(0x40),
+                    length: 5
+                },
+                fence: Some((Place::Vram(0x1000), 7)),
+                interrupt: true,
+            }
+        );
+    }
+
+    #[test]
+    fn unknown_opcodes_and_kernels_are_bad_commands() {
+        for opcode in 6..=u8::MAX {
+            assert_eq!(refused(&entry(opcode, 0, &[])), FaultCode::BadCommand);
+        }
+        for kernel in [5, u32::MAX] {
+            assert_eq!(launch(kernel, &[], 1, 1), Err(FaultCode::BadCommand));
+        }
+        assert_eq!(launch(2, &[], 1, 1025), Err(FaultCode::BadCommand));
+    }
+
+    #[test]
+    fn more_than_a_gib_or_2_to_the_24_threads_is_too_long() {
+        for (opcode, at) in [(1, 2), (2, 1), (3, 2), (4, 1)] {
+            let mut operands = [0; 3];
+            operands[at] = GIB;
+            assert!(entry(opcode, 0, &operands).decode().is_ok());
+            operands[at] = GIB + 1;
+            assert_eq!(refused(&entry(opcode, 0, &operands)), FaultCode::TooLong);
+        }
+        assert_eq!(launch(2, &[0, GIB / 4 + 1], 1, 1), Err(FaultCode::TooLong));
+        assert!(launch(4, &[], 1 << 14, 1024).is_ok());
+        assert_eq!(launch(4, &[], (1 << 14) + 1, 1024), Err(FaultCode::TooLong));
+        assert_eq!(launch(4, &[], u64::MAX, 1024), Err(FaultCode::TooLong));
+    }
+
+    #[test]
+    fn only_as_many_elements_as_threads_are_met() {
+        let count = |n, grid, block| match launch(2, &[0, n], grid, block) {
+            Ok(Launch::Reduction { count, .. }) => count,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(count(100, 1, 1024), 100);
+        assert_eq!(count(5000, 2, 1000), 2000);
+        assert_eq!(count(5000, 0, 1000), 0);
+    }
+
+    #[test]
+    fn a_copy_onto_a_part_of_itself_is_a_bad_command() {
+        for (spaces, source, destination, length, bad) in [
+            (0b11, 0, 8, 16, true),
+            (0b00, 8, 0, 16, true),
+            (0b11, 8, 8, 16, false),
+            (0b11, 0, 16, 16, false),
+            (0b01, 0, 8, 16, false),
+        ] {
+            let entry = entry(1, spaces, &[source, destination, length]);
+            assert_eq!(entry.decode().is_err(), bad, "{source} {destination}");
+        }
+    }
+
+    #[test]
+    fn a_fence_off_its_boundary_is_a_bad_command() {
+        let mut entry = entry(0, 0, &[]);
+        entry.fence = 8.into();
+        assert_eq!(entry.decode().unwrap().fence, None);
+        entry.flags = 1;
+        assert_eq!(refused(&entry), FaultCode::BadCommand);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_command_or_a_fault(bytes in any::<[[u8; 32]; 4]>()) {
+            let entry = Entry::read_from_bytes(bytes.as_flattened()).unwrap();
+            if let Ok(Command { operation: Operation::Copy { length, .. }, .. }) = entry.decode() {
+                prop_assert!(length <= GIB);
+            }
+        }
+    }
+}

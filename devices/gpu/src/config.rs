@@ -1,0 +1,144 @@
+//! How a GPU is set up, and what cannot be.
+
+use peerbar_dma::MemoryError;
+use thiserror::Error;
+
+use crate::aperture::PAGE;
+
+/// Linux takes peer-to-peer memory in sections of 2 MiB (Linux mm/sparse.c, SUBSECTION_SIZE).
+const GRANULE: u64 = 2 << 20;
+/// The largest aperture: 16 GiB.
+const APERTURE_LIMIT: u64 = 16 << 30;
+/// The largest VRAM: 1 TiB.
+const VRAM_LIMIT: u64 = 1 << 40;
+/// The largest aperture that is made unasked: 256 MiB.
+const APERTURE_DEFAULT: u64 = 256 << 20;
+
+const _: () = assert!(GRANULE.is_multiple_of(PAGE));
+
+/// How the aperture shows VRAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It is the start of VRAM; the guest maps it.
+    Static,
+    /// Its pages are put over VRAM at run time; the guest's accesses are trapped.
+    Window,
+}
+
+/// A GPU to be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Size of VRAM in bytes, a multiple of 2 MiB.
+    pub vram_bytes: u64,
+    /// Size of the aperture in bytes, a power of two of at least 2 MiB and not more than VRAM; `None`: the largest that
+    /// VRAM holds, up to 256 MiB.
+    pub aperture_bytes: Option<u64>,
+    /// How the aperture shows VRAM.
+    pub mode: Mode,
+}
+
+/// Why a GPU cannot be set up.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// Linux would take only a part of the memory.
+    #[error("VRAM of {size} bytes: the size must be a multiple of 2 MiB up to 1 TiB; try {}M", .size.div_ceil(GRANULE).clamp(1, VRAM_LIMIT / GRANULE) * 2)]
+    Vram {
+        /// The size asked for.
+        size: u64,
+    },
+    /// No BAR has that size.
+    #[error(
+        "aperture of {size} bytes: the size must be a power of two from 2M to 16G; try {}M",
+        aperture_near(*size) >> 20
+    )]
+    Aperture {
+        /// The size asked for.
+        size: u64,
+    },
+    /// The aperture would show what does not exist.
+    #[error(
+        "aperture of {aperture} bytes over VRAM of {vram}: make VRAM larger or the aperture smaller"
+    )]
+    Beyond {
+        /// Size of the aperture.
+        aperture: u64,
+        /// Size of VRAM.
+        vram: u64,
+    },
+    /// The machine does not give the memory.
+    #[error("VRAM of {size} bytes")]
+    Memory {
+        /// The size asked for.
+        size: u64,
+        /// Why not.
+        source: MemoryError,
+    },
+}
+
+impl Config {
+    /// Size of the aperture, asked for or not.
+    pub(crate) fn aperture(&self) -> u64 {
+        let fitting = self.vram_bytes.checked_ilog2().map_or(0, |log| 1 << log);
+        self.aperture_bytes.unwrap_or(fitting.min(APERTURE_DEFAULT))
+    }
+
+    /// Whether such a GPU can be.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let (vram, aperture) = (self.vram_bytes, self.aperture());
+        if vram == 0 || !vram.is_multiple_of(GRANULE) || vram > VRAM_LIMIT {
+            return Err(ConfigError::Vram { size: vram });
+        }
+        if !aperture.is_power_of_two() || !(GRANULE..=APERTURE_LIMIT).contains(&aperture) {
+            return Err(ConfigError::Aperture { size: aperture });
+        }
+        if aperture > vram {
+            return Err(ConfigError::Beyond { aperture, vram });
+        }
+        Ok(())
+    }
+}
+
+/// The next possible size of an aperture.
+fn aperture_near(size: u64) -> u64 {
+    size.clamp(GRANULE, APERTURE_LIMIT).next_power_of_two()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn config(vram_bytes: u64, aperture_bytes: Option<u64>) -> Config {
+        Config {
+            vram_bytes,
+            aperture_bytes,
+            mode: Mode::Static,
+        }
+    }
+
+    #[test]
+    fn an_aperture_unasked_is_what_vram_holds_up_to_256_mib() {
+        for (vram, aperture) in [(2, 2), (96, 64), (256, 256), (4096, 256)] {
+            let config = config(vram * MIB, None);
+            config.check().unwrap();
+            assert_eq!(config.aperture(), aperture * MIB);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_value_and_the_way_out() {
+        let message = |vram, aperture| config(vram, aperture).check().unwrap_err().to_string();
+        assert!(message(0, None).ends_with("try 2M"));
+        assert!(
+            message(3 * MIB, None).contains("3145728")
+                && message(3 * MIB, None).ends_with("try 4M")
+        );
+        assert!(message(u64::MAX, None).starts_with("VRAM of 18446744073709551615"));
+        assert!(message(256 * MIB, Some(3 * MIB)).ends_with("try 4M"));
+        assert!(message(256 * MIB, Some(MIB)).ends_with("try 2M"));
+        assert!(message(256 * MIB, Some(u64::MAX)).ends_with("try 16384M"));
+        assert!(message(2 * MIB, Some(4 * MIB)).contains("make VRAM larger"));
+        config(16 << 30, Some(16 << 30)).check().unwrap();
+    }
+}

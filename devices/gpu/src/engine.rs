@@ -1,0 +1,212 @@
+//! The engine: one thread that takes commands from the channels in turn, carries them out and tells the outcome.
+
+use std::sync::Arc;
+
+use peerbar_dma::Purpose;
+use peerbar_pci::Interrupts;
+use zerocopy::IntoBytes;
+
+use crate::command::{Command, Entry};
+use crate::doorbells::Doorbells;
+use crate::faults::Fault;
+use crate::mailbox::{Mailbox, Task};
+use crate::memory::Place;
+use crate::registers::{CHANNELS, Request, Setup};
+use crate::ring::Ring;
+use crate::work::{Failure, Work};
+
+/// How many commands one channel may have done before the next channel's turn.
+const BURST: usize = 16;
+/// The vector that tells of faults.
+const FAULT_VECTOR: u16 = 0;
+
+/// The channels' side of the GPU.
+pub(crate) struct Engine {
+    mailbox: Arc<Mailbox>,
+    doorbells: Arc<Doorbells>,
+    interrupts: Arc<dyn Interrupts>,
+    work: Work,
+    /// The channels that are on and not in error.
+    rings: [Option<Ring>; CHANNELS as usize],
+}
+
+impl Engine {
+    pub(crate) fn new(
+        mailbox: Arc<Mailbox>,
+        doorbells: Arc<Doorbells>,
+        interrupts: Arc<dyn Interrupts>,
+        work: Work,
+    ) -> Self {
+        Self {
+            mailbox,
+            doorbells,
+            interrupts,
+            work,
+            rings: [None; CHANNELS as usize],
+        }
+    }
+
+    /// Works until the daemon ends.
+    pub(crate) fn run(mut self) {
+        let mut busy = false;
+        loop {
+            match self.next_task(busy) {
+                Task::Stop => return,
+                Task::Registers(Request::Reset) => self.reset(),
+                Task::Registers(Request::Release(channel)) => self.release(channel),
+                Task::Registers(Request::Start(channel, setup)) => self.start(channel, &setup),
+                Task::Doorbells => {}
+            }
+            busy = self.turn();
+        }
+    }
+
+    /// Waits for the next task. Before it sleeps it tells the driver so, and looks at the doorbells once more.
+    fn next_task(&self, busy: bool) -> Task {
+        if busy {
+            return self.mailbox.next(true);
+        }
+        self.doorbells.stop_looking();
+        let task = self.mailbox.next(self.is_rung());
+        self.doorbells.look();
+        task
+    }
+
+    /// Whether any channel's doorbell asks for something.
+    fn is_rung(&self) -> bool {
+        (0..).zip(&self.rings).any(|(channel, ring)| {
+            let next = ring.map(|ring| ring.next(self.doorbells.value(channel)));
+            next.is_some_and(|next| next != Ok(None))
+        })
+    }
+
+    /// A reset of the device, of which every DMA has been refused since.
+    fn reset(&mut self) {
+        self.rings = [None; CHANNELS as usize];
+        self.mailbox.registers(|registers| {
+            registers.was_reset();
+            self.work.memory.requester().resume();
+        });
+    }
+
+    fn release(&mut self, channel: u8) {
+        self.set_ring(channel, None);
+        self.mailbox
+            .registers(|registers| registers.released(channel));
+    }
+
+    fn start(&mut self, channel: u8, setup: &Setup) {
+        match Ring::new(setup, self.work.memory.vram_bytes()) {
+            Ok(ring) => self.set_ring(channel, Some(ring)),
+            Err(code) => {
+                let fault = Fault {
+                    code,
+                    write: false,
+                    address: setup.address,
+                };
+                self.fail(channel, setup.epoch, fault);
+            }
+        }
+    }
+
+    fn set_ring(&mut self, channel: u8, ring: Option<Ring>) {
+        if let Some(place) = self.rings.get_mut(usize::from(channel)) {
+            *place = ring;
+        }
+    }
+
+    /// Gives every channel a turn; whether any has commands left.
+    fn turn(&mut self) -> bool {
+        for channel in 0..CHANNELS {
+            self.serve(channel);
+            if self.mailbox.urgent() {
+                return true;
+            }
+        }
+        self.is_rung()
+    }
+
+    /// Carries out a burst of one channel's commands.
+    fn serve(&mut self, channel: u8) {
+        for _ in 0..BURST {
+            let Some(Some(mut ring)) = self.rings.get(usize::from(channel)).copied() else {
+                return;
+            };
+            if self.mailbox.urgent() {
+                return;
+            }
+            match self.next_command(channel, &ring) {
+                Ok(None) | Err(Failure::GivenUp) => return,
+                Ok(Some(interrupt)) => {
+                    let head = ring.advance();
+                    self.set_ring(channel, Some(ring));
+                    self.complete(channel, &ring, head, interrupt);
+                }
+                Err(Failure::Fault(fault)) => return self.fail(channel, ring.epoch, fault),
+            }
+        }
+    }
+
+    /// Carries out the next command, if there is one; whether it wants an interrupt.
+    fn next_command(&mut self, channel: u8, ring: &Ring) -> Result<Option<bool>, Failure> {
+        let at = |place: Place| {
+            move |code| Fault {
+                code,
+                write: false,
+                address: place.address(),
+            }
+        };
+        let next = ring.next(self.doorbells.value(channel));
+        let Some(place) = next.map_err(at(ring.start()))? else {
+            return Ok(None);
+        };
+        let mut entry = Entry::empty();
+        let memory = &self.work.memory;
+        memory.read(Purpose::Command, place, entry.as_mut_bytes())?;
+        let command = entry.decode().map_err(at(place))?;
+        self.execute(&command, channel, ring.epoch)?;
+        Ok(Some(command.interrupt))
+    }
+
+    fn execute(&mut self, command: &Command, channel: u8, epoch: u64) -> Result<(), Failure> {
+        if let Some((place, _)) = command.fence {
+            self.work.memory.check(place, 16, true)?;
+        }
+        let mailbox = &self.mailbox;
+        let wanted = || mailbox.wants(channel, epoch);
+        let result = self.work.run(&command.operation, &wanted)?;
+        if let Some((place, value)) = command.fence {
+            let memory = &self.work.memory;
+            let write = |place, number: u64| {
+                memory.write(Purpose::Completion, place, &number.to_le_bytes())
+            };
+            write(place.after(8), result)?;
+            write(place, value)?;
+        }
+        Ok(())
+    }
+
+    fn complete(&self, channel: u8, ring: &Ring, head: u32, interrupt: bool) {
+        self.mailbox.registers(|registers| {
+            if registers.advance(channel, ring.epoch, head) && interrupt {
+                self.interrupts.raise(vector(channel));
+            }
+        });
+    }
+
+    /// The channel takes nothing more until it is disabled.
+    fn fail(&mut self, channel: u8, epoch: u64, fault: Fault) {
+        self.set_ring(channel, None);
+        self.mailbox.registers(|registers| {
+            if registers.fail(channel, epoch, fault) {
+                self.interrupts.raise(vector(channel));
+                self.interrupts.raise(FAULT_VECTOR);
+            }
+        });
+    }
+}
+
+/// The vector of a channel.
+fn vector(channel: u8) -> u16 {
+    u16::from(channel) + 1
+}

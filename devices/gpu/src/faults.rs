@@ -1,0 +1,125 @@
+//! Faults: what went wrong, and the log in which the driver finds it.
+
+use std::collections::VecDeque;
+
+/// How many faults are kept until the driver acknowledges them.
+const KEPT: usize = 64;
+/// FAULT_INFO, channel: the fault is none of a channel's.
+const NO_CHANNEL: u32 = 0xff;
+
+/// What kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum FaultCode {
+    /// There is no page behind that part of the aperture.
+    NoPage = 1,
+    /// A DMA failed.
+    Dma = 2,
+    /// An address is not in VRAM.
+    VramRange = 3,
+    /// A command that there is not, or with impossible operands.
+    BadCommand = 4,
+    /// A ring that cannot be, or a doorbell beyond it.
+    BadRing = 5,
+    /// A command that is too long.
+    TooLong = 6,
+}
+
+/// A fault, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) code: FaultCode,
+    /// Whether it was the device's, or the guest's, attempt to write.
+    pub(crate) write: bool,
+    /// What this is an address of depends on the code.
+    pub(crate) address: u64,
+}
+
+/// Faults that the driver has not acknowledged yet, the oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct FaultLog {
+    total: u32,
+    kept: VecDeque<(Fault, Option<u8>)>,
+}
+
+impl FaultLog {
+    /// Records a fault of a channel, or of none. What the log has no room for is only counted.
+    pub(crate) fn record(&mut self, fault: Fault, channel: Option<u8>) {
+        log::debug!("fault {fault:x?}, channel {channel:?}");
+        self.total = self.total.saturating_add(1);
+        if self.kept.len() < KEPT {
+            self.kept.push_back((fault, channel));
+        }
+    }
+
+    /// FAULTS: how many there were.
+    pub(crate) fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// FAULT_INFO of the oldest.
+    pub(crate) fn info(&self) -> u32 {
+        self.kept.front().map_or(0, |(fault, channel)| {
+            let channel = channel.map_or(NO_CHANNEL, u32::from);
+            fault.code as u32 | channel << 8 | u32::from(fault.write) << 16 | 1 << 31
+        })
+    }
+
+    /// FAULT_ADDRESS of the oldest.
+    pub(crate) fn address(&self) -> u64 {
+        self.kept.front().map_or(0, |(fault, _)| fault.address)
+    }
+
+    /// FAULT_ACK: forgets the oldest.
+    pub(crate) fn acknowledge(&mut self) {
+        self.kept.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(address: u64) -> Fault {
+        Fault {
+            code: FaultCode::Dma,
+            write: true,
+            address,
+        }
+    }
+
+    #[test]
+    fn the_oldest_fault_is_shown_until_acknowledged() {
+        let mut log = FaultLog::default();
+        assert_eq!((log.info(), log.address(), log.total()), (0, 0, 0));
+        log.record(fault(0x1000), Some(3));
+        let page = Fault {
+            code: FaultCode::NoPage,
+            write: false,
+            address: 0x2000,
+        };
+        log.record(page, None);
+        assert_eq!((log.info(), log.address()), (0x8001_0302, 0x1000));
+        log.acknowledge();
+        assert_eq!((log.info(), log.address()), (0x8000_ff01, 0x2000));
+        log.acknowledge();
+        log.acknowledge();
+        assert_eq!((log.info(), log.address(), log.total()), (0, 0, 2));
+    }
+
+    #[test]
+    fn what_has_no_room_is_counted() {
+        let mut log = FaultLog::default();
+        for address in 0..100 {
+            log.record(fault(address), None);
+        }
+        assert_eq!(log.total(), 100);
+        let mut kept = 0;
+        while log.info() != 0 {
+            assert_eq!(log.address(), kept);
+            kept += 1;
+            log.acknowledge();
+        }
+        assert_eq!(kept, 64);
+    }
+}

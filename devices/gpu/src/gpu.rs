@@ -1,0 +1,274 @@
+//! The GPU as its bus sees it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use peerbar_dma::{MemoryError, MemoryFile, PageTable, Requester, Span};
+use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, Interrupts, MsiX};
+use thiserror::Error;
+
+use crate::aperture;
+use crate::config::{Config, ConfigError, Mode};
+use crate::doorbells::{self, Doorbells};
+use crate::engine::Engine;
+use crate::faults::{Fault, FaultCode};
+use crate::mailbox::Mailbox;
+use crate::memory::Memory;
+use crate::registers::{CHANNELS, Effect, Registers};
+use crate::work::Work;
+
+const REGISTER_BAR: u8 = 0;
+const REGISTER_BAR_BYTES: u64 = 0x1_0000;
+const APERTURE_BAR: u8 = 2;
+/// Where in BAR0 the registers end.
+const REGISTERS_END: u64 = 0x4000;
+/// Where in BAR0 the doorbells are.
+const DOORBELLS: std::ops::Range<u64> =
+    doorbells::PAGE_OFFSET..doorbells::PAGE_OFFSET + doorbells::PAGE_BYTES;
+/// Where in BAR0 the DMA counters are shown.
+const DMA_LOG: std::ops::Range<u64> = 0xc000..0xe000;
+
+/// Vector 0 is the device's, the others are the channels'.
+const VECTORS: u16 = CHANNELS as u16 + 1;
+const MSI_X: MsiX = MsiX {
+    vectors: VECTORS,
+    bar: REGISTER_BAR,
+    table: 0x4000,
+    pending: 0x5000,
+};
+
+/// A number from the range that virtio leaves to experiments, and the class of a 3D controller.
+const IDENTITY: Identity = Identity {
+    vendor: 0x1af4,
+    device: 0x10f0,
+    subsystem_vendor: 0x1af4,
+    subsystem: 0x10f0,
+    revision: 1,
+    class: 0x03_02_00,
+};
+
+/// Why a GPU cannot be started.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Its set-up is impossible.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A BAR is impossible.
+    #[error(transparent)]
+    Bar(#[from] BarError),
+    /// There is no memory for the doorbells.
+    #[error("doorbell page")]
+    Doorbells(#[source] MemoryError),
+    /// Its thread cannot be started.
+    #[error("cannot start the GPU's thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// The side of the GPU that the guest's accesses meet: registers, doorbells and the window.
+pub struct Gpu {
+    mailbox: Arc<Mailbox>,
+    doorbells: Arc<Doorbells>,
+    window: Option<Arc<PageTable>>,
+    requester: Arc<Requester>,
+    interrupts: Arc<dyn Interrupts>,
+    /// The DMA counters as they were when the driver last asked.
+    dma_log: Mutex<Vec<u8>>,
+}
+
+/// A GPU at work: what is to be served, and the thread behind it.
+pub struct Running {
+    /// The GPU on its bus.
+    pub endpoint: Endpoint<Gpu>,
+    mailbox: Arc<Mailbox>,
+    engine: Option<JoinHandle<()>>,
+}
+
+impl Gpu {
+    /// Starts a GPU with VRAM that is all zero.
+    pub fn start(config: &Config) -> Result<Running, StartError> {
+        let vectors = Arc::new(Vectors::new(VECTORS));
+        let parts = Parts::new(config, vectors.clone())?;
+        let config = ConfigSpace::new(&IDENTITY, &parts.bars, &MSI_X);
+        let engine = parts.engine;
+        let engine = std::thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || engine.run())
+            .map_err(StartError::Thread)?;
+        let (mailbox, requester) = (parts.gpu.mailbox.clone(), parts.gpu.requester.clone());
+        let gpu = Arc::new(parts.gpu);
+        Ok(Running {
+            endpoint: Endpoint::new(gpu, config, parts.behind, requester, vectors),
+            mailbox,
+            engine: Some(engine),
+        })
+    }
+
+    fn read_dma_log(&self, offset: u64, data: &mut [u8]) {
+        let page = self.dma_log.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = usize::try_from(offset - DMA_LOG.start).unwrap_or(usize::MAX);
+        let bytes = page.get(start..).unwrap_or_default();
+        for (to, from) in data.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+    }
+
+    fn write_registers(&self, offset: u64, data: &[u8]) {
+        let effect = self
+            .mailbox
+            .registers(|registers| registers.write(offset, data));
+        match effect {
+            Some(Effect::Reset) => self.reset(),
+            Some(Effect::Engine) => self.mailbox.alert(),
+            Some(Effect::Kick) => self.mailbox.kick(),
+            Some(Effect::Fault) => self.interrupts.raise(0),
+            Some(Effect::DmaLog) => {
+                let page = self.requester.counters().page();
+                *self.dma_log.lock().unwrap_or_else(PoisonError::into_inner) = page;
+            }
+            None => {}
+        }
+    }
+
+    /// An access of the guest to a part of the window that has no page.
+    fn no_page(&self, write: bool, address: u64) {
+        self.mailbox.registers(|registers| {
+            registers.fault(Fault {
+                code: FaultCode::NoPage,
+                write,
+                address,
+            });
+        });
+        self.interrupts.raise(0);
+    }
+}
+
+impl Function for Gpu {
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        match (bar, &self.window) {
+            (APERTURE_BAR, Some(table)) => {
+                aperture::read(table, offset, data, |at| self.no_page(false, at));
+            }
+            _ if offset < REGISTERS_END => {
+                self.mailbox
+                    .registers(|registers| registers.read(offset, data));
+            }
+            _ if DOORBELLS.contains(&offset) => self.doorbells.read(offset, data),
+            _ if DMA_LOG.contains(&offset) => self.read_dma_log(offset, data),
+            _ => {}
+        }
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+        match (bar, &self.window) {
+            (APERTURE_BAR, Some(table)) => {
+                aperture::write(table, offset, data, |at| self.no_page(true, at));
+            }
+            _ if offset < REGISTERS_END => self.write_registers(offset, data),
+            _ if DOORBELLS.contains(&offset) => {
+                self.doorbells.write(offset, data);
+                self.mailbox.kick();
+            }
+            _ => {}
+        }
+    }
+
+    fn reset(&self) {
+        self.mailbox.registers(|registers| {
+            self.requester.halt();
+            registers.reset();
+        });
+        self.mailbox.alert();
+    }
+}
+
+impl Drop for Running {
+    /// Ends the thread once the step in progress is done.
+    fn drop(&mut self) {
+        self.mailbox.stop();
+        if self
+            .engine
+            .take()
+            .is_some_and(|engine| engine.join().is_err())
+        {
+            log::error!("the GPU's thread has panicked");
+        }
+    }
+}
+
+/// A GPU that does not run yet.
+struct Parts {
+    gpu: Gpu,
+    engine: Engine,
+    bars: Vec<Bar>,
+    /// What is behind each of the BARs.
+    behind: Vec<BarMemory>,
+}
+
+impl Parts {
+    fn new(config: &Config, interrupts: Arc<dyn Interrupts>) -> Result<Self, StartError> {
+        config.check()?;
+        let (vram_bytes, aperture_bytes) = (config.vram_bytes, config.aperture());
+        let vram = MemoryFile::create("peerbar-gpu-vram", vram_bytes).map_err(|source| {
+            ConfigError::Memory {
+                size: vram_bytes,
+                source,
+            }
+        })?;
+        let vram = Arc::new(vram);
+        let window = (config.mode == Mode::Window).then(|| {
+            let pages = usize::try_from(aperture_bytes / aperture::PAGE).unwrap_or(0);
+            Arc::new(PageTable::new(vram.clone(), pages, aperture::PAGE))
+        });
+        let doorbells = Doorbells::new(REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
+        let doorbells = Arc::new(doorbells);
+        let bars = vec![
+            Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?,
+            Bar::new(APERTURE_BAR, aperture_bytes, true)?,
+        ];
+        let page = (doorbells::PAGE_OFFSET, doorbells::PAGE_BYTES);
+        let behind = vec![
+            BarMemory::RegistersWithPages(doorbells.file(), vec![page]),
+            window.clone().map_or_else(
+                || {
+                    BarMemory::Memory(Span {
+                        file: vram.clone(),
+                        offset: 0,
+                    })
+                },
+                BarMemory::Pages,
+            ),
+        ];
+        let sizes = (vram_bytes, aperture_bytes);
+        let registers = Registers::new(sizes, window.clone(), doorbells.clone());
+        let gpu = Gpu {
+            mailbox: Arc::new(Mailbox::new(registers)),
+            doorbells,
+            window,
+            requester: Arc::new(Requester::new()),
+            interrupts,
+            dma_log: Mutex::default(),
+        };
+        let engine = gpu.engine(vram);
+        Ok(Self {
+            gpu,
+            engine,
+            bars,
+            behind,
+        })
+    }
+}
+
+impl Gpu {
+    /// The engine behind this GPU.
+    fn engine(&self, vram: Arc<MemoryFile>) -> Engine {
+        let work = Work::new(Memory::new(vram, self.requester.clone()));
+        Engine::new(
+            self.mailbox.clone(),
+            self.doorbells.clone(),
+            self.interrupts.clone(),
+            work,
+        )
+    }
+}

@@ -1,0 +1,35 @@
+//! A GPU whose memory is a PCI BAR: what `INTERFACE.md` describes, and nothing that a driver would not see.
+//!
+//! # What is emulated
+//! A 3D controller with VRAM behind an aperture, either the start of VRAM, which the guest maps, or a window of 64 KiB
+//! pages that are put over VRAM and taken away again at run time. Sixteen command channels with rings in guest memory or
+//! in VRAM, doorbells in a page that the guest maps, fences, an MSI-X vector each. Copy, fill, compare, CRC-32C and a few
+//! compute kernels over VRAM, guest memory and peers. Errors that stop one channel and are recorded.
+//!
+//! # What is not
+//! No shaders, no display, no address spaces of its own: a command names bus addresses, IOVAs and VRAM offsets. Commands
+//! of all channels are carried out one after the other; threads of a kernel too. No INTx, no memory that is coherent with
+//! the CPU beyond what a BAR is.
+//!
+//! # How
+//! The thread that answers the guest's accesses touches [`registers`](Gpu), doorbells and the window; it leaves word in
+//! a mailbox for the engine, a thread of its own that alone does DMA. A DMA that fails stops its channel: no fence, no
+//! result, and a fault record.
+#![forbid(unsafe_code)]
+
+mod aperture;
+mod command;
+mod config;
+mod doorbells;
+mod engine;
+mod faults;
+mod gpu;
+mod kernels;
+mod mailbox;
+mod memory;
+mod registers;
+mod ring;
+mod work;
+
+pub use config::{Config, ConfigError, Mode};
+pub use gpu::{Gpu, Running, StartError};

@@ -1,0 +1,181 @@
+//! What the GPU's engines can reach: VRAM, and by DMA everything else.
+
+use std::sync::Arc;
+
+use peerbar_dma::{DmaError, MemoryFile, Purpose, Requester};
+
+use crate::faults::{Fault, FaultCode};
+
+/// Where something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// An offset in VRAM.
+    Vram(u64),
+    /// A bus address or IOVA.
+    Bus(u64),
+}
+
+impl Place {
+    /// The number itself.
+    pub(crate) fn address(self) -> u64 {
+        match self {
+            Self::Vram(address) | Self::Bus(address) => address,
+        }
+    }
+
+    /// The place `bytes` further on; its caller has checked that it exists.
+    pub(crate) fn after(self, bytes: u64) -> Self {
+        match self {
+            Self::Vram(offset) => Self::Vram(offset.saturating_add(bytes)),
+            Self::Bus(address) => Self::Bus(address.saturating_add(bytes)),
+        }
+    }
+
+    /// Whether `len` bytes from here on are all inside VRAM, or inside the address space.
+    pub(crate) fn holds(self, len: u64, vram_bytes: u64) -> bool {
+        match self {
+            Self::Vram(offset) => offset.checked_add(len).is_some_and(|end| end <= vram_bytes),
+            Self::Bus(address) => len == 0 || address.checked_add(len - 1).is_some(),
+        }
+    }
+}
+
+/// VRAM and the way out.
+pub(crate) struct Memory {
+    vram: Arc<MemoryFile>,
+    requester: Arc<Requester>,
+}
+
+impl Memory {
+    pub(crate) fn new(vram: Arc<MemoryFile>, requester: Arc<Requester>) -> Self {
+        Self { vram, requester }
+    }
+
+    /// Size of VRAM in bytes.
+    pub(crate) fn vram_bytes(&self) -> u64 {
+        self.vram.size()
+    }
+
+    /// The way out.
+    pub(crate) fn requester(&self) -> &Requester {
+        &self.requester
+    }
+
+    /// Whether a command may use `len` bytes at `place`.
+    pub(crate) fn check(&self, place: Place, len: u64, write: bool) -> Result<(), Fault> {
+        if place.holds(len, self.vram.size()) {
+            return Ok(());
+        }
+        Err(Fault {
+            code: match place {
+                Place::Vram(_) => FaultCode::VramRange,
+                Place::Bus(_) => FaultCode::Dma,
+            },
+            write,
+            address: place.address(),
+        })
+    }
+
+    /// Reads `data.len()` bytes at `place`.
+    pub(crate) fn read(
+        &self,
+        purpose: Purpose,
+        place: Place,
+        data: &mut [u8],
+    ) -> Result<(), Fault> {
+        match place {
+            Place::Vram(offset) => self
+                .vram
+                .read(offset, data)
+                .map_err(|_| out_of_vram(offset, false)),
+            Place::Bus(address) => self
+                .requester
+                .read(purpose, address, data)
+                .map_err(|error| dma_failed(error, false)),
+        }
+    }
+
+    /// Writes `data` at `place`.
+    pub(crate) fn write(&self, purpose: Purpose, place: Place, data: &[u8]) -> Result<(), Fault> {
+        match place {
+            Place::Vram(offset) => self
+                .vram
+                .write(offset, data)
+                .map_err(|_| out_of_vram(offset, true)),
+            Place::Bus(address) => self
+                .requester
+                .write(purpose, address, data)
+                .map_err(|error| dma_failed(error, true)),
+        }
+    }
+}
+
+fn out_of_vram(address: u64, write: bool) -> Fault {
+    Fault {
+        code: FaultCode::VramRange,
+        write,
+        address,
+    }
+}
+
+fn dma_failed(error: DmaError, write: bool) -> Fault {
+    let (DmaError::NotMaster { address, .. }
+    | DmaError::OwnRegisters { address, .. }
+    | DmaError::NoPage { address, .. }
+    | DmaError::Wraps { address, .. }
+    | DmaError::Upstream { address, .. }
+    | DmaError::NoMemory { address, .. }) = error;
+    Fault {
+        code: FaultCode::Dma,
+        write,
+        address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> Memory {
+        let vram = Arc::new(MemoryFile::create("test", 4096).unwrap());
+        Memory::new(vram, Arc::new(Requester::new()))
+    }
+
+    #[test]
+    fn a_range_that_leaves_vram_or_wraps_around_is_a_fault() {
+        let memory = memory();
+        for (place, len) in [
+            (Place::Vram(0), 4096),
+            (Place::Vram(4096), 0),
+            (Place::Bus(u64::MAX), 1),
+            (Place::Bus(u64::MAX), 0),
+        ] {
+            assert_eq!(memory.check(place, len, false), Ok(()), "{place:x?}+{len}");
+        }
+        for (place, len, code) in [
+            (Place::Vram(1), 4096, FaultCode::VramRange),
+            (Place::Vram(u64::MAX), 2, FaultCode::VramRange),
+            (Place::Vram(4097), 0, FaultCode::VramRange),
+            (Place::Bus(u64::MAX), 2, FaultCode::Dma),
+        ] {
+            let fault = memory.check(place, len, true).unwrap_err();
+            assert_eq!((fault.code, fault.address), (code, place.address()));
+            assert!(fault.write);
+        }
+    }
+
+    #[test]
+    fn a_refused_dma_is_a_fault_at_its_address() {
+        let fault = memory()
+            .read(Purpose::Payload, Place::Bus(0x1000), &mut [0; 8])
+            .unwrap_err();
+        assert_eq!(
+            fault,
+            Fault {
+                code: FaultCode::Dma,
+                write: false,
+                address: 0x1000
+            }
+        );
+    }
+}

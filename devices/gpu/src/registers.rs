@@ -1,0 +1,507 @@
+//! The registers: what they read, what a write does at once, and what it asks of the engine. No DMA.
+
+mod channel;
+
+use std::sync::Arc;
+
+use peerbar_dma::PageTable;
+
+use crate::aperture;
+use crate::doorbells::Doorbells;
+use crate::faults::{Fault, FaultCode, FaultLog};
+pub(crate) use channel::Setup;
+use channel::{Channel, ChannelRequest};
+
+/// How many channels there are.
+pub(crate) const CHANNELS: u8 = 16;
+
+const ID: u32 = u32::from_le_bytes(*b"PGBP");
+const VERSION: u32 = 1;
+const FEATURE_WINDOW: u32 = 1 << 0;
+const PRESENT: u64 = 1 << 0;
+
+/// Offsets of the device's registers. A read-only register of 4 bytes behind another is at that one's offset and 4.
+mod offset {
+    pub(super) const ID: u64 = 0x00;
+    pub(super) const CHANNELS: u64 = 0x08;
+    pub(super) const VRAM_SIZE: u64 = 0x10;
+    pub(super) const APERTURE_SIZE: u64 = 0x18;
+    pub(super) const CONTROL: u64 = 0x20;
+    pub(super) const FAULTS: u64 = 0x28;
+    pub(super) const KICK: u64 = 0x2c;
+    pub(super) const FAULT_INFO: u64 = 0x30;
+    pub(super) const FAULT_ACK: u64 = 0x34;
+    pub(super) const FAULT_ADDRESS: u64 = 0x38;
+    pub(super) const WINDOW_INDEX: u64 = 0x40;
+    pub(super) const WINDOW_ENTRY: u64 = 0x48;
+    pub(super) const DMA_LOG: u64 = 0x50;
+    /// The registers of channel 0, and from one channel's to the next.
+    pub(super) const CHANNEL: u64 = 0x1000;
+    pub(super) const CHANNEL_STRIDE: u64 = 0x100;
+    /// Where the registers end.
+    pub(super) const END: u64 = CHANNEL + CHANNEL_STRIDE * super::CHANNELS as u64;
+}
+
+/// What a write means for others than the registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// The device is to be reset.
+    Reset,
+    /// The engine is to look at the doorbells.
+    Kick,
+    /// The engine is to look at the registers.
+    Engine,
+    /// A fault has been recorded.
+    Fault,
+    /// The DMA counters are to be shown as they are now.
+    DmaLog,
+}
+
+/// What the registers ask of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Forget every channel; then the device is ready.
+    Reset,
+    /// Forget this channel.
+    Release(u8),
+    /// Take commands of this channel.
+    Start(u8, Setup),
+}
+
+/// The register file.
+pub(crate) struct Registers {
+    vram_bytes: u64,
+    aperture_bytes: u64,
+    /// What is behind the aperture's pages, if it is a window.
+    window: Option<Arc<PageTable>>,
+    window_index: u32,
+    doorbells: Arc<Doorbells>,
+    faults: FaultLog,
+    channels: [Channel; CHANNELS as usize],
+    /// The engine still has channels of before the last reset.
+    resetting: bool,
+}
+
+impl Registers {
+    pub(crate) fn new(
+        (vram_bytes, aperture_bytes): (u64, u64),
+        window: Option<Arc<PageTable>>,
+        doorbells: Arc<Doorbells>,
+    ) -> Self {
+        Self {
+            vram_bytes,
+            aperture_bytes,
+            window,
+            window_index: 0,
+            doorbells,
+            faults: FaultLog::default(),
+            channels: Default::default(),
+            resetting: false,
+        }
+    }
+
+    /// Reads bytes at `offset`; a part of a register is taken out of the whole.
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
+        for (index, byte) in (0..).zip(data.iter_mut()) {
+            let at = offset.wrapping_add(index);
+            let lane = usize::try_from(at & 7).unwrap_or(0);
+            let bytes = self.pair(at & !7).to_le_bytes();
+            *byte = bytes.get(lane).copied().unwrap_or(0);
+        }
+    }
+
+    /// Writes whole registers, 4 or 8 aligned bytes. Anything else, and what is read-only, is ignored.
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Option<Effect> {
+        if let Ok(value) = <[u8; 8]>::try_from(data)
+            && offset.is_multiple_of(8)
+        {
+            let value = u64::from_le_bytes(value);
+            let (low, high) = halves(value);
+            return match offset {
+                offset::WINDOW_ENTRY => self.write_window_entry(value),
+                _ => self
+                    .write_word(offset, low)
+                    .or(self.write_word(offset | 4, high)),
+            };
+        }
+        match <[u8; 4]>::try_from(data) {
+            Ok(value) if offset.is_multiple_of(4) => {
+                self.write_word(offset, u32::from_le_bytes(value))
+            }
+            _ => None,
+        }
+    }
+
+    /// The two registers of 4 bytes, or the one of 8, at `offset`, a multiple of 8.
+    fn pair(&self, offset: u64) -> u64 {
+        let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        if let Some((number, offset)) = channel_at(offset) {
+            let channel = self.channels.get(usize::from(number));
+            return channel.map_or(0, |channel| channel.pair(offset));
+        }
+        match offset {
+            offset::ID => two(ID, VERSION),
+            offset::CHANNELS => two(CHANNELS.into(), self.features()),
+            offset::VRAM_SIZE => self.vram_bytes,
+            offset::APERTURE_SIZE => self.aperture_bytes,
+            offset::CONTROL => two(0, u32::from(!self.resetting)),
+            offset::FAULTS => two(self.faults.total(), 0),
+            offset::FAULT_INFO => two(self.faults.info(), 0),
+            offset::FAULT_ADDRESS => self.faults.address(),
+            offset::WINDOW_INDEX => two(self.window_index, 0),
+            offset::WINDOW_ENTRY => self.window_entry(),
+            _ => 0,
+        }
+    }
+
+    fn write_word(&mut self, offset: u64, value: u32) -> Option<Effect> {
+        if let Some((number, offset)) = channel_at(offset) {
+            let channel = self.channels.get_mut(usize::from(number))?;
+            let request = channel.write(offset, value)?;
+            if request == ChannelRequest::Start {
+                self.doorbells.clear(number);
+            }
+            return Some(Effect::Engine);
+        }
+        match offset {
+            offset::CONTROL if value & 1 != 0 => return Some(Effect::Reset),
+            offset::KICK => return Some(Effect::Kick),
+            offset::DMA_LOG if value & 1 != 0 => return Some(Effect::DmaLog),
+            offset::FAULT_ACK if value & 1 != 0 => self.faults.acknowledge(),
+            offset::WINDOW_INDEX if self.window.is_some() => self.window_index = value,
+            _ => {}
+        }
+        None
+    }
+
+    fn features(&self) -> u32 {
+        if self.window.is_some() {
+            FEATURE_WINDOW
+        } else {
+            0
+        }
+    }
+
+    fn window_entry(&self) -> u64 {
+        let table = self.window.as_ref();
+        table
+            .and_then(|table| table.get(self.window_index.into()))
+            .map_or(0, |place| place | PRESENT)
+    }
+
+    /// Puts a page over VRAM or takes it away. Once this returns, no access goes by the entry of before.
+    fn write_window_entry(&mut self, value: u64) -> Option<Effect> {
+        let table = self.window.as_ref()?;
+        let index = u64::from(self.window_index);
+        let place = value & !(aperture::PAGE - 1);
+        let entry = (value & PRESENT != 0).then_some(place);
+        if table.set(index, entry).is_ok() {
+            return None;
+        }
+        let in_window = index < self.aperture_bytes / aperture::PAGE;
+        let (code, address) = if in_window {
+            (FaultCode::VramRange, place)
+        } else {
+            (FaultCode::NoPage, index * aperture::PAGE)
+        };
+        self.fault(Fault {
+            code,
+            write: true,
+            address,
+        });
+        Some(Effect::Fault)
+    }
+
+    /// A reset of the device: everything is as after power-on at once, but the engine has to let go before it is ready.
+    pub(crate) fn reset(&mut self) {
+        for channel in &mut self.channels {
+            channel.reset();
+        }
+        if let Some(table) = &self.window {
+            table.clear();
+        }
+        self.window_index = 0;
+        self.faults = FaultLog::default();
+        self.doorbells.reset();
+        self.resetting = true;
+    }
+
+    /// What the engine should do next, if anything. It is taken to do it.
+    pub(crate) fn take_request(&mut self) -> Option<Request> {
+        if self.resetting {
+            return Some(Request::Reset);
+        }
+        (0..)
+            .zip(&mut self.channels)
+            .find_map(|(number, channel)| channel.take_request(number))
+    }
+
+    /// The engine has forgotten every channel: a reset is complete.
+    pub(crate) fn was_reset(&mut self) {
+        self.channels.iter_mut().for_each(Channel::released);
+        self.resetting = false;
+    }
+
+    /// The engine has forgotten a channel.
+    pub(crate) fn released(&mut self, channel: u8) {
+        if let Some(channel) = self.channel(channel) {
+            channel.released();
+        }
+    }
+
+    /// Whether the channel was disabled or reset after the start of that epoch.
+    pub(crate) fn is_over(&self, channel: u8, epoch: u64) -> bool {
+        self.channels
+            .get(usize::from(channel))
+            .is_none_or(|channel| channel.is_over(epoch))
+    }
+
+    /// A command of the channel is complete. `false`: the guest does not care any more.
+    pub(crate) fn advance(&mut self, channel: u8, epoch: u64, head: u32) -> bool {
+        self.channel(channel)
+            .is_some_and(|channel| channel.advance(epoch, head))
+    }
+
+    /// A channel cannot go on. `false`: the guest does not care any more.
+    pub(crate) fn fail(&mut self, number: u8, epoch: u64, fault: Fault) -> bool {
+        let cares = self
+            .channel(number)
+            .is_some_and(|channel| channel.fail(epoch, fault.code));
+        if cares {
+            self.faults.record(fault, Some(number));
+        }
+        cares
+    }
+
+    /// Records a fault that is no channel's.
+    pub(crate) fn fault(&mut self, fault: Fault) {
+        self.faults.record(fault, None);
+    }
+
+    fn channel(&mut self, number: u8) -> Option<&mut Channel> {
+        self.channels.get_mut(usize::from(number))
+    }
+}
+
+/// The channel and the register in it that are at an offset.
+fn channel_at(offset: u64) -> Option<(u8, u64)> {
+    if !(offset::CHANNEL..offset::END).contains(&offset) {
+        return None;
+    }
+    let number = u8::try_from((offset - offset::CHANNEL) / offset::CHANNEL_STRIDE).ok()?;
+    Some((number, offset % offset::CHANNEL_STRIDE))
+}
+
+/// The lower and the upper half.
+fn halves(value: u64) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    (
+        u32::from_le_bytes([a, b, c, d]),
+        u32::from_le_bytes([e, f, g, h]),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma::MemoryFile;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const VRAM: u64 = 4 << 20;
+    const APERTURE: u64 = 2 << 20;
+
+    fn registers(window: bool) -> Registers {
+        let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
+        let table = window.then(|| Arc::new(PageTable::new(vram, 32, aperture::PAGE)));
+        let doorbells = Arc::new(Doorbells::new(0x1_0000).unwrap());
+        Registers::new((VRAM, APERTURE), table, doorbells)
+    }
+
+    fn read(registers: &Registers, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        registers.read(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn wide(registers: &Registers, offset: u64) -> u64 {
+        let mut data = [0; 8];
+        registers.read(offset, &mut data);
+        u64::from_le_bytes(data)
+    }
+
+    fn put(registers: &mut Registers, offset: u64, value: u32) -> Option<Effect> {
+        registers.write(offset, &value.to_le_bytes())
+    }
+
+    fn put_wide(registers: &mut Registers, offset: u64, value: u64) -> Option<Effect> {
+        registers.write(offset, &value.to_le_bytes())
+    }
+
+    /// Sets channel 2 up and enables it.
+    fn enable(registers: &mut Registers) {
+        put_wide(registers, 0x1200, 0x1_2345_6780);
+        put(registers, 0x1208, 1);
+        put(registers, 0x120c, 64);
+        assert_eq!(put(registers, 0x1210, 1), Some(Effect::Engine));
+    }
+
+    /// Takes the start of channel 2 that is asked for.
+    fn start(registers: &mut Registers) -> Setup {
+        match registers.take_request() {
+            Some(Request::Start(2, setup)) => setup,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_device_says_what_it_is() {
+        let registers = registers(false);
+        assert_eq!(read(&registers, 0x00), 0x5042_4750);
+        assert_eq!(read(&registers, 0x04), 1);
+        assert_eq!(read(&registers, 0x08), 16);
+        assert_eq!(read(&registers, 0x0c), 0);
+        assert_eq!(wide(&registers, 0x10), VRAM);
+        assert_eq!(wide(&registers, 0x18), APERTURE);
+        assert_eq!(read(&registers, 0x24), 1, "ready");
+        assert_eq!(read(&self::registers(true), 0x0c), 1);
+    }
+
+    #[test]
+    fn a_part_of_a_register_is_taken_out_of_the_whole() {
+        let registers = registers(false);
+        let mut byte = [0];
+        registers.read(0x03, &mut byte);
+        assert_eq!(byte, [0x50]);
+        let mut across = [0; 4];
+        registers.read(0x06, &mut across);
+        assert_eq!(across, [0, 0, 16, 0]);
+    }
+
+    #[test]
+    fn a_channel_starts_with_what_its_registers_said_at_the_enable() {
+        let mut registers = registers(false);
+        registers.doorbells.write(0x8080, &9u32.to_le_bytes());
+        enable(&mut registers);
+        assert_eq!(registers.doorbells.value(2), 0);
+        put(&mut registers, 0x120c, 128);
+        let setup = start(&mut registers);
+        assert_eq!(
+            (setup.address, setup.space, setup.entries),
+            (0x1_2345_6780, 1, 64)
+        );
+        assert_eq!(registers.take_request(), None);
+        assert_eq!(read(&registers, 0x1214), 1, "on");
+        assert!(registers.advance(2, setup.epoch, 5));
+        assert_eq!(read(&registers, 0x1218), 5);
+    }
+
+    #[test]
+    fn what_the_engine_says_of_a_stopped_channel_is_not_heard() {
+        let mut registers = registers(false);
+        enable(&mut registers);
+        let old = start(&mut registers);
+        put(&mut registers, 0x1210, 0);
+        assert_eq!(read(&registers, 0x1214), 1 << 16, "off, stopping");
+        assert!(registers.is_over(2, old.epoch));
+        put(&mut registers, 0x1210, 1);
+        assert_eq!(read(&registers, 0x1214), 1 | 1 << 16, "on, stopping");
+        let fault = Fault {
+            code: FaultCode::Dma,
+            write: false,
+            address: 0,
+        };
+        assert!(!registers.advance(2, old.epoch, 7));
+        assert!(!registers.fail(2, old.epoch, fault));
+        assert_eq!((read(&registers, 0x1218), read(&registers, 0x28)), (0, 0));
+        assert_eq!(registers.take_request(), Some(Request::Release(2)));
+        registers.released(2);
+        let new = start(&mut registers);
+        assert!(registers.fail(2, new.epoch, fault));
+        assert_eq!(read(&registers, 0x1214), 2 | 2 << 8, "error: DMA failed");
+        assert_eq!(read(&registers, 0x30), 0x8000_0202);
+        put(&mut registers, 0x1210, 0);
+        registers.released(2);
+        assert_eq!(read(&registers, 0x1214), 0);
+    }
+
+    #[test]
+    fn a_reset_takes_effect_at_once_and_is_ready_when_the_engine_has_let_go() {
+        let mut registers = registers(true);
+        enable(&mut registers);
+        let old = start(&mut registers);
+        put_wide(&mut registers, 0x48, 0x10_0001);
+        put_wide(&mut registers, 0x48, VRAM | 1);
+        put(&mut registers, 0x40, 3);
+        assert_eq!(put(&mut registers, 0x20, 1), Some(Effect::Reset));
+        registers.reset();
+        assert_eq!(read(&registers, 0x24), 0);
+        for offset in [0x28, 0x30, 0x40, 0x48, 0x1208, 0x120c, 0x1210] {
+            assert_eq!(read(&registers, offset), 0, "{offset:#x}");
+        }
+        assert!(!registers.advance(2, old.epoch, 1));
+        assert_eq!(registers.take_request(), Some(Request::Reset));
+        registers.was_reset();
+        assert_eq!((read(&registers, 0x24), read(&registers, 0x1214)), (1, 0));
+        assert_eq!(registers.take_request(), None);
+    }
+
+    #[test]
+    fn an_enable_during_a_reset_waits_for_its_end() {
+        let mut registers = registers(false);
+        registers.reset();
+        enable(&mut registers);
+        assert_eq!(registers.take_request(), Some(Request::Reset));
+        registers.was_reset();
+        start(&mut registers);
+    }
+
+    #[test]
+    fn window_entries_are_read_back_and_impossible_ones_are_faults() {
+        let mut registers = registers(true);
+        put(&mut registers, 0x40, 31);
+        assert_eq!(put_wide(&mut registers, 0x48, 0x2_0001), None);
+        assert_eq!(wide(&registers, 0x48), 0x2_0001);
+        put(&mut registers, 0x48, 0);
+        assert_eq!(wide(&registers, 0x48), 0x2_0001, "halves are ignored");
+        assert_eq!(put_wide(&mut registers, 0x48, 0), None);
+        assert_eq!(wide(&registers, 0x48), 0);
+        let bad = put_wide(&mut registers, 0x48, VRAM | 1);
+        assert_eq!(bad, Some(Effect::Fault));
+        assert_eq!(read(&registers, 0x30), 0x8001_ff03);
+        assert_eq!(wide(&registers, 0x38), VRAM);
+        put(&mut registers, 0x34, 1);
+        put(&mut registers, 0x40, 32);
+        let bad = put_wide(&mut registers, 0x48, 1);
+        assert_eq!(bad, Some(Effect::Fault));
+        assert_eq!(read(&registers, 0x30), 0x8001_ff01);
+        assert_eq!(wide(&registers, 0x38), APERTURE);
+    }
+
+    #[test]
+    fn a_static_aperture_has_no_window_registers() {
+        let mut registers = registers(false);
+        put(&mut registers, 0x40, 3);
+        assert_eq!(put_wide(&mut registers, 0x48, 1), None);
+        assert_eq!((wide(&registers, 0x40), wide(&registers, 0x48)), (0, 0));
+        assert_eq!(read(&registers, 0x28), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn no_access_panics_or_makes_a_register_unknown(
+            writes in prop::collection::vec((any::<bool>(), 0u64..0x2400, any::<u64>()), 0..40),
+        ) {
+            let mut registers = registers(true);
+            for (wide, offset, value) in writes {
+                let bytes = value.to_le_bytes();
+                registers.write(offset, if wide { &bytes } else { &bytes[..4] });
+                registers.take_request();
+            }
+            registers.write(u64::MAX, &[0; 4]);
+            registers.read(u64::MAX - 2, &mut [0; 2]);
+            prop_assert_eq!(read(&registers, 0), 0x5042_4750);
+            prop_assert!(read(&registers, 0x1014) & !0x1_0001 == 0);
+        }
+    }
+}

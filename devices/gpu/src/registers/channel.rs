@@ -1,0 +1,151 @@
+//! One channel's registers.
+
+use super::{Request, halves};
+use crate::faults::FaultCode;
+
+const RING_ADDRESS: u64 = 0x00;
+const RING_SPACE: u64 = 0x08;
+const RING_ENTRIES: u64 = 0x0c;
+const CONTROL: u64 = 0x10;
+const HEAD: u64 = 0x18;
+
+const ENABLE: u32 = 1 << 0;
+const STATE_ON: u32 = 1;
+const STATE_ERROR: u32 = 2;
+const STOPPING: u32 = 1 << 16;
+
+/// The registers that an enable takes effect with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Setup {
+    pub(crate) address: u64,
+    pub(crate) space: u32,
+    pub(crate) entries: u32,
+    /// Which life of the channel this is: what the engine says of an earlier one is not heard.
+    pub(crate) epoch: u64,
+}
+
+/// What a write asks of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChannelRequest {
+    Start,
+    Stop,
+}
+
+/// A channel as the driver sees it.
+#[derive(Debug, Default)]
+pub(super) struct Channel {
+    address: u64,
+    space: u32,
+    entries: u32,
+    enabled: bool,
+    error: Option<FaultCode>,
+    head: u32,
+    /// Counts enables, disables and resets.
+    epoch: u64,
+    /// What the engine has not taken up yet.
+    pending: Option<Setup>,
+    /// The epoch that the engine works in, if it has this channel.
+    held: Option<u64>,
+}
+
+impl Channel {
+    /// The two registers of 4 bytes, or the one of 8, at `offset`, a multiple of 8.
+    pub(super) fn pair(&self, offset: u64) -> u64 {
+        let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        match offset {
+            RING_ADDRESS => self.address,
+            RING_SPACE => two(self.space, self.entries),
+            CONTROL => two(u32::from(self.enabled), self.status()),
+            HEAD => two(self.head, 0),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn write(&mut self, offset: u64, value: u32) -> Option<ChannelRequest> {
+        let (low, high) = halves(self.address);
+        let joined = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        match offset {
+            RING_ADDRESS => self.address = joined(value, high),
+            _ if offset == RING_ADDRESS + 4 => self.address = joined(low, value),
+            RING_SPACE => self.space = value & 1,
+            RING_ENTRIES => self.entries = value,
+            CONTROL if value & ENABLE != 0 && !self.enabled => return Some(self.enable()),
+            CONTROL if value & ENABLE == 0 && self.enabled => return Some(self.disable()),
+            _ => {}
+        }
+        None
+    }
+
+    fn enable(&mut self) -> ChannelRequest {
+        self.epoch += 1;
+        self.enabled = true;
+        self.head = 0;
+        self.pending = Some(Setup {
+            address: self.address,
+            space: self.space,
+            entries: self.entries,
+            epoch: self.epoch,
+        });
+        ChannelRequest::Start
+    }
+
+    fn disable(&mut self) -> ChannelRequest {
+        self.epoch += 1;
+        self.enabled = false;
+        self.error = None;
+        self.pending = None;
+        ChannelRequest::Stop
+    }
+
+    fn status(&self) -> u32 {
+        let state = match self.error {
+            Some(code) => STATE_ERROR | (code as u32) << 8,
+            None if self.enabled => STATE_ON,
+            None => 0,
+        };
+        let stopping = self.held.is_some_and(|held| held != self.epoch);
+        state | if stopping { STOPPING } else { 0 }
+    }
+
+    /// As after power-on, except for what the engine still has of it.
+    pub(super) fn reset(&mut self) {
+        *self = Self {
+            epoch: self.epoch + 1,
+            held: self.held,
+            ..Self::default()
+        };
+    }
+
+    pub(super) fn take_request(&mut self, number: u8) -> Option<Request> {
+        if self.held.is_some_and(|held| held != self.epoch) {
+            return Some(Request::Release(number));
+        }
+        let setup = self.pending.take()?;
+        self.held = Some(setup.epoch);
+        Some(Request::Start(number, setup))
+    }
+
+    pub(super) fn released(&mut self) {
+        self.held = None;
+    }
+
+    pub(super) fn is_over(&self, epoch: u64) -> bool {
+        self.epoch != epoch
+    }
+
+    pub(super) fn advance(&mut self, epoch: u64, head: u32) -> bool {
+        if self.is_over(epoch) {
+            return false;
+        }
+        self.head = head;
+        true
+    }
+
+    pub(super) fn fail(&mut self, epoch: u64, code: FaultCode) -> bool {
+        if self.is_over(epoch) {
+            return false;
+        }
+        self.error = Some(code);
+        true
+    }
+}

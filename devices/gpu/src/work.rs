@@ -1,0 +1,384 @@
+//! The engines' work: copy, fill, compare, checksum, step by step through bounded buffers.
+
+use peerbar_dma::Purpose;
+
+use crate::command::Operation;
+use crate::faults::Fault;
+use crate::memory::{Memory, Place};
+
+/// How much is held at once, and done between two looks at whether the command is still wanted.
+pub(crate) const STEP: usize = 1 << 20;
+
+/// Why a command has no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// It cannot be done.
+    Fault(Fault),
+    /// Its channel was stopped.
+    GivenUp,
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// What a command works with.
+pub(crate) struct Work {
+    pub(crate) memory: Memory,
+    pub(crate) first: Vec<u8>,
+    pub(crate) second: Vec<u8>,
+}
+
+impl Work {
+    pub(crate) fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            first: vec![0; STEP],
+            second: vec![0; STEP],
+        }
+    }
+
+    /// Carries a command out and gives its result. `wanted` is asked between any two steps.
+    pub(crate) fn run(
+        &mut self,
+        operation: &Operation,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<u64, Failure> {
+        match *operation {
+            Operation::Nop => Ok(0),
+            Operation::Copy {
+                source,
+                destination,
+                length,
+            } => self.copy(source, destination, length, wanted),
+            Operation::Fill {
+                destination,
+                length,
+                pattern,
+            } => self.fill(destination, length, pattern, wanted),
+            Operation::Compare {
+                first,
+                second,
+                length,
+            } => self.compare(first, second, length, wanted),
+            Operation::Crc32c { source, length } => self.crc32c(source, length, wanted),
+            Operation::Launch(ref launch) => self.launch(launch, wanted),
+        }
+    }
+
+    fn copy(
+        &mut self,
+        source: Place,
+        destination: Place,
+        length: u64,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<u64, Failure> {
+        self.memory.check(source, length, false)?;
+        self.memory.check(destination, length, true)?;
+        for step in steps(length, 1) {
+            still(wanted)?;
+            let data = step.of(&mut self.first);
+            self.memory
+                .read(Purpose::Payload, source.after(step.start), data)?;
+            self.memory
+                .write(Purpose::Payload, destination.after(step.start), data)?;
+        }
+        Ok(0)
+    }
+
+    fn fill(
+        &mut self,
+        destination: Place,
+        length: u64,
+        pattern: [u8; 8],
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<u64, Failure> {
+        self.memory.check(destination, length, true)?;
+        for word in self.first.as_chunks_mut().0 {
+            *word = pattern;
+        }
+        for step in steps(length, 1) {
+            still(wanted)?;
+            let data = step.of(&mut self.first);
+            self.memory
+                .write(Purpose::Payload, destination.after(step.start), data)?;
+        }
+        Ok(0)
+    }
+
+    fn compare(
+        &mut self,
+        first: Place,
+        second: Place,
+        length: u64,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<u64, Failure> {
+        self.memory.check(first, length, false)?;
+        self.memory.check(second, length, false)?;
+        for step in steps(length, 1) {
+            still(wanted)?;
+            let (one, other) = (step.of(&mut self.first), step.of(&mut self.second));
+            self.memory
+                .read(Purpose::Payload, first.after(step.start), one)?;
+            self.memory
+                .read(Purpose::Payload, second.after(step.start), other)?;
+            let differs = one.iter().zip(&*other).position(|(a, b)| a != b);
+            if let Some(at) = differs {
+                return Ok(step.start + at as u64);
+            }
+        }
+        Ok(length)
+    }
+
+    fn crc32c(
+        &mut self,
+        source: Place,
+        length: u64,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<u64, Failure> {
+        self.memory.check(source, length, false)?;
+        let mut sum = 0;
+        for step in steps(length, 1) {
+            still(wanted)?;
+            let data = step.of(&mut self.first);
+            self.memory
+                .read(Purpose::Payload, source.after(step.start), data)?;
+            sum = crc32c::crc32c_append(sum, data);
+        }
+        Ok(sum.into())
+    }
+}
+
+/// One step of a command: bytes of its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// How far into each operand it starts.
+    pub(crate) start: u64,
+    /// How many bytes of each.
+    pub(crate) len: usize,
+}
+
+impl Step {
+    /// As much of a buffer as the step needs.
+    pub(crate) fn of(self, buffer: &mut [u8]) -> &mut [u8] {
+        let len = self.len.min(buffer.len());
+        buffer.split_at_mut(len).0
+    }
+}
+
+/// The steps for `count` elements of so many bytes each, as `Memory::check` has found them to be possible.
+pub(crate) fn steps(count: u64, element_bytes: u64) -> impl Iterator<Item = Step> {
+    let length = count.saturating_mul(element_bytes);
+    (0..length).step_by(STEP).map(move |start| Step {
+        start,
+        len: usize::try_from(length - start).map_or(STEP, |left| left.min(STEP)),
+    })
+}
+
+/// Fails once the command is not wanted any more.
+pub(crate) fn still(wanted: &dyn Fn() -> bool) -> Result<(), Failure> {
+    if wanted() {
+        Ok(())
+    } else {
+        Err(Failure::GivenUp)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use peerbar_dma::{MemoryFile, Requester};
+
+    use super::*;
+    use crate::faults::FaultCode;
+
+    const MIB: u64 = 1 << 20;
+    const VRAM: u64 = 4 * MIB;
+    const RAM_AT: u64 = 0x10_0000;
+
+    /// VRAM of 4 MiB, and guest RAM of 4 MiB at `RAM_AT`.
+    fn work() -> Work {
+        let requester = Requester::new();
+        requester.set_bus_master(true);
+        let ram = MemoryFile::create("ram", VRAM).unwrap();
+        let fd = ram.file().try_clone().unwrap().into();
+        requester
+            .map(RAM_AT, VRAM, (true, true), Some((fd, 0)))
+            .unwrap();
+        let vram = Arc::new(MemoryFile::create("vram", VRAM).unwrap());
+        Work::new(Memory::new(vram, Arc::new(requester)))
+    }
+
+    fn run(work: &mut Work, operation: Operation) -> Result<u64, Failure> {
+        work.run(&operation, &|| true)
+    }
+
+    fn put(work: &Work, place: Place, data: &[u8]) {
+        work.memory.write(Purpose::Payload, place, data).unwrap();
+    }
+
+    fn get(work: &Work, place: Place, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        work.memory
+            .read(Purpose::Payload, place, &mut data)
+            .unwrap();
+        data
+    }
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 % 251).to_le_bytes()[0]).collect()
+    }
+
+    #[test]
+    fn a_copy_goes_between_any_two_spaces_at_any_alignment() {
+        let mut work = work();
+        let data = pattern(STEP + 4097);
+        let places = [
+            Place::Vram(3),
+            Place::Vram(2 * MIB + 1),
+            Place::Bus(RAM_AT + 7),
+            Place::Bus(RAM_AT + 2 * MIB + 5),
+        ];
+        put(&work, places[0], &data);
+        for (source, destination) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
+            let operation = Operation::Copy {
+                source: places[source],
+                destination: places[destination],
+                length: data.len() as u64,
+            };
+            assert_eq!(run(&mut work, operation), Ok(0));
+            let copied = get(&work, places[destination], data.len());
+            assert!(copied == data, "{source} to {destination}");
+        }
+    }
+
+    #[test]
+    fn a_fill_repeats_its_pattern_from_the_destination_on() {
+        let mut work = work();
+        let pattern = [1, 2, 3, 4, 5, 6, 7, 8];
+        let length = STEP + 13;
+        let operation = Operation::Fill {
+            destination: Place::Vram(5),
+            length: length as u64,
+            pattern,
+        };
+        assert_eq!(run(&mut work, operation), Ok(0));
+        let filled = get(&work, Place::Vram(0), length + 10);
+        assert_eq!(filled[..5], [0; 5]);
+        assert_eq!(filled[length + 5..], [0; 5]);
+        let right = |(i, byte): (usize, &u8)| *byte == pattern[i % 8];
+        assert!(filled[5..length + 5].iter().enumerate().all(right));
+    }
+
+    #[test]
+    fn a_comparison_finds_the_first_difference() {
+        let mut work = work();
+        let data = pattern(STEP + 100);
+        put(&work, Place::Vram(0), &data);
+        put(&work, Place::Bus(RAM_AT), &data);
+        let compare = Operation::Compare {
+            first: Place::Vram(0),
+            second: Place::Bus(RAM_AT),
+            length: data.len() as u64,
+        };
+        assert_eq!(run(&mut work, compare), Ok(data.len() as u64));
+        for at in [STEP as u64 + 50, STEP as u64, 0] {
+            put(&work, Place::Bus(RAM_AT + at), &[0xff]);
+            assert_eq!(run(&mut work, compare), Ok(at));
+        }
+    }
+
+    #[test]
+    fn the_checksum_is_that_of_iscsi() {
+        let mut work = work();
+        put(&work, Place::Vram(0), b"123456789");
+        let crc = |place, length| Operation::Crc32c {
+            source: place,
+            length,
+        };
+        // The check value of CRC-32/ISCSI, and RFC 3720, B.4: 32 bytes of zeroes.
+        assert_eq!(run(&mut work, crc(Place::Vram(0), 9)), Ok(0xe306_9283));
+        assert_eq!(run(&mut work, crc(Place::Vram(64), 32)), Ok(0x8a91_36aa));
+        assert_eq!(run(&mut work, crc(Place::Vram(64), 0)), Ok(0));
+        let data = pattern(STEP + 77);
+        put(&work, Place::Bus(RAM_AT), &data);
+        let sum = run(&mut work, crc(Place::Bus(RAM_AT), data.len() as u64));
+        assert_eq!(sum, Ok(crc32c::crc32c(&data).into()));
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_a_fault_and_touches_nothing_before_it() {
+        let mut work = work();
+        put(&work, Place::Vram(0), &[1; 64]);
+        let copy = |source, destination, length| Operation::Copy {
+            source,
+            destination,
+            length,
+        };
+        for (operation, code, address, write) in [
+            (
+                copy(Place::Vram(0), Place::Vram(VRAM - 8), 9),
+                FaultCode::VramRange,
+                VRAM - 8,
+                true,
+            ),
+            (
+                copy(Place::Vram(VRAM), Place::Vram(0), 1),
+                FaultCode::VramRange,
+                VRAM,
+                false,
+            ),
+            (
+                copy(Place::Bus(u64::MAX), Place::Vram(0), 2),
+                FaultCode::Dma,
+                u64::MAX,
+                false,
+            ),
+            (
+                copy(Place::Vram(0), Place::Bus(0x5000), 16),
+                FaultCode::Dma,
+                0x5000,
+                true,
+            ),
+        ] {
+            let fault = Fault {
+                code,
+                write,
+                address,
+            };
+            assert_eq!(run(&mut work, operation), Err(Failure::Fault(fault)));
+        }
+        assert_eq!(get(&work, Place::Vram(VRAM - 8), 8), [0; 8]);
+    }
+
+    #[test]
+    fn a_command_that_is_not_wanted_any_more_is_given_up_between_two_steps() {
+        let mut work = work();
+        let looks = Cell::new(0);
+        let wanted = || {
+            looks.set(looks.get() + 1);
+            looks.get() <= 2
+        };
+        let operation = Operation::Fill {
+            destination: Place::Vram(0),
+            length: 4 * MIB,
+            pattern: [0xff; 8],
+        };
+        assert_eq!(work.run(&operation, &wanted), Err(Failure::GivenUp));
+        assert_eq!(get(&work, Place::Vram(2 * MIB - 1), 2), [0xff, 0]);
+    }
+
+    #[test]
+    fn steps_cover_everything_once() {
+        let lengths = |count, bytes| steps(count, bytes).map(|step| step.len).collect::<Vec<_>>();
+        assert_eq!(lengths(0, 4), [0; 0]);
+        assert_eq!(lengths(1, 4), [4]);
+        assert_eq!(lengths(MIB / 4, 4), [STEP]);
+        assert_eq!(lengths(MIB / 4 + 1, 4), [STEP, 4]);
+        assert_eq!(steps(MIB + 1, 1).last(), Some(Step { start: MIB, len: 1 }));
+    }
+}
