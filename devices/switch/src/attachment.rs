@@ -1,0 +1,153 @@
+//! How an endpoint gets below a switch.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::{SocketAddrUnix, connect};
+use thiserror::Error;
+
+use crate::link::{Link, Neighbour, TIME_OUT};
+use crate::link_mode::LinkMode;
+use crate::message::{Message, PortId, Refusal};
+use crate::socket::{self, ReceiveError};
+use crate::wire::{MAX_NAME, PROTOCOL};
+
+/// Why an endpoint is not below its switch.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// Its name does not fit.
+    #[error("name {0:?}: a switch takes 1 to {MAX_NAME} printable ASCII characters")]
+    Name(String),
+    /// Nobody listens there.
+    #[error("no switch at {path}: start `peerbar-switch --socket-path {path}` first", path = .0.display())]
+    NotThere(PathBuf),
+    /// The switch does not let it in.
+    #[error("the switch at {} does not take {name}: {refusal}", path.display())]
+    Refused {
+        /// Where the switch is.
+        path: PathBuf,
+        /// Name of the endpoint.
+        name: String,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// Who listens there does not answer as a switch does.
+    #[error("who listens at {} is no switch: name the socket of a peerbar-switch", .0.display())]
+    NoSwitch(PathBuf),
+    /// The system refuses.
+    #[error("cannot connect to the switch at {}", path.display())]
+    System {
+        /// Where the switch is.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// An endpoint that has been let in, and does not know its peers yet.
+#[derive(Debug)]
+pub struct Attachment {
+    socket: OwnedFd,
+    mode: LinkMode,
+    port: PortId,
+}
+
+impl Attachment {
+    /// Attaches to the switch at `path` under a name of its own there.
+    pub fn new(path: &Path, name: &str) -> Result<Self, AttachError> {
+        let fits = (1..=MAX_NAME).contains(&name.len());
+        if !fits || !name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return Err(AttachError::Name(name.to_owned()));
+        }
+        let socket = connected(path)?;
+        let deadline = Instant::now() + TIME_OUT;
+        let hello = Message::Hello {
+            protocol: PROTOCOL,
+            name: name.to_owned(),
+        };
+        socket::send_until(&socket, &hello.encode(), deadline)
+            .map_err(|errno| system(path, errno))?;
+        match socket::receive_until(&socket, &mut socket::space(), Some(deadline)) {
+            Ok(Message::Welcome { port, mode }) => Ok(Self { socket, mode, port }),
+            Ok(Message::Refused(refusal)) => Err(AttachError::Refused {
+                path: path.to_owned(),
+                name: name.to_owned(),
+                refusal,
+            }),
+            Err(ReceiveError::System(errno)) if errno != Errno::TIMEDOUT => {
+                Err(system(path, errno))
+            }
+            _ => Err(AttachError::NoSwitch(path.to_owned())),
+        }
+    }
+
+    /// What the switch does with this endpoint's requests to its peers.
+    pub fn mode(&self) -> LinkMode {
+        self.mode
+    }
+
+    /// Its number at the switch.
+    pub fn port(&self) -> PortId {
+        self.port
+    }
+
+    /// Goes to work: from now on `neighbour` is told of the peers and answers them, on a thread of its own.
+    pub fn start(self, neighbour: Arc<dyn Neighbour>) -> io::Result<Link> {
+        Link::start(self.socket, neighbour)
+    }
+}
+
+fn connected(path: &Path) -> Result<OwnedFd, AttachError> {
+    let socket = socket::new().map_err(|errno| system(path, errno))?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| system(path, errno))?;
+    match connect(&socket, &address) {
+        Ok(()) => Ok(socket),
+        Err(Errno::NOENT | Errno::CONNREFUSED) => Err(AttachError::NotThere(path.to_owned())),
+        Err(Errno::PROTOTYPE | Errno::AGAIN) => Err(AttachError::NoSwitch(path.to_owned())),
+        Err(errno) => Err(system(path, errno)),
+    }
+}
+
+fn system(path: &Path, errno: Errno) -> AttachError {
+    AttachError::System {
+        path: path.to_owned(),
+        source: errno.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn who_is_not_there_or_no_switch_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let error = Attachment::new(&path, "disk0").unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("start `peerbar-switch --socket-path"),
+            "{text}"
+        );
+        let listener = UnixListener::bind(&path).unwrap();
+        let error = Attachment::new(&path, "disk0").unwrap_err();
+        assert!(matches!(error, AttachError::NoSwitch(_)), "{error}");
+        drop(listener);
+        let error = Attachment::new(&path, "disk0").unwrap_err();
+        assert!(matches!(error, AttachError::NotThere(_)), "{error}");
+    }
+
+    #[test]
+    fn a_name_must_fit() {
+        for name in ["", "a\tb", "\u{fc}", &"x".repeat(33)] {
+            let error = Attachment::new(Path::new("/"), name).unwrap_err();
+            assert!(matches!(error, AttachError::Name(_)), "{error}");
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Every order in which endpoints, their links and the switch can act, for small stories: whatever the order, no transfer
+//! goes by a window that its owner was told nobody uses any more, and nobody waits for ever.
+//!
+//! The switch is the real one. An endpoint is a model of what [`crate::Link`] and its [`crate::Neighbour`] do: a main thread
+//! that plays its story, and a link that takes one message after another, which for a Peer needs the lock that a transfer
+//! in progress holds.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::time::Instant;
+
+use crate::message::{Memory, Message, PortId, Window};
+use crate::switch::{Output, Switch};
+use crate::wire::PROTOCOL;
+
+/// What an endpoint does next.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Connects, says Hello and waits for its Welcome.
+    Attach,
+    /// Announces this window, or none, and waits until that is Announced.
+    Announce(Option<u64>),
+    /// Looks up this address and starts a transfer, which ends by another turn.
+    Transfer(u64),
+    /// Dies.
+    Die,
+}
+
+/// An address; what is waited for; a transfer in progress and whose window it goes by.
+#[derive(Clone, Debug, Default)]
+struct Endpoint {
+    story: VecDeque<Step>,
+    port: Option<PortId>,
+    waiting: bool,
+    /// Where others may still reach it: only there when nothing is being announced.
+    exposed: Vec<u64>,
+    announced: Option<u64>,
+    peers: BTreeMap<PortId, Vec<u64>>,
+    transfer: Option<(PortId, u64)>,
+    dead: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Sent {
+    Message(Message),
+    End,
+}
+
+#[derive(Clone, Debug)]
+struct World {
+    switch: Switch,
+    endpoints: Vec<Endpoint>,
+    to_switch: BTreeMap<PortId, VecDeque<Sent>>,
+    to_endpoint: BTreeMap<PortId, VecDeque<Message>>,
+    now: Instant,
+}
+
+/// Who acts.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Story(usize),
+    Link(usize),
+    Switch(PortId),
+}
+
+fn window(address: u64) -> Window {
+    Window {
+        bar: 0,
+        address,
+        size: 0x1000,
+        claim: 0,
+        memory: Memory::ByMessage,
+    }
+}
+
+impl World {
+    /// Endpoints whose stories do not begin with it are attached already.
+    fn new(stories: &[&[Step]]) -> Self {
+        let endpoints = stories.iter().map(|story| Endpoint {
+            story: story.iter().copied().collect(),
+            ..Endpoint::default()
+        });
+        let mut world = Self {
+            switch: Switch::default(),
+            endpoints: endpoints.collect(),
+            to_switch: BTreeMap::new(),
+            to_endpoint: BTreeMap::new(),
+            now: Instant::now(),
+        };
+        for (index, story) in stories.iter().enumerate() {
+            if !matches!(story[0], Attach) {
+                world.endpoints[index].story.push_front(Attach);
+                world.act(Turn::Story(index));
+                world.act(Turn::Switch(world.endpoints[index].port.unwrap()));
+                world.act(Turn::Link(index));
+            }
+        }
+        world
+    }
+
+    /// Everything that could happen next.
+    fn turns(&self) -> Vec<Turn> {
+        let mut turns = Vec::new();
+        for (index, endpoint) in self.endpoints.iter().enumerate() {
+            let idle = !endpoint.waiting && !endpoint.dead;
+            if idle && (endpoint.transfer.is_some() || !endpoint.story.is_empty()) {
+                turns.push(Turn::Story(index));
+            }
+            let next = endpoint
+                .port
+                .and_then(|port| self.to_endpoint.get(&port)?.front());
+            let locked = endpoint.transfer.is_some();
+            if next.is_some_and(|next| {
+                !(endpoint.dead || locked && matches!(next, Message::Peer { .. }))
+            }) {
+                turns.push(Turn::Link(index));
+            }
+        }
+        let sending = self.to_switch.iter().filter(|(_, queue)| !queue.is_empty());
+        turns.extend(sending.map(|(port, _)| Turn::Switch(*port)));
+        turns
+    }
+
+    fn act(&mut self, turn: Turn) {
+        match turn {
+            Turn::Story(index) => self.tell(index),
+            Turn::Link(index) => self.listen(index),
+            Turn::Switch(port) => self.serve(port),
+        }
+        for output in self.switch.take_outputs() {
+            let Output::Send(port, message) = output else {
+                panic!("{output:?}")
+            };
+            self.to_endpoint.entry(port).or_default().push_back(message);
+        }
+    }
+
+    fn say(&mut self, port: Option<PortId>, sent: Sent) {
+        self.to_switch
+            .entry(port.unwrap())
+            .or_default()
+            .push_back(sent);
+    }
+
+    fn tell(&mut self, index: usize) {
+        let endpoint = &mut self.endpoints[index];
+        if endpoint.transfer.take().is_some() {
+            return;
+        }
+        match endpoint.story.pop_front().unwrap() {
+            Step::Attach => {
+                endpoint.waiting = true;
+                endpoint.port = Some(self.switch.connect(self.now));
+                let name = format!("e{index}");
+                let protocol = PROTOCOL;
+                let port = endpoint.port;
+                self.say(port, Sent::Message(Message::Hello { protocol, name }));
+            }
+            Step::Announce(address) => {
+                endpoint.waiting = true;
+                endpoint.exposed.extend(address);
+                endpoint.announced = address;
+                let windows = address.map(window).into_iter().collect();
+                let port = endpoint.port;
+                self.say(
+                    port,
+                    Sent::Message(Message::Announce {
+                        sequence: 1,
+                        windows,
+                    }),
+                );
+            }
+            Step::Transfer(address) => {
+                let owner = endpoint.peers.iter().find(|(_, at)| at.contains(&address));
+                endpoint.transfer = owner.map(|(port, _)| (*port, address));
+            }
+            Step::Die => {
+                endpoint.dead = true;
+                endpoint.transfer = None;
+                let port = endpoint.port;
+                self.say(port, Sent::End);
+            }
+        }
+    }
+
+    fn listen(&mut self, index: usize) {
+        let endpoint = &mut self.endpoints[index];
+        let port = endpoint.port;
+        let queue = self.to_endpoint.get_mut(&port.unwrap()).unwrap();
+        match queue.pop_front().unwrap() {
+            Message::Welcome { .. } => endpoint.waiting = false,
+            Message::Announced { .. } => {
+                endpoint.waiting = false;
+                endpoint.exposed = endpoint.announced.into_iter().collect();
+            }
+            Message::Peer {
+                epoch,
+                peer,
+                windows,
+            } => {
+                let live = windows.iter().filter(|w| !matches!(w.memory, Memory::Gone));
+                endpoint
+                    .peers
+                    .insert(peer, live.map(|window| window.address).collect());
+                self.say(port, Sent::Message(Message::Ack { epoch }));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn serve(&mut self, port: PortId) {
+        match self.to_switch.get_mut(&port).unwrap().pop_front().unwrap() {
+            Sent::Message(message) => self.switch.receive(port, message, self.now),
+            Sent::End => self.switch.leave(port),
+        }
+    }
+
+    /// A transfer goes by a window only while its owner knows that this may be. The dead have nothing to lose.
+    fn check(&self) {
+        for (owner, address) in self
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| endpoint.transfer)
+        {
+            let owner = self
+                .endpoints
+                .iter()
+                .find(|endpoint| endpoint.port == Some(owner))
+                .unwrap();
+            assert!(owner.dead || owner.exposed.contains(&address), "{self:#x?}");
+        }
+    }
+
+    fn check_end(&self) {
+        for endpoint in &self.endpoints {
+            assert!(
+                endpoint.dead || (endpoint.story.is_empty() && !endpoint.waiting),
+                "{self:#x?}"
+            );
+        }
+    }
+}
+
+/// Goes through every order; how many different states there were.
+fn explore(stories: &[&[Step]]) -> usize {
+    let mut seen = HashSet::new();
+    let mut open = vec![World::new(stories)];
+    while let Some(world) = open.pop() {
+        world.check();
+        let turns = world.turns();
+        if turns.is_empty() {
+            world.check_end();
+        }
+        for turn in turns {
+            let mut next = world.clone();
+            next.act(turn);
+            if seen.insert(format!("{next:?}")) {
+                open.push(next);
+            }
+        }
+    }
+    seen.len()
+}
+
+use Step::{Announce, Attach, Die, Transfer};
+
+#[test]
+fn a_move_in_the_middle_of_transfers() {
+    let states = explore(&[
+        &[Attach, Announce(Some(1)), Announce(Some(2))],
+        &[Attach, Transfer(1), Transfer(1), Transfer(2)],
+    ]);
+    assert!(states > 100, "{states}");
+}
+
+#[test]
+fn two_that_announce_and_transfer_to_each_other_at_once() {
+    let states = explore(&[
+        &[Announce(Some(1)), Transfer(2), Announce(None)],
+        &[Announce(Some(2)), Transfer(1), Announce(None)],
+    ]);
+    assert!(states > 100, "{states}");
+}
+
+#[test]
+fn a_late_comer_while_a_window_goes_from_one_to_another() {
+    let states = explore(&[
+        &[Announce(Some(1)), Announce(None)],
+        &[Announce(Some(1))],
+        &[Attach, Transfer(1)],
+    ]);
+    assert!(states > 1000, "{states}");
+}
+
+#[test]
+fn a_requester_that_dies_in_the_middle() {
+    let states = explore(&[
+        &[Announce(Some(1)), Announce(Some(2))],
+        &[Transfer(1), Die],
+        &[Transfer(2)],
+    ]);
+    assert!(states > 100, "{states}");
+}
+
+#[test]
+fn a_completer_that_dies_in_the_middle() {
+    let states = explore(&[
+        &[Announce(Some(1)), Die],
+        &[Transfer(1), Announce(Some(1))],
+        &[Transfer(1)],
+    ]);
+    assert!(states > 100, "{states}");
+}

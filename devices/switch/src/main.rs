@@ -1,0 +1,78 @@
+//! `peerbar-switch`: a PCIe switch that endpoints attach to.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use peerbar_switch::{LinkMode, serve};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+/// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
+const ENVIRONMENT: u8 = 69;
+
+/// A PCIe switch that device servers attach to with `--switch`, until SIGTERM.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Where endpoints attach
+    #[arg(long, value_name = "PATH")]
+    socket_path: PathBuf,
+    /// What becomes of an endpoint's requests to its peers: route, redirect, unsupported-request or drop [default: route]
+    #[arg(long = "link", value_name = "NAME=MODE", value_parser = link)]
+    links: Vec<(String, LinkMode)>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("peerbar-switch: {error:#}");
+            ExitCode::from(ENVIRONMENT)
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
+    for number in [SIGTERM, SIGINT] {
+        let signal = signal.try_clone().context("cannot copy a descriptor")?;
+        pipe::register(number, signal).context("cannot handle signals")?;
+    }
+    let modes = args.links.into_iter().collect::<BTreeMap<_, _>>();
+    serve(&args.socket_path, modes, &stop, || {
+        let mut out = io::stdout();
+        writeln!(out, "ready").and_then(|()| out.flush())
+    })?;
+    Ok(())
+}
+
+fn link(text: &str) -> Result<(String, LinkMode), String> {
+    let (name, mode) = text
+        .rsplit_once('=')
+        .filter(|(name, _)| !name.is_empty())
+        .ok_or("is no NAME=MODE")?;
+    let mode = mode
+        .parse::<LinkMode>()
+        .map_err(|error| error.to_string())?;
+    Ok((name.to_owned(), mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_a_name_and_a_mode() {
+        assert_eq!(link("disk0=drop"), Ok(("disk0".to_owned(), LinkMode::Drop)));
+        for wrong in ["", "disk0", "=drop", "disk0=", "disk0=dropped"] {
+            assert!(link(wrong).is_err(), "{wrong}");
+        }
+    }
+}

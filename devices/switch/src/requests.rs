@@ -1,0 +1,146 @@
+//! Requests to peers that wait for their reply.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::message::PortId;
+use crate::switch::PATIENCE;
+
+/// The most requests of one endpoint that may wait at once.
+pub(crate) const MAX_REQUESTS: usize = 64;
+
+/// A request, known by who issued it and the tag that he gave it.
+pub(crate) type RequestId = (PortId, u64);
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    completer: PortId,
+    deadline: Instant,
+}
+
+/// All requests that wait for their reply.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requests {
+    waiting: BTreeMap<RequestId, Waiting>,
+}
+
+impl Requests {
+    /// Notes a request. False if the requester has that tag in use, or too many requests.
+    pub(crate) fn open(&mut self, id: RequestId, completer: PortId, now: Instant) -> bool {
+        let (requester, _) = id;
+        let all = (requester, u64::MIN)..=(requester, u64::MAX);
+        if self.waiting.contains_key(&id) || self.waiting.range(all).count() >= MAX_REQUESTS {
+            return false;
+        }
+        let deadline = now + PATIENCE;
+        self.waiting.insert(
+            id,
+            Waiting {
+                completer,
+                deadline,
+            },
+        );
+        true
+    }
+
+    /// Takes a request out, if `completer` is who it waits for.
+    pub(crate) fn close(&mut self, id: RequestId, completer: PortId) -> bool {
+        let expected = self
+            .waiting
+            .get(&id)
+            .is_some_and(|waiting| waiting.completer == completer);
+        expected && self.waiting.remove(&id).is_some()
+    }
+
+    /// Takes out all that an endpoint has issued, and all that wait for it, which are returned.
+    pub(crate) fn leave(&mut self, port: PortId) -> Vec<RequestId> {
+        self.waiting.retain(|(requester, _), _| *requester != port);
+        self.extract(|waiting| waiting.completer == port)
+    }
+
+    /// Takes out those that have waited for too long.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<(RequestId, PortId)> {
+        let late = |waiting: &Waiting| waiting.deadline <= now;
+        let completers: Vec<PortId> = self
+            .waiting
+            .values()
+            .filter(|waiting| late(waiting))
+            .map(|waiting| waiting.completer)
+            .collect();
+        self.extract(late).into_iter().zip(completers).collect()
+    }
+
+    /// When the next one will have waited for too long.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.waiting.values().map(|waiting| waiting.deadline).min()
+    }
+
+    fn extract(&mut self, which: impl Fn(&Waiting) -> bool) -> Vec<RequestId> {
+        let ids: Vec<RequestId> = self
+            .waiting
+            .iter()
+            .filter(|(_, waiting)| which(waiting))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in &ids {
+            self.waiting.remove(id);
+        }
+        ids
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: PortId = PortId(1);
+    const B: PortId = PortId(2);
+    const C: PortId = PortId(3);
+
+    #[test]
+    fn only_who_was_asked_can_answer_and_only_once() {
+        let mut requests = Requests::default();
+        let now = Instant::now();
+        assert!(requests.open((A, 1), B, now));
+        assert!(!requests.close((A, 1), C));
+        assert!(!requests.close((A, 2), B));
+        assert!(requests.close((A, 1), B));
+        assert!(!requests.close((A, 1), B));
+    }
+
+    #[test]
+    fn a_tag_is_used_once_at_a_time_and_the_number_is_bounded() {
+        let mut requests = Requests::default();
+        let now = Instant::now();
+        for tag in 0..MAX_REQUESTS as u64 {
+            assert!(requests.open((A, tag), B, now));
+        }
+        assert!(!requests.open((A, 1), B, now));
+        assert!(!requests.open((A, u64::MAX), B, now));
+        assert!(requests.open((B, u64::MAX), A, now), "others go on");
+    }
+
+    #[test]
+    fn who_leaves_is_neither_waited_for_nor_answered() {
+        let mut requests = Requests::default();
+        let now = Instant::now();
+        for id in [(A, 1), (B, 1), (C, 1)] {
+            let completer = if id.0 == A { B } else { A };
+            assert!(requests.open(id, completer, now));
+        }
+        assert_eq!(requests.leave(A), [(B, 1), (C, 1)]);
+        assert_eq!(requests.deadline(), None);
+    }
+
+    #[test]
+    fn what_waits_too_long_is_given_up() {
+        let mut requests = Requests::default();
+        let now = Instant::now();
+        assert!(requests.open((A, 1), B, now));
+        assert!(requests.open((A, 2), C, now + PATIENCE));
+        assert_eq!(requests.deadline(), Some(now + PATIENCE));
+        assert_eq!(requests.expire(now), []);
+        assert_eq!(requests.expire(now + PATIENCE), [((A, 1), B)]);
+        assert!(requests.close((A, 2), C));
+    }
+}
