@@ -6,10 +6,12 @@
 
 #![forbid(unsafe_code)]
 
+mod gpu;
 mod ktap;
 mod measure;
 mod plan;
 
+pub use gpu::{Calls, Gpu, GpuCopy, GpuFile, Medium};
 pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Verdict};
 pub use measure::{Measure, Route};
 pub use plan::{Buffer, Check, Command, Copy, Device, Module, Plan};

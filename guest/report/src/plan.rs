@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::gpu::{Gpu, GpuCopy, GpuFile};
+
 /// Everything that the agent is asked to do in one boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -12,6 +14,9 @@ pub struct Plan {
     pub modules: Vec<Module>,
     /// The devices under test; the agent waits until the guest's kernel shows all of them.
     pub devices: Vec<Device>,
+    /// The GPUs under test, waited for like the devices.
+    #[serde(default)]
+    pub gpus: Vec<Gpu>,
     /// Whether a read-only tools root is exported over 9p under the tag [`Plan::TOOLS_TAG`].
     pub tools: bool,
     /// Seconds after which a check that has not ended counts as hung.
@@ -58,9 +63,9 @@ pub struct Device {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Check {
-    /// `provider` has published its whole CMB as p2pmem: sysfs `p2pmem/{size,published,available}`.
+    /// `device` has published its whole CMB, or aperture, as p2pmem: sysfs `p2pmem/{size,published,available}`.
     Provider {
-        /// A device's name.
+        /// A device's or GPU's name.
         device: String,
     },
     /// The submission queues of `device` lie in its CMB: submission entries were fetched from own memory during
@@ -90,6 +95,37 @@ pub enum Check {
     },
     /// Runs a command of the tools root.
     Command(Command),
+    /// Data goes from disks to GPU memory, is verified there, and goes back.
+    GpuFile(GpuFile),
+    /// A read of `disk` into memory of `gpu` that starts and ends within a block is refused with the reason; where a
+    /// bounce is allowed it is done, and what bounced is counted to the byte.
+    GpuUnaligned {
+        /// A GPU's name.
+        gpu: String,
+        /// A device's name.
+        disk: String,
+    },
+    /// Two vectors of `from` are added by the kernels of `gpu`, and the sum goes to `to`: no byte of it is in guest RAM.
+    GpuCompute {
+        /// A GPU's name.
+        gpu: String,
+        /// The disk that is read.
+        from: String,
+        /// The disk that is written.
+        to: String,
+    },
+    /// The threads of a launch add to one counter in guest RAM, and none of them is lost.
+    GpuAtomics {
+        /// A GPU's name.
+        gpu: String,
+    },
+    /// The GPU's copy engine copies from its memory to another's and back.
+    GpuCopy(GpuCopy),
+    /// The processor loads from GPU memory and stores to it through mappings, which outlive what they are made of.
+    GpuMapping {
+        /// A GPU's name.
+        gpu: String,
+    },
 }
 
 impl Check {
@@ -109,6 +145,16 @@ impl Check {
             }
             Check::ControllerReset { device } => format!("{device} survives a controller reset"),
             Check::Command(command) => format!("command {}", command.run),
+            Check::GpuFile(file) => file.to_string(),
+            Check::GpuUnaligned { gpu, disk } => {
+                format!("unaligned reads of {disk} into VRAM of {gpu}")
+            }
+            Check::GpuCompute { gpu, from, to } => {
+                format!("{from} to VRAM of {gpu}, vector add, to {to}")
+            }
+            Check::GpuAtomics { gpu } => format!("atomic adds of {gpu} to guest RAM"),
+            Check::GpuCopy(copy) => format!("copy engine of {}: VRAM and {}", copy.gpu, copy.with),
+            Check::GpuMapping { gpu } => format!("VRAM of {gpu} through mappings"),
         }
     }
 }
@@ -134,7 +180,7 @@ pub struct Copy {
     pub threads: u32,
 }
 
-fn one() -> u32 {
+pub(crate) fn one() -> u32 {
     1
 }
 
@@ -142,7 +188,7 @@ fn one() -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Buffer {
-    /// p2pmem of the named device: the copy must be peer to peer.
+    /// p2pmem of the named device or GPU: the copy must be peer to peer.
     P2pmem(String),
     /// The guest's own memory: the control, which must go through guest RAM.
     GuestRam,
@@ -192,6 +238,26 @@ mod tests {
             [
                 "copy a to b through p2pmem of a",
                 "copy a to b through guest RAM"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_gpu_s_checks_are_named_after_what_they_do() {
+        let text = r#"[
+            {"kind":"gpu-file","gpu":"g","disks":["a","b"],"sizes":[4096],"offsets":[0]},
+            {"kind":"gpu-file","gpu":"g","disks":["a"],"on":"ext4","by":"io-uring","bounce":true,"sizes":[4096],"offsets":[0]},
+            {"kind":"gpu-copy","gpu":"g","with":{"p2pmem":"a"},"sizes":[4096]},
+            {"kind":"gpu-mapping","gpu":"g"}]"#;
+        let checks: Vec<Check> = serde_json::from_str(text).unwrap();
+        let names: Vec<String> = checks.iter().map(Check::name).collect();
+        assert_eq!(
+            names,
+            [
+                "a and b to VRAM of g and back",
+                "a to VRAM of g and back, ext4, io_uring, bounced",
+                "copy engine of g: VRAM and p2pmem of a",
+                "VRAM of g through mappings"
             ]
         );
     }
