@@ -4,13 +4,23 @@ mod buffered_read;
 mod command;
 mod controller_reset;
 mod copy;
+mod gpu_atomics;
+mod gpu_compute;
+mod gpu_copy;
+mod gpu_file;
+mod gpu_mapping;
+mod gpu_unaligned;
+mod layout;
 mod pool_exhausted;
 mod provider;
 mod queues_in_cmb;
+mod way;
 
 use peerbar_report::{Check, Measure};
 
 use crate::lab::Lab;
+
+pub(crate) use way::Share;
 
 /// How a check ended that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +47,12 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::PoolExhausted { provider } => pool_exhausted::run(lab, provider)?,
         Check::ControllerReset { device } => controller_reset::run(lab, device)?,
         Check::Command(command) => return command::run(lab, command, measure),
+        Check::GpuFile(file) => return gpu_file::run(lab, file, measure),
+        Check::GpuUnaligned { gpu, disk } => gpu_unaligned::run(lab, gpu, disk, measure)?,
+        Check::GpuCompute { gpu, from, to } => gpu_compute::run(lab, gpu, from, to, measure)?,
+        Check::GpuAtomics { gpu } => gpu_atomics::run(lab, gpu, measure)?,
+        Check::GpuCopy(copy) => gpu_copy::run(lab, copy, measure)?,
+        Check::GpuMapping { gpu } => gpu_mapping::run(lab, gpu)?,
     }
     Ok(Outcome::Passed)
 }

@@ -5,11 +5,15 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use peerbar_nvme_spec::dma_log::{self, Completer, Purpose, Route};
+use peerbar_dma_log::{self as dma_log, Completer, Purpose, Route};
+use peerbar_nvme_spec::dma_log::LID;
 use peerbar_report::Measure;
 
 use crate::devices::Controller;
+use crate::gpus::Gpu;
+use crate::lab::Lab;
 use crate::passthrough::get_log_page;
+use crate::registers::Registers;
 
 /// Size of a submission queue entry in bytes (NVMe Base 2.0, 3.3.3.1).
 const COMMAND_BYTES: u64 = 64;
@@ -134,7 +138,7 @@ fn add_growth<K: Copy + Ord>(
 /// Watches pieces of work: how long they took, and what the devices did meanwhile.
 #[derive(Debug)]
 pub(crate) struct Witness<'a> {
-    controllers: &'a [Controller],
+    lab: &'a Lab,
     traffic: anyhow::Result<Traffic>,
     elapsed: Duration,
 }
@@ -144,9 +148,9 @@ impl<'a> Witness<'a> {
     /// counts its own command.
     pub(crate) const ADMIN_COMMANDS: u64 = 1;
 
-    pub(crate) fn new(controllers: &'a [Controller]) -> Self {
+    pub(crate) fn new(lab: &'a Lab) -> Self {
         Witness {
-            controllers,
+            lab,
             traffic: Ok(Traffic::default()),
             elapsed: Duration::ZERO,
         }
@@ -155,11 +159,11 @@ impl<'a> Witness<'a> {
     /// Does `work`. That the devices cannot be asked is told by [`Witness::traffic`], not here, so that the work's
     /// own failure is seen also without a witness.
     pub(crate) fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let before = sample(self.controllers);
+        let before = sample(self.lab);
         let start = Instant::now();
         let result = work();
         self.elapsed = self.elapsed.saturating_add(start.elapsed());
-        let after = sample(self.controllers);
+        let after = sample(self.lab);
         let added = match (&mut self.traffic, before, after) {
             (Ok(traffic), Ok(before), Ok(after)) => traffic.add(&before, &after),
             (Ok(_), Err(error), _) | (Ok(_), _, Err(error)) => Err(error),
@@ -193,27 +197,44 @@ impl<'a> Witness<'a> {
 }
 
 /// The counters of all devices as they are now.
-fn sample(controllers: &[Controller]) -> anyhow::Result<Traffic> {
+fn sample(lab: &Lab) -> anyhow::Result<Traffic> {
     let mut traffic = Traffic::default();
-    for controller in controllers {
-        read_counters(controller, &mut traffic).with_context(|| {
+    for controller in &lab.controllers {
+        read_log_page(controller, &mut traffic).with_context(|| {
             format!(
-                "{} ({}) gives no DMA counters (log page {:02x}h): is it a peerbar-nvme of this version?",
+                "{} ({}) gives no DMA counters (log page {LID:02x}h): is it a peerbar-nvme of this version?",
                 controller.name,
-                controller.node.display(),
-                dma_log::LID
+                controller.node.display()
+            )
+        })?;
+    }
+    for gpu in &lab.gpus {
+        read_registers(gpu, &mut traffic).with_context(|| {
+            format!(
+                "{} ({}) gives no DMA counters in its BAR 0: is it a peerbar-gpu of this version?",
+                gpu.name,
+                gpu.pci.display()
             )
         })?;
     }
     Ok(traffic)
 }
 
-fn read_counters(controller: &Controller, traffic: &mut Traffic) -> anyhow::Result<()> {
+fn read_log_page(controller: &Controller, traffic: &mut Traffic) -> anyhow::Result<()> {
     let node = File::open(&controller.node).context("cannot open it")?;
-    let page = get_log_page(&node, dma_log::LID, u32::try_from(dma_log::MAX_SIZE)?)?;
-    for entry in dma_log::parse(&page)? {
+    let page = get_log_page(&node, LID, u32::try_from(dma_log::MAX_SIZE)?)?;
+    count_page(controller.number, &page, traffic)
+}
+
+fn read_registers(gpu: &Gpu, traffic: &mut Traffic) -> anyhow::Result<()> {
+    let page = Registers::map(&gpu.pci)?.dma_log()?;
+    count_page(gpu.number, &page, traffic)
+}
+
+fn count_page(device: u32, page: &[u8], traffic: &mut Traffic) -> anyhow::Result<()> {
+    for entry in dma_log::parse(page)? {
         let kind = (entry.purpose, entry.completer, entry.route);
-        traffic.count(controller.number, kind, entry.bytes, entry.failures);
+        traffic.count(device, kind, entry.bytes, entry.failures);
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use peerbar_report::Device;
 
+use crate::checks::Share;
 use crate::disk::Disk;
 use crate::p2pmem::Pool;
 
@@ -30,6 +31,15 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
+    /// `bytes` as what it must have moved.
+    pub(crate) fn share(&self, bytes: u64) -> Share {
+        Share {
+            number: self.number,
+            name: self.name.clone(),
+            bytes,
+        }
+    }
+
     /// Its p2pmem.
     pub(crate) fn pool(&self) -> Pool {
         Pool::of(&self.pci)
@@ -155,7 +165,7 @@ fn disk_of(entry: &str) -> Option<(u32, String)> {
 }
 
 /// An attribute of sysfs without the blanks around it; empty if there is none.
-fn attribute(directory: &Path, name: &str) -> String {
+pub(crate) fn attribute(directory: &Path, name: &str) -> String {
     fs::read_to_string(directory.join(name))
         .unwrap_or_default()
         .trim()

@@ -6,6 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use crate::devices::Controller;
+use crate::gpus::Gpu;
+use crate::p2pmem::Pool;
 use crate::pattern::Pattern;
 use crate::uevents::Uevents;
 
@@ -14,6 +16,8 @@ use crate::uevents::Uevents;
 pub(crate) struct Lab {
     /// The devices under test, in the order of the plan.
     pub(crate) controllers: Vec<Controller>,
+    /// The GPUs under test, in the order of the plan.
+    pub(crate) gpus: Vec<Gpu>,
     pub(crate) uevents: Uevents,
     /// Whether the tools root is mounted.
     pub(crate) tools: bool,
@@ -25,12 +29,14 @@ pub(crate) struct Lab {
 impl Lab {
     pub(crate) fn new(
         controllers: Vec<Controller>,
+        gpus: Vec<Gpu>,
         uevents: Uevents,
         tools: bool,
         limit: Duration,
     ) -> Self {
         Lab {
             controllers,
+            gpus,
             uevents,
             tools,
             limit,
@@ -57,8 +63,31 @@ impl Lab {
         })
     }
 
-    /// The device that the plan calls `name`, which must have a CMB.
-    pub(crate) fn provider(&self, name: &str) -> anyhow::Result<&Controller> {
+    /// The GPU that the plan calls `name`.
+    pub(crate) fn gpu(&self, name: &str) -> anyhow::Result<&Gpu> {
+        let found = self.gpus.iter().find(|gpu| gpu.name == name);
+        found.with_context(|| format!("the plan has no GPU {name:?}"))
+    }
+
+    /// The p2pmem of the device or GPU that the plan calls `name`.
+    pub(crate) fn provider(&self, name: &str) -> anyhow::Result<Provider> {
+        if let Ok(gpu) = self.gpu(name) {
+            return Ok(Provider {
+                pool: gpu.pool(),
+                bytes: gpu.aperture_bytes,
+                told: gpu.told(),
+            });
+        }
+        let controller = self.with_cmb(name)?;
+        Ok(Provider {
+            pool: controller.pool(),
+            bytes: controller.cmb_bytes,
+            told: controller.cmb_registers(),
+        })
+    }
+
+    /// The controller that the plan calls `name`, which must have a CMB.
+    pub(crate) fn with_cmb(&self, name: &str) -> anyhow::Result<&Controller> {
         let controller = self.controller(name)?;
         if controller.cmb_bytes == 0 {
             bail!(
@@ -75,4 +104,15 @@ impl Lab {
             round: self.rounds.fetch_add(1, Ordering::Relaxed),
         }
     }
+}
+
+/// A device that gives its memory to others.
+#[derive(Debug)]
+pub(crate) struct Provider {
+    /// What the kernel has of it.
+    pub(crate) pool: Pool,
+    /// Size of the memory in bytes, as the plan says.
+    pub(crate) bytes: u64,
+    /// What the device says of it itself, for messages.
+    pub(crate) told: String,
 }

@@ -1,6 +1,6 @@
 //! A provider's pool of peer-to-peer memory, as sysfs shows it (Linux, Documentation/ABI/testing/sysfs-bus-pci).
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -54,18 +54,25 @@ impl Pool {
         })
     }
 
+    /// Opens the file to map memory from.
+    pub(crate) fn open(&self) -> anyhow::Result<File> {
+        let path = self.allocate_file();
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).open(&path);
+        file.with_context(|| format!("cannot open {}", path.display()))
+    }
+
     /// Takes `length` bytes out of the pool.
     pub(crate) fn map(&self, length: usize) -> anyhow::Result<Memory> {
-        let available = self.state()?.available;
-        let path = self.allocate_file();
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .with_context(|| format!("cannot open {}", path.display()))?;
-        Memory::p2pmem(&file, length).with_context(|| {
-            let path = path.display();
-            format!("cannot map {length} bytes of {path}, of which {available} are available")
+        Memory::p2pmem(&self.open()?, length).with_context(|| {
+            let available = self.state().map_or_else(
+                |error| error.to_string(),
+                |state| state.available.to_string(),
+            );
+            format!(
+                "cannot map {length} bytes of {} (available: {available})",
+                self.allocate_file().display()
+            )
         })
     }
 }

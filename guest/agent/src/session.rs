@@ -16,7 +16,7 @@ use crate::modules::Modules;
 use crate::port::Port;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{mounts, tools};
+use crate::{gpus, mounts, tools};
 
 /// How long the devices may take to come up.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
@@ -56,7 +56,9 @@ fn prepare(plan: &Plan, mut modules: Modules, uevents: Uevents) -> anyhow::Resul
         tools::mount_root(&mut modules)?;
     }
     let roots = Roots::of_the_guest();
-    let controllers = uevents.wait_for(DEVICE_PATIENCE, || roots.find_all(&plan.devices)).with_context(|| {
+    let (controllers, gpus) = uevents.wait_for(DEVICE_PATIENCE, || {
+        anyhow::Ok((roots.find_all(&plan.devices)?, gpus::find_all(&roots, plan)?))
+    }).with_context(|| {
         let built_in: Vec<&str> = modules.taken_as_built_in().collect();
         format!(
             "not all devices came up within {} s (modules taken as built into the kernel: {}; the console log has \
@@ -66,7 +68,7 @@ fn prepare(plan: &Plan, mut modules: Modules, uevents: Uevents) -> anyhow::Resul
         )
     })?;
     let limit = Duration::from_secs(plan.check_seconds.into());
-    Ok(Lab::new(controllers, uevents, plan.tools, limit))
+    Ok(Lab::new(controllers, gpus, uevents, plan.tools, limit))
 }
 
 fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> anyhow::Result<()> {

@@ -25,8 +25,8 @@ pub(super) fn run(
     fadvise(&file, 0, None, Advice::DontNeed).context("cannot drop the page cache")?;
     // Without it the kernel reads ahead, and some of that might be counted in the next check.
     fadvise(&file, 0, None, Advice::Random).context("cannot turn reading ahead off")?;
-    let mut memory = lab.provider(provider)?.pool().map(LENGTH)?;
-    let mut witness = Witness::new(&lab.controllers);
+    let mut memory = lab.provider(provider)?.pool.map(LENGTH)?;
+    let mut witness = Witness::new(lab);
     witness.watch(|| memory.read_from(&file, 0, LENGTH))?;
     measure.sizes = "1M".to_owned();
     measure.bytes = LENGTH as u64;
@@ -50,7 +50,7 @@ fn judge(traffic: &Traffic) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_nvme_spec::dma_log::{Completer, Purpose, Route};
+    use peerbar_dma_log::{Completer, Purpose, Route};
 
     use super::*;
 

@@ -6,6 +6,7 @@ use peerbar_report::{Buffer, Command, Measure};
 use crate::checks::Outcome;
 use crate::counters::Witness;
 use crate::devices::Controller;
+use crate::gpus::Gpu;
 use crate::lab::Lab;
 use crate::tools::{self, Ran};
 
@@ -16,8 +17,8 @@ pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow
     if !lab.tools {
         return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
     }
-    let line = fill_in(&command.run, &lab.controllers)?;
-    let mut witness = Witness::new(&lab.controllers);
+    let line = fill_in(&command.run, &lab.controllers, &lab.gpus)?;
+    let mut witness = Witness::new(lab);
     let ran = witness.watch(|| tools::run(&line, lab.limit))?;
     witness.tell(measure);
     if command.through.is_some() {
@@ -30,7 +31,7 @@ pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow
 }
 
 /// Puts device names in the place of `{name}`, `{name:disk}` and `{name:p2pmem}`. Other braces are the shell's.
-fn fill_in(line: &str, controllers: &[Controller]) -> anyhow::Result<String> {
+fn fill_in(line: &str, controllers: &[Controller], gpus: &[Gpu]) -> anyhow::Result<String> {
     let mut filled = line.to_owned();
     for controller in controllers {
         let name = &controller.name;
@@ -44,6 +45,13 @@ fn fill_in(line: &str, controllers: &[Controller]) -> anyhow::Result<String> {
                 &format!("{{{name}:p2pmem}}"),
                 &controller.pool().allocate_file().to_string_lossy(),
             );
+    }
+    for gpu in gpus {
+        let allocate = gpu.pool().allocate_file();
+        filled = filled.replace(
+            &format!("{{{}:p2pmem}}", gpu.name),
+            &allocate.to_string_lossy(),
+        );
     }
     for left in [":disk}", ":p2pmem}"] {
         ensure!(
@@ -130,12 +138,13 @@ mod tests {
         let filled = fill_in(
             "nvme id-ctrl {left}; dd if={left:disk} of={left:p2pmem} | awk '{print}'",
             &[controller()],
+            &[],
         );
         assert_eq!(
             filled.unwrap(),
             "nvme id-ctrl /dev/nvme1; dd if=/dev/nvme1n1 of=/sys/devices/0000:02:00.0/p2pmem/allocate | awk '{print}'"
         );
-        let error = fill_in("dd if={right:disk}", &[controller()])
+        let error = fill_in("dd if={right:disk}", &[controller()], &[])
             .unwrap_err()
             .to_string();
         assert!(error.contains("{right:disk}"), "{error}");

@@ -8,7 +8,7 @@ use crate::checks::PAGE;
 use crate::lab::Lab;
 
 pub(super) fn run(lab: &Lab, provider: &str) -> anyhow::Result<()> {
-    let pool = lab.provider(provider)?.pool();
+    let pool = lab.provider(provider)?.pool;
     let before = pool.state()?;
     let too_much = before.available.saturating_add(PAGE);
     match pool.map(usize::try_from(too_much)?) {

@@ -1,4 +1,4 @@
-//! The kernel has taken the whole CMB as p2pmem and published it.
+//! The kernel has taken the whole CMB, or a GPU's whole aperture, as p2pmem and published it.
 
 use anyhow::ensure;
 
@@ -6,20 +6,21 @@ use crate::checks::PAGE;
 use crate::lab::Lab;
 
 pub(super) fn run(lab: &Lab, device: &str) -> anyhow::Result<()> {
-    let controller = lab.provider(device)?;
-    let state = controller.pool().state()?;
-    let registers = controller.cmb_registers();
-    // The driver gives the whole CMB to the pool and takes its queues out of it again (Linux,
+    let provider = lab.provider(device)?;
+    let state = provider.pool.state()?;
+    let told = &provider.told;
+    // The nvme driver gives the whole CMB to the pool and takes its queues out of it again (Linux,
     // drivers/nvme/host/pci.c), so queues in the CMB show in what is available, not in the size.
     ensure!(
-        state.size == controller.cmb_bytes,
-        "the p2pmem of {device} has {} bytes, but its CMB {}; look at SZ and SZU of CMBSZ ({registers}) and at the BAR's size",
+        state.size == provider.bytes,
+        "the p2pmem of {device} has {} bytes, but its memory {}; look at the BAR's size, and at SZ and SZU of the CMBSZ of \
+         an NVMe controller ({told})",
         state.size,
-        controller.cmb_bytes
+        provider.bytes
     );
     ensure!(
         state.published,
-        "the p2pmem of {device} is not published; the driver does that only for a CMB with RDS and WDS ({registers})"
+        "the p2pmem of {device} is not published; the nvme driver does that only for a CMB with RDS and WDS ({told})"
     );
     ensure!(
         state.available.is_multiple_of(PAGE) && (1..=state.size).contains(&state.available),

@@ -14,10 +14,10 @@ const COMMANDS: u64 = 64;
 const LENGTH: usize = 4096;
 
 pub(super) fn run(lab: &Lab, device: &str, measure: &mut Measure) -> anyhow::Result<()> {
-    let controller = lab.provider(device)?;
+    let controller = lab.with_cmb(device)?;
     let disk = controller.disk.open_direct()?;
     let mut memory = Memory::guest_ram(LENGTH).context("cannot get memory to read into")?;
-    let mut witness = Witness::new(&lab.controllers);
+    let mut witness = Witness::new(lab);
     witness.watch(|| (0..COMMANDS).try_for_each(|_| memory.read_from(&disk, 0, LENGTH)))?;
     measure.bytes = COMMANDS.saturating_mul(LENGTH as u64);
     witness.tell(measure);
@@ -44,7 +44,7 @@ fn judge(traffic: &Traffic, device: u32) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_nvme_spec::dma_log::{Completer, Purpose, Route};
+    use peerbar_dma_log::{Completer, Purpose, Route};
 
     use super::*;
 

@@ -1,0 +1,110 @@
+//! The GPU's copy engine: from GPU memory to somewhere else and back.
+
+use anyhow::{Context, ensure};
+use peerbar_gds::{Buffer, Command, Fence, Gpu, HostBuffer};
+use peerbar_report::{Buffer as With, GpuCopy, Measure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::layout::size_range;
+use super::way::judge;
+use crate::counters::Witness;
+use crate::lab::Lab;
+use crate::pattern::Pattern;
+
+/// How long copies may take.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+
+pub(super) fn run(lab: &Lab, copy: &GpuCopy, measure: &mut Measure) -> anyhow::Result<()> {
+    let gpu = lab.gpu(&copy.gpu)?;
+    let opened = gpu.open()?;
+    let largest = copy.sizes.iter().copied().max();
+    let largest = largest.context("the copy has nothing to do: it needs sizes")?;
+    let path = Path {
+        gpu: &opened,
+        vram: opened.allocate(largest)?,
+        back: opened.allocate(largest)?,
+        other: allocate(lab, &opened, &copy.with, largest)?,
+    };
+    measure.sizes = size_range(&copy.sizes);
+    let mut witness = Witness::new(lab);
+    for size in &copy.sizes {
+        let pattern = Pattern {
+            disk: gpu.number,
+            round: *size,
+        };
+        path.fill(pattern, *size)?;
+        witness.watch(|| path.there_and_back(*size))?;
+        path.verify(pattern, *size)
+            .with_context(|| format!("a copy of {size} bytes to {} and back", copy.with))?;
+        measure.bytes = measure.bytes.saturating_add(size.saturating_mul(2));
+        witness.tell(measure);
+    }
+    judge(&copy.with, &[gpu.share(measure.bytes)], witness.traffic()?)
+}
+
+fn allocate(lab: &Lab, gpu: &Gpu, with: &With, size: u64) -> anyhow::Result<HostBuffer> {
+    match with {
+        With::GuestRam => Ok(gpu.allocate_host(size)?),
+        With::P2pmem(name) => {
+            let allocate = lab.provider(name)?.pool.open()?;
+            gpu.allocate_peer(&allocate, size)
+                .with_context(|| format!("p2pmem of {name}"))
+        }
+    }
+}
+
+/// The way of the bytes: from one piece of GPU memory over the other memory to another piece of GPU memory.
+struct Path<'a> {
+    gpu: &'a Gpu,
+    vram: Buffer,
+    other: HostBuffer,
+    back: Buffer,
+}
+
+impl Path<'_> {
+    fn fill(&self, pattern: Pattern, size: u64) -> anyhow::Result<()> {
+        let bytes = pattern.bytes(0, usize::try_from(size)?);
+        self.vram.mapping().write(0, &bytes)?;
+        self.gpu.fill(self.back.span(..size)?, 0)?;
+        Ok(())
+    }
+
+    /// Submits both copies and waits as an event loop would, by a descriptor.
+    fn there_and_back(&self, size: u64) -> anyhow::Result<()> {
+        let events = self.gpu.eventfd()?;
+        let (vram, back) = (self.vram.span(..size)?, self.back.span(..size)?);
+        let other = self.other.span(..size)?;
+        let fences = [(vram, other), (other, back)]
+            .map(|(from, to)| self.gpu.submit(&Command::Copy { from, to }));
+        let mut done = 0;
+        while done < fences.len() as u64 {
+            let timeout = Timespec::try_from(PATIENCE)?;
+            let ready = poll(&mut [PollFd::new(&events, PollFlags::IN)], Some(&timeout))?;
+            ensure!(
+                ready > 0,
+                "{done} of 2 copies of {size} bytes are done after {} s",
+                PATIENCE.as_secs()
+            );
+            let mut count = [0; 8];
+            rustix::io::read(&events, &mut count)?;
+            done = done.saturating_add(u64::from_ne_bytes(count));
+        }
+        fences
+            .into_iter()
+            .try_for_each(|fence| Ok(finished(&fence?)?))
+    }
+
+    /// What is there after both copies, and what is in the other memory in between.
+    fn verify(&self, pattern: Pattern, size: u64) -> anyhow::Result<()> {
+        let mut seen = vec![0; usize::try_from(size)?];
+        self.other.mapping().read(0, &mut seen)?;
+        pattern.verify(0, &seen).context("on the way")?;
+        self.back.mapping().read(0, &mut seen)?;
+        Ok(pattern.verify(0, &seen)?)
+    }
+}
+
+/// The outcome of a command of which the eventfd has said that it is done.
+fn finished(fence: &Fence) -> peerbar_gds::Result<()> {
+    fence.wait(std::time::Duration::ZERO).map(drop)
+}

@@ -1,0 +1,324 @@
+//! Data goes from disks into GPU memory, is looked at there by the GPU and by the processor, and goes back.
+
+use std::fs::File;
+use std::thread;
+
+use anyhow::{Context, anyhow, ensure};
+use peerbar_gds::{
+    Buffer, Direction, FileOptions, Gpu, GpuFile as GdsFile, Policy, Queue, Request, Traffic,
+};
+use peerbar_report::{Buffer as Through, Calls, GpuFile, Measure, Medium};
+
+use super::layout::{Layout, Place, size_range};
+use super::way::{Share, judge};
+use crate::checks::Outcome;
+use crate::counters::Witness;
+use crate::devices::Controller;
+use crate::disk;
+use crate::file_system::Volume;
+use crate::lab::Lab;
+use crate::pattern::Pattern;
+
+/// Where in its buffer each transfer starts, in bytes: at no multiple of the 64 KiB in which GPUs pin memory.
+const LEAD: u64 = 3 * 4096;
+
+/// Requests that io_uring gets at once for one transfer.
+const REQUESTS: u64 = 8;
+
+/// What GPU memory holds before a read, so that nothing old passes for new.
+const STALE: u64 = 0x5741_4c45_5741_4c45;
+
+pub(super) fn run(lab: &Lab, check: &GpuFile, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    if check.on != Medium::Raw && !lab.tools {
+        return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+    }
+    let layout = Layout::of(&check.sizes, &check.offsets, check.threads)?;
+    measure.sizes = size_range(&check.sizes);
+    let mut volumes = Vec::new();
+    let outcome = prepare(lab, check, &layout, &mut volumes)
+        .and_then(|()| transfer_all(lab, check, &layout, &volumes, measure));
+    let closed = volumes.iter().try_for_each(|(_, volume)| volume.close());
+    outcome.and(closed)?;
+    Ok(Outcome::Passed)
+}
+
+fn prepare<'a>(
+    lab: &'a Lab,
+    check: &GpuFile,
+    layout: &Layout,
+    volumes: &mut Vec<(&'a Controller, Volume)>,
+) -> anyhow::Result<()> {
+    for name in &check.disks {
+        let disk = lab.controller(name)?;
+        let bytes = layout.bytes(check.threads);
+        disk.disk.check(0, bytes)?;
+        volumes.push((disk, Volume::prepare(lab, disk, check.on, bytes)?));
+    }
+    Ok(())
+}
+
+fn transfer_all(
+    lab: &Lab,
+    check: &GpuFile,
+    layout: &Layout,
+    volumes: &[(&Controller, Volume)],
+    measure: &mut Measure,
+) -> anyhow::Result<()> {
+    let gpu = lab.gpu(&check.gpu)?.open()?;
+    let mut lanes = Vec::new();
+    for (disk, volume) in volumes {
+        for number in 0..check.threads {
+            lanes.push(Lane::open(&gpu, check, layout, disk, volume, number)?);
+        }
+    }
+    let expected = gpu.allocate(layout.largest)?;
+    let mut witness = Witness::new(lab);
+    for (size, offset) in check
+        .sizes
+        .iter()
+        .flat_map(|size| check.offsets.iter().map(move |offset| (*size, *offset)))
+    {
+        let round = Round {
+            gpu: &gpu,
+            expected: &expected,
+            layout,
+            size,
+            offset,
+        };
+        round
+            .run(lab, volumes, &lanes, &mut witness)
+            .with_context(|| format!("{size} bytes at offset {offset}"))?;
+        let moved = size.saturating_mul(2).saturating_mul(lanes.len() as u64);
+        measure.bytes = measure.bytes.saturating_add(moved);
+        witness.tell(measure);
+    }
+    judge_library(check, &lanes, measure.bytes)?;
+    judge_devices(lab, check, volumes, measure.bytes, &witness)
+}
+
+/// What the library says of its own work.
+fn judge_library(check: &GpuFile, lanes: &[Lane<'_>], bytes: u64) -> anyhow::Result<()> {
+    let mut sum = Traffic::default();
+    for lane in lanes {
+        let traffic = lane.file.traffic();
+        sum.peer_bytes = sum.peer_bytes.saturating_add(traffic.peer_bytes);
+        sum.bounced_bytes = sum.bounced_bytes.saturating_add(traffic.bounced_bytes);
+    }
+    let (peer_bytes, bounced_bytes) = if check.bounce { (0, bytes) } else { (bytes, 0) };
+    let wanted = Traffic {
+        peer_bytes,
+        bounced_bytes,
+    };
+    ensure!(
+        sum == wanted,
+        "the library has counted {sum:?}, where {wanted:?} was right"
+    );
+    Ok(())
+}
+
+/// Peer to peer the disks do all the DMA. Of a bounce they do half, and the GPU's copy engine the other.
+fn judge_devices(
+    lab: &Lab,
+    check: &GpuFile,
+    volumes: &[(&Controller, Volume)],
+    bytes: u64,
+    witness: &Witness<'_>,
+) -> anyhow::Result<()> {
+    let each = bytes / volumes.len().max(1) as u64;
+    let mut shares: Vec<Share> = volumes.iter().map(|(disk, _)| disk.share(each)).collect();
+    let through = if check.bounce {
+        shares.push(lab.gpu(&check.gpu)?.share(bytes));
+        Through::GuestRam
+    } else {
+        Through::P2pmem(check.gpu.clone())
+    };
+    judge(&through, &shares, witness.traffic()?)
+}
+
+/// One size at one offset.
+struct Round<'a> {
+    gpu: &'a Gpu,
+    /// GPU memory for what each transfer must bring.
+    expected: &'a Buffer,
+    layout: &'a Layout,
+    size: u64,
+    offset: u64,
+}
+
+impl Round<'_> {
+    fn run(
+        &self,
+        lab: &Lab,
+        volumes: &[(&Controller, Volume)],
+        lanes: &[Lane<'_>],
+        witness: &mut Witness<'_>,
+    ) -> anyhow::Result<()> {
+        let length = usize::try_from(self.size)?;
+        let mut patterns = Vec::new();
+        for lane in lanes {
+            let pattern = lab.fresh_pattern(lane.disk);
+            disk::fill(&lane.plain, pattern, self.place(lane).source, length)?;
+            self.gpu.fill(lane.buffer.span(..)?, STALE)?;
+            patterns.push(pattern);
+        }
+        settle(volumes)?;
+        witness.watch(|| self.in_all(lanes, Direction::Read))?;
+        for (lane, pattern) in lanes.iter().zip(&patterns) {
+            self.inspect(lane, *pattern)
+                .with_context(|| format!("what {} read into VRAM is wrong", lane.name()))?;
+        }
+        settle(volumes)?;
+        witness.watch(|| self.in_all(lanes, Direction::Write))?;
+        for (lane, pattern) in lanes.iter().zip(&patterns) {
+            let place = self.place(lane);
+            let seen = disk::read(&lane.plain, place.target, length).context("reading it back")?;
+            pattern
+                .verify(place.source, &seen)
+                .with_context(|| format!("what {} wrote from VRAM is wrong", lane.name()))?;
+        }
+        Ok(())
+    }
+
+    fn place(&self, lane: &Lane<'_>) -> Place {
+        self.layout.place(lane.number, self.offset)
+    }
+
+    fn in_all(&self, lanes: &[Lane<'_>], direction: Direction) -> anyhow::Result<()> {
+        thread::scope(|scope| {
+            let threads: Vec<_> = lanes
+                .iter()
+                .map(|lane| {
+                    let place = self.place(lane);
+                    scope.spawn(move || lane.carry(direction, place, self.size))
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread
+                    .join()
+                    .map_err(|_| anyhow!("a transferring thread panicked"))?
+            })
+        })
+    }
+
+    /// Looks at GPU memory with the eyes of the GPU, then with those of the processor.
+    fn inspect(&self, lane: &Lane<'_>, pattern: Pattern) -> anyhow::Result<()> {
+        let length = usize::try_from(self.size)?;
+        let source = self.place(lane).source;
+        let wanted = pattern.bytes(source, length);
+        let seen = lane.buffer.span(LEAD..LEAD.saturating_add(self.size))?;
+        let (crc, right) = (self.gpu.crc32c(seen)?, crc32c::crc32c(&wanted));
+        self.expected.mapping().write(0, &wanted)?;
+        let difference = self.gpu.compare(seen, self.expected.span(..self.size)?)?;
+        let mut loaded = vec![0; length];
+        lane.buffer.mapping().read(LEAD, &mut loaded)?;
+        pattern
+            .verify(source, &loaded)
+            .context("to the processor")?;
+        ensure!(
+            crc == right && difference.is_none(),
+            "the GPU sees CRC-32C {crc:08x}, not {right:08x}, and the first difference at {difference:?}, where the \
+             processor sees none"
+        );
+        Ok(())
+    }
+}
+
+/// Nothing else may move while the devices are watched.
+fn settle(volumes: &[(&Controller, Volume)]) -> anyhow::Result<()> {
+    volumes.iter().try_for_each(|(_, volume)| volume.settle())
+}
+
+/// One thread's part of one disk.
+struct Lane<'a> {
+    disk: &'a Controller,
+    number: u32,
+    calls: Calls,
+    /// For what GPU memory has no part in.
+    plain: File,
+    file: GdsFile,
+    buffer: Buffer,
+}
+
+impl<'a> Lane<'a> {
+    fn open(
+        gpu: &Gpu,
+        check: &GpuFile,
+        layout: &Layout,
+        disk: &'a Controller,
+        volume: &Volume,
+        number: u32,
+    ) -> anyhow::Result<Self> {
+        let policy = if check.bounce {
+            Policy::BounceOnly
+        } else {
+            Policy::PeerOnly
+        };
+        let options = FileOptions::new().write(true).policy(policy);
+        Ok(Lane {
+            disk,
+            number,
+            calls: check.by,
+            plain: volume.open()?,
+            file: options.open(gpu, &volume.path)?,
+            buffer: gpu.allocate(LEAD.saturating_add(layout.largest))?,
+        })
+    }
+
+    fn name(&self) -> String {
+        format!("thread {} of {}", self.number, self.disk.name)
+    }
+
+    fn carry(&self, direction: Direction, place: Place, size: u64) -> anyhow::Result<()> {
+        let offset = match direction {
+            Direction::Read => place.source,
+            Direction::Write => place.target,
+        };
+        let moved = match self.calls {
+            Calls::Pread => self.in_one_call(direction, offset, size)?,
+            Calls::IoUring => self.in_many_requests(direction, offset, size)?,
+        };
+        ensure!(
+            moved == size,
+            "{direction} of {size} bytes at offset {offset} moved {moved}"
+        );
+        Ok(())
+    }
+
+    fn in_one_call(&self, direction: Direction, offset: u64, size: u64) -> anyhow::Result<u64> {
+        let range = LEAD..LEAD.saturating_add(size);
+        match direction {
+            Direction::Read => Ok(self.file.read_at(&self.buffer, range, offset)?),
+            Direction::Write => {
+                self.file.write_at(&self.buffer, range, offset)?;
+                Ok(size)
+            }
+        }
+    }
+
+    fn in_many_requests(
+        &self,
+        direction: Direction,
+        offset: u64,
+        size: u64,
+    ) -> anyhow::Result<u64> {
+        let step = size.div_ceil(REQUESTS).next_multiple_of(super::PAGE);
+        let mut queue = Queue::new(u32::try_from(REQUESTS)?)?;
+        let mut start = 0;
+        while start < size {
+            let end = start.saturating_add(step).min(size);
+            queue.push(Request {
+                direction,
+                file: self.file.clone(),
+                offset: offset.saturating_add(start),
+                buffer: self.buffer.clone(),
+                range: LEAD.saturating_add(start)..LEAD.saturating_add(end),
+            })?;
+            start = end;
+        }
+        let mut moved: u64 = 0;
+        while let Some(completion) = queue.wait()? {
+            moved = moved.saturating_add(completion.result?);
+        }
+        Ok(moved)
+    }
+}

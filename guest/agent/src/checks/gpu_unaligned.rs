@@ -1,0 +1,163 @@
+//! What does not start and end with a block goes nowhere without leave, and with leave is counted to the byte.
+
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{Buffer, Error, FileOptions, Gpu, GpuFile, Policy, Traffic};
+use peerbar_report::Measure;
+
+use crate::counters::{self, Witness};
+use crate::devices::Controller;
+use crate::disk;
+use crate::lab::Lab;
+use crate::memory::Memory;
+use crate::pattern::Pattern;
+
+/// What of the disk is known, in bytes.
+const KNOWN: usize = 1 << 20;
+
+/// Where the transfer starts and how long it is: within a block at both ends.
+const OFFSET: u64 = 1000;
+const LENGTH: u64 = 100_001;
+
+pub(super) fn run(lab: &Lab, gpu: &str, disk: &str, measure: &mut Measure) -> anyhow::Result<()> {
+    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
+    disk.disk.check(0, 2 * KNOWN as u64)?;
+    let pattern = lab.fresh_pattern(disk);
+    let plain = disk.disk.open_direct()?;
+    disk::fill(&plain, pattern, 0, KNOWN)?;
+    Memory::guest_ram(KNOWN)?.write_to(&plain, KNOWN as u64, KNOWN)?;
+    let opened = gpu.open()?;
+    let buffer = opened.allocate(LENGTH * 2)?;
+    refused(lab, &opened, disk, &buffer)?;
+
+    let options = FileOptions::new().write(true).policy(Policy::AllowBounce);
+    let file = options.open(&opened, &disk.disk.node)?;
+    let parts = Parts::of(&file);
+    let mut witness = Witness::new(lab);
+    witness.watch(|| read(&file, &buffer, &parts))?;
+    verify_read(&buffer, pattern, &parts).context("the unaligned read")?;
+    witness.watch(|| file.write_at(&buffer, parts.range(), OFFSET + KNOWN as u64))?;
+    verify_write(disk, pattern).context("the unaligned write")?;
+    measure.bytes = LENGTH * 2;
+    witness.tell(measure);
+    judge(
+        &parts,
+        file.traffic(),
+        witness.traffic()?,
+        (disk.number, gpu.number),
+    )
+}
+
+/// Without leave nothing moves.
+fn refused(lab: &Lab, gpu: &Gpu, disk: &Controller, buffer: &Buffer) -> anyhow::Result<()> {
+    let file = FileOptions::new().open(gpu, &disk.disk.node)?;
+    let mut witness = Witness::new(lab);
+    match witness.watch(|| file.read_at(buffer, ..LENGTH, OFFSET)) {
+        Err(Error::Unaligned { .. }) => {}
+        Err(error) => bail!("an unaligned read was to be refused as such, but: {error:#}"),
+        Ok(read) => bail!("an unaligned read that must not bounce has brought {read} bytes"),
+    }
+    let moved = witness.traffic()?.payload();
+    ensure!(
+        moved == 0,
+        "a read that was refused has moved {moved} bytes of payload"
+    );
+    Ok(())
+}
+
+/// What of the transfer is whole blocks.
+#[derive(Debug)]
+struct Parts {
+    block: u64,
+    head: u64,
+    middle: u64,
+}
+
+impl Parts {
+    fn of(file: &GpuFile) -> Self {
+        let block = file.alignment().block;
+        let head = OFFSET.next_multiple_of(block).saturating_sub(OFFSET);
+        let rest = LENGTH.saturating_sub(head);
+        Parts {
+            block,
+            head,
+            middle: rest.saturating_sub(rest.checked_rem(block).unwrap_or(0)),
+        }
+    }
+
+    /// The part of the buffer that has its first whole block at a page.
+    fn range(&self) -> std::ops::Range<u64> {
+        let start = super::PAGE.saturating_sub(self.head);
+        start..start.saturating_add(LENGTH)
+    }
+}
+
+fn read(file: &GpuFile, buffer: &Buffer, parts: &Parts) -> anyhow::Result<()> {
+    let read = file.read_at(buffer, parts.range(), OFFSET)?;
+    ensure!(read == LENGTH, "{read} bytes were read of {LENGTH}");
+    Ok(())
+}
+
+fn verify_read(buffer: &Buffer, pattern: Pattern, parts: &Parts) -> anyhow::Result<()> {
+    let known = pattern.bytes(0, KNOWN);
+    let wanted = known.get(wanted_range()?).context("too little is known")?;
+    let mut seen = vec![0; usize::try_from(LENGTH)?];
+    buffer.mapping().read(parts.range().start, &mut seen)?;
+    let wrong = wanted
+        .iter()
+        .zip(&seen)
+        .position(|(wanted, seen)| wanted != seen);
+    ensure!(wrong.is_none(), "byte {wrong:?} of it is wrong");
+    Ok(())
+}
+
+/// The second part of the disk is the pattern's bytes where it was written, and zeros before and after.
+fn verify_write(disk: &Controller, pattern: Pattern) -> anyhow::Result<()> {
+    let mut wanted = vec![0; KNOWN];
+    let known = pattern.bytes(0, KNOWN);
+    let range = wanted_range()?;
+    if let (Some(to), Some(from)) = (wanted.get_mut(range.clone()), known.get(range)) {
+        to.copy_from_slice(from);
+    }
+    let seen = disk::read(&disk.disk.open_direct()?, KNOWN as u64, KNOWN)?;
+    let wrong = wanted
+        .iter()
+        .zip(&seen)
+        .position(|(wanted, seen)| wanted != seen);
+    ensure!(
+        wrong.is_none(),
+        "byte {wrong:?} of the disk's second part is wrong: {LENGTH} bytes were written at {OFFSET} of it"
+    );
+    Ok(())
+}
+
+fn wanted_range() -> anyhow::Result<std::ops::Range<usize>> {
+    Ok(usize::try_from(OFFSET)?..usize::try_from(OFFSET + LENGTH)?)
+}
+
+/// Read and write together: the middle twice peer to peer, the rest twice through guest RAM, and there the GPU's copy
+/// engine moves just the bytes, but the disk the blocks that they are in: one for a read, one more to write it back.
+fn judge(
+    parts: &Parts,
+    told: Traffic,
+    seen: &counters::Traffic,
+    (disk, gpu): (u32, u32),
+) -> anyhow::Result<()> {
+    let straight = parts.middle.saturating_mul(2);
+    let bounced = LENGTH.saturating_sub(parts.middle).saturating_mul(2);
+    let blocks = parts.block.saturating_mul(6);
+    let wanted = (straight, bounced, straight, blocks, bounced);
+    let counted = (
+        told.peer_bytes,
+        told.bounced_bytes,
+        seen.payload_to_devices(disk),
+        seen.payload_to_guest_ram(disk),
+        seen.payload_to_guest_ram(gpu),
+    );
+    ensure!(
+        counted == wanted && seen.failures() == 0,
+        "counted were {counted:?} bytes: by the library peer to peer and bounced, by the disk peer to peer and through guest \
+         RAM, by the GPU through guest RAM; right is {wanted:?}; {} DMA requests failed",
+        seen.failures()
+    );
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Where on the disks transfers of many sizes, offsets and threads have their places.
+
+use anyhow::{Context, ensure};
+
+/// Which part of the disks each thread has: first the sources, then, as large again, the targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// The largest transfer in bytes.
+    pub(super) largest: u64,
+    /// Size of an area in bytes.
+    span: u64,
+}
+
+/// Where one transfer starts on the disks, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) source: u64,
+    pub(super) target: u64,
+}
+
+impl Layout {
+    /// Areas for transfers of these `sizes` at these `offsets` by so many `threads`.
+    pub(super) fn of(sizes: &[u64], offsets: &[u64], threads: u32) -> anyhow::Result<Self> {
+        let largest = sizes.iter().copied().max().unwrap_or(0);
+        let farthest = offsets.iter().copied().max();
+        ensure!(
+            largest > 0 && farthest.is_some() && threads > 0,
+            "there is nothing to do: it needs sizes ({sizes:?}), offsets ({offsets:?}) and threads ({threads})"
+        );
+        let span = largest
+            .checked_add(farthest.unwrap_or(0))
+            .context("sizes and offsets go beyond any disk")?;
+        Ok(Layout { largest, span })
+    }
+
+    /// Bytes that `threads` need of each disk.
+    pub(super) fn bytes(&self, threads: u32) -> u64 {
+        self.span.saturating_mul(2).saturating_mul(threads.into())
+    }
+
+    pub(super) fn place(&self, thread: u32, offset: u64) -> Place {
+        let source = self
+            .span
+            .saturating_mul(2)
+            .saturating_mul(thread.into())
+            .saturating_add(offset);
+        Place {
+            source,
+            target: source.saturating_add(self.span),
+        }
+    }
+}
+
+/// Sizes as a person reads them: the smallest and the largest.
+pub(super) fn size_range(sizes: &[u64]) -> String {
+    let bounds = sizes.iter().min().zip(sizes.iter().max());
+    match bounds {
+        Some((least, most)) if least == most => short(*most),
+        Some((least, most)) => format!("{}-{}", short(*least), short(*most)),
+        None => String::new(),
+    }
+}
+
+fn short(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
+        bytes if bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
+        bytes => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_places_overlap() {
+        let layout = Layout::of(&[4096, 8192], &[0, 512], 2).unwrap();
+        let place = |source, target| Place { source, target };
+        assert_eq!(layout.largest, 8192);
+        assert_eq!(layout.place(0, 512), place(512, 9216));
+        assert_eq!(layout.place(1, 0), place(17408, 26112));
+        assert_eq!(layout.bytes(2), 34816);
+        assert!(Layout::of(&[], &[0], 1).is_err());
+        assert!(Layout::of(&[4096], &[], 1).is_err());
+        assert!(Layout::of(&[4096], &[0], 0).is_err());
+    }
+
+    #[test]
+    fn sizes_are_told_as_a_range() {
+        assert_eq!(size_range(&[8 << 20, 4096, 65536]), "4K-8M");
+        assert_eq!(size_range(&[512]), "512");
+        assert_eq!(size_range(&[]), "");
+    }
+}

@@ -1,0 +1,141 @@
+//! Which way the bytes went, and whether it is the right one.
+
+use std::io;
+
+use anyhow::ensure;
+use peerbar_report::Buffer;
+
+use crate::counters::Traffic;
+
+/// Payload that a device must have moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// The device's place in the plan.
+    pub(crate) number: u32,
+    /// Its name.
+    pub(crate) name: String,
+    /// How much.
+    pub(crate) bytes: u64,
+}
+
+/// Adds what the kernel means by the errors that it has for a peer-to-peer mapping it does not do: EREMOTEIO before
+/// 6.19 or so, EINVAL since.
+pub(super) fn explain(through: &Buffer, error: anyhow::Error) -> anyhow::Error {
+    let code = error
+        .root_cause()
+        .downcast_ref::<io::Error>()
+        .and_then(io::Error::raw_os_error);
+    match (through, code) {
+        (Buffer::P2pmem(provider), Some(libc::EINVAL | libc::EREMOTEIO)) => error.context(format!(
+            "the kernel seems to refuse peer-to-peer DMA with {provider}: the devices need a common switch without ACS \
+             redirect, or a host bridge that it trusts; look for \"P2PDMA\" and \"peer-to-peer\" in its log"
+        )),
+        _ => error,
+    }
+}
+
+/// The bytes must have gone the one way that the buffer stands for, all of them, and none the other way.
+pub(super) fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow::Result<()> {
+    let failures = traffic.failures();
+    ensure!(
+        failures == 0,
+        "{failures} DMA requests of the devices failed; the servers' logs say which"
+    );
+    for Share {
+        number,
+        name,
+        bytes,
+    } in expected
+    {
+        let (peer, ram) = (
+            traffic.payload_to_devices(*number),
+            traffic.payload_to_guest_ram(*number),
+        );
+        match through {
+            Buffer::P2pmem(provider) => ensure!(
+                peer == *bytes && ram == 0,
+                "{name} was to move {bytes} payload bytes to or from the p2pmem of {provider}, none of them through \
+                 guest RAM; its counters show {peer} with a device's memory and {ram} with guest RAM"
+            ),
+            Buffer::GuestRam => ensure!(
+                ram == *bytes && peer == 0,
+                "{name} was to move {bytes} payload bytes to or from guest RAM; its counters show {ram}, and {peer} \
+                 with a device's memory"
+            ),
+        }
+    }
+    let strays = traffic
+        .payload()
+        .saturating_sub(expected.iter().map(|share| share.bytes).sum());
+    ensure!(
+        strays == 0,
+        "devices that had no part in the copy moved {strays} payload bytes meanwhile"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma_log::{Completer, Purpose, Route};
+
+    use super::*;
+
+    fn share(number: u32, name: &str) -> Share {
+        Share {
+            number,
+            name: name.to_owned(),
+            bytes: 4096,
+        }
+    }
+
+    fn moved(counts: &[(u32, Completer, u64)]) -> Traffic {
+        let mut traffic = Traffic::default();
+        for (device, completer, bytes) in counts {
+            traffic.count(
+                *device,
+                (Purpose::Payload, *completer, Route::Upstream),
+                *bytes,
+                0,
+            );
+        }
+        traffic
+    }
+
+    #[test]
+    fn a_bounce_fails_a_peer_to_peer_copy_and_only_that() {
+        let p2p = Buffer::P2pmem("a".into());
+        let want = [share(0, "a"), share(1, "b")];
+        let straight = moved(&[
+            (0, Completer::OwnMemory, 4096),
+            (1, Completer::PeerBar, 4096),
+        ]);
+        let bounced = moved(&[
+            (0, Completer::GuestRam, 4096),
+            (1, Completer::GuestRam, 4096),
+        ]);
+        assert!(judge(&p2p, &want, &straight).is_ok());
+        assert!(judge(&Buffer::GuestRam, &want, &bounced).is_ok());
+        let error = judge(&p2p, &want, &bounced).unwrap_err().to_string();
+        assert!(
+            error.ends_with("its counters show 0 with a device's memory and 4096 with guest RAM"),
+            "{error}"
+        );
+        assert!(judge(&Buffer::GuestRam, &want, &straight).is_err());
+    }
+
+    #[test]
+    fn a_byte_too_few_or_too_many_fails() {
+        let p2p = Buffer::P2pmem("a".into());
+        let want = [share(0, "a")];
+        assert!(judge(&p2p, &want, &moved(&[(0, Completer::OwnMemory, 4095)])).is_err());
+        let both = moved(&[(0, Completer::OwnMemory, 4096), (0, Completer::GuestRam, 1)]);
+        assert!(judge(&p2p, &want, &both).is_err());
+        let stray = moved(&[(0, Completer::OwnMemory, 4096), (2, Completer::GuestRam, 1)]);
+        assert!(
+            judge(&p2p, &want, &stray)
+                .unwrap_err()
+                .to_string()
+                .contains("moved 1 payload bytes meanwhile")
+        );
+    }
+}

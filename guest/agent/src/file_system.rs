@@ -1,0 +1,120 @@
+//! A file of a file system that was made for it, or the block device itself: what transfers go to.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use peerbar_report::Medium;
+use rustix::fs::syncfs;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::devices::Controller;
+use crate::lab::Lab;
+use crate::memory::Memory;
+use crate::tools;
+
+/// How much is written at once when a file is made, in bytes.
+const STEP: usize = 1 << 20;
+
+/// Data on a disk of which every byte has its place already, so that writing to it changes nothing else.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    /// The file, or the block device.
+    pub(crate) path: PathBuf,
+    /// Where its file system is mounted.
+    mounted: Option<PathBuf>,
+}
+
+impl Volume {
+    /// At least `bytes` on the disk of `controller`. All that was on the disk is lost.
+    pub(crate) fn prepare(
+        lab: &Lab,
+        controller: &Controller,
+        on: Medium,
+        bytes: u64,
+    ) -> anyhow::Result<Self> {
+        let node = &controller.disk.node;
+        let (make, kind, options) = match on {
+            Medium::Raw => {
+                return Ok(Volume {
+                    path: node.clone(),
+                    mounted: None,
+                });
+            }
+            // Nothing is written later than now: no tables, and no journal before it is asked for.
+            Medium::Ext4 => (
+                "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0",
+                "ext4",
+                c"commit=300",
+            ),
+            Medium::Xfs => ("mkfs.xfs -q -f", "xfs", c""),
+        };
+        run(lab, &format!("{make} {}", node.display()))?;
+        let place = Path::new("/mnt").join(&controller.name);
+        fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
+        mount(
+            node,
+            &place,
+            kind,
+            MountFlags::NOATIME | MountFlags::LAZYTIME,
+            options,
+        )
+        .with_context(|| format!("cannot mount {} on {}", node.display(), place.display()))?;
+        let volume = Volume {
+            path: place.join("data"),
+            mounted: Some(place),
+        };
+        volume.allocate(bytes).context("cannot make a file")?;
+        Ok(volume)
+    }
+
+    /// Opens it past the page cache.
+    pub(crate) fn open(&self) -> anyhow::Result<File> {
+        let mut options = OpenOptions::new();
+        let options = options
+            .read(true)
+            .write(true)
+            .create(self.mounted.is_some());
+        let file = options.custom_flags(libc::O_DIRECT).open(&self.path);
+        file.with_context(|| format!("cannot open {}", self.path.display()))
+    }
+
+    /// Waits until all that the file system has to write is on the disk.
+    pub(crate) fn settle(&self) -> anyhow::Result<()> {
+        syncfs(self.open()?).context("cannot flush the file system")
+    }
+
+    /// Unmounts it, if it is mounted.
+    pub(crate) fn close(&self) -> anyhow::Result<()> {
+        let Some(place) = &self.mounted else {
+            return Ok(());
+        };
+        unmount(place, UnmountFlags::empty())
+            .with_context(|| format!("cannot unmount {}", place.display()))
+    }
+
+    /// Writes zeros everywhere, so that no extent is without blocks or marked as unwritten.
+    fn allocate(&self, bytes: u64) -> anyhow::Result<()> {
+        let file = self.open()?;
+        let zeros = Memory::guest_ram(STEP)?;
+        let mut offset = 0;
+        while offset < bytes {
+            zeros.write_to(&file, offset, STEP)?;
+            offset = offset.saturating_add(STEP as u64);
+        }
+        file.sync_all()?;
+        self.settle()
+    }
+}
+
+fn run(lab: &Lab, line: &str) -> anyhow::Result<()> {
+    if !lab.tools {
+        bail!("a file system takes the tools root, which the plan does not have");
+    }
+    let ran = tools::run(line, lab.limit)?;
+    if ran.timed_out || ran.code() != 0 {
+        bail!("{line} ended with status {}:\n{}", ran.code(), ran.output);
+    }
+    Ok(())
+}
