@@ -1,4 +1,4 @@
-//! The device servers: one process for each controller.
+//! The device servers: one process for each device.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 
+use crate::artifacts::beside;
 use crate::child::{Child, last_words};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::inbox::{Event, Inbox, Voice};
 use crate::leash;
 use crate::qemu::Sockets;
-use crate::scenario::{Namespace, Nvme, Scenario};
+use crate::scenario::{Device, Gpu, Namespace, Nvme, Scenario};
 use crate::size::Size;
 
 /// How long a server may take to bind its socket and fill its memory.
@@ -24,7 +25,7 @@ const END: Duration = Duration::from_secs(5);
 
 /// A running server.
 pub(crate) struct Server {
-    /// The controller's name in the scenario.
+    /// The device's name in the scenario.
     pub name: String,
     /// Its log file.
     pub log: PathBuf,
@@ -33,9 +34,30 @@ pub(crate) struct Server {
 }
 
 /// Words of a server's command line, its program aside.
-pub(crate) fn arguments(nvme: &Nvme, socket: &Path) -> Vec<String> {
+pub(crate) fn arguments(device: Device<'_>, socket: &Path) -> Vec<String> {
     let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
-    words.extend(["--serial".to_owned(), nvme.name.clone()]);
+    words.extend(match device {
+        Device::Nvme(nvme) => nvme_arguments(nvme),
+        Device::Gpu(gpu, _) => gpu_arguments(gpu),
+    });
+    words
+}
+
+fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
+    let mode = if gpu.window { "window" } else { "static" };
+    let options = [
+        ("--vram", Size(gpu.vram).to_string()),
+        ("--aperture", Size(gpu.aperture).to_string()),
+        ("--mode", mode.to_owned()),
+    ];
+    let words = options.into_iter();
+    words
+        .flat_map(|(option, value)| [option.to_owned(), value])
+        .collect()
+}
+
+fn nvme_arguments(nvme: &Nvme) -> Vec<String> {
+    let mut words = vec!["--serial".to_owned(), nvme.name.clone()];
     if let Some(bytes) = nvme.cmb {
         words.extend(["--cmb".to_owned(), Size(bytes).to_string()]);
     }
@@ -58,18 +80,19 @@ pub(crate) fn arguments(nvme: &Nvme, socket: &Path) -> Vec<String> {
 
 /// Starts the servers of `scenario` and returns once all of them listen.
 pub(crate) fn start(
-    program: &Path,
     scenario: &Scenario,
     sockets: &Sockets,
     folder: &Folder,
     inbox: &mut Inbox,
 ) -> Result<Vec<Server>, Failure> {
     let mut servers = Vec::new();
-    for (index, nvme) in scenario.nvmes.iter().enumerate() {
-        create_images(nvme)?;
-        let mut command = Command::new(program);
-        command.args(arguments(nvme, &sockets.server(&nvme.name)));
-        let mut server = spawn(&command, nvme, folder)?;
+    for (index, device) in scenario.devices().enumerate() {
+        if let Device::Nvme(nvme) = device {
+            create_images(nvme)?;
+        }
+        let mut command = Command::new(beside(device.program())?);
+        command.args(arguments(device, &sockets.server(device)));
+        let mut server = spawn(&command, device, folder)?;
         let stdout = server
             .child
             .take_stdout()
@@ -100,8 +123,8 @@ pub(crate) fn epitaph(server: &Server, status: ExitStatus) -> String {
     format!("server {} ended ({status}): {words}", server.name)
 }
 
-fn spawn(command: &Command, nvme: &Nvme, folder: &Folder) -> anyhow::Result<Server> {
-    let name = format!("nvme-{}.log", nvme.name);
+fn spawn(command: &Command, device: Device<'_>, folder: &Folder) -> anyhow::Result<Server> {
+    let name = format!("{}-{}.log", device.kind(), device.name());
     let stderr = folder.file(&name)?;
     let mut held = leash::held(command);
     held.stdin(Stdio::null())
@@ -109,7 +132,7 @@ fn spawn(command: &Command, nvme: &Nvme, folder: &Folder) -> anyhow::Result<Serv
         .stderr(stderr);
     let child = Child::spawn(held)?;
     Ok(Server {
-        name: nvme.name.clone(),
+        name: device.name().to_owned(),
         log: folder.path().join(name),
         child,
     })
@@ -193,11 +216,27 @@ mod tests {
             path: "/d.img".into(),
             create: Some(1),
         });
-        let words = arguments(&nvme, Path::new("/s/disk0.sock")).join(" ");
+        let words = arguments(Device::Nvme(&nvme), Path::new("/s/disk0.sock")).join(" ");
         assert_eq!(
             words,
             "--socket-path /s/disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 \
              --namespace ram=64M --namespace file=/d.img"
+        );
+    }
+
+    #[test]
+    fn a_gpu_s_server_is_told_its_sizes_and_its_mode() {
+        let gpu = Gpu {
+            name: "gpu0".to_owned(),
+            below: None,
+            vram: 4 << 30,
+            aperture: 256 << 20,
+            window: true,
+        };
+        let words = arguments(Device::Gpu(&gpu, 1), Path::new("/s/gpu0.sock")).join(" ");
+        assert_eq!(
+            words,
+            "--socket-path /s/gpu0.sock --vram 4G --aperture 256M --mode window"
         );
     }
 

@@ -18,11 +18,11 @@ pub(crate) fn text(
     scenario: &Scenario,
 ) -> Result<String, Failure> {
     let sockets = Sockets::in_folder(Path::new(SOCKETS));
-    let server = beside("peerbar-nvme")?.display().to_string();
     let mut text = String::new();
-    for nvme in &scenario.nvmes {
-        let words = daemons::arguments(nvme, &sockets.server(&nvme.name));
-        text += &line([server.clone()].into_iter().chain(words));
+    for device in scenario.devices() {
+        let server = beside(device.program())?.display().to_string();
+        let words = daemons::arguments(device, &sockets.server(device));
+        text += &line([server].into_iter().chain(words));
     }
     let tools = artifacts
         .root

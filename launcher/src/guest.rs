@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use peerbar_report::Line;
 
-use crate::artifacts::{Artifacts, beside};
+use crate::artifacts::Artifacts;
 use crate::child::Child;
 use crate::console::Console;
 use crate::daemons::{self, Server};
@@ -71,13 +71,7 @@ impl Guest {
     ) -> Result<Self, Failure> {
         let mut inbox = Inbox::new()?;
         let report = listen(sockets, scenario)?;
-        let servers = daemons::start(
-            &beside("peerbar-nvme")?,
-            scenario,
-            sockets,
-            folder,
-            &mut inbox,
-        )?;
+        let servers = daemons::start(scenario, sockets, folder, &mut inbox)?;
         let tools = artifacts
             .root
             .as_ref()

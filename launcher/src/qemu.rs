@@ -6,7 +6,7 @@ use peerbar_report::{PORT, Plan};
 use serde_json::json;
 
 use crate::accel::Accel;
-use crate::scenario::{Machine, Scenario};
+use crate::scenario::{Device, Machine, Scenario};
 
 /// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server under a debugger,
 /// or on a loaded machine, is not dead.
@@ -102,23 +102,20 @@ pub(crate) fn lab(
             format!("x3130-upstream,id={switch},bus={}", root_port(switch)),
         );
     }
-    for nvme in &scenario.nvmes {
-        let port = match &nvme.below {
+    for device in scenario.devices() {
+        let port = match device.below() {
             Some(switch) => {
-                let port = format!("{switch}.{}", nvme.name);
+                let port = format!("{switch}.{}", device.name());
                 words.port("xio3130-downstream", &port, switch, chassis.next());
                 port
             }
             None => {
-                let port = root_port(&nvme.name);
+                let port = root_port(device.name());
                 words.port("pcie-root-port", &port, "pcie.0", chassis.next());
                 port
             }
         };
-        words.option(
-            "-device",
-            vfio_user(&nvme.name, &port, &sockets.server(&nvme.name)),
-        );
+        words.option("-device", vfio_user(device, &port, &sockets.server(device)));
     }
     words.0
 }
@@ -144,14 +141,15 @@ impl Sockets {
         self.folder.join("report.sock")
     }
 
-    /// The socket of the server `name`: it listens, QEMU connects.
-    pub(crate) fn server(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("nvme-{name}.sock"))
+    /// The socket of the server of `device`: it listens, QEMU connects.
+    pub(crate) fn server(&self, device: Device<'_>) -> PathBuf {
+        let name = format!("{}-{}.sock", device.kind(), device.name());
+        self.folder.join(name)
     }
 
     /// The first socket of `scenario` whose path is too long for an address.
     pub(crate) fn too_long(&self, scenario: &Scenario) -> Option<PathBuf> {
-        let servers = scenario.nvmes.iter().map(|nvme| self.server(&nvme.name));
+        let servers = scenario.devices().map(|device| self.server(device));
         servers
             .chain([self.report()])
             .find(|path| path.as_os_str().len() > Self::LONGEST)
@@ -185,16 +183,20 @@ fn root_port(name: &str) -> String {
     format!("root.{name}")
 }
 
-fn vfio_user(id: &str, bus: &str, socket: &Path) -> String {
+fn vfio_user(device: Device<'_>, bus: &str, socket: &Path) -> String {
     let socket = socket.display().to_string();
-    json!({
+    let mut properties = json!({
         "driver": "vfio-user-pci",
-        "id": id,
+        "id": device.name(),
         "bus": bus,
         "socket": {"type": "unix", "path": socket},
         "x-msg-timeout": SERVER_TIMEOUT_MS,
-    })
-    .to_string()
+    });
+    if let (Device::Gpu(_, number), Some(properties)) = (device, properties.as_object_mut()) {
+        // A GPU has no serial number: this is what the guest knows it by.
+        properties.insert("x-pci-sub-device-id".to_owned(), number.into());
+    }
+    properties.to_string()
 }
 
 /// A comma inside a value of QEMU's `key=value,…` form is written twice.
@@ -205,6 +207,7 @@ fn escaped(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Gpu;
 
     fn arguments(scenario: &Scenario, tools: Option<&Path>) -> String {
         let boot = Boot {
@@ -290,6 +293,23 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     }
 
     #[test]
+    fn a_gpu_is_known_by_its_number() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.gpus = vec![Gpu {
+            name: "fast".to_owned(),
+            below: Some("switch0".to_owned()),
+            vram: 64 << 20,
+            aperture: 64 << 20,
+            window: false,
+        }];
+        let text = arguments(&scenario, None);
+        let tail = r#"xio3130-downstream,id=switch0.fast,bus=switch0,chassis=4,slot=4
+-device
+{"bus":"switch0.fast","driver":"vfio-user-pci","id":"fast","socket":{"path":"/s/gpu-fast.sock","type":"unix"},"x-msg-timeout":600000,"x-pci-sub-device-id":1}"#;
+        assert!(text.ends_with(tail), "{text}");
+    }
+
+    #[test]
     fn socket_paths_must_fit_an_address() {
         let scenario = Scenario::demo().unwrap();
         let longest = "/".to_owned() + &"x".repeat(Sockets::LONGEST - "//nvme-disk0.sock".len());
@@ -298,6 +318,9 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
             None
         );
         let longer = Sockets::in_folder(Path::new(&(longest + "x")));
-        assert_eq!(longer.too_long(&scenario), Some(longer.server("disk0")));
+        assert_eq!(
+            longer.too_long(&scenario),
+            Some(longer.server(Device::Nvme(&scenario.nvmes[0])))
+        );
     }
 }

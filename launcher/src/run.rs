@@ -89,12 +89,12 @@ fn boot_and_check(
     let sockets = Sockets::in_folder(temporary.path());
     let mut progress = Progress::new();
     progress.stage(&format!(
-        "{}: QEMU {} ({}), Linux {}, {} controllers",
+        "{}: QEMU {} ({}), Linux {}, {} devices",
         scenario.name,
         artifacts.qemu.version,
         boot.accel.argument(),
         artifacts.guest.release,
-        scenario.nvmes.len()
+        scenario.devices().count()
     ));
     let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder)?;
     let ending = watch(&mut guest, scenario, &mut progress, options.verbose)?;

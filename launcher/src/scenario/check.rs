@@ -3,18 +3,28 @@
 //! All keys of all kinds are read first and then matched against the kind, so that every mistake is reported with
 //! its own line; serde's tagged enums lose the place.
 
+mod gpu;
+
 use std::ops::Range;
 
-use peerbar_report::{Buffer, Check, Command, Copy};
+use peerbar_report::{Buffer, Calls, Check, Command, Copy, Medium};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::Nvme;
 use super::error::Problem;
+use super::{Gpu, Nvme};
 use crate::size::Size;
 
 /// Transfers are whole pages, as p2pmem is.
 const PAGE: u64 = 4096;
+
+/// What a check can name.
+pub(super) struct Devices<'a> {
+    pub(super) nvmes: &'a [Nvme],
+    pub(super) gpus: &'a [Gpu],
+    /// Whether there is a tools root.
+    pub(super) tools: bool,
+}
 
 /// The keys of every kind of check.
 #[derive(Deserialize)]
@@ -34,6 +44,13 @@ pub(super) struct CheckTable {
     run: Option<Spanned<String>>,
     status: Option<Spanned<i32>>,
     expect: Option<Spanned<Vec<String>>>,
+    gpu: Option<Spanned<String>>,
+    disk: Option<Spanned<String>>,
+    disks: Option<Spanned<Vec<Spanned<String>>>>,
+    on: Option<Spanned<Medium>>,
+    by: Option<Spanned<Calls>>,
+    bounce: Option<Spanned<bool>>,
+    with: Option<Spanned<Through>>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -46,6 +63,12 @@ enum Kind {
     PoolExhausted,
     ControllerReset,
     Command,
+    GpuFile,
+    GpuUnaligned,
+    GpuCompute,
+    GpuAtomics,
+    GpuCopy,
+    GpuMapping,
 }
 
 /// `through = "guest-ram"` or `through = { p2pmem = "disk0" }`.
@@ -58,10 +81,11 @@ enum Through {
 
 impl CheckTable {
     /// The check, once every key fits its kind and every name a device.
-    pub(super) fn into_check(mut self, nvmes: &[Nvme]) -> Result<Check, Problem> {
+    pub(super) fn into_check(mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
+        let nvmes = devices.nvmes;
         let check = match *self.kind.get_ref() {
             Kind::Provider => Check::Provider {
-                device: with_cmb(self.device()?, nvmes)?,
+                device: provider(self.device()?, devices)?,
             },
             Kind::QueuesInCmb => Check::QueuesInCmb {
                 device: with_queues(self.device()?, nvmes)?,
@@ -70,20 +94,31 @@ impl CheckTable {
                 device: known(self.device()?, nvmes)?.name.clone(),
             },
             Kind::PoolExhausted => Check::PoolExhausted {
-                provider: with_cmb(self.provider()?, nvmes)?,
+                provider: provider(self.provider()?, devices)?,
             },
             Kind::BufferedRead => Check::BufferedRead {
                 from: known(self.from()?, nvmes)?.name.clone(),
-                provider: with_cmb(self.provider()?, nvmes)?,
+                provider: provider(self.provider()?, devices)?,
             },
-            Kind::Copy => Check::Copy(self.copy(nvmes)?),
-            Kind::Command => Check::Command(self.command(nvmes)?),
+            Kind::Copy => Check::Copy(self.copy(devices)?),
+            Kind::Command => Check::Command(self.command(devices)?),
+            Kind::GpuFile => Check::GpuFile(self.gpu_file(devices)?),
+            Kind::GpuUnaligned => self.gpu_unaligned(devices)?,
+            Kind::GpuCompute => self.gpu_compute(devices)?,
+            Kind::GpuAtomics => Check::GpuAtomics {
+                gpu: self.gpu(devices)?.name.clone(),
+            },
+            Kind::GpuCopy => Check::GpuCopy(self.gpu_copy(devices)?),
+            Kind::GpuMapping => Check::GpuMapping {
+                gpu: self.gpu(devices)?.name.clone(),
+            },
         };
         self.nothing_left()?;
         Ok(check)
     }
 
-    fn copy(&mut self, nvmes: &[Nvme]) -> Result<Copy, Problem> {
+    fn copy(&mut self, devices: &Devices<'_>) -> Result<Copy, Problem> {
+        let nvmes = devices.nvmes;
         let from = known(self.from()?, nvmes)?;
         let to = known(self.to()?, nvmes)?;
         let through = self.through.take();
@@ -92,31 +127,36 @@ impl CheckTable {
         let offsets = required(self.offsets.take(), "offsets", self.kind.span())?;
         let block = u64::from(from.block_size.max(to.block_size));
         let at = sizes.span();
-        let threads = match self.threads.take() {
+        let threads = self.threads()?;
+        let copy = Copy {
+            from: from.name.clone(),
+            to: to.name.clone(),
+            through: buffer(through, devices)?,
+            sizes: multiples(sizes, "sizes", PAGE, 1)?,
+            offsets: multiples(offsets, "offsets", block, 0)?,
+            threads,
+        };
+        let disk = from.disk_bytes.min(to.disk_bytes);
+        fits(&copy.sizes, &copy.offsets, threads, disk)
+            .map_err(|message| Problem::new(at, message))?;
+        Ok(copy)
+    }
+
+    fn threads(&mut self) -> Result<u32, Problem> {
+        match self.threads.take() {
             Some(threads) if !(1..=64).contains(threads.get_ref()) => {
                 let message = format!(
                     "`threads = {}`: from 1 to 64 threads can copy",
                     threads.get_ref()
                 );
-                return Err(Problem::new(threads.span(), message));
+                Err(Problem::new(threads.span(), message))
             }
-            threads => threads.map_or(1, Spanned::into_inner),
-        };
-        let copy = Copy {
-            from: from.name.clone(),
-            to: to.name.clone(),
-            through: buffer(through, nvmes)?,
-            sizes: multiples(sizes, "sizes", PAGE, 1)?,
-            offsets: multiples(offsets, "offsets", block, 0)?,
-            threads,
-        };
-        fits(&copy, from.disk_bytes.min(to.disk_bytes))
-            .map_err(|message| Problem::new(at, message))?;
-        Ok(copy)
+            threads => Ok(threads.map_or(1, Spanned::into_inner)),
+        }
     }
 
-    fn command(&mut self, nvmes: &[Nvme]) -> Result<Command, Problem> {
-        let through = self.through.take().map(|through| buffer(through, nvmes));
+    fn command(&mut self, devices: &Devices<'_>) -> Result<Command, Problem> {
+        let through = self.through.take().map(|through| buffer(through, devices));
         Ok(Command {
             run: required(self.run.take(), "run", self.kind.span())?.into_inner(),
             status: self.status.take().map_or(0, Spanned::into_inner),
@@ -158,6 +198,13 @@ impl CheckTable {
             ("run", span(&self.run)),
             ("status", span(&self.status)),
             ("expect", span(&self.expect)),
+            ("gpu", span(&self.gpu)),
+            ("disk", span(&self.disk)),
+            ("disks", span(&self.disks)),
+            ("on", span(&self.on)),
+            ("by", span(&self.by)),
+            ("bounce", span(&self.bounce)),
+            ("with", span(&self.with)),
         ];
         for (key, place) in keys {
             if let Some(at) = place {
@@ -196,9 +243,20 @@ fn known(name: Spanned<String>, nvmes: &[Nvme]) -> Result<&Nvme, Problem> {
     })
 }
 
-fn with_cmb(name: Spanned<String>, nvmes: &[Nvme]) -> Result<String, Problem> {
+/// A device that has p2pmem.
+fn provider(name: Spanned<String>, devices: &Devices<'_>) -> Result<String, Problem> {
     let at = name.span();
-    let nvme = known(name, nvmes)?;
+    if let Some(gpu) = devices.gpus.iter().find(|gpu| gpu.name == *name.get_ref()) {
+        if gpu.window {
+            let message = format!(
+                "`{0}` has no p2pmem: a window is none, give [[gpu]] {0} the `mode = \"static\"`",
+                gpu.name
+            );
+            return Err(Problem::new(at, message));
+        }
+        return Ok(gpu.name.clone());
+    }
+    let nvme = known(name, devices.nvmes)?;
     if nvme.cmb.is_none() {
         let message = format!("`{0}` has no p2pmem: give [[nvme]] {0} a `cmb`", nvme.name);
         return Err(Problem::new(at, message));
@@ -219,25 +277,24 @@ fn with_queues(name: Spanned<String>, nvmes: &[Nvme]) -> Result<String, Problem>
     Ok(nvme.name.clone())
 }
 
-fn buffer(through: Spanned<Through>, nvmes: &[Nvme]) -> Result<Buffer, Problem> {
+fn buffer(through: Spanned<Through>, devices: &Devices<'_>) -> Result<Buffer, Problem> {
     let at = through.span();
     match through.into_inner() {
-        Through::P2pmem(name) => Ok(Buffer::P2pmem(with_cmb(Spanned::new(at, name), nvmes)?)),
+        Through::P2pmem(name) => Ok(Buffer::P2pmem(provider(Spanned::new(at, name), devices)?)),
         Through::GuestRam => Ok(Buffer::GuestRam),
     }
 }
 
 /// Each thread copies between two areas of its own, as [`Copy::offsets`] says.
-fn fits(copy: &Copy, disk: u64) -> Result<(), String> {
+fn fits(sizes: &[u64], offsets: &[u64], threads: u32, disk: u64) -> Result<(), String> {
     let largest = |list: &[u64]| list.iter().copied().max().unwrap_or(0);
-    let area = largest(&copy.offsets).checked_add(largest(&copy.sizes));
-    let needed = area.and_then(|area| area.checked_mul(2 * u64::from(copy.threads)));
+    let area = largest(offsets).checked_add(largest(sizes));
+    let needed = area.and_then(|area| area.checked_mul(2 * u64::from(threads)));
     match needed {
         Some(needed) if needed <= disk => Ok(()),
         _ => {
-            let (size, offset) = (Size(largest(&copy.sizes)), Size(largest(&copy.offsets)));
+            let (size, offset) = (Size(largest(sizes)), Size(largest(offsets)));
             let disk = Size(disk);
-            let threads = copy.threads;
             Err(format!(
                 "{threads} x 2 areas of {size} at {offset} do not fit a disk of {disk}: enlarge the namespaces"
             ))

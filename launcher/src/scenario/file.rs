@@ -23,6 +23,8 @@ pub(super) struct File {
     pub(super) switch: Vec<SwitchTable>,
     pub(super) nvme: Vec<NvmeTable>,
     #[serde(default)]
+    pub(super) gpu: Vec<GpuTable>,
+    #[serde(default)]
     pub(super) module: Vec<ModuleTable>,
     pub(super) check: Vec<CheckTable>,
 }
@@ -65,6 +67,25 @@ pub(super) struct NamespaceTable {
     pub(super) ram: Option<Size>,
     pub(super) file: Option<PathBuf>,
     pub(super) size: Option<Size>,
+}
+
+/// A GPU, served by a process of its own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GpuTable {
+    pub(super) name: Spanned<String>,
+    pub(super) below: Option<Spanned<String>>,
+    pub(super) vram: Option<Spanned<Size>>,
+    pub(super) aperture: Option<Spanned<Size>>,
+    pub(super) mode: Option<GpuMode>,
+}
+
+/// What an aperture is.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum GpuMode {
+    Static,
+    Window,
 }
 
 /// A kernel module that is loaded before the first check.

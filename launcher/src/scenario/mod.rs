@@ -4,8 +4,10 @@
 //! whole; what does not is refused with the line that is wrong.
 
 mod check;
+mod device;
 mod error;
 mod file;
+mod gpu;
 mod nvme;
 mod validate;
 
@@ -13,9 +15,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use peerbar_report::{Check, Device, Module, Plan};
+use peerbar_report::{Check, Module, Plan};
 
+pub(crate) use device::Device;
 pub(crate) use error::ScenarioError;
+pub(crate) use gpu::Gpu;
 
 /// Path of the built-in scenario below the project, as its messages name it.
 const DEMO_PATH: &str = "scenarios/demo.toml";
@@ -36,6 +40,8 @@ pub(crate) struct Scenario {
     pub switches: Vec<String>,
     /// The NVMe controllers.
     pub nvmes: Vec<Nvme>,
+    /// The GPUs.
+    pub gpus: Vec<Gpu>,
     /// Kernel modules that are loaded before the first check.
     pub modules: Vec<Module>,
     /// Whether the guest gets the tools root.
@@ -123,13 +129,20 @@ impl Scenario {
 
     /// What the guest's agent is asked to do.
     pub(crate) fn plan(&self) -> Plan {
-        let device = |nvme: &Nvme| Device {
+        let device = |nvme: &Nvme| peerbar_report::Device {
             name: nvme.name.clone(),
             cmb_bytes: nvme.cmb.unwrap_or(0),
+        };
+        let gpu = |gpu: &Gpu| peerbar_report::Gpu {
+            name: gpu.name.clone(),
+            vram_bytes: gpu.vram,
+            aperture_bytes: gpu.aperture,
+            window: gpu.window,
         };
         Plan {
             modules: self.modules.clone(),
             devices: self.nvmes.iter().map(device).collect(),
+            gpus: self.gpus.iter().map(gpu).collect(),
             tools: self.tools,
             check_seconds: self.check_seconds(),
             checks: self.checks.clone(),
@@ -336,7 +349,8 @@ mod tests {
             (
                 "kind = \"copied\"".to_owned(),
                 "12: unknown variant `copied`, expected one of `provider`, `queues-in-cmb`, `copy`, `buffered-read`, \
-                 `pool-exhausted`, `controller-reset`, `command`",
+                 `pool-exhausted`, `controller-reset`, `command`, `gpu-file`, `gpu-unaligned`, `gpu-compute`, \
+                 `gpu-atomics`, `gpu-copy`, `gpu-mapping`",
             ),
         ];
         for (lines, message) in cases {

@@ -42,7 +42,8 @@ pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Resu
     })
 }
 
-fn declared(below: Spanned<String>, switches: &[String]) -> Result<String, Problem> {
+/// The switch that a device is said to be below.
+pub(super) fn declared(below: Spanned<String>, switches: &[String]) -> Result<String, Problem> {
     if !switches.contains(below.get_ref()) {
         let message = format!(
             "no [[switch]] is named `{}`: declare it, or leave `below` out",

@@ -4,13 +4,15 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use peerbar_report::Module;
+use peerbar_report::{Check, Medium, Module};
 use toml::Spanned;
 
+use super::check::Devices;
 use super::error::Problem;
 use super::file::{File, MachineTable, ModuleTable};
+use super::gpu::gpu;
 use super::nvme::nvme;
-use super::{Machine, Nvme, Scenario};
+use super::{Gpu, Machine, Nvme, Scenario};
 
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
 const LONGEST_SERIAL: usize = 20;
@@ -34,27 +36,42 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         .into_iter()
         .map(|table| nvme(table, &switches, folder))
         .collect::<Result<_, _>>()?;
+    let taken: Vec<String> = nvmes.iter().map(|nvme| nvme.name.clone()).collect();
+    let names = file.gpu.iter().map(|gpu| gpu.name.clone());
+    unique(names, &[switches.clone(), taken].concat(), LONGEST_SERIAL)?;
+    let gpus: Vec<Gpu> = file
+        .gpu
+        .into_iter()
+        .map(|table| gpu(table, &switches))
+        .collect::<Result<_, _>>()?;
+    let devices = Devices {
+        nvmes: &nvmes,
+        gpus: &gpus,
+        tools: file.tools,
+    };
     let labels = file.check.iter().map(|table| table.name.clone()).collect();
-    let checks = file
+    let checks: Vec<Check> = file
         .check
         .into_iter()
-        .map(|table| table.into_check(&nvmes))
+        .map(|table| table.into_check(&devices))
         .collect::<Result<_, _>>()?;
+    let modules = modules(file.module, needed_modules(&gpus, &checks))?;
     Ok(Scenario {
         name,
         text: String::new(),
         timeout: file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0),
-        machine: machine(file.machine)?,
+        machine: machine(file.machine, &gpus)?,
         switches,
         nvmes,
-        modules: modules(file.module)?,
+        gpus,
+        modules,
         tools: file.tools,
         checks,
         labels,
     })
 }
 
-fn machine(table: MachineTable) -> Result<Machine, Problem> {
+fn machine(table: MachineTable, gpus: &[Gpu]) -> Result<Machine, Problem> {
     let cpus = match table.cpus {
         Some(cpus) if !(1..=64).contains(cpus.get_ref()) => {
             return Err(Problem::new(
@@ -68,12 +85,35 @@ fn machine(table: MachineTable) -> Result<Machine, Problem> {
         cpu: table.cpu.unwrap_or_else(|| "EPYC".to_owned()),
         memory: table.memory.map_or(DEFAULT_MEMORY, |size| size.0),
         cpus,
-        kernel_parameters: table.kernel_parameters,
+        kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
     })
 }
 
-/// The driver under test always comes; a `[[module]]` of its name only sets its parameters.
-fn modules(tables: Vec<ModuleTable>) -> Result<Vec<Module>, Problem> {
+/// The agent reads a GPU's counters out of its registers, which the kernel keeps from programs otherwise.
+fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
+    const REGISTERS: &str = "iomem=relaxed";
+    if gpus.is_empty() || own.split_whitespace().any(|word| word == REGISTERS) {
+        return own;
+    }
+    format!("{REGISTERS} {own}").trim_end().to_owned()
+}
+
+/// The drivers under test, and the file systems that checks are on.
+fn needed_modules(gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
+    let on =
+        |medium| move |check: &Check| matches!(check, Check::GpuFile(file) if file.on == medium);
+    let needed = [
+        ("nvme", true),
+        ("peerbar_gpu", !gpus.is_empty()),
+        ("ext4", checks.iter().any(on(Medium::Ext4))),
+        ("xfs", checks.iter().any(on(Medium::Xfs))),
+    ];
+    let needed = needed.into_iter().filter(|(_, needed)| *needed);
+    needed.map(|(name, _)| name).collect()
+}
+
+/// What is needed always comes; a `[[module]]` of its name only sets its parameters.
+fn modules(tables: Vec<ModuleTable>, needed: Vec<&str>) -> Result<Vec<Module>, Problem> {
     unique(
         tables.iter().map(|table| table.name.clone()),
         &[],
@@ -86,11 +126,13 @@ fn modules(tables: Vec<ModuleTable>) -> Result<Vec<Module>, Problem> {
             parameters: table.parameters,
         })
         .collect();
-    if !modules.iter().any(|module| module.name == "nvme") {
-        modules.push(Module {
-            name: "nvme".to_owned(),
-            parameters: String::new(),
-        });
+    for name in needed {
+        if !modules.iter().any(|module| module.name == name) {
+            modules.push(Module {
+                name: name.to_owned(),
+                parameters: String::new(),
+            });
+        }
     }
     Ok(modules)
 }

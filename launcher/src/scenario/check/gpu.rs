@@ -1,0 +1,199 @@
+//! Checks of GPUs.
+
+use peerbar_report::{Check, GpuCopy, GpuFile, Medium};
+use toml::Spanned;
+
+use super::{CheckTable, Devices, PAGE, buffer, fits, known, multiples, required};
+use crate::scenario::error::Problem;
+use crate::scenario::{Gpu, Nvme};
+use crate::size::Size;
+
+/// The smallest disk that mkfs.xfs takes.
+const LEAST_XFS: u64 = 300 << 20;
+/// What a file system keeps to itself: so much, and an eighth of the disk.
+const OVERHEAD: u64 = 16 << 20;
+
+impl CheckTable {
+    pub(super) fn gpu<'a>(&mut self, devices: &Devices<'a>) -> Result<&'a Gpu, Problem> {
+        let name = required(self.gpu.take(), "gpu", self.kind.span())?;
+        let found = devices.gpus.iter().find(|gpu| gpu.name == *name.get_ref());
+        found.ok_or_else(|| {
+            let names: Vec<&str> = devices.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+            let message = format!(
+                "no [[gpu]] is named `{}`: there is {}",
+                name.get_ref(),
+                if names.is_empty() {
+                    "none".to_owned()
+                } else {
+                    names.join(", ")
+                }
+            );
+            Problem::new(name.span(), message)
+        })
+    }
+
+    pub(super) fn gpu_file(&mut self, devices: &Devices<'_>) -> Result<GpuFile, Problem> {
+        let gpu = self.gpu(devices)?.name.clone();
+        let disks = required(self.disks.take(), "disks", self.kind.span())?;
+        let disks = disks
+            .into_inner()
+            .into_iter()
+            .map(|name| known(name, devices.nvmes))
+            .collect::<Result<Vec<&Nvme>, _>>()?;
+        let on = self.medium(devices)?;
+        let sizes = required(self.sizes.take(), "sizes", self.kind.span())?;
+        let at = sizes.span();
+        let offsets = required(self.offsets.take(), "offsets", self.kind.span())?;
+        let block = disks.iter().map(|disk| disk.block_size).max();
+        let block = block.ok_or_else(|| Problem::new(at.clone(), "no disk is named".to_owned()))?;
+        let file = GpuFile {
+            gpu,
+            disks: disks.iter().map(|disk| disk.name.clone()).collect(),
+            on,
+            by: self
+                .by
+                .take()
+                .map_or_else(Default::default, Spanned::into_inner),
+            bounce: self.bounce.take().is_some_and(Spanned::into_inner),
+            sizes: multiples(sizes, "sizes", PAGE, 1)?,
+            offsets: multiples(offsets, "offsets", block.into(), 0)?,
+            threads: self.threads()?,
+        };
+        for disk in disks {
+            room(on, disk)
+                .and_then(|room| fits(&file.sizes, &file.offsets, file.threads, room))
+                .map_err(|message| Problem::new(at.clone(), message))?;
+        }
+        Ok(file)
+    }
+
+    pub(super) fn gpu_unaligned(&mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
+        let disk = required(self.disk.take(), "disk", self.kind.span())?;
+        Ok(Check::GpuUnaligned {
+            gpu: self.gpu(devices)?.name.clone(),
+            disk: known(disk, devices.nvmes)?.name.clone(),
+        })
+    }
+
+    pub(super) fn gpu_compute(&mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
+        Ok(Check::GpuCompute {
+            gpu: self.gpu(devices)?.name.clone(),
+            from: known(self.from()?, devices.nvmes)?.name.clone(),
+            to: known(self.to()?, devices.nvmes)?.name.clone(),
+        })
+    }
+
+    pub(super) fn gpu_copy(&mut self, devices: &Devices<'_>) -> Result<GpuCopy, Problem> {
+        let gpu = self.gpu(devices)?.name.clone();
+        let with = required(self.with.take(), "with", self.kind.span())?;
+        let sizes = required(self.sizes.take(), "sizes", self.kind.span())?;
+        Ok(GpuCopy {
+            gpu,
+            with: buffer(with, devices)?,
+            sizes: multiples(sizes, "sizes", PAGE, 1)?,
+        })
+    }
+
+    /// What the data lies in. File systems are made by programs of the tools root.
+    fn medium(&mut self, devices: &Devices<'_>) -> Result<Medium, Problem> {
+        match self.on.take() {
+            Some(on) if *on.get_ref() != Medium::Raw && !devices.tools => Err(Problem::new(
+                on.span(),
+                "a file system is made by the tools root: write `tools = true` at the top"
+                    .to_owned(),
+            )),
+            on => Ok(on.map_or_else(Default::default, Spanned::into_inner)),
+        }
+    }
+}
+
+/// Bytes that files on `disk` can have.
+fn room(on: Medium, disk: &Nvme) -> Result<u64, String> {
+    let bytes = disk.disk_bytes;
+    let less = (bytes / 8).saturating_add(OVERHEAD);
+    match on {
+        Medium::Raw => Ok(bytes),
+        Medium::Xfs if bytes < LEAST_XFS => Err(format!(
+            "XFS takes no disk of less than {}, and `{}` has {}: enlarge its namespace",
+            Size(LEAST_XFS),
+            disk.name,
+            Size(bytes)
+        )),
+        Medium::Ext4 | Medium::Xfs => Ok(bytes.saturating_sub(less)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::scenario::Scenario;
+
+    const HEAD: &str = "name = \"x\"\n\n[[nvme]]\nname = \"d0\"\nnamespaces = [{ ram = \"64M\" }]\n\n\
+        [[gpu]]\nname = \"g0\"\nvram = \"64M\"\n";
+
+    fn parse(top: &str, lines: &str) -> Result<Scenario, String> {
+        let text = format!("{top}{HEAD}\n[[check]]\n{lines}\n");
+        Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_gpu_brings_its_driver_and_a_file_system_its_module() {
+        let lines = "kind = \"gpu-file\"\ngpu = \"g0\"\ndisks = [\"d0\"]\non = \"ext4\"\nsizes = [\"4K\"]\noffsets = [0]";
+        let scenario = parse("tools = true\n", lines).unwrap();
+        let modules = scenario.initramfs_modules();
+        assert_eq!(
+            modules,
+            ["nvme", "peerbar_gpu", "ext4", "9p", "9pnet_virtio"]
+        );
+        assert_eq!(scenario.machine.kernel_parameters, "iomem=relaxed");
+        let [gpu] = &scenario.plan().gpus[..] else {
+            panic!("{:?}", scenario.gpus)
+        };
+        assert_eq!((gpu.vram_bytes, gpu.aperture_bytes), (64 << 20, 64 << 20));
+        assert!(!gpu.window);
+    }
+
+    #[test]
+    fn mistakes_about_a_gpu_are_told_with_their_line() {
+        let file = "kind = \"gpu-file\"\ngpu = \"g0\"\nsizes = [\"4K\"]\noffsets = [0]\n";
+        for (lines, wanted) in [
+            (
+                "kind = \"gpu-mapping\"\ngpu = \"g1\"".to_owned(),
+                "x.toml:13: no [[gpu]] is named `g1`: there is g0",
+            ),
+            (format!("{file}disks = []"), "x.toml:14: no disk is named"),
+            (
+                format!("{file}disks = [\"d1\"]"),
+                "x.toml:16: no [[nvme]] is named `d1`: there is d0",
+            ),
+            (
+                format!("{file}disks = [\"d0\"]\non = \"xfs\""),
+                "x.toml:17: a file system is made by the tools root: write `tools = true` at the top",
+            ),
+            (
+                format!("{file}disks = [\"d0\"]\nstatus = 1"),
+                "x.toml:17: a check of this kind has no key `status`",
+            ),
+        ] {
+            assert_eq!(parse("", &lines).unwrap_err(), wanted, "{lines}");
+        }
+        let error = parse(
+            "tools = true\n",
+            &format!("{file}disks = [\"d0\"]\non = \"xfs\""),
+        );
+        let error = error.unwrap_err();
+        assert!(
+            error.starts_with("x.toml:15: XFS takes no disk of less than 300M"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn p2pmem_of_a_gpu_can_be_named_like_a_disk_s() {
+        let lines = "kind = \"copy\"\nfrom = \"d0\"\nto = \"d0\"\nthrough = { p2pmem = \"g0\" }\nsizes = [\"4K\"]\noffsets = [0]";
+        assert!(parse("", lines).is_ok());
+        let error = parse("", &lines.replace("\"g0\"", "\"d0\"")).unwrap_err();
+        assert!(error.contains("`d0` has no p2pmem"), "{error}");
+    }
+}
