@@ -15,10 +15,12 @@ pub(crate) const LAB_PACKAGES: &[&str] = &[
     "qemu-system-x86",
     "seabios",
     // What a guest runs against the devices.
+    "e2fsprogs",
     "fio",
     "kmod",
     "nvme-cli",
     "pciutils",
+    "xfsprogs",
 ];
 
 /// What a shell script expects of any Debian; nothing is essential to mmdebstrap's variant `extract`.
