@@ -1,0 +1,244 @@
+//! A guest that fills its memory with anything, and writes any register, doorbell and configuration register: the
+//! controller must not panic, and must work again after a reset.
+#![no_main]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use peerbar_nvme::{Config, Controller, Running, Source};
+use peerbar_vfio_user::{Device, DmaMap, DmaSpan};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+const RAM: u64 = 1 << 20;
+const CONFIG: u32 = 7;
+const REGISTERS: u32 = 0;
+/// Where the admin queues and one pair of I/O queues are.
+const ASQ: u64 = 0x1000;
+const ACQ: u64 = 0x2000;
+const SQ: u64 = 0x3000;
+const CQ: u64 = 0x4000;
+/// From here on, memory is what the input says.
+const DATA: u64 = 0x8000;
+
+/// What the guest does.
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// Puts a command on the admin queue.
+    Admin(Command),
+    /// Puts a command on the I/O queue.
+    Io(Command),
+    /// Writes a register or doorbell.
+    Register(u16, u64, bool),
+    /// Reads a register.
+    Read(u16, bool),
+    /// Writes configuration space.
+    Config(u16, u32),
+    /// Writes memory.
+    Memory(u32, u64),
+    /// Takes a part of memory away from the device.
+    Unmap(u32, u32),
+    /// Resets the function.
+    Reset,
+}
+
+/// A command whose addresses are more often inside memory than not.
+#[derive(Arbitrary, Debug)]
+struct Command {
+    opcode: u8,
+    flags: u8,
+    nsid: u8,
+    prp1: u32,
+    prp2: u32,
+    wild: bool,
+    dwords: [u32; 6],
+}
+
+impl Command {
+    fn bytes(&self, cid: u16) -> [u8; 64] {
+        let address = |value: u32| {
+            let value = u64::from(value);
+            if self.wild {
+                value << 20 | value
+            } else {
+                value % RAM & !3
+            }
+        };
+        let mut bytes = [0; 64];
+        bytes[0] = self.opcode;
+        bytes[1] = self.flags;
+        bytes[2..4].copy_from_slice(&cid.to_le_bytes());
+        bytes[4] = self.nsid;
+        bytes[24..32].copy_from_slice(&address(self.prp1).to_le_bytes());
+        bytes[32..40].copy_from_slice(&address(self.prp2).to_le_bytes());
+        for (place, dword) in bytes[40..].chunks_exact_mut(4).zip(self.dwords) {
+            place.copy_from_slice(&dword.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// The guest's side: memory, and how far the queues are filled.
+struct Guest {
+    running: Running,
+    memory: File,
+    tails: [u16; 2],
+}
+
+impl Guest {
+    fn new() -> Self {
+        let config = Config {
+            serial: "fuzz".to_owned(),
+            cmb_bytes: Some(2 << 20),
+            cmb_queues: true,
+            block_bytes: 512,
+            mdts: 5,
+            namespaces: vec![Source::Ram(1 << 20)],
+        };
+        let memory = memfd_create("guest", MemfdFlags::ALLOW_SEALING).expect("memory");
+        ftruncate(&memory, RAM).expect("memory");
+        fcntl_add_seals(&memory, SealFlags::SHRINK).expect("memory");
+        let running = Controller::start(&config).expect("a controller");
+        Self {
+            running,
+            memory: memory.into(),
+            tails: [0; 2],
+        }
+    }
+
+    fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) {
+        let _ = self.running.endpoint.region_write(region, offset, bytes);
+    }
+
+    fn csts(&mut self) -> u8 {
+        let mut csts = [0; 4];
+        let _ = self
+            .running
+            .endpoint
+            .region_read(REGISTERS, 0x1c, &mut csts);
+        csts[0]
+    }
+
+    /// From whatever state there is to an enabled controller with one pair of I/O queues.
+    fn bring_up(&mut self) {
+        self.running.endpoint.reset().expect("a reset");
+        let whole = DmaSpan {
+            iova: 0,
+            last: u64::MAX,
+        };
+        self.running.endpoint.dma_unmap(whole).expect("an unmap");
+        let memory = self.memory.try_clone().expect("a descriptor").into();
+        let map = DmaMap {
+            iova: 0,
+            size: RAM,
+            readable: true,
+            writable: true,
+            memory: Some((memory, 0)),
+        };
+        self.running.endpoint.dma_map(map).expect("a map");
+        self.memory.write_all_at(&[0; 0x8000], 0).expect("memory");
+        self.write(CONFIG, 4, &[6, 0]);
+        self.write(REGISTERS, 0x24, &0x000f_000f_u32.to_le_bytes());
+        self.write(REGISTERS, 0x28, &ASQ.to_le_bytes());
+        self.write(REGISTERS, 0x30, &ACQ.to_le_bytes());
+        self.write(REGISTERS, 0x14, &0x0046_0001_u32.to_le_bytes());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.csts() & 1 == 0 {
+            assert!(
+                Instant::now() < deadline,
+                "not ready after a reset: CSTS {:#x}",
+                self.csts()
+            );
+            std::thread::yield_now();
+        }
+        self.tails = [0; 2];
+        self.put(0, queue_command(0x05, CQ, 1));
+        self.put(0, queue_command(0x01, SQ, 1 | 1 << 16));
+    }
+
+    fn put(&mut self, queue: usize, bytes: [u8; 64]) {
+        let base = if queue == 0 { ASQ } else { SQ };
+        let tail = self.tails[queue];
+        let _ = self
+            .memory
+            .write_all_at(&bytes, base + u64::from(tail) * 64);
+        let tail = (tail + 1) % 16;
+        self.tails[queue] = tail;
+        self.write(
+            REGISTERS,
+            0x1000 + queue as u64 * 8,
+            &u32::from(tail).to_le_bytes(),
+        );
+        // The guest takes completions blindly, so that no queue stays full.
+        self.write(
+            REGISTERS,
+            0x1004 + queue as u64 * 8,
+            &u32::from(tail).to_le_bytes(),
+        );
+    }
+
+    fn take(&mut self, step: &Step, number: u16) {
+        match step {
+            Step::Admin(command) => self.put(0, command.bytes(number)),
+            Step::Io(command) => self.put(1, command.bytes(number)),
+            Step::Register(offset, value, wide) => {
+                let offset = u64::from(*offset % 0x1ff8);
+                self.write(
+                    REGISTERS,
+                    offset,
+                    &value.to_le_bytes()[..if *wide { 8 } else { 4 }],
+                );
+            }
+            Step::Read(offset, wide) => {
+                let mut data = [0; 8];
+                let data = &mut data[..if *wide { 8 } else { 1 }];
+                let _ =
+                    self.running
+                        .endpoint
+                        .region_read(REGISTERS, u64::from(*offset % 0x3ff8), data);
+            }
+            Step::Config(offset, value) => {
+                self.write(CONFIG, u64::from(*offset % 0xffc), &value.to_le_bytes())
+            }
+            Step::Memory(offset, value) => {
+                let offset = DATA + u64::from(*offset) % (RAM - DATA - 8);
+                let _ = self.memory.write_all_at(&value.to_le_bytes(), offset & !7);
+            }
+            Step::Unmap(iova, len) => {
+                let iova = u64::from(*iova) % RAM;
+                let span = DmaSpan {
+                    iova,
+                    last: iova + u64::from(*len),
+                };
+                let _ = self.running.endpoint.dma_unmap(span);
+            }
+            Step::Reset => {
+                let _ = self.running.endpoint.reset();
+            }
+        }
+    }
+}
+
+/// Create I/O queue 1 of 16 entries, physically contiguous.
+fn queue_command(opcode: u8, base: u64, cdw11: u32) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    bytes[0] = opcode;
+    bytes[24..32].copy_from_slice(&base.to_le_bytes());
+    bytes[40..44].copy_from_slice(&0x000f_0001_u32.to_le_bytes());
+    bytes[44..48].copy_from_slice(&cdw11.to_le_bytes());
+    bytes
+}
+
+fuzz_target!(|steps: Vec<Step>| {
+    static GUEST: OnceLock<Mutex<Guest>> = OnceLock::new();
+    let guest = GUEST.get_or_init(|| Mutex::new(Guest::new()));
+    let mut guest = guest.lock().expect("no earlier panic");
+    guest.bring_up();
+    for (number, step) in (0..).zip(&steps) {
+        guest.take(step, number);
+    }
+    guest.bring_up();
+});
