@@ -62,7 +62,7 @@ impl Buffer {
         })
     }
 
-    /// Size in bytes, as it was asked for, rounded up to pages.
+    /// Size in bytes, as it was asked for, rounded up to whole pages of the GPU.
     pub fn size(&self) -> u64 {
         self.parts.memory.size
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::driver::Driver;
 use crate::{Error, Fault, Result, uapi};
@@ -22,19 +22,28 @@ impl Fence {
     /// [`Error::Fault`] if the GPU could not do it; [`Error::TimedOut`], after which it can be waited for again;
     /// [`Error::Driver`].
     pub fn wait(&self, patience: Duration) -> Result<u64> {
-        let mut wait = uapi::Wait {
-            fence: self.value,
-            timeout_ns: u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX),
-            ..uapi::Wait::default()
-        };
-        match self.driver.wait(&mut wait) {
-            Ok(()) if wait.error == 0 => Ok(wait.result),
-            Ok(()) => Err(Error::Fault(Fault::from(wait.error))),
-            Err(error) if is_timeout(&error) => Err(Error::TimedOut(patience)),
-            Err(source) => Err(Error::Driver {
-                what: "wait for a command".to_owned(),
-                source,
-            }),
+        let deadline = Instant::now().checked_add(patience);
+        loop {
+            let left = deadline.map_or(patience, |end| {
+                end.saturating_duration_since(Instant::now())
+            });
+            let mut wait = uapi::Wait {
+                fence: self.value,
+                timeout_ns: u64::try_from(left.as_nanos()).unwrap_or(u64::MAX),
+                ..uapi::Wait::default()
+            };
+            match self.driver.wait(&mut wait) {
+                Ok(()) if wait.error == 0 => return Ok(wait.result),
+                Ok(()) => return Err(Error::Fault(Fault::from(wait.error))),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_timeout(&error) => return Err(Error::TimedOut(patience)),
+                Err(source) => {
+                    return Err(Error::Driver {
+                        what: "wait for a command".to_owned(),
+                        source,
+                    });
+                }
+            }
         }
     }
 }

@@ -88,7 +88,7 @@ impl Gpu {
         &self.properties
     }
 
-    /// Allocates `size` bytes of its memory, rounded up to pages, and maps them.
+    /// Allocates `size` bytes of its memory, rounded up to whole pages of the GPU (64 KiB), and maps them.
     ///
     /// # Errors
     /// [`Error::Driver`], with ENOMEM if there is not enough; [`Error::Map`].
@@ -125,7 +125,8 @@ impl Gpu {
     /// Puts a command behind those that were submitted before, and returns at once.
     ///
     /// # Errors
-    /// [`Error::Lengths`] and [`Error::ShortOperand`] for operands that do not fit; [`Error::Driver`].
+    /// [`Error::Lengths`] and [`Error::ShortOperand`] for operands that do not fit; [`Error::Driver`], with EAGAIN if too
+    /// many commands of this opening are under way, with EBUSY if too many programs use the GPU.
     pub fn submit(&self, command: &Command<'_>) -> Result<Fence> {
         let mut submit = command.encode()?;
         self.driver
