@@ -10,8 +10,11 @@ use crate::fork::in_child;
 use crate::gpus;
 use crate::lab::Lab;
 
-/// Size of the buffers in bytes: more than the 64 KiB in which GPUs pin memory, and no multiple of them.
-const SIZE: u64 = 5 * 64 * 1024 + 4096;
+/// Pages of the GPU, in bytes.
+const GPU_PAGE: u64 = 64 << 10;
+
+/// Size of the buffers in bytes.
+const SIZE: u64 = 5 * GPU_PAGE;
 
 /// What a child stores.
 const MARK: u8 = 0xc5;
@@ -88,11 +91,11 @@ fn two_mappings_are_one_memory(gpu: &Gpu) -> anyhow::Result<()> {
 }
 
 fn placement_is_in_the_bar(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> {
-    let buffer = opened.allocate(SIZE - 1)?;
+    let asked = SIZE - GPU_PAGE + 1;
+    let buffer = opened.allocate(asked)?;
     ensure!(
         buffer.size() == SIZE,
-        "{} bytes of whole pages have become {}",
-        SIZE - 1,
+        "{asked} bytes have become {} where whole pages of the GPU are {SIZE}",
         buffer.size()
     );
     let start = gpu.aperture_start()?;
