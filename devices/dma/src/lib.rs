@@ -5,7 +5,8 @@
 //!
 //! 1. bus mastering off, or the function halted: refused;
 //! 2. inside the function's own CMB or BAR: local, by its page table if it has one;
-//! 3. inside the window of a peer below the same switch: not yet here, it will stand between 2 and 4 in the route decision;
+//! 3. inside the window of a peer below the same switch: straight to the peer's memory, or by a message to whoever has
+//!    registers there ([`Peers`]); how the port above the function is set up may forbid it ([`PeerRouting`]);
 //! 4. a mapping of which the client lent the memory: straight into guest RAM;
 //! 5. a mapping without memory, or no mapping at all: asked of the client, so that the guest's own IOMMU driver sees
 //!    and logs a fault.
@@ -15,15 +16,21 @@
 //! change of the map, of bus mastering or of a window waits for the copies in progress and is seen by every later one:
 //! once an unmap has returned, no copy touches the memory any more.
 //!
-//! Not here: a peer's memory is reached through the client until the switch exists, and ATS is not modelled.
+//! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, refused, with nobody as its completer: the
+//! requester believes it, the record does not.
+//!
+//! Not here: ATS is not modelled.
 #![forbid(unsafe_code)]
 
 mod counters;
 mod map;
 mod memory;
 mod pages;
+mod peers;
 mod requester;
 mod route;
+#[cfg(test)]
+mod route_model;
 mod upstream;
 
 pub use counters::{Count, Counters, Entry};
@@ -31,6 +38,7 @@ pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
 pub use pages::{PageError, PageTable};
 pub use peerbar_dma_log::{Completer, Direction, Purpose, Route};
+pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use requester::{DmaError, Requester};
 pub use route::{Window, WindowId, WindowMemory};
 pub use upstream::{Upstream, UpstreamError};

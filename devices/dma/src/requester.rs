@@ -8,8 +8,9 @@ use thiserror::Error;
 
 use crate::counters::{Counters, Entry};
 use crate::map::{Backing, MapError};
-use crate::memory::{MemoryPool, Span};
+use crate::memory::{MemoryError, MemoryPool, Span};
 use crate::pages::{PageError, PageTable};
+use crate::peers::{PeerError, PeerId, PeerRouting, PeerWindow, Peers};
 use crate::route::{Fabric, Target, Window, WindowId};
 use crate::upstream::{Upstream, UpstreamError};
 
@@ -62,6 +63,16 @@ pub enum DmaError {
         /// What the client said.
         source: UpstreamError,
     },
+    /// The address lies in a peer's window, and the request did not get there.
+    #[error("DMA at {address:#x}+{len:#x}, to a peer below the same switch")]
+    Peer {
+        /// First address of the piece that failed.
+        address: u64,
+        /// Its length.
+        len: usize,
+        /// What became of it.
+        source: PeerError,
+    },
     /// The memory behind a mapping or window is smaller than it.
     #[error("DMA at {address:#x}+{len:#x}: no memory behind it")]
     NoMemory {
@@ -72,20 +83,43 @@ pub enum DmaError {
     },
 }
 
+impl DmaError {
+    /// First address of the piece that failed.
+    pub fn address(&self) -> u64 {
+        let (Self::NotMaster { address, .. }
+        | Self::OwnRegisters { address, .. }
+        | Self::NoPage { address, .. }
+        | Self::Wraps { address, .. }
+        | Self::Upstream { address, .. }
+        | Self::Peer { address, .. }
+        | Self::NoMemory { address, .. }) = self;
+        *address
+    }
+}
+
 /// A DMA's data: where the bytes come from or go to.
 enum Buffer<'a> {
     Read(&'a mut [u8]),
     Write(&'a [u8]),
 }
 
+/// What came of a piece of a request.
+struct Done {
+    route: Route,
+    /// Who owns the memory that it met, if it met any.
+    completer: Completer,
+    outcome: Result<(), DmaError>,
+}
+
 /// One function's way to memory; shared by all its threads.
 ///
-/// A request takes a read lock for the time of each direct copy and none while the client is asked, so the thread that
-/// changes the map waits at most for a copy of one piece, never for the client.
+/// A request takes a read lock for the time of each direct copy and none while the client or a peer is asked, so the thread
+/// that changes the map waits at most for a copy of one piece, never for somebody else.
 pub struct Requester {
     fabric: RwLock<Fabric>,
     pool: Mutex<MemoryPool>,
     upstream: RwLock<Option<Arc<dyn Upstream>>>,
+    peers: RwLock<Option<Arc<dyn Peers>>>,
     counters: Counters,
 }
 
@@ -102,6 +136,7 @@ impl Requester {
             fabric: RwLock::default(),
             pool: Mutex::default(),
             upstream: RwLock::new(None),
+            peers: RwLock::new(None),
             counters: Counters::default(),
         }
     }
@@ -145,6 +180,29 @@ impl Requester {
         };
     }
 
+    /// Says what becomes of requests to peers, and sets the way to what they have behind windows that are no memory.
+    pub fn set_switch(&self, routing: PeerRouting, peers: Arc<dyn Peers>) {
+        *self.peers.write().unwrap_or_else(PoisonError::into_inner) = Some(peers);
+        self.change().peer_routing = routing;
+    }
+
+    /// Replaces all windows of a peer. Once this returns, no copy goes by those of before.
+    pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) {
+        self.change().peers.set(peer, windows);
+    }
+
+    /// The switch is gone: no peer can be reached any more, and who addresses one fails.
+    pub fn lose_peers(&self) {
+        self.change().peers.lose_all();
+    }
+
+    /// The span of `size` bytes at `offset` of memory that a peer lends. Each file is mapped once, and only if nobody can
+    /// shrink it.
+    pub fn borrow_memory(&self, fd: OwnedFd, offset: u64, size: u64) -> Result<Span, MemoryError> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.span(fd, offset, size)
+    }
+
     /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,
     /// without, over a device. Memory that cannot be used safely is reached through the client.
     pub fn map(
@@ -156,18 +214,15 @@ impl Requester {
     ) -> Result<(), MapError> {
         let backing = match memory {
             None => Backing::Device,
-            Some((fd, offset)) => {
-                let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-                pool.span(fd, offset, size).map_or_else(
-                    |error| {
-                        log::debug!(
-                            "mapping {iova:#x}+{size:#x} is reached through the client: {error}"
-                        );
-                        Backing::RemoteRam
-                    },
-                    Backing::Ram,
-                )
-            }
+            Some((fd, offset)) => self.borrow_memory(fd, offset, size).map_or_else(
+                |error| {
+                    log::debug!(
+                        "mapping {iova:#x}+{size:#x} is reached through the client: {error}"
+                    );
+                    Backing::RemoteRam
+                },
+                Backing::Ram,
+            ),
         };
         self.change().map.map(iova, size, access, backing)
     }
@@ -200,8 +255,9 @@ impl Requester {
     ) -> Result<(), DmaError> {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
-            self.count(purpose, &buffer, Route::Refused, Completer::Nobody, Err(()));
-            return Err(DmaError::Wraps { address, len });
+            let error = DmaError::Wraps { address, len };
+            self.count(purpose, &buffer, &refused(error));
+            return Err(error);
         }
         let mut at = address;
         while !buffer.is_empty() {
@@ -224,52 +280,77 @@ impl Requester {
         let piece = fabric.route(address, buffer.len(), buffer.direction());
         let (target, len) = (piece.target, piece.len);
         let mut part = buffer.take(len);
-        let (route, completer, outcome) = match target {
-            Target::NotMaster => (
-                Route::Refused,
-                Completer::Nobody,
-                Err(DmaError::NotMaster { address, len }),
-            ),
-            Target::OwnRegisters => (
-                Route::Refused,
-                Completer::Nobody,
-                Err(DmaError::OwnRegisters { address, len }),
-            ),
-            Target::Own(span) => (
-                Route::OwnBar,
-                Completer::OwnMemory,
-                copy(&span, address, &mut part),
-            ),
-            Target::OwnPage(ref table, offset) => {
-                let outcome = copy_page(table, offset, address, &mut part);
-                let route = match outcome {
-                    Err(DmaError::NoPage { .. }) => Route::Refused,
-                    _ => Route::OwnBar,
-                };
-                (route, Completer::OwnMemory, outcome)
-            }
-            Target::Ram(span) => (
-                Route::GuestRam,
-                Completer::GuestRam,
-                copy(&span, address, &mut part),
-            ),
-            Target::RemoteRam | Target::Device | Target::Unmapped => {
+        let done = match target {
+            Target::NotMaster => refused(DmaError::NotMaster { address, len }),
+            Target::OwnRegisters => refused(DmaError::OwnRegisters { address, len }),
+            Target::PeerRefused => refused(DmaError::Peer {
+                address,
+                len,
+                source: PeerError::Unsupported,
+            }),
+            Target::PeerDropped => dropped(address, &part),
+            Target::Own(span) => Done {
+                route: Route::OwnBar,
+                completer: Completer::OwnMemory,
+                outcome: copy(&span, address, &mut part),
+            },
+            Target::OwnPage(table, offset) => copy_page(&table, offset, address, &mut part),
+            Target::Peer(span) => to_peer(copy(&span, address, &mut part)),
+            Target::PeerGone => to_peer(Err(DmaError::Peer {
+                address,
+                len,
+                source: PeerError::Gone,
+            })),
+            Target::Ram(span) => Done {
+                route: Route::GuestRam,
+                completer: Completer::GuestRam,
+                outcome: copy(&span, address, &mut part),
+            },
+            Target::PeerByMessage(peer) => {
                 drop(fabric);
-                let completer = match target {
-                    Target::RemoteRam => Completer::GuestRam,
-                    // Whatever answers at an address that is no memory of the guest is a device.
-                    _ => Completer::PeerBar,
-                };
+                to_peer(self.ask_peer(peer, address, &mut part))
+            }
+            Target::RemoteRam => {
+                drop(fabric);
+                Done {
+                    route: Route::Upstream,
+                    completer: Completer::GuestRam,
+                    outcome: self.ask(address, &mut part, false),
+                }
+            }
+            Target::Device | Target::Unmapped => {
+                drop(fabric);
                 let probe = matches!(target, Target::Unmapped);
-                (
-                    Route::Upstream,
-                    completer,
-                    self.ask(address, &mut part, probe),
-                )
+                Done {
+                    route: Route::Upstream,
+                    // Whatever answers at an address that is no memory of the guest is a device.
+                    completer: Completer::PeerBar,
+                    outcome: self.ask(address, &mut part, probe),
+                }
             }
         };
-        self.count(purpose, &part, route, completer, outcome.map_err(|_| ()));
-        outcome.map(|()| len)
+        self.count(purpose, &part, &done);
+        done.outcome.map(|()| len)
+    }
+
+    /// Has a peer do it.
+    fn ask_peer(&self, peer: PeerId, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaError> {
+        let len = part.len();
+        let peers = self
+            .peers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let outcome = match (peers, part) {
+            (None, _) => Err(PeerError::Gone),
+            (Some(peers), Buffer::Read(data)) => peers.read(peer, address, data),
+            (Some(peers), Buffer::Write(data)) => peers.write(peer, address, data),
+        };
+        outcome.map_err(|source| DmaError::Peer {
+            address,
+            len,
+            source,
+        })
     }
 
     /// Has the client do it. With `probe`, a few bytes go ahead of the rest.
@@ -310,31 +391,18 @@ impl Requester {
         }
     }
 
-    fn count(
-        &self,
-        purpose: Purpose,
-        part: &Buffer<'_>,
-        route: Route,
-        completer: Completer,
-        outcome: Result<(), ()>,
-    ) {
-        let direction = part.direction();
-        match outcome {
-            Ok(()) => self.counters.succeeded(
-                Entry {
-                    purpose,
-                    route,
-                    completer,
-                    direction,
-                },
-                part.len() as u64,
-            ),
-            Err(()) => self.counters.failed(Entry {
-                purpose,
-                route,
-                completer: Completer::Nobody,
-                direction,
-            }),
+    fn count(&self, purpose: Purpose, part: &Buffer<'_>, done: &Done) {
+        let entry = |completer| Entry {
+            purpose,
+            route: done.route,
+            completer,
+            direction: part.direction(),
+        };
+        match done.outcome {
+            Ok(()) => self
+                .counters
+                .succeeded(entry(done.completer), part.len() as u64),
+            Err(_) => self.counters.failed(entry(Completer::Nobody)),
         }
     }
 
@@ -395,21 +463,55 @@ fn copy(span: &Span, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaError
 }
 
 /// Copies between a page of a window and a buffer.
-fn copy_page(
-    table: &PageTable,
-    offset: u64,
-    address: u64,
-    part: &mut Buffer<'_>,
-) -> Result<(), DmaError> {
+fn copy_page(table: &PageTable, offset: u64, address: u64, part: &mut Buffer<'_>) -> Done {
     let len = part.len();
-    let done = match part {
+    let copied = match part {
         Buffer::Read(data) => table.read(offset, data),
         Buffer::Write(data) => table.write(offset, data),
     };
-    done.map_err(|error| match error {
-        PageError::Missing { .. } => DmaError::NoPage { address, len },
-        PageError::Index { .. } | PageError::Memory(_) => DmaError::NoMemory { address, len },
-    })
+    let outcome = match copied {
+        Err(PageError::Missing { .. }) => return refused(DmaError::NoPage { address, len }),
+        Err(_) => Err(DmaError::NoMemory { address, len }),
+        Ok(()) => Ok(()),
+    };
+    Done {
+        route: Route::OwnBar,
+        completer: Completer::OwnMemory,
+        outcome,
+    }
+}
+
+fn refused(error: DmaError) -> Done {
+    Done {
+        route: Route::Refused,
+        completer: Completer::Nobody,
+        outcome: Err(error),
+    }
+}
+
+fn to_peer(outcome: Result<(), DmaError>) -> Done {
+    Done {
+        route: Route::Peer,
+        completer: Completer::PeerBar,
+        outcome,
+    }
+}
+
+/// A request that the switch loses: nobody tells the requester of a write, and it gives up waiting for what it reads.
+fn dropped(address: u64, part: &Buffer<'_>) -> Done {
+    let outcome = match part {
+        Buffer::Write(_) => Ok(()),
+        Buffer::Read(data) => Err(DmaError::Peer {
+            address,
+            len: data.len(),
+            source: PeerError::TimedOut,
+        }),
+    };
+    Done {
+        route: Route::Refused,
+        completer: Completer::Nobody,
+        outcome,
+    }
 }
 
 #[cfg(test)]
@@ -417,6 +519,7 @@ mod tests {
     use super::*;
     use crate::MemoryFile;
     use crate::counters::Count;
+    use crate::peers::PeerMemory;
     use crate::route::WindowMemory;
 
     /// A client with a device's memory at 0x8000..0x9000 that notes what it is asked.
@@ -631,6 +734,7 @@ mod tests {
                 len: 0x100
             }
         );
+        assert_eq!(error.address(), 0x1_1000);
         let mut back = [0; 0x100];
         file.read(0x3f00, &mut back).unwrap();
         assert_eq!(back, [9; 0x100]);
@@ -728,5 +832,199 @@ mod tests {
         requester.unmap(0, u64::MAX);
         assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_err());
         assert_eq!(*client.asked.lock().unwrap(), [(0x1000, 1)]);
+    }
+
+    /// A peer with registers at 0x2_0000..0x2_1000 that notes what it is told and reads as 7.
+    #[derive(Default)]
+    struct Registers(Mutex<Vec<(u64, Vec<u8>)>>);
+
+    impl Peers for Registers {
+        fn read(&self, peer: PeerId, address: u64, data: &mut [u8]) -> Result<(), PeerError> {
+            assert_eq!(peer, PeerId(4));
+            data.fill(7);
+            if address < 0x2_0800 {
+                Ok(())
+            } else {
+                Err(PeerError::TimedOut)
+            }
+        }
+
+        fn write(&self, peer: PeerId, address: u64, data: &[u8]) -> Result<(), PeerError> {
+            assert_eq!(peer, PeerId(4));
+            self.0.lock().unwrap().push((address, data.to_vec()));
+            Ok(())
+        }
+    }
+
+    /// The requester of before, below a switch with peer 3, who has memory at 0x1_0000..0x1_1000, and peer 4.
+    fn below_switch(routing: PeerRouting) -> (Requester, Arc<Client>, Arc<Registers>, Span) {
+        let (requester, client) = requester();
+        let registers = Arc::new(Registers::default());
+        requester.set_switch(routing, registers.clone());
+        let memory = MemoryFile::create("peer", 0x2000).unwrap();
+        let fd = memory.file().try_clone().unwrap().into();
+        let span = requester.borrow_memory(fd, 0x1000, 0x1000).unwrap();
+        let window = |address, memory| PeerWindow {
+            address,
+            size: 0x1000,
+            claim: address,
+            memory,
+        };
+        let lent = window(0x1_0000, PeerMemory::Span(span.clone()));
+        requester.set_peer(PeerId(3), vec![lent]);
+        requester.set_peer(PeerId(4), vec![window(0x2_0000, PeerMemory::ByMessage)]);
+        (requester, client, registers, span)
+    }
+
+    #[test]
+    fn a_peer_s_memory_is_met_without_the_client() {
+        let (requester, client, _, span) = below_switch(PeerRouting::Route);
+        requester
+            .write(Purpose::Payload, 0x1_0ff0, &[5; 16])
+            .unwrap();
+        let mut back = [0; 16];
+        span.file.read(0x1ff0, &mut back).unwrap();
+        assert_eq!(back, [5; 16]);
+        let written = count(
+            &requester,
+            Route::Peer,
+            Completer::PeerBar,
+            Direction::Write,
+        );
+        assert_eq!((written.requests, written.bytes), (1, 16));
+        assert!(client.asked.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_peer_s_registers_are_met_by_message() {
+        let (requester, client, registers, _) = below_switch(PeerRouting::Route);
+        requester
+            .write(Purpose::Payload, 0x2_0004, &[1, 2, 3, 4])
+            .unwrap();
+        assert_eq!(*registers.0.lock().unwrap(), [(0x2_0004, vec![1, 2, 3, 4])]);
+        let mut data = [0; 4];
+        requester
+            .read(Purpose::Payload, 0x2_0000, &mut data)
+            .unwrap();
+        assert_eq!(data, [7; 4]);
+        let error = requester
+            .read(Purpose::Payload, 0x2_0800, &mut data)
+            .unwrap_err();
+        let (address, len, source) = (0x2_0800, 4, PeerError::TimedOut);
+        assert_eq!(
+            error,
+            DmaError::Peer {
+                address,
+                len,
+                source
+            }
+        );
+        let failed = count(&requester, Route::Peer, Completer::Nobody, Direction::Read);
+        assert_eq!(failed.failures, 1);
+        assert!(client.asked.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_peer_that_gave_up_its_window_is_no_peer_and_one_that_vanished_fails() {
+        let (requester, client, ..) = below_switch(PeerRouting::Route);
+        requester.set_peer(PeerId(3), Vec::new());
+        let error = requester
+            .write(Purpose::Payload, 0x1_0000, &[1])
+            .unwrap_err();
+        assert!(matches!(error, DmaError::Upstream { .. }), "{error}");
+        assert_eq!(*client.asked.lock().unwrap(), [(0x1_0000, 1)]);
+        requester.lose_peers();
+        let error = requester
+            .write(Purpose::Payload, 0x2_0000, &[1])
+            .unwrap_err();
+        let (address, len, source) = (0x2_0000, 1, PeerError::Gone);
+        assert_eq!(
+            error,
+            DmaError::Peer {
+                address,
+                len,
+                source
+            }
+        );
+        assert_eq!(client.asked.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn redirected_requests_to_peers_go_up() {
+        let (requester, client, ..) = below_switch(PeerRouting::Redirect);
+        for address in [0x1_0000, 0x2_0000] {
+            assert!(requester.write(Purpose::Payload, address, &[1]).is_err());
+        }
+        assert_eq!(
+            *client.asked.lock().unwrap(),
+            [(0x1_0000, 1), (0x2_0000, 1)]
+        );
+    }
+
+    #[test]
+    fn unsupported_requests_are_refused_and_reported() {
+        let (requester, client, registers, _) = below_switch(PeerRouting::UnsupportedRequest);
+        for address in [0x1_0000, 0x2_0000] {
+            let error = requester
+                .write(Purpose::Payload, address, &[1])
+                .unwrap_err();
+            let (len, source) = (1, PeerError::Unsupported);
+            assert_eq!(
+                error,
+                DmaError::Peer {
+                    address,
+                    len,
+                    source
+                }
+            );
+        }
+        let refused = count(
+            &requester,
+            Route::Refused,
+            Completer::Nobody,
+            Direction::Write,
+        );
+        assert_eq!(refused.failures, 2);
+        assert!(client.asked.lock().unwrap().is_empty());
+        assert!(registers.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_dropped_write_is_believed_but_recorded_and_a_dropped_read_times_out() {
+        let (requester, client, _, span) = below_switch(PeerRouting::Drop);
+        requester
+            .write(Purpose::Payload, 0x1_0000, &[1; 8])
+            .unwrap();
+        let mut data = [0; 8];
+        span.file.read(0x1000, &mut data).unwrap();
+        assert_eq!(data, [0; 8]);
+        let error = requester
+            .read(Purpose::Payload, 0x1_0000, &mut data)
+            .unwrap_err();
+        let (address, len, source) = (0x1_0000, 8, PeerError::TimedOut);
+        assert_eq!(
+            error,
+            DmaError::Peer {
+                address,
+                len,
+                source
+            }
+        );
+        let of = |direction| count(&requester, Route::Refused, Completer::Nobody, direction);
+        assert_eq!(
+            (of(Direction::Write).bytes, of(Direction::Read).failures),
+            (8, 1)
+        );
+        assert!(client.asked.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn bus_mastering_off_comes_before_every_peer() {
+        let (requester, ..) = below_switch(PeerRouting::Drop);
+        requester.set_bus_master(false);
+        let error = requester
+            .write(Purpose::Payload, 0x1_0000, &[1])
+            .unwrap_err();
+        assert!(matches!(error, DmaError::NotMaster { .. }), "{error}");
     }
 }

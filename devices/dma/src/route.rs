@@ -1,4 +1,5 @@
-//! The route decision: a pure function of bus mastering, the requester's own windows, the memory map and an address.
+//! The route decision: a pure function of bus mastering, the requester's own windows, its peers' windows, the memory map
+//! and an address.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use peerbar_dma_log::Direction;
 use crate::map::{Backing, Found, MemoryMap};
 use crate::memory::Span;
 use crate::pages::PageTable;
+use crate::peers::{FoundPeer, PeerId, PeerMemory, PeerRouting, PeerTable};
 
 /// Which of a function's windows is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +51,8 @@ pub(crate) struct Fabric {
     /// The function is being reset: it issues nothing.
     pub(crate) halted: bool,
     pub(crate) windows: BTreeMap<WindowId, Window>,
+    pub(crate) peer_routing: PeerRouting,
+    pub(crate) peers: PeerTable,
     pub(crate) map: MemoryMap,
 }
 
@@ -63,6 +67,16 @@ pub(crate) enum Target {
     Own(Span),
     /// A page of the function's own memory, at this offset of the window.
     OwnPage(Arc<PageTable>, u64),
+    /// A peer's memory that is mapped here.
+    Peer(Span),
+    /// What a peer has at this address, by message.
+    PeerByMessage(PeerId),
+    /// What was a peer's window before it vanished.
+    PeerGone,
+    /// Some peer, whom the switch lets nobody reach from here.
+    PeerRefused,
+    /// Some peer, but the switch loses the request.
+    PeerDropped,
     /// Guest RAM that is mapped here.
     Ram(Span),
     /// Guest RAM, through the client.
@@ -90,24 +104,45 @@ impl Fabric {
                 len,
             };
         }
-        if let Some((window, skip)) = self.window(address) {
-            let len = at_most(len, window.size - skip);
-            return match &window.memory {
-                WindowMemory::Registers => Piece {
-                    target: Target::OwnRegisters,
-                    len,
-                },
-                WindowMemory::Span(span) => Piece {
-                    target: Target::Own(span_after(span, skip)),
-                    len,
-                },
-                WindowMemory::Pages(table) => Piece {
-                    target: Target::OwnPage(table.clone(), skip),
-                    len: at_most(len, table.left_in_page(skip)),
-                },
-            };
-        }
         let len = self.until_next_window(address, len);
+        if let Some((window, skip)) = self.window(address) {
+            return own(window, skip, len);
+        }
+        let len = match self.peer(address) {
+            FoundPeer::Claimed {
+                claimed,
+                skip,
+                left,
+            } => {
+                return Piece {
+                    target: self.to_peer(claimed.peer(), claimed.memory(), skip),
+                    len: at_most(len, left),
+                };
+            }
+            FoundPeer::Gap { left } => left.map_or(len, |left| at_most(len, left)),
+        };
+        self.mapped(address, len, direction)
+    }
+
+    fn peer(&self, address: u64) -> FoundPeer<'_> {
+        match self.peer_routing {
+            PeerRouting::Redirect => FoundPeer::Gap { left: None },
+            _ => self.peers.find(address),
+        }
+    }
+
+    fn to_peer(&self, peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
+        match (self.peer_routing, memory) {
+            (PeerRouting::UnsupportedRequest, _) => Target::PeerRefused,
+            (PeerRouting::Drop, _) => Target::PeerDropped,
+            (_, PeerMemory::Span(span)) => Target::Peer(span_after(span, skip)),
+            (_, PeerMemory::ByMessage) => Target::PeerByMessage(peer),
+            (_, PeerMemory::Gone) => Target::PeerGone,
+        }
+    }
+
+    /// The memory map decides.
+    fn mapped(&self, address: u64, len: usize, direction: Direction) -> Piece {
         match self.map.find(address) {
             Found::Mapped {
                 mapping,
@@ -126,7 +161,7 @@ impl Fabric {
                 };
                 Piece {
                     target,
-                    len: if left == 0 { len } else { at_most(len, left) },
+                    len: at_most(len, left),
                 }
             }
             Found::Gap { left } => Piece {
@@ -152,6 +187,25 @@ impl Fabric {
     }
 }
 
+/// A window of the function's own.
+fn own(window: &Window, skip: u64, len: usize) -> Piece {
+    let len = at_most(len, window.size - skip);
+    match &window.memory {
+        WindowMemory::Registers => Piece {
+            target: Target::OwnRegisters,
+            len,
+        },
+        WindowMemory::Span(span) => Piece {
+            target: Target::Own(span_after(span, skip)),
+            len,
+        },
+        WindowMemory::Pages(table) => Piece {
+            target: Target::OwnPage(table.clone(), skip),
+            len: at_most(len, table.left_in_page(skip)),
+        },
+    }
+}
+
 fn span_after(span: &Span, skip: u64) -> Span {
     Span {
         file: span.file.clone(),
@@ -159,9 +213,12 @@ fn span_after(span: &Span, skip: u64) -> Span {
     }
 }
 
-/// The smaller of the two, which fits a `usize` since `len` does.
+/// The smaller of the two, which fits a `usize` since `len` does. A limit of 0 stands for 2^64.
 fn at_most(len: usize, limit: u64) -> usize {
-    usize::try_from(limit).map_or(len, |limit| len.min(limit))
+    match usize::try_from(limit) {
+        Ok(0) | Err(_) => len,
+        Ok(limit) => len.min(limit),
+    }
 }
 
 #[cfg(test)]
@@ -226,6 +283,11 @@ mod tests {
             Target::OwnRegisters => "own registers",
             Target::Own(_) => "own",
             Target::OwnPage(..) => "own page",
+            Target::Peer(_) => "peer",
+            Target::PeerByMessage(_) => "peer by message",
+            Target::PeerGone => "peer gone",
+            Target::PeerRefused => "peer refused",
+            Target::PeerDropped => "peer dropped",
             Target::Ram(_) => "ram",
             Target::RemoteRam => "remote ram",
             Target::Device => "device",

@@ -1,0 +1,312 @@
+//! The peers below the same switch: what lies in their windows, and what the switch does with requests to them.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use crate::memory::Span;
+
+/// Number of a peer at the switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub u32);
+
+/// A range of bus addresses that a peer answers.
+#[derive(Clone, Debug)]
+pub struct PeerWindow {
+    /// First bus address.
+    pub address: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Of several windows over one address, the one with the smallest claim answers.
+    pub claim: u64,
+    /// What lies behind it.
+    pub memory: PeerMemory,
+}
+
+/// What lies behind a peer's window.
+#[derive(Clone, Debug)]
+pub enum PeerMemory {
+    /// Memory that is mapped here, from the start of the span on.
+    Span(Span),
+    /// Registers, or memory that cannot be mapped here: reached by messages ([`Peers`]).
+    ByMessage,
+    /// Nothing any more: the peer has vanished, and whoever addresses it fails.
+    Gone,
+}
+
+/// What becomes of this function's requests to peers: how the port above it is set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerRouting {
+    /// They go to the peer.
+    #[default]
+    Route,
+    /// They go up like any other request (PCIe Base 6.0, 6.12.1.1, ACS P2P Request Redirect).
+    Redirect,
+    /// They are refused, and this function is told (PCIe Base 6.0, 2.3.1, Unsupported Request).
+    UnsupportedRequest,
+    /// They vanish. A write is posted, so this function believes it done; a read ends with a completion time-out (PCIe
+    /// Base 6.0, 2.8), which is not waited for here.
+    Drop,
+}
+
+/// The way to what peers have behind windows that are no memory mapped here.
+///
+/// A call blocks until the peer has answered, so it is never made by the thread that answers region accesses.
+pub trait Peers: Send + Sync {
+    /// Reads `data.len()` bytes at the bus address `address` of `peer`.
+    fn read(&self, peer: PeerId, address: u64, data: &mut [u8]) -> Result<(), PeerError>;
+    /// Writes `data` at the bus address `address` of `peer`.
+    fn write(&self, peer: PeerId, address: u64, data: &[u8]) -> Result<(), PeerError>;
+}
+
+/// Why a request to a peer failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PeerError {
+    /// The peer does not answer there, or the switch does not let the request through.
+    #[error("unsupported request")]
+    Unsupported,
+    /// The peer has vanished.
+    #[error("the peer is gone")]
+    Gone,
+    /// No answer came in time.
+    #[error("completion time-out")]
+    TimedOut,
+}
+
+/// A part of a window that no earlier claim covers.
+#[derive(Clone, Debug)]
+pub(crate) struct Claimed {
+    last: u64,
+    /// Where the window itself starts.
+    window: u64,
+    peer: PeerId,
+    memory: PeerMemory,
+}
+
+impl Claimed {
+    /// Whose it is.
+    pub(crate) fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    /// What lies behind it.
+    pub(crate) fn memory(&self) -> &PeerMemory {
+        &self.memory
+    }
+}
+
+/// What lies at an address.
+#[derive(Debug)]
+pub(crate) enum FoundPeer<'a> {
+    /// Some peer's window, how far into the window the address is, and how many bytes its claim goes on (0 stands for 2^64).
+    Claimed {
+        claimed: &'a Claimed,
+        skip: u64,
+        left: u64,
+    },
+    /// No peer; the next one starts after this many bytes, if there is one.
+    Gap { left: Option<u64> },
+}
+
+/// The windows of all peers. Lookups are O(log n); a change is O(n^2) for the windows of all peers, which are few.
+#[derive(Debug, Default)]
+pub(crate) struct PeerTable {
+    windows: BTreeMap<PeerId, Vec<PeerWindow>>,
+    claimed: BTreeMap<u64, Claimed>,
+}
+
+impl PeerTable {
+    /// Replaces all windows of a peer. Those that are empty or wrap around are left out.
+    pub(crate) fn set(&mut self, peer: PeerId, windows: Vec<PeerWindow>) {
+        self.windows.insert(peer, windows);
+        self.windows.retain(|_, windows| !windows.is_empty());
+        self.claim();
+    }
+
+    /// Every peer is gone; their windows stay claimed.
+    pub(crate) fn lose_all(&mut self) {
+        for window in self.windows.values_mut().flatten() {
+            window.memory = PeerMemory::Gone;
+        }
+        self.claim();
+    }
+
+    /// What lies at `address`.
+    pub(crate) fn find(&self, address: u64) -> FoundPeer<'_> {
+        let before = self.claimed.range(..=address).next_back();
+        if let Some((_, claimed)) = before.filter(|(_, claimed)| claimed.last >= address) {
+            return FoundPeer::Claimed {
+                claimed,
+                skip: address - claimed.window,
+                left: (claimed.last - address).wrapping_add(1),
+            };
+        }
+        let next = self.claimed.range(address..).next();
+        FoundPeer::Gap {
+            left: next.map(|(start, _)| start - address),
+        }
+    }
+
+    /// Gives each address to the oldest claim on it.
+    fn claim(&mut self) {
+        self.claimed.clear();
+        let mut windows: Vec<(PeerId, PeerWindow)> = self
+            .windows
+            .iter()
+            .flat_map(|(peer, windows)| windows.iter().map(|window| (*peer, window.clone())))
+            .collect();
+        windows.sort_by_key(|(_, window)| window.claim);
+        for (peer, window) in windows {
+            self.claim_rest(peer, &window);
+        }
+    }
+
+    /// Gives a window what of it nobody has claimed yet.
+    fn claim_rest(&mut self, peer: PeerId, window: &PeerWindow) {
+        let rest = window.size.checked_sub(1);
+        let Some(last) = rest.and_then(|rest| window.address.checked_add(rest)) else {
+            return;
+        };
+        let mut from = Some(window.address);
+        while let Some(start) = from.filter(|start| *start <= last) {
+            let (end, next) = match self.find(start) {
+                FoundPeer::Claimed { claimed, .. } => {
+                    log::debug!(
+                        "{start:#x}: the window of peer {} comes first",
+                        claimed.peer.0
+                    );
+                    (None, claimed.last.checked_add(1))
+                }
+                FoundPeer::Gap { left: None } => (Some(last), None),
+                FoundPeer::Gap { left: Some(left) } => {
+                    let next = start.saturating_add(left);
+                    (Some(last.min(next - 1)), Some(next))
+                }
+            };
+            if let Some(last) = end {
+                let claimed = Claimed {
+                    last,
+                    window: window.address,
+                    peer,
+                    memory: window.memory.clone(),
+                };
+                self.claimed.insert(start, claimed);
+            }
+            from = next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn window(address: u64, size: u64, claim: u64) -> PeerWindow {
+        PeerWindow {
+            address,
+            size,
+            claim,
+            memory: PeerMemory::ByMessage,
+        }
+    }
+
+    fn owner(table: &PeerTable, address: u64) -> Option<u32> {
+        match table.find(address) {
+            FoundPeer::Claimed { claimed, .. } => Some(claimed.peer.0),
+            FoundPeer::Gap { .. } => None,
+        }
+    }
+
+    #[test]
+    fn the_first_claim_answers_until_it_is_given_up() {
+        let mut table = PeerTable::default();
+        table.set(PeerId(1), vec![window(0x2000, 0x1000, 2)]);
+        table.set(PeerId(2), vec![window(0x1000, 0x3000, 1)]);
+        assert_eq!(owner(&table, 0x2000), Some(2));
+        table.set(PeerId(2), vec![window(0x1000, 0x3000, 3)]);
+        assert_eq!(
+            [0x1fff, 0x2000, 0x2fff, 0x3000].map(|at| owner(&table, at)),
+            [2, 1, 1, 2].map(Some)
+        );
+        let FoundPeer::Claimed { skip, left, .. } = table.find(0x3800) else {
+            panic!("nobody")
+        };
+        assert_eq!(
+            (skip, left),
+            (0x2800, 0x800),
+            "counted from the start of the window"
+        );
+        table.set(PeerId(1), Vec::new());
+        assert_eq!(owner(&table, 0x2800), Some(2));
+    }
+
+    #[test]
+    fn windows_of_the_vanished_stay_claimed_but_come_last() {
+        let mut table = PeerTable::default();
+        table.set(
+            PeerId(1),
+            vec![PeerWindow {
+                memory: PeerMemory::Gone,
+                ..window(0x1000, 0x2000, u64::MAX)
+            }],
+        );
+        table.set(PeerId(2), vec![window(0x2000, 0x1000, 7)]);
+        assert_eq!(
+            (owner(&table, 0x1000), owner(&table, 0x2000)),
+            (Some(1), Some(2))
+        );
+        table.lose_all();
+        let FoundPeer::Claimed { claimed, .. } = table.find(0x2000) else {
+            panic!("nobody")
+        };
+        assert!(matches!(claimed.memory, PeerMemory::Gone));
+    }
+
+    #[test]
+    fn empty_and_wrapping_windows_are_left_out_and_the_last_address_is_not() {
+        let mut table = PeerTable::default();
+        table.set(
+            PeerId(1),
+            vec![
+                window(0x1000, 0, 1),
+                window(u64::MAX, 2, 2),
+                window(u64::MAX, 1, 3),
+            ],
+        );
+        assert_eq!(owner(&table, 0x1000), None);
+        assert_eq!(owner(&table, u64::MAX), Some(1));
+        table.set(PeerId(2), vec![window(0, u64::MAX, 4)]);
+        assert_eq!(
+            (owner(&table, 0), owner(&table, u64::MAX)),
+            (Some(2), Some(1))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_list_of_claims(
+            steps in prop::collection::vec((0u32..4, prop::collection::vec((0u64..40, 0u64..20), 0..3)), 1..12),
+        ) {
+            let mut table = PeerTable::default();
+            let mut model: Vec<(u32, u64, u64, u64)> = Vec::new();
+            let mut claim = 0;
+            for (peer, windows) in steps {
+                model.retain(|(owner, ..)| *owner != peer);
+                let mut list = Vec::new();
+                for (address, size) in windows {
+                    claim += 1;
+                    model.push((peer, address, size, claim));
+                    list.push(window(address, size, claim));
+                }
+                table.set(PeerId(peer), list);
+                for at in 0..64 {
+                    let claims = model.iter().filter(|(_, address, size, _)| (*address..address + size).contains(&at));
+                    let first = claims.min_by_key(|(.., claim)| *claim).map(|(peer, ..)| *peer);
+                    prop_assert_eq!(owner(&table, at), first);
+                }
+            }
+        }
+    }
+}
