@@ -119,16 +119,10 @@ fn out_of_vram(address: u64, write: bool) -> Fault {
 }
 
 fn dma_failed(error: DmaError, write: bool) -> Fault {
-    let (DmaError::NotMaster { address, .. }
-    | DmaError::OwnRegisters { address, .. }
-    | DmaError::NoPage { address, .. }
-    | DmaError::Wraps { address, .. }
-    | DmaError::Upstream { address, .. }
-    | DmaError::NoMemory { address, .. }) = error;
     Fault {
         code: FaultCode::Dma,
         write,
-        address,
+        address: error.address(),
     }
 }
 
