@@ -210,3 +210,86 @@ impl Engine {
 fn vector(channel: u8) -> u16 {
     u16::from(channel) + 1
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use peerbar_dma::{MemoryFile, Requester};
+    use peerbar_endpoint::Vectors;
+
+    use super::*;
+    use crate::memory::Memory;
+    use crate::registers::Registers;
+
+    const VRAM: u64 = 1 << 20;
+
+    /// An engine that has taken up channel 0, whose ring is at the start of VRAM.
+    fn engine() -> Engine {
+        let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
+        let doorbells = Arc::new(Doorbells::new(0x1_0000).unwrap());
+        let registers = Registers::new((VRAM, VRAM), None, doorbells.clone());
+        let mailbox = Arc::new(Mailbox::new(registers));
+        let work = Work::new(Memory::new(vram, Arc::new(Requester::new())));
+        let vectors = Arc::new(Vectors::new(17));
+        let mut engine = Engine::new(mailbox, doorbells, vectors, work);
+        engine.mailbox.registers(|registers| {
+            for (offset, value) in [(0x1008, 1u32), (0x100c, 2), (0x1010, 1)] {
+                registers.write(offset, &value.to_le_bytes());
+            }
+        });
+        let Task::Registers(Request::Start(0, setup)) = engine.next_task(false) else {
+            panic!("no start")
+        };
+        engine.start(0, &setup);
+        engine
+    }
+
+    #[test]
+    fn a_ring_that_came_before_the_sleep_is_found_without_a_kick() {
+        let engine = engine();
+        engine.doorbells.write(0x8000, &1u32.to_le_bytes());
+        std::thread::scope(|scope| {
+            let task = scope.spawn(|| engine.next_task(false));
+            let start = Instant::now();
+            while !task.is_finished() && start.elapsed() < Duration::from_secs(20) {
+                std::thread::yield_now();
+            }
+            engine.mailbox.stop();
+            assert_eq!(task.join().unwrap(), Task::Doorbells);
+        });
+    }
+
+    #[test]
+    fn the_engine_s_word_is_1_while_it_sleeps_and_0_while_it_looks() {
+        let engine = engine();
+        let word = || {
+            let mut word = [0; 4];
+            engine.doorbells.read(0x8004, &mut word);
+            u32::from_le_bytes(word)
+        };
+        assert_eq!(word(), 0);
+        std::thread::scope(|scope| {
+            let task = scope.spawn(|| engine.next_task(false));
+            while word() == 0 {
+                std::thread::yield_now();
+            }
+            engine.mailbox.kick();
+            assert_eq!(task.join().unwrap(), Task::Doorbells);
+        });
+        assert_eq!(word(), 0);
+    }
+
+    #[test]
+    fn a_turn_ends_with_nothing_left_and_the_ring_advanced() {
+        let mut engine = engine();
+        engine.doorbells.write(0x8000, &2u32.to_le_bytes());
+        assert!(engine.is_rung());
+        assert!(!engine.turn());
+        let mut head = [0; 4];
+        engine
+            .mailbox
+            .registers(|registers| registers.read(0x1018, &mut head));
+        assert_eq!(u32::from_le_bytes(head), 2, "two empty commands");
+    }
+}

@@ -110,6 +110,19 @@ fn an_empty_command_and_one_without_a_fence_complete() {
 }
 
 #[test]
+fn only_a_command_that_wants_an_interrupt_raises_one() {
+    let mut driver = Driver::new(Mode::Static);
+    driver.enable(0);
+    driver.put_bytes(0, &[0; 128]);
+    driver.ring_trapped(0, 1);
+    driver.wait_for_head(0, 1);
+    // The engine is done with the first command once it has taken another channel's.
+    driver.enable(1);
+    driver.run(1, &Command::default());
+    assert!(!driver.take_vector(1));
+}
+
+#[test]
 fn a_fence_may_lie_in_vram_and_its_value_comes_last() {
     let mut driver = Driver::new(Mode::Static);
     driver.enable(0);

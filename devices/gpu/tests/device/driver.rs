@@ -376,6 +376,16 @@ impl Driver {
         }
     }
 
+    /// Waits until a channel has taken so many entries.
+    #[track_caller]
+    pub(crate) fn wait_for_head(&mut self, channel: u8, head: u32) {
+        let start = Instant::now();
+        while self.head(channel) != head {
+            assert!(start.elapsed() < PATIENCE, "not {head} entries taken");
+            std::thread::yield_now();
+        }
+    }
+
     /// Waits until the device is ready.
     #[track_caller]
     pub(crate) fn wait_until_ready(&mut self) {
