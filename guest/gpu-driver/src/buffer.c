@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Buffers of any kind: references, commands under way, revocation, and the end. */
+#include <linux/slab.h>
+
+#include "gpu.h"
+
+/* Gives the memory back, once: either with the last reference or when the device leaves. */
+static void drop(struct pb_buffer *buffer)
+{
+	if (test_and_set_bit(0, &buffer->dropped))
+		return;
+	buffer->ops->drop(buffer);
+	if (atomic_dec_and_test(&buffer->gpu->holding))
+		wake_up_all(&buffer->gpu->left);
+}
+
+static void release(struct pb_buffer *buffer)
+{
+	struct pb_gpu *gpu = buffer->gpu;
+
+	drop(buffer);
+	mutex_lock(&gpu->buffers_lock);
+	list_del(&buffer->node);
+	mutex_unlock(&gpu->buffers_lock);
+	pb_pieces_clear(buffer);
+	kfree(buffer);
+	pb_gpu_put(gpu);
+}
+
+static void release_now(struct kref *refs)
+{
+	release(container_of(refs, struct pb_buffer, refs));
+}
+
+static void release_work(struct work_struct *work)
+{
+	release(container_of(work, struct pb_buffer, release));
+}
+
+static void release_later(struct kref *refs)
+{
+	struct pb_buffer *buffer = container_of(refs, struct pb_buffer, refs);
+
+	queue_work(pb_releases, &buffer->release);
+}
+
+/* Makes the buffer known; from here on its last reference calls ops->drop. */
+void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu, const struct pb_buffer_ops *ops, u32 space, u64 size)
+{
+	kref_init(&buffer->refs);
+	buffer->gpu = gpu;
+	buffer->ops = ops;
+	buffer->space = space;
+	buffer->size = size;
+	mutex_init(&buffer->lock);
+	init_waitqueue_head(&buffer->idle);
+	INIT_WORK(&buffer->release, release_work);
+	kref_get(&gpu->refs);
+	atomic_inc(&gpu->holding);
+	mutex_lock(&gpu->buffers_lock);
+	list_add_tail(&buffer->node, &gpu->buffers);
+	mutex_unlock(&gpu->buffers_lock);
+}
+
+void pb_buffer_put(struct pb_buffer *buffer)
+{
+	kref_put(&buffer->refs, release_now);
+}
+
+/* For whoever must not sleep on what the release sleeps on. */
+void pb_buffer_put_later(struct pb_buffer *buffer)
+{
+	kref_put(&buffer->refs, release_later);
+}
+
+/* A command is about to use the buffer. */
+int pb_buffer_begin(struct pb_buffer *buffer)
+{
+	if (READ_ONCE(buffer->revoked))
+		return -ENODEV;
+	if (buffer->ops->begin)
+		return buffer->ops->begin(buffer);
+	atomic_inc(&buffer->busy);
+	return 0;
+}
+
+void pb_buffer_end(struct pb_buffer *buffer)
+{
+	if (atomic_dec_and_test(&buffer->busy))
+		wake_up_all(&buffer->idle);
+}
+
+void pb_buffer_revoke(struct pb_buffer *buffer)
+{
+	bool again;
+
+	mutex_lock(&buffer->lock);
+	again = buffer->revoked;
+	WRITE_ONCE(buffer->revoked, true);
+	mutex_unlock(&buffer->lock);
+	if (!again && buffer->ops->revoke)
+		buffer->ops->revoke(buffer);
+}
+
+static struct pb_buffer *next_to_leave(struct pb_gpu *gpu)
+{
+	struct pb_buffer *buffer;
+
+	mutex_lock(&gpu->buffers_lock);
+	list_for_each_entry(buffer, &gpu->buffers, node) {
+		if (!test_bit(0, &buffer->dropped) && kref_get_unless_zero(&buffer->refs)) {
+			mutex_unlock(&gpu->buffers_lock);
+			return buffer;
+		}
+	}
+	mutex_unlock(&gpu->buffers_lock);
+	return NULL;
+}
+
+/* The device leaves: all buffers are taken away from whoever holds them. Nobody makes new ones. */
+void pb_buffers_leave(struct pb_gpu *gpu)
+{
+	struct pb_buffer *buffer;
+
+	while ((buffer = next_to_leave(gpu))) {
+		pb_buffer_revoke(buffer);
+		drop(buffer);
+		pb_buffer_put(buffer);
+	}
+	/* Those whose last reference went before may still be giving their memory back. */
+	wait_event(gpu->left, !atomic_read(&gpu->holding));
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * A channel: a ring of commands in coherent memory, a fence for each entry, and the jobs of the file that owns it.
+ *
+ * Jobs run in order. What the device has of a job can be taken back (the channel is stopped, the job rewound), since
+ * every part that was done has written its fence; so an error of one job, or a reset of the device, costs the others
+ * nothing.
+ */
+#include <linux/bitfield.h>
+#include <linux/dma-mapping.h>
+#include <linux/iopoll.h>
+#include <linux/slab.h>
+
+#include "gpu.h"
+
+#define RING_BYTES	(PB_RING_ENTRIES * sizeof(struct pb_command))
+#define FENCES_BYTES	(PB_RING_ENTRIES * sizeof(struct pb_fence))
+
+/* An interrupt at least every so many entries, so that the ring is refilled before it is empty. */
+#define INTERRUPT_EVERY	64
+
+/* The longest command is of 1 GiB. */
+#define STOP_TIMEOUT_US	(30 * USEC_PER_SEC)
+
+static void __iomem *regs_of(struct pb_channel *channel)
+{
+	return channel->gpu->regs + PB_CHANNEL(channel->index);
+}
+
+static struct pb_job *first_job(struct pb_channel *channel)
+{
+	return list_first_entry_or_null(&channel->jobs, struct pb_job, node);
+}
+
+/* ---- the device's side ---- */
+
+static void start(struct pb_channel *channel)
+{
+	void __iomem *regs = regs_of(channel);
+
+	channel->head = 0;
+	channel->tail = 0;
+	lo_hi_writeq(channel->ring_address, regs + PB_CH_RING_ADDRESS);
+	writel(PB_RING_SPACE_BUS, regs + PB_CH_RING_SPACE);
+	writel(PB_RING_ENTRIES, regs + PB_CH_RING_ENTRIES);
+	writel(PB_CH_ENABLE, regs + PB_CH_CONTROL);
+}
+
+/* Returns once the device has done its last access for this channel. */
+static int stop(struct pb_channel *channel)
+{
+	void __iomem *regs = regs_of(channel);
+	u32 status;
+	int error;
+
+	writel(0, regs + PB_CH_CONTROL);
+	error = readl_poll_timeout(regs + PB_CH_STATUS, status,
+				   status == PB_ALL_ONES ||
+				   (FIELD_GET(PB_CH_STATE, status) == PB_CH_OFF && !(status & PB_CH_STOPPING)),
+				   20, STOP_TIMEOUT_US);
+	if (error) {
+		channel->broken = true;
+		pci_err(channel->gpu->pdev, "channel %u does not stop: its memory is kept from further use\n",
+			channel->index);
+	}
+	return error;
+}
+
+static void ring_doorbell(struct pb_channel *channel)
+{
+	void __iomem *regs = channel->gpu->regs;
+
+	writel(channel->tail, regs + PB_DOORBELL(channel->index));
+	/* The device says that it sleeps and then looks at the doorbells: one of us sees the other. */
+	mb();
+	if (readl(regs + PB_DOORBELL_ASLEEP(channel->index)))
+		writel(1, regs + PB_REG_KICK);
+}
+
+/* ---- jobs to entries ---- */
+
+static void put_entry(struct pb_channel *channel, struct pb_job *job)
+{
+	u32 place = channel->tail % PB_RING_ENTRIES;
+	struct pb_command *command = &channel->ring[place];
+	struct pb_slot *slot = &channel->slots[place];
+
+	slot->job = job;
+	slot->units = pb_job_send(job, command);
+	slot->value = channel->next_value++;
+	slot->last = pb_job_is_sent(job);
+	command->fence = cpu_to_le64(channel->fences_address + place * sizeof(struct pb_fence));
+	command->fence_value = cpu_to_le64(slot->value);
+	command->flags = PB_FLAG_FENCE;
+	if (slot->last || place % INTERRUPT_EVERY == INTERRUPT_EVERY - 1)
+		command->flags |= PB_FLAG_INTERRUPT;
+	channel->tail++;
+}
+
+static void fill_ring(struct pb_channel *channel)
+{
+	u32 before = channel->tail;
+	struct pb_job *job;
+
+	if (channel->paused || channel->broken)
+		return;
+	list_for_each_entry(job, &channel->jobs, node) {
+		while (!pb_job_is_sent(job) && channel->tail - channel->head < PB_RING_ENTRIES)
+			put_entry(channel, job);
+		if (!pb_job_is_sent(job))
+			break;
+	}
+	if (channel->tail != before)
+		ring_doorbell(channel);
+}
+
+/* ---- entries to results ---- */
+
+static void finish(struct pb_channel *channel, struct pb_job *job, u32 error)
+{
+	list_del(&job->node);
+	pb_file_completed(channel->owner, error ? 0 : job->result, error);
+	pb_job_free(job);
+}
+
+static bool take_fences(struct pb_channel *channel)
+{
+	u32 before = channel->head;
+
+	while (channel->head != channel->tail) {
+		u32 place = channel->head % PB_RING_ENTRIES;
+		struct pb_slot *slot = &channel->slots[place];
+		struct pb_fence *fence = &channel->fences[place];
+
+		if (le64_to_cpu(READ_ONCE(fence->value)) != slot->value)
+			break;
+		/* The result was written before the value. */
+		dma_rmb();
+		pb_job_done(slot->job, slot->units, le64_to_cpu(READ_ONCE(fence->result)));
+		if (slot->last)
+			finish(channel, slot->job, 0);
+		channel->head++;
+	}
+	return channel->head != before;
+}
+
+static void rewind_jobs(struct pb_channel *channel)
+{
+	struct pb_job *job;
+
+	list_for_each_entry(job, &channel->jobs, node)
+		pb_job_rewind(job);
+}
+
+/* The entry at the head has failed, and with it its job; the others go on. */
+static void take_error(struct pb_channel *channel, u32 code)
+{
+	struct pb_job *job = channel->slots[channel->head % PB_RING_ENTRIES].job;
+
+	if (stop(channel))
+		return;
+	finish(channel, job, code);
+	rewind_jobs(channel);
+	start(channel);
+}
+
+static bool take_status(struct pb_channel *channel)
+{
+	u32 status;
+
+	if (channel->head == channel->tail)
+		return false;
+	status = readl(regs_of(channel) + PB_CH_STATUS);
+	if (status == PB_ALL_ONES || FIELD_GET(PB_CH_STATE, status) != PB_CH_ERROR)
+		return false;
+	/* What was done before the error may not have been seen yet. */
+	take_fences(channel);
+	take_error(channel, FIELD_GET(PB_CH_ERROR_CODE, status));
+	return true;
+}
+
+/* Looks for what the device has done. Returns whether jobs are left. */
+bool pb_channel_progress(struct pb_channel *channel)
+{
+	bool left;
+
+	mutex_lock(&channel->lock);
+	if (channel->owner && !channel->paused && !channel->broken) {
+		take_fences(channel);
+		take_status(channel);
+		fill_ring(channel);
+	}
+	left = !list_empty(&channel->jobs);
+	mutex_unlock(&channel->lock);
+	return left;
+}
+
+void pb_channel_queue(struct pb_channel *channel, struct pb_job *job)
+{
+	mutex_lock(&channel->lock);
+	list_add_tail(&job->node, &channel->jobs);
+	fill_ring(channel);
+	mutex_unlock(&channel->lock);
+}
+
+/* ---- reset ---- */
+
+/* The device is about to forget everything: takes back what it has not done. */
+void pb_channel_pause(struct pb_channel *channel)
+{
+	mutex_lock(&channel->lock);
+	if (channel->owner && !channel->broken && !stop(channel)) {
+		take_fences(channel);
+		rewind_jobs(channel);
+	}
+	channel->paused = true;
+	mutex_unlock(&channel->lock);
+}
+
+void pb_channel_resume(struct pb_channel *channel)
+{
+	mutex_lock(&channel->lock);
+	channel->paused = false;
+	if (channel->owner && !channel->broken) {
+		start(channel);
+		fill_ring(channel);
+	}
+	mutex_unlock(&channel->lock);
+}
+
+/* ---- owners ---- */
+
+static void free_memory(struct pb_channel *channel)
+{
+	struct device *dev = &channel->gpu->pdev->dev;
+
+	if (channel->ring)
+		dma_free_coherent(dev, RING_BYTES, channel->ring, channel->ring_address);
+	if (channel->fences)
+		dma_free_coherent(dev, FENCES_BYTES, channel->fences, channel->fences_address);
+	kvfree(channel->slots);
+	channel->ring = NULL;
+	channel->fences = NULL;
+	channel->slots = NULL;
+}
+
+static int alloc_memory(struct pb_channel *channel)
+{
+	struct device *dev = &channel->gpu->pdev->dev;
+
+	channel->ring = dma_alloc_coherent(dev, RING_BYTES, &channel->ring_address, GFP_KERNEL);
+	channel->fences = dma_alloc_coherent(dev, FENCES_BYTES, &channel->fences_address, GFP_KERNEL);
+	channel->slots = kvcalloc(PB_RING_ENTRIES, sizeof(*channel->slots), GFP_KERNEL);
+	if (channel->ring && channel->fences && channel->slots)
+		return 0;
+	free_memory(channel);
+	return -ENOMEM;
+}
+
+void pb_channel_init(struct pb_gpu *gpu, unsigned int index)
+{
+	struct pb_channel *channel = &gpu->channels[index];
+
+	channel->gpu = gpu;
+	channel->index = index;
+	/* Fences start as 0. */
+	channel->next_value = 1;
+	mutex_init(&channel->lock);
+	INIT_LIST_HEAD(&channel->jobs);
+}
+
+static struct pb_channel *find_free(struct pb_gpu *gpu)
+{
+	unsigned int i;
+
+	for (i = 0; i < PB_CHANNELS; i++) {
+		if (!gpu->channels[i].owner && !gpu->channels[i].broken)
+			return &gpu->channels[i];
+	}
+	return NULL;
+}
+
+/* A channel for the file's own use; EBUSY if as many files as there are channels have one. */
+struct pb_channel *pb_channel_open(struct pb_gpu *gpu, struct pb_file *owner)
+{
+	struct pb_channel *channel;
+	int error;
+
+	mutex_lock(&gpu->channels_lock);
+	channel = find_free(gpu);
+	error = channel ? alloc_memory(channel) : -EBUSY;
+	if (!error) {
+		mutex_lock(&channel->lock);
+		channel->owner = owner;
+		start(channel);
+		mutex_unlock(&channel->lock);
+	}
+	mutex_unlock(&gpu->channels_lock);
+	return error ? ERR_PTR(error) : channel;
+}
+
+/* Ends the command in progress and forgets the others. A channel that does not stop keeps all that it may still use. */
+void pb_channel_close(struct pb_channel *channel)
+{
+	struct pb_job *job;
+
+	mutex_lock(&channel->gpu->channels_lock);
+	mutex_lock(&channel->lock);
+	if (!channel->broken && !stop(channel)) {
+		while ((job = first_job(channel))) {
+			list_del(&job->node);
+			pb_job_free(job);
+		}
+		free_memory(channel);
+	}
+	channel->owner = NULL;
+	mutex_unlock(&channel->lock);
+	mutex_unlock(&channel->gpu->channels_lock);
+}
+
+void pb_channel_wake_owner(struct pb_channel *channel)
+{
+	mutex_lock(&channel->lock);
+	if (channel->owner)
+		wake_up_all(&channel->owner->wait);
+	mutex_unlock(&channel->lock);
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Buffers in VRAM as dma-bufs. Only importers that can reach peer memory and can be told that it goes away may attach:
+ * a buffer can be revoked at any time, and after that nobody's device uses it.
+ */
+#include <linux/dma-resv.h>
+#include <linux/pci-p2pdma.h>
+#include <linux/slab.h>
+
+#ifdef PB_HAS_PHYS_VEC_TO_SGT
+#include <linux/dma-buf-mapping.h>
+#endif
+
+#include "gpu.h"
+#include "older_kernels.h"
+
+struct pb_export {
+	struct dma_buf *dmabuf;
+	struct pb_buffer *buffer;
+	struct list_head node;	/* in pb_vram.exports */
+	bool revoked;		/* under the dma_resv */
+};
+
+static int export_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attachment)
+{
+	struct pb_export *export = dmabuf->priv;
+
+	if (READ_ONCE(export->revoked))
+		return -ENODEV;
+	if (!attachment->peer2peer || !dma_buf_attach_revocable(attachment))
+		return -EOPNOTSUPP;
+	return 0;
+}
+
+#ifdef PB_HAS_PHYS_VEC_TO_SGT
+static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb_buffer *buffer,
+				enum dma_data_direction direction)
+{
+	struct pci_dev *pdev = buffer->gpu->pdev;
+	struct phys_vec range = {
+		.paddr = pci_resource_start(pdev, PB_BAR_APERTURE) + buffer->vram.aperture,
+		.len = buffer->size,
+	};
+
+	/* One range for each buffer: of several, a translating IOMMU would see only the first. */
+	return dma_buf_phys_vec_to_sgt(attachment, pcim_p2pdma_provider(pdev, PB_BAR_APERTURE), &range, 1,
+				       buffer->size, direction);
+}
+
+static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sgt, enum dma_data_direction direction)
+{
+	dma_buf_free_sgt(attachment, sgt, direction);
+}
+#else
+static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb_buffer *buffer,
+				enum dma_data_direction direction)
+{
+	struct sg_table *sgt;
+	int error;
+
+	/* Without pages (window mode) these kernels have no way. */
+	if (!buffer->vram.pages)
+		return ERR_PTR(-EOPNOTSUPP);
+	sgt = kzalloc(sizeof(*sgt), GFP_KERNEL);
+	if (!sgt)
+		return ERR_PTR(-ENOMEM);
+	error = sg_alloc_table(sgt, 1, GFP_KERNEL);
+	if (error)
+		goto free_sgt;
+	sg_set_page(sgt->sgl, virt_to_page(buffer->vram.pages), buffer->size, 0);
+	error = dma_map_sgtable(attachment->dev, sgt, direction, DMA_ATTR_SKIP_CPU_SYNC);
+	if (!error)
+		return sgt;
+	sg_free_table(sgt);
+free_sgt:
+	kfree(sgt);
+	return ERR_PTR(error);
+}
+
+static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sgt, enum dma_data_direction direction)
+{
+	dma_unmap_sgtable(attachment->dev, sgt, direction, DMA_ATTR_SKIP_CPU_SYNC);
+	sg_free_table(sgt);
+	kfree(sgt);
+}
+#endif
+
+static struct sg_table *export_map(struct dma_buf_attachment *attachment, enum dma_data_direction direction)
+{
+	struct pb_export *export = attachment->dmabuf->priv;
+	struct sg_table *sgt;
+
+	dma_resv_assert_held(attachment->dmabuf->resv);
+	if (export->revoked)
+		return ERR_PTR(-ENODEV);
+	sgt = map_for(attachment, export->buffer, direction);
+	if (!IS_ERR(sgt))
+		atomic_inc(&export->buffer->vram.mapped);
+	return sgt;
+}
+
+static void export_unmap(struct dma_buf_attachment *attachment, struct sg_table *sgt,
+			 enum dma_data_direction direction)
+{
+	struct pb_export *export = attachment->dmabuf->priv;
+
+	unmap_for(attachment, sgt, direction);
+	if (atomic_dec_and_test(&export->buffer->vram.mapped))
+		wake_up_all(&export->buffer->idle);
+}
+
+#ifndef PB_HAS_INVALIDATE_MAPPINGS
+/* VRAM does not move; these kernels take an exporter without this for one that cannot revoke. */
+static int export_pin(struct dma_buf_attachment *attachment)
+{
+	return 0;
+}
+
+static void export_unpin(struct dma_buf_attachment *attachment)
+{
+}
+#endif
+
+static void export_release(struct dma_buf *dmabuf)
+{
+	struct pb_export *export = dmabuf->priv;
+	struct pb_buffer *buffer = export->buffer;
+
+	mutex_lock(&buffer->vram.exports_lock);
+	list_del(&export->node);
+	mutex_unlock(&buffer->vram.exports_lock);
+	kfree(export);
+	pb_buffer_put(buffer);
+}
+
+static const struct dma_buf_ops export_ops = {
+	.attach = export_attach,
+#ifndef PB_HAS_INVALIDATE_MAPPINGS
+	.pin = export_pin,
+	.unpin = export_unpin,
+#endif
+	.map_dma_buf = export_map,
+	.unmap_dma_buf = export_unmap,
+	.release = export_release,
+};
+
+/* Makes a dma-buf of the buffer, which it keeps. A revoke from now on finds it in the list. */
+static struct dma_buf *make(struct pb_buffer *buffer)
+{
+	DEFINE_DMA_BUF_EXPORT_INFO(info);
+	struct pb_export *export = kzalloc(sizeof(*export), GFP_KERNEL_ACCOUNT);
+	struct dma_buf *dmabuf;
+
+	if (!export)
+		return ERR_PTR(-ENOMEM);
+	export->buffer = buffer;
+	info.ops = &export_ops;
+	info.size = buffer->size;
+	info.flags = O_RDWR | O_CLOEXEC;
+	info.priv = export;
+	mutex_lock(&buffer->vram.exports_lock);
+	dmabuf = READ_ONCE(buffer->revoked) ? ERR_PTR(-ENODEV) : dma_buf_export(&info);
+	if (IS_ERR(dmabuf)) {
+		kfree(export);
+	} else {
+		export->dmabuf = dmabuf;
+		list_add_tail(&export->node, &buffer->vram.exports);
+		kref_get(&buffer->refs);
+	}
+	mutex_unlock(&buffer->vram.exports_lock);
+	return dmabuf;
+}
+
+/* Returns the descriptor. */
+int pb_export(struct pb_buffer *buffer)
+{
+	struct dma_buf *dmabuf;
+	int fd;
+
+	if (buffer->space != PEERBAR_GPU_SPACE_VRAM)
+		return -EINVAL;
+	fd = pb_vram_show(buffer);
+	if (fd)
+		return fd;
+	dmabuf = make(buffer);
+	if (IS_ERR(dmabuf))
+		return PTR_ERR(dmabuf);
+	fd = dma_buf_fd(dmabuf, O_CLOEXEC);
+	if (fd < 0)
+		dma_buf_put(dmabuf);
+	return fd;
+}
+
+static void revoke(struct pb_export *export)
+{
+	struct dma_resv *resv = export->dmabuf->resv;
+
+	dma_resv_lock(resv, NULL);
+	export->revoked = true;
+	dma_buf_invalidate_mappings(export->dmabuf);
+	/* What importers had already begun. */
+	dma_resv_wait_timeout(resv, DMA_RESV_USAGE_BOOKKEEP, false, MAX_SCHEDULE_TIMEOUT);
+	dma_resv_unlock(resv);
+}
+
+void pb_exports_revoke(struct pb_buffer *buffer)
+{
+	struct pb_export *export;
+
+	mutex_lock(&buffer->vram.exports_lock);
+	list_for_each_entry(export, &buffer->vram.exports, node) {
+		/* One that is being released has no importers left. */
+		if (!get_file_active(&export->dmabuf->file))
+			continue;
+		revoke(export);
+		fput(export->dmabuf->file);
+	}
+	mutex_unlock(&buffer->vram.exports_lock);
+}

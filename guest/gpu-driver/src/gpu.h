@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The driver's structures, and what its files offer each other.
+ *
+ * Locks, outer before inner:
+ *   pb_gpu.alive > pb_file.lock > dma_resv of an imported dma-buf > pb_channel.lock > pb_file.results_lock
+ *   mmap_lock > pb_buffer.lock
+ *   pb_vram.exports_lock > dma_resv of an exported dma-buf
+ * pb_gpu.alive is never taken with mmap_lock held, since ioctls touch user memory with it held.
+ */
+#ifndef PEERBAR_GPU_GPU_H
+#define PEERBAR_GPU_GPU_H
+
+#include <linux/atomic.h>
+#include <linux/eventfd.h>
+#include <linux/fs.h>
+#include <linux/genalloc.h>
+#include <linux/io-64-nonatomic-lo-hi.h>
+#include <linux/io.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/miscdevice.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/rwsem.h>
+#include <linux/scatterlist.h>
+#include <linux/spinlock.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
+
+#include <peerbar_gpu.h>
+
+#include "regs.h"
+
+struct pb_buffer;
+struct pb_file;
+struct pb_gpu;
+struct pb_job;
+
+/* Commands that a file may have under way; results are remembered for as many. */
+#define PB_JOBS_MAX 1024
+
+/* ---- buffers ---- */
+
+/* Bytes at consecutive addresses, as the GPU sees them. */
+struct pb_piece {
+	u64 offset;	/* in the buffer */
+	u64 address;	/* offset in VRAM, or bus address or IOVA */
+	u64 length;
+};
+
+struct pb_buffer_ops {
+	/* Makes sure that the GPU may use the buffer; called before busy is raised. NULL if it always may. */
+	int (*begin)(struct pb_buffer *buffer);
+	/* Tells all holders. NULL if there are none to tell. */
+	void (*revoke)(struct pb_buffer *buffer);
+	/* Gives the memory back; called once. */
+	void (*drop)(struct pb_buffer *buffer);
+};
+
+/* Memory in the aperture of the GPU. */
+struct pb_vram {
+	u64 offset;		/* in VRAM */
+	u64 aperture;		/* in BAR 2, PB_NOT_SHOWN if no page of a window shows it */
+	void *pages;		/* the kernel's address of its pages, NULL in window mode */
+	struct mutex exports_lock;
+	struct list_head exports;
+	atomic_t mapped;	/* mappings of importers */
+	struct list_head pins;	/* under pin.c's lock */
+	atomic_t persistent;	/* of the pins, those without a callback */
+};
+
+#define PB_NOT_SHOWN U64_MAX
+
+/* Memory of a program. */
+struct pb_host {
+	struct page **pages;
+	unsigned long npages;
+	struct sg_table sgt;
+	struct mm_struct *mm;	/* whose locked memory counts the pages, NULL for a peer's memory */
+};
+
+/* Memory behind a dma-buf of somebody. */
+struct pb_import {
+	struct dma_buf_attachment *attachment;
+	struct sg_table *sgt;	/* NULL while not mapped; under the dma-buf's dma_resv */
+};
+
+struct pb_buffer {
+	struct kref refs;
+	struct pb_gpu *gpu;
+	const struct pb_buffer_ops *ops;
+	struct list_head node;		/* in pb_gpu.buffers */
+	struct work_struct release;
+	u32 space;			/* enum peerbar_gpu_space */
+	u64 size;
+	struct mutex lock;		/* revoked against new mappings */
+	bool revoked;
+	unsigned long dropped;		/* bit 0 */
+	atomic_t busy;			/* commands under way that use it */
+	wait_queue_head_t idle;		/* busy or a holder's count has gone down */
+	struct pb_piece *pieces;
+	unsigned int npieces;
+	union {
+		struct pb_vram vram;
+		struct pb_host host;
+		struct pb_import import;
+	};
+};
+
+/* ---- channels ---- */
+
+#define PB_RING_ENTRIES 512
+
+struct pb_slot {
+	struct pb_job *job;
+	u64 units;
+	u64 value;	/* the fence's */
+	bool last;	/* of its job */
+};
+
+struct pb_channel {
+	struct pb_gpu *gpu;
+	unsigned int index;
+	struct mutex lock;
+	struct pb_file *owner;
+	bool paused;	/* takes jobs, does not run them */
+	bool broken;	/* did not stop: its memory is never given back */
+	struct pb_command *ring;
+	dma_addr_t ring_address;
+	struct pb_fence *fences;
+	dma_addr_t fences_address;
+	struct pb_slot *slots;
+	u32 head;	/* entries that are done, since the enable */
+	u32 tail;	/* entries put */
+	u64 next_value;
+	struct list_head jobs;
+};
+
+/* ---- device and files ---- */
+
+struct pb_gpu {
+	struct kref refs;
+	struct pci_dev *pdev;
+	struct miscdevice misc;
+	int number;
+	void __iomem *regs;
+	u64 vram_size;
+	u64 aperture_size;
+	bool window;
+	struct rw_semaphore alive;	/* read: an ioctl; write: the device leaves or is being reset */
+	bool gone;			/* takes no more requests */
+	bool removed;			/* its channels are closed, or about to be */
+	struct inode *inode;		/* whose address_space all mappings are in; set by the first open */
+	struct mutex buffers_lock;
+	struct list_head buffers;
+	atomic_t holding;		/* buffers that have not given their memory back */
+	wait_queue_head_t left;
+	struct delayed_work watch;
+	struct mutex window_lock;	/* the two registers of the window */
+	struct gen_pool *vram_pool;	/* window mode only */
+	struct gen_pool *window_pool;	/* window mode only */
+	struct mutex channels_lock;	/* who owns which */
+	struct pb_channel channels[PB_CHANNELS];
+};
+
+struct pb_result {
+	u64 result;
+	u32 error;
+};
+
+struct pb_file {
+	struct pb_gpu *gpu;
+	struct mutex lock;		/* order of submits, the channel */
+	struct xarray buffers;
+	struct pb_channel *channel;	/* NULL before the first submit and once the device is gone */
+	u64 submitted;
+	spinlock_t results_lock;
+	u64 completed;
+	u64 seen;			/* the newest fence that somebody waited for */
+	struct pb_result *results;	/* by fence modulo PB_JOBS_MAX */
+	struct eventfd_ctx *eventfd;
+	wait_queue_head_t wait;
+};
+
+/* pci.c */
+extern struct workqueue_struct *pb_releases;
+void pb_gpu_put(struct pb_gpu *gpu);
+
+/* file.c */
+extern const struct file_operations pb_file_operations;
+struct pb_buffer *pb_file_buffer(struct pb_file *file, u32 handle);
+
+/* wait.c */
+void pb_file_completed(struct pb_file *file, u64 result, u32 error);
+int pb_file_wait(struct pb_file *file, struct peerbar_gpu_wait *wait);
+int pb_file_eventfd(struct pb_file *file, int fd);
+__poll_t pb_file_poll(struct file *filp, struct poll_table_struct *table);
+
+/* buffer.c */
+void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu, const struct pb_buffer_ops *ops, u32 space, u64 size);
+void pb_buffer_put(struct pb_buffer *buffer);
+void pb_buffer_put_later(struct pb_buffer *buffer);
+int pb_buffer_begin(struct pb_buffer *buffer);
+void pb_buffer_end(struct pb_buffer *buffer);
+void pb_buffer_revoke(struct pb_buffer *buffer);
+void pb_buffers_leave(struct pb_gpu *gpu);
+
+/* pieces.c */
+int pb_pieces_of(struct pb_buffer *buffer, struct sg_table *sgt);
+void pb_pieces_clear(struct pb_buffer *buffer);
+u64 pb_piece_at(const struct pb_buffer *buffer, u64 offset, u64 *address);
+
+/* vram.c */
+struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size);
+int pb_vram_show(struct pb_buffer *buffer);
+u64 pb_vram_bus_address(const struct pb_buffer *buffer);
+int pb_vram_mmap(struct pb_buffer *buffer, struct vm_area_struct *vma);
+
+/* window.c */
+int pb_window_init(struct pb_gpu *gpu);
+void pb_window_exit(struct pb_gpu *gpu);
+int pb_window_alloc_vram(struct pb_gpu *gpu, u64 size, u64 *offset);
+void pb_window_free_vram(struct pb_gpu *gpu, u64 offset, u64 size);
+int pb_window_map(struct pb_gpu *gpu, u64 vram, u64 size, u64 *aperture);
+void pb_window_unmap(struct pb_gpu *gpu, u64 aperture, u64 size);
+void pb_window_restore(struct pb_gpu *gpu);
+
+/* host.c */
+struct pb_buffer *pb_host_create(struct pb_gpu *gpu, u64 address, u64 size);
+
+/* import.c */
+struct pb_buffer *pb_import_create(struct pb_gpu *gpu, int fd);
+
+/* export.c */
+int pb_export(struct pb_buffer *buffer);
+void pb_exports_revoke(struct pb_buffer *buffer);
+
+/* pin.c */
+void pb_pins_revoke(struct pb_buffer *buffer);
+
+/* channel.c */
+void pb_channel_init(struct pb_gpu *gpu, unsigned int index);
+struct pb_channel *pb_channel_open(struct pb_gpu *gpu, struct pb_file *owner);
+void pb_channel_close(struct pb_channel *channel);
+void pb_channel_queue(struct pb_channel *channel, struct pb_job *job);
+bool pb_channel_progress(struct pb_channel *channel);
+void pb_channel_pause(struct pb_channel *channel);
+void pb_channel_resume(struct pb_channel *channel);
+void pb_channel_wake_owner(struct pb_channel *channel);
+
+/* Splits what a program asked for into what the device takes. */
+struct pb_operation;
+
+struct pb_job {
+	struct list_head node;			/* in pb_channel.jobs */
+	const struct pb_operation *operation;
+	struct peerbar_gpu_submit request;
+	struct pb_buffer *buffers[PB_OPERANDS];	/* NULL where the operand is a number */
+	u64 units;				/* to do */
+	u64 sent;				/* of them, given to the device */
+	u64 done;				/* of them, done by the device */
+	bool started;				/* some command was given to the device */
+	u64 result;
+};
+
+/* job.c */
+struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_submit *request);
+void pb_job_free(struct pb_job *job);
+bool pb_job_is_sent(const struct pb_job *job);
+u64 pb_job_send(struct pb_job *job, struct pb_command *command);
+void pb_job_done(struct pb_job *job, u64 units, u64 result);
+void pb_job_rewind(struct pb_job *job);
+
+/* operation.c: how the operands of an operation go along with each other when it is done in parts. */
+#define PB_STREAMS_MAX 3
+
+enum pb_results {
+	PB_RESULT_LAST,			/* there is one part */
+	PB_RESULT_SUM,
+	PB_RESULT_FIRST_DIFFERENCE,	/* an offset; the length of the part if there is none */
+};
+
+struct pb_stream {
+	u8 operand;
+	u8 unit;	/* bytes of each unit that the operation counts */
+};
+
+struct pb_operation {
+	u8 opcode;
+	u8 kernel;
+	u8 nstreams;			/* 0: cannot be done in parts */
+	struct pb_stream streams[PB_STREAMS_MAX];
+	u8 count;			/* the operand with the number of units */
+	u16 fixed;			/* operands that every part has whole */
+	u16 fixed_length;		/* their least length */
+	u16 pattern;			/* an operand of 8 bytes that starts anew with every part */
+	enum pb_results results;
+};
+
+const struct pb_operation *pb_operation_of(u32 opcode, u32 kernel);
+
+#endif

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * One command of a program: checked against its buffers, which it keeps, and given to the device in as many parts as
+ * its memory has pieces.
+ */
+#include <linux/bitops.h>
+#include <linux/overflow.h>
+#include <linux/slab.h>
+
+#include "gpu.h"
+
+static u64 units_of(const struct peerbar_gpu_submit *request, const struct pb_operation *operation)
+{
+	u64 units, threads;
+
+	if (!operation->nstreams)
+		return 1;
+	units = request->operand[operation->count].offset;
+	if (request->opcode != PB_OP_LAUNCH)
+		return units;
+	/* Threads beyond the units do nothing, and units beyond the threads are not touched. */
+	if (check_mul_overflow(request->operand[PB_OPERAND_GRID].offset,
+			       request->operand[PB_OPERAND_BLOCK].offset, &threads))
+		return units;
+	return min(units, threads);
+}
+
+/* What the operation is known to need of an operand; 0 if it is not known. */
+static u64 bytes_needed(const struct pb_job *job, unsigned int operand, unsigned int *unit)
+{
+	const struct pb_operation *operation = job->operation;
+	unsigned int i;
+
+	*unit = 0;
+	for (i = 0; i < operation->nstreams; i++) {
+		if (operation->streams[i].operand == operand) {
+			*unit = operation->streams[i].unit;
+			return size_mul(job->units, *unit);
+		}
+	}
+	return operation->fixed & BIT(operand) ? operation->fixed_length : 0;
+}
+
+static int check_operand(const struct pb_job *job, unsigned int operand)
+{
+	const struct peerbar_gpu_operand *at = &job->request.operand[operand];
+	const struct pb_buffer *buffer = job->buffers[operand];
+	unsigned int unit;
+	u64 bytes = max(bytes_needed(job, operand, &unit), job->request.length[operand]);
+	u64 end, address;
+
+	if (check_add_overflow(at->offset, bytes, &end) || end > buffer->size)
+		return -ERANGE;
+	if (!bytes)
+		return 0;
+	/* An operand that goes along in units is split between them, which takes that no unit lies in two pieces. */
+	if (unit)
+		return buffer->npieces > 1 && at->offset % unit ? -EINVAL : 0;
+	return pb_piece_at(buffer, at->offset, &address) < bytes ? -EOPNOTSUPP : 0;
+}
+
+/* Takes the buffer of an operand for the time of the job. */
+static int take_operand(struct pb_job *job, struct pb_file *file, unsigned int operand)
+{
+	const struct peerbar_gpu_operand *at = &job->request.operand[operand];
+	struct pb_buffer *buffer = pb_file_buffer(file, at->handle);
+	int error;
+
+	if (!buffer)
+		return -ENOENT;
+	error = buffer->space == at->space ? pb_buffer_begin(buffer) : -EINVAL;
+	if (error) {
+		pb_buffer_put(buffer);
+		return error;
+	}
+	job->buffers[operand] = buffer;
+	return check_operand(job, operand);
+}
+
+static int check_mask(const struct pb_operation *operation, u32 mask)
+{
+	u32 needed = operation->fixed;
+	unsigned int i;
+
+	for (i = 0; i < operation->nstreams; i++)
+		needed |= BIT(operation->streams[i].operand);
+	if (mask >= BIT(PB_OPERANDS) || (mask & needed) != needed)
+		return -EINVAL;
+	return operation->nstreams && mask & BIT(operation->count) ? -EINVAL : 0;
+}
+
+struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_submit *request)
+{
+	const struct pb_operation *operation = pb_operation_of(request->opcode, request->kernel);
+	unsigned long mask = request->address_mask;
+	struct pb_job *job;
+	unsigned int i;
+	int error;
+
+	error = check_mask(operation, request->address_mask);
+	if (error || request->opcode > U8_MAX)
+		return ERR_PTR(-EINVAL);
+	job = kzalloc(sizeof(*job), GFP_KERNEL_ACCOUNT);
+	if (!job)
+		return ERR_PTR(-ENOMEM);
+	job->operation = operation;
+	job->request = *request;
+	job->units = units_of(request, operation);
+	if (operation->results == PB_RESULT_FIRST_DIFFERENCE)
+		job->result = job->units;
+	for_each_set_bit(i, &mask, PB_OPERANDS) {
+		error = take_operand(job, file, i);
+		if (error) {
+			pb_job_free(job);
+			return ERR_PTR(error);
+		}
+	}
+	return job;
+}
+
+/* May be called where a dma_resv must not be taken, so buffers go later. */
+void pb_job_free(struct pb_job *job)
+{
+	unsigned int i;
+
+	for (i = 0; i < PB_OPERANDS; i++) {
+		if (job->buffers[i]) {
+			pb_buffer_end(job->buffers[i]);
+			pb_buffer_put_later(job->buffers[i]);
+		}
+	}
+	kfree(job);
+}
+
+bool pb_job_is_sent(const struct pb_job *job)
+{
+	return job->started && job->sent == job->units;
+}
+
+/* How many of the units that are left lie at consecutive addresses in all operands. */
+static u64 units_of_part(const struct pb_job *job)
+{
+	const struct pb_operation *operation = job->operation;
+	u64 units = job->units - job->sent;
+	unsigned int i;
+
+	for (i = 0; i < operation->nstreams && units; i++) {
+		const struct pb_stream *stream = &operation->streams[i];
+		u64 offset = job->request.operand[stream->operand].offset + job->sent * stream->unit;
+		u64 address;
+
+		units = min(units, div_u64(pb_piece_at(job->buffers[stream->operand], offset, &address),
+					   stream->unit));
+	}
+	return units;
+}
+
+static u64 operand_of_part(const struct pb_job *job, unsigned int operand)
+{
+	const struct pb_operation *operation = job->operation;
+	u64 value = job->request.operand[operand].offset;
+	unsigned int i;
+	u64 address;
+
+	if (!job->buffers[operand])
+		return operation->pattern & BIT(operand) ? ror64(value, 8 * (job->sent % 8)) : value;
+	for (i = 0; i < operation->nstreams; i++) {
+		if (operation->streams[i].operand == operand)
+			value += job->sent * operation->streams[i].unit;
+	}
+	pb_piece_at(job->buffers[operand], value, &address);
+	return address;
+}
+
+/* Writes the next part; the caller adds fence and flags. Returns how many units it is of. */
+u64 pb_job_send(struct pb_job *job, struct pb_command *command)
+{
+	u64 units = units_of_part(job);
+	u16 spaces = 0;
+	unsigned int i;
+
+	command->opcode = job->request.opcode;
+	command->kernel = cpu_to_le32(job->request.kernel);
+	for (i = 0; i < PB_OPERANDS; i++) {
+		command->operand[i] = cpu_to_le64(operand_of_part(job, i));
+		if (job->buffers[i] && job->buffers[i]->space == PEERBAR_GPU_SPACE_VRAM)
+			spaces |= BIT(i);
+	}
+	if (job->operation->nstreams)
+		command->operand[job->operation->count] = cpu_to_le64(units);
+	command->spaces = cpu_to_le16(spaces);
+	job->started = true;
+	job->sent += units;
+	return units;
+}
+
+void pb_job_done(struct pb_job *job, u64 units, u64 result)
+{
+	switch (job->operation->results) {
+	case PB_RESULT_SUM:
+		job->result += result;
+		break;
+	case PB_RESULT_FIRST_DIFFERENCE:
+		if (job->result == job->units && result < units)
+			job->result = job->done + result;
+		break;
+	case PB_RESULT_LAST:
+		job->result = result;
+		break;
+	}
+	job->done += units;
+}
+
+/* The device has forgotten what it was given and had not done. */
+void pb_job_rewind(struct pb_job *job)
+{
+	job->sent = job->done;
+	job->started = job->done > 0;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What kernels since 6.13 call differently; Kbuild finds out. */
+#ifndef PEERBAR_GPU_OLDER_KERNELS_H
+#define PEERBAR_GPU_OLDER_KERNELS_H
+
+#include <linux/dma-buf.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
+
+#ifndef PB_HAS_PAGE_PGMAP
+static inline struct dev_pagemap *page_pgmap(const struct page *page)
+{
+	return page->pgmap;
+}
+#endif
+
+#if defined(PB_HAS_PHYS_VEC_TO_SGT) && !defined(PB_HAS_PHYS_VEC)
+#define phys_vec dma_buf_phys_vec
+#endif
+
+#ifndef PB_HAS_INVALIDATE_MAPPINGS
+#define invalidate_mappings move_notify
+#define dma_buf_invalidate_mappings dma_buf_move_notify
+
+static inline bool dma_buf_attach_revocable(struct dma_buf_attachment *attach)
+{
+	return attach->importer_ops && attach->importer_ops->move_notify;
+}
+#endif
+
+#endif

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What the driver knows of each operation, so that one whose memory is not contiguous can be done in parts
+ * (devices/gpu/INTERFACE.md, Commands).
+ */
+#include "gpu.h"
+
+static const struct pb_operation operations[] = {
+	{
+		.opcode = PB_OP_COPY,
+		.nstreams = 2, .streams = { { 0, 1 }, { 1, 1 } },
+		.count = 2,
+	}, {
+		.opcode = PB_OP_FILL,
+		.nstreams = 1, .streams = { { 0, 1 } },
+		.count = 1, .pattern = BIT(2),
+	}, {
+		.opcode = PB_OP_COMPARE,
+		.nstreams = 2, .streams = { { 0, 1 }, { 1, 1 } },
+		.count = 2, .results = PB_RESULT_FIRST_DIFFERENCE,
+	}, {
+		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_VECTOR_ADD,
+		.nstreams = 3, .streams = { { 0, 4 }, { 1, 4 }, { 2, 4 } },
+		.count = 3,
+	}, {
+		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_SAXPY,
+		.nstreams = 2, .streams = { { 0, 4 }, { 1, 4 } },
+		.count = 2,
+	}, {
+		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_REDUCTION,
+		.nstreams = 1, .streams = { { 0, 4 } },
+		.count = 1, .results = PB_RESULT_SUM,
+	}, {
+		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_HISTOGRAM,
+		.nstreams = 1, .streams = { { 0, 1 } },
+		.count = 1, .fixed = BIT(2), .fixed_length = 256 * sizeof(u32),
+	}, {
+		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_ATOMIC_ADD,
+		.fixed = BIT(0), .fixed_length = sizeof(u64),
+	},
+};
+
+/* All others are given to the device as they are: it knows better what is wrong with them. */
+static const struct pb_operation whole;
+
+const struct pb_operation *pb_operation_of(u32 opcode, u32 kernel)
+{
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(operations); i++) {
+		const struct pb_operation *operation = &operations[i];
+
+		if (operation->opcode == opcode &&
+		    (opcode != PB_OP_LAUNCH || operation->kernel == kernel))
+			return operation;
+	}
+	return &whole;
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: GPL-2.0
+/* A holder of pinned VRAM for tests: see include/peerbar_gpu_pin_test.h. */
+#include <linux/file.h>
+#include <linux/fs.h>
+#include <linux/miscdevice.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
+#include <linux/xarray.h>
+
+#include "pin_test.h"
+
+/* ---- the holder ---- */
+
+static void free_table(struct held *held)
+{
+	if (held->mapping)
+		peerbar_gpu_free_dma_mapping(held->mapping);
+	held->mapping = NULL;
+	peerbar_gpu_free_page_table(held->table);
+}
+
+/* The memory goes away: from when this returns, nothing of ours may touch it. */
+static void memory_goes(void *data)
+{
+	struct held *held = data;
+
+	mutex_lock(&held->lock);
+	WRITE_ONCE(held->gone, true);
+	held->state.callbacks++;
+	held->state.in_callback = 1;
+	held->state.in_flight = READ_ONCE(held->in_flight);
+	held->state.put_in_callback = peerbar_gpu_put_pages(held->table);
+	mutex_unlock(&held->lock);
+	if (held->flags & PEERBAR_PIN_TEST_HOLD)
+		wait_for_completion(&held->released);
+	held_drain(held);
+	if (!(held->flags & PEERBAR_PIN_TEST_KEEP_TABLE))
+		free_table(held);
+	mutex_lock(&held->lock);
+	held->state.in_callback = 0;
+	mutex_unlock(&held->lock);
+	complete_all(&held->returned);
+}
+
+static int put(struct held *held)
+{
+	int error;
+
+	mutex_lock(&held->lock);
+	error = held->flags & PEERBAR_PIN_TEST_PERSISTENT ? peerbar_gpu_put_pages_persistent(held->table) :
+							   peerbar_gpu_put_pages(held->table);
+	if (!error)
+		WRITE_ONCE(held->gone, true);
+	mutex_unlock(&held->lock);
+	return error;
+}
+
+static int unmap(struct held *held)
+{
+	int error = -EINVAL;
+
+	if (held->mapping)
+		error = peerbar_gpu_dma_unmap_pages(held->peer, held->table, held->mapping);
+	if (!error)
+		held->mapping = NULL;
+	return error;
+}
+
+/* Gives back whatever is left, in whichever state. */
+static void let_go(struct held *held)
+{
+	complete_all(&held->released);
+	held_drain(held);
+	if (!READ_ONCE(held->gone)) {
+		unmap(held);
+		put(held);
+	}
+	/* If it could not be put, the callback has been called. */
+	if (READ_ONCE(held->state.callbacks)) {
+		wait_for_completion(&held->returned);
+		if (held->flags & PEERBAR_PIN_TEST_KEEP_TABLE)
+			free_table(held);
+	}
+	pci_dev_put(held->peer);
+	kfree(held);
+}
+
+/* ---- requests ---- */
+
+static int request_pin(struct xarray *pins, void *argument)
+{
+	struct peerbar_pin_test_pin *pin = argument;
+	struct held *held = kzalloc(sizeof(*held), GFP_KERNEL);
+	struct file *gpu = fget(pin->gpu);
+	int error;
+
+	if (!held || !gpu) {
+		error = held ? -EBADF : -ENOMEM;
+		goto free;
+	}
+	held->flags = pin->flags;
+	mutex_init(&held->lock);
+	init_completion(&held->returned);
+	init_completion(&held->released);
+	spin_lock_init(&held->io_lock);
+	init_waitqueue_head(&held->drained);
+	if (pin->flags & PEERBAR_PIN_TEST_PERSISTENT)
+		error = peerbar_gpu_get_pages_persistent(gpu, pin->handle, pin->offset, pin->length, &held->table);
+	else
+		error = peerbar_gpu_get_pages(gpu, pin->handle, pin->offset, pin->length, &held->table, memory_goes,
+					      held);
+	if (error)
+		goto free;
+	fput(gpu);
+	pin->bus_address = held->table->bus_addresses[0];
+	pin->entries = held->table->entries;
+	pin->page_size = held->table->page_size;
+	error = xa_alloc(pins, &pin->id, held, xa_limit_31b, GFP_KERNEL);
+	if (error)
+		let_go(held);
+	return error;
+free:
+	if (gpu)
+		fput(gpu);
+	kfree(held);
+	return error;
+}
+
+static int request_put(struct held *held, void *argument)
+{
+	struct peerbar_pin_test_id *id = argument;
+
+	id->result = put(held);
+	return 0;
+}
+
+static int request_free_table(struct held *held, void *argument)
+{
+	struct peerbar_pin_test_id *id = argument;
+
+	id->result = 0;
+	if (held->mapping)
+		id->result = peerbar_gpu_free_dma_mapping(held->mapping);
+	if (!id->result) {
+		held->mapping = NULL;
+		id->result = peerbar_gpu_free_page_table(held->table);
+	}
+	return 0;
+}
+
+static int request_map(struct held *held, void *argument)
+{
+	struct peerbar_pin_test_map *map = argument;
+
+	if (held->mapping || held->peer)
+		return -EEXIST;
+	held->peer = pci_get_domain_bus_and_slot(map->domain, map->bus, map->devfn);
+	if (!held->peer)
+		return -ENODEV;
+	map->result = peerbar_gpu_dma_map_pages(held->peer, held->table, &held->mapping);
+	if (map->result) {
+		pci_dev_put(held->peer);
+		held->peer = NULL;
+		return 0;
+	}
+	map->entries = held->mapping->entries;
+	map->dma_address = held->mapping->dma_addresses[0];
+	return 0;
+}
+
+static int request_unmap(struct held *held, void *argument)
+{
+	struct peerbar_pin_test_id *id = argument;
+
+	id->result = unmap(held);
+	return 0;
+}
+
+static int request_io(struct held *held, void *argument)
+{
+	return held_io(held, argument);
+}
+
+static int request_state(struct held *held, void *argument)
+{
+	struct peerbar_pin_test_state *state = argument;
+	u32 id = state->id;
+
+	mutex_lock(&held->lock);
+	*state = held->state;
+	mutex_unlock(&held->lock);
+	state->id = id;
+	return 0;
+}
+
+static int request_release(struct held *held, void *argument)
+{
+	complete_all(&held->released);
+	return 0;
+}
+
+static int request_drain(struct held *held, void *argument)
+{
+	held_drain(held);
+	return 0;
+}
+
+struct request {
+	unsigned int command;
+	int (*serve)(struct held *held, void *argument);
+};
+
+/* Requests about one pin; each argument starts with its id. */
+static const struct request requests[] = {
+	{ PEERBAR_PIN_TEST_PUT, request_put },
+	{ PEERBAR_PIN_TEST_FREE_TABLE, request_free_table },
+	{ PEERBAR_PIN_TEST_MAP, request_map },
+	{ PEERBAR_PIN_TEST_UNMAP, request_unmap },
+	{ PEERBAR_PIN_TEST_IO, request_io },
+	{ PEERBAR_PIN_TEST_STATE, request_state },
+	{ PEERBAR_PIN_TEST_RELEASE, request_release },
+	{ PEERBAR_PIN_TEST_DRAIN, request_drain },
+};
+
+static int serve(struct xarray *pins, unsigned int command, void *argument)
+{
+	struct held *held;
+	unsigned int i;
+
+	if (command == PEERBAR_PIN_TEST_PIN)
+		return request_pin(pins, argument);
+	held = xa_load(pins, *(u32 *)argument);
+	if (!held)
+		return -ENOENT;
+	for (i = 0; i < ARRAY_SIZE(requests); i++) {
+		if (requests[i].command == command)
+			return requests[i].serve(held, argument);
+	}
+	return -ENOTTY;
+}
+
+static long test_ioctl(struct file *filp, unsigned int command, unsigned long address)
+{
+	union {
+		struct peerbar_pin_test_pin pin;
+		struct peerbar_pin_test_map map;
+		struct peerbar_pin_test_io io;
+		struct peerbar_pin_test_state state;
+	} argument;
+	void __user *user = (void __user *)address;
+	size_t size = _IOC_SIZE(command);
+	int error;
+
+	if (_IOC_TYPE(command) != 'P' || size > sizeof(argument))
+		return -ENOTTY;
+	memset(&argument, 0, sizeof(argument));
+	if (copy_from_user(&argument, user, size))
+		return -EFAULT;
+	error = serve(filp->private_data, command, &argument);
+	if (error)
+		return error;
+	if (_IOC_DIR(command) & _IOC_READ && copy_to_user(user, &argument, size))
+		return -EFAULT;
+	return 0;
+}
+
+static int test_open(struct inode *inode, struct file *filp)
+{
+	struct xarray *pins = kzalloc(sizeof(*pins), GFP_KERNEL);
+
+	if (!pins)
+		return -ENOMEM;
+	xa_init_flags(pins, XA_FLAGS_ALLOC1);
+	filp->private_data = pins;
+	return 0;
+}
+
+static int test_release(struct inode *inode, struct file *filp)
+{
+	struct xarray *pins = filp->private_data;
+	struct held *held;
+	unsigned long id;
+
+	xa_for_each(pins, id, held)
+		let_go(held);
+	xa_destroy(pins);
+	kfree(pins);
+	return 0;
+}
+
+static const struct file_operations test_operations = {
+	.owner = THIS_MODULE,
+	.open = test_open,
+	.release = test_release,
+	.unlocked_ioctl = test_ioctl,
+};
+
+static struct miscdevice test_device = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = "peerbar-gpu-pin-test",
+	.fops = &test_operations,
+	.mode = 0600,
+};
+module_misc_device(test_device);
+
+MODULE_DESCRIPTION("peerbar GPU: a holder of pinned pages, for tests");
+MODULE_LICENSE("GPL");

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Buffers in VRAM.
+ *
+ * In static mode a buffer is made of p2pmem pages, and each page lives as long as somebody has a reference to it: the
+ * buffer, a mapping, or I/O that is under way. So a page that a disk still writes to is not given to anybody else,
+ * whatever its owner does meanwhile. In window mode there are no pages, and programs see the aperture as plain I/O memory.
+ */
+#include <linux/memremap.h>
+#include <linux/pci-p2pdma.h>
+#include <linux/slab.h>
+
+#include "gpu.h"
+#include "older_kernels.h"
+
+/* ---- pages of the p2pmem pool ---- */
+
+static u64 vram_offset_of(struct pb_gpu *gpu, void *pages)
+{
+	return pci_p2pmem_virt_to_bus(gpu->pdev, pages) - pci_bus_address(gpu->pdev, PB_BAR_APERTURE);
+}
+
+/* Makes an allocation of the pool into pages that go back to it one by one, each with its last reference. */
+static void make_independent(void *start, u64 size)
+{
+	struct percpu_ref *pool = &page_pgmap(virt_to_page(start))->ref;
+	u64 offset;
+
+	for (offset = 0; offset < size; offset += PAGE_SIZE) {
+		set_page_count(virt_to_page(start + offset), 1);
+		percpu_ref_get(pool);
+	}
+	/* The one that the whole allocation had. */
+	percpu_ref_put(pool);
+}
+
+static void put_pages_from(void *start, u64 size)
+{
+	u64 offset;
+
+	for (offset = 0; offset < size; offset += PAGE_SIZE)
+		put_page(virt_to_page(start + offset));
+}
+
+/* Pages that start at a page of the GPU. The pool knows no alignment, so what is too much goes back. */
+static void *alloc_pages_aligned(struct pb_gpu *gpu, u64 size)
+{
+	const u64 spare = PB_GPU_PAGE - PAGE_SIZE;
+	void *start = pci_alloc_p2pmem(gpu->pdev, size);
+	u64 before;
+
+	if (!start)
+		return NULL;
+	if (IS_ALIGNED(vram_offset_of(gpu, start), PB_GPU_PAGE)) {
+		make_independent(start, size);
+		return start;
+	}
+	pci_free_p2pmem(gpu->pdev, start, size);
+	start = pci_alloc_p2pmem(gpu->pdev, size + spare);
+	if (!start)
+		return NULL;
+	make_independent(start, size + spare);
+	before = -vram_offset_of(gpu, start) & (PB_GPU_PAGE - 1);
+	put_pages_from(start, before);
+	put_pages_from(start + before + size, spare - before);
+	return start + before;
+}
+
+/* ---- mappings ---- */
+
+static vm_fault_t insert_pages(struct pb_buffer *buffer, struct vm_fault *vmf, u64 offset)
+{
+	struct vm_area_struct *vma = vmf->vma;
+	unsigned long address = vmf->address & PAGE_MASK;
+	unsigned long from = max(vma->vm_start, ALIGN_DOWN(address, PB_GPU_PAGE));
+	unsigned long to = min(vma->vm_end, ALIGN_DOWN(address, PB_GPU_PAGE) + PB_GPU_PAGE);
+	unsigned long at;
+
+	for (at = from; at < to; at += PAGE_SIZE) {
+		void *page = buffer->vram.pages + offset + at - address;
+		int error = vm_insert_page(vma, at, virt_to_page(page));
+
+		/* Busy: another thread was faster. */
+		if (error && error != -EBUSY)
+			return vmf_error(error);
+	}
+	return VM_FAULT_NOPAGE;
+}
+
+static vm_fault_t vram_fault(struct vm_fault *vmf)
+{
+	struct pb_buffer *buffer = vmf->vma->vm_private_data;
+	u64 offset = ((u64)vmf->pgoff << PAGE_SHIFT) - buffer->vram.offset;
+	vm_fault_t result;
+
+	mutex_lock(&buffer->lock);
+	if (buffer->revoked)
+		result = VM_FAULT_SIGBUS;
+	else if (buffer->vram.pages)
+		result = insert_pages(buffer, vmf, offset);
+	else
+		result = vmf_insert_pfn(vmf->vma, vmf->address,
+					(pci_resource_start(buffer->gpu->pdev, PB_BAR_APERTURE) +
+					 buffer->vram.aperture + offset) >> PAGE_SHIFT);
+	mutex_unlock(&buffer->lock);
+	return result;
+}
+
+static void vram_vma_open(struct vm_area_struct *vma)
+{
+	struct pb_buffer *buffer = vma->vm_private_data;
+
+	kref_get(&buffer->refs);
+}
+
+static void vram_vma_close(struct vm_area_struct *vma)
+{
+	/* Later, since mmap_lock is held. */
+	pb_buffer_put_later(vma->vm_private_data);
+}
+
+static const struct vm_operations_struct vram_vm_ops = {
+	.open = vram_vma_open,
+	.close = vram_vma_close,
+	.fault = vram_fault,
+};
+
+/* The caller has checked that the mapping lies in the buffer. */
+int pb_vram_mmap(struct pb_buffer *buffer, struct vm_area_struct *vma)
+{
+	int error;
+
+	if (!(vma->vm_flags & VM_MAYSHARE))
+		return -EINVAL;
+	error = pb_vram_show(buffer);
+	if (error)
+		return error;
+	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP | (buffer->vram.pages ? VM_MIXEDMAP : VM_PFNMAP | VM_IO));
+	vma->vm_page_prot = buffer->vram.pages ? pgprot_writecombine(vma->vm_page_prot) :
+						 pgprot_noncached(vma->vm_page_prot);
+	kref_get(&buffer->refs);
+	vma->vm_private_data = buffer;
+	vma->vm_ops = &vram_vm_ops;
+	return 0;
+}
+
+/* ---- the buffer ---- */
+
+/* Makes the buffer visible in the aperture, which in static mode it is. */
+int pb_vram_show(struct pb_buffer *buffer)
+{
+	struct pb_vram *vram = &buffer->vram;
+	int error = 0;
+
+	mutex_lock(&buffer->lock);
+	if (buffer->revoked)
+		error = -ENODEV;
+	else if (vram->aperture == PB_NOT_SHOWN)
+		error = pb_window_map(buffer->gpu, vram->offset, buffer->size, &vram->aperture);
+	mutex_unlock(&buffer->lock);
+	return error;
+}
+
+u64 pb_vram_bus_address(const struct pb_buffer *buffer)
+{
+	return pci_bus_address(buffer->gpu->pdev, PB_BAR_APERTURE) + buffer->vram.aperture;
+}
+
+static void hide(struct pb_buffer *buffer)
+{
+	struct pb_vram *vram = &buffer->vram;
+
+	if (vram->pages || vram->aperture == PB_NOT_SHOWN)
+		return;
+	pb_window_unmap(buffer->gpu, vram->aperture, buffer->size);
+	vram->aperture = PB_NOT_SHOWN;
+}
+
+static void vram_revoke(struct pb_buffer *buffer)
+{
+	struct inode *inode = READ_ONCE(buffer->gpu->inode);
+
+	if (inode)
+		unmap_mapping_range(inode->i_mapping, buffer->vram.offset, buffer->size, 1);
+	pb_exports_revoke(buffer);
+	pb_pins_revoke(buffer);
+	mutex_lock(&buffer->lock);
+	if (!atomic_read(&buffer->vram.persistent))
+		hide(buffer);
+	mutex_unlock(&buffer->lock);
+}
+
+static void vram_drop(struct pb_buffer *buffer)
+{
+	/*
+	 * Both are there only if the device leaves under them: the kernel's record of our BAR must outlive every
+	 * mapping that was made from it, and nobody told the persistent pins.
+	 */
+	wait_event(buffer->idle, !atomic_read(&buffer->vram.mapped) && !atomic_read(&buffer->vram.persistent));
+	hide(buffer);
+	if (buffer->vram.pages)
+		put_pages_from(buffer->vram.pages, buffer->size);
+	else
+		pb_window_free_vram(buffer->gpu, buffer->vram.offset, buffer->size);
+}
+
+static const struct pb_buffer_ops vram_ops = {
+	.revoke = vram_revoke,
+	.drop = vram_drop,
+};
+
+static int alloc_vram(struct pb_gpu *gpu, struct pb_vram *vram, u64 size)
+{
+	if (gpu->window) {
+		vram->aperture = PB_NOT_SHOWN;
+		return pb_window_alloc_vram(gpu, size, &vram->offset);
+	}
+	vram->pages = alloc_pages_aligned(gpu, size);
+	if (!vram->pages)
+		return -ENOMEM;
+	vram->offset = vram_offset_of(gpu, vram->pages);
+	vram->aperture = vram->offset;
+	return 0;
+}
+
+/* A buffer of so many bytes, which become whole pages of the GPU. */
+struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size)
+{
+	struct pb_buffer *buffer;
+	int error = -ENOMEM;
+
+	if (!size)
+		return ERR_PTR(-EINVAL);
+	if (size > gpu->vram_size)
+		return ERR_PTR(-ENOMEM);
+	size = ALIGN(size, PB_GPU_PAGE);
+	buffer = kzalloc(sizeof(*buffer), GFP_KERNEL_ACCOUNT);
+	if (!buffer)
+		return ERR_PTR(-ENOMEM);
+	buffer->pieces = kvmalloc(sizeof(*buffer->pieces), GFP_KERNEL_ACCOUNT);
+	if (buffer->pieces)
+		error = alloc_vram(gpu, &buffer->vram, size);
+	if (error) {
+		kvfree(buffer->pieces);
+		kfree(buffer);
+		return ERR_PTR(error);
+	}
+	buffer->pieces[0] = (struct pb_piece){ 0, buffer->vram.offset, size };
+	buffer->npieces = 1;
+	mutex_init(&buffer->vram.exports_lock);
+	INIT_LIST_HEAD(&buffer->vram.exports);
+	INIT_LIST_HEAD(&buffer->vram.pins);
+	pb_buffer_init(buffer, gpu, &vram_ops, PEERBAR_GPU_SPACE_VRAM, size);
+	return buffer;
+}

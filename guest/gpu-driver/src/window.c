@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Window mode: the aperture is smaller than VRAM or is to be taken away at run time, so a table in the device says
+ * which page of VRAM stands behind each page of the aperture. Both are given out in pages of the GPU.
+ */
+#include "gpu.h"
+
+/* A pool that hands out address 0 could not be told from one that is empty. */
+#define POOL_BASE PB_GPU_PAGE
+
+static struct gen_pool *pool_of(u64 size)
+{
+	struct gen_pool *pool = gen_pool_create(ilog2(PB_GPU_PAGE), NUMA_NO_NODE);
+
+	if (pool && gen_pool_add(pool, POOL_BASE, size, NUMA_NO_NODE)) {
+		gen_pool_destroy(pool);
+		return NULL;
+	}
+	return pool;
+}
+
+int pb_window_init(struct pb_gpu *gpu)
+{
+	gpu->vram_pool = pool_of(gpu->vram_size);
+	gpu->window_pool = pool_of(gpu->aperture_size);
+	if (gpu->vram_pool && gpu->window_pool)
+		return 0;
+	pb_window_exit(gpu);
+	return -ENOMEM;
+}
+
+void pb_window_exit(struct pb_gpu *gpu)
+{
+	if (gpu->vram_pool)
+		gen_pool_destroy(gpu->vram_pool);
+	if (gpu->window_pool)
+		gen_pool_destroy(gpu->window_pool);
+	gpu->vram_pool = NULL;
+	gpu->window_pool = NULL;
+}
+
+int pb_window_alloc_vram(struct pb_gpu *gpu, u64 size, u64 *offset)
+{
+	unsigned long found = gen_pool_alloc(gpu->vram_pool, size);
+
+	if (!found)
+		return -ENOMEM;
+	*offset = found - POOL_BASE;
+	return 0;
+}
+
+void pb_window_free_vram(struct pb_gpu *gpu, u64 offset, u64 size)
+{
+	gen_pool_free(gpu->vram_pool, offset + POOL_BASE, size);
+}
+
+static void write_entry(struct pb_gpu *gpu, u64 aperture, u64 entry)
+{
+	writel(aperture / PB_GPU_PAGE, gpu->regs + PB_REG_WINDOW_INDEX);
+	lo_hi_writeq(entry, gpu->regs + PB_REG_WINDOW_ENTRY);
+}
+
+static void write_entries(struct pb_gpu *gpu, u64 aperture, u64 vram, u64 size)
+{
+	u64 at;
+
+	mutex_lock(&gpu->window_lock);
+	for (at = 0; at < size; at += PB_GPU_PAGE)
+		write_entry(gpu, aperture + at, (vram + at) | PB_WINDOW_PRESENT);
+	mutex_unlock(&gpu->window_lock);
+}
+
+int pb_window_map(struct pb_gpu *gpu, u64 vram, u64 size, u64 *aperture)
+{
+	unsigned long found = gen_pool_alloc(gpu->window_pool, size);
+
+	if (!found)
+		return -ENOSPC;
+	*aperture = found - POOL_BASE;
+	write_entries(gpu, *aperture, vram, size);
+	return 0;
+}
+
+void pb_window_unmap(struct pb_gpu *gpu, u64 aperture, u64 size)
+{
+	u64 at;
+
+	mutex_lock(&gpu->window_lock);
+	for (at = 0; at < size; at += PB_GPU_PAGE)
+		write_entry(gpu, aperture + at, 0);
+	/* A device that has answered has taken all entries. */
+	readl(gpu->regs + PB_REG_WINDOW_INDEX);
+	mutex_unlock(&gpu->window_lock);
+	gen_pool_free(gpu->window_pool, aperture + POOL_BASE, size);
+}
+
+/* After a reset, which empties the table. */
+void pb_window_restore(struct pb_gpu *gpu)
+{
+	struct pb_buffer *buffer;
+
+	mutex_lock(&gpu->buffers_lock);
+	list_for_each_entry(buffer, &gpu->buffers, node) {
+		if (buffer->space == PEERBAR_GPU_SPACE_VRAM && !test_bit(0, &buffer->dropped) &&
+		    buffer->vram.aperture != PB_NOT_SHOWN)
+			write_entries(gpu, buffer->vram.aperture, buffer->vram.offset, buffer->size);
+	}
+	mutex_unlock(&gpu->buffers_lock);
+}
