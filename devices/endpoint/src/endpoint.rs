@@ -234,7 +234,7 @@ impl<F: Function> Device for Endpoint<F> {
         action: IrqAction,
     ) -> Result<(), Errno> {
         match index {
-            INTX => self.vectors.set_pin_events(action),
+            INTX => self.vectors.set_pin_events(action)?,
             MSI_X => self.vectors.set_msi_x(start, count, action)?,
             // Nothing here ever reports an error or asks to be unplugged; the client may set the events up all the same.
             ERROR | REQUEST => {}

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use peerbar_pci::{InterruptMode, Interrupts};
 use peerbar_vfio_user::IrqAction;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 /// The interrupts of one function, shared between the thread that serves the client and those that raise them.
@@ -22,7 +23,10 @@ pub struct Vectors {
 struct Pin {
     event: Option<OwnedFd>,
     asserted: bool,
+    /// By the client, or by the last signal.
     masked: bool,
+    /// It is the last signal that masks.
+    signalled: bool,
 }
 
 impl Vectors {
@@ -60,6 +64,7 @@ impl Vectors {
         match action {
             IrqAction::Disable => self.write().fill_with(|| None),
             IrqAction::Events(events) => {
+                events.iter().flatten().try_for_each(never_wait)?;
                 let mut vectors = self.write();
                 let vectors = vectors
                     .get_mut(start..end)
@@ -83,7 +88,7 @@ impl Vectors {
     }
 
     /// vfio-user, DEVICE_SET_IRQS for INTx.
-    pub(crate) fn set_pin_events(&self, action: IrqAction) {
+    pub(crate) fn set_pin_events(&self, action: IrqAction) -> Result<(), Errno> {
         let mut pin = self.pin();
         match action {
             IrqAction::Disable => {
@@ -93,17 +98,19 @@ impl Vectors {
                 }
             }
             IrqAction::Events(events) => {
-                pin.event = events.into_iter().next().flatten();
-                pin.masked = false;
-                pin.deliver();
+                let event = events.into_iter().next().flatten();
+                event.iter().try_for_each(never_wait)?;
+                pin.event = event;
+                pin.unmask();
             }
             IrqAction::Trigger => pin.event.iter().for_each(signal),
-            IrqAction::Mask => pin.masked = true,
-            IrqAction::Unmask => {
-                pin.masked = false;
-                pin.deliver();
+            IrqAction::Mask => {
+                pin.masked = true;
+                pin.signalled = false;
             }
+            IrqAction::Unmask => pin.unmask(),
         }
+        Ok(())
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Vec<Option<OwnedFd>>> {
@@ -139,11 +146,21 @@ impl Interrupts for Vectors {
     fn set_pin(&self, asserted: bool) {
         let mut pin = self.pin();
         pin.asserted = asserted;
-        pin.deliver();
+        if asserted {
+            pin.deliver();
+        } else {
+            pin.withdraw();
+        }
     }
 }
 
 impl Pin {
+    fn unmask(&mut self) {
+        self.masked = false;
+        self.signalled = false;
+        self.deliver();
+    }
+
     /// Signals a level that is asserted and not masked, and masks it.
     fn deliver(&mut self) {
         if self.asserted
@@ -154,8 +171,27 @@ impl Pin {
             })
         {
             self.masked = true;
+            self.signalled = true;
         }
     }
+
+    /// Takes a signal back that the client has not taken yet. QEMU would assert the guest's line for it, and keep it
+    /// asserted until the guest's next access to the device, which a guest that finds nothing to do never makes.
+    fn withdraw(&mut self) {
+        if self.signalled
+            && let Some(event) = &self.event
+            && rustix::io::read(event, &mut [0; 8]).is_ok()
+        {
+            self.masked = false;
+            self.signalled = false;
+        }
+    }
+}
+
+/// Makes sure that nobody ever waits for a client that does not take its signals.
+fn never_wait(event: &OwnedFd) -> Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(event)?;
+    rustix::fs::fcntl_setfl(event, flags | OFlags::NONBLOCK)
 }
 
 /// Adds one to an eventfd. The client's descriptor may be anything; what cannot be written is not an interrupt.
@@ -227,18 +263,58 @@ mod tests {
     fn the_pin_signals_once_for_each_end_of_interrupt_while_asserted() {
         let vectors = Vectors::new(1);
         let (given, seen) = event();
+        let act = |action| vectors.set_pin_events(action).unwrap();
         vectors.set_pin(true);
-        vectors.set_pin_events(IrqAction::Events(vec![Some(given)]));
+        act(IrqAction::Events(vec![Some(given)]));
         assert_eq!(vectors.mode(), InterruptMode::Pin);
         vectors.set_pin(true);
         assert_eq!(signals(&seen), 1, "a level that stays is one signal");
-        vectors.set_pin_events(IrqAction::Unmask);
+        act(IrqAction::Unmask);
         assert_eq!(signals(&seen), 1, "still asserted at the end of interrupt");
         vectors.set_pin(false);
-        vectors.set_pin_events(IrqAction::Unmask);
+        act(IrqAction::Unmask);
         assert_eq!(signals(&seen), 0);
-        vectors.set_pin_events(IrqAction::Mask);
+        act(IrqAction::Mask);
         vectors.set_pin(true);
         assert_eq!(signals(&seen), 0);
+    }
+
+    #[test]
+    fn a_signal_that_was_not_taken_goes_with_the_level() {
+        let vectors = Vectors::new(1);
+        let (given, seen) = event();
+        vectors
+            .set_pin_events(IrqAction::Events(vec![Some(given)]))
+            .unwrap();
+        vectors.set_pin(true);
+        vectors.set_pin(false);
+        assert_eq!(signals(&seen), 0, "withdrawn");
+        vectors.set_pin(true);
+        assert_eq!(signals(&seen), 1, "and not masked by what was withdrawn");
+        vectors.set_pin(false);
+        vectors.set_pin(true);
+        assert_eq!(
+            signals(&seen),
+            0,
+            "what was taken masks until it is unmasked"
+        );
+    }
+
+    #[test]
+    fn an_event_that_is_full_keeps_nobody_waiting() {
+        let vectors = Vectors::new(1);
+        let full = || eventfd(u32::MAX, EventfdFlags::empty()).unwrap();
+        let (pin, message) = (full(), full());
+        for event in [&pin, &message] {
+            rustix::io::write(event, &(u64::MAX - 1 - u64::from(u32::MAX)).to_ne_bytes()).unwrap();
+        }
+        vectors
+            .set_pin_events(IrqAction::Events(vec![Some(pin)]))
+            .unwrap();
+        vectors
+            .set_msi_x(0, 1, IrqAction::Events(vec![Some(message)]))
+            .unwrap();
+        vectors.set_pin(true);
+        vectors.raise(0);
     }
 }

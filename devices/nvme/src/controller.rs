@@ -89,10 +89,13 @@ impl Controller {
         let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
         let requester = Arc::new(Requester::new());
         let vectors = Arc::new(Vectors::new(QUEUE_PAIRS));
-        let mailbox = Arc::new(Mailbox::new(Registers::new(cmb), QUEUE_PAIRS));
+        let mailbox = Arc::new(Mailbox::new(
+            Registers::new(cmb),
+            QUEUE_PAIRS,
+            vectors.clone(),
+        ));
         let engine = Engine {
             mailbox: mailbox.clone(),
-            interrupts: vectors.clone(),
             data: DataPath::new(requester.clone(), 4096 << config.mdts),
             admin: Admin::new(config, &IDENTITY),
             namespaces,

@@ -6,7 +6,6 @@ use peerbar_dma::Purpose;
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_nvme_spec::registers::{Cc, Doorbell};
-use peerbar_pci::{InterruptMode, Interrupts};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -46,7 +45,6 @@ pub(crate) struct Late {
 /// The queues' side of the controller.
 pub(crate) struct Engine {
     pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) interrupts: Arc<dyn Interrupts>,
     pub(crate) namespaces: Vec<Namespace>,
     pub(crate) queues: Queues,
     pub(crate) data: DataPath,
@@ -79,7 +77,7 @@ impl Engine {
         self.queues.clear();
         self.admin.reset();
         self.setup = None;
-        self.interrupts.set_pin(false);
+        self.mailbox.set_pin(|_| false);
         self.mailbox.report(|registers| {
             registers.disabled();
             self.data.requester().resume();
@@ -162,13 +160,7 @@ impl Engine {
                 bad |= queue.set_tail(tail).is_err();
             }
         }
-        for (id, queue) in (0..).zip(&mut self.queues.completion) {
-            if let (Some(queue), Some(head)) =
-                (queue, self.mailbox.rung(Doorbell::CompletionHead(id)))
-            {
-                bad |= queue.set_head(head).is_err();
-            }
-        }
+        bad |= take_heads(&mut self.queues, &self.mailbox);
         self.admin.doorbell_errors(self.mailbox.take_stray(), bad);
     }
 
@@ -280,20 +272,41 @@ impl Engine {
         }
     }
 
-    fn raise(&self, vector: u16) {
-        if self.interrupts.mode() == InterruptMode::MsiX {
-            self.interrupts.raise(vector);
+    fn raise(&mut self, vector: u16) {
+        if self.mailbox.sends_messages() {
+            self.mailbox.send_message(vector);
         } else {
             self.update_pin();
         }
     }
 
-    fn update_pin(&self) {
-        if self.interrupts.mode() != InterruptMode::MsiX {
-            let mask = self.mailbox.look(Registers::interrupt_mask);
-            self.interrupts.set_pin(self.queues.pin(mask));
+    /// Sets the level of the INTx pin by what the guest has left to take at this very moment.
+    fn update_pin(&mut self) {
+        let Self {
+            mailbox,
+            queues,
+            admin,
+            ..
+        } = self;
+        let on_pin = !mailbox.sends_messages();
+        mailbox.set_pin(|mask| {
+            on_pin && {
+                admin.doorbell_errors(false, take_heads(queues, mailbox));
+                queues.pin(mask)
+            }
+        });
+    }
+}
+
+/// Takes over the values of the head doorbells; whether one cannot be.
+fn take_heads(queues: &mut Queues, mailbox: &Mailbox) -> bool {
+    let mut bad = false;
+    for (id, queue) in (0..).zip(&mut queues.completion) {
+        if let (Some(queue), Some(head)) = (queue, mailbox.rung(Doorbell::CompletionHead(id))) {
+            bad |= queue.set_head(head).is_err();
         }
     }
+    bad
 }
 
 /// Whether a queue lies in the address space, from a page boundary on.

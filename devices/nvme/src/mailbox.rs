@@ -1,9 +1,10 @@
 //! What the thread that answers the guest's accesses and the engine's thread say to each other.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use peerbar_nvme_spec::registers::Doorbell;
+use peerbar_pci::{InterruptMode, Interrupts};
 
 use crate::registers::{Registers, Request};
 
@@ -29,8 +30,13 @@ struct Bell {
 ///
 /// The engine looks at its inbox with the lock held before it sleeps, and whoever adds to the inbox takes the lock
 /// before it wakes the engine, so no wake-up is lost.
+///
+/// Interrupts are raised with the lock held as well. The guest takes the INTx pin for what it is at the moment when its
+/// own access has been answered: an access that may end an interrupt lowers the pin before that, and the engine, which
+/// knows what is left to take, raises it again.
 pub(crate) struct Mailbox {
     state: Mutex<State>,
+    interrupts: Arc<dyn Interrupts>,
     wake: Condvar,
     /// Something other than a doorbell waits: looked at between any two commands, without the lock.
     urgent: AtomicBool,
@@ -47,7 +53,7 @@ struct State {
 
 impl Mailbox {
     /// A mailbox with doorbells for `queues` queue pairs, the admin queues included.
-    pub(crate) fn new(registers: Registers, queues: u16) -> Self {
+    pub(crate) fn new(registers: Registers, queues: u16, interrupts: Arc<dyn Interrupts>) -> Self {
         let bells = || (0..queues).map(|_| Bell::default()).collect();
         Self {
             state: Mutex::new(State {
@@ -55,6 +61,7 @@ impl Mailbox {
                 rung: false,
                 stop: false,
             }),
+            interrupts,
             wake: Condvar::new(),
             urgent: AtomicBool::new(false),
             tails: bells(),
@@ -68,10 +75,11 @@ impl Mailbox {
         look(&self.lock().registers)
     }
 
-    /// Changes the registers and has the engine look at them.
+    /// Changes the registers and has the engine look at them, at the level of the pin too.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Registers) -> R) -> R {
         let mut state = self.lock();
         let result = change(&mut state.registers);
+        self.interrupts.set_pin(false);
         state.rung = true;
         self.urgent.store(true, Ordering::Release);
         self.wake.notify_one();
@@ -92,8 +100,32 @@ impl Mailbox {
             Some(bell) => bell.value.store(value, Ordering::Release),
             None => self.stray.store(true, Ordering::Release),
         }
-        self.lock().rung = true;
+        let mut state = self.lock();
+        if matches!(doorbell, Doorbell::CompletionHead(_)) {
+            self.interrupts.set_pin(false);
+        }
+        state.rung = true;
         self.wake.notify_one();
+    }
+
+    /// Whether the guest takes interrupts as MSI-X messages.
+    pub(crate) fn sends_messages(&self) -> bool {
+        self.interrupts.mode() == InterruptMode::MsiX
+    }
+
+    /// Sends the message of a vector, unless the function has been reset since.
+    pub(crate) fn send_message(&self, vector: u16) {
+        let state = self.lock();
+        if !state.registers.is_disabling() {
+            self.interrupts.raise(vector);
+        }
+    }
+
+    /// Sets the pin to what `level` finds, given the interrupt mask. No doorbell is rung meanwhile.
+    pub(crate) fn set_pin(&self, level: impl FnOnce(u32) -> bool) {
+        let state = self.lock();
+        let asserted = !state.registers.is_disabling() && level(state.registers.interrupt_mask());
+        self.interrupts.set_pin(asserted);
     }
 
     /// The last value written to the doorbell of a queue that exists.
@@ -164,8 +196,29 @@ impl Mailbox {
 mod tests {
     use super::*;
 
+    /// Interrupts that only know the level of the pin and how many messages were sent.
+    #[derive(Default)]
+    struct Seen {
+        pin: AtomicBool,
+        messages: AtomicU32,
+    }
+
+    impl Interrupts for Seen {
+        fn mode(&self) -> InterruptMode {
+            InterruptMode::Pin
+        }
+
+        fn raise(&self, _vector: u16) {
+            self.messages.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn set_pin(&self, asserted: bool) {
+            self.pin.store(asserted, Ordering::Relaxed);
+        }
+    }
+
     fn mailbox() -> Mailbox {
-        Mailbox::new(Registers::new(None), 3)
+        Mailbox::new(Registers::new(None), 3, Arc::new(Seen::default()))
     }
 
     #[test]
@@ -214,5 +267,38 @@ mod tests {
         ));
         assert!(!mailbox.urgent());
         assert_eq!(mailbox.next(true, true), Task::Queues);
+    }
+
+    #[test]
+    fn an_access_that_may_end_an_interrupt_lowers_the_pin_before_it_is_answered() {
+        let seen = Arc::new(Seen::default());
+        let mailbox = Mailbox::new(Registers::new(None), 3, seen.clone());
+        let pin = || seen.pin.load(Ordering::Relaxed);
+        mailbox.set_live(Doorbell::CompletionHead(1), true);
+        mailbox.set_pin(|_| true);
+        mailbox.ring(Doorbell::SubmissionTail(1), 1);
+        assert!(pin(), "a new command ends nothing");
+        mailbox.ring(Doorbell::CompletionHead(1), 1);
+        assert!(!pin());
+        mailbox.set_pin(|_| true);
+        mailbox.change(|registers| registers.write(0x0c, 1)); // NVME_REG_INTMS
+        assert!(!pin());
+        mailbox.set_pin(|mask| mask == 1);
+        assert!(pin());
+    }
+
+    #[test]
+    fn a_reset_ends_all_interrupts_until_the_engine_has_done_it() {
+        let seen = Arc::new(Seen::default());
+        let mailbox = Mailbox::new(Registers::new(None), 3, seen.clone());
+        mailbox.set_pin(|_| true);
+        mailbox.change(Registers::reset);
+        mailbox.send_message(0);
+        mailbox.set_pin(|_| true);
+        assert!(!seen.pin.load(Ordering::Relaxed));
+        assert_eq!(seen.messages.load(Ordering::Relaxed), 0);
+        mailbox.report(Registers::disabled);
+        mailbox.send_message(0);
+        assert_eq!(seen.messages.load(Ordering::Relaxed), 1);
     }
 }

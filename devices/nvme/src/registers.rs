@@ -69,6 +69,11 @@ impl Registers {
         self.interrupt_mask
     }
 
+    /// Whether everything of before a disable or reset is yet to be forgotten.
+    pub(crate) fn is_disabling(&self) -> bool {
+        self.disabling
+    }
+
     /// Reads the 4 bytes at `offset`, a multiple of 4.
     pub(crate) fn read(&self, offset: u64) -> u32 {
         let low = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0);
