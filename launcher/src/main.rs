@@ -9,6 +9,7 @@ mod artifacts;
 mod bench;
 mod child;
 mod cli;
+mod comparison;
 mod console;
 mod daemons;
 mod dry_run;

@@ -7,6 +7,7 @@ use anyhow::Context;
 use peerbar_report::Verdict as CheckVerdict;
 use serde_json::json;
 
+use crate::comparison::comparison;
 use crate::console::Console;
 use crate::folder::Folder;
 use crate::report::{Report, Row};
@@ -57,8 +58,9 @@ pub(crate) fn conclude(run: Ran, scenario: &Scenario, folder: &Folder) -> anyhow
     let place = folder.path().display();
     let (name, seconds) = (&scenario.name, run.seconds);
     print(&format!(
-        "{}{line} ({name}, {seconds:.1} s; all of it is in {place})\n",
-        table(&rows, colours())
+        "{}{}{line} ({name}, {seconds:.1} s; all of it is in {place})\n",
+        table(&rows, colours()),
+        comparison(&scenario.checks, &rows)
     ))?;
     folder.write("verdict", &format!("{line}\n"))?;
     Ok(verdict)
