@@ -2,18 +2,51 @@
 
 use std::error::Error;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use peerbar_pci::Function;
+use peerbar_switch::AttachError;
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
+use crate::Endpoint;
+
 /// Exit status for a command line that cannot be (sysexits(3) has 64; clap and this project use 2).
 const USAGE: u8 = 2;
 /// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
 const ENVIRONMENT: u8 = 69;
+
+/// Where a device is in the fabric: a part of every daemon's command line.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Place {
+    /// Socket of the peerbar-switch that the device is below [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub switch: Option<PathBuf>,
+    /// Name of the device at the switch, of its own there [default: that of its socket, without the ending]
+    #[arg(long, value_name = "NAME", requires = "switch")]
+    pub port_name: Option<String>,
+}
+
+impl Place {
+    /// Puts the device there, which will be served at `socket_path`.
+    pub fn take<F: Function + 'static>(
+        &self,
+        endpoint: &mut Endpoint<F>,
+        socket_path: &Path,
+    ) -> Result<(), AttachError> {
+        let Some(switch) = &self.switch else {
+            return Ok(());
+        };
+        let name = self.port_name.clone().unwrap_or_else(|| {
+            let stem = socket_path.file_stem().unwrap_or_default();
+            stem.to_string_lossy().into_owned()
+        });
+        endpoint.attach_to_switch(switch, &name)
+    }
+}
 
 /// What is at fault when a daemon cannot do its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

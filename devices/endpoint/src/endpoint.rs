@@ -1,6 +1,7 @@
 //! The vfio-user device that a PCI function is.
 
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
@@ -8,6 +9,7 @@ use peerbar_dma::{
     WindowMemory,
 };
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
+use peerbar_switch::AttachError;
 use peerbar_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping,
     RequestError,
@@ -15,6 +17,8 @@ use peerbar_vfio_user::{
 use rustix::io::Errno;
 
 use crate::Vectors;
+use crate::decoder::OpenWindow;
+use crate::switch_port::SwitchPort;
 
 /// VFIO_PCI_CONFIG_REGION_INDEX: the region that is configuration space, after six BARs and the ROM.
 const CONFIG_REGION: u32 = 7;
@@ -73,6 +77,19 @@ pub struct Endpoint<F> {
     memory: Vec<(Bar, BarMemory)>,
     requester: Arc<Requester>,
     vectors: Arc<Vectors>,
+    port: Option<SwitchPort<F>>,
+}
+
+impl<F: Function + 'static> Endpoint<F> {
+    /// Puts the function below the switch at `path`, under a name of its own there. From now on its peers reach it and it
+    /// reaches them.
+    pub fn attach_to_switch(&mut self, path: &Path, name: &str) -> Result<(), AttachError> {
+        let (function, requester) = (self.function.clone(), self.requester.clone());
+        let port = SwitchPort::attach(path, name, function, requester)?;
+        let windows = self.open_windows();
+        self.port.insert(port).set(windows);
+        Ok(())
+    }
 }
 
 impl<F: Function> Endpoint<F> {
@@ -91,6 +108,7 @@ impl<F: Function> Endpoint<F> {
             memory,
             requester,
             vectors,
+            port: None,
         }
     }
 
@@ -100,8 +118,9 @@ impl<F: Function> Endpoint<F> {
             .find(|(bar, _)| u32::from(bar.index()) == index)
     }
 
-    /// Tells the requester what the guest's configuration allows it and where its own windows are.
-    fn apply_routing(&self) {
+    /// Tells the requester what the guest's configuration allows it and where its own windows are, and the peers where they
+    /// are. Once this returns, nobody goes by the windows of before.
+    fn apply_routing(&mut self) {
         self.requester.set_bus_master(self.config.bus_master());
         for (bar, memory) in &self.memory {
             let window = self.config.window(bar).map(|address| Window {
@@ -112,12 +131,29 @@ impl<F: Function> Endpoint<F> {
             self.requester
                 .set_window(WindowId::Bar(bar.index()), window);
         }
+        let windows = self.open_windows();
+        if let Some(port) = &mut self.port {
+            port.set(windows);
+        }
     }
 
+    fn open_windows(&self) -> Vec<OpenWindow> {
+        let open = |(bar, memory): &(Bar, BarMemory)| {
+            Some(OpenWindow {
+                bar: bar.index(),
+                address: self.config.window(bar)?,
+                size: bar.size(),
+                memory: memory.clone(),
+            })
+        };
+        self.memory.iter().filter_map(open).collect()
+    }
+
+    /// The windows close before the function starts afresh, so that no peer's late write reaches it afterwards.
     fn reset_all(&mut self) {
-        self.function.reset();
         self.config.reset();
         self.apply_routing();
+        self.function.reset();
     }
 }
 
@@ -207,11 +243,11 @@ impl<F: Function> Device for Endpoint<F> {
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
         if index == CONFIG_REGION {
             let effects = self.config.write(offset, data);
-            if effects.function_reset {
-                self.function.reset();
-            }
             if effects.routing {
                 self.apply_routing();
+            }
+            if effects.function_reset {
+                self.function.reset();
             }
             return Ok(());
         }

@@ -2,13 +2,17 @@
 //!
 //! [`Endpoint`] answers what a vfio-user client asks of a PCI device: configuration space and BARs become regions, the
 //! client's event descriptors become interrupts, its DMA mappings the memory map of the function's
-//! [`Requester`](peerbar_dma::Requester), and its connection the way upstream. [`daemon::serve`] is the rest of a
+//! [`Requester`](peerbar_dma::Requester), and its connection the way upstream. Below a switch
+//! ([`Endpoint::attach_to_switch`]) its peers reach its open BARs, and it reaches theirs. [`daemon::serve`] is the rest of a
 //! daemon's `main`.
 #![forbid(unsafe_code)]
 
 pub mod daemon;
+mod decoder;
 mod endpoint;
 mod interrupts;
+mod switch_port;
 
 pub use endpoint::{BarMemory, Endpoint};
 pub use interrupts::Vectors;
+pub use peerbar_switch::AttachError;

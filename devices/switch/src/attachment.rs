@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::link::{Link, Neighbour, TIME_OUT};
 use crate::link_mode::LinkMode;
-use crate::message::{Message, PortId, Refusal};
+use crate::message::{Message, Refusal};
 use crate::socket::{self, ReceiveError};
 use crate::wire::{MAX_NAME, PROTOCOL};
 
@@ -39,7 +39,7 @@ pub enum AttachError {
     #[error("who listens at {} is no switch: name the socket of a peerbar-switch", .0.display())]
     NoSwitch(PathBuf),
     /// The system refuses.
-    #[error("cannot connect to the switch at {}", path.display())]
+    #[error("cannot attach to the switch at {}", path.display())]
     System {
         /// Where the switch is.
         path: PathBuf,
@@ -51,9 +51,9 @@ pub enum AttachError {
 /// An endpoint that has been let in, and does not know its peers yet.
 #[derive(Debug)]
 pub struct Attachment {
+    path: PathBuf,
     socket: OwnedFd,
     mode: LinkMode,
-    port: PortId,
 }
 
 impl Attachment {
@@ -72,7 +72,11 @@ impl Attachment {
         socket::send_until(&socket, &hello.encode(), deadline)
             .map_err(|errno| system(path, errno))?;
         match socket::receive_until(&socket, &mut socket::space(), Some(deadline)) {
-            Ok(Message::Welcome { port, mode }) => Ok(Self { socket, mode, port }),
+            Ok(Message::Welcome { mode, .. }) => Ok(Self {
+                path: path.to_owned(),
+                socket,
+                mode,
+            }),
             Ok(Message::Refused(refusal)) => Err(AttachError::Refused {
                 path: path.to_owned(),
                 name: name.to_owned(),
@@ -90,14 +94,12 @@ impl Attachment {
         self.mode
     }
 
-    /// Its number at the switch.
-    pub fn port(&self) -> PortId {
-        self.port
-    }
-
     /// Goes to work: from now on `neighbour` is told of the peers and answers them, on a thread of its own.
-    pub fn start(self, neighbour: Arc<dyn Neighbour>) -> io::Result<Link> {
-        Link::start(self.socket, neighbour)
+    pub fn start(self, neighbour: Arc<dyn Neighbour>) -> Result<Link, AttachError> {
+        Link::start(self.socket, neighbour).map_err(|source| AttachError::System {
+            path: self.path,
+            source,
+        })
     }
 }
 

@@ -129,10 +129,10 @@ impl Link {
         let mut state = self.shared.state();
         state.sent += 1;
         let sequence = state.sent;
-        // Sent with the lock held, so that sequence numbers arrive in order.
         let message = Message::Announce { sequence, windows };
-        if !state.lost && !self.shared.send(&message) {
-            state.lost = true;
+        if !state.lost {
+            // With the lock held, so that sequence numbers arrive in order. A failure ends the link, which is waited for.
+            self.shared.send(&message);
         }
         let unsettled = |state: &mut State| !state.lost && state.announced < sequence;
         let (mut state, _) = self

@@ -1,0 +1,233 @@
+//! What answers a peer's request by bus address.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use peerbar_dma::PageTable;
+use peerbar_pci::Function;
+use peerbar_switch::Unsupported;
+
+use crate::BarMemory;
+
+/// A window that the guest has opened.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenWindow {
+    /// Number of the BAR.
+    pub(crate) bar: u8,
+    /// First bus address.
+    pub(crate) address: u64,
+    /// Length in bytes.
+    pub(crate) size: u64,
+    /// What is behind it.
+    pub(crate) memory: BarMemory,
+}
+
+/// A function, and where it answers at this moment. A request is looked up when it arrives, so that one that was on its way
+/// when a window moved does not hit the wrong thing.
+pub(crate) struct Decoder<F> {
+    function: Arc<F>,
+    windows: RwLock<Vec<OpenWindow>>,
+}
+
+impl<F: Function> Decoder<F> {
+    /// A function that answers nowhere.
+    pub(crate) fn new(function: Arc<F>) -> Self {
+        Self {
+            function,
+            windows: RwLock::default(),
+        }
+    }
+
+    /// Opens these windows and closes all others. Once this returns, no request goes by those of before.
+    pub(crate) fn set(&self, windows: Vec<OpenWindow>) {
+        *self.windows.write().unwrap_or_else(PoisonError::into_inner) = windows;
+    }
+
+    /// A peer reads.
+    pub(crate) fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {
+        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let (window, offset) = find(&windows, address, data.len())?;
+        match &window.memory {
+            BarMemory::Memory(span) => {
+                let offset = span.offset.checked_add(offset).ok_or(Unsupported)?;
+                span.file.read(offset, data).map_err(|_| Unsupported)
+            }
+            BarMemory::Pages(table) => self.read_pages(window.bar, table, offset, data),
+            BarMemory::Registers | BarMemory::RegistersWithPages(..) => {
+                self.function.bar_read(window.bar, offset, data);
+                Ok(())
+            }
+        }
+    }
+
+    /// A peer writes.
+    pub(crate) fn write(&self, address: u64, data: &[u8]) -> Result<(), Unsupported> {
+        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let (window, offset) = find(&windows, address, data.len())?;
+        match &window.memory {
+            BarMemory::Memory(span) => {
+                let offset = span.offset.checked_add(offset).ok_or(Unsupported)?;
+                span.file.write(offset, data).map_err(|_| Unsupported)
+            }
+            BarMemory::Pages(table) => self.write_pages(window.bar, table, offset, data),
+            BarMemory::Registers | BarMemory::RegistersWithPages(..) => {
+                self.function.bar_write(window.bar, offset, data);
+                Ok(())
+            }
+        }
+    }
+
+    /// An access to a page over nothing fails, and is shown to the function, which may note such faults.
+    fn read_pages(
+        &self,
+        bar: u8,
+        table: &PageTable,
+        mut offset: u64,
+        mut data: &mut [u8],
+    ) -> Result<(), Unsupported> {
+        while !data.is_empty() {
+            let len = in_page(table, offset, data.len());
+            let (part, rest) = data.split_at_mut_checked(len).ok_or(Unsupported)?;
+            if table.read(offset, part).is_err() {
+                self.function.bar_read(bar, offset, part);
+                return Err(Unsupported);
+            }
+            offset = offset.saturating_add(len as u64);
+            data = rest;
+        }
+        Ok(())
+    }
+
+    fn write_pages(
+        &self,
+        bar: u8,
+        table: &PageTable,
+        mut offset: u64,
+        mut data: &[u8],
+    ) -> Result<(), Unsupported> {
+        while !data.is_empty() {
+            let len = in_page(table, offset, data.len());
+            let (part, rest) = data.split_at_checked(len).ok_or(Unsupported)?;
+            if table.write(offset, part).is_err() {
+                self.function.bar_write(bar, offset, part);
+                return Err(Unsupported);
+            }
+            offset = offset.saturating_add(len as u64);
+            data = rest;
+        }
+        Ok(())
+    }
+}
+
+/// The window that holds `len` bytes at `address`, and how far into it they are.
+fn find(
+    windows: &[OpenWindow],
+    address: u64,
+    len: usize,
+) -> Result<(&OpenWindow, u64), Unsupported> {
+    let offset_in = |window: &OpenWindow| {
+        let offset = address.checked_sub(window.address)?;
+        let left = window.size.checked_sub(offset)?;
+        (len as u64 <= left).then_some(offset)
+    };
+    windows
+        .iter()
+        .find_map(|window| Some((window, offset_in(window)?)))
+        .ok_or(Unsupported)
+}
+
+/// How many of `len` bytes at `offset` lie in the same page.
+fn in_page(table: &PageTable, offset: u64, len: usize) -> usize {
+    usize::try_from(table.left_in_page(offset)).map_or(len, |left| len.min(left))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use peerbar_dma::{MemoryFile, Span};
+
+    use super::*;
+
+    /// A function that notes what it is told and reads as the number of the BAR.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<(u8, u64, usize)>>);
+
+    impl Function for Told {
+        fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+            self.0.lock().unwrap().push((bar, offset, data.len()));
+            data.fill(bar);
+        }
+
+        fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+            self.0.lock().unwrap().push((bar, offset, data.len()));
+        }
+
+        fn reset(&self) {}
+    }
+
+    /// Registers at 0x1000, memory from the second page of a file at 0x2000, two pages, the second over nothing, at 0x4000.
+    fn decoder() -> (Decoder<Told>, Arc<MemoryFile>) {
+        let file = Arc::new(MemoryFile::create("test", 0x4000).unwrap());
+        let table = PageTable::new(file.clone(), 2, 0x1000);
+        table.set(0, Some(0x3000)).unwrap();
+        let span = Span {
+            file: file.clone(),
+            offset: 0x1000,
+        };
+        let window = |bar, address, size, memory| OpenWindow {
+            bar,
+            address,
+            size,
+            memory,
+        };
+        let decoder = Decoder::new(Arc::<Told>::default());
+        decoder.set(vec![
+            window(0, 0x1000, 0x1000, BarMemory::Registers),
+            window(2, 0x2000, 0x1000, BarMemory::Memory(span)),
+            window(4, 0x4000, 0x2000, BarMemory::Pages(Arc::new(table))),
+        ]);
+        (decoder, file)
+    }
+
+    #[test]
+    fn each_kind_of_memory_is_reached() {
+        let (decoder, file) = decoder();
+        decoder.write(0x1004, &[1; 4]).unwrap();
+        assert_eq!(*decoder.function.0.lock().unwrap(), [(0, 4, 4)]);
+        decoder.write(0x2ff8, &[2; 8]).unwrap();
+        decoder.write(0x4000, &[3; 8]).unwrap();
+        let mut data = [0; 8];
+        file.read(0x1ff8, &mut data).unwrap();
+        assert_eq!(data, [2; 8]);
+        file.read(0x3000, &mut data).unwrap();
+        assert_eq!(data, [3; 8]);
+        decoder.read(0x4000, &mut data).unwrap();
+        assert_eq!(data, [3; 8]);
+        decoder.read(0x1000, &mut data).unwrap();
+        assert_eq!(data, [0; 8]);
+    }
+
+    #[test]
+    fn a_page_over_nothing_fails_and_the_function_is_told() {
+        let (decoder, _) = decoder();
+        assert_eq!(decoder.write(0x4ff8, &[1; 16]), Err(Unsupported));
+        assert_eq!(decoder.read(0x5000, &mut [0; 4]), Err(Unsupported));
+        let told = decoder.function.0.lock().unwrap().clone();
+        assert_eq!(told, [(4, 0x1000, 8), (4, 0x1000, 4)]);
+    }
+
+    #[test]
+    fn what_lies_in_no_window_as_a_whole_is_not_supported() {
+        let (decoder, _) = decoder();
+        for (address, len) in [(0xffc, 4), (0x1ffc, 8), (0x3000, 1), (u64::MAX, 1)] {
+            assert_eq!(
+                decoder.write(address, &vec![0; len]),
+                Err(Unsupported),
+                "{address:#x}"
+            );
+        }
+        decoder.set(Vec::new());
+        assert_eq!(decoder.read(0x1000, &mut [0; 4]), Err(Unsupported));
+        assert!(decoder.function.0.lock().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,168 @@
+//! The function below a switch: its windows for its peers, and theirs for it.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use peerbar_dma::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers, Requester};
+use peerbar_pci::Function;
+use peerbar_switch::{
+    AttachError, Attachment, Lent, Link, LinkMode, Memory, Neighbour, PeerRequests, PortId,
+    RequestError, Unsupported, Window,
+};
+
+use crate::BarMemory;
+use crate::decoder::{Decoder, OpenWindow};
+
+/// A function's place below its switch.
+pub(crate) struct SwitchPort<F> {
+    link: Link,
+    decoder: Arc<Decoder<F>>,
+    /// (BAR, bus address) of each window as it was announced last.
+    announced: Vec<(u8, u64)>,
+}
+
+impl<F: Function + 'static> SwitchPort<F> {
+    /// Attaches a function to the switch at `path`, by a name of its own there.
+    pub(crate) fn attach(
+        path: &Path,
+        name: &str,
+        function: Arc<F>,
+        requester: Arc<Requester>,
+    ) -> Result<Self, AttachError> {
+        let attachment = Attachment::new(path, name)?;
+        let routing = routing(attachment.mode());
+        let decoder = Arc::new(Decoder::new(function));
+        let link = attachment.start(Arc::new(Neighbours {
+            requester: requester.clone(),
+            decoder: decoder.clone(),
+        }))?;
+        requester.set_switch(routing, Arc::new(ByMessage(link.requests())));
+        Ok(Self {
+            link,
+            decoder,
+            announced: Vec::new(),
+        })
+    }
+}
+
+impl<F: Function> SwitchPort<F> {
+    /// Opens these windows to the peers and closes all others. Once this returns, no peer goes by those of before.
+    pub(crate) fn set(&mut self, windows: Vec<OpenWindow>) {
+        let announced: Vec<(u8, u64)> = windows.iter().map(|w| (w.bar, w.address)).collect();
+        if announced == self.announced {
+            return;
+        }
+        self.announced = announced;
+        let lent: Vec<Lent> = windows.iter().map(lent).collect();
+        self.decoder.set(windows);
+        if let Err(error) = self.link.announce(&lent) {
+            log::debug!("windows are not announced: {error}");
+        }
+    }
+}
+
+/// What the switch asks and tells.
+struct Neighbours<F> {
+    requester: Arc<Requester>,
+    decoder: Arc<Decoder<F>>,
+}
+
+impl<F: Function> Neighbour for Neighbours<F> {
+    fn peer(&self, peer: PortId, windows: Vec<Window>) {
+        let windows = windows.into_iter().map(|window| PeerWindow {
+            address: window.address,
+            size: window.size,
+            claim: window.claim,
+            memory: match window.memory {
+                Memory::Lent(fd, offset) => borrowed(&self.requester, &fd, offset, window.size),
+                Memory::ByMessage => PeerMemory::ByMessage,
+                Memory::Gone => PeerMemory::Gone,
+            },
+        });
+        self.requester.set_peer(PeerId(peer.0), windows.collect());
+    }
+
+    fn lost(&self) {
+        log::warn!("the switch is gone: transfers to peers fail from now on");
+        self.requester.lose_peers();
+    }
+
+    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {
+        self.decoder.read(address, data)
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> Result<(), Unsupported> {
+        self.decoder.write(address, data)
+    }
+}
+
+/// The way to what is no memory.
+struct ByMessage(PeerRequests);
+
+impl Peers for ByMessage {
+    fn read(&self, peer: PeerId, address: u64, data: &mut [u8]) -> Result<(), PeerError> {
+        let read = self.0.read(PortId(peer.0), address, data);
+        read.map_err(peer_error)
+    }
+
+    fn write(&self, peer: PeerId, address: u64, data: &[u8]) -> Result<(), PeerError> {
+        let written = self.0.write(PortId(peer.0), address, data);
+        written.map_err(peer_error)
+    }
+}
+
+/// A peer's memory, or the way by messages if it cannot be used safely.
+fn borrowed(requester: &Requester, fd: &OwnedFd, offset: u64, size: u64) -> PeerMemory {
+    let fd = match fd.try_clone() {
+        Ok(fd) => fd,
+        Err(error) => {
+            log::warn!("a peer's memory is reached by messages: {error}");
+            return PeerMemory::ByMessage;
+        }
+    };
+    match requester.borrow_memory(fd, offset, size) {
+        Ok(span) => PeerMemory::Span(span),
+        Err(error) => {
+            log::debug!("a peer's memory is reached by messages: {error}");
+            PeerMemory::ByMessage
+        }
+    }
+}
+
+/// A window as the peers are told of it: memory is lent, everything else goes by messages.
+fn lent(window: &OpenWindow) -> Lent {
+    let memory = match &window.memory {
+        BarMemory::Memory(span) => match span.file.file().try_clone() {
+            Ok(file) => Some((Arc::new(file.into()), span.offset)),
+            Err(error) => {
+                log::warn!("BAR{} is not lent to peers: {error}", window.bar);
+                None
+            }
+        },
+        _ => None,
+    };
+    Lent {
+        bar: window.bar,
+        address: window.address,
+        size: window.size,
+        memory,
+    }
+}
+
+fn routing(mode: LinkMode) -> PeerRouting {
+    match mode {
+        LinkMode::Route => PeerRouting::Route,
+        LinkMode::Redirect => PeerRouting::Redirect,
+        LinkMode::UnsupportedRequest => PeerRouting::UnsupportedRequest,
+        LinkMode::Drop => PeerRouting::Drop,
+    }
+}
+
+fn peer_error(error: RequestError) -> PeerError {
+    match error {
+        RequestError::Unsupported => PeerError::Unsupported,
+        RequestError::Gone => PeerError::Gone,
+        RequestError::TimedOut => PeerError::TimedOut,
+    }
+}

@@ -1,0 +1,383 @@
+//! Two endpoints below a real switch, transferring to each other.
+
+// Clippy sees tests only in functions that are marked so, not in what they call.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use peerbar_dma::{
+    Completer, Direction, DmaError, MemoryFile, PageTable, PeerError, Purpose, Requester, Route,
+    Span,
+};
+use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
+use peerbar_switch::LinkMode;
+use peerbar_vfio_user::Device;
+
+const CONFIG: u32 = 7;
+const COMMAND: u64 = 0x04;
+const DECODE_AND_MASTER: u8 = 0b110;
+
+/// A switch that ends when dropped.
+struct Switch {
+    path: PathBuf,
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+    _folder: tempfile::TempDir,
+}
+
+impl Switch {
+    fn start(modes: &[(&str, LinkMode)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("switch.sock");
+        let (stop, watched) = UnixStream::pair().unwrap();
+        let (ready, is_ready) = channel();
+        let modes: BTreeMap<String, LinkMode> = modes
+            .iter()
+            .map(|(name, mode)| ((*name).to_owned(), *mode))
+            .collect();
+        let at = path.clone();
+        let thread = std::thread::spawn(move || {
+            let ready = || ready.send(()).map_err(io::Error::other);
+            peerbar_switch::serve(&at, modes, &watched, ready).unwrap();
+        });
+        is_ready.recv().unwrap();
+        Self {
+            path,
+            stop: Some(stop),
+            thread: Some(thread),
+            _folder: folder,
+        }
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.stop.take();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A function that notes what is written to its registers, which read as 0x5a.
+#[derive(Default)]
+struct Notes(Mutex<Vec<(u64, Vec<u8>)>>);
+
+impl Function for Notes {
+    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
+        data.fill(0x5a);
+    }
+
+    fn bar_write(&self, _bar: u8, offset: u64, data: &[u8]) {
+        self.0.lock().unwrap().push((offset, data.to_vec()));
+    }
+
+    fn reset(&self) {}
+}
+
+/// An endpoint with registers in BAR0, memory in BAR2 and two pages, the second over nothing, in BAR4.
+struct Card {
+    endpoint: Endpoint<Notes>,
+    notes: Arc<Notes>,
+    requester: Arc<Requester>,
+    memory: Arc<MemoryFile>,
+}
+
+impl Card {
+    fn new(switch: &Path, name: &str) -> Self {
+        let identity = Identity {
+            vendor: 0x1af4,
+            device: 0x10f0,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            revision: 0,
+            class: 0x03_02_00,
+        };
+        let msi_x = MsiX {
+            vectors: 1,
+            bar: 0,
+            table: 0x1000,
+            pending: 0x2000,
+        };
+        let bar = |index, size| Bar::new(index, size, true).unwrap();
+        let config = ConfigSpace::new(
+            &identity,
+            &[bar(0, 0x4000), bar(2, 0x10000), bar(4, 0x2000)],
+            &msi_x,
+        );
+        let memory = Arc::new(MemoryFile::create("memory", 0x10000).unwrap());
+        let pages = PageTable::new(
+            Arc::new(MemoryFile::create("pages", 0x2000).unwrap()),
+            2,
+            0x1000,
+        );
+        pages.set(0, Some(0x1000)).unwrap();
+        let span = Span {
+            file: memory.clone(),
+            offset: 0,
+        };
+        let behind = [
+            BarMemory::Registers,
+            BarMemory::Memory(span),
+            BarMemory::Pages(Arc::new(pages)),
+        ];
+        let notes = Arc::new(Notes::default());
+        let requester = Arc::new(Requester::new());
+        let vectors = Arc::new(Vectors::new(1));
+        let mut endpoint = Endpoint::new(notes.clone(), config, behind, requester.clone(), vectors);
+        endpoint.attach_to_switch(switch, name).unwrap();
+        Self {
+            endpoint,
+            notes,
+            requester,
+            memory,
+        }
+    }
+
+    fn configure(&mut self, offset: u64, data: &[u8]) {
+        self.endpoint.region_write(CONFIG, offset, data).unwrap();
+    }
+
+    /// Puts the BARs at `base`, `base + 0x10_0000` and `base + 0x20_0000`, and switches decode and bus mastering on.
+    fn program(&mut self, base: u64) {
+        for (bar, offset) in [(0x10, 0), (0x18, 0x10_0000), (0x20, 0x20_0000)] {
+            self.configure(bar, &(base + offset).to_le_bytes());
+        }
+        self.configure(COMMAND, &[DECODE_AND_MASTER, 0]);
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.requester.write(Purpose::Payload, address, data)
+    }
+
+    fn bytes(&self, route: Route, completer: Completer) -> u64 {
+        let snapshot = self.requester.counters().snapshot();
+        let wanted = snapshot.iter().filter(|(entry, _)| {
+            (entry.route, entry.completer, entry.direction) == (route, completer, Direction::Write)
+        });
+        wanted.map(|(_, count)| count.bytes).sum()
+    }
+}
+
+fn peer_error(result: Result<(), DmaError>) -> PeerError {
+    match result.unwrap_err() {
+        DmaError::Peer { source, .. } => source,
+        other => panic!("{other}"),
+    }
+}
+
+const A: u64 = 0x38_0000_0000;
+const B: u64 = 0x39_0000_0000;
+const MEMORY: u64 = 0x10_0000;
+const PAGES: u64 = 0x20_0000;
+
+#[test]
+fn memory_registers_and_pages_of_a_peer_are_reached() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    a.program(A);
+    b.program(B);
+    a.write(B + MEMORY + 0x100, &[1; 0x200]).unwrap();
+    let mut data = [0; 0x200];
+    b.memory.read(0x100, &mut data).unwrap();
+    assert_eq!(data, [1; 0x200]);
+    a.write(B + 0x20, &[2; 4]).unwrap();
+    assert_eq!(*b.notes.0.lock().unwrap(), [(0x20, vec![2; 4])]);
+    a.write(B + PAGES, &[3; 8]).unwrap();
+    a.requester
+        .read(Purpose::Payload, B + PAGES, &mut data[..8])
+        .unwrap();
+    assert_eq!(data[..8], [3; 8]);
+    assert_eq!(a.bytes(Route::Peer, Completer::PeerBar), 0x200 + 4 + 8);
+    assert_eq!(
+        peer_error(a.write(B + PAGES + 0x1000, &[4; 8])),
+        PeerError::Unsupported
+    );
+    let told = b.notes.0.lock().unwrap().last().unwrap().clone();
+    assert_eq!(
+        told,
+        (0x1000, vec![4; 8]),
+        "the function can note the fault"
+    );
+}
+
+#[test]
+fn more_than_one_message_holds_goes_as_several() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    a.program(A);
+    b.program(B);
+    let data: Vec<u8> = (0..0x3000u32).map(|i| i.to_le_bytes()[1]).collect();
+    a.write(B, &data).unwrap();
+    let whole: Vec<u8> = b
+        .notes
+        .0
+        .lock()
+        .unwrap()
+        .iter()
+        .flat_map(|(_, data)| data.clone())
+        .collect();
+    assert_eq!(whole, data);
+}
+
+#[test]
+fn a_window_that_is_closed_or_moved_is_left_at_once() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    a.program(A);
+    b.program(B);
+    a.write(B + MEMORY, &[1; 8]).unwrap();
+    b.configure(COMMAND, &[0, 0]);
+    for target in [B, B + MEMORY] {
+        let error = a.write(target, &[2; 8]).unwrap_err();
+        assert!(matches!(error, DmaError::Upstream { .. }), "{error}");
+    }
+    b.program(B + 0x1_0000_0000);
+    assert!(a.write(B + MEMORY, &[2; 8]).is_err());
+    a.write(B + 0x1_0000_0000 + MEMORY, &[3; 8]).unwrap();
+    b.endpoint.reset().unwrap();
+    assert!(a.write(B + 0x1_0000_0000 + MEMORY, &[4; 8]).is_err());
+    let mut data = [0; 8];
+    b.memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [3; 8]);
+    assert!(b.notes.0.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_requester_without_bus_mastering_reaches_nobody() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    a.program(A);
+    b.program(B);
+    a.configure(COMMAND, &[0b010, 0]);
+    let error = a.write(B + MEMORY, &[1; 8]).unwrap_err();
+    assert!(matches!(error, DmaError::NotMaster { .. }), "{error}");
+    b.write(A + MEMORY, &[2; 8]).unwrap();
+}
+
+#[test]
+fn each_mode_of_a_link_is_the_requester_s() {
+    let modes = [
+        ("a", LinkMode::UnsupportedRequest),
+        ("b", LinkMode::Route),
+        ("c", LinkMode::Drop),
+        ("d", LinkMode::Redirect),
+    ];
+    let switch = Switch::start(&modes);
+    let mut devices: Vec<Card> = modes
+        .iter()
+        .map(|(name, _)| Card::new(&switch.path, name))
+        .collect();
+    for (device, base) in devices
+        .iter_mut()
+        .zip([A, B, A + 0x2000_0000, B + 0x2000_0000])
+    {
+        device.program(base);
+    }
+    let [a, b, c, d] = &devices[..] else {
+        panic!("four")
+    };
+    b.write(A + MEMORY, &[1; 8]).unwrap();
+    assert_eq!(
+        peer_error(a.write(B + MEMORY, &[2; 8])),
+        PeerError::Unsupported
+    );
+    c.write(B + MEMORY, &[3; 8]).unwrap();
+    let error = d.write(B + MEMORY, &[4; 8]).unwrap_err();
+    assert!(matches!(error, DmaError::Upstream { .. }), "{error}");
+    let mut data = [0; 8];
+    b.memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [0; 8]);
+    assert_eq!(c.bytes(Route::Refused, Completer::Nobody), 8);
+}
+
+#[test]
+fn a_peer_that_vanishes_fails_its_partners_until_it_is_back() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    a.program(A);
+    b.program(B);
+    let memory = b.memory.clone();
+    drop(b);
+    // The switch takes one message after another, so it has noticed the end when a's change is through.
+    a.program(A + 0x1000_0000);
+    assert_eq!(peer_error(a.write(B + MEMORY, &[1; 8])), PeerError::Gone);
+    assert_eq!(peer_error(a.write(B, &[1; 8])), PeerError::Gone);
+    let mut data = [0; 8];
+    memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [0; 8]);
+    let mut b = Card::new(&switch.path, "b");
+    b.program(B);
+    a.write(B + MEMORY, &[2; 8]).unwrap();
+    b.memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [2; 8]);
+}
+
+#[test]
+fn without_its_switch_an_endpoint_has_no_peers_and_goes_on() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    a.program(A);
+    b.program(B);
+    drop(switch);
+    // An announcement returns only when the link's end is known.
+    a.program(A + 0x1000_0000);
+    assert_eq!(peer_error(a.write(B + MEMORY, &[1; 8])), PeerError::Gone);
+    assert_eq!(peer_error(a.write(B, &[1; 8])), PeerError::Gone);
+    a.write(A + 0x1000_0000 + MEMORY, &[1; 8]).unwrap();
+}
+
+#[test]
+fn two_that_move_and_transfer_to_each_other_at_once_get_on() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    a.program(A);
+    b.program(B);
+    let over = Arc::new(AtomicBool::new(false));
+    let transfers = [(&a, B), (&b, A)].map(|(device, target)| {
+        let (requester, over) = (device.requester.clone(), over.clone());
+        std::thread::spawn(move || {
+            let mut done = 0;
+            while !over.load(Ordering::Relaxed) {
+                for address in [target + MEMORY, target] {
+                    // Fails while the peer is elsewhere.
+                    done += u32::from(
+                        requester
+                            .write(Purpose::Payload, address, &[1; 0x1000])
+                            .is_ok(),
+                    );
+                }
+            }
+            done
+        })
+    });
+    let moves = [(a, A), (b, B)].map(|(mut device, home)| {
+        std::thread::spawn(move || {
+            for _ in 0..100 {
+                device.program(home + 0x1000_0000);
+                device.program(home);
+            }
+            device
+        })
+    });
+    let devices = moves.map(|thread| thread.join().unwrap());
+    over.store(true, Ordering::Relaxed);
+    for thread in transfers {
+        assert!(thread.join().unwrap() > 0);
+    }
+    devices[0].write(B + MEMORY, &[7; 8]).unwrap();
+    devices[1].write(A + MEMORY, &[7; 8]).unwrap();
+}
