@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use peerbar_endpoint::daemon::{self, Fault, size};
+use peerbar_endpoint::daemon::{self, Fault, Place, size};
 use peerbar_gpu::{Config, ConfigError, Gpu, Mode, StartError};
 
 /// A GPU whose memory is a PCI BAR, served over vfio-user until SIGTERM.
@@ -14,6 +14,8 @@ struct Args {
     /// Where QEMU connects to
     #[arg(long, value_name = "PATH")]
     socket_path: PathBuf,
+    #[command(flatten)]
+    place: Place,
     /// Size of the GPU's memory, a multiple of 2M; it takes host memory only where it is touched
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     vram: u64,
@@ -36,8 +38,8 @@ enum ApertureMode {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let path = args.socket_path.clone();
-    match serve(&path, &Config::from(args)) {
+    let (path, place) = (args.socket_path.clone(), args.place.clone());
+    match serve(&path, &place, &Config::from(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let fault = error.downcast_ref().map_or(Fault::Environment, fault);
@@ -46,8 +48,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(path: &Path, config: &Config) -> anyhow::Result<()> {
+fn serve(path: &Path, place: &Place, config: &Config) -> anyhow::Result<()> {
     let mut gpu = Gpu::start(config)?;
+    place.take(&mut gpu.endpoint, path)?;
     daemon::serve(path, &mut gpu.endpoint)?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use peerbar_endpoint::daemon::{self, Fault, size};
+use peerbar_endpoint::daemon::{self, Fault, Place, size};
 use peerbar_nvme::{CmbError, Config, Controller, Source, StartError};
 
 /// An NVMe controller with a Controller Memory Buffer, served over vfio-user until SIGTERM.
@@ -14,6 +14,8 @@ struct Args {
     /// Where QEMU connects to
     #[arg(long, value_name = "PATH")]
     socket_path: PathBuf,
+    #[command(flatten)]
+    place: Place,
     /// Serial number, 1 to 20 characters
     #[arg(long)]
     serial: String,
@@ -37,8 +39,8 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let path = args.socket_path.clone();
-    match serve(&path, &Config::from(args)) {
+    let (path, place) = (args.socket_path.clone(), args.place.clone());
+    match serve(&path, &place, &Config::from(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let fault = error.downcast_ref().map_or(Fault::Environment, fault);
@@ -47,8 +49,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(path: &std::path::Path, config: &Config) -> anyhow::Result<()> {
+fn serve(path: &std::path::Path, place: &Place, config: &Config) -> anyhow::Result<()> {
     let mut controller = Controller::start(config)?;
+    place.take(&mut controller.endpoint, path)?;
     daemon::serve(path, &mut controller.endpoint)?;
     Ok(())
 }
