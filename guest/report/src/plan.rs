@@ -105,6 +105,14 @@ pub enum Check {
         /// A device's name.
         disk: String,
     },
+    /// The kernel has no way from `disk` to memory of `gpu`: transfers are refused with the reason, and where a bounce is
+    /// allowed all of them bounces.
+    GpuRefused {
+        /// A GPU's name.
+        gpu: String,
+        /// A device's name.
+        disk: String,
+    },
     /// Two vectors of `from` are added by the kernels of `gpu`, and the sum goes to `to`: no byte of it is in guest RAM.
     GpuCompute {
         /// A GPU's name.
@@ -148,6 +156,9 @@ impl Check {
             Check::GpuFile(file) => file.to_string(),
             Check::GpuUnaligned { gpu, disk } => {
                 format!("unaligned reads of {disk} into VRAM of {gpu}")
+            }
+            Check::GpuRefused { gpu, disk } => {
+                format!("no peer to peer from {disk} to VRAM of {gpu}")
             }
             Check::GpuCompute { gpu, from, to } => {
                 format!("{from} to VRAM of {gpu}, vector add, to {to}")
