@@ -9,6 +9,7 @@ mod gpu_compute;
 mod gpu_copy;
 mod gpu_file;
 mod gpu_mapping;
+mod gpu_refused;
 mod gpu_unaligned;
 mod layout;
 mod pool_exhausted;
@@ -49,6 +50,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::Command(command) => return command::run(lab, command, measure),
         Check::GpuFile(file) => return gpu_file::run(lab, file, measure),
         Check::GpuUnaligned { gpu, disk } => gpu_unaligned::run(lab, gpu, disk, measure)?,
+        Check::GpuRefused { gpu, disk } => gpu_refused::run(lab, gpu, disk, measure)?,
         Check::GpuCompute { gpu, from, to } => gpu_compute::run(lab, gpu, from, to, measure)?,
         Check::GpuAtomics { gpu } => gpu_atomics::run(lab, gpu, measure)?,
         Check::GpuCopy(copy) => gpu_copy::run(lab, copy, measure)?,

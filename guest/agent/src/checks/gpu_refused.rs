@@ -1,0 +1,96 @@
+//! Where the kernel has no way from device to device, a transfer is refused with the reason, or bounces by leave.
+
+use anyhow::{bail, ensure};
+use peerbar_gds::{
+    Buffer, Direction, Error, FileOptions, Gpu, GpuFile, Policy, Queue, Request, Traffic,
+};
+use peerbar_report::{Buffer as Through, Measure};
+
+use super::way::judge;
+use crate::counters::Witness;
+use crate::devices::Controller;
+use crate::disk;
+use crate::lab::Lab;
+
+/// Size of each transfer in bytes.
+const LENGTH: u64 = 256 << 10;
+
+pub(super) fn run(lab: &Lab, gpu: &str, disk: &str, measure: &mut Measure) -> anyhow::Result<()> {
+    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
+    disk.disk.check(0, 2 * LENGTH)?;
+    let opened = gpu.open()?;
+    let buffer = opened.allocate(LENGTH)?;
+    refused(lab, &opened, disk, &buffer)?;
+
+    let pattern = lab.fresh_pattern(disk);
+    let plain = disk.disk.open_direct()?;
+    disk::fill(&plain, pattern, 0, usize::try_from(LENGTH)?)?;
+    let file = open(&opened, disk, Policy::AllowBounce)?;
+    let mut witness = Witness::new(lab);
+    witness.watch(|| there_and_back(&file, &buffer))?;
+    measure.bytes = LENGTH * 2;
+    witness.tell(measure);
+    pattern.verify(0, &disk::read(&plain, LENGTH, usize::try_from(LENGTH)?)?)?;
+    let right = Traffic {
+        peer_bytes: 0,
+        bounced_bytes: measure.bytes,
+    };
+    ensure!(
+        file.traffic() == right,
+        "the library has counted {:?}, where {right:?} was right",
+        file.traffic()
+    );
+    let shares = [disk.share(measure.bytes), gpu.share(measure.bytes)];
+    judge(&Through::GuestRam, &shares, witness.traffic()?)
+}
+
+fn open(gpu: &Gpu, disk: &Controller, policy: Policy) -> anyhow::Result<GpuFile> {
+    let options = FileOptions::new().write(true).policy(policy);
+    Ok(options.open(gpu, &disk.disk.node)?)
+}
+
+/// Without leave nothing moves, whichever way it is asked for.
+fn refused(lab: &Lab, gpu: &Gpu, disk: &Controller, buffer: &Buffer) -> anyhow::Result<()> {
+    let file = open(gpu, disk, Policy::PeerOnly)?;
+    let mut witness = Witness::new(lab);
+    let outcomes = witness.watch(|| {
+        [
+            file.read_at(buffer, ..LENGTH, 0),
+            file.write_at(buffer, ..LENGTH, 0).map(|()| LENGTH),
+            through_queue(&file, buffer),
+        ]
+    });
+    for outcome in outcomes {
+        match outcome {
+            Err(Error::PeerToPeer { .. }) => {}
+            Err(error) => bail!("a transfer was to be refused as peer-to-peer DMA, but: {error:#}"),
+            Ok(moved) => bail!(
+                "{moved} bytes have moved: the kernel has a way from device to device here, so this check is out of place"
+            ),
+        }
+    }
+    let moved = witness.traffic()?.payload();
+    ensure!(
+        moved == 0,
+        "transfers that were refused have moved {moved} bytes of payload"
+    );
+    Ok(())
+}
+
+fn through_queue(file: &GpuFile, buffer: &Buffer) -> peerbar_gds::Result<u64> {
+    let mut queue = Queue::new(1)?;
+    queue.push(Request {
+        direction: Direction::Read,
+        file: file.clone(),
+        offset: 0,
+        buffer: buffer.clone(),
+        range: 0..LENGTH,
+    })?;
+    queue.wait()?.map_or(Ok(0), |completion| completion.result)
+}
+
+fn there_and_back(file: &GpuFile, buffer: &Buffer) -> anyhow::Result<()> {
+    let read = file.read_at(buffer, ..LENGTH, 0)?;
+    ensure!(read == LENGTH, "{read} bytes were read of {LENGTH}");
+    Ok(file.write_at(buffer, ..LENGTH, LENGTH)?)
+}
