@@ -65,6 +65,7 @@ enum Kind {
     Command,
     GpuFile,
     GpuUnaligned,
+    GpuRefused,
     GpuCompute,
     GpuAtomics,
     GpuCopy,
@@ -103,7 +104,14 @@ impl CheckTable {
             Kind::Copy => Check::Copy(self.copy(devices)?),
             Kind::Command => Check::Command(self.command(devices)?),
             Kind::GpuFile => Check::GpuFile(self.gpu_file(devices)?),
-            Kind::GpuUnaligned => self.gpu_unaligned(devices)?,
+            Kind::GpuUnaligned => {
+                let (gpu, disk) = self.gpu_and_disk(devices)?;
+                Check::GpuUnaligned { gpu, disk }
+            }
+            Kind::GpuRefused => {
+                let (gpu, disk) = self.gpu_and_disk(devices)?;
+                Check::GpuRefused { gpu, disk }
+            }
             Kind::GpuCompute => self.gpu_compute(devices)?,
             Kind::GpuAtomics => Check::GpuAtomics {
                 gpu: self.gpu(devices)?.name.clone(),

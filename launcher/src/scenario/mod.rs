@@ -349,8 +349,8 @@ mod tests {
             (
                 "kind = \"copied\"".to_owned(),
                 "12: unknown variant `copied`, expected one of `provider`, `queues-in-cmb`, `copy`, `buffered-read`, \
-                 `pool-exhausted`, `controller-reset`, `command`, `gpu-file`, `gpu-unaligned`, `gpu-compute`, \
-                 `gpu-atomics`, `gpu-copy`, `gpu-mapping`",
+                 `pool-exhausted`, `controller-reset`, `command`, `gpu-file`, `gpu-unaligned`, `gpu-refused`, \
+                 `gpu-compute`, `gpu-atomics`, `gpu-copy`, `gpu-mapping`",
             ),
         ];
         for (lines, message) in cases {

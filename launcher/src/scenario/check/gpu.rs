@@ -67,12 +67,13 @@ impl CheckTable {
         Ok(file)
     }
 
-    pub(super) fn gpu_unaligned(&mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
+    pub(super) fn gpu_and_disk(
+        &mut self,
+        devices: &Devices<'_>,
+    ) -> Result<(String, String), Problem> {
         let disk = required(self.disk.take(), "disk", self.kind.span())?;
-        Ok(Check::GpuUnaligned {
-            gpu: self.gpu(devices)?.name.clone(),
-            disk: known(disk, devices.nvmes)?.name.clone(),
-        })
+        let disk = known(disk, devices.nvmes)?.name.clone();
+        Ok((self.gpu(devices)?.name.clone(), disk))
     }
 
     pub(super) fn gpu_compute(&mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
