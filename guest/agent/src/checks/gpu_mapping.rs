@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use anyhow::{Context, bail, ensure};
-use peerbar_gds::{Buffer, Gpu, Mapping};
+use peerbar_gds::{Buffer, Gpu, Kernel, Mapping};
 
 use crate::fork::in_child;
 use crate::gpus;
@@ -15,6 +15,11 @@ const GPU_PAGE: u64 = 64 << 10;
 
 /// Size of the buffers in bytes.
 const SIZE: u64 = 5 * GPU_PAGE;
+
+/// Size of the buffers that take all that is left, and how many threads look at each.
+const LARGE: u64 = 16 << 20;
+const THREADS: u32 = 4 << 20;
+const BLOCK: u32 = 1024;
 
 /// What a child stores.
 const MARK: u8 = 0xc5;
@@ -164,18 +169,23 @@ fn what_is_freed_is_nobody_else_s(gpu: &Gpu) -> anyhow::Result<()> {
     old.mapping().write(0, &numbers(4))?;
     old.free()?;
     let mut owners: Vec<Buffer> = Vec::new();
-    while let Ok(buffer) = gpu.allocate(SIZE) {
-        gpu.fill(buffer.span(..)?, 0)?;
-        owners.push(buffer);
+    for size in [LARGE, SIZE] {
+        while let Ok(buffer) = gpu.allocate(size) {
+            gpu.fill(buffer.span(..)?, 0)?;
+            owners.push(buffer);
+        }
     }
     ensure!(!owners.is_empty(), "no new buffer could be allocated");
     let ended = in_child(|| store_in_child(old.mapping()))?;
     lived(ended)?;
     for buffer in &owners {
-        let mut seen = [0];
-        buffer.mapping().read(0, &mut seen)?;
+        let everything = Kernel::Reduce {
+            x: buffer.span(..)?,
+            elements: buffer.size() / 4,
+        };
+        let sum = gpu.launch(everything, THREADS / BLOCK, BLOCK)?;
         ensure!(
-            seen == [0],
+            sum == 0,
             "a store through the old mapping has met a new buffer"
         );
     }
