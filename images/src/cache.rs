@@ -32,18 +32,27 @@ pub(crate) enum Kind {
     Kernel,
     /// An initramfs.
     Initramfs,
+    /// Modules built for a kernel.
+    Modules,
     /// What a QEMU has said about itself.
     Probe,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Root, Self::Kernel, Self::Initramfs, Self::Probe];
+    const ALL: [Self; 5] = [
+        Self::Root,
+        Self::Kernel,
+        Self::Initramfs,
+        Self::Modules,
+        Self::Probe,
+    ];
 
     fn prefix(self) -> &'static str {
         match self {
             Self::Root => "root-",
             Self::Kernel => "kernel-",
             Self::Initramfs => "initramfs-",
+            Self::Modules => "modules-",
             Self::Probe => "qemu-",
         }
     }
@@ -52,7 +61,7 @@ impl Kind {
     fn lifetime(self) -> Duration {
         match self {
             Self::Root => 30 * DAY,
-            Self::Kernel | Self::Initramfs | Self::Probe => DAY,
+            Self::Kernel | Self::Initramfs | Self::Modules | Self::Probe => DAY,
         }
     }
 

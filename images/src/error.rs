@@ -136,6 +136,28 @@ pub enum ImageError {
         /// The option of the kernel's configuration that builds it.
         option: String,
     },
+    /// The user's kernel has no build tree, so nothing can be built for it.
+    #[error(
+        "no drivers can be built for kernel {release}: {}; name its build tree, or lib/modules/{release} with a link \
+         `build` to it, with --modules",
+        no_build_tree(modules.as_deref())
+    )]
+    NoBuildTree {
+        /// The kernel's release.
+        release: String,
+        /// The folder with its modules.
+        modules: Option<PathBuf>,
+    },
+    /// The compiler refused a driver of ours.
+    #[error("make failed ({status}): {reason}; all of its output is in {}", log.display())]
+    ModuleBuild {
+        /// How it ended.
+        status: String,
+        /// The first error that it printed.
+        reason: String,
+        /// The file with its whole output.
+        log: PathBuf,
+    },
     /// A module's file cannot be understood.
     #[error("{} is no kernel module: {reason}", path.display())]
     BadModule {
@@ -172,6 +194,16 @@ pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
         action,
         path,
         source,
+    }
+}
+
+fn no_build_tree(modules: Option<&Path>) -> String {
+    match modules {
+        Some(modules) => format!(
+            "there is neither a build tree in nor a link to one from {}",
+            modules.display()
+        ),
+        None => "its modules are not known".to_owned(),
     }
 }
 

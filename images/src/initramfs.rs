@@ -31,12 +31,15 @@ pub fn initramfs(
     modules: &[String],
     agent: &Path,
 ) -> Result<PathBuf, ImageError> {
-    let tree = kernel
+    let mut tree = kernel
         .modules
         .as_deref()
         .map(Tree::read)
         .transpose()?
         .unwrap_or_default();
+    for module in &kernel.added {
+        tree.add(module)?;
+    }
     let mut inputs = vec![
         cache::stamp(agent)?,
         kernel.release.clone(),
@@ -166,6 +169,7 @@ mod tests {
             image: dir.join("bzImage"),
             release: "7.2.12-x".to_owned(),
             modules: Some(dir.to_path_buf()),
+            added: Vec::new(),
         }
     }
 
@@ -224,6 +228,22 @@ mod tests {
         assert_ne!(second, first);
         fs::write(&agent, module(b"another agent")).unwrap();
         assert_ne!(make(&["nvme"]), second);
+    }
+
+    #[test]
+    fn an_added_module_comes_with_what_it_needs() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let (mut kernel, agent) = (kernel(dir.path()), agent(dir.path()));
+        let added = dir.path().join("built").join("peerbar-gpu.ko");
+        fs::create_dir(added.parent().unwrap()).unwrap();
+        fs::write(&added, module(b"depends=nvme-core\0")).unwrap();
+        kernel.added.push(added);
+        let path = initramfs(&cache, &kernel, &wanted(&["peerbar_gpu"]), &agent).unwrap();
+        assert_eq!(
+            text_of(&entries(&fs::read(path).unwrap()), "modules/index"),
+            "nvme_core\npeerbar_gpu nvme_core\n"
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cache::Kind;
 use crate::error::io_error;
-use crate::{Cache, ImageError, Root, bzimage, cache};
+use crate::{Cache, ImageError, Root, bzimage, cache, out_of_tree};
 
 /// Where a build of the kernel leaves its image, below the build tree.
 const BUILT_IMAGE: &str = "arch/x86/boot/bzImage";
@@ -19,6 +19,8 @@ pub struct Kernel {
     pub release: String,
     /// The folder with its modules: `lib/modules/RELEASE`, or its build tree. None if it has none that are known.
     pub modules: Option<PathBuf>,
+    /// Modules that are no part of it but were built for it: files `NAME.ko`, which win over its own.
+    pub added: Vec<PathBuf>,
 }
 
 impl Kernel {
@@ -31,7 +33,25 @@ impl Kernel {
             image: modules.join("vmlinuz"),
             release,
             modules: Some(modules),
+            added: Vec::new(),
         }
+    }
+
+    /// This kernel with the modules that the folder `sources` (C sources and a `Kbuild`) builds for it. They are built if
+    /// the cache has none of these sources: for the kernel of `root` with the root's own compiler, for a user's kernel in
+    /// its build tree, with the host's make and compiler. A warning is an error. Nothing touches the network.
+    ///
+    /// # Errors
+    /// [`ImageError::NoBuildTree`] for a user's kernel without one, [`ImageError::ModuleBuild`], [`ImageError::Io`].
+    pub fn with_sources(
+        mut self,
+        cache: &Cache,
+        root: Option<&Root>,
+        sources: &Path,
+    ) -> Result<Self, ImageError> {
+        let built = out_of_tree::build(cache, &self, root, sources)?;
+        self.added.extend(built);
+        Ok(self)
     }
 
     /// The user's own kernel: a bzImage, a vmlinux, or a build tree. `modules` is `lib/modules/RELEASE`, a folder that
@@ -61,6 +81,7 @@ impl Kernel {
             image,
             release,
             modules,
+            added: Vec::new(),
         })
     }
 
@@ -233,6 +254,7 @@ mod tests {
                 image: path.clone(),
                 release: String::new(),
                 modules: None,
+                added: Vec::new(),
             };
             let boot = kernel.boot_image(&cache).unwrap();
             assert_eq!(kernel.boot_image(&cache).unwrap(), boot);

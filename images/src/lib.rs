@@ -4,7 +4,7 @@
 //! - the [`Root`]: a Debian tree with QEMU, a kernel and tools, made by mmdebstrap from the archive that the host's apt
 //!   uses. It is the only piece that takes the network;
 //! - [`Qemu`]: the user's, the host's or the root's, whichever is fit;
-//! - the [`Kernel`]: the root's or the user's, unpacked so that it boots faster;
+//! - the [`Kernel`]: the root's or the user's, unpacked so that it boots faster, with drivers of our own built for it;
 //! - the [`initramfs`]: the agent and the modules that the guest needs.
 //!
 //! Nothing here starts a guest, and nothing needs root.
@@ -22,10 +22,12 @@ mod kernel;
 mod manifest;
 mod mirror;
 mod modules;
+mod out_of_tree;
 mod progress;
 mod qemu;
 mod recipe;
 mod root;
+mod toolchain;
 mod unpack;
 mod version;
 

@@ -11,9 +11,9 @@ use object::LittleEndian;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, SectionHeader};
 
-use crate::ImageError;
 use crate::error::io_error;
 use crate::unpack::unpack;
+use crate::{ImageError, cache};
 
 const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.zst", ".ko.gz"];
 
@@ -39,6 +39,15 @@ impl Tree {
                 .collect();
         }
         Ok(tree)
+    }
+
+    /// Takes in a module that is elsewhere, in place of one of the same name.
+    pub(crate) fn add(&mut self, path: &Path) -> Result<(), ImageError> {
+        if let Some(name) = name_of(path) {
+            self.stamp.push_str(&cache::stamp(path)?);
+            self.files.insert(name, path.to_path_buf());
+        }
+        Ok(())
     }
 
     fn walk(&mut self, dir: &Path) -> Result<(), ImageError> {

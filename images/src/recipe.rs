@@ -14,6 +14,9 @@ pub(crate) const LAB_PACKAGES: &[&str] = &[
     "linux-image-amd64",
     "qemu-system-x86",
     "seabios",
+    // What the kernel's drivers of our own are built with; the headers bring their compiler along.
+    "linux-headers-amd64",
+    "make",
     // What a guest runs against the devices.
     "e2fsprogs",
     "fio",

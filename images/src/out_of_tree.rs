@@ -1,0 +1,343 @@
+//! Modules that are no part of a kernel: built from source against its headers, once.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use crate::cache::{BuildLock, Kind};
+use crate::error::io_error;
+use crate::progress::Progress;
+use crate::toolchain::Toolchain;
+use crate::{Cache, ImageError, Kernel, Root, cache};
+
+/// Set for every build: nothing here reads debugging or type information, and a warning is an error.
+const VARIABLES: [&str; 3] = [
+    "CONFIG_DEBUG_INFO=",
+    "CONFIG_DEBUG_INFO_BTF_MODULES=",
+    "KCFLAGS=-Werror",
+];
+
+/// The modules that the folder `sources` (with a `Kbuild`) builds for `kernel`; built if the cache has none of these
+/// sources for that kernel. The kernel of `root` is built for with the root's own compiler, a user's kernel with the
+/// host's, in its build tree.
+///
+/// # Errors
+/// [`ImageError::NoBuildTree`], [`ImageError::ModuleBuild`] with the compiler's first complaint, [`ImageError::Io`].
+pub(crate) fn build(
+    cache: &Cache,
+    kernel: &Kernel,
+    root: Option<&Root>,
+    sources: &Path,
+) -> Result<Vec<PathBuf>, ImageError> {
+    let target = Target::of(kernel, root)?;
+    let sources = Sources::read(sources)?;
+    let mut inputs = sources.inputs();
+    inputs.extend([kernel.release.clone().into_bytes(), target.stamp()?]);
+    let entry = cache.entry(Kind::Modules, &cache::key(inputs), |path, lock| {
+        let job = Job {
+            target: &target,
+            sources: &sources,
+            log: cache.path().join("modules.log"),
+        };
+        job.run(path, lock)
+    })?;
+    modules_in(&entry)
+}
+
+/// What modules are built against.
+enum Target<'a> {
+    /// The kernel of a root, with the root's compiler.
+    Root { tree: &'a Path, release: &'a str },
+    /// A build tree, with the host's compiler.
+    Tree(PathBuf),
+}
+
+impl<'a> Target<'a> {
+    fn of(kernel: &'a Kernel, root: Option<&'a Root>) -> Result<Self, ImageError> {
+        let no_build_tree = || ImageError::NoBuildTree {
+            release: kernel.release.clone(),
+            modules: kernel.modules.clone(),
+        };
+        let modules = kernel.modules.as_deref().ok_or_else(no_build_tree)?;
+        if let Some(tree) = root
+            .map(Root::path)
+            .filter(|tree| modules.starts_with(tree))
+        {
+            let release = &kernel.release;
+            return Ok(Self::Root { tree, release });
+        }
+        // An installed kernel links to its build tree; what is given may also be the build tree itself.
+        [modules.join("build"), modules.to_path_buf()]
+            .into_iter()
+            .find(|dir| dir.join("Makefile").is_file())
+            .map(Self::Tree)
+            .ok_or_else(no_build_tree)
+    }
+
+    /// Changes when the kernel is built anew.
+    fn stamp(&self) -> Result<Vec<u8>, ImageError> {
+        match self {
+            Self::Root { tree, .. } => Ok(tree.as_os_str().as_encoded_bytes().to_vec()),
+            Self::Tree(tree) => {
+                let symbols = tree.join("Module.symvers");
+                let stamped = if symbols.is_file() { &symbols } else { tree };
+                cache::stamp(stamped).map(String::into_bytes)
+            }
+        }
+    }
+}
+
+/// Source files: their places in the folder, and their contents.
+struct Sources(Vec<(PathBuf, Vec<u8>)>);
+
+impl Sources {
+    fn read(dir: &Path) -> Result<Self, ImageError> {
+        let mut files = Vec::new();
+        let mut folders = vec![PathBuf::new()];
+        while let Some(folder) = folders.pop() {
+            let path = dir.join(&folder);
+            for found in fs::read_dir(&path).map_err(io_error("list", &path))? {
+                let found = found.map_err(io_error("list", &path))?;
+                let place = folder.join(found.file_name());
+                let path = found.path();
+                if path.is_dir() {
+                    folders.push(place);
+                } else if is_source(&place) {
+                    files.push((place, fs::read(&path).map_err(io_error("read", &path))?));
+                }
+            }
+        }
+        files.sort();
+        Ok(Self(files))
+    }
+
+    fn inputs(&self) -> Vec<Vec<u8>> {
+        let place = |place: &Path| place.as_os_str().as_encoded_bytes().to_vec();
+        self.0
+            .iter()
+            .flat_map(|(name, content)| [place(name), content.clone()])
+            .collect()
+    }
+
+    fn write(&self, dir: &Path) -> Result<(), ImageError> {
+        for (place, content) in &self.0 {
+            let path = dir.join(place);
+            let folder = path.parent().unwrap_or(dir);
+            fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+            fs::write(&path, content).map_err(io_error("write", &path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Not what an earlier build has left there.
+fn is_source(place: &Path) -> bool {
+    let name = place.to_string_lossy();
+    name == "Kbuild" || name.ends_with(".h") || (name.ends_with(".c") && !name.ends_with(".mod.c"))
+}
+
+struct Job<'a> {
+    target: &'a Target<'a>,
+    sources: &'a Sources,
+    log: PathBuf,
+}
+
+impl Job<'_> {
+    /// Builds in a folder beside what is kept: the modules alone.
+    fn run(&self, entry: &Path, lock: &BuildLock) -> Result<(), ImageError> {
+        let work = entry.with_extension("work");
+        let sources = work.join("sources");
+        fs::create_dir_all(&sources).map_err(io_error("create", &sources))?;
+        self.sources.write(&sources)?;
+        let progress = Progress::start("building the guest's drivers");
+        self.make(&work, &sources, lock, &progress)?;
+        fs::create_dir(entry).map_err(io_error("create", entry))?;
+        for module in modules_in(&sources)? {
+            let kept = entry.join(module.file_name().unwrap_or_default());
+            fs::rename(&module, &kept).map_err(io_error("create", &kept))?;
+        }
+        Ok(())
+    }
+
+    fn make(
+        &self,
+        work: &Path,
+        sources: &Path,
+        lock: &BuildLock,
+        progress: &Progress,
+    ) -> Result<(), ImageError> {
+        let log = File::create(&self.log).map_err(io_error("create", &self.log))?;
+        let second = log.try_clone().map_err(io_error("share", &self.log))?;
+        let status = self
+            .command(work, sources)?
+            .stdin(lock.stdin()?)
+            .stdout(Stdio::from(log))
+            .stderr(Stdio::from(second))
+            .status()
+            .map_err(io_error("run", Path::new("make")))?;
+        if status.success() {
+            return Ok(());
+        }
+        let output = fs::read(&self.log).map_err(io_error("read", &self.log))?;
+        let output = String::from_utf8_lossy(&output);
+        for line in output.lines().filter(|line| is_complaint(line)) {
+            progress.say(&format!("| {line}"));
+        }
+        Err(ImageError::ModuleBuild {
+            status: status.to_string(),
+            reason: first_complaint(&output),
+            log: self.log.clone(),
+        })
+    }
+
+    fn command(&self, work: &Path, sources: &Path) -> Result<Command, ImageError> {
+        let mut command = match self.target {
+            Target::Root { tree, release } => {
+                let toolchain = Toolchain::make(tree, release, &work.join("toolchain"))?;
+                let mut command = Command::new(toolchain.programs.join("make"));
+                command.env("PATH", before_path(&toolchain.programs));
+                // Of a compiler that is known, its further warnings can be demanded too.
+                command.arg("W=1").arg("-C").arg(&toolchain.kernel);
+                command
+            }
+            Target::Tree(tree) => {
+                let mut command = Command::new("make");
+                command.arg("-C").arg(tree);
+                command
+            }
+        };
+        let jobs = thread::available_parallelism().map_or(1, usize::from);
+        let mut folder = OsString::from("M=");
+        folder.push(sources);
+        command
+            .arg(format!("-j{jobs}"))
+            .arg(folder)
+            .args(VARIABLES)
+            .arg("modules")
+            .env("LC_ALL", "C.UTF-8")
+            .env_remove("MAKEFLAGS")
+            .env_remove("MAKELEVEL");
+        Ok(command)
+    }
+}
+
+fn before_path(dir: &Path) -> OsString {
+    let mut path = dir.as_os_str().to_owned();
+    if let Some(rest) = env::var_os("PATH") {
+        path.push(":");
+        path.push(rest);
+    }
+    path
+}
+
+fn is_complaint(line: &str) -> bool {
+    line.contains("error:") || line.starts_with("ERROR:") || line.contains("*** ")
+}
+
+fn first_complaint(output: &str) -> String {
+    output
+        .lines()
+        .find(|line| is_complaint(line))
+        .or(output.lines().last())
+        .unwrap_or("it printed nothing")
+        .to_owned()
+}
+
+fn modules_in(dir: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let mut modules: Vec<_> = fs::read_dir(dir)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(io_error("list", dir))?
+        .iter()
+        .map(fs::DirEntry::path)
+        .filter(|path| path.extension().is_some_and(|extension| extension == "ko"))
+        .collect();
+    modules.sort();
+    Ok(modules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A build tree whose "compiler" is `rule`, a driver's sources, and a cache.
+    fn lab(rule: &str) -> (tempfile::TempDir, Cache, Kernel, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("tree");
+        let sources = dir.path().join("sources");
+        fs::create_dir_all(sources.join("src")).unwrap();
+        fs::create_dir(&tree).unwrap();
+        fs::write(tree.join("Makefile"), format!("modules:\n\t{rule}\n")).unwrap();
+        for (name, text) in [
+            ("Kbuild", "obj-m := a.o"),
+            ("src/a.c", "int a;"),
+            ("src/a.mod.c", "left"),
+            ("a.ko", "left"),
+        ] {
+            fs::write(sources.join(name), text).unwrap();
+        }
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let kernel = Kernel {
+            image: dir.path().join("bzImage"),
+            release: "7.2-x".to_owned(),
+            modules: Some(tree),
+            added: Vec::new(),
+        };
+        (dir, cache, kernel, sources)
+    }
+
+    #[test]
+    fn modules_are_built_once_from_sources_alone() {
+        let rule = "@cd $(M) && ls -R . > a.ko && echo $(KCFLAGS) >> a.ko";
+        let (_dir, cache, kernel, sources) = lab(rule);
+        let modules = build(&cache, &kernel, None, &sources).unwrap();
+        let text = fs::read_to_string(&modules[0]).unwrap();
+        assert!(text.contains("Kbuild") && text.contains("a.c"), "{text}");
+        assert!(
+            text.ends_with("-Werror\n") && !text.contains("a.mod.c"),
+            "{text}"
+        );
+        let tree = kernel.modules.as_deref().unwrap();
+        fs::write(tree.join("Makefile"), "modules:\n\tfalse\n").unwrap();
+        assert_eq!(build(&cache, &kernel, None, &sources).unwrap(), modules);
+        fs::write(sources.join("src/a.c"), "int b;").unwrap();
+        assert!(build(&cache, &kernel, None, &sources).is_err());
+    }
+
+    #[test]
+    fn a_failure_tells_the_first_complaint_and_leaves_the_log() {
+        let rule = "@echo 'a.c:1: warning: w'; echo 'a.c:2: error: e [-Werror]'; false";
+        let (_dir, cache, kernel, sources) = lab(rule);
+        let error = build(&cache, &kernel, None, &sources).unwrap_err();
+        let ImageError::ModuleBuild { reason, log, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(reason, "a.c:2: error: e [-Werror]");
+        assert!(fs::read_to_string(log).unwrap().contains("warning: w"));
+    }
+
+    #[test]
+    fn a_kernel_without_a_build_tree_is_refused() {
+        let (dir, cache, mut kernel, sources) = lab("false");
+        fs::remove_file(dir.path().join("tree/Makefile")).unwrap();
+        let error = build(&cache, &kernel, None, &sources).unwrap_err();
+        assert!(matches!(error, ImageError::NoBuildTree { .. }), "{error}");
+        assert!(error.to_string().contains("7.2-x"), "{error}");
+        kernel.modules = None;
+        let error = build(&cache, &kernel, None, &sources).unwrap_err();
+        assert!(error.to_string().contains("--modules"), "{error}");
+    }
+
+    #[test]
+    fn an_installed_kernel_links_to_its_build_tree() {
+        let (dir, _cache, mut kernel, _sources) = lab("false");
+        let installed = dir.path().join("installed");
+        fs::create_dir(&installed).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("tree"), installed.join("build")).unwrap();
+        kernel.modules = Some(installed.clone());
+        let target = Target::of(&kernel, None).unwrap();
+        assert!(matches!(target, Target::Tree(tree) if tree == installed.join("build")));
+    }
+}
