@@ -40,6 +40,7 @@ impl Artifacts {
             (None, Some(root)) => Kernel::from_root(root),
             (None, None) => return Err(anyhow!("there is no kernel").into()),
         };
+        let kernel = with_own_drivers(kernel, modules, &cache, root.as_ref())?;
         let guest = GuestImage::prepare(&cache, &kernel, modules, init).map_err(blame)?;
         Ok(Self { qemu, guest, root })
     }
@@ -55,7 +56,22 @@ impl Artifacts {
     }
 }
 
-/// The program `name` of this project, which stands beside this one.
+/// The kernel with the drivers of this project, if any of `modules` is one of them.
+fn with_own_drivers(
+    kernel: Kernel,
+    modules: &[String],
+    cache: &Cache,
+    root: Option<&Root>,
+) -> Result<Kernel, Failure> {
+    if !modules.iter().any(|name| name.starts_with("peerbar_")) {
+        return Ok(kernel);
+    }
+    let rules = beside("gpu-driver/Kbuild")?;
+    let sources = rules.parent().unwrap_or(&rules);
+    kernel.with_sources(cache, root, sources).map_err(blame)
+}
+
+/// The file `name` of this project, which stands beside this program.
 pub(crate) fn beside(name: &str) -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let path = own.with_file_name(name);
@@ -72,10 +88,12 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf, Failure> {
 /// What an argument names wrongly is the user's doing, all else the machine's.
 fn blame(error: ImageError) -> Failure {
     use ImageError::{
-        NoKernel, NoModules, NoQemu, NotAKernel, NotQemu, QemuTooOld, QemuWithoutVfioUser,
+        NoBuildTree, NoKernel, NoModules, NoQemu, NotAKernel, NotQemu, QemuTooOld,
+        QemuWithoutVfioUser,
     };
     match error {
         NoKernel { .. } | NotAKernel { .. } | NoModules { .. } => Failure::Usage(error.into()),
+        NoBuildTree { .. } => Failure::Usage(error.into()),
         NoQemu { .. } | NotQemu { .. } | QemuTooOld { .. } | QemuWithoutVfioUser { .. } => {
             Failure::Usage(error.into())
         }
