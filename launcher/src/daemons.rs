@@ -1,4 +1,4 @@
-//! The device servers: one process for each device.
+//! The servers: one process for each switch and for each device.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -7,6 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use peerbar_switch::LinkMode;
 
 use crate::artifacts::beside;
 use crate::child::{Child, last_words};
@@ -25,7 +26,7 @@ const END: Duration = Duration::from_secs(5);
 
 /// A running server.
 pub(crate) struct Server {
-    /// The device's name in the scenario.
+    /// Its switch's or device's name in the scenario.
     pub name: String,
     /// Its log file.
     pub log: PathBuf,
@@ -33,9 +34,54 @@ pub(crate) struct Server {
     pub child: Child,
 }
 
-/// Words of a server's command line, its program aside.
-pub(crate) fn arguments(device: Device<'_>, socket: &Path) -> Vec<String> {
+/// A server to be started.
+pub(crate) struct Order {
+    /// What it serves, as its log is named after.
+    kind: &'static str,
+    /// Name of that in the scenario.
+    name: String,
+    /// Its program, which lies beside this one.
+    pub program: &'static str,
+    /// Words of its command line, its program aside.
+    pub arguments: Vec<String>,
+}
+
+/// The servers of a scenario: first the switches, then the devices, which must find them.
+pub(crate) fn orders(scenario: &Scenario, sockets: &Sockets) -> [Vec<Order>; 2] {
+    let switches = scenario.switches.iter().map(|name| Order {
+        kind: "switch",
+        name: name.clone(),
+        program: "peerbar-switch",
+        arguments: switch_arguments(name, scenario, &sockets.switch(name)),
+    });
+    let devices = scenario.devices().map(|device| Order {
+        kind: device.kind(),
+        name: device.name().to_owned(),
+        program: device.program(),
+        arguments: device_arguments(device, sockets),
+    });
+    [switches.collect(), devices.collect()]
+}
+
+fn switch_arguments(name: &str, scenario: &Scenario, socket: &Path) -> Vec<String> {
     let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
+    for device in scenario.devices() {
+        if device.below() == Some(name) && device.link() != LinkMode::Route {
+            let link = format!("{}={}", device.name(), device.link());
+            words.extend(["--link".to_owned(), link]);
+        }
+    }
+    words
+}
+
+fn device_arguments(device: Device<'_>, sockets: &Sockets) -> Vec<String> {
+    let socket = sockets.server(device);
+    let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
+    if let Some(switch) = device.below() {
+        let switch = sockets.switch(switch).display().to_string();
+        words.extend(["--switch".to_owned(), switch]);
+        words.extend(["--port-name".to_owned(), device.name().to_owned()]);
+    }
     words.extend(match device {
         Device::Nvme(nvme) => nvme_arguments(nvme),
         Device::Gpu(gpu, _) => gpu_arguments(gpu),
@@ -85,22 +131,23 @@ pub(crate) fn start(
     folder: &Folder,
     inbox: &mut Inbox,
 ) -> Result<Vec<Server>, Failure> {
-    let mut servers = Vec::new();
-    for (index, device) in scenario.devices().enumerate() {
-        if let Device::Nvme(nvme) = device {
-            create_images(nvme)?;
-        }
-        let mut command = Command::new(beside(device.program())?);
-        command.args(arguments(device, &sockets.server(device)));
-        let mut server = spawn(&command, device, folder)?;
-        let stdout = server
-            .child
-            .take_stdout()
-            .context("a server without standard output")?;
-        inbox.add_bytes(Voice::Server(index), stdout);
-        servers.push(server);
+    for nvme in &scenario.nvmes {
+        create_images(nvme)?;
     }
-    wait_until_ready(inbox, &mut servers)?;
+    let mut servers = Vec::new();
+    for orders in orders(scenario, sockets) {
+        let first = servers.len();
+        for order in orders {
+            let mut server = spawn(&order, folder)?;
+            let stdout = server
+                .child
+                .take_stdout()
+                .context("a server without standard output")?;
+            inbox.add_bytes(Voice::Server(servers.len()), stdout);
+            servers.push(server);
+        }
+        wait_until_ready(inbox, &mut servers, first)?;
+    }
     Ok(servers)
 }
 
@@ -123,26 +170,34 @@ pub(crate) fn epitaph(server: &Server, status: ExitStatus) -> String {
     format!("server {} ended ({status}): {words}", server.name)
 }
 
-fn spawn(command: &Command, device: Device<'_>, folder: &Folder) -> anyhow::Result<Server> {
-    let name = format!("{}-{}.log", device.kind(), device.name());
+fn spawn(order: &Order, folder: &Folder) -> Result<Server, Failure> {
+    let mut command = Command::new(beside(order.program)?);
+    command.args(&order.arguments);
+    let name = format!("{}-{}.log", order.kind, order.name);
     let stderr = folder.file(&name)?;
-    let mut held = leash::held(command);
+    let mut held = leash::held(&command);
     held.stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(stderr);
     let child = Child::spawn(held)?;
     Ok(Server {
-        name: device.name().to_owned(),
+        name: order.name.clone(),
         log: folder.path().join(name),
         child,
     })
 }
 
-/// A server says `ready` on its standard output when its socket is bound, and closes it when it fails.
-fn wait_until_ready(inbox: &mut Inbox, servers: &mut [Server]) -> Result<(), Failure> {
+/// A server says `ready` on its standard output when its socket is bound, and closes it when it fails. Waits for those
+/// from number `first` on.
+fn wait_until_ready(
+    inbox: &mut Inbox,
+    servers: &mut [Server],
+    first: usize,
+) -> Result<(), Failure> {
     let deadline = Instant::now() + START;
     let mut said: Vec<Vec<u8>> = vec![Vec::new(); servers.len()];
-    while said.iter().any(|bytes| !bytes.starts_with(b"ready\n")) {
+    let silent = |bytes: &Vec<u8>| !bytes.starts_with(b"ready\n");
+    while said.iter().skip(first).any(silent) {
         match inbox.next(deadline)? {
             Some(Event::Data(Voice::Server(index), bytes)) => {
                 let said = said.get_mut(index).context("words of no server")?;
@@ -208,20 +263,46 @@ fn extend(file: &File, bytes: u64) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
+    /// The command lines of a scenario's servers, without their programs.
+    fn lines(scenario: &Scenario) -> Vec<String> {
+        let orders = orders(scenario, &Sockets::in_folder(Path::new("/s")));
+        let lines = orders.into_iter().flatten();
+        lines.map(|order| order.arguments.join(" ")).collect()
+    }
+
     #[test]
     fn a_server_is_told_all_that_the_scenario_says() {
-        let mut nvme = Scenario::demo().unwrap().nvmes[0].clone();
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.switches.clear();
+        scenario.nvmes.truncate(1);
+        let nvme = &mut scenario.nvmes[0];
+        nvme.below = None;
         nvme.mdts = Some(5);
         nvme.namespaces.push(Namespace::File {
             path: "/d.img".into(),
             create: Some(1),
         });
-        let words = arguments(Device::Nvme(&nvme), Path::new("/s/disk0.sock")).join(" ");
         assert_eq!(
-            words,
-            "--socket-path /s/disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 \
-             --namespace ram=64M --namespace file=/d.img"
+            lines(&scenario),
+            [
+                "--socket-path /s/nvme-disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 \
+              --namespace ram=64M --namespace file=/d.img"
+            ]
         );
+    }
+
+    #[test]
+    fn a_switch_comes_before_what_is_below_it_and_knows_the_links() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[1].link = LinkMode::UnsupportedRequest;
+        let lines = lines(&scenario);
+        assert_eq!(
+            lines[0],
+            "--socket-path /s/switch-switch0.sock --link disk1=unsupported-request"
+        );
+        let below =
+            "--socket-path /s/nvme-disk1.sock --switch /s/switch-switch0.sock --port-name disk1 ";
+        assert!(lines[2].starts_with(below), "{}", lines[2]);
     }
 
     #[test]
@@ -229,15 +310,13 @@ mod tests {
         let gpu = Gpu {
             name: "gpu0".to_owned(),
             below: None,
+            link: LinkMode::Route,
             vram: 4 << 30,
             aperture: 256 << 20,
             window: true,
         };
-        let words = arguments(Device::Gpu(&gpu, 1), Path::new("/s/gpu0.sock")).join(" ");
-        assert_eq!(
-            words,
-            "--socket-path /s/gpu0.sock --vram 4G --aperture 256M --mode window"
-        );
+        let words = gpu_arguments(&gpu).join(" ");
+        assert_eq!(words, "--vram 4G --aperture 256M --mode window");
     }
 
     #[test]

@@ -19,10 +19,9 @@ pub(crate) fn text(
 ) -> Result<String, Failure> {
     let sockets = Sockets::in_folder(Path::new(SOCKETS));
     let mut text = String::new();
-    for device in scenario.devices() {
-        let server = beside(device.program())?.display().to_string();
-        let words = daemons::arguments(device, &sockets.server(device));
-        text += &line([server].into_iter().chain(words));
+    for order in daemons::orders(scenario, &sockets).into_iter().flatten() {
+        let server = beside(order.program)?.display().to_string();
+        text += &line([server].into_iter().chain(order.arguments));
     }
     let tools = artifacts
         .root

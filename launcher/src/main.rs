@@ -17,6 +17,7 @@ mod exit;
 mod folder;
 mod guest;
 mod inbox;
+mod iommu;
 mod leash;
 mod progress;
 mod qemu;

@@ -40,14 +40,20 @@ pub(crate) fn bare(boot: &Boot<'_>) -> Vec<String> {
         "memory-backend-memfd,id=ram,size={},share=on",
         machine.memory
     );
-    let parameters = [KERNEL_PARAMETERS, &machine.kernel_parameters].join(" ");
+    let parameters = [
+        KERNEL_PARAMETERS,
+        machine.iommu.kernel_parameters(),
+        &machine.kernel_parameters,
+    ];
+    let parameters = parameters.iter().filter(|words| !words.is_empty());
+    let parameters: Vec<&str> = parameters.copied().collect();
     let mut words = Words::default();
     words
         .flag("-nodefaults")
         .flag("-no-user-config")
         .flag("-no-reboot");
     words.option("-display", "none");
-    words.option("-M", MACHINE);
+    words.option("-M", MACHINE.to_owned() + machine.iommu.machine());
     words.option("-accel", boot.accel.argument());
     words.option("-cpu", &machine.cpu);
     words.option("-smp", machine.cpus.to_string());
@@ -57,7 +63,10 @@ pub(crate) fn bare(boot: &Boot<'_>) -> Vec<String> {
     words.option("-serial", "chardev:console");
     words.option("-kernel", boot.kernel.display().to_string());
     words.option("-initrd", boot.initramfs.display().to_string());
-    words.option("-append", parameters.trim_end());
+    words.option("-append", parameters.join(" "));
+    if let Some(iommu) = machine.iommu.device() {
+        words.option("-device", iommu);
+    }
     words.0
 }
 
@@ -141,6 +150,11 @@ impl Sockets {
         self.folder.join("report.sock")
     }
 
+    /// The socket of the switch `name`: it listens, the servers of devices below it connect.
+    pub(crate) fn switch(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("switch-{name}.sock"))
+    }
+
     /// The socket of the server of `device`: it listens, QEMU connects.
     pub(crate) fn server(&self, device: Device<'_>) -> PathBuf {
         let name = format!("{}-{}.sock", device.kind(), device.name());
@@ -150,7 +164,9 @@ impl Sockets {
     /// The first socket of `scenario` whose path is too long for an address.
     pub(crate) fn too_long(&self, scenario: &Scenario) -> Option<PathBuf> {
         let servers = scenario.devices().map(|device| self.server(device));
+        let switches = scenario.switches.iter().map(|name| self.switch(name));
         servers
+            .chain(switches)
             .chain([self.report()])
             .find(|path| path.as_os_str().len() > Self::LONGEST)
     }
@@ -206,7 +222,10 @@ fn escaped(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_switch::LinkMode;
+
     use super::*;
+    use crate::iommu::Iommu;
     use crate::scenario::Gpu;
 
     fn arguments(scenario: &Scenario, tools: Option<&Path>) -> String {
@@ -293,11 +312,31 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     }
 
     #[test]
+    fn an_iommu_comes_before_what_is_behind_it_and_the_kernel_is_told() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.machine.iommu = Iommu::Intel;
+        let text = arguments(&scenario, None);
+        let machine = "memory-backend=ram,kernel-irqchip=split\n-accel";
+        assert!(text.contains(machine), "{text}");
+        let kernel = "rcu_expedited=1 intel_iommu=on iommu=nopt\n\
+            -device\nintel-iommu,caching-mode=on,intremap=off\n-chardev";
+        assert!(text.contains(kernel), "{text}");
+        scenario.machine.iommu = Iommu::Virtio;
+        let text = arguments(&scenario, None);
+        assert!(text.contains("memory-backend=ram\n-accel"), "{text}");
+        assert!(
+            text.contains("iommu=nopt\n-device\nvirtio-iommu-pci\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn a_gpu_is_known_by_its_number() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.gpus = vec![Gpu {
             name: "fast".to_owned(),
             below: Some("switch0".to_owned()),
+            link: LinkMode::Route,
             vram: 64 << 20,
             aperture: 64 << 20,
             window: false,
@@ -312,15 +351,13 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     #[test]
     fn socket_paths_must_fit_an_address() {
         let scenario = Scenario::demo().unwrap();
-        let longest = "/".to_owned() + &"x".repeat(Sockets::LONGEST - "//nvme-disk0.sock".len());
+        let longest =
+            "/".to_owned() + &"x".repeat(Sockets::LONGEST - "//switch-switch0.sock".len());
         assert_eq!(
             Sockets::in_folder(Path::new(&longest)).too_long(&scenario),
             None
         );
         let longer = Sockets::in_folder(Path::new(&(longest + "x")));
-        assert_eq!(
-            longer.too_long(&scenario),
-            Some(longer.server(Device::Nvme(&scenario.nvmes[0])))
-        );
+        assert_eq!(longer.too_long(&scenario), Some(longer.switch("switch0")));
     }
 }

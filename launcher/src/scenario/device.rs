@@ -1,5 +1,7 @@
 //! What every device of a scenario has, whatever it is.
 
+use peerbar_switch::LinkMode;
+
 use super::{Gpu, Nvme, Scenario};
 
 /// A device of a scenario, served by a process of its own.
@@ -25,6 +27,14 @@ impl<'a> Device<'a> {
         match self {
             Device::Nvme(nvme) => nvme.below.as_deref(),
             Device::Gpu(gpu, _) => gpu.below.as_deref(),
+        }
+    }
+
+    /// What the switch does with its requests to peers.
+    pub(crate) fn link(self) -> LinkMode {
+        match self {
+            Device::Nvme(nvme) => nvme.link,
+            Device::Gpu(gpu, _) => gpu.link,
         }
     }
 

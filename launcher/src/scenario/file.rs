@@ -6,6 +6,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::check::CheckTable;
+use crate::iommu::Iommu;
 use crate::size::Size;
 use crate::timeout::Timeout;
 
@@ -37,6 +38,8 @@ pub(super) struct MachineTable {
     pub(super) memory: Option<Size>,
     pub(super) cpus: Option<Spanned<u32>>,
     #[serde(default)]
+    pub(super) iommu: Iommu,
+    #[serde(default)]
     pub(super) kernel_parameters: String,
 }
 
@@ -53,6 +56,7 @@ pub(super) struct SwitchTable {
 pub(super) struct NvmeTable {
     pub(super) name: Spanned<String>,
     pub(super) below: Option<Spanned<String>>,
+    pub(super) link: Option<Spanned<String>>,
     pub(super) cmb: Option<Spanned<Size>>,
     pub(super) cmb_queues: Option<Spanned<bool>>,
     pub(super) block_size: Option<Spanned<u32>>,
@@ -75,6 +79,7 @@ pub(super) struct NamespaceTable {
 pub(super) struct GpuTable {
     pub(super) name: Spanned<String>,
     pub(super) below: Option<Spanned<String>>,
+    pub(super) link: Option<Spanned<String>>,
     pub(super) vram: Option<Spanned<Size>>,
     pub(super) aperture: Option<Spanned<Size>>,
     pub(super) mode: Option<GpuMode>,

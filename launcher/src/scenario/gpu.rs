@@ -1,9 +1,11 @@
 //! A `[[gpu]]` table that makes sense.
 
+use peerbar_switch::LinkMode;
 use toml::Spanned;
 
 use super::error::Problem;
 use super::file::{GpuMode, GpuTable};
+use super::link::link;
 use super::nvme::declared;
 use crate::size::Size;
 
@@ -21,6 +23,8 @@ pub(crate) struct Gpu {
     pub name: String,
     /// The switch that it is below; a root port of its own if none.
     pub below: Option<String>,
+    /// What the switch does with its requests to peers.
+    pub link: LinkMode,
     /// Size of its memory in bytes.
     pub vram: u64,
     /// Size of its aperture in bytes.
@@ -36,6 +40,7 @@ pub(super) fn gpu(table: GpuTable, switches: &[String]) -> Result<Gpu, Problem> 
         .below
         .map(|below| declared(below, switches))
         .transpose()?;
+    let link = link(table.link, &name, below.as_deref())?;
     let vram = table.vram.map_or(Ok(DEFAULT), vram)?;
     let aperture = match table.aperture {
         Some(size) => aperture(size, vram)?,
@@ -44,6 +49,7 @@ pub(super) fn gpu(table: GpuTable, switches: &[String]) -> Result<Gpu, Problem> 
     Ok(Gpu {
         name,
         below,
+        link,
         vram,
         aperture,
         window: matches!(table.mode, Some(GpuMode::Window)),
@@ -98,6 +104,7 @@ mod tests {
         let table = GpuTable {
             name: Spanned::new(0..1, "gpu0".to_owned()),
             below: None,
+            link: None,
             vram: vram.map(size),
             aperture: aperture.map(size),
             mode: None,

@@ -8,6 +8,7 @@ mod device;
 mod error;
 mod file;
 mod gpu;
+mod link;
 mod nvme;
 mod validate;
 
@@ -16,10 +17,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_report::{Check, Module, Plan};
+use peerbar_switch::LinkMode;
 
 pub(crate) use device::Device;
 pub(crate) use error::ScenarioError;
 pub(crate) use gpu::Gpu;
+
+use crate::iommu::Iommu;
 
 /// Path of the built-in scenario below the project, as its messages name it.
 const DEMO_PATH: &str = "scenarios/demo.toml";
@@ -61,6 +65,8 @@ pub(crate) struct Machine {
     pub memory: u64,
     /// Virtual CPUs.
     pub cpus: u32,
+    /// The IOMMU.
+    pub iommu: Iommu,
     /// Parameters for the guest's kernel beyond ours.
     pub kernel_parameters: String,
 }
@@ -72,6 +78,8 @@ pub(crate) struct Nvme {
     pub name: String,
     /// The switch that it is below; a root port of its own if none.
     pub below: Option<String>,
+    /// What the switch does with its requests to peers.
+    pub link: LinkMode,
     /// Size of the Controller Memory Buffer in bytes.
     pub cmb: Option<u64>,
     /// Whether submission queues may lie in it.
@@ -234,6 +242,15 @@ mod tests {
     }
 
     #[test]
+    fn an_iommu_s_driver_is_loaded_first() {
+        let machine = "name = \"x\"\n[machine]\niommu = \"virtio\"\n";
+        let check = "[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n";
+        let text = format!("{HEAD}{DISK}{check}").replacen("name = \"x\"\n", machine, 1);
+        let scenario = parse(text).unwrap();
+        assert_eq!(scenario.initramfs_modules(), ["virtio_iommu", "nvme"]);
+    }
+
+    #[test]
     fn mistakes_in_the_file_are_told_with_their_line() {
         let unclosed = parse("name = \"x\nnvme = []\n".to_owned()).unwrap_err();
         assert!(
@@ -242,7 +259,7 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: unknown field `colour`, expected one of `name`, `below`, `cmb`, `cmb-queues`, `block-size`, \
+            "x.toml:8: unknown field `colour`, expected one of `name`, `below`, `link`, `cmb`, `cmb-queues`, `block-size`, \
              `mdts`, `namespaces`"
         );
         assert_eq!(
@@ -257,6 +274,14 @@ mod tests {
             (
                 format!("below = \"s1\"\n{DISK}"),
                 "8: no [[switch]] is named `s1`: declare it, or leave `below` out",
+            ),
+            (
+                format!("link = \"drop\"\n{DISK}"),
+                "8: `d0` is below no switch: give it a `below`, or leave `link` out",
+            ),
+            (
+                format!("below = \"s0\"\nlink = \"lossy\"\n{DISK}"),
+                "9: link mode \"lossy\" is none of route, redirect, unsupported-request, drop",
             ),
             (
                 format!("cmb = \"3M\"\n{DISK}"),

@@ -7,6 +7,7 @@ use toml::Spanned;
 
 use super::error::Problem;
 use super::file::{NamespaceTable, NvmeTable};
+use super::link::link;
 use super::{Namespace, Nvme};
 use crate::size::Size;
 
@@ -22,6 +23,7 @@ pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Resu
         .below
         .map(|below| declared(below, switches))
         .transpose()?;
+    let link = link(table.link, &name, below.as_deref())?;
     let cmb = table.cmb.map(cmb).transpose()?;
     let cmb_queues = table
         .cmb_queues
@@ -33,6 +35,7 @@ pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Resu
     Ok(Nvme {
         name,
         below,
+        link,
         cmb,
         cmb_queues,
         block_size,

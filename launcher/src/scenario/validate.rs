@@ -13,6 +13,7 @@ use super::file::{File, MachineTable, ModuleTable};
 use super::gpu::gpu;
 use super::nvme::nvme;
 use super::{Gpu, Machine, Nvme, Scenario};
+use crate::iommu::Iommu;
 
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
 const LONGEST_SERIAL: usize = 20;
@@ -55,12 +56,14 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         .into_iter()
         .map(|table| table.into_check(&devices))
         .collect::<Result<_, _>>()?;
-    let modules = modules(file.module, needed_modules(&gpus, &checks))?;
+    let machine = machine(file.machine, &gpus)?;
+    let needed = needed_modules(machine.iommu, &gpus, &checks);
+    let modules = modules(file.module, needed)?;
     Ok(Scenario {
         name,
         text: String::new(),
         timeout: file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0),
-        machine: machine(file.machine, &gpus)?,
+        machine,
         switches,
         nvmes,
         gpus,
@@ -85,6 +88,7 @@ fn machine(table: MachineTable, gpus: &[Gpu]) -> Result<Machine, Problem> {
         cpu: table.cpu.unwrap_or_else(|| "EPYC".to_owned()),
         memory: table.memory.map_or(DEFAULT_MEMORY, |size| size.0),
         cpus,
+        iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
     })
 }
@@ -98,8 +102,8 @@ fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
     format!("{REGISTERS} {own}").trim_end().to_owned()
 }
 
-/// The drivers under test, and the file systems that checks are on.
-fn needed_modules(gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
+/// The IOMMU's driver, the drivers under test, and the file systems that checks are on.
+fn needed_modules(iommu: Iommu, gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
     let on =
         |medium| move |check: &Check| matches!(check, Check::GpuFile(file) if file.on == medium);
     let needed = [
@@ -109,7 +113,8 @@ fn needed_modules(gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
         ("xfs", checks.iter().any(on(Medium::Xfs))),
     ];
     let needed = needed.into_iter().filter(|(_, needed)| *needed);
-    needed.map(|(name, _)| name).collect()
+    let needed = needed.map(|(name, _)| name);
+    iommu.module().into_iter().chain(needed).collect()
 }
 
 /// What is needed always comes; a `[[module]]` of its name only sets its parameters.

@@ -1,0 +1,57 @@
+//! The guest's IOMMU: what QEMU and the kernel must be told of it.
+
+use serde::Deserialize;
+
+/// Which IOMMU the machine has, and whether the kernel has it translate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Iommu {
+    /// There is none.
+    #[default]
+    None,
+    /// Intel's, translating. Its caching mode has every map and unmap reach the devices' servers.
+    Intel,
+    /// Intel's, which lets everything pass.
+    IntelPassthrough,
+    /// AMD's, translating.
+    Amd,
+    /// virtio's, translating.
+    Virtio,
+}
+
+impl Iommu {
+    /// What is added to QEMU's `-M`: interrupts that an IOMMU of Intel's or AMD's could remap are split.
+    pub(crate) fn machine(self) -> &'static str {
+        match self {
+            Self::None | Self::Virtio => "",
+            Self::Intel | Self::IntelPassthrough | Self::Amd => ",kernel-irqchip=split",
+        }
+    }
+
+    /// The device, which must come before all others.
+    pub(crate) fn device(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Intel | Self::IntelPassthrough => {
+                Some("intel-iommu,caching-mode=on,intremap=off")
+            }
+            Self::Amd => Some("amd-iommu,dma-remap=on"),
+            Self::Virtio => Some("virtio-iommu-pci"),
+        }
+    }
+
+    /// Parameters for the guest's kernel.
+    pub(crate) fn kernel_parameters(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Intel => "intel_iommu=on iommu=nopt",
+            Self::IntelPassthrough => "intel_iommu=on iommu=pt",
+            Self::Amd | Self::Virtio => "iommu=nopt",
+        }
+    }
+
+    /// The module that must be there before any device's driver.
+    pub(crate) fn module(self) -> Option<&'static str> {
+        (self == Self::Virtio).then_some("virtio_iommu")
+    }
+}
