@@ -57,7 +57,8 @@ void pb_window_free_vram(struct pb_gpu *gpu, u64 offset, u64 size)
 static void write_entry(struct pb_gpu *gpu, u64 aperture, u64 entry)
 {
 	writel(aperture / PB_GPU_PAGE, gpu->regs + PB_REG_WINDOW_INDEX);
-	lo_hi_writeq(entry, gpu->regs + PB_REG_WINDOW_ENTRY);
+	/* The device takes it only as a whole. */
+	writeq(entry, gpu->regs + PB_REG_WINDOW_ENTRY);
 }
 
 static void write_entries(struct pb_gpu *gpu, u64 aperture, u64 vram, u64 size)
