@@ -108,9 +108,7 @@ pub enum Error {
     /// The kernel does not do peer-to-peer DMA between the file's disk and the GPU.
     #[error(
         "the kernel refuses peer-to-peer DMA between the GPU and the disk of {} ({direction} of {length} bytes at offset \
-         {offset}): the two need a common switch without ACS redirect, or a host bridge that the kernel trusts, and \
-         nothing in between that copies, such as device mapper; look for \"P2PDMA\" and \"peer-to-peer\" in the kernel's \
-         log, or allow a bounce", path.display()
+         {offset}): {}; or allow a bounce", path.display(), what_it_takes(source)
     )]
     PeerToPeer {
         /// The file.
@@ -121,7 +119,7 @@ pub enum Error {
         offset: u64,
         /// Bytes that were asked for.
         length: u64,
-        /// The kernel's reason: EREMOTEIO of older kernels, EINVAL of newer ones.
+        /// The kernel's reason: EREMOTEIO of older kernels, EINVAL of newer ones, EFAULT for memory without pages.
         source: io::Error,
     },
     /// A transfer failed for any other reason.
@@ -183,11 +181,24 @@ fn no_direct_io(source: &io::Error) -> &'static str {
     }
 }
 
+/// What peer-to-peer DMA needs that is missing.
+fn what_it_takes(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EFAULT) => {
+            "the buffer has no pages for it, as in a GPU whose aperture is a window; it takes a static aperture"
+        }
+        _ => {
+            "the two need a common switch without ACS redirect, or a host bridge that the kernel trusts, and nothing in \
+             between that copies, such as device mapper; look for \"P2PDMA\" and \"peer-to-peer\" in the kernel's log"
+        }
+    }
+}
+
 /// Whether a failed direct transfer, aligned as it should be, was refused because of whose memory it is.
 pub(crate) fn refuses_peer_memory(source: &io::Error) -> bool {
     matches!(
         source.raw_os_error(),
-        Some(libc::EINVAL | libc::EREMOTEIO | libc::EOPNOTSUPP)
+        Some(libc::EINVAL | libc::EREMOTEIO | libc::EOPNOTSUPP | libc::EFAULT)
     )
 }
 

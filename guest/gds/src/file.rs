@@ -110,7 +110,7 @@ impl Piece {
 }
 
 impl GpuFile {
-    pub(crate) fn new(gpu: &Gpu, file: File, path: PathBuf, policy: Policy) -> Result<Self> {
+    pub(crate) fn new(gpu: &Gpu, file: File, path: PathBuf, policy: Policy) -> Self {
         let parts = Parts {
             alignment: Alignment::of(&file),
             gpu: gpu.clone(),
@@ -120,9 +120,9 @@ impl GpuFile {
             counters: Counters::default(),
             bounce: Mutex::new(None),
         };
-        Ok(GpuFile {
+        GpuFile {
             parts: Arc::new(parts),
-        })
+        }
     }
 
     /// Reads into all of `range` of `buffer`, from `offset` in the file on; returns how many bytes there were, fewer

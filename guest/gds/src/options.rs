@@ -54,6 +54,6 @@ impl FileOptions {
                 path: path.to_owned(),
                 source,
             })?;
-        GpuFile::new(gpu, file, path.to_owned(), self.policy)
+        Ok(GpuFile::new(gpu, file, path.to_owned(), self.policy))
     }
 }
