@@ -2,9 +2,14 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, PipeReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::thread;
+
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::ImageError;
 use crate::cache::BuildLock;
@@ -120,7 +125,7 @@ fn attempt(
     lock: &BuildLock,
     progress: &Progress,
 ) -> Result<Attempt, ImageError> {
-    let mut log_file = File::create(log).map_err(io_error("create", log))?;
+    let log_file = File::create(log).map_err(io_error("create", log))?;
     let (output, input) =
         io::pipe().map_err(io_error("make a pipe for", Path::new("mmdebstrap")))?;
     let mut child = Command::new("mmdebstrap")
@@ -134,11 +139,34 @@ fn attempt(
                 .map_err(io_error("share the pipe of", Path::new("mmdebstrap")))?,
         )
         .stderr(input)
+        // It is asked to end by us alone, and then cleans up.
+        .process_group(0)
         .spawn()
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => ImageError::NoMmdebstrap,
             _ => io_error("run", &PathBuf::from("mmdebstrap"))(error),
         })?;
+    let group = Pid::from_child(&child);
+    let (seen, stopped) = end_if_stopped(group, lock, || follow(output, log_file, log, progress))?;
+    let status = child
+        .wait()
+        .map_err(io_error("wait for", Path::new("mmdebstrap")))?;
+    if stopped {
+        return Err(ImageError::Stopped);
+    }
+    Ok(Attempt {
+        status,
+        output: seen?,
+    })
+}
+
+/// Reads the output to its end.
+fn follow(
+    output: PipeReader,
+    mut log_file: File,
+    log: &Path,
+    progress: &Progress,
+) -> Result<Output, ImageError> {
     let mut seen = Output::default();
     for line in BufReader::new(output).split(b'\n') {
         let line = line.map_err(io_error("read the output of", Path::new("mmdebstrap")))?;
@@ -146,12 +174,31 @@ fn attempt(
         writeln!(log_file, "{line}").map_err(io_error("write", log))?;
         seen.line(line.trim_end(), progress);
     }
-    let status = child
-        .wait()
-        .map_err(io_error("wait for", Path::new("mmdebstrap")))?;
-    Ok(Attempt {
-        status,
-        output: seen,
+    Ok(seen)
+}
+
+/// Does `work`, which ends with the processes of `group`; asks them to end if the work is to be stopped. Returns whether
+/// it was.
+fn end_if_stopped<T>(
+    group: Pid,
+    lock: &BuildLock,
+    work: impl FnOnce() -> T,
+) -> Result<(T, bool), ImageError> {
+    let (over, working) =
+        io::pipe().map_err(io_error("make a pipe for", Path::new("mmdebstrap")))?;
+    thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let stopped = lock.wait_for_stop(&[over.as_fd()], None)?;
+            if stopped {
+                kill_process_group(group, Signal::TERM)
+                    .map_err(|errno| io_error("end", Path::new("mmdebstrap"))(errno.into()))?;
+            }
+            Ok(stopped)
+        });
+        let done = work();
+        drop(working);
+        let stopped = watch.join().unwrap_or(Ok(false))?;
+        Ok((done, stopped))
     })
 }
 

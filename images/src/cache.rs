@@ -6,12 +6,15 @@
 
 use std::env;
 use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use sha2::{Digest, Sha256};
 
 use crate::ImageError;
@@ -20,6 +23,10 @@ use crate::error::io_error;
 const WORK_PREFIX: &str = ".peerbar-building-";
 const LOCK: &str = "lock";
 const DAY: Duration = Duration::from_secs(24 * 3600);
+const LOCK_PAUSE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
 /// Hexadecimal digits of a key.
 const KEY_DIGITS: usize = 16;
 
@@ -80,6 +87,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Cache {
     dir: PathBuf,
+    stop: Option<Arc<OwnedFd>>,
 }
 
 impl Cache {
@@ -107,7 +115,16 @@ impl Cache {
     pub fn at(dir: &Path) -> Result<Self, ImageError> {
         fs::create_dir_all(dir).map_err(io_error("create", dir))?;
         let dir = dir.canonicalize().map_err(io_error("find", dir))?;
-        Ok(Self { dir })
+        Ok(Self { dir, stop: None })
+    }
+
+    /// The same cache, where long work ends with [`ImageError::Stopped`], and leaves nothing, once `stop` is readable.
+    #[must_use]
+    pub fn stopped_by(self, stop: OwnedFd) -> Self {
+        Self {
+            stop: Some(Arc::new(stop)),
+            ..self
+        }
     }
 
     /// The folder.
@@ -161,18 +178,24 @@ impl Cache {
             .read(true)
             .open(&path)
             .map_err(io_error("open", &path))?;
-        let locked = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => {
-                eprintln!(
-                    "peerbar: waiting for another build in {}",
-                    self.dir.display()
-                );
-                flock(&file, FlockOperation::LockExclusive)
-            }
-            other => other,
+        let lock = BuildLock {
+            file,
+            path,
+            stop: self.stop.clone(),
         };
-        locked.map_err(|errno| io_error("lock", &path)(errno.into()))?;
-        Ok(BuildLock { file, path })
+        if !lock.try_take()? {
+            eprintln!(
+                "peerbar: waiting for another build in {}",
+                self.dir.display()
+            );
+            // A lock cannot be waited for together with a descriptor, so it is asked after now and then.
+            while !lock.try_take()? {
+                if lock.wait_for_stop(&[], Some(&LOCK_PAUSE))? {
+                    return Err(ImageError::Stopped);
+                }
+            }
+        }
+        Ok(lock)
     }
 
     /// Removes what dead builds have left, and what nobody uses any more; nothing that is not ours, since the user may
@@ -209,9 +232,35 @@ impl Cache {
 pub(crate) struct BuildLock {
     file: File,
     path: PathBuf,
+    stop: Option<Arc<OwnedFd>>,
 }
 
 impl BuildLock {
+    fn try_take(&self) -> Result<bool, ImageError> {
+        match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(io_error("lock", &self.path)(errno.into())),
+        }
+    }
+
+    /// Waits until the work is to end, one of `others` is ready, or `limit` is over: whether the work is to end.
+    pub(crate) fn wait_for_stop(
+        &self,
+        others: &[BorrowedFd<'_>],
+        limit: Option<&Timespec>,
+    ) -> Result<bool, ImageError> {
+        let stop = self.stop.iter().map(|stop| stop.as_fd());
+        let mut fds: Vec<PollFd<'_>> = stop
+            .chain(others.iter().copied())
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        retry_on_intr(|| poll(&mut fds, limit))
+            .map_err(|errno| io_error("wait beside", &self.path)(errno.into()))?;
+        let first = fds.first().filter(|_| self.stop.is_some());
+        Ok(first.is_some_and(|stop| !stop.revents().is_empty()))
+    }
+
     /// The lock as an (empty) standard input of a child: if this process is killed, the lock stays taken until the
     /// last of its children has ended too, so that nobody removes a work folder under a live writer.
     pub(crate) fn stdin(&self) -> Result<File, ImageError> {

@@ -12,6 +12,9 @@ pub enum ImageError {
         "no place for the cache: PEERBAR_CACHE, XDG_CACHE_HOME and HOME are unset; set PEERBAR_CACHE to a folder"
     )]
     NoCacheDir,
+    /// Whoever asked for it has changed their mind ([`crate::Cache::stopped_by`]).
+    #[error("stopped before it was made")]
+    Stopped,
     /// A file or folder cannot be read, written or made.
     #[error("cannot {action} {}", path.display())]
     Io {

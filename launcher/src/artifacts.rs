@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::Own;
 use crate::exit::Failure;
+use crate::signals::Signals;
 
 /// Everything that is there before a guest starts.
 pub(crate) struct Artifacts {
@@ -21,17 +22,32 @@ pub(crate) struct Artifacts {
 
 impl Artifacts {
     /// Finds or makes all of it, with `init` as the guest's first program and `modules` in its initramfs. The tree is
-    /// made only if it is the user's lack of a QEMU or a kernel that asks for it, or `tools` does.
+    /// made only if it is the user's lack of a QEMU or a kernel that asks for it, or `tools` does. A signal ends it.
     pub(crate) fn prepare(
         own: &Own,
         modules: &[String],
         tools: bool,
         init: &Path,
+        signals: &Signals,
     ) -> Result<Self, Failure> {
-        let cache = Cache::open()?;
-        let qemu = Qemu::find(own.qemu.as_deref(), &cache).map_err(blame)?;
+        let cache = Cache::open()?.stopped_by(signals.any()?);
+        let made = Self::make(own, modules, tools, init, &cache);
+        match signals.pending()? {
+            Some(signal) => Err(Failure::Interrupted(signal)),
+            None => made,
+        }
+    }
+
+    fn make(
+        own: &Own,
+        modules: &[String],
+        tools: bool,
+        init: &Path,
+        cache: &Cache,
+    ) -> Result<Self, Failure> {
+        let qemu = Qemu::find(own.qemu.as_deref(), cache).map_err(blame)?;
         let root = if tools || own.kernel.is_none() {
-            Some(Root::get(&cache)?)
+            Some(Root::get(cache)?)
         } else {
             None
         };
@@ -40,8 +56,8 @@ impl Artifacts {
             (None, Some(root)) => Kernel::from_root(root),
             (None, None) => return Err(anyhow!("there is no kernel").into()),
         };
-        let kernel = with_own_drivers(kernel, modules, &cache, root.as_ref())?;
-        let guest = GuestImage::prepare(&cache, &kernel, modules, init).map_err(blame)?;
+        let kernel = with_own_drivers(kernel, modules, cache, root.as_ref())?;
+        let guest = GuestImage::prepare(cache, &kernel, modules, init).map_err(blame)?;
         Ok(Self { qemu, guest, root })
     }
 

@@ -21,6 +21,7 @@ use crate::qemu::{self, Boot, Sockets};
 use crate::results::print;
 use crate::run::short_lived;
 use crate::scenario::Scenario;
+use crate::signals::Signals;
 
 /// How long one boot may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -29,11 +30,15 @@ const GOAL: f64 = 2.0;
 
 /// Measures both boots in turn, so that a load on the machine meets both, and compares the medians.
 pub(crate) fn boot(options: &BenchBoot) -> Result<ExitCode, Failure> {
+    let signals = Signals::new()?;
     let mut scenario = Scenario::demo()?;
     scenario.checks.clear();
     let modules = scenario.initramfs_modules();
-    let ours = Artifacts::prepare(&options.own, &modules, false, &beside("peerbar-agent")?)?;
-    let plain = Artifacts::prepare(&options.own, &[], false, &beside("empty-init")?)?;
+    let prepare = |modules: &[String], init| {
+        Artifacts::prepare(&options.own, modules, false, &beside(init)?, &signals)
+    };
+    let ours = prepare(&modules, "peerbar-agent")?;
+    let plain = prepare(&[], "empty-init")?;
     let runs = Folder::create(&options.runs, "bench-boot", SystemTime::now())?;
     let mut progress = Progress::new();
     let mut times = Times {
@@ -51,10 +56,10 @@ pub(crate) fn boot(options: &BenchBoot) -> Result<ExitCode, Failure> {
         };
         times
             .plain
-            .push(boot_plain(&plain, &scenario, &folder("plain")?)?);
+            .push(boot_plain(&plain, &scenario, &folder("plain")?, &signals)?);
         times
             .ours
-            .push(boot_ours(&ours, &scenario, &folder("ours")?)?);
+            .push(boot_ours(&ours, &scenario, &folder("ours")?, &signals)?);
     }
     drop(progress);
     let figures = times.figures();
@@ -71,10 +76,11 @@ fn boot_plain(
     artifacts: &Artifacts,
     scenario: &Scenario,
     folder: &Folder,
+    signals: &Signals,
 ) -> Result<Duration, Failure> {
     let mut command = artifacts.qemu.command();
     command.args(qemu::bare(&of(artifacts, scenario)));
-    let mut inbox = Inbox::new()?;
+    let mut inbox = Inbox::new(signals);
     let started = Instant::now();
     let mut qemu = guest::spawn(&command, folder)?;
     inbox.add_bytes(
@@ -106,6 +112,7 @@ fn boot_ours(
     artifacts: &Artifacts,
     scenario: &Scenario,
     folder: &Folder,
+    signals: &Signals,
 ) -> Result<Duration, Failure> {
     let temporary = short_lived()?;
     let sockets = Sockets::in_folder(temporary.path());
@@ -115,6 +122,7 @@ fn boot_ours(
         scenario,
         &sockets,
         folder,
+        signals,
     )?;
     let deadline = guest.started() + LIMIT;
     loop {

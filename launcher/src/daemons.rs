@@ -129,7 +129,7 @@ pub(crate) fn start(
     scenario: &Scenario,
     sockets: &Sockets,
     folder: &Folder,
-    inbox: &mut Inbox,
+    inbox: &mut Inbox<'_>,
 ) -> Result<Vec<Server>, Failure> {
     for nvme in &scenario.nvmes {
         create_images(nvme)?;
@@ -190,7 +190,7 @@ fn spawn(order: &Order, folder: &Folder) -> Result<Server, Failure> {
 /// A server says `ready` on its standard output when its socket is bound, and closes it when it fails. Waits for those
 /// from number `first` on.
 fn wait_until_ready(
-    inbox: &mut Inbox,
+    inbox: &mut Inbox<'_>,
     servers: &mut [Server],
     first: usize,
 ) -> Result<(), Failure> {

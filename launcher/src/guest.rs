@@ -19,6 +19,7 @@ use crate::leash;
 use crate::qemu::{self, Boot, Sockets};
 use crate::report::Report;
 use crate::scenario::Scenario;
+use crate::signals::Signals;
 
 /// QEMU's own words in a run's folder.
 pub(crate) const QEMU_LOG: &str = "qemu.log";
@@ -28,10 +29,10 @@ const END: Duration = Duration::from_secs(2);
 const PLAN: Duration = Duration::from_secs(5);
 
 /// A guest that has been started. Dropped, all its processes are killed and reaped.
-pub(crate) struct Guest {
+pub(crate) struct Guest<'a> {
     qemu: Child,
     servers: Vec<Server>,
-    inbox: Inbox,
+    inbox: Inbox<'a>,
     plan: String,
     started: Instant,
     /// How QEMU ended, if it has.
@@ -60,7 +61,7 @@ pub(crate) enum News {
     Late,
 }
 
-impl Guest {
+impl<'a> Guest<'a> {
     /// Starts the servers of `scenario`, then QEMU, and has the plan ready for the agent.
     pub(crate) fn start(
         artifacts: &Artifacts,
@@ -68,8 +69,9 @@ impl Guest {
         scenario: &Scenario,
         sockets: &Sockets,
         folder: &Folder,
+        signals: &'a Signals,
     ) -> Result<Self, Failure> {
-        let mut inbox = Inbox::new()?;
+        let mut inbox = Inbox::new(signals);
         let report = listen(sockets, scenario)?;
         let servers = daemons::start(scenario, sockets, folder, &mut inbox)?;
         let tools = artifacts

@@ -8,9 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use signal_hook::SigId;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::low_level::{pipe, unregister};
+
+use crate::signals::Signals;
 
 /// Whom a source belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,35 +48,19 @@ enum Source {
 trait ReadFd: Read + AsFd {}
 impl<R: Read + AsFd> ReadFd for R {}
 
-struct Signal {
-    number: i32,
-    stream: UnixStream,
-    registration: SigId,
-}
-
 /// Waits for any of its sources.
-pub(crate) struct Inbox {
-    signals: Vec<Signal>,
+pub(crate) struct Inbox<'a> {
+    signals: &'a Signals,
     sources: Vec<(Voice, Source)>,
 }
 
-impl Inbox {
-    /// An inbox that receives the signals that would end this process.
-    pub(crate) fn new() -> anyhow::Result<Self> {
-        let mut signals = Vec::new();
-        for number in [SIGHUP, SIGINT, SIGTERM] {
-            let (stream, write) = UnixStream::pair().context("cannot make a socket pair")?;
-            let registration = pipe::register(number, write).context("cannot handle signals")?;
-            signals.push(Signal {
-                number,
-                stream,
-                registration,
-            });
-        }
-        Ok(Self {
+impl<'a> Inbox<'a> {
+    /// An inbox that receives `signals`.
+    pub(crate) fn new(signals: &'a Signals) -> Self {
+        Self {
             signals,
             sources: Vec::new(),
-        })
+        }
     }
 
     /// Waits for bytes of `stream`.
@@ -105,8 +88,8 @@ impl Inbox {
                 return Ok(None);
             }
             let timeout = Timespec::try_from(left).context("the deadline is too far")?;
-            let fds = self.signals.iter().map(|signal| signal.stream.as_fd());
-            let fds = fds.chain(self.sources.iter().map(|(_, source)| source.fd()));
+            let sources = self.sources.iter().map(|(_, source)| source.fd());
+            let fds = self.signals.fds().chain(sources);
             let mut fds: Vec<PollFd<'_>> = fds
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
                 .collect();
@@ -124,14 +107,10 @@ impl Inbox {
     }
 
     fn take(&mut self, ready: usize) -> anyhow::Result<Event> {
-        if let Some(signal) = self.signals.get_mut(ready) {
-            signal
-                .stream
-                .read(&mut [0])
-                .context("cannot read a signal")?;
-            return Ok(Event::Signal(signal.number));
+        if let Some(number) = self.signals.take(ready)? {
+            return Ok(Event::Signal(number));
         }
-        let index = ready - self.signals.len();
+        let index = ready - self.signals.fds().count();
         let (voice, source) = self
             .sources
             .get_mut(index)
@@ -149,14 +128,6 @@ impl Inbox {
         };
         self.sources.remove(index);
         Ok(event)
-    }
-}
-
-impl Drop for Inbox {
-    fn drop(&mut self) {
-        for signal in &self.signals {
-            unregister(signal.registration);
-        }
     }
 }
 
@@ -191,6 +162,9 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
+    use signal_hook::consts::SIGHUP;
+    use signal_hook::low_level::raise;
+
     use super::*;
     use crate::child::Child;
 
@@ -206,7 +180,8 @@ mod tests {
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let mut child = Child::spawn(command).unwrap();
-        let mut inbox = Inbox::new().unwrap();
+        let signals = Signals::new().unwrap();
+        let mut inbox = Inbox::new(&signals);
         inbox.add_bytes(Voice::Console, child.take_stdout().unwrap());
         inbox.add_child(Voice::Qemu, child.pidfd()).unwrap();
         let mut seen = Vec::new();
@@ -226,7 +201,8 @@ mod tests {
     fn the_first_connection_is_handed_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let mut inbox = Inbox::new().unwrap();
+        let signals = Signals::new().unwrap();
+        let mut inbox = Inbox::new(&signals);
         inbox.add_listener(Voice::Report, UnixListener::bind(&path).unwrap());
         let mut peer = UnixStream::connect(&path).unwrap();
         let Some(Event::Connected(stream)) = inbox.next(soon()).unwrap() else {
@@ -246,11 +222,14 @@ mod tests {
 
     #[test]
     fn a_signal_comes_first_and_a_flood_does_not_hide_the_deadline() {
-        let mut inbox = Inbox::new().unwrap();
+        let signals = Signals::new().unwrap();
+        let mut inbox = Inbox::new(&signals);
         inbox.add_bytes(Voice::Console, std::fs::File::open("/dev/zero").unwrap());
         assert!(matches!(inbox.next(soon()).unwrap(), Some(Event::Data(..))));
         assert!(inbox.next(Instant::now()).unwrap().is_none());
-        signal_hook::low_level::raise(SIGHUP).unwrap();
+        assert_eq!(signals.pending().unwrap(), None);
+        raise(SIGHUP).unwrap();
+        assert_eq!(signals.pending().unwrap(), Some(SIGHUP));
         assert!(matches!(
             inbox.next(soon()).unwrap(),
             Some(Event::Signal(SIGHUP))

@@ -25,6 +25,7 @@ mod report;
 mod results;
 mod run;
 mod scenario;
+mod signals;
 mod size;
 mod table;
 mod timeout;

@@ -20,6 +20,7 @@ use crate::progress::Progress;
 use crate::qemu::{Boot, Sockets};
 use crate::results::{Ran, conclude, print};
 use crate::scenario::Scenario;
+use crate::signals::Signals;
 use crate::verdict::{Ending, Verdict};
 
 /// How long a guest may take to power off after its last check.
@@ -27,6 +28,7 @@ const POWER_OFF: Duration = Duration::from_secs(10);
 
 /// Runs a scenario.
 pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
+    let signals = Signals::new()?;
     let mut scenario = match &options.scenario {
         Some(path) => Scenario::load(path)?,
         None => Scenario::demo()?,
@@ -40,6 +42,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         &scenario.initramfs_modules(),
         scenario.tools,
         &agent,
+        &signals,
     )?;
     let boot = Boot {
         accel: Accel::detect(),
@@ -52,7 +55,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let folder = begin(options, &scenario, &artifacts)?;
-    let verdict = match boot_and_check(options, &scenario, &artifacts, &boot, &folder) {
+    let verdict = match boot_and_check(options, &scenario, &artifacts, &boot, &folder, &signals) {
         Ok(verdict) => verdict,
         Err(failure) => {
             folder.write("verdict", &format!("not run: {failure}\n"))?;
@@ -84,6 +87,7 @@ fn boot_and_check(
     artifacts: &Artifacts,
     boot: &Boot<'_>,
     folder: &Folder,
+    signals: &Signals,
 ) -> Result<Verdict, Failure> {
     let temporary = short_lived()?;
     let sockets = Sockets::in_folder(temporary.path());
@@ -96,7 +100,7 @@ fn boot_and_check(
         artifacts.guest.release,
         scenario.devices().count()
     ));
-    let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder)?;
+    let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder, signals)?;
     let ending = watch(&mut guest, scenario, &mut progress, options.verbose)?;
     if let Ending::Ended(status) = &ending
         && !status.success()
@@ -120,7 +124,7 @@ fn boot_and_check(
 
 /// Follows the guest to its end.
 fn watch(
-    guest: &mut Guest,
+    guest: &mut Guest<'_>,
     scenario: &Scenario,
     progress: &mut Progress,
     verbose: bool,

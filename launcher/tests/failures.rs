@@ -243,3 +243,73 @@ fn a_killed_launcher_leaves_no_process() {
     assert!(children.iter().all(|child| ends(child).unwrap()));
     assert!(!Path::new(&run.folder.path().join("runs/latest/verdict")).exists());
 }
+
+/// A program in place of mmdebstrap that says its own process into a FIFO and works for longer than any test.
+fn endless_mmdebstrap(folder: &Path) -> anyhow::Result<()> {
+    let script = folder.join("script");
+    fs::write(
+        &script,
+        format!(
+            "#!/bin/sh\necho $$ > {}/pid\nexec sleep 1000\n",
+            folder.display()
+        ),
+    )?;
+    // By a process of its own: a descriptor open for writing in a child of another test would keep it from starting.
+    let copied = Command::new("install")
+        .args([&script, &folder.join("mmdebstrap")])
+        .status()?;
+    let fifo = Command::new("mkfifo").arg(folder.join("pid")).status()?;
+    ensure!(copied.success() && fifo.success());
+    Ok(())
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn a_signal_ends_the_making_of_images_and_leaves_nothing() {
+    for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
+        let folder = tempfile::tempdir().unwrap();
+        endless_mmdebstrap(folder.path()).unwrap();
+        let cache = folder.path().join("cache");
+        let start = || {
+            Command::new(PEERBAR)
+                .arg("run")
+                .env("PEERBAR_CACHE", &cache)
+                .env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()))
+                .current_dir(folder.path())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let mut launcher = start();
+        let pid = fs::read_to_string(folder.path().join("pid")).unwrap();
+        let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        let mmdebstrap = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        // The second launcher waits for the first.
+        let mut waiting = start();
+        let mut line = String::new();
+        let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
+        stderr.read_line(&mut line).unwrap();
+        assert!(
+            line.starts_with("peerbar: waiting for another build"),
+            "{line}"
+        );
+        kill_process(Pid::from_child(&waiting), signal).unwrap();
+        assert_eq!(waiting.wait().unwrap().code(), Some(128 + number));
+        kill_process(Pid::from_child(&launcher), signal).unwrap();
+        let mut words = String::new();
+        let mut stderr = launcher.stderr.take().unwrap();
+        stderr.read_to_string(&mut words).unwrap();
+        assert_eq!(launcher.wait().unwrap().code(), Some(128 + number));
+        assert!(
+            words.ends_with(&format!("peerbar: ended by signal {number}\n")),
+            "{words}"
+        );
+        assert!(ends(&mmdebstrap).unwrap());
+        let mut left: Vec<_> = fs::read_dir(&cache)
+            .unwrap()
+            .map(|found| found.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["lock", "mmdebstrap.log"]);
+    }
+}
