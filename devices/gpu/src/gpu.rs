@@ -104,6 +104,31 @@ impl Gpu {
         })
     }
 
+    /// The engine behind this GPU.
+    fn engine(&self, vram: Arc<MemoryFile>) -> Engine {
+        let work = Work::new(Memory::new(vram, self.requester.clone()));
+        Engine::new(
+            self.mailbox.clone(),
+            self.doorbells.clone(),
+            self.interrupts.clone(),
+            work,
+        )
+    }
+
+    /// What is behind each of the BARs.
+    fn behind_bars(&self, vram: &Arc<MemoryFile>) -> Vec<BarMemory> {
+        let page = (doorbells::PAGE_OFFSET, doorbells::PAGE_BYTES);
+        let registers = BarMemory::RegistersWithPages(self.doorbells.file(), vec![page]);
+        let aperture = match &self.window {
+            Some(table) => BarMemory::Pages(table.clone()),
+            None => BarMemory::Memory(Span {
+                file: vram.clone(),
+                offset: 0,
+            }),
+        };
+        vec![registers, aperture]
+    }
+
     fn read_dma_log(&self, offset: u64, data: &mut [u8]) {
         let page = self.dma_log.lock().unwrap_or_else(PoisonError::into_inner);
         let start = usize::try_from(offset - DMA_LOG.start).unwrap_or(usize::MAX);
@@ -209,7 +234,7 @@ struct Parts {
 impl Parts {
     fn new(config: &Config, interrupts: Arc<dyn Interrupts>) -> Result<Self, StartError> {
         config.check()?;
-        let (vram_bytes, aperture_bytes) = (config.vram_bytes, config.aperture());
+        let sizes @ (vram_bytes, aperture_bytes) = (config.vram_bytes, config.aperture());
         let vram = MemoryFile::create("peerbar-gpu-vram", vram_bytes).map_err(|source| {
             ConfigError::Memory {
                 size: vram_bytes,
@@ -223,24 +248,6 @@ impl Parts {
         });
         let doorbells = Doorbells::new(REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
         let doorbells = Arc::new(doorbells);
-        let bars = vec![
-            Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?,
-            Bar::new(APERTURE_BAR, aperture_bytes, true)?,
-        ];
-        let page = (doorbells::PAGE_OFFSET, doorbells::PAGE_BYTES);
-        let behind = vec![
-            BarMemory::RegistersWithPages(doorbells.file(), vec![page]),
-            window.clone().map_or_else(
-                || {
-                    BarMemory::Memory(Span {
-                        file: vram.clone(),
-                        offset: 0,
-                    })
-                },
-                BarMemory::Pages,
-            ),
-        ];
-        let sizes = (vram_bytes, aperture_bytes);
         let registers = Registers::new(sizes, window.clone(), doorbells.clone());
         let gpu = Gpu {
             mailbox: Arc::new(Mailbox::new(registers)),
@@ -250,25 +257,14 @@ impl Parts {
             interrupts,
             dma_log: Mutex::default(),
         };
-        let engine = gpu.engine(vram);
         Ok(Self {
+            bars: vec![
+                Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?,
+                Bar::new(APERTURE_BAR, aperture_bytes, true)?,
+            ],
+            behind: gpu.behind_bars(&vram),
+            engine: gpu.engine(vram),
             gpu,
-            engine,
-            bars,
-            behind,
         })
-    }
-}
-
-impl Gpu {
-    /// The engine behind this GPU.
-    fn engine(&self, vram: Arc<MemoryFile>) -> Engine {
-        let work = Work::new(Memory::new(vram, self.requester.clone()));
-        Engine::new(
-            self.mailbox.clone(),
-            self.doorbells.clone(),
-            self.interrupts.clone(),
-            work,
-        )
     }
 }
