@@ -40,7 +40,7 @@ static void start(struct pb_channel *channel)
 
 	channel->head = 0;
 	channel->tail = 0;
-	lo_hi_writeq(channel->ring_address, regs + PB_CH_RING_ADDRESS);
+	writeq(channel->ring_address, regs + PB_CH_RING_ADDRESS);
 	writel(PB_RING_SPACE_BUS, regs + PB_CH_RING_SPACE);
 	writel(PB_RING_ENTRIES, regs + PB_CH_RING_ENTRIES);
 	writel(PB_CH_ENABLE, regs + PB_CH_CONTROL);

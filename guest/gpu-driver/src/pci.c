@@ -51,7 +51,7 @@ static irqreturn_t device_interrupt(int irq, void *data)
 
 		if (info == PB_ALL_ONES || !(info & PB_FAULT_VALID))
 			break;
-		log_fault(gpu, info, lo_hi_readq(gpu->regs + PB_REG_FAULT_ADDRESS));
+		log_fault(gpu, info, readq(gpu->regs + PB_REG_FAULT_ADDRESS));
 		writel(1, gpu->regs + PB_REG_FAULT_ACK);
 	}
 	return IRQ_HANDLED;
@@ -121,8 +121,8 @@ static int identify(struct pb_gpu *gpu)
 	error = reset_device(gpu);
 	if (error)
 		return dev_err_probe(dev, error, "does not become ready\n");
-	gpu->vram_size = lo_hi_readq(gpu->regs + PB_REG_VRAM_SIZE);
-	gpu->aperture_size = lo_hi_readq(gpu->regs + PB_REG_APERTURE_SIZE);
+	gpu->vram_size = readq(gpu->regs + PB_REG_VRAM_SIZE);
+	gpu->aperture_size = readq(gpu->regs + PB_REG_APERTURE_SIZE);
 	gpu->window = readl(gpu->regs + PB_REG_FEATURES) & PB_FEATURE_WINDOW;
 	if (gpu->aperture_size != pci_resource_len(gpu->pdev, PB_BAR_APERTURE) ||
 	    gpu->aperture_size > gpu->vram_size || readl(gpu->regs + PB_REG_CHANNELS) < PB_CHANNELS)
