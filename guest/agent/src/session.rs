@@ -122,7 +122,8 @@ fn judge(ended: Ended<(anyhow::Result<Outcome>, Measure)>) -> (anyhow::Result<Ou
     }
 }
 
-/// Reports one check. One during which the kernel complained has failed, whatever its own outcome.
+/// Reports one check. One during which the kernel complained of what the check does not expect has failed, whatever its own
+/// outcome.
 fn tell(
     check: &Check,
     outcome: anyhow::Result<Outcome>,
@@ -138,14 +139,36 @@ fn tell(
             Verdict::Fail
         }
     };
-    if complaints.is_empty() {
+    let faults = unexpected(check, complaints);
+    if faults.is_empty() {
         return Ok(report.result(&check.name(), &verdict, measure)?);
     }
-    report.diagnostic("the kernel complained:")?;
-    for line in complaints {
-        report.diagnostic(&format!("  {line}"))?;
+    for line in faults {
+        report.diagnostic(&line)?;
     }
     Ok(report.result(&check.name(), &Verdict::Fail, measure)?)
+}
+
+/// What there is to say of the kernel's complaints: those that the check does not expect, and what it expected in vain.
+fn unexpected(check: &Check, complaints: Vec<String>) -> Vec<String> {
+    let expected: &[String] = match check {
+        Check::Command(command) => &command.kernel,
+        _ => &[],
+    };
+    let mut faults: Vec<String> = expected
+        .iter()
+        .filter(|text| !complaints.iter().any(|line| line.contains(*text)))
+        .map(|text| format!("the kernel did not say {text:?}"))
+        .collect();
+    let mut others = complaints
+        .into_iter()
+        .filter(|line| !expected.iter().any(|text| line.contains(text)))
+        .peekable();
+    if others.peek().is_some() {
+        faults.push("the kernel complained:".to_owned());
+    }
+    faults.extend(others.map(|line| format!("  {line}")));
+    faults
 }
 
 /// Reports `checks` as failed for one reason.
@@ -162,4 +185,39 @@ fn uptime_ms() -> anyhow::Result<u64> {
     let now = Duration::try_from(clock_gettime(ClockId::Boottime))
         .context("the clock is before its start")?;
     Ok(u64::try_from(now.as_millis())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(kernel: &[&str]) -> Check {
+        Check::Command(peerbar_report::Command {
+            run: "true".to_owned(),
+            status: 0,
+            expect: Vec::new(),
+            kernel: kernel.iter().map(|&text| text.to_owned()).collect(),
+            through: None,
+        })
+    }
+
+    #[test]
+    fn a_complaint_is_a_fault_unless_the_check_expects_it() {
+        let said = || vec!["DMAR: [DMA Read] fault".to_owned(), "BUG: x".to_owned()];
+        assert_eq!(
+            unexpected(&command(&["DMAR: ", "BUG"]), said()),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            unexpected(&command(&["DMAR: "]), said()),
+            ["the kernel complained:", "  BUG: x"]
+        );
+        assert_eq!(unexpected(&command(&[]), said()).len(), 3);
+    }
+
+    #[test]
+    fn a_complaint_that_is_expected_and_does_not_come_is_a_fault() {
+        let faults = unexpected(&command(&["DMAR: "]), Vec::new());
+        assert_eq!(faults, ["the kernel did not say \"DMAR: \""]);
+    }
 }

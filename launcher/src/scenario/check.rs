@@ -44,6 +44,7 @@ pub(super) struct CheckTable {
     run: Option<Spanned<String>>,
     status: Option<Spanned<i32>>,
     expect: Option<Spanned<Vec<String>>>,
+    kernel: Option<Spanned<Vec<String>>>,
     gpu: Option<Spanned<String>>,
     disk: Option<Spanned<String>>,
     disks: Option<Spanned<Vec<Spanned<String>>>>,
@@ -169,10 +170,8 @@ impl CheckTable {
             run: required(self.run.take(), "run", self.kind.span())?.into_inner(),
             status: self.status.take().map_or(0, Spanned::into_inner),
             through: through.transpose()?,
-            expect: self
-                .expect
-                .take()
-                .map_or_else(Vec::new, Spanned::into_inner),
+            expect: texts(self.expect.take()),
+            kernel: texts(self.kernel.take()),
         })
     }
 
@@ -206,6 +205,7 @@ impl CheckTable {
             ("run", span(&self.run)),
             ("status", span(&self.status)),
             ("expect", span(&self.expect)),
+            ("kernel", span(&self.kernel)),
             ("gpu", span(&self.gpu)),
             ("disk", span(&self.disk)),
             ("disks", span(&self.disks)),
@@ -228,6 +228,10 @@ impl CheckTable {
 
 fn span<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
     value.as_ref().map(Spanned::span)
+}
+
+fn texts(list: Option<Spanned<Vec<String>>>) -> Vec<String> {
+    list.map_or_else(Vec::new, Spanned::into_inner)
 }
 
 fn required<T>(

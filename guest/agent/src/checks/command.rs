@@ -156,6 +156,7 @@ mod tests {
             run: String::new(),
             status: 1,
             expect: vec!["good".into()],
+            kernel: Vec::new(),
             through: None,
         };
         let ran = |code: i32, output: &str, timed_out| Ran {
@@ -183,6 +184,7 @@ mod tests {
                 run: String::new(),
                 status: 0,
                 expect: Vec::new(),
+                kernel: Vec::new(),
                 through,
             };
             let measure = Measure {
