@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A running or ended child. Dropped, it is killed and reaped.
@@ -54,19 +55,20 @@ impl Child {
     pub(crate) fn end(&mut self, grace: Duration) -> anyhow::Result<ExitStatus> {
         if self.ended()?.is_none() {
             pidfd_send_signal(&self.pidfd, Signal::TERM).context("cannot end a child")?;
-            self.wait_for(grace)?;
         }
-        if self.ended()?.is_none() {
+        if !self.ends_within(grace)? {
             self.child.kill().context("cannot kill a child")?;
         }
         self.child.wait().context("cannot reap a child")
     }
 
-    fn wait_for(&self, grace: Duration) -> anyhow::Result<()> {
+    /// Whether it has ended, or does within `grace`; a signal to this process cuts the wait short.
+    pub(crate) fn ends_within(&self, grace: Duration) -> anyhow::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let timeout = Timespec::try_from(grace).context("the grace is too long")?;
         match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
             Err(error) => Err(anyhow!(error).context("cannot wait for a child")),
         }
     }

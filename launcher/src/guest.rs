@@ -25,6 +25,8 @@ use crate::signals::Signals;
 pub(crate) const QEMU_LOG: &str = "qemu.log";
 /// How long QEMU may take to go after it was asked to.
 const END: Duration = Duration::from_secs(2);
+/// How long QEMU may take to go after it has left a server.
+const GOING: Duration = Duration::from_secs(5);
 /// How long QEMU may take to fetch the plan from its socket.
 const PLAN: Duration = Duration::from_secs(5);
 
@@ -167,15 +169,16 @@ impl<'a> Guest<'a> {
         Ok(())
     }
 
-    /// A server that ends well has lost its client: QEMU is going, and will be heard of.
+    /// A server that ends well has lost its client: QEMU is going, and will be heard of. If not, the server has left
+    /// a running guest.
     fn server_ended(&mut self, index: usize) -> anyhow::Result<Option<String>> {
         let server = self.servers.get_mut(index).context("an end of no server")?;
         let status = server
             .child
             .ended()?
             .context("a server that ended and did not")?;
-        let died = (!status.success()).then(|| daemons::epitaph(server, status));
-        Ok(died)
+        let well = status.success() && self.qemu.ends_within(GOING)?;
+        Ok((!well).then(|| daemons::epitaph(server, status)))
     }
 }
 

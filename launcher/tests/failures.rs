@@ -195,21 +195,24 @@ fn a_guest_that_hangs_meets_the_time_limit() {
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_dead_server_is_a_failed_run() {
-    let mut run = Run::start(SCENARIO).unwrap();
-    run.wait_until_ready().unwrap();
-    let children = run.children().unwrap();
-    let server = children
-        .iter()
-        .find(|(name, _)| name.contains("peerbar-nvme"))
-        .unwrap();
-    kill_process(server.1, Signal::KILL).unwrap();
-    let (code, results, progress) = run.end().unwrap();
-    assert_eq!(code, Some(1), "{progress}");
-    assert!(
-        results.contains("failed: server disk ended (signal: 9 (SIGKILL))"),
-        "{results}"
-    );
-    assert_eq!(run.sockets_left().unwrap(), 0);
+    for (signal, status) in [
+        (Signal::KILL, "signal: 9 (SIGKILL)"),
+        (Signal::TERM, "exit status: 0"),
+    ] {
+        let mut run = Run::start(SCENARIO).unwrap();
+        run.wait_until_ready().unwrap();
+        let children = run.children().unwrap();
+        let server = children
+            .iter()
+            .find(|(name, _)| name.contains("peerbar-nvme"))
+            .unwrap();
+        kill_process(server.1, signal).unwrap();
+        let (code, results, progress) = run.end().unwrap();
+        assert_eq!(code, Some(1), "{progress}");
+        let words = format!("failed: server disk ended ({status})");
+        assert!(results.contains(&words), "{results}");
+        assert_eq!(run.sockets_left().unwrap(), 0);
+    }
 }
 
 #[test]
