@@ -84,9 +84,14 @@ pub(crate) fn fill(
     offset: u64,
     length: usize,
 ) -> anyhow::Result<()> {
-    let mut memory = Memory::guest_ram(length).context("cannot get memory for a pattern")?;
-    memory.copy_in(&pattern.bytes(offset, length))?;
-    memory.write_to(disk, offset, length)?;
+    store(disk, &pattern.bytes(offset, length), offset)
+}
+
+/// Writes `bytes` at `offset` past the page cache, and flushes.
+pub(crate) fn store(disk: &File, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
+    let mut memory = Memory::guest_ram(bytes.len()).context("cannot get memory to write from")?;
+    memory.copy_in(bytes)?;
+    memory.write_to(disk, offset, bytes.len())?;
     disk.sync_data().context("cannot flush the disk")
 }
 

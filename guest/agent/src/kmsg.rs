@@ -29,17 +29,12 @@ impl KernelLog {
         })
     }
 
-    /// What has gone wrong in the kernel since the last call: lines of its log from the first bad one on, and a
-    /// change of its taint. Empty if nothing has.
-    pub(crate) fn complaints(&mut self) -> Vec<String> {
-        let mut complaints: Vec<String> = self
-            .new_messages()
-            .skip_while(|line| !is_bad(line))
-            .take(SHOWN)
-            .collect();
+    /// What has gone wrong in the kernel since the last call, where what has one of the texts `expected` is no wrong.
+    pub(crate) fn complaints(&mut self, expected: &[String]) -> Complaints {
+        let mut complaints = sift(self.new_messages(), expected);
         let taint = taint();
         if taint != self.taint {
-            complaints.push(format!(
+            complaints.lines.push(format!(
                 "the kernel's taint went from {} to {taint} (/proc/sys/kernel/tainted)",
                 self.taint
             ));
@@ -62,6 +57,31 @@ impl KernelLog {
             }
         })
     }
+}
+
+/// What the kernel has said, or not, against a check.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Complaints {
+    /// Lines of its log from the first bad one on, and a change of its taint. Empty if nothing has gone wrong.
+    pub(crate) lines: Vec<String>,
+    /// The texts that were expected in vain.
+    pub(crate) missing: Vec<String>,
+}
+
+fn sift(messages: impl Iterator<Item = String>, expected: &[String]) -> Complaints {
+    let mut complaints = Complaints {
+        lines: Vec::new(),
+        missing: expected.to_vec(),
+    };
+    for line in messages {
+        complaints.missing.retain(|text| !line.contains(text));
+        let is_expected = expected.iter().any(|text| line.contains(text));
+        let begun = !complaints.lines.is_empty();
+        if (begun || is_bad(&line) && !is_expected) && complaints.lines.len() < SHOWN {
+            complaints.lines.push(line);
+        }
+    }
+    complaints
 }
 
 fn is_passing(error: &io::Error) -> bool {
@@ -121,6 +141,33 @@ fn is_bad(message: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_complaint_that_is_expected_is_none_and_one_that_does_not_come_is_missing() {
+        let log = || {
+            ["news", "BUG: a", "news", "BUG: b"]
+                .map(str::to_owned)
+                .into_iter()
+        };
+        let texts = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|&text| text.to_owned())
+                .collect::<Vec<_>>()
+        };
+        let sifted = |expected: &[&str]| {
+            let Complaints { lines, missing } = sift(log(), &texts(expected));
+            (lines, missing)
+        };
+        assert_eq!(
+            sifted(&[]),
+            (texts(&["BUG: a", "news", "BUG: b"]), texts(&[]))
+        );
+        assert_eq!(sifted(&["BUG: a"]), (texts(&["BUG: b"]), texts(&[])));
+        assert_eq!(sifted(&["BUG: "]), (texts(&[]), texts(&[])));
+        let (lines, missing) = sifted(&["DMAR: ", "news"]);
+        assert_eq!((lines.len(), missing), (3, texts(&["DMAR: "])));
+    }
 
     #[test]
     fn a_record_is_its_first_line_without_the_prefix() {

@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::checks::{self, Outcome};
 use crate::devices::Roots;
-use crate::kmsg::KernelLog;
+use crate::kmsg::{Complaints, KernelLog};
 use crate::lab::Lab;
 use crate::modules::Modules;
 use crate::port::Port;
@@ -73,7 +73,7 @@ fn prepare(plan: &Plan, mut modules: Modules, uevents: Uevents) -> anyhow::Resul
 
 fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> anyhow::Result<()> {
     let mut log = KernelLog::open()?;
-    let mut earlier = log.complaints();
+    let mut earlier = log.complaints(&[]).lines;
     if !earlier.is_empty() {
         earlier.insert(0, "before the first check:".to_owned());
     }
@@ -82,7 +82,8 @@ fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> 
         let ended = supervise(lab, check);
         let hung = matches!(ended, Ended::Hung { .. });
         let (outcome, measure) = judge(ended);
-        let complaints = earlier.drain(..).chain(log.complaints()).collect();
+        let mut complaints = log.complaints(expected_of_kernel(check));
+        complaints.lines.splice(..0, earlier.drain(..));
         tell(check, outcome, complaints, &measure, report)?;
         if hung {
             // After the complaints were taken, for this looks like one.
@@ -127,7 +128,7 @@ fn judge(ended: Ended<(anyhow::Result<Outcome>, Measure)>) -> (anyhow::Result<Ou
 fn tell(
     check: &Check,
     outcome: anyhow::Result<Outcome>,
-    complaints: Vec<String>,
+    complaints: Complaints,
     measure: &Measure,
     report: &mut KtapWriter<File>,
 ) -> anyhow::Result<()> {
@@ -139,36 +140,27 @@ fn tell(
             Verdict::Fail
         }
     };
-    let faults = unexpected(check, complaints);
-    if faults.is_empty() {
+    let Complaints { lines, missing } = complaints;
+    if lines.is_empty() && missing.is_empty() {
         return Ok(report.result(&check.name(), &verdict, measure)?);
     }
-    for line in faults {
-        report.diagnostic(&line)?;
+    for text in missing {
+        report.diagnostic(&format!("the kernel did not say {text:?}"))?;
+    }
+    if !lines.is_empty() {
+        report.diagnostic("the kernel complained:")?;
+    }
+    for line in lines {
+        report.diagnostic(&format!("  {line}"))?;
     }
     Ok(report.result(&check.name(), &Verdict::Fail, measure)?)
 }
 
-/// What there is to say of the kernel's complaints: those that the check does not expect, and what it expected in vain.
-fn unexpected(check: &Check, complaints: Vec<String>) -> Vec<String> {
-    let expected: &[String] = match check {
+fn expected_of_kernel(check: &Check) -> &[String] {
+    match check {
         Check::Command(command) => &command.kernel,
         _ => &[],
-    };
-    let mut faults: Vec<String> = expected
-        .iter()
-        .filter(|text| !complaints.iter().any(|line| line.contains(*text)))
-        .map(|text| format!("the kernel did not say {text:?}"))
-        .collect();
-    let mut others = complaints
-        .into_iter()
-        .filter(|line| !expected.iter().any(|text| line.contains(text)))
-        .peekable();
-    if others.peek().is_some() {
-        faults.push("the kernel complained:".to_owned());
     }
-    faults.extend(others.map(|line| format!("  {line}")));
-    faults
 }
 
 /// Reports `checks` as failed for one reason.
@@ -185,39 +177,4 @@ fn uptime_ms() -> anyhow::Result<u64> {
     let now = Duration::try_from(clock_gettime(ClockId::Boottime))
         .context("the clock is before its start")?;
     Ok(u64::try_from(now.as_millis())?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn command(kernel: &[&str]) -> Check {
-        Check::Command(peerbar_report::Command {
-            run: "true".to_owned(),
-            status: 0,
-            expect: Vec::new(),
-            kernel: kernel.iter().map(|&text| text.to_owned()).collect(),
-            through: None,
-        })
-    }
-
-    #[test]
-    fn a_complaint_is_a_fault_unless_the_check_expects_it() {
-        let said = || vec!["DMAR: [DMA Read] fault".to_owned(), "BUG: x".to_owned()];
-        assert_eq!(
-            unexpected(&command(&["DMAR: ", "BUG"]), said()),
-            Vec::<String>::new()
-        );
-        assert_eq!(
-            unexpected(&command(&["DMAR: "]), said()),
-            ["the kernel complained:", "  BUG: x"]
-        );
-        assert_eq!(unexpected(&command(&[]), said()).len(), 3);
-    }
-
-    #[test]
-    fn a_complaint_that_is_expected_and_does_not_come_is_a_fault() {
-        let faults = unexpected(&command(&["DMAR: "]), Vec::new());
-        assert_eq!(faults, ["the kernel did not say \"DMAR: \""]);
-    }
 }

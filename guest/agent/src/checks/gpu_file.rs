@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::thread;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use peerbar_gds::{
     Buffer, Direction, FileOptions, Gpu, GpuFile as GdsFile, Policy, Queue, Request, Traffic,
 };
@@ -153,27 +153,27 @@ impl Round<'_> {
         lanes: &[Lane<'_>],
         witness: &mut Witness<'_>,
     ) -> anyhow::Result<()> {
-        let length = usize::try_from(self.size)?;
-        let mut patterns = Vec::new();
+        let mut cargoes = Vec::new();
         for lane in lanes {
-            let pattern = lab.fresh_pattern(lane.disk);
-            disk::fill(&lane.plain, pattern, self.place(lane).source, length)?;
+            let place = self.place(lane);
+            let cargo = Cargo::new(lab.fresh_pattern(lane.disk), place.source, self.size)?;
+            disk::store(&lane.plain, &cargo.bytes, place.source)?;
             self.gpu.fill(lane.buffer.span(..)?, STALE)?;
-            patterns.push(pattern);
+            cargoes.push(cargo);
         }
         settle(volumes)?;
         witness.watch(|| self.in_all(lanes, Direction::Read))?;
-        for (lane, pattern) in lanes.iter().zip(&patterns) {
-            self.inspect(lane, *pattern)
+        for (lane, cargo) in lanes.iter().zip(&cargoes) {
+            self.inspect(lane, cargo)
                 .with_context(|| format!("what {} read into VRAM is wrong", lane.name()))?;
         }
         settle(volumes)?;
         witness.watch(|| self.in_all(lanes, Direction::Write))?;
-        for (lane, pattern) in lanes.iter().zip(&patterns) {
-            let place = self.place(lane);
-            let seen = disk::read(&lane.plain, place.target, length).context("reading it back")?;
-            pattern
-                .verify(place.source, &seen)
+        for (lane, cargo) in lanes.iter().zip(&cargoes) {
+            let target = self.place(lane).target;
+            let seen = disk::read(&lane.plain, target, cargo.bytes.len());
+            cargo
+                .verify(&seen.context("reading it back")?)
                 .with_context(|| format!("what {} wrote from VRAM is wrong", lane.name()))?;
         }
         Ok(())
@@ -201,24 +201,46 @@ impl Round<'_> {
     }
 
     /// Looks at GPU memory with the eyes of the GPU, then with those of the processor.
-    fn inspect(&self, lane: &Lane<'_>, pattern: Pattern) -> anyhow::Result<()> {
-        let length = usize::try_from(self.size)?;
-        let source = self.place(lane).source;
-        let wanted = pattern.bytes(source, length);
+    fn inspect(&self, lane: &Lane<'_>, cargo: &Cargo) -> anyhow::Result<()> {
         let seen = lane.buffer.span(LEAD..LEAD.saturating_add(self.size))?;
-        let (crc, right) = (self.gpu.crc32c(seen)?, crc32c::crc32c(&wanted));
-        self.expected.mapping().write(0, &wanted)?;
+        let (crc, right) = (self.gpu.crc32c(seen)?, crc32c::crc32c(&cargo.bytes));
+        self.expected.mapping().write(0, &cargo.bytes)?;
         let difference = self.gpu.compare(seen, self.expected.span(..self.size)?)?;
-        let mut loaded = vec![0; length];
+        let mut loaded = vec![0; cargo.bytes.len()];
         lane.buffer.mapping().read(LEAD, &mut loaded)?;
-        pattern
-            .verify(source, &loaded)
-            .context("to the processor")?;
+        cargo.verify(&loaded).context("to the processor")?;
         ensure!(
             crc == right && difference.is_none(),
             "the GPU sees CRC-32C {crc:08x}, not {right:08x}, and the first difference at {difference:?}, where the \
              processor sees none"
         );
+        Ok(())
+    }
+}
+
+/// What one transfer carries.
+struct Cargo {
+    pattern: Pattern,
+    /// Where the pattern starts.
+    source: u64,
+    bytes: Vec<u8>,
+}
+
+impl Cargo {
+    fn new(pattern: Pattern, source: u64, size: u64) -> anyhow::Result<Self> {
+        Ok(Cargo {
+            pattern,
+            source,
+            bytes: pattern.bytes(source, usize::try_from(size)?),
+        })
+    }
+
+    /// The pattern is asked only for what to say about a difference.
+    fn verify(&self, seen: &[u8]) -> anyhow::Result<()> {
+        if self.bytes != seen {
+            self.pattern.verify(self.source, seen)?;
+            bail!("{} bytes are there of {}", seen.len(), self.bytes.len());
+        }
         Ok(())
     }
 }
