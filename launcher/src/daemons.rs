@@ -275,6 +275,7 @@ mod tests {
         let mut scenario = Scenario::demo().unwrap();
         scenario.switches.clear();
         scenario.nvmes.truncate(1);
+        scenario.gpus.clear();
         let nvme = &mut scenario.nvmes[0];
         nvme.below = None;
         nvme.mdts = Some(5);
@@ -286,7 +287,7 @@ mod tests {
             lines(&scenario),
             [
                 "--socket-path /s/nvme-disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 \
-              --namespace ram=64M --namespace file=/d.img"
+              --namespace ram=320M --namespace file=/d.img"
             ]
         );
     }

@@ -218,8 +218,10 @@ mod tests {
             .map(|device| (device.name.as_str(), device.cmb_bytes))
             .collect();
         assert_eq!(devices, [("disk0", 64 << 20), ("disk1", 0)]);
-        assert_eq!(demo.initramfs_modules(), ["nvme"]);
-        assert_eq!(plan.check_seconds, 30);
+        assert_eq!(plan.gpus.len(), 1);
+        let modules = ["nvme", "peerbar_gpu", "ext4", "xfs", "9p", "9pnet_virtio"];
+        assert_eq!(demo.initramfs_modules(), modules);
+        assert_eq!(plan.check_seconds, 45);
         assert_eq!(demo.text, DEMO);
     }
 
