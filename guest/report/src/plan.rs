@@ -227,7 +227,7 @@ pub struct Command {
     /// Texts that must all appear in what it prints.
     #[serde(default)]
     pub expect: Vec<String>,
-    /// Texts that must all appear in what the kernel complains of meanwhile. Such complaints are no failure of the check.
+    /// Texts that must all appear in the kernel's log meanwhile. A complaint with one of them is no failure of the check.
     #[serde(default)]
     pub kernel: Vec<String>,
     /// Where the data that it moves must lie, all of it; the devices' counters are asked.
