@@ -160,6 +160,7 @@ fn read_some(stream: &mut impl Read) -> Option<Vec<u8>> {
 mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
+    use std::sync::Mutex;
     use std::time::Duration;
 
     use signal_hook::consts::SIGHUP;
@@ -167,6 +168,9 @@ mod tests {
 
     use super::*;
     use crate::child::Child;
+
+    /// A signal reaches every listener of the process, so these tests run one at a time.
+    static ALONE: Mutex<()> = Mutex::new(());
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(30)
@@ -180,6 +184,7 @@ mod tests {
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let mut child = Child::spawn(command).unwrap();
+        let _alone = ALONE.lock();
         let signals = Signals::new().unwrap();
         let mut inbox = Inbox::new(&signals);
         inbox.add_bytes(Voice::Console, child.take_stdout().unwrap());
@@ -201,6 +206,7 @@ mod tests {
     fn the_first_connection_is_handed_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
+        let _alone = ALONE.lock();
         let signals = Signals::new().unwrap();
         let mut inbox = Inbox::new(&signals);
         inbox.add_listener(Voice::Report, UnixListener::bind(&path).unwrap());
@@ -222,6 +228,7 @@ mod tests {
 
     #[test]
     fn a_signal_comes_first_and_a_flood_does_not_hide_the_deadline() {
+        let _alone = ALONE.lock();
         let signals = Signals::new().unwrap();
         let mut inbox = Inbox::new(&signals);
         inbox.add_bytes(Voice::Console, std::fs::File::open("/dev/zero").unwrap());
