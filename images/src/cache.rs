@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::ImageError;
 use crate::error::io_error;
+use crate::progress::say;
 
 const WORK_PREFIX: &str = ".peerbar-building-";
 const LOCK: &str = "lock";
@@ -184,10 +185,10 @@ impl Cache {
             stop: self.stop.clone(),
         };
         if !lock.try_take()? {
-            eprintln!(
-                "peerbar: waiting for another build in {}",
+            say(&format!(
+                "waiting for another build in {}",
                 self.dir.display()
-            );
+            ));
             // A lock cannot be waited for together with a descriptor, so it is asked after now and then.
             while !lock.try_take()? {
                 if lock.wait_for_stop(&[], Some(&LOCK_PAUSE))? {

@@ -1,5 +1,7 @@
 //! How far a long piece of work is, on standard error: a bar on a terminal, plain lines elsewhere.
 
+use std::io::{Write, stderr};
+
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// The progress of one piece of work. `NO_COLOR` is honoured by the bar itself.
@@ -19,7 +21,7 @@ impl Progress {
 
     /// A line that stays, above the bar.
     pub(crate) fn say(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("peerbar: {line}"));
+        self.bar.suspend(|| say(line));
     }
 
     /// Begins a part of `steps` steps. The plain form says it in a line of its own.
@@ -41,6 +43,11 @@ impl Progress {
         self.bar.set_message(what.to_owned());
         self.bar.inc(1);
     }
+}
+
+/// Says a line on standard error. That nobody hears it any more is no reason not to go on.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(stderr(), "peerbar: {line}");
 }
 
 impl Drop for Progress {

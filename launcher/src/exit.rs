@@ -7,6 +7,7 @@ use anyhow::Error;
 use peerbar_images::ImageError;
 use serde::Serialize;
 
+use crate::say::say;
 use crate::scenario::ScenarioError;
 
 /// How a run ended.
@@ -75,7 +76,7 @@ impl Failure {
 
     /// Says why on one line of stderr and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
-        eprintln!("peerbar: {self}");
+        say(format_args!("peerbar: {self}"));
         ExitCode::from(self.code())
     }
 }

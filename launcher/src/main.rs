@@ -24,6 +24,7 @@ mod qemu;
 mod report;
 mod results;
 mod run;
+mod say;
 mod scenario;
 mod signals;
 mod size;

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::say::say;
+
 /// Lines in the window.
 const WINDOW: usize = 6;
 /// Columns of a line in the window; a longer one is cut.
@@ -43,7 +45,7 @@ impl Progress {
                 bar.set_message("");
                 bar.set_prefix(text.to_owned());
             }
-            None => eprintln!("peerbar: {text}"),
+            None => say(format_args!("peerbar: {text}")),
         }
     }
 
@@ -65,8 +67,8 @@ impl Progress {
     /// Shows a line that stays.
     pub(crate) fn lasting(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| say(line)),
+            None => say(line),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Results: kept in the run's folder, shown to people.
 
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{ErrorKind, IsTerminal, Write, stdout};
 use std::path::Path;
 
 use anyhow::Context;
@@ -11,6 +11,7 @@ use crate::comparison::comparison;
 use crate::console::Console;
 use crate::folder::Folder;
 use crate::report::{Report, Row};
+use crate::say::say;
 use crate::scenario::Scenario;
 use crate::table::table;
 use crate::verdict::{Ending, Evidence, Verdict, judge};
@@ -25,8 +26,13 @@ pub(crate) struct Ran {
     pub(crate) seconds: f64,
 }
 
-/// Prints and keeps the results; the verdict is the last file of a run.
-pub(crate) fn conclude(run: Ran, scenario: &Scenario, folder: &Folder) -> anyhow::Result<Verdict> {
+/// Keeps the results, the verdict as the last file of a run, and shows what failed. What is returned beside the verdict
+/// is still to be printed.
+pub(crate) fn conclude(
+    run: Ran,
+    scenario: &Scenario,
+    folder: &Folder,
+) -> anyhow::Result<(Verdict, String)> {
     let (mut rows, rest, end) = run.report.finish();
     for (number, row) in (1..).zip(&mut rows) {
         row.name = scenario.label(number).unwrap_or(&row.name).to_owned();
@@ -57,13 +63,13 @@ pub(crate) fn conclude(run: Ran, scenario: &Scenario, folder: &Folder) -> anyhow
     let line = format!("{}: {}", verdict.outcome, verdict.reason);
     let place = folder.path().display();
     let (name, seconds) = (&scenario.name, run.seconds);
-    print(&format!(
+    let text = format!(
         "{}{}{line} ({name}, {seconds:.1} s; all of it is in {place})\n",
         table(&rows, colours()),
         comparison(&scenario.checks, &rows)
-    ))?;
+    );
     folder.write("verdict", &format!("{line}\n"))?;
-    Ok(verdict)
+    Ok((verdict, text))
 }
 
 /// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
@@ -74,17 +80,17 @@ fn colours() -> bool {
 /// Shows what was said about the checks that did not pass, and what was said last without a result.
 fn unfold_checks(rows: &[Row], rest: &[String]) {
     for row in rows.iter().filter(|row| row.verdict != CheckVerdict::Pass) {
-        eprintln!("{}:", row.name);
+        say(format_args!("{}:", row.name));
         if let CheckVerdict::Skip(reason) = &row.verdict {
-            eprintln!("  skipped: {reason}");
+            say(format_args!("  skipped: {reason}"));
         }
         row.diagnostics
             .iter()
-            .for_each(|line| eprintln!("  {line}"));
+            .for_each(|line| say(format_args!("  {line}")));
     }
     if !rest.is_empty() {
-        eprintln!("the agent's last words:");
-        rest.iter().for_each(|line| eprintln!("  {line}"));
+        say(format_args!("the agent's last words:"));
+        rest.iter().for_each(|line| say(format_args!("  {line}")));
     }
 }
 
@@ -93,18 +99,19 @@ fn unfold_console(console: &Console, folder: &Path) {
     let tail = console.tail();
     if !tail.is_empty() {
         let file = folder.join("console.log");
-        eprintln!(
+        say(format_args!(
             "the last {} lines of the console, the rest is in {}:",
             tail.len(),
             file.display()
-        );
-        tail.iter().for_each(|line| eprintln!("  {line}"));
+        ));
+        tail.iter().for_each(|line| say(format_args!("  {line}")));
     }
 }
 
-/// Prints a result.
+/// Prints a result. A reader that has seen enough of it is no failure.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    stdout()
-        .write_all(text.as_bytes())
-        .context("cannot write to standard output")
+    match stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
+    }
 }

@@ -55,13 +55,15 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let folder = begin(options, &scenario, &artifacts)?;
-    let verdict = match boot_and_check(options, &scenario, &artifacts, &boot, &folder, &signals) {
-        Ok(verdict) => verdict,
-        Err(failure) => {
-            folder.write("verdict", &format!("not run: {failure}\n"))?;
-            return Err(failure);
-        }
-    };
+    let (verdict, text) =
+        match boot_and_check(options, &scenario, &artifacts, &boot, &folder, &signals) {
+            Ok(concluded) => concluded,
+            Err(failure) => {
+                folder.write("verdict", &format!("not run: {failure}\n"))?;
+                return Err(failure);
+            }
+        };
+    print(&text)?;
     Ok(ExitCode::from(verdict.outcome.code()))
 }
 
@@ -88,7 +90,7 @@ fn boot_and_check(
     boot: &Boot<'_>,
     folder: &Folder,
     signals: &Signals,
-) -> Result<Verdict, Failure> {
+) -> Result<(Verdict, String), Failure> {
     let temporary = short_lived()?;
     let sockets = Sockets::in_folder(temporary.path());
     let mut progress = Progress::new();

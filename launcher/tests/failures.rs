@@ -236,6 +236,26 @@ fn a_signal_ends_everything_in_order() {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
+fn readers_that_go_change_no_verdict() {
+    let mut run = Run::start(&SCENARIO.replace("sleep 1000", "false")).unwrap();
+    run.wait_until_ready().unwrap();
+    let Run {
+        mut launcher,
+        stderr,
+        folder,
+    } = run;
+    drop((launcher.stdout.take(), stderr));
+    assert_eq!(launcher.wait().unwrap().code(), Some(1));
+    let verdict = fs::read_to_string(folder.path().join("runs/latest/verdict")).unwrap();
+    assert_eq!(verdict, "failed: 1 of 1 checks did not pass\n");
+    assert_eq!(
+        fs::read_dir(folder.path().join("sockets")).unwrap().count(),
+        0
+    );
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
 fn a_killed_launcher_leaves_no_process() {
     let mut run = Run::start(SCENARIO).unwrap();
     run.wait_until_ready().unwrap();
