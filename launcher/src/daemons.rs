@@ -1,6 +1,6 @@
 //! The servers: one process for each switch and for each device.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -244,8 +244,10 @@ fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
             continue;
         };
         match OpenOptions::new().write(true).create_new(true).open(path) {
-            Ok(file) => extend(&file, *bytes)
-                .with_context(|| format!("cannot create {}", path.display()))?,
+            Ok(file) => file
+                .set_len(*bytes)
+                .inspect_err(|_| drop(fs::remove_file(path)))
+                .with_context(|| format!("cannot create {} of {} bytes", path.display(), bytes))?,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => {
                 return Err(anyhow!(error).context(format!("cannot create {}", path.display())));
@@ -253,10 +255,6 @@ fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-fn extend(file: &File, bytes: u64) -> anyhow::Result<()> {
-    Ok(file.set_len(bytes)?)
 }
 
 #[cfg(test)]
@@ -334,5 +332,19 @@ mod tests {
         std::fs::write(&path, "data").unwrap();
         create_images(&nvme).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_that_large_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("d.img");
+        let mut nvme = Scenario::demo().unwrap().nvmes[0].clone();
+        nvme.namespaces = vec![Namespace::File {
+            path: path.clone(),
+            create: Some(u64::MAX),
+        }];
+        let error = create_images(&nvme).unwrap_err();
+        assert!(error.to_string().starts_with("cannot create "), "{error:#}");
+        assert!(!path.exists());
     }
 }
