@@ -1,0 +1,167 @@
+//! Announcements among many, some of whom never answer or die.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerbar_switch::{LinkMode, MAX_PORTS, Memory, Message, PATIENCE, PortId, Window};
+
+use crate::raw::{Daemon, Endpoint, announce, hello, registers};
+
+#[test]
+fn an_announcement_returns_when_all_others_have_acknowledged() {
+    let daemon = Daemon::start(&[]);
+    let (a, port) = Endpoint::attach(&daemon.path, "a");
+    let (b, _) = Endpoint::attach(&daemon.path, "b");
+    let (c, _) = Endpoint::attach(&daemon.path, "c");
+    a.send(&announce(5, vec![registers(0x1000)]));
+    let (peer, windows) = b.acknowledge();
+    assert_eq!((peer, windows[0].address), (port, 0x1000));
+    assert!(a.hears_nothing());
+    c.acknowledge();
+    assert!(matches!(a.receive(), Message::Announced { sequence: 5 }));
+}
+
+#[test]
+fn a_descriptor_is_passed_on_with_its_window() {
+    let daemon = Daemon::start(&[]);
+    let (a, _) = Endpoint::attach(&daemon.path, "a");
+    let (b, _) = Endpoint::attach(&daemon.path, "b");
+    let file = tempfile::tempfile().unwrap();
+    let inode = file.metadata().unwrap().ino();
+    let lent = Window {
+        bar: 2,
+        memory: Memory::Lent(Arc::new(file.into()), 0x3000),
+        ..registers(0x2000)
+    };
+    a.send(&announce(1, vec![registers(0x1000), lent]));
+    let (_, windows) = b.acknowledge();
+    let Memory::Lent(descriptor, 0x3000) = &windows[1].memory else {
+        panic!("{windows:?}")
+    };
+    let came = File::from(descriptor.try_clone().unwrap());
+    assert_eq!(came.metadata().unwrap().ino(), inode);
+    let (late, _) = Endpoint::attach(&daemon.path, "late");
+    let (_, windows) = late.acknowledge();
+    assert!(
+        matches!(windows[1].memory, Memory::Lent(..)),
+        "who comes later gets one too"
+    );
+}
+
+#[test]
+fn who_never_acknowledges_is_cut_off_and_its_windows_are_gone() {
+    let daemon = Daemon::start(&[]);
+    let (a, _) = Endpoint::attach(&daemon.path, "a");
+    let (deaf, port) = Endpoint::attach(&daemon.path, "deaf");
+    deaf.send(&announce(1, vec![registers(0x9000)]));
+    a.acknowledge();
+    let begun = Instant::now();
+    a.send(&announce(1, vec![registers(0x1000)]));
+    let (peer, windows) = a.acknowledge();
+    assert_eq!((peer, windows[0].address), (port, 0x9000));
+    assert!(matches!(windows[0].memory, Memory::Gone));
+    assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
+    assert!(begun.elapsed() >= PATIENCE);
+    assert!(deaf.is_cut_off());
+}
+
+#[test]
+fn who_dies_while_it_is_waited_for_is_not_waited_for() {
+    let daemon = Daemon::start(&[]);
+    let (a, _) = Endpoint::attach(&daemon.path, "a");
+    let (dying, _) = Endpoint::attach(&daemon.path, "dying");
+    let begun = Instant::now();
+    a.send(&announce(1, vec![registers(0x1000)]));
+    assert!(matches!(dying.receive(), Message::Peer { .. }));
+    drop(dying);
+    assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
+    assert!(begun.elapsed() < PATIENCE);
+}
+
+#[test]
+fn two_that_announce_at_once_get_on() {
+    let daemon = Daemon::start(&[]);
+    let (a, _) = Endpoint::attach(&daemon.path, "a");
+    let (b, _) = Endpoint::attach(&daemon.path, "b");
+    a.send(&announce(1, vec![registers(0x1000)]));
+    b.send(&announce(1, vec![registers(0x2000)]));
+    a.acknowledge();
+    b.acknowledge();
+    assert!(matches!(a.receive(), Message::Announced { .. }));
+    assert!(matches!(b.receive(), Message::Announced { .. }));
+}
+
+#[test]
+fn of_windows_that_overlap_the_first_has_the_smaller_claim() {
+    let daemon = Daemon::start(&[]);
+    let (a, _) = Endpoint::attach(&daemon.path, "a");
+    let (b, _) = Endpoint::attach(&daemon.path, "b");
+    let (c, _) = Endpoint::attach(&daemon.path, "c");
+    a.send(&announce(1, vec![registers(0x1000)]));
+    let first = c.acknowledge().1[0].claim;
+    b.acknowledge();
+    b.send(&announce(1, vec![registers(0x1800)]));
+    let second = c.acknowledge().1[0].claim;
+    assert!(first < second);
+}
+
+#[test]
+fn a_storm_of_announcements_by_all_at_once_is_worked_off() {
+    const ROUNDS: u64 = 5;
+    let daemon = Daemon::start(&[]);
+    let all: Vec<(Endpoint, PortId)> = (0..MAX_PORTS)
+        .map(|number| Endpoint::attach(&daemon.path, &format!("d{number}")))
+        .collect();
+    let threads: Vec<_> = all
+        .into_iter()
+        .map(|(endpoint, port)| {
+            std::thread::spawn(move || {
+                let mut heard = 0;
+                let window = |round: u64| registers(0x10_0000 * u64::from(port.0) + 0x1000 * round);
+                let mut round = 1;
+                endpoint.send(&announce(round, vec![window(round)]));
+                while heard < ROUNDS * (MAX_PORTS as u64 - 1) || round <= ROUNDS {
+                    match endpoint.receive() {
+                        Message::Peer { epoch, .. } => {
+                            heard += 1;
+                            endpoint.send(&Message::Ack { epoch });
+                        }
+                        Message::Announced { sequence } => {
+                            assert_eq!(sequence, round);
+                            round += 1;
+                            if round <= ROUNDS {
+                                endpoint.send(&announce(round, vec![window(round)]));
+                            }
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+                endpoint
+            })
+        })
+        .collect();
+    let endpoints: Vec<Endpoint> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .collect();
+    assert_eq!(endpoints.len(), MAX_PORTS);
+}
+
+#[test]
+fn each_link_has_the_mode_of_the_command_line() {
+    let daemon = Daemon::start(&["a=drop", "b=redirect"]);
+    for (name, expected) in [
+        ("a", LinkMode::Drop),
+        ("b", LinkMode::Redirect),
+        ("c", LinkMode::Route),
+    ] {
+        let endpoint = Endpoint::connect(&daemon.path);
+        endpoint.send(&hello(name));
+        let Message::Welcome { mode, .. } = endpoint.receive() else {
+            panic!("no welcome")
+        };
+        assert_eq!(mode, expected);
+    }
+}

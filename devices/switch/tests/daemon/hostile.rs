@@ -1,0 +1,148 @@
+//! What an endpoint does wrong costs it its place, and nobody else anything.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use peerbar_switch::{
+    MAX_PACKET, MAX_PORTS, Memory, Message, PATIENCE, PROTOCOL, PortId, Refusal, Window,
+};
+
+use crate::raw::{Daemon, Endpoint, announce, check_alive, hello, registers};
+
+#[test]
+fn packets_that_are_no_messages_end_the_connection() {
+    let mut daemon = Daemon::start(&[]);
+    let long_windows = {
+        let mut bytes = announce(1, vec![registers(0x1000); 6]).encode().bytes;
+        bytes.extend_from_within(16..56);
+        bytes
+    };
+    let mut wrapping = announce(1, vec![registers(0x1000)]).encode().bytes;
+    wrapping[16..24].fill(0xff);
+    let packets = [
+        vec![0],
+        vec![0xff; 4],
+        vec![0; MAX_PACKET],
+        vec![9; MAX_PACKET + 1],
+        hello("x").encode().bytes[..20].to_vec(),
+        long_windows,
+        wrapping,
+    ];
+    for (number, packet) in packets.iter().enumerate() {
+        let fresh = Endpoint::connect(&daemon.path);
+        fresh.send_raw(packet, &[]);
+        assert!(fresh.is_cut_off(), "packet {number} of a stranger");
+        let (attached, _) = Endpoint::attach(&daemon.path, "hostile");
+        attached.send_raw(packet, &[]);
+        assert!(attached.is_cut_off(), "packet {number}");
+    }
+    check_alive(&mut daemon);
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_closed_and_end_the_connection() {
+    let mut daemon = Daemon::start(&[]);
+    let null = File::open("/dev/null").unwrap();
+    let open = |daemon: &Daemon| {
+        let folder = format!("/proc/{}/fd", daemon.child.id());
+        std::fs::read_dir(folder).unwrap().count()
+    };
+    let before = open(&daemon);
+    for count in [1, 6, 7, 64] {
+        let descriptors: Vec<BorrowedFd<'_>> = vec![null.as_fd(); count];
+        let endpoint = Endpoint::connect(&daemon.path);
+        endpoint.send_raw(&hello("x").encode().bytes, &descriptors);
+        assert!(endpoint.is_cut_off(), "{count}");
+        let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
+        let announce = announce(1, vec![registers(0x1000)]);
+        endpoint.send_raw(&announce.encode().bytes, &descriptors);
+        assert!(endpoint.is_cut_off(), "{count}");
+    }
+    check_alive(&mut daemon);
+    // The switch notices an end by and by, and then holds nothing of it.
+    let until = Instant::now() + PATIENCE;
+    while open(&daemon) > before && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    assert_eq!(open(&daemon), before);
+}
+
+#[test]
+fn memory_without_a_descriptor_is_no_announcement() {
+    let daemon = Daemon::start(&[]);
+    let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
+    let null = std::sync::Arc::new(File::open("/dev/null").unwrap().into());
+    let window = Window {
+        memory: Memory::Lent(null, 0),
+        ..registers(0x1000)
+    };
+    endpoint.send_raw(&announce(1, vec![window]).encode().bytes, &[]);
+    assert!(endpoint.is_cut_off());
+}
+
+#[test]
+fn who_says_what_only_a_switch_says_is_cut_off() {
+    let mut daemon = Daemon::start(&[]);
+    let odd = [
+        Message::Announced { sequence: 1 },
+        Message::Peer {
+            epoch: 1,
+            peer: PortId(1),
+            windows: Vec::new(),
+        },
+        Message::Refused(Refusal::Full),
+        Message::Ack { epoch: u64::MAX },
+        hello("again"),
+    ];
+    for message in odd {
+        let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
+        endpoint.send(&message);
+        assert!(endpoint.is_cut_off(), "{message:?}");
+    }
+    check_alive(&mut daemon);
+}
+
+#[test]
+fn a_stranger_that_keeps_silent_is_cut_off_in_time() {
+    let daemon = Daemon::start(&[]);
+    let begun = Instant::now();
+    assert!(Endpoint::connect(&daemon.path).is_cut_off());
+    assert!(begun.elapsed() >= PATIENCE);
+}
+
+#[test]
+fn there_is_room_for_so_many_and_a_clear_word_for_the_next() {
+    let daemon = Daemon::start(&[]);
+    let all: Vec<Endpoint> = (0..MAX_PORTS)
+        .map(|number| Endpoint::attach(&daemon.path, &format!("d{number}")).0)
+        .collect();
+    let refused = |message: &Message| {
+        let endpoint = Endpoint::connect(&daemon.path);
+        endpoint.send(message);
+        let Message::Refused(refusal) = endpoint.receive() else {
+            panic!("let in")
+        };
+        assert!(endpoint.is_cut_off());
+        refusal
+    };
+    assert_eq!(refused(&hello("d64")), Refusal::Full);
+    assert_eq!(refused(&hello("d0")), Refusal::NameTaken);
+    let old = Message::Hello {
+        protocol: PROTOCOL + 1,
+        name: "d64".to_owned(),
+    };
+    assert_eq!(refused(&old), Refusal::Protocol);
+    drop(all);
+}
+
+#[test]
+fn more_connections_than_there_is_room_for_are_closed() {
+    let mut daemon = Daemon::start(&[]);
+    let strangers: Vec<Endpoint> = (0..3 * MAX_PORTS)
+        .map(|_| Endpoint::connect(&daemon.path))
+        .collect();
+    assert!(strangers[3 * MAX_PORTS - 1].is_cut_off());
+    drop(strangers);
+    check_alive(&mut daemon);
+}

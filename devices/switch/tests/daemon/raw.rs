@@ -1,0 +1,213 @@
+//! The daemon, and an endpoint that sends what it is told to.
+
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use peerbar_switch::{MAX_DESCRIPTORS, MAX_PACKET, Memory, Message, PROTOCOL, PortId, Window};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
+    sendmsg, socket_with,
+};
+
+/// Far longer than anything here takes, far shorter than a test may hang.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A running `peerbar-switch`, killed when dropped.
+pub(crate) struct Daemon {
+    pub(crate) path: PathBuf,
+    pub(crate) child: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    pub(crate) fn start(links: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let mut command = program();
+        command
+            .arg("--socket-path")
+            .arg(&path)
+            .stdout(Stdio::piped());
+        for link in links {
+            command.args(["--link", link]);
+        }
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line, "ready\n");
+        Self {
+            path,
+            child,
+            _folder: folder,
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+pub(crate) fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_peerbar-switch"))
+}
+
+/// An endpoint. Nothing happens by itself: not even acknowledgements.
+pub(crate) struct Endpoint {
+    socket: OwnedFd,
+}
+
+impl Endpoint {
+    pub(crate) fn connect(path: &Path) -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        Self { socket }
+    }
+
+    /// Connects and attaches; its port.
+    pub(crate) fn attach(path: &Path, name: &str) -> (Self, PortId) {
+        let endpoint = Self::connect(path);
+        endpoint.send(&hello(name));
+        let Message::Welcome { port, .. } = endpoint.receive() else {
+            panic!("no welcome")
+        };
+        (endpoint, port)
+    }
+
+    pub(crate) fn send(&self, message: &Message) {
+        let packet = message.encode();
+        let descriptors: Vec<BorrowedFd<'_>> =
+            packet.descriptors.iter().map(|fd| fd.as_fd()).collect();
+        self.send_raw(&packet.bytes, &descriptors);
+    }
+
+    pub(crate) fn send_raw(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        self.try_send_raw(bytes, descriptors).unwrap();
+    }
+
+    pub(crate) fn try_send_raw(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> rustix::io::Result<usize> {
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if !descriptors.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+        }
+        sendmsg(
+            &self.socket,
+            &[IoSlice::new(bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+    }
+
+    /// The next message, which must come.
+    pub(crate) fn receive(&self) -> Message {
+        self.try_receive(LONG).expect("cut off")
+    }
+
+    /// Acknowledges the next message, which must be a Peer.
+    pub(crate) fn acknowledge(&self) -> (PortId, Vec<Window>) {
+        let Message::Peer {
+            epoch,
+            peer,
+            windows,
+        } = self.receive()
+        else {
+            panic!("no Peer")
+        };
+        self.send(&Message::Ack { epoch });
+        (peer, windows)
+    }
+
+    /// Whether the switch hangs up, whatever it says before.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        while self.try_receive(LONG).is_some() {}
+        true
+    }
+
+    /// Whether nothing comes for a moment.
+    pub(crate) fn hears_nothing(&self) -> bool {
+        !self.readable(Duration::from_millis(50))
+    }
+
+    /// The next message, or none when the switch has hung up. Panics when neither comes in time.
+    pub(crate) fn try_receive(&self, limit: Duration) -> Option<Message> {
+        assert!(self.readable(limit), "nothing in {limit:?}");
+        let mut space = vec![0; MAX_PACKET];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let mut parts = [IoSliceMut::new(&mut space)];
+        let received = recvmsg(
+            &self.socket,
+            &mut parts,
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        );
+        let received = received.ok().filter(|received| received.bytes > 0)?;
+        let descriptors = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+            _ => None,
+        });
+        let descriptors = descriptors.flatten().collect();
+        Some(Message::decode(&space[..received.bytes], descriptors).unwrap())
+    }
+
+    fn readable(&self, limit: Duration) -> bool {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::try_from(limit).unwrap())).unwrap() > 0
+    }
+}
+
+pub(crate) fn hello(name: &str) -> Message {
+    Message::Hello {
+        protocol: PROTOCOL,
+        name: name.to_owned(),
+    }
+}
+
+pub(crate) fn registers(address: u64) -> Window {
+    Window {
+        bar: 0,
+        address,
+        size: 0x1000,
+        claim: 0,
+        memory: Memory::ByMessage,
+    }
+}
+
+pub(crate) fn announce(sequence: u64, windows: Vec<Window>) -> Message {
+    Message::Announce { sequence, windows }
+}
+
+/// The switch is still what it was: two newcomers find each other.
+pub(crate) fn check_alive(daemon: &mut Daemon) {
+    assert!(
+        daemon.child.try_wait().unwrap().is_none(),
+        "the daemon has ended"
+    );
+    let (one, port) = Endpoint::attach(&daemon.path, "alive 1");
+    one.send(&announce(1, Vec::new()));
+    let (other, _) = Endpoint::attach(&daemon.path, "alive 2");
+    one.send(&announce(2, vec![registers(0x7000_0000)]));
+    loop {
+        let (peer, windows) = other.acknowledge();
+        if peer == port {
+            assert_eq!(windows[0].address, 0x7000_0000);
+            return;
+        }
+    }
+}

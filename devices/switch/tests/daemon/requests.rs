@@ -1,0 +1,116 @@
+//! Requests from endpoint to endpoint.
+
+use std::time::Instant;
+
+use peerbar_switch::{MAX_DATA, Message, PATIENCE, PortId, Status};
+
+use crate::raw::{Daemon, Endpoint, check_alive};
+
+fn write(peer: PortId, tag: u64, data: Vec<u8>) -> Message {
+    Message::Write {
+        peer,
+        tag,
+        address: 0x1000,
+        data,
+    }
+}
+
+fn reply(peer: PortId, tag: u64) -> Message {
+    Message::Reply {
+        peer,
+        tag,
+        status: Status::Done,
+        data: vec![7; 8],
+    }
+}
+
+fn outcome(endpoint: &Endpoint) -> (u64, Status, Vec<u8>) {
+    let Message::Reply {
+        tag, status, data, ..
+    } = endpoint.receive()
+    else {
+        panic!("no reply")
+    };
+    (tag, status, data)
+}
+
+#[test]
+fn both_can_ask_at_once_and_each_gets_its_answer() {
+    let daemon = Daemon::start(&[]);
+    let (a, port_a) = Endpoint::attach(&daemon.path, "a");
+    let (b, port_b) = Endpoint::attach(&daemon.path, "b");
+    let data = vec![3; MAX_DATA];
+    a.send(&write(port_b, 1, data.clone()));
+    b.send(&write(port_a, 1, data.clone()));
+    for (endpoint, from) in [(&a, port_b), (&b, port_a)] {
+        let Message::Write {
+            peer,
+            tag,
+            data: came,
+            ..
+        } = endpoint.receive()
+        else {
+            panic!("no write")
+        };
+        assert_eq!((peer, &came), (from, &data));
+        endpoint.send(&reply(peer, tag));
+    }
+    for endpoint in [&a, &b] {
+        assert_eq!(outcome(endpoint), (1, Status::Done, vec![7; 8]));
+    }
+}
+
+#[test]
+fn an_answer_by_somebody_else_is_none() {
+    let daemon = Daemon::start(&[]);
+    let (a, port_a) = Endpoint::attach(&daemon.path, "a");
+    let (b, port_b) = Endpoint::attach(&daemon.path, "b");
+    let (c, _) = Endpoint::attach(&daemon.path, "c");
+    a.send(&write(port_b, 1, vec![1]));
+    assert!(matches!(b.receive(), Message::Write { .. }));
+    c.send(&reply(port_a, 1));
+    assert!(a.hears_nothing());
+    b.send(&reply(port_a, 1));
+    b.send(&reply(port_a, 1));
+    assert_eq!(outcome(&a).1, Status::Done);
+    assert!(a.hears_nothing());
+}
+
+#[test]
+fn who_does_not_answer_fails_the_request_and_so_does_who_dies_or_never_was() {
+    let daemon = Daemon::start(&[]);
+    let (a, port_a) = Endpoint::attach(&daemon.path, "a");
+    let (_mute, mute) = Endpoint::attach(&daemon.path, "mute");
+    let (dying, dies) = Endpoint::attach(&daemon.path, "dying");
+    let begun = Instant::now();
+    a.send(&write(mute, 1, vec![1]));
+    a.send(&write(dies, 2, vec![1]));
+    a.send(&write(PortId(99), 3, vec![1]));
+    a.send(&write(port_a, 4, vec![1]));
+    assert_eq!(outcome(&a).0, 3);
+    assert_eq!(outcome(&a).0, 4);
+    drop(dying);
+    let (tag, status, _) = outcome(&a);
+    assert_eq!((tag, status), (2, Status::Gone));
+    let (tag, status, _) = outcome(&a);
+    assert_eq!((tag, status), (1, Status::TimedOut));
+    assert!(begun.elapsed() >= PATIENCE);
+}
+
+#[test]
+fn who_floods_a_peer_is_cut_off_and_the_peer_is_not() {
+    let mut daemon = Daemon::start(&[]);
+    let (flood, port) = Endpoint::attach(&daemon.path, "flood");
+    let (victim, target) = Endpoint::attach(&daemon.path, "victim");
+    for tag in 0..=64 {
+        flood.send(&write(target, tag, vec![0; MAX_DATA]));
+    }
+    assert!(flood.is_cut_off());
+    for _ in 0..64 {
+        assert!(matches!(victim.receive(), Message::Write { peer, .. } if peer == port));
+    }
+    victim.send(&reply(port, 1));
+    assert!(victim.hears_nothing());
+    drop(victim);
+    check_alive(&mut daemon);
+}
