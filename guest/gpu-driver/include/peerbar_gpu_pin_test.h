@@ -69,7 +69,7 @@ struct peerbar_pin_test_state {
 #define PEERBAR_PIN_TEST_FREE_TABLE	_IOWR('P', 0x62, struct peerbar_pin_test_id)
 #define PEERBAR_PIN_TEST_MAP		_IOWR('P', 0x63, struct peerbar_pin_test_map)
 #define PEERBAR_PIN_TEST_UNMAP		_IOWR('P', 0x64, struct peerbar_pin_test_id)
-#define PEERBAR_PIN_TEST_IO		_IOW('P', 0x65, struct peerbar_pin_test_io)
+#define PEERBAR_PIN_TEST_IO		_IOWR('P', 0x65, struct peerbar_pin_test_io)
 #define PEERBAR_PIN_TEST_STATE		_IOWR('P', 0x66, struct peerbar_pin_test_state)
 #define PEERBAR_PIN_TEST_RELEASE	_IOWR('P', 0x67, struct peerbar_pin_test_id)
 /* Waits until no transfer of the pin is in flight. */

@@ -152,18 +152,18 @@ static int request_free_table(struct held *held, void *argument)
 static int request_map(struct held *held, void *argument)
 {
 	struct peerbar_pin_test_map *map = argument;
+	struct pci_dev *peer;
 
-	if (held->mapping || held->peer)
+	if (held->mapping)
 		return -EEXIST;
-	held->peer = pci_get_domain_bus_and_slot(map->domain, map->bus, map->devfn);
-	if (!held->peer)
+	peer = pci_get_domain_bus_and_slot(map->domain, map->bus, map->devfn);
+	if (!peer)
 		return -ENODEV;
-	map->result = peerbar_gpu_dma_map_pages(held->peer, held->table, &held->mapping);
-	if (map->result) {
-		pci_dev_put(held->peer);
-		held->peer = NULL;
+	pci_dev_put(held->peer);
+	held->peer = peer;
+	map->result = peerbar_gpu_dma_map_pages(peer, held->table, &held->mapping);
+	if (map->result)
 		return 0;
-	}
 	map->entries = held->mapping->entries;
 	map->dma_address = held->mapping->dma_addresses[0];
 	return 0;
