@@ -89,6 +89,15 @@ impl Buffer {
         map(&self.parts.memory, self.parts.mmap_offset)
     }
 
+    /// The driver's number of it. With the descriptor of the [`Gpu`](crate::Gpu) it tells other drivers which memory to
+    /// pin.
+    ///
+    /// # Errors
+    /// [`Error::Freed`].
+    pub fn handle(&self) -> Result<u32> {
+        Ok(self.parts.memory.live()?.handle)
+    }
+
     /// Where the byte at `offset` lies.
     ///
     /// # Errors
