@@ -7,6 +7,7 @@ mod copy;
 mod gpu_atomics;
 mod gpu_compute;
 mod gpu_copy;
+mod gpu_driver;
 mod gpu_file;
 mod gpu_mapping;
 mod gpu_refused;
@@ -55,6 +56,10 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::GpuAtomics { gpu } => gpu_atomics::run(lab, gpu, measure)?,
         Check::GpuCopy(copy) => gpu_copy::run(lab, copy, measure)?,
         Check::GpuMapping { gpu } => gpu_mapping::run(lab, gpu)?,
+        Check::GpuPins { gpu, disk } => gpu_driver::pins::run(lab, gpu, disk)?,
+        Check::GpuLifetimes { gpu, disk } => gpu_driver::lifetimes::run(lab, gpu, disk)?,
+        Check::GpuReset { gpu } => gpu_driver::reset::run(lab, gpu)?,
+        Check::GpuUnload { gpu, disk } => gpu_driver::unload::run(lab, gpu, disk)?,
     }
     Ok(Outcome::Passed)
 }

@@ -50,6 +50,7 @@ impl Volume {
             ),
             Medium::Xfs => ("mkfs.xfs -q -f", "xfs", c""),
         };
+        lab.load_module(kind)?;
         run(lab, &format!("{make} {}", node.display()))?;
         let place = Path::new("/mnt").join(&controller.name);
         fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;

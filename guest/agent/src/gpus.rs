@@ -38,6 +38,16 @@ impl Gpu {
         peerbar_gds::Gpu::open(self.node).with_context(|| format!("GPU {}", self.name))
     }
 
+    /// The number in the name of its device file.
+    pub(crate) fn node(&self) -> u32 {
+        self.node
+    }
+
+    /// Its device file.
+    pub(crate) fn node_path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/{NODE}{}", self.node))
+    }
+
     /// Its p2pmem.
     pub(crate) fn pool(&self) -> Pool {
         Pool::of(&self.pci)

@@ -1,12 +1,14 @@
 //! What checks work with.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use crate::devices::Controller;
 use crate::gpus::Gpu;
+use crate::modules::Modules;
 use crate::p2pmem::Pool;
 use crate::pattern::Pattern;
 use crate::uevents::Uevents;
@@ -19,6 +21,7 @@ pub(crate) struct Lab {
     /// The GPUs under test, in the order of the plan.
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) uevents: Uevents,
+    modules: Mutex<Modules>,
     /// Whether the tools root is mounted.
     pub(crate) tools: bool,
     /// Time that each check has.
@@ -31,6 +34,7 @@ impl Lab {
         controllers: Vec<Controller>,
         gpus: Vec<Gpu>,
         uevents: Uevents,
+        modules: Modules,
         tools: bool,
         limit: Duration,
     ) -> Self {
@@ -38,6 +42,7 @@ impl Lab {
             controllers,
             gpus,
             uevents,
+            modules: Mutex::new(modules),
             tools,
             limit,
             rounds: AtomicU64::new(0),
@@ -61,6 +66,12 @@ impl Lab {
                 names.join(", ")
             )
         })
+    }
+
+    /// Loads a module that only some checks need.
+    pub(crate) fn load_module(&self, name: &str) -> anyhow::Result<()> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        modules.load(name, "")
     }
 
     /// The GPU that the plan calls `name`.

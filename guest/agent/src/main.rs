@@ -11,6 +11,7 @@ mod devices;
 mod disk;
 mod file_system;
 mod fork;
+mod gpu_user;
 mod gpus;
 mod kmsg;
 mod lab;
@@ -20,6 +21,7 @@ mod mounts;
 mod p2pmem;
 mod passthrough;
 mod pattern;
+mod pin_holder;
 mod port;
 mod power;
 mod registers;
@@ -31,6 +33,14 @@ mod watchdog;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(gpu_user::ROLE) {
+        let Err(error) = gpu_user::main(&arguments.collect::<Vec<_>>()) else {
+            return ExitCode::SUCCESS;
+        };
+        eprintln!("peerbar-agent: a process that uses the GPU: {error:#}");
+        return ExitCode::FAILURE;
+    }
     if std::process::id() != 1 {
         eprintln!(
             "peerbar-agent: this is PID 1 of a peerbar guest; it mounts and powers off, so it does not run here"

@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
 
 use anyhow::{Context, bail, ensure};
@@ -42,6 +42,23 @@ impl Memory {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as above; and the pool gives these pages to this mapping alone, so no file can shrink under it.
         let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, 0)? };
+        Memory::mapped(start, length)
+    }
+
+    /// `length` bytes at `offset` of a GPU's device file, shared with whoever else has mapped them.
+    pub(crate) fn shared(file: impl AsFd, offset: u64, length: usize) -> io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as above; and the driver keeps a buffer as long as it is mapped.
+        let start = unsafe {
+            mmap(
+                ptr::null_mut(),
+                length,
+                access,
+                MapFlags::SHARED,
+                file,
+                offset,
+            )?
+        };
         Memory::mapped(start, length)
     }
 

@@ -68,7 +68,14 @@ fn prepare(plan: &Plan, mut modules: Modules, uevents: Uevents) -> anyhow::Resul
         )
     })?;
     let limit = Duration::from_secs(plan.check_seconds.into());
-    Ok(Lab::new(controllers, gpus, uevents, plan.tools, limit))
+    Ok(Lab::new(
+        controllers,
+        gpus,
+        uevents,
+        modules,
+        plan.tools,
+        limit,
+    ))
 }
 
 fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> anyhow::Result<()> {

@@ -134,6 +134,33 @@ pub enum Check {
         /// A GPU's name.
         gpu: String,
     },
+    /// Another driver pins GPU memory, transfers between it and a disk, and loses it, in each order of events.
+    GpuPins {
+        /// A GPU's name.
+        gpu: String,
+        /// A device's name.
+        disk: String,
+    },
+    /// Processes that use the GPU while a disk writes to its memory are killed, pass descriptors on, close files early:
+    /// nothing is lost.
+    GpuLifetimes {
+        /// A GPU's name.
+        gpu: String,
+        /// A device's name.
+        disk: String,
+    },
+    /// The GPU is reset under load: no command and no contents are lost.
+    GpuReset {
+        /// A GPU's name.
+        gpu: String,
+    },
+    /// The GPU's driver is taken away under load, comes back, is unloaded and loaded again.
+    GpuUnload {
+        /// A GPU's name.
+        gpu: String,
+        /// A device's name.
+        disk: String,
+    },
 }
 
 impl Check {
@@ -166,6 +193,10 @@ impl Check {
             Check::GpuAtomics { gpu } => format!("atomic adds of {gpu} to guest RAM"),
             Check::GpuCopy(copy) => format!("copy engine of {}: VRAM and {}", copy.gpu, copy.with),
             Check::GpuMapping { gpu } => format!("VRAM of {gpu} through mappings"),
+            Check::GpuPins { gpu, .. } => format!("memory of {gpu} pinned by another driver"),
+            Check::GpuLifetimes { gpu, .. } => format!("users of {gpu} die in any order"),
+            Check::GpuReset { gpu } => format!("{gpu} is reset under load"),
+            Check::GpuUnload { gpu, .. } => format!("the driver of {gpu} leaves under load"),
         }
     }
 }

@@ -71,6 +71,10 @@ enum Kind {
     GpuAtomics,
     GpuCopy,
     GpuMapping,
+    GpuPins,
+    GpuLifetimes,
+    GpuReset,
+    GpuUnload,
 }
 
 /// `through = "guest-ram"` or `through = { p2pmem = "disk0" }`.
@@ -121,6 +125,21 @@ impl CheckTable {
             Kind::GpuMapping => Check::GpuMapping {
                 gpu: self.gpu(devices)?.name.clone(),
             },
+            Kind::GpuPins => {
+                let (gpu, disk) = self.gpu_and_disk(devices)?;
+                Check::GpuPins { gpu, disk }
+            }
+            Kind::GpuLifetimes => {
+                let (gpu, disk) = self.gpu_and_disk(devices)?;
+                Check::GpuLifetimes { gpu, disk }
+            }
+            Kind::GpuReset => Check::GpuReset {
+                gpu: self.gpu(devices)?.name.clone(),
+            },
+            Kind::GpuUnload => {
+                let (gpu, disk) = self.gpu_and_disk(devices)?;
+                Check::GpuUnload { gpu, disk }
+            }
         };
         self.nothing_left()?;
         Ok(check)

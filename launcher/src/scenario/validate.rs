@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use peerbar_report::{Check, Medium, Module};
+use peerbar_report::{Check, Module};
 use toml::Spanned;
 
 use super::check::Devices;
@@ -104,13 +104,11 @@ fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
 
 /// The IOMMU's driver, the drivers under test, and the file systems that checks are on.
 fn needed_modules(iommu: Iommu, gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
-    let on =
-        |medium| move |check: &Check| matches!(check, Check::GpuFile(file) if file.on == medium);
+    let pins = |check: &Check| matches!(check, Check::GpuPins { .. } | Check::GpuUnload { .. });
     let needed = [
         ("nvme", true),
         ("peerbar_gpu", !gpus.is_empty()),
-        ("ext4", checks.iter().any(on(Medium::Ext4))),
-        ("xfs", checks.iter().any(on(Medium::Xfs))),
+        ("peerbar_gpu_pin_test", checks.iter().any(pins)),
     ];
     let needed = needed.into_iter().filter(|(_, needed)| *needed);
     let needed = needed.map(|(name, _)| name);

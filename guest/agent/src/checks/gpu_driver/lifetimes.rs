@@ -1,0 +1,100 @@
+//! Processes that die, pass descriptors on or let go in the wrong order leave nothing behind.
+
+use anyhow::{Context, ensure};
+
+use super::{GPU_PAGE, memory_is_back};
+use crate::devices::Controller;
+use crate::gpu_user::GpuUser;
+use crate::gpus::Gpu;
+use crate::lab::Lab;
+
+/// Processes that are killed one after the other, and two at once.
+const KILLS: u32 = 4;
+
+/// Channels of the GPU (devices/gpu/INTERFACE.md): so many files can have one.
+const CHANNELS: usize = 16;
+
+const MARK: u64 = 0x6b6b_6b6b_6b6b_6b6b;
+
+pub(in crate::checks) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
+    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
+    for number in 1..=KILLS {
+        kill_under_load(gpu, disk).with_context(|| format!("kill {number}"))?;
+        memory_is_back(lab, gpu).with_context(|| format!("after kill {number}"))?;
+    }
+    let outlived = a_mapping_outlives_the_files(lab, gpu);
+    outlived.context("a descriptor that was passed over a socket")?;
+    channels_run_out_and_come_back(gpu).context("more files than channels")?;
+    closed_with_commands_under_way(lab, gpu).context("a file closed with commands under way")
+}
+
+fn kill_under_load(gpu: &Gpu, disk: &Controller) -> anyhow::Result<()> {
+    let node = disk.disk.node.to_string_lossy();
+    let users = [
+        GpuUser::load(gpu.node(), &node)?,
+        GpuUser::load(gpu.node(), &node)?,
+    ];
+    users.into_iter().try_for_each(GpuUser::kill)
+}
+
+/// Whoever got the GPU's descriptor and mapped a buffer keeps the memory when all files are closed.
+fn a_mapping_outlives_the_files(lab: &Lab, gpu: &Gpu) -> anyhow::Result<()> {
+    let opened = gpu.open()?;
+    let buffer = opened.allocate(GPU_PAGE)?;
+    opened.fill(buffer.span(..)?, MARK)?;
+    let offset = buffer.placement(0)?.vram_offset;
+    let mut mapper = GpuUser::mapper(&opened, offset, usize::try_from(GPU_PAGE)?)?;
+    drop((buffer, opened));
+    let other = gpu.open()?;
+    let new = other.allocate(GPU_PAGE)?;
+    other.fill(new.span(..)?, 0)?;
+    for place in [0, GPU_PAGE - 1] {
+        let (seen, [right, ..]) = (mapper.byte_at(place)?, MARK.to_le_bytes());
+        ensure!(
+            seen == right,
+            "the mapping shows {seen:x} at {place}, not {right:x}: its memory is somebody else's"
+        );
+    }
+    drop((new, other));
+    mapper.kill()?;
+    memory_is_back(lab, gpu)
+}
+
+fn channels_run_out_and_come_back(gpu: &Gpu) -> anyhow::Result<()> {
+    for round in 1..=2 {
+        let mut files = Vec::new();
+        for number in 1..=CHANNELS {
+            let opened = gpu.open()?;
+            let buffer = opened.allocate(GPU_PAGE)?;
+            opened
+                .fill(buffer.span(..)?, MARK)
+                .with_context(|| format!("file {number} in round {round}"))?;
+            files.push((buffer, opened));
+        }
+        let opened = gpu.open()?;
+        let buffer = opened.allocate(GPU_PAGE)?;
+        ensure!(
+            opened.fill(buffer.span(..)?, MARK).is_err(),
+            "file {} has a channel, too",
+            CHANNELS + 1
+        );
+    }
+    Ok(())
+}
+
+/// Nobody waits for the commands, whose buffers go at once.
+fn closed_with_commands_under_way(lab: &Lab, gpu: &Gpu) -> anyhow::Result<()> {
+    const BYTES: u64 = 8 << 20;
+    let opened = gpu.open()?;
+    let (from, to) = (opened.allocate(BYTES)?, opened.allocate_host(BYTES)?);
+    let command = peerbar_gds::Command::Copy {
+        from: from.span(..)?,
+        to: to.span(..)?,
+    };
+    for _ in 0..32 {
+        // The fence is let go on purpose.
+        let _ = opened.submit(&command)?;
+    }
+    drop((from, to, opened));
+    memory_is_back(lab, gpu)
+}

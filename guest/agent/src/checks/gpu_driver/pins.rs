@@ -1,0 +1,337 @@
+//! The pinning contract (guest/gpu-driver/include/peerbar_gpu_pin.h), each order of events forced through a holder in the
+//! kernel.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{Buffer, Gpu};
+
+use super::{GPU_PAGE, PATIENCE, memory_is_back};
+use crate::gpus;
+use crate::lab::Lab;
+use crate::pin_holder::{HOLD, Holder, KEEP_TABLE, PERSISTENT, Pin};
+
+/// Size of the buffers, and of each transfer, in bytes.
+const SIZE: u64 = 1 << 20;
+
+/// Transfers that are started before the memory is freed, and how often that is tried until some are in flight then.
+const TRANSFERS: u64 = 64;
+const ATTEMPTS: u32 = 20;
+
+const INVALID: i32 = -libc::EINVAL;
+
+pub(in crate::checks) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
+    let bench = Bench {
+        lab,
+        gpu: lab.gpu(gpu)?,
+        opened: lab.gpu(gpu)?.open()?,
+        holder: Holder::open()?,
+    };
+    bench.what_cannot_be_pinned_is_refused()?;
+    bench.put_then_free().context("put, then free")?;
+    bench.free_then_put().context("free, then put")?;
+    bench
+        .revoke_then_free_table()
+        .context("revoke, table kept")?;
+    bench
+        .close_while_pinned()
+        .context("file closed while pinned")?;
+    bench.put_while_told().context("put during the callback")?;
+    bench.persistent().context("a persistent pin")?;
+    bench
+        .mapped_for_a_peer(lab, disk)
+        .context("mapped for a peer")?;
+    if !bench.opened.properties().window {
+        let disk = lab.controller(disk)?.disk.open_direct()?;
+        let freed = bench.free_while_in_flight(&disk);
+        freed.context("freed while transfers are in flight")?;
+        let kept = bench.persistent_while_in_flight(&disk);
+        kept.context("freed while transfers into a persistent pin are in flight")?;
+    }
+    let Bench { opened, .. } = bench;
+    drop(opened);
+    memory_is_back(lab, lab.gpu(gpu)?)
+}
+
+struct Bench<'a> {
+    lab: &'a Lab,
+    gpu: &'a gpus::Gpu,
+    opened: Gpu,
+    holder: Holder,
+}
+
+impl Bench<'_> {
+    fn pinned(&self, flags: u32) -> anyhow::Result<(Buffer, Pin<'_>)> {
+        let buffer = self.opened.allocate(SIZE)?;
+        let pin = self
+            .holder
+            .pin(&self.opened, buffer.handle()?, (0, SIZE), flags)
+            .context("the driver refuses to pin")?;
+        let place = buffer.placement(0)?.bus_address;
+        let wanted = (place, SIZE / GPU_PAGE, GPU_PAGE);
+        let told = (pin.bus_address, pin.entries.into(), pin.page_size.into());
+        ensure!(
+            told == wanted,
+            "the table has (address, pages, size) {told:x?}, not {wanted:x?}"
+        );
+        Ok((buffer, pin))
+    }
+
+    fn what_cannot_be_pinned_is_refused(&self) -> anyhow::Result<()> {
+        let buffer = self.opened.allocate(SIZE)?;
+        let handle = buffer.handle()?;
+        for (offset, length) in [
+            (4096, GPU_PAGE),
+            (0, 4096),
+            (0, 0),
+            (SIZE, GPU_PAGE),
+            (0, SIZE + GPU_PAGE),
+            (GPU_PAGE, GPU_PAGE.wrapping_neg()),
+        ] {
+            let refused = self.holder.pin(&self.opened, handle, (offset, length), 0);
+            is_refused(refused, libc::EINVAL)
+                .with_context(|| format!("pinning {length} bytes at {offset}"))?;
+        }
+        let no_gpu = File::open("/dev/null")?;
+        is_refused(self.holder.pin(&no_gpu, handle, (0, SIZE), 0), libc::EINVAL)
+            .context("pinning by a file that is no GPU")?;
+        buffer.free()?;
+        let refused = self.holder.pin(&self.opened, handle, (0, SIZE), 0);
+        is_refused(refused, libc::ENOENT).context("pinning what is freed")
+    }
+
+    fn put_then_free(&self) -> anyhow::Result<()> {
+        let (buffer, pin) = self.pinned(0)?;
+        answers("put", pin.put()?, 0)?;
+        buffer.free()?;
+        callbacks(&pin, 0)
+    }
+
+    fn free_then_put(&self) -> anyhow::Result<()> {
+        let (buffer, pin) = self.pinned(0)?;
+        buffer.free()?;
+        callbacks(&pin, 1)?;
+        answers("put in the callback", pin.state()?.put_in_callback, INVALID)?;
+        answers("put after the callback", pin.put()?, INVALID)?;
+        answers(
+            "free_page_table after it was freed",
+            pin.free_table()?,
+            INVALID,
+        )
+    }
+
+    fn revoke_then_free_table(&self) -> anyhow::Result<()> {
+        let (buffer, pin) = self.pinned(KEEP_TABLE)?;
+        answers("free_page_table while pinned", pin.free_table()?, INVALID)?;
+        buffer.revoke()?;
+        callbacks(&pin, 1)?;
+        answers("put after the callback", pin.put()?, INVALID)?;
+        answers("free_page_table", pin.free_table()?, 0)?;
+        answers("free_page_table again", pin.free_table()?, INVALID)?;
+        let again = self
+            .holder
+            .pin(&self.opened, buffer.handle()?, (0, SIZE), 0);
+        is_refused(again, libc::ENODEV).context("pinning what is revoked")
+    }
+
+    /// As when its program ends.
+    fn close_while_pinned(&self) -> anyhow::Result<()> {
+        let other = self.gpu.open()?;
+        let buffer = other.allocate(SIZE)?;
+        let pin = self.holder.pin(&other, buffer.handle()?, (0, SIZE), 0)?;
+        drop((buffer, other));
+        callbacks(&pin, 1)
+    }
+
+    /// The memory is not free before the holder says so.
+    fn put_while_told(&self) -> anyhow::Result<()> {
+        let (buffer, pin) = self.pinned(HOLD)?;
+        thread::scope(|scope| {
+            let free = scope.spawn(|| buffer.free());
+            let told = self.lab.uevents.wait_for(PATIENCE, || {
+                let state = pin.state()?;
+                ensure!(
+                    state.in_callback == 1,
+                    "the callback is not called: {state:?}"
+                );
+                Ok(())
+            });
+            let put = pin.put();
+            let waiting = !free.is_finished();
+            pin.release()?;
+            told?;
+            answers("put during the callback", put?, INVALID)?;
+            ensure!(waiting, "the memory was freed before the callback returned");
+            match free.join() {
+                Ok(freed) => Ok(freed?),
+                Err(_) => bail!("the thread that frees panicked"),
+            }
+        })?;
+        callbacks(&pin, 1)
+    }
+
+    fn persistent(&self) -> anyhow::Result<()> {
+        let (buffer, pin) = self.pinned(PERSISTENT)?;
+        buffer.free()?;
+        callbacks(&pin, 0)?;
+        let other = self.opened.allocate(SIZE)?;
+        ensure!(
+            other.placement(0)?.bus_address != pin.bus_address,
+            "memory with a persistent pin was given to somebody else"
+        );
+        answers("put_pages_persistent", pin.put()?, 0)?;
+        answers("put_pages_persistent again", pin.put()?, INVALID)
+    }
+
+    fn mapped_for_a_peer(&self, lab: &Lab, disk: &str) -> anyhow::Result<()> {
+        let peer = function(&lab.controller(disk)?.pci)?;
+        let (buffer, pin) = self.pinned(0)?;
+        let (answer, address) = pin.map(peer)?;
+        answers("dma_map_pages", answer, 0)?;
+        ensure!(address != 0, "the peer is told the address 0");
+        answers("dma_unmap_pages", pin.unmap()?, 0)?;
+        let (answer, _) = pin.map(peer)?;
+        answers("dma_map_pages again", answer, 0)?;
+        buffer.free()?;
+        answers("dma_unmap_pages after the callback", pin.unmap()?, INVALID)?;
+        let (answer, _) = pin.map(peer)?;
+        answers("dma_map_pages after the callback", answer, INVALID)
+    }
+
+    fn start_transfers(&self, pin: &Pin<'_>, disk: &File) -> anyhow::Result<()> {
+        for _ in 0..TRANSFERS {
+            pin.read(disk, 0, (0, SIZE))
+                .context("the holder cannot start a transfer")?;
+        }
+        Ok(())
+    }
+
+    /// What the disk still writes when the memory is freed must not meet the next owner of that memory.
+    fn free_while_in_flight(&self, disk: &File) -> anyhow::Result<()> {
+        for _ in 0..ATTEMPTS {
+            let (buffer, pin) = self.pinned(0)?;
+            self.start_transfers(&pin, disk)?;
+            buffer.free()?;
+            let state = pin.state()?;
+            ensure!(state.error == 0, "a transfer has failed: {state:?}");
+            drop(buffer);
+            self.is_untouched(|| Ok(pin.drain()?))?;
+            if state.in_flight > 0 {
+                return callbacks(&pin, 1);
+            }
+        }
+        bail!("in {ATTEMPTS} attempts no transfer was in flight when the memory was freed")
+    }
+
+    fn persistent_while_in_flight(&self, disk: &File) -> anyhow::Result<()> {
+        let (buffer, pin) = self.pinned(PERSISTENT)?;
+        self.start_transfers(&pin, disk)?;
+        buffer.free()?;
+        drop(buffer);
+        self.is_untouched(|| {
+            pin.drain()?;
+            ensure!(pin.state()?.error == 0, "a transfer has failed");
+            Ok(())
+        })?;
+        callbacks(&pin, 0)?;
+        answers("put_pages_persistent", pin.put()?, 0)
+    }
+
+    /// Takes all memory that is free, and looks whether anybody writes to it until `ended`.
+    fn is_untouched(&self, ended: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        const EMPTY: u64 = 0x1122_3344_5566_7788;
+        let mut owners = Vec::new();
+        for size in [16 * SIZE, SIZE] {
+            while let Ok(buffer) = self.opened.allocate(size) {
+                self.opened.fill(buffer.span(..)?, EMPTY)?;
+                owners.push(buffer);
+            }
+        }
+        ended()?;
+        let (first, others) = owners.split_first().context("no memory is free")?;
+        for other in others {
+            let all = ..other.size();
+            let different = self.opened.compare(first.span(all)?, other.span(all)?)?;
+            ensure!(
+                different.is_none(),
+                "byte {different:?} of a new buffer was written to: a transfer went on into freed memory"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn callbacks(pin: &Pin<'_>, wanted: u32) -> anyhow::Result<()> {
+    let state = pin.state()?;
+    ensure!(
+        (state.callbacks, state.in_callback) == (wanted, 0),
+        "the callback was called {} times, not {wanted}: {state:?}",
+        state.callbacks
+    );
+    Ok(())
+}
+
+fn answers(call: &str, answer: i32, wanted: i32) -> anyhow::Result<()> {
+    let told = |number: i32| match number {
+        0 => "0".to_owned(),
+        errno => io::Error::from_raw_os_error(errno.wrapping_neg()).to_string(),
+    };
+    ensure!(
+        answer == wanted,
+        "{call} answers {}, where {} is right",
+        told(answer),
+        told(wanted)
+    );
+    Ok(())
+}
+
+fn is_refused(pinned: io::Result<Pin<'_>>, wanted: i32) -> anyhow::Result<()> {
+    match pinned {
+        Ok(pin) => bail!("it is pinned, at {:x}", pin.bus_address),
+        Err(error) if error.raw_os_error() == Some(wanted) => Ok(()),
+        Err(error) => bail!("it is refused with {error}, not with errno {wanted}"),
+    }
+}
+
+/// The address of a PCI function, by its directory `.../0000:03:00.0`, as numbers: domain, bus, device and function.
+fn function(pci: &Path) -> anyhow::Result<(u32, u32, u32)> {
+    let address = pci.file_name().unwrap_or_default().to_string_lossy();
+    let number = |text: &str| u32::from_str_radix(text, 16);
+    let parts: Vec<&str> = address.split([':', '.']).collect();
+    match parts.as_slice() {
+        [domain, bus, device, function] => Ok((
+            number(domain)?,
+            number(bus)?,
+            number(device)? << 3 | number(function)?,
+        )),
+        _ => bail!("{address} is no address of a PCI function"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_taken_apart() {
+        assert_eq!(
+            function(Path::new("/sys/bus/pci/devices/0000:03:00.0")).unwrap(),
+            (0, 3, 0)
+        );
+        assert_eq!(function(Path::new("0001:ff:1f.7")).unwrap(), (1, 255, 255));
+        assert!(function(Path::new("03:00.0")).is_err());
+    }
+
+    #[test]
+    fn a_wrong_answer_is_told_in_words() {
+        assert!(answers("put", INVALID, INVALID).is_ok());
+        let error = answers("put", 0, INVALID).unwrap_err().to_string();
+        assert!(
+            error.contains("put answers 0") && error.contains("Invalid argument"),
+            "{error}"
+        );
+    }
+}

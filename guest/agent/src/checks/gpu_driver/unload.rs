@@ -1,0 +1,124 @@
+//! The driver lets go of a GPU that is in use, and leaves the kernel, without a trace.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{Buffer, FileOptions, Gpu};
+use rustix::io::Errno;
+use rustix::system::{delete_module, finit_module};
+
+use super::{GPU_PAGE, Load, PATIENCE, memory_is_back};
+use crate::fork::in_child;
+use crate::gpus;
+use crate::lab::Lab;
+use crate::pin_holder::Holder;
+
+/// In the order in which they can be loaded.
+const MODULES: [&str; 2] = ["peerbar_gpu", "peerbar_gpu_pin_test"];
+
+const SIZE: u64 = 1 << 20;
+const THREADS: u64 = 2;
+const MARK: u64 = 0x7070_7070_7070_7070;
+
+pub(in crate::checks) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
+    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
+    is_in_use(gpu).context("unloading with a file open")?;
+    unbind_under_load(lab, gpu, &disk.disk.node).context("the driver leaves a GPU in use")?;
+    let driver = Path::new("/sys/bus/pci/drivers/peerbar_gpu");
+    write(&driver.join("bind"), &address(gpu)?)?;
+    works_again(lab, gpu).context("after the driver took the GPU back")?;
+    for name in MODULES.iter().rev() {
+        unload(name)?;
+    }
+    for name in MODULES {
+        load(name)?;
+    }
+    works_again(lab, gpu).context("after the modules were loaded again")
+}
+
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {text} to {}", file.display()))
+}
+
+fn address(gpu: &gpus::Gpu) -> anyhow::Result<String> {
+    let name = gpu.pci.file_name().context("a GPU without an address")?;
+    Ok(name.to_string_lossy().into_owned())
+}
+
+fn is_in_use(gpu: &gpus::Gpu) -> anyhow::Result<()> {
+    let _opened = gpu.open()?;
+    for name in MODULES.iter().take(1) {
+        match delete_module(&CString::new(*name)?, libc::O_NONBLOCK) {
+            Err(Errno::AGAIN | Errno::BUSY) => {}
+            Err(error) => bail!("{name}: {error}, not that it is in use"),
+            Ok(()) => bail!("{name} was unloaded"),
+        }
+    }
+    Ok(())
+}
+
+fn unload(name: &str) -> anyhow::Result<()> {
+    delete_module(&CString::new(name)?, libc::O_NONBLOCK)
+        .with_context(|| format!("cannot unload {name}"))
+}
+
+fn load(name: &str) -> anyhow::Result<()> {
+    let path = format!("/modules/{name}.ko");
+    let file = File::open(&path).with_context(|| format!("cannot open {path}"))?;
+    finit_module(&file, c"", 0).with_context(|| format!("cannot load {name}"))
+}
+
+/// Commands, transfers, a mapping, a dma-buf and a pin are there when the driver is told to let go of the GPU.
+fn unbind_under_load(lab: &Lab, gpu: &gpus::Gpu, disk: &Path) -> anyhow::Result<()> {
+    let opened = gpu.open()?;
+    let holder = Holder::open()?;
+    let buffer = opened.allocate(SIZE)?;
+    opened.fill(buffer.span(..)?, MARK)?;
+    let pin = holder.pin(&opened, buffer.handle()?, (0, SIZE), 0)?;
+    let dma_buf = buffer.export()?;
+    let imported = opened.import(&dma_buf)?;
+    opened.fill(imported.span(..)?, MARK)?;
+    let load = Load::start(&opened, THREADS);
+    let file = FileOptions::new().open(&opened, disk)?;
+    file.read_at(&buffer, .., 0)?;
+
+    write(&gpu.pci.join("driver/unbind"), &address(gpu)?)?;
+
+    ensure!(load.end().is_err(), "commands go on without a driver");
+    ensure!(
+        pin.state()?.callbacks == 1,
+        "the holder of a pin was told {} times",
+        pin.state()?.callbacks
+    );
+    is_out_of_reach(&opened, &buffer)?;
+    drop((imported, dma_buf, holder, buffer, file, opened));
+    lab.uevents.wait_for(PATIENCE, || {
+        ensure!(!gpu.node_path().exists(), "its device file is still there");
+        Ok(())
+    })
+}
+
+fn is_out_of_reach(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
+    ensure!(gpu.allocate(GPU_PAGE).is_err(), "memory can be allocated");
+    let mut seen = [0];
+    let ended = in_child(|| u8::from(buffer.mapping().read(0, &mut seen).is_ok()))?;
+    ensure!(
+        ended.signal() == Some(libc::SIGBUS),
+        "a process that loads from its old mapping ends with {ended}, not with SIGBUS"
+    );
+    Ok(())
+}
+
+fn works_again(lab: &Lab, gpu: &gpus::Gpu) -> anyhow::Result<()> {
+    let opened = lab.uevents.wait_for(PATIENCE, || gpu.open())?;
+    let (first, second) = (opened.allocate(SIZE)?, opened.allocate(SIZE)?);
+    opened.fill(first.span(..)?, MARK)?;
+    opened.copy(first.span(..)?, second.span(..)?)?;
+    let different = opened.compare(first.span(..)?, second.span(..)?)?;
+    ensure!(different.is_none(), "byte {different:?} of a copy is wrong");
+    drop((first, second, opened));
+    memory_is_back(lab, gpu)
+}

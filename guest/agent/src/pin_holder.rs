@@ -1,0 +1,251 @@
+//! `/dev/peerbar-gpu-pin-test`: a kernel driver that holds pinned GPU memory and does what it is told
+//! (guest/gpu-driver/include/peerbar_gpu_pin_test.h).
+
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use anyhow::Context;
+use rustix::ioctl::{Updater, ioctl, opcode};
+
+const NODE: &str = "/dev/peerbar-gpu-pin-test";
+const GROUP: u8 = b'P';
+
+/// The pin has no callback.
+pub(crate) const PERSISTENT: u32 = 1 << 0;
+/// The callback does not return before [`Pin::release`].
+pub(crate) const HOLD: u32 = 1 << 1;
+/// The callback leaves the table for [`Pin::free_table`].
+pub(crate) const KEEP_TABLE: u32 = 1 << 2;
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct PinRequest {
+    gpu: i32,
+    handle: u32,
+    offset: u64,
+    length: u64,
+    flags: u32,
+    id: u32,
+    bus_address: u64,
+    entries: u32,
+    page_size: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct IdRequest {
+    id: u32,
+    result: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct MapRequest {
+    id: u32,
+    result: i32,
+    domain: u32,
+    bus: u32,
+    devfn: u32,
+    entries: u32,
+    dma_address: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct IoRequest {
+    id: u32,
+    disk: i32,
+    disk_offset: u64,
+    offset: u64,
+    length: u64,
+    write: u32,
+    pad: u32,
+}
+
+/// What the holder has seen of a pin.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    id: u32,
+    /// How often the callback was called.
+    pub(crate) callbacks: u32,
+    /// Whether it has been called and has not returned.
+    pub(crate) in_callback: u32,
+    /// Transfers that were in flight when it was called.
+    pub(crate) in_flight: u32,
+    /// Transfers that were submitted.
+    pub(crate) started: u32,
+    /// Of the last transfer that failed, a negative errno.
+    pub(crate) error: i32,
+    /// What the driver answers to a put in the callback.
+    pub(crate) put_in_callback: i32,
+    pad: u32,
+}
+
+/// A request that answers in its own structure.
+macro_rules! ask {
+    ($file:expr, $number:literal, $type:ty, $value:expr) => {{
+        // SAFETY: the number names exactly this type, which is plain numbers without holes.
+        let request = unsafe {
+            Updater::<{ opcode::read_write::<$type>(GROUP, $number) }, $type>::new($value)
+        };
+        // SAFETY: as above; the driver touches nothing but the structure.
+        unsafe { ioctl($file, request) }.map_err(io::Error::from)
+    }};
+}
+
+/// The holder, opened. What it still holds is given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    file: File,
+}
+
+impl Holder {
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(NODE);
+        let file = file.with_context(|| {
+            format!("cannot open {NODE}; is the module peerbar_gpu_pin_test loaded?")
+        })?;
+        Ok(Holder { file })
+    }
+
+    /// Pins `length` bytes at `offset` of the buffer that is `handle` of the open file `gpu`.
+    pub(crate) fn pin(
+        &self,
+        gpu: impl AsFd,
+        handle: u32,
+        (offset, length): (u64, u64),
+        flags: u32,
+    ) -> io::Result<Pin<'_>> {
+        let mut request = PinRequest {
+            gpu: gpu.as_fd().as_raw_fd(),
+            handle,
+            offset,
+            length,
+            flags,
+            ..PinRequest::default()
+        };
+        ask!(&self.file, 0x60, PinRequest, &mut request)?;
+        Ok(Pin {
+            file: &self.file,
+            id: request.id,
+            bus_address: request.bus_address,
+            entries: request.entries,
+            page_size: request.page_size,
+        })
+    }
+}
+
+/// A pin. Answers of the driver are 0 or a negative errno.
+#[derive(Debug)]
+pub(crate) struct Pin<'a> {
+    file: &'a File,
+    id: u32,
+    /// Of its first page.
+    pub(crate) bus_address: u64,
+    /// Pages in its table.
+    pub(crate) entries: u32,
+    /// Size of each in bytes.
+    pub(crate) page_size: u32,
+}
+
+impl Pin<'_> {
+    fn request(&self) -> IdRequest {
+        IdRequest {
+            id: self.id,
+            result: 0,
+        }
+    }
+
+    /// Has the holder put the pages; also after the callback, where the driver must refuse.
+    pub(crate) fn put(&self) -> io::Result<i32> {
+        let mut request = self.request();
+        ask!(self.file, 0x61, IdRequest, &mut request)?;
+        Ok(request.result)
+    }
+
+    /// Has the holder free the table.
+    pub(crate) fn free_table(&self) -> io::Result<i32> {
+        let mut request = self.request();
+        ask!(self.file, 0x62, IdRequest, &mut request)?;
+        Ok(request.result)
+    }
+
+    /// Has the pages mapped for the PCI function at `(domain, bus, devfn)`: the answer and the first page's address.
+    pub(crate) fn map(&self, (domain, bus, devfn): (u32, u32, u32)) -> io::Result<(i32, u64)> {
+        let mut request = MapRequest {
+            id: self.id,
+            domain,
+            bus,
+            devfn,
+            ..MapRequest::default()
+        };
+        ask!(self.file, 0x63, MapRequest, &mut request)?;
+        Ok((request.result, request.dma_address))
+    }
+
+    /// Has the mapping undone.
+    pub(crate) fn unmap(&self) -> io::Result<i32> {
+        let mut request = self.request();
+        ask!(self.file, 0x64, IdRequest, &mut request)?;
+        Ok(request.result)
+    }
+
+    /// Starts a read of `length` bytes at `disk_offset` into the pages from `offset` on, and does not wait for it.
+    pub(crate) fn read(
+        &self,
+        disk: &File,
+        disk_offset: u64,
+        (offset, length): (u64, u64),
+    ) -> io::Result<()> {
+        let mut request = IoRequest {
+            id: self.id,
+            disk: disk.as_raw_fd(),
+            disk_offset,
+            offset,
+            length,
+            ..IoRequest::default()
+        };
+        ask!(self.file, 0x65, IoRequest, &mut request)
+    }
+
+    /// What has happened to it.
+    pub(crate) fn state(&self) -> io::Result<State> {
+        let mut state = State {
+            id: self.id,
+            ..State::default()
+        };
+        ask!(self.file, 0x66, State, &mut state)?;
+        Ok(state)
+    }
+
+    /// Lets a callback return that was told to wait.
+    pub(crate) fn release(&self) -> io::Result<()> {
+        let mut request = self.request();
+        ask!(self.file, 0x67, IdRequest, &mut request)
+    }
+
+    /// Waits until nothing is in flight.
+    pub(crate) fn drain(&self) -> io::Result<()> {
+        let mut request = self.request();
+        ask!(self.file, 0x68, IdRequest, &mut request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `sizeof` and `_IOWR` of the header come out on x86-64.
+    #[test]
+    fn requests_are_those_of_the_header() {
+        assert_eq!(opcode::read_write::<PinRequest>(GROUP, 0x60), 0xc030_5060);
+        assert_eq!(opcode::read_write::<IdRequest>(GROUP, 0x61), 0xc008_5061);
+        assert_eq!(opcode::read_write::<MapRequest>(GROUP, 0x63), 0xc020_5063);
+        assert_eq!(opcode::read_write::<IoRequest>(GROUP, 0x65), 0xc028_5065);
+        assert_eq!(opcode::read_write::<State>(GROUP, 0x66), 0xc020_5066);
+    }
+}
