@@ -16,7 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use peerbar_report::{Check, Module, Plan};
+use peerbar_report::{Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
 
 pub(crate) use device::Device;
@@ -169,18 +169,19 @@ impl Scenario {
         u32::try_from(half).map_or(Plan::CHECK_SECONDS, |half| half.min(Plan::CHECK_SECONDS))
     }
 
-    /// Names of the modules that the initramfs must hold.
+    /// Names of the modules that the initramfs must hold: besides those of the plan the ones that the agent loads when
+    /// it needs them.
     pub(crate) fn initramfs_modules(&self) -> Vec<String> {
-        const TOOLS: [&str; 2] = ["9p", "9pnet_virtio"];
-        let tools = TOOLS
-            .iter()
-            .filter(|_| self.tools)
-            .map(|&name| name.to_owned());
-        self.modules
-            .iter()
-            .map(|module| module.name.clone())
-            .chain(tools)
-            .collect()
+        let on = |medium| move |check: &Check| matches!(check, Check::GpuFile(file) if file.on == medium);
+        let needed = [
+            ("9p", self.tools),
+            ("9pnet_virtio", self.tools),
+            ("ext4", self.checks.iter().any(on(Medium::Ext4))),
+            ("xfs", self.checks.iter().any(on(Medium::Xfs))),
+        ];
+        let needed = needed.into_iter().filter(|(_, needed)| *needed);
+        let own = self.modules.iter().map(|module| module.name.clone());
+        own.chain(needed.map(|(name, _)| name.to_owned())).collect()
     }
 }
 
@@ -219,7 +220,7 @@ mod tests {
             .collect();
         assert_eq!(devices, [("disk0", 64 << 20), ("disk1", 0)]);
         assert_eq!(plan.gpus.len(), 1);
-        let modules = ["nvme", "peerbar_gpu", "ext4", "xfs", "9p", "9pnet_virtio"];
+        let modules = ["nvme", "peerbar_gpu", "9p", "9pnet_virtio", "ext4", "xfs"];
         assert_eq!(demo.initramfs_modules(), modules);
         assert_eq!(plan.check_seconds, 45);
         assert_eq!(demo.text, DEMO);

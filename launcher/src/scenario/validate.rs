@@ -102,7 +102,7 @@ fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
     format!("{REGISTERS} {own}").trim_end().to_owned()
 }
 
-/// The IOMMU's driver, the drivers under test, and the file systems that checks are on.
+/// The IOMMU's driver, the drivers under test, and what checks need beside them.
 fn needed_modules(iommu: Iommu, gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
     let pins = |check: &Check| matches!(check, Check::GpuPins { .. } | Check::GpuUnload { .. });
     let needed = [

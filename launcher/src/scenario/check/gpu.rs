@@ -145,7 +145,7 @@ mod tests {
         let modules = scenario.initramfs_modules();
         assert_eq!(
             modules,
-            ["nvme", "peerbar_gpu", "ext4", "9p", "9pnet_virtio"]
+            ["nvme", "peerbar_gpu", "9p", "9pnet_virtio", "ext4"]
         );
         assert_eq!(scenario.machine.kernel_parameters, "iomem=relaxed");
         let [gpu] = &scenario.plan().gpus[..] else {
