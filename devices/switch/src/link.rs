@@ -93,6 +93,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     lost: bool,
+    /// This endpoint ends the link itself.
+    leaving: bool,
     /// Of the last Announce sent, and of the last Announced.
     sent: u64,
     announced: u64,
@@ -158,6 +160,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
+        self.shared.state().leaving = true;
         self.shared.hang_up();
         if self
             .thread
@@ -239,7 +242,9 @@ impl Shared {
             }
         };
         self.hang_up();
-        neighbour.lost();
+        if !self.state().leaving {
+            neighbour.lost();
+        }
         let mut state = self.state();
         state.lost = true;
         for (_, (_, waiting)) in state.waiting.drain() {
