@@ -2,8 +2,9 @@
 
 /// The logic behind one PCI function, as its bus sees it.
 ///
-/// Every method may be called from the thread that answers the guest's accesses: none may wait for DMA,
-/// for a lock that is held across DMA, or for a disk.
+/// Every method may be called from the thread that answers the guest's accesses, and `bar_read` and `bar_write` at the same
+/// time from the one that answers peers below the same switch: none may wait for DMA, for a lock that is held across DMA, or
+/// for a disk.
 pub trait Function: Send + Sync {
     /// Reads `data.len()` bytes at `offset` of a trapped BAR. The range lies inside the BAR.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
