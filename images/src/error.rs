@@ -69,7 +69,7 @@ pub enum ImageError {
         path: PathBuf,
     },
     /// A program that should be QEMU does not answer as QEMU does.
-    #[error("{} does not answer `{question}` as QEMU does: {answer:?}", path.display())]
+    #[error("{} does not answer `{question}` as QEMU does: {answer:?}; leave --qemu out to use peerbar's own", path.display())]
     NotQemu {
         /// The program.
         path: PathBuf,

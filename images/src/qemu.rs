@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
@@ -110,8 +110,10 @@ impl Qemu {
         let program = if path.components().count() == 1 && !path.is_file() {
             search(path.as_os_str()).ok_or_else(no_qemu)?
         } else {
-            path.is_file()
-                .then(|| path.to_path_buf())
+            // Absolute, since a name alone would be looked for on `PATH`.
+            path::absolute(path)
+                .ok()
+                .filter(|path| path.is_file())
                 .ok_or_else(no_qemu)?
         };
         let mut qemu = Self::plain(program, Origin::Named);

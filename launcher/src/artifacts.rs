@@ -45,7 +45,10 @@ impl Artifacts {
         init: &Path,
         cache: &Cache,
     ) -> Result<Self, Failure> {
-        let qemu = Qemu::find(own.qemu.as_deref(), cache).map_err(blame)?;
+        let qemu = Qemu::find(own.qemu.as_deref(), cache).map_err(|error| match own.qemu {
+            Some(_) => Failure::Usage(error.into()),
+            None => error.into(),
+        })?;
         let root = if tools || own.kernel.is_none() {
             Some(Root::get(cache)?)
         } else {
@@ -101,18 +104,12 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// What an argument names wrongly is the user's doing, all else the machine's.
+/// What an argument about the kernel names wrongly is the user's doing, all else the machine's.
 fn blame(error: ImageError) -> Failure {
-    use ImageError::{
-        NoBuildTree, NoKernel, NoModules, NoQemu, NotAKernel, NotQemu, QemuTooOld,
-        QemuWithoutVfioUser,
-    };
+    use ImageError::{NoBuildTree, NoKernel, NoModules, NoPvh, NotAKernel};
     match error {
-        NoKernel { .. } | NotAKernel { .. } | NoModules { .. } => Failure::Usage(error.into()),
-        NoBuildTree { .. } => Failure::Usage(error.into()),
-        NoQemu { .. } | NotQemu { .. } | QemuTooOld { .. } | QemuWithoutVfioUser { .. } => {
-            Failure::Usage(error.into())
-        }
+        NoKernel { .. } | NotAKernel { .. } | NoPvh { .. } => Failure::Usage(error.into()),
+        NoModules { .. } | NoBuildTree { .. } => Failure::Usage(error.into()),
         _ => Failure::Environment(error.into()),
     }
 }

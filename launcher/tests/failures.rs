@@ -267,6 +267,25 @@ fn a_killed_launcher_leaves_no_process() {
     assert!(!Path::new(&run.folder.path().join("runs/latest/verdict")).exists());
 }
 
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn a_qemu_that_is_none_is_the_user_s_mistake() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["Cargo.toml", "/bin/true", "/no/such/qemu"] {
+        let output = Command::new(PEERBAR)
+            .args(["run", "--qemu", file])
+            .env("PEERBAR_CACHE", folder.path())
+            .output()
+            .unwrap();
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{words}");
+        assert!(
+            words.contains(file) && words.lines().count() == 1,
+            "{words}"
+        );
+    }
+}
+
 /// A program in place of mmdebstrap that says its own process into a FIFO and works for longer than any test.
 fn endless_mmdebstrap(folder: &Path) -> anyhow::Result<()> {
     let script = folder.join("script");
