@@ -16,8 +16,14 @@ static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 /// Why an image cannot be used.
 #[derive(Debug, Error)]
 pub enum ImageError {
+    /// There is none.
+    #[error("image {}: there is none; `truncate -s 64M {}` makes an empty one", path.display(), path.display())]
+    Missing {
+        /// The image.
+        path: PathBuf,
+    },
     /// It cannot be opened for reading and writing.
-    #[error("image {}: cannot be opened for reading and writing; `truncate -s 64M {}` makes an empty one", path.display(), path.display())]
+    #[error("image {}: must be open to this user for reading and writing", path.display())]
     Open {
         /// The image.
         path: PathBuf,
@@ -55,7 +61,10 @@ impl FileBackend {
             .read(true)
             .write(true)
             .open(path)
-            .map_err(open)?;
+            .map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => ImageError::Missing { path: path.into() },
+                _ => open(source),
+            })?;
         let kind = rustix::fs::fstat(&file)
             .map_err(|e| open(e.into()))?
             .st_mode;
@@ -211,6 +220,8 @@ mod tests {
         let error = FileBackend::open(&missing).err().unwrap();
         assert!(error.to_string().contains("missing.img"), "{error}");
         assert!(!missing.exists());
-        assert!(FileBackend::open(folder.path()).is_err());
+        // What is there might hold data: no advice to make it anew.
+        let error = FileBackend::open(folder.path()).err().unwrap();
+        assert!(!error.to_string().contains("truncate"), "{error}");
     }
 }
