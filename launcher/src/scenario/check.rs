@@ -130,19 +130,29 @@ impl CheckTable {
                 Check::GpuPins { gpu, disk }
             }
             Kind::GpuLifetimes => {
-                let (gpu, disk) = self.gpu_and_disk(devices)?;
+                let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
                 Check::GpuLifetimes { gpu, disk }
             }
             Kind::GpuReset => Check::GpuReset {
                 gpu: self.gpu(devices)?.name.clone(),
             },
             Kind::GpuUnload => {
-                let (gpu, disk) = self.gpu_and_disk(devices)?;
+                let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
                 Check::GpuUnload { gpu, disk }
             }
         };
         self.nothing_left()?;
         Ok(check)
+    }
+
+    /// A GPU that a disk can write to.
+    fn paged_gpu_and_disk(&mut self, devices: &Devices<'_>) -> Result<(String, String), Problem> {
+        let gpu = self.gpu.as_ref().map(|name| {
+            let copy = Spanned::new(name.span(), name.get_ref().clone());
+            provider(copy, devices)
+        });
+        gpu.transpose()?;
+        self.gpu_and_disk(devices)
     }
 
     fn copy(&mut self, devices: &Devices<'_>) -> Result<Copy, Problem> {
