@@ -374,16 +374,13 @@ mod tests {
                 format!("{copy}sizes = [\"4K\"]\noffsets = [0]\nthreads = 0"),
                 "18: `threads = 0`: from 1 to 64 threads can copy",
             ),
-            (
-                "kind = \"copied\"".to_owned(),
-                "12: unknown variant `copied`, expected one of `provider`, `queues-in-cmb`, `copy`, `buffered-read`, \
-                 `pool-exhausted`, `controller-reset`, `command`, `gpu-file`, `gpu-unaligned`, `gpu-refused`, \
-                 `gpu-compute`, `gpu-atomics`, `gpu-copy`, `gpu-mapping`",
-            ),
         ];
         for (lines, message) in cases {
             assert_eq!(check(&lines), format!("x.toml:{message}"));
         }
+        let unknown = check("kind = \"copied\"");
+        let start = "x.toml:12: unknown variant `copied`, expected one of `provider`, ";
+        assert!(unknown.starts_with(start), "{unknown}");
     }
 
     #[test]
