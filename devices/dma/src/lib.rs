@@ -22,7 +22,9 @@
 //! Not here: ATS is not modelled.
 #![forbid(unsafe_code)]
 
+mod buffer;
 mod counters;
+mod error;
 mod map;
 mod memory;
 mod pages;
@@ -34,11 +36,12 @@ mod route_model;
 mod upstream;
 
 pub use counters::{Count, Counters, Entry};
+pub use error::DmaError;
 pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
 pub use pages::{PageError, PageTable};
 pub use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
-pub use requester::{DmaError, Requester};
+pub use requester::Requester;
 pub use route::{Window, WindowId, WindowMemory};
 pub use upstream::{Upstream, UpstreamError};

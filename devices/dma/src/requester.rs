@@ -3,10 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use peerbar_dma_log::{Completer, Direction, Purpose, Route};
-use thiserror::Error;
+use peerbar_dma_log::{Completer, Purpose, Route};
 
+use crate::buffer::Buffer;
 use crate::counters::{Counters, Entry};
+use crate::error::DmaError;
 use crate::map::{Backing, MapError};
 use crate::memory::{MemoryError, MemoryPool, Span};
 use crate::pages::{PageError, PageTable};
@@ -17,91 +18,6 @@ use crate::upstream::{Upstream, UpstreamError};
 /// How much is asked of the client first at an address that nothing is known of. The guest's virtio-iommu logs one fault
 /// for every 4 bytes of a refused request, so a fault is shown with as few as possible.
 const PROBE: usize = 4;
-
-/// Why a DMA failed. Part of it may have been done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum DmaError {
-    /// Bus mastering is off, or the function is being reset.
-    #[error("DMA at {address:#x}+{len:#x}: the function may not issue requests")]
-    NotMaster {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
-    /// The address is a register of the function itself.
-    #[error("DMA at {address:#x}+{len:#x}: the function's own registers")]
-    OwnRegisters {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
-    /// The address lies in a page of the function's own window that is over nothing.
-    #[error("DMA at {address:#x}+{len:#x}: no page behind that part of the function's own window")]
-    NoPage {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
-    /// The range wraps around the end of the address space.
-    #[error("DMA at {address:#x}+{len:#x} wraps around")]
-    Wraps {
-        /// First address.
-        address: u64,
-        /// Length.
-        len: usize,
-    },
-    /// The client, asked to do it, did not.
-    #[error("DMA at {address:#x}+{len:#x}, asked of the client")]
-    Upstream {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-        /// What the client said.
-        source: UpstreamError,
-    },
-    /// The address lies in a peer's window, and the request did not get there.
-    #[error("DMA at {address:#x}+{len:#x}, to a peer below the same switch")]
-    Peer {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-        /// What became of it.
-        source: PeerError,
-    },
-    /// The memory behind a mapping or window is smaller than it.
-    #[error("DMA at {address:#x}+{len:#x}: no memory behind it")]
-    NoMemory {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
-}
-
-impl DmaError {
-    /// First address of the piece that failed.
-    pub fn address(&self) -> u64 {
-        let (Self::NotMaster { address, .. }
-        | Self::OwnRegisters { address, .. }
-        | Self::NoPage { address, .. }
-        | Self::Wraps { address, .. }
-        | Self::Upstream { address, .. }
-        | Self::Peer { address, .. }
-        | Self::NoMemory { address, .. }) = self;
-        *address
-    }
-}
-
-/// A DMA's data: where the bytes come from or go to.
-enum Buffer<'a> {
-    Read(&'a mut [u8]),
-    Write(&'a [u8]),
-}
 
 /// What came of a piece of a request.
 struct Done {
@@ -280,53 +196,38 @@ impl Requester {
         let piece = fabric.route(address, buffer.len(), buffer.direction());
         let (target, len) = (piece.target, piece.len);
         let mut part = buffer.take(len);
+        let peer_error = |source| DmaError::Peer {
+            address,
+            len,
+            source,
+        };
         let done = match target {
             Target::NotMaster => refused(DmaError::NotMaster { address, len }),
             Target::OwnRegisters => refused(DmaError::OwnRegisters { address, len }),
-            Target::PeerRefused => refused(DmaError::Peer {
-                address,
-                len,
-                source: PeerError::Unsupported,
-            }),
-            Target::PeerDropped => dropped(address, &part),
-            Target::Own(span) => Done {
-                route: Route::OwnBar,
-                completer: Completer::OwnMemory,
-                outcome: copy(&span, address, &mut part),
-            },
+            Target::Own(span) => own(copy(&span, address, &mut part)),
             Target::OwnPage(table, offset) => copy_page(&table, offset, address, &mut part),
             Target::Peer(span) => to_peer(copy(&span, address, &mut part)),
-            Target::PeerGone => to_peer(Err(DmaError::Peer {
-                address,
-                len,
-                source: PeerError::Gone,
-            })),
-            Target::Ram(span) => Done {
-                route: Route::GuestRam,
-                completer: Completer::GuestRam,
-                outcome: copy(&span, address, &mut part),
-            },
+            Target::PeerGone => to_peer(Err(peer_error(PeerError::Gone))),
+            Target::PeerRefused => refused(peer_error(PeerError::Unsupported)),
+            Target::PeerDropped => dropped(&part, peer_error(PeerError::TimedOut)),
+            Target::Ram(span) => in_ram(copy(&span, address, &mut part)),
             Target::PeerByMessage(peer) => {
                 drop(fabric);
-                to_peer(self.ask_peer(peer, address, &mut part))
+                let asked = self.ask_peer(peer, address, &mut part);
+                to_peer(asked.map_err(peer_error))
             }
             Target::RemoteRam => {
                 drop(fabric);
-                Done {
-                    route: Route::Upstream,
-                    completer: Completer::GuestRam,
-                    outcome: self.ask(address, &mut part, false),
-                }
+                upstream(Completer::GuestRam, self.ask(address, &mut part, false))
             }
-            Target::Device | Target::Unmapped => {
+            // Whatever answers at an address that is no memory of the guest is a device.
+            Target::Device => {
                 drop(fabric);
-                let probe = matches!(target, Target::Unmapped);
-                Done {
-                    route: Route::Upstream,
-                    // Whatever answers at an address that is no memory of the guest is a device.
-                    completer: Completer::PeerBar,
-                    outcome: self.ask(address, &mut part, probe),
-                }
+                upstream(Completer::PeerBar, self.ask(address, &mut part, false))
+            }
+            Target::Unmapped => {
+                drop(fabric);
+                upstream(Completer::PeerBar, self.ask(address, &mut part, true))
             }
         };
         self.count(purpose, &part, &done);
@@ -334,23 +235,17 @@ impl Requester {
     }
 
     /// Has a peer do it.
-    fn ask_peer(&self, peer: PeerId, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaError> {
-        let len = part.len();
+    fn ask_peer(&self, peer: PeerId, address: u64, part: &mut Buffer<'_>) -> Result<(), PeerError> {
         let peers = self
             .peers
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let outcome = match (peers, part) {
-            (None, _) => Err(PeerError::Gone),
-            (Some(peers), Buffer::Read(data)) => peers.read(peer, address, data),
-            (Some(peers), Buffer::Write(data)) => peers.write(peer, address, data),
-        };
-        outcome.map_err(|source| DmaError::Peer {
-            address,
-            len,
-            source,
-        })
+        let peers = peers.ok_or(PeerError::Gone)?;
+        match part {
+            Buffer::Read(data) => peers.read(peer, address, data),
+            Buffer::Write(data) => peers.write(peer, address, data),
+        }
     }
 
     /// Has the client do it. With `probe`, a few bytes go ahead of the rest.
@@ -415,43 +310,6 @@ impl Requester {
     }
 }
 
-impl<'a> Buffer<'a> {
-    fn len(&self) -> usize {
-        match self {
-            Self::Read(data) => data.len(),
-            Self::Write(data) => data.len(),
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn direction(&self) -> Direction {
-        match self {
-            Self::Read(_) => Direction::Read,
-            Self::Write(_) => Direction::Write,
-        }
-    }
-
-    /// Takes off the first `len` bytes, or all if there are fewer.
-    fn take(&mut self, len: usize) -> Buffer<'a> {
-        let len = len.min(self.len());
-        match self {
-            Self::Read(data) => {
-                let (head, tail) = std::mem::take(data).split_at_mut(len);
-                *data = tail;
-                Buffer::Read(head)
-            }
-            Self::Write(data) => {
-                let (head, tail) = data.split_at(len);
-                *data = tail;
-                Buffer::Write(head)
-            }
-        }
-    }
-}
-
 /// Copies between memory and a buffer.
 fn copy(span: &Span, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaError> {
     let len = part.len();
@@ -474,11 +332,7 @@ fn copy_page(table: &PageTable, offset: u64, address: u64, part: &mut Buffer<'_>
         Err(_) => Err(DmaError::NoMemory { address, len }),
         Ok(()) => Ok(()),
     };
-    Done {
-        route: Route::OwnBar,
-        completer: Completer::OwnMemory,
-        outcome,
-    }
+    own(outcome)
 }
 
 fn refused(error: DmaError) -> Done {
@@ -486,6 +340,14 @@ fn refused(error: DmaError) -> Done {
         route: Route::Refused,
         completer: Completer::Nobody,
         outcome: Err(error),
+    }
+}
+
+fn own(outcome: Result<(), DmaError>) -> Done {
+    Done {
+        route: Route::OwnBar,
+        completer: Completer::OwnMemory,
+        outcome,
     }
 }
 
@@ -497,25 +359,38 @@ fn to_peer(outcome: Result<(), DmaError>) -> Done {
     }
 }
 
-/// A request that the switch loses: nobody tells the requester of a write, and it gives up waiting for what it reads.
-fn dropped(address: u64, part: &Buffer<'_>) -> Done {
-    let outcome = match part {
-        Buffer::Write(_) => Ok(()),
-        Buffer::Read(data) => Err(DmaError::Peer {
-            address,
-            len: data.len(),
-            source: PeerError::TimedOut,
-        }),
-    };
+fn in_ram(outcome: Result<(), DmaError>) -> Done {
+    Done {
+        route: Route::GuestRam,
+        completer: Completer::GuestRam,
+        outcome,
+    }
+}
+
+fn upstream(completer: Completer, outcome: Result<(), DmaError>) -> Done {
+    Done {
+        route: Route::Upstream,
+        completer,
+        outcome,
+    }
+}
+
+/// A request that the switch loses: nobody tells the requester of a write, and what it reads it gives up waiting for.
+fn dropped(part: &Buffer<'_>, time_out: DmaError) -> Done {
     Done {
         route: Route::Refused,
         completer: Completer::Nobody,
-        outcome,
+        outcome: match part {
+            Buffer::Write(_) => Ok(()),
+            Buffer::Read(_) => Err(time_out),
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use peerbar_dma_log::Direction;
+
     use super::*;
     use crate::MemoryFile;
     use crate::counters::Count;

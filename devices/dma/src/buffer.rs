@@ -1,0 +1,48 @@
+//! The data of a DMA.
+
+use peerbar_dma_log::Direction;
+
+/// A DMA's data: where the bytes come from or go to.
+pub(crate) enum Buffer<'a> {
+    Read(&'a mut [u8]),
+    Write(&'a [u8]),
+}
+
+impl<'a> Buffer<'a> {
+    /// How many bytes are left.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Read(data) => data.len(),
+            Self::Write(data) => data.len(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Which way they go.
+    pub(crate) fn direction(&self) -> Direction {
+        match self {
+            Self::Read(_) => Direction::Read,
+            Self::Write(_) => Direction::Write,
+        }
+    }
+
+    /// Takes off the first `len` bytes, or all if there are fewer.
+    pub(crate) fn take(&mut self, len: usize) -> Buffer<'a> {
+        let len = len.min(self.len());
+        match self {
+            Self::Read(data) => {
+                let (head, tail) = std::mem::take(data).split_at_mut(len);
+                *data = tail;
+                Buffer::Read(head)
+            }
+            Self::Write(data) => {
+                let (head, tail) = data.split_at(len);
+                *data = tail;
+                Buffer::Write(head)
+            }
+        }
+    }
+}
