@@ -194,6 +194,10 @@ impl CheckTable {
     }
 
     fn command(&mut self, devices: &Devices<'_>) -> Result<Command, Problem> {
+        if !devices.tools {
+            let message = "a command is run in the tools root: write `tools = true` at the top";
+            return Err(Problem::new(self.kind.span(), message));
+        }
         let through = self.through.take().map(|through| buffer(through, devices));
         Ok(Command {
             run: required(self.run.take(), "run", self.kind.span())?.into_inner(),

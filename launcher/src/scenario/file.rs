@@ -27,7 +27,7 @@ pub(super) struct File {
     pub(super) gpu: Vec<GpuTable>,
     #[serde(default)]
     pub(super) module: Vec<ModuleTable>,
-    pub(super) check: Vec<CheckTable>,
+    pub(super) check: Spanned<Vec<CheckTable>>,
 }
 
 /// The virtual machine around the devices.
@@ -35,7 +35,7 @@ pub(super) struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct MachineTable {
     pub(super) cpu: Option<String>,
-    pub(super) memory: Option<Size>,
+    pub(super) memory: Option<Spanned<Size>>,
     pub(super) cpus: Option<Spanned<u32>>,
     #[serde(default)]
     pub(super) iommu: Iommu,

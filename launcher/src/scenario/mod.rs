@@ -288,11 +288,15 @@ mod tests {
             ),
             (
                 format!("cmb = \"3M\"\n{DISK}"),
-                "8: `cmb = \"3M\"`: Linux takes multiples of 2M only",
+                "8: `cmb = \"3M\"`: Linux takes multiples of 2M only, and 64G is the most",
             ),
             (
                 format!("cmb = 0\n{DISK}"),
-                "8: `cmb = \"0\"`: Linux takes multiples of 2M only",
+                "8: `cmb = \"0\"`: Linux takes multiples of 2M only, and 64G is the most",
+            ),
+            (
+                format!("cmb = \"65538M\"\n{DISK}"),
+                "8: `cmb = \"65538M\"`: Linux takes multiples of 2M only, and 64G is the most",
             ),
             (
                 format!("{DISK}cmb-queues = true"),
@@ -384,6 +388,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_guest_could_not_do_is_refused() {
+        let refused = |top: &str, check: &str| parse(format!("{top}{HEAD}{DISK}{check}"));
+        let command = "[[check]]\nkind = \"command\"\nrun = \"true\"\n";
+        assert_eq!(
+            refused("", command).unwrap_err(),
+            "x.toml:10: a command is run in the tools root: write `tools = true` at the top"
+        );
+        assert_eq!(
+            refused("check = []\n", "").unwrap_err(),
+            "x.toml:1: `check` is empty: a run without checks shows nothing"
+        );
+        for memory in ["0", "94M", "97M"] {
+            let top = format!("tools = true\nmachine = {{ memory = \"{memory}\" }}\n");
+            let message = format!(
+                "x.toml:2: `memory = \"{memory}\"`: a guest takes 96M or more, in multiples of 2M"
+            );
+            assert_eq!(refused(&top, command).unwrap_err(), message);
+        }
+    }
+
+    #[test]
     fn a_provider_needs_a_cmb() {
         let text =
             format!("{HEAD}{DISK}\n[[check]]\nkind = \"pool-exhausted\"\nprovider = \"d0\"\n");
@@ -399,7 +424,7 @@ mod tests {
         fs::write(folder.path().join("d.img"), [0; 1024]).unwrap();
         let load = |namespace: &str| {
             let text = format!(
-                "{HEAD}namespaces = [{namespace}]\n[[check]]\nkind = \"command\"\nrun = \"true\"\n"
+                "{HEAD}namespaces = [{namespace}]\n[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n"
             );
             let path = folder.path().join("x.toml");
             fs::write(&path, text).unwrap();

@@ -13,6 +13,8 @@ use crate::size::Size;
 
 /// Linux takes p2pmem in units of this size only (`pci_p2pdma_add_resource` needs whole memory sections).
 const CMB_UNIT: u64 = 2 << 20;
+/// The largest that `peerbar-nvme` takes.
+const LARGEST_CMB: u64 = 64 << 30;
 /// Powers that `peerbar-nvme` takes for MDTS (NVMe Base 2.0, 5.17.2.1).
 const MDTS: std::ops::RangeInclusive<u8> = 1..=10;
 
@@ -59,11 +61,12 @@ pub(super) fn declared(below: Spanned<String>, switches: &[String]) -> Result<St
 
 fn cmb(size: Spanned<Size>) -> Result<u64, Problem> {
     let bytes = size.get_ref().0;
-    if bytes == 0 || !bytes.is_multiple_of(CMB_UNIT) {
+    if bytes == 0 || bytes > LARGEST_CMB || !bytes.is_multiple_of(CMB_UNIT) {
         let message = format!(
-            "`cmb = \"{}\"`: Linux takes multiples of {} only",
+            "`cmb = \"{}\"`: Linux takes multiples of {} only, and {} is the most",
             size.get_ref(),
-            Size(CMB_UNIT)
+            Size(CMB_UNIT),
+            Size(LARGEST_CMB)
         );
         return Err(Problem::new(size.span(), message));
     }

@@ -7,13 +7,14 @@ use std::time::Duration;
 use peerbar_report::{Check, Module};
 use toml::Spanned;
 
-use super::check::Devices;
+use super::check::{CheckTable, Devices};
 use super::error::Problem;
 use super::file::{File, MachineTable, ModuleTable};
 use super::gpu::gpu;
 use super::nvme::nvme;
 use super::{Gpu, Machine, Nvme, Scenario};
 use crate::iommu::Iommu;
+use crate::size::Size;
 
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
 const LONGEST_SERIAL: usize = 20;
@@ -21,6 +22,9 @@ const LONGEST_SCENARIO: usize = 40;
 const LONGEST_MODULE: usize = 55;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const DEFAULT_MEMORY: u64 = 512 << 20;
+/// Less does not hold a distribution's kernel while it starts.
+const LEAST_MEMORY: u64 = 96 << 20;
+const MEMORY_UNIT: u64 = 2 << 20;
 
 /// Checks the file as a whole; images are relative to `folder`.
 pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
@@ -50,12 +54,9 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         gpus: &gpus,
         tools: file.tools,
     };
-    let labels = file.check.iter().map(|table| table.name.clone()).collect();
-    let checks: Vec<Check> = file
-        .check
-        .into_iter()
-        .map(|table| table.into_check(&devices))
-        .collect::<Result<_, _>>()?;
+    let tables = file.check.get_ref().iter();
+    let labels = tables.map(|table| table.name.clone()).collect();
+    let checks = checks(file.check, &devices)?;
     let machine = machine(file.machine, &gpus)?;
     let needed = needed_modules(machine.iommu, &gpus, &checks);
     let modules = modules(file.module, needed)?;
@@ -74,6 +75,33 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     })
 }
 
+fn checks(tables: Spanned<Vec<CheckTable>>, devices: &Devices<'_>) -> Result<Vec<Check>, Problem> {
+    let at = tables.span();
+    let tables = tables.into_inner();
+    if tables.is_empty() {
+        return Err(Problem::new(
+            at,
+            "`check` is empty: a run without checks shows nothing",
+        ));
+    }
+    let checks = tables.into_iter().map(|table| table.into_check(devices));
+    checks.collect()
+}
+
+fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
+    let bytes = size.get_ref().0;
+    if bytes < LEAST_MEMORY || !bytes.is_multiple_of(MEMORY_UNIT) {
+        let message = format!(
+            "`memory = \"{}\"`: a guest takes {} or more, in multiples of {}",
+            size.get_ref(),
+            Size(LEAST_MEMORY),
+            Size(MEMORY_UNIT)
+        );
+        return Err(Problem::new(size.span(), message));
+    }
+    Ok(bytes)
+}
+
 fn machine(table: MachineTable, gpus: &[Gpu]) -> Result<Machine, Problem> {
     let cpus = match table.cpus {
         Some(cpus) if !(1..=64).contains(cpus.get_ref()) => {
@@ -86,7 +114,7 @@ fn machine(table: MachineTable, gpus: &[Gpu]) -> Result<Machine, Problem> {
     };
     Ok(Machine {
         cpu: table.cpu.unwrap_or_else(|| "EPYC".to_owned()),
-        memory: table.memory.map_or(DEFAULT_MEMORY, |size| size.0),
+        memory: table.memory.map_or(Ok(DEFAULT_MEMORY), memory)?,
         cpus,
         iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
