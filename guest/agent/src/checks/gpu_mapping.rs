@@ -32,6 +32,7 @@ pub(super) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
     let gpu = lab.gpu(gpu)?;
     let opened = gpu.open()?;
     processor_and_gpu_see_the_same(&opened).context("a mapping")?;
+    the_gpu_finds_a_difference(&opened).context("one byte that differs")?;
     two_mappings_are_one_memory(&opened).context("two mappings of a buffer")?;
     placement_is_in_the_bar(gpu, &opened).context("where a buffer lies")?;
     a_child_leaves_the_parent_s_mapping_alone(&opened).context("fork")?;
@@ -75,6 +76,24 @@ fn processor_and_gpu_see_the_same(gpu: &Gpu) -> anyhow::Result<()> {
             "the processor loads {seen:x?} at {offset}, not {right:x?} that the GPU has stored"
         );
     }
+    Ok(())
+}
+
+/// What other checks rely on when the GPU says that all is equal.
+fn the_gpu_finds_a_difference(gpu: &Gpu) -> anyhow::Result<()> {
+    const PLACE: u64 = 77_777;
+    let (left, right) = (gpu.allocate(SIZE)?, gpu.allocate(SIZE)?);
+    for buffer in [&left, &right] {
+        buffer.mapping().write(0, &numbers(6))?;
+    }
+    let compare = || gpu.compare(left.span(..SIZE)?, right.span(..SIZE)?);
+    let equal = compare()?;
+    right.mapping().write(PLACE, &[MARK])?;
+    let different = compare()?;
+    ensure!(
+        equal.is_none() && different == Some(PLACE),
+        "the GPU finds {equal:?} in equal buffers, and {different:?} where byte {PLACE} differs"
+    );
     Ok(())
 }
 
