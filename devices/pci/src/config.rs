@@ -9,6 +9,8 @@ use crate::capability::{self, Capability, DEVICE_CONTROL, DeviceControl, MsiX, P
 const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;
 const BARS: usize = 0x10;
+/// Six registers of 4 bytes.
+const BARS_BYTES: usize = 24;
 const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
@@ -173,7 +175,7 @@ impl ConfigSpace {
         }
         let function_reset = self.asks_for_reset(start, data);
         if function_reset {
-            self.reset();
+            self.reset_function();
         }
         Effects {
             routing: self.routing() != before,
@@ -199,6 +201,15 @@ impl ConfigSpace {
         self.read(INTERRUPT_LINE as u64, &mut line);
         self.bytes = self.initial.clone();
         self.set(INTERRUPT_LINE, &line, &[]);
+    }
+
+    /// A function-level reset by the guest. The BARs stay: QEMU answers reads of them itself and knows nothing of this
+    /// reset, so a guest that restores what it finds changed would never write them again.
+    fn reset_function(&mut self) {
+        let mut bars = [0; BARS_BYTES];
+        self.read(BARS as u64, &mut bars);
+        self.reset();
+        self.set(BARS, &bars, &[]);
     }
 
     /// The command register.
@@ -414,6 +425,7 @@ mod tests {
         let mut space = space();
         let (_, express) = capabilities(&space)[2];
         let _ = space.write(0x04, &[0x06, 0]);
+        let _ = space.write(0x10, &0x39_0000_0000_u64.to_le_bytes());
         let _ = space.write(0x3c, &[11]);
         let effects = space.write(express + 8, &0x8000_u16.to_le_bytes());
         assert_eq!(
@@ -430,6 +442,12 @@ mod tests {
             "the interrupt line is the firmware's"
         );
         assert_eq!(read::<2>(&space, express + 8) & 0x8000, 0);
+        let _ = space.write(0x04, &[0x02, 0]);
+        assert_eq!(
+            space.window(&space.bars()[0]),
+            Some(0x39_0000_0000),
+            "the guest does not write the BARs again"
+        );
         assert!(
             space.write(express + 9, &[0x80]).function_reset,
             "the upper byte alone asks for it too"
