@@ -167,7 +167,7 @@ impl Check {
     /// The check's name in the report: what it does, and to which devices.
     pub fn name(&self) -> String {
         match self {
-            Check::Provider { device } => format!("{device} provides its CMB as p2pmem"),
+            Check::Provider { device } => format!("{device} provides its memory as p2pmem"),
             Check::QueuesInCmb { device } => format!("{device} has its queues in the CMB"),
             Check::Copy(copy) => {
                 format!("copy {} to {} through {}", copy.from, copy.to, copy.through)
