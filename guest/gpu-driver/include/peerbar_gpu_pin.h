@@ -113,7 +113,7 @@ int peerbar_gpu_put_pages_persistent(struct peerbar_gpu_page_table *table);
  * @mapping: where the mapping goes
  *
  * Return: 0; -EINVAL if the pages are not pinned, or if the kernel has no way for peer-to-peer DMA between the two devices
- * (-EREMOTEIO in older ones); -EOPNOTSUPP for a window aperture behind a translating IOMMU; -ENOMEM.
+ * (-EREMOTEIO in older ones); -EOPNOTSUPP for a window aperture before Linux 6.19; -ENOMEM.
  */
 int peerbar_gpu_dma_map_pages(struct pci_dev *peer, struct peerbar_gpu_page_table *table,
 			      struct peerbar_gpu_dma_mapping **mapping);

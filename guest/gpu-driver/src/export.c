@@ -145,7 +145,7 @@ static const struct dma_buf_ops export_ops = {
 };
 
 /* Makes a dma-buf of the buffer, which it keeps. A revoke from now on finds it in the list. */
-static struct dma_buf *make(struct pb_buffer *buffer)
+struct dma_buf *pb_export_make(struct pb_buffer *buffer)
 {
 	DEFINE_DMA_BUF_EXPORT_INFO(info);
 	struct pb_export *export = kzalloc(sizeof(*export), GFP_KERNEL_ACCOUNT);
@@ -182,7 +182,7 @@ int pb_export(struct pb_buffer *buffer)
 	fd = pb_vram_show(buffer);
 	if (fd)
 		return fd;
-	dmabuf = make(buffer);
+	dmabuf = pb_export_make(buffer);
 	if (IS_ERR(dmabuf))
 		return PTR_ERR(dmabuf);
 	fd = dma_buf_fd(dmabuf, O_CLOEXEC);

@@ -34,6 +34,7 @@
 
 #include "regs.h"
 
+struct dma_buf;
 struct pb_buffer;
 struct pb_file;
 struct pb_gpu;
@@ -235,6 +236,7 @@ struct pb_buffer *pb_host_create(struct pb_gpu *gpu, u64 address, u64 size);
 struct pb_buffer *pb_import_create(struct pb_gpu *gpu, int fd);
 
 /* export.c */
+struct dma_buf *pb_export_make(struct pb_buffer *buffer);
 int pb_export(struct pb_buffer *buffer);
 void pb_exports_revoke(struct pb_buffer *buffer);
 

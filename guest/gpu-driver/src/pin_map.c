@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Addresses of pinned pages for one peer: see include/peerbar_gpu_pin.h. */
-#include <linux/dma-mapping.h>
-#include <linux/iommu.h>
-#include <linux/pci-p2pdma.h>
 #include <linux/slab.h>
 
 #include "gpu.h"
+#include "older_kernels.h"
 #include "pin.h"
 
 struct pb_pin_mapping {
@@ -13,53 +11,68 @@ struct pb_pin_mapping {
 	struct list_head node;
 	struct pci_dev *peer;
 	struct pb_pin *pin;	/* a reference */
-	struct sg_table sgt;	/* empty in window mode */
+	struct dma_buf_attachment *attachment;	/* of a dma-buf that nobody else sees */
+	struct sg_table *sgt;
 	u64 dma_addresses[];
 };
 
 static LIST_HEAD(mappings);
 
-/* The kernel's own p2pdma decides: bus addresses, addresses for the IOMMU, or none. */
-static int map_pages(struct pb_pin_mapping *mapping, struct pb_pin *pin)
+/* Nothing to do: the holder is told by the callback of its pin. */
+static void taken_away(struct dma_buf_attachment *attachment)
 {
-	u64 length = pin->table.entries * PEERBAR_GPU_PAGE_SIZE;
-	struct scatterlist *sg;
-	unsigned int i;
-	u32 page = 0;
-	int error;
-
-	if (length > UINT_MAX)
-		return -EINVAL;
-	error = sg_alloc_table(&mapping->sgt, 1, GFP_KERNEL);
-	if (error)
-		return error;
-	sg_set_page(mapping->sgt.sgl, virt_to_page(pin->buffer->vram.pages + pin->offset), length, 0);
-	error = dma_map_sgtable(&mapping->peer->dev, &mapping->sgt, DMA_BIDIRECTIONAL, DMA_ATTR_SKIP_CPU_SYNC);
-	if (error) {
-		sg_free_table(&mapping->sgt);
-		return error;
-	}
-	for_each_sgtable_dma_sg(&mapping->sgt, sg, i) {
-		u64 offset;
-
-		for (offset = 0; offset < sg_dma_len(sg) && page < pin->table.entries;
-		     offset += PEERBAR_GPU_PAGE_SIZE)
-			mapping->dma_addresses[page++] = sg_dma_address(sg) + offset;
-	}
-	return 0;
 }
 
-/* A window has no pages to map; without an IOMMU in between, the bus address is what a peer needs. */
-static int map_window(struct pb_pin_mapping *mapping, struct pb_pin *pin)
-{
-	struct iommu_domain *domain = iommu_get_domain_for_dev(&mapping->peer->dev);
+static const struct dma_buf_attach_ops attach_ops = {
+	.allow_peer2peer = true,
+	.invalidate_mappings = taken_away,
+};
 
-	if (pci_p2pdma_distance(pin->buffer->gpu->pdev, &mapping->peer->dev, true) < 0)
-		return -EINVAL;
-	if (domain && domain->type != IOMMU_DOMAIN_IDENTITY)
-		return -EOPNOTSUPP;
-	memcpy(mapping->dma_addresses, pin->bus_addresses, pin->table.entries * sizeof(u64));
-	return 0;
+/* The kernel's p2pdma decides: bus addresses, addresses for the IOMMU, or none at all. */
+static int map(struct pb_pin_mapping *mapping, struct pb_pin *pin, struct device *dev)
+{
+	struct dma_buf *dmabuf = pb_export_make(pin->buffer);
+	int error;
+
+	if (IS_ERR(dmabuf))
+		return PTR_ERR(dmabuf);
+	mapping->attachment = dma_buf_dynamic_attach(dmabuf, dev, &attach_ops, NULL);
+	if (IS_ERR(mapping->attachment)) {
+		error = PTR_ERR(mapping->attachment);
+		goto put;
+	}
+	mapping->sgt = dma_buf_map_attachment_unlocked(mapping->attachment, DMA_BIDIRECTIONAL);
+	if (!IS_ERR(mapping->sgt))
+		return 0;
+	error = PTR_ERR(mapping->sgt);
+	dma_buf_detach(dmabuf, mapping->attachment);
+put:
+	dma_buf_put(dmabuf);
+	return error;
+}
+
+static void unmap(struct pb_pin_mapping *mapping)
+{
+	struct dma_buf *dmabuf = mapping->attachment->dmabuf;
+
+	dma_buf_unmap_attachment_unlocked(mapping->attachment, mapping->sgt, DMA_BIDIRECTIONAL);
+	dma_buf_detach(dmabuf, mapping->attachment);
+	dma_buf_put(dmabuf);
+}
+
+/* The whole buffer is mapped; the pages of the pin lie from its offset on. */
+static void list_addresses(struct pb_pin_mapping *mapping, const struct pb_pin *pin)
+{
+	struct scatterlist *sg;
+	u64 start = 0, at = pin->offset;
+	u32 page = 0;
+	unsigned int i;
+
+	for_each_sgtable_dma_sg(mapping->sgt, sg, i) {
+		for (; at < start + sg_dma_len(sg) && page < pin->table.entries; at += PB_GPU_PAGE)
+			mapping->dma_addresses[page++] = sg_dma_address(sg) + (at - start);
+		start += sg_dma_len(sg);
+	}
 }
 
 static struct pb_pin_mapping *make(struct pci_dev *peer, struct pb_pin *pin)
@@ -70,18 +83,18 @@ static struct pb_pin_mapping *make(struct pci_dev *peer, struct pb_pin *pin)
 	mapping = kvzalloc(struct_size(mapping, dma_addresses, pin->table.entries), GFP_KERNEL);
 	if (!mapping)
 		return ERR_PTR(-ENOMEM);
+	error = map(mapping, pin, &peer->dev);
+	if (error) {
+		kvfree(mapping);
+		return ERR_PTR(error);
+	}
+	list_addresses(mapping, pin);
 	mapping->mapping = (struct peerbar_gpu_dma_mapping){
 		.version = PEERBAR_GPU_PIN_VERSION,
 		.page_size = PEERBAR_GPU_PAGE_SIZE,
 		.entries = pin->table.entries,
 		.dma_addresses = mapping->dma_addresses,
 	};
-	mapping->peer = peer;
-	error = pin->buffer->vram.pages ? map_pages(mapping, pin) : map_window(mapping, pin);
-	if (error) {
-		kvfree(mapping);
-		return ERR_PTR(error);
-	}
 	mapping->peer = pci_dev_get(peer);
 	mapping->pin = pin;
 	kref_get(&pin->refs);
@@ -125,10 +138,7 @@ static struct pb_pin_mapping *take(struct peerbar_gpu_dma_mapping *mapping, enum
 
 static void destroy(struct pb_pin_mapping *mapping)
 {
-	if (mapping->sgt.sgl) {
-		dma_unmap_sgtable(&mapping->peer->dev, &mapping->sgt, DMA_BIDIRECTIONAL, DMA_ATTR_SKIP_CPU_SYNC);
-		sg_free_table(&mapping->sgt);
-	}
+	unmap(mapping);
 	pci_dev_put(mapping->peer);
 	pb_pin_put(mapping->pin);
 	kvfree(mapping);
