@@ -1,0 +1,111 @@
+//! Command lines that cannot be: one line that names the thing and the value, and the right exit status.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::process::{Daemon, Ending, refused};
+
+const USAGE: i32 = 2;
+const ENVIRONMENT: i32 = 69;
+
+/// The ending must have this status and, in one line, these words.
+#[track_caller]
+fn expect(ending: &Ending, code: i32, words: &[&str]) {
+    assert_eq!(ending.code, Some(code), "{}", ending.stderr);
+    let said = ending.stderr.trim_end();
+    assert!(
+        said.starts_with("peerbar-nvme: ") && !said.contains('\n'),
+        "not one line: {said}"
+    );
+    for word in words {
+        assert!(said.contains(word), "{word} is not in: {said}");
+    }
+}
+
+#[test]
+fn sizes_and_numbers_that_cannot_be() {
+    let ram = ["--namespace", "ram=1M"];
+    let with = |more: &[&str]| refused(&[&ram, more].concat());
+    expect(
+        &with(&["--cmb", "3M"]),
+        USAGE,
+        &["CMB", "3145728", "2 MiB", "4M"],
+    );
+    expect(&with(&["--cmb", "1K"]), USAGE, &["CMB", "1024"]);
+    expect(
+        &with(&["--block-size", "1024"]),
+        USAGE,
+        &["block size 1024", "512 or 4096"],
+    );
+    expect(&with(&["--mdts", "0"]), USAGE, &["MDTS 0"]);
+    expect(&with(&["--mdts", "11"]), USAGE, &["MDTS 11"]);
+    expect(
+        &refused(&["--namespace", "ram=100"]),
+        USAGE,
+        &["100 bytes", "512"],
+    );
+}
+
+#[test]
+fn what_clap_refuses() {
+    for args in [
+        &["--namespace", "tape=1"][..],
+        &["--namespace", "ram=1X"],
+        &["--namespace", "ram=1M", "--cmb-queues"],
+        &[],
+    ] {
+        let ending = refused(args);
+        assert_eq!(ending.code, Some(USAGE), "{args:?}: {}", ending.stderr);
+        assert!(ending.stderr.contains("error:"), "{}", ending.stderr);
+    }
+}
+
+#[test]
+fn images_that_cannot_be() {
+    let folder = TempDir::new().unwrap();
+    let named = |name: &str| format!("file={}", folder.path().join(name).display());
+    let missing = refused(&["--namespace", &named("missing.img")]);
+    expect(&missing, ENVIRONMENT, &["missing.img"]);
+    assert!(!folder.path().join("missing.img").exists());
+    fs::write(folder.path().join("small.img"), "x").unwrap();
+    expect(
+        &refused(&["--namespace", &named("small.img")]),
+        USAGE,
+        &["small.img", "1 bytes", "512"],
+    );
+    assert_eq!(fs::read(folder.path().join("small.img")).unwrap(), b"x");
+    expect(
+        &refused(&["--namespace", &named("")]),
+        ENVIRONMENT,
+        &["Is a directory"],
+    );
+}
+
+#[test]
+fn socket_paths_that_cannot_be() {
+    let ram = ["--namespace", "ram=1M"];
+    let at = |folder: TempDir, name: &str| {
+        let socket = folder.path().join(name);
+        Daemon::start_at(folder, socket, &ram).err().unwrap()
+    };
+    expect(
+        &at(TempDir::new().unwrap(), &"x".repeat(108)),
+        ENVIRONMENT,
+        &["107"],
+    );
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "precious").unwrap();
+    let ending = Daemon::start_at(TempDir::new().unwrap(), file.clone(), &ram)
+        .err()
+        .unwrap();
+    expect(&ending, ENVIRONMENT, &["file", "no socket"]);
+    assert_eq!(fs::read(&file).unwrap(), b"precious");
+    let daemon = Daemon::start(&ram);
+    let taken = daemon.socket().to_owned();
+    let ending = Daemon::start_at(TempDir::new().unwrap(), taken, &ram)
+        .err()
+        .unwrap();
+    expect(&ending, ENVIRONMENT, &["in use"]);
+}

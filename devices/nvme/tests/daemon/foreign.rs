@@ -1,0 +1,67 @@
+//! A stranger's reading of the protocol: the client of the `vfio_user` crate.
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::SealFlags;
+use vfio_user::Client;
+
+use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, SUCCESS, ram};
+use crate::process::Daemon;
+
+impl Link for Client {
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
+        self.region_read(region, offset, data).unwrap();
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
+        self.region_write(region, offset, data).unwrap();
+    }
+}
+
+fn client(daemon: &Daemon) -> Client {
+    Client::new(daemon.socket()).unwrap()
+}
+
+#[test]
+fn it_finds_a_controller_with_a_buffer_that_can_be_mapped() {
+    let daemon = Daemon::start(&["--cmb", "6M", "--cmb-queues", "--namespace", "ram=1M"]);
+    let mut client = client(&daemon);
+    let mut class = [0; 4];
+    client.read(7, 8, &mut class);
+    assert_eq!(class[1..], [0x02, 0x08, 0x01], "an NVMe controller");
+    let registers = client.region(0).unwrap();
+    assert_eq!(
+        (registers.size, registers.file_offset.is_some()),
+        (0x4000, false)
+    );
+    let buffer = client.region(2).unwrap();
+    assert_eq!(buffer.size, 8 << 20, "the next power of two");
+    assert!(buffer.sparse_areas.is_empty(), "all of it can be mapped");
+    let memory = buffer.file_offset.as_ref().unwrap().file();
+    memory
+        .write_all_at(b"seen from both sides", 0x1234)
+        .unwrap();
+    let mut seen = [0; 20];
+    client.region_read(2, 0x1234, &mut seen).unwrap();
+    assert_eq!(&seen, b"seen from both sides");
+    assert_eq!(client.get_irq_info(2).unwrap().count, 65, "MSI-X");
+    assert_eq!(client.get_irq_info(0).unwrap().count, 1, "INTx");
+}
+
+#[test]
+fn it_brings_the_controller_up_writes_and_reads_back() {
+    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let mut client = client(&daemon);
+    let memory = ram(SealFlags::SHRINK);
+    client
+        .dma_map(0, RAM, RAM_BYTES, memory.as_raw_fd())
+        .unwrap();
+    let mut driver = Driver::bring_up(client, memory);
+    assert_eq!(driver.serial(), "test");
+    driver.fill(0x5a, 64 << 10);
+    assert_eq!(driver.io(0x01, DATA, 128), SUCCESS);
+    driver.fill(0, 64 << 10);
+    assert_eq!(driver.io(0x02, DATA, 128), SUCCESS);
+    assert_eq!(driver.data(64 << 10), [0x5a; 64 << 10]);
+}

@@ -1,0 +1,101 @@
+//! From start to end: sockets, images, signals, clients that come and go.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::fs::SealFlags;
+use tempfile::TempDir;
+
+use crate::driver::{DATA, Driver, RAM, RAM_BYTES, SUCCESS, ram};
+use crate::process::Daemon;
+use crate::wire::Wire;
+
+fn image(folder: &Path, bytes: u64) -> String {
+    let path = folder.join("disk.img");
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    format!("file={}", path.display())
+}
+
+#[track_caller]
+fn driver(daemon: &Daemon) -> Driver<Wire> {
+    let memory = ram(SealFlags::SHRINK);
+    let mut wire = Wire::connect(daemon.socket());
+    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+    Driver::bring_up(wire, memory)
+}
+
+#[test]
+fn what_is_written_is_in_the_image_which_stays_sparse() {
+    let folder = TempDir::new().unwrap();
+    let daemon = Daemon::start(&["--namespace", &image(folder.path(), 1 << 30)]);
+    let mut driver = driver(&daemon);
+    driver.fill(0x33, 8192);
+    assert_eq!(driver.io(0x01, DATA, 16), SUCCESS);
+    let path = folder.path().join("disk.img");
+    let mut start = vec![0; 16384];
+    std::os::unix::fs::FileExt::read_exact_at(&File::open(&path).unwrap(), &mut start, 0).unwrap();
+    assert_eq!(start[..8192], [0x33; 8192]);
+    assert_eq!(start[8192..], [0; 8192]);
+    let metadata = fs::metadata(&path).unwrap();
+    assert_eq!(metadata.len(), 1 << 30);
+    assert!(
+        metadata.blocks() * 512 < 1 << 20,
+        "{} blocks",
+        metadata.blocks()
+    );
+}
+
+#[test]
+fn a_signal_ends_it_well_and_its_socket_goes_with_it() {
+    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let socket = daemon.socket().to_owned();
+    let _driver = driver(&daemon);
+    let ending = daemon.terminate();
+    assert_eq!((ending.code, ending.stderr.as_str()), (Some(0), ""));
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_socket_that_a_dead_daemon_has_left_is_taken_over() {
+    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let (folder, socket) = daemon.kill();
+    assert!(socket.exists());
+    let daemon = Daemon::start_at(folder, socket, &["--namespace", "ram=1M"]).unwrap();
+    driver(&daemon);
+}
+
+#[test]
+fn an_image_in_use_is_left_to_who_has_it() {
+    let folder = TempDir::new().unwrap();
+    let source = image(folder.path(), 1 << 20);
+    let daemon = Daemon::start(&["--namespace", &source]);
+    let ending = crate::process::refused(&["--namespace", &source]);
+    assert_eq!(ending.code, Some(69));
+    assert!(
+        ending.stderr.contains("disk.img") && ending.stderr.contains("in use"),
+        "{}",
+        ending.stderr
+    );
+    driver(&daemon);
+}
+
+#[test]
+fn a_second_client_is_turned_away_and_the_first_one_stays() {
+    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let mut driver = driver(&daemon);
+    let second = Wire::connect_silently(daemon.socket());
+    assert!(second.is_hung_up_on());
+    assert_eq!(driver.serial(), "test");
+}
+
+#[test]
+fn nonsense_ends_its_own_session_only() {
+    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let mut stream = UnixStream::connect(daemon.socket()).unwrap();
+    std::io::Write::write_all(&mut stream, &[0xff; 4096]).unwrap();
+    drop(stream);
+    assert_eq!(driver(&daemon).serial(), "test");
+}

@@ -1,0 +1,182 @@
+//! Memory that the client does not lend: the daemon has to ask for it.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::SealFlags;
+
+use crate::driver::{
+    DATA, DATA_TRANSFER_ERROR, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram,
+};
+use crate::process::Daemon;
+use crate::upstream::{Answer, Request};
+use crate::wire::Wire;
+
+/// Where a peer's memory is, as far as the tests are concerned.
+const PEER: u64 = 0x80_0000_0000;
+
+/// A driver whose queues are in RAM that is lent, and a peer that is not.
+#[track_caller]
+fn driver(daemon: &Daemon) -> Driver<Wire> {
+    let memory = ram(SealFlags::SHRINK);
+    let mut wire = Wire::connect(daemon.socket());
+    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+    wire.map((PEER, 1 << 20), None).unwrap();
+    Driver::bring_up(wire, memory)
+}
+
+fn daemon() -> Daemon {
+    Daemon::start(&["--namespace", "ram=2M"])
+}
+
+fn is_read(request: &Request) -> bool {
+    request.data.is_none()
+}
+
+#[test]
+fn a_write_fetches_its_data_in_pieces_of_32_kib_several_at_a_time() {
+    let daemon = daemon();
+    let mut driver = driver(&daemon);
+    let asked = driver.link.upstream.clone();
+    asked.answer_with(|_| Answer::Late);
+    driver.submit_io(0x01, PEER, 256);
+    asked.wait_for(4);
+    driver.link.answer_late(0xab);
+    assert_eq!(driver.wait(1), SUCCESS);
+    let seen = asked.seen();
+    assert!(
+        seen.iter()
+            .all(|request| is_read(request) && request.len <= 32 << 10),
+        "{seen:?}"
+    );
+    assert_eq!(
+        seen.iter().map(|request| request.len).sum::<usize>(),
+        128 << 10
+    );
+    driver.fill(0, 128 << 10);
+    assert_eq!(driver.io(0x02, DATA, 256), SUCCESS);
+    assert_eq!(driver.data(128 << 10), [0xab; 128 << 10]);
+}
+
+#[test]
+fn a_read_brings_its_data_to_the_peer() {
+    let daemon = daemon();
+    let mut driver = driver(&daemon);
+    driver.fill(0xcd, 64 << 10);
+    assert_eq!(driver.io(0x01, DATA, 128), SUCCESS);
+    let asked = driver.link.upstream.clone();
+    asked.answer_with(|_| Answer::AllAs(0));
+    assert_eq!(driver.io(0x02, PEER, 128), SUCCESS);
+    let mut arrived = vec![0; 64 << 10];
+    for request in asked.seen() {
+        let at = (request.address - PEER) as usize;
+        arrived[at..at + request.len].copy_from_slice(&request.data.unwrap());
+    }
+    assert_eq!(arrived, [0xcd; 64 << 10]);
+}
+
+#[test]
+fn a_request_that_fails_is_a_data_transfer_error_and_changes_nothing() {
+    for answer in [Answer::Refused(19), Answer::Refused(7), Answer::Nonsense] {
+        let daemon = daemon();
+        let mut driver = driver(&daemon);
+        driver.fill(0x11, 128 << 10);
+        assert_eq!(driver.io(0x01, DATA, 256), SUCCESS);
+        let mut count = 0;
+        let bad = answer.clone();
+        driver.link.upstream.answer_with(move |_| {
+            count += 1;
+            if count == 3 {
+                bad.clone()
+            } else {
+                Answer::AllAs(0x99)
+            }
+        });
+        assert_eq!(
+            driver.io(0x01, PEER, 256),
+            DATA_TRANSFER_ERROR,
+            "a write, {answer:?}"
+        );
+        let bad = answer.clone();
+        driver.link.upstream.answer_with(move |_| bad.clone());
+        assert_eq!(
+            driver.io(0x02, PEER, 256),
+            DATA_TRANSFER_ERROR,
+            "a read, {answer:?}"
+        );
+        assert_eq!(driver.io(0x02, DATA, 256), SUCCESS);
+        assert_eq!(driver.data(128 << 10), [0x11; 128 << 10], "{answer:?}");
+    }
+}
+
+#[test]
+fn registers_are_answered_while_a_request_is_not() {
+    let daemon = daemon();
+    let mut driver = driver(&daemon);
+    let asked = driver.link.upstream.clone();
+    asked.answer_with(|_| Answer::Late);
+    driver.submit_io(0x01, PEER, 8);
+    asked.wait_for(1);
+    let mut version = [0; 4];
+    driver.link.read(REGISTERS, 8, &mut version);
+    assert_eq!(version, [0, 0, 2, 0]);
+    driver.link.answer_late(0x77);
+    assert_eq!(driver.wait(1), SUCCESS);
+}
+
+#[test]
+fn a_client_that_hangs_up_in_the_middle_leaves_a_daemon_that_goes_on() {
+    let daemon = daemon();
+    let mut driver = self::driver(&daemon);
+    driver.fill(0x42, 4096);
+    assert_eq!(driver.io(0x01, DATA, 8), SUCCESS);
+    let asked = driver.link.upstream.clone();
+    asked.answer_with(|_| Answer::HangUp);
+    let memory = driver.memory.try_clone().unwrap();
+    let mut completions = [0; 64];
+    driver.submit_io(0x01, PEER, 8);
+    asked.wait_for(1);
+    assert!(driver.link.is_hung_up_on());
+    drop(driver);
+    let mut driver = self::driver(&daemon);
+    driver.fill(0, 4096);
+    assert_eq!(driver.io(0x02, DATA, 8), SUCCESS);
+    assert_eq!(
+        driver.data(4096),
+        [0x42; 4096],
+        "what was written before, and nothing else"
+    );
+    memory.read_exact_at(&mut completions, 0x3000).unwrap();
+    assert_eq!(
+        completions[16..],
+        [0; 48],
+        "the command was never completed"
+    );
+}
+
+#[test]
+fn memory_that_could_shrink_is_asked_for() {
+    let daemon = daemon();
+    let memory = ram(SealFlags::SEAL);
+    let mut wire = Wire::connect(daemon.socket());
+    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+    let shared = memory.try_clone().unwrap();
+    wire.upstream
+        .answer_with(move |request| match &request.data {
+            Some(data) => {
+                shared.write_all_at(data, request.address - RAM).unwrap();
+                Answer::AllAs(0)
+            }
+            None => {
+                let mut data = vec![0; request.len];
+                shared
+                    .read_exact_at(&mut data, request.address - RAM)
+                    .unwrap();
+                Answer::Data(data)
+            }
+        });
+    let asked = wire.upstream.clone();
+    let mut driver = Driver::bring_up(wire, memory);
+    assert_eq!(driver.serial(), "test");
+    assert!(!asked.seen().is_empty());
+}

@@ -1,0 +1,107 @@
+//! What a client says to the device's requests for memory.
+
+use std::fmt::{self, Debug};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use crate::PATIENCE;
+
+/// A DMA_READ or DMA_WRITE of the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) id: u16,
+    pub(crate) address: u64,
+    pub(crate) len: usize,
+    /// What is to be written; `None` for a read.
+    pub(crate) data: Option<Vec<u8>>,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It is done; a read brings this.
+    Data(Vec<u8>),
+    /// It is done; a read brings nothing but this byte.
+    AllAs(u8),
+    /// It fails with this errno.
+    Refused(u32),
+    /// It waits until the test answers.
+    Late,
+    /// The client hangs up.
+    HangUp,
+    /// It is answered with too much.
+    Nonsense,
+}
+
+type Rule = Box<dyn FnMut(&Request) -> Answer + Send>;
+
+/// The client's rule, and every request so far.
+pub(crate) struct Upstream {
+    rule: Mutex<Rule>,
+    seen: Mutex<Vec<Request>>,
+    late: Mutex<Vec<Request>>,
+    arrived: Condvar,
+}
+
+impl Upstream {
+    /// ENODEV, which QEMU answers where nothing is mapped.
+    pub(crate) const UNMAPPED: Answer = Answer::Refused(19);
+
+    /// A client that serves nothing.
+    pub(crate) fn new() -> Self {
+        Self {
+            rule: Mutex::new(Box::new(|_| Self::UNMAPPED)),
+            seen: Mutex::new(Vec::new()),
+            late: Mutex::new(Vec::new()),
+            arrived: Condvar::new(),
+        }
+    }
+
+    /// From now on requests are answered by this rule.
+    pub(crate) fn answer_with(&self, rule: impl FnMut(&Request) -> Answer + Send + 'static) {
+        *self.rule.lock().unwrap() = Box::new(rule);
+    }
+
+    /// Every request so far.
+    pub(crate) fn seen(&self) -> Vec<Request> {
+        self.seen.lock().unwrap().clone()
+    }
+
+    /// Waits until there have been so many requests.
+    #[track_caller]
+    pub(crate) fn wait_for(&self, count: usize) -> Vec<Request> {
+        let seen = self.seen.lock().unwrap();
+        let (seen, waited) = self
+            .arrived
+            .wait_timeout_while(seen, PATIENCE, |seen| seen.len() < count)
+            .unwrap();
+        assert!(
+            !waited.timed_out(),
+            "only {} of {count} requests came",
+            seen.len()
+        );
+        seen.clone()
+    }
+
+    /// The requests that wait for an answer.
+    pub(crate) fn take_late(&self) -> Vec<Request> {
+        std::mem::take(&mut *self.late.lock().unwrap())
+    }
+
+    pub(crate) fn judge(&self, request: &Request) -> Answer {
+        let answer = self.rule.lock().unwrap_or_else(PoisonError::into_inner)(request);
+        if answer == Answer::Late {
+            self.late.lock().unwrap().push(request.clone());
+        }
+        self.seen.lock().unwrap().push(request.clone());
+        self.arrived.notify_all();
+        answer
+    }
+}
+
+impl Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upstream")
+            .field("seen", &self.seen)
+            .finish_non_exhaustive()
+    }
+}
