@@ -143,13 +143,14 @@ impl Controller {
             );
             return;
         }
-        let window = self.mailbox.change(|registers| {
+        self.mailbox.change(|registers| {
             for (index, word) in (0..).zip(words) {
                 registers.write(offset.saturating_add(index * 4), u32::from_le_bytes(*word));
             }
-            registers.cmb().and_then(Cmb::window)
+            // In here, so that of two writers the last one leaves register and window.
+            let window = registers.cmb().and_then(Cmb::window);
+            self.requester.set_window(WindowId::Cmb, window);
         });
-        self.requester.set_window(WindowId::Cmb, window);
     }
 }
 
