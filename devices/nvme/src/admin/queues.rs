@@ -68,7 +68,7 @@ impl Engine {
             SUBMISSION_BYTES,
             command.flags.pc(),
         )?;
-        if cqid == 0 {
+        if cqid == 0 || cqid > self.admin.features.granted_queues() {
             return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
         }
         let completion = self.queues.completion(cqid).and_then(Option::as_mut);

@@ -1,0 +1,120 @@
+//! Creating and deleting queues with every wrong parameter, and its status (NVMe Base 2.0, 5.4 to 5.7).
+
+use crate::command::{Command, create_cq, create_sq, delete_cq, delete_sq, sc, set_feature};
+use crate::driver::{DATA, Driver, Pair};
+use crate::machine::{CMB, config};
+
+/// A driver with queue pair 1 and memory for a second one.
+fn refused(command: Command) -> u16 {
+    Driver::new().code(0, command)
+}
+
+fn without_contiguity(mut command: Command) -> Command {
+    command.dwords[1] &= !1;
+    command
+}
+
+#[test]
+fn a_queue_number_is_free_and_in_range() {
+    for id in [0, 1, 65, u16::MAX] {
+        assert_eq!(
+            refused(create_cq(id, 4, 1, DATA)),
+            sc::QID_INVALID,
+            "CQ {id}"
+        );
+        assert_eq!(
+            refused(create_sq(id, 4, 1, DATA)),
+            sc::QID_INVALID,
+            "SQ {id}"
+        );
+    }
+}
+
+#[test]
+fn a_size_is_from_2_to_mqes() {
+    for entries in [1, 2049, 65536] {
+        assert_eq!(refused(create_cq(2, entries, 1, DATA)), sc::QUEUE_SIZE);
+        assert_eq!(refused(create_sq(2, entries, 1, DATA)), sc::QUEUE_SIZE);
+    }
+    let mut driver = Driver::new();
+    driver.create_pair(2, Pair::new(DATA, DATA + 0x2_0000, 2048, 2048));
+    driver.create_pair(3, Pair::new(DATA + 0x4_0000, DATA + 0x5_0000, 2, 2));
+}
+
+#[test]
+fn a_queue_is_contiguous_and_starts_at_a_page() {
+    let off = DATA + 0x40;
+    assert_eq!(refused(create_cq(2, 4, 1, off)), sc::PRP_INVALID_OFFSET);
+    assert_eq!(refused(create_sq(2, 4, 1, off)), sc::PRP_INVALID_OFFSET);
+    let cq = without_contiguity(create_cq(2, 4, 1, DATA));
+    let sq = without_contiguity(create_sq(2, 4, 1, DATA));
+    assert_eq!(refused(cq), sc::INVALID_FIELD);
+    assert_eq!(refused(sq), sc::INVALID_FIELD);
+}
+
+#[test]
+fn a_vector_is_one_of_those_that_there_are() {
+    assert_eq!(refused(create_cq(2, 4, 65, DATA)), sc::INVALID_VECTOR);
+    assert_eq!(refused(create_cq(2, 4, 64, DATA)), 0);
+}
+
+#[test]
+fn a_submission_queue_names_a_completion_queue_that_exists() {
+    assert_eq!(
+        refused(create_sq(2, 4, 2, DATA)),
+        sc::CQ_INVALID,
+        "not created"
+    );
+    assert_eq!(refused(create_sq(2, 4, 0, DATA)), sc::QID_INVALID, "admin");
+    assert_eq!(
+        refused(create_sq(2, 4, 65, DATA)),
+        sc::QID_INVALID,
+        "no such"
+    );
+}
+
+#[test]
+fn a_completion_queue_goes_after_its_submission_queues() {
+    let mut driver = Driver::new();
+    assert_eq!(driver.code(0, delete_cq(1)), sc::INVALID_QUEUE);
+    driver.ok(0, delete_sq(1));
+    assert_eq!(driver.code(0, delete_sq(1)), sc::QID_INVALID);
+    driver.ok(0, delete_cq(1));
+    assert_eq!(driver.code(0, delete_cq(1)), sc::QID_INVALID);
+    driver.create_pair(1, Pair::usual(1));
+}
+
+#[test]
+fn admin_queues_cannot_be_deleted() {
+    for id in [0, 65, u16::MAX] {
+        assert_eq!(refused(delete_sq(id)), sc::QID_INVALID);
+        assert_eq!(refused(delete_cq(id)), sc::QID_INVALID);
+    }
+}
+
+#[test]
+fn queues_beyond_what_was_granted_are_refused() {
+    let mut driver = Driver::new();
+    assert_eq!(
+        driver.code(0, set_feature(7, 0)),
+        sc::CMD_SEQ_ERROR,
+        "in use"
+    );
+    driver.ok(0, delete_sq(1));
+    driver.ok(0, delete_cq(1));
+    assert_eq!(driver.code(0, set_feature(7, 0xffff)), sc::INVALID_FIELD);
+    assert_eq!(driver.ok(0, set_feature(7, 0x00ff_00ff)), 0x003f_003f);
+    assert_eq!(driver.ok(0, set_feature(7, 0x0001_0001)), 0x0001_0001);
+    assert_eq!(driver.code(0, create_cq(3, 4, 1, DATA)), sc::QID_INVALID);
+    driver.ok(0, create_cq(2, 4, 1, DATA));
+}
+
+#[test]
+fn a_cmb_that_takes_no_queues_says_so() {
+    let mut driver = Driver::with(&peerbar_nvme::Config {
+        cmb_queues: false,
+        ..config()
+    });
+    assert_eq!(driver.code(0, create_cq(2, 4, 1, CMB)), sc::CMB_INVALID_USE);
+    assert_eq!(driver.code(0, create_sq(2, 4, 1, CMB)), sc::CMB_INVALID_USE);
+}
