@@ -1,0 +1,162 @@
+//! Commands and completions as bytes, by the numbers in the specification's figures and in Linux's headers.
+
+/// A command of 64 bytes (NVMe Base 2.0, 3.3.3.1).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Command {
+    pub(crate) opcode: u8,
+    pub(crate) flags: u8,
+    pub(crate) nsid: u32,
+    pub(crate) prp1: u64,
+    pub(crate) prp2: u64,
+    /// Dwords 10 to 15.
+    pub(crate) dwords: [u32; 6],
+}
+
+impl Command {
+    pub(crate) fn new(opcode: u8, nsid: u32, dwords: &[u32]) -> Self {
+        let mut command = Self {
+            opcode,
+            nsid,
+            ..Self::default()
+        };
+        command.dwords[..dwords.len()].copy_from_slice(dwords);
+        command
+    }
+
+    /// The same command with these PRPs.
+    pub(crate) fn at(self, prp1: u64, prp2: u64) -> Self {
+        Self { prp1, prp2, ..self }
+    }
+
+    pub(crate) fn encode(&self, cid: u16) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        bytes[0] = self.opcode;
+        bytes[1] = self.flags;
+        bytes[2..4].copy_from_slice(&cid.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.nsid.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.prp1.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.prp2.to_le_bytes());
+        for (to, dword) in bytes[40..].chunks_mut(4).zip(self.dwords) {
+            to.copy_from_slice(&dword.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+pub(crate) const FLUSH: u8 = 0x00;
+pub(crate) const WRITE: u8 = 0x01;
+pub(crate) const READ: u8 = 0x02;
+pub(crate) const COMPARE: u8 = 0x05;
+pub(crate) const WRITE_ZEROES: u8 = 0x08;
+pub(crate) const DATASET_MANAGEMENT: u8 = 0x09;
+pub(crate) const VERIFY: u8 = 0x0c;
+
+/// A command on `blocks` blocks from `start` on of namespace 1 (NVM Command Set 1.0, 3.2).
+pub(crate) fn blocks(opcode: u8, start: u64, blocks: u32) -> Command {
+    let dwords = [start as u32, (start >> 32) as u32, blocks - 1];
+    Command::new(opcode, 1, &dwords)
+}
+
+pub(crate) fn identify(cns: u8, nsid: u32) -> Command {
+    Command::new(0x06, nsid, &[cns.into()])
+}
+
+/// Get Log Page of `len` bytes, a multiple of 4, for every namespace.
+pub(crate) fn get_log(lid: u8, offset: u64, len: u32) -> Command {
+    let dwords = len / 4 - 1;
+    let cdw10 = u32::from(lid) | (dwords & 0xffff) << 16;
+    let offset = [offset as u32, (offset >> 32) as u32];
+    Command::new(0x02, u32::MAX, &[cdw10, dwords >> 16, offset[0], offset[1]])
+}
+
+pub(crate) fn set_feature(fid: u8, value: u32) -> Command {
+    Command::new(0x09, 0, &[fid.into(), value])
+}
+
+/// Get Features; `select` is 0 current, 1 default, 2 saved, 3 capabilities.
+pub(crate) fn get_feature(fid: u8, select: u32, dword: u32) -> Command {
+    Command::new(0x0a, 0, &[u32::from(fid) | select << 8, dword])
+}
+
+pub(crate) fn async_event_request() -> Command {
+    Command::new(0x0c, 0, &[])
+}
+
+/// Create I/O Completion Queue, contiguous, with interrupts.
+pub(crate) fn create_cq(id: u16, entries: u32, vector: u16, address: u64) -> Command {
+    let dwords = [
+        u32::from(id) | (entries - 1) << 16,
+        u32::from(vector) << 16 | 0b11,
+    ];
+    Command::new(0x05, 0, &dwords).at(address, 0)
+}
+
+/// Create I/O Submission Queue, contiguous.
+pub(crate) fn create_sq(id: u16, entries: u32, cq: u16, address: u64) -> Command {
+    let dwords = [u32::from(id) | (entries - 1) << 16, u32::from(cq) << 16 | 1];
+    Command::new(0x01, 0, &dwords).at(address, 0)
+}
+
+pub(crate) fn delete_sq(id: u16) -> Command {
+    Command::new(0x00, 0, &[id.into()])
+}
+
+pub(crate) fn delete_cq(id: u16) -> Command {
+    Command::new(0x04, 0, &[id.into()])
+}
+
+/// A completion of 16 bytes (NVMe Base 2.0, 3.3.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Completion {
+    pub(crate) dw0: u32,
+    pub(crate) sqhd: u16,
+    pub(crate) sqid: u16,
+    pub(crate) cid: u16,
+    /// Dword 3 from the phase tag on.
+    status: u16,
+}
+
+impl Completion {
+    pub(crate) fn decode(bytes: &[u8]) -> Self {
+        let word = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
+        Self {
+            dw0: u32::from(word(0)) | u32::from(word(2)) << 16,
+            sqhd: word(8),
+            sqid: word(10),
+            cid: word(12),
+            status: word(14),
+        }
+    }
+
+    pub(crate) fn phase(&self) -> bool {
+        self.status & 1 == 1
+    }
+
+    /// Status code type and status code, as one number as in Linux's `NVME_SC_*`.
+    pub(crate) fn code(&self) -> u16 {
+        self.status >> 1 & 0x7ff
+    }
+}
+
+/// Linux's `NVME_SC_*`: status code type in bits 8 to 10, status code below.
+pub(crate) mod sc {
+    pub(crate) const INVALID_OPCODE: u16 = 0x001;
+    pub(crate) const INVALID_FIELD: u16 = 0x002;
+    pub(crate) const DATA_XFER_ERROR: u16 = 0x004;
+    pub(crate) const ABORT_REQ: u16 = 0x007;
+    pub(crate) const INVALID_NS: u16 = 0x00b;
+    pub(crate) const CMD_SEQ_ERROR: u16 = 0x00c;
+    pub(crate) const CMB_INVALID_USE: u16 = 0x012;
+    pub(crate) const PRP_INVALID_OFFSET: u16 = 0x013;
+    pub(crate) const LBA_RANGE: u16 = 0x080;
+    pub(crate) const CQ_INVALID: u16 = 0x100;
+    pub(crate) const QID_INVALID: u16 = 0x101;
+    pub(crate) const QUEUE_SIZE: u16 = 0x102;
+    pub(crate) const ASYNC_LIMIT: u16 = 0x105;
+    pub(crate) const INVALID_VECTOR: u16 = 0x108;
+    pub(crate) const INVALID_LOG_PAGE: u16 = 0x109;
+    pub(crate) const INVALID_QUEUE: u16 = 0x10c;
+    pub(crate) const FEATURE_NOT_SAVEABLE: u16 = 0x10d;
+    pub(crate) const FEATURE_NOT_PER_NS: u16 = 0x10f;
+    pub(crate) const COMPARE_FAILED: u16 = 0x285;
+}

@@ -1,0 +1,315 @@
+//! The machine around the controller: guest RAM, bus addresses, registers, interrupts.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use peerbar_nvme::{Config, Controller, Running, Source};
+use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fs::{MemfdFlags, SealFlags};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const PAGE: u64 = 4096;
+/// Where guest RAM starts, and how much there is.
+pub(crate) const RAM: u64 = 0x1000_0000;
+pub(crate) const RAM_BYTES: u64 = 16 * MIB;
+/// Where the guest has put BAR2, and where commands find the CMB: not the same, so that nothing mixes them up.
+pub(crate) const BAR2: u64 = 0x40_0000_0000;
+pub(crate) const CMB: u64 = 0x60_0000_0000;
+pub(crate) const CMB_BYTES: u64 = 2 * MIB;
+
+const CONFIG_REGION: u32 = 7;
+const MSI_X: u32 = 2;
+/// The admin queues' vector and one for each of 64 I/O queues.
+const VECTORS: u32 = 65;
+/// No test waits longer than this for what does not come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Registers (NVMe Base 2.0, 3.1.3).
+pub(crate) const CC: u64 = 0x14;
+pub(crate) const CSTS: u64 = 0x1c;
+pub(crate) const AQA: u64 = 0x24;
+pub(crate) const ASQ: u64 = 0x28;
+pub(crate) const ACQ: u64 = 0x30;
+pub(crate) const CMBLOC: u64 = 0x38;
+pub(crate) const CMBSZ: u64 = 0x3c;
+pub(crate) const CMBMSC: u64 = 0x50;
+
+/// How addresses of guest RAM lie in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    Linear,
+    /// Each page somewhere else.
+    Scattered,
+}
+
+impl Layout {
+    fn offset(self, address: u64) -> u64 {
+        let at = address - RAM;
+        match self {
+            Self::Linear => at,
+            Self::Scattered => at / PAGE * 1237 % (RAM_BYTES / PAGE) * PAGE + at % PAGE,
+        }
+    }
+}
+
+pub(crate) struct Machine {
+    controller: Running,
+    ram: File,
+    layout: Layout,
+    events: Vec<OwnedFd>,
+}
+
+/// Two namespaces of 4 MiB and 1 MiB, MDTS of 128 KiB, a CMB of 2 MiB that takes queues.
+pub(crate) fn config() -> Config {
+    Config {
+        serial: "disk0".to_owned(),
+        cmb_bytes: Some(CMB_BYTES),
+        cmb_queues: true,
+        block_bytes: 512,
+        mdts: 5,
+        namespaces: vec![Source::Ram(4 * MIB), Source::Ram(MIB)],
+    }
+}
+
+impl Machine {
+    /// Guest RAM mapped, BARs placed, vectors taken: as the kernel leaves a function to its driver.
+    pub(crate) fn new(config: &Config) -> Self {
+        let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let mut machine = Self {
+            controller: Controller::start(config).unwrap(),
+            ram: File::from(fd),
+            layout: Layout::Linear,
+            events: (0..VECTORS)
+                .map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+                .collect(),
+        };
+        machine.map(RAM, RAM_BYTES, true);
+        machine.set_up_function();
+        machine.set_up_vectors();
+        machine
+    }
+
+    fn device(&mut self) -> &mut impl Device {
+        &mut self.controller.endpoint
+    }
+
+    /// Lends the device a part of guest RAM at its address.
+    pub(crate) fn map(&mut self, address: u64, size: u64, writable: bool) {
+        let fd = self.ram.try_clone().unwrap().into();
+        let map = DmaMap {
+            iova: address,
+            size,
+            readable: true,
+            writable,
+            memory: Some((fd, self.layout.offset(address))),
+        };
+        self.device().dma_map(map).unwrap();
+    }
+
+    pub(crate) fn unmap(&mut self, address: u64, size: u64) {
+        let last = address + (size - 1);
+        let span = DmaSpan {
+            iova: address,
+            last,
+        };
+        self.device().dma_unmap(span).unwrap();
+    }
+
+    /// Maps guest RAM anew, page by page, neighbours far from each other.
+    pub(crate) fn scatter_ram(&mut self) {
+        self.unmap(RAM, RAM_BYTES);
+        self.layout = Layout::Scattered;
+        for page in 0..RAM_BYTES / PAGE {
+            self.map(RAM + page * PAGE, PAGE, true);
+        }
+    }
+
+    /// Places BAR2 and turns memory space and bus mastering on.
+    pub(crate) fn set_up_function(&mut self) {
+        self.configure(0x18, &BAR2.to_le_bytes());
+        self.set_command(0b110);
+    }
+
+    /// The Command register of configuration space: bit 1 memory space, bit 2 bus mastering.
+    pub(crate) fn set_command(&mut self, command: u16) {
+        self.configure(0x04, &command.to_le_bytes());
+    }
+
+    fn configure(&mut self, offset: u64, data: &[u8]) {
+        self.device()
+            .region_write(CONFIG_REGION, offset, data)
+            .unwrap();
+    }
+
+    fn set_up_vectors(&mut self) {
+        let events = self.events.iter();
+        let events = events
+            .map(|event| Some(event.try_clone().unwrap()))
+            .collect();
+        self.device()
+            .set_irqs(MSI_X, 0, VECTORS, IrqAction::Events(events))
+            .unwrap();
+    }
+
+    /// Function-level reset: Device Control of the PCI Express capability, bit 15.
+    pub(crate) fn reset_function(&mut self) {
+        let express = self.capability(0x10);
+        self.configure(express + 8, &0x8000_u16.to_le_bytes());
+    }
+
+    /// A reset of the whole machine, as the client tells of it.
+    pub(crate) fn reset_by_client(&mut self) {
+        self.device().reset().unwrap();
+    }
+
+    /// Where in configuration space the capability of that number is.
+    fn capability(&mut self, id: u8) -> u64 {
+        let mut at = [0];
+        let mut entry = [0; 2];
+        self.device()
+            .region_read(CONFIG_REGION, 0x34, &mut at)
+            .unwrap();
+        while at != [0] {
+            let place = u64::from(at[0]);
+            self.device()
+                .region_read(CONFIG_REGION, place, &mut entry)
+                .unwrap();
+            if entry[0] == id {
+                return place;
+            }
+            at = [entry[1]];
+        }
+        panic!("no capability {id:#x}");
+    }
+
+    pub(crate) fn register(&mut self, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        self.device().region_read(0, offset, &mut data).unwrap();
+        u32::from_le_bytes(data)
+    }
+
+    pub(crate) fn wide_register(&mut self, offset: u64) -> u64 {
+        u64::from(self.register(offset)) | u64::from(self.register(offset + 4)) << 32
+    }
+
+    pub(crate) fn set_register(&mut self, offset: u64, value: u32) {
+        self.device()
+            .region_write(0, offset, &value.to_le_bytes())
+            .unwrap();
+    }
+
+    pub(crate) fn set_wide_register(&mut self, offset: u64, value: u64) {
+        self.device()
+            .region_write(0, offset, &value.to_le_bytes())
+            .unwrap();
+    }
+
+    /// Waits until CSTS, as far as `mask` goes, is this.
+    #[track_caller]
+    pub(crate) fn wait_for_status(&mut self, mask: u32, value: u32) {
+        let start = Instant::now();
+        loop {
+            let now = self.register(CSTS);
+            if now & mask == value {
+                return;
+            }
+            let patient = start.elapsed() < PATIENCE;
+            assert!(patient, "CSTS is {now:#x}, not {value:#x} of {mask:#x}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until `ask` has an answer.
+    #[track_caller]
+    pub(crate) fn until<T>(&self, what: &str, mut ask: impl FnMut(&Self) -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(answer) = ask(self) {
+                return answer;
+            }
+            assert!(start.elapsed() < PATIENCE, "no {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits until a vector has been raised, and takes it.
+    #[track_caller]
+    pub(crate) fn wait_for_vector(&self, vector: usize) {
+        let event = &self.events[vector];
+        let mut fds = [PollFd::new(event, PollFlags::IN)];
+        let patience = PATIENCE.try_into().unwrap();
+        let ready = poll(&mut fds, Some(&patience)).unwrap();
+        assert_eq!(ready, 1, "vector {vector} is not raised");
+        assert!(self.take_vector(vector));
+    }
+
+    /// Whether a vector has been raised since it was last asked.
+    pub(crate) fn take_vector(&self, vector: usize) -> bool {
+        rustix::io::read(&self.events[vector], &mut [0; 8]).is_ok()
+    }
+
+    /// Writes memory where a driver's CPU would: in guest RAM or in the CMB, by the addresses that commands use.
+    pub(crate) fn write(&self, address: u64, data: &[u8]) {
+        match self.place(address) {
+            (Some(cmb), at) => cmb.write_all_at(data, at).unwrap(),
+            (None, _) => self.each_page(address, data.len(), |at, range| {
+                self.ram.write_all_at(&data[range], at).unwrap();
+            }),
+        }
+    }
+
+    pub(crate) fn read(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        match self.place(address) {
+            (Some(cmb), at) => cmb.read_exact_at(&mut data, at).unwrap(),
+            (None, _) => self.each_page(address, len, |at, range| {
+                self.ram.read_exact_at(&mut data[range], at).unwrap();
+            }),
+        }
+        data
+    }
+
+    /// All of guest RAM, in the order of its file.
+    pub(crate) fn ram_image(&self) -> Vec<u8> {
+        let mut image = vec![0; RAM_BYTES as usize];
+        self.ram.read_exact_at(&mut image, 0).unwrap();
+        image
+    }
+
+    fn place(&self, address: u64) -> (Option<File>, u64) {
+        if !(CMB..CMB + CMB_BYTES).contains(&address) {
+            return (None, 0);
+        }
+        let region = self.controller.endpoint.region(2).unwrap();
+        let fd = region.mapping.unwrap().fd.try_clone_to_owned().unwrap();
+        (Some(File::from(fd)), address - CMB)
+    }
+
+    /// Calls `each` with a place in the RAM's file and the part of the data that is there.
+    fn each_page(
+        &self,
+        address: u64,
+        len: usize,
+        mut each: impl FnMut(u64, std::ops::Range<usize>),
+    ) {
+        let mut done = 0;
+        while done < len {
+            let here = address + done as u64;
+            let part = ((PAGE - here % PAGE) as usize).min(len - done);
+            each(self.layout.offset(here), done..done + part);
+            done += part;
+        }
+    }
+}
+
+/// Bytes that say where they are.
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i % 251) as u8 ^ (i / 251) as u8 ^ seed)
+        .collect()
+}

@@ -1,0 +1,17 @@
+//! The NVMe controller as a driver meets it: through its regions, interrupts and DMA mappings, written from the
+//! specifications and from what Linux and nvme-cli ask for.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests"
+)]
+
+mod blocks;
+mod command;
+mod create_queues;
+mod driver;
+mod identify;
+mod machine;
+mod queues;

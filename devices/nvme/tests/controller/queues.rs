@@ -1,0 +1,76 @@
+//! Queues at work: many of them, full ones, and around their ends (NVMe Base 2.0, 3.3).
+
+use crate::command::{Command, FLUSH, delete_cq, delete_sq};
+use crate::driver::{DATA, Driver, Pair};
+
+fn flush() -> Command {
+    Command::new(FLUSH, 1, &[])
+}
+
+#[test]
+fn each_of_64_pairs_has_its_vector() {
+    let mut driver = Driver::new();
+    for id in 2..=64 {
+        driver.create_pair(id, Pair::usual(id));
+    }
+    driver.wait_for_vector(0);
+    for id in 1..=64 {
+        driver.ok(id, flush());
+        driver.wait_for_vector(id.into());
+        let others = (1..=64).any(|other| driver.take_vector(other));
+        assert!(!others, "queue {id} raises its own vector alone");
+    }
+}
+
+#[test]
+fn entries_go_around_the_end_and_the_phase_turns() {
+    let mut driver = Driver::new();
+    driver.create_pair(2, Pair::new(DATA, DATA + 0x1000, 5, 3));
+    for count in 1..=31 {
+        let entry = driver.run(2, flush());
+        assert_eq!(entry.code(), 0);
+        assert_eq!(entry.sqhd, count % 5, "SQHD after {count} commands");
+    }
+}
+
+#[test]
+fn a_full_completion_queue_waits_for_the_driver() {
+    let mut driver = Driver::new();
+    driver.create_pair(2, Pair::new(DATA, DATA + 0x1000, 16, 4));
+    let cids: Vec<u16> = (0..7).map(|_| driver.put(2, flush())).collect();
+    driver.ring(2);
+    let mut taken: Vec<u16> = (0..3).map(|_| driver.take_silently(2).cid).collect();
+    driver.let_every_queue_have_a_turn();
+    assert_eq!(driver.poll(2), None, "a fourth would overtake the driver");
+    while taken.len() < 7 {
+        driver.acknowledge(2);
+        taken.push(driver.take_silently(2).cid);
+    }
+    assert_eq!(taken, cids);
+}
+
+#[test]
+fn several_submission_queues_share_a_completion_queue() {
+    let mut driver = Driver::new();
+    driver.create_pair(2, Pair::usual(2));
+    driver.ok(0, delete_sq(2));
+    let shared = crate::command::create_sq(2, 16, 1, Pair::usual(2).sq);
+    driver.ok(0, shared);
+    driver.pair(2).tail = 0;
+    let cid = driver.submit(2, flush());
+    let entry = driver.take(1);
+    assert_eq!((entry.sqid, entry.cid, entry.code()), (2, cid, 0));
+    driver.ok(0, delete_cq(2));
+    let in_use = driver.code(0, delete_cq(1));
+    assert_eq!(in_use, crate::command::sc::INVALID_QUEUE);
+}
+
+#[test]
+fn a_fused_command_or_one_with_sgls_is_refused() {
+    let mut driver = Driver::new();
+    for flags in [0x01, 0x02, 0x40, 0x80] {
+        let read = crate::command::blocks(crate::command::READ, 0, 1).at(DATA, 0);
+        let code = driver.code(1, Command { flags, ..read });
+        assert_eq!(code, crate::command::sc::INVALID_FIELD, "flags {flags:#x}");
+    }
+}
