@@ -183,14 +183,18 @@ impl Registers {
         self.interrupt_mask = 0;
     }
 
-    /// The engine takes commands.
+    /// The engine takes commands; unless it has yet to hear of a reset, after which nothing of this is true.
     pub(crate) fn ready(&mut self) {
-        self.csts.set_rdy(true);
+        if !self.disabling {
+            self.csts.set_rdy(true);
+        }
     }
 
-    /// The engine cannot go on until it is disabled (NVMe Base 2.0, 9.5).
+    /// The engine cannot go on until it is disabled (NVMe Base 2.0, 9.5), unless that was asked for already.
     pub(crate) fn fatal(&mut self) {
-        self.csts.set_cfs(true);
+        if !self.disabling {
+            self.csts.set_cfs(true);
+        }
     }
 
     /// Everything is on stable storage.
@@ -319,6 +323,20 @@ mod tests {
             assert_eq!(registers.read(offset), 0, "{offset:#x}");
         }
         assert_eq!(registers.request(true), Some(Request::Disable));
+    }
+
+    #[test]
+    fn what_the_engine_says_before_it_has_heard_of_a_reset_is_not_seen() {
+        let mut registers = registers();
+        registers.write(0x14, EN);
+        registers.reset();
+        registers.ready();
+        registers.fatal();
+        registers.write(0x14, EN);
+        assert_eq!(registers.read(0x1c), 0);
+        registers.disabled();
+        registers.ready();
+        assert_eq!(registers.read(0x1c), RDY);
     }
 
     #[test]
