@@ -117,7 +117,12 @@ impl Engine {
 
     /// CC.SHN (NVMe Base 2.0, 3.6): commands that came before are done, and everything is on stable storage.
     fn shut_down(&mut self) {
-        while self.setup.is_some() && self.turn() && !self.mailbox.urgent() {}
+        while self.setup.is_some() && self.turn() {
+            if self.mailbox.urgent() {
+                // The registers have changed. They ask again, if they still want it.
+                return;
+            }
+        }
         self.flush_all();
         self.mailbox.report(Registers::shut_down);
     }
