@@ -42,7 +42,9 @@ impl DataPath {
             segments,
             buffer,
         } = self;
-        let data = buffer.get_mut(..len).ok_or(Status::INVALID_FIELD)?;
+        let data = buffer
+            .get_mut(..len)
+            .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
         locate(requester, segments, command, len)?;
         let mut rest = &mut *data;
         for segment in segments.iter() {
@@ -70,7 +72,9 @@ impl DataPath {
             segments,
             buffer,
         } = self;
-        let data = buffer.get_mut(..len).ok_or(Status::INVALID_FIELD)?;
+        let data = buffer
+            .get_mut(..len)
+            .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
         locate(requester, segments, command, len)?;
         fill(data)?;
         let mut rest = &*data;
@@ -95,7 +99,7 @@ fn locate(
     len: usize,
 ) -> Result<(), Status> {
     if command.flags.psdt() != 0 {
-        return Err(Status::INVALID_FIELD);
+        return Err(Status::INVALID_FIELD.with_dnr(true));
     }
     prp::walk(
         (command.prp1.get(), command.prp2.get()),

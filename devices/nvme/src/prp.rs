@@ -6,6 +6,8 @@ use peerbar_nvme_spec::completion::Status;
 pub(crate) const PAGE: u64 = 4096;
 const ENTRY: u64 = 8;
 const PAGE_BYTES: usize = 4096;
+/// A PRP that points where it must not; the same command would fail again.
+const BAD_OFFSET: Status = Status::INVALID_PRP_OFFSET.with_dnr(true);
 
 /// A run of bytes at consecutive addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub(crate) fn walk(
 ) -> Result<(), Status> {
     segments.clear();
     if !prp1.is_multiple_of(4) {
-        return Err(Status::INVALID_PRP_OFFSET);
+        return Err(BAD_OFFSET);
     }
     let mut left = len as u64;
     push(segments, prp1, PAGE - prp1 % PAGE, &mut left);
@@ -41,14 +43,14 @@ pub(crate) fn walk(
     let mut first = true;
     while left > 0 {
         if !list.is_multiple_of(ENTRY) {
-            return Err(Status::INVALID_PRP_OFFSET);
+            return Err(BAD_OFFSET);
         }
         let slots = (PAGE - list % PAGE) / ENTRY;
         let wanted = left.div_ceil(PAGE);
         let chained = wanted > slots;
         let data = if chained { slots - 1 } else { wanted };
         if data == 0 && !first {
-            return Err(Status::INVALID_PRP_OFFSET);
+            return Err(BAD_OFFSET);
         }
         let mut entries = [0; PAGE_BYTES];
         let bytes = usize::try_from(wanted.min(slots) * ENTRY).unwrap_or(PAGE_BYTES);
@@ -72,7 +74,7 @@ pub(crate) fn walk(
 /// Adds the page at `address`, or what is left of the data.
 fn page(segments: &mut Vec<Segment>, address: u64, left: &mut u64) -> Result<(), Status> {
     if !address.is_multiple_of(PAGE) {
-        return Err(Status::INVALID_PRP_OFFSET);
+        return Err(BAD_OFFSET);
     }
     push(segments, address, PAGE, left);
     Ok(())
@@ -196,10 +198,7 @@ mod tests {
     fn a_chain_that_only_leads_on_is_refused() {
         let mut lists = Lists::default();
         lists.put(0x5ff8, &[0x5ff8]);
-        assert_eq!(
-            lists.walk(0x10000, 0x5ff8, 1 << 20),
-            Err(Status::INVALID_PRP_OFFSET)
-        );
+        assert_eq!(lists.walk(0x10000, 0x5ff8, 1 << 20), Err(BAD_OFFSET));
     }
 
     #[test]
@@ -214,7 +213,7 @@ mod tests {
         ] {
             assert_eq!(
                 lists.walk(prp1, prp2, len),
-                Err(Status::INVALID_PRP_OFFSET),
+                Err(BAD_OFFSET),
                 "{prp1:#x} {prp2:#x} {len}"
             );
         }
