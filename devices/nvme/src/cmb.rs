@@ -73,6 +73,7 @@ impl Cmb {
     }
 
     /// CMBLOC (NVMe Base 2.0, 3.1.3.11): zero until the host enables the registers. Every mixture of memory is allowed.
+    /// CQDA is 0: queues start at a page here too.
     pub(crate) fn location(&self) -> Cmbloc {
         if !self.control.cre() {
             return Cmbloc::new();
@@ -84,7 +85,6 @@ impl Cmb {
             .with_cdpmls(true)
             .with_cdpcils(true)
             .with_cdmmms(true)
-            .with_cqda(true)
     }
 
     /// CMBSZ (NVMe Base 2.0, 3.1.3.12): zero until the host enables the registers.
@@ -171,6 +171,8 @@ mod tests {
         cmb.set_control(Cmbmsc::from_bits(1)); // NVME_CMBMSC_CRE
         assert_eq!(cmb.location().into_bits() & 7, 2, "NVME_CMB_BIR");
         assert_eq!(cmb.location().into_bits() >> 12, 0, "NVME_CMB_OFST");
+        let dword_aligned = cmb.location().into_bits() >> 8 & 1; // libnvme NVME_CMBLOC_CQDA_SHIFT
+        assert_eq!(dword_aligned, 0, "Create I/O Queue wants a page");
         let size = cmb.size().into_bits();
         assert_eq!(
             size & 0x1f,
