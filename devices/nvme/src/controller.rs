@@ -166,6 +166,10 @@ impl Function for Controller {
         if offset < offset::DOORBELLS {
             return self.write_registers(offset, data);
         }
+        if offset >= MSI_X.table.into() {
+            // The client keeps the table itself, and the pending bits are read-only.
+            return;
+        }
         if let (Some(doorbell), Ok(value)) = (Doorbell::at(offset, 0), <[u8; 4]>::try_from(data)) {
             // The upper half of a doorbell is reserved (NVMe over PCIe 1.0, 3.1.2).
             self.mailbox
