@@ -2,7 +2,7 @@
 
 use peerbar_dma::Purpose;
 use peerbar_nvme_spec::command::admin::GetLogPage;
-use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode, SubmissionEntry};
+use peerbar_nvme_spec::command::{AdminOpcode, NSID_ALL, NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::dma_log;
 use peerbar_nvme_spec::feature::fid;
@@ -59,6 +59,10 @@ impl Engine {
     pub(super) fn get_log_page(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
         let invalid = Status::INVALID_FIELD.with_dnr(true);
         let command = GetLogPage::from(entry);
+        // No page is one namespace's own (Identify Controller, LPA).
+        if command.lid == lid::SMART && !matches!(entry.nsid.get(), 0 | NSID_ALL) {
+            return Err(invalid);
+        }
         let page = self.log_page(&command)?;
         let offset = usize::try_from(command.lpo.get()).map_err(|_| invalid)?;
         let len = usize::try_from(command.bytes()).map_err(|_| invalid)?;
