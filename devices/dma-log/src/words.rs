@@ -25,7 +25,7 @@ pub enum Purpose {
     Completion = 1,
     /// Walking a list of addresses (NVMe: a PRP list).
     List = 2,
-    /// Data of a management command (NVMe: an admin command's).
+    /// Data of a management command (NVMe: an admin command's, and the ranges of Dataset Management).
     Control = 3,
     /// The data that the device exists to move (NVMe: an I/O command's).
     Payload = 4,

@@ -116,7 +116,7 @@ impl Engine {
         let namespace = find(&self.namespaces, entry.nsid.get())?;
         let command = DatasetManagement::from(entry);
         let len = command.ranges() * size_of::<DatasetRange>();
-        let data = self.data.receive(Purpose::Payload, entry, len)?;
+        let data = self.data.receive(Purpose::Control, entry, len)?;
         let ranges = <[DatasetRange]>::ref_from_bytes(data).map_err(|_| Status::INTERNAL_ERROR)?;
         let extents = || {
             ranges
