@@ -54,7 +54,7 @@ static int check_operand(const struct pb_job *job, unsigned int operand)
 	if (!bytes)
 		return 0;
 	/* An operand that goes along in units is split between them, which takes that no unit lies in two pieces. */
-	if (unit)
+	if (unit && !(job->operation->fixed & BIT(operand)))
 		return buffer->npieces > 1 && at->offset % unit ? -EINVAL : 0;
 	return pb_piece_at(buffer, at->offset, &address) < bytes ? -EOPNOTSUPP : 0;
 }

@@ -19,6 +19,11 @@ static const struct pb_operation operations[] = {
 		.nstreams = 2, .streams = { { 0, 1 }, { 1, 1 } },
 		.count = 2, .results = PB_RESULT_FIRST_DIFFERENCE,
 	}, {
+		/* Checksums of parts do not add up, so there is one part. */
+		.opcode = PB_OP_CRC32C,
+		.nstreams = 1, .streams = { { 0, 1 } },
+		.count = 1, .fixed = BIT(0),
+	}, {
 		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_VECTOR_ADD,
 		.nstreams = 3, .streams = { { 0, 4 }, { 1, 4 }, { 2, 4 } },
 		.count = 3,
@@ -40,7 +45,10 @@ static const struct pb_operation operations[] = {
 	},
 };
 
-/* All others are given to the device as they are: it knows better what is wrong with them. */
+/*
+ * All others have no operands that the device would take for addresses, and are given to it as they are: it knows
+ * better what is wrong with them. An operation that has any must be above, or programs could choose the addresses.
+ */
 static const struct pb_operation whole;
 
 const struct pb_operation *pb_operation_of(u32 opcode, u32 kernel)
