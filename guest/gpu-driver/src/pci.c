@@ -323,6 +323,8 @@ static void pb_reset_prepare(struct pci_dev *pdev)
 	unsigned int i;
 
 	down_write(&gpu->alive);
+	/* To it, a device in reset would be one that is gone. */
+	cancel_delayed_work_sync(&gpu->watch);
 	for (i = 0; i < PB_CHANNELS; i++)
 		pb_channel_pause(&gpu->channels[i]);
 }
@@ -340,6 +342,7 @@ static void pb_reset_done(struct pci_dev *pdev)
 			pb_window_restore(gpu);
 		for (i = 0; i < PB_CHANNELS; i++)
 			pb_channel_resume(&gpu->channels[i]);
+		schedule_delayed_work(&gpu->watch, HZ);
 	}
 	up_write(&gpu->alive);
 }
