@@ -307,9 +307,10 @@ static void pb_remove(struct pci_dev *pdev)
 	up_write(&gpu->alive);
 	cancel_delayed_work_sync(&gpu->watch);
 	close_channels(gpu);
+	/* A channel that did not stop must not reach memory that is given back. */
+	pci_clear_master(pdev);
 	pb_buffers_leave(gpu);
 	free_interrupts(gpu, PB_VECTORS);
-	pci_clear_master(pdev);
 	pb_window_exit(gpu);
 	ida_free(&numbers, gpu->number);
 	pb_gpu_put(gpu);
