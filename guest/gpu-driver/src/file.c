@@ -358,13 +358,16 @@ static int pb_release(struct inode *inode, struct file *filp)
 	struct pb_buffer *buffer;
 	unsigned long handle;
 
-	/* Against a device that leaves at the same time, and closes the channel itself. */
+	/*
+	 * Against a device that leaves at the same time: it closes the channel itself, and it must not take the memory
+	 * back before holders of pins that are being told here have let go.
+	 */
 	down_read(&gpu->alive);
 	if (!gpu->removed && file->channel)
 		pb_channel_close(file->channel);
-	up_read(&gpu->alive);
 	xa_for_each(&file->buffers, handle, buffer)
 		give_up(buffer);
+	up_read(&gpu->alive);
 	xa_destroy(&file->buffers);
 	if (file->eventfd)
 		eventfd_ctx_put(file->eventfd);
