@@ -60,8 +60,8 @@ static struct pb_pin *make(struct pb_buffer *buffer, u64 offset, u64 length)
 	return pin;
 }
 
-/* Makes the pin known, unless the memory has just gone away. */
-static int publish(struct pb_file *file, u32 handle, struct pb_pin *pin)
+/* Makes the pin known, unless the memory has just gone away. The table goes first: the callback may want it at once. */
+static int publish(struct pb_file *file, u32 handle, struct pb_pin *pin, struct peerbar_gpu_page_table **table)
 {
 	int error = 0;
 
@@ -70,6 +70,7 @@ static int publish(struct pb_file *file, u32 handle, struct pb_pin *pin)
 	if (READ_ONCE(pin->buffer->revoked) || xa_load(&file->buffers, handle) != pin->buffer) {
 		error = -ENODEV;
 	} else {
+		*table = &pin->table;
 		list_add(&pin->node, &pins);
 		list_add(&pin->in_buffer, &pin->buffer->vram.pins);
 		if (pin->persistent)
@@ -106,11 +107,9 @@ static int get_from(struct pb_file *file, u32 handle, u64 offset, u64 length, co
 		pin->persistent = wanted->persistent;
 		pin->free_callback = wanted->free_callback;
 		pin->data = wanted->data;
-		error = publish(file, handle, pin);
+		error = publish(file, handle, pin, table);
 	}
-	if (!error)
-		*table = &pin->table;
-	else if (pin)
+	if (error && pin)
 		pb_pin_put(pin);
 	pb_buffer_put(buffer);
 	return error;
