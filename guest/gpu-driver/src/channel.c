@@ -175,6 +175,8 @@ static bool take_status(struct pb_channel *channel)
 		return false;
 	/* What was done before the error may not have been seen yet. */
 	take_fences(channel);
+	if (channel->head == channel->tail)
+		return false;
 	take_error(channel, FIELD_GET(PB_CH_ERROR_CODE, status));
 	return true;
 }
