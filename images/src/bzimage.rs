@@ -1,5 +1,7 @@
 //! The setup header of an x86 kernel image (Linux, `Documentation/arch/x86/boot.rst`, "The Real-Mode Kernel Header").
 
+use std::ops::Range;
+
 use crate::unpack::unpack;
 use object::LittleEndian;
 use object::elf::{FileHeader64, NoteType, PT_NOTE};
@@ -32,6 +34,13 @@ pub(crate) fn release(image: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
+/// How many bytes a bzImage must have at least to hold its whole payload, if `image` has fewer.
+pub(crate) fn cut(image: &[u8]) -> Option<usize> {
+    payload_place(image)
+        .map(|place| place.end)
+        .filter(|&end| end > image.len())
+}
+
 /// The kernel proper, uncompressed, if QEMU can start it as it is; else the reason why not.
 ///
 /// A guest then spares the time to unpack itself, which is long where every instruction is emulated.
@@ -47,6 +56,11 @@ pub(crate) fn vmlinux(image: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 fn payload(image: &[u8]) -> Option<&[u8]> {
+    image.get(payload_place(image)?)
+}
+
+/// Where the header says that the payload is; none without such a header.
+fn payload_place(image: &[u8]) -> Option<Range<usize>> {
     if image.get(MAGIC..PROTOCOL)? != b"HdrS" || u16_at(image, PROTOCOL)? < PAYLOAD_PROTOCOL {
         return None;
     }
@@ -58,7 +72,7 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     let start = (setup + 1)
         .checked_mul(SECTOR)?
         .checked_add(usize_at(image, PAYLOAD_OFFSET)?)?;
-    image.get(start..start.checked_add(usize_at(image, PAYLOAD_LENGTH)?)?)
+    Some(start..start.checked_add(usize_at(image, PAYLOAD_LENGTH)?)?)
 }
 
 /// None if this is no ELF file for x86-64.
@@ -182,6 +196,16 @@ pub(crate) mod tests {
             assert_eq!(payload(&image), None);
         }
         assert_eq!(payload(&image[..PAYLOAD_LENGTH]), None);
+    }
+
+    #[test]
+    fn an_image_without_its_end_says_what_it_lacks() {
+        let image = bzimage(&[7; 100], 1);
+        let whole = image.len() - 32;
+        assert_eq!(cut(&image), None);
+        assert_eq!(cut(&image[..whole]), None);
+        assert_eq!(cut(&image[..whole - 1]), Some(whole));
+        assert_eq!(cut(b"nonsense"), None);
     }
 
     #[test]

@@ -106,6 +106,19 @@ pub enum ImageError {
         /// The path, as given.
         path: PathBuf,
     },
+    /// The user's argument names a bzImage that ends before its payload does.
+    #[error(
+        "{} has {bytes} bytes, but its header promises a kernel that needs {needed}: it is cut off, copy or build it again",
+        path.display()
+    )]
+    CutOff {
+        /// The path, as given.
+        path: PathBuf,
+        /// Its size.
+        bytes: usize,
+        /// The least size that its header allows.
+        needed: usize,
+    },
     /// The user's argument names an uncompressed kernel that QEMU cannot start.
     #[error("{} has no PVH entry point, so QEMU cannot start it: give its bzImage, or build it with CONFIG_PVH=y", path.display())]
     NoPvh {

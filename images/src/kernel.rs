@@ -58,8 +58,8 @@ impl Kernel {
     /// contains it, or a build tree; without it, the modules are looked for in the build tree and in `/lib/modules`.
     ///
     /// # Errors
-    /// [`ImageError::NoKernel`], [`ImageError::NotAKernel`], [`ImageError::NoPvh`] or [`ImageError::NoModules`], each
-    /// about an argument.
+    /// [`ImageError::NoKernel`], [`ImageError::NotAKernel`], [`ImageError::CutOff`], [`ImageError::NoPvh`] or
+    /// [`ImageError::NoModules`], each about an argument.
     pub fn user(kernel: &Path, modules: Option<&Path>) -> Result<Self, ImageError> {
         let image = if kernel.is_dir() {
             kernel.join(BUILT_IMAGE)
@@ -112,6 +112,13 @@ impl Kernel {
 
 fn release(path: &Path) -> Result<String, ImageError> {
     let image = fs::read(path).map_err(io_error("read", path))?;
+    if let Some(needed) = bzimage::cut(&image) {
+        return Err(ImageError::CutOff {
+            path: path.to_path_buf(),
+            bytes: image.len(),
+            needed,
+        });
+    }
     if let Some(release) = bzimage::release(&image) {
         return Ok(release);
     }

@@ -106,10 +106,10 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf, Failure> {
 
 /// What an argument about the kernel names wrongly is the user's doing, all else the machine's.
 fn blame(error: ImageError) -> Failure {
-    use ImageError::{NoBuildTree, NoKernel, NoModules, NoPvh, NotAKernel};
+    use ImageError::{CutOff, NoBuildTree, NoKernel, NoModules, NoPvh, NotAKernel};
     match error {
         NoKernel { .. } | NotAKernel { .. } | NoPvh { .. } => Failure::Usage(error.into()),
-        NoModules { .. } | NoBuildTree { .. } => Failure::Usage(error.into()),
+        CutOff { .. } | NoModules { .. } | NoBuildTree { .. } => Failure::Usage(error.into()),
         _ => Failure::Environment(error.into()),
     }
 }
