@@ -14,19 +14,20 @@ const LONGEST: usize = 4096;
 const LARGEST: usize = 64 << 20;
 
 /// How the kernel begins a line when something is broken, after the time stamp.
-const TROUBLES: [&str; 11] = [
+const TROUBLES: [&str; 10] = [
     "BUG: ",
     "WARNING: ",
     "Oops",
     "Kernel panic",
     "general protection fault",
-    "Call Trace:",
     "INFO: task ",
     "INFO: rcu",
     "rcu: INFO: ",
     "watchdog: BUG",
     "unregister_netdevice: waiting",
 ];
+/// What may follow any of them, or stand alone; it says less than they do.
+const LEAST: &str = "Call Trace:";
 
 /// What the console has said so far.
 pub(crate) struct Console {
@@ -34,7 +35,22 @@ pub(crate) struct Console {
     written: usize,
     partial: Vec<u8>,
     tail: VecDeque<String>,
-    trouble: Option<String>,
+    trouble: Option<Trouble>,
+}
+
+/// A line that shows a kernel in trouble.
+struct Trouble {
+    line: String,
+    weight: Weight,
+}
+
+/// How much a line of trouble says.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Weight {
+    /// That there is trouble.
+    Trace,
+    /// Which trouble.
+    Cause,
 }
 
 impl Console {
@@ -71,9 +87,9 @@ impl Console {
         Ok(lines)
     }
 
-    /// The first line that shows a kernel in trouble.
+    /// The first line that shows a kernel in trouble; one that only begins a trace if there is no better.
     pub(crate) fn trouble(&self) -> Option<&str> {
-        self.trouble.as_deref()
+        self.trouble.as_ref().map(|trouble| trouble.line.as_str())
     }
 
     /// The last lines, the unfinished one included.
@@ -84,8 +100,12 @@ impl Console {
 
     fn end_line(&mut self) -> String {
         let line = printable(&std::mem::take(&mut self.partial));
-        if self.trouble.is_none() && is_trouble(&line) {
-            self.trouble = Some(line.clone());
+        let known = self.trouble.as_ref().map(|trouble| trouble.weight);
+        if let Some(weight) = weight(&line).filter(|weight| Some(*weight) > known) {
+            self.trouble = Some(Trouble {
+                line: line.clone(),
+                weight,
+            });
         }
         if self.tail.len() == TAIL {
             self.tail.pop_front();
@@ -95,7 +115,8 @@ impl Console {
     }
 }
 
-fn is_trouble(line: &str) -> bool {
+/// None if the line shows no trouble.
+fn weight(line: &str) -> Option<Weight> {
     let text = match line
         .strip_prefix('[')
         .and_then(|rest| rest.split_once("] "))
@@ -103,7 +124,10 @@ fn is_trouble(line: &str) -> bool {
         Some((_, text)) => text,
         None => line,
     };
-    TROUBLES.iter().any(|trouble| text.starts_with(trouble))
+    if TROUBLES.iter().any(|trouble| text.starts_with(trouble)) {
+        return Some(Weight::Cause);
+    }
+    text.starts_with(LEAST).then_some(Weight::Trace)
 }
 
 /// The guest must not steer the terminal that its words are shown on.
@@ -149,6 +173,18 @@ mod tests {
             console.trouble(),
             Some("[    1.1] WARNING: kernel/x.c:1 at f, CPU#0")
         );
+    }
+
+    #[test]
+    fn a_trace_is_the_last_choice() {
+        let mut console = console();
+        console.take(b"[    1.0] Call Trace:\n").unwrap();
+        assert_eq!(console.trouble(), Some("[    1.0] Call Trace:"));
+        console
+            .take(b"[    1.1] Kernel panic - not syncing: x\n[    1.2] Call Trace:\n")
+            .unwrap();
+        let panic = "[    1.1] Kernel panic - not syncing: x";
+        assert_eq!(console.trouble(), Some(panic));
     }
 
     #[test]
