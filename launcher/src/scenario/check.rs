@@ -4,6 +4,7 @@
 //! its own line; serde's tagged enums lose the place.
 
 mod gpu;
+mod pool;
 
 use std::ops::Range;
 
@@ -22,6 +23,8 @@ const PAGE: u64 = 4096;
 pub(super) struct Devices<'a> {
     pub(super) nvmes: &'a [Nvme],
     pub(super) gpus: &'a [Gpu],
+    /// The guest's processors.
+    pub(super) cpus: u32,
     /// Whether there is a tools root.
     pub(super) tools: bool,
 }
@@ -31,7 +34,7 @@ pub(super) struct Devices<'a> {
 #[serde(deny_unknown_fields)]
 pub(super) struct CheckTable {
     /// What the table of results calls it.
-    pub(super) name: Option<String>,
+    pub(super) name: Option<Spanned<String>>,
     kind: Spanned<Kind>,
     device: Option<Spanned<String>>,
     from: Option<Spanned<String>>,
@@ -176,6 +179,7 @@ impl CheckTable {
         };
         let disk = from.disk_bytes.min(to.disk_bytes);
         fits(&copy.sizes, &copy.offsets, threads, disk)
+            .and_then(|()| pool::holds(&copy.through, &copy.sizes, threads, devices))
             .map_err(|message| Problem::new(at, message))?;
         Ok(copy)
     }

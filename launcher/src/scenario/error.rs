@@ -33,6 +33,8 @@ pub(crate) enum ScenarioError {
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) at: Range<usize>,
+    /// What else of the file has a part in it.
+    other: Option<Range<usize>>,
     pub(super) message: String,
 }
 
@@ -40,18 +42,34 @@ impl Problem {
     pub(super) fn new(at: Range<usize>, message: impl Into<String>) -> Self {
         Self {
             at,
+            other: None,
             message: message.into(),
         }
     }
 
-    /// Turns the byte range into a line of `text`.
+    /// The problem, which `other` has a part in.
+    pub(super) fn with(mut self, other: Range<usize>) -> Self {
+        self.other = Some(other);
+        self
+    }
+
+    /// Turns byte ranges into lines of `text`.
     pub(super) fn locate(self, path: PathBuf, text: &str) -> ScenarioError {
-        let before = text.get(..self.at.start).unwrap_or(text);
-        let line = before.matches('\n').count() + 1;
+        let line = line(&self.at, text);
+        let message = match self.other {
+            Some(other) => format!("{} (see line {})", self.message, self::line(&other, text)),
+            None => self.message,
+        };
         ScenarioError::Invalid {
             path,
             line,
-            message: self.message,
+            message,
         }
     }
+}
+
+/// The line of `text` in which `at` starts, counted from 1.
+fn line(at: &Range<usize>, text: &str) -> usize {
+    let before = text.get(..at.start).unwrap_or(text);
+    before.matches('\n').count() + 1
 }

@@ -10,6 +10,7 @@ mod file;
 mod gpu;
 mod link;
 mod nvme;
+mod together;
 mod validate;
 
 use std::fs;
@@ -377,6 +378,10 @@ mod tests {
             (
                 format!("{copy}sizes = [\"4K\"]\noffsets = [0]\nthreads = 0"),
                 "18: `threads = 0`: from 1 to 64 threads can copy",
+            ),
+            (
+                "kind = \"controller-reset\"\ndevice = \"d0\"\nname = \"a\\u001b[2J\"".to_owned(),
+                "14: the name \"a\\u{1b}[2J\" has control characters, line breaks perhaps: leave them out",
             ),
         ];
         for (lines, message) in cases {

@@ -9,9 +9,10 @@ use toml::Spanned;
 
 use super::check::{CheckTable, Devices};
 use super::error::Problem;
-use super::file::{File, MachineTable, ModuleTable};
+use super::file::{File, GpuTable, MachineTable, ModuleTable, NvmeTable};
 use super::gpu::gpu;
 use super::nvme::nvme;
+use super::together;
 use super::{Gpu, Machine, Nvme, Scenario};
 use crate::iommu::Iommu;
 use crate::size::Size;
@@ -23,41 +24,33 @@ const LONGEST_MODULE: usize = 55;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const DEFAULT_MEMORY: u64 = 512 << 20;
 /// Less does not hold a distribution's kernel while it starts.
-const LEAST_MEMORY: u64 = 96 << 20;
-const MEMORY_UNIT: u64 = 2 << 20;
+pub(super) const LEAST_MEMORY: u64 = 96 << 20;
+pub(super) const MEMORY_UNIT: u64 = 2 << 20;
 
 /// Checks the file as a whole; images are relative to `folder`.
 pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
-    let name = fitting(file.name, LONGEST_SCENARIO)?;
+    let name = fitting(file.name.clone(), LONGEST_SCENARIO)?;
     let switches = unique(
-        file.switch.into_iter().map(|switch| switch.name),
+        file.switch.iter().map(|switch| switch.name.clone()),
         &[],
         LONGEST_SERIAL,
     )?;
-    let names = file.nvme.iter().map(|nvme| nvme.name.clone());
-    unique(names, &switches, LONGEST_SERIAL)?;
-    let nvmes: Vec<Nvme> = file
-        .nvme
-        .into_iter()
-        .map(|table| nvme(table, &switches, folder))
-        .collect::<Result<_, _>>()?;
-    let taken: Vec<String> = nvmes.iter().map(|nvme| nvme.name.clone()).collect();
-    let names = file.gpu.iter().map(|gpu| gpu.name.clone());
-    unique(names, &[switches.clone(), taken].concat(), LONGEST_SERIAL)?;
-    let gpus: Vec<Gpu> = file
-        .gpu
-        .into_iter()
-        .map(|table| gpu(table, &switches))
-        .collect::<Result<_, _>>()?;
+    together::ports(&file)?;
+    together::images(&file, folder)?;
+    let p2pmem = together::P2pmem::of(&file);
+    let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &switches, folder)?;
+    let machine = machine(file.machine, &gpus)?;
+    p2pmem.fits(&machine, &nvmes, &gpus)?;
     let devices = Devices {
         nvmes: &nvmes,
         gpus: &gpus,
+        cpus: machine.cpus,
         tools: file.tools,
     };
     let tables = file.check.get_ref().iter();
-    let labels = tables.map(|table| table.name.clone()).collect();
+    let labels = tables.map(|table| table.name.clone().map(label).transpose());
+    let labels = labels.collect::<Result<_, _>>()?;
     let checks = checks(file.check, &devices)?;
-    let machine = machine(file.machine, &gpus)?;
     let needed = needed_modules(machine.iommu, &gpus, &checks);
     let modules = modules(file.module, needed)?;
     Ok(Scenario {
@@ -75,6 +68,24 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     })
 }
 
+fn endpoints(
+    nvmes: Vec<NvmeTable>,
+    gpus: Vec<GpuTable>,
+    switches: &[String],
+    folder: &Path,
+) -> Result<(Vec<Nvme>, Vec<Gpu>), Problem> {
+    let names = nvmes.iter().map(|nvme| nvme.name.clone());
+    let taken = unique(names, switches, LONGEST_SERIAL)?;
+    let nvmes = nvmes
+        .into_iter()
+        .map(|table| nvme(table, switches, folder))
+        .collect::<Result<_, _>>()?;
+    let names = gpus.iter().map(|gpu| gpu.name.clone());
+    unique(names, &[switches, &taken].concat(), LONGEST_SERIAL)?;
+    let gpus = gpus.into_iter().map(|table| gpu(table, switches));
+    Ok((nvmes, gpus.collect::<Result<_, _>>()?))
+}
+
 fn checks(tables: Spanned<Vec<CheckTable>>, devices: &Devices<'_>) -> Result<Vec<Check>, Problem> {
     let at = tables.span();
     let tables = tables.into_inner();
@@ -86,6 +97,18 @@ fn checks(tables: Spanned<Vec<CheckTable>>, devices: &Devices<'_>) -> Result<Vec
     }
     let checks = tables.into_iter().map(|table| table.into_check(devices));
     checks.collect()
+}
+
+/// What the table of results calls a check must not steer the terminal.
+fn label(name: Spanned<String>) -> Result<String, Problem> {
+    if name.get_ref().chars().any(char::is_control) {
+        let message = format!(
+            "the name {:?} has control characters, line breaks perhaps: leave them out",
+            name.get_ref()
+        );
+        return Err(Problem::new(name.span(), message));
+    }
+    Ok(name.into_inner())
 }
 
 fn memory(size: Spanned<Size>) -> Result<u64, Problem> {

@@ -3,7 +3,7 @@
 use peerbar_report::{Check, GpuCopy, GpuFile, Medium};
 use toml::Spanned;
 
-use super::{CheckTable, Devices, PAGE, buffer, fits, known, multiples, required};
+use super::{CheckTable, Devices, PAGE, buffer, fits, known, multiples, pool, required};
 use crate::scenario::error::Problem;
 use crate::scenario::{Gpu, Nvme};
 use crate::size::Size;
@@ -88,11 +88,15 @@ impl CheckTable {
         let gpu = self.gpu(devices)?.name.clone();
         let with = required(self.with.take(), "with", self.kind.span())?;
         let sizes = required(self.sizes.take(), "sizes", self.kind.span())?;
-        Ok(GpuCopy {
+        let at = sizes.span();
+        let copy = GpuCopy {
             gpu,
             with: buffer(with, devices)?,
             sizes: multiples(sizes, "sizes", PAGE, 1)?,
-        })
+        };
+        pool::holds(&copy.with, &copy.sizes, 1, devices)
+            .map_err(|message| Problem::new(at, message))?;
+        Ok(copy)
     }
 
     /// What the data lies in. File systems are made by programs of the tools root.
