@@ -65,7 +65,7 @@ pub(crate) fn conclude(
     let (name, seconds) = (&scenario.name, run.seconds);
     let text = format!(
         "{}{}{line} ({name}, {seconds:.1} s; all of it is in {place})\n",
-        table(&rows, colours()),
+        table(&rows, colours(), columns()),
         comparison(&scenario.checks, &rows)
     );
     folder.write("verdict", &format!("{line}\n"))?;
@@ -75,6 +75,12 @@ pub(crate) fn conclude(
 /// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
 fn colours() -> bool {
     stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Width of the terminal that results go to; none elsewhere, or if it does not know.
+fn columns() -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col)
 }
 
 /// Shows what was said about the checks that did not pass, and what was said last without a result.

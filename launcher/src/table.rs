@@ -23,8 +23,9 @@ const LONGEST_NAME: usize = 56;
 /// Columns of figures, aligned to the right.
 const NUMBERS: [usize; 3] = [2, 4, 5];
 
-/// The table of `rows`, empty without any; the verdicts are coloured if `colour`.
-pub(crate) fn table(rows: &[Row], colour: bool) -> String {
+/// The table of `rows`, empty without any; the verdicts are coloured if `colour`, and cells are broken where the table
+/// would be wider than `columns`.
+pub(crate) fn table(rows: &[Row], colour: bool, columns: Option<u16>) -> String {
     if rows.is_empty() {
         return String::new();
     }
@@ -32,6 +33,11 @@ pub(crate) fn table(rows: &[Row], colour: bool) -> String {
     table
         .load_style(UTF8_FULL_CONDENSED)
         .set_content_arrangement(ContentArrangement::Disabled);
+    if let Some(columns) = columns {
+        table
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(columns);
+    }
     table.set_header(HEADER);
     for row in rows {
         table.add_row(cells(row, colour));
@@ -159,20 +165,37 @@ mod tests {
 │ fio                 ┆ -     ┆          - ┆ -                  ┆            - ┆                 - ┆ skip    │
 └─────────────────────┴───────┴────────────┴────────────────────┴──────────────┴───────────────────┴─────────┘
 ";
-        assert_eq!(table(&rows, false), expected);
+        assert_eq!(table(&rows, false, None), expected);
     }
 
     #[test]
     fn a_long_name_is_cut_and_no_rows_are_no_table() {
         let rows = [row(&"ä".repeat(80), Verdict::Pass, Measure::default())];
-        assert!(table(&rows, false).contains(&format!("│ {}… ┆", "ä".repeat(LONGEST_NAME))));
-        assert_eq!(table(&[], false), "");
+        assert!(table(&rows, false, None).contains(&format!("│ {}… ┆", "ä".repeat(LONGEST_NAME))));
+        assert_eq!(table(&[], false, None), "");
     }
 
     #[test]
     fn only_a_coloured_table_holds_escape_sequences() {
         let rows = [row("x", Verdict::Fail, Measure::default())];
-        assert!(table(&rows, true).contains('\u{1b}'));
-        assert!(!table(&rows, false).contains('\u{1b}'));
+        assert!(table(&rows, true, None).contains('\u{1b}'));
+        assert!(!table(&rows, false, None).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn a_table_fits_a_narrow_terminal() {
+        let rows = [row(
+            "a name of many words",
+            Verdict::Pass,
+            Measure::default(),
+        )];
+        let width = |columns| {
+            let text = table(&rows, false, columns);
+            text.lines().map(|line| line.chars().count()).max()
+        };
+        let natural = width(None);
+        assert!(natural > Some(80));
+        assert_eq!(width(Some(200)), natural);
+        assert!(width(Some(80)) <= Some(80));
     }
 }

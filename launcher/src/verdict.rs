@@ -71,14 +71,18 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Verdict {
             (Err(error), None) => (Outcome::GuestDied, format!("{error} (QEMU: {status})")),
             (Ok(()), _) => match flaw(evidence, *status) {
                 Some(flaw) => (Outcome::Failed, flaw),
-                None => (
-                    Outcome::Passed,
-                    format!("all {} checks passed", evidence.asked),
-                ),
+                None => (Outcome::Passed, praise(evidence.asked)),
             },
         },
     };
     Verdict { outcome, reason }
+}
+
+fn praise(checks: usize) -> String {
+    match checks {
+        1 => "the only check passed".to_owned(),
+        _ => format!("all {checks} checks passed"),
+    }
 }
 
 /// What is wrong with a run whose report is complete.
@@ -169,7 +173,7 @@ mod tests {
             })
             .reason
         };
-        assert_eq!(judged(0, WELL), "all 1 checks passed");
+        assert_eq!(judged(0, WELL), "the only check passed");
         assert_eq!(judged(256, WELL), "QEMU ended with exit status: 1");
         let trouble = Some("WARNING: x");
         assert_eq!(
