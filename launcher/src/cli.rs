@@ -44,7 +44,7 @@ pub(crate) enum Command {
 pub(crate) struct Run {
     /// Scenario file [default: the built-in demo].
     pub scenario: Option<PathBuf>,
-    /// Print the command lines and start nothing.
+    /// Print the command lines of the servers and of QEMU, to read or to change, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
     /// Show the guest's console and report as they come. (RUST_LOG sets what the servers log.)

@@ -1,4 +1,7 @@
-//! The command lines of a run, fit to be pasted into a shell.
+//! The command lines of a run, quoted as a shell reads them.
+//!
+//! They show what a run starts and do not make one: the launcher has the folder of the sockets, listens for the report,
+//! and says so in a comment above them.
 
 use std::path::Path;
 
@@ -11,14 +14,17 @@ use crate::scenario::Scenario;
 /// Stands for the folder that a run makes for its sockets.
 const SOCKETS: &str = "/tmp/peerbar";
 
-/// One line for each server, then QEMU's.
+/// A comment, one line for each server, then QEMU's.
 pub(crate) fn text(
     artifacts: &Artifacts,
     boot: &Boot<'_>,
     scenario: &Scenario,
 ) -> Result<String, Failure> {
     let sockets = Sockets::in_folder(Path::new(SOCKETS));
-    let mut text = String::new();
+    let mut text = format!(
+        "# A run makes {SOCKETS}, a folder of its own, and listens at {} before it starts these:\n",
+        sockets.report().display()
+    );
     for order in daemons::orders(scenario, &sockets).into_iter().flatten() {
         let server = beside(order.program)?.display().to_string();
         text += &line([server].into_iter().chain(order.arguments));
