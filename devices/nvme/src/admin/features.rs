@@ -341,6 +341,7 @@ impl Engine {
         if command.save.sv() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr(true));
         }
+        let indexes = self.namespaces_of(fid, entry.nsid.get())?;
         if let Some(len) = data_bytes(fid, dword) {
             let data = self.data.receive(Purpose::Control, entry, len)?;
             self.admin.features.set_data(fid, data)?;
@@ -355,18 +356,22 @@ impl Engine {
                 self.admin.features.grant_queues(dword).map(Reply::Now)
             };
         }
-        let indexes = self.namespaces_of(fid, entry.nsid.get())?;
         let result = self.admin.features.set_value(fid, dword, indexes)?;
         self.check_temperature();
         Ok(Reply::Now(result))
     }
 
-    /// The namespaces that a feature is set for: one, or with the broadcast value all.
+    /// The namespaces that a feature is set for: one, or with the broadcast value all. A feature of the whole
+    /// controller names none.
     fn namespaces_of(&self, fid: u8, nsid: u32) -> Result<std::ops::Range<usize>, Status> {
-        if fid != fid::ERROR_RECOVERY || nsid == NSID_ALL {
+        let of_namespace = fid == fid::ERROR_RECOVERY;
+        if nsid == NSID_ALL || nsid == 0 && !of_namespace {
             return Ok(0..self.namespaces.len());
         }
         find(&self.namespaces, nsid)?;
+        if !of_namespace {
+            return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr(true));
+        }
         let index = usize::try_from(nsid)
             .ok()
             .and_then(|nsid| nsid.checked_sub(1));
