@@ -127,8 +127,6 @@ impl Status {
     pub const COMMAND_INTERRUPTED: Self = generic(0x21);
     /// Transient Transport Error.
     pub const TRANSIENT_TRANSPORT_ERROR: Self = generic(0x22);
-    /// Invalid I/O Command Set.
-    pub const INVALID_IO_COMMAND_SET: Self = generic(0x2c);
     /// LBA Out of Range.
     pub const LBA_OUT_OF_RANGE: Self = generic(0x80);
     /// Capacity Exceeded.
@@ -171,6 +169,8 @@ impl Status {
     pub const OVERLAPPING_RANGE: Self = command_specific(0x14);
     /// Invalid Controller Identifier.
     pub const INVALID_CONTROLLER_ID: Self = command_specific(0x1f);
+    /// Invalid I/O Command Set. Linux has it among the generic codes; the specification, QEMU and SPDK here.
+    pub const INVALID_IO_COMMAND_SET: Self = command_specific(0x2c);
     /// Conflicting Attributes (NVM command set).
     pub const CONFLICTING_ATTRIBUTES: Self = command_specific(0x80);
     /// Invalid Protection Information (NVM command set).
@@ -261,7 +261,6 @@ mod tests {
         assert_eq!(Status::NAMESPACE_WRITE_PROTECTED.into_bits(), 0x20); // NVME_SC_NS_WRITE_PROTECTED
         assert_eq!(Status::COMMAND_INTERRUPTED.into_bits(), 0x21); // NVME_SC_CMD_INTERRUPTED
         assert_eq!(Status::TRANSIENT_TRANSPORT_ERROR.into_bits(), 0x22); // NVME_SC_TRANSIENT_TR_ERR
-        assert_eq!(Status::INVALID_IO_COMMAND_SET.into_bits(), 0x2c); // NVME_SC_INVALID_IO_CMD_SET
         assert_eq!(Status::LBA_OUT_OF_RANGE.into_bits(), 0x80); // NVME_SC_LBA_RANGE
         assert_eq!(Status::CAPACITY_EXCEEDED.into_bits(), 0x81); // NVME_SC_CAP_EXCEEDED
         assert_eq!(Status::NAMESPACE_NOT_READY.into_bits(), 0x82); // NVME_SC_NS_NOT_READY

@@ -158,5 +158,7 @@ pub(crate) mod sc {
     pub(crate) const INVALID_QUEUE: u16 = 0x10c;
     pub(crate) const FEATURE_NOT_SAVEABLE: u16 = 0x10d;
     pub(crate) const FEATURE_NOT_PER_NS: u16 = 0x10f;
+    /// QEMU's and SPDK's; Linux has it among the generic codes.
+    pub(crate) const INVALID_IOCS: u16 = 0x12c;
     pub(crate) const COMPARE_FAILED: u16 = 0x285;
 }

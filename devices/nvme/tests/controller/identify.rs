@@ -83,7 +83,7 @@ fn structures_of_a_command_set_are_those_of_nvm_alone() {
     for (cns, nsid) in [(0x05, 1), (0x06, 0), (0x07, 0), (0x1a, 0), (0x1b, 1)] {
         driver.fetch(of_command_set(cns, nsid, 0), 4096);
         let code = driver.code(0, of_command_set(cns, nsid, 2));
-        assert_eq!(code & 0xff, 0x2c, "CNS {cns:#x}: Invalid I/O Command Set");
+        assert_eq!(code, sc::INVALID_IOCS, "CNS {cns:#x}");
     }
     let listed = driver.fetch(of_command_set(0x07, 0, 0), 4096);
     assert_eq!(listed[..12], [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
