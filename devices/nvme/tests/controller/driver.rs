@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
+use std::time::Instant;
 
 use peerbar_nvme::Config;
 use peerbar_nvme_spec::dma_log;
 
 use crate::command::{Command, Completion, READ, WRITE, blocks, create_cq, create_sq, get_log};
-use crate::machine::{ACQ, AQA, ASQ, CC, CMB, CMBMSC, Machine, PAGE, RAM, config};
+use crate::machine::{ACQ, AQA, ASQ, CC, CMB, CMBMSC, CSTS, Machine, PAGE, PATIENCE, RAM, config};
 
 /// Where the driver's memory is: admin queues, I/O queues, a PRP list, data.
 const QUEUES: u64 = RAM;
@@ -194,13 +195,13 @@ impl Driver {
     /// Waits for the next completion of a queue.
     #[track_caller]
     pub(crate) fn take_silently(&mut self, id: u16) -> Completion {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         loop {
             if let Some(entry) = self.poll(id) {
                 return entry;
             }
-            let csts = self.register(0x1c);
-            let patient = start.elapsed().as_secs() < 20;
+            let csts = self.register(CSTS);
+            let patient = start.elapsed() < PATIENCE;
             assert!(patient, "no completion on queue {id}, CSTS {csts:#x}");
             std::thread::yield_now();
         }

@@ -25,7 +25,7 @@ const MSI_X: u32 = 2;
 /// The admin queues' vector and one for each of 64 I/O queues.
 const VECTORS: u32 = 65;
 /// No test waits longer than this for what does not come.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Registers (NVMe Base 2.0, 3.1.3).
 pub(crate) const CC: u64 = 0x14;
@@ -220,19 +220,6 @@ impl Machine {
             }
             let patient = start.elapsed() < PATIENCE;
             assert!(patient, "CSTS is {now:#x}, not {value:#x} of {mask:#x}");
-            std::thread::yield_now();
-        }
-    }
-
-    /// Waits until `ask` has an answer.
-    #[track_caller]
-    pub(crate) fn until<T>(&self, what: &str, mut ask: impl FnMut(&Self) -> Option<T>) -> T {
-        let start = Instant::now();
-        loop {
-            if let Some(answer) = ask(self) {
-                return answer;
-            }
-            assert!(start.elapsed() < PATIENCE, "no {what}");
             std::thread::yield_now();
         }
     }

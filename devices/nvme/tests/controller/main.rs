@@ -9,9 +9,19 @@
 )]
 
 mod blocks;
+mod cmb;
 mod command;
 mod create_queues;
+mod dma_log;
 mod driver;
+mod events;
+mod failures;
+mod features;
 mod identify;
+mod logs;
 mod machine;
+mod prps;
 mod queues;
+mod reset;
+mod scattered;
+mod shutdown;

@@ -1,0 +1,114 @@
+//! A DMA that fails: the command fails with Data Transfer Error and changes nothing; a queue that fails stops the
+//! controller until it is reset (NVMe Base 2.0, 9.5).
+
+use crate::command::{COMPARE, READ, WRITE, blocks, create_cq, create_sq, sc};
+use crate::driver::{DATA, Driver, LIST, Pair};
+use crate::machine::{PAGE, pattern};
+
+const CFS: u32 = 1 << 1;
+
+/// Pages of data, a list or data beyond the first that the tests take away.
+const GONE: u64 = DATA + 0x10_0000;
+
+#[test]
+fn memory_that_is_not_there_is_a_data_transfer_error() {
+    let mut driver = Driver::new();
+    driver.unmap(GONE, PAGE);
+    for opcode in [READ, WRITE, COMPARE] {
+        for address in [GONE, 0, u64::MAX - 0xfff, 0x7000_0000_0000] {
+            let code = driver.code(1, blocks(opcode, 0, 1).at(address, 0));
+            assert_eq!(code, sc::DATA_XFER_ERROR, "{opcode:#x} at {address:#x}");
+        }
+    }
+    driver.map(GONE, PAGE, true);
+    driver.ok(1, blocks(READ, 0, 1).at(GONE, 0));
+}
+
+#[test]
+fn a_write_that_fails_in_the_middle_changes_no_block() {
+    let mut driver = Driver::new();
+    let len = 8 * 4096;
+    let before = pattern(len, 31);
+    driver.store(0, &before);
+    driver.write(GONE - 3 * PAGE, &pattern(len, 32));
+    driver.unmap(GONE, PAGE);
+    let write = driver.prps(blocks(WRITE, 0, 64), GONE - 3 * PAGE, len, LIST);
+    assert_eq!(driver.code(1, write), sc::DATA_XFER_ERROR);
+    assert_eq!(driver.load(0, len), before);
+}
+
+#[test]
+fn a_list_that_is_not_there_is_a_data_transfer_error() {
+    let mut driver = Driver::new();
+    driver.unmap(GONE, PAGE);
+    for opcode in [READ, WRITE] {
+        let command = blocks(opcode, 0, 24).at(DATA, GONE);
+        assert_eq!(driver.code(1, command), sc::DATA_XFER_ERROR);
+    }
+}
+
+#[test]
+fn memory_that_is_read_only_is_read_and_never_written() {
+    let mut driver = Driver::new();
+    let data = pattern(512, 33);
+    driver.write(GONE, &data);
+    driver.unmap(GONE, PAGE);
+    driver.map(GONE, PAGE, false);
+    driver.ok(1, blocks(WRITE, 4, 1).at(GONE, 0));
+    driver.store(5, &pattern(512, 34));
+    assert_eq!(
+        driver.code(1, blocks(READ, 5, 1).at(GONE, 0)),
+        sc::DATA_XFER_ERROR
+    );
+    assert_eq!(driver.read(GONE, 512), data);
+    assert_eq!(driver.load(4, 512), data);
+}
+
+#[test]
+fn without_bus_mastering_nothing_moves() {
+    let mut driver = Driver::new();
+    driver.store(0, &pattern(512, 35));
+    driver.wait_for_vector(1);
+    driver.put(1, blocks(READ, 0, 1).at(GONE, 0));
+    let before = driver.ram_image();
+    driver.set_command(0b010);
+    driver.ring(1);
+    driver.wait_for_status(CFS, CFS);
+    assert!(driver.ram_image() == before, "no byte of guest RAM changes");
+    assert!(!driver.take_vector(1) && driver.poll(1).is_none());
+    driver.set_command(0b110);
+    recovers(&mut driver);
+}
+
+#[test]
+fn a_command_that_cannot_be_fetched_is_fatal_until_a_reset() {
+    let mut driver = Driver::new();
+    let pair = Pair::new(GONE, DATA, 16, 16);
+    driver.create_pair(2, pair);
+    driver.unmap(GONE, PAGE);
+    driver.submit(2, blocks(READ, 0, 1).at(DATA, 0));
+    driver.wait_for_status(CFS, CFS);
+    driver.map(GONE, PAGE, true);
+    recovers(&mut driver);
+}
+
+#[test]
+fn a_completion_that_cannot_be_posted_is_fatal_until_a_reset() {
+    let mut driver = Driver::new();
+    driver.ok(0, create_cq(2, 16, 2, 0x7000_0000_0000));
+    driver.ok(0, create_sq(2, 16, 2, DATA));
+    driver.write(DATA, &blocks(READ, 0, 1).at(LIST, 0).encode(1));
+    driver.set_register(0x1010, 1);
+    driver.wait_for_status(CFS, CFS);
+    recovers(&mut driver);
+}
+
+/// A controller reset clears CSTS.CFS, and the controller works again.
+fn recovers(driver: &mut Driver) {
+    driver.disable();
+    driver.wait_for_status(CFS, 0);
+    driver.bring_up();
+    let data = pattern(512, 36);
+    driver.store(7, &data);
+    assert_eq!(driver.load(7, 512), data);
+}

@@ -1,0 +1,59 @@
+//! Shutdown, normal and abrupt (NVMe Base 2.0, 3.6).
+
+use peerbar_nvme::{Config, Source};
+
+use crate::command::{FLUSH, WRITE, blocks};
+use crate::driver::{DATA, Driver, ENABLED};
+use crate::machine::{CC, CSTS, MIB, config, pattern};
+
+const NORMAL: u32 = 1 << 14;
+const ABRUPT: u32 = 2 << 14;
+const SHST: u32 = 3 << 2;
+const COMPLETE: u32 = 2 << 2;
+
+#[test]
+fn a_shutdown_completes_with_everything_written_and_a_reset_ends_it() {
+    for kind in [NORMAL, ABRUPT] {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(MIB).unwrap();
+        let mut driver = Driver::with(&Config {
+            namespaces: vec![Source::File(image.path().into())],
+            ..config()
+        });
+        let data = pattern(512, 51);
+        driver.store(3, &data);
+        driver.set_register(CC, ENABLED | kind);
+        driver.wait_for_status(SHST, COMPLETE);
+        assert_eq!(driver.register(CSTS) & 0b11, 1, "ready, not failed");
+        assert_eq!(std::fs::read(image.path()).unwrap()[3 * 512..4 * 512], data);
+        driver.disable();
+        assert_eq!(driver.register(CSTS), 0);
+        driver.bring_up();
+        assert_eq!(driver.load(3, 512), data);
+    }
+}
+
+#[test]
+fn commands_that_were_rung_before_a_shutdown_are_done() {
+    let mut driver = Driver::new();
+    driver.write(DATA, &pattern(512, 52));
+    for block in 0..10 {
+        driver.put(1, blocks(WRITE, block, 1).at(DATA, 0));
+    }
+    driver.ring(1);
+    driver.set_register(CC, ENABLED | NORMAL);
+    driver.wait_for_status(SHST, COMPLETE);
+    for _ in 0..10 {
+        assert_eq!(driver.poll(1).map(|entry| entry.code()), Some(0));
+    }
+}
+
+#[test]
+fn a_controller_that_is_not_enabled_shuts_down_too() {
+    let mut driver = Driver::bare(&config());
+    driver.set_register(CC, NORMAL);
+    driver.wait_for_status(SHST, COMPLETE);
+    driver.disable();
+    driver.bring_up();
+    driver.ok(1, crate::command::Command::new(FLUSH, 1, &[]));
+}
