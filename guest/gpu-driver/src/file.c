@@ -316,18 +316,6 @@ static int pb_mmap(struct file *filp, struct vm_area_struct *vma)
 	return error;
 }
 
-/* All mappings are in one address_space, whatever device node they were made through, so that a revoke finds them. */
-static void share_address_space(struct pb_gpu *gpu, struct inode *inode, struct file *filp)
-{
-	mutex_lock(&gpu->buffers_lock);
-	if (!gpu->inode) {
-		ihold(inode);
-		gpu->inode = inode;
-	}
-	mutex_unlock(&gpu->buffers_lock);
-	filp->f_mapping = gpu->inode->i_mapping;
-}
-
 static int pb_open(struct inode *inode, struct file *filp)
 {
 	struct pb_gpu *gpu = container_of(filp->private_data, struct pb_gpu, misc);
@@ -346,7 +334,8 @@ static int pb_open(struct inode *inode, struct file *filp)
 	xa_init_flags(&file->buffers, XA_FLAGS_ALLOC1);
 	spin_lock_init(&file->results_lock);
 	init_waitqueue_head(&file->wait);
-	share_address_space(gpu, inode, filp);
+	/* So that a revoke finds all mappings. */
+	filp->f_mapping = gpu->inode->i_mapping;
 	filp->private_data = file;
 	return 0;
 }

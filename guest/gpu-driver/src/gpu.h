@@ -154,7 +154,7 @@ struct pb_gpu {
 	struct rw_semaphore alive;	/* read: an ioctl; write: the device leaves or is being reset */
 	bool gone;			/* takes no more requests */
 	bool removed;			/* its channels are closed, or about to be */
-	struct inode *inode;		/* whose address_space all mappings are in; set by the first open */
+	struct inode *inode;		/* whose address_space all mappings are in */
 	struct mutex buffers_lock;
 	struct list_head buffers;
 	atomic_t holding;		/* buffers that have not given their memory back */
@@ -189,6 +189,10 @@ struct pb_file {
 /* pci.c */
 extern struct workqueue_struct *pb_releases;
 void pb_gpu_put(struct pb_gpu *gpu);
+
+/* inode.c */
+struct inode *pb_inode_new(void);
+void pb_inode_free(struct inode *inode);
 
 /* file.c */
 extern const struct file_operations pb_file_operations;

@@ -21,8 +21,7 @@ static void gpu_free(struct kref *refs)
 {
 	struct pb_gpu *gpu = container_of(refs, struct pb_gpu, refs);
 
-	if (gpu->inode)
-		iput(gpu->inode);
+	pb_inode_free(gpu->inode);
 	kfree(gpu->misc.name);
 	pci_dev_put(gpu->pdev);
 	kfree(gpu);
@@ -208,7 +207,14 @@ static struct pb_gpu *gpu_alloc(struct pci_dev *pdev)
 	unsigned int i;
 
 	if (!gpu)
-		return NULL;
+		return ERR_PTR(-ENOMEM);
+	gpu->inode = pb_inode_new();
+	if (IS_ERR(gpu->inode)) {
+		int error = PTR_ERR(gpu->inode);
+
+		kfree(gpu);
+		return ERR_PTR(error);
+	}
 	kref_init(&gpu->refs);
 	gpu->pdev = pci_dev_get(pdev);
 	init_rwsem(&gpu->alive);
@@ -264,8 +270,8 @@ static int pb_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	struct pb_gpu *gpu = gpu_alloc(pdev);
 	int error;
 
-	if (!gpu)
-		return -ENOMEM;
+	if (IS_ERR(gpu))
+		return PTR_ERR(gpu);
 	error = name_gpu(gpu);
 	if (error) {
 		pb_gpu_put(gpu);

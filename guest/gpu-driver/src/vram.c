@@ -178,10 +178,7 @@ static void hide(struct pb_buffer *buffer)
 
 static void vram_revoke(struct pb_buffer *buffer)
 {
-	struct inode *inode = READ_ONCE(buffer->gpu->inode);
-
-	if (inode)
-		unmap_mapping_range(inode->i_mapping, buffer->vram.offset, buffer->size, 1);
+	unmap_mapping_range(buffer->gpu->inode->i_mapping, buffer->vram.offset, buffer->size, 1);
 	pb_exports_revoke(buffer);
 	pb_pins_revoke(buffer);
 	mutex_lock(&buffer->lock);
