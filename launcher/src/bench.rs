@@ -19,9 +19,9 @@ use crate::inbox::{Event, Inbox, Voice};
 use crate::progress::Progress;
 use crate::qemu::{self, Boot, Sockets};
 use crate::results::print;
-use crate::run::short_lived;
 use crate::scenario::Scenario;
 use crate::signals::Signals;
+use crate::socket_folder::SocketFolder;
 
 /// How long one boot may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -114,7 +114,7 @@ fn boot_ours(
     folder: &Folder,
     signals: &Signals,
 ) -> Result<Duration, Failure> {
-    let temporary = short_lived()?;
+    let temporary = SocketFolder::create()?;
     let sockets = Sockets::in_folder(temporary.path());
     let mut guest = Guest::start(
         artifacts,

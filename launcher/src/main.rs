@@ -28,6 +28,7 @@ mod say;
 mod scenario;
 mod signals;
 mod size;
+mod socket_folder;
 mod table;
 mod timeout;
 mod verdict;

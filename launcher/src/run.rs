@@ -3,10 +3,9 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use peerbar_report::{Line, Verdict as CheckVerdict};
 use serde_json::json;
-use tempfile::TempDir;
 
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
@@ -21,6 +20,7 @@ use crate::qemu::{Boot, Sockets};
 use crate::results::{Ran, conclude, print};
 use crate::scenario::Scenario;
 use crate::signals::Signals;
+use crate::socket_folder::SocketFolder;
 use crate::verdict::{Ending, Verdict};
 
 /// How long a guest may take to power off after its last check.
@@ -91,7 +91,7 @@ fn boot_and_check(
     folder: &Folder,
     signals: &Signals,
 ) -> Result<(Verdict, String), Failure> {
-    let temporary = short_lived()?;
+    let temporary = SocketFolder::create()?;
     let sockets = Sockets::in_folder(temporary.path());
     let mut progress = Progress::new();
     progress.stage(&format!(
@@ -186,12 +186,4 @@ fn show(progress: &mut Progress, verbose: bool, line: &str) {
     } else {
         progress.passing(line);
     }
-}
-
-/// A folder for sockets, gone with the run.
-pub(crate) fn short_lived() -> anyhow::Result<TempDir> {
-    tempfile::Builder::new()
-        .prefix("peerbar-")
-        .tempdir()
-        .context("cannot make a folder for sockets")
 }
