@@ -6,6 +6,7 @@ use std::io;
 use crate::alignment::Alignment;
 use crate::buffer::{Buffer, HostBuffer};
 use crate::file::Piece;
+use crate::traffic::Counters;
 use crate::{Error, Gpu, Result};
 
 /// How much goes at once, in bytes.
@@ -55,9 +56,10 @@ impl Bounce {
         file: &File,
         piece: &Piece,
         buffer: &Buffer,
+        counters: &Counters,
         failed: impl Fn(io::Error) -> Error,
     ) -> Result<u64> {
-        self.in_rounds(piece, |round| {
+        self.in_rounds(piece, counters, |round| {
             let count = self.fetch(file, round).map_err(&failed)?;
             let wanted = count.saturating_sub(round.skip).min(round.length);
             let from = self.host.span(part(round.skip, wanted))?;
@@ -72,9 +74,10 @@ impl Bounce {
         file: &File,
         piece: &Piece,
         buffer: &Buffer,
+        counters: &Counters,
         failed: impl Fn(io::Error) -> Error,
     ) -> Result<u64> {
-        self.in_rounds(piece, |round| {
+        self.in_rounds(piece, counters, |round| {
             let old = match round.is_partial() {
                 true => self.fetch(file, round).map_err(&failed)?,
                 false => round.blocks,
@@ -97,12 +100,15 @@ impl Bounce {
     fn in_rounds(
         &self,
         piece: &Piece,
+        counters: &Counters,
         mut carry: impl FnMut(&Round) -> Result<u64>,
     ) -> Result<u64> {
         let mut done: u64 = 0;
         while done < piece.length() {
             let round = self.round(piece, done);
             let moved = carry(&round)?;
+            // At once, since what has bounced has bounced, even if the next round fails.
+            counters.bounced(moved);
             done = done.saturating_add(moved);
             if moved < round.length {
                 break;

@@ -323,12 +323,10 @@ impl GpuFile {
             empty => empty.insert(Bounce::new(&parts.gpu, parts.alignment)?),
         };
         let failed = |source| self.failed(piece, source);
-        let done = match piece.direction {
-            Direction::Read => bounce.read(&parts.file, piece, buffer, failed)?,
-            Direction::Write => bounce.write(&parts.file, piece, buffer, failed)?,
-        };
-        parts.counters.bounced(done);
-        Ok(done)
+        match piece.direction {
+            Direction::Read => bounce.read(&parts.file, piece, buffer, &parts.counters, failed),
+            Direction::Write => bounce.write(&parts.file, piece, buffer, &parts.counters, failed),
+        }
     }
 
     fn failed(&self, piece: &Piece, source: io::Error) -> Error {
