@@ -49,7 +49,7 @@ pub struct Completion {
 /// A queue of transfers that go on while the program does something else.
 ///
 /// What goes peer to peer is done by the kernel in any order. What bounces, where the policy allows it, is done by the
-/// thread that waits. Dropping the queue waits for what is under way.
+/// thread that waits. Dropping the queue waits for what is under way, and does what is left of it.
 pub struct Queue {
     ring: IoUring,
     depth: u32,
@@ -95,12 +95,12 @@ impl Queue {
         let ticket = self.next;
         self.next = self.next.wrapping_add(1);
         let middle = transfer.middle();
-        if middle.length() == 0 {
-            self.finish(ticket, &request, &transfer, None);
-            return Ok(Ticket(ticket));
-        }
-        let entry = entry(&request, &middle)?.user_data(ticket);
-        self.start(&entry)?;
+        // What bounces as a whole goes through the ring, too, so that the queue polls readable.
+        let entry = match middle.length() {
+            0 => opcode::Nop::new().build(),
+            _ => entry(&request, &middle)?,
+        };
+        self.start(&entry.user_data(ticket))?;
         self.under_way.insert(ticket, (request, transfer));
         // What the kernel does not take now it takes when the queue is waited for, which then tells why.
         let _ = self.enter(0);
@@ -148,19 +148,18 @@ impl Queue {
         }
     }
 
-    /// Ends what the kernel is done with.
+    /// Ends one request that the kernel is done with. The others stay in the ring, which polls readable for them.
     fn reap(&mut self) {
-        let ended: Vec<(u64, i32)> = self
-            .ring
-            .completion()
-            .map(|entry| (entry.user_data(), entry.result()))
-            .collect();
-        for (ticket, result) in ended {
-            if let Some((request, transfer)) = self.under_way.remove(&ticket) {
-                let first = u64::try_from(result)
-                    .map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()));
-                self.finish(ticket, &request, &transfer, Some(first));
-            }
+        let Some(entry) = self.ring.completion().next() else {
+            return;
+        };
+        let (ticket, result) = (entry.user_data(), entry.result());
+        if let Some((request, transfer)) = self.under_way.remove(&ticket) {
+            let first = (transfer.middle().length() > 0).then(|| {
+                u64::try_from(result)
+                    .map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()))
+            });
+            self.finish(ticket, &request, &transfer, first);
         }
     }
 
@@ -205,9 +204,7 @@ impl Drop for Queue {
                 std::mem::forget(std::mem::take(&mut self.under_way));
                 return;
             }
-            for entry in self.ring.completion() {
-                self.under_way.remove(&entry.user_data());
-            }
+            self.reap();
         }
     }
 }
@@ -354,6 +351,40 @@ mod tests {
         queue.push(read(&file, &buffer, 0, 8192..12288)).unwrap();
         drop(queue);
         assert_eq!(bytes_of(&buffer, 8192, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_queue_polls_readable_as_long_as_it_has_something_to_tell() {
+        let (_gpu, buffer, file, _named) = lab(Policy::AllowBounce);
+        let mut queue = Queue::new(4).unwrap();
+        let readable = |queue: &Queue| {
+            let mut polled = [rustix::event::PollFd::new(
+                queue,
+                rustix::event::PollFlags::IN,
+            )];
+            let patience = rustix::event::Timespec {
+                tv_sec: 20,
+                tv_nsec: 0,
+            };
+            rustix::event::poll(&mut polled, Some(&patience)).unwrap()
+        };
+        queue.push(read(&file, &buffer, 5, 0..100)).unwrap();
+        queue.push(read(&file, &buffer, 0, 4096..8192)).unwrap();
+        queue.push(read(&file, &buffer, 7, 8192..8292)).unwrap();
+        for _ in 0..3 {
+            assert_eq!(readable(&queue), 1);
+            queue.wait().unwrap().unwrap().result.unwrap();
+        }
+        assert_eq!(file.traffic().bounced_bytes, 200);
+    }
+
+    #[test]
+    fn a_dropped_queue_leaves_no_transfer_half_done() {
+        let (_gpu, buffer, file, _named) = lab(Policy::AllowBounce);
+        let mut queue = Queue::new(2).unwrap();
+        queue.push(read(&file, &buffer, 1, 0..100)).unwrap();
+        drop(queue);
+        assert_eq!(bytes_of(&buffer, 0, 3), [1, 2, 3]);
     }
 
     #[test]
