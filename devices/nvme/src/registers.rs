@@ -135,6 +135,8 @@ impl Registers {
     fn write_cc(&mut self, cc: Cc) {
         if self.cc.en() && !cc.en() {
             self.disabling = true;
+            // A controller that failed is not ready, so a host need not wait before it enables again.
+            self.csts.set_cfs(false);
         }
         let starts_shutdown = cc.shn() != Cc::SHN_NONE && self.cc.shn() == Cc::SHN_NONE;
         self.cc = cc;
@@ -361,6 +363,12 @@ mod tests {
         assert_eq!(registers.request(false), None);
         registers.write(0x14, 0);
         assert_eq!(registers.request(false), Some(Request::Disable));
+        registers.write(0x14, EN);
+        assert_eq!(
+            registers.read(0x1c),
+            0,
+            "an early enable does not see the old failure"
+        );
     }
 
     #[test]
