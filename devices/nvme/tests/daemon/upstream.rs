@@ -26,8 +26,6 @@ pub(crate) enum Answer {
     Refused(u32),
     /// It waits until the test answers.
     Late,
-    /// The client hangs up.
-    HangUp,
     /// It is answered with too much.
     Nonsense,
 }

@@ -113,6 +113,11 @@ impl Wire {
         }
     }
 
+    /// Hangs up.
+    pub(crate) fn hang_up(&self) {
+        self.outgoing.stream.shutdown(Shutdown::Both).unwrap();
+    }
+
     /// Whether the device has hung up, waiting for it.
     pub(crate) fn is_hung_up_on(&self) -> bool {
         matches!(
@@ -275,7 +280,6 @@ impl Reader {
                     .send(message.id, message.command, (REPLY, 0), &payload, &[])
             }
             Answer::Late => Ok(()),
-            Answer::HangUp => self.outgoing.stream.shutdown(Shutdown::Both),
         }
     }
 }
