@@ -67,7 +67,8 @@ pub(crate) struct Features {
     thresholds: [u16; 2],
     error_recovery: Vec<u32>,
     uncoalesced: Vec<bool>,
-    granted_queues: u16,
+    /// Submission and completion queues, 0's based.
+    granted_queues: [u16; 2],
     timestamp: (u64, Instant, TimestampAttributes),
     host_behavior: [u8; 512],
     software_progress: u32,
@@ -81,7 +82,7 @@ impl Features {
             thresholds: [343, 0],
             error_recovery: vec![0; namespaces],
             uncoalesced: vec![false; QUEUE_PAIRS.into()],
-            granted_queues: MOST_QUEUES,
+            granted_queues: [MOST_QUEUES; 2],
             timestamp: (0, Instant::now(), TimestampAttributes::new()),
             host_behavior: [0; 512],
             software_progress: 0,
@@ -97,9 +98,9 @@ impl Features {
         };
     }
 
-    /// Number of Queues: the highest queue number that may be used.
-    pub(super) fn granted_queues(&self) -> u16 {
-        self.granted_queues + 1
+    /// Number of Queues: the highest number that a submission and a completion queue may have.
+    pub(super) fn granted_queues(&self) -> [u16; 2] {
+        self.granted_queues.map(|granted| granted + 1)
     }
 
     /// Volatile Write Cache: whether writes may wait for a Flush.
@@ -146,7 +147,7 @@ impl Features {
 
     /// A feature's value in dword 0. `dword` is the command's dword 11, `index` the namespace's, if it names one.
     fn value(&self, fid: u8, dword: u32, index: Option<usize>) -> Result<u32, Status> {
-        let granted = self.granted_queues;
+        let [submission, completion] = self.granted_queues;
         Ok(match fid {
             fid::TEMPERATURE_THRESHOLD => {
                 let asked = TemperatureThreshold::from_bits(dword);
@@ -164,8 +165,8 @@ impl Features {
                 *value.ok_or(Status::INVALID_NAMESPACE.with_dnr(true))?
             }
             fid::NUMBER_OF_QUEUES => NumberOfQueues::new()
-                .with_nsq(granted)
-                .with_ncq(granted)
+                .with_nsq(submission)
+                .with_ncq(completion)
                 .into_bits(),
             fid::INTERRUPT_VECTOR_CONFIGURATION => {
                 let asked = InterruptVectorConfiguration::from_bits(dword);
@@ -272,11 +273,12 @@ impl Features {
         if asked.nsq() == u16::MAX || asked.ncq() == u16::MAX {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        self.granted_queues = asked.nsq().max(asked.ncq()).min(MOST_QUEUES);
-        let grant = |asked: u16| asked.min(MOST_QUEUES);
+        let granted = [asked.nsq(), asked.ncq()].map(|asked| asked.min(MOST_QUEUES));
+        self.granted_queues = granted;
+        let [submission, completion] = granted;
         Ok(NumberOfQueues::new()
-            .with_nsq(grant(asked.nsq()))
-            .with_ncq(grant(asked.ncq()))
+            .with_nsq(submission)
+            .with_ncq(completion)
             .into_bits())
     }
 }
@@ -424,9 +426,13 @@ mod tests {
     fn queues_are_granted_up_to_what_there_is() {
         let mut features = Features::new(1);
         assert_eq!(features.grant_queues(0x0003_0001), Ok(0x0003_0001));
-        assert_eq!(features.granted_queues(), 4);
+        assert_eq!(features.granted_queues(), [2, 4]);
+        assert_eq!(
+            features.value(fid::NUMBER_OF_QUEUES, 0, None),
+            Ok(0x0003_0001)
+        );
         assert_eq!(features.grant_queues(0x00ff_00ff), Ok(0x003f_003f));
-        assert_eq!(features.granted_queues(), 64);
+        assert_eq!(features.granted_queues(), [64, 64]);
         assert!(features.grant_queues(0xffff_0000).is_err());
     }
 

@@ -23,9 +23,8 @@ impl Engine {
     ) -> Result<Reply, Status> {
         let command = CreateCompletionQueue::from(entry);
         let id = command.qid.get();
-        self.check_id(id, |queues, id| {
-            queues.completion(id).is_some_and(|queue| queue.is_none())
-        })?;
+        let [_, granted] = self.admin.features.granted_queues();
+        check_id(id, granted, self.queues.completion(id))?;
         let size_is_set = self
             .setup
             .is_some_and(|setup| setup.cc.iocqes() == COMPLETION_SIZE);
@@ -54,9 +53,8 @@ impl Engine {
     ) -> Result<Reply, Status> {
         let command = CreateSubmissionQueue::from(entry);
         let (id, cqid) = (command.qid.get(), command.cqid.get());
-        self.check_id(id, |queues, id| {
-            queues.submission(id).is_some_and(|queue| queue.is_none())
-        })?;
+        let [granted, granted_completion] = self.admin.features.granted_queues();
+        check_id(id, granted, self.queues.submission(id))?;
         let size_is_set = self
             .setup
             .is_some_and(|setup| setup.cc.iosqes() == SUBMISSION_SIZE);
@@ -68,7 +66,7 @@ impl Engine {
             SUBMISSION_BYTES,
             command.flags.pc(),
         )?;
-        if cqid == 0 || cqid > self.admin.features.granted_queues() {
+        if cqid == 0 || cqid > granted_completion {
             return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
         }
         let completion = self.queues.completion(cqid).and_then(Option::as_mut);
@@ -123,19 +121,6 @@ impl Engine {
         Ok(Reply::DONE)
     }
 
-    /// A queue number that can be used: not 0, within what was granted, and free.
-    fn check_id(
-        &mut self,
-        id: u16,
-        is_free: impl Fn(&mut crate::queues::Queues, u16) -> bool,
-    ) -> Result<(), Status> {
-        let granted = self.admin.features.granted_queues();
-        if id == 0 || id > granted || !is_free(&mut self.queues, id) {
-            return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
-        }
-        Ok(())
-    }
-
     /// Queues are contiguous (CAP.CQR), start at a page, and lie in the Controller Memory Buffer only if it takes them.
     fn check_place(
         &self,
@@ -162,6 +147,14 @@ impl Engine {
             Ok(())
         }
     }
+}
+
+/// A queue number that can be used: not 0, within what was granted, and its place free.
+fn check_id<Q>(id: u16, granted: u16, place: Option<&mut Option<Q>>) -> Result<(), Status> {
+    if id == 0 || id > granted || !place.is_some_and(|queue| queue.is_none()) {
+        return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
+    }
+    Ok(())
 }
 
 fn check_entries(entries: u32, size_is_set: bool) -> Result<(), Status> {
