@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-/// A fault code of the device.
+use crate::uapi;
+
+/// A fault code of the device or, from 256 on, of its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// An access met a part of the aperture behind which there is no memory.
@@ -17,6 +19,9 @@ pub enum Fault {
     BadRing,
     /// Lengths beyond what the device does in one command.
     TooLong,
+    /// A reset of the GPU ended it before it was done, and it is none that can be repeated. What it had to do may be done
+    /// in part.
+    Reset,
     /// A code that this library does not know.
     Other(u32),
 }
@@ -30,6 +35,7 @@ impl From<u32> for Fault {
             4 => Fault::BadCommand,
             5 => Fault::BadRing,
             6 => Fault::TooLong,
+            uapi::ERROR_RESET => Fault::Reset,
             code => Fault::Other(code),
         }
     }
@@ -44,6 +50,9 @@ impl fmt::Display for Fault {
             Fault::BadCommand => "fault 4, bad command",
             Fault::BadRing => "fault 5, bad ring",
             Fault::TooLong => "fault 6, the command is too long",
+            Fault::Reset => {
+                "fault 256, given up by a reset of the GPU, since it may be done in part and cannot be repeated"
+            }
             Fault::Other(code) => return write!(f, "fault {code}, which is unknown"),
         })
     }
@@ -54,8 +63,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_those_of_the_device() {
-        for code in 1..=6 {
+    fn codes_are_those_of_the_device_and_its_driver() {
+        for code in (1..=6).chain([0x100]) {
             let told = Fault::from(code).to_string();
             assert!(told.starts_with(&format!("fault {code}, ")), "{told}");
         }

@@ -106,6 +106,9 @@ pub(crate) struct Submit {
     pub(crate) fence: u64,
 }
 
+/// `PEERBAR_GPU_ERROR_RESET`, the driver's own code in [`Wait::error`]: a reset has ended the command.
+pub(crate) const ERROR_RESET: u32 = 0x100;
+
 /// `struct peerbar_gpu_wait`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
