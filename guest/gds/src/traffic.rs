@@ -14,7 +14,8 @@ pub enum Policy {
     BounceOnly,
 }
 
-/// Bytes that transfers have moved, by the way that they took.
+/// Bytes of transfers, by the way that they took: those that were asked for. The disk moves whole blocks, so for the ends
+/// that bounce its own counters show more, and a block that is written in part is read, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Straight between the disk and GPU memory.
