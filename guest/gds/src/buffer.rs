@@ -124,7 +124,8 @@ impl Buffer {
     }
 
     /// Frees it now, whoever still has a clone. Mappings stay, and what becomes of an access to them is the driver's
-    /// business: it never meets memory of somebody else.
+    /// business: it never meets memory of somebody else. Its spans are refused from now on. A command that another
+    /// thread submits at this very moment must not use it.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Freed`].
@@ -167,9 +168,13 @@ impl Buffer {
         Ok(take_descriptor(export.fd))
     }
 
-    /// `range` of it for file I/O.
-    pub(crate) fn resolve(&self, range: impl RangeBounds<u64>) -> Result<Range<u64>> {
-        self.parts.memory.live()?;
+    /// `range` of it for file I/O, of which `driver` may have to do a part.
+    pub(crate) fn resolve(
+        &self,
+        driver: &Arc<dyn Driver>,
+        range: impl RangeBounds<u64>,
+    ) -> Result<Range<u64>> {
+        self.parts.memory.live_for(driver)?;
         resolve(range, self.size())
     }
 }

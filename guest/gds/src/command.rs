@@ -1,5 +1,8 @@
 //! What the GPU can do.
 
+use std::sync::Arc;
+
+use crate::driver::Driver;
 use crate::span::Span;
 use crate::uapi::{OPERANDS, Operand, Submit};
 use crate::{Error, Result};
@@ -103,9 +106,9 @@ pub enum Kernel<'a> {
 }
 
 impl Command<'_> {
-    /// The command as the driver takes it.
-    pub(crate) fn encode(&self) -> Result<Submit> {
-        let builder = Builder::default();
+    /// The command as `driver` takes it.
+    pub(crate) fn encode(&self, driver: &Arc<dyn Driver>) -> Result<Submit> {
+        let builder = Builder::new(driver);
         let built = match *self {
             Command::Nop => builder.opcode(0),
             Command::Copy { from, to } => {
@@ -147,7 +150,7 @@ impl Command<'_> {
 }
 
 impl Kernel<'_> {
-    fn encode(&self, launch: Builder) -> Result<Builder> {
+    fn encode<'d>(&self, launch: Builder<'d>) -> Result<Builder<'d>> {
         Ok(match *self {
             Kernel::VectorAdd {
                 a,
@@ -203,12 +206,19 @@ fn one_length(left: Span<'_>, right: Span<'_>) -> Result<u64> {
 }
 
 /// A submission that grows operand by operand.
-#[derive(Default)]
-struct Builder {
+struct Builder<'a> {
+    driver: &'a Arc<dyn Driver>,
     submit: Submit,
 }
 
-impl Builder {
+impl<'a> Builder<'a> {
+    fn new(driver: &'a Arc<dyn Driver>) -> Self {
+        Builder {
+            driver,
+            submit: Submit::default(),
+        }
+    }
+
     fn opcode(mut self, opcode: u32) -> Self {
         self.submit.opcode = opcode;
         self
@@ -227,11 +237,12 @@ impl Builder {
                 given: span.length(),
             });
         }
+        let operand = span.operand(self.driver)?;
         if let Some(length) = self.submit.length.get_mut(index) {
             *length = needed;
         }
         self.submit.address_mask |= 1 << index;
-        Ok(self.operand(index, span.operand))
+        Ok(self.operand(index, operand))
     }
 
     fn number(self, index: usize, number: u64) -> Self {
@@ -254,19 +265,27 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Gpu;
+    use crate::fake::gpu_with;
+    use crate::memory::Memory;
     use crate::uapi::Space;
 
-    fn vram(range: std::ops::Range<u64>) -> Span<'static> {
-        Span::new(Space::Vram, 7, range)
+    /// A GPU, and handle 7 of its memory.
+    fn lab() -> (Gpu, Memory) {
+        let (_, gpu) = gpu_with(1 << 20);
+        let vram = Memory::new(&gpu.driver, Space::Vram, 7, 1000);
+        (gpu, vram)
     }
 
     #[test]
     fn a_copy_is_two_addresses_and_a_length() {
+        let (gpu, vram) = lab();
+        let host = Memory::new(&gpu.driver, Space::Host, 3, 32);
         let submit = Command::Copy {
-            from: vram(16..48),
-            to: Span::new(Space::Host, 3, 0..32),
+            from: vram.span(16..48).unwrap(),
+            to: host.span(..).unwrap(),
         }
-        .encode()
+        .encode(&gpu.driver)
         .unwrap();
         assert_eq!((submit.opcode, submit.address_mask), (1, 0b11));
         let operand = |space, handle, offset| Operand {
@@ -281,9 +300,10 @@ mod tests {
 
     #[test]
     fn a_launch_has_its_shape_in_the_last_operands() {
+        let (gpu, vram) = lab();
         let kernel = Kernel::Saxpy {
-            x: vram(0..400),
-            y: vram(400..800),
+            x: vram.span(0..400).unwrap(),
+            y: vram.span(400..800).unwrap(),
             elements: 100,
             factor: 2.0,
         };
@@ -292,7 +312,7 @@ mod tests {
             grid: 4,
             block: 32,
         }
-        .encode()
+        .encode(&gpu.driver)
         .unwrap();
         assert_eq!((submit.opcode, submit.kernel), (5, 1));
         assert_eq!(submit.address_mask, 0b11);
@@ -303,16 +323,17 @@ mod tests {
 
     #[test]
     fn lengths_that_do_not_fit_are_refused() {
+        let (gpu, vram) = lab();
         let copy = Command::Copy {
-            from: vram(0..8),
-            to: vram(8..24),
+            from: vram.span(0..8).unwrap(),
+            to: vram.span(8..24).unwrap(),
         };
         assert!(matches!(
-            copy.encode(),
+            copy.encode(&gpu.driver),
             Err(Error::Lengths { left: 8, right: 16 })
         ));
         let kernel = Kernel::Reduce {
-            x: vram(0..8),
+            x: vram.span(0..8).unwrap(),
             elements: u64::MAX,
         };
         let launch = Command::Launch {
@@ -320,6 +341,9 @@ mod tests {
             grid: 1,
             block: 1,
         };
-        assert!(matches!(launch.encode(), Err(Error::ShortOperand { .. })));
+        assert!(matches!(
+            launch.encode(&gpu.driver),
+            Err(Error::ShortOperand { .. })
+        ));
     }
 }

@@ -56,6 +56,12 @@ pub enum Error {
     /// The buffer was freed.
     #[error("the buffer has been freed")]
     Freed,
+    /// The buffer was made by another opening of a GPU than the one that is to use it.
+    #[error(
+        "the buffer belongs to another opening of a GPU; use the one that made it or a clone of that, or pass the memory on \
+         as a dma-buf"
+    )]
+    ForeignBuffer,
     /// Two operands of a command must be of one length.
     #[error("the command's operands are of {left} and {right} bytes; they must be of one length")]
     Lengths {

@@ -23,7 +23,6 @@ pub(crate) struct Fake {
 
 #[derive(Debug, Default)]
 struct State {
-    next_handle: u32,
     /// Where each handle's memory starts: in VRAM, or in this process.
     handles: BTreeMap<u32, u64>,
     allocated: u64,
@@ -60,8 +59,10 @@ impl Fake {
 
     fn add(&self, start: u64) -> u32 {
         let mut state = self.state.lock().unwrap();
-        state.next_handle += 1;
-        let handle = state.next_handle;
+        // The lowest that is free, as the driver gives them.
+        let mut handles = 1..;
+        let handle = handles.find(|handle| !state.handles.contains_key(handle));
+        let handle = handle.unwrap();
         state.handles.insert(handle, start);
         handle
     }

@@ -130,7 +130,9 @@ impl GpuFile {
     ///
     /// # Errors
     /// [`Error::Unaligned`] and [`Error::PeerToPeer`] if it cannot go peer to peer and must not bounce;
-    /// [`Error::Transfer`]; [`Error::OutOfBounds`]; [`Error::Freed`]; those of [`Gpu::run`] for what bounces.
+    /// [`Error::ForeignBuffer`] if the buffer is not of the opening of the GPU that the file was opened for;
+    /// [`Error::Freed`]; [`Error::OutOfBounds`]; [`Error::Transfer`]; those of [`Gpu::run`] for
+    /// what bounces.
     pub fn read_at(
         &self,
         buffer: &Buffer,
@@ -193,7 +195,7 @@ impl GpuFile {
         range: impl RangeBounds<u64>,
         offset: u64,
     ) -> Result<Transfer> {
-        let range = buffer.resolve(range)?;
+        let range = buffer.resolve(&self.parts.gpu.driver, range)?;
         let length = range.end.saturating_sub(range.start);
         let alignment = self.parts.alignment;
         let transfer = Transfer {
@@ -302,11 +304,13 @@ impl GpuFile {
         if self.parts.policy == Policy::AllowBounce {
             return self.bounce(piece, buffer);
         }
+        let path = self.parts.path.clone();
+        let (direction, offset, length) = (piece.direction, piece.offset, piece.length());
         Err(Error::PeerToPeer {
-            path: self.parts.path.clone(),
-            direction: piece.direction,
-            offset: piece.offset,
-            length: piece.length(),
+            path,
+            direction,
+            offset,
+            length,
             source,
         })
     }
@@ -468,6 +472,20 @@ mod tests {
                 bounced_bytes: 8192
             }
         );
+    }
+
+    #[test]
+    fn a_buffer_of_another_opening_is_refused_whatever_way_it_would_go() {
+        let (_fake, _gpu, _buffer, file, _named) = lab(Policy::AllowBounce);
+        let (_, other) = gpu_with(1 << 20);
+        let foreign = other.allocate(8192).unwrap();
+        for offset in [0, 5] {
+            let read = file.read_at(&foreign, ..4096, offset);
+            assert!(matches!(read, Err(Error::ForeignBuffer)));
+            let written = file.write_at(&foreign, ..4096, offset);
+            assert!(matches!(written, Err(Error::ForeignBuffer)));
+        }
+        assert_eq!(file.traffic(), Traffic::default());
     }
 
     #[test]

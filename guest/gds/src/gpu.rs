@@ -125,10 +125,11 @@ impl Gpu {
     /// Puts a command behind those that were submitted before, and returns at once.
     ///
     /// # Errors
-    /// [`Error::Lengths`] and [`Error::ShortOperand`] for operands that do not fit; [`Error::Driver`], with EAGAIN if too
-    /// many commands of this opening are under way, with EBUSY if too many programs use the GPU.
+    /// [`Error::Lengths`] and [`Error::ShortOperand`] for operands that do not fit; [`Error::Freed`] and
+    /// [`Error::ForeignBuffer`] for those whose buffer is not there, or not of this opening; [`Error::Driver`], with
+    /// EAGAIN if too many commands of this opening are under way, with EBUSY if too many programs use the GPU.
     pub fn submit(&self, command: &Command<'_>) -> Result<Fence> {
-        let mut submit = command.encode()?;
+        let mut submit = command.encode(&self.driver)?;
         self.driver
             .submit(&mut submit)
             .map_err(|source| Error::Driver {
@@ -228,7 +229,7 @@ impl AsFd for Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::gpu_with;
+    use crate::fake::{bytes_of, gpu_with};
 
     #[test]
     fn a_gpu_says_what_it_is() {
@@ -265,6 +266,32 @@ mod tests {
         clone.free().unwrap();
         assert_eq!(fake.handles(), 0);
         assert!(matches!(clone.span(..), Err(Error::Freed)));
+    }
+
+    #[test]
+    fn a_span_of_a_freed_buffer_never_meets_the_next_one() {
+        let (_, gpu) = gpu_with(1 << 20);
+        let (first, other) = (gpu.allocate(4096).unwrap(), gpu.allocate(4096).unwrap());
+        other.mapping().write(0, &[1; 8]).unwrap();
+        let (stale, from) = (first.span(..8).unwrap(), other.span(..8).unwrap());
+        let old_handle = first.handle().unwrap();
+        first.free().unwrap();
+        let next = gpu.allocate(4096).unwrap();
+        assert_eq!(next.handle().unwrap(), old_handle);
+        assert!(matches!(gpu.copy(from, stale), Err(Error::Freed)));
+        assert!(matches!(gpu.copy(stale, from), Err(Error::Freed)));
+        assert_eq!(bytes_of(&next, 0, 8), [0; 8]);
+    }
+
+    #[test]
+    fn a_span_of_another_opening_is_refused() {
+        let (_, gpu) = gpu_with(1 << 20);
+        let (_, other) = gpu_with(1 << 20);
+        let (own, foreign) = (gpu.allocate(4096).unwrap(), other.allocate(4096).unwrap());
+        let (own, foreign) = (own.span(..8).unwrap(), foreign.span(..8).unwrap());
+        assert!(matches!(gpu.copy(own, foreign), Err(Error::ForeignBuffer)));
+        assert!(matches!(gpu.copy(foreign, own), Err(Error::ForeignBuffer)));
+        gpu.clone().copy(own, own).unwrap();
     }
 
     #[test]

@@ -31,11 +31,8 @@ impl Memory {
     }
 
     pub(crate) fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
-        Ok(Span::new(
-            self.space,
-            self.live()?.handle,
-            resolve(range, self.size)?,
-        ))
+        self.live()?;
+        Ok(Span::new(self, resolve(range, self.size)?))
     }
 
     /// The handle, which must not be used once it is freed: the driver gives its number to another buffer then.
@@ -47,6 +44,14 @@ impl Memory {
             handle: self.handle,
             pad: 0,
         })
+    }
+
+    /// The handle, for a request to `driver`: handles are numbers of one opening, and mean other memory in another.
+    pub(crate) fn live_for(&self, driver: &Arc<dyn Driver>) -> Result<uapi::Handle> {
+        if !Arc::ptr_eq(&self.driver, driver) {
+            return Err(Error::ForeignBuffer);
+        }
+        self.live()
     }
 
     pub(crate) fn free(&self) -> Result<()> {

@@ -1,31 +1,41 @@
 //! A part of a buffer, as an operand of the GPU's commands.
 
-use std::marker::PhantomData;
 use std::ops::{Bound, Range, RangeBounds};
+use std::sync::Arc;
 
-use crate::uapi::{Operand, Space};
+use crate::driver::Driver;
+use crate::memory::Memory;
+use crate::uapi::Operand;
 use crate::{Error, Result};
 
 /// A part of a buffer, for the GPU. Made by `span` of [`Buffer`](crate::Buffer), [`HostBuffer`](crate::HostBuffer) and
-/// [`ImportedBuffer`](crate::ImportedBuffer), always within it.
+/// [`ImportedBuffer`](crate::ImportedBuffer), always within it. A command takes it only as long as the buffer is not freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
-    pub(crate) operand: Operand,
+    memory: &'a Memory,
+    offset: u64,
     length: u64,
-    buffer: PhantomData<&'a ()>,
 }
 
-impl Span<'_> {
-    pub(crate) fn new(space: Space, handle: u32, range: Range<u64>) -> Self {
+impl<'a> Span<'a> {
+    pub(crate) fn new(memory: &'a Memory, range: Range<u64>) -> Self {
         Span {
-            operand: Operand {
-                space: space.into(),
-                handle,
-                offset: range.start,
-            },
+            memory,
+            offset: range.start,
             length: range.end.saturating_sub(range.start),
-            buffer: PhantomData,
         }
+    }
+
+    /// It, for a command that `driver` is about to take.
+    ///
+    /// # Errors
+    /// [`Error::Freed`]; [`Error::ForeignBuffer`].
+    pub(crate) fn operand(&self, driver: &Arc<dyn Driver>) -> Result<Operand> {
+        Ok(Operand {
+            space: self.memory.space.into(),
+            handle: self.memory.live_for(driver)?.handle,
+            offset: self.offset,
+        })
     }
 
     /// Length in bytes.
