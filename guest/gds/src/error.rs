@@ -125,7 +125,25 @@ pub enum Error {
         offset: u64,
         /// Bytes that were asked for.
         length: u64,
-        /// The kernel's reason: EREMOTEIO of older kernels, EINVAL of newer ones, EFAULT for memory without pages.
+        /// The kernel's reason: EREMOTEIO of older kernels, EINVAL of newer ones, EFAULT for the window of an aperture,
+        /// which has no pages.
+        source: io::Error,
+    },
+    /// The buffer's memory was pulled away from its mapping: revoked, freed, or gone with its GPU.
+    #[error(
+        "{direction} of {length} bytes at offset {offset} of {} met a buffer without memory: it was revoked or freed, or its \
+         GPU is gone; allocate another", path.display()
+    )]
+    Withdrawn {
+        /// The file.
+        path: PathBuf,
+        /// Which way.
+        direction: Direction,
+        /// Where in it.
+        offset: u64,
+        /// Bytes that were asked for.
+        length: u64,
+        /// The kernel's reason, EFAULT.
         source: io::Error,
     },
     /// A transfer failed for any other reason.

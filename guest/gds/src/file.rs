@@ -131,7 +131,7 @@ impl GpuFile {
     /// # Errors
     /// [`Error::Unaligned`] and [`Error::PeerToPeer`] if it cannot go peer to peer and must not bounce;
     /// [`Error::ForeignBuffer`] if the buffer is not of the opening of the GPU that the file was opened for;
-    /// [`Error::Freed`]; [`Error::OutOfBounds`]; [`Error::Transfer`]; those of [`Gpu::run`] for
+    /// [`Error::Freed`]; [`Error::Withdrawn`]; [`Error::OutOfBounds`]; [`Error::Transfer`]; those of [`Gpu::run`] for
     /// what bounces.
     pub fn read_at(
         &self,
@@ -306,6 +306,16 @@ impl GpuFile {
         }
         let path = self.parts.path.clone();
         let (direction, offset, length) = (piece.direction, piece.offset, piece.length());
+        // Memory of a static aperture has its pages as long as it is there at all.
+        if source.raw_os_error() == Some(libc::EFAULT) && !self.parts.gpu.properties().window {
+            return Err(Error::Withdrawn {
+                path,
+                direction,
+                offset,
+                length,
+                source,
+            });
+        }
         Err(Error::PeerToPeer {
             path,
             direction,
@@ -472,6 +482,15 @@ mod tests {
                 bounced_bytes: 8192
             }
         );
+    }
+
+    #[test]
+    fn a_buffer_that_was_pulled_away_is_told_from_a_refusal() {
+        let (_fake, _gpu, buffer, file, _named) = lab(Policy::PeerOnly);
+        let transfer = file.plan(Direction::Read, &buffer, ..8192, 0).unwrap();
+        let fault = Some(Err(io::Error::from_raw_os_error(libc::EFAULT)));
+        let error = file.carry_out(&transfer, &buffer, fault).unwrap_err();
+        assert!(matches!(error, Error::Withdrawn { .. }), "{error}");
     }
 
     #[test]
