@@ -71,11 +71,17 @@ struct peerbar_gpu_submit {
 	__u64 fence;		/* out: wait for it */
 };
 
+/*
+ * An error that is the driver's, not a fault code: a reset of the GPU came while the command may have been under way,
+ * and a second run would not have the outcome of one. What it has done until then stays.
+ */
+#define PEERBAR_GPU_ERROR_RESET	0x100
+
 struct peerbar_gpu_wait {
 	__u64 fence;
 	__u64 timeout_ns;
 	__u64 result;		/* out: the command's result */
-	__u32 error;		/* out: 0, or the device's fault code */
+	__u32 error;		/* out: 0, the device's fault code, or PEERBAR_GPU_ERROR_RESET */
 	__u32 pad;
 };
 

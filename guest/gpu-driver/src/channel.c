@@ -3,8 +3,8 @@
  * A channel: a ring of commands in coherent memory, a fence for each entry, and the jobs of the file that owns it.
  *
  * Jobs run in order. What the device has of a job can be taken back (the channel is stopped, the job rewound), since
- * every part that was done has written its fence; so an error of one job, or a reset of the device, costs the others
- * nothing.
+ * every part that was done has written its fence; so an error of one job costs the others nothing. A reset of the
+ * device costs at most the job that it interrupts, if that cannot be repeated.
  */
 #include <linux/bitfield.h>
 #include <linux/dma-mapping.h>
@@ -207,12 +207,25 @@ void pb_channel_queue(struct pb_channel *channel, struct pb_job *job)
 
 /* ---- reset ---- */
 
+/* The command at the head may have been done in part, and some would do that part twice. */
+static void fail_begun(struct pb_channel *channel)
+{
+	struct pb_job *job;
+
+	if (channel->head == channel->tail)
+		return;
+	job = channel->slots[channel->head % PB_RING_ENTRIES].job;
+	if (!job->operation->repeatable)
+		finish(channel, job, PEERBAR_GPU_ERROR_RESET);
+}
+
 /* The device is about to forget everything: takes back what it has not done. */
 void pb_channel_pause(struct pb_channel *channel)
 {
 	mutex_lock(&channel->lock);
 	if (channel->owner && !channel->broken && !stop(channel)) {
 		take_fences(channel);
+		fail_begun(channel);
 		rewind_jobs(channel);
 	}
 	channel->paused = true;

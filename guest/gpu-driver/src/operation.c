@@ -7,20 +7,25 @@
 
 static const struct pb_operation operations[] = {
 	{
+		/* The device takes no part whose source and destination overlap, unless they are the same. */
 		.opcode = PB_OP_COPY,
+		.repeatable = true,
 		.nstreams = 2, .streams = { { 0, 1 }, { 1, 1 } },
 		.count = 2,
 	}, {
 		.opcode = PB_OP_FILL,
+		.repeatable = true,
 		.nstreams = 1, .streams = { { 0, 1 } },
 		.count = 1, .pattern = BIT(2),
 	}, {
 		.opcode = PB_OP_COMPARE,
+		.repeatable = true,
 		.nstreams = 2, .streams = { { 0, 1 }, { 1, 1 } },
 		.count = 2, .results = PB_RESULT_FIRST_DIFFERENCE,
 	}, {
 		/* Checksums of parts do not add up, so there is one part. */
 		.opcode = PB_OP_CRC32C,
+		.repeatable = true,
 		.nstreams = 1, .streams = { { 0, 1 } },
 		.count = 1, .fixed = BIT(0),
 	}, {
@@ -33,6 +38,7 @@ static const struct pb_operation operations[] = {
 		.count = 2,
 	}, {
 		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_REDUCTION,
+		.repeatable = true,
 		.nstreams = 1, .streams = { { 0, 4 } },
 		.count = 1, .results = PB_RESULT_SUM,
 	}, {
@@ -49,7 +55,7 @@ static const struct pb_operation operations[] = {
  * All others have no operands that the device would take for addresses, and are given to it as they are: it knows
  * better what is wrong with them. An operation that has any must be above, or programs could choose the addresses.
  */
-static const struct pb_operation whole;
+static const struct pb_operation whole = { .repeatable = true };
 
 const struct pb_operation *pb_operation_of(u32 opcode, u32 kernel)
 {
