@@ -41,8 +41,8 @@ struct peerbar_gpu_query {
 	__u32 handle;
 	__u32 space;		/* out: enum peerbar_gpu_space */
 	__u64 offset;		/* in: offset in the buffer */
-	__u64 vram_offset;	/* out */
-	__u64 bus_address;	/* out: of that byte in BAR2 */
+	__u64 vram_offset;	/* out: 0 if it is not in VRAM */
+	__u64 bus_address;	/* out: of that byte in BAR2; 0 if it is not in VRAM */
 	__u64 length;		/* out: how many bytes follow at consecutive addresses */
 };
 

@@ -102,12 +102,14 @@ static int request_query(struct pb_file *file, void *argument)
 {
 	struct peerbar_gpu_query *query = argument;
 	struct pb_buffer *buffer = pb_file_buffer(file, query->handle);
+	u64 address;
 	int error;
 
 	if (!buffer)
 		return -ENOENT;
 	query->space = buffer->space;
 	query->vram_offset = 0;
+	query->bus_address = 0;
 	if (query->offset >= buffer->size) {
 		error = -ERANGE;
 	} else if (buffer->space == PEERBAR_GPU_SPACE_VRAM) {
@@ -116,7 +118,8 @@ static int request_query(struct pb_file *file, void *argument)
 		/* Taken for the moment, since the pieces of an imported dma-buf may change. */
 		error = pb_buffer_begin(buffer);
 		if (!error) {
-			query->length = pb_piece_at(buffer, query->offset, &query->bus_address);
+			/* Where memory of the host lies is not for programs to know. */
+			query->length = pb_piece_at(buffer, query->offset, &address);
 			pb_buffer_end(buffer);
 		}
 	}
