@@ -53,6 +53,7 @@ void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu, const struct p
 	buffer->space = space;
 	buffer->size = size;
 	mutex_init(&buffer->lock);
+	mutex_init(&buffer->telling);
 	init_waitqueue_head(&buffer->idle);
 	INIT_WORK(&buffer->release, release_work);
 	kref_get(&gpu->refs);
@@ -90,16 +91,19 @@ void pb_buffer_end(struct pb_buffer *buffer)
 		wake_up_all(&buffer->idle);
 }
 
+/* All holders have been told when this returns, whoever told them. */
 void pb_buffer_revoke(struct pb_buffer *buffer)
 {
 	bool again;
 
+	mutex_lock(&buffer->telling);
 	mutex_lock(&buffer->lock);
 	again = buffer->revoked;
 	WRITE_ONCE(buffer->revoked, true);
 	mutex_unlock(&buffer->lock);
 	if (!again && buffer->ops->revoke)
 		buffer->ops->revoke(buffer);
+	mutex_unlock(&buffer->telling);
 }
 
 static struct pb_buffer *next_to_leave(struct pb_gpu *gpu)

@@ -3,6 +3,7 @@
  * The driver's structures, and what its files offer each other.
  *
  * Locks, outer before inner:
+ *   pb_gpu.alive > pb_buffer.telling > pb_buffer.lock, pb_vram.exports_lock
  *   pb_gpu.alive > pb_file.lock > dma_resv of an imported dma-buf > pb_channel.lock > pb_file.results_lock
  *   mmap_lock > pb_buffer.lock
  *   pb_vram.exports_lock > dma_resv of an exported dma-buf
@@ -99,6 +100,7 @@ struct pb_buffer {
 	u64 size;
 	struct mutex lock;		/* revoked against new mappings */
 	bool revoked;
+	struct mutex telling;		/* held while a revoke tells the holders */
 	unsigned long dropped;		/* bit 0 */
 	atomic_t busy;			/* commands under way that use it */
 	wait_queue_head_t idle;		/* busy or a holder's count has gone down */
