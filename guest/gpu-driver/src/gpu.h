@@ -161,6 +161,7 @@ struct pb_gpu {
 	struct list_head buffers;
 	atomic_t holding;		/* buffers that have not given their memory back */
 	wait_queue_head_t left;
+	wait_queue_head_t going;	/* gone has become true */
 	struct delayed_work watch;
 	struct mutex window_lock;	/* the two registers of the window */
 	struct gen_pool *vram_pool;	/* window mode only */

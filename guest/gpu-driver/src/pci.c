@@ -177,6 +177,7 @@ static void stop_requests(struct pb_gpu *gpu)
 	unsigned int i;
 
 	WRITE_ONCE(gpu->gone, true);
+	wake_up_all(&gpu->going);
 	for (i = 0; i < PB_CHANNELS; i++)
 		pb_channel_wake_owner(&gpu->channels[i]);
 }
@@ -221,6 +222,7 @@ static struct pb_gpu *gpu_alloc(struct pci_dev *pdev)
 	mutex_init(&gpu->buffers_lock);
 	INIT_LIST_HEAD(&gpu->buffers);
 	init_waitqueue_head(&gpu->left);
+	init_waitqueue_head(&gpu->going);
 	INIT_DELAYED_WORK(&gpu->watch, watch);
 	mutex_init(&gpu->window_lock);
 	mutex_init(&gpu->channels_lock);

@@ -94,6 +94,7 @@ __poll_t pb_file_poll(struct file *filp, struct poll_table_struct *table)
 	__poll_t events = 0;
 
 	poll_wait(filp, &file->wait, table);
+	poll_wait(filp, &file->gpu->going, table);
 	spin_lock(&file->results_lock);
 	if (file->completed > file->seen)
 		events |= EPOLLIN | EPOLLRDNORM;
