@@ -61,14 +61,13 @@ static void write_entry(struct pb_gpu *gpu, u64 aperture, u64 entry)
 	writeq(entry, gpu->regs + PB_REG_WINDOW_ENTRY);
 }
 
+/* With window_lock held. */
 static void write_entries(struct pb_gpu *gpu, u64 aperture, u64 vram, u64 size)
 {
 	u64 at;
 
-	mutex_lock(&gpu->window_lock);
 	for (at = 0; at < size; at += PB_GPU_PAGE)
 		write_entry(gpu, aperture + at, (vram + at) | PB_WINDOW_PRESENT);
-	mutex_unlock(&gpu->window_lock);
 }
 
 int pb_window_map(struct pb_gpu *gpu, u64 vram, u64 size, u64 *aperture)
@@ -78,7 +77,9 @@ int pb_window_map(struct pb_gpu *gpu, u64 vram, u64 size, u64 *aperture)
 	if (!found)
 		return -ENOSPC;
 	*aperture = found - POOL_BASE;
+	mutex_lock(&gpu->window_lock);
 	write_entries(gpu, *aperture, vram, size);
+	mutex_unlock(&gpu->window_lock);
 	return 0;
 }
 
@@ -101,10 +102,13 @@ void pb_window_restore(struct pb_gpu *gpu)
 	struct pb_buffer *buffer;
 
 	mutex_lock(&gpu->buffers_lock);
+	/* A buffer that is dropped meanwhile takes its entries out after this has written them, or is not written. */
+	mutex_lock(&gpu->window_lock);
 	list_for_each_entry(buffer, &gpu->buffers, node) {
 		if (buffer->space == PEERBAR_GPU_SPACE_VRAM && !test_bit(0, &buffer->dropped) &&
 		    buffer->vram.aperture != PB_NOT_SHOWN)
 			write_entries(gpu, buffer->vram.aperture, buffer->vram.offset, buffer->size);
 	}
+	mutex_unlock(&gpu->window_lock);
 	mutex_unlock(&gpu->buffers_lock);
 }
