@@ -88,6 +88,22 @@ static void let_go(struct held *held)
 
 /* ---- requests ---- */
 
+/* The memory may have gone already, and the table with it. */
+static int describe(struct held *held, struct peerbar_pin_test_pin *pin)
+{
+	int error = -ENODEV;
+
+	mutex_lock(&held->lock);
+	if (!held->gone) {
+		pin->bus_address = held->table->bus_addresses[0];
+		pin->entries = held->table->entries;
+		pin->page_size = held->table->page_size;
+		error = 0;
+	}
+	mutex_unlock(&held->lock);
+	return error;
+}
+
 static int request_pin(struct xarray *pins, void *argument)
 {
 	struct peerbar_pin_test_pin *pin = argument;
@@ -113,10 +129,9 @@ static int request_pin(struct xarray *pins, void *argument)
 	if (error)
 		goto free;
 	fput(gpu);
-	pin->bus_address = held->table->bus_addresses[0];
-	pin->entries = held->table->entries;
-	pin->page_size = held->table->page_size;
-	error = xa_alloc(pins, &pin->id, held, xa_limit_31b, GFP_KERNEL);
+	error = describe(held, pin);
+	if (!error)
+		error = xa_alloc(pins, &pin->id, held, xa_limit_31b, GFP_KERNEL);
 	if (error)
 		let_go(held);
 	return error;
