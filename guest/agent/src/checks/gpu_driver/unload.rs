@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use peerbar_gds::{Buffer, FileOptions, Gpu};
+use peerbar_gds::{Buffer, Error, FileOptions, Gpu};
 use rustix::io::Errno;
 use rustix::system::{delete_module, finit_module};
 
@@ -94,6 +94,11 @@ fn unbind_under_load(lab: &Lab, gpu: &gpus::Gpu, disk: &Path) -> anyhow::Result<
         pin.state()?.callbacks
     );
     is_out_of_reach(&opened, &buffer)?;
+    let read = file.read_at(&buffer, .., 0);
+    ensure!(
+        matches!(read, Err(Error::Withdrawn { .. })),
+        "a read into memory that is gone ends with {read:?}"
+    );
     drop((imported, dma_buf, holder, buffer, file, opened));
     lab.uevents.wait_for(PATIENCE, || {
         ensure!(!gpu.node_path().exists(), "its device file is still there");
