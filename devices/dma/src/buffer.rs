@@ -29,6 +29,14 @@ impl<'a> Buffer<'a> {
         }
     }
 
+    /// The same bytes for a while.
+    pub(crate) fn reborrow(&mut self) -> Buffer<'_> {
+        match self {
+            Self::Read(data) => Buffer::Read(data),
+            Self::Write(data) => Buffer::Write(data),
+        }
+    }
+
     /// Takes off the first `len` bytes, or all if there are fewer.
     pub(crate) fn take(&mut self, len: usize) -> Buffer<'a> {
         let len = len.min(self.len());

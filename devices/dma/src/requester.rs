@@ -19,6 +19,10 @@ use crate::upstream::{Upstream, UpstreamError};
 /// for every 4 bytes of a refused request, so a fault is shown with as few as possible.
 const PROBE: usize = 4;
 
+/// How much is asked of the client at once. Bus mastering is looked at again before each step, so that a reset in the
+/// middle of a long transfer ends it; and a step is large enough to keep the client busy.
+const STEP: usize = 512 << 10;
+
 /// What came of a piece of a request.
 struct Done {
     route: Route,
@@ -248,7 +252,7 @@ impl Requester {
         }
     }
 
-    /// Has the client do it. With `probe`, a few bytes go ahead of the rest.
+    /// Has the client do it, step by step. With `probe`, a few bytes go ahead of the rest.
     fn ask(&self, address: u64, part: &mut Buffer<'_>, probe: bool) -> Result<(), DmaError> {
         let len = part.len();
         let failed = |source| DmaError::Upstream {
@@ -262,28 +266,22 @@ impl Requester {
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
         let upstream = upstream.ok_or(UpstreamError::Gone).map_err(failed)?;
-        let first = if probe { PROBE.min(len) } else { len };
-        let rest = address.wrapping_add(first as u64);
-        match part {
-            Buffer::Read(data) => {
-                let (head, tail) = data.split_at_mut(first);
-                upstream.read(address, head).map_err(failed)?;
-                if tail.is_empty() {
-                    Ok(())
-                } else {
-                    upstream.read(rest, tail).map_err(failed)
-                }
+        let mut rest = part.reborrow();
+        let mut step = if probe { PROBE } else { STEP };
+        let mut at = address;
+        while !rest.is_empty() {
+            if !self.fabric().may_request() {
+                return Err(DmaError::NotMaster { address, len });
             }
-            Buffer::Write(data) => {
-                let (head, tail) = data.split_at(first);
-                upstream.write(address, head).map_err(failed)?;
-                if tail.is_empty() {
-                    Ok(())
-                } else {
-                    upstream.write(rest, tail).map_err(failed)
-                }
+            let mut now = rest.take(step);
+            match &mut now {
+                Buffer::Read(data) => upstream.read(at, data).map_err(failed)?,
+                Buffer::Write(data) => upstream.write(at, data).map_err(failed)?,
             }
+            at = at.wrapping_add(now.len() as u64);
+            step = STEP;
         }
+        Ok(())
     }
 
     fn count(&self, purpose: Purpose, part: &Buffer<'_>, done: &Done) {
@@ -569,6 +567,51 @@ mod tests {
             ),
             failed
         );
+    }
+
+    /// A client that has the function reset while it answers.
+    struct Resetting {
+        requester: std::sync::Weak<Requester>,
+        asked: Mutex<Vec<(u64, usize)>>,
+    }
+
+    impl Resetting {
+        fn answer(&self, address: u64, len: usize) -> Result<(), UpstreamError> {
+            self.asked.lock().unwrap().push((address, len));
+            self.requester.upgrade().unwrap().halt();
+            Ok(())
+        }
+    }
+
+    impl Upstream for Resetting {
+        fn read(&self, address: u64, data: &mut [u8]) -> Result<(), UpstreamError> {
+            self.answer(address, data.len())
+        }
+
+        fn write(&self, address: u64, data: &[u8]) -> Result<(), UpstreamError> {
+            self.answer(address, data.len())
+        }
+    }
+
+    #[test]
+    fn a_reset_in_the_middle_of_a_transfer_ends_what_is_asked_of_the_client() {
+        let mapped = (0x8000_0000, STEP);
+        let unmapped = (0xf000_0000, PROBE);
+        for (address, first) in [mapped, unmapped] {
+            let requester = Arc::new(Requester::new());
+            requester.set_bus_master(true);
+            requester
+                .map(0x8000_0000, 1 << 20, (true, true), None)
+                .unwrap();
+            let client = Arc::new(Resetting {
+                requester: Arc::downgrade(&requester),
+                asked: Mutex::default(),
+            });
+            requester.set_upstream(Some(client.clone()));
+            let outcome = requester.write(Purpose::Payload, address, &[0; 1 << 20]);
+            assert!(matches!(outcome, Err(DmaError::NotMaster { .. })));
+            assert_eq!(*client.asked.lock().unwrap(), [(address, first)]);
+        }
     }
 
     #[test]

@@ -96,9 +96,14 @@ pub(crate) struct Piece {
 }
 
 impl Fabric {
+    /// Whether the function may issue requests at all.
+    pub(crate) fn may_request(&self) -> bool {
+        self.bus_master && !self.halted
+    }
+
     /// Where the first piece of a request for `len` bytes at `address` goes, and how long that piece is. `len` is not 0.
     pub(crate) fn route(&self, address: u64, len: usize, direction: Direction) -> Piece {
-        if !self.bus_master || self.halted {
+        if !self.may_request() {
             return Piece {
                 target: Target::NotMaster,
                 len,
