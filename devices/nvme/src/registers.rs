@@ -12,6 +12,9 @@ pub(crate) const MAX_ENTRIES: u16 = 2048;
 /// client that answers no more.
 const READY_TIMEOUT: u8 = 120;
 
+/// Bits of CMBMSC that read as 0 whatever is written.
+const CMBMSC_RESERVED: u64 = 0xffc;
+
 /// What the registers ask of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
@@ -121,8 +124,8 @@ impl Registers {
                 offset::ASQ => self.asq = with_half(self.asq, offset, value) & !0xfff,
                 offset::ACQ => self.acq = with_half(self.acq, offset, value) & !0xfff,
                 offset::CMBMSC => {
-                    let control =
-                        Cmbmsc::from_bits(with_half(self.cmb_control().into_bits(), offset, value));
+                    let control = with_half(self.cmb_control().into_bits(), offset, value);
+                    let control = Cmbmsc::from_bits(control & !CMBMSC_RESERVED);
                     if let Some(cmb) = &mut self.cmb {
                         cmb.set_control(control);
                     }
@@ -137,6 +140,10 @@ impl Registers {
             self.disabling = true;
             // A controller that failed is not ready, so a host need not wait before it enables again.
             self.csts.set_cfs(false);
+        }
+        if !self.cc.en() && cc.en() && self.csts.shst() == Csts::SHST_COMPLETE {
+            // Shut down before it was ever enabled: this is its start.
+            self.csts.set_shst(Csts::SHST_NORMAL);
         }
         let starts_shutdown = cc.shn() != Cc::SHN_NONE && self.cc.shn() == Cc::SHN_NONE;
         self.cc = cc;
@@ -178,10 +185,14 @@ impl Registers {
     }
 
     /// The engine has forgotten everything: a controller reset is complete (NVMe Base 2.0, 3.7.2). The admin queue
-    /// registers and CMBMSC stay.
+    /// registers and CMBMSC stay, and so does a shutdown that was asked for since.
     pub(crate) fn disabled(&mut self) {
         self.disabling = false;
+        let asked = self.csts.shst() == Csts::SHST_OCCURRING && self.cc.shn() != Cc::SHN_NONE;
         self.csts = Csts::new();
+        if asked {
+            self.csts.set_shst(Csts::SHST_OCCURRING);
+        }
         self.interrupt_mask = 0;
     }
 
@@ -353,6 +364,29 @@ mod tests {
         assert_eq!(registers.read(0x1c), RDY | SHST_CMPLT);
         registers.write(0x14, EN | SHN_NORMAL);
         assert_eq!(registers.request(true), None);
+    }
+
+    #[test]
+    fn a_shutdown_that_comes_with_a_disable_completes_after_it() {
+        let mut registers = registers();
+        registers.write(0x14, EN);
+        registers.ready();
+        registers.write(0x14, SHN_NORMAL);
+        assert_eq!(registers.request(true), Some(Request::Disable));
+        registers.disabled();
+        assert_eq!(registers.request(false), Some(Request::Shutdown));
+        registers.shut_down();
+        assert_eq!(registers.read(0x1c), SHST_CMPLT);
+        registers.write(0x14, EN);
+        assert_eq!(registers.read(0x1c), 0, "a start begins afresh");
+    }
+
+    #[test]
+    fn reserved_bits_of_cmbmsc_read_as_zero() {
+        let mut registers = registers();
+        registers.write(0x50, !0);
+        registers.write(0x54, 0x38);
+        assert_eq!(wide(&registers, 0x50), 0x38_ffff_f003);
     }
 
     #[test]
