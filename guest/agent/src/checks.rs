@@ -11,6 +11,7 @@ mod gpu_driver;
 mod gpu_file;
 mod gpu_mapping;
 mod gpu_refused;
+mod gpu_unaddressed;
 mod gpu_unaligned;
 mod layout;
 mod pool_exhausted;

@@ -4,6 +4,7 @@ use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, FileOptions, Gpu, GpuFile, Kernel};
 use peerbar_report::{Buffer as Through, Measure};
 
+use super::gpu_unaddressed;
 use super::way::judge;
 use crate::counters::Witness;
 use crate::disk;
@@ -35,6 +36,7 @@ pub(super) fn run(
     to.disk.check(0, BYTES)?;
     vectors.store(&from.disk.open_direct()?)?;
 
+    gpu_unaddressed::refused(lab.gpu(gpu)?)?;
     let opened = lab.gpu(gpu)?.open()?;
     let options = FileOptions::new().write(true);
     let work = Work::new(
