@@ -23,7 +23,10 @@ struct peerbar_gpu_info {
 	__u32 pad;
 };
 
-/* Allocates VRAM below the aperture, whole pages. mmap the file at mmap_offset, MAP_SHARED. */
+/*
+ * Allocates VRAM below the aperture, whole pages. mmap the file at mmap_offset, MAP_SHARED. It is all zeros, but in window
+ * mode, where only the device could clear it fast enough, it holds what its last owner left.
+ */
 struct peerbar_gpu_alloc {
 	__u64 size;		/* in: bytes; out: rounded up to pages */
 	__u32 flags;		/* 0 */
