@@ -33,15 +33,9 @@ impl Engine {
 
     /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
     fn flush(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let namespaces = match entry.nsid.get() {
-            NSID_ALL => self.namespaces.as_slice(),
-            nsid => std::slice::from_ref(find(&self.namespaces, nsid)?),
-        };
-        for namespace in namespaces {
-            namespace
-                .backend()
-                .flush()
-                .map_err(write_error(namespace))?;
+        match entry.nsid.get() {
+            NSID_ALL => flush_each(&self.namespaces)?,
+            nsid => flush_each(std::slice::from_ref(find(&self.namespaces, nsid)?))?,
         }
         Ok(Reply::DONE)
     }
@@ -137,6 +131,15 @@ impl Engine {
         }
         Ok(Reply::DONE)
     }
+}
+
+/// Brings what is in these namespaces to stable storage.
+pub(crate) fn flush_each(namespaces: &[Namespace]) -> Result<(), Status> {
+    for namespace in namespaces {
+        let flushed = namespace.backend().flush();
+        flushed.map_err(write_error(namespace))?;
+    }
+    Ok(())
 }
 
 /// The namespace of an NSID (NVMe Base 2.0, 3.2.1): 1 for the first.

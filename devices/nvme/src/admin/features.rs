@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::health::TEMPERATURE;
 use crate::controller::QUEUE_PAIRS;
 use crate::engine::{Engine, Reply};
-use crate::io::find;
+use crate::io::{find, flush_each};
 
 /// Queues for I/O, 0's based.
 const MOST_QUEUES: u16 = QUEUE_PAIRS - 2;
@@ -90,10 +90,11 @@ impl Features {
         }
     }
 
-    /// A controller reset: everything is as it came, but the clock goes on.
+    /// A controller reset: everything is as it came, but the clock and the Software Progress Marker, which speaks of boots.
     pub(super) fn reset(&mut self) {
         *self = Self {
             timestamp: self.timestamp,
+            software_progress: self.software_progress,
             ..Self::new(self.error_recovery.len())
         };
     }
@@ -357,6 +358,10 @@ impl Engine {
             } else {
                 self.admin.features.grant_queues(dword).map(Reply::Now)
             };
+        }
+        if fid == fid::VOLATILE_WRITE_CACHE && !VolatileWriteCache::from_bits(dword).wce() {
+            // Without a cache no Flush will come for what is in it.
+            flush_each(&self.namespaces)?;
         }
         let result = self.admin.features.set_value(fid, dword, indexes)?;
         self.check_temperature();

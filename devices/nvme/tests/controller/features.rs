@@ -18,6 +18,7 @@ const COALESCING: u8 = 0x08;
 const EVENTS: u8 = 0x0b;
 const TIMESTAMP: u8 = 0x0e;
 const HOST_BEHAVIOR: u8 = 0x16;
+const SOFTWARE_PROGRESS: u8 = 0x80;
 const HOST_ID: u8 = 0x81;
 
 #[test]
@@ -51,6 +52,15 @@ fn a_controller_reset_brings_the_defaults_back() {
     driver.disable();
     driver.enable();
     assert_eq!(driver.ok(0, get_feature(WRITE_CACHE, CURRENT, 0)), 1);
+}
+
+#[test]
+fn a_controller_reset_keeps_the_count_of_boots() {
+    let mut driver = Driver::new();
+    driver.ok(0, set_feature(SOFTWARE_PROGRESS, 5));
+    driver.disable();
+    driver.enable();
+    assert_eq!(driver.ok(0, get_feature(SOFTWARE_PROGRESS, CURRENT, 0)), 5);
 }
 
 #[test]
