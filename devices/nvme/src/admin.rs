@@ -95,10 +95,21 @@ impl Engine {
     }
 
     /// NVMe Base 2.0, 5.1. Commands are done one after the other, so what can still be aborted is an Asynchronous
-    /// Event Request. Dword 0 tells whether it was not.
+    /// Event Request. It completes first, so there must be room for both completions. Dword 0 tells whether it was not
+    /// aborted.
     fn abort(&mut self, entry: &SubmissionEntry) -> Reply {
         let command = Abort::from(entry);
-        let aborted = command.sqid.get() == 0 && self.admin.events.abort(command.cid.get());
-        Reply::Now(u32::from(!aborted))
+        let room = self.queues.completion(0).and_then(|queue| queue.as_ref());
+        let both_fit = room.is_some_and(|queue| queue.room() >= 2);
+        if command.sqid.get() != 0 || !both_fit {
+            return Reply::Now(1);
+        }
+        match self.admin.events.abort(command.cid.get()) {
+            Some(aborted) => {
+                self.complete_late(aborted);
+                Reply::Now(0)
+            }
+            None => Reply::Now(1),
+        }
     }
 }

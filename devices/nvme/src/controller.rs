@@ -100,7 +100,7 @@ impl Controller {
             admin: Admin::new(config, &IDENTITY),
             namespaces,
             queues: Queues::new(QUEUE_PAIRS),
-            setup: None,
+            enabled: false,
         };
         let engine = std::thread::Builder::new()
             .name("engine".to_owned())

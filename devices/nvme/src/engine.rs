@@ -49,7 +49,8 @@ pub(crate) struct Engine {
     pub(crate) queues: Queues,
     pub(crate) data: DataPath,
     pub(crate) admin: Admin,
-    pub(crate) setup: Option<Setup>,
+    /// Whether an enable has been taken up.
+    pub(crate) enabled: bool,
 }
 
 impl Engine {
@@ -57,14 +58,14 @@ impl Engine {
     pub(crate) fn run(mut self) {
         let mut busy = false;
         loop {
-            match self.mailbox.next(self.setup.is_some(), busy) {
+            match self.mailbox.next(self.enabled, busy) {
                 Task::Stop => break self.flush_all(),
                 Task::Registers(Request::Disable) => self.disable(),
                 Task::Registers(Request::Enable(setup)) => self.enable(setup),
                 Task::Registers(Request::Shutdown) => self.shut_down(),
                 Task::Queues => {}
             }
-            busy = self.setup.is_some() && self.turn();
+            busy = self.enabled && self.turn();
         }
     }
 
@@ -76,7 +77,7 @@ impl Engine {
         }
         self.queues.clear();
         self.admin.reset();
-        self.setup = None;
+        self.enabled = false;
         self.mailbox.set_pin(|_| false);
         self.mailbox.report(|registers| {
             registers.disabled();
@@ -111,13 +112,15 @@ impl Engine {
         }
         self.mailbox.set_live(Doorbell::SubmissionTail(0), true);
         self.mailbox.set_live(Doorbell::CompletionHead(0), true);
-        self.setup = Some(setup);
+        self.enabled = true;
+        // What was rung while there were no queues is nobody's event.
+        self.mailbox.take_stray();
         self.mailbox.report(Registers::ready);
     }
 
     /// CC.SHN (NVMe Base 2.0, 3.6): commands that came before are done, and everything is on stable storage.
     fn shut_down(&mut self) {
-        while self.setup.is_some() && self.turn() {
+        while self.enabled && self.turn() {
             if self.mailbox.urgent() {
                 // The registers have changed. They ask again, if they still want it.
                 return;
@@ -268,12 +271,17 @@ impl Engine {
             .completion(0)
             .is_some_and(|queue| queue.as_ref().is_some_and(|queue| !queue.is_full()))
         {
-            let Some(Late { cid, dw0, status }) = self.admin.next_late() else {
+            let Some(late) = self.admin.next_late() else {
                 return;
             };
-            if let Some(vector) = self.complete(0, 0, cid, dw0, status) {
-                self.raise(vector);
-            }
+            self.complete_late(late);
+        }
+    }
+
+    /// Posts a completion to the admin queue, which has room for it.
+    pub(crate) fn complete_late(&mut self, Late { cid, dw0, status }: Late) {
+        if let Some(vector) = self.complete(0, 0, cid, dw0, status) {
+            self.raise(vector);
         }
     }
 

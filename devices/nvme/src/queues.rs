@@ -116,7 +116,12 @@ impl CompletionQueue {
 
     /// Whether an entry would overtake the guest.
     pub(crate) fn is_full(&self) -> bool {
-        next_slot(self.tail, self.entries) == self.head
+        self.room() == 0
+    }
+
+    /// How many entries would not.
+    pub(crate) fn room(&self) -> u32 {
+        (self.head + self.entries - 1 - self.tail) % self.entries
     }
 
     /// Whether the guest has entries to take.

@@ -67,6 +67,11 @@ impl Registers {
         self.cmb.as_ref()
     }
 
+    /// CC as it is now.
+    pub(crate) fn configuration(&self) -> Cc {
+        self.cc
+    }
+
     /// INTMS / INTMC: the vectors that are masked while the INTx pin is used (NVMe Base 2.0, 3.1.3.3).
     pub(crate) fn interrupt_mask(&self) -> u32 {
         self.interrupt_mask

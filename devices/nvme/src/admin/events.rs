@@ -18,7 +18,6 @@ pub(super) const LIMIT: usize = 4;
 pub(crate) struct Events {
     requests: VecDeque<u16>,
     events: VecDeque<AsyncEvent>,
-    aborted: VecDeque<u16>,
     masked_kinds: u8,
 }
 
@@ -50,23 +49,19 @@ impl Events {
         self.masked_kinds &= !(1 << told);
     }
 
-    /// Gives a waiting request up; whether there was one.
-    pub(crate) fn abort(&mut self, cid: u16) -> bool {
-        let place = self.requests.iter().position(|waiting| *waiting == cid);
-        let found = place.and_then(|place| self.requests.remove(place));
-        self.aborted.extend(found);
-        found.is_some()
+    /// Gives a waiting request up, if there is one: how it completes.
+    pub(crate) fn abort(&mut self, cid: u16) -> Option<Late> {
+        let place = self.requests.iter().position(|waiting| *waiting == cid)?;
+        self.requests.remove(place)?;
+        Some(Late {
+            cid,
+            dw0: 0,
+            status: Status::ABORT_REQUESTED,
+        })
     }
 
     /// The next request that completes.
     pub(crate) fn next(&mut self) -> Option<Late> {
-        if let Some(cid) = self.aborted.pop_front() {
-            return Some(Late {
-                cid,
-                dw0: 0,
-                status: Status::ABORT_REQUESTED,
-            });
-        }
         let masked = self.masked_kinds;
         let place = self
             .events
@@ -143,16 +138,9 @@ mod tests {
             events.wait(4),
             Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.with_dnr(true))
         );
-        assert!(events.abort(2));
-        assert!(!events.abort(2));
-        assert_eq!(
-            events.next(),
-            Some(Late {
-                cid: 2,
-                dw0: 0,
-                status: Status::ABORT_REQUESTED
-            })
-        );
+        let aborted = events.abort(2).unwrap();
+        assert_eq!((aborted.cid, aborted.status), (2, Status::ABORT_REQUESTED));
+        assert_eq!(events.abort(2), None);
         assert_eq!(events.wait(4), Ok(Reply::Later));
     }
 }

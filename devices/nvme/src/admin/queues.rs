@@ -10,9 +10,10 @@ use peerbar_nvme_spec::registers::Doorbell;
 use crate::controller::QUEUE_PAIRS;
 use crate::engine::{Engine, Reply, fits};
 use crate::queues::{COMPLETION_BYTES, CompletionQueue, SUBMISSION_BYTES, SubmissionQueue};
-use crate::registers::MAX_ENTRIES;
+use crate::registers::{MAX_ENTRIES, Registers};
 
-/// CC.IOSQES and CC.IOCQES as powers of two: the only entry sizes there are.
+/// CC.IOSQES and CC.IOCQES as powers of two: the only entry sizes there are. The host may set them when the controller is
+/// enabled already (NVMe Base 2.0, 3.1.3.5).
 const SUBMISSION_SIZE: u8 = 6;
 const COMPLETION_SIZE: u8 = 4;
 
@@ -25,9 +26,7 @@ impl Engine {
         let id = command.qid.get();
         let [_, granted] = self.admin.features.granted_queues();
         check_id(id, granted, self.queues.completion(id))?;
-        let size_is_set = self
-            .setup
-            .is_some_and(|setup| setup.cc.iocqes() == COMPLETION_SIZE);
+        let size_is_set = self.mailbox.look(Registers::configuration).iocqes() == COMPLETION_SIZE;
         check_entries(command.entries(), size_is_set)?;
         if command.iv.get() >= QUEUE_PAIRS {
             return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr(true));
@@ -55,9 +54,7 @@ impl Engine {
         let (id, cqid) = (command.qid.get(), command.cqid.get());
         let [granted, granted_completion] = self.admin.features.granted_queues();
         check_id(id, granted, self.queues.submission(id))?;
-        let size_is_set = self
-            .setup
-            .is_some_and(|setup| setup.cc.iosqes() == SUBMISSION_SIZE);
+        let size_is_set = self.mailbox.look(Registers::configuration).iosqes() == SUBMISSION_SIZE;
         check_entries(command.entries(), size_is_set)?;
         let base = entry.prp1.get();
         self.check_place(

@@ -1,8 +1,8 @@
 //! Creating and deleting queues with every wrong parameter, and its status (NVMe Base 2.0, 5.4 to 5.7).
 
 use crate::command::{Command, create_cq, create_sq, delete_cq, delete_sq, sc, set_feature};
-use crate::driver::{DATA, Driver, Pair};
-use crate::machine::{CMB, config};
+use crate::driver::{DATA, Driver, ENABLED, Pair};
+use crate::machine::{CC, CMB, config};
 
 /// A driver with queue pair 1 and memory for a second one.
 fn refused(command: Command) -> u16 {
@@ -39,6 +39,20 @@ fn a_size_is_from_2_to_mqes() {
     let mut driver = Driver::new();
     driver.create_pair(2, Pair::new(DATA, DATA + 0x2_0000, 2048, 2048));
     driver.create_pair(3, Pair::new(DATA + 0x4_0000, DATA + 0x5_0000, 2, 2));
+}
+
+#[test]
+fn entry_sizes_are_set_before_the_first_queue_and_not_earlier() {
+    let mut driver = Driver::bare(&config());
+    driver.start_enable_with(1);
+    driver.wait_for_status(1, 1);
+    assert_eq!(driver.code(0, create_cq(1, 4, 1, DATA)), sc::QUEUE_SIZE);
+    driver.set_register(CC, 4 << 20 | 1);
+    driver.ok(0, create_cq(1, 4, 1, DATA));
+    let sq = create_sq(1, 4, 1, DATA + 0x1000);
+    assert_eq!(driver.code(0, sq), sc::QUEUE_SIZE);
+    driver.set_register(CC, ENABLED);
+    driver.ok(0, sq);
 }
 
 #[test]

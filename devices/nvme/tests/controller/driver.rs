@@ -111,6 +111,11 @@ impl Driver {
 
     /// Sets up empty admin queues and CC.EN, and does not wait.
     pub(crate) fn start_enable(&mut self) {
+        self.start_enable_with(ENABLED);
+    }
+
+    /// Sets up empty admin queues and CC, and does not wait.
+    pub(crate) fn start_enable_with(&mut self, configuration: u32) {
         self.pairs.clear();
         let admin = Pair::usual(0);
         self.pairs.insert(0, admin);
@@ -118,7 +123,7 @@ impl Driver {
         self.set_register(AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
         self.set_wide_register(ASQ, admin.sq);
         self.set_wide_register(ACQ, admin.cq);
-        self.set_register(CC, ENABLED);
+        self.set_register(CC, configuration);
     }
 
     pub(crate) fn disable(&mut self) {
@@ -222,6 +227,13 @@ impl Driver {
         let entry = self.run(id, command);
         assert_eq!(entry.code(), 0, "{command:x?}");
         entry.dw0
+    }
+
+    /// Has a command done well, and does not acknowledge its completion.
+    #[track_caller]
+    pub(crate) fn ok_silently(&mut self, id: u16, command: Command) {
+        self.submit(id, command);
+        assert_eq!(self.take_silently(id).code(), 0, "{command:x?}");
     }
 
     /// The status that a command comes to.

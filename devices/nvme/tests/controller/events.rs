@@ -1,6 +1,6 @@
 //! Asynchronous events and Abort (NVMe Base 2.0, 5.1 and 5.2).
 
-use crate::command::{Command, async_event_request, get_log, sc, set_feature};
+use crate::command::{Command, async_event_request, get_feature, get_log, sc, set_feature};
 use crate::driver::{DATA, Driver};
 
 const INVALID_REGISTER: u32 = 0x0001_0000;
@@ -89,12 +89,40 @@ fn a_request_that_is_aborted_says_so() {
     let mut driver = Driver::new();
     let waiting = driver.submit(0, async_event_request());
     let aborting = driver.submit(0, abort(0, waiting));
-    let mut entries = [driver.take(0), driver.take(0)];
-    entries.sort_unstable_by_key(|entry| entry.cid);
+    let entries = [driver.take(0), driver.take(0)];
     let told = entries.map(|entry| (entry.cid, entry.code(), entry.dw0));
     assert_eq!(told, [(waiting, sc::ABORT_REQ, 0), (aborting, 0, 0)]);
     assert_eq!(driver.ok(0, abort(0, waiting)), 1, "nothing to abort");
     assert_eq!(driver.ok(0, abort(1, waiting)), 1, "nothing to abort");
+}
+
+#[test]
+fn a_request_is_not_aborted_without_room_to_say_so() {
+    let mut driver = Driver::new();
+    let waiting = driver.submit(0, async_event_request());
+    let flood = crate::driver::ENTRIES - 2;
+    for _ in 0..flood {
+        driver.ok_silently(0, get_feature(0x07, 0, 0));
+    }
+    driver.submit(0, abort(0, waiting));
+    let entry = driver.take_silently(0);
+    assert_eq!((entry.code(), entry.dw0), (0, 1));
+    driver.acknowledge(0);
+    assert_eq!(driver.poll(0), None, "it still waits");
+    driver.submit(0, abort(0, waiting));
+    assert_eq!(driver.take(0).cid, waiting);
+    assert_eq!(driver.take(0).dw0, 0);
+}
+
+#[test]
+fn a_doorbell_that_is_rung_before_there_are_queues_is_no_event() {
+    let mut driver = Driver::new();
+    driver.disable();
+    driver.set_register(0x1000 + 8, 1);
+    driver.enable();
+    driver.submit(0, async_event_request());
+    driver.let_every_queue_have_a_turn();
+    assert_eq!(driver.poll(0), None);
 }
 
 #[test]
