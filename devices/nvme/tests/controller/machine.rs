@@ -21,6 +21,7 @@ pub(crate) const CMB: u64 = 0x60_0000_0000;
 pub(crate) const CMB_BYTES: u64 = 2 * MIB;
 
 const CONFIG_REGION: u32 = 7;
+const INTX: u32 = 0;
 const MSI_X: u32 = 2;
 /// The admin queues' vector and one for each of 64 I/O queues.
 const VECTORS: u32 = 65;
@@ -156,6 +157,37 @@ impl Machine {
             .unwrap();
     }
 
+    /// Reads from a region, in any way that a client may.
+    pub(crate) fn read_region(&mut self, region: u32, offset: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0xa5; len];
+        self.device()
+            .region_read(region, offset, &mut data)
+            .unwrap();
+        data
+    }
+
+    /// Writes to a region, in any way that a client may.
+    pub(crate) fn write_region(&mut self, region: u32, offset: u64, data: &[u8]) {
+        self.device().region_write(region, offset, data).unwrap();
+    }
+
+    /// Gives the vectors up for the INTx pin; the event that it signals.
+    pub(crate) fn use_pin(&mut self) -> OwnedFd {
+        let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let pin = IrqAction::Events(vec![Some(event.try_clone().unwrap())]);
+        let device = self.device();
+        device.set_irqs(MSI_X, 0, 0, IrqAction::Disable).unwrap();
+        device.set_irqs(INTX, 0, 1, pin).unwrap();
+        event
+    }
+
+    /// Tells the INTx pin that its interrupt has been handled, as the guest's interrupt controller does.
+    pub(crate) fn end_interrupt(&mut self) {
+        self.device()
+            .set_irqs(INTX, 0, 1, IrqAction::Unmask)
+            .unwrap();
+    }
+
     /// Function-level reset: Device Control of the PCI Express capability, bit 15.
     pub(crate) fn reset_function(&mut self) {
         let express = self.capability(0x10);
@@ -227,17 +259,12 @@ impl Machine {
     /// Waits until a vector has been raised, and takes it.
     #[track_caller]
     pub(crate) fn wait_for_vector(&self, vector: usize) {
-        let event = &self.events[vector];
-        let mut fds = [PollFd::new(event, PollFlags::IN)];
-        let patience = PATIENCE.try_into().unwrap();
-        let ready = poll(&mut fds, Some(&patience)).unwrap();
-        assert_eq!(ready, 1, "vector {vector} is not raised");
-        assert!(self.take_vector(vector));
+        wait_for_event(&self.events[vector], &format!("vector {vector}"));
     }
 
     /// Whether a vector has been raised since it was last asked.
     pub(crate) fn take_vector(&self, vector: usize) -> bool {
-        rustix::io::read(&self.events[vector], &mut [0; 8]).is_ok()
+        take_event(&self.events[vector])
     }
 
     /// Writes memory where a driver's CPU would: in guest RAM or in the CMB, by the addresses that commands use.
@@ -292,6 +319,21 @@ impl Machine {
             done += part;
         }
     }
+}
+
+/// Waits until an interrupt has come, and takes it.
+#[track_caller]
+pub(crate) fn wait_for_event(event: &OwnedFd, name: &str) {
+    let mut fds = [PollFd::new(event, PollFlags::IN)];
+    let patience = PATIENCE.try_into().unwrap();
+    let ready = poll(&mut fds, Some(&patience)).unwrap();
+    assert_eq!(ready, 1, "{name} is not raised");
+    assert!(take_event(event));
+}
+
+/// Whether an interrupt has come since it was last asked.
+pub(crate) fn take_event(event: &OwnedFd) -> bool {
+    rustix::io::read(event, &mut [0; 8]).is_ok()
 }
 
 /// Bytes that say where they are.

@@ -53,7 +53,16 @@ fn a_controller_that_is_not_enabled_shuts_down_too() {
     let mut driver = Driver::bare(&config());
     driver.set_register(CC, NORMAL);
     driver.wait_for_status(SHST, COMPLETE);
-    driver.disable();
     driver.bring_up();
+    assert_eq!(driver.register(CSTS), 1, "ready, and not shut down");
     driver.ok(1, crate::command::Command::new(FLUSH, 1, &[]));
+}
+
+#[test]
+fn a_shutdown_that_comes_with_a_reset_completes() {
+    let mut driver = Driver::new();
+    driver.set_register(CC, ENABLED & !1 | NORMAL);
+    driver.wait_for_status(SHST | 1, COMPLETE);
+    driver.bring_up();
+    assert_eq!(driver.register(CSTS), 1);
 }

@@ -125,6 +125,30 @@ fn registers_are_answered_while_a_request_is_not() {
 }
 
 #[test]
+fn a_reset_ends_a_transfer_that_waits_for_the_client() {
+    let unmapped = PEER + (1 << 20);
+    for (opcode, at) in [(0x01, PEER), (0x02, unmapped)] {
+        let daemon = Daemon::start(&["--namespace", "ram=2M"]);
+        let mut driver = self::driver(&daemon);
+        let asked = driver.link.upstream.clone();
+        asked.answer_with(|_| Answer::Late);
+        // More than is asked for at once: 1 MiB, or what follows the probe of an address that is not mapped.
+        driver.submit_io(opcode, at, 2048);
+        let before = asked.wait_for(if at == PEER { 16 } else { 1 }).len();
+        driver.link.reset();
+        driver.link.answer_late(0x55);
+        let Driver { link, memory, .. } = driver;
+        memory.write_all_at(&[0; 0x8000], 0).unwrap();
+        let mut driver = Driver::bring_up(link, memory);
+        assert_eq!(driver.serial(), "test");
+        assert_eq!(asked.seen().len(), before, "requests of before the reset");
+        driver.fill(0xff, 4096);
+        assert_eq!(driver.io(0x02, DATA, 8), SUCCESS);
+        assert_eq!(driver.data(4096), [0; 4096], "the write has not come about");
+    }
+}
+
+#[test]
 fn a_client_that_hangs_up_in_the_middle_leaves_a_daemon_that_goes_on() {
     let daemon = daemon();
     let mut driver = self::driver(&daemon);

@@ -26,6 +26,7 @@ const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 const DMA_READ: u16 = 11;
 const DMA_WRITE: u16 = 12;
+const RESET: u16 = 13;
 
 /// What a device may do with a mapping: read and write.
 const ACCESS: u32 = 1 | 2;
@@ -103,6 +104,12 @@ impl Wire {
         let fds: Vec<_> = memory.into_iter().collect();
         let payload = [words(&[32, ACCESS]), quads(&[0, iova, size])].concat();
         self.ask(DMA_MAP, &payload, &fds).map(drop)
+    }
+
+    /// DEVICE_RESET.
+    #[track_caller]
+    pub(crate) fn reset(&mut self) {
+        self.ask(RESET, &[], &[]).unwrap();
     }
 
     /// Answers every request that waits for it, the last one first: reads bring nothing but `byte`.

@@ -1,0 +1,69 @@
+//! The INTx pin: a level that is up as long as there is something to take (NVMe over PCIe 1.0, 3.5.1.1).
+
+use std::os::fd::OwnedFd;
+
+use crate::command::{Command, FLUSH};
+use crate::driver::Driver;
+use crate::machine::{take_event, wait_for_event};
+
+const INTMS: u64 = 0x0c;
+const INTMC: u64 = 0x10;
+
+fn flush() -> Command {
+    Command::new(FLUSH, 1, &[])
+}
+
+/// A driver whose queue pair 1 alone raises the pin.
+fn driver_with_pin() -> (Driver, OwnedFd) {
+    let mut driver = Driver::new();
+    let pin = driver.use_pin();
+    driver.set_register(INTMS, 1);
+    (driver, pin)
+}
+
+#[test]
+fn it_is_up_until_every_completion_is_taken() {
+    let (mut driver, pin) = driver_with_pin();
+    driver.put(1, flush());
+    driver.submit(1, flush());
+    driver.take_silently(1);
+    wait_for_event(&pin, "the pin");
+    driver.take_silently(1);
+    driver.pair(1).head -= 1;
+    driver.acknowledge(1);
+    driver.end_interrupt();
+    wait_for_event(&pin, "the pin, for what is left");
+    driver.pair(1).head += 1;
+    driver.acknowledge(1);
+    driver.end_interrupt();
+    driver.let_every_queue_have_a_turn();
+    assert!(!take_event(&pin), "nothing is left");
+}
+
+#[test]
+fn a_masked_vector_does_not_raise_it_until_it_is_unmasked() {
+    let (mut driver, pin) = driver_with_pin();
+    driver.set_register(INTMS, 1 << 1);
+    assert_eq!(driver.register(INTMC), 0b11);
+    driver.submit(1, flush());
+    driver.take_silently(1);
+    driver.let_every_queue_have_a_turn();
+    assert!(!take_event(&pin), "masked");
+    driver.set_register(INTMC, 1 << 1);
+    wait_for_event(&pin, "the pin, unmasked");
+    driver.acknowledge(1);
+}
+
+#[test]
+fn a_reset_of_the_function_lowers_it() {
+    let (mut driver, pin) = driver_with_pin();
+    driver.submit(1, flush());
+    driver.take_silently(1);
+    wait_for_event(&pin, "the pin");
+    driver.reset_function();
+    driver.end_interrupt();
+    driver.set_up_function();
+    driver.open_cmb();
+    driver.enable();
+    assert!(!take_event(&pin), "of before the reset");
+}
