@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, Gpu};
@@ -17,8 +18,10 @@ use crate::pin_holder::{HOLD, Holder, KEEP_TABLE, PERSISTENT, Pin};
 /// Size of the buffers, and of each transfer, in bytes.
 const SIZE: u64 = 1 << 20;
 
-/// Transfers that are started before the memory is freed, and how often that is tried until some are in flight then.
-const TRANSFERS: u64 = 64;
+/// Transfers that are started, after how many of them the memory is freed, and how often that is tried until some are in
+/// flight then.
+const TRANSFERS: u64 = 100;
+const UNDER_WAY: u32 = 20;
 const ATTEMPTS: u32 = 20;
 
 const INVALID: i32 = -libc::EINVAL;
@@ -201,24 +204,40 @@ impl Bench<'_> {
         answers("dma_map_pages after the callback", answer, INVALID)
     }
 
-    fn start_transfers(&self, pin: &Pin<'_>, disk: &File) -> anyhow::Result<()> {
-        for _ in 0..TRANSFERS {
-            pin.read(disk, 0, (0, SIZE))
-                .context("the holder cannot start a transfer")?;
-        }
-        Ok(())
+    /// Starts transfers without waiting for any, until the holder takes no more or `TRANSFERS` are started.
+    fn start_transfers(&self, pin: &Pin<'_>, disk: &File) -> io::Result<()> {
+        (0..TRANSFERS).try_for_each(|_| pin.read(disk, 0, (0, SIZE)))
+    }
+
+    /// Frees the buffer in the midst of the transfers.
+    fn free_amid(&self, buffer: &Buffer, pin: &Pin<'_>, disk: &File) -> anyhow::Result<()> {
+        thread::scope(|scope| {
+            let transfers = scope.spawn(|| self.start_transfers(pin, disk));
+            while pin.state()?.started < UNDER_WAY && !transfers.is_finished() {
+                thread::yield_now();
+            }
+            buffer.free()?;
+            match transfers.join() {
+                Ok(Err(error)) if error.raw_os_error() != Some(libc::ENODEV) => {
+                    Err(error).context("the holder cannot start a transfer")
+                }
+                Ok(_) => Ok(()),
+                Err(_) => bail!("the thread that starts transfers panicked"),
+            }
+        })
     }
 
     /// What the disk still writes when the memory is freed must not meet the next owner of that memory.
     fn free_while_in_flight(&self, disk: &File) -> anyhow::Result<()> {
         for _ in 0..ATTEMPTS {
+            memory_is_back(self.lab, self.gpu)?;
             let (buffer, pin) = self.pinned(0)?;
-            self.start_transfers(&pin, disk)?;
-            buffer.free()?;
+            self.free_amid(&buffer, &pin, disk)?;
             let state = pin.state()?;
-            ensure!(state.error == 0, "a transfer has failed: {state:?}");
             drop(buffer);
-            self.is_untouched(|| Ok(pin.drain()?))?;
+            let owner = self.next_owner(&pin)?;
+            self.is_untouched(&owner, || Ok(pin.drain()?))?;
+            ensure!(state.error == 0, "a transfer has failed: {state:?}");
             if state.in_flight > 0 {
                 return callbacks(&pin, 1);
             }
@@ -226,12 +245,28 @@ impl Bench<'_> {
         bail!("in {ATTEMPTS} attempts no transfer was in flight when the memory was freed")
     }
 
+    /// A buffer where the pinned one was. At once, since transfers end soon; so this looks without a pause.
+    fn next_owner(&self, pin: &Pin<'_>) -> anyhow::Result<Buffer> {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            let owner = self.opened.allocate(SIZE)?;
+            if owner.placement(0)?.bus_address == pin.bus_address {
+                return Ok(owner);
+            }
+        }
+        bail!(
+            "the memory at {:x} is not given to anybody within {} s",
+            pin.bus_address,
+            PATIENCE.as_secs()
+        )
+    }
+
     fn persistent_while_in_flight(&self, disk: &File) -> anyhow::Result<()> {
         let (buffer, pin) = self.pinned(PERSISTENT)?;
-        self.start_transfers(&pin, disk)?;
-        buffer.free()?;
+        self.free_amid(&buffer, &pin, disk)?;
         drop(buffer);
-        self.is_untouched(|| {
+        let owner = self.opened.allocate(SIZE)?;
+        self.is_untouched(&owner, || {
             pin.drain()?;
             ensure!(pin.state()?.error == 0, "a transfer has failed");
             Ok(())
@@ -240,26 +275,22 @@ impl Bench<'_> {
         answers("put_pages_persistent", pin.put()?, 0)
     }
 
-    /// Takes all memory that is free, and looks whether anybody writes to it until `ended`.
-    fn is_untouched(&self, ended: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    /// Looks whether anybody writes to `owner` until `ended`.
+    fn is_untouched(
+        &self,
+        owner: &Buffer,
+        ended: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         const EMPTY: u64 = 0x1122_3344_5566_7788;
-        let mut owners = Vec::new();
-        for size in [16 * SIZE, SIZE] {
-            while let Ok(buffer) = self.opened.allocate(size) {
-                self.opened.fill(buffer.span(..)?, EMPTY)?;
-                owners.push(buffer);
-            }
-        }
+        self.opened.fill(owner.span(..)?, EMPTY)?;
         ended()?;
-        let (first, others) = owners.split_first().context("no memory is free")?;
-        for other in others {
-            let all = ..other.size();
-            let different = self.opened.compare(first.span(all)?, other.span(all)?)?;
-            ensure!(
-                different.is_none(),
-                "byte {different:?} of a new buffer was written to: a transfer went on into freed memory"
-            );
-        }
+        let expected = self.opened.allocate(SIZE)?;
+        self.opened.fill(expected.span(..)?, EMPTY)?;
+        let different = self.opened.compare(owner.span(..)?, expected.span(..)?)?;
+        ensure!(
+            different.is_none(),
+            "byte {different:?} of a new buffer was written to: a transfer went on into freed memory"
+        );
         Ok(())
     }
 }

@@ -1,8 +1,10 @@
 //! A function-level reset costs no command its result and no buffer its contents.
 
 use std::fs;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use peerbar_gds::{Command, Fence, Gpu, Span};
 
 use super::{GPU_PAGE, Load, memory_is_back};
 use crate::lab::Lab;
@@ -11,19 +13,30 @@ const RESETS: u32 = 4;
 const THREADS: u64 = 2;
 const MARK: u64 = 0x0102_0304_0506_0708;
 
+/// Commands that wait for their turn when the reset comes, and the size of each in bytes.
+const QUEUED: usize = 64;
+const QUEUED_BYTES: u64 = 8 << 20;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
 pub(in crate::checks) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
     let gpu = lab.gpu(gpu)?;
     let opened = gpu.open()?;
     let kept = opened.allocate(GPU_PAGE)?;
     opened.fill(kept.span(..)?, MARK)?;
+    let host = opened.allocate_host(QUEUED_BYTES)?;
+    let vram = opened.allocate(QUEUED_BYTES)?;
     let file = gpu.pci.join("reset");
     for number in 1..=RESETS {
         let load = Load::start(&opened, THREADS);
-        // A command that completes says that the load is on its way.
-        opened.fill(kept.span(..8)?, MARK)?;
+        let fences = queue(&opened, vram.span(..)?, host.span(..)?)?;
         fs::write(&file, "1")
             .with_context(|| format!("the reset through {} failed", file.display()))?;
-        opened.fill(kept.span(..8)?, MARK)?;
+        for (place, fence) in fences.iter().enumerate() {
+            fence
+                .wait(PATIENCE)
+                .with_context(|| format!("command {place} in line at reset {number}"))?;
+        }
         load.end()
             .with_context(|| format!("commands across reset {number}"))?;
     }
@@ -34,6 +47,12 @@ pub(in crate::checks) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
         different.is_none(),
         "byte {different:?} of VRAM is different after {RESETS} resets"
     );
-    drop((kept, expected, opened));
+    drop((kept, expected, host, vram, opened));
     memory_is_back(lab, gpu)
+}
+
+fn queue(gpu: &Gpu, from: Span<'_>, to: Span<'_>) -> anyhow::Result<Vec<Fence>> {
+    let command = Command::Copy { from, to };
+    let submit = |_| Ok(gpu.submit(&command)?);
+    (0..QUEUED).map(submit).collect()
 }
