@@ -9,7 +9,7 @@
 /* Where a buffer or an address is meant to be. */
 enum peerbar_gpu_space {
 	PEERBAR_GPU_SPACE_VRAM = 0,	/* handle of a VRAM buffer, offset in it */
-	PEERBAR_GPU_SPACE_HOST = 1,	/* handle of a host buffer (registered memory), offset in it */
+	PEERBAR_GPU_SPACE_HOST = 1,	/* handle of registered memory, offset in it */
 	PEERBAR_GPU_SPACE_DMABUF = 2,	/* handle of an imported dma-buf, offset in it */
 };
 
@@ -24,8 +24,9 @@ struct peerbar_gpu_info {
 };
 
 /*
- * Allocates VRAM below the aperture, whole pages. mmap the file at mmap_offset, MAP_SHARED. It is all zeros, but in window
- * mode, where only the device could clear it fast enough, it holds what its last owner left.
+ * Allocates VRAM below the aperture, whole pages. mmap the file at mmap_offset, MAP_SHARED. It is
+ * all zeros, but in window mode, where only the device could clear it fast enough, it holds what
+ * its last owner left.
  */
 struct peerbar_gpu_alloc {
 	__u64 size;		/* in: bytes; out: rounded up to pages */
@@ -68,15 +69,16 @@ struct peerbar_gpu_submit {
 	__u32 opcode;		/* as the device knows it */
 	__u32 kernel;
 	struct peerbar_gpu_operand operand[13];
-	__u32 address_mask;	/* bit i: operand i is an address (space, handle, offset), else a number */
+	__u32 address_mask;	/* bit i: operand i is an address, else a number */
 	__u32 pad;
 	__u64 length[13];	/* bytes that operand i spans; checked against its buffer */
 	__u64 fence;		/* out: wait for it */
 };
 
 /*
- * An error that is the driver's, not a fault code: a reset of the GPU came while the command may have been under way,
- * and a second run would not have the outcome of one. What it has done until then stays.
+ * An error that is the driver's, not a fault code: a reset of the GPU came while the command may
+ * have been under way, and a second run would not have the outcome of one. What it has done until
+ * then stays.
  */
 #define PEERBAR_GPU_ERROR_RESET	0x100
 
@@ -105,7 +107,10 @@ struct peerbar_gpu_import {
 	__u64 size;		/* out */
 };
 
-/* Pulls a buffer away from everybody who holds it: mappings fault, dma-buf importers are told, pins get their callback. */
+/*
+ * Pulls a buffer away from everybody who holds it: mappings fault, dma-buf importers are told, pins
+ * get their callback.
+ */
 struct peerbar_gpu_revoke {
 	__u32 handle;
 	__u32 pad;

@@ -2,11 +2,13 @@
 /*
  * VRAM for other drivers: the shape that GPU vendors give to storage and network drivers.
  *
- * A holder pins a range of a program's buffer and gets a table of bus addresses. The memory may go away under it: its
- * program frees the buffer, ends, or revokes it, or the GPU leaves. Then the holder's callback is called. When it returns,
- * the holder's hardware must not use the memory any more, and the table is the only thing that may still be freed.
+ * A holder pins a range of a program's buffer and gets a table of bus addresses. The memory may go
+ * away under it: its program frees the buffer, ends, or revokes it, or the GPU leaves. Then the
+ * holder's callback is called. When it returns, the holder's hardware must not use the memory any
+ * more, and the table is the only thing that may still be freed.
  *
- * A persistent pin has no callback. The memory stays, whatever the program does, until the holder puts it.
+ * A persistent pin has no callback. The memory stays, whatever the program does, until the holder
+ * puts it.
  */
 #ifndef PEERBAR_GPU_PIN_H
 #define PEERBAR_GPU_PIN_H
@@ -26,7 +28,8 @@ struct pci_dev;
  * @version: PEERBAR_GPU_PIN_VERSION of the driver that made it
  * @page_size: bytes of each page
  * @entries: number of pages
- * @bus_addresses: of each page, on the PCIe fabric; see peerbar_gpu_dma_map_pages() for what to give to a device
+ * @bus_addresses: of each page, on the PCIe fabric; see peerbar_gpu_dma_map_pages() for what to
+ * give to a device
  */
 struct peerbar_gpu_page_table {
 	u32 version;
@@ -59,17 +62,20 @@ struct peerbar_gpu_dma_mapping {
  * @free_callback: called once if the memory goes away before peerbar_gpu_put_pages(); may sleep
  * @data: for the callback
  *
- * Return: 0; -EINVAL for a file of something else or a range that is not aligned or not in the buffer; -ENOENT for no such
- * buffer; -ENODEV if it was revoked; -ENOSPC if a window aperture is full; -ENOMEM.
+ * Return: 0; -EINVAL for a file of something else or a range that is not aligned or not in the
+ * buffer; -ENOENT for no such buffer; -ENODEV if it was revoked; -ENOSPC if a window aperture is
+ * full; -ENOMEM.
  */
-int peerbar_gpu_get_pages(struct file *gpu, u32 handle, u64 offset, u64 length, struct peerbar_gpu_page_table **table,
+int peerbar_gpu_get_pages(struct file *gpu, u32 handle, u64 offset, u64 length,
+			  struct peerbar_gpu_page_table **table,
 			  void (*free_callback)(void *data), void *data);
 
 /**
  * peerbar_gpu_put_pages() - ends a pin
  * @table: from peerbar_gpu_get_pages(); freed
  *
- * Return: 0; -EINVAL, without any effect, if the callback was called or is being called, or if there is no such pin.
+ * Return: 0; -EINVAL, without any effect, if the callback was called or is being called, or if
+ * there is no such pin.
  */
 int peerbar_gpu_put_pages(struct peerbar_gpu_page_table *table);
 
@@ -79,7 +85,8 @@ int peerbar_gpu_put_pages(struct peerbar_gpu_page_table *table);
  *
  * For the callback, or any time after it.
  *
- * Return: 0; -EINVAL, without any effect, if the memory is still pinned, or if there is no such table.
+ * Return: 0; -EINVAL, without any effect, if the memory is still pinned, or if there is no such
+ * table.
  */
 int peerbar_gpu_free_page_table(struct peerbar_gpu_page_table *table);
 
@@ -112,8 +119,9 @@ int peerbar_gpu_put_pages_persistent(struct peerbar_gpu_page_table *table);
  * @table: of a pin that is not gone
  * @mapping: where the mapping goes
  *
- * Return: 0; -EINVAL if the pages are not pinned, or if the kernel has no way for peer-to-peer DMA between the two devices
- * (-EREMOTEIO in older ones); -EOPNOTSUPP for a window aperture before Linux 6.19; -ENOMEM.
+ * Return: 0; -EINVAL if the pages are not pinned, or if the kernel has no way for peer-to-peer DMA
+ * between the two devices (-EREMOTEIO in older ones); -EOPNOTSUPP for a window aperture before
+ * Linux 6.19; -ENOMEM.
  */
 int peerbar_gpu_dma_map_pages(struct pci_dev *peer, struct peerbar_gpu_page_table *table,
 			      struct peerbar_gpu_dma_mapping **mapping);
@@ -124,7 +132,8 @@ int peerbar_gpu_dma_map_pages(struct pci_dev *peer, struct peerbar_gpu_page_tabl
  * @table: as it was mapped of
  * @mapping: from peerbar_gpu_dma_map_pages(); freed
  *
- * Return: 0; -EINVAL, without any effect, if the memory has gone away or the three do not belong together.
+ * Return: 0; -EINVAL, without any effect, if the memory has gone away or the three do not belong
+ * together.
  */
 int peerbar_gpu_dma_unmap_pages(struct pci_dev *peer, struct peerbar_gpu_page_table *table,
 				struct peerbar_gpu_dma_mapping *mapping);
@@ -135,7 +144,8 @@ int peerbar_gpu_dma_unmap_pages(struct pci_dev *peer, struct peerbar_gpu_page_ta
  *
  * For the callback, before peerbar_gpu_free_page_table().
  *
- * Return: 0; -EINVAL, without any effect, if the memory is still pinned, or if there is no such mapping.
+ * Return: 0; -EINVAL, without any effect, if the memory is still pinned, or if there is no such
+ * mapping.
  */
 int peerbar_gpu_free_dma_mapping(struct peerbar_gpu_dma_mapping *mapping);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
 /*
- * /dev/peerbar-gpu-pin-test: a holder of pinned VRAM that does what it is told, so that a test can force each order of
- * events. Pins belong to the open file and are given back when it is closed.
+ * /dev/peerbar-gpu-pin-test: a holder of pinned VRAM that does what it is told, so that a test can
+ * force each order of events. Pins belong to the open file and are given back when it is closed.
  */
 #ifndef PEERBAR_GPU_PIN_TEST_H
 #define PEERBAR_GPU_PIN_TEST_H
@@ -28,7 +28,10 @@ struct peerbar_pin_test_pin {
 	__u32 page_size;	/* out */
 };
 
-/* Requests about a pin. Where the driver itself is asked, its answer is in result: 0 or a negative errno. */
+/*
+ * Requests about a pin. Where the driver itself is asked, its answer is in result: 0 or a negative
+ * errno.
+ */
 struct peerbar_pin_test_id {
 	__u32 id;
 	__s32 result;		/* out */
@@ -42,7 +45,10 @@ struct peerbar_pin_test_map {
 	__u64 dma_address;	/* out: of the first page */
 };
 
-/* Starts a transfer between a block device and pinned pages, as a storage driver would, and does not wait for it. */
+/*
+ * Starts a transfer between a block device and pinned pages, as a storage driver would, and does
+ * not wait for it.
+ */
 struct peerbar_pin_test_io {
 	__u32 id;
 	__s32 disk;		/* descriptor of a block device, open for what is asked */

@@ -45,7 +45,8 @@ static void release_later(struct kref *refs)
 }
 
 /* Makes the buffer known; from here on its last reference calls ops->drop. */
-void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu, const struct pb_buffer_ops *ops, u32 space, u64 size)
+void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu,
+		    const struct pb_buffer_ops *ops, u32 space, u64 size)
 {
 	kref_init(&buffer->refs);
 	buffer->gpu = gpu;

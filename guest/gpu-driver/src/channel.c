@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A channel: a ring of commands in coherent memory, a fence for each entry, and the jobs of the file that owns it.
+ * A channel: a ring of commands in coherent memory, a fence for each entry, and the jobs of the
+ * file that owns it.
  *
- * Jobs run in order. What the device has of a job can be taken back (the channel is stopped, the job rewound), since
- * every part that was done has written its fence; so an error of one job costs the others nothing. A reset of the
- * device costs at most the job that it interrupts, if that cannot be repeated.
+ * Jobs run in order. What the device has of a job can be taken back (the channel is stopped, the
+ * job rewound), since every part that was done has written its fence; so an error of one job costs
+ * the others nothing. A reset of the device costs at most the job that it interrupts, if that
+ * cannot be repeated.
  */
 #include <linux/bitfield.h>
 #include <linux/dma-mapping.h>
@@ -46,6 +48,12 @@ static void start(struct pb_channel *channel)
 	writel(PB_CH_ENABLE, regs + PB_CH_CONTROL);
 }
 
+static bool is_stopped(u32 status)
+{
+	return status == PB_ALL_ONES ||
+	       (FIELD_GET(PB_CH_STATE, status) == PB_CH_OFF && !(status & PB_CH_STOPPING));
+}
+
 /* Returns once the device has done its last access for this channel. */
 static int stop(struct pb_channel *channel)
 {
@@ -55,12 +63,12 @@ static int stop(struct pb_channel *channel)
 
 	writel(0, regs + PB_CH_CONTROL);
 	error = readl_poll_timeout(regs + PB_CH_STATUS, status,
-				   status == PB_ALL_ONES ||
-				   (FIELD_GET(PB_CH_STATE, status) == PB_CH_OFF && !(status & PB_CH_STOPPING)),
+				   is_stopped(status),
 				   20, STOP_TIMEOUT_US);
 	if (error) {
 		channel->broken = true;
-		pci_err(channel->gpu->pdev, "channel %u does not stop: its memory is kept from further use\n",
+		pci_err(channel->gpu->pdev,
+			"channel %u does not stop: its memory is kept from further use\n",
 			channel->index);
 	}
 	return error;
@@ -71,7 +79,9 @@ static void ring_doorbell(struct pb_channel *channel)
 	void __iomem *regs = channel->gpu->regs;
 
 	writel(channel->tail, regs + PB_DOORBELL(channel->index));
-	/* The device says that it sleeps and then looks at the doorbells: one of us sees the other. */
+	/*
+	 * The device says that it sleeps and then looks at the doorbells: one of us sees the other.
+	 */
 	mb();
 	if (readl(regs + PB_DOORBELL_ASLEEP(channel->index)))
 		writel(1, regs + PB_REG_KICK);
@@ -264,7 +274,8 @@ static int alloc_memory(struct pb_channel *channel)
 	struct device *dev = &channel->gpu->pdev->dev;
 
 	channel->ring = dma_alloc_coherent(dev, RING_BYTES, &channel->ring_address, GFP_KERNEL);
-	channel->fences = dma_alloc_coherent(dev, FENCES_BYTES, &channel->fences_address, GFP_KERNEL);
+	channel->fences = dma_alloc_coherent(dev, FENCES_BYTES, &channel->fences_address,
+					     GFP_KERNEL);
 	channel->slots = kvcalloc(PB_RING_ENTRIES, sizeof(*channel->slots), GFP_KERNEL);
 	if (channel->ring && channel->fences && channel->slots)
 		return 0;
@@ -314,7 +325,10 @@ struct pb_channel *pb_channel_open(struct pb_gpu *gpu, struct pb_file *owner)
 	return error ? ERR_PTR(error) : channel;
 }
 
-/* Ends the command in progress and forgets the others. A channel that does not stop keeps all that it may still use. */
+/*
+ * Ends the command in progress and forgets the others. A channel that does not stop keeps all that
+ * it may still use.
+ */
 void pb_channel_close(struct pb_channel *channel)
 {
 	struct pb_job *job;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Buffers in VRAM as dma-bufs. Only importers that can reach peer memory and can be told that it goes away may attach:
- * a buffer can be revoked at any time, and after that nobody's device uses it.
+ * Buffers in VRAM as dma-bufs. Only importers that can reach peer memory and can be told that it
+ * goes away may attach: a buffer can be revoked at any time, and after that nobody's device uses
+ * it.
  */
 #include <linux/dma-resv.h>
 #include <linux/pci-p2pdma.h>
@@ -43,11 +44,12 @@ static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb
 	};
 
 	/* One range for each buffer: of several, a translating IOMMU would see only the first. */
-	return dma_buf_phys_vec_to_sgt(attachment, pcim_p2pdma_provider(pdev, PB_BAR_APERTURE), &range, 1,
-				       buffer->size, direction);
+	return dma_buf_phys_vec_to_sgt(attachment, pcim_p2pdma_provider(pdev, PB_BAR_APERTURE),
+				       &range, 1, buffer->size, direction);
 }
 
-static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sgt, enum dma_data_direction direction)
+static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sgt,
+		      enum dma_data_direction direction)
 {
 	dma_buf_free_sgt(attachment, sgt, direction);
 }
@@ -77,7 +79,8 @@ free_sgt:
 	return ERR_PTR(error);
 }
 
-static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sgt, enum dma_data_direction direction)
+static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sgt,
+		      enum dma_data_direction direction)
 {
 	dma_unmap_sgtable(attachment->dev, sgt, direction, DMA_ATTR_SKIP_CPU_SYNC);
 	sg_free_table(sgt);
@@ -85,7 +88,8 @@ static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sg
 }
 #endif
 
-static struct sg_table *export_map(struct dma_buf_attachment *attachment, enum dma_data_direction direction)
+static struct sg_table *export_map(struct dma_buf_attachment *attachment,
+				   enum dma_data_direction direction)
 {
 	struct pb_export *export = attachment->dmabuf->priv;
 	struct sg_table *sgt;

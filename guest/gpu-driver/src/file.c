@@ -32,7 +32,10 @@ static int add_buffer(struct pb_file *file, struct pb_buffer *buffer, u32 *handl
 	return error;
 }
 
-/* The file lets go of a buffer. Pinned pages without their owner are nothing to rely on, so their holders are told. */
+/*
+ * The file lets go of a buffer. Pinned pages without their owner are nothing to rely on, so their
+ * holders are told.
+ */
 static void give_up(struct pb_buffer *buffer)
 {
 	if (buffer->space == PEERBAR_GPU_SPACE_VRAM)
@@ -131,7 +134,8 @@ static int request_register(struct pb_file *file, void *argument)
 {
 	struct peerbar_gpu_register *request = argument;
 
-	return add_buffer(file, pb_host_create(file->gpu, request->address, request->size), &request->handle);
+	return add_buffer(file, pb_host_create(file->gpu, request->address, request->size),
+			  &request->handle);
 }
 
 static int request_import(struct pb_file *file, void *argument)
@@ -311,7 +315,8 @@ static int pb_mmap(struct file *filp, struct vm_area_struct *vma)
 	struct pb_buffer *buffer;
 	int error;
 
-	buffer = buffer_at(filp->private_data, (u64)vma->vm_pgoff << PAGE_SHIFT, vma->vm_end - vma->vm_start);
+	buffer = buffer_at(filp->private_data, (u64)vma->vm_pgoff << PAGE_SHIFT,
+			   vma->vm_end - vma->vm_start);
 	if (!buffer)
 		return -EINVAL;
 	error = pb_vram_mmap(buffer, vma);
@@ -351,8 +356,8 @@ static int pb_release(struct inode *inode, struct file *filp)
 	unsigned long handle;
 
 	/*
-	 * Against a device that leaves at the same time: it closes the channel itself, and it must not take the memory
-	 * back before holders of pins that are being told here have let go.
+	 * Against a device that leaves at the same time: it closes the channel itself, and it must
+	 * not take the memory back before holders of pins that are being told here have let go.
 	 */
 	down_read(&gpu->alive);
 	if (!gpu->removed && file->channel)

@@ -4,7 +4,8 @@
  *
  * Locks, outer before inner:
  *   pb_gpu.alive > pb_buffer.telling > pb_buffer.lock, pb_vram.exports_lock
- *   pb_gpu.alive > pb_file.lock > dma_resv of an imported dma-buf > pb_channel.lock > pb_file.results_lock
+ *   pb_gpu.alive > pb_file.lock > dma_resv of an imported dma-buf > pb_channel.lock
+ *     > pb_file.results_lock
  *   mmap_lock > pb_buffer.lock
  *   pb_vram.exports_lock > dma_resv of an exported dma-buf
  * pb_gpu.alive is never taken with mmap_lock held, since ioctls touch user memory with it held.
@@ -54,7 +55,10 @@ struct pb_piece {
 };
 
 struct pb_buffer_ops {
-	/* Makes sure that the GPU may use the buffer; called before busy is raised. NULL if it always may. */
+	/*
+	 * Makes sure that the GPU may use the buffer; called before busy is raised. NULL if it
+	 * always may.
+	 */
 	int (*begin)(struct pb_buffer *buffer);
 	/* Tells all holders. NULL if there are none to tell. */
 	void (*revoke)(struct pb_buffer *buffer);
@@ -153,7 +157,7 @@ struct pb_gpu {
 	u64 vram_size;
 	u64 aperture_size;
 	bool window;
-	struct rw_semaphore alive;	/* read: an ioctl; write: the device leaves or is being reset */
+	struct rw_semaphore alive;	/* read: an ioctl; write: a reset, the end */
 	bool gone;			/* takes no more requests */
 	bool removed;			/* its channels are closed, or about to be */
 	struct inode *inode;		/* whose address_space all mappings are in */
@@ -179,7 +183,7 @@ struct pb_file {
 	struct pb_gpu *gpu;
 	struct mutex lock;		/* order of submits, the channel */
 	struct xarray buffers;
-	struct pb_channel *channel;	/* NULL before the first submit and once the device is gone */
+	struct pb_channel *channel;	/* NULL before the first submit */
 	u64 submitted;
 	spinlock_t results_lock;
 	u64 completed;
@@ -208,7 +212,8 @@ int pb_file_eventfd(struct pb_file *file, int fd);
 __poll_t pb_file_poll(struct file *filp, struct poll_table_struct *table);
 
 /* buffer.c */
-void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu, const struct pb_buffer_ops *ops, u32 space, u64 size);
+void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu,
+		    const struct pb_buffer_ops *ops, u32 space, u64 size);
 void pb_buffer_put(struct pb_buffer *buffer);
 void pb_buffer_put_later(struct pb_buffer *buffer);
 int pb_buffer_begin(struct pb_buffer *buffer);
@@ -283,7 +288,9 @@ u64 pb_job_send(struct pb_job *job, struct pb_command *command);
 void pb_job_done(struct pb_job *job, u64 units, u64 result);
 void pb_job_rewind(struct pb_job *job);
 
-/* operation.c: how the operands of an operation go along with each other when it is done in parts. */
+/*
+ * operation.c: how the operands of an operation go along with each other when it is done in parts.
+ */
 #define PB_STREAMS_MAX 3
 
 enum pb_results {
@@ -300,7 +307,7 @@ struct pb_stream {
 struct pb_operation {
 	u8 opcode;
 	u8 kernel;
-	bool repeatable;		/* done in part and then again, it has the same outcome as done once */
+	bool repeatable;		/* done in part and then again, it is as done once */
 	u8 nstreams;			/* 0: cannot be done in parts */
 	struct pb_stream streams[PB_STREAMS_MAX];
 	u8 count;			/* the operand with the number of units */

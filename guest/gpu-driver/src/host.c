@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Memory of a program that the GPU may reach: ordinary pages, or p2pmem of a peer such as an NVMe controller's CMB. */
+/*
+ * Memory of a program that the GPU may reach: ordinary pages, or p2pmem of a peer such as an NVMe
+ * controller's CMB.
+ */
 #include <linux/dma-mapping.h>
 #include <linux/overflow.h>
 #include <linux/pci-p2pdma.h>
@@ -41,8 +44,9 @@ static int pin_all(struct pb_host *host, u64 address, unsigned long npages, unsi
 {
 	host->npages = 0;
 	while (host->npages < npages) {
-		int pinned = pin_user_pages_fast(address + host->npages * PAGE_SIZE, npages - host->npages,
-						 FOLL_WRITE | flags, host->pages + host->npages);
+		int pinned = pin_user_pages_fast(address + host->npages * PAGE_SIZE,
+						 npages - host->npages, FOLL_WRITE | flags,
+						 host->pages + host->npages);
 
 		if (pinned <= 0) {
 			unpin_user_pages(host->pages, host->npages);
@@ -92,15 +96,18 @@ static int map(struct pb_buffer *buffer, struct pb_gpu *gpu)
 	struct device *dev = &gpu->pdev->dev;
 	int error;
 
-	error = sg_alloc_table_from_pages(&host->sgt, host->pages, host->npages, 0, buffer->size, GFP_KERNEL_ACCOUNT);
+	error = sg_alloc_table_from_pages(&host->sgt, host->pages, host->npages, 0, buffer->size,
+					  GFP_KERNEL_ACCOUNT);
 	if (error)
 		return error;
 	error = dma_map_sgtable(dev, &host->sgt, DMA_BIDIRECTIONAL, 0);
 	if (error)
 		goto free_table;
 	/* Programs use the memory while it is registered, so a copy of it would be stale. */
-	error = host->mm && dma_need_sync(dev, sg_dma_address(host->sgt.sgl)) ? -EOPNOTSUPP :
-										pb_pieces_of(buffer, &host->sgt);
+	if (host->mm && dma_need_sync(dev, sg_dma_address(host->sgt.sgl)))
+		error = -EOPNOTSUPP;
+	else
+		error = pb_pieces_of(buffer, &host->sgt);
 	if (!error)
 		return 0;
 	dma_unmap_sgtable(dev, &host->sgt, DMA_BIDIRECTIONAL, 0);
@@ -132,7 +139,7 @@ struct pb_buffer *pb_host_create(struct pb_gpu *gpu, u64 address, u64 size)
 	u64 end;
 	int error = -ENOMEM;
 
-	if (!size || !PAGE_ALIGNED(address) || !PAGE_ALIGNED(size) || check_add_overflow(address, size, &end))
+	if (!size || !PAGE_ALIGNED(address | size) || check_add_overflow(address, size, &end))
 		return ERR_PTR(-EINVAL);
 	if (size >> PAGE_SHIFT > PAGES_MAX)
 		return ERR_PTR(-ENOMEM);
@@ -140,7 +147,8 @@ struct pb_buffer *pb_host_create(struct pb_gpu *gpu, u64 address, u64 size)
 	if (!buffer)
 		return ERR_PTR(-ENOMEM);
 	buffer->size = size;
-	buffer->host.pages = kvmalloc_array(size >> PAGE_SHIFT, sizeof(struct page *), GFP_KERNEL_ACCOUNT);
+	buffer->host.pages = kvmalloc_array(size >> PAGE_SHIFT, sizeof(struct page *),
+					    GFP_KERNEL_ACCOUNT);
 	if (buffer->host.pages)
 		error = pin_and_map(buffer, gpu, address);
 	if (error) {

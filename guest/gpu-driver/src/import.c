@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * dma-bufs of others (or of our own) as operands. The attachment is dynamic: the exporter may take the memory away at
- * any time; the commands under way then end first, and the next command has to get it mapped again.
+ * dma-bufs of others (or of our own) as operands. The attachment is dynamic: the exporter may take
+ * the memory away at any time; the commands under way then end first, and the next command has to
+ * get it mapped again.
  */
 #include <linux/dma-resv.h>
 #include <linux/slab.h>
@@ -66,7 +67,8 @@ static int import_begin(struct pb_buffer *buffer)
 		error = map(buffer);
 	if (!error) {
 		/* Whoever writes to the buffer, or moves it, has to be done. */
-		waited = dma_resv_wait_timeout(resv, dma_resv_usage_rw(true), true, MAX_SCHEDULE_TIMEOUT);
+		waited = dma_resv_wait_timeout(resv, dma_resv_usage_rw(true), true,
+					       MAX_SCHEDULE_TIMEOUT);
 		error = waited < 0 ? waited : 0;
 	}
 	if (!error)

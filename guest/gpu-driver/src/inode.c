@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * An inode for each GPU, in whose address_space all its mappings are, whatever device node they were made through. It is
- * in a file system of our own: one of a device node's would keep the node's file system from being unmounted.
+ * An inode for each GPU, in whose address_space all its mappings are, whatever device node they
+ * were made through. It is in a file system of our own: one of a device node's would keep the
+ * node's file system from being unmounted.
  */
 #include <linux/fs.h>
 #include <linux/mount.h>
@@ -16,7 +17,10 @@ static int init_fs_context(struct fs_context *context)
 	return init_pseudo(context, MAGIC) ? 0 : -ENOMEM;
 }
 
-/* Without an owner, or a GPU that is there would keep the module from being unloaded. It ends with the last GPU. */
+/*
+ * Without an owner, or a GPU that is there would keep the module from being unloaded. It ends with
+ * the last GPU.
+ */
 static struct file_system_type file_system = {
 	.name = "peerbar_gpu",
 	.init_fs_context = init_fs_context,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One command of a program: checked against its buffers, which it keeps, and given to the device in as many parts as
- * its memory has pieces.
+ * One command of a program: checked against its buffers, which it keeps, and given to the device in
+ * as many parts as its memory has pieces.
  */
 #include <linux/bitops.h>
 #include <linux/overflow.h>
@@ -53,7 +53,10 @@ static int check_operand(const struct pb_job *job, unsigned int operand)
 		return -ERANGE;
 	if (!bytes)
 		return 0;
-	/* An operand that goes along in units is split between them, which takes that no unit lies in two pieces. */
+	/*
+	 * An operand that goes along in units is split between them, which takes that no unit lies
+	 * in two pieces.
+	 */
 	if (unit && !(job->operation->fixed & BIT(operand)))
 		return buffer->npieces > 1 && at->offset % unit ? -EINVAL : 0;
 	return pb_piece_at(buffer, at->offset, &address) < bytes ? -EOPNOTSUPP : 0;
@@ -146,11 +149,12 @@ static u64 units_of_part(const struct pb_job *job)
 
 	for (i = 0; i < operation->nstreams && units; i++) {
 		const struct pb_stream *stream = &operation->streams[i];
-		u64 offset = job->request.operand[stream->operand].offset + job->sent * stream->unit;
-		u64 address;
+		const struct pb_buffer *buffer = job->buffers[stream->operand];
+		u64 start = job->request.operand[stream->operand].offset;
+		u64 bytes, address;
 
-		units = min(units, div_u64(pb_piece_at(job->buffers[stream->operand], offset, &address),
-					   stream->unit));
+		bytes = pb_piece_at(buffer, start + job->sent * stream->unit, &address);
+		units = min(units, div_u64(bytes, stream->unit));
 	}
 	return units;
 }
@@ -163,7 +167,7 @@ static u64 operand_of_part(const struct pb_job *job, unsigned int operand)
 	u64 address;
 
 	if (!job->buffers[operand])
-		return operation->pattern & BIT(operand) ? ror64(value, 8 * (job->sent % 8)) : value;
+		return operation->pattern & BIT(operand) ? ror64(value, job->sent % 8 * 8) : value;
 	for (i = 0; i < operation->nstreams; i++) {
 		if (operation->streams[i].operand == operand)
 			value += job->sent * operation->streams[i].unit;

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What the driver knows of each operation, so that one whose memory is not contiguous can be done in parts
- * (devices/gpu/INTERFACE.md, Commands).
+ * What the driver knows of each operation, so that one whose memory is not contiguous can be done
+ * in parts (devices/gpu/INTERFACE.md, Commands).
  */
 #include "gpu.h"
 
 static const struct pb_operation operations[] = {
 	{
-		/* The device takes no part whose source and destination overlap, unless they are the same. */
+		/*
+		 * The device takes no part whose source and destination overlap, unless they are
+		 * the same.
+		 */
 		.opcode = PB_OP_COPY,
 		.repeatable = true,
 		.nstreams = 2, .streams = { { 0, 1 }, { 1, 1 } },
@@ -52,8 +55,9 @@ static const struct pb_operation operations[] = {
 };
 
 /*
- * All others have no operands that the device would take for addresses, and are given to it as they are: it knows
- * better what is wrong with them. An operation that has any must be above, or programs could choose the addresses.
+ * All others have no operands that the device would take for addresses, and are given to it as they
+ * are: it knows better what is wrong with them. An operation that has any must be above, or
+ * programs could choose the addresses.
  */
 static const struct pb_operation whole = { .repeatable = true };
 

@@ -14,7 +14,9 @@
 
 static DEFINE_IDA(numbers);
 
-/* Where buffers end whose last user must not sleep. Of the module, since it outlives all of them. */
+/*
+ * Where buffers end whose last user must not sleep. Of the module, since it outlives all of them.
+ */
 struct workqueue_struct *pb_releases;
 
 static void gpu_free(struct kref *refs)
@@ -36,8 +38,10 @@ void pb_gpu_put(struct pb_gpu *gpu)
 
 static void log_fault(struct pb_gpu *gpu, u32 info, u64 address)
 {
-	pci_info_ratelimited(gpu->pdev, "fault %lu on a %s at %#llx, channel %lu\n", FIELD_GET(PB_FAULT_CODE, info),
-			     info & PB_FAULT_WRITE ? "write" : "read", address, FIELD_GET(PB_FAULT_CHANNEL, info));
+	pci_info_ratelimited(gpu->pdev, "fault %lu on a %s at %#llx, channel %lu\n",
+			     FIELD_GET(PB_FAULT_CODE, info),
+			     info & PB_FAULT_WRITE ? "write" : "read", address,
+			     FIELD_GET(PB_FAULT_CHANNEL, info));
 }
 
 static irqreturn_t device_interrupt(int irq, void *data)
@@ -62,11 +66,18 @@ static irqreturn_t channel_interrupt(int irq, void *data)
 	return IRQ_HANDLED;
 }
 
+/* Vector 0 is the device's, the others are the channels'. */
+static void *owner_of(struct pb_gpu *gpu, unsigned int vector)
+{
+	if (!vector)
+		return gpu;
+	return &gpu->channels[vector - 1];
+}
+
 static void free_interrupts(struct pb_gpu *gpu, unsigned int vectors)
 {
 	while (vectors--)
-		free_irq(pci_irq_vector(gpu->pdev, vectors),
-			 vectors ? (void *)&gpu->channels[vectors - 1] : (void *)gpu);
+		free_irq(pci_irq_vector(gpu->pdev, vectors), owner_of(gpu, vectors));
 	pci_free_irq_vectors(gpu->pdev);
 }
 
@@ -77,12 +88,12 @@ static int request_interrupts(struct pb_gpu *gpu)
 
 	error = pci_alloc_irq_vectors(gpu->pdev, PB_VECTORS, PB_VECTORS, PCI_IRQ_MSIX);
 	if (error < 0)
-		return dev_err_probe(&gpu->pdev->dev, error, "needs %d MSI-X vectors\n", PB_VECTORS);
+		return dev_err_probe(&gpu->pdev->dev, error, "needs %d MSI-X vectors\n",
+				     PB_VECTORS);
 	for (vector = 0; vector < PB_VECTORS; vector++) {
 		error = request_threaded_irq(pci_irq_vector(gpu->pdev, vector), NULL,
-					     vector ? channel_interrupt : device_interrupt, IRQF_ONESHOT,
-					     gpu->misc.name,
-					     vector ? (void *)&gpu->channels[vector - 1] : (void *)gpu);
+					     vector ? channel_interrupt : device_interrupt,
+					     IRQF_ONESHOT, gpu->misc.name, owner_of(gpu, vector));
 		if (error) {
 			free_interrupts(gpu, vector);
 			return error;
@@ -98,7 +109,8 @@ static int wait_ready(struct pb_gpu *gpu)
 	u32 status;
 
 	return readl_poll_timeout(gpu->regs + PB_REG_STATUS, status,
-				  status != PB_ALL_ONES && status & PB_STATUS_READY, 20, READY_TIMEOUT_US);
+				  status != PB_ALL_ONES && status & PB_STATUS_READY, 20,
+				  READY_TIMEOUT_US);
 }
 
 static int reset_device(struct pb_gpu *gpu)
@@ -115,7 +127,8 @@ static int identify(struct pb_gpu *gpu)
 	int error;
 
 	if (id != PB_ID || version != PB_VERSION)
-		return dev_err_probe(dev, -ENODEV, "no peerbar GPU of version %d: identity %#x, version %u\n",
+		return dev_err_probe(dev, -ENODEV,
+				     "no peerbar GPU of version %d: identity %#x, version %u\n",
 				     PB_VERSION, id, version);
 	error = reset_device(gpu);
 	if (error)
@@ -125,7 +138,8 @@ static int identify(struct pb_gpu *gpu)
 	gpu->window = readl(gpu->regs + PB_REG_FEATURES) & PB_FEATURE_WINDOW;
 	if (gpu->aperture_size != pci_resource_len(gpu->pdev, PB_BAR_APERTURE) ||
 	    gpu->aperture_size > gpu->vram_size || readl(gpu->regs + PB_REG_CHANNELS) < PB_CHANNELS)
-		return dev_err_probe(dev, -ENODEV, "describes itself wrongly: aperture %#llx, VRAM %#llx\n",
+		return dev_err_probe(dev, -ENODEV,
+				     "describes itself wrongly: aperture %#llx, VRAM %#llx\n",
 				     gpu->aperture_size, gpu->vram_size);
 	return 0;
 }
@@ -164,7 +178,8 @@ static int provide(struct pb_gpu *gpu)
 	}
 	error = pci_p2pdma_add_resource(gpu->pdev, PB_BAR_APERTURE, gpu->aperture_size, 0);
 	if (error)
-		return dev_err_probe(&gpu->pdev->dev, error, "cannot provide VRAM as peer-to-peer memory\n");
+		return dev_err_probe(&gpu->pdev->dev, error,
+				     "cannot provide VRAM as peer-to-peer memory\n");
 	pci_p2pmem_publish(gpu->pdev, true);
 	return 0;
 }
@@ -182,7 +197,10 @@ static void stop_requests(struct pb_gpu *gpu)
 		pb_channel_wake_owner(&gpu->channels[i]);
 }
 
-/* Sees what no interrupt tells: a device that is gone, and an interrupt that was lost. Runs while there are jobs. */
+/*
+ * Sees what no interrupt tells: a device that is gone, and an interrupt that was lost. Runs while
+ * there are jobs.
+ */
 static void watch(struct work_struct *work)
 {
 	struct pb_gpu *gpu = container_of(to_delayed_work(work), struct pb_gpu, watch);
@@ -286,8 +304,8 @@ static int pb_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		pb_gpu_put(gpu);
 		return error;
 	}
-	pci_info(pdev, "%s: %llu MiB of VRAM, %llu MiB aperture%s\n", gpu->misc.name, gpu->vram_size >> 20,
-		 gpu->aperture_size >> 20, gpu->window ? ", a window" : "");
+	pci_info(pdev, "%s: %llu MiB of VRAM, %llu MiB aperture%s\n", gpu->misc.name,
+		 gpu->vram_size >> 20, gpu->aperture_size >> 20, gpu->window ? ", a window" : "");
 	return 0;
 }
 
@@ -397,6 +415,6 @@ static void __exit pb_exit(void)
 }
 module_exit(pb_exit);
 
-MODULE_DESCRIPTION("peerbar GPU: VRAM as peer-to-peer memory, command channels, dma-buf, pinned pages");
+MODULE_DESCRIPTION("peerbar GPU: peer-to-peer memory, command channels, dma-buf, pinned pages");
 MODULE_LICENSE("GPL");
 MODULE_IMPORT_NS("DMA_BUF");

@@ -44,7 +44,10 @@ void pb_pieces_clear(struct pb_buffer *buffer)
 	buffer->npieces = 0;
 }
 
-/* Gives the address of a byte; returns how many bytes follow from there on at consecutive addresses. */
+/*
+ * Gives the address of a byte; returns how many bytes follow from there on at consecutive
+ * addresses.
+ */
 u64 pb_piece_at(const struct pb_buffer *buffer, u64 offset, u64 *address)
 {
 	unsigned int low = 0, high = buffer->npieces;

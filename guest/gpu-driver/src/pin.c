@@ -50,7 +50,7 @@ static struct pb_pin *make(struct pb_buffer *buffer, u64 offset, u64 length)
 	pin->buffer = buffer;
 	pin->offset = offset;
 	for (i = 0; i < entries; i++)
-		pin->bus_addresses[i] = pb_vram_bus_address(buffer) + offset + i * PEERBAR_GPU_PAGE_SIZE;
+		pin->bus_addresses[i] = pb_vram_bus_address(buffer) + offset + i * PB_GPU_PAGE;
 	pin->table = (struct peerbar_gpu_page_table){
 		.version = PEERBAR_GPU_PIN_VERSION,
 		.page_size = PEERBAR_GPU_PAGE_SIZE,
@@ -60,8 +60,12 @@ static struct pb_pin *make(struct pb_buffer *buffer, u64 offset, u64 length)
 	return pin;
 }
 
-/* Makes the pin known, unless the memory has just gone away. The table goes first: the callback may want it at once. */
-static int publish(struct pb_file *file, u32 handle, struct pb_pin *pin, struct peerbar_gpu_page_table **table)
+/*
+ * Makes the pin known, unless the memory has just gone away. The table goes first: the callback may
+ * want it at once.
+ */
+static int publish(struct pb_file *file, u32 handle, struct pb_pin *pin,
+		   struct peerbar_gpu_page_table **table)
 {
 	int error = 0;
 
@@ -84,13 +88,14 @@ static int check_range(const struct pb_buffer *buffer, u64 offset, u64 length)
 {
 	u64 end;
 
-	if (buffer->space != PEERBAR_GPU_SPACE_VRAM || !length || !IS_ALIGNED(offset | length, PEERBAR_GPU_PAGE_SIZE))
+	if (buffer->space != PEERBAR_GPU_SPACE_VRAM || !length ||
+	    !IS_ALIGNED(offset | length, PEERBAR_GPU_PAGE_SIZE))
 		return -EINVAL;
 	return check_add_overflow(offset, length, &end) || end > buffer->size ? -EINVAL : 0;
 }
 
-static int get_from(struct pb_file *file, u32 handle, u64 offset, u64 length, const struct pb_pin *wanted,
-		    struct peerbar_gpu_page_table **table)
+static int get_from(struct pb_file *file, u32 handle, u64 offset, u64 length,
+		    const struct pb_pin *wanted, struct peerbar_gpu_page_table **table)
 {
 	struct pb_buffer *buffer = pb_file_buffer(file, handle);
 	struct pb_pin *pin = NULL;
@@ -129,7 +134,8 @@ static int get(struct file *gpu, u32 handle, u64 offset, u64 length, const struc
 	return error;
 }
 
-int peerbar_gpu_get_pages(struct file *gpu, u32 handle, u64 offset, u64 length, struct peerbar_gpu_page_table **table,
+int peerbar_gpu_get_pages(struct file *gpu, u32 handle, u64 offset, u64 length,
+			  struct peerbar_gpu_page_table **table,
 			  void (*free_callback)(void *data), void *data)
 {
 	const struct pb_pin wanted = { .free_callback = free_callback, .data = data };
@@ -150,7 +156,8 @@ EXPORT_SYMBOL_GPL(peerbar_gpu_get_pages_persistent);
 /* ---- putting ---- */
 
 /* Takes a pin of that state and kind out of the lists; NULL if there is none. */
-static struct pb_pin *take(struct peerbar_gpu_page_table *table, enum pb_pin_state state, bool persistent)
+static struct pb_pin *take(struct peerbar_gpu_page_table *table, enum pb_pin_state state,
+			   bool persistent)
 {
 	struct pb_pin *pin;
 
@@ -203,7 +210,9 @@ EXPORT_SYMBOL_GPL(peerbar_gpu_free_page_table);
 
 /* ---- going away ---- */
 
-/* A pin of the buffer that is to be told, marked and with a reference; NULL if there are no more. */
+/*
+ * A pin of the buffer that is to be told, marked and with a reference; NULL if there are no more.
+ */
 static struct pb_pin *next_to_tell(struct pb_buffer *buffer)
 {
 	struct pb_pin *pin;
@@ -222,7 +231,9 @@ static struct pb_pin *next_to_tell(struct pb_buffer *buffer)
 	return NULL;
 }
 
-/* The memory goes away: every holder that has a callback is told, and has let go when this returns. */
+/*
+ * The memory goes away: every holder that has a callback is told, and has let go when this returns.
+ */
 void pb_pins_revoke(struct pb_buffer *buffer)
 {
 	struct pb_pin *pin;

@@ -48,8 +48,10 @@ static int put(struct held *held)
 	int error;
 
 	mutex_lock(&held->lock);
-	error = held->flags & PEERBAR_PIN_TEST_PERSISTENT ? peerbar_gpu_put_pages_persistent(held->table) :
-							   peerbar_gpu_put_pages(held->table);
+	if (held->flags & PEERBAR_PIN_TEST_PERSISTENT)
+		error = peerbar_gpu_put_pages_persistent(held->table);
+	else
+		error = peerbar_gpu_put_pages(held->table);
 	if (!error)
 		WRITE_ONCE(held->gone, true);
 	mutex_unlock(&held->lock);
@@ -122,10 +124,11 @@ static int request_pin(struct xarray *pins, void *argument)
 	spin_lock_init(&held->io_lock);
 	init_waitqueue_head(&held->drained);
 	if (pin->flags & PEERBAR_PIN_TEST_PERSISTENT)
-		error = peerbar_gpu_get_pages_persistent(gpu, pin->handle, pin->offset, pin->length, &held->table);
+		error = peerbar_gpu_get_pages_persistent(gpu, pin->handle, pin->offset, pin->length,
+							 &held->table);
 	else
-		error = peerbar_gpu_get_pages(gpu, pin->handle, pin->offset, pin->length, &held->table, memory_goes,
-					      held);
+		error = peerbar_gpu_get_pages(gpu, pin->handle, pin->offset, pin->length,
+					      &held->table, memory_goes, held);
 	if (error)
 		goto free;
 	fput(gpu);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Transfers between a disk and pinned pages. They hold no reference to the pages: the pin is what keeps them. */
+/*
+ * Transfers between a disk and pinned pages. They hold no reference to the pages: the pin is what
+ * keeps them.
+ */
 #include <linux/bio.h>
 #include <linux/blkdev.h>
 #include <linux/file.h>
@@ -38,11 +41,14 @@ static void transfer_end(struct bio *bio)
 /* On the machines of this lab a bus address is what the CPU says, too. */
 static struct page *page_at(const struct held *held, u64 offset)
 {
-	u64 address = held->table->bus_addresses[offset / held->table->page_size] + offset % held->table->page_size;
+	u32 size = held->table->page_size;
+	u64 address = held->table->bus_addresses[offset / size] + offset % size;
+	struct page *page;
 
 	if (!pfn_valid(PHYS_PFN(address)))
 		return NULL;
-	return is_pci_p2pdma_page(pfn_to_page(PHYS_PFN(address))) ? pfn_to_page(PHYS_PFN(address)) : NULL;
+	page = pfn_to_page(PHYS_PFN(address));
+	return is_pci_p2pdma_page(page) ? page : NULL;
 }
 
 static int fill_bio(struct bio *bio, const struct held *held, u64 offset, u64 length)
@@ -64,7 +70,8 @@ static int check(const struct held *held, const struct peerbar_pin_test_io *io)
 {
 	u64 size = (u64)held->table->entries * held->table->page_size;
 
-	if (!io->length || io->length > LENGTH_MAX || (io->disk_offset | io->offset | io->length) % UNIT)
+	if (!io->length || io->length > LENGTH_MAX ||
+	    (io->disk_offset | io->offset | io->length) % UNIT)
 		return -EINVAL;
 	return io->offset > size || io->length > size - io->offset ? -ERANGE : 0;
 }
@@ -79,7 +86,8 @@ static int start(struct held *held, const struct peerbar_pin_test_io *io, struct
 
 	if (!transfer)
 		return -ENOMEM;
-	bio = bio_alloc(bdev, io->length / PAGE_SIZE, io->write ? REQ_OP_WRITE : REQ_OP_READ, GFP_KERNEL);
+	bio = bio_alloc(bdev, io->length / PAGE_SIZE, io->write ? REQ_OP_WRITE : REQ_OP_READ,
+			GFP_KERNEL);
 	bio->bi_iter.bi_sector = io->disk_offset >> SECTOR_SHIFT;
 	error = fill_bio(bio, held, io->offset, io->length);
 	if (error) {
@@ -105,7 +113,8 @@ int held_io(struct held *held, const struct peerbar_pin_test_io *io)
 
 	if (!disk)
 		return -EBADF;
-	if (S_ISBLK(file_inode(disk)->i_mode) && disk->f_mode & (io->write ? FMODE_WRITE : FMODE_READ)) {
+	if (S_ISBLK(file_inode(disk)->i_mode) &&
+	    disk->f_mode & (io->write ? FMODE_WRITE : FMODE_READ)) {
 		mutex_lock(&held->lock);
 		error = held->gone ? -ENODEV : check(held, io) ?: start(held, io, disk);
 		mutex_unlock(&held->lock);

@@ -2,9 +2,10 @@
 /*
  * Buffers in VRAM.
  *
- * In static mode a buffer is made of p2pmem pages, and each page lives as long as somebody has a reference to it: the
- * buffer, a mapping, or I/O that is under way. So a page that a disk still writes to is not given to anybody else,
- * whatever its owner does meanwhile. In window mode there are no pages, and programs see the aperture as plain I/O memory.
+ * In static mode a buffer is made of p2pmem pages, and each page lives as long as somebody has a
+ * reference to it: the buffer, a mapping, or I/O that is under way. So a page that a disk still
+ * writes to is not given to anybody else, whatever its owner does meanwhile. In window mode there
+ * are no pages, and programs see the aperture as plain I/O memory.
  */
 #include <linux/memremap.h>
 #include <linux/pci-p2pdma.h>
@@ -17,10 +18,14 @@
 
 static u64 vram_offset_of(struct pb_gpu *gpu, void *pages)
 {
-	return pci_p2pmem_virt_to_bus(gpu->pdev, pages) - pci_bus_address(gpu->pdev, PB_BAR_APERTURE);
+	return pci_p2pmem_virt_to_bus(gpu->pdev, pages) -
+	       pci_bus_address(gpu->pdev, PB_BAR_APERTURE);
 }
 
-/* Makes an allocation of the pool into pages that go back to it one by one, each with its last reference. */
+/*
+ * Makes an allocation of the pool into pages that go back to it one by one, each with its last
+ * reference.
+ */
 static void make_independent(void *start, u64 size)
 {
 	struct percpu_ref *pool = &page_pgmap(virt_to_page(start))->ref;
@@ -42,7 +47,10 @@ static void put_pages_from(void *start, u64 size)
 		put_page(virt_to_page(start + offset));
 }
 
-/* Pages that start at a page of the GPU. The pool knows no alignment, so what is too much goes back. */
+/*
+ * Pages that start at a page of the GPU. The pool knows no alignment, so what is too much goes
+ * back.
+ */
 static void *alloc_pages_aligned(struct pb_gpu *gpu, u64 size)
 {
 	const u64 spare = PB_GPU_PAGE - PAGE_SIZE;
@@ -135,7 +143,8 @@ int pb_vram_mmap(struct pb_buffer *buffer, struct vm_area_struct *vma)
 	error = pb_vram_show(buffer);
 	if (error)
 		return error;
-	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP | (buffer->vram.pages ? VM_MIXEDMAP : VM_PFNMAP | VM_IO));
+	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP |
+		     (buffer->vram.pages ? VM_MIXEDMAP : VM_PFNMAP | VM_IO));
 	vma->vm_page_prot = buffer->vram.pages ? pgprot_writecombine(vma->vm_page_prot) :
 						 pgprot_noncached(vma->vm_page_prot);
 	kref_get(&buffer->refs);
@@ -190,10 +199,11 @@ static void vram_revoke(struct pb_buffer *buffer)
 static void vram_drop(struct pb_buffer *buffer)
 {
 	/*
-	 * Both are there only if the device leaves under them: the kernel's record of our BAR must outlive every
-	 * mapping that was made from it, and nobody told the persistent pins.
+	 * Both are there only if the device leaves under them: the kernel's record of our BAR must
+	 * outlive every mapping that was made from it, and nobody told the persistent pins.
 	 */
-	wait_event(buffer->idle, !atomic_read(&buffer->vram.mapped) && !atomic_read(&buffer->vram.persistent));
+	wait_event(buffer->idle, !atomic_read(&buffer->vram.mapped) &&
+				 !atomic_read(&buffer->vram.persistent));
 	hide(buffer);
 	if (buffer->vram.pages)
 		put_pages_from(buffer->vram.pages, buffer->size);

@@ -59,7 +59,8 @@ int pb_file_wait(struct pb_file *file, struct peerbar_gpu_wait *wait)
 	if (!wait->fence || wait->fence > READ_ONCE(file->submitted))
 		return -EINVAL;
 	left = wait_event_interruptible_timeout(file->wait,
-						is_completed(file, wait->fence) || READ_ONCE(file->gpu->gone),
+						is_completed(file, wait->fence) ||
+						READ_ONCE(file->gpu->gone),
 						timeout_of(wait->timeout_ns));
 	if (is_completed(file, wait->fence))
 		return take_result(file, wait);

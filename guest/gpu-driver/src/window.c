@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Window mode: the aperture is smaller than VRAM or is to be taken away at run time, so a table in the device says
- * which page of VRAM stands behind each page of the aperture. Both are given out in pages of the GPU.
+ * Window mode: the aperture is smaller than VRAM or is to be taken away at run time, so a table in
+ * the device says which page of VRAM stands behind each page of the aperture. Both are given out in
+ * pages of the GPU.
  */
 #include "gpu.h"
 
@@ -102,12 +103,16 @@ void pb_window_restore(struct pb_gpu *gpu)
 	struct pb_buffer *buffer;
 
 	mutex_lock(&gpu->buffers_lock);
-	/* A buffer that is dropped meanwhile takes its entries out after this has written them, or is not written. */
+	/*
+	 * A buffer that is dropped meanwhile takes its entries out after this has written them, or
+	 * is not written.
+	 */
 	mutex_lock(&gpu->window_lock);
 	list_for_each_entry(buffer, &gpu->buffers, node) {
 		if (buffer->space == PEERBAR_GPU_SPACE_VRAM && !test_bit(0, &buffer->dropped) &&
 		    buffer->vram.aperture != PB_NOT_SHOWN)
-			write_entries(gpu, buffer->vram.aperture, buffer->vram.offset, buffer->size);
+			write_entries(gpu, buffer->vram.aperture, buffer->vram.offset,
+				      buffer->size);
 	}
 	mutex_unlock(&gpu->window_lock);
 	mutex_unlock(&gpu->buffers_lock);
