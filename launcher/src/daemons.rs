@@ -114,6 +114,9 @@ fn nvme_arguments(nvme: &Nvme) -> Vec<String> {
     if let Some(power) = nvme.mdts {
         words.extend(["--mdts".to_owned(), power.to_string()]);
     }
+    for fault in &nvme.seeded_faults {
+        words.extend(["--seed-fault".to_owned(), fault.to_string()]);
+    }
     for namespace in &nvme.namespaces {
         let value = match namespace {
             Namespace::Ram(bytes) => format!("ram={}", Size(*bytes)),
@@ -277,6 +280,7 @@ mod tests {
         let nvme = &mut scenario.nvmes[0];
         nvme.below = None;
         nvme.mdts = Some(5);
+        nvme.seeded_faults = vec!["wraps:9".parse().unwrap()];
         nvme.namespaces.push(Namespace::File {
             path: "/d.img".into(),
             create: Some(1),
@@ -284,7 +288,7 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 \
+                "--socket-path /s/nvme-disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --seed-fault wraps:9 \
               --namespace ram=320M --namespace file=/d.img"
             ]
         );

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::cmb::CmbError;
 use crate::namespace::{Backend, FileBackend, ImageError, Namespace, RamBackend};
+use crate::seeded_fault::SeededFault;
 
 /// Longest serial number (NVMe Base 2.0, 5.17.2.1, Identify Controller, SN).
 const SERIAL_BYTES: usize = 20;
@@ -91,6 +92,8 @@ pub struct Config {
     pub mdts: u8,
     /// The namespaces, from NSID 1 on.
     pub namespaces: Vec<Source>,
+    /// What it does wrong on purpose: nothing, but in a test.
+    pub seeded_faults: Vec<SeededFault>,
 }
 
 impl Config {
@@ -168,6 +171,7 @@ mod tests {
             block_bytes: 512,
             mdts: 8,
             namespaces: vec![Source::Ram(1 << 20)],
+            seeded_faults: Vec::new(),
         }
     }
 

@@ -96,7 +96,11 @@ impl Controller {
         ));
         let engine = Engine {
             mailbox: mailbox.clone(),
-            data: DataPath::new(requester.clone(), 4096 << config.mdts),
+            data: DataPath::new(
+                requester.clone(),
+                4096 << config.mdts,
+                config.seeded_faults.clone(),
+            ),
             admin: Admin::new(config, &IDENTITY),
             namespaces,
             queues: Queues::new(QUEUE_PAIRS),

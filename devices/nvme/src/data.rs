@@ -7,21 +7,28 @@ use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 
 use crate::prp::{self, Segment};
+use crate::seeded_fault::SeededFault;
 
 /// Moves the data of one command at a time through a buffer that is made once.
 pub(crate) struct DataPath {
     requester: Arc<Requester>,
     segments: Vec<Segment>,
     buffer: Vec<u8>,
+    seeded_faults: Vec<SeededFault>,
 }
 
 impl DataPath {
     /// A path for transfers of up to `limit` bytes.
-    pub(crate) fn new(requester: Arc<Requester>, limit: usize) -> Self {
+    pub(crate) fn new(
+        requester: Arc<Requester>,
+        limit: usize,
+        seeded_faults: Vec<SeededFault>,
+    ) -> Self {
         Self {
             requester,
             segments: Vec::new(),
             buffer: vec![0; limit],
+            seeded_faults,
         }
     }
 
@@ -41,11 +48,13 @@ impl DataPath {
             requester,
             segments,
             buffer,
+            seeded_faults,
         } = self;
         let data = buffer
             .get_mut(..len)
             .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
         locate(requester, segments, command, len)?;
+        commit(seeded_faults, purpose, command, segments);
         let mut rest = &mut *data;
         for segment in segments.iter() {
             let (part, tail) = rest
@@ -71,11 +80,13 @@ impl DataPath {
             requester,
             segments,
             buffer,
+            seeded_faults,
         } = self;
         let data = buffer
             .get_mut(..len)
             .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
         locate(requester, segments, command, len)?;
+        commit(seeded_faults, purpose, command, segments);
         fill(data)?;
         let mut rest = &*data;
         for segment in segments.iter() {
@@ -111,6 +122,19 @@ fn locate(
                 .map_err(transfer_error)
         },
     )
+}
+
+/// Has the command go wrong if a test asks for that. Only commands with blocks have a payload.
+fn commit(
+    faults: &[SeededFault],
+    purpose: Purpose,
+    command: &SubmissionEntry,
+    segments: &mut Vec<Segment>,
+) {
+    let due = |fault: &&SeededFault| purpose == Purpose::Payload && fault.meets(command);
+    if let Some(fault) = faults.iter().find(due) {
+        fault.commit(segments);
+    }
 }
 
 /// The status of a command whose DMA failed: never success (NVMe Base 2.0, 3.3.3.2.1, Data Transfer Error).

@@ -31,8 +31,10 @@ mod namespace;
 mod prp;
 mod queues;
 mod registers;
+mod seeded_fault;
 
 pub use cmb::CmbError;
 pub use config::{Config, ConfigError, Source};
 pub use controller::{Controller, Running, StartError};
 pub use namespace::ImageError;
+pub use seeded_fault::{FaultKind, SeededFault, UnknownFault};

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use peerbar_endpoint::daemon::{self, Fault, Place, size};
-use peerbar_nvme::{CmbError, Config, Controller, Source, StartError};
+use peerbar_nvme::{CmbError, Config, Controller, SeededFault, Source, StartError};
 
 /// An NVMe controller with a Controller Memory Buffer, served over vfio-user until SIGTERM.
 #[derive(Debug, Parser)]
@@ -34,6 +34,10 @@ struct Args {
     /// Maximum data transfer size as a power of two of 4 KiB pages, 1 to 10
     #[arg(long, value_name = "POWER", default_value_t = 8)]
     mdts: u8,
+    /// Do commands that start at this logical block wrong, to try who should notice: unmapped:BLOCK, beyond-52-bits:BLOCK
+    /// or wraps:BLOCK says where their data goes instead; repeat it for more
+    #[arg(long = "seed-fault", value_name = "KIND:BLOCK")]
+    seeded_faults: Vec<SeededFault>,
 }
 
 fn main() -> ExitCode {
@@ -77,6 +81,7 @@ impl From<Args> for Config {
             block_bytes: args.block_size,
             mdts: args.mdts,
             namespaces: args.namespaces,
+            seeded_faults: args.seeded_faults,
         }
     }
 }

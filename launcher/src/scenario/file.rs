@@ -61,6 +61,8 @@ pub(super) struct NvmeTable {
     pub(super) cmb_queues: Option<Spanned<bool>>,
     pub(super) block_size: Option<Spanned<u32>>,
     pub(super) mdts: Option<Spanned<u8>>,
+    #[serde(default)]
+    pub(super) seed_fault: Vec<Spanned<String>>,
     pub(super) namespaces: Spanned<Vec<Spanned<NamespaceTable>>>,
 }
 

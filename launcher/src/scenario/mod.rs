@@ -17,6 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use peerbar_nvme::SeededFault;
 use peerbar_report::{Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
 
@@ -93,6 +94,8 @@ pub(crate) struct Nvme {
     pub disk_bytes: u64,
     /// Its namespaces.
     pub namespaces: Vec<Namespace>,
+    /// What it does wrong on purpose.
+    pub seeded_faults: Vec<SeededFault>,
 }
 
 /// What a namespace is made of.
@@ -264,7 +267,7 @@ mod tests {
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
             "x.toml:8: unknown field `colour`, expected one of `name`, `below`, `link`, `cmb`, `cmb-queues`, `block-size`, \
-             `mdts`, `namespaces`"
+             `mdts`, `seed-fault`, `namespaces`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),
@@ -308,6 +311,11 @@ mod tests {
                 "9: `block-size = 1024`: blocks have 512 or 4096 bytes",
             ),
             (format!("{DISK}mdts = 11"), "9: `mdts = 11`: from 1 to 10"),
+            (
+                format!("{DISK}seed-fault = [\"lost:1\"]"),
+                "9: `seed-fault`: `lost:1` is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, \
+                 wraps",
+            ),
             (
                 "namespaces = []".to_owned(),
                 "8: `d0` has no namespace: write `namespaces = [{ ram = \"64M\" }]`",

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use peerbar_nvme::{SeededFault, UnknownFault};
 use toml::Spanned;
 
 use super::error::Problem;
@@ -33,6 +34,8 @@ pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Resu
     let block_size = table.block_size.map_or(Ok(512), block_size)?;
     let mdts = table.mdts.map(mdts).transpose()?;
     let (namespaces, sizes) = namespaces(table.namespaces, &name, block_size, folder)?;
+    let seeded_faults = table.seed_fault.into_iter().map(seeded_fault);
+    let seeded_faults = seeded_faults.collect::<Result<_, _>>()?;
     let disk_bytes = sizes.first().copied().unwrap_or(0);
     Ok(Nvme {
         name,
@@ -44,6 +47,7 @@ pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Resu
         mdts,
         disk_bytes,
         namespaces,
+        seeded_faults,
     })
 }
 
@@ -105,6 +109,14 @@ fn mdts(power: Spanned<u8>) -> Result<u8, Problem> {
         return Err(Problem::new(power.span(), message));
     }
     Ok(power.into_inner())
+}
+
+fn seeded_fault(word: Spanned<String>) -> Result<SeededFault, Problem> {
+    let fault = word.get_ref().parse();
+    fault.map_err(|error: UnknownFault| {
+        let message = format!("`seed-fault`: `{}` {error}", word.get_ref());
+        Problem::new(word.span(), message)
+    })
 }
 
 fn namespaces(

@@ -293,6 +293,7 @@ mod tests {
             block_bytes: 512,
             mdts: 8,
             namespaces: vec![Source::Ram(512)],
+            seeded_faults: Vec::new(),
         };
         let identity = Identity {
             vendor: 0x1b36,

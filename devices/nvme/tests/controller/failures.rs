@@ -1,9 +1,11 @@
 //! A DMA that fails: the command fails with Data Transfer Error and changes nothing; a queue that fails stops the
 //! controller until it is reset (NVMe Base 2.0, 9.5).
 
+use peerbar_nvme::{Config, FaultKind, SeededFault};
+
 use crate::command::{COMPARE, READ, WRITE, blocks, create_cq, create_sq, sc};
 use crate::driver::{DATA, Driver, LIST, Pair};
-use crate::machine::{PAGE, pattern};
+use crate::machine::{PAGE, RAM, config, pattern};
 
 const CFS: u32 = 1 << 1;
 
@@ -111,4 +113,34 @@ fn recovers(driver: &mut Driver) {
     let data = pattern(512, 36);
     driver.store(7, &data);
     assert_eq!(driver.load(7, 512), data);
+}
+
+#[test]
+fn a_seeded_fault_fails_the_commands_of_its_block_and_no_other() {
+    let seeded = [
+        (FaultKind::Unmapped, 8),
+        (FaultKind::Beyond52Bits, 16),
+        (FaultKind::Wraps, 24),
+    ];
+    let mut driver = Driver::with(&Config {
+        seeded_faults: seeded
+            .map(|(kind, block)| SeededFault { kind, block })
+            .to_vec(),
+        ..config()
+    });
+    let data = pattern(16384, 37);
+    driver.store(0, &data);
+    driver.write(DATA, &pattern(4096, 38));
+    for block in seeded.map(|(_, block)| block) {
+        for opcode in [READ, WRITE, COMPARE] {
+            let before = driver.ram_image();
+            let code = driver.code(1, blocks(opcode, block, 2).at(DATA, 0));
+            assert_eq!(code, sc::DATA_XFER_ERROR, "{opcode:#x} of block {block}");
+            let data_is_as_before =
+                driver.read(DATA, 4096) == before[(DATA - RAM) as usize..][..4096];
+            assert!(data_is_as_before, "{opcode:#x} of block {block}");
+        }
+        driver.ok(1, blocks(READ, block + 1, 1).at(DATA + 4096, 0));
+    }
+    assert_eq!(driver.load(0, 16384), data);
 }

@@ -72,6 +72,7 @@ pub(crate) fn config() -> Config {
         block_bytes: 512,
         mdts: 5,
         namespaces: vec![Source::Ram(4 * MIB), Source::Ram(MIB)],
+        seeded_faults: Vec::new(),
     }
 }
 

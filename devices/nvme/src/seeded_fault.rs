@@ -1,0 +1,137 @@
+//! Faults that the controller commits on purpose, so that those who are to find them can be tried.
+//!
+//! A fault is bound to a logical block: every Read, Write or Compare that starts there is carried out as a faulty
+//! controller would, however often the driver repeats it, and no other command is.
+
+use std::fmt::{self, Display};
+use std::str::FromStr;
+
+use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::command::nvm::BlockRange;
+use thiserror::Error;
+
+use crate::prp::Segment;
+
+/// An address that no guest maps: above all its memory, below the limit of every IOMMU with four levels of tables.
+const UNMAPPED: u64 = 1 << 46;
+/// Beyond what a page table entry of x86 can hold (Intel SDM, 4.5).
+const BEYOND_52_BITS: u64 = 1 << 52;
+
+/// What the controller does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The data's address is one that nobody has mapped.
+    Unmapped,
+    /// The data's address has more than 52 bits.
+    Beyond52Bits,
+    /// The data's first half lies at the end of the address space, its second half past it.
+    Wraps,
+}
+
+/// Every kind and its word on the command line.
+const KINDS: [(FaultKind, &str); 3] = [
+    (FaultKind::Unmapped, "unmapped"),
+    (FaultKind::Beyond52Bits, "beyond-52-bits"),
+    (FaultKind::Wraps, "wraps"),
+];
+
+/// A fault, and the commands that meet it; on a command line `KIND:BLOCK`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeededFault {
+    /// What the controller does wrong.
+    pub kind: FaultKind,
+    /// First logical block of the commands that it does wrong.
+    pub block: u64,
+}
+
+/// A word that is no seeded fault. It reads on from the word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("is no KIND:BLOCK, such as unmapped:2048; kinds are {}", KINDS.map(|(_, word)| word).join(", "))]
+pub struct UnknownFault;
+
+impl FromStr for SeededFault {
+    type Err = UnknownFault;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFault> {
+        let (word, block) = text.split_once(':').ok_or(UnknownFault)?;
+        let (kind, _) = KINDS
+            .into_iter()
+            .find(|(_, known)| *known == word)
+            .ok_or(UnknownFault)?;
+        let block = block.parse().map_err(|_| UnknownFault)?;
+        Ok(Self { kind, block })
+    }
+}
+
+impl Display for SeededFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = KINDS.into_iter().find(|(kind, _)| *kind == self.kind);
+        let word = known.map_or("", |(_, word)| word);
+        write!(f, "{word}:{}", self.block)
+    }
+}
+
+impl SeededFault {
+    /// Whether a command with blocks meets it.
+    pub(crate) fn meets(&self, command: &SubmissionEntry) -> bool {
+        BlockRange::from(command).slba.get() == self.block
+    }
+
+    /// Turns the data's true segments into those that a faulty controller goes by.
+    pub(crate) fn commit(&self, segments: &mut Vec<Segment>) {
+        let len = segments.iter().map(|segment| segment.len).sum::<usize>();
+        let address = match self.kind {
+            FaultKind::Unmapped => UNMAPPED,
+            FaultKind::Beyond52Bits => BEYOND_52_BITS,
+            FaultKind::Wraps => (len as u64 / 2).wrapping_neg(),
+        };
+        log::debug!("block {}: {:?} is committed", self.block, self.kind);
+        segments.clear();
+        segments.push(Segment { address, len });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_a_kind_and_a_block() {
+        let fault = |kind, block| Ok(SeededFault { kind, block });
+        assert_eq!("unmapped:2048".parse(), fault(FaultKind::Unmapped, 2048));
+        assert_eq!(
+            "beyond-52-bits:0".parse(),
+            fault(FaultKind::Beyond52Bits, 0)
+        );
+        assert_eq!("wraps:7".parse(), fault(FaultKind::Wraps, 7));
+        assert_eq!(
+            fault(FaultKind::Wraps, 7).map(|f| f.to_string()),
+            Ok("wraps:7".to_owned())
+        );
+        for wrong in ["", "unmapped", "unmapped:", "unmapped:-1", "lost:1"] {
+            assert_eq!(wrong.parse::<SeededFault>(), Err(UnknownFault), "{wrong}");
+        }
+        let said = UnknownFault.to_string();
+        assert!(said.ends_with("unmapped, beyond-52-bits, wraps"), "{said}");
+    }
+
+    #[test]
+    fn all_the_data_goes_astray() {
+        let honest =
+            [(0x1000, 0x1000), (0x9000, 0x200)].map(|(address, len)| Segment { address, len });
+        let committed = |kind| {
+            let mut segments = honest.to_vec();
+            SeededFault { kind, block: 0 }.commit(&mut segments);
+            segments
+        };
+        let whole = |address| {
+            [Segment {
+                address,
+                len: 0x1200,
+            }]
+        };
+        assert_eq!(committed(FaultKind::Unmapped), whole(1 << 46));
+        assert_eq!(committed(FaultKind::Beyond52Bits), whole(1 << 52));
+        assert_eq!(committed(FaultKind::Wraps), whole(u64::MAX - 0x8ff));
+    }
+}
