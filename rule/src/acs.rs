@@ -1,0 +1,93 @@
+//! Access Control Services: what a port does with requests from peer to peer (PCIe Base 6.0, 7.7.11).
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The ACS Control register of a function (PCIe Base 6.0, 7.7.11.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AcsControl(pub u16);
+
+/// Bits that Linux knows, with the letters that `lspci` has for them.
+const NAMES: [(u16, &str, &str); 7] = [
+    (0x01, "source validation", "SrcValid"),
+    (0x02, "translation blocking", "TransBlk"),
+    (0x04, "P2P request redirect", "ReqRedir"),
+    (0x08, "P2P completion redirect", "CmpltRedir"),
+    (0x10, "upstream forwarding", "UpstreamFwd"),
+    (0x20, "P2P egress control", "EgressCtrl"),
+    (0x40, "direct translated P2P", "DirectTrans"),
+];
+
+impl AcsControl {
+    /// Request redirect, completion redirect, egress control: with any of them Linux takes it that requests do not go
+    /// straight to a peer (drivers/pci/p2pdma.c, `pci_bridge_has_acs_redir`).
+    const REDIRECTING: u16 = 0x04 | 0x08 | 0x20;
+    /// Source validation, request redirect, completion redirect, upstream forwarding (drivers/pci/pci.c,
+    /// `pci_std_enable_acs`).
+    const ENABLED_BY_LINUX: u16 = 0x01 | 0x04 | 0x08 | 0x10;
+
+    /// What Linux sets in a function with the ACS Capability register `capability` as soon as the machine has an IOMMU.
+    pub fn with_an_iommu(capability: u16) -> Self {
+        Self(capability & Self::ENABLED_BY_LINUX)
+    }
+
+    /// The bits among these that keep requests from going straight to a peer.
+    pub fn redirecting(self) -> Self {
+        Self(self.0 & Self::REDIRECTING)
+    }
+
+    /// Whether no bit is set.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The bits as `lspci -vv` writes them: `ReqRedir+ CmpltRedir+`.
+    pub fn as_lspci(self) -> String {
+        let set = NAMES.iter().filter(|(bit, ..)| self.0 & bit != 0);
+        let words: Vec<String> = set.map(|(.., word)| format!("{word}+")).collect();
+        words.join(" ")
+    }
+}
+
+impl fmt::Display for AcsControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let set = NAMES.iter().filter(|(bit, ..)| self.0 & bit != 0);
+        let names: Vec<&str> = set.map(|(_, name, _)| *name).collect();
+        f.write_str(&names.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn linux_sets_four_of_what_a_root_port_of_qemu_can() {
+        let control = AcsControl::with_an_iommu(0x5f);
+        assert_eq!(control, AcsControl(0x1d));
+        assert_eq!(control.redirecting(), AcsControl(0x0c));
+        assert_eq!(
+            control.redirecting().to_string(),
+            "P2P request redirect, P2P completion redirect"
+        );
+        assert_eq!(
+            control.as_lspci(),
+            "SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+"
+        );
+    }
+
+    #[test]
+    fn validation_and_translation_alone_redirect_nothing() {
+        assert!(
+            AcsControl(0x01 | 0x02 | 0x10 | 0x40)
+                .redirecting()
+                .is_empty()
+        );
+        assert_eq!(
+            AcsControl(0x20).redirecting().to_string(),
+            "P2P egress control"
+        );
+    }
+}

@@ -1,0 +1,255 @@
+//! The decision for one pair.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::acs::AcsControl;
+use crate::fabric::{DeviceId, Fabric, FunctionId, HostBridgeId};
+use crate::host_bridges;
+use crate::platform::{Cpu, Platform};
+use crate::walk::{Climb, climb, meeting, redirects};
+
+/// How a client may reach a provider's memory, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// What the kernel makes of it.
+    pub verdict: Verdict,
+    /// The kernel's measure of how far they are from each other: steps up to where they meet, from both sides. Of several
+    /// providers it takes the nearest.
+    pub distance: usize,
+    /// The way of a request from client to provider, both of them included.
+    pub path: Vec<Hop>,
+    /// What decided.
+    pub reason: Reason,
+}
+
+/// The kernel's map type, `enum pci_p2pdma_map_type`, with what it means for the address that the client is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// `PCI_P2PDMA_MAP_BUS_ADDR`: the address on the bus, which a switch routes and no IOMMU sees.
+    BusAddress,
+    /// `PCI_P2PDMA_MAP_THRU_HOST_BRIDGE` behind an IOMMU that translates: an IOVA.
+    ThroughHostBridgeIova,
+    /// `PCI_P2PDMA_MAP_THRU_HOST_BRIDGE` without translation: the physical address.
+    ThroughHostBridgePhysical,
+    /// `PCI_P2PDMA_MAP_NOT_SUPPORTED`: the mapping is refused.
+    NotSupported,
+}
+
+/// A place that a request passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Hop {
+    /// A function: the client, a port, the provider.
+    Function(FunctionId),
+    /// A host bridge.
+    HostBridge(HostBridgeId),
+}
+
+/// What decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It is the client's own memory.
+    OwnMemory,
+    /// Both are below this bridge, and none on the way redirects.
+    CommonBridge(FunctionId),
+    /// Requests must go through the root complex.
+    RootComplex {
+        /// Why they must.
+        ascent: Ascent,
+        /// Whether they may.
+        permit: Permit,
+    },
+}
+
+/// Why requests must go up to the root complex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ascent {
+    /// No bridge is above both.
+    NoCommonBridge,
+    /// These functions, one at least, redirect requests from peer to peer.
+    Redirected(Vec<Redirect>),
+}
+
+/// A function that redirects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// The function.
+    pub at: FunctionId,
+    /// Those of its ACS bits that do it.
+    pub bits: AcsControl,
+}
+
+/// Whether requests from peer to peer may go through the root complex.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permit {
+    /// They may: the processor's root complexes are trusted, whatever the list says.
+    Cpu(Cpu),
+    /// They may: the host bridge, or both, are on the list. This is the client's.
+    Listed(HostBridgeId),
+    /// They may not: this host bridge is not on the list under its IDs; none if the kernel knows it by none.
+    NotListed(HostBridgeId, Option<DeviceId>),
+    /// They may not: this host bridge is on the list for peers that are both below it.
+    OnlyWithin(HostBridgeId, DeviceId),
+}
+
+/// Decides how `client` may reach the memory of `provider`; nothing if one of them is not in `fabric`.
+pub fn decide(
+    fabric: &Fabric,
+    platform: &Platform,
+    provider: FunctionId,
+    client: FunctionId,
+) -> Option<Decision> {
+    let (provider, client) = (climb(fabric, provider)?, climb(fabric, client)?);
+    let ascent = match meeting(&provider, &client) {
+        None => Ascent::NoCommonBridge,
+        Some(meeting) => {
+            let redirects = redirects(fabric, &provider, &client, meeting);
+            if redirects.is_empty() {
+                return Some(straight(&provider, &client, meeting));
+            }
+            Ascent::Redirected(redirects)
+        }
+    };
+    Some(through_the_root(
+        fabric, platform, &provider, &client, ascent,
+    ))
+}
+
+/// From client up to the meeting point and down to the provider.
+fn straight(provider: &Climb, client: &Climb, (up, down): (usize, usize)) -> Decision {
+    let below_meeting = provider.functions.iter().take(up).rev();
+    let path = client.functions.iter().take(down.saturating_add(1));
+    let reason = match (up, down, client.functions.get(down)) {
+        (1.., _, Some(bridge)) | (_, 1.., Some(bridge)) => Reason::CommonBridge(*bridge),
+        _ => Reason::OwnMemory,
+    };
+    Decision {
+        verdict: Verdict::BusAddress,
+        distance: up.saturating_add(down),
+        path: path
+            .chain(below_meeting)
+            .copied()
+            .map(Hop::Function)
+            .collect(),
+        reason,
+    }
+}
+
+/// From client up to its host bridge, over to the provider's, and down.
+fn through_the_root(
+    fabric: &Fabric,
+    platform: &Platform,
+    provider: &Climb,
+    client: &Climb,
+    ascent: Ascent,
+) -> Decision {
+    let distance = match meeting(provider, client) {
+        Some((up, down)) => up.saturating_add(down),
+        // The kernel counts the step beyond the last bridge too.
+        None => provider
+            .functions
+            .len()
+            .saturating_add(client.functions.len()),
+    };
+    let permit = permit(fabric, platform, provider.host_bridge, client.host_bridge);
+    let verdict = match permit {
+        Permit::NotListed(..) | Permit::OnlyWithin(..) => Verdict::NotSupported,
+        _ if platform.translates => Verdict::ThroughHostBridgeIova,
+        _ => Verdict::ThroughHostBridgePhysical,
+    };
+    let mut path: Vec<Hop> = client
+        .functions
+        .iter()
+        .copied()
+        .map(Hop::Function)
+        .collect();
+    path.push(Hop::HostBridge(client.host_bridge));
+    if provider.host_bridge != client.host_bridge {
+        path.push(Hop::HostBridge(provider.host_bridge));
+    }
+    path.extend(provider.functions.iter().rev().copied().map(Hop::Function));
+    Decision {
+        verdict,
+        distance,
+        path,
+        reason: Reason::RootComplex { ascent, permit },
+    }
+}
+
+/// Asks for the processor first, then for the host bridges, the provider's before the client's, as the kernel does.
+fn permit(
+    fabric: &Fabric,
+    platform: &Platform,
+    provider: HostBridgeId,
+    client: HostBridgeId,
+) -> Permit {
+    if platform.cpu.is_trusted() {
+        return Permit::Cpu(platform.cpu);
+    }
+    let within = provider == client;
+    let refused = [provider, client].into_iter().find_map(|bridge| {
+        let known_by = fabric.host_bridge(bridge)?.known_by;
+        let Some(id) = known_by else {
+            return Some(Permit::NotListed(bridge, None));
+        };
+        match host_bridges::find(id, platform.kernel) {
+            None => Some(Permit::NotListed(bridge, Some(id))),
+            Some(entry) if entry.same_only && !within => Some(Permit::OnlyWithin(bridge, id)),
+            Some(_) => None,
+        }
+    });
+    refused.unwrap_or(Permit::Listed(client))
+}
+
+impl Decision {
+    /// The place on the way that decided: the common bridge; the first port that redirects; the host bridge that is, or is
+    /// not, trusted; the function whose own memory it is.
+    pub fn decisive(&self) -> Option<Hop> {
+        match &self.reason {
+            Reason::OwnMemory => self.path.first().copied(),
+            Reason::CommonBridge(bridge) => Some(Hop::Function(*bridge)),
+            Reason::RootComplex { ascent, permit } => match (permit, ascent) {
+                (Permit::NotListed(bridge, _) | Permit::OnlyWithin(bridge, _), _) => {
+                    Some(Hop::HostBridge(*bridge))
+                }
+                (_, Ascent::Redirected(redirects)) => {
+                    redirects.first().map(|redirect| Hop::Function(redirect.at))
+                }
+                (Permit::Listed(bridge), _) => Some(Hop::HostBridge(*bridge)),
+                (Permit::Cpu(_), _) => {
+                    let host_bridge = |hop: &&Hop| matches!(hop, Hop::HostBridge(_));
+                    self.path.iter().find(host_bridge).copied()
+                }
+            },
+        }
+    }
+}
+
+impl Verdict {
+    /// Whether the kernel lets the transfer happen.
+    pub fn is_supported(self) -> bool {
+        self != Self::NotSupported
+    }
+
+    /// The kernel's number of the map type (Linux include/linux/pci-p2pdma.h, `enum pci_p2pdma_map_type`).
+    pub fn map_type(self) -> u32 {
+        match self {
+            Self::NotSupported => 2,
+            Self::BusAddress => 3,
+            Self::ThroughHostBridgeIova | Self::ThroughHostBridgePhysical => 4,
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::BusAddress => "bus address",
+            Self::ThroughHostBridgeIova => "through host bridge (IOVA)",
+            Self::ThroughHostBridgePhysical => "through host bridge (physical address)",
+            Self::NotSupported => "not supported",
+        })
+    }
+}

@@ -1,0 +1,236 @@
+//! The tree of what is plugged into what.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::acs::AcsControl;
+
+/// A fabric: host bridges, and below each of them ports and endpoints.
+///
+/// It only grows, and an id is good for the fabric that gave it.
+#[derive(Clone, Debug, Default)]
+pub struct Fabric {
+    host_bridges: Vec<HostBridge>,
+    functions: Vec<Placed>,
+}
+
+#[derive(Clone, Debug)]
+struct Placed {
+    function: Function,
+    parent: Parent,
+}
+
+/// A way from the processor's side into the fabric: a root bus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostBridge {
+    /// What people call it.
+    pub name: String,
+    /// What the kernel's list is searched for, see [`HostBridge::known_by`].
+    pub known_by: Option<DeviceId>,
+}
+
+/// A PCI function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// What people call it: the name in a scenario, or the address.
+    pub name: String,
+    /// What it is in the fabric.
+    pub kind: Kind,
+    /// What it says that it is.
+    pub id: DeviceId,
+    /// Its ACS Control register; none if it has no ACS capability.
+    pub acs: Option<AcsControl>,
+}
+
+/// What a function is in the fabric (PCIe Base 6.0, 7.5.3.2, Device/Port Type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Root port of a root complex.
+    RootPort,
+    /// A switch's port towards the root.
+    UpstreamPort,
+    /// A switch's port away from the root.
+    DownstreamPort,
+    /// An endpoint in a slot.
+    Endpoint,
+    /// An endpoint on a root bus, without a port above it.
+    IntegratedEndpoint,
+    /// Anything else: bridges to conventional PCI, and functions without a PCIe capability.
+    Other,
+}
+
+/// Vendor and device ID of a function (PCIe Base 6.0, 7.5.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DeviceId {
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID.
+    pub device: u16,
+}
+
+/// A host bridge of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostBridgeId(usize);
+
+/// A function of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FunctionId(usize);
+
+/// What a function is plugged into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parent {
+    /// The root bus of a host bridge.
+    HostBridge(HostBridgeId),
+    /// The bus below a port or bridge.
+    Bridge(FunctionId),
+}
+
+impl From<HostBridgeId> for Parent {
+    fn from(id: HostBridgeId) -> Self {
+        Self::HostBridge(id)
+    }
+}
+
+impl From<FunctionId> for Parent {
+    fn from(id: FunctionId) -> Self {
+        Self::Bridge(id)
+    }
+}
+
+impl HostBridge {
+    /// The IDs for which the kernel searches its list of host bridges, from the first function on a root bus: that
+    /// function's, if it is at device 0, function 0, or is a root port; else none, and then the host bridge is on no list
+    /// (Linux drivers/pci/p2pdma.c, `pci_host_bridge_dev`). `devfn` is the function's place, device times 8 plus function.
+    pub fn known_by(devfn: u8, kind: Kind, id: DeviceId) -> Option<DeviceId> {
+        (devfn == 0 || kind == Kind::RootPort).then_some(id)
+    }
+}
+
+impl Function {
+    /// A function without ACS.
+    pub fn new(name: impl Into<String>, kind: Kind, id: DeviceId) -> Self {
+        Self {
+            name: name.into(),
+            kind,
+            id,
+            acs: None,
+        }
+    }
+
+    /// The same with this ACS Control register.
+    pub fn with_acs(self, control: AcsControl) -> Self {
+        Self {
+            acs: Some(control),
+            ..self
+        }
+    }
+
+    /// The ACS bits that keep it from letting requests go straight to a peer.
+    pub fn redirecting(&self) -> AcsControl {
+        self.acs.unwrap_or_default().redirecting()
+    }
+}
+
+impl Fabric {
+    /// Adds a host bridge, which the kernel knows by `known_by` (see [`HostBridge::known_by`]).
+    pub fn add_host_bridge(
+        &mut self,
+        name: impl Into<String>,
+        known_by: Option<DeviceId>,
+    ) -> HostBridgeId {
+        let id = HostBridgeId(self.host_bridges.len());
+        self.host_bridges.push(HostBridge {
+            name: name.into(),
+            known_by,
+        });
+        id
+    }
+
+    /// Plugs `function` into `parent`.
+    pub fn add(&mut self, parent: impl Into<Parent>, function: Function) -> FunctionId {
+        let id = FunctionId(self.functions.len());
+        let parent = parent.into();
+        self.functions.push(Placed { function, parent });
+        id
+    }
+
+    /// The function of this id.
+    pub fn function(&self, id: FunctionId) -> Option<&Function> {
+        self.functions.get(id.0).map(|placed| &placed.function)
+    }
+
+    /// The host bridge of this id.
+    pub fn host_bridge(&self, id: HostBridgeId) -> Option<&HostBridge> {
+        self.host_bridges.get(id.0)
+    }
+
+    /// What the function of this id is plugged into.
+    pub fn parent(&self, id: FunctionId) -> Option<Parent> {
+        self.functions.get(id.0).map(|placed| placed.parent)
+    }
+
+    /// The first function of this name.
+    pub fn find(&self, name: &str) -> Option<FunctionId> {
+        let named = |placed: &Placed| placed.function.name == name;
+        self.functions.iter().position(named).map(FunctionId)
+    }
+
+    /// All functions, in the order in which they were added.
+    pub fn functions(&self) -> impl Iterator<Item = (FunctionId, &Function)> {
+        let ids = (0..).map(FunctionId);
+        ids.zip(self.functions.iter().map(|placed| &placed.function))
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:04x}", self.vendor, self.device)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RootPort => "root port",
+            Self::UpstreamPort => "switch, upstream port",
+            Self::DownstreamPort => "switch, downstream port",
+            Self::Endpoint => "endpoint",
+            Self::IntegratedEndpoint => "endpoint in the root complex",
+            Self::Other => "other function",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: DeviceId = DeviceId {
+        vendor: 0x1b36,
+        device: 0x0c,
+    };
+
+    #[test]
+    fn functions_are_found_by_name_and_know_where_they_are() {
+        let mut fabric = Fabric::default();
+        let root = fabric.add_host_bridge("pcie.0", Some(ID));
+        let port = fabric.add(root, Function::new("port", Kind::RootPort, ID));
+        let disk = fabric.add(port, Function::new("disk", Kind::Endpoint, ID));
+        assert_eq!(fabric.find("disk"), Some(disk));
+        assert_eq!(fabric.find("gpu"), None);
+        assert_eq!(fabric.parent(disk), Some(Parent::Bridge(port)));
+        assert_eq!(fabric.parent(port), Some(Parent::HostBridge(root)));
+        let names: Vec<&str> = fabric.functions().map(|(_, f)| f.name.as_str()).collect();
+        assert_eq!(names, ["port", "disk"]);
+    }
+
+    #[test]
+    fn a_host_bridge_is_known_by_device_zero_or_a_root_port() {
+        assert_eq!(HostBridge::known_by(0, Kind::Other, ID), Some(ID));
+        assert_eq!(HostBridge::known_by(8, Kind::RootPort, ID), Some(ID));
+        assert_eq!(HostBridge::known_by(8, Kind::IntegratedEndpoint, ID), None);
+        assert_eq!(ID.to_string(), "1b36:000c");
+    }
+}

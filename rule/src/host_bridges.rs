@@ -1,0 +1,110 @@
+//! The host bridges that Linux trusts to forward requests from peer to peer, whatever the processor
+//! (drivers/pci/p2pdma.c, `pci_p2pdma_whitelist`).
+
+use crate::fabric::DeviceId;
+use crate::platform::Release;
+
+/// An entry of the list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    vendor: u16,
+    /// None stands for all devices of the vendor.
+    device: Option<u16>,
+    /// Whether both functions must be below this one host bridge.
+    pub(crate) same_only: bool,
+    /// The first release with it. Stable releases of older series have taken some of them over, which is not known here.
+    since: Release,
+}
+
+const INTEL: u16 = 0x8086;
+const GOOGLE: u16 = 0x1ae0;
+
+const OLD: Release = Release { major: 6, minor: 0 };
+const V7_1: Release = Release { major: 7, minor: 1 };
+const V7_2: Release = Release { major: 7, minor: 2 };
+
+const fn entry(vendor: u16, device: Option<u16>, same_only: bool, since: Release) -> Entry {
+    Entry {
+        vendor,
+        device,
+        same_only,
+        since,
+    }
+}
+
+/// Compared with the table in the image of a Linux 7.2.12.
+const ENTRIES: [Entry; 21] = [
+    // Xeon E5, v3 of E5 and E7.
+    entry(INTEL, Some(0x3c00), true, OLD),
+    entry(INTEL, Some(0x3c01), true, OLD),
+    entry(INTEL, Some(0x2f00), true, OLD),
+    entry(INTEL, Some(0x2f01), true, OLD),
+    // Skylake-E: ports A to D, DMI.
+    entry(INTEL, Some(0x2030), false, OLD),
+    entry(INTEL, Some(0x2031), false, OLD),
+    entry(INTEL, Some(0x2032), false, OLD),
+    entry(INTEL, Some(0x2033), false, OLD),
+    entry(INTEL, Some(0x2020), false, OLD),
+    // Ice Lake servers and later.
+    entry(INTEL, Some(0x09a2), false, OLD),
+    entry(GOOGLE, None, false, V7_1),
+    // Accelerators that are alone on a root bus of Intel's: DSA and IAA, then QAT.
+    entry(INTEL, Some(0x0b25), false, V7_2),
+    entry(INTEL, Some(0x0cfe), false, V7_2),
+    entry(INTEL, Some(0x11fb), false, V7_2),
+    entry(INTEL, Some(0x1212), false, V7_2),
+    entry(INTEL, Some(0x1216), false, V7_2),
+    entry(INTEL, Some(0x4940), false, V7_2),
+    entry(INTEL, Some(0x4942), false, V7_2),
+    entry(INTEL, Some(0x4944), false, V7_2),
+    entry(INTEL, Some(0x4946), false, V7_2),
+    entry(INTEL, Some(0x4948), false, V7_2),
+];
+
+/// The entry for a host bridge known by `id` in the list of `kernel`.
+pub(crate) fn find(id: DeviceId, kernel: Release) -> Option<Entry> {
+    let fits = |entry: &&Entry| {
+        entry.vendor == id.vendor
+            && entry.device.is_none_or(|device| device == id.device)
+            && entry.since <= kernel
+    };
+    ENTRIES.iter().find(fits).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn same_only(vendor: u16, device: u16, kernel: Release) -> Option<bool> {
+        find(DeviceId { vendor, device }, kernel).map(|entry| entry.same_only)
+    }
+
+    #[test]
+    fn the_list_tells_old_xeons_from_newer_ones() {
+        assert_eq!(same_only(INTEL, 0x2f00, Release::NEWEST), Some(true));
+        assert_eq!(same_only(INTEL, 0x09a2, Release::NEWEST), Some(false));
+        assert_eq!(
+            same_only(INTEL, 0x29c0, Release::NEWEST),
+            None,
+            "QEMU's q35"
+        );
+        assert_eq!(
+            same_only(0x1b36, 0x000c, Release::NEWEST),
+            None,
+            "QEMU's root port"
+        );
+    }
+
+    #[test]
+    fn the_list_grew_with_the_releases() {
+        let older = Release {
+            major: 6,
+            minor: 13,
+        };
+        assert_eq!(same_only(GOOGLE, 0x1234, older), None);
+        assert_eq!(same_only(GOOGLE, 0x1234, V7_1), Some(false));
+        assert_eq!(same_only(INTEL, 0x4948, V7_1), None);
+        assert_eq!(same_only(INTEL, 0x4948, V7_2), Some(false));
+        assert_eq!(same_only(INTEL, 0x2030, older), Some(false));
+    }
+}

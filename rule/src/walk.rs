@@ -1,0 +1,63 @@
+//! The ways from two functions up to where they meet.
+
+use crate::decision::Redirect;
+use crate::fabric::{Fabric, FunctionId, HostBridgeId, Parent};
+
+/// What is above a function.
+#[derive(Debug)]
+pub(crate) struct Climb {
+    /// The function itself and all bridges above it, in this order.
+    pub(crate) functions: Vec<FunctionId>,
+    /// The host bridge above all of them.
+    pub(crate) host_bridge: HostBridgeId,
+}
+
+/// What is above `function`; nothing if it is of another fabric.
+pub(crate) fn climb(fabric: &Fabric, function: FunctionId) -> Option<Climb> {
+    let mut functions = vec![function];
+    let mut at = function;
+    loop {
+        match fabric.parent(at)? {
+            Parent::HostBridge(host_bridge) => {
+                fabric.host_bridge(host_bridge)?;
+                return Some(Climb {
+                    functions,
+                    host_bridge,
+                });
+            }
+            // A parent was there before its child, so this comes to an end.
+            Parent::Bridge(bridge) if bridge < at => {
+                functions.push(bridge);
+                at = bridge;
+            }
+            Parent::Bridge(_) => return None,
+        }
+    }
+}
+
+/// Where two climbs meet: how many steps of each are below the lowest function that is in both. It may be an end itself.
+pub(crate) fn meeting(provider: &Climb, client: &Climb) -> Option<(usize, usize)> {
+    let mut steps = provider.functions.iter().enumerate();
+    steps.find_map(|(up, function)| {
+        let same = |of_client: &FunctionId| of_client == function;
+        let down = client.functions.iter().position(same)?;
+        Some((up, down))
+    })
+}
+
+/// The functions that redirect, of all from the provider up to and with the meeting point, then of those from the client
+/// up to and without it.
+pub(crate) fn redirects(
+    fabric: &Fabric,
+    provider: &Climb,
+    client: &Climb,
+    (up, down): (usize, usize),
+) -> Vec<Redirect> {
+    let of_provider = provider.functions.iter().take(up.saturating_add(1));
+    let of_client = client.functions.iter().take(down);
+    let redirect = |id: &FunctionId| {
+        let bits = fabric.function(*id)?.redirecting();
+        (!bits.is_empty()).then_some(Redirect { at: *id, bits })
+    };
+    of_provider.chain(of_client).filter_map(redirect).collect()
+}

@@ -1,0 +1,85 @@
+//! A decision in words.
+
+use crate::decision::{Ascent, Decision, Hop, Permit, Reason};
+use crate::fabric::{Fabric, FunctionId, HostBridgeId};
+
+impl Fabric {
+    /// What people call the place `hop`; empty if it is of another fabric.
+    pub fn name(&self, hop: Hop) -> &str {
+        match hop {
+            Hop::Function(id) => self.function(id).map_or("", |function| &function.name),
+            Hop::HostBridge(id) => self.host_bridge(id).map_or("", |bridge| &bridge.name),
+        }
+    }
+
+    fn function_name(&self, id: FunctionId) -> &str {
+        self.name(Hop::Function(id))
+    }
+
+    fn bridge_name(&self, id: HostBridgeId) -> &str {
+        self.name(Hop::HostBridge(id))
+    }
+}
+
+impl Decision {
+    /// Why it is so, in one sentence without an end, with the names of `fabric`.
+    pub fn why(&self, fabric: &Fabric) -> String {
+        match &self.reason {
+            Reason::OwnMemory => "the memory is the client's own".to_owned(),
+            Reason::CommonBridge(bridge) => format!(
+                "{} is above both, and no port on the way redirects",
+                fabric.function_name(*bridge)
+            ),
+            Reason::RootComplex { ascent, permit } => {
+                let joint = if self.verdict.is_supported() {
+                    "and"
+                } else {
+                    "but"
+                };
+                format!(
+                    "{}, {joint} {}",
+                    why_up(ascent, fabric),
+                    whether(permit, fabric)
+                )
+            }
+        }
+    }
+}
+
+fn why_up(ascent: &Ascent, fabric: &Fabric) -> String {
+    match ascent {
+        Ascent::NoCommonBridge => "no bridge is above both".to_owned(),
+        Ascent::Redirected(redirects) => {
+            let ports = redirects.iter().map(|redirect| {
+                format!("{} ({})", fabric.function_name(redirect.at), redirect.bits)
+            });
+            let ports: Vec<String> = ports.collect();
+            format!("ACS sends requests to peers up at {}", ports.join(" and "))
+        }
+    }
+}
+
+fn whether(permit: &Permit, fabric: &Fabric) -> String {
+    match permit {
+        Permit::Cpu(cpu) => {
+            format!("the root complex of this processor ({cpu}: Zen or later) is trusted")
+        }
+        Permit::Listed(bridge) => format!(
+            "host bridge {} is on the kernel's list",
+            fabric.bridge_name(*bridge)
+        ),
+        Permit::NotListed(bridge, Some(id)) => format!(
+            "host bridge {} ({id}) is not on the kernel's list, nor is the processor an AMD Zen or later",
+            fabric.bridge_name(*bridge)
+        ),
+        Permit::NotListed(bridge, None) => format!(
+            "host bridge {} has no device by which the kernel's list could name it, nor is the processor an AMD Zen or \
+             later",
+            fabric.bridge_name(*bridge)
+        ),
+        Permit::OnlyWithin(bridge, id) => format!(
+            "host bridge {} ({id}) is on the kernel's list for peers that are both below it only",
+            fabric.bridge_name(*bridge)
+        ),
+    }
+}

@@ -1,0 +1,65 @@
+//! Fabrics as people build them, for the tests.
+
+use peerbar_rule::{
+    AcsControl, Cpu, DeviceId, Fabric, Function, FunctionId, HostBridgeId, Kind, Parent, Platform,
+    Release, Vendor,
+};
+
+/// QEMU's q35.
+pub(crate) const Q35: DeviceId = id(0x8086, 0x29c0);
+/// A Xeon whose host bridge is trusted with peers below itself only.
+pub(crate) const HASWELL_E: DeviceId = id(0x8086, 0x2f00);
+/// A Xeon whose host bridge is trusted.
+pub(crate) const ICE_LAKE: DeviceId = id(0x8086, 0x09a2);
+/// What Linux sets in a root port of QEMU behind an IOMMU.
+pub(crate) const REDIRECTS: AcsControl = AcsControl(0x1d);
+
+pub(crate) const INTEL: Cpu = Cpu {
+    vendor: Vendor::Intel,
+    family: 6,
+};
+pub(crate) const ZEN: Cpu = Cpu {
+    vendor: Vendor::Amd,
+    family: 0x17,
+};
+
+pub(crate) const fn id(vendor: u16, device: u16) -> DeviceId {
+    DeviceId { vendor, device }
+}
+
+/// Linux 7.2 without an IOMMU on this processor.
+pub(crate) fn platform(cpu: Cpu) -> Platform {
+    Platform {
+        cpu,
+        translates: false,
+        kernel: Release::NEWEST,
+    }
+}
+
+pub(crate) fn function(kind: Kind, name: &str, acs: Option<AcsControl>) -> Function {
+    let plain = Function::new(name, kind, id(0x1b36, 0x10));
+    Function { acs, ..plain }
+}
+
+/// A port of this kind, or bus of a host bridge, and below it an endpoint.
+pub(crate) fn slot(
+    fabric: &mut Fabric,
+    parent: impl Into<Parent>,
+    kind: Kind,
+    name: &str,
+    acs: Option<AcsControl>,
+) -> FunctionId {
+    let port = fabric.add(parent, function(kind, &format!("port of {name}"), acs));
+    fabric.add(port, function(Kind::Endpoint, name, None))
+}
+
+/// A root port and below it a switch: its upstream port.
+pub(crate) fn switch(fabric: &mut Fabric, root: HostBridgeId, name: &str) -> FunctionId {
+    let port = function(
+        Kind::RootPort,
+        &format!("root port of {name}"),
+        Some(REDIRECTS),
+    );
+    let port = fabric.add(root, port);
+    fabric.add(port, function(Kind::UpstreamPort, name, None))
+}

@@ -1,0 +1,161 @@
+//! What must hold in every fabric, and the rule against a slow model of it.
+
+use std::collections::BTreeSet;
+
+use peerbar_rule::{
+    AcsControl, Cpu, DeviceId, Fabric, Function, FunctionId, HostBridge, Kind, Parent, Platform,
+    Release, Vendor, Verdict, decide,
+};
+use proptest::prelude::*;
+
+use crate::fabrics::{HASWELL_E, ICE_LAKE, Q35};
+
+/// A fabric before it is built: what is plugged into what, by numbers that are taken modulo what is there.
+#[derive(Clone, Debug)]
+struct Sketch {
+    bridges: Vec<Option<DeviceId>>,
+    functions: Vec<(usize, u16)>,
+}
+
+impl Sketch {
+    fn build(&self, more_acs: u16) -> (Fabric, Vec<FunctionId>) {
+        let mut fabric = Fabric::default();
+        let mut parents: Vec<Parent> = Vec::new();
+        for known_by in &self.bridges {
+            parents.push(fabric.add_host_bridge("bridge", *known_by).into());
+        }
+        let mut functions = Vec::new();
+        for (number, (parent, acs)) in self.functions.iter().enumerate() {
+            let control = AcsControl(acs | more_acs);
+            let function = Function::new(number.to_string(), Kind::Other, Q35).with_acs(control);
+            let id = fabric.add(parents[parent % parents.len()], function);
+            parents.push(id.into());
+            functions.push(id);
+        }
+        (fabric, functions)
+    }
+}
+
+fn sketches() -> impl Strategy<Value = Sketch> {
+    let known_by = prop_oneof![
+        Just(None),
+        Just(Some(Q35)),
+        Just(Some(HASWELL_E)),
+        Just(Some(ICE_LAKE))
+    ];
+    let acs = prop_oneof![3 => Just(0), 1 => 0..0x80u16];
+    let bridges = prop::collection::vec(known_by, 1..4);
+    let functions = prop::collection::vec((any::<usize>(), acs), 1..12);
+    (bridges, functions).prop_map(|(bridges, functions)| Sketch { bridges, functions })
+}
+
+fn platforms() -> impl Strategy<Value = Platform> {
+    let vendor = prop_oneof![Just(Vendor::Amd), Just(Vendor::Intel), Just(Vendor::Other)];
+    let kernel = (6..8u32, 0..20u32).prop_map(|(major, minor)| Release { major, minor });
+    (vendor, 0x10..0x20u32, any::<bool>(), kernel).prop_map(
+        |(vendor, family, translates, kernel)| Platform {
+            cpu: Cpu { vendor, family },
+            translates,
+            kernel,
+        },
+    )
+}
+
+/// All functions above one, itself included.
+fn above(fabric: &Fabric, function: FunctionId) -> BTreeSet<FunctionId> {
+    let mut all = BTreeSet::from([function]);
+    let mut at = function;
+    while let Some(Parent::Bridge(bridge)) = fabric.parent(at) {
+        all.insert(bridge);
+        at = bridge;
+    }
+    all
+}
+
+fn bridge_of(fabric: &Fabric, function: FunctionId) -> Option<HostBridge> {
+    let top = above(fabric, function)
+        .into_iter()
+        .find_map(|id| match fabric.parent(id) {
+            Some(Parent::HostBridge(bridge)) => Some(bridge),
+            _ => None,
+        });
+    fabric.host_bridge(top?).cloned()
+}
+
+/// The same decision by sets: a request stays below the root if there is a common ancestor and nothing below it, nor the
+/// lowest itself, redirects.
+fn model(fabric: &Fabric, platform: &Platform, a: FunctionId, b: FunctionId) -> Verdict {
+    let (above_a, above_b) = (above(fabric, a), above(fabric, b));
+    // Ids grow downwards, so the greatest common one is the lowest.
+    let lowest = above_a.intersection(&above_b).max().copied();
+    if let Some(lowest) = lowest {
+        let between = above_a.union(&above_b).filter(|id| **id >= lowest);
+        let own = |id: &&FunctionId| above_a.contains(id) != above_b.contains(id) || **id == lowest;
+        let mut passed = between.filter(own);
+        if passed.all(|id| fabric.function(*id).unwrap().redirecting().is_empty()) {
+            return Verdict::BusAddress;
+        }
+    }
+    let root = |above: &BTreeSet<FunctionId>| fabric.parent(*above.first().unwrap());
+    let same_root = root(&above_a) == root(&above_b);
+    let trusted = |function| match bridge_of(fabric, function).unwrap().known_by {
+        Some(ICE_LAKE) => true,
+        Some(HASWELL_E) => same_root,
+        _ => false,
+    };
+    let zen = platform.cpu.vendor == Vendor::Amd && platform.cpu.family >= 0x17;
+    match (zen || (trusted(a) && trusted(b)), platform.translates) {
+        (false, _) => Verdict::NotSupported,
+        (true, true) => Verdict::ThroughHostBridgeIova,
+        (true, false) => Verdict::ThroughHostBridgePhysical,
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_rule_is_its_model(sketch in sketches(), platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
+        let (fabric, functions) = sketch.build(0);
+        let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
+        let decision = decide(&fabric, &platform, a, b).unwrap();
+        prop_assert_eq!(decision.verdict, model(&fabric, &platform, a, b));
+        prop_assert_eq!(decision.path.first(), Some(&peerbar_rule::Hop::Function(b)));
+        prop_assert_eq!(decision.path.last(), Some(&peerbar_rule::Hop::Function(a)));
+        prop_assert!(decision.path.contains(&decision.decisive().unwrap()));
+    }
+
+    #[test]
+    fn provider_and_client_may_change_places(sketch in sketches(), platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
+        let (fabric, functions) = sketch.build(0);
+        let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
+        let (there, back) = (decide(&fabric, &platform, a, b).unwrap(), decide(&fabric, &platform, b, a).unwrap());
+        prop_assert_eq!((there.verdict, there.distance), (back.verdict, back.distance));
+    }
+
+    #[test]
+    fn more_acs_never_shortens_a_way(sketch in sketches(), platform in platforms(), more in 0..0x80u16, a in any::<usize>(), b in any::<usize>()) {
+        let ((before, functions), (after, _)) = (sketch.build(0), sketch.build(more));
+        let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
+        let (before, after) = (decide(&before, &platform, a, b).unwrap().verdict, decide(&after, &platform, a, b).unwrap().verdict);
+        prop_assert!(after == before || before == Verdict::BusAddress);
+    }
+
+    #[test]
+    fn on_zen_nothing_is_refused(sketch in sketches(), mut platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
+        platform.cpu = Cpu { vendor: Vendor::Amd, family: platform.cpu.family.max(0x17) };
+        let (fabric, functions) = sketch.build(0);
+        let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
+        prop_assert!(decide(&fabric, &platform, a, b).unwrap().verdict.is_supported());
+    }
+
+    #[test]
+    fn translation_changes_the_address_and_nothing_else(sketch in sketches(), mut platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
+        let (fabric, functions) = sketch.build(0);
+        let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
+        platform.translates = true;
+        let with = decide(&fabric, &platform, a, b).unwrap();
+        platform.translates = false;
+        let without = decide(&fabric, &platform, a, b).unwrap();
+        prop_assert_eq!(with.verdict.map_type(), without.verdict.map_type());
+        prop_assert_eq!((with.reason, with.path), (without.reason, without.path));
+    }
+}
