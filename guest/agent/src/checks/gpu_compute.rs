@@ -1,27 +1,57 @@
-//! A disk's data becomes another disk's, and on the way only the GPU has had it in its hands.
+//! A disk's data becomes another disk's, and on the way only the GPU has had it in its hands: every kernel, in launches of
+//! many shapes, against a slow model of them.
+
+mod model;
+
+use std::fs::File;
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, FileOptions, Gpu, GpuFile, Kernel};
 use peerbar_report::{Buffer as Through, Measure};
 
-use super::gpu_unaddressed;
+use self::model::{BINS, Shape};
 use super::way::judge;
+use super::{PAGE, gpu_unaddressed, layout};
 use crate::counters::Witness;
 use crate::disk;
+use crate::gpus;
 use crate::lab::Lab;
-use crate::memory::Memory;
 
-/// Elements of each vector.
+/// The most elements of a launch, and their size in bytes.
 const ELEMENTS: usize = 1 << 18;
-
-/// Size of a vector of f32 in bytes.
 const BYTES: u64 = 4 * ELEMENTS as u64;
 
-/// Counters of a histogram, and their size in bytes.
-const BINS: usize = 256;
+/// More threads than elements, as many, and fewer; one block, one thread in a block, and what no block divides.
+const SHAPES: [Shape; 6] = [
+    shape(1, 1, 1),
+    shape(1000, 1, 1000),
+    shape(4097, 5, 1000),
+    shape(3000, 3000, 1),
+    shape(100_000, 97, 1024),
+    shape(ELEMENTS as u64, 256, 1024),
+];
 
-/// Threads of a block.
-const BLOCK: u32 = 1024;
+/// Where the results go on their disk, behind the vectors if those are on the same one.
+const RESULTS: u64 = 2 * BYTES;
+
+const FACTOR: f32 = -1.7;
+
+/// What a sum holds before, and what each counter of a histogram does.
+const STALE: f32 = 1.0e9;
+const COUNTED: u32 = 3;
+
+const fn shape(elements: u64, grid: u32, block: u32) -> Shape {
+    Shape {
+        elements,
+        grid,
+        block,
+    }
+}
+
+/// Bytes of a vector of the shape, as whole pages.
+fn bytes_of(shape: Shape) -> u64 {
+    shape.elements.saturating_mul(4).next_multiple_of(PAGE)
+}
 
 pub(super) fn run(
     lab: &Lab,
@@ -30,48 +60,68 @@ pub(super) fn run(
     to: &str,
     measure: &mut Measure,
 ) -> anyhow::Result<()> {
-    let (from, to) = (lab.controller(from)?, lab.controller(to)?);
+    let (gpu, from, to) = (lab.gpu(gpu)?, lab.controller(from)?, lab.controller(to)?);
     let vectors = Vectors::fresh(lab.fresh_pattern(from).round);
-    from.disk.check(0, BYTES * 2)?;
-    to.disk.check(0, BYTES)?;
-    vectors.store(&from.disk.open_direct()?)?;
+    from.disk.check(0, 2 * BYTES)?;
+    to.disk.check(RESULTS, 2 * BYTES + PAGE)?;
+    disk::store(&from.disk.open_direct()?, &vectors.bytes(), 0)?;
 
-    gpu_unaddressed::refused(lab.gpu(gpu)?)?;
-    let opened = lab.gpu(gpu)?.open()?;
+    gpu_unaddressed::refused(gpu)?;
+    let opened = gpu.open()?;
     let options = FileOptions::new().write(true);
     let work = Work::new(
         &opened,
         options.open(&opened, &from.disk.node)?,
         options.open(&opened, &to.disk.node)?,
     )?;
+    let plain = to.disk.open_direct()?;
     let mut witness = Witness::new(lab);
-    let told = witness.watch(|| work.run())?;
-    measure.sizes = "1M".to_owned();
-    measure.bytes = BYTES * 3;
+    let (mut read, mut written) = (0, 0);
+    for shape in SHAPES {
+        let sum = witness.watch(|| work.run(shape))?;
+        vectors
+            .verify(shape, &plain, sum)
+            .with_context(|| shape.to_string())?;
+        read += 2 * bytes_of(shape);
+        written += 2 * bytes_of(shape) + PAGE;
+    }
+    measure.sizes = layout::size_range(&SHAPES.map(bytes_of));
+    measure.bytes = read + written;
     witness.tell(measure);
-
-    let length = usize::try_from(BYTES)?;
-    let seen = disk::read(&to.disk.open_direct()?, 0, length)?;
-    vectors.verify(&seen, &told)?;
     let shares = if from.number == to.number {
-        vec![from.share(BYTES * 3)]
+        vec![from.share(read + written)]
     } else {
-        vec![from.share(BYTES * 2), to.share(BYTES)]
+        vec![from.share(read), to.share(written)]
     };
-    judge(
-        &Through::P2pmem(gpu.to_owned()),
-        &shares,
-        witness.traffic()?,
-    )
+    let through = Through::P2pmem(gpu.name.clone());
+    judge(&through, &shares, witness.traffic()?)?;
+    in_host_memory(lab, gpu, &vectors).context("operands in host memory")
 }
 
-/// What the GPU has found out besides the sum.
-#[derive(Debug)]
-struct Told {
-    /// Of all words of the first vector.
-    word_sum: u64,
-    /// How often each byte is in it.
-    histogram: Vec<u8>,
+/// The same kernel where one addend is in VRAM, the other and the sum in guest RAM.
+fn in_host_memory(lab: &Lab, gpu: &gpus::Gpu, vectors: &Vectors) -> anyhow::Result<()> {
+    let shape = shape(ELEMENTS as u64, 256, 1024);
+    let opened = gpu.open()?;
+    let (vram, host) = (opened.allocate(BYTES)?, opened.allocate_host(2 * BYTES)?);
+    vram.mapping().write(0, &bytes(&vectors.x))?;
+    host.mapping().write(0, &bytes(&vectors.y))?;
+    let add = Kernel::VectorAdd {
+        a: vram.span(..BYTES)?,
+        b: host.span(..BYTES)?,
+        sum: host.span(BYTES..)?,
+        elements: shape.elements,
+    };
+    let mut witness = Witness::new(lab);
+    witness.watch(|| opened.launch(add, shape.grid, shape.block))?;
+    let mut seen = vec![0; usize::try_from(BYTES)?];
+    host.mapping().read(BYTES, &mut seen)?;
+    let right = model::vector_add(shape, &vectors.x, &vectors.y, vec![STALE; ELEMENTS]);
+    same("the sum", &bytes(&right), &seen)?;
+    judge(
+        &Through::GuestRam,
+        &[gpu.share(2 * BYTES)],
+        witness.traffic()?,
+    )
 }
 
 /// GPU memory and files.
@@ -79,8 +129,8 @@ struct Work<'a> {
     gpu: &'a Gpu,
     from: GpuFile,
     to: GpuFile,
-    a: Buffer,
-    b: Buffer,
+    x: Buffer,
+    y: Buffer,
     sum: Buffer,
     bins: Buffer,
 }
@@ -91,96 +141,104 @@ impl<'a> Work<'a> {
             gpu,
             from,
             to,
-            a: gpu.allocate(BYTES)?,
-            b: gpu.allocate(BYTES)?,
+            x: gpu.allocate(BYTES)?,
+            y: gpu.allocate(BYTES)?,
             sum: gpu.allocate(BYTES)?,
-            bins: gpu.allocate(4 * BINS as u64)?,
+            bins: gpu.allocate(PAGE)?,
         })
     }
 
-    fn run(&self) -> anyhow::Result<Told> {
-        let elements = ELEMENTS as u64;
-        let grid = u32::try_from(ELEMENTS)?.div_ceil(BLOCK);
-        let (a, b, sum) = (
-            self.a.span(..BYTES)?,
-            self.b.span(..BYTES)?,
-            self.sum.span(..BYTES)?,
-        );
-        self.gpu.fill(self.bins.span(..)?, 0)?;
-        for (buffer, offset) in [(&self.a, 0), (&self.b, BYTES)] {
-            let read = self.from.read_at(buffer, ..BYTES, offset)?;
-            ensure!(read == BYTES, "{read} bytes were read of {BYTES}");
+    /// Brings the vectors, launches every kernel, and leaves on the disk what is in memory after it; returns the result of
+    /// the reduction.
+    fn run(&self, shape: Shape) -> anyhow::Result<u64> {
+        let bytes = bytes_of(shape);
+        for (buffer, offset) in [(&self.x, 0), (&self.y, BYTES)] {
+            let read = self.from.read_at(buffer, ..bytes, offset)?;
+            ensure!(read == bytes, "{read} bytes were read of {bytes}");
         }
-        let add = Kernel::VectorAdd {
-            a,
-            b,
-            sum,
+        let stale = u64::from(STALE.to_bits());
+        self.gpu.fill(self.sum.span(..)?, stale << 32 | stale)?;
+        let counted = u64::from(COUNTED);
+        self.gpu
+            .fill(self.bins.span(..)?, counted << 32 | counted)?;
+        let word_sum = self.launch_all(shape)?;
+        self.to.write_at(&self.sum, ..bytes, RESULTS)?;
+        self.to.write_at(&self.y, ..bytes, RESULTS + BYTES)?;
+        self.to.write_at(&self.bins, ..PAGE, RESULTS + 2 * BYTES)?;
+        Ok(word_sum)
+    }
+
+    fn launch_all(&self, shape: Shape) -> anyhow::Result<u64> {
+        let (x, y) = (self.x.span(..BYTES)?, self.y.span(..BYTES)?);
+        let elements = shape.elements;
+        let launch = |kernel| self.gpu.launch(kernel, shape.grid, shape.block);
+        launch(Kernel::VectorAdd {
+            a: x,
+            b: y,
+            sum: self.sum.span(..BYTES)?,
             elements,
-        };
-        self.gpu.launch(add, grid, BLOCK)?;
-        self.to.write_at(&self.sum, ..BYTES, 0)?;
-        let word_sum = self
-            .gpu
-            .launch(Kernel::Reduce { x: a, elements }, grid, BLOCK)?;
-        let bins = self.bins.span(..4 * BINS as u64)?;
-        let count = Kernel::Histogram { bytes: a, bins };
-        self.gpu.launch(count, grid.saturating_mul(4), BLOCK)?;
-        let mut histogram = vec![0; 4 * BINS];
-        self.bins.mapping().read(0, &mut histogram)?;
-        Ok(Told {
-            word_sum,
-            histogram,
-        })
+        })?;
+        launch(Kernel::Histogram {
+            bytes: self.x.span(..elements)?,
+            bins: self.bins.span(..4 * BINS as u64)?,
+        })?;
+        launch(Kernel::Saxpy {
+            x,
+            y,
+            elements,
+            factor: FACTOR,
+        })?;
+        Ok(launch(Kernel::Reduce { x, elements })?)
     }
 }
 
-/// What the disk holds.
+/// What the first disk holds.
 struct Vectors {
-    a: Vec<f32>,
-    b: Vec<f32>,
+    x: Vec<f32>,
+    y: Vec<f32>,
 }
 
 impl Vectors {
-    /// Numbers of which no two sums are the same, other ones in each round.
+    /// Numbers of either sign between 2^-15 and 2, other ones in each round.
     fn fresh(round: u64) -> Self {
-        let seed = u16::try_from(round % 1000).unwrap_or(0);
-        let number = |index: usize| u16::try_from(index % 60_000).unwrap_or(0);
-        let a = (0..ELEMENTS).map(|index| f32::from(number(index)) + f32::from(seed) / 8.0);
-        let b = (0..ELEMENTS).map(|index| f32::from(number(index / 7)) * -0.25);
+        const SIGN_FRACTION_AND_LOW_EXPONENT: u32 = 0x87ff_ffff;
+        const LEAST_EXPONENT: u32 = 0x3800_0000;
+        let seed = crc32c::crc32c(&round.to_le_bytes());
+        let number = |index: usize| {
+            let bits = crc32c::crc32c_append(seed, &index.to_le_bytes());
+            f32::from_bits(bits & SIGN_FRACTION_AND_LOW_EXPONENT | LEAST_EXPONENT)
+        };
         Vectors {
-            a: a.collect(),
-            b: b.collect(),
+            x: (0..ELEMENTS).map(number).collect(),
+            y: (ELEMENTS..2 * ELEMENTS).map(number).collect(),
         }
     }
 
-    fn store(&self, disk: &std::fs::File) -> anyhow::Result<()> {
-        let bytes = [bytes(&self.a), bytes(&self.b)].concat();
-        let mut memory = Memory::guest_ram(bytes.len())?;
-        memory.copy_in(&bytes)?;
-        memory.write_to(disk, 0, bytes.len())?;
-        disk.sync_data().context("cannot flush the disk")
+    fn bytes(&self) -> Vec<u8> {
+        [bytes(&self.x), bytes(&self.y)].concat()
     }
 
-    fn verify(&self, sum: &[u8], told: &Told) -> anyhow::Result<()> {
-        let right: Vec<f32> = self.a.iter().zip(&self.b).map(|(a, b)| a + b).collect();
-        let wrong = bytes(&right).iter().zip(sum).position(|(a, b)| a != b);
-        ensure!(
-            wrong.is_none(),
-            "the sum of the two vectors is wrong on the disk from byte {wrong:?} on"
-        );
-        let word_sum: u64 = self.a.iter().map(|a| u64::from(a.to_bits())).sum();
-        let mut bins = [0_u32; BINS];
-        for byte in bytes(&self.a) {
-            if let Some(bin) = bins.get_mut(usize::from(byte)) {
-                *bin = bin.saturating_add(1);
-            }
+    /// Compares what a launch of each kernel has left on `disk`, and the sum of the words, with the model.
+    fn verify(&self, shape: Shape, disk: &File, word_sum: u64) -> anyhow::Result<()> {
+        let length = usize::try_from(bytes_of(shape))?;
+        let (x, y) = (&self.x, &self.y);
+        let sum = model::vector_add(shape, x, y, vec![STALE; ELEMENTS]);
+        let product = model::saxpy(shape, FACTOR, x, y.clone());
+        let bins = model::histogram(shape, &bytes(x), vec![COUNTED; BINS]);
+        let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
+        for (name, place, right) in [
+            ("the sum", 0, bytes(&sum)),
+            ("saxpy", BYTES, bytes(&product)),
+            ("the histogram", 2 * BYTES, bins),
+        ] {
+            let length = length.min(right.len()).next_multiple_of(512);
+            let seen = disk::read(disk, RESULTS + place, length)?;
+            same(name, &right, &seen)?;
         }
-        let histogram: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
+        let right = model::reduction(shape, x);
         ensure!(
-            told.word_sum == word_sum && told.histogram == histogram,
-            "the GPU has summed the first vector's words to {}, the processor to {word_sum}; their histograms agree: {}",
-            told.word_sum,
-            told.histogram == histogram
+            word_sum == right,
+            "the GPU has summed the first vector's words to {word_sum}, the processor to {right}"
         );
         Ok(())
     }
@@ -188,4 +246,14 @@ impl Vectors {
 
 fn bytes(vector: &[f32]) -> Vec<u8> {
     vector.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// Compares as much as there is of both.
+fn same(name: &str, right: &[u8], seen: &[u8]) -> anyhow::Result<()> {
+    let wrong = right
+        .iter()
+        .zip(seen)
+        .position(|(right, seen)| right != seen);
+    ensure!(wrong.is_none(), "byte {wrong:?} of {name} is wrong");
+    Ok(())
 }

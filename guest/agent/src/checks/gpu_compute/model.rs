@@ -1,0 +1,113 @@
+//! What a launch must do, worked out thread by thread.
+
+use std::fmt;
+
+/// Counters of a histogram.
+pub(super) const BINS: usize = 256;
+
+/// How a kernel is launched: on so many elements, in so many blocks of so many threads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) elements: u64,
+    pub(super) grid: u32,
+    pub(super) block: u32,
+}
+
+impl Shape {
+    /// The element of each thread that has one.
+    fn threads(self) -> impl Iterator<Item = usize> {
+        let elements = move |block: u32| {
+            (0..self.block).map(move |thread| {
+                u64::from(block)
+                    .saturating_mul(self.block.into())
+                    .saturating_add(thread.into())
+            })
+        };
+        (0..self.grid)
+            .flat_map(elements)
+            .filter(move |element| *element < self.elements)
+            .filter_map(|element| usize::try_from(element).ok())
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shape {
+            elements,
+            grid,
+            block,
+        } = self;
+        write!(f, "{grid} blocks of {block} threads on {elements} elements")
+    }
+}
+
+/// `sum` after `sum[i] = x[i] + y[i]`.
+pub(super) fn vector_add(shape: Shape, x: &[f32], y: &[f32], mut sum: Vec<f32>) -> Vec<f32> {
+    for element in shape.threads() {
+        if let (Some(x), Some(y), Some(sum)) =
+            (x.get(element), y.get(element), sum.get_mut(element))
+        {
+            *sum = x + y;
+        }
+    }
+    sum
+}
+
+/// `y` after `y[i] = factor * x[i] + y[i]`, rounded twice.
+pub(super) fn saxpy(shape: Shape, factor: f32, x: &[f32], mut y: Vec<f32>) -> Vec<f32> {
+    for element in shape.threads() {
+        if let (Some(x), Some(y)) = (x.get(element), y.get_mut(element)) {
+            *y += factor * x;
+        }
+    }
+    y
+}
+
+/// The sum of the bits of `x`, taken as integers.
+pub(super) fn reduction(shape: Shape, x: &[f32]) -> u64 {
+    let words = shape.threads().filter_map(|element| x.get(element));
+    words.map(|word| u64::from(word.to_bits())).sum()
+}
+
+/// `bins` after each thread has counted its byte.
+pub(super) fn histogram(shape: Shape, bytes: &[u8], mut bins: Vec<u32>) -> Vec<u32> {
+    for element in shape.threads() {
+        let byte = bytes.get(element).copied();
+        if let Some(bin) = byte.and_then(|byte| bins.get_mut(usize::from(byte))) {
+            *bin = bin.wrapping_add(1);
+        }
+    }
+    bins
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const X: [f32; 5] = [1.0, 2.0, 3.0, 4.0, 5.0];
+
+    fn shape(elements: u64, grid: u32, block: u32) -> Shape {
+        Shape {
+            elements,
+            grid,
+            block,
+        }
+    }
+
+    #[test]
+    fn elements_without_a_thread_stay_and_threads_without_an_element_do_nothing() {
+        let y = vec![10.0; 5];
+        let fewer = saxpy(shape(5, 1, 3), 2.0, &X, y.clone());
+        assert_eq!(fewer, [12.0, 14.0, 16.0, 10.0, 10.0]);
+        let more = vector_add(shape(4, 3, 2), &X, &y, vec![0.0; 5]);
+        assert_eq!(more, [11.0, 12.0, 13.0, 14.0, 0.0]);
+    }
+
+    #[test]
+    fn sums_and_counts_are_of_what_the_threads_meet() {
+        let two = u64::from(1f32.to_bits()) + u64::from(2f32.to_bits());
+        assert_eq!(reduction(shape(5, 2, 1), &X), two);
+        let bins = histogram(shape(4, 1, 1024), &[7, 7, 9, 7, 7], vec![1; BINS]);
+        assert_eq!((bins[7], bins[9], bins[0]), (4, 2, 1));
+    }
+}
