@@ -5,6 +5,7 @@ mod command;
 mod controller_reset;
 mod copy;
 mod gpu_atomics;
+mod gpu_batch;
 mod gpu_compute;
 mod gpu_copy;
 mod gpu_driver;
@@ -52,6 +53,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::Command(command) => return command::run(lab, command, measure),
         Check::GpuFile(file) => return gpu_file::run(lab, file, measure),
         Check::GpuUnaligned { gpu, disk } => gpu_unaligned::run(lab, gpu, disk, measure)?,
+        Check::GpuBatch { gpu, disk } => gpu_batch::run(lab, gpu, disk, measure)?,
         Check::GpuRefused { gpu, disk } => gpu_refused::run(lab, gpu, disk, measure)?,
         Check::GpuCompute { gpu, from, to } => gpu_compute::run(lab, gpu, from, to, measure)?,
         Check::GpuAtomics { gpu } => gpu_atomics::run(lab, gpu, measure)?,

@@ -105,6 +105,14 @@ pub enum Check {
         /// A device's name.
         disk: String,
     },
+    /// A batch of reads and writes, and a queue of them, between `disk` and memory of `gpu`: each entry has an outcome of its
+    /// own, whatever becomes of the others.
+    GpuBatch {
+        /// A GPU's name.
+        gpu: String,
+        /// A device's name.
+        disk: String,
+    },
     /// The kernel has no way from `disk` to memory of `gpu`: transfers are refused with the reason, and where a bounce is
     /// allowed all of them bounces.
     GpuRefused {
@@ -113,7 +121,8 @@ pub enum Check {
         /// A device's name.
         disk: String,
     },
-    /// Two vectors of `from` are added by the kernels of `gpu`, and the sum goes to `to`: no byte of it is in guest RAM.
+    /// Two vectors of `from` go through every kernel of `gpu`, in launches of many shapes, and what comes out goes to `to`: no
+    /// byte of it is in guest RAM.
     GpuCompute {
         /// A GPU's name.
         gpu: String,
@@ -184,11 +193,14 @@ impl Check {
             Check::GpuUnaligned { gpu, disk } => {
                 format!("unaligned reads of {disk} into VRAM of {gpu}")
             }
+            Check::GpuBatch { gpu, disk } => {
+                format!("batches between {disk} and VRAM of {gpu}")
+            }
             Check::GpuRefused { gpu, disk } => {
                 format!("no peer to peer from {disk} to VRAM of {gpu}")
             }
             Check::GpuCompute { gpu, from, to } => {
-                format!("{from} to VRAM of {gpu}, vector add, to {to}")
+                format!("{from} to VRAM of {gpu}, every kernel, to {to}")
             }
             Check::GpuAtomics { gpu } => format!("atomic adds of {gpu} to guest RAM"),
             Check::GpuCopy(copy) => format!("copy engine of {}: VRAM and {}", copy.gpu, copy.with),

@@ -69,6 +69,7 @@ enum Kind {
     Command,
     GpuFile,
     GpuUnaligned,
+    GpuBatch,
     GpuRefused,
     GpuCompute,
     GpuAtomics,
@@ -115,6 +116,10 @@ impl CheckTable {
             Kind::GpuUnaligned => {
                 let (gpu, disk) = self.gpu_and_disk(devices)?;
                 Check::GpuUnaligned { gpu, disk }
+            }
+            Kind::GpuBatch => {
+                let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
+                Check::GpuBatch { gpu, disk }
             }
             Kind::GpuRefused => {
                 let (gpu, disk) = self.gpu_and_disk(devices)?;

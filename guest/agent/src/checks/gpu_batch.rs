@@ -1,0 +1,307 @@
+//! Many transfers at once, by a batch and by a queue: reads and writes mixed, and among them entries that cannot be done. Each
+//! has an outcome of its own.
+
+mod images;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{
+    Buffer, Direction, Error, FileOptions, Gpu, GpuFile, Policy, Queue, Request, Ticket, Traffic,
+    batch,
+};
+use peerbar_report::{Buffer as Through, Measure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use self::images::{Images, Move, SLOT};
+use super::PAGE;
+use super::way::judge;
+use crate::counters::Witness;
+use crate::devices::Controller;
+use crate::gpus;
+use crate::lab::Lab;
+
+/// Transfers that are possible: more than the library keeps under way at once.
+const MOVES: u64 = 80;
+
+/// Of those, the ones that start and end within a block.
+const UNALIGNED: u64 = 8;
+
+/// Requests that the queue holds.
+const DEPTH: u32 = 8;
+
+/// How long a request may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What became of a request.
+type Outcome = peerbar_gds::Result<u64>;
+
+pub(super) fn run(lab: &Lab, gpu: &str, disk: &str, measure: &mut Measure) -> anyhow::Result<()> {
+    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
+    let bench = Bench::new(lab, gpu, disk)?;
+    let mut witness = Witness::new(lab);
+    let by_batch = bench.aligned(all_at_once, &mut witness);
+    let by_queue = bench.aligned(through_a_queue, &mut witness);
+    measure.bytes = by_batch.context("a batch")? + by_queue.context("a queue")?;
+    witness.tell(measure);
+    let through = Through::P2pmem(gpu.name.clone());
+    judge(&through, &[disk.share(measure.bytes)], witness.traffic()?)?;
+    bench.unaligned().context("a batch that may bounce")?;
+    bench.dropped_queue().context("a queue that is dropped")
+}
+
+fn all_at_once(requests: &[Request]) -> anyhow::Result<Vec<Outcome>> {
+    Ok(batch(requests.iter().cloned())?)
+}
+
+/// As an event loop would: push until the queue is full, take what has ended when its descriptor says so.
+fn through_a_queue(requests: &[Request]) -> anyhow::Result<Vec<Outcome>> {
+    let mut queue = Queue::new(DEPTH)?;
+    let mut places: BTreeMap<Ticket, usize> = BTreeMap::new();
+    let mut outcomes: BTreeMap<usize, Outcome> = BTreeMap::new();
+    let mut full = 0;
+    for (place, request) in requests.iter().enumerate() {
+        let mut pushed = queue.push(request.clone());
+        while matches!(pushed, Err(Error::QueueFull(DEPTH))) {
+            full += 1;
+            outcomes.extend(take(&mut queue, &mut places)?);
+            pushed = queue.push(request.clone());
+        }
+        match pushed {
+            Ok(ticket) => drop(places.insert(ticket, place)),
+            Err(error) => drop(outcomes.insert(place, Err(error))),
+        }
+    }
+    while queue.pending() > 0 {
+        outcomes.extend(take(&mut queue, &mut places)?);
+    }
+    ensure!(full > 0, "{} requests never filled it", requests.len());
+    Ok(outcomes.into_values().collect())
+}
+
+fn take(
+    queue: &mut Queue,
+    places: &mut BTreeMap<Ticket, usize>,
+) -> anyhow::Result<Option<(usize, Outcome)>> {
+    let timeout = Timespec::try_from(PATIENCE)?;
+    let ready = poll(&mut [PollFd::new(queue, PollFlags::IN)], Some(&timeout))?;
+    ensure!(ready > 0, "no request of {} ends", queue.pending());
+    let Some(done) = queue.wait()? else {
+        bail!("the queue polls readable and has nothing");
+    };
+    let place = places.remove(&done.ticket);
+    Ok(Some((
+        place.context("a ticket that was given to no request")?,
+        done.result,
+    )))
+}
+
+/// A request that must fail, or end early, and how.
+struct Odd {
+    request: Request,
+    wanted: &'static str,
+    is_right: fn(&Outcome) -> bool,
+}
+
+/// Disk, GPU, and a buffer on it.
+struct Bench<'a> {
+    lab: &'a Lab,
+    gpu: &'a gpus::Gpu,
+    disk: &'a Controller,
+    opened: Gpu,
+    file: GpuFile,
+    buffer: Buffer,
+}
+
+impl<'a> Bench<'a> {
+    fn new(lab: &'a Lab, gpu: &'a gpus::Gpu, disk: &'a Controller) -> anyhow::Result<Self> {
+        disk.disk.check(0, MOVES * SLOT)?;
+        let opened = gpu.open()?;
+        Ok(Bench {
+            lab,
+            gpu,
+            disk,
+            file: open(&opened, disk, Policy::PeerOnly)?,
+            buffer: opened.allocate(MOVES * SLOT)?,
+            opened,
+        })
+    }
+
+    fn request(&self, file: &GpuFile, part: &Move) -> Request {
+        Request {
+            direction: part.direction,
+            file: file.clone(),
+            offset: part.offset,
+            buffer: self.buffer.clone(),
+            range: part.at..part.at.saturating_add(part.length),
+        }
+    }
+
+    fn images(&self) -> anyhow::Result<Images> {
+        let round = self.lab.fresh_pattern(self.disk);
+        Images::store(round, MOVES, &self.disk.disk, &self.buffer)
+    }
+
+    /// What is possible goes peer to peer, what is not has its own error, whichever stands beside it. Returns how many bytes
+    /// that moves.
+    fn aligned(
+        &self,
+        carry: fn(&[Request]) -> anyhow::Result<Vec<Outcome>>,
+        witness: &mut Witness<'_>,
+    ) -> anyhow::Result<u64> {
+        let mut images = self.images()?;
+        let moves: Vec<Move> = (0..MOVES).map(Move::aligned).collect();
+        let other = self.gpu.open()?;
+        let odd = self.odd(&other)?;
+        let mut requests: Vec<Request> = Vec::new();
+        for (place, part) in moves.iter().enumerate() {
+            requests.extend(odd.get(place).map(|odd| odd.request.clone()));
+            requests.push(self.request(&self.file, part));
+        }
+        let mut outcomes = witness.watch(|| carry(&requests))?.into_iter();
+        for (place, part) in moves.iter().enumerate() {
+            if let Some(odd) = odd.get(place) {
+                let outcome = outcomes.next().context("an outcome is missing")?;
+                ensure!(
+                    (odd.is_right)(&outcome),
+                    "{} was to be the outcome, but it is {outcome:?}",
+                    odd.wanted
+                );
+            }
+            let outcome = outcomes.next().context("an outcome is missing")?;
+            expect_whole(part, &outcome)?;
+            images.apply(part)?;
+        }
+        ensure!(outcomes.next().is_none(), "there is an outcome too many");
+        images.verify(&self.opened, &self.buffer, &self.disk.disk)?;
+        // One of the odd ones reads the last page of the disk.
+        Ok(PAGE + moves.iter().map(|part| part.length).sum::<u64>())
+    }
+
+    /// One of each kind that cannot be done as it is asked for.
+    fn odd(&self, other: &Gpu) -> anyhow::Result<Vec<Odd>> {
+        let page = self.opened.allocate(SLOT)?;
+        let [freed, revoked] = [self.opened.allocate(SLOT)?, self.opened.allocate(SLOT)?];
+        freed.free()?;
+        revoked.revoke()?;
+        let end = self.disk.disk.bytes;
+        let ask = |direction, buffer: &Buffer, range, offset| Request {
+            direction,
+            file: self.file.clone(),
+            offset,
+            buffer: buffer.clone(),
+            range,
+        };
+        let (read, write) = (Direction::Read, Direction::Write);
+        let odd = |request, wanted, is_right: fn(&Outcome) -> bool| Odd {
+            request,
+            wanted,
+            is_right,
+        };
+        Ok(vec![
+            odd(ask(read, &page, 0..SLOT + 1, 0), "OutOfBounds", |outcome| {
+                matches!(outcome, Err(Error::OutOfBounds { .. }))
+            }),
+            odd(ask(write, &page, 0..PAGE, 5), "Unaligned", |outcome| {
+                matches!(outcome, Err(Error::Unaligned { .. }))
+            }),
+            odd(ask(read, &page, 0..PAGE - 1, 0), "Unaligned", |outcome| {
+                matches!(outcome, Err(Error::Unaligned { .. }))
+            }),
+            odd(ask(write, &freed, 0..PAGE, 0), "Freed", |outcome| {
+                matches!(outcome, Err(Error::Freed))
+            }),
+            odd(ask(read, &revoked, 0..PAGE, 0), "Withdrawn", |outcome| {
+                matches!(outcome, Err(Error::Withdrawn { .. }))
+            }),
+            odd(
+                ask(read, &other.allocate(SLOT)?, 0..PAGE, 0),
+                "ForeignBuffer",
+                |outcome| matches!(outcome, Err(Error::ForeignBuffer)),
+            ),
+            odd(ask(read, &page, 0..PAGE, end), "0 bytes", |outcome| {
+                matches!(outcome, Ok(0))
+            }),
+            odd(
+                ask(read, &page, 0..2 * PAGE, end - PAGE),
+                "4096 bytes, up to the disk's end",
+                |outcome| matches!(outcome, Ok(PAGE)),
+            ),
+            odd(ask(write, &page, 0..PAGE, end), "ENOSPC", |outcome| {
+                matches!(outcome, Err(Error::Transfer { source, .. })
+                    if source.raw_os_error() == Some(libc::ENOSPC))
+            }),
+        ])
+    }
+
+    /// Of transfers that start and end within a block, the whole blocks go peer to peer and the rest bounces, to the byte:
+    /// the GPU's copy engine moves just that, and the disk the blocks that it is in, twice for a write.
+    fn unaligned(&self) -> anyhow::Result<()> {
+        let file = open(&self.opened, self.disk, Policy::AllowBounce)?;
+        let block = file.alignment().block;
+        let mut images = self.images()?;
+        let moves: Vec<Move> = (0..2 * UNALIGNED)
+            .map(|slot| match slot % 4 {
+                0 | 1 => Move::aligned(slot),
+                _ => Move::unaligned(slot, block),
+            })
+            .collect();
+        let requests: Vec<Request> = moves.iter().map(|part| self.request(&file, part)).collect();
+        let mut witness = Witness::new(self.lab);
+        let outcomes = witness.watch(|| batch(requests))?;
+        let (mut right, mut blocks) = (Traffic::default(), 0);
+        for (part, outcome) in moves.iter().zip(&outcomes) {
+            expect_whole(part, outcome)?;
+            images.apply(part)?;
+            right.peer_bytes += part.whole_blocks(block);
+            right.bounced_bytes += part.length - part.whole_blocks(block);
+            blocks += match part.direction {
+                _ if part.length == part.whole_blocks(block) => 0,
+                Direction::Read => 2,
+                Direction::Write => 4,
+            };
+        }
+        images.verify(&self.opened, &self.buffer, &self.disk.disk)?;
+        let seen = witness.traffic()?;
+        let counted = (
+            file.traffic(),
+            seen.payload_to_devices(self.disk.number),
+            seen.payload_to_guest_ram(self.disk.number),
+            seen.payload_to_guest_ram(self.gpu.number),
+        );
+        let wanted = (right, right.peer_bytes, blocks * block, right.bounced_bytes);
+        ensure!(
+            counted == wanted && seen.failures() == 0 && right.bounced_bytes > 0,
+            "the library, the disk (peer to peer, through guest RAM) and the GPU have counted {counted:?}, where {wanted:?} was \
+             right; {} DMA requests failed",
+            seen.failures()
+        );
+        Ok(())
+    }
+
+    /// Nobody waits, and yet nothing is half done once it is gone.
+    fn dropped_queue(&self) -> anyhow::Result<()> {
+        let mut images = self.images()?;
+        let mut queue = Queue::new(DEPTH)?;
+        for slot in 0..u64::from(DEPTH) {
+            let part = Move::aligned(slot);
+            queue.push(self.request(&self.file, &part))?;
+            images.apply(&part)?;
+        }
+        drop(queue);
+        images.verify(&self.opened, &self.buffer, &self.disk.disk)
+    }
+}
+
+fn open(gpu: &Gpu, disk: &Controller, policy: Policy) -> anyhow::Result<GpuFile> {
+    let options = FileOptions::new().write(true).policy(policy);
+    Ok(options.open(gpu, &disk.disk.node)?)
+}
+
+fn expect_whole(part: &Move, outcome: &Outcome) -> anyhow::Result<()> {
+    match outcome {
+        Ok(moved) if *moved == part.length => Ok(()),
+        other => bail!("{part:?} has ended with {other:?}"),
+    }
+}
