@@ -176,6 +176,7 @@ impl Requester {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             let error = DmaError::Wraps { address, len };
+            self.show(address);
             self.count(purpose, &buffer, &refused(error));
             return Err(error);
         }
@@ -282,6 +283,20 @@ impl Requester {
             step = STEP;
         }
         Ok(())
+    }
+
+    /// Has the client see that the function has gone astray at `address`, if it is one that nothing is known of, so that
+    /// the guest's IOMMU driver logs it. Whatever was to be done there, a few bytes are read, since that changes nothing.
+    fn show(&self, address: u64) {
+        let mut probe = [0; PROBE];
+        let room = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
+        let mut probe = Buffer::Read(&mut probe).take(room);
+        let target = self.fabric().route(address, room, probe.direction()).target;
+        if let Target::Unmapped = target
+            && let Ok(()) = self.ask(address, &mut probe, false)
+        {
+            log::debug!("{address:#x}: the client knows what is there, this function does not");
+        }
     }
 
     fn count(&self, purpose: Purpose, part: &Buffer<'_>, done: &Done) {
@@ -705,18 +720,31 @@ mod tests {
     }
 
     #[test]
-    fn a_wrapping_range_is_refused_and_an_empty_one_does_nothing() {
+    fn a_wrapping_range_is_shown_to_the_client_and_refused() {
         let (requester, client) = requester();
-        let error = requester
-            .read(Purpose::Payload, u64::MAX, &mut [0; 2])
-            .unwrap_err();
+        for address in [u64::MAX, u64::MAX - 0x7ff] {
+            let len = 0x1000;
+            let error = requester
+                .write(Purpose::Payload, address, &[1; 0x1000])
+                .unwrap_err();
+            assert_eq!(error, DmaError::Wraps { address, len });
+        }
         assert_eq!(
-            error,
-            DmaError::Wraps {
-                address: u64::MAX,
-                len: 2
-            }
+            *client.asked.lock().unwrap(),
+            [(u64::MAX, 1), (u64::MAX - 0x7ff, PROBE)]
         );
+        let refused = count(
+            &requester,
+            Route::Refused,
+            Completer::Nobody,
+            Direction::Write,
+        );
+        assert_eq!(refused.failures, 2);
+    }
+
+    #[test]
+    fn an_empty_range_does_nothing() {
+        let (requester, client) = requester();
         requester.read(Purpose::Payload, 0x5000, &mut []).unwrap();
         assert!(client.asked.lock().unwrap().is_empty());
     }

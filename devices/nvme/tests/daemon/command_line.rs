@@ -52,6 +52,7 @@ fn what_clap_refuses() {
     for args in [
         &["--namespace", "tape=1"][..],
         &["--namespace", "ram=1X"],
+        &["--namespace", "ram=1M", "--seed-fault", "lost:1"],
         &["--namespace", "ram=1M", "--cmb-queues"],
         &[],
     ] {

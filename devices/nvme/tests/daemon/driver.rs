@@ -103,23 +103,37 @@ impl<L: Link> Driver<L> {
     /// Reads or writes so many blocks of 512 bytes from block 0 on, the data at [`DATA`] or `at`; the status.
     #[track_caller]
     pub(crate) fn io(&mut self, opcode: u8, at: u64, blocks: u32) -> u16 {
-        self.submit_io(opcode, at, blocks);
+        self.io_from(0, opcode, at, blocks)
+    }
+
+    /// The same from another block on.
+    #[track_caller]
+    pub(crate) fn io_from(&mut self, first: u32, opcode: u8, at: u64, blocks: u32) -> u16 {
+        self.submit_io_from(first, opcode, at, blocks);
         self.wait(1)
     }
 
-    /// The same, without waiting.
+    /// Like [`Driver::io`], without waiting.
     pub(crate) fn submit_io(&mut self, opcode: u8, at: u64, blocks: u32) {
+        self.submit_io_from(0, opcode, at, blocks);
+    }
+
+    fn submit_io_from(&mut self, first: u32, opcode: u8, at: u64, blocks: u32) {
         let pages = (u64::from(blocks) * 512).div_ceil(4096);
         let list: Vec<u8> = (1..pages)
-            .flat_map(|page| (at + page * 4096).to_le_bytes())
+            .flat_map(|page| at.wrapping_add(page * 4096).to_le_bytes())
             .collect();
         self.memory.write_all_at(&list, LIST - RAM).unwrap();
-        let second = if pages <= 2 { at + 4096 } else { LIST };
+        let second = if pages <= 2 {
+            at.wrapping_add(4096)
+        } else {
+            LIST
+        };
         let command = Command {
             opcode,
             nsid: 1,
             prp: [at, second],
-            cdw: [0, 0, blocks - 1],
+            cdw: [first, 0, blocks - 1],
         };
         self.submit(1, &command);
     }

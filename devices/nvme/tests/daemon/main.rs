@@ -10,6 +10,7 @@
 
 mod command_line;
 mod driver;
+mod errant;
 mod foreign;
 mod lifetime;
 mod process;

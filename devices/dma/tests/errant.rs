@@ -1,0 +1,167 @@
+//! Errant DMA: whatever address a function uses, no byte changes but those that the address is an address of.
+
+#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use peerbar_dma::{
+    DmaError, MemoryFile, PeerId, PeerMemory, PeerWindow, Purpose, Requester, Span, Upstream,
+    UpstreamError, Window, WindowId, WindowMemory,
+};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+const PAGE: u64 = 0x1000;
+/// Pages of each memory; only the second and third are lent.
+const PAGES: u64 = 4;
+/// Addresses at whose edges mistakes are made: 0, 4 GiB, the limits of IOMMUs and of page tables, the end.
+const EDGES: [u64; 8] = [
+    0,
+    1 << 32,
+    1 << 39,
+    1 << 48,
+    1 << 52,
+    1 << 63,
+    u64::MAX - 3 * PAGE + 1,
+    u64::MAX,
+];
+
+/// Part of a memory, and where it is in the function's view of addresses.
+struct Exposed {
+    file: File,
+    address: u64,
+    writable: bool,
+}
+
+/// A client that has nothing.
+struct Nothing;
+
+impl Upstream for Nothing {
+    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), UpstreamError> {
+        Err(UpstreamError::Refused(19))
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<(), UpstreamError> {
+        Err(UpstreamError::Refused(19))
+    }
+}
+
+/// What is lent of a memory: its second and third page.
+fn lent() -> (File, Span) {
+    let file = Arc::new(MemoryFile::create("test", PAGES * PAGE).unwrap());
+    let lent = file.file().try_clone().unwrap();
+    (lent, Span { file, offset: PAGE })
+}
+
+/// A function with memory of its own, a peer's, guest RAM, and RAM that it may only read, each at its address.
+fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed>) {
+    let requester = Requester::new();
+    requester.set_bus_master(true);
+    requester.set_upstream(Some(Arc::new(Nothing)));
+    let mut exposed = Vec::new();
+    let (file, span) = lent();
+    let window = Window {
+        address: own,
+        size: 2 * PAGE,
+        memory: WindowMemory::Span(span),
+    };
+    requester.set_window(WindowId::Bar(2), Some(window));
+    exposed.push((file, own, true));
+    let (file, span) = lent();
+    let window = PeerWindow {
+        address: peer,
+        size: 2 * PAGE,
+        claim: 1,
+        memory: PeerMemory::Span(span),
+    };
+    requester.set_peer(PeerId(1), vec![window]);
+    exposed.push((file, peer, true));
+    for (address, writable) in [(ram, true), (rom, false)] {
+        let (file, span) = lent();
+        let memory = Some((file.try_clone().unwrap().into(), span.offset));
+        // One that wraps around or overlaps the other is refused, and so exposes nothing.
+        let mapped = requester.map(address, 2 * PAGE, (true, writable), memory);
+        exposed.push((file, address, writable && mapped.is_ok()));
+    }
+    let exposed = exposed.into_iter();
+    let exposed = exposed.map(|(file, address, writable)| Exposed {
+        file,
+        address,
+        writable,
+    });
+    (requester, exposed.collect())
+}
+
+/// Addresses near an edge, and any.
+fn addresses() -> impl Strategy<Value = u64> {
+    let near = |shift: u64| (select(&EDGES[..]), 0..shift);
+    prop_oneof![
+        3 => near(4).prop_map(|(edge, page)| edge.saturating_sub(page * PAGE)),
+        3 => near(3 * PAGE).prop_map(|(edge, above)| edge.saturating_add(above)),
+        3 => near(3 * PAGE).prop_map(|(edge, below)| edge.saturating_sub(below)),
+        1 => any::<u64>(),
+    ]
+}
+
+/// Addresses at which memory may be.
+fn places() -> impl Strategy<Value = u64> {
+    addresses().prop_map(|address| address & !(PAGE - 1))
+}
+
+fn bytes(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(PAGES * PAGE).unwrap()];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn no_byte_changes_but_those_that_were_addressed(
+        (own, peer, ram, rom) in (places(), places(), places(), places()),
+        address in addresses(),
+        len in prop_oneof![1usize..64, 1usize..0x4000],
+    ) {
+        let (requester, exposed) = requester(own, peer, ram, rom);
+        let outcome = requester.write(Purpose::Payload, address, &vec![0xff; len]);
+        let end = u128::from(address) + len as u128;
+        let mut written = 0;
+        for memory in &exposed {
+            for (offset, byte) in (0u64..).zip(bytes(&memory.file)).filter(|(_, byte)| *byte != 0) {
+                prop_assert_eq!(byte, 0xff);
+                prop_assert!(memory.writable && (PAGE..3 * PAGE).contains(&offset));
+                let at = u128::from(memory.address) + u128::from(offset - PAGE);
+                prop_assert!((u128::from(address)..end).contains(&at), "{at:#x} is not addressed");
+                written += 1;
+            }
+        }
+        match outcome {
+            Ok(()) => prop_assert_eq!(written, len, "a write that is told as done is done"),
+            Err(DmaError::Wraps { .. }) => prop_assert_eq!(written, 0),
+            Err(_) => prop_assert!(written < len),
+        }
+    }
+
+    #[test]
+    fn a_read_changes_nothing_and_brings_all_or_fails(
+        (own, peer, ram, rom) in (places(), places(), places(), places()),
+        address in addresses(),
+        len in prop_oneof![1usize..64, 1usize..0x4000],
+    ) {
+        let (requester, exposed) = requester(own, peer, ram, rom);
+        for memory in &exposed {
+            memory.file.write_all_at(&[0x11; 0x2000], PAGE).unwrap();
+        }
+        let before: Vec<_> = exposed.iter().map(|memory| bytes(&memory.file)).collect();
+        let mut data = vec![0xee; len];
+        if requester.read(Purpose::Payload, address, &mut data).is_ok() {
+            prop_assert_eq!(data, vec![0x11; len], "nothing but what is lent");
+        }
+        for (memory, before) in exposed.iter().zip(before) {
+            prop_assert!(bytes(&memory.file) == before);
+        }
+    }
+}
