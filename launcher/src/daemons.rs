@@ -48,11 +48,11 @@ pub(crate) struct Order {
 
 /// The servers of a scenario: first the switches, then the devices, which must find them.
 pub(crate) fn orders(scenario: &Scenario, sockets: &Sockets) -> [Vec<Order>; 2] {
-    let switches = scenario.switches.iter().map(|name| Order {
+    let switches = scenario.switches.iter().map(|switch| Order {
         kind: "switch",
-        name: name.clone(),
+        name: switch.name.clone(),
         program: "peerbar-switch",
-        arguments: switch_arguments(name, scenario, &sockets.switch(name)),
+        arguments: switch_arguments(&switch.name, scenario, &sockets.switch(&switch.name)),
     });
     let devices = scenario.devices().map(|device| Order {
         kind: device.kind(),
@@ -66,7 +66,7 @@ pub(crate) fn orders(scenario: &Scenario, sockets: &Sockets) -> [Vec<Order>; 2] 
 fn switch_arguments(name: &str, scenario: &Scenario, socket: &Path) -> Vec<String> {
     let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
     for device in scenario.devices() {
-        if device.below() == Some(name) && device.link() != LinkMode::Route {
+        if device.place().switch() == Some(name) && device.link() != LinkMode::Route {
             let link = format!("{}={}", device.name(), device.link());
             words.extend(["--link".to_owned(), link]);
         }
@@ -77,7 +77,7 @@ fn switch_arguments(name: &str, scenario: &Scenario, socket: &Path) -> Vec<Strin
 fn device_arguments(device: Device<'_>, sockets: &Sockets) -> Vec<String> {
     let socket = sockets.server(device);
     let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
-    if let Some(switch) = device.below() {
+    if let Some(switch) = device.place().switch() {
         let switch = sockets.switch(switch).display().to_string();
         words.extend(["--switch".to_owned(), switch]);
         words.extend(["--port-name".to_owned(), device.name().to_owned()]);
@@ -263,6 +263,7 @@ fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Place;
 
     /// The command lines of a scenario's servers, without their programs.
     fn lines(scenario: &Scenario) -> Vec<String> {
@@ -278,7 +279,7 @@ mod tests {
         scenario.nvmes.truncate(1);
         scenario.gpus.clear();
         let nvme = &mut scenario.nvmes[0];
-        nvme.below = None;
+        nvme.place = Place::Root;
         nvme.mdts = Some(5);
         nvme.seeded_faults = vec!["wraps:9".parse().unwrap()];
         nvme.namespaces.push(Namespace::File {
@@ -312,7 +313,7 @@ mod tests {
     fn a_gpu_s_server_is_told_its_sizes_and_its_mode() {
         let gpu = Gpu {
             name: "gpu0".to_owned(),
-            below: None,
+            place: Place::Root,
             link: LinkMode::Route,
             vram: 4 << 30,
             aperture: 256 << 20,

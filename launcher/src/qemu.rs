@@ -6,7 +6,7 @@ use peerbar_report::{PORT, Plan};
 use serde_json::json;
 
 use crate::accel::Accel;
-use crate::scenario::{Device, Machine, Scenario};
+use crate::scenario::{Device, Machine, Place, Scenario, first_buses};
 
 /// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server under a debugger,
 /// or on a loaded machine, is not dead.
@@ -14,6 +14,9 @@ const SERVER_TIMEOUT_MS: u32 = 600_000;
 
 /// What is faster without: no hardware of this kind is in the lab, and the guest need not look for it.
 const MACHINE: &str = "q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram";
+
+/// The bus of the machine's own host bridge.
+const ROOT_BUS: &str = "pcie.0";
 
 /// Kernel parameters of every boot. `quiet` hides what a healthy boot says, `loglevel=5` lets warnings through
 /// again because the console is searched for them; the rest skips work that a lab has no use for.
@@ -98,35 +101,31 @@ pub(crate) fn lab(
             format!("virtio-9p-pci,fsdev=tools,mount_tag={}", Plan::TOOLS_TAG),
         );
     }
-    let mut chassis = 1..;
-    for switch in &scenario.switches {
-        words.port(
-            "pcie-root-port",
-            &root_port(switch),
-            "pcie.0",
-            chassis.next(),
-        );
+    fabric(&mut words, scenario, sockets);
+    words.0
+}
+
+/// Host bridges, switches, ports, and the devices below them.
+fn fabric(words: &mut Words, scenario: &Scenario, sockets: &Sockets) {
+    let bridges = &scenario.host_bridges;
+    for (bridge, bus) in bridges.iter().zip(first_buses(bridges.len())) {
         words.option(
             "-device",
-            format!("x3130-upstream,id={switch},bus={}", root_port(switch)),
+            format!("pxb-pcie,id={bridge},bus={ROOT_BUS},bus_nr={bus}"),
+        );
+    }
+    let mut chassis = 1..;
+    for switch in &scenario.switches {
+        let port = words.port(&switch.name, &switch.place, chassis.next());
+        words.option(
+            "-device",
+            format!("x3130-upstream,id={},bus={port}", switch.name),
         );
     }
     for device in scenario.devices() {
-        let port = match device.below() {
-            Some(switch) => {
-                let port = format!("{switch}.{}", device.name());
-                words.port("xio3130-downstream", &port, switch, chassis.next());
-                port
-            }
-            None => {
-                let port = root_port(device.name());
-                words.port("pcie-root-port", &port, "pcie.0", chassis.next());
-                port
-            }
-        };
+        let port = words.port(device.name(), device.place(), chassis.next());
         words.option("-device", vfio_user(device, &port, &sockets.server(device)));
     }
-    words.0
 }
 
 /// Where the sockets of one run are.
@@ -164,7 +163,8 @@ impl Sockets {
     /// The first socket of `scenario` whose path is too long for an address.
     pub(crate) fn too_long(&self, scenario: &Scenario) -> Option<PathBuf> {
         let servers = scenario.devices().map(|device| self.server(device));
-        let switches = scenario.switches.iter().map(|name| self.switch(name));
+        let switches = scenario.switches.iter();
+        let switches = switches.map(|switch| self.switch(&switch.name));
         servers
             .chain(switches)
             .chain([self.report()])
@@ -185,18 +185,27 @@ impl Words {
         self.0.extend([flag.to_owned(), value.into()]);
     }
 
-    fn port(&mut self, model: &str, id: &str, bus: &str, chassis: Option<u32>) {
+    /// A port at `place` for what has the name `below`; returns its identifier, which is nobody else's, for names of a
+    /// scenario hold no dot.
+    fn port(&mut self, below: &str, place: &Place, chassis: Option<u32>) -> String {
         let number = chassis.unwrap_or_default();
+        let (model, bus, id) = match place {
+            Place::Root => ("pcie-root-port", ROOT_BUS, format!("root.{below}")),
+            Place::HostBridge(bridge) => {
+                ("pcie-root-port", bridge.as_str(), format!("root.{below}"))
+            }
+            Place::Switch(switch) => (
+                "xio3130-downstream",
+                switch.as_str(),
+                format!("{switch}.{below}"),
+            ),
+        };
         self.option(
             "-device",
             format!("{model},id={id},bus={bus},chassis={number},slot={number}"),
         );
+        id
     }
-}
-
-/// Names of a scenario hold no dot, so this is nobody else's identifier.
-fn root_port(name: &str) -> String {
-    format!("root.{name}")
 }
 
 fn vfio_user(device: Device<'_>, bus: &str, socket: &Path) -> String {
@@ -296,7 +305,7 @@ xio3130-downstream,id=switch0.gpu0,bus=switch0,chassis=4,slot=4
         scenario.switches.clear();
         scenario.nvmes.truncate(1);
         scenario.gpus.clear();
-        scenario.nvmes[0].below = None;
+        scenario.nvmes[0].place = Place::Root;
         scenario.machine.kernel_parameters = "iommu=pt".to_owned();
         let text = arguments(&scenario, Some(Path::new("/a,b")));
         let tail = r#"-fsdev
@@ -312,6 +321,21 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
             text.contains("rcupdate.rcu_expedited=1 iommu=pt\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn switches_and_controllers_can_be_below_further_host_bridges() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.host_bridges = vec!["b0".to_owned()];
+        scenario.switches[0].place = Place::HostBridge("b0".to_owned());
+        scenario.nvmes[1].place = Place::HostBridge("b0".to_owned());
+        let text = arguments(&scenario, None);
+        let bridge = "-device\npxb-pcie,id=b0,bus=pcie.0,bus_nr=128\n\
+            -device\npcie-root-port,id=root.switch0,bus=b0,chassis=1,slot=1\n\
+            -device\nx3130-upstream,id=switch0,bus=root.switch0\n";
+        assert!(text.contains(bridge), "{text}");
+        let disk = "pcie-root-port,id=root.disk1,bus=b0,chassis=3,slot=3\n-device\n{\"bus\":\"root.disk1\"";
+        assert!(text.contains(disk), "{text}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use peerbar_switch::LinkMode;
 
-use super::{Gpu, Nvme, Scenario};
+use super::{Gpu, Nvme, Place, Scenario};
 
 /// A device of a scenario, served by a process of its own.
 #[derive(Clone, Copy, Debug)]
@@ -22,11 +22,11 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// The switch that it is below; a root port of its own if none.
-    pub(crate) fn below(self) -> Option<&'a str> {
+    /// Where it is.
+    pub(crate) fn place(self) -> &'a Place {
         match self {
-            Device::Nvme(nvme) => nvme.below.as_deref(),
-            Device::Gpu(gpu, _) => gpu.below.as_deref(),
+            Device::Nvme(nvme) => &nvme.place,
+            Device::Gpu(gpu, _) => &gpu.place,
         }
     }
 

@@ -20,6 +20,8 @@ pub(super) struct File {
     pub(super) tools: bool,
     #[serde(default)]
     pub(super) machine: MachineTable,
+    #[serde(default, rename = "host-bridge")]
+    pub(super) host_bridge: Vec<HostBridgeTable>,
     #[serde(default)]
     pub(super) switch: Vec<SwitchTable>,
     pub(super) nvme: Vec<NvmeTable>,
@@ -43,11 +45,19 @@ pub(super) struct MachineTable {
     pub(super) kernel_parameters: String,
 }
 
+/// A host bridge beside the machine's own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HostBridgeTable {
+    pub(super) name: Spanned<String>,
+}
+
 /// A PCIe switch below a root port of its own.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SwitchTable {
     pub(super) name: Spanned<String>,
+    pub(super) below: Option<Spanned<String>>,
 }
 
 /// An NVMe controller, served by a process of its own.

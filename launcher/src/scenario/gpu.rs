@@ -6,7 +6,7 @@ use toml::Spanned;
 use super::error::Problem;
 use super::file::{GpuMode, GpuTable};
 use super::link::link;
-use super::nvme::declared;
+use super::place::{Place, Places};
 use crate::size::Size;
 
 /// Sizes that `peerbar-gpu` takes for an aperture: powers of two between these.
@@ -21,8 +21,8 @@ const DEFAULT: u64 = 256 << 20;
 pub(crate) struct Gpu {
     /// Name in the scenario, identifier in QEMU.
     pub name: String,
-    /// The switch that it is below; a root port of its own if none.
-    pub below: Option<String>,
+    /// Where it is.
+    pub place: Place,
     /// What the switch does with its requests to peers.
     pub link: LinkMode,
     /// Size of its memory in bytes.
@@ -34,13 +34,10 @@ pub(crate) struct Gpu {
 }
 
 /// Checks one GPU, whose name is known to fit.
-pub(super) fn gpu(table: GpuTable, switches: &[String]) -> Result<Gpu, Problem> {
+pub(super) fn gpu(table: GpuTable, places: &Places) -> Result<Gpu, Problem> {
     let name = table.name.into_inner();
-    let below = table
-        .below
-        .map(|below| declared(below, switches))
-        .transpose()?;
-    let link = link(table.link, &name, below.as_deref())?;
+    let place = places.of_device(table.below)?;
+    let link = link(table.link, &name, &place)?;
     let vram = table.vram.map_or(Ok(DEFAULT), vram)?;
     let aperture = match table.aperture {
         Some(size) => aperture(size, vram)?,
@@ -48,7 +45,7 @@ pub(super) fn gpu(table: GpuTable, switches: &[String]) -> Result<Gpu, Problem> 
     };
     Ok(Gpu {
         name,
-        below,
+        place,
         link,
         vram,
         aperture,
@@ -109,7 +106,11 @@ mod tests {
             aperture: aperture.map(size),
             mode: None,
         };
-        gpu(table, &[])
+        let places = Places {
+            host_bridges: Vec::new(),
+            switches: Vec::new(),
+        };
+        gpu(table, &places)
             .map(|gpu| (gpu.vram, gpu.aperture))
             .map_err(|problem| problem.locate("x.toml".into(), "").to_string())
     }

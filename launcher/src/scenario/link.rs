@@ -4,17 +4,18 @@ use peerbar_switch::{LinkMode, UnknownLinkMode};
 use toml::Spanned;
 
 use super::error::Problem;
+use super::place::Place;
 
-/// Checks the link of the device `name`, which is below the switch `below` if any.
+/// Checks the link of the device `name`, which is at `place`.
 pub(super) fn link(
     word: Option<Spanned<String>>,
     name: &str,
-    below: Option<&str>,
+    place: &Place,
 ) -> Result<LinkMode, Problem> {
     let Some(word) = word else {
         return Ok(LinkMode::Route);
     };
-    if below.is_none() {
+    if place.switch().is_none() {
         let message =
             format!("`{name}` is below no switch: give it a `below`, or leave `link` out");
         return Err(Problem::new(word.span(), message));

@@ -3,6 +3,7 @@
 //! [`Scenario::load`] reads a file, [`Scenario::demo`] the one that is built in. What they return makes sense as a
 //! whole; what does not is refused with the line that is wrong.
 
+mod buses;
 mod check;
 mod device;
 mod error;
@@ -10,6 +11,7 @@ mod file;
 mod gpu;
 mod link;
 mod nvme;
+mod place;
 mod together;
 mod validate;
 
@@ -21,9 +23,11 @@ use peerbar_nvme::SeededFault;
 use peerbar_report::{Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
 
+pub(crate) use buses::first_buses;
 pub(crate) use device::Device;
 pub(crate) use error::ScenarioError;
 pub(crate) use gpu::Gpu;
+pub(crate) use place::Place;
 
 use crate::iommu::Iommu;
 
@@ -42,8 +46,10 @@ pub(crate) struct Scenario {
     pub timeout: Duration,
     /// The virtual machine around the devices.
     pub machine: Machine,
-    /// Names of the PCIe switches, each below a root port of its own.
-    pub switches: Vec<String>,
+    /// Names of the host bridges beside the machine's own.
+    pub host_bridges: Vec<String>,
+    /// The PCIe switches.
+    pub switches: Vec<Switch>,
     /// The NVMe controllers.
     pub nvmes: Vec<Nvme>,
     /// The GPUs.
@@ -73,13 +79,22 @@ pub(crate) struct Machine {
     pub kernel_parameters: String,
 }
 
+/// A PCIe switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Switch {
+    /// Its name.
+    pub name: String,
+    /// Where it is: never below another switch.
+    pub place: Place,
+}
+
 /// An NVMe controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Nvme {
     /// Name in the scenario, serial number in the guest, identifier in QEMU.
     pub name: String,
-    /// The switch that it is below; a root port of its own if none.
-    pub below: Option<String>,
+    /// Where it is.
+    pub place: Place,
     /// What the switch does with its requests to peers.
     pub link: LinkMode,
     /// Size of the Controller Memory Buffer in bytes.
@@ -245,7 +260,10 @@ mod tests {
         let [nvme] = scenario.nvmes.as_slice() else {
             panic!("{:?}", scenario.nvmes)
         };
-        assert_eq!((nvme.cmb, nvme.block_size, &nvme.below), (None, 512, &None));
+        assert_eq!(
+            (nvme.cmb, nvme.block_size, &nvme.place),
+            (None, 512, &Place::Root)
+        );
     }
 
     #[test]
@@ -280,7 +298,7 @@ mod tests {
         let cases = [
             (
                 format!("below = \"s1\"\n{DISK}"),
-                "8: no [[switch]] is named `s1`: declare it, or leave `below` out",
+                "8: no [[switch]] or [[host-bridge]] is named `s1`: declare it, or leave `below` out",
             ),
             (
                 format!("link = \"drop\"\n{DISK}"),
@@ -335,7 +353,7 @@ mod tests {
             ),
             (
                 format!("{DISK}[[nvme]]\nname = \"s0\"\n{DISK}"),
-                "10: the name `s0` is taken: every switch, device and module needs its own",
+                "10: the name `s0` is taken: every bridge, switch, device and module needs its own",
             ),
             (
                 format!("{DISK}[[nvme]]\nname = \"a disk\"\n{DISK}"),

@@ -9,6 +9,7 @@ use toml::Spanned;
 use super::error::Problem;
 use super::file::{NamespaceTable, NvmeTable};
 use super::link::link;
+use super::place::Places;
 use super::{Namespace, Nvme};
 use crate::size::Size;
 
@@ -20,13 +21,10 @@ const LARGEST_CMB: u64 = 64 << 30;
 const MDTS: std::ops::RangeInclusive<u8> = 1..=10;
 
 /// Checks one controller, whose name is known to fit; images are relative to `folder`.
-pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Result<Nvme, Problem> {
+pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<Nvme, Problem> {
     let name = table.name.into_inner();
-    let below = table
-        .below
-        .map(|below| declared(below, switches))
-        .transpose()?;
-    let link = link(table.link, &name, below.as_deref())?;
+    let place = places.of_device(table.below)?;
+    let link = link(table.link, &name, &place)?;
     let cmb = table.cmb.map(cmb).transpose()?;
     let cmb_queues = table
         .cmb_queues
@@ -39,7 +37,7 @@ pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Resu
     let disk_bytes = sizes.first().copied().unwrap_or(0);
     Ok(Nvme {
         name,
-        below,
+        place,
         link,
         cmb,
         cmb_queues,
@@ -49,18 +47,6 @@ pub(super) fn nvme(table: NvmeTable, switches: &[String], folder: &Path) -> Resu
         namespaces,
         seeded_faults,
     })
-}
-
-/// The switch that a device is said to be below.
-pub(super) fn declared(below: Spanned<String>, switches: &[String]) -> Result<String, Problem> {
-    if !switches.contains(below.get_ref()) {
-        let message = format!(
-            "no [[switch]] is named `{}`: declare it, or leave `below` out",
-            below.get_ref()
-        );
-        return Err(Problem::new(below.span(), message));
-    }
-    Ok(below.into_inner())
 }
 
 fn cmb(size: Spanned<Size>) -> Result<u64, Problem> {

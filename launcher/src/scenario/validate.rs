@@ -7,13 +7,17 @@ use std::time::Duration;
 use peerbar_report::{Check, Module};
 use toml::Spanned;
 
+use super::buses;
 use super::check::{CheckTable, Devices};
 use super::error::Problem;
-use super::file::{File, GpuTable, MachineTable, ModuleTable, NvmeTable};
+use super::file::{
+    File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NvmeTable, SwitchTable,
+};
 use super::gpu::gpu;
 use super::nvme::nvme;
+use super::place::Places;
 use super::together;
-use super::{Gpu, Machine, Nvme, Scenario};
+use super::{Gpu, Machine, Nvme, Scenario, Switch};
 use crate::iommu::Iommu;
 use crate::size::Size;
 
@@ -30,15 +34,13 @@ pub(super) const MEMORY_UNIT: u64 = 2 << 20;
 /// Checks the file as a whole; images are relative to `folder`.
 pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     let name = fitting(file.name.clone(), LONGEST_SCENARIO)?;
-    let switches = unique(
-        file.switch.iter().map(|switch| switch.name.clone()),
-        &[],
-        LONGEST_SERIAL,
-    )?;
+    let places = places(&file.host_bridge, &file.switch)?;
     together::ports(&file)?;
+    buses::fit(&file)?;
     together::images(&file, folder)?;
     let p2pmem = together::P2pmem::of(&file);
-    let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &switches, folder)?;
+    let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &places, folder)?;
+    let switches = switches(file.switch, &places)?;
     let machine = machine(file.machine, &gpus)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
     let devices = Devices {
@@ -58,6 +60,7 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         text: String::new(),
         timeout: file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0),
         machine,
+        host_bridges: places.host_bridges,
         switches,
         nvmes,
         gpus,
@@ -68,21 +71,42 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     })
 }
 
+fn places(bridges: &[HostBridgeTable], switches: &[SwitchTable]) -> Result<Places, Problem> {
+    let names = bridges.iter().map(|bridge| bridge.name.clone());
+    let host_bridges = unique(names, &[], LONGEST_SERIAL)?;
+    let names = switches.iter().map(|switch| switch.name.clone());
+    let switches = unique(names, &host_bridges, LONGEST_SERIAL)?;
+    Ok(Places {
+        host_bridges,
+        switches,
+    })
+}
+
+fn switches(tables: Vec<SwitchTable>, places: &Places) -> Result<Vec<Switch>, Problem> {
+    let switches = tables.into_iter().map(|table| {
+        Ok(Switch {
+            name: table.name.into_inner(),
+            place: places.of_switch(table.below)?,
+        })
+    });
+    switches.collect()
+}
+
 fn endpoints(
     nvmes: Vec<NvmeTable>,
     gpus: Vec<GpuTable>,
-    switches: &[String],
+    places: &Places,
     folder: &Path,
 ) -> Result<(Vec<Nvme>, Vec<Gpu>), Problem> {
     let names = nvmes.iter().map(|nvme| nvme.name.clone());
-    let taken = unique(names, switches, LONGEST_SERIAL)?;
+    let taken = unique(names, &places.names(), LONGEST_SERIAL)?;
     let nvmes = nvmes
         .into_iter()
-        .map(|table| nvme(table, switches, folder))
+        .map(|table| nvme(table, places, folder))
         .collect::<Result<_, _>>()?;
     let names = gpus.iter().map(|gpu| gpu.name.clone());
-    unique(names, &[switches, &taken].concat(), LONGEST_SERIAL)?;
-    let gpus = gpus.into_iter().map(|table| gpu(table, switches));
+    unique(names, &[places.names(), taken].concat(), LONGEST_SERIAL)?;
+    let gpus = gpus.into_iter().map(|table| gpu(table, places));
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
 }
 
@@ -200,7 +224,7 @@ fn unique(
     for name in names {
         if seen.contains(name.get_ref()) || taken.contains(name.get_ref()) {
             let message = format!(
-                "the name `{}` is taken: every switch, device and module needs its own",
+                "the name `{}` is taken: every bridge, switch, device and module needs its own",
                 name.get_ref()
             );
             return Err(Problem::new(name.span(), message));
