@@ -21,10 +21,12 @@ pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow
     let mut witness = Witness::new(lab);
     let ran = witness.watch(|| tools::run(&line, lab.limit))?;
     witness.tell(measure);
-    if command.through.is_some() {
-        witness.traffic()?;
-    }
-    if let Err(error) = judge(command, &ran).and_then(|()| judge_route(command, measure)) {
+    let failures = match command.through {
+        Some(_) => witness.traffic()?.failures(),
+        None => 0,
+    };
+    let judged = judge(command, &ran).and_then(|()| judge_route(command, measure, failures));
+    if let Err(error) = judged {
         bail!("{error:#}; it ran: {line}\n{}", last_lines(&ran.output));
     }
     Ok(Outcome::Passed)
@@ -82,8 +84,9 @@ fn judge(command: &Command, ran: &Ran) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing that the command moved may have gone another way than [`Command::through`] says.
-fn judge_route(command: &Command, measure: &Measure) -> anyhow::Result<()> {
+/// Nothing that the command moved may have gone another way than [`Command::through`] says, or have failed and been
+/// tried again.
+fn judge_route(command: &Command, measure: &Measure, failures: u64) -> anyhow::Result<()> {
     let (right, wrong) = match &command.through {
         Some(Buffer::P2pmem(_)) => (measure.peer_bytes, measure.ram_bytes),
         Some(Buffer::GuestRam) => (measure.ram_bytes, measure.peer_bytes),
@@ -94,6 +97,10 @@ fn judge_route(command: &Command, measure: &Measure) -> anyhow::Result<()> {
         "the command moved {} bytes peer to peer and {} through guest RAM",
         measure.peer_bytes,
         measure.ram_bytes
+    );
+    ensure!(
+        failures == 0,
+        "{failures} DMA requests of the devices failed while the command ran; the servers' logs say which"
     );
     Ok(())
 }
@@ -179,7 +186,7 @@ mod tests {
 
     #[test]
     fn data_must_go_the_way_that_was_asked_for() {
-        let judged = |through, peer_bytes, ram_bytes| {
+        let judged = |through, peer_bytes, ram_bytes, failures| {
             let command = Command {
                 run: String::new(),
                 status: 0,
@@ -192,15 +199,16 @@ mod tests {
                 ram_bytes,
                 ..Measure::default()
             };
-            judge_route(&command, &measure).is_ok()
+            judge_route(&command, &measure, failures).is_ok()
         };
         let p2pmem = || Some(Buffer::P2pmem("left".into()));
-        assert!(judged(p2pmem(), 4096, 0));
-        assert!(!judged(p2pmem(), 4096, 512));
-        assert!(!judged(p2pmem(), 0, 0));
-        assert!(judged(Some(Buffer::GuestRam), 0, 4096));
-        assert!(!judged(Some(Buffer::GuestRam), 4096, 4096));
-        assert!(judged(None, 4096, 512));
+        assert!(judged(p2pmem(), 4096, 0, 0));
+        assert!(!judged(p2pmem(), 4096, 0, 1));
+        assert!(!judged(p2pmem(), 4096, 512, 0));
+        assert!(!judged(p2pmem(), 0, 0, 0));
+        assert!(judged(Some(Buffer::GuestRam), 0, 4096, 0));
+        assert!(!judged(Some(Buffer::GuestRam), 4096, 4096, 0));
+        assert!(judged(None, 4096, 512, 0));
     }
 
     #[test]

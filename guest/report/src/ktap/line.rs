@@ -47,8 +47,10 @@ pub enum Verdict {
 }
 
 impl Line {
-    /// Reads one line, without its newline. Every text is some line.
+    /// Reads one line, without its newline. Every text is some line. What it says can be shown on a terminal: control
+    /// characters are blanks.
     pub(super) fn parse(text: &str) -> Line {
+        let text = &printable(text);
         if text == VERSION {
             return Line::Version;
         }
@@ -68,9 +70,12 @@ impl Line {
 fn parse_comment(text: &str) -> Line {
     if let Some(measure) = text
         .strip_prefix(MEASURE)
-        .and_then(|json| serde_json::from_str(json).ok())
+        .and_then(|json| serde_json::from_str::<Measure>(json).ok())
     {
-        return Line::Measure(measure);
+        return Line::Measure(Measure {
+            sizes: printable(&measure.sizes),
+            ..measure
+        });
     }
     if let Some(uptime) = text
         .strip_prefix(READY)
@@ -125,9 +130,11 @@ fn split_directive(description: &str) -> (String, Option<&str>) {
 
 /// One line's worth of `text`: no control characters, no blanks around it.
 fn one_line(text: &str) -> String {
+    printable(text).trim().to_owned()
+}
+
+fn printable(text: &str) -> String {
     text.replace(|c: char| c.is_control() && c != '\t', " ")
-        .trim()
-        .to_owned()
 }
 
 impl fmt::Display for Line {
@@ -225,7 +232,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_text_is_a_line(text in any::<String>()) {
-            Line::parse(&text);
+            let line = Line::parse(&text);
+            prop_assert!(!line.to_string().contains(|c: char| c.is_control() && c != '\t'));
         }
 
         #[test]
