@@ -158,12 +158,18 @@ pub enum Check {
         /// A device's name.
         disk: String,
     },
-    /// The GPU is reset under load: no command and no contents are lost.
+    /// The GPU is reset under load: no command and no contents are lost, but for a command that cannot be repeated, which is
+    /// told to be lost.
     GpuReset {
         /// A GPU's name.
         gpu: String,
     },
-    /// The GPU's driver is taken away under load, comes back, is unloaded and loaded again.
+    /// Memory of the GPU that comes to a new owner is all zeros.
+    GpuOwners {
+        /// A GPU's name.
+        gpu: String,
+    },
+    /// The GPU's driver is taken away under load and comes back, then the GPU itself; the driver is unloaded and loaded again.
     GpuUnload {
         /// A GPU's name.
         gpu: String,
@@ -208,6 +214,7 @@ impl Check {
             Check::GpuPins { gpu, .. } => format!("memory of {gpu} pinned by another driver"),
             Check::GpuLifetimes { gpu, .. } => format!("users of {gpu} die in any order"),
             Check::GpuReset { gpu } => format!("{gpu} is reset under load"),
+            Check::GpuOwners { gpu } => format!("memory of {gpu} comes to a new owner"),
             Check::GpuUnload { gpu, .. } => format!("the driver of {gpu} leaves under load"),
         }
     }

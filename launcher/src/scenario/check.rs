@@ -78,6 +78,7 @@ enum Kind {
     GpuPins,
     GpuLifetimes,
     GpuReset,
+    GpuOwners,
     GpuUnload,
 }
 
@@ -142,6 +143,9 @@ impl CheckTable {
                 Check::GpuLifetimes { gpu, disk }
             }
             Kind::GpuReset => Check::GpuReset {
+                gpu: self.gpu(devices)?.name.clone(),
+            },
+            Kind::GpuOwners => Check::GpuOwners {
                 gpu: self.gpu(devices)?.name.clone(),
             },
             Kind::GpuUnload => {

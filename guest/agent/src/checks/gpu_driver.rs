@@ -1,6 +1,8 @@
 //! The GPU's driver itself: what it does when its users come, go and die in any order.
 
+mod interrupted;
 pub(super) mod lifetimes;
+pub(super) mod owners;
 pub(super) mod pins;
 pub(super) mod reset;
 pub(super) mod unload;

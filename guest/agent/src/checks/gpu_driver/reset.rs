@@ -1,4 +1,5 @@
-//! A function-level reset costs no command its result and no buffer its contents.
+//! A function-level reset costs no command its result and no buffer its contents; the one that it meets may be given up, and
+//! then it is told so.
 
 use std::fs;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use peerbar_gds::{Command, Fence, Gpu, Span};
 
-use super::{GPU_PAGE, Load, memory_is_back};
+use super::{GPU_PAGE, Load, interrupted, memory_is_back};
 use crate::lab::Lab;
 
 const RESETS: u32 = 4;
@@ -48,6 +49,7 @@ pub(in crate::checks) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
         "byte {different:?} of VRAM is different after {RESETS} resets"
     );
     drop((kept, expected, host, vram, opened));
+    interrupted::run(lab, gpu)?;
     memory_is_back(lab, gpu)
 }
 

@@ -1,4 +1,4 @@
-//! The driver lets go of a GPU that is in use, and leaves the kernel, without a trace.
+//! The driver lets go of a GPU that is in use, as does the kernel, and leaves the kernel, without a trace.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -26,10 +26,16 @@ const MARK: u64 = 0x7070_7070_7070_7070;
 pub(in crate::checks) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
     let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
     is_in_use(gpu).context("unloading with a file open")?;
-    unbind_under_load(lab, gpu, &disk.disk.node).context("the driver leaves a GPU in use")?;
+    let unbind = || write(&gpu.pci.join("driver/unbind"), &address(gpu)?);
+    leaves_under_load(lab, gpu, &disk.disk.node, unbind)
+        .context("the driver leaves a GPU in use")?;
     let driver = Path::new("/sys/bus/pci/drivers/peerbar_gpu");
     write(&driver.join("bind"), &address(gpu)?)?;
     works_again(lab, gpu).context("after the driver took the GPU back")?;
+    let remove = || write(&gpu.pci.join("remove"), "1");
+    leaves_under_load(lab, gpu, &disk.disk.node, remove).context("a GPU in use is removed")?;
+    write(Path::new("/sys/bus/pci/rescan"), "1")?;
+    works_again(lab, gpu).context("after the bus was scanned for the GPU")?;
     for name in MODULES.iter().rev() {
         unload(name)?;
     }
@@ -71,8 +77,13 @@ fn load(name: &str) -> anyhow::Result<()> {
     finit_module(&file, c"", 0).with_context(|| format!("cannot load {name}"))
 }
 
-/// Commands, transfers, a mapping, a dma-buf and a pin are there when the driver is told to let go of the GPU.
-fn unbind_under_load(lab: &Lab, gpu: &gpus::Gpu, disk: &Path) -> anyhow::Result<()> {
+/// Commands, transfers, a mapping, a dma-buf and a pin are there when the GPU is made to `leave`.
+fn leaves_under_load(
+    lab: &Lab,
+    gpu: &gpus::Gpu,
+    disk: &Path,
+    leave: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let opened = gpu.open()?;
     let holder = Holder::open()?;
     let buffer = opened.allocate(SIZE)?;
@@ -85,7 +96,7 @@ fn unbind_under_load(lab: &Lab, gpu: &gpus::Gpu, disk: &Path) -> anyhow::Result<
     let file = FileOptions::new().open(&opened, disk)?;
     file.read_at(&buffer, .., 0)?;
 
-    write(&gpu.pci.join("driver/unbind"), &address(gpu)?)?;
+    leave()?;
 
     ensure!(load.end().is_err(), "commands go on without a driver");
     ensure!(

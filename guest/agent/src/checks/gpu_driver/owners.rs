@@ -1,0 +1,77 @@
+//! Memory of the GPU that comes to a new owner is all zeros: nobody sees what another has left.
+
+use anyhow::{Context, ensure};
+use peerbar_gds::{Buffer, Gpu, Kernel};
+
+use super::{GPU_PAGE, memory_is_back};
+use crate::lab::Lab;
+
+/// What the first owner leaves.
+const MARK: u64 = 0x0ddb_a11a_0ddb_a11a;
+
+/// Size of the largest buffers in bytes: the threads of a launch reach all of it.
+const LARGE: u64 = 16 << 20;
+
+/// Threads of a block.
+const BLOCK: u32 = 1024;
+
+pub(in crate::checks) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
+    let gpu = lab.gpu(gpu)?;
+    memory_is_back(lab, gpu)?;
+    let left = leave_marks(&gpu.open()?).context("the first owner")?;
+    memory_is_back(lab, gpu).context("after the first owner")?;
+    let found = expect_zeros(&gpu.open()?).context("the second owner")?;
+    ensure!(
+        left == found,
+        "the first owner had {left} bytes of memory, the second {found}"
+    );
+    memory_is_back(lab, gpu)
+}
+
+/// Takes all memory that there is.
+fn take_all(gpu: &Gpu) -> anyhow::Result<Vec<Buffer>> {
+    let mut buffers = Vec::new();
+    for size in [LARGE, 1 << 20, GPU_PAGE] {
+        while let Ok(buffer) = gpu.allocate(size) {
+            buffers.push(buffer);
+        }
+    }
+    ensure!(!buffers.is_empty(), "there is no memory at all");
+    Ok(buffers)
+}
+
+fn sizes(buffers: &[Buffer]) -> u64 {
+    buffers.iter().map(Buffer::size).sum()
+}
+
+fn leave_marks(gpu: &Gpu) -> anyhow::Result<u64> {
+    let buffers = take_all(gpu)?;
+    for buffer in &buffers {
+        gpu.fill(buffer.span(..)?, MARK)?;
+        let (seen, right) = (sum(gpu, buffer)?, (MARK >> 32) * (buffer.size() / 4));
+        ensure!(seen == right, "its marks sum up to {seen}, not to {right}");
+    }
+    Ok(sizes(&buffers))
+}
+
+fn expect_zeros(gpu: &Gpu) -> anyhow::Result<u64> {
+    let buffers = take_all(gpu)?;
+    for (number, buffer) in buffers.iter().enumerate() {
+        let (sum, mut first) = (sum(gpu, buffer)?, [0; 8]);
+        buffer.mapping().read(0, &mut first)?;
+        ensure!(
+            sum == 0 && first == [0; 8],
+            "buffer {number} of {} bytes comes with {first:x?} and words that sum up to {sum}",
+            buffer.size()
+        );
+    }
+    Ok(sizes(&buffers))
+}
+
+/// The sum of all words of a buffer: 0 only if each of them is.
+fn sum(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<u64> {
+    let elements = buffer.size() / 4;
+    let x = buffer.span(..)?;
+    let grid = u32::try_from(elements.div_ceil(BLOCK.into()))?;
+    Ok(gpu.launch(Kernel::Reduce { x, elements }, grid, BLOCK)?)
+}
