@@ -10,11 +10,11 @@
 #include <linux/types.h>
 
 /* The pin has no callback. */
-#define PEERBAR_PIN_TEST_PERSISTENT	(1 << 0)
+#define PEERBAR_PIN_TEST_PERSISTENT	0x1
 /* The callback does not return before PEERBAR_PIN_TEST_RELEASE. */
-#define PEERBAR_PIN_TEST_HOLD		(1 << 1)
+#define PEERBAR_PIN_TEST_HOLD		0x2
 /* The callback leaves the table, and a mapping, for PEERBAR_PIN_TEST_FREE_TABLE. */
-#define PEERBAR_PIN_TEST_KEEP_TABLE	(1 << 2)
+#define PEERBAR_PIN_TEST_KEEP_TABLE	0x4
 
 struct peerbar_pin_test_pin {
 	__s32 gpu;		/* in: descriptor of /dev/peerbar-gpuN */

@@ -68,7 +68,7 @@ static int stop(struct pb_channel *channel)
 	if (error) {
 		channel->broken = true;
 		pci_err(channel->gpu->pdev,
-			"channel %u does not stop: its memory is kept from further use\n",
+			"channel %u goes on after it was disabled: its memory is kept from further use\n",
 			channel->index);
 	}
 	return error;

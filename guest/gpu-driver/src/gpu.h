@@ -131,7 +131,7 @@ struct pb_slot {
 struct pb_channel {
 	struct pb_gpu *gpu;
 	unsigned int index;
-	struct mutex lock;
+	struct mutex lock;	/* all below, and the registers */
 	struct pb_file *owner;
 	bool paused;	/* takes jobs, does not run them */
 	bool broken;	/* did not stop: its memory is never given back */
@@ -185,7 +185,7 @@ struct pb_file {
 	struct xarray buffers;
 	struct pb_channel *channel;	/* NULL before the first submit */
 	u64 submitted;
-	spinlock_t results_lock;
+	spinlock_t results_lock;	/* from here to eventfd */
 	u64 completed;
 	u64 seen;			/* the newest fence that somebody waited for */
 	struct pb_result *results;	/* by fence modulo PB_JOBS_MAX */

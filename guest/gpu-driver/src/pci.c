@@ -179,7 +179,7 @@ static int provide(struct pb_gpu *gpu)
 	error = pci_p2pdma_add_resource(gpu->pdev, PB_BAR_APERTURE, gpu->aperture_size, 0);
 	if (error)
 		return dev_err_probe(&gpu->pdev->dev, error,
-				     "cannot provide VRAM as peer-to-peer memory\n");
+				     "VRAM cannot become peer-to-peer memory\n");
 	pci_p2pmem_publish(gpu->pdev, true);
 	return 0;
 }

@@ -7,7 +7,7 @@
 #include "gpu.h"
 #include "pin.h"
 
-DEFINE_MUTEX(pb_pins_lock);
+DEFINE_MUTEX(pb_pins_lock);	/* lists and states of pins, lists of mappings */
 static LIST_HEAD(pins);
 
 struct pb_pin *pb_pin_find(const struct peerbar_gpu_page_table *table, enum pb_pin_state state)

@@ -22,7 +22,7 @@ struct held {
 	bool gone;				/* table and pages are not to be touched */
 	struct completion returned;		/* from the callback */
 	struct completion released;
-	spinlock_t io_lock;
+	spinlock_t io_lock;			/* in_flight */
 	u32 in_flight;				/* transfers */
 	wait_queue_head_t drained;
 };

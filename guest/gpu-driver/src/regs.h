@@ -103,12 +103,14 @@ struct pb_command {
 	__le64 fence_value;
 	__le64 operand[PB_OPERANDS];
 };
+
 static_assert(sizeof(struct pb_command) == 128);
 
 struct pb_fence {
 	__le64 value;
 	__le64 result;
 };
+
 static_assert(sizeof(struct pb_fence) == 16);
 
 #endif

@@ -202,8 +202,8 @@ static void vram_drop(struct pb_buffer *buffer)
 	 * Both are there only if the device leaves under them: the kernel's record of our BAR must
 	 * outlive every mapping that was made from it, and nobody told the persistent pins.
 	 */
-	wait_event(buffer->idle, !atomic_read(&buffer->vram.mapped) &&
-				 !atomic_read(&buffer->vram.persistent));
+	wait_event(buffer->idle,
+		   !atomic_read(&buffer->vram.mapped) && !atomic_read(&buffer->vram.persistent));
 	hide(buffer);
 	if (buffer->vram.pages)
 		put_pages_from(buffer->vram.pages, buffer->size);
