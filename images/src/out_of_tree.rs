@@ -13,12 +13,11 @@ use crate::progress::Progress;
 use crate::toolchain::Toolchain;
 use crate::{Cache, ImageError, Kernel, Root, cache};
 
-/// Set for every build: nothing here reads debugging or type information, and a warning is an error.
-const VARIABLES: [&str; 3] = [
-    "CONFIG_DEBUG_INFO=",
-    "CONFIG_DEBUG_INFO_BTF_MODULES=",
-    "KCFLAGS=-Werror",
-];
+/// Set for every build: nothing here reads type information, and a warning is an error.
+const VARIABLES: [&str; 2] = ["CONFIG_DEBUG_INFO_BTF_MODULES=", "KCFLAGS=-Werror"];
+
+/// Nor does anything read debugging information, unless the kernel's versions of symbols are made from it.
+const NO_DEBUG_INFO: &str = "CONFIG_DEBUG_INFO=";
 
 /// The modules that the folder `sources` (with a `Kbuild`) builds for `kernel`; built if the cache has none of these
 /// sources for that kernel. The kernel of `root` is built for with the root's own compiler, a user's kernel with the
@@ -75,6 +74,13 @@ impl<'a> Target<'a> {
             .find(|dir| dir.join("Makefile").is_file())
             .map(Self::Tree)
             .ok_or_else(no_build_tree)
+    }
+
+    /// Whether gendwarfksyms makes the versions of exported symbols. Debian's kernels have none.
+    fn has_dwarf_versions(&self) -> bool {
+        let Self::Tree(tree) = self else { return false };
+        fs::read_to_string(tree.join("include/config/auto.conf"))
+            .is_ok_and(|config| config.lines().any(|line| line == "CONFIG_GENDWARFKSYMS=y"))
     }
 
     /// Changes when the kernel is built anew.
@@ -216,6 +222,7 @@ impl Job<'_> {
             .arg(format!("-j{jobs}"))
             .arg(folder)
             .args(VARIABLES)
+            .args((!self.target.has_dwarf_versions()).then_some(NO_DEBUG_INFO))
             .arg("modules")
             .env("LC_ALL", "C.UTF-8")
             .env_remove("MAKEFLAGS")
@@ -304,6 +311,22 @@ mod tests {
         assert_eq!(build(&cache, &kernel, None, &sources).unwrap(), modules);
         fs::write(sources.join("src/a.c"), "int b;").unwrap();
         assert!(build(&cache, &kernel, None, &sources).is_err());
+    }
+
+    #[test]
+    fn debugging_information_is_made_only_where_versions_of_symbols_come_from_it() {
+        let rule = "@echo '[$(origin CONFIG_DEBUG_INFO)]' > $(M)/a.ko";
+        let (_dir, cache, kernel, sources) = lab(rule);
+        let text = || {
+            let modules = build(&cache, &kernel, None, &sources).unwrap();
+            fs::read_to_string(&modules[0]).unwrap()
+        };
+        assert_eq!(text(), "[command line]\n");
+        let config = kernel.modules.as_deref().unwrap().join("include/config");
+        fs::create_dir_all(&config).unwrap();
+        fs::write(config.join("auto.conf"), "CONFIG_GENDWARFKSYMS=y\n").unwrap();
+        fs::write(sources.join("src/a.c"), "int c;").unwrap();
+        assert_eq!(text(), "[undefined]\n");
     }
 
     #[test]
