@@ -4,8 +4,10 @@
 //! page is got is each device's own: by a log page command from the NVMe controller, in a BAR from the GPU.
 #![forbid(unsafe_code)]
 
+mod origin;
 mod page;
 mod words;
 
+pub use origin::Origin;
 pub use page::{DmaLogError, Entry, MAX_ENTRIES, MAX_SIZE, SIGNATURE, VERSION, encode, parse};
 pub use words::{Completer, Direction, Purpose, Route};

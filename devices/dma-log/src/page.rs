@@ -5,7 +5,7 @@
 //! | bytes | what |
 //! | --- | --- |
 //! | 7:0 | signature, "PEERBAR" and a zero byte |
-//! | 11:8 | version, 1 |
+//! | 11:8 | version, 2 |
 //! | 15:12 | how many entries follow |
 //! | 19:16 | size of an entry in bytes, 32 |
 //! | 63:20 | reserved, 0 |
@@ -37,10 +37,10 @@ use crate::words::{Completer, Direction, Purpose, Route};
 pub const SIGNATURE: [u8; 8] = *b"PEERBAR\0";
 
 /// The version of the layout that this module writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
-/// The most entries a page has: 5 purposes, 5 routes, 4 completers, 2 directions.
-pub const MAX_ENTRIES: usize = 5 * 5 * 4 * 2;
+/// The most entries a page has: 5 purposes, 5 routes, 5 completers, 2 directions.
+pub const MAX_ENTRIES: usize = 5 * 5 * 5 * 2;
 
 /// The most bytes a page has.
 pub const MAX_SIZE: usize = size_of::<RawHeader>() + MAX_ENTRIES * size_of::<RawEntry>();
@@ -302,6 +302,7 @@ mod tests {
                     Completer::GuestRam,
                     Completer::PeerBar,
                     Completer::Nobody,
+                    Completer::Unknown,
                 ] {
                     for direction in [Direction::Read, Direction::Write] {
                         let requests = entries.len() as u64 + 1;
@@ -334,7 +335,7 @@ mod tests {
         let page = encode([REFUSED, FETCH]);
         let mut expected = vec![0; 64 + 2 * 32];
         expected[0..8].copy_from_slice(b"PEERBAR\0");
-        expected[8] = 1;
+        expected[8] = 2;
         expected[12] = 2;
         expected[16] = 32;
         expected[64..68].copy_from_slice(&[0, 0, 0, 0]);
@@ -348,9 +349,9 @@ mod tests {
     #[test]
     fn every_combination_survives_the_way_there_and_back() {
         let entries = all();
-        assert_eq!(entries.len(), 200);
+        assert_eq!(entries.len(), 250);
         let page = encode(entries.clone());
-        assert_eq!(page.len(), 64 + 200 * 32);
+        assert_eq!(page.len(), 64 + 250 * 32);
         assert_eq!(page.len(), MAX_SIZE);
         assert_eq!(parse(&page), Ok(entries));
     }
@@ -409,7 +410,7 @@ mod tests {
     fn a_foreign_header_is_refused() {
         assert_eq!(parse(&[0; 4096]), Err(DmaLogError::Signature));
         assert_eq!(parse(&spoilt(0, b'p')), Err(DmaLogError::Signature));
-        assert_eq!(parse(&spoilt(8, 2)), Err(DmaLogError::Version(2)));
+        assert_eq!(parse(&spoilt(8, 1)), Err(DmaLogError::Version(1)));
         assert_eq!(parse(&spoilt(16, 0)), Err(DmaLogError::EntrySize(0)));
         assert_eq!(
             parse(&spoilt(19, 0x80)),
@@ -420,8 +421,8 @@ mod tests {
     #[test]
     fn a_count_that_lies_is_refused() {
         assert_eq!(
-            parse(&spoilt(12, 201)),
-            Err(DmaLogError::TooManyEntries(201))
+            parse(&spoilt(12, 251)),
+            Err(DmaLogError::TooManyEntries(251))
         );
         assert_eq!(
             parse(&spoilt(15, 0xff)),
@@ -439,7 +440,7 @@ mod tests {
         for (at, word, first_unknown) in [
             (96, "purpose", 5),
             (97, "route", 5),
-            (98, "completer", 4),
+            (98, "completer", 5),
             (99, "direction", 2),
         ] {
             for value in [first_unknown, 0xff] {
@@ -474,8 +475,8 @@ mod tests {
         };
         assert_eq!(unknown.to_string(), "DMA log entry 1: route 9 is unknown");
         assert_eq!(
-            DmaLogError::TooManyEntries(201).to_string(),
-            "DMA log of 201 entries, more than 200"
+            DmaLogError::TooManyEntries(251).to_string(),
+            "DMA log of 251 entries, more than 250"
         );
         assert_eq!(
             DmaLogError::EntrySize(4).to_string(),

@@ -85,6 +85,8 @@ pub enum Completer {
     PeerBar = 2,
     /// Nobody: the DMA failed.
     Nobody = 3,
+    /// Whoever the client found at an address of which it has told the device nothing.
+    Unknown = 4,
 }
 
 /// Which way the data of a DMA went.

@@ -18,11 +18,12 @@ const ROUTES: [Route; 5] = [
     Route::Upstream,
     Route::Refused,
 ];
-const COMPLETERS: [Completer; 4] = [
+const COMPLETERS: [Completer; 5] = [
     Completer::OwnMemory,
     Completer::GuestRam,
     Completer::PeerBar,
     Completer::Nobody,
+    Completer::Unknown,
 ];
 const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
 const ENTRIES: usize = PURPOSES.len() * ROUTES.len() * COMPLETERS.len() * DIRECTIONS.len();
@@ -152,7 +153,7 @@ mod tests {
             counters.succeeded(entry, number as u64 + 1);
         }
         let snapshot = counters.snapshot();
-        assert_eq!(snapshot.len(), 200);
+        assert_eq!(snapshot.len(), 250);
         for (number, (entry, count)) in snapshot.into_iter().enumerate() {
             assert_eq!(entry.index(), number);
             assert_eq!(

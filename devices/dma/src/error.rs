@@ -1,85 +1,52 @@
 //! Why a DMA failed.
 
+use peerbar_dma_log::Origin;
 use thiserror::Error;
 
 use crate::peers::PeerError;
 use crate::upstream::UpstreamError;
 
-/// Why a DMA failed. Part of it may have been done.
+/// A DMA that failed. Part of it may have been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum DmaError {
-    /// Bus mastering is off, or the function is being reset.
-    #[error("DMA at {address:#x}+{len:#x}: the function may not issue requests")]
-    NotMaster {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
-    /// The address is a register of the function itself.
-    #[error("DMA at {address:#x}+{len:#x}: the function's own registers")]
-    OwnRegisters {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
-    /// The address lies in a page of the function's own window that is over nothing.
-    #[error("DMA at {address:#x}+{len:#x}: no page behind that part of the function's own window")]
-    NoPage {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
-    /// The range wraps around the end of the address space.
-    #[error("DMA at {address:#x}+{len:#x} wraps around")]
-    Wraps {
-        /// First address.
-        address: u64,
-        /// Length.
-        len: usize,
-    },
-    /// The client, asked to do it, did not.
-    #[error("DMA at {address:#x}+{len:#x}, asked of the client")]
-    Upstream {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-        /// What the client said.
-        source: UpstreamError,
-    },
-    /// The address lies in a peer's window, and the request did not get there.
-    #[error("DMA at {address:#x}+{len:#x}, to a peer below the same switch")]
-    Peer {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-        /// What became of it.
-        source: PeerError,
-    },
-    /// The memory behind a mapping or window is smaller than it.
-    #[error("DMA at {address:#x}+{len:#x}: no memory behind it")]
-    NoMemory {
-        /// First address of the piece that failed.
-        address: u64,
-        /// Its length.
-        len: usize,
-    },
+#[error("DMA at {address:#x}+{len:#x} for {origin}")]
+pub struct DmaError {
+    /// On whose behalf it was asked for.
+    pub origin: Origin,
+    /// First address of the piece that failed.
+    pub address: u64,
+    /// Its length.
+    pub len: usize,
+    /// Why it failed.
+    #[source]
+    pub cause: DmaFault,
 }
 
-impl DmaError {
-    /// First address of the piece that failed.
-    pub fn address(&self) -> u64 {
-        let (Self::NotMaster { address, .. }
-        | Self::OwnRegisters { address, .. }
-        | Self::NoPage { address, .. }
-        | Self::Wraps { address, .. }
-        | Self::Upstream { address, .. }
-        | Self::Peer { address, .. }
-        | Self::NoMemory { address, .. }) = self;
-        *address
-    }
+/// Why a DMA failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmaFault {
+    /// Bus mastering is off, or the function is being reset.
+    #[error("the function may not issue requests")]
+    NotMaster,
+    /// The address is a register of the function itself.
+    #[error("the function's own registers")]
+    OwnRegisters,
+    /// The address lies in a page of the function's own window that is over nothing.
+    #[error("no page behind that part of the function's own window")]
+    NoPage,
+    /// The range wraps around the end of the address space.
+    #[error("the range wraps around")]
+    Wraps,
+    /// The client, asked to do it, did not.
+    #[error("asked of the client: {0}")]
+    Upstream(UpstreamError),
+    /// The address lies in a peer's window, and the request did not get there.
+    #[error("to a peer below the same switch: {0}")]
+    Peer(PeerError),
+    /// The mapping does not permit it: a write where only reads may go. What the client makes of it is not believed, since
+    /// it may swallow such a write without a word.
+    #[error("the mapping does not permit it")]
+    Forbidden,
+    /// The memory behind a mapping or window is smaller than it.
+    #[error("no memory behind it")]
+    NoMemory,
 }

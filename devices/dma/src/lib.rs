@@ -9,7 +9,11 @@
 //!    registers there ([`Peers`]); how the port above the function is set up may forbid it ([`PeerRouting`]);
 //! 4. a mapping of which the client lent the memory: straight into guest RAM;
 //! 5. a mapping without memory, or no mapping at all: asked of the client, so that the guest's own IOMMU driver sees
-//!    and logs a fault.
+//!    and logs a fault;
+//! 6. a mapping that does not allow it: shown to the client with a few bytes, for the same reason, and failed whatever
+//!    the client says, which swallows writes to read-only memory.
+//!
+//! A request carries a [`Tag`]: what it is for, and on behalf of which queue and command.
 //!
 //! What a transfer may meet is guest-controlled and changes at any moment. Memory is mapped once for each file and only
 //! if it is sealed against shrinking, so that no client can take pages away from under a copy; all access is volatile. A
@@ -33,15 +37,17 @@ mod requester;
 mod route;
 #[cfg(test)]
 mod route_model;
+mod tag;
 mod upstream;
 
 pub use counters::{Count, Counters, Entry};
-pub use error::DmaError;
+pub use error::{DmaError, DmaFault};
 pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
 pub use pages::{PageError, PageTable};
-pub use peerbar_dma_log::{Completer, Direction, Purpose, Route};
+pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use requester::Requester;
 pub use route::{Window, WindowId, WindowMemory};
+pub use tag::Tag;
 pub use upstream::{Upstream, UpstreamError};

@@ -3,16 +3,17 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use peerbar_dma_log::{Completer, Purpose, Route};
+use peerbar_dma_log::{Completer, Route};
 
 use crate::buffer::Buffer;
 use crate::counters::{Counters, Entry};
-use crate::error::DmaError;
+use crate::error::{DmaError, DmaFault};
 use crate::map::{Backing, MapError};
 use crate::memory::{MemoryError, MemoryPool, Span};
 use crate::pages::{PageError, PageTable};
 use crate::peers::{PeerError, PeerId, PeerRouting, PeerWindow, Peers};
 use crate::route::{Fabric, Target, Window, WindowId};
+use crate::tag::Tag;
 use crate::upstream::{Upstream, UpstreamError};
 
 /// How much is asked of the client first at an address that nothing is known of. The guest's virtio-iommu logs one fault
@@ -28,7 +29,7 @@ struct Done {
     route: Route,
     /// Who owns the memory that it met, if it met any.
     completer: Completer,
-    outcome: Result<(), DmaError>,
+    outcome: Result<(), DmaFault>,
 }
 
 /// One function's way to memory; shared by all its threads.
@@ -158,85 +159,69 @@ impl Requester {
     }
 
     /// Reads `data.len()` bytes at `address`.
-    pub fn read(&self, purpose: Purpose, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
-        self.transfer(purpose, address, Buffer::Read(data))
+    pub fn read(&self, tag: impl Into<Tag>, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+        self.transfer(tag.into(), address, Buffer::Read(data))
     }
 
     /// Writes `data` at `address`.
-    pub fn write(&self, purpose: Purpose, address: u64, data: &[u8]) -> Result<(), DmaError> {
-        self.transfer(purpose, address, Buffer::Write(data))
+    pub fn write(&self, tag: impl Into<Tag>, address: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.transfer(tag.into(), address, Buffer::Write(data))
     }
 
-    fn transfer(
-        &self,
-        purpose: Purpose,
-        address: u64,
-        mut buffer: Buffer<'_>,
-    ) -> Result<(), DmaError> {
+    fn transfer(&self, tag: Tag, address: u64, mut buffer: Buffer<'_>) -> Result<(), DmaError> {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
-            let error = DmaError::Wraps { address, len };
             self.show(address);
-            self.count(purpose, &buffer, &refused(error));
-            return Err(error);
+            return self.account(tag, address, &buffer, &refused(DmaFault::Wraps));
         }
         let mut at = address;
         while !buffer.is_empty() {
-            let done = self
-                .piece(purpose, at, &mut buffer)
-                .inspect_err(|error| log::debug!("{error}"))?;
+            let done = self.piece(tag, at, &mut buffer)?;
             at = at.wrapping_add(done as u64);
         }
         Ok(())
     }
 
-    /// Does the first piece of a request, takes it off the buffer, and counts it.
-    fn piece(
-        &self,
-        purpose: Purpose,
-        address: u64,
-        buffer: &mut Buffer<'_>,
-    ) -> Result<usize, DmaError> {
+    /// Does the first piece of a request, takes it off the buffer, and records it.
+    fn piece(&self, tag: Tag, address: u64, buffer: &mut Buffer<'_>) -> Result<usize, DmaError> {
         let fabric = self.fabric();
         let piece = fabric.route(address, buffer.len(), buffer.direction());
-        let (target, len) = (piece.target, piece.len);
-        let mut part = buffer.take(len);
-        let peer_error = |source| DmaError::Peer {
-            address,
-            len,
-            source,
-        };
-        let done = match target {
-            Target::NotMaster => refused(DmaError::NotMaster { address, len }),
-            Target::OwnRegisters => refused(DmaError::OwnRegisters { address, len }),
-            Target::Own(span) => own(copy(&span, address, &mut part)),
-            Target::OwnPage(table, offset) => copy_page(&table, offset, address, &mut part),
-            Target::Peer(span) => to_peer(copy(&span, address, &mut part)),
-            Target::PeerGone => to_peer(Err(peer_error(PeerError::Gone))),
-            Target::PeerRefused => refused(peer_error(PeerError::Unsupported)),
-            Target::PeerDropped => dropped(&part, peer_error(PeerError::TimedOut)),
-            Target::Ram(span) => in_ram(copy(&span, address, &mut part)),
+        let mut part = buffer.take(piece.len);
+        let part = &mut part;
+        let done = match piece.target {
+            Target::NotMaster => refused(DmaFault::NotMaster),
+            Target::OwnRegisters => refused(DmaFault::OwnRegisters),
+            Target::Own(span) => own(copy(&span, part)),
+            Target::OwnPage(table, offset) => copy_page(&table, offset, part),
+            Target::Peer(span) => to_peer(copy(&span, part)),
+            Target::PeerGone => to_peer(Err(DmaFault::Peer(PeerError::Gone))),
+            Target::PeerRefused => refused(DmaFault::Peer(PeerError::Unsupported)),
+            Target::PeerDropped => dropped(part),
+            Target::Ram(span) => in_ram(copy(&span, part)),
             Target::PeerByMessage(peer) => {
                 drop(fabric);
-                let asked = self.ask_peer(peer, address, &mut part);
-                to_peer(asked.map_err(peer_error))
+                to_peer(self.ask_peer(peer, address, part).map_err(DmaFault::Peer))
             }
             Target::RemoteRam => {
                 drop(fabric);
-                upstream(Completer::GuestRam, self.ask(address, &mut part, false))
+                upstream(Completer::GuestRam, self.ask(address, part, STEP))
             }
             // Whatever answers at an address that is no memory of the guest is a device.
             Target::Device => {
                 drop(fabric);
-                upstream(Completer::PeerBar, self.ask(address, &mut part, false))
+                upstream(Completer::PeerBar, self.ask(address, part, STEP))
+            }
+            Target::Forbidden => {
+                drop(fabric);
+                upstream(Completer::Nobody, self.deny(address, part))
             }
             Target::Unmapped => {
                 drop(fabric);
-                upstream(Completer::PeerBar, self.ask(address, &mut part, true))
+                upstream(Completer::Unknown, self.ask(address, part, PROBE))
             }
         };
-        self.count(purpose, &part, &done);
-        done.outcome.map(|()| len)
+        self.account(tag, address, part, &done)?;
+        Ok(part.len())
     }
 
     /// Has a peer do it.
@@ -253,26 +238,21 @@ impl Requester {
         }
     }
 
-    /// Has the client do it, step by step. With `probe`, a few bytes go ahead of the rest.
-    fn ask(&self, address: u64, part: &mut Buffer<'_>, probe: bool) -> Result<(), DmaError> {
-        let len = part.len();
-        let failed = |source| DmaError::Upstream {
-            address,
-            len,
-            source,
-        };
+    /// Has the client do it, step by step, the first one of `first` bytes.
+    fn ask(&self, address: u64, part: &mut Buffer<'_>, first: usize) -> Result<(), DmaFault> {
         let upstream = self
             .upstream
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let upstream = upstream.ok_or(UpstreamError::Gone).map_err(failed)?;
+        let failed = DmaFault::Upstream;
+        let upstream = upstream.ok_or(failed(UpstreamError::Gone))?;
         let mut rest = part.reborrow();
-        let mut step = if probe { PROBE } else { STEP };
+        let mut step = first;
         let mut at = address;
         while !rest.is_empty() {
             if !self.fabric().may_request() {
-                return Err(DmaError::NotMaster { address, len });
+                return Err(DmaFault::NotMaster);
             }
             let mut now = rest.take(step);
             match &mut now {
@@ -293,13 +273,28 @@ impl Requester {
         let mut probe = Buffer::Read(&mut probe).take(room);
         let target = self.fabric().route(address, room, probe.direction()).target;
         if let Target::Unmapped = target
-            && let Ok(()) = self.ask(address, &mut probe, false)
+            && let Ok(()) = self.ask(address, &mut probe, PROBE)
         {
             log::debug!("{address:#x}: the client knows what is there, this function does not");
         }
     }
 
-    fn count(&self, purpose: Purpose, part: &Buffer<'_>, done: &Done) {
+    /// Asks the client for a few bytes of what its mapping does not permit, for its IOMMU to report. Fails in any case.
+    fn deny(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
+        let mut few = part.reborrow().take(PROBE);
+        self.ask(address, &mut few, PROBE)?;
+        Err(DmaFault::Forbidden)
+    }
+
+    /// Counts what came of a piece, and makes it the outcome of its request.
+    fn account(
+        &self,
+        tag: Tag,
+        address: u64,
+        part: &Buffer<'_>,
+        done: &Done,
+    ) -> Result<(), DmaError> {
+        let (Tag { purpose, origin }, len) = (tag, part.len());
         let entry = |completer| Entry {
             purpose,
             route: done.route,
@@ -307,11 +302,19 @@ impl Requester {
             direction: part.direction(),
         };
         match done.outcome {
-            Ok(()) => self
-                .counters
-                .succeeded(entry(done.completer), part.len() as u64),
+            Ok(()) => self.counters.succeeded(entry(done.completer), len as u64),
             Err(_) => self.counters.failed(entry(Completer::Nobody)),
         }
+        done.outcome.map_err(|cause| {
+            let error = DmaError {
+                origin,
+                address,
+                len,
+                cause,
+            };
+            log::debug!("{error}: {cause}");
+            error
+        })
     }
 
     fn fabric(&self) -> RwLockReadGuard<'_, Fabric> {
@@ -324,39 +327,37 @@ impl Requester {
 }
 
 /// Copies between memory and a buffer.
-fn copy(span: &Span, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaError> {
-    let len = part.len();
+fn copy(span: &Span, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
     let done = match part {
         Buffer::Read(data) => span.file.read(span.offset, data),
         Buffer::Write(data) => span.file.write(span.offset, data),
     };
-    done.map_err(|_| DmaError::NoMemory { address, len })
+    done.map_err(|_| DmaFault::NoMemory)
 }
 
 /// Copies between a page of a window and a buffer.
-fn copy_page(table: &PageTable, offset: u64, address: u64, part: &mut Buffer<'_>) -> Done {
-    let len = part.len();
+fn copy_page(table: &PageTable, offset: u64, part: &mut Buffer<'_>) -> Done {
     let copied = match part {
         Buffer::Read(data) => table.read(offset, data),
         Buffer::Write(data) => table.write(offset, data),
     };
     let outcome = match copied {
-        Err(PageError::Missing { .. }) => return refused(DmaError::NoPage { address, len }),
-        Err(_) => Err(DmaError::NoMemory { address, len }),
+        Err(PageError::Missing { .. }) => return refused(DmaFault::NoPage),
+        Err(_) => Err(DmaFault::NoMemory),
         Ok(()) => Ok(()),
     };
     own(outcome)
 }
 
-fn refused(error: DmaError) -> Done {
+fn refused(fault: DmaFault) -> Done {
     Done {
         route: Route::Refused,
         completer: Completer::Nobody,
-        outcome: Err(error),
+        outcome: Err(fault),
     }
 }
 
-fn own(outcome: Result<(), DmaError>) -> Done {
+fn own(outcome: Result<(), DmaFault>) -> Done {
     Done {
         route: Route::OwnBar,
         completer: Completer::OwnMemory,
@@ -364,7 +365,7 @@ fn own(outcome: Result<(), DmaError>) -> Done {
     }
 }
 
-fn to_peer(outcome: Result<(), DmaError>) -> Done {
+fn to_peer(outcome: Result<(), DmaFault>) -> Done {
     Done {
         route: Route::Peer,
         completer: Completer::PeerBar,
@@ -372,7 +373,7 @@ fn to_peer(outcome: Result<(), DmaError>) -> Done {
     }
 }
 
-fn in_ram(outcome: Result<(), DmaError>) -> Done {
+fn in_ram(outcome: Result<(), DmaFault>) -> Done {
     Done {
         route: Route::GuestRam,
         completer: Completer::GuestRam,
@@ -380,7 +381,7 @@ fn in_ram(outcome: Result<(), DmaError>) -> Done {
     }
 }
 
-fn upstream(completer: Completer, outcome: Result<(), DmaError>) -> Done {
+fn upstream(completer: Completer, outcome: Result<(), DmaFault>) -> Done {
     Done {
         route: Route::Upstream,
         completer,
@@ -389,20 +390,20 @@ fn upstream(completer: Completer, outcome: Result<(), DmaError>) -> Done {
 }
 
 /// A request that the switch loses: nobody tells the requester of a write, and what it reads it gives up waiting for.
-fn dropped(part: &Buffer<'_>, time_out: DmaError) -> Done {
+fn dropped(part: &Buffer<'_>) -> Done {
     Done {
         route: Route::Refused,
         completer: Completer::Nobody,
         outcome: match part {
             Buffer::Write(_) => Ok(()),
-            Buffer::Read(_) => Err(time_out),
+            Buffer::Read(_) => Err(DmaFault::Peer(PeerError::TimedOut)),
         },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::Direction;
+    use peerbar_dma_log::{Direction, Origin, Purpose};
 
     use super::*;
     use crate::MemoryFile;
@@ -494,6 +495,16 @@ mod tests {
             .unwrap_or_default()
     }
 
+    /// The failure of a piece of a request that the device itself has made.
+    fn failed(address: u64, len: usize, cause: DmaFault) -> DmaError {
+        DmaError {
+            origin: Origin::Device,
+            address,
+            len,
+            cause,
+        }
+    }
+
     #[test]
     fn each_route_moves_the_bytes_and_is_counted_with_its_completer() {
         let (requester, _) = requester();
@@ -561,11 +572,11 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             error,
-            DmaError::Upstream {
-                address: 0x5000,
-                len: 0x1000,
-                source: UpstreamError::Refused(19)
-            }
+            failed(
+                0x5000,
+                0x1000,
+                DmaFault::Upstream(UpstreamError::Refused(19))
+            )
         );
         assert_eq!(*client.asked.lock().unwrap(), [(0x5000, PROBE)]);
         let failed = Count {
@@ -582,6 +593,48 @@ mod tests {
             ),
             failed
         );
+    }
+
+    #[test]
+    fn a_failure_names_the_command_that_asked_for_it() {
+        let (requester, _) = requester();
+        let tag = Tag::new(Purpose::Payload, Origin::command(3, 17u16));
+        let error = requester.read(tag, 0x2ff0, &mut [0; 0x20]).unwrap_err();
+        assert_eq!(
+            (error.origin, error.address, error.len),
+            (tag.origin, 0x3000, 0x10)
+        );
+        assert_eq!(
+            error.to_string(),
+            "DMA at 0x3000+0x10 for queue 3, command 17"
+        );
+    }
+
+    #[test]
+    fn what_the_client_does_where_nothing_is_mapped_is_not_known_to_be_a_peer_s() {
+        let (requester, _) = requester();
+        requester.unmap(0x8000, 0x8fff);
+        requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
+        let of = |completer| count(&requester, Route::Upstream, completer, Direction::Write);
+        assert_eq!(of(Completer::Unknown).bytes, 64);
+        assert_eq!(of(Completer::PeerBar), Count::default());
+    }
+
+    #[test]
+    fn a_write_that_its_mapping_does_not_permit_fails_even_if_the_client_swallows_it() {
+        let (requester, client) = requester();
+        requester.unmap(0x8000, 0x8fff);
+        requester.map(0x8000, 0x1000, (true, false), None).unwrap();
+        let error = requester
+            .write(Purpose::Payload, 0x8000, &[1; 64])
+            .unwrap_err();
+        assert_eq!(error, failed(0x8000, 64, DmaFault::Forbidden));
+        assert_eq!(*client.asked.lock().unwrap(), [(0x8000, PROBE)]);
+        let of = |completer| count(&requester, Route::Upstream, completer, Direction::Write);
+        assert_eq!(of(Completer::Nobody).failures, 1);
+        requester
+            .read(Purpose::Payload, 0x8000, &mut [0; 8])
+            .unwrap();
     }
 
     /// A client that has the function reset while it answers.
@@ -624,7 +677,10 @@ mod tests {
             });
             requester.set_upstream(Some(client.clone()));
             let outcome = requester.write(Purpose::Payload, address, &[0; 1 << 20]);
-            assert!(matches!(outcome, Err(DmaError::NotMaster { .. })));
+            assert_eq!(
+                outcome.map_err(|error| error.cause),
+                Err(DmaFault::NotMaster)
+            );
             assert_eq!(*client.asked.lock().unwrap(), [(address, first)]);
         }
     }
@@ -636,13 +692,7 @@ mod tests {
         let error = requester
             .read(Purpose::Payload, 0x8000, &mut [0; 8])
             .unwrap_err();
-        assert!(matches!(
-            error,
-            DmaError::Upstream {
-                source: UpstreamError::Gone,
-                ..
-            }
-        ));
+        assert_eq!(error.cause, DmaFault::Upstream(UpstreamError::Gone));
     }
 
     #[test]
@@ -660,14 +710,8 @@ mod tests {
         let error = requester
             .write(Purpose::Payload, 0x1_0f00, &[9; 0x200])
             .unwrap_err();
-        assert_eq!(
-            error,
-            DmaError::NoPage {
-                address: 0x1_1000,
-                len: 0x100
-            }
-        );
-        assert_eq!(error.address(), 0x1_1000);
+        assert_eq!(error, failed(0x1_1000, 0x100, DmaFault::NoPage));
+        assert_eq!(error.address, 0x1_1000);
         let mut back = [0; 0x100];
         file.read(0x3f00, &mut back).unwrap();
         assert_eq!(back, [9; 0x100]);
@@ -694,7 +738,7 @@ mod tests {
             let error = requester
                 .read(Purpose::Payload, address, &mut [0; 8])
                 .unwrap_err();
-            assert_eq!(error, DmaError::NotMaster { address, len: 8 });
+            assert_eq!(error, failed(address, 8, DmaFault::NotMaster));
         }
         assert_eq!(
             count(
@@ -727,7 +771,7 @@ mod tests {
             let error = requester
                 .write(Purpose::Payload, address, &[1; 0x1000])
                 .unwrap_err();
-            assert_eq!(error, DmaError::Wraps { address, len });
+            assert_eq!(error, failed(address, len, DmaFault::Wraps));
         }
         assert_eq!(
             *client.asked.lock().unwrap(),
@@ -857,14 +901,7 @@ mod tests {
             .read(Purpose::Payload, 0x2_0800, &mut data)
             .unwrap_err();
         let (address, len, source) = (0x2_0800, 4, PeerError::TimedOut);
-        assert_eq!(
-            error,
-            DmaError::Peer {
-                address,
-                len,
-                source
-            }
-        );
+        assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
         let failed = count(&requester, Route::Peer, Completer::Nobody, Direction::Read);
         assert_eq!(failed.failures, 1);
         assert!(client.asked.lock().unwrap().is_empty());
@@ -877,21 +914,14 @@ mod tests {
         let error = requester
             .write(Purpose::Payload, 0x1_0000, &[1])
             .unwrap_err();
-        assert!(matches!(error, DmaError::Upstream { .. }), "{error}");
+        assert!(matches!(error.cause, DmaFault::Upstream(_)), "{error}");
         assert_eq!(*client.asked.lock().unwrap(), [(0x1_0000, 1)]);
         requester.lose_peers();
         let error = requester
             .write(Purpose::Payload, 0x2_0000, &[1])
             .unwrap_err();
         let (address, len, source) = (0x2_0000, 1, PeerError::Gone);
-        assert_eq!(
-            error,
-            DmaError::Peer {
-                address,
-                len,
-                source
-            }
-        );
+        assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
         assert_eq!(client.asked.lock().unwrap().len(), 1);
     }
 
@@ -915,14 +945,7 @@ mod tests {
                 .write(Purpose::Payload, address, &[1])
                 .unwrap_err();
             let (len, source) = (1, PeerError::Unsupported);
-            assert_eq!(
-                error,
-                DmaError::Peer {
-                    address,
-                    len,
-                    source
-                }
-            );
+            assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
         }
         let refused = count(
             &requester,
@@ -948,14 +971,7 @@ mod tests {
             .read(Purpose::Payload, 0x1_0000, &mut data)
             .unwrap_err();
         let (address, len, source) = (0x1_0000, 8, PeerError::TimedOut);
-        assert_eq!(
-            error,
-            DmaError::Peer {
-                address,
-                len,
-                source
-            }
-        );
+        assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
         let of = |direction| count(&requester, Route::Refused, Completer::Nobody, direction);
         assert_eq!(
             (of(Direction::Write).bytes, of(Direction::Read).failures),
@@ -971,6 +987,6 @@ mod tests {
         let error = requester
             .write(Purpose::Payload, 0x1_0000, &[1])
             .unwrap_err();
-        assert!(matches!(error, DmaError::NotMaster { .. }), "{error}");
+        assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
     }
 }

@@ -83,6 +83,8 @@ pub(crate) enum Target {
     RemoteRam,
     /// Another device's BAR, through the client.
     Device,
+    /// A mapping that does not allow it.
+    Forbidden,
     /// Nothing that is known: the client decides, and its IOMMU logs.
     Unmapped,
 }
@@ -159,8 +161,8 @@ impl Fabric {
                     Direction::Write => mapping.writable(),
                 };
                 let target = match mapping.backing() {
-                    Backing::Ram(span) if allowed => Target::Ram(span_after(span, skip)),
-                    Backing::Ram(_) => Target::Unmapped,
+                    _ if !allowed => Target::Forbidden,
+                    Backing::Ram(span) => Target::Ram(span_after(span, skip)),
                     Backing::RemoteRam => Target::RemoteRam,
                     Backing::Device => Target::Device,
                 };
@@ -296,6 +298,7 @@ mod tests {
             Target::Ram(_) => "ram",
             Target::RemoteRam => "remote ram",
             Target::Device => "device",
+            Target::Forbidden => "forbidden",
             Target::Unmapped => "unmapped",
         };
         (name, piece.len)
@@ -306,7 +309,7 @@ mod tests {
         let fabric = fabric();
         assert_eq!(piece(&fabric, 0x1800, 0x1000), ("ram", 0x800));
         assert_eq!(piece(&fabric, 0x2000, 0x10), ("ram", 0x10));
-        assert_eq!(piece(&fabric, 0x3000, 0x10), ("unmapped", 0x10));
+        assert_eq!(piece(&fabric, 0x3000, 0x10), ("forbidden", 0x10));
         assert_eq!(piece(&fabric, 0x7000, 0x2000), ("unmapped", 0x1000));
         assert_eq!(piece(&fabric, 0x8000, 0x2000), ("device", 0x1000));
         assert_eq!(piece(&fabric, 0xf000, 0x2000), ("unmapped", 0x1000));

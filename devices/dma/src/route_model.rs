@@ -38,6 +38,7 @@ enum Meaning {
     PeerDropped,
     RemoteRam,
     Device,
+    Forbidden,
     Unmapped,
 }
 
@@ -139,7 +140,7 @@ impl Setting {
         match holder(&self.accepted_mappings(), at) {
             Some((_, (_, _, 0))) => Meaning::Device,
             Some((_, (_, _, 1))) => Meaning::RemoteRam,
-            Some((_, (_, _, 2))) if direction == Direction::Write => Meaning::Unmapped,
+            Some((_, (_, _, 2))) if direction == Direction::Write => Meaning::Forbidden,
             Some((_, mapping)) => {
                 let index = self
                     .mappings
@@ -193,6 +194,7 @@ fn read(target: &Target, further: u64) -> Meaning {
         Target::Ram(span) => memory("ram", span),
         Target::RemoteRam => Meaning::RemoteRam,
         Target::Device => Meaning::Device,
+        Target::Forbidden => Meaning::Forbidden,
         Target::Unmapped => Meaning::Unmapped,
     }
 }

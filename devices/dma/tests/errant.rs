@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    DmaError, MemoryFile, PeerId, PeerMemory, PeerWindow, Purpose, Requester, Span, Upstream,
-    UpstreamError, Window, WindowId, WindowMemory,
+    DmaError, DmaFault, MemoryFile, PeerId, PeerMemory, PeerWindow, Purpose, Requester, Span,
+    Upstream, UpstreamError, Window, WindowId, WindowMemory,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -140,7 +140,7 @@ proptest! {
         }
         match outcome {
             Ok(()) => prop_assert_eq!(written, len, "a write that is told as done is done"),
-            Err(DmaError::Wraps { .. }) => prop_assert_eq!(written, 0),
+            Err(DmaError { cause: DmaFault::Wraps, .. }) => prop_assert_eq!(written, 0),
             Err(_) => prop_assert!(written < len),
         }
     }

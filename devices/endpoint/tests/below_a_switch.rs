@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use peerbar_dma::{
-    Completer, Direction, DmaError, MemoryFile, PageTable, PeerError, Purpose, Requester, Route,
-    Span,
+    Completer, Direction, DmaError, DmaFault, MemoryFile, PageTable, PeerError, Purpose, Requester,
+    Route, Span,
 };
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
@@ -166,8 +166,8 @@ impl Card {
 }
 
 fn peer_error(result: Result<(), DmaError>) -> PeerError {
-    match result.unwrap_err() {
-        DmaError::Peer { source, .. } => source,
+    match result.unwrap_err().cause {
+        DmaFault::Peer(source) => source,
         other => panic!("{other}"),
     }
 }
@@ -239,7 +239,7 @@ fn a_window_that_is_closed_or_moved_is_left_at_once() {
     b.configure(COMMAND, &[0, 0]);
     for target in [B, B + MEMORY] {
         let error = a.write(target, &[2; 8]).unwrap_err();
-        assert!(matches!(error, DmaError::Upstream { .. }), "{error}");
+        assert!(matches!(error.cause, DmaFault::Upstream(_)), "{error}");
     }
     b.program(B + 0x1_0000_0000);
     assert!(a.write(B + MEMORY, &[2; 8]).is_err());
@@ -261,7 +261,7 @@ fn a_requester_without_bus_mastering_reaches_nobody() {
     b.program(B);
     a.configure(COMMAND, &[0b010, 0]);
     let error = a.write(B + MEMORY, &[1; 8]).unwrap_err();
-    assert!(matches!(error, DmaError::NotMaster { .. }), "{error}");
+    assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
     b.write(A + MEMORY, &[2; 8]).unwrap();
 }
 
@@ -294,7 +294,7 @@ fn each_mode_of_a_link_is_the_requester_s() {
     );
     c.write(B + MEMORY, &[3; 8]).unwrap();
     let error = d.write(B + MEMORY, &[4; 8]).unwrap_err();
-    assert!(matches!(error, DmaError::Upstream { .. }), "{error}");
+    assert!(matches!(error.cause, DmaFault::Upstream(_)), "{error}");
     let mut data = [0; 8];
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [0; 8]);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::Purpose;
+use peerbar_dma::{Origin, Purpose};
 use peerbar_pci::Interrupts;
 use zerocopy::IntoBytes;
 
@@ -161,7 +161,8 @@ impl Engine {
             return Ok(None);
         };
         let mut entry = Entry::empty();
-        let memory = &self.work.memory;
+        let memory = &mut self.work.memory;
+        memory.begin(Origin::command(channel.into(), ring.head()));
         memory.read(Purpose::Command, place, entry.as_mut_bytes())?;
         let command = entry.decode().map_err(at(place))?;
         self.execute(&command, channel, ring.epoch)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{DmaError, MemoryFile, Purpose, Requester};
+use peerbar_dma::{DmaError, MemoryFile, Origin, Purpose, Requester, Tag};
 
 use crate::faults::{Fault, FaultCode};
 
@@ -44,11 +44,21 @@ impl Place {
 pub(crate) struct Memory {
     vram: Arc<MemoryFile>,
     requester: Arc<Requester>,
+    origin: Origin,
 }
 
 impl Memory {
     pub(crate) fn new(vram: Arc<MemoryFile>, requester: Arc<Requester>) -> Self {
-        Self { vram, requester }
+        Self {
+            vram,
+            requester,
+            origin: Origin::Device,
+        }
+    }
+
+    /// On whose behalf memory is used from now on.
+    pub(crate) fn begin(&mut self, origin: Origin) {
+        self.origin = origin;
     }
 
     /// Size of VRAM in bytes.
@@ -90,7 +100,7 @@ impl Memory {
                 .map_err(|_| out_of_vram(offset, false)),
             Place::Bus(address) => self
                 .requester
-                .read(purpose, address, data)
+                .read(Tag::new(purpose, self.origin), address, data)
                 .map_err(|error| dma_failed(error, false)),
         }
     }
@@ -104,7 +114,7 @@ impl Memory {
                 .map_err(|_| out_of_vram(offset, true)),
             Place::Bus(address) => self
                 .requester
-                .write(purpose, address, data)
+                .write(Tag::new(purpose, self.origin), address, data)
                 .map_err(|error| dma_failed(error, true)),
         }
     }
@@ -122,7 +132,7 @@ fn dma_failed(error: DmaError, write: bool) -> Fault {
     Fault {
         code: FaultCode::Dma,
         write,
-        address: error.address(),
+        address: error.address,
     }
 }
 

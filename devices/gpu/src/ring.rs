@@ -51,6 +51,11 @@ impl Ring {
         self.start
     }
 
+    /// How many entries are done, modulo 2^32: the number of the next command.
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+
     /// Where the next entry is, if the doorbell says that there is one.
     pub(crate) fn next(&self, doorbell: u32) -> Result<Option<Place>, FaultCode> {
         match doorbell.wrapping_sub(self.head) {

@@ -50,7 +50,8 @@ impl Admin {
     /// Notes a command that has failed, and gives the status that tells so (NVMe Base 2.0, 5.16.1.2).
     pub(crate) fn failed(&mut self, sqid: u16, entry: &SubmissionEntry, status: Status) -> Status {
         log::debug!(
-            "queue {sqid}: command {:#04x} fails: {status:?}",
+            "queue {sqid}, command {}: opcode {:#04x} fails: {status:?}",
+            entry.cid,
             entry.opcode
         );
         let status = status.with_more(true);

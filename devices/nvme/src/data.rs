@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{DmaError, Purpose, Requester};
+use peerbar_dma::{DmaError, Origin, Purpose, Requester, Tag};
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 
@@ -12,6 +12,7 @@ use crate::seeded_fault::SeededFault;
 /// Moves the data of one command at a time through a buffer that is made once.
 pub(crate) struct DataPath {
     requester: Arc<Requester>,
+    origin: Origin,
     segments: Vec<Segment>,
     buffer: Vec<u8>,
     seeded_faults: Vec<SeededFault>,
@@ -26,6 +27,7 @@ impl DataPath {
     ) -> Self {
         Self {
             requester,
+            origin: Origin::Device,
             segments: Vec::new(),
             buffer: vec![0; limit],
             seeded_faults,
@@ -37,6 +39,11 @@ impl DataPath {
         &self.requester
     }
 
+    /// Whose data it is that moves from now on.
+    pub(crate) fn begin(&mut self, origin: Origin) {
+        self.origin = origin;
+    }
+
     /// Fetches `len` bytes from where the command says. Fails as the command must if any of them cannot be had.
     pub(crate) fn receive(
         &mut self,
@@ -46,14 +53,16 @@ impl DataPath {
     ) -> Result<&[u8], Status> {
         let Self {
             requester,
+            origin,
             segments,
             buffer,
             seeded_faults,
         } = self;
+        let tag = Tag::new(purpose, *origin);
         let data = buffer
             .get_mut(..len)
             .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
-        locate(requester, segments, command, len)?;
+        locate(requester, *origin, segments, command, len)?;
         commit(seeded_faults, purpose, command, segments);
         let mut rest = &mut *data;
         for segment in segments.iter() {
@@ -61,7 +70,7 @@ impl DataPath {
                 .split_at_mut_checked(segment.len)
                 .ok_or(Status::INTERNAL_ERROR)?;
             requester
-                .read(purpose, segment.address, part)
+                .read(tag, segment.address, part)
                 .map_err(transfer_error)?;
             rest = tail;
         }
@@ -78,14 +87,16 @@ impl DataPath {
     ) -> Result<(), Status> {
         let Self {
             requester,
+            origin,
             segments,
             buffer,
             seeded_faults,
         } = self;
+        let tag = Tag::new(purpose, *origin);
         let data = buffer
             .get_mut(..len)
             .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
-        locate(requester, segments, command, len)?;
+        locate(requester, *origin, segments, command, len)?;
         commit(seeded_faults, purpose, command, segments);
         fill(data)?;
         let mut rest = &*data;
@@ -94,7 +105,7 @@ impl DataPath {
                 .split_at_checked(segment.len)
                 .ok_or(Status::INTERNAL_ERROR)?;
             requester
-                .write(purpose, segment.address, part)
+                .write(tag, segment.address, part)
                 .map_err(transfer_error)?;
             rest = tail;
         }
@@ -105,6 +116,7 @@ impl DataPath {
 /// Finds the segments of a command's data. Only PRPs are offered (Identify Controller, SGLS).
 fn locate(
     requester: &Requester,
+    origin: Origin,
     segments: &mut Vec<Segment>,
     command: &SubmissionEntry,
     len: usize,
@@ -118,7 +130,7 @@ fn locate(
         segments,
         |address, entries| {
             requester
-                .read(Purpose::List, address, entries)
+                .read(Tag::new(Purpose::List, origin), address, entries)
                 .map_err(transfer_error)
         },
     )

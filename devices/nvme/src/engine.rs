@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::Purpose;
+use peerbar_dma::{Origin, Purpose, Tag};
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_nvme_spec::registers::{Cc, Doorbell};
@@ -183,12 +183,13 @@ impl Engine {
                 break;
             };
             let mut entry = SubmissionEntry::new_zeroed();
-            let fetched =
-                self.data
-                    .requester()
-                    .read(Purpose::Command, address, entry.as_mut_bytes());
-            if let Err(error) = fetched {
-                log::debug!("queue {id}: a command cannot be fetched: {error}");
+            let tag = Tag::new(Purpose::Command, Origin::Queue(id));
+            let fetched = self
+                .data
+                .requester()
+                .read(tag, address, entry.as_mut_bytes());
+            if fetched.is_err() {
+                log::debug!("queue {id}: a command cannot be fetched");
                 self.fatal();
                 return false;
             }
@@ -223,6 +224,7 @@ impl Engine {
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
+        self.data.begin(Origin::command(id, entry.cid.get()));
         if id == 0 {
             self.admin_command(entry)
         } else {
@@ -252,12 +254,10 @@ impl Engine {
         entry.cid = U16::new(cid);
         let (address, entry) = queue.push(entry, status);
         let vector = queue.vector;
-        if let Err(error) =
-            self.data
-                .requester()
-                .write(Purpose::Completion, address, entry.as_bytes())
-        {
-            log::debug!("queue {cqid}: a completion cannot be posted: {error}");
+        let tag = Tag::new(Purpose::Completion, Origin::command(sqid, cid));
+        let posted = self.data.requester().write(tag, address, entry.as_bytes());
+        if posted.is_err() {
+            log::debug!("queue {cqid}: a completion cannot be posted");
             self.fatal();
             return None;
         }
