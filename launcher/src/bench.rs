@@ -1,250 +1,89 @@
-//! `peerbar bench boot`: how long our guest takes to be ready, against the least that the same kernel takes.
+//! `peerbar bench`: what is measured, and what becomes of the figures.
 
+mod boot;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use anyhow::{Context, anyhow};
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use peerbar_report::Line;
-use serde_json::json;
+use anyhow::anyhow;
+use peerbar_bench::{Error, Report, compare, host};
 
-use crate::accel::Accel;
-use crate::artifacts::{Artifacts, beside};
-use crate::cli::BenchBoot;
+use crate::artifacts::beside;
+use crate::cli::{Bench, BenchExtent, BenchHost};
 use crate::exit::Failure;
 use crate::folder::Folder;
-use crate::guest::{self, Guest, News};
-use crate::inbox::{Event, Inbox, Voice};
 use crate::progress::Progress;
-use crate::qemu::{self, Boot, Sockets};
 use crate::results::print;
-use crate::scenario::Scenario;
-use crate::signals::Signals;
-use crate::socket_folder::SocketFolder;
 
-/// How long one boot may take.
-const LIMIT: Duration = Duration::from_secs(60);
-/// How many times the plain boot's time ours may take.
-const GOAL: f64 = 2.0;
+/// The file with the figures in a run's folder.
+const RESULTS: &str = "results.json";
 
-/// Measures both boots in turn, so that a load on the machine meets both, and compares the medians.
-pub(crate) fn boot(options: &BenchBoot) -> Result<ExitCode, Failure> {
-    let signals = Signals::new()?;
-    let mut scenario = Scenario::demo()?;
-    scenario.checks.clear();
-    let modules = scenario.initramfs_modules();
-    let prepare = |modules: &[String], init| {
-        Artifacts::prepare(&options.own, modules, false, &beside(init)?, &signals)
-    };
-    let ours = prepare(&modules, "peerbar-agent")?;
-    let plain = prepare(&[], "empty-init")?;
-    let runs = Folder::create(&options.runs, "bench-boot", SystemTime::now())?;
-    let mut progress = Progress::new();
-    let mut times = Times {
-        plain: Vec::new(),
-        ours: Vec::new(),
-    };
-    for number in 1..=options.boots {
-        progress.stage(&format!("boot {number} of {}", options.boots));
-        let folder = |kind: &str| {
-            Folder::create(
-                &runs.path().join(kind),
-                &number.to_string(),
-                SystemTime::now(),
-            )
-        };
-        times
-            .plain
-            .push(boot_plain(&plain, &scenario, &folder("plain")?, &signals)?);
-        times
-            .ours
-            .push(boot_ours(&ours, &scenario, &folder("ours")?, &signals)?);
+/// Measures.
+pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
+    match what {
+        Bench::Host(options) => on_host(options)?,
+        Bench::Boot(options) => return boot::boot(options),
+        Bench::Compare { first, second } => {
+            print(&compare(&load(first)?, &load(second)?))?;
+        }
     }
-    drop(progress);
-    let figures = times.figures();
-    runs.write_json(
-        "results.json",
-        &json!({ "versions": ours.versions(), "boot": figures }),
-    )?;
-    print(&format!("{}\n{figures}\n", times.table()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// From QEMU's start to the first line of an empty init.
-fn boot_plain(
-    artifacts: &Artifacts,
-    scenario: &Scenario,
-    folder: &Folder,
-    signals: &Signals,
-) -> Result<Duration, Failure> {
-    let mut command = artifacts.qemu.command();
-    command.args(qemu::bare(&of(artifacts, scenario)));
-    let mut inbox = Inbox::new(signals);
-    let started = Instant::now();
-    let mut qemu = guest::spawn(&command, folder)?;
-    inbox.add_bytes(
-        Voice::Console,
-        qemu.take_stdout().context("QEMU has no standard output")?,
-    );
-    let mut said = Vec::new();
-    loop {
-        match inbox.next(started + LIMIT)? {
-            Some(Event::Data(_, bytes)) => said.extend(bytes),
-            Some(Event::Signal(signal)) => return Err(Failure::Interrupted(signal)),
-            Some(_) => return Err(gone("the plain guest ended", folder)),
-            None => return Err(gone("the plain guest is late", folder)),
-        }
-        if said
-            .windows(EMPTY_INIT.len())
-            .any(|window| window == EMPTY_INIT.as_bytes())
-        {
-            return Ok(started.elapsed());
-        }
-    }
+fn on_host(options: &BenchHost) -> Result<(), Failure> {
+    let extent = &options.extent;
+    let suite = host::Options {
+        server: beside("peerbar-nvme")?,
+        words: options
+            .server
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect(),
+        quick: extent.quick,
+        only: extent.only.clone(),
+    };
+    let folder = Folder::create(&extent.runs, "bench-host", SystemTime::now())?;
+    let mut progress = Progress::new();
+    let mut report = Report::begin();
+    report
+        .settings
+        .insert("server".to_owned(), options.server.clone());
+    let measured = host::measure(&suite, &mut report, &mut |step| progress.stage(step));
+    drop(progress);
+    conclude(extent, &report, &folder)?;
+    Ok(measured.map_err(anyhow::Error::from)?)
 }
 
-/// What the empty init prints.
-const EMPTY_INIT: &str = "peerbar: empty init";
-
-/// From QEMU's start to the agent's word that all devices are there.
-fn boot_ours(
-    artifacts: &Artifacts,
-    scenario: &Scenario,
-    folder: &Folder,
-    signals: &Signals,
-) -> Result<Duration, Failure> {
-    let temporary = SocketFolder::create()?;
-    let sockets = Sockets::in_folder(temporary.path());
-    let mut guest = Guest::start(
-        artifacts,
-        &of(artifacts, scenario),
-        scenario,
-        &sockets,
-        folder,
-        signals,
+/// Keeps and prints what was measured, also before a failure.
+fn conclude(extent: &BenchExtent, report: &Report, folder: &Folder) -> Result<(), Failure> {
+    folder.write_json(
+        RESULTS,
+        &serde_json::to_value(report).map_err(anyhow::Error::from)?,
     )?;
-    let deadline = guest.started() + LIMIT;
-    loop {
-        match guest.news(deadline)? {
-            News::Report(lines) if lines.iter().any(|line| matches!(line, Line::Ready(_))) => break,
-            News::Report(_) | News::Console(_) => {}
-            News::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            News::ServerDied(words) => return Err(anyhow!(words).into()),
-            News::Ended(_) => return Err(gone("our guest ended", folder)),
-            News::Late => return Err(gone("our guest is late", folder)),
-        }
+    if report.figures.is_empty() {
+        let only = &extent.only;
+        return Err(Failure::Usage(anyhow!(
+            "no figure has `{only}` in its name"
+        )));
     }
-    let time = guest.started().elapsed();
-    guest.stop()?;
-    Ok(time)
+    let place = folder.path().join(RESULTS);
+    Ok(print(&format!(
+        "{}\n{}\n",
+        report.table(),
+        place.display()
+    ))?)
 }
 
-fn of<'a>(artifacts: &'a Artifacts, scenario: &'a Scenario) -> Boot<'a> {
-    Boot {
-        accel: Accel::detect(),
-        machine: &scenario.machine,
-        kernel: &artifacts.guest.kernel,
-        initramfs: &artifacts.guest.initramfs,
-    }
-}
-
-fn gone(what: &str, folder: &Folder) -> Failure {
-    anyhow!(
-        "{what} before it was ready; see {}",
-        folder.path().display()
-    )
-    .into()
-}
-
-struct Times {
-    plain: Vec<Duration>,
-    ours: Vec<Duration>,
-}
-
-impl Times {
-    fn ratio(&self) -> f64 {
-        median(&self.ours) / median(&self.plain)
-    }
-
-    fn figures(&self) -> serde_json::Value {
-        let seconds =
-            |times: &[Duration]| times.iter().map(Duration::as_secs_f64).collect::<Vec<_>>();
-        json!({
-            "plain": { "seconds": seconds(&self.plain), "median": median(&self.plain) },
-            "ours": { "seconds": seconds(&self.ours), "median": median(&self.ours) },
-            "ratio": self.ratio(),
-            "goal": GOAL,
-        })
-    }
-
-    fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED);
-        table.set_header([
-            "from QEMU's start to",
-            "boots",
-            "median",
-            "fastest",
-            "slowest",
-        ]);
-        for (name, times) in [
-            ("an empty init, plain QEMU", &self.plain),
-            ("the agent is ready", &self.ours),
-        ] {
-            let fastest = times.iter().min().map_or(0.0, Duration::as_secs_f64);
-            let slowest = times.iter().max().map_or(0.0, Duration::as_secs_f64);
-            let figures =
-                [median(times), fastest, slowest].map(|seconds| format!("{seconds:.2} s"));
-            table.add_row(
-                [name.to_owned(), times.len().to_string()]
-                    .into_iter()
-                    .chain(figures),
-            );
-        }
-        table.add_row([
-            "ratio",
-            "",
-            &format!("{:.2}", self.ratio()),
-            &format!("(goal: {GOAL:.1})"),
-            "",
-        ]);
-        table
-    }
-}
-
-/// The middle time in seconds; of two middle ones, their mean.
-fn median(times: &[Duration]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort();
-    let middle = |index: usize| sorted.get(index).map_or(f64::NAN, Duration::as_secs_f64);
-    let last = sorted.len().saturating_sub(1);
-    (middle(last / 2) + middle(last.div_ceil(2))) / 2.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        let seconds = |list: &[u64]| {
-            list.iter()
-                .map(|&number| Duration::from_secs(number))
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(median(&seconds(&[9, 1, 2])), 2.0);
-        assert_eq!(median(&seconds(&[4, 1, 9, 2])), 3.0);
-        assert!(median(&[]).is_nan());
-    }
-
-    #[test]
-    fn figures_compare_the_medians() {
-        let times = Times {
-            plain: vec![Duration::from_secs(2)],
-            ours: vec![Duration::from_secs(3)],
-        };
-        assert_eq!(times.figures()["ratio"], 1.5);
-        assert!(times.table().to_string().contains("1.50"));
-    }
+/// Reads results, named by their file or by its folder.
+fn load(path: &Path) -> Result<Report, Failure> {
+    let file = if path.is_dir() {
+        path.join(RESULTS)
+    } else {
+        PathBuf::from(path)
+    };
+    Report::load(&file).map_err(|error| match error {
+        Error::Report { .. } | Error::System { .. } => Failure::Usage(error.into()),
+        other => Failure::Environment(other.into()),
+    })
 }

@@ -78,8 +78,47 @@ pub(crate) struct Own {
 /// What to measure.
 #[derive(Subcommand)]
 pub(crate) enum Bench {
+    /// Drives the controller's server from the host, without a guest: rates, latencies, bandwidth.
+    Host(BenchHost),
     /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
     Boot(BenchBoot),
+    /// Sets two results side by side.
+    Compare {
+        /// A results.json, or the folder that it is in.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+}
+
+/// Drives the controller's server from the host.
+#[derive(Args)]
+pub(crate) struct BenchHost {
+    /// How much.
+    #[command(flatten)]
+    pub extent: BenchExtent,
+    /// Words for the server's command line, parted by blanks, as `--server "--poll always"`.
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub server: String,
+}
+
+/// How much to measure, and where results go.
+#[derive(Args)]
+pub(crate) struct BenchExtent {
+    /// Few figures, each measured once and short.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only figures with this in their name.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+    /// Folder that gets a folder for each measurement.
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub runs: PathBuf,
 }
 
 /// Boots a plain guest with an empty init and ours in turn.

@@ -37,13 +37,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Bench, Cli, Command};
+use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let result = match Cli::parse().command {
         Command::Run(options) => run::run(&options),
-        Command::Bench(Bench::Boot(options)) => bench::boot(&options),
+        Command::Bench(what) => bench::run(&what),
         Command::Leash { parent, words } => Err(leash::become_held(parent, &words)),
     };
     result.unwrap_or_else(|failure| failure.report())

@@ -1,0 +1,112 @@
+//! Two reports side by side.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+
+use crate::Report;
+use crate::figure::{Figure, readable};
+
+/// Every figure of either report, in both: the values, and the ratios to what stood beside them, which say more when
+/// machines or their loads differ. The last column is above 1 where the second report is the better one.
+pub fn compare(first: &Report, second: &Report) -> String {
+    let mut table = Table::new();
+    table
+        .load_style(UTF8_FULL_CONDENSED)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header([
+            "figure",
+            "unit",
+            "A",
+            "B",
+            "B / A",
+            "A's ratio",
+            "B's ratio",
+            "better by",
+        ]);
+    for figure in &first.figures {
+        let other = second
+            .figures
+            .iter()
+            .find(|other| other.name == figure.name);
+        table.add_row(row(figure, other));
+    }
+    for column in 2..8 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let known = |figure: &&Figure| first.figures.iter().all(|other| other.name != figure.name);
+    let new: Vec<&str> = second
+        .figures
+        .iter()
+        .filter(known)
+        .map(|figure| figure.name.as_str())
+        .collect();
+    let mut text = format!("A: {}\nB: {}\n{table}\n", origin(first), origin(second));
+    if !new.is_empty() {
+        text += &format!("only in B: {}\n", new.join(", "));
+    }
+    text
+}
+
+fn origin(report: &Report) -> String {
+    let machine = &report.machine;
+    let (cpus, cpu, load) = (machine.cpus, &machine.cpu, machine.load);
+    format!("commit {}, {cpus} x {cpu}, load {load:.1}", report.commit)
+}
+
+fn row(a: &Figure, b: Option<&Figure>) -> [String; 8] {
+    let with = |text: &dyn Fn(&Figure) -> String| b.map_or_else(|| "-".to_owned(), text);
+    let better = |b: &Figure| {
+        let by = b.ratio / a.ratio;
+        if a.more_is_better { by } else { by.recip() }
+    };
+    [
+        a.name.clone(),
+        a.unit.clone(),
+        readable(a.value),
+        with(&|b| readable(b.value)),
+        with(&|b| format!("{:.2}", b.value / a.value)),
+        format!("{:.2}", a.ratio),
+        with(&|b| format!("{:.2}", b.ratio)),
+        with(&|b| format!("{:.2}", better(b))),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::Beside;
+
+    fn figure(name: &str, more_is_better: bool, value: f64, ratio: f64) -> Figure {
+        Figure {
+            name: name.to_owned(),
+            unit: "IOPS".to_owned(),
+            more_is_better,
+            value,
+            beside: Beside {
+                what: "a bare loop".to_owned(),
+                value: value / ratio,
+            },
+            ratio,
+            goal: None,
+            latency_us: None,
+            cpu_ns: None,
+        }
+    }
+
+    #[test]
+    fn better_is_above_one_whichever_way_is_better() {
+        let (mut a, mut b) = (Report::begin(), Report::begin());
+        a.figures = vec![figure("x", true, 100.0, 0.4), figure("y", false, 10.0, 4.0)];
+        b.figures = vec![figure("x", true, 150.0, 0.8), figure("y", false, 8.0, 2.0)];
+        a.figures.push(figure("z", true, 1.0, 1.0));
+        b.figures.push(figure("w", true, 1.0, 1.0));
+        let cells = |line: usize| row(&a.figures[line], b.figures.get(line));
+        assert_eq!(cells(0)[4..], ["1.50", "0.40", "0.80", "2.00"]);
+        assert_eq!(cells(1)[4..], ["0.80", "4.00", "2.00", "2.00"]);
+        let text = compare(&a, &b);
+        assert!(text.contains("only in B: w\n"), "{text}");
+        assert!(row(&a.figures[2], None).contains(&"-".to_owned()));
+    }
+}

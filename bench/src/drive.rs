@@ -1,0 +1,121 @@
+//! The closed loop: keeps every lane's commands outstanding until the job has no more.
+
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::lane::{Direction, Lane, Place, Slot};
+use crate::queue::Completion;
+
+/// How long nothing may complete.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How many times in vain all lanes are looked at before the processor is offered to others.
+const SPINS: u32 = 20_000;
+
+/// What is to be done with the commands.
+pub(crate) trait Job {
+    /// Which way data goes.
+    fn direction(&self) -> Direction;
+    /// Where the next command goes, none if there is no more to do. The buffer is its own, to be filled for a write.
+    fn next(&mut self, now: Instant, slot: &Slot) -> Result<Option<Place>, Error>;
+    /// A command has ended well.
+    fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error>;
+}
+
+/// Does `job` with all commands of `lanes`. Returns once none is outstanding.
+pub(crate) fn drive(lanes: &mut [Lane], job: &mut impl Job) -> Result<(), Error> {
+    let now = Instant::now();
+    let mut outstanding = 0;
+    for lane in lanes.iter_mut() {
+        outstanding += fill(lane, job, now)?;
+    }
+    let mut vain = 0_u32;
+    let mut last = now;
+    while outstanding > 0 {
+        let mut progress = false;
+        for lane in lanes.iter_mut() {
+            if let Some(completion) = lane.queue.pop()? {
+                progress = true;
+                last = Instant::now();
+                outstanding -= turn(lane, job, completion, last)?;
+            }
+        }
+        vain = if progress { 0 } else { vain + 1 };
+        if vain < SPINS {
+            std::hint::spin_loop();
+            continue;
+        }
+        vain = 0;
+        std::thread::yield_now();
+        if last.elapsed() > PATIENCE {
+            return Err(Error::Late {
+                what: "a completion",
+                seconds: PATIENCE.as_secs(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Submits what the job has for the commands of a lane: how many.
+fn fill(lane: &mut Lane, job: &mut impl Job, now: Instant) -> Result<usize, Error> {
+    let mut count = 0;
+    for slot in &mut lane.slots {
+        let Some(place) = job.next(now, slot)? else {
+            break;
+        };
+        slot.aim(job.direction(), place);
+        slot.since = Some(now);
+        lane.queue.push(slot.entry())?;
+        count += 1;
+    }
+    if count > 0 {
+        lane.queue.ring()?;
+    }
+    Ok(count)
+}
+
+/// Takes the completions of a lane, from `first` on, and submits anew: how many commands there are less.
+fn turn(
+    lane: &mut Lane,
+    job: &mut impl Job,
+    first: Completion,
+    now: Instant,
+) -> Result<usize, Error> {
+    let mut less = 0;
+    let mut pushed = false;
+    let mut next = Some(first);
+    while let Some(completion) = next {
+        let slot = lane.slots.get_mut(usize::from(completion.cid));
+        let slot = slot
+            .filter(|slot| slot.since.is_some())
+            .ok_or(Error::Stray {
+                queue: lane.queue.id,
+                cid: completion.cid,
+            })?;
+        if completion.status != 0 {
+            return Err(Error::Command {
+                opcode: slot.entry().opcode,
+                status: completion.status,
+            });
+        }
+        job.done(now, slot)?;
+        match job.next(now, slot)? {
+            Some(place) => {
+                slot.aim(job.direction(), place);
+                slot.since = Some(now);
+                lane.queue.push(slot.entry())?;
+                pushed = true;
+            }
+            None => {
+                slot.since = None;
+                less += 1;
+            }
+        }
+        next = lane.queue.pop()?;
+    }
+    if pushed {
+        lane.queue.ring()?;
+    }
+    lane.queue.release()?;
+    Ok(less)
+}

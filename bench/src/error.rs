@@ -1,0 +1,100 @@
+//! Why something could not be measured.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why something could not be measured.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A server did not start.
+    #[error("{program} does not start: {words}")]
+    Server {
+        /// Its program.
+        program: PathBuf,
+        /// The last that it said, or how it ended.
+        words: String,
+    },
+    /// A request to the operating system failed.
+    #[error("cannot {action}")]
+    System {
+        /// What was tried.
+        action: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The client of the `vfio_user` crate gave up.
+    #[error("the server at the socket does not do what its client asks")]
+    Client(#[from] vfio_user::Error),
+    /// Memory of ours could not be mapped.
+    #[error("cannot map {bytes} bytes")]
+    Map {
+        /// Length of the mapping.
+        bytes: usize,
+        /// Why not.
+        source: vm_memory::mmap::MmapRegionError,
+    },
+    /// An access left the memory that was set up for it: a mistake in this crate.
+    #[error("an access leaves the memory of the benchmark")]
+    Memory(#[from] vm_memory::VolatileMemoryError),
+    /// The memory of the benchmark is used up.
+    #[error("{asked} bytes are not left of {all} bytes of shared memory")]
+    Full {
+        /// How many were asked for.
+        asked: usize,
+        /// How many there are in all.
+        all: usize,
+    },
+    /// The controller did not do something in time.
+    #[error("{what} did not come within {seconds} s")]
+    Late {
+        /// What was waited for.
+        what: &'static str,
+        /// For how long.
+        seconds: u64,
+    },
+    /// A command failed.
+    #[error("a command with opcode {opcode:#04x} ended with status {status:#06x}")]
+    Command {
+        /// Its opcode.
+        opcode: u8,
+        /// NVMe Base 2.0, 3.3.3.2.1, without the phase.
+        status: u16,
+    },
+    /// A completion names a command that is not outstanding.
+    #[error("queue {queue} completed command {cid}, which is not outstanding")]
+    Stray {
+        /// The queue.
+        queue: u16,
+        /// The command's identifier.
+        cid: u16,
+    },
+    /// A read brought other data than was written.
+    #[error("data at byte {offset} of namespace {nsid} are not what was written there")]
+    Data {
+        /// The namespace.
+        nsid: u32,
+        /// Where in it.
+        offset: u64,
+    },
+    /// A report cannot be read.
+    #[error("{path} is no report of `peerbar bench`")]
+    Report {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+}
+
+impl Error {
+    /// For `map_err`: a request to the operating system to do `action` failed.
+    pub(crate) fn system<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let action = action.into();
+        move |source| Self::System {
+            action,
+            source: source.into(),
+        }
+    }
+}

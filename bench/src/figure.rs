@@ -1,0 +1,141 @@
+//! One measured figure beside what it is measured by.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What a figure is measured by, taken in the same run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Beside {
+    /// What that is.
+    pub what: String,
+    /// Its value, in the figure's unit.
+    pub value: f64,
+}
+
+/// What is wanted of a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Goal {
+    /// The ratio shall not be below this.
+    RatioAtLeast(f64),
+    /// The ratio shall not be above this.
+    RatioAtMost(f64),
+    /// The value itself shall not be below this.
+    ValueAtLeast(f64),
+}
+
+/// Latencies in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Half of all take no longer.
+    pub p50: f64,
+    /// 99 of 100 take no longer.
+    pub p99: f64,
+    /// 999 of 1000 take no longer.
+    pub p999: f64,
+}
+
+/// One figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Its name, the same in every run, its parts parted by slashes.
+    pub name: String,
+    /// What it is in, `IOPS` for one.
+    pub unit: String,
+    /// Whether more is better.
+    pub more_is_better: bool,
+    /// What was measured: the median of all rounds.
+    pub value: f64,
+    /// What the machine or another program came to.
+    pub beside: Beside,
+    /// The median over all rounds of value / beside, each pair taken in one go.
+    pub ratio: f64,
+    /// What is wanted of it, if anything.
+    pub goal: Option<Goal>,
+    /// How long single transfers took, if that was looked at.
+    pub latency_us: Option<Latency>,
+    /// Time on a processor of the host for each transfer, if that was looked at, in nanoseconds.
+    pub cpu_ns: Option<f64>,
+}
+
+impl Figure {
+    /// Whether the goal is reached; none without a goal.
+    pub fn reaches_goal(&self) -> Option<bool> {
+        Some(match self.goal? {
+            Goal::RatioAtLeast(least) => self.ratio >= least,
+            Goal::RatioAtMost(most) => self.ratio <= most,
+            Goal::ValueAtLeast(least) => self.value >= least,
+        })
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RatioAtLeast(ratio) => write!(f, ">= {ratio:.2}"),
+            Self::RatioAtMost(ratio) => write!(f, "<= {ratio:.2}"),
+            Self::ValueAtLeast(value) => write!(f, ">= {}", readable(*value)),
+        }
+    }
+}
+
+/// A number with three digits that count, and a letter for thousands or millions.
+pub(crate) fn readable(value: f64) -> String {
+    let (scaled, letter) = match value.abs() {
+        size if size >= 1e6 => (value / 1e6, "M"),
+        size if size >= 1e4 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    match scaled.abs() {
+        size if size >= 100.0 => format!("{scaled:.0}{letter}"),
+        size if size >= 10.0 => format!("{scaled:.1}{letter}"),
+        _ => format!("{scaled:.2}{letter}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits() {
+        let cases = [
+            (4_123_456.0, "4.12M"),
+            (123_456.0, "123k"),
+            (9_999.0, "9999"),
+            (12.34, "12.3"),
+            (0.5, "0.50"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(readable(value), text);
+        }
+    }
+
+    #[test]
+    fn a_goal_is_about_the_ratio_or_the_value() {
+        let mut figure = Figure {
+            name: String::new(),
+            unit: String::new(),
+            more_is_better: true,
+            value: 3e6,
+            beside: Beside {
+                what: String::new(),
+                value: 4e6,
+            },
+            ratio: 0.75,
+            goal: None,
+            latency_us: None,
+            cpu_ns: None,
+        };
+        assert_eq!(figure.reaches_goal(), None);
+        for (goal, reached) in [
+            (Goal::RatioAtLeast(0.8), false),
+            (Goal::RatioAtMost(0.8), true),
+            (Goal::ValueAtLeast(3e6), true),
+        ] {
+            figure.goal = Some(goal);
+            assert_eq!(figure.reaches_goal(), Some(reached), "{goal}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The controller's server driven from the host, without a guest.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::figure::{Beside, Figure, Goal, Latency};
+use crate::lane::Direction;
+use crate::limits::{Copies, empty_ring, ping_pong};
+use crate::setup::{Round, Session, Setup};
+use crate::spread::{latencies, median, quantile_us};
+use crate::{Error, Report};
+
+/// What the disks hold, beyond the caches of most processors.
+const DISK_BYTES: u64 = 128 << 20;
+/// The largest sum of all buffers of a measurement: 64 commands of 128 KiB.
+const BUFFER_BYTES: usize = 8 << 20;
+/// Bytes of the two kinds of transfers.
+const SMALL: usize = 4 << 10;
+const LARGE: usize = 128 << 10;
+/// What SPDK's NVMe/vfio-user target is known for, in 4 KiB reads a second of one core.
+const NULL_GOAL: f64 = 4e6;
+
+/// How much to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The program `peerbar-nvme`.
+    pub server: PathBuf,
+    /// More words for its command line.
+    pub words: Vec<String>,
+    /// Few figures, one short round each.
+    pub quick: bool,
+    /// Only figures with this in their name.
+    pub only: String,
+}
+
+impl Options {
+    fn rounds(&self) -> u32 {
+        if self.quick { 1 } else { 5 }
+    }
+
+    /// How long a round of a measurement is.
+    fn time(&self) -> Duration {
+        Duration::from_millis(if self.quick { 100 } else { 200 })
+    }
+}
+
+/// One line of what is measured.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    backend: &'static str,
+    direction: Direction,
+    bytes: usize,
+    queues: u16,
+    depth: u16,
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let direction = match self.direction {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        };
+        let (backend, kib) = (self.backend, self.bytes >> 10);
+        let (queues, depth) = (self.queues, self.depth);
+        format!("host/{backend}/{direction}-{kib}k/{queues}-queues/depth-{depth}")
+    }
+
+    fn goal(&self) -> Option<Goal> {
+        match (self.backend, self.direction) {
+            ("null", Direction::Read) if self.depth >= 32 => Some(Goal::ValueAtLeast(NULL_GOAL)),
+            ("ram", Direction::Read) if self.depth >= 32 => Some(Goal::RatioAtLeast(0.8)),
+            _ => None,
+        }
+    }
+}
+
+/// All cases: every depth on one queue, more queues at one depth, and large transfers.
+fn cases(quick: bool) -> Vec<Case> {
+    let depths: &[u16] = if quick {
+        &[1, 32, 256]
+    } else {
+        &[1, 2, 4, 8, 16, 32, 64, 128, 256]
+    };
+    let queues: &[u16] = if quick { &[8] } else { &[2, 4, 8] };
+    let small = depths.iter().map(|depth| (SMALL, 1, *depth));
+    let many = queues.iter().map(|queues| (SMALL, *queues, 32));
+    let shapes: Vec<_> = small.chain(many).chain([(LARGE, 1, 32)]).collect();
+    let mut cases = Vec::new();
+    for backend in ["ram", "null"] {
+        for direction in [Direction::Read, Direction::Write] {
+            cases.extend(shapes.iter().map(|&(bytes, queues, depth)| Case {
+                backend,
+                direction,
+                bytes,
+                queues,
+                depth,
+            }));
+        }
+    }
+    cases.retain(|case| !(case.backend == "null" && case.bytes == LARGE));
+    cases
+}
+
+/// Measures rates, latencies and bandwidth, and adds them to `report`; `progress` is told of each step.
+///
+/// # Errors
+/// If the server does not start or does not do what it should, wrong data included.
+pub fn measure(
+    options: &Options,
+    report: &mut Report,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
+    let disk = usize::try_from(DISK_BYTES).unwrap_or(usize::MAX);
+    let mut copies = Copies::new(disk, BUFFER_BYTES)?;
+    let wanted = |case: &Case| case.name().contains(&options.only);
+    for case in cases(options.quick).into_iter().filter(wanted) {
+        progress(&case.name());
+        let setup = Setup {
+            program: &options.server,
+            options: &options.words,
+            backend: case.backend,
+            namespaces: 1,
+            namespace_bytes: DISK_BYTES,
+            queues: case.queues,
+            depth: case.depth,
+            bytes: case.bytes,
+        };
+        let mut session = Session::start(&setup)?;
+        let doorbells = session.doorbells().to_owned();
+        report.settings.insert("doorbells".to_owned(), doorbells);
+        report
+            .figures
+            .extend(one(&case, options, &mut session, &mut copies)?);
+        if case.backend == "ram" {
+            session.check()?;
+        }
+    }
+    Ok(())
+}
+
+/// The rounds of a case, the machine's limit and ours in turn.
+fn one(
+    case: &Case,
+    options: &Options,
+    session: &mut Session,
+    copies: &mut Copies,
+) -> Result<Vec<Figure>, Error> {
+    let mut rounds = Vec::new();
+    let mut limits = Vec::new();
+    let mut trips = Vec::new();
+    for _ in 0..options.rounds() {
+        limits.push(limit(case, options, copies)?);
+        if case.depth == 1 {
+            trips.push(ping_pong(options.time())?);
+        }
+        rounds.push(session.round(case.direction, options.time())?);
+    }
+    let mut figures = vec![rate(case, &rounds, &limits)];
+    if case.depth == 1 {
+        figures.push(tail(case, &rounds, &trips));
+    }
+    Ok(figures)
+}
+
+/// What the machine does at best in transfers of this kind, a second.
+fn limit(case: &Case, options: &Options, copies: &mut Copies) -> Result<f64, Error> {
+    match case.backend {
+        "null" => empty_ring(case.depth, options.time()),
+        _ => {
+            let buffers = usize::from(case.queues) * usize::from(case.depth);
+            let fitting = buffers.min(BUFFER_BYTES / case.bytes);
+            copies.rate(case.bytes, fitting, options.time())
+        }
+    }
+}
+
+fn rate(case: &Case, rounds: &[Round], limits: &[f64]) -> Figure {
+    let large = case.bytes == LARGE;
+    let mib = f64::from(u32::try_from(case.bytes).unwrap_or(u32::MAX)) / f64::from(1 << 20);
+    let scale = if large { mib } else { 1.0 };
+    let rates: Vec<f64> = rounds.iter().map(|round| round.rate).collect();
+    let pairs = rates.iter().zip(limits);
+    let ratios: Vec<f64> = pairs.map(|(rate, limit)| rate / limit).collect();
+    let cpu: Vec<f64> = rounds.iter().map(|round| round.cpu_ns).collect();
+    let what = match (case.backend, large) {
+        ("null", _) => "an empty ring",
+        (_, true) => "memcpy of the same pieces",
+        (_, false) => "a bare loop copying such blocks",
+    };
+    Figure {
+        name: case.name(),
+        unit: if large { "MiB/s" } else { "IOPS" }.to_owned(),
+        more_is_better: true,
+        value: median(&rates) * scale,
+        beside: Beside {
+            what: what.to_owned(),
+            value: median(limits) * scale,
+        },
+        ratio: median(&ratios),
+        goal: case.goal(),
+        latency_us: Some(latency(&merged(rounds))),
+        cpu_ns: Some(median(&cpu)),
+    }
+}
+
+/// The tail at depth 1, beside the round trips of a word between two threads.
+fn tail(case: &Case, rounds: &[Round], trips: &[Histogram<u64>]) -> Figure {
+    let p99 = |histogram| quantile_us(histogram, 0.99);
+    let tails: Vec<f64> = rounds.iter().map(|round| p99(&round.latencies)).collect();
+    let limits: Vec<f64> = trips.iter().map(p99).collect();
+    let pairs = tails.iter().zip(&limits);
+    let ratios: Vec<f64> = pairs.map(|(tail, limit)| tail / limit).collect();
+    Figure {
+        name: case.name() + "/p99",
+        unit: "us".to_owned(),
+        more_is_better: false,
+        value: median(&tails),
+        beside: Beside {
+            what: "p99 of a shared-memory ping-pong".to_owned(),
+            value: median(&limits),
+        },
+        ratio: median(&ratios),
+        goal: Some(Goal::RatioAtMost(2.0)),
+        latency_us: Some(latency(&merged(rounds))),
+        cpu_ns: None,
+    }
+}
+
+fn merged(rounds: &[Round]) -> Histogram<u64> {
+    let mut all = latencies();
+    for round in rounds {
+        // Both have the bounds that `latencies` sets.
+        let _ = all.add(&round.latencies);
+    }
+    all
+}
+
+fn latency(histogram: &Histogram<u64>) -> Latency {
+    Latency {
+        p50: quantile_us(histogram, 0.5),
+        p99: quantile_us(histogram, 0.99),
+        p999: quantile_us(histogram, 0.999),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(rate: f64, nanoseconds: u64) -> Round {
+        let mut histogram = latencies();
+        histogram.record(nanoseconds).unwrap();
+        Round {
+            rate,
+            latencies: histogram,
+            cpu_ns: 1.0,
+        }
+    }
+
+    #[test]
+    fn every_case_has_a_name_of_its_own() {
+        for quick in [false, true] {
+            let names: Vec<String> = cases(quick).iter().map(Case::name).collect();
+            let different: std::collections::HashSet<&String> = names.iter().collect();
+            assert_eq!(different.len(), names.len());
+        }
+        assert!(cases(true).len() < cases(false).len());
+    }
+
+    #[test]
+    fn each_round_is_set_beside_the_limit_of_its_own_time() {
+        let case = cases(true)[0];
+        let rounds = [round(10.0, 1_000), round(40.0, 2_000), round(90.0, 3_000)];
+        let figure = rate(&case, &rounds, &[20.0, 50.0, 100.0]);
+        assert_eq!((figure.value, figure.beside.value), (40.0, 50.0));
+        assert_eq!(figure.ratio, 0.8);
+        let trips: Vec<_> = rounds.iter().map(|round| round.latencies.clone()).collect();
+        let figure = tail(&case, &rounds, &trips);
+        assert_eq!(figure.ratio, 1.0);
+        assert!((figure.value - 2.0).abs() < 0.01, "{}", figure.value);
+    }
+}

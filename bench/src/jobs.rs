@@ -1,0 +1,216 @@
+//! What is done with the commands: filling disks, measuring, and checking what comes back.
+
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use hdrhistogram::Histogram;
+
+use crate::Error;
+use crate::drive::Job;
+use crate::lane::{Direction, Place, Slot};
+use crate::spread::latencies;
+
+/// The disks: namespaces 1 to `namespaces`, so many transfers large each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) namespaces: u32,
+    /// Bytes of a transfer.
+    pub(crate) bytes: u64,
+    /// Transfers that fit a namespace.
+    pub(crate) transfers: u64,
+}
+
+impl Extent {
+    /// Transfer `number` of all, counted through the namespaces.
+    fn place(&self, number: u64) -> Option<Place> {
+        let namespace = u32::try_from(number / self.transfers).ok()?;
+        (namespace < self.namespaces).then(|| Place {
+            nsid: namespace + 1,
+            offset: number % self.transfers * self.bytes,
+        })
+    }
+
+    fn all(&self) -> u64 {
+        u64::from(self.namespaces) * self.transfers
+    }
+
+    fn random(&self, rng: &mut Rng) -> Option<Place> {
+        self.place(rng.u64(..self.all()))
+    }
+}
+
+/// The word at index `index` of the data at `place`: no two words of all disks are the same.
+fn word(place: Place, index: u64) -> u64 {
+    u64::from(place.nsid) << 48 ^ (place.offset + 8 * index)
+}
+
+/// Writes to every place data that are found nowhere else.
+pub(crate) struct Fill {
+    pub(crate) extent: Extent,
+    /// How many places have had their turn.
+    pub(crate) begun: u64,
+}
+
+impl Job for Fill {
+    fn direction(&self) -> Direction {
+        Direction::Write
+    }
+
+    fn next(&mut self, _now: Instant, slot: &Slot) -> Result<Option<Place>, Error> {
+        let Some(place) = self.extent.place(self.begun) else {
+            return Ok(None);
+        };
+        self.begun += 1;
+        let words = u64::try_from(slot.buffer.bytes / 8).unwrap_or(0);
+        let data: Vec<u64> = (0..words).map(|index| word(place, index)).collect();
+        slot.buffer.data()?.copy_from(&data);
+        Ok(Some(place))
+    }
+
+    fn done(&mut self, _now: Instant, _slot: &Slot) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Reads places at random and compares what comes with what [`Fill`] has written.
+pub(crate) struct Check {
+    pub(crate) extent: Extent,
+    pub(crate) rng: Rng,
+    /// How many reads are still to come.
+    pub(crate) left: u64,
+}
+
+impl Job for Check {
+    fn direction(&self) -> Direction {
+        Direction::Read
+    }
+
+    fn next(&mut self, _now: Instant, slot: &Slot) -> Result<Option<Place>, Error> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        self.left -= 1;
+        // A read that does nothing must not find what an earlier one has brought.
+        slot.buffer
+            .data()?
+            .copy_from(&vec![u64::MAX; slot.buffer.bytes / 8]);
+        Ok(self.extent.random(&mut self.rng))
+    }
+
+    fn done(&mut self, _now: Instant, slot: &Slot) -> Result<(), Error> {
+        let mut data = vec![0_u64; slot.buffer.bytes / 8];
+        slot.buffer.data()?.copy_to(&mut data);
+        let place = slot.place;
+        let right = (0..)
+            .zip(&data)
+            .all(|(index, found)| *found == word(place, index));
+        if right {
+            Ok(())
+        } else {
+            Err(Error::Data {
+                nsid: place.nsid,
+                offset: place.offset,
+            })
+        }
+    }
+}
+
+/// Transfers at random places for a time, and notes how long each took.
+pub(crate) struct Timed {
+    pub(crate) direction: Direction,
+    pub(crate) extent: Extent,
+    pub(crate) rng: Rng,
+    begun: Instant,
+    until: Instant,
+    last: Instant,
+    /// Latencies in nanoseconds, one for each transfer that completed.
+    pub(crate) latencies: Histogram<u64>,
+}
+
+impl Timed {
+    /// Begins now, and submits for `time`.
+    pub(crate) fn new(direction: Direction, extent: Extent, rng: Rng, time: Duration) -> Self {
+        let begun = Instant::now();
+        Self {
+            direction,
+            extent,
+            rng,
+            begun,
+            until: begun + time,
+            last: begun,
+            latencies: latencies(),
+        }
+    }
+
+    /// Transfers a second, from the first submission to the last completion.
+    pub(crate) fn rate(&self) -> f64 {
+        count(&self.latencies) / (self.last - self.begun).as_secs_f64()
+    }
+}
+
+/// How many values there are; exact below 2^53.
+pub(crate) fn count(histogram: &Histogram<u64>) -> f64 {
+    Duration::from_secs(histogram.len()).as_secs_f64()
+}
+
+impl Job for Timed {
+    fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    fn next(&mut self, now: Instant, _slot: &Slot) -> Result<Option<Place>, Error> {
+        if now >= self.until {
+            return Ok(None);
+        }
+        Ok(self.extent.random(&mut self.rng))
+    }
+
+    fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error> {
+        self.last = now;
+        if let Some(since) = slot.since {
+            let nanoseconds = u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX);
+            self.latencies.saturating_record(nanoseconds);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXTENT: Extent = Extent {
+        namespaces: 2,
+        bytes: 4096,
+        transfers: 3,
+    };
+
+    #[test]
+    fn places_go_through_all_namespaces() {
+        let place = |nsid, offset| Some(Place { nsid, offset });
+        let places = [
+            place(1, 0),
+            place(1, 8192),
+            place(2, 0),
+            place(2, 8192),
+            None,
+        ];
+        for (number, expected) in [0, 2, 3, 5, 6].into_iter().zip(places) {
+            assert_eq!(EXTENT.place(number), expected, "{number}");
+        }
+        let mut rng = Rng::with_seed(1);
+        assert!((0..100).all(|_| EXTENT.random(&mut rng).is_some()));
+    }
+
+    #[test]
+    fn no_two_words_are_the_same() {
+        let words = (0..6).flat_map(|number| {
+            let place = EXTENT.place(number).unwrap();
+            (0..512).map(move |index| word(place, index))
+        });
+        let words: Vec<u64> = words.collect();
+        let different: std::collections::HashSet<&u64> = words.iter().collect();
+        assert_eq!(different.len(), words.len());
+        assert!(!words.contains(&u64::MAX));
+    }
+}

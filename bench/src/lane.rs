@@ -1,0 +1,103 @@
+//! A queue pair with the commands that it keeps outstanding.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerbar_nvme_spec::command::nvm::BlockRange;
+use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
+use vm_memory::VolatileSlice;
+use zerocopy::FromZeros;
+
+use crate::Error;
+use crate::memory::Memory;
+use crate::queue::QueuePair;
+
+/// Which way data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Read,
+    Write,
+}
+
+/// Where a transfer is on the disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) nsid: u32,
+    /// In bytes.
+    pub(crate) offset: u64,
+}
+
+/// Memory for the data of one command.
+#[derive(Clone, Debug)]
+pub(crate) struct Buffer {
+    pub(crate) memory: Arc<Memory>,
+    /// Where in it the data begin.
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Buffer {
+    /// The data.
+    pub(crate) fn data(&self) -> Result<VolatileSlice<'_>, Error> {
+        self.memory.slice(self.offset, self.bytes)
+    }
+}
+
+/// One of the commands.
+pub(crate) struct Slot {
+    entry: SubmissionEntry,
+    block_bytes: u64,
+    pub(crate) buffer: Buffer,
+    pub(crate) place: Place,
+    /// When it was submitted; none if it is not outstanding.
+    pub(crate) since: Option<Instant>,
+}
+
+impl Slot {
+    /// A command for `buffer`, which the device finds by `prps`.
+    pub(crate) fn new(cid: u16, block_bytes: u32, buffer: Buffer, prps: [u64; 2]) -> Self {
+        let mut entry = SubmissionEntry::new_zeroed();
+        entry.cid = cid.into();
+        [entry.prp1, entry.prp2] = prps.map(Into::into);
+        let block_bytes = u64::from(block_bytes);
+        let blocks = u64::try_from(buffer.bytes).unwrap_or(0) / block_bytes;
+        let mut range = BlockRange::from(&entry);
+        range.nlb = u16::try_from(blocks.saturating_sub(1))
+            .unwrap_or(u16::MAX)
+            .into();
+        range.apply_to(&mut entry);
+        Self {
+            entry,
+            block_bytes,
+            buffer,
+            place: Place { nsid: 1, offset: 0 },
+            since: None,
+        }
+    }
+
+    /// Aims the command.
+    pub(crate) fn aim(&mut self, direction: Direction, place: Place) {
+        let opcode = match direction {
+            Direction::Read => NvmOpcode::Read,
+            Direction::Write => NvmOpcode::Write,
+        };
+        self.place = place;
+        self.entry.opcode = opcode as u8;
+        self.entry.nsid = place.nsid.into();
+        let block = place.offset / self.block_bytes;
+        let [b0, b1, b2, b3, b4, b5, b6, b7] = block.to_le_bytes();
+        self.entry.cdw10 = u32::from_le_bytes([b0, b1, b2, b3]).into();
+        self.entry.cdw11 = u32::from_le_bytes([b4, b5, b6, b7]).into();
+    }
+
+    /// What the controller is told.
+    pub(crate) fn entry(&self) -> &SubmissionEntry {
+        &self.entry
+    }
+}
+
+/// A queue pair and its commands; each has its index for identifier.
+pub(crate) struct Lane {
+    pub(crate) queue: QueuePair,
+    pub(crate) slots: Vec<Slot>,
+}

@@ -1,0 +1,192 @@
+//! What the machine could do at best: bare copies, two threads that answer each other, a queue with nothing behind it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use hdrhistogram::Histogram;
+
+use crate::Error;
+use crate::doorbell::{Doorbell, Register};
+use crate::drive::drive;
+use crate::jobs::{Extent, Timed};
+use crate::lane::{Buffer, Direction, Lane, Slot};
+use crate::memory::{Memory, PAGE, Pages};
+use crate::queue::{COMPLETION_BYTES, COMPLETION_TAIL, Place, QueuePair, SUBMISSION_BYTES};
+use crate::spread::latencies;
+
+/// How often a loop looks at the clock.
+const BATCH: u32 = 64;
+
+/// Copies between memory of the kind that servers and guests have, by one thread.
+pub(crate) struct Copies {
+    disk: Memory,
+    buffers: Memory,
+    rng: Rng,
+}
+
+impl Copies {
+    /// From a disk of `disk_bytes` bytes to buffers of `buffer_bytes` bytes in all.
+    pub(crate) fn new(disk_bytes: usize, buffer_bytes: usize) -> Result<Self, Error> {
+        Ok(Self {
+            disk: Memory::create(disk_bytes)?.0,
+            buffers: Memory::create(buffer_bytes)?.0,
+            rng: Rng::with_seed(2),
+        })
+    }
+
+    /// Copies of `bytes` bytes from random places a second, for `time`; `buffers` buffers are used in turn.
+    pub(crate) fn rate(
+        &mut self,
+        bytes: usize,
+        buffers: usize,
+        time: Duration,
+    ) -> Result<f64, Error> {
+        let begun = Instant::now();
+        let mut copies = 0_u32;
+        let mut buffer = 0;
+        while begun.elapsed() < time {
+            for _ in 0..BATCH {
+                let place = self.rng.usize(..self.disk.bytes() / bytes) * bytes;
+                let target = self.buffers.slice(buffer * bytes, bytes)?;
+                self.disk
+                    .slice(place, bytes)?
+                    .copy_to_volatile_slice(target);
+                buffer = if buffer + 1 == buffers { 0 } else { buffer + 1 };
+            }
+            copies = copies.saturating_add(BATCH);
+        }
+        Ok(f64::from(copies) / begun.elapsed().as_secs_f64())
+    }
+}
+
+/// Round trips of a word between two threads that spin, in nanoseconds.
+pub(crate) fn ping_pong(time: Duration) -> Result<Histogram<u64>, Error> {
+    let (memory, _) = Memory::create(PAGE)?;
+    // Cache lines that have nothing in common, even where they are fetched in pairs.
+    let (ping, pong) = (0, 256);
+    let over = AtomicBool::new(false);
+    let mut times = latencies();
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                memory.store32(pong, memory.load32(ping)?)?;
+                std::hint::spin_loop();
+            }
+            Ok(())
+        });
+        let rounds = bounce(&memory, [ping, pong], time, &mut times);
+        over.store(true, Ordering::Relaxed);
+        rounds.and(joined(other.join()))
+    })?;
+    Ok(times)
+}
+
+fn bounce(
+    memory: &Memory,
+    [ping, pong]: [usize; 2],
+    time: Duration,
+    times: &mut Histogram<u64>,
+) -> Result<(), Error> {
+    let until = Instant::now() + time;
+    let mut number = 0_u32;
+    let mut now = Instant::now();
+    while now < until {
+        number = number.wrapping_add(1);
+        memory.store32(ping, number)?;
+        while memory.load32(pong)? != number {
+            std::hint::spin_loop();
+        }
+        let then = std::mem::replace(&mut now, Instant::now());
+        let nanoseconds = u64::try_from((now - then).as_nanos()).unwrap_or(u64::MAX);
+        times.saturating_record(nanoseconds);
+    }
+    Ok(())
+}
+
+/// Commands a second through a queue pair behind which a thread completes everything at once: with `depth` of them
+/// outstanding, for `time`.
+pub(crate) fn empty_ring(depth: u16, time: Duration) -> Result<f64, Error> {
+    let entries = (depth + 1).next_power_of_two().max(64);
+    let room = 128 * usize::from(entries) + 4 * PAGE;
+    let memory = Arc::new(Memory::create(room)?.0);
+    let pages = Pages::new(room);
+    let place = Place::take(&pages, entries)?;
+    let [tail, head] = [pages.take(PAGE)?, pages.take(PAGE)?];
+    let bells = [tail, head].map(|offset| {
+        let page = memory.clone();
+        Doorbell::new(Register::Mapped { page, offset }, None)
+    });
+    let buffer = Buffer {
+        memory: memory.clone(),
+        offset: 0,
+        bytes: PAGE,
+    };
+    let mut lanes = [Lane {
+        queue: QueuePair::new(1, memory.clone(), place, bells),
+        slots: (0..depth)
+            .map(|cid| Slot::new(cid, 4096, buffer.clone(), [0, 0]))
+            .collect(),
+    }];
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| complete_all(&memory, place, tail, &over));
+        let extent = Extent {
+            namespaces: 1,
+            bytes: 4096,
+            transfers: 1 << 20,
+        };
+        let mut job = Timed::new(Direction::Read, extent, Rng::with_seed(3), time);
+        let driven = drive(&mut lanes, &mut job);
+        over.store(true, Ordering::Relaxed);
+        driven.and(joined(other.join())).map(|()| job.rate())
+    })
+}
+
+/// The other side of [`empty_ring`].
+fn complete_all(
+    memory: &Memory,
+    place: Place,
+    tail: usize,
+    over: &AtomicBool,
+) -> Result<(), Error> {
+    let mut head = 0_u16;
+    let mut phase = 1_u64;
+    while !over.load(Ordering::Relaxed) {
+        let tail = memory.load32(tail)?;
+        while u32::from(head) != tail {
+            let index = usize::from(head);
+            let command = memory.load32(place.submission + index * SUBMISSION_BYTES)?;
+            let cid = u64::from(command >> 16);
+            head = place.after(head);
+            let completion = u64::from(head) | cid << 32 | phase << 48;
+            let at = place.completion + index * COMPLETION_BYTES + COMPLETION_TAIL;
+            memory.store64(at, completion)?;
+            phase ^= u64::from(head == 0);
+        }
+        std::hint::spin_loop();
+    }
+    Ok(())
+}
+
+/// A thread that panics is a mistake of ours, to be seen as such.
+fn joined<T>(outcome: thread::Result<T>) -> T {
+    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(5);
+
+    #[test]
+    fn every_limit_is_a_number() {
+        let mut copies = Copies::new(64 * PAGE, 4 * PAGE).unwrap();
+        assert!(copies.rate(PAGE, 4, SHORT).unwrap() > 0.0);
+        assert!(!ping_pong(SHORT).unwrap().is_empty());
+        assert!(empty_ring(3, SHORT).unwrap() > 0.0);
+    }
+}

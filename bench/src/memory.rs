@@ -1,0 +1,140 @@
+//! Memory that this process and a server share.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+
+use crate::Error;
+
+/// Size of a page of memory, of the machine's and of NVMe's.
+pub(crate) const PAGE: usize = 4096;
+
+/// A shared memory file, mapped as a whole, all of it backed by pages.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    region: MmapRegion,
+}
+
+impl Memory {
+    /// A new memory file of `bytes` bytes. A server maps it, since it is sealed against shrinking; every page has been
+    /// written, so that no measurement pays for page faults.
+    pub(crate) fn create(bytes: usize) -> Result<(Self, File), Error> {
+        let action = || format!("create {bytes} bytes of shared memory");
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd =
+            rustix::fs::memfd_create("peerbar-bench", flags).map_err(Error::system(action()))?;
+        let size = u64::try_from(bytes).unwrap_or(u64::MAX);
+        rustix::fs::ftruncate(&fd, size).map_err(Error::system(action()))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).map_err(Error::system(action()))?;
+        let file = File::from(fd);
+        let copy = file.try_clone().map_err(Error::system(action()))?;
+        let memory = Self::map(FileOffset::new(copy, 0), bytes)?;
+        for page in (0..bytes).step_by(PAGE) {
+            memory.slice(page, size_of::<u64>())?.copy_from(&[0_u64]);
+        }
+        Ok((memory, file))
+    }
+
+    /// Maps a part of somebody else's file.
+    pub(crate) fn map(file: FileOffset, bytes: usize) -> Result<Self, Error> {
+        let region =
+            MmapRegion::from_file(file, bytes).map_err(|source| Error::Map { bytes, source })?;
+        Ok(Self { region })
+    }
+
+    /// Length in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.region.size()
+    }
+
+    /// `len` bytes at `offset`.
+    pub(crate) fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_>, Error> {
+        Ok(self.region.get_slice(offset, len)?)
+    }
+
+    /// Reads the 8 bytes at `offset`, a multiple of 8. What is read after it is not older.
+    pub(crate) fn load64(&self, offset: usize) -> Result<u64, Error> {
+        let word = self.region.get_atomic_ref::<AtomicU64>(offset)?;
+        Ok(u64::from_le(word.load(Ordering::Acquire)))
+    }
+
+    /// Writes the 8 bytes at `offset`, a multiple of 8. What was written before it is seen before it.
+    pub(crate) fn store64(&self, offset: usize, value: u64) -> Result<(), Error> {
+        let word = self.region.get_atomic_ref::<AtomicU64>(offset)?;
+        word.store(value.to_le(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Reads the 4 bytes at `offset`, a multiple of 4. What is read after it is not older.
+    pub(crate) fn load32(&self, offset: usize) -> Result<u32, Error> {
+        let word = self.region.get_atomic_ref::<AtomicU32>(offset)?;
+        Ok(u32::from_le(word.load(Ordering::Acquire)))
+    }
+
+    /// Writes the 4 bytes at `offset`, a multiple of 4. What was written before it is seen before it.
+    pub(crate) fn store32(&self, offset: usize, value: u32) -> Result<(), Error> {
+        let word = self.region.get_atomic_ref::<AtomicU32>(offset)?;
+        word.store(value.to_le(), Ordering::Release);
+        Ok(())
+    }
+}
+
+/// Hands out the pages of a memory, in order and for good.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    next: Cell<usize>,
+    all: usize,
+}
+
+impl Pages {
+    /// Those of a memory of `all` bytes.
+    pub(crate) fn new(all: usize) -> Self {
+        Self {
+            next: Cell::new(0),
+            all,
+        }
+    }
+
+    /// Offset of the next `bytes` bytes that nobody has, at the start of a page.
+    pub(crate) fn take(&self, bytes: usize) -> Result<usize, Error> {
+        let offset = self.next.get();
+        let end = offset
+            .checked_add(bytes.next_multiple_of(PAGE))
+            .filter(|end| *end <= self.all);
+        self.next.set(end.ok_or(Error::Full {
+            asked: bytes,
+            all: self.all,
+        })?);
+        Ok(offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_where_they_were_put() {
+        let (memory, _) = Memory::create(2 * PAGE).unwrap();
+        memory.store64(8, 0x1122_3344_5566_7788).unwrap();
+        assert_eq!(memory.load32(8).unwrap(), 0x5566_7788);
+        memory.store32(12, 1).unwrap();
+        assert_eq!(memory.load64(8).unwrap(), 0x1_5566_7788);
+        assert!(memory.load64(2 * PAGE).is_err());
+    }
+
+    #[test]
+    fn pages_are_given_once_and_come_to_an_end() {
+        let pages = Pages::new(3 * PAGE);
+        assert_eq!(pages.take(1).unwrap(), 0);
+        assert_eq!(pages.take(PAGE + 1).unwrap(), PAGE);
+        let error = pages.take(1).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "1 bytes are not left of 12288 bytes of shared memory"
+        );
+    }
+}

@@ -1,0 +1,181 @@
+//! What was measured, with what, on what machine: a table for people, JSON for later.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::figure::{Figure, readable};
+
+/// The figures of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// When it began, in seconds since 1970.
+    pub unix_seconds: u64,
+    /// The commit of this project that was measured; `scripts/bench` says it by `PEERBAR_COMMIT`.
+    pub commit: String,
+    /// The machine.
+    pub machine: Machine,
+    /// Versions of what takes part, by name.
+    pub versions: BTreeMap<String, String>,
+    /// What was measured how, by name.
+    pub settings: BTreeMap<String, String>,
+    /// What came out.
+    pub figures: Vec<Figure>,
+}
+
+/// The machine, as Linux tells.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of the processors.
+    pub cpu: String,
+    /// How many of them this process may use.
+    pub cpus: usize,
+    /// Kernel of the host.
+    pub kernel: String,
+    /// Memory in KiB.
+    pub memory_kib: u64,
+    /// What else went on: the load average of the last minute, when the run began.
+    pub load: f64,
+}
+
+impl Report {
+    /// A report without figures, of this machine and now. Of versions, that of Rust is there already, as
+    /// `scripts/bench` says it by `PEERBAR_RUSTC`.
+    pub fn begin() -> Self {
+        let said = |name| std::env::var(name).unwrap_or_else(|_| "unknown".to_owned());
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            unix_seconds: since.map_or(0, |since| since.as_secs()),
+            commit: said("PEERBAR_COMMIT"),
+            machine: Machine::here(),
+            versions: [("rustc".to_owned(), said("PEERBAR_RUSTC"))].into(),
+            settings: BTreeMap::new(),
+            figures: Vec::new(),
+        }
+    }
+
+    /// Reads a report back.
+    ///
+    /// # Errors
+    /// If the file cannot be read or holds something else.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        let text = fs::read(path).map_err(Error::system(format!("read {}", path.display())))?;
+        serde_json::from_slice(&text).map_err(|source| Error::Report {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// The figures for people.
+    pub fn table(&self) -> String {
+        let mut table = Table::new();
+        table
+            .load_style(UTF8_FULL_CONDENSED)
+            .set_content_arrangement(ContentArrangement::Disabled)
+            .set_header([
+                "figure",
+                "value",
+                "unit",
+                "beside",
+                "its value",
+                "ratio",
+                "goal",
+                "p50 us",
+                "p99 us",
+                "p99.9 us",
+                "CPU ns",
+            ]);
+        for figure in &self.figures {
+            table.add_row(cells(figure));
+        }
+        for column in [1, 4, 5, 6, 7, 8, 9, 10] {
+            if let Some(column) = table.column_mut(column) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        table.to_string()
+    }
+}
+
+fn cells(figure: &Figure) -> [String; 11] {
+    let goal = figure.goal.zip(figure.reaches_goal());
+    let goal = goal.map_or_else(String::new, |(goal, reached)| {
+        format!("{goal}: {}", if reached { "yes" } else { "no" })
+    });
+    let latency = |of: fn(&crate::figure::Latency) -> f64| {
+        let latency = figure.latency_us.as_ref();
+        latency.map_or_else(String::new, |latency| readable(of(latency)))
+    };
+    [
+        figure.name.clone(),
+        readable(figure.value),
+        figure.unit.clone(),
+        figure.beside.what.clone(),
+        readable(figure.beside.value),
+        format!("{:.2}", figure.ratio),
+        goal,
+        latency(|latency| latency.p50),
+        latency(|latency| latency.p99),
+        latency(|latency| latency.p999),
+        figure.cpu_ns.map_or_else(String::new, readable),
+    ]
+}
+
+impl Machine {
+    fn here() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Self {
+            cpu: field(&read("/proc/cpuinfo"), "model name").to_owned(),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            memory_kib: first_number(field(&read("/proc/meminfo"), "MemTotal")).unwrap_or(0),
+            load: first_number(&read("/proc/loadavg")).unwrap_or(0.0),
+        }
+    }
+}
+
+/// What stands behind `name` and a colon in a text of such lines, the first time.
+fn field<'a>(text: &'a str, name: &str) -> &'a str {
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    let found = pairs.into_iter().find(|(key, _)| key.trim() == name);
+    found.map_or("unknown", |(_, value)| value.trim())
+}
+
+fn first_number<T: std::str::FromStr>(text: &str) -> Option<T> {
+    text.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_is_told_by_its_fields() {
+        let text = "processor\t: 0\nmodel name\t: A 1: B\nMemTotal:       16 kB\n";
+        assert_eq!(field(text, "model name"), "A 1: B");
+        assert_eq!(first_number(field(text, "MemTotal")), Some(16_u64));
+        assert_eq!(field(text, "bogomips"), "unknown");
+        assert!(Machine::here().cpus > 0);
+    }
+
+    #[test]
+    fn a_report_is_read_back_as_it_was() {
+        let report = Report::begin();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.json");
+        fs::write(&path, serde_json::to_string(&report).unwrap()).unwrap();
+        assert_eq!(Report::load(&path).unwrap(), report);
+        fs::write(&path, "{}").unwrap();
+        let error = Report::load(&path).unwrap_err().to_string();
+        assert!(
+            error.ends_with("is no report of `peerbar bench`"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,115 @@
+//! A server as a process.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::Error;
+
+/// A server that listens, killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Server {
+    /// Starts `program` and waits until it is ready.
+    pub(crate) fn start<W: Into<OsString>>(
+        program: &Path,
+        words: impl IntoIterator<Item = W>,
+    ) -> Result<Self, Error> {
+        let folder = TempDir::new().map_err(Error::system("create a folder for a socket"))?;
+        let log = folder.path().join("log");
+        let stderr = File::create(&log).map_err(Error::system("create a log file"))?;
+        let child = Command::new(program)
+            .arg("--socket-path")
+            .arg(socket(&folder))
+            .args(words.into_iter().map(Into::into))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .spawn()
+            .map_err(Error::system(format!("start {}", program.display())))?;
+        let mut server = Self { child, folder };
+        if server.is_ready() {
+            return Ok(server);
+        }
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        let last = said.lines().rev().find(|line| !line.trim().is_empty());
+        Err(Error::Server {
+            program: program.to_owned(),
+            words: last.unwrap_or("it ends without a word").to_owned(),
+        })
+    }
+
+    /// Where clients connect.
+    pub(crate) fn socket(&self) -> PathBuf {
+        socket(&self.folder)
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it says so; a server that fails closes its standard output.
+    fn is_ready(&mut self) -> bool {
+        let mut line = String::new();
+        let stdout = self.child.stdout.take().map(BufReader::new);
+        let read = stdout.map(|mut stdout| stdout.read_line(&mut line));
+        matches!(read, Some(Ok(_))) && line == "ready\n"
+    }
+}
+
+fn socket(folder: &TempDir) -> PathBuf {
+    folder.path().join("socket")
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Fails if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_fails_is_quoted() {
+        let script = "echo first >&2; echo 'no such thing' >&2; exit 1";
+        let error = start(script).unwrap_err().to_string();
+        assert!(
+            error.ends_with("sh does not start: no such thing"),
+            "{error}"
+        );
+        let error = start("exit 0").unwrap_err().to_string();
+        assert!(error.ends_with("it ends without a word"), "{error}");
+    }
+
+    #[test]
+    fn a_server_is_killed_when_dropped() {
+        let server = start("echo ready; exec sleep 60").unwrap();
+        let process = PathBuf::from(format!("/proc/{}", server.pid()));
+        assert!(process.exists());
+        drop(server);
+        assert!(!process.exists());
+    }
+
+    /// A shell that is given a script in place of the options that servers have.
+    fn start(script: &str) -> Result<Server, Error> {
+        let folder = TempDir::new().unwrap();
+        let program = folder.path().join("sh");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&program, mode).unwrap();
+        Server::start(&program, [""; 0])
+    }
+}
