@@ -146,6 +146,7 @@ mod tests {
             .into(),
             peer_bytes: 60 << 20,
             ram_bytes: 0,
+            probe: None,
         };
         let rows = [
             row("copy disk0 to disk1", Verdict::Pass, copy),

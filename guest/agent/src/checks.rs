@@ -16,6 +16,7 @@ mod gpu_unaddressed;
 mod gpu_unaligned;
 mod layout;
 mod pool_exhausted;
+mod probe;
 mod provider;
 mod queues_in_cmb;
 mod way;
@@ -49,6 +50,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::Copy(copy) => copy::run(lab, copy, measure)?,
         Check::BufferedRead { from, provider } => buffered_read::run(lab, from, provider, measure)?,
         Check::PoolExhausted { provider } => pool_exhausted::run(lab, provider)?,
+        Check::Probe(probe) => probe::run(lab, probe, measure)?,
         Check::ControllerReset { device } => controller_reset::run(lab, device)?,
         Check::Command(command) => return command::run(lab, command, measure),
         Check::GpuFile(file) => return gpu_file::run(lab, file, measure),

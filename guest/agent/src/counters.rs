@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use peerbar_dma_log::{self as dma_log, Completer, Purpose, Route};
 use peerbar_nvme_spec::dma_log::LID;
-use peerbar_report::Measure;
+use peerbar_report::{Measure, Record};
 
 use crate::devices::Controller;
 use crate::gpus::Gpu;
@@ -64,6 +64,14 @@ impl Traffic {
         self.commands(device, Completer::GuestRam)
     }
 
+    /// What one device did.
+    pub(crate) fn record(&self, device: u32) -> Record {
+        Record {
+            routes: self.payload_by_route(|of| of == device),
+            failures: self.failures.get(&device).copied().unwrap_or(0),
+        }
+    }
+
     /// DMA requests of all devices that failed.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.values().sum()
@@ -85,10 +93,10 @@ impl Traffic {
             .sum()
     }
 
-    fn payload_by_route(&self) -> BTreeMap<peerbar_report::Route, u64> {
+    fn payload_by_route(&self, of: impl Fn(u32) -> bool) -> BTreeMap<peerbar_report::Route, u64> {
         let mut routes = BTreeMap::new();
-        for ((_, (purpose, _, route)), bytes) in &self.bytes {
-            if *purpose == Purpose::Payload && *bytes > 0 {
+        for ((device, (purpose, _, route)), bytes) in &self.bytes {
+            if of(*device) && *purpose == Purpose::Payload && *bytes > 0 {
                 let sum: &mut u64 = routes.entry(reported(*route)).or_default();
                 *sum = sum.saturating_add(*bytes);
             }
@@ -189,7 +197,7 @@ impl<'a> Witness<'a> {
     pub(crate) fn tell(&self, measure: &mut Measure) {
         measure.seconds = self.elapsed.as_secs_f64();
         if let Ok(traffic) = &self.traffic {
-            measure.routes = traffic.payload_by_route();
+            measure.routes = traffic.payload_by_route(|_| true);
             measure.peer_bytes = traffic.peer_bytes();
             measure.ram_bytes = traffic.ram_bytes();
         }
@@ -295,7 +303,9 @@ mod tests {
             (peerbar_report::Route::GuestRam, 10),
             (peerbar_report::Route::Upstream, 1),
         ]);
-        assert_eq!(seen.payload_by_route(), routes);
+        assert_eq!(seen.payload_by_route(|_| true), routes);
+        let record = seen.record(1);
+        assert_eq!((record.routes.len(), record.failures), (1, 2));
     }
 
     #[test]

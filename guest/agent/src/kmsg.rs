@@ -29,8 +29,8 @@ impl KernelLog {
         })
     }
 
-    /// What has gone wrong in the kernel since the last call, where what has one of the texts `expected` is no wrong.
-    pub(crate) fn complaints(&mut self, expected: &[String]) -> Complaints {
+    /// What has gone wrong in the kernel since the last call, where what is `expected` is no wrong.
+    pub(crate) fn complaints(&mut self, expected: &Expected<'_>) -> Complaints {
         let mut complaints = sift(self.new_messages(), expected);
         let taint = taint();
         if taint != self.taint {
@@ -59,6 +59,15 @@ impl KernelLog {
     }
 }
 
+/// What the kernel may say of a check without being against it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Expected<'a> {
+    /// Texts that it must say.
+    pub(crate) texts: &'a [String],
+    /// Whether faults of an IOMMU are results like others.
+    pub(crate) faults: bool,
+}
+
 /// What the kernel has said, or not, against a check.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Complaints {
@@ -66,16 +75,25 @@ pub(crate) struct Complaints {
     pub(crate) lines: Vec<String>,
     /// The texts that were expected in vain.
     pub(crate) missing: Vec<String>,
+    /// How many lines report a fault of an IOMMU.
+    pub(crate) faults: u64,
+    /// The first of those.
+    pub(crate) fault: Option<String>,
 }
 
-fn sift(messages: impl Iterator<Item = String>, expected: &[String]) -> Complaints {
+fn sift(messages: impl Iterator<Item = String>, expected: &Expected<'_>) -> Complaints {
     let mut complaints = Complaints {
-        lines: Vec::new(),
-        missing: expected.to_vec(),
+        missing: expected.texts.to_vec(),
+        ..Complaints::default()
     };
     for line in messages {
         complaints.missing.retain(|text| !line.contains(text));
-        let is_expected = expected.iter().any(|text| line.contains(text));
+        let mut is_expected = expected.texts.iter().any(|text| line.contains(text));
+        if is_fault(&line) {
+            complaints.faults = complaints.faults.saturating_add(1);
+            complaints.fault.get_or_insert_with(|| line.clone());
+            is_expected |= expected.faults;
+        }
         let begun = !complaints.lines.is_empty();
         if (begun || is_bad(&line) && !is_expected) && complaints.lines.len() < SHOWN {
             complaints.lines.push(line);
@@ -117,7 +135,7 @@ fn is_bad(message: &str) -> bool {
         "Kernel panic",
         "general protection fault",
     ];
-    const PARTS: [&str; 13] = [
+    const PARTS: [&str; 10] = [
         "------------[ cut here ]------------",
         "Call Trace:",
         "kernel BUG at ",
@@ -127,15 +145,23 @@ fn is_bad(message: &str) -> bool {
         "self-detected stall",
         "detected stalls on CPUs",
         "page allocation failure",
-        "DMAR: [DMA ",
-        "AMD-Vi: Event logged [IO_PAGE_FAULT",
-        " fault from EP ",
         "controller is down; will reset",
     ];
     let lost_command = message.starts_with("nvme ") && message.contains(" timeout, ");
     lost_command
+        || is_fault(message)
         || STARTS.iter().any(|start| message.starts_with(start))
         || PARTS.iter().any(|part| message.contains(part))
+}
+
+/// Whether an IOMMU has refused a DMA: Intel's, AMD's, virtio's.
+fn is_fault(message: &str) -> bool {
+    const PARTS: [&str; 3] = [
+        "DMAR: [DMA ",
+        "AMD-Vi: Event logged [IO_PAGE_FAULT",
+        " fault from EP ",
+    ];
+    PARTS.iter().any(|part| message.contains(part))
 }
 
 #[cfg(test)]
@@ -156,7 +182,12 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let sifted = |expected: &[&str]| {
-            let Complaints { lines, missing } = sift(log(), &texts(expected));
+            let texts = texts(expected);
+            let expected = Expected {
+                texts: &texts,
+                faults: false,
+            };
+            let Complaints { lines, missing, .. } = sift(log(), &expected);
             (lines, missing)
         };
         assert_eq!(
@@ -167,6 +198,24 @@ mod tests {
         assert_eq!(sifted(&["BUG: "]), (texts(&[]), texts(&[])));
         let (lines, missing) = sifted(&["DMAR: ", "news"]);
         assert_eq!((lines.len(), missing), (3, texts(&["DMAR: "])));
+    }
+
+    #[test]
+    fn faults_are_counted_and_may_be_no_complaint() {
+        let log = || {
+            ["news", "DMAR: [DMA Read] a", "DMAR: [DMA Read] b"]
+                .map(str::to_owned)
+                .into_iter()
+        };
+        let complaints = sift(log(), &Expected::default());
+        assert_eq!((complaints.lines.len(), complaints.faults), (2, 2));
+        let expected = Expected {
+            faults: true,
+            ..Expected::default()
+        };
+        let results = sift(log(), &expected);
+        assert_eq!((results.lines.len(), results.faults), (0, 2));
+        assert_eq!(results.fault.as_deref(), Some("DMAR: [DMA Read] a"));
     }
 
     #[test]

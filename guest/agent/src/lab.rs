@@ -110,8 +110,13 @@ impl Lab {
 
     /// A pattern for the disk of `controller` that was never used before.
     pub(crate) fn fresh_pattern(&self, controller: &Controller) -> Pattern {
+        self.fresh_pattern_of(controller.number)
+    }
+
+    /// A pattern for the device in this place of the plan that was never used before.
+    pub(crate) fn fresh_pattern_of(&self, number: u32) -> Pattern {
         Pattern {
-            disk: controller.number,
+            disk: number,
             round: self.rounds.fetch_add(1, Ordering::Relaxed),
         }
     }

@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::checks::{self, Outcome};
 use crate::devices::Roots;
-use crate::kmsg::{Complaints, KernelLog};
+use crate::kmsg::{Complaints, Expected, KernelLog};
 use crate::lab::Lab;
 use crate::modules::Modules;
 use crate::port::Port;
@@ -80,7 +80,7 @@ fn prepare(plan: &Plan, mut modules: Modules, uevents: Uevents) -> anyhow::Resul
 
 fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> anyhow::Result<()> {
     let mut log = KernelLog::open()?;
-    let mut earlier = log.complaints(&[]).lines;
+    let mut earlier = log.complaints(&Expected::default()).lines;
     if !earlier.is_empty() {
         earlier.insert(0, "before the first check:".to_owned());
     }
@@ -88,8 +88,12 @@ fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> 
         eprintln!("peerbar-agent: {}", check.name());
         let ended = supervise(lab, check);
         let hung = matches!(ended, Ended::Hung { .. });
-        let (outcome, measure) = judge(ended);
-        let mut complaints = log.complaints(expected_of_kernel(check));
+        let (outcome, mut measure) = judge(ended);
+        let mut complaints = log.complaints(&expected_of_kernel(check));
+        if let Some(probe) = &mut measure.probe {
+            probe.faults = complaints.faults;
+            probe.fault = complaints.fault.take();
+        }
         complaints.lines.splice(..0, earlier.drain(..));
         tell(check, outcome, complaints, &measure, report)?;
         if hung {
@@ -147,7 +151,7 @@ fn tell(
             Verdict::Fail
         }
     };
-    let Complaints { lines, missing } = complaints;
+    let Complaints { lines, missing, .. } = complaints;
     if lines.is_empty() && missing.is_empty() {
         return Ok(report.result(&check.name(), &verdict, measure)?);
     }
@@ -163,10 +167,17 @@ fn tell(
     Ok(report.result(&check.name(), &Verdict::Fail, measure)?)
 }
 
-fn expected_of_kernel(check: &Check) -> &[String] {
+fn expected_of_kernel(check: &Check) -> Expected<'_> {
     match check {
-        Check::Command(command) => &command.kernel,
-        _ => &[],
+        Check::Command(command) => Expected {
+            texts: &command.kernel,
+            faults: false,
+        },
+        Check::Probe(_) => Expected {
+            texts: &[],
+            faults: true,
+        },
+        _ => Expected::default(),
     }
 }
 

@@ -10,11 +10,13 @@ mod gpu;
 mod ktap;
 mod measure;
 mod plan;
+mod probe;
 
 pub use gpu::{Calls, Gpu, GpuCopy, GpuFile, Medium};
 pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Verdict};
 pub use measure::{Measure, Route};
 pub use plan::{Buffer, Check, Command, Copy, Device, Module, Plan};
+pub use probe::{Probe, Probed, Record, Transfer};
 
 /// Name of the virtio-serial port.
 pub const PORT: &str = "org.peerbar.report";

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Probed;
+
 /// The way of a payload byte, as the devices recorded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -35,4 +37,7 @@ pub struct Measure {
     pub peer_bytes: u64,
     /// Payload bytes whose completer was guest RAM.
     pub ram_bytes: u64,
+    /// What a probe found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<Probed>,
 }

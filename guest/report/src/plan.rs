@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::{Gpu, GpuCopy, GpuFile};
+use crate::probe::Probe;
 
 /// Everything that the agent is asked to do in one boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +89,8 @@ pub enum Check {
         /// A device's name.
         provider: String,
     },
+    /// Tries out peer-to-peer DMA between two devices and reports what became of it.
+    Probe(Probe),
     /// Resets the controller through sysfs and waits until it is live again; p2pmem is still there.
     ControllerReset {
         /// A device's name.
@@ -192,6 +195,9 @@ impl Check {
             }
             Check::PoolExhausted { provider } => {
                 format!("more than the p2pmem of {provider} is refused")
+            }
+            Check::Probe(Probe { provider, client }) => {
+                format!("{client} to the memory of {provider}")
             }
             Check::ControllerReset { device } => format!("{device} survives a controller reset"),
             Check::Command(command) => format!("command {}", command.run),

@@ -8,7 +8,7 @@ mod pool;
 
 use std::ops::Range;
 
-use peerbar_report::{Buffer, Calls, Check, Command, Copy, Medium};
+use peerbar_report::{Buffer, Calls, Check, Command, Copy, Medium, Probe};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -40,6 +40,7 @@ pub(super) struct CheckTable {
     from: Option<Spanned<String>>,
     to: Option<Spanned<String>>,
     provider: Option<Spanned<String>>,
+    client: Option<Spanned<String>>,
     through: Option<Spanned<Through>>,
     sizes: Option<Spanned<Vec<Size>>>,
     offsets: Option<Spanned<Vec<Size>>>,
@@ -65,6 +66,7 @@ enum Kind {
     Copy,
     BufferedRead,
     PoolExhausted,
+    Probe,
     ControllerReset,
     Command,
     GpuFile,
@@ -107,6 +109,10 @@ impl CheckTable {
             Kind::PoolExhausted => Check::PoolExhausted {
                 provider: provider(self.provider()?, devices)?,
             },
+            Kind::Probe => Check::Probe(Probe {
+                provider: provider(self.provider()?, devices)?,
+                client: self.client(devices)?,
+            }),
             Kind::BufferedRead => Check::BufferedRead {
                 from: known(self.from()?, nvmes)?.name.clone(),
                 provider: provider(self.provider()?, devices)?,
@@ -237,6 +243,16 @@ impl CheckTable {
         required(self.provider.take(), "provider", self.kind.span())
     }
 
+    /// A disk, or a GPU with a copy engine.
+    fn client(&mut self, devices: &Devices<'_>) -> Result<String, Problem> {
+        let name = required(self.client.take(), "client", self.kind.span())?;
+        let is_gpu = devices.gpus.iter().any(|gpu| gpu.name == *name.get_ref());
+        if is_gpu {
+            return Ok(name.into_inner());
+        }
+        Ok(known(name, devices.nvmes)?.name.clone())
+    }
+
     /// Refuses a key that the kind has no use for: it would be a wish that nobody fulfils.
     fn nothing_left(&self) -> Result<(), Problem> {
         let keys = [
@@ -244,6 +260,7 @@ impl CheckTable {
             ("from", span(&self.from)),
             ("to", span(&self.to)),
             ("provider", span(&self.provider)),
+            ("client", span(&self.client)),
             ("through", span(&self.through)),
             ("sizes", span(&self.sizes)),
             ("offsets", span(&self.offsets)),

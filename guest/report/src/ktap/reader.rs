@@ -249,6 +249,7 @@ mod tests {
         )
             .prop_map(
                 |(sizes, bytes, seconds, routes, peer_bytes, ram_bytes)| Measure {
+                    probe: None,
                     sizes,
                     bytes,
                     seconds,

@@ -1,0 +1,292 @@
+//! One pair of devices, tried out: the client's DMA to the provider's memory, and what a program sees of it.
+//!
+//! Each direction is a move of data from one end to another with the provider's memory in between. The client is at the
+//! near end. The far end is the provider's own disk if it has one, else its memory itself.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer};
+use peerbar_report::{Measure, Probe, Probed, Transfer};
+
+use super::layout::size_range;
+use crate::counters::Witness;
+use crate::devices::{Controller, attribute};
+use crate::disk;
+use crate::lab::Lab;
+use crate::memory::Memory;
+use crate::pattern::Pattern;
+
+/// Size of a transfer in bytes: many pages, less than what controllers take in one command.
+const LENGTH: u64 = 64 << 10;
+const BYTES: usize = 64 << 10;
+
+pub(super) fn run(lab: &Lab, probe: &Probe, measure: &mut Measure) -> anyhow::Result<()> {
+    measure.sizes = size_range(&[LENGTH]);
+    let (number, pci) = client(lab, probe)?;
+    let domain = attribute(&pci, "iommu_group/type");
+    let mut witness = Witness::new(lab);
+    let (written, read) = match pair(lab, probe) {
+        Ok(mut pair) => (
+            there(lab, number, pair.as_mut(), &mut witness)?,
+            back(lab, number, pair.as_mut(), &mut witness)?,
+        ),
+        Err(refused) => (failed(&refused), failed(&refused)),
+    };
+    witness.tell(measure);
+    let wrong = [&written, &read]
+        .into_iter()
+        .find_map(|transfer| match transfer {
+            Transfer::Wrong { message } => Some(message.clone()),
+            Transfer::Right | Transfer::Failed { .. } => None,
+        });
+    let right = [&written, &read]
+        .into_iter()
+        .filter(|&transfer| *transfer == Transfer::Right);
+    measure.bytes = LENGTH.saturating_mul(right.count() as u64);
+    measure.probe = Some(Probed {
+        written,
+        read,
+        record: witness.traffic().ok().map(|traffic| traffic.record(number)),
+        domain: Some(domain).filter(|word| !word.is_empty()),
+        faults: 0,
+        fault: None,
+    });
+    ensure!(
+        wrong.is_none(),
+        "the program is told of success, but {}",
+        wrong.unwrap_or_default()
+    );
+    Ok(())
+}
+
+/// The client's place in the plan, and its directory in sysfs.
+fn client(lab: &Lab, probe: &Probe) -> anyhow::Result<(u32, PathBuf)> {
+    if let Ok(gpu) = lab.gpu(&probe.client) {
+        return Ok((gpu.number, gpu.pci.clone()));
+    }
+    let controller = lab.controller(&probe.client)?;
+    Ok((controller.number, controller.pci.clone()))
+}
+
+/// A client, ready to move data between its own storage and the other end.
+trait Pair {
+    /// Puts `bytes` at the near end, without peer-to-peer DMA, and something else at the far end.
+    fn load_near(&mut self, bytes: &[u8]) -> anyhow::Result<()>;
+    /// Puts `bytes` at the far end, and something else at the near end.
+    fn load_far(&mut self, bytes: &[u8]) -> anyhow::Result<()>;
+    /// Moves from the near end to the far end: the client writes to the provider's memory.
+    fn push(&mut self) -> anyhow::Result<()>;
+    /// Moves from the far end to the near end: the client reads from the provider's memory.
+    fn pull(&mut self) -> anyhow::Result<()>;
+    /// What is at the near end.
+    fn near(&self) -> anyhow::Result<Vec<u8>>;
+    /// What is at the far end.
+    fn far(&self) -> anyhow::Result<Vec<u8>>;
+}
+
+fn pair(lab: &Lab, probe: &Probe) -> anyhow::Result<Box<dyn Pair>> {
+    match lab.gpu(&probe.client) {
+        Ok(gpu) => Ok(Box::new(CopyEngine::open(
+            lab,
+            gpu.open()?,
+            &probe.provider,
+        )?)),
+        Err(_) => {
+            let client = lab.controller(&probe.client)?;
+            Ok(Box::new(DiskPair::open(lab, client, &probe.provider)?))
+        }
+    }
+}
+
+fn there(
+    lab: &Lab,
+    client: u32,
+    pair: &mut dyn Pair,
+    witness: &mut Witness<'_>,
+) -> anyhow::Result<Transfer> {
+    let pattern = lab.fresh_pattern_of(client);
+    pair.load_near(&pattern.bytes(0, BYTES))?;
+    let outcome = witness.watch(|| pair.push());
+    Ok(judge(outcome, pattern, &pair.far()?))
+}
+
+fn back(
+    lab: &Lab,
+    client: u32,
+    pair: &mut dyn Pair,
+    witness: &mut Witness<'_>,
+) -> anyhow::Result<Transfer> {
+    let pattern = lab.fresh_pattern_of(client);
+    pair.load_far(&pattern.bytes(0, BYTES))?;
+    let outcome = witness.watch(|| pair.pull());
+    Ok(judge(outcome, pattern, &pair.near()?))
+}
+
+fn judge(outcome: anyhow::Result<()>, pattern: Pattern, seen: &[u8]) -> Transfer {
+    match (outcome, pattern.verify(0, seen)) {
+        (Err(error), _) => failed(&error),
+        (Ok(()), Ok(())) => Transfer::Right,
+        (Ok(()), Err(mismatch)) => Transfer::Wrong {
+            message: mismatch.to_string(),
+        },
+    }
+}
+
+fn failed(error: &anyhow::Error) -> Transfer {
+    let kernel = error.root_cause().downcast_ref::<io::Error>();
+    Transfer::Failed {
+        errno: kernel.and_then(io::Error::raw_os_error),
+        message: format!("{error:#}"),
+    }
+}
+
+/// A disk as the client: direct I/O between it and p2pmem.
+struct DiskPair {
+    client: File,
+    memory: Memory,
+    /// The provider's own disk, if it is no GPU.
+    provider: Option<File>,
+}
+
+impl DiskPair {
+    /// Where on the disks the two ends are, so that a disk can be both.
+    const NEAR: u64 = 0;
+    const FAR: u64 = LENGTH;
+
+    fn open(lab: &Lab, client: &Controller, provider: &str) -> anyhow::Result<Self> {
+        client.disk.check(Self::NEAR, LENGTH)?;
+        let own_disk = lab.controller(provider).ok().map(|controller| {
+            controller.disk.check(Self::FAR, LENGTH)?;
+            controller.disk.open_direct()
+        });
+        Ok(Self {
+            client: client.disk.open_direct()?,
+            memory: lab.provider(provider)?.pool.map(BYTES)?,
+            provider: own_disk.transpose()?,
+        })
+    }
+}
+
+impl Pair for DiskPair {
+    fn load_near(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.memory.copy_in(&[0; BYTES])?;
+        disk::store(&self.client, bytes, Self::NEAR)
+    }
+
+    fn load_far(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.memory.copy_in(&[0; BYTES])?;
+        match &self.provider {
+            Some(provider) => disk::store(provider, bytes, Self::FAR),
+            None => self.memory.copy_in(bytes),
+        }
+    }
+
+    fn push(&mut self) -> anyhow::Result<()> {
+        self.memory
+            .read_from(&self.client, Self::NEAR, BYTES)
+            .context("from the client's disk")?;
+        match &self.provider {
+            Some(provider) => self.memory.write_to(provider, Self::FAR, BYTES),
+            None => Ok(()),
+        }
+        .context("to the provider's own disk")
+    }
+
+    fn pull(&mut self) -> anyhow::Result<()> {
+        match &self.provider {
+            Some(provider) => self.memory.read_from(provider, Self::FAR, BYTES),
+            None => Ok(()),
+        }
+        .context("from the provider's own disk")?;
+        self.memory
+            .write_to(&self.client, Self::NEAR, BYTES)
+            .context("to the client's disk")
+    }
+
+    fn near(&self) -> anyhow::Result<Vec<u8>> {
+        disk::read(&self.client, Self::NEAR, BYTES)
+    }
+
+    fn far(&self) -> anyhow::Result<Vec<u8>> {
+        match &self.provider {
+            Some(provider) => disk::read(provider, Self::FAR, BYTES),
+            None => self.memory.to_vec(BYTES),
+        }
+    }
+}
+
+/// A GPU as the client: its copy engine, between its memory and another device's.
+struct CopyEngine {
+    gpu: OpenedGpu,
+    vram: Buffer,
+    other: HostBuffer,
+}
+
+impl CopyEngine {
+    fn open(lab: &Lab, gpu: OpenedGpu, provider: &str) -> anyhow::Result<Self> {
+        let allocate = lab.provider(provider)?.pool.open()?;
+        Ok(Self {
+            vram: gpu.allocate(LENGTH)?,
+            other: gpu.allocate_peer(&allocate, LENGTH)?,
+            gpu,
+        })
+    }
+}
+
+impl Pair for CopyEngine {
+    fn load_near(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.other.mapping().write(0, &[0; BYTES])?;
+        Ok(self.vram.mapping().write(0, bytes)?)
+    }
+
+    fn load_far(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.vram.mapping().write(0, &[0; BYTES])?;
+        Ok(self.other.mapping().write(0, bytes)?)
+    }
+
+    fn push(&mut self) -> anyhow::Result<()> {
+        Ok(self.gpu.copy(self.vram.span(..)?, self.other.span(..)?)?)
+    }
+
+    fn pull(&mut self) -> anyhow::Result<()> {
+        Ok(self.gpu.copy(self.other.span(..)?, self.vram.span(..)?)?)
+    }
+
+    fn near(&self) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = vec![0; BYTES];
+        self.vram.mapping().read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn far(&self) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = vec![0; BYTES];
+        self.other.mapping().read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    const PATTERN: Pattern = Pattern { disk: 1, round: 2 };
+
+    #[test]
+    fn a_program_that_is_told_of_an_error_sees_no_wrong_data() {
+        let right = PATTERN.bytes(0, 512);
+        assert_eq!(judge(Ok(()), PATTERN, &right), Transfer::Right);
+        let wrong = judge(Ok(()), PATTERN, &[0; 512]);
+        assert!(matches!(wrong, Transfer::Wrong { .. }), "{wrong:?}");
+        let refused = anyhow!(io::Error::from_raw_os_error(libc::EINVAL)).context("read failed");
+        let Transfer::Failed { errno, message } = judge(Err(refused), PATTERN, &[0; 512]) else {
+            panic!("an error is no success");
+        };
+        assert_eq!(errno, Some(libc::EINVAL));
+        assert!(message.starts_with("read failed: "), "{message}");
+    }
+}

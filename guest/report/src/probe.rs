@@ -1,0 +1,65 @@
+//! One pair of devices, tried out: what became of DMA from the one to the memory of the other.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Route;
+
+/// The pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Probe {
+    /// A device or GPU whose p2pmem it is.
+    pub provider: String,
+    /// A device or GPU whose DMA it is. A device may be its own provider.
+    pub client: String,
+}
+
+/// What became of it. That a transfer is refused or fails is an outcome as good as any other; only success with wrong data is
+/// none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probed {
+    /// The client has written to the provider's memory.
+    pub written: Transfer,
+    /// The client has read from it.
+    pub read: Transfer,
+    /// The client's own record of its DMA; none if it keeps no record.
+    pub record: Option<Record>,
+    /// How the kernel has an IOMMU treat the client's DMA, as sysfs says (`iommu_group/type`): `DMA`, `DMA-FQ`, `identity`;
+    /// none if there is no IOMMU.
+    pub domain: Option<String>,
+    /// Lines in the kernel's log meanwhile with which an IOMMU reports a fault.
+    pub faults: u64,
+    /// The first of them.
+    pub fault: Option<String>,
+}
+
+/// How a program sees one transfer end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
+pub enum Transfer {
+    /// With success and the right data.
+    Right,
+    /// With success and wrong data.
+    Wrong {
+        /// What is wrong with them.
+        message: String,
+    },
+    /// With an error.
+    Failed {
+        /// The error's number, if the kernel gave one.
+        errno: Option<i32>,
+        /// The error.
+        message: String,
+    },
+}
+
+/// DMA of one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Payload bytes of successful DMA by route.
+    pub routes: BTreeMap<Route, u64>,
+    /// DMA requests that failed.
+    pub failures: u64,
+}
