@@ -16,7 +16,7 @@ use crate::folder::Folder;
 use crate::inbox::{Event, Inbox, Voice};
 use crate::leash;
 use crate::qemu::Sockets;
-use crate::scenario::{Device, Gpu, Namespace, Nvme, Scenario};
+use crate::scenario::{Device, Gpu, Model, Namespace, Nvme, Scenario};
 use crate::size::Size;
 
 /// How long a server may take to bind its socket and fill its memory.
@@ -54,7 +54,8 @@ pub(crate) fn orders(scenario: &Scenario, sockets: &Sockets) -> [Vec<Order>; 2] 
         program: "peerbar-switch",
         arguments: switch_arguments(&switch.name, scenario, &sockets.switch(&switch.name)),
     });
-    let devices = scenario.devices().map(|device| Order {
+    let devices = scenario.devices().filter(|device| device.is_ours());
+    let devices = devices.map(|device| Order {
         kind: device.kind(),
         name: device.name().to_owned(),
         program: device.program(),
@@ -136,6 +137,9 @@ pub(crate) fn start(
 ) -> Result<Vec<Server>, Failure> {
     for nvme in &scenario.nvmes {
         create_images(nvme)?;
+        if nvme.model == Model::Qemu {
+            create_scratch(nvme, &sockets.scratch(&nvme.name))?;
+        }
     }
     let mut servers = Vec::new();
     for orders in orders(scenario, sockets) {
@@ -258,6 +262,15 @@ fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Creates what QEMU keeps a namespace in that is gone with the run.
+fn create_scratch(nvme: &Nvme, path: &Path) -> anyhow::Result<()> {
+    let Some(Namespace::Ram(bytes)) = nvme.namespaces.first() else {
+        return Ok(());
+    };
+    let sparse = fs::File::create_new(path).and_then(|file| file.set_len(*bytes));
+    sparse.with_context(|| format!("cannot create {} of {bytes} bytes", path.display()))
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use peerbar_report::{PORT, Plan};
 use serde_json::json;
 
 use crate::accel::Accel;
-use crate::scenario::{Device, Machine, Place, Scenario, first_buses};
+use crate::scenario::{Device, Machine, Model, Namespace, Nvme, Place, Scenario, first_buses};
+use crate::socket_folder::SCRATCH;
 
 /// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server under a debugger,
 /// or on a loaded machine, is not dead.
@@ -124,7 +125,12 @@ fn fabric(words: &mut Words, scenario: &Scenario, sockets: &Sockets) {
     }
     for device in scenario.devices() {
         let port = words.port(device.name(), device.place(), chassis.next());
-        words.option("-device", vfio_user(device, &port, &sockets.server(device)));
+        match device {
+            Device::Nvme(nvme) if nvme.model == Model::Qemu => {
+                words.qemu_nvme(nvme, &port, sockets)
+            }
+            device => words.option("-device", vfio_user(device, &port, &sockets.server(device))),
+        }
     }
 }
 
@@ -160,6 +166,11 @@ impl Sockets {
         self.folder.join(name)
     }
 
+    /// The image behind the namespace of QEMU's own controller `name`, which is gone with the run.
+    pub(crate) fn scratch(&self, name: &str) -> PathBuf {
+        self.folder.join(name).with_extension(SCRATCH)
+    }
+
     /// The first socket of `scenario` whose path is too long for an address.
     pub(crate) fn too_long(&self, scenario: &Scenario) -> Option<PathBuf> {
         let servers = scenario.devices().map(|device| self.server(device));
@@ -183,6 +194,29 @@ impl Words {
 
     fn option(&mut self, flag: &str, value: impl Into<String>) {
         self.0.extend([flag.to_owned(), value.into()]);
+    }
+
+    /// QEMU's own NVMe controller at `port`, and the image behind its namespace.
+    fn qemu_nvme(&mut self, nvme: &Nvme, port: &str, sockets: &Sockets) {
+        let scratch = sockets.scratch(&nvme.name);
+        let image = match nvme.namespaces.first() {
+            Some(Namespace::File { path, .. }) => path,
+            Some(Namespace::Ram(_)) | None => &scratch,
+        };
+        let node = format!("image.{}", nvme.name);
+        let file = json!({"driver": "file", "filename": image.display().to_string()});
+        let blockdev = json!({"driver": "raw", "node-name": node, "file": file});
+        self.option("-blockdev", blockdev.to_string());
+        let cmb = nvme.cmb.unwrap_or(0) >> 20;
+        let device = json!({
+            "driver": "nvme",
+            "id": nvme.name,
+            "serial": nvme.name,
+            "bus": port,
+            "drive": node,
+            "cmb_size_mb": cmb,
+        });
+        self.option("-device", device.to_string());
     }
 
     /// A port at `place` for what has the name `below`; returns its identifier, which is nobody else's, for names of a
@@ -336,6 +370,19 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         assert!(text.contains(bridge), "{text}");
         let disk = "pcie-root-port,id=root.disk1,bus=b0,chassis=3,slot=3\n-device\n{\"bus\":\"root.disk1\"";
         assert!(text.contains(disk), "{text}");
+    }
+
+    #[test]
+    fn a_controller_of_qemu_s_own_has_an_image() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[0].model = Model::Qemu;
+        let text = arguments(&scenario, None);
+        let expected = r#"-blockdev
+{"driver":"raw","file":{"driver":"file","filename":"/s/disk0.img"},"node-name":"image.disk0"}
+-device
+{"bus":"switch0.disk0","cmb_size_mb":64,"drive":"image.disk0","driver":"nvme","id":"disk0","serial":"disk0"}
+"#;
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

@@ -15,6 +15,8 @@ use tempfile::TempDir;
 
 const PREFIX: &str = "peerbar-run-";
 const LOCK: &str = "lock";
+/// Extension of images that are gone with the run.
+pub(crate) const SCRATCH: &str = "img";
 
 /// A folder for sockets. Dropped, it is removed with all that is in it.
 pub(crate) struct SocketFolder {
@@ -66,13 +68,17 @@ fn is_ours(entry: &DirEntry) -> bool {
     named && entry.metadata().is_ok_and(ours)
 }
 
-/// Removes a run's sockets, its lock and its folder, unless the lock is held; a folder with anything else in it stays.
+/// Removes a run's sockets, its scratch images, its lock and its folder, unless the lock is held; a folder with anything else in it stays.
 fn remove_abandoned(folder: &Path) -> io::Result<()> {
     let lock = File::open(folder.join(LOCK))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        if entry.file_type()?.is_socket() || entry.file_name() == LOCK {
+        let is_image = entry
+            .path()
+            .extension()
+            .is_some_and(|extension| extension == SCRATCH);
+        if entry.file_type()?.is_socket() || is_image || entry.file_name() == LOCK {
             fs::remove_file(entry.path())?;
         }
     }
@@ -91,6 +97,7 @@ mod tests {
         let SocketFolder { folder, _lock } = SocketFolder::create_in(place).unwrap();
         let path = folder.keep();
         UnixListener::bind(path.join("report.sock")).unwrap();
+        fs::write(path.join("disk0.img"), "").unwrap();
         path
     }
 

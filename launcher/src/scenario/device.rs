@@ -2,7 +2,7 @@
 
 use peerbar_switch::LinkMode;
 
-use super::{Gpu, Nvme, Place, Scenario};
+use super::{Gpu, Model, Nvme, Place, Scenario};
 
 /// A device of a scenario, served by a process of its own.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +44,11 @@ impl<'a> Device<'a> {
             Device::Nvme(_) => "nvme",
             Device::Gpu(..) => "gpu",
         }
+    }
+
+    /// Whether a program of ours serves it.
+    pub(crate) fn is_ours(self) -> bool {
+        !matches!(self, Device::Nvme(nvme) if nvme.model == Model::Qemu)
     }
 
     /// The program that serves it.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::Model;
 use super::check::CheckTable;
 use crate::iommu::Iommu;
 use crate::size::Size;
@@ -65,6 +66,8 @@ pub(super) struct SwitchTable {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NvmeTable {
     pub(super) name: Spanned<String>,
+    #[serde(default)]
+    pub(super) model: Model,
     pub(super) below: Option<Spanned<String>>,
     pub(super) link: Option<Spanned<String>>,
     pub(super) cmb: Option<Spanned<Size>>,

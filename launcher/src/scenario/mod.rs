@@ -12,6 +12,7 @@ mod gpu;
 mod link;
 mod nvme;
 mod place;
+mod qemu_nvme;
 mod together;
 mod validate;
 
@@ -22,6 +23,7 @@ use std::time::Duration;
 use peerbar_nvme::SeededFault;
 use peerbar_report::{Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
+use serde::Deserialize;
 
 pub(crate) use buses::first_buses;
 pub(crate) use device::Device;
@@ -93,6 +95,8 @@ pub(crate) struct Switch {
 pub(crate) struct Nvme {
     /// Name in the scenario, serial number in the guest, identifier in QEMU.
     pub name: String,
+    /// Whose it is.
+    pub model: Model,
     /// Where it is.
     pub place: Place,
     /// What the switch does with its requests to peers.
@@ -111,6 +115,17 @@ pub(crate) struct Nvme {
     pub namespaces: Vec<Namespace>,
     /// What it does wrong on purpose.
     pub seeded_faults: Vec<SeededFault>,
+}
+
+/// Whose model of an NVMe controller it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Model {
+    /// Ours, served by a `peerbar-nvme`.
+    #[default]
+    Peerbar,
+    /// QEMU's own, to compare with: it routes nothing below a switch, and keeps no record of its DMA.
+    Qemu,
 }
 
 /// What a namespace is made of.
@@ -284,7 +299,7 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: unknown field `colour`, expected one of `name`, `below`, `link`, `cmb`, `cmb-queues`, `block-size`, \
+            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `cmb`, `cmb-queues`, `block-size`, \
              `mdts`, `seed-fault`, `namespaces`"
         );
         assert_eq!(

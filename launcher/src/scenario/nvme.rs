@@ -10,7 +10,8 @@ use super::error::Problem;
 use super::file::{NamespaceTable, NvmeTable};
 use super::link::link;
 use super::place::Places;
-use super::{Namespace, Nvme};
+use super::qemu_nvme;
+use super::{Model, Namespace, Nvme};
 use crate::size::Size;
 
 /// Linux takes p2pmem in units of this size only (`pci_p2pdma_add_resource` needs whole memory sections).
@@ -22,6 +23,9 @@ const MDTS: std::ops::RangeInclusive<u8> = 1..=10;
 
 /// Checks one controller, whose name is known to fit; images are relative to `folder`.
 pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<Nvme, Problem> {
+    if table.model == Model::Qemu {
+        qemu_nvme::check(&table)?;
+    }
     let name = table.name.into_inner();
     let place = places.of_device(table.below)?;
     let link = link(table.link, &name, &place)?;
@@ -37,6 +41,7 @@ pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<N
     let disk_bytes = sizes.first().copied().unwrap_or(0);
     Ok(Nvme {
         name,
+        model: table.model,
         place,
         link,
         cmb,
