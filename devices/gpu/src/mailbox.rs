@@ -83,13 +83,14 @@ impl Mailbox {
     pub(crate) fn next(&self, busy: bool) -> Task {
         let mut state = self.lock();
         loop {
-            self.urgent.store(false, Ordering::Release);
             if state.stop {
                 return Task::Stop;
             }
             if let Some(request) = state.registers.take_request() {
+                // There may be more, and until the last is taken the engine has rings of channels that are off.
                 return Task::Registers(request);
             }
+            self.urgent.store(false, Ordering::Release);
             if std::mem::take(&mut state.kicked) || busy {
                 return Task::Doorbells;
             }
@@ -145,9 +146,30 @@ mod tests {
         mailbox.alert();
         assert!(mailbox.urgent());
         assert_eq!(mailbox.next(true), Task::Registers(Request::Reset));
-        assert!(!mailbox.urgent());
         mailbox.registers(Registers::was_reset);
         assert_eq!(mailbox.next(false), Task::Doorbells);
+        assert!(!mailbox.urgent());
+    }
+
+    #[test]
+    fn nothing_is_wanted_of_two_channels_that_stop_before_both_stops_are_taken() {
+        let mailbox = mailbox();
+        let enable = |channel: u64, on: u8| {
+            let control = 0x1010 + 0x100 * channel;
+            mailbox.registers(|registers| registers.write(control, &[on, 0, 0, 0]));
+            mailbox.alert();
+        };
+        enable(0, 1);
+        enable(1, 1);
+        let (Task::Registers(Request::Start(0, _)), Task::Registers(Request::Start(1, setup))) =
+            (mailbox.next(false), mailbox.next(false))
+        else {
+            panic!("no starts")
+        };
+        enable(0, 0);
+        enable(1, 0);
+        assert_eq!(mailbox.next(true), Task::Registers(Request::Release(0)));
+        assert!(mailbox.urgent() && !mailbox.wants(1, setup.epoch));
     }
 
     #[test]
