@@ -59,6 +59,8 @@ static int check_operand(const struct pb_job *job, unsigned int operand)
 	 */
 	if (unit && !(job->operation->fixed & BIT(operand)))
 		return buffer->npieces > 1 && at->offset % unit ? -EINVAL : 0;
+	if (unit && bytes > PB_LONGEST)
+		return -EOPNOTSUPP;
 	return pb_piece_at(buffer, at->offset, &address) < bytes ? -EOPNOTSUPP : 0;
 }
 
@@ -140,7 +142,10 @@ bool pb_job_is_sent(const struct pb_job *job)
 	return job->started && job->sent == job->units;
 }
 
-/* How many of the units that are left lie at consecutive addresses in all operands. */
+/*
+ * How many of the units that are left the device takes at once: those that lie at consecutive
+ * addresses in all operands.
+ */
 static u64 units_of_part(const struct pb_job *job)
 {
 	const struct pb_operation *operation = job->operation;
@@ -154,7 +159,7 @@ static u64 units_of_part(const struct pb_job *job)
 		u64 bytes, address;
 
 		bytes = pb_piece_at(buffer, start + job->sent * stream->unit, &address);
-		units = min(units, div_u64(bytes, stream->unit));
+		units = min(units, div_u64(min(bytes, PB_LONGEST), stream->unit));
 	}
 	return units;
 }

@@ -71,6 +71,9 @@
 
 #define PB_OPERANDS		13
 
+/* What one command may be of, in bytes. */
+#define PB_LONGEST		0x40000000ULL
+
 enum pb_opcode {
 	PB_OP_NOP = 0,
 	PB_OP_COPY = 1,
