@@ -36,7 +36,7 @@ pub struct Properties {
     pub aperture_bytes: u64,
     /// Bytes that the kernel has as p2pmem, 0 if the aperture is a window.
     pub p2pmem_bytes: u64,
-    /// Command channels.
+    /// Command channels: so many openings can submit commands.
     pub channels: u32,
     /// Whether its aperture is a window whose pages come and go; buffers are not mappable then.
     pub window: bool,
@@ -88,7 +88,7 @@ impl Gpu {
         &self.properties
     }
 
-    /// Allocates `size` bytes of its memory, rounded up to whole pages of the GPU (64 KiB), and maps them.
+    /// Allocates `size` bytes of its memory, rounded up to whole pages of the GPU (64 KiB) and all zeros, and maps them.
     ///
     /// # Errors
     /// [`Error::Driver`], with ENOMEM if there is not enough; [`Error::Map`].
@@ -132,9 +132,13 @@ impl Gpu {
         let mut submit = command.encode(&self.driver)?;
         self.driver
             .submit(&mut submit)
-            .map_err(|source| Error::Driver {
-                what: "take the command".to_owned(),
-                source,
+            .map_err(|source| match source.raw_os_error() {
+                // Another thread has freed it since the command was encoded. Its handle is nobody else's soon.
+                Some(libc::ENOENT) => Error::Freed,
+                _ => Error::Driver {
+                    what: "take the command".to_owned(),
+                    source,
+                },
             })?;
         Ok(Fence {
             driver: Arc::clone(&self.driver),
@@ -274,13 +278,21 @@ mod tests {
         let (first, other) = (gpu.allocate(4096).unwrap(), gpu.allocate(4096).unwrap());
         other.mapping().write(0, &[1; 8]).unwrap();
         let (stale, from) = (first.span(..8).unwrap(), other.span(..8).unwrap());
-        let old_handle = first.handle().unwrap();
         first.free().unwrap();
         let next = gpu.allocate(4096).unwrap();
-        assert_eq!(next.handle().unwrap(), old_handle);
         assert!(matches!(gpu.copy(from, stale), Err(Error::Freed)));
         assert!(matches!(gpu.copy(stale, from), Err(Error::Freed)));
         assert_eq!(bytes_of(&next, 0, 8), [0; 8]);
+    }
+
+    #[test]
+    fn a_buffer_that_is_freed_while_a_command_is_submitted_is_told_as_that() {
+        let (_, gpu) = gpu_with(1 << 20);
+        let buffer = gpu.allocate(4096).unwrap();
+        let (handle, pad) = (buffer.handle().unwrap(), 0);
+        gpu.driver.free(uapi::Handle { handle, pad }).unwrap();
+        let span = buffer.span(..8).unwrap();
+        assert!(matches!(gpu.copy(span, span), Err(Error::Freed)));
     }
 
     #[test]
