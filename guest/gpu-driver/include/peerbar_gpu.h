@@ -17,16 +17,15 @@ struct peerbar_gpu_info {
 	__u64 vram_size;
 	__u64 aperture_size;
 	__u64 p2pmem_size;	/* what of the aperture is published as p2pmem; 0 in window mode */
-	__u32 channels;
+	__u32 channels;		/* for files */
 	__u32 features;		/* bit 0: window aperture */
 	__u32 domain, bus, devfn; /* PCI address */
 	__u32 pad;
 };
 
 /*
- * Allocates VRAM below the aperture, whole pages. mmap the file at mmap_offset, MAP_SHARED. It is
- * all zeros, but in window mode, where only the device could clear it fast enough, it holds what
- * its last owner left.
+ * Allocates VRAM, whole pages, all zeros: the GPU clears them first, and what it cannot clear is
+ * not given out (EIO). mmap the file at mmap_offset, MAP_SHARED.
  */
 struct peerbar_gpu_alloc {
 	__u64 size;		/* in: bytes; out: rounded up to pages */
@@ -64,7 +63,10 @@ struct peerbar_gpu_operand {
 	__u64 offset;		/* in the buffer; or the plain number where the command wants one */
 };
 
-/* Puts one command on the file's channel. */
+/*
+ * Puts one command on the file's channel. The driver splits what is too long or too scattered for
+ * the device, where parts add up to the whole; else EOPNOTSUPP.
+ */
 struct peerbar_gpu_submit {
 	__u32 opcode;		/* as the device knows it */
 	__u32 kernel;
@@ -82,6 +84,10 @@ struct peerbar_gpu_submit {
  */
 #define PEERBAR_GPU_ERROR_RESET	0x100
 
+/*
+ * ETIMEDOUT when the time is over, ENODEV if the GPU is gone, EIO if the channel does not stop
+ * after an error: then its commands do not end any more.
+ */
 struct peerbar_gpu_wait {
 	__u64 fence;
 	__u64 timeout_ns;

@@ -67,6 +67,7 @@ static int stop(struct pb_channel *channel)
 				   20, STOP_TIMEOUT_US);
 	if (error) {
 		channel->broken = true;
+		pb_file_broken(channel->owner);
 		pci_err(channel->gpu->pdev,
 			"channel %u goes on after it was disabled: its memory is kept from further use\n",
 			channel->index);
@@ -229,6 +230,19 @@ static void fail_begun(struct pb_channel *channel)
 		finish(channel, job, PEERBAR_GPU_ERROR_RESET);
 }
 
+/*
+ * Has the device begin nothing more. Of all channels before any is waited for: a command of one
+ * keeps the device from letting go of the others, and would be done until then.
+ */
+void pb_channel_disable(struct pb_channel *channel)
+{
+	mutex_lock(&channel->lock);
+	channel->paused = true;
+	if (channel->owner && !channel->broken)
+		writel(0, regs_of(channel) + PB_CH_CONTROL);
+	mutex_unlock(&channel->lock);
+}
+
 /* The device is about to forget everything: takes back what it has not done. */
 void pb_channel_pause(struct pb_channel *channel)
 {
@@ -238,7 +252,6 @@ void pb_channel_pause(struct pb_channel *channel)
 		fail_begun(channel);
 		rewind_jobs(channel);
 	}
-	channel->paused = true;
 	mutex_unlock(&channel->lock);
 }
 

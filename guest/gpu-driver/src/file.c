@@ -20,16 +20,18 @@ struct pb_buffer *pb_file_buffer(struct pb_file *file, u32 handle)
 }
 
 /* Takes over the reference to the buffer. */
-static int add_buffer(struct pb_file *file, struct pb_buffer *buffer, u32 *handle)
+int pb_file_add(struct pb_file *file, struct pb_buffer *buffer, u32 *handle)
 {
 	int error;
 
 	if (IS_ERR(buffer))
 		return PTR_ERR(buffer);
-	error = xa_alloc(&file->buffers, handle, buffer, xa_limit_31b, GFP_KERNEL_ACCOUNT);
-	if (error)
+	/* 1 says that handles have begun anew. */
+	error = xa_alloc_cyclic(&file->buffers, handle, buffer, xa_limit_31b, &file->next_handle,
+				GFP_KERNEL_ACCOUNT);
+	if (error < 0)
 		pb_buffer_put(buffer);
-	return error;
+	return min(error, 0);
 }
 
 /*
@@ -54,7 +56,8 @@ static int request_info(struct pb_file *file, void *argument)
 		.vram_size = gpu->vram_size,
 		.aperture_size = gpu->aperture_size,
 		.p2pmem_size = gpu->window ? 0 : gpu->aperture_size,
-		.channels = PB_CHANNELS,
+		/* One is the driver's. */
+		.channels = PB_CHANNELS - 1,
 		.features = gpu->window ? PB_FEATURE_WINDOW : 0,
 		.domain = pci_domain_nr(gpu->pdev->bus),
 		.bus = gpu->pdev->bus->number,
@@ -67,15 +70,22 @@ static int request_alloc(struct pb_file *file, void *argument)
 {
 	struct peerbar_gpu_alloc *alloc = argument;
 	struct pb_buffer *buffer;
+	int error;
 
 	if (alloc->flags)
 		return -EINVAL;
 	buffer = pb_vram_create(file->gpu, alloc->size);
 	if (IS_ERR(buffer))
 		return PTR_ERR(buffer);
+	/* What the last owner left is nobody else's to read. */
+	error = pb_clear(buffer);
+	if (error) {
+		pb_buffer_put(buffer);
+		return error;
+	}
 	alloc->size = buffer->size;
 	alloc->mmap_offset = buffer->vram.offset;
-	return add_buffer(file, buffer, &alloc->handle);
+	return pb_file_add(file, buffer, &alloc->handle);
 }
 
 static int request_free(struct pb_file *file, void *argument)
@@ -134,8 +144,8 @@ static int request_register(struct pb_file *file, void *argument)
 {
 	struct peerbar_gpu_register *request = argument;
 
-	return add_buffer(file, pb_host_create(file->gpu, request->address, request->size),
-			  &request->handle);
+	return pb_file_add(file, pb_host_create(file->gpu, request->address, request->size),
+			   &request->handle);
 }
 
 static int request_import(struct pb_file *file, void *argument)
@@ -145,7 +155,7 @@ static int request_import(struct pb_file *file, void *argument)
 
 	if (!IS_ERR(buffer))
 		import->size = buffer->size;
-	return add_buffer(file, buffer, &import->handle);
+	return pb_file_add(file, buffer, &import->handle);
 }
 
 /* With the file locked. */
@@ -153,6 +163,8 @@ static int submit(struct pb_file *file, struct peerbar_gpu_submit *request)
 {
 	struct pb_job *job;
 
+	if (READ_ONCE(file->broken))
+		return -EIO;
 	if (file->submitted - READ_ONCE(file->completed) >= PB_JOBS_MAX)
 		return -EAGAIN;
 	if (!file->channel) {
@@ -172,14 +184,19 @@ static int submit(struct pb_file *file, struct peerbar_gpu_submit *request)
 	return 0;
 }
 
-static int request_submit(struct pb_file *file, void *argument)
+int pb_file_submit(struct pb_file *file, struct peerbar_gpu_submit *request)
 {
 	int error;
 
 	mutex_lock(&file->lock);
-	error = submit(file, argument);
+	error = submit(file, request);
 	mutex_unlock(&file->lock);
 	return error;
+}
+
+static int request_submit(struct pb_file *file, void *argument)
+{
+	return pb_file_submit(file, argument);
 }
 
 static int request_wait(struct pb_file *file, void *argument)
@@ -324,17 +341,16 @@ static int pb_mmap(struct file *filp, struct vm_area_struct *vma)
 	return error;
 }
 
-static int pb_open(struct inode *inode, struct file *filp)
+struct pb_file *pb_file_new(struct pb_gpu *gpu)
 {
-	struct pb_gpu *gpu = container_of(filp->private_data, struct pb_gpu, misc);
 	struct pb_file *file = kzalloc(sizeof(*file), GFP_KERNEL_ACCOUNT);
 
 	if (!file)
-		return -ENOMEM;
+		return ERR_PTR(-ENOMEM);
 	file->results = kvcalloc(PB_JOBS_MAX, sizeof(*file->results), GFP_KERNEL_ACCOUNT);
 	if (!file->results) {
 		kfree(file);
-		return -ENOMEM;
+		return ERR_PTR(-ENOMEM);
 	}
 	file->gpu = gpu;
 	kref_get(&gpu->refs);
@@ -342,15 +358,11 @@ static int pb_open(struct inode *inode, struct file *filp)
 	xa_init_flags(&file->buffers, XA_FLAGS_ALLOC1);
 	spin_lock_init(&file->results_lock);
 	init_waitqueue_head(&file->wait);
-	/* So that a revoke finds all mappings. */
-	filp->f_mapping = gpu->inode->i_mapping;
-	filp->private_data = file;
-	return 0;
+	return file;
 }
 
-static int pb_release(struct inode *inode, struct file *filp)
+void pb_file_end(struct pb_file *file)
 {
-	struct pb_file *file = filp->private_data;
 	struct pb_gpu *gpu = file->gpu;
 	struct pb_buffer *buffer;
 	unsigned long handle;
@@ -371,6 +383,24 @@ static int pb_release(struct inode *inode, struct file *filp)
 	kvfree(file->results);
 	kfree(file);
 	pb_gpu_put(gpu);
+}
+
+static int pb_open(struct inode *inode, struct file *filp)
+{
+	struct pb_gpu *gpu = container_of(filp->private_data, struct pb_gpu, misc);
+	struct pb_file *file = pb_file_new(gpu);
+
+	if (IS_ERR(file))
+		return PTR_ERR(file);
+	/* So that a revoke finds all mappings. */
+	filp->f_mapping = gpu->inode->i_mapping;
+	filp->private_data = file;
+	return 0;
+}
+
+static int pb_release(struct inode *inode, struct file *filp)
+{
+	pb_file_end(filp->private_data);
 	return 0;
 }
 

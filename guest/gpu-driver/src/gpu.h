@@ -172,6 +172,7 @@ struct pb_gpu {
 	struct gen_pool *window_pool;	/* window mode only */
 	struct mutex channels_lock;	/* who owns which */
 	struct pb_channel channels[PB_CHANNELS];
+	struct pb_file *clearing;	/* the driver's own */
 };
 
 struct pb_result {
@@ -183,7 +184,9 @@ struct pb_file {
 	struct pb_gpu *gpu;
 	struct mutex lock;		/* order of submits, the channel */
 	struct xarray buffers;
+	u32 next_handle;		/* a handle comes again only after all others */
 	struct pb_channel *channel;	/* NULL before the first submit */
+	bool broken;			/* what is under way on the channel does not end */
 	u64 submitted;
 	spinlock_t results_lock;	/* from here to eventfd */
 	u64 completed;
@@ -203,10 +206,15 @@ void pb_inode_free(struct inode *inode);
 
 /* file.c */
 extern const struct file_operations pb_file_operations;
+struct pb_file *pb_file_new(struct pb_gpu *gpu);
+void pb_file_end(struct pb_file *file);
 struct pb_buffer *pb_file_buffer(struct pb_file *file, u32 handle);
+int pb_file_add(struct pb_file *file, struct pb_buffer *buffer, u32 *handle);
+int pb_file_submit(struct pb_file *file, struct peerbar_gpu_submit *request);
 
 /* wait.c */
 void pb_file_completed(struct pb_file *file, u64 result, u32 error);
+void pb_file_broken(struct pb_file *file);
 int pb_file_wait(struct pb_file *file, struct peerbar_gpu_wait *wait);
 int pb_file_eventfd(struct pb_file *file, int fd);
 __poll_t pb_file_poll(struct file *filp, struct poll_table_struct *table);
@@ -231,6 +239,11 @@ struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size);
 int pb_vram_show(struct pb_buffer *buffer);
 u64 pb_vram_bus_address(const struct pb_buffer *buffer);
 int pb_vram_mmap(struct pb_buffer *buffer, struct vm_area_struct *vma);
+
+/* clear.c */
+int pb_clear_init(struct pb_gpu *gpu);
+void pb_clear_exit(struct pb_gpu *gpu);
+int pb_clear(struct pb_buffer *buffer);
 
 /* window.c */
 int pb_window_init(struct pb_gpu *gpu);
@@ -261,6 +274,7 @@ struct pb_channel *pb_channel_open(struct pb_gpu *gpu, struct pb_file *owner);
 void pb_channel_close(struct pb_channel *channel);
 void pb_channel_queue(struct pb_channel *channel, struct pb_job *job);
 bool pb_channel_progress(struct pb_channel *channel);
+void pb_channel_disable(struct pb_channel *channel);
 void pb_channel_pause(struct pb_channel *channel);
 void pb_channel_resume(struct pb_channel *channel);
 void pb_channel_wake_owner(struct pb_channel *channel);

@@ -276,9 +276,14 @@ static int bring_up(struct pb_gpu *gpu)
 	error = request_interrupts(gpu);
 	if (error)
 		goto exit_window;
+	error = pb_clear_init(gpu);
+	if (error)
+		goto free_interrupts;
 	error = misc_register(&gpu->misc);
 	if (!error)
 		return 0;
+	pb_clear_exit(gpu);
+free_interrupts:
 	free_interrupts(gpu, PB_VECTORS);
 exit_window:
 	pb_window_exit(gpu);
@@ -328,11 +333,13 @@ static void pb_remove(struct pci_dev *pdev)
 
 	misc_deregister(&gpu->misc);
 	stop_requests(gpu);
+	/* A file that ends now waits: until it is closed, its channel tells it what is done. */
 	down_write(&gpu->alive);
 	gpu->removed = true;
-	up_write(&gpu->alive);
 	cancel_delayed_work_sync(&gpu->watch);
 	close_channels(gpu);
+	up_write(&gpu->alive);
+	pb_clear_exit(gpu);
 	/* A channel that did not stop must not reach memory that is given back. */
 	pci_clear_master(pdev);
 	pb_buffers_leave(gpu);
@@ -352,6 +359,8 @@ static void pb_reset_prepare(struct pci_dev *pdev)
 	down_write(&gpu->alive);
 	/* To it, a device in reset would be one that is gone. */
 	cancel_delayed_work_sync(&gpu->watch);
+	for (i = 0; i < PB_CHANNELS; i++)
+		pb_channel_disable(&gpu->channels[i]);
 	for (i = 0; i < PB_CHANNELS; i++)
 		pb_channel_pause(&gpu->channels[i]);
 }

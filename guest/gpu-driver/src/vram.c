@@ -225,14 +225,15 @@ static int alloc_vram(struct pb_gpu *gpu, struct pb_vram *vram, u64 size)
 	vram->pages = alloc_pages_aligned(gpu, size);
 	if (!vram->pages)
 		return -ENOMEM;
-	/* What the last owner left is nobody else's to read. */
-	memset_io((void __iomem *)vram->pages, 0, size);
 	vram->offset = vram_offset_of(gpu, vram->pages);
 	vram->aperture = vram->offset;
 	return 0;
 }
 
-/* A buffer of so many bytes, which become whole pages of the GPU. */
+/*
+ * A buffer of so many bytes, which become whole pages of the GPU. It holds what its last owner
+ * left.
+ */
 struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size)
 {
 	struct pb_buffer *buffer;

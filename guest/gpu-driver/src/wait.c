@@ -17,6 +17,13 @@ void pb_file_completed(struct pb_file *file, u64 result, u32 error)
 	wake_up_all(&file->wait);
 }
 
+/* What is under way will not end, or nobody can tell: whoever waits is told that. */
+void pb_file_broken(struct pb_file *file)
+{
+	WRITE_ONCE(file->broken, true);
+	wake_up_all(&file->wait);
+}
+
 static bool is_completed(struct pb_file *file, u64 fence)
 {
 	bool completed;
@@ -60,12 +67,15 @@ int pb_file_wait(struct pb_file *file, struct peerbar_gpu_wait *wait)
 		return -EINVAL;
 	left = wait_event_interruptible_timeout(file->wait,
 						is_completed(file, wait->fence) ||
+						READ_ONCE(file->broken) ||
 						READ_ONCE(file->gpu->gone),
 						timeout_of(wait->timeout_ns));
 	if (is_completed(file, wait->fence))
 		return take_result(file, wait);
 	if (READ_ONCE(file->gpu->gone))
 		return -ENODEV;
+	if (READ_ONCE(file->broken))
+		return -EIO;
 	return left < 0 ? -EINTR : -ETIMEDOUT;
 }
 
@@ -100,6 +110,8 @@ __poll_t pb_file_poll(struct file *filp, struct poll_table_struct *table)
 	if (file->completed > file->seen)
 		events |= EPOLLIN | EPOLLRDNORM;
 	spin_unlock(&file->results_lock);
+	if (READ_ONCE(file->broken))
+		events |= EPOLLERR;
 	if (READ_ONCE(file->gpu->gone))
 		events |= EPOLLHUP | EPOLLERR;
 	return events;

@@ -11,9 +11,6 @@ use crate::lab::Lab;
 /// Processes that are killed one after the other, and two at once.
 const KILLS: u32 = 4;
 
-/// Channels of the GPU (devices/gpu/INTERFACE.md): so many files can have one.
-const CHANNELS: usize = 16;
-
 const MARK: u64 = 0x6b6b_6b6b_6b6b_6b6b;
 
 pub(in crate::checks) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
@@ -61,9 +58,10 @@ fn a_mapping_outlives_the_files(lab: &Lab, gpu: &Gpu) -> anyhow::Result<()> {
 }
 
 fn channels_run_out_and_come_back(gpu: &Gpu) -> anyhow::Result<()> {
+    let channels = gpu.open()?.properties().channels;
     for round in 1..=2 {
         let mut files = Vec::new();
-        for number in 1..=CHANNELS {
+        for number in 1..=channels {
             let opened = gpu.open()?;
             let buffer = opened.allocate(GPU_PAGE)?;
             opened
@@ -75,8 +73,7 @@ fn channels_run_out_and_come_back(gpu: &Gpu) -> anyhow::Result<()> {
         let buffer = opened.allocate(GPU_PAGE)?;
         ensure!(
             opened.fill(buffer.span(..)?, MARK).is_err(),
-            "file {} has a channel, too",
-            CHANNELS + 1
+            "there is a channel beyond the {channels} for files"
         );
     }
     Ok(())
