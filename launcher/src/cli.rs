@@ -25,6 +25,8 @@ const EXIT_CODES: &str = "Exit codes: 0 every check passed, 1 a check failed, 2 
 pub(crate) enum Command {
     /// Boots a guest with the devices of a scenario and runs its checks.
     Run(Run),
+    /// Says which way peer-to-peer DMA takes in a run or a scenario, and why.
+    Explain(Explain),
     /// Measures.
     #[command(subcommand)]
     Bench(Bench),
@@ -59,6 +61,21 @@ pub(crate) struct Run {
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,
+}
+
+/// Says which way peer-to-peer DMA takes, and why.
+#[derive(Args)]
+pub(crate) struct Explain {
+    /// Device whose memory it is [default: those of the failed checks, or of all].
+    pub provider: Option<String>,
+    /// Device whose DMA it is [default: all].
+    pub client: Option<String>,
+    /// Scenario file: says what would happen, and runs nothing.
+    #[arg(long, value_name = "FILE")]
+    pub scenario: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The user's own pieces, in place of ours.

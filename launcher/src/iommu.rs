@@ -50,6 +50,14 @@ impl Iommu {
         }
     }
 
+    /// Whether the kernel has it translate the devices' requests.
+    pub(crate) fn translates(self) -> bool {
+        match self {
+            Self::None | Self::IntelPassthrough => false,
+            Self::Intel | Self::Amd | Self::Virtio => true,
+        }
+    }
+
     /// The module that must be there before any device's driver.
     pub(crate) fn module(self) -> Option<&'static str> {
         (self == Self::Virtio).then_some("virtio_iommu")

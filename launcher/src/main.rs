@@ -11,9 +11,12 @@ mod child;
 mod cli;
 mod comparison;
 mod console;
+mod cpu;
 mod daemons;
 mod dry_run;
 mod exit;
+mod explain;
+mod fabric;
 mod folder;
 mod guest;
 mod inbox;
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let result = match Cli::parse().command {
         Command::Run(options) => run::run(&options),
+        Command::Explain(options) => explain::explain(&options),
         Command::Bench(what) => bench::run(&what),
         Command::Leash { parent, words } => Err(leash::become_held(parent, &words)),
     };

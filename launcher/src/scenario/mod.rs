@@ -38,7 +38,7 @@ const DEMO_PATH: &str = "scenarios/demo.toml";
 const DEMO: &str = include_str!("../../../scenarios/demo.toml");
 
 /// A scenario that makes sense.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     /// Its name, fit for a folder's name.
     pub name: String,

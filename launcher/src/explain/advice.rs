@@ -1,0 +1,144 @@
+//! What to change for another outcome. Each change is tried on the rule before it is told.
+
+use peerbar_rule::Verdict;
+use serde::Serialize;
+
+use super::case::Case;
+use super::pairs::Pair;
+use crate::scenario::{Device, Place, Scenario, Switch};
+
+/// A model whose root complexes Linux trusts.
+const TRUSTED_CPU: &str = "EPYC";
+/// What a switch is called where a scenario has none.
+const NEW_SWITCH: &str = "switch0";
+
+/// A change, and the verdict with it.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Advice {
+    /// What to write, and where.
+    pub change: String,
+    /// What the rule says then.
+    pub verdict: Verdict,
+}
+
+/// The changes of `case` that give `pair` more than `now`, the smallest first.
+pub(crate) fn for_pair(case: &Case, pair: &Pair, now: Verdict) -> Vec<Advice> {
+    let candidates = [other_cpu(&case.scenario), one_switch(&case.scenario, pair)];
+    let tried = candidates.into_iter().filter_map(|(scenario, change)| {
+        let verdict = Case::of_scenario(scenario).ok()?.decide(pair)?.verdict;
+        (rank(verdict) > rank(now)).then_some(Advice { change, verdict })
+    });
+    tried.collect()
+}
+
+/// Refused, through the root, straight.
+fn rank(verdict: Verdict) -> u8 {
+    match verdict {
+        Verdict::NotSupported => 0,
+        Verdict::ThroughHostBridgeIova | Verdict::ThroughHostBridgePhysical => 1,
+        Verdict::BusAddress => 2,
+    }
+}
+
+fn other_cpu(scenario: &Scenario) -> (Scenario, String) {
+    let mut scenario = scenario.clone();
+    scenario.machine.cpu = TRUSTED_CPU.to_owned();
+    (scenario, format!("in [machine]: cpu = \"{TRUSTED_CPU}\""))
+}
+
+/// Both below one switch: the one that one of them is below, or the first, or a new one.
+fn one_switch(scenario: &Scenario, pair: &Pair) -> (Scenario, String) {
+    let of_pair = |device: &Device<'_>| pair.has(device.name());
+    let places = scenario.devices().filter(of_pair).map(Device::place);
+    let above = places.filter_map(Place::switch).next();
+    let first = scenario.switches.first().map(|switch| switch.name.as_str());
+    let known = above.or(first);
+    let name = known.unwrap_or(NEW_SWITCH);
+    let below = Place::Switch(name.to_owned());
+
+    let moved = scenario
+        .devices()
+        .filter(|device| of_pair(device) && *device.place() != below)
+        .map(|device| format!("[[{}]] {}", device.kind(), device.name()));
+    let moved: Vec<String> = moved.collect();
+    let mut change = format!("in {}: below = \"{name}\"", moved.join(" and "));
+    let mut scenario = scenario.clone();
+    if known.is_none() {
+        change = format!("[[switch]] name = \"{name}\", {change}");
+        scenario.switches.push(Switch {
+            name: name.to_owned(),
+            place: Place::Root,
+        });
+    }
+    move_pair(&mut scenario, pair, &below);
+    (scenario, change)
+}
+
+fn move_pair(scenario: &mut Scenario, pair: &Pair, to: &Place) {
+    let nvmes = scenario.nvmes.iter_mut();
+    let nvmes = nvmes.map(|nvme| (&nvme.name, &mut nvme.place));
+    let gpus = scenario.gpus.iter_mut();
+    let gpus = gpus.map(|gpu| (&gpu.name, &mut gpu.place));
+    for (_, place) in nvmes.chain(gpus).filter(|(name, _)| pair.has(name)) {
+        *place = to.clone();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn advice(scenario: &Scenario, now: Verdict) -> Vec<(String, Verdict)> {
+        let pair = Pair {
+            provider: "gpu0".to_owned(),
+            client: "disk0".to_owned(),
+        };
+        let case = Case::of_scenario(scenario.clone()).unwrap();
+        assert_eq!(case.decide(&pair).unwrap().verdict, now);
+        let changes = for_pair(&case, &pair, now).into_iter();
+        changes
+            .map(|advice| (advice.change, advice.verdict))
+            .collect()
+    }
+
+    #[test]
+    fn a_refusal_is_lifted_by_another_processor_or_by_a_switch() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.machine.cpu = "Haswell".to_owned();
+        scenario.nvmes[0].place = Place::Root;
+        let changes = advice(&scenario, Verdict::NotSupported);
+        let expected = [
+            (
+                "in [machine]: cpu = \"EPYC\"",
+                Verdict::ThroughHostBridgePhysical,
+            ),
+            (
+                "in [[nvme]] disk0: below = \"switch0\"",
+                Verdict::BusAddress,
+            ),
+        ];
+        assert_eq!(
+            changes,
+            expected.map(|(change, verdict)| (change.to_owned(), verdict))
+        );
+    }
+
+    #[test]
+    fn where_there_is_no_switch_it_is_a_new_one() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.switches.clear();
+        scenario
+            .nvmes
+            .iter_mut()
+            .for_each(|nvme| nvme.place = Place::Root);
+        scenario.gpus[0].place = Place::Root;
+        let changes = advice(&scenario, Verdict::ThroughHostBridgePhysical);
+        let expected = "[[switch]] name = \"switch0\", in [[nvme]] disk0 and [[gpu]] gpu0: below = \"switch0\"";
+        assert_eq!(changes, [(expected.to_owned(), Verdict::BusAddress)]);
+    }
+
+    #[test]
+    fn nothing_is_better_than_the_bus_address() {
+        assert_eq!(advice(&Scenario::demo().unwrap(), Verdict::BusAddress), []);
+    }
+}
