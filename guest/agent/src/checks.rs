@@ -9,10 +9,10 @@ mod gpu_batch;
 mod gpu_compute;
 mod gpu_copy;
 mod gpu_driver;
+mod gpu_faults;
 mod gpu_file;
 mod gpu_mapping;
 mod gpu_refused;
-mod gpu_unaddressed;
 mod gpu_unaligned;
 mod layout;
 mod pool_exhausted;
@@ -60,6 +60,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::GpuCompute { gpu, from, to } => gpu_compute::run(lab, gpu, from, to, measure)?,
         Check::GpuAtomics { gpu } => gpu_atomics::run(lab, gpu, measure)?,
         Check::GpuCopy(copy) => gpu_copy::run(lab, copy, measure)?,
+        Check::GpuFaults { gpu } => gpu_faults::run(lab, gpu)?,
         Check::GpuMapping { gpu } => gpu_mapping::run(lab, gpu)?,
         Check::GpuPins { gpu, disk } => gpu_driver::pins::run(lab, gpu, disk)?,
         Check::GpuLifetimes { gpu, disk } => gpu_driver::lifetimes::run(lab, gpu, disk)?,

@@ -1,7 +1,7 @@
 //! The kernel's log and taint: a check that dirties either has failed.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 
 use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
@@ -29,6 +29,15 @@ impl KernelLog {
         })
     }
 
+    /// The log from now on.
+    pub(crate) fn from_now_on() -> anyhow::Result<Self> {
+        let mut log = KernelLog::open()?;
+        log.file
+            .seek(SeekFrom::End(0))
+            .context("cannot go to the end of /dev/kmsg")?;
+        Ok(log)
+    }
+
     /// What has gone wrong in the kernel since the last call, where what is `expected` is no wrong.
     pub(crate) fn complaints(&mut self, expected: &Expected<'_>) -> Complaints {
         let mut complaints = sift(self.new_messages(), expected);
@@ -43,7 +52,8 @@ impl KernelLog {
         complaints
     }
 
-    fn new_messages(&mut self) -> impl Iterator<Item = String> {
+    /// What the kernel has said since the last call, or since the start.
+    pub(crate) fn new_messages(&mut self) -> impl Iterator<Item = String> {
         let mut record = [0; 8192];
         std::iter::from_fn(move || {
             loop {

@@ -1,4 +1,4 @@
-//! Registers of a GPU, past its driver (devices/gpu/INTERFACE.md). They are only looked at, for the counters.
+//! Registers of a GPU, past its driver (devices/gpu/INTERFACE.md).
 
 #![allow(unsafe_code)]
 
@@ -76,13 +76,15 @@ impl Registers {
         Ok(())
     }
 
-    fn read(&self, offset: usize) -> anyhow::Result<u64> {
+    /// The 8 bytes at `offset`, a multiple of 8.
+    pub(crate) fn read(&self, offset: usize) -> anyhow::Result<u64> {
         let register = self.register::<u64>(offset)?;
         // SAFETY: `register` has found it inside the mapping, at its alignment.
         Ok(u64::from_le(unsafe { register.as_ptr().read_volatile() }))
     }
 
-    fn write(&self, offset: usize, value: u32) -> anyhow::Result<()> {
+    /// Writes the 4 bytes at `offset`, a multiple of 4.
+    pub(crate) fn write(&self, offset: usize, value: u32) -> anyhow::Result<()> {
         let register = self.register::<u32>(offset)?;
         // SAFETY: as for `read`.
         unsafe { register.as_ptr().write_volatile(value.to_le()) };

@@ -141,6 +141,12 @@ pub enum Check {
     },
     /// The GPU's copy engine copies from its memory to another's and back.
     GpuCopy(GpuCopy),
+    /// A program and a driver that misbehave, each on a channel of its own, get an error, an interrupt and a record; other
+    /// channels go on. Not behind an IOMMU, whose own driver would complain.
+    GpuFaults {
+        /// A GPU's name.
+        gpu: String,
+    },
     /// The processor loads from GPU memory and stores to it through mappings, which outlive what they are made of.
     GpuMapping {
         /// A GPU's name.
@@ -216,6 +222,7 @@ impl Check {
             }
             Check::GpuAtomics { gpu } => format!("atomic adds of {gpu} to guest RAM"),
             Check::GpuCopy(copy) => format!("copy engine of {}: VRAM and {}", copy.gpu, copy.with),
+            Check::GpuFaults { gpu } => format!("{gpu} and those who misbehave"),
             Check::GpuMapping { gpu } => format!("VRAM of {gpu} through mappings"),
             Check::GpuPins { gpu, .. } => format!("memory of {gpu} pinned by another driver"),
             Check::GpuLifetimes { gpu, .. } => format!("users of {gpu} die in any order"),

@@ -76,6 +76,7 @@ enum Kind {
     GpuCompute,
     GpuAtomics,
     GpuCopy,
+    GpuFaults,
     GpuMapping,
     GpuPins,
     GpuLifetimes,
@@ -137,6 +138,9 @@ impl CheckTable {
                 gpu: self.gpu(devices)?.name.clone(),
             },
             Kind::GpuCopy => Check::GpuCopy(self.gpu_copy(devices)?),
+            Kind::GpuFaults => Check::GpuFaults {
+                gpu: self.gpu(devices)?.name.clone(),
+            },
             Kind::GpuMapping => Check::GpuMapping {
                 gpu: self.gpu(devices)?.name.clone(),
             },

@@ -11,7 +11,7 @@ use peerbar_report::{Buffer as Through, Measure};
 
 use self::model::{BINS, Shape};
 use super::way::judge;
-use super::{PAGE, gpu_unaddressed, layout};
+use super::{PAGE, layout};
 use crate::counters::Witness;
 use crate::disk;
 use crate::gpus;
@@ -66,7 +66,6 @@ pub(super) fn run(
     to.disk.check(RESULTS, 2 * BYTES + PAGE)?;
     disk::store(&from.disk.open_direct()?, &vectors.bytes(), 0)?;
 
-    gpu_unaddressed::refused(gpu)?;
     let opened = gpu.open()?;
     let options = FileOptions::new().write(true);
     let work = Work::new(

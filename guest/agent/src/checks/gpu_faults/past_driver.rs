@@ -1,0 +1,326 @@
+//! A driver that makes every mistake, on a channel of its own: each one is the channel's error, an interrupt and a record, and
+//! costs the other channels nothing.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use peerbar_gds::{Buffer, Gpu};
+
+use crate::gpu_channel::{
+    self, Channel, DEVICE_VECTOR, ENTRY_BYTES, Entry, FENCE_IN_VRAM, IN_VRAM, INTERRUPT, ON_BUS,
+    Ring, State, VECTOR,
+};
+use crate::gpus;
+use crate::interrupts;
+use crate::kmsg::KernelLog;
+use crate::lab::Lab;
+
+/// How long the device may take to notice.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A bus address at which nobody is.
+const NOWHERE: u64 = 0x000f_0000_0000_0000;
+
+const ENTRIES: u32 = 4;
+
+/// Of the buffer: the ring, what a command fills, and a fence.
+const TARGET: u64 = 0x4000;
+const FENCE: u64 = 0x8000;
+const BYTES: u64 = 0x1_0000;
+
+const MARK: u64 = 0x9696_9696_9696_9696;
+
+const FILL: u8 = 2;
+const COPY: u8 = 1;
+
+/// The first operand is in VRAM.
+const FIRST_IN_VRAM: u16 = 1;
+
+/// One mistake, and what must become of it. The driver's log has room for ten within five seconds.
+struct Mistake {
+    name: &'static str,
+    ring: Ring,
+    entry: Entry,
+    doorbell: u32,
+    code: u8,
+    write: bool,
+    address: u64,
+}
+
+/// Requests of the device that mistakes make fail, by way of the fabric.
+pub(super) const FAILED_REQUESTS: u64 = 2;
+
+pub(super) struct Bench<'a> {
+    lab: &'a Lab,
+    channel: &'a Channel,
+    /// Whose channel must go on.
+    other: Gpu,
+    buffer: Buffer,
+    /// Where the buffer is in VRAM.
+    base: u64,
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(
+        lab: &'a Lab,
+        gpu: &'a gpus::Gpu,
+        channel: &'a Channel,
+    ) -> anyhow::Result<Self> {
+        let other = gpu.open()?;
+        let buffer = other.allocate(BYTES)?;
+        let placement = buffer.placement(0)?;
+        ensure!(placement.length >= BYTES, "VRAM lies in pieces");
+        Ok(Bench {
+            lab,
+            channel,
+            other,
+            buffer,
+            base: placement.vram_offset,
+        })
+    }
+
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        let found = self.channel.state()?;
+        ensure!(
+            found == State::Off,
+            "channel {} is {found:?}: somebody uses it",
+            gpu_channel::NUMBER
+        );
+        self.a_good_command_is_done()
+            .context("before all mistakes")?;
+        for mistake in self.mistakes() {
+            let outcome = self.make(&mistake);
+            self.channel.disable()?;
+            outcome.context(mistake.name)?;
+            self.wait_for_state(State::Off)
+                .with_context(|| format!("disabled after {}", mistake.name))?;
+        }
+        self.a_good_command_is_done().context("after all mistakes")
+    }
+
+    fn mistakes(&self) -> [Mistake; 10] {
+        let vram = self.other.properties().vram_bytes;
+        let ring = self.good_ring();
+        let good = Mistake {
+            name: "",
+            ring,
+            entry: Entry::default(),
+            doorbell: 1,
+            code: 0,
+            write: false,
+            address: self.base,
+        };
+        let bad_ring = |name, ring: Ring| Mistake {
+            name,
+            ring,
+            code: 5,
+            address: ring.address,
+            ..good
+        };
+        let bad_entry = |name, entry, code| Mistake {
+            name,
+            entry,
+            code,
+            ..good
+        };
+        let fill = |to, length| Entry {
+            opcode: FILL,
+            spaces: FIRST_IN_VRAM,
+            operands: [to, length, MARK],
+            ..Entry::default()
+        };
+        let at = |address| Ring { address, ..ring };
+        [
+            bad_ring("a ring off its boundary", at(self.base + 64)),
+            bad_ring("a ring that leaves VRAM", at(vram - ENTRY_BYTES)),
+            bad_ring("a ring of three entries", Ring { entries: 3, ..ring }),
+            Mistake {
+                name: "a doorbell beyond the ring",
+                doorbell: ENTRIES + 1,
+                code: 5,
+                ..good
+            },
+            Mistake {
+                name: "a ring where nobody is",
+                ring: Ring {
+                    address: NOWHERE,
+                    space: ON_BUS,
+                    ..ring
+                },
+                code: 2,
+                address: NOWHERE,
+                ..good
+            },
+            bad_entry(
+                "an unknown opcode",
+                Entry {
+                    opcode: 200,
+                    ..Entry::default()
+                },
+                4,
+            ),
+            bad_entry("a length beyond 1 GiB", fill(self.base, (1 << 30) + 1), 6),
+            Mistake {
+                write: true,
+                address: vram - 8,
+                ..bad_entry("a fill that leaves VRAM", fill(vram - 8, 16), 3)
+            },
+            Mistake {
+                name: "a copy to where nobody is",
+                entry: Entry {
+                    opcode: COPY,
+                    spaces: FIRST_IN_VRAM,
+                    operands: [self.base, NOWHERE, 8],
+                    ..Entry::default()
+                },
+                code: 2,
+                write: true,
+                address: NOWHERE,
+                ..good
+            },
+            bad_entry(
+                "a fence off its boundary",
+                Entry {
+                    flags: FENCE_IN_VRAM,
+                    fence: self.base + FENCE + 8,
+                    ..Entry::default()
+                },
+                4,
+            ),
+        ]
+    }
+
+    fn good_ring(&self) -> Ring {
+        Ring {
+            address: self.base,
+            space: IN_VRAM,
+            entries: ENTRIES,
+        }
+    }
+
+    fn make(&self, mistake: &Mistake) -> anyhow::Result<()> {
+        let mut log = KernelLog::from_now_on()?;
+        let interrupts = self.interrupts()?;
+        let faults = self.channel.faults()?;
+        self.put(&mistake.entry)?;
+        self.channel.enable(mistake.ring)?;
+        self.channel.ring(mistake.doorbell)?;
+        self.wait_for_state(State::Error(mistake.code))?;
+        self.the_other_channel_goes_on()?;
+        // Still in error, and deaf to the doorbell.
+        self.channel.ring(2)?;
+        self.the_other_channel_goes_on()?;
+        let seen = (self.channel.state()?, self.channel.head()?);
+        let growth = self.channel.faults()?.wrapping_sub(faults);
+        ensure!(
+            seen == (State::Error(mistake.code), 0) && growth == 1,
+            "the channel is {seen:?} with {growth} faults more"
+        );
+        self.wait_for_interrupts(interrupts)?;
+        self.wait_for_record(mistake, &mut log)
+    }
+
+    fn put(&self, entry: &Entry) -> anyhow::Result<()> {
+        Ok(self.buffer.mapping().write(0, &entry.bytes()?)?)
+    }
+
+    fn wait_for_state(&self, wanted: State) -> anyhow::Result<()> {
+        self.lab.uevents.wait_for(PATIENCE, || {
+            let state = self.channel.state()?;
+            ensure!(state == wanted, "the channel is {state:?}, not {wanted:?}");
+            Ok(())
+        })
+    }
+
+    fn interrupts(&self) -> anyhow::Result<[u64; 2]> {
+        let address = &self.other.properties().address;
+        Ok([
+            interrupts::count(address, DEVICE_VECTOR)?,
+            interrupts::count(address, VECTOR)?,
+        ])
+    }
+
+    /// Both the device's vector and the channel's.
+    fn wait_for_interrupts(&self, before: [u64; 2]) -> anyhow::Result<()> {
+        self.lab.uevents.wait_for(PATIENCE, || {
+            let now = self.interrupts()?;
+            let came = now.iter().zip(&before).all(|(now, before)| now > before);
+            ensure!(
+                came,
+                "vectors 0 and {VECTOR} went from {before:?} to {now:?}"
+            );
+            Ok(())
+        })
+    }
+
+    /// The driver tells of each fault that the device has recorded.
+    fn wait_for_record(&self, mistake: &Mistake, log: &mut KernelLog) -> anyhow::Result<()> {
+        let way = if mistake.write { "write" } else { "read" };
+        let wanted = format!(
+            "fault {} on a {way} at {:#x}, channel {}",
+            mistake.code,
+            mistake.address,
+            gpu_channel::NUMBER
+        );
+        let mut said = Vec::new();
+        self.lab.uevents.wait_for(PATIENCE, || {
+            said.extend(log.new_messages());
+            let told = said.iter().any(|line| line.ends_with(&wanted));
+            ensure!(
+                told,
+                "the driver was to say {wanted:?}; the kernel's log has {said:?}"
+            );
+            Ok(())
+        })
+    }
+
+    fn the_other_channel_goes_on(&self) -> anyhow::Result<()> {
+        let (left, right) = (
+            self.buffer.span(TARGET..TARGET + 0x1000)?,
+            self.buffer.span(TARGET + 0x1000..TARGET + 0x2000)?,
+        );
+        self.other.fill(left, MARK)?;
+        self.other.copy(left, right)?;
+        let different = self.other.compare(left, right)?;
+        ensure!(
+            different.is_none(),
+            "byte {different:?} of a copy by another channel is wrong"
+        );
+        self.other.fill(left, 0).context("another channel")
+    }
+
+    fn a_good_command_is_done(&self) -> anyhow::Result<()> {
+        let interrupts = self.interrupts()?;
+        self.other.fill(self.buffer.span(..)?, 0)?;
+        self.put(&Entry {
+            opcode: FILL,
+            flags: FENCE_IN_VRAM | INTERRUPT,
+            spaces: FIRST_IN_VRAM,
+            fence: self.base + FENCE,
+            fence_value: 1,
+            operands: [self.base + TARGET, 8, MARK],
+            ..Entry::default()
+        })?;
+        self.channel.enable(self.good_ring())?;
+        self.channel.ring(1)?;
+        let word = |at| {
+            let mut bytes = [0; 8];
+            self.buffer.mapping().read(at, &mut bytes)?;
+            anyhow::Ok(u64::from_le_bytes(bytes))
+        };
+        self.lab.uevents.wait_for(PATIENCE, || {
+            let (fence, head) = (word(FENCE)?, self.channel.head()?);
+            ensure!((fence, head) == (1, 1), "the fence is {fence}, HEAD {head}");
+            Ok(())
+        })?;
+        let seen = (word(TARGET)?, word(TARGET + 8)?);
+        ensure!(seen == (MARK, 0), "a fill of 8 bytes has left {seen:x?}");
+        self.lab.uevents.wait_for(PATIENCE, || {
+            let ([_, now], [_, before]) = (self.interrupts()?, interrupts);
+            ensure!(now > before, "no interrupt comes through vector {VECTOR}");
+            Ok(())
+        })?;
+        self.channel.disable()?;
+        self.wait_for_state(State::Off)
+    }
+}

@@ -1,0 +1,200 @@
+//! A program that asks the driver for what makes no sense: it is refused, or the command ends with the device's fault code, and
+//! the program's next command is done.
+
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::Error;
+use rustix::io::Errno;
+
+use super::requests::{Node, Operand, Submit};
+use crate::gpu_channel::Channel;
+use crate::gpus;
+
+/// Size of the program's buffer in bytes.
+const BYTES: u64 = 64 << 10;
+
+/// What is filled by way of a dma-buf, and so by an address on the fabric. Nothing else moves there.
+pub(super) const IMPORTED_BYTES: u64 = BYTES;
+
+const COPY: u32 = 1;
+const FILL: u32 = 2;
+const LAUNCH: u32 = 5;
+const REDUCTION: u32 = 2;
+
+/// Operands that say a launch's shape.
+const GRID: usize = 11;
+const BLOCK: usize = 12;
+
+const BAD_COMMAND: u32 = 4;
+const TOO_LONG: u32 = 6;
+
+pub(super) fn run(gpu: &gpus::Gpu, channel: &Channel) -> anyhow::Result<()> {
+    let node = Node::open(gpu)?;
+    let handle = node.allocate(BYTES).context("cannot allocate VRAM")?;
+    for (name, submit, errno) in refused(handle) {
+        match node.submit(&submit) {
+            Err(error) if error == errno => {}
+            other => bail!("{name} was to be refused with {errno:?}, but: {other:?}"),
+        }
+    }
+    for (name, submit, code) in faulted(handle) {
+        let before = channel.faults()?;
+        let fence = node
+            .submit(&submit)
+            .with_context(|| format!("{name} is refused"))?;
+        let behind = node.submit(&fill(handle))?;
+        let (error, next) = (node.wait(fence)?, node.wait(behind)?);
+        let faults = channel.faults()?.wrapping_sub(before);
+        ensure!(
+            (error, next, faults) == (code, 0, 1),
+            "{name} was to end with fault {code}, but it ended with {error}, the command behind it with {next}, and the GPU \
+             has recorded {faults} faults"
+        );
+    }
+    revoked_import_is_refused(gpu).context("a dma-buf that was revoked")
+}
+
+/// An operand that is an address: an offset in the buffer.
+fn address(handle: u32, offset: u64) -> Operand {
+    Operand {
+        space: 0,
+        handle,
+        offset,
+    }
+}
+
+fn number(offset: u64) -> Operand {
+    Operand {
+        offset,
+        ..Operand::default()
+    }
+}
+
+/// A command whose first operands are these, of which those in `mask` are addresses.
+fn command<const N: usize>(opcode: u32, operands: [Operand; N], mask: u32) -> Submit {
+    let mut submit = Submit {
+        opcode,
+        address_mask: mask,
+        ..Submit::default()
+    };
+    for (place, operand) in submit.operand.iter_mut().zip(operands) {
+        *place = operand;
+    }
+    submit
+}
+
+/// One that makes sense.
+fn fill(handle: u32) -> Submit {
+    command(FILL, [address(handle, 0), number(BYTES), number(1)], 1)
+}
+
+fn launch(handle: u32, kernel: u32, elements: u64, shape: (u64, u64)) -> Submit {
+    let mut submit = command(LAUNCH, [address(handle, 0), number(elements)], 1);
+    submit.kernel = kernel;
+    for (at, value) in [(GRID, shape.0), (BLOCK, shape.1)] {
+        if let Some(place) = submit.operand.get_mut(at) {
+            place.offset = value;
+        }
+    }
+    submit
+}
+
+/// What the driver must not give to the device.
+fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
+    let unaddressed = (1..=LAUNCH).map(|opcode| {
+        let name = format!("opcode {opcode} with numbers of the program's for addresses");
+        (name, command(opcode, [], 0), Errno::INVAL)
+    });
+    let fill_at = |offset, length| {
+        command(
+            FILL,
+            [address(handle, offset), number(length), number(0)],
+            1,
+        )
+    };
+    let mut host = fill(handle);
+    if let Some(operand) = host.operand.first_mut() {
+        operand.space = 1;
+    }
+    let others = [
+        (
+            "a buffer that is not there",
+            fill(handle + 1000),
+            Errno::NOENT,
+        ),
+        ("VRAM as if it were host memory", host, Errno::INVAL),
+        (
+            "a fill beyond its buffer",
+            fill_at(0, BYTES + 1),
+            Errno::RANGE,
+        ),
+        (
+            "a fill that starts at its buffer's end",
+            fill_at(BYTES, 1),
+            Errno::RANGE,
+        ),
+        (
+            "an offset that wraps around",
+            fill_at(u64::MAX, 2),
+            Errno::RANGE,
+        ),
+        (
+            "a length that wraps around",
+            fill_at(8, u64::MAX),
+            Errno::RANGE,
+        ),
+        (
+            "an opcode of more than a byte",
+            command(256, [], 0),
+            Errno::INVAL,
+        ),
+        (
+            "more operands than there are",
+            command(0, [], 1 << 13),
+            Errno::INVAL,
+        ),
+    ];
+    let others = others.map(|(name, submit, errno)| (name.to_owned(), submit, errno));
+    unaddressed.chain(others).collect()
+}
+
+/// What the device itself must find.
+fn faulted(handle: u32) -> [(&'static str, Submit, u32); 5] {
+    let overlap = [address(handle, 0), address(handle, 8), number(64)];
+    [
+        ("an unknown opcode", command(200, [], 0), BAD_COMMAND),
+        (
+            "an unknown kernel",
+            launch(handle, 99, 1, (1, 1)),
+            BAD_COMMAND,
+        ),
+        (
+            "a block of 1025 threads",
+            launch(handle, REDUCTION, 1, (1, 1025)),
+            BAD_COMMAND,
+        ),
+        (
+            "a copy onto a part of itself",
+            command(COPY, overlap, 0b11),
+            BAD_COMMAND,
+        ),
+        (
+            "more than 2^24 threads",
+            launch(handle, REDUCTION, 1, ((1 << 14) + 1, 1024)),
+            TOO_LONG,
+        ),
+    ]
+}
+
+/// Memory that its owner has pulled away is not met by an importer's commands.
+fn revoked_import_is_refused(gpu: &gpus::Gpu) -> anyhow::Result<()> {
+    const MARK: u64 = 0x3c3c_3c3c_3c3c_3c3c;
+    let (owner, importer) = (gpu.open()?, gpu.open()?);
+    let buffer = owner.allocate(BYTES)?;
+    let imported = importer.import(&buffer.export()?)?;
+    importer.fill(imported.span(..)?, MARK)?;
+    buffer.revoke()?;
+    match importer.fill(imported.span(..)?, MARK) {
+        Err(Error::Driver { .. }) => Ok(()),
+        other => bail!("a fill of it was to be refused by the driver, but: {other:?}"),
+    }
+}
