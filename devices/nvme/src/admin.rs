@@ -2,7 +2,6 @@
 
 mod events;
 mod features;
-mod health;
 mod identify;
 mod logs;
 mod queues;
@@ -17,7 +16,6 @@ use crate::config::Config;
 use crate::engine::{Engine, Late, Reply};
 use events::Events;
 use features::Features;
-use health::Health;
 use identify::About;
 
 /// Identify Controller, ACL: how many Abort commands may be outstanding. None ever is.
@@ -28,7 +26,6 @@ pub(crate) struct Admin {
     about: About,
     events: Events,
     pub(crate) features: Features,
-    pub(crate) health: Health,
 }
 
 impl Admin {
@@ -37,26 +34,13 @@ impl Admin {
             about: About::new(config, identity),
             events: Events::default(),
             features: Features::new(config.namespaces.len()),
-            health: Health::new(),
         }
     }
 
-    /// A controller reset: events and features start again, the health goes on.
+    /// A controller reset: events and features start again.
     pub(crate) fn reset(&mut self) {
         self.events = Events::default();
         self.features.reset();
-    }
-
-    /// Notes a command that has failed, and gives the status that tells so (NVMe Base 2.0, 5.16.1.2).
-    pub(crate) fn failed(&mut self, sqid: u16, entry: &SubmissionEntry, status: Status) -> Status {
-        log::debug!(
-            "queue {sqid}, command {}: opcode {:#04x} fails: {status:?}",
-            entry.cid,
-            entry.opcode
-        );
-        let status = status.with_more(true);
-        self.health.failed(sqid, entry, status);
-        status
     }
 
     /// Reports doorbells that were rung for a queue that does not exist, or with an impossible value.
@@ -95,13 +79,15 @@ impl Engine {
         }
     }
 
-    /// NVMe Base 2.0, 5.1. Commands are done one after the other, so what can still be aborted is an Asynchronous
-    /// Event Request. It completes first, so there must be room for both completions. Dword 0 tells whether it was not
-    /// aborted.
+    /// NVMe Base 2.0, 5.1. Other commands are carried out as soon as they are fetched, so what can still be aborted is an
+    /// Asynchronous Event Request. It completes first, so there must be room for both completions. Dword 0 tells whether
+    /// it was not aborted.
     fn abort(&mut self, entry: &SubmissionEntry) -> Reply {
         let command = Abort::from(entry);
-        let room = self.queues.completion(0).and_then(|queue| queue.as_ref());
-        let both_fit = room.is_some_and(|queue| queue.room() >= 2);
+        let both_fit = self
+            .pair
+            .as_ref()
+            .is_some_and(|pair| pair.completion.room() >= 2);
         if command.sqid.get() != 0 || !both_fit {
             return Reply::Now(1);
         }

@@ -1,5 +1,6 @@
 //! What a controller is made of.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use peerbar_dma::MemoryError;
@@ -11,6 +12,9 @@ use crate::seeded_fault::SeededFault;
 
 /// Longest serial number (NVMe Base 2.0, 5.17.2.1, Identify Controller, SN).
 const SERIAL_BYTES: usize = 20;
+
+/// How many threads may share the I/O queues.
+const WORKERS: RangeInclusive<u8> = 1..=64;
 
 /// Why a controller cannot be made.
 #[derive(Debug, Error)]
@@ -32,6 +36,12 @@ pub enum ConfigError {
     Mdts {
         /// The limit asked for.
         mdts: u8,
+    },
+    /// There are too many workers, or none.
+    #[error("{workers} workers: must be {} to {}, as there are 64 I/O queues to share", WORKERS.start(), WORKERS.end())]
+    Workers {
+        /// How many were asked for.
+        workers: u8,
     },
     /// There is nothing to store blocks in.
     #[error("no namespace: name at least one, as ram=64M or file=disk.img")]
@@ -77,6 +87,18 @@ pub enum Source {
     File(PathBuf),
 }
 
+/// How the workers learn of new commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Poll {
+    /// Sleep as soon as there is nothing to do.
+    Never,
+    /// Go on looking for a short time after the last command, then sleep.
+    #[default]
+    Adaptive,
+    /// Never sleep.
+    Always,
+}
+
 /// A controller's set-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -92,6 +114,10 @@ pub struct Config {
     pub mdts: u8,
     /// The namespaces, from NSID 1 on.
     pub namespaces: Vec<Source>,
+    /// How many threads share the I/O queues: 1 to 64.
+    pub workers: u8,
+    /// How those threads learn of new commands.
+    pub poll: Poll,
     /// What it does wrong on purpose: nothing, but in a test.
     pub seeded_faults: Vec<SeededFault>,
 }
@@ -112,6 +138,11 @@ impl Config {
         }
         if !(1..=10).contains(&self.mdts) {
             return Err(ConfigError::Mdts { mdts: self.mdts });
+        }
+        if !WORKERS.contains(&self.workers) {
+            return Err(ConfigError::Workers {
+                workers: self.workers,
+            });
         }
         match self.namespaces.len() {
             0 => Err(ConfigError::NoNamespace),
@@ -171,6 +202,8 @@ mod tests {
             block_bytes: 512,
             mdts: 8,
             namespaces: vec![Source::Ram(1 << 20)],
+            workers: 1,
+            poll: Poll::default(),
             seeded_faults: Vec::new(),
         }
     }
@@ -188,6 +221,9 @@ mod tests {
         assert!(message(&|c| c.serial.clear()).contains("1 to 20"));
         assert!(message(&|c| c.block_bytes = 1024).contains("1024"));
         assert!(message(&|c| c.mdts = 11).contains("11"));
+        for workers in [0, 65] {
+            assert!(message(&|c| c.workers = workers).contains("1 to 64"));
+        }
         assert!(message(&|c| c.namespaces.clear()).contains("ram=64M"));
     }
 

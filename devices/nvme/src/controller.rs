@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use peerbar_dma::{Requester, WindowId};
+use peerbar_dma::{MemoryError, Requester, WindowId};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_nvme_spec::registers::{Doorbell, offset};
 use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, MsiX};
@@ -11,13 +11,19 @@ use thiserror::Error;
 
 use crate::admin::Admin;
 use crate::cmb::{CMB_BAR, Cmb};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Poll};
+use crate::crew::Crew;
 use crate::data::DataPath;
+use crate::directory::Directory;
+use crate::doorbells::Doorbells;
 use crate::engine::Engine;
+use crate::io::Io;
 use crate::mailbox::Mailbox;
+use crate::pending::Pending;
 use crate::prp::PAGE;
-use crate::queues::Queues;
 use crate::registers::Registers;
+use crate::storage::Storage;
+use crate::worker::Worker;
 
 /// Queue pairs: the admin queues and 64 for I/O, each with an interrupt vector of its own.
 pub(crate) const QUEUE_PAIRS: u16 = 65;
@@ -25,6 +31,8 @@ pub(crate) const QUEUE_PAIRS: u16 = 65;
 /// BAR0: a page of registers, one of doorbells, one for the MSI-X table, one for its pending bits.
 const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 4 * PAGE;
+/// Offset and length of the doorbells in BAR0.
+const DOORBELL_PAGE: (u64, u64) = (PAGE, PAGE);
 const MSI_X: MsiX = MsiX {
     vectors: QUEUE_PAIRS,
     bar: REGISTER_BAR,
@@ -51,8 +59,11 @@ pub enum StartError {
     /// A BAR is impossible.
     #[error(transparent)]
     Bar(#[from] BarError),
-    /// Its thread cannot be started.
-    #[error("cannot start the controller's thread")]
+    /// There is no memory for its doorbells.
+    #[error("no memory for the doorbells")]
+    Doorbells(#[source] MemoryError),
+    /// A thread of it cannot be started.
+    #[error("cannot start a thread of the controller")]
     Thread(#[source] std::io::Error),
 }
 
@@ -80,8 +91,15 @@ impl Controller {
             .transpose()
             .map_err(ConfigError::from)?;
         let namespaces = config.open_namespaces()?;
+        let doorbells =
+            Doorbells::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
+        let registers = match config.poll {
+            // Somebody always looks, so nobody need be told.
+            Poll::Always => BarMemory::RegistersWithPages(doorbells.file(), vec![DOORBELL_PAGE]),
+            Poll::Adaptive | Poll::Never => BarMemory::Registers,
+        };
+        let mut memory = vec![registers];
         let mut bars = vec![Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?];
-        let mut memory = vec![BarMemory::Registers];
         if let Some(cmb) = &cmb {
             bars.push(Bar::new(CMB_BAR, cmb.bar_bytes(), true)?);
             memory.push(BarMemory::Memory(cmb.memory()));
@@ -91,19 +109,28 @@ impl Controller {
         let vectors = Arc::new(Vectors::new(QUEUE_PAIRS));
         let mailbox = Arc::new(Mailbox::new(
             Registers::new(cmb),
-            QUEUE_PAIRS,
+            doorbells,
+            Pending::new(QUEUE_PAIRS),
+            config.workers,
             vectors.clone(),
         ));
+        let storage = Arc::new(Storage::new(namespaces));
+        let path = || {
+            let faults = config.seeded_faults.clone();
+            DataPath::new(requester.clone(), 4096 << config.mdts, faults)
+        };
+        let crew = Crew::hire(config.workers, |owner, inbox| {
+            let io = Io::new(path(), storage.clone());
+            Worker::new(owner, inbox, mailbox.clone(), config.poll, io)
+        });
         let engine = Engine {
             mailbox: mailbox.clone(),
-            data: DataPath::new(
-                requester.clone(),
-                4096 << config.mdts,
-                config.seeded_faults.clone(),
-            ),
+            crew: crew.map_err(StartError::Thread)?,
+            directory: Directory::new(QUEUE_PAIRS, config.workers),
+            pair: None,
+            data: path(),
             admin: Admin::new(config, &IDENTITY),
-            namespaces,
-            queues: Queues::new(QUEUE_PAIRS),
+            storage,
             enabled: false,
         };
         let engine = std::thread::Builder::new()
@@ -175,9 +202,7 @@ impl Function for Controller {
             return;
         }
         if let (Some(doorbell), Ok(value)) = (Doorbell::at(offset, 0), <[u8; 4]>::try_from(data)) {
-            // The upper half of a doorbell is reserved (NVMe over PCIe 1.0, 3.1.2).
-            self.mailbox
-                .ring(doorbell, u32::from_le_bytes(value) & 0xffff);
+            self.mailbox.ring(doorbell, u32::from_le_bytes(value));
         }
     }
 

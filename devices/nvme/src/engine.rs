@@ -1,4 +1,4 @@
-//! The engine: one thread that takes commands from the queues, carries them out and posts their completions.
+//! The engine: the thread that does what the registers and the admin queue ask for.
 
 use std::sync::Arc;
 
@@ -10,14 +10,18 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::admin::Admin;
+use crate::controller::QUEUE_PAIRS;
+use crate::crew::Crew;
 use crate::data::DataPath;
-use crate::mailbox::{Mailbox, Task};
-use crate::namespace::Namespace;
+use crate::directory::Directory;
+use crate::mailbox::{ENGINE, Mailbox, Task};
 use crate::prp::PAGE;
-use crate::queues::{COMPLETION_BYTES, CompletionQueue, Queues, SUBMISSION_BYTES, SubmissionQueue};
+use crate::queues::{COMPLETION_BYTES, CompletionQueue, SUBMISSION_BYTES, SubmissionQueue};
 use crate::registers::{Registers, Request, Setup};
+use crate::storage::Storage;
+use crate::worker::Order;
 
-/// How many commands one queue may have done before the next queue's turn.
+/// How many admin commands are done before the registers are looked at again.
 const BURST: usize = 16;
 
 /// What a command comes to, if not to an error.
@@ -42,11 +46,20 @@ pub(crate) struct Late {
     pub(crate) status: Status,
 }
 
-/// The queues' side of the controller.
+/// The admin queues.
+pub(crate) struct AdminPair {
+    submission: SubmissionQueue,
+    pub(crate) completion: CompletionQueue,
+}
+
+/// The controller but for its I/O commands, which the workers carry out.
 pub(crate) struct Engine {
     pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) namespaces: Vec<Namespace>,
-    pub(crate) queues: Queues,
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) crew: Crew,
+    pub(crate) directory: Directory,
+    /// The admin queues, once an enable has been taken up and until the controller fails.
+    pub(crate) pair: Option<AdminPair>,
     pub(crate) data: DataPath,
     pub(crate) admin: Admin,
     /// Whether an enable has been taken up.
@@ -59,7 +72,7 @@ impl Engine {
         let mut busy = false;
         loop {
             match self.mailbox.next(self.enabled, busy) {
-                Task::Stop => break self.flush_all(),
+                Task::Stop => break,
                 Task::Registers(Request::Disable) => self.disable(),
                 Task::Registers(Request::Enable(setup)) => self.enable(setup),
                 Task::Registers(Request::Shutdown) => self.shut_down(),
@@ -67,18 +80,26 @@ impl Engine {
             }
             busy = self.enabled && self.turn();
         }
+        self.crew.dismiss(&self.mailbox);
+        self.storage.flush_all();
     }
 
     /// Controller reset, or a reset of the function, of which every DMA has been refused since.
     fn disable(&mut self) {
-        for id in 0..u16::try_from(self.queues.submission.len()).unwrap_or(u16::MAX) {
-            self.mailbox.set_live(Doorbell::SubmissionTail(id), false);
-            self.mailbox.set_live(Doorbell::CompletionHead(id), false);
+        self.crew.tell_all(&self.mailbox, || Order::Forget);
+        for id in 0..QUEUE_PAIRS {
+            let doorbells = &self.mailbox.doorbells;
+            doorbells.set_owner(Doorbell::SubmissionTail(id), None);
+            doorbells.set_owner(Doorbell::CompletionHead(id), None);
+            self.mailbox.pending.close(id);
         }
-        self.queues.clear();
+        self.directory.clear();
+        self.pair = None;
         self.admin.reset();
+        self.storage
+            .set_write_cache(self.admin.features.write_cache());
         self.enabled = false;
-        self.mailbox.set_pin(|_| false);
+        self.mailbox.update_pin();
         self.mailbox.report(|registers| {
             registers.disabled();
             self.data.requester().resume();
@@ -101,20 +122,17 @@ impl Engine {
             log::debug!("the controller cannot be enabled with {setup:x?}");
             return self.fatal();
         }
-        let mut completion = CompletionQueue::new(acq, entries.1, Some(0));
-        completion.users = 1;
-        if let (Some(sq), Some(cq)) = (
-            self.queues.submission.first_mut(),
-            self.queues.completion.first_mut(),
-        ) {
-            *sq = Some(SubmissionQueue::new(asq, entries.0, 0));
-            *cq = Some(completion);
-        }
-        self.mailbox.set_live(Doorbell::SubmissionTail(0), true);
-        self.mailbox.set_live(Doorbell::CompletionHead(0), true);
+        self.pair = Some(AdminPair {
+            submission: SubmissionQueue::new(asq, entries.0, 0),
+            completion: CompletionQueue::new(acq, entries.1, Some(0)),
+        });
+        self.mailbox.pending.open(0, entries.1, Some(0));
+        let doorbells = &self.mailbox.doorbells;
+        doorbells.set_owner(Doorbell::SubmissionTail(0), Some(ENGINE));
+        doorbells.set_owner(Doorbell::CompletionHead(0), Some(ENGINE));
         self.enabled = true;
         // What was rung while there were no queues is nobody's event.
-        self.mailbox.take_stray();
+        self.mailbox.take_doorbell_errors();
         self.mailbox.report(Registers::ready);
     }
 
@@ -126,150 +144,127 @@ impl Engine {
                 return;
             }
         }
-        self.flush_all();
+        self.crew.tell_all(&self.mailbox, || Order::Finish);
+        if self.mailbox.urgent() {
+            return;
+        }
+        self.storage.flush_all();
         self.mailbox.report(Registers::shut_down);
     }
 
     /// CSTS.CFS: the controller takes no more commands until it is disabled.
     fn fatal(&mut self) {
-        self.queues.clear();
+        self.pair = None;
         self.mailbox.report(Registers::fatal);
     }
 
-    fn flush_all(&self) {
-        for namespace in &self.namespaces {
-            if let Err(error) = namespace.backend().flush() {
-                namespace.complain("flushed", &error);
-            }
-        }
-    }
-
-    /// Gives every queue a turn; whether any has commands left that can be taken.
+    /// Gives the admin queue a turn; whether it has commands left that can be taken.
     fn turn(&mut self) -> bool {
-        let mut busy = false;
         self.take_doorbells();
-        for id in 0..u16::try_from(self.queues.submission.len()).unwrap_or(u16::MAX) {
-            if self.mailbox.urgent() {
-                return true;
-            }
-            busy |= self.serve(id);
-        }
+        let busy = self.serve();
         self.report_events();
-        self.update_pin();
+        self.mailbox.update_pin();
         busy
     }
 
     fn take_doorbells(&mut self) {
-        let mut bad = false;
-        for (id, queue) in (0..).zip(&mut self.queues.submission) {
-            if let (Some(queue), Some(tail)) =
-                (queue, self.mailbox.rung(Doorbell::SubmissionTail(id)))
-            {
-                bad |= queue.set_tail(tail).is_err();
-            }
+        let (stray, mut bad) = self.mailbox.take_doorbell_errors();
+        if let Some(pair) = &mut self.pair {
+            let value = |doorbell| self.mailbox.doorbells.value(doorbell);
+            let tail = value(Doorbell::SubmissionTail(0));
+            bad |= pair.submission.set_tail(tail).is_err();
+            let head = value(Doorbell::CompletionHead(0));
+            bad |= pair.completion.set_head(head).is_err();
+            self.mailbox
+                .pending
+                .moved(0, pair.completion.head(), pair.completion.posted_tail());
         }
-        bad |= take_heads(&mut self.queues, &self.mailbox);
-        self.admin.doorbell_errors(self.mailbox.take_stray(), bad);
+        self.admin.doorbell_errors(stray, bad);
     }
 
-    /// Carries out a burst of one queue's commands; whether more can be taken at once.
-    fn serve(&mut self, id: u16) -> bool {
-        let mut vector = None;
+    /// Carries out a burst of admin commands; whether more can be taken at once.
+    fn serve(&mut self) -> bool {
         for _ in 0..BURST {
-            if self.mailbox.urgent() {
+            if self.mailbox.urgent() || self.mailbox.quiet() {
                 break;
             }
-            let Some((address, completion)) = self.next_command(id) else {
-                break;
+            let Some(address) = self.next_command() else {
+                return false;
             };
             let mut entry = SubmissionEntry::new_zeroed();
-            let tag = Tag::new(Purpose::Command, Origin::Queue(id));
-            let fetched = self
-                .data
-                .requester()
-                .read(tag, address, entry.as_mut_bytes());
+            let tag = Tag::new(Purpose::Command, Origin::Queue(0));
+            let requester = self.data.requester();
+            let fetched = requester.read(tag, address, entry.as_mut_bytes());
             if fetched.is_err() {
-                log::debug!("queue {id}: a command cannot be fetched");
+                log::debug!("queue 0: a command cannot be fetched");
                 self.fatal();
                 return false;
             }
-            if let Some(Some(queue)) = self.queues.submission(id) {
-                queue.advance();
+            if let Some(pair) = &mut self.pair {
+                pair.submission.advance(1);
             }
-            let (dw0, status) = match self.execute(id, &entry) {
+            let (dw0, status) = match self.execute(&entry) {
                 Ok(Reply::Later) => continue,
                 Ok(Reply::Now(dw0)) => (dw0, Status::SUCCESS),
-                Err(status) => (0, self.admin.failed(id, &entry, status)),
+                Err(status) => (0, self.storage.failed(0, &entry, status)),
             };
-            vector = self
-                .complete(id, completion, entry.cid.get(), dw0, status)
-                .or(vector);
+            self.complete(entry.cid.get(), dw0, status);
         }
-        if let Some(vector) = vector {
-            self.raise(vector);
-        }
-        self.next_command(id).is_some()
+        !self.mailbox.quiet() && self.next_command().is_some()
     }
 
-    /// Where the next command of a queue is and which completion queue it answers to, if there is one and room for its
-    /// completion.
-    fn next_command(&mut self, id: u16) -> Option<(u64, u16)> {
-        let queue = self.queues.submission(id)?.as_ref()?;
-        let (address, completion) = (queue.next()?, queue.completion);
-        let room = !self.queues.completion(completion)?.as_ref()?.is_full();
-        room.then_some((address, completion))
+    /// Where the next command is, if there is one and room for its completion.
+    fn next_command(&self) -> Option<u64> {
+        let pair = self.pair.as_ref()?;
+        let (address, _) = pair.submission.next(1)?;
+        (pair.completion.room() > 0).then_some(address)
     }
 
-    fn execute(&mut self, id: u16, entry: &SubmissionEntry) -> Result<Reply, Status> {
+    fn execute(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        self.data.begin(Origin::command(id, entry.cid.get()));
-        if id == 0 {
-            self.admin_command(entry)
-        } else {
-            self.io_command(entry)
-        }
+        self.data.begin(Origin::command(0, entry.cid.get()));
+        self.admin_command(entry)
     }
 
-    /// Posts a completion; tells the vector to raise for it.
-    fn complete(
-        &mut self,
-        sqid: u16,
-        cqid: u16,
-        cid: u16,
-        dw0: u32,
-        status: Status,
-    ) -> Option<u16> {
-        let sqhd = self
-            .queues
-            .submission(sqid)?
-            .as_ref()
-            .map_or(0, SubmissionQueue::head);
-        let queue = self.queues.completion(cqid)?.as_mut()?;
+    /// Posts a completion to the admin queue, which has room for it, and interrupts.
+    fn complete(&mut self, cid: u16, dw0: u32, status: Status) {
+        let Some(AdminPair {
+            submission,
+            completion,
+        }) = &mut self.pair
+        else {
+            return;
+        };
         let mut entry = CompletionEntry::new_zeroed();
         entry.dw0 = U32::new(dw0);
-        entry.sqhd = U16::new(sqhd);
-        entry.sqid = U16::new(sqid);
+        entry.sqhd = U16::new(submission.head());
         entry.cid = U16::new(cid);
-        let (address, entry) = queue.push(entry, status);
-        let vector = queue.vector;
-        let tag = Tag::new(Purpose::Completion, Origin::command(sqid, cid));
-        let posted = self.data.requester().write(tag, address, entry.as_bytes());
-        if posted.is_err() {
-            log::debug!("queue {cqid}: a completion cannot be posted");
-            self.fatal();
-            return None;
+        completion.stage(entry, status);
+        let tag = Tag::new(Purpose::Completion, Origin::command(0, cid));
+        let requester = self.data.requester();
+        let staged = completion.staged();
+        if staged.is_some_and(|(address, bytes)| requester.write(tag, address, bytes).is_err()) {
+            log::debug!("queue 0: a completion cannot be posted");
+            return self.fatal();
         }
-        vector
+        completion.posted();
+        self.mailbox
+            .pending
+            .moved(0, completion.head(), completion.posted_tail());
+        if let Some(vector) = completion.vector {
+            self.mailbox.raise(vector);
+        }
     }
 
     /// Completes the commands that waited for an event.
     fn report_events(&mut self) {
-        while self
-            .queues
-            .completion(0)
-            .is_some_and(|queue| queue.as_ref().is_some_and(|queue| !queue.is_full()))
+        while !self.mailbox.quiet()
+            && self
+                .pair
+                .as_ref()
+                .is_some_and(|pair| pair.completion.room() > 0)
         {
             let Some(late) = self.admin.next_late() else {
                 return;
@@ -280,46 +275,8 @@ impl Engine {
 
     /// Posts a completion to the admin queue, which has room for it.
     pub(crate) fn complete_late(&mut self, Late { cid, dw0, status }: Late) {
-        if let Some(vector) = self.complete(0, 0, cid, dw0, status) {
-            self.raise(vector);
-        }
+        self.complete(cid, dw0, status);
     }
-
-    fn raise(&mut self, vector: u16) {
-        if self.mailbox.sends_messages() {
-            self.mailbox.send_message(vector);
-        } else {
-            self.update_pin();
-        }
-    }
-
-    /// Sets the level of the INTx pin by what the guest has left to take at this very moment.
-    fn update_pin(&mut self) {
-        let Self {
-            mailbox,
-            queues,
-            admin,
-            ..
-        } = self;
-        let on_pin = !mailbox.sends_messages();
-        mailbox.set_pin(|mask| {
-            on_pin && {
-                admin.doorbell_errors(false, take_heads(queues, mailbox));
-                queues.pin(mask)
-            }
-        });
-    }
-}
-
-/// Takes over the values of the head doorbells; whether one cannot be.
-fn take_heads(queues: &mut Queues, mailbox: &Mailbox) -> bool {
-    let mut bad = false;
-    for (id, queue) in (0..).zip(&mut queues.completion) {
-        if let (Some(queue), Some(head)) = (queue, mailbox.rung(Doorbell::CompletionHead(id))) {
-            bad |= queue.set_head(head).is_err();
-        }
-    }
-    bad
 }
 
 /// Whether a queue lies in the address space, from a page boundary on.

@@ -1,22 +1,75 @@
 //! The commands of the NVM command set (NVM Command Set 1.0, 3.2).
 
 use std::io;
+use std::sync::Arc;
 
-use peerbar_dma::Purpose;
+use peerbar_dma::{Origin, Purpose};
 use peerbar_nvme_spec::command::nvm::{BlockRange, DatasetManagement, DatasetRange};
 use peerbar_nvme_spec::command::{NSID_ALL, NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 use zerocopy::FromBytes;
 
-use crate::engine::{Engine, Reply};
+use crate::data::DataPath;
 use crate::namespace::{Extent, Namespace, OutOfRange};
+use crate::storage::Storage;
 
 /// How much of a namespace is looked at in one step where no data goes to the host.
 const STEP: usize = 1 << 14;
 
-impl Engine {
-    /// Carries out a command of an I/O queue.
-    pub(crate) fn io_command(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+/// What a thread carries I/O commands out with.
+pub(crate) struct Io {
+    pub(crate) data: DataPath,
+    storage: Arc<Storage>,
+    tally: Tally,
+}
+
+/// What has been done and is not in the health yet.
+#[derive(Default)]
+struct Tally {
+    reads: u64,
+    bytes_read: u64,
+    writes: u64,
+    bytes_written: u64,
+}
+
+impl Io {
+    pub(crate) fn new(data: DataPath, storage: Arc<Storage>) -> Self {
+        Self {
+            data,
+            storage,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Carries out a command of I/O queue `queue`; how it ends.
+    pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) -> Status {
+        self.data.begin(Origin::command(queue, entry.cid.get()));
+        match self.command(entry) {
+            Ok(()) => Status::SUCCESS,
+            Err(status) => self.storage.failed(queue, entry, status),
+        }
+    }
+
+    /// Has the health tell of everything that has been done.
+    pub(crate) fn settle(&mut self) {
+        let Tally {
+            reads,
+            bytes_read,
+            writes,
+            bytes_written,
+        } = std::mem::take(&mut self.tally);
+        if reads > 0 {
+            self.storage.health.read(reads, bytes_read);
+        }
+        if writes > 0 {
+            self.storage.health.wrote(writes, bytes_written);
+        }
+    }
+
+    fn command(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        if entry.flags.fuse() != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
         let opcode =
             NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
         match opcode {
@@ -32,16 +85,16 @@ impl Engine {
     }
 
     /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
-    fn flush(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
+    fn flush(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
         match entry.nsid.get() {
-            NSID_ALL => flush_each(&self.namespaces)?,
-            nsid => flush_each(std::slice::from_ref(find(&self.namespaces, nsid)?))?,
+            NSID_ALL => flush_each(&self.storage.namespaces)?,
+            nsid => flush_each(std::slice::from_ref(find(&self.storage.namespaces, nsid)?))?,
         }
-        Ok(Reply::DONE)
+        Ok(())
     }
 
-    fn read(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let namespace = find(&self.namespaces, entry.nsid.get())?;
+    fn read(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         self.data.send(Purpose::Payload, entry, len, |data| {
             namespace
@@ -49,25 +102,25 @@ impl Engine {
                 .read(extent.offset, data)
                 .map_err(read_error(namespace))
         })?;
-        self.admin.health.read(extent.len);
-        Ok(Reply::DONE)
+        self.tally.read(extent.len);
+        Ok(())
     }
 
-    fn write(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let namespace = find(&self.namespaces, entry.nsid.get())?;
+    fn write(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
-        let durable = BlockRange::from(entry).control.fua() || !self.admin.features.write_cache();
+        let durable = BlockRange::from(entry).control.fua() || !self.storage.write_cache();
         let data = self.data.receive(Purpose::Payload, entry, len)?;
         namespace
             .backend()
             .write(extent.offset, data, durable)
             .map_err(write_error(namespace))?;
-        self.admin.health.wrote(extent.len);
-        Ok(Reply::DONE)
+        self.tally.wrote(extent.len);
+        Ok(())
     }
 
-    fn compare(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let namespace = find(&self.namespaces, entry.nsid.get())?;
+    fn compare(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         let mut data = self.data.receive(Purpose::Payload, entry, len)?;
         in_steps(namespace, extent, |stored| {
@@ -81,33 +134,33 @@ impl Engine {
                 Err(Status::COMPARE_FAILURE)
             }
         })?;
-        self.admin.health.read(extent.len);
-        Ok(Reply::DONE)
+        self.tally.read(extent.len);
+        Ok(())
     }
 
-    fn verify(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let namespace = find(&self.namespaces, entry.nsid.get())?;
+    fn verify(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         in_steps(namespace, blocks(namespace, entry)?, |_| Ok(()))?;
-        Ok(Reply::DONE)
+        Ok(())
     }
 
-    fn write_zeroes(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let namespace = find(&self.namespaces, entry.nsid.get())?;
+    fn write_zeroes(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let extent = blocks(namespace, entry)?;
         let control = BlockRange::from(entry).control;
         let backend = namespace.backend();
         backend
             .zero(extent.offset, extent.len, control.deac())
             .map_err(write_error(namespace))?;
-        if control.fua() || !self.admin.features.write_cache() {
+        if control.fua() || !self.storage.write_cache() {
             backend.flush().map_err(write_error(namespace))?;
         }
-        Ok(Reply::DONE)
+        Ok(())
     }
 
     /// NVM Command Set 1.0, 3.2.3: deallocated blocks read as zero; the other attributes are hints.
-    fn dataset_management(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let namespace = find(&self.namespaces, entry.nsid.get())?;
+    fn dataset_management(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+        let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let command = DatasetManagement::from(entry);
         let len = command.ranges() * size_of::<DatasetRange>();
         let data = self.data.receive(Purpose::Control, entry, len)?;
@@ -129,7 +182,19 @@ impl Engine {
                 .zero(extent.offset, extent.len, true)
                 .map_err(write_error(namespace))?;
         }
-        Ok(Reply::DONE)
+        Ok(())
+    }
+}
+
+impl Tally {
+    fn read(&mut self, bytes: u64) {
+        self.reads += 1;
+        self.bytes_read += bytes;
+    }
+
+    fn wrote(&mut self, bytes: u64) {
+        self.writes += 1;
+        self.bytes_written += bytes;
     }
 }
 

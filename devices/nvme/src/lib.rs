@@ -20,21 +20,30 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod alarm;
 mod cmb;
 mod config;
 mod controller;
+mod crew;
 mod data;
+mod directory;
+mod doorbells;
 mod engine;
+mod health;
 mod io;
 mod mailbox;
 mod namespace;
+mod pending;
 mod prp;
 mod queues;
 mod registers;
 mod seeded_fault;
+mod storage;
+mod sync;
+mod worker;
 
 pub use cmb::CmbError;
-pub use config::{Config, ConfigError, Source};
+pub use config::{Config, ConfigError, Poll, Source};
 pub use controller::{Controller, Running, StartError};
 pub use namespace::ImageError;
 pub use seeded_fault::{FaultKind, SeededFault, UnknownFault};

@@ -1,12 +1,18 @@
-//! What the thread that answers the guest's accesses and the engine's thread say to each other.
+//! What the thread that answers the guest's accesses, the engine and the workers say to each other.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use peerbar_nvme_spec::registers::Doorbell;
 use peerbar_pci::{InterruptMode, Interrupts};
 
+use crate::alarm::Alarm;
+use crate::doorbells::{Doorbells, Owner};
+use crate::pending::Pending;
 use crate::registers::{Registers, Request};
+
+/// The engine's number among the owners of queues.
+pub(crate) const ENGINE: Owner = Owner(0);
 
 /// What the engine should do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,58 +21,61 @@ pub(crate) enum Task {
     Stop,
     /// The registers ask for something.
     Registers(Request),
-    /// A doorbell has been rung since the last time, or the engine said that it has work left.
+    /// An admin doorbell has been rung since the last time, or a doorbell wrongly, or the engine said that it has work
+    /// left.
     Queues,
 }
 
-/// One doorbell: the last value written, and whether its queue exists.
-#[derive(Default)]
-struct Bell {
-    value: AtomicU32,
-    live: AtomicBool,
-}
-
-/// Registers and doorbells, and the engine's alarm clock.
+/// Registers, doorbells and interrupts, and the alarm clock of every thread.
 ///
-/// The engine looks at its inbox with the lock held before it sleeps, and whoever adds to the inbox takes the lock
-/// before it wakes the engine, so no wake-up is lost.
-///
-/// Interrupts are raised with the lock held as well. The guest takes the INTx pin for what it is at the moment when its
-/// own access has been answered: an access that may end an interrupt lowers the pin before that, and the engine, which
-/// knows what is left to take, raises it again.
+/// Interrupts are raised with the registers' lock held. The guest takes the INTx pin for what it is at the moment when
+/// its own access has been answered: an access that may end an interrupt lowers the pin before that, and the queue's
+/// owner, which knows what is left to take, raises it again.
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     interrupts: Arc<dyn Interrupts>,
-    wake: Condvar,
-    /// Something other than a doorbell waits: looked at between any two commands, without the lock.
+    pub(crate) doorbells: Doorbells,
+    pub(crate) pending: Pending,
+    /// By owner.
+    alarms: Vec<Alarm>,
+    /// By owner: a doorbell has been rung by an access that was not a mapped one.
+    rung: Vec<AtomicBool>,
+    /// The engine should look at the registers: looked at between any two commands, without the lock.
     urgent: AtomicBool,
-    tails: Vec<Bell>,
-    heads: Vec<Bell>,
+    /// No command is to be taken: a reset has begun, or the controller has failed.
+    quiet: AtomicBool,
     stray: AtomicBool,
+    bad_value: AtomicBool,
 }
 
 struct State {
     registers: Registers,
-    rung: bool,
     stop: bool,
 }
 
 impl Mailbox {
-    /// A mailbox with doorbells for `queues` queue pairs, the admin queues included.
-    pub(crate) fn new(registers: Registers, queues: u16, interrupts: Arc<dyn Interrupts>) -> Self {
-        let bells = || (0..queues).map(|_| Bell::default()).collect();
+    /// A mailbox for an engine and so many workers.
+    pub(crate) fn new(
+        registers: Registers,
+        doorbells: Doorbells,
+        pending: Pending,
+        workers: u8,
+        interrupts: Arc<dyn Interrupts>,
+    ) -> Self {
         Self {
             state: Mutex::new(State {
                 registers,
-                rung: false,
                 stop: false,
             }),
             interrupts,
-            wake: Condvar::new(),
+            doorbells,
+            pending,
+            alarms: (0..=workers).map(|_| Alarm::new()).collect(),
+            rung: (0..=workers).map(|_| AtomicBool::new(false)).collect(),
             urgent: AtomicBool::new(false),
-            tails: bells(),
-            heads: bells(),
+            quiet: AtomicBool::new(false),
             stray: AtomicBool::new(false),
+            bad_value: AtomicBool::new(false),
         }
     }
 
@@ -75,37 +84,83 @@ impl Mailbox {
         look(&self.lock().registers)
     }
 
-    /// Changes the registers and has the engine look at them, at the level of the pin too.
+    /// Changes the registers and has the engine look at them, and at the level of the pin.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Registers) -> R) -> R {
         let mut state = self.lock();
         let result = change(&mut state.registers);
+        self.note_quiet(&state);
         self.interrupts.set_pin(false);
-        state.rung = true;
         self.urgent.store(true, Ordering::Release);
-        self.wake.notify_one();
+        self.knock(ENGINE);
         result
     }
 
-    /// The engine's own change of the registers, of which it needs no telling.
+    /// The engine's own change of the registers, or a worker's, of which the engine needs no telling.
     pub(crate) fn report<R>(&self, change: impl FnOnce(&mut Registers) -> R) -> R {
-        change(&mut self.lock().registers)
+        let mut state = self.lock();
+        let result = change(&mut state.registers);
+        self.note_quiet(&state);
+        result
     }
 
-    /// The guest rings a doorbell.
+    fn note_quiet(&self, state: &State) {
+        self.quiet
+            .store(state.registers.is_quiet(), Ordering::Release);
+    }
+
+    /// The guest rings a doorbell, by an access that is answered.
     pub(crate) fn ring(&self, doorbell: Doorbell, value: u32) {
-        match self
-            .bell(doorbell)
-            .filter(|bell| bell.live.load(Ordering::Acquire))
-        {
-            Some(bell) => bell.value.store(value, Ordering::Release),
-            None => self.stray.store(true, Ordering::Release),
+        let owner = self.doorbells.ring(doorbell, value);
+        if owner.is_none() {
+            self.stray.store(true, Ordering::Release);
         }
-        let mut state = self.lock();
-        if matches!(doorbell, Doorbell::CompletionHead(_)) {
+        if matches!(doorbell, Doorbell::CompletionHead(_)) && !self.sends_messages() {
+            let _state = self.lock();
             self.interrupts.set_pin(false);
         }
-        state.rung = true;
-        self.wake.notify_one();
+        self.knock(owner.unwrap_or(ENGINE));
+    }
+
+    /// Has a thread look at its doorbells.
+    pub(crate) fn knock(&self, owner: Owner) {
+        if let Some(rung) = self.rung.get(usize::from(owner.0)) {
+            rung.store(true, Ordering::Release);
+        }
+        self.wake(owner);
+    }
+
+    /// Wakes a thread, if it sleeps, for work that has been stored before.
+    pub(crate) fn wake(&self, owner: Owner) {
+        if let Some(alarm) = self.alarms.get(usize::from(owner.0)) {
+            alarm.wake();
+        }
+    }
+
+    /// Whether a thread has been told to look at its doorbells since the last time.
+    pub(crate) fn take_rung(&self, owner: Owner) -> bool {
+        let rung = self.rung.get(usize::from(owner.0));
+        rung.is_some_and(|rung| rung.load(Ordering::Relaxed) && rung.swap(false, Ordering::AcqRel))
+    }
+
+    /// Sleeps until woken, unless there is work: told to look at doorbells, or not `idle`. It may return early.
+    pub(crate) fn sleep(&self, owner: Owner, idle: impl FnOnce() -> bool) {
+        let index = usize::from(owner.0);
+        if let (Some(alarm), Some(rung)) = (self.alarms.get(index), self.rung.get(index)) {
+            alarm.sleep(|| !rung.load(Ordering::Acquire) && idle());
+        }
+    }
+
+    /// A worker has met a doorbell with a value that its queue cannot have.
+    pub(crate) fn tell_bad_value(&self) {
+        self.bad_value.store(true, Ordering::Release);
+        self.knock(ENGINE);
+    }
+
+    /// Whether, since the last time, a doorbell of no queue has been rung, and one with a value that its queue cannot
+    /// have.
+    pub(crate) fn take_doorbell_errors(&self) -> (bool, bool) {
+        let take = |flag: &AtomicBool| flag.swap(false, Ordering::AcqRel);
+        (take(&self.stray), take(&self.bad_value))
     }
 
     /// Whether the guest takes interrupts as MSI-X messages.
@@ -113,38 +168,28 @@ impl Mailbox {
         self.interrupts.mode() == InterruptMode::MsiX
     }
 
-    /// Sends the message of a vector, unless the function has been reset since.
-    pub(crate) fn send_message(&self, vector: u16) {
+    /// Interrupts for entries that have been posted to a queue with this vector, unless the function has been reset since.
+    pub(crate) fn raise(&self, vector: u16) {
+        if !self.sends_messages() {
+            return self.update_pin();
+        }
         let state = self.lock();
         if !state.registers.is_disabling() {
             self.interrupts.raise(vector);
         }
     }
 
-    /// Sets the pin to what `level` finds, given the interrupt mask. No doorbell is rung meanwhile.
-    pub(crate) fn set_pin(&self, level: impl FnOnce(u32) -> bool) {
+    /// Sets the level of the INTx pin by what the guest has left to take at this very moment. No doorbell is rung
+    /// meanwhile.
+    pub(crate) fn update_pin(&self) {
         let state = self.lock();
-        let asserted = !state.registers.is_disabling() && level(state.registers.interrupt_mask());
+        let registers = &state.registers;
+        let asserted = self.interrupts.mode() == InterruptMode::Pin
+            && !registers.is_disabling()
+            && self.pending.level(registers.interrupt_mask(), |queue| {
+                Some(self.doorbells.value(Doorbell::CompletionHead(queue)))
+            });
         self.interrupts.set_pin(asserted);
-    }
-
-    /// The last value written to the doorbell of a queue that exists.
-    pub(crate) fn rung(&self, doorbell: Doorbell) -> Option<u32> {
-        self.bell(doorbell)
-            .map(|bell| bell.value.load(Ordering::Acquire))
-    }
-
-    /// A queue comes or goes: its doorbell starts from 0, and rings of it count or are strays.
-    pub(crate) fn set_live(&self, doorbell: Doorbell, live: bool) {
-        if let Some(bell) = self.bell(doorbell) {
-            bell.value.store(0, Ordering::Release);
-            bell.live.store(live, Ordering::Release);
-        }
-    }
-
-    /// Whether a doorbell of no queue has been rung since the last time.
-    pub(crate) fn take_stray(&self) -> bool {
-        self.stray.swap(false, Ordering::AcqRel)
     }
 
     /// Whether the engine should stop taking commands and ask for its next task.
@@ -152,39 +197,38 @@ impl Mailbox {
         self.urgent.load(Ordering::Acquire)
     }
 
-    /// The next task; waits for one, unless the engine has work left (`busy`).
+    /// Whether no command is to be taken, and those that have been taken are to be forgotten.
+    pub(crate) fn quiet(&self) -> bool {
+        self.quiet.load(Ordering::Acquire)
+    }
+
+    /// The engine's next task; waits for one, unless the engine has work left (`busy`).
     pub(crate) fn next(&self, enabled: bool, busy: bool) -> Task {
-        let mut state = self.lock();
         loop {
-            self.urgent.store(false, Ordering::Release);
-            if state.stop {
-                return Task::Stop;
+            if let Some(task) = self.next_urgent(enabled) {
+                return task;
             }
-            if let Some(request) = state.registers.request(enabled) {
-                return Task::Registers(request);
-            }
-            if std::mem::take(&mut state.rung) || busy {
+            if self.take_rung(ENGINE) || busy {
                 return Task::Queues;
             }
-            state = self
-                .wake
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.sleep(ENGINE, || !self.urgent());
         }
+    }
+
+    fn next_urgent(&self, enabled: bool) -> Option<Task> {
+        let state = self.lock();
+        self.urgent.store(false, Ordering::Release);
+        if state.stop {
+            return Some(Task::Stop);
+        }
+        state.registers.request(enabled).map(Task::Registers)
     }
 
     /// Ends the engine after the command in progress.
     pub(crate) fn stop(&self) {
         self.lock().stop = true;
         self.urgent.store(true, Ordering::Release);
-        self.wake.notify_one();
-    }
-
-    fn bell(&self, doorbell: Doorbell) -> Option<&Bell> {
-        match doorbell {
-            Doorbell::SubmissionTail(queue) => self.tails.get(usize::from(queue)),
-            Doorbell::CompletionHead(queue) => self.heads.get(usize::from(queue)),
-        }
+        self.wake(ENGINE);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -194,18 +238,20 @@ impl Mailbox {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU32;
+
     use super::*;
 
     /// Interrupts that only know the level of the pin and how many messages were sent.
-    #[derive(Default)]
     struct Seen {
+        mode: InterruptMode,
         pin: AtomicBool,
         messages: AtomicU32,
     }
 
     impl Interrupts for Seen {
         fn mode(&self) -> InterruptMode {
-            InterruptMode::Pin
+            self.mode
         }
 
         fn raise(&self, _vector: u16) {
@@ -217,21 +263,49 @@ mod tests {
         }
     }
 
-    fn mailbox() -> Mailbox {
-        Mailbox::new(Registers::new(None), 3, Arc::new(Seen::default()))
+    const WORKER: Owner = Owner(1);
+
+    fn mailbox(mode: InterruptMode) -> (Mailbox, Arc<Seen>) {
+        let seen = Arc::new(Seen {
+            mode,
+            pin: AtomicBool::new(false),
+            messages: AtomicU32::new(0),
+        });
+        let doorbells = Doorbells::new(3, 0x4000).unwrap();
+        let mailbox = Mailbox::new(
+            Registers::new(None),
+            doorbells,
+            Pending::new(3),
+            1,
+            seen.clone(),
+        );
+        (mailbox, seen)
+    }
+
+    /// A mailbox whose queue 1 has an entry to take, so that the pin is up.
+    fn with_pin_up() -> (Mailbox, Arc<Seen>) {
+        let (mailbox, seen) = mailbox(InterruptMode::Pin);
+        let bell = Doorbell::CompletionHead(1);
+        mailbox.doorbells.set_owner(bell, Some(WORKER));
+        mailbox.pending.open(1, 4, Some(0));
+        mailbox.pending.moved(1, 0, 1);
+        mailbox.update_pin();
+        assert!(seen.pin.load(Ordering::Relaxed));
+        (mailbox, seen)
     }
 
     #[test]
     fn a_ring_wakes_the_engine_once() {
-        let mailbox = mailbox();
-        mailbox.set_live(Doorbell::SubmissionTail(1), true);
+        let (mailbox, _) = mailbox(InterruptMode::MsiX);
+        let bell = Doorbell::SubmissionTail(0);
+        mailbox.doorbells.set_owner(bell, Some(ENGINE));
         std::thread::scope(|scope| {
             let engine = scope.spawn(|| mailbox.next(true, false));
-            mailbox.ring(Doorbell::SubmissionTail(1), 5);
+            mailbox.ring(bell, 5);
             assert_eq!(engine.join().unwrap(), Task::Queues);
         });
-        assert_eq!(mailbox.rung(Doorbell::SubmissionTail(1)), Some(5));
-        assert!(!mailbox.take_stray());
+        assert_eq!(mailbox.doorbells.value(bell), 5);
+        assert_eq!(mailbox.take_doorbell_errors(), (false, false));
         mailbox.stop();
         assert_eq!(
             mailbox.next(true, false),
@@ -241,24 +315,41 @@ mod tests {
     }
 
     #[test]
-    fn rings_of_queues_that_do_not_exist_are_strays_and_leave_no_value() {
-        let mailbox = mailbox();
-        for doorbell in [
-            Doorbell::CompletionHead(2),
-            Doorbell::SubmissionTail(3),
-            Doorbell::SubmissionTail(u16::MAX),
-        ] {
-            mailbox.ring(doorbell, 7);
-            assert!(mailbox.take_stray(), "{doorbell:?}");
-        }
-        mailbox.set_live(Doorbell::CompletionHead(2), true);
-        assert_eq!(mailbox.rung(Doorbell::CompletionHead(2)), Some(0));
+    fn a_ring_of_a_worker_s_queue_wakes_that_worker() {
+        let (mailbox, _) = mailbox(InterruptMode::MsiX);
+        let bell = Doorbell::SubmissionTail(1);
+        mailbox.doorbells.set_owner(bell, Some(WORKER));
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                while !mailbox.take_rung(WORKER) {
+                    mailbox.sleep(WORKER, || true);
+                }
+                mailbox.doorbells.value(bell)
+            });
+            mailbox.ring(bell, 3);
+            assert_eq!(worker.join().unwrap(), 3);
+        });
+        assert!(!mailbox.take_rung(ENGINE));
+    }
+
+    #[test]
+    fn wrong_doorbells_are_told_to_the_engine_once() {
+        let (mailbox, _) = mailbox(InterruptMode::MsiX);
+        mailbox.ring(Doorbell::CompletionHead(2), 7);
+        assert_eq!(mailbox.next(true, false), Task::Queues);
+        assert_eq!(mailbox.take_doorbell_errors(), (true, false));
+        mailbox.tell_bad_value();
+        assert_eq!(mailbox.next(true, false), Task::Queues);
+        assert_eq!(mailbox.take_doorbell_errors(), (false, true));
+        assert_eq!(mailbox.take_doorbell_errors(), (false, false));
     }
 
     #[test]
     fn the_registers_come_before_the_queues() {
-        let mailbox = mailbox();
-        mailbox.ring(Doorbell::SubmissionTail(0), 1);
+        let (mailbox, _) = mailbox(InterruptMode::MsiX);
+        let bell = Doorbell::SubmissionTail(0);
+        mailbox.doorbells.set_owner(bell, Some(ENGINE));
+        mailbox.ring(bell, 1);
         mailbox.change(|registers| registers.write(0x14, 1));
         assert!(mailbox.urgent());
         assert!(matches!(
@@ -271,34 +362,40 @@ mod tests {
 
     #[test]
     fn an_access_that_may_end_an_interrupt_lowers_the_pin_before_it_is_answered() {
-        let seen = Arc::new(Seen::default());
-        let mailbox = Mailbox::new(Registers::new(None), 3, seen.clone());
+        let (mailbox, seen) = with_pin_up();
         let pin = || seen.pin.load(Ordering::Relaxed);
-        mailbox.set_live(Doorbell::CompletionHead(1), true);
-        mailbox.set_pin(|_| true);
-        mailbox.ring(Doorbell::SubmissionTail(1), 1);
+        let tail = Doorbell::SubmissionTail(1);
+        mailbox.doorbells.set_owner(tail, Some(WORKER));
+        mailbox.ring(tail, 1);
         assert!(pin(), "a new command ends nothing");
         mailbox.ring(Doorbell::CompletionHead(1), 1);
         assert!(!pin());
-        mailbox.set_pin(|_| true);
+        mailbox.update_pin();
+        assert!(!pin(), "it was the last entry");
+        mailbox.pending.moved(1, 1, 2);
+        mailbox.update_pin();
+        assert!(pin());
         mailbox.change(|registers| registers.write(0x0c, 1)); // NVME_REG_INTMS
         assert!(!pin());
-        mailbox.set_pin(|mask| mask == 1);
-        assert!(pin());
+        mailbox.update_pin();
+        assert!(!pin(), "masked");
     }
 
     #[test]
-    fn a_reset_ends_all_interrupts_until_the_engine_has_done_it() {
-        let seen = Arc::new(Seen::default());
-        let mailbox = Mailbox::new(Registers::new(None), 3, seen.clone());
-        mailbox.set_pin(|_| true);
+    fn a_reset_ends_all_interrupts_and_commands_until_the_engine_has_done_it() {
+        let (mailbox, seen) = with_pin_up();
         mailbox.change(Registers::reset);
-        mailbox.send_message(0);
-        mailbox.set_pin(|_| true);
+        assert!(mailbox.quiet());
+        mailbox.update_pin();
         assert!(!seen.pin.load(Ordering::Relaxed));
+        mailbox.report(Registers::disabled);
+        assert!(!mailbox.quiet());
+        let (mailbox, seen) = self::mailbox(InterruptMode::MsiX);
+        mailbox.change(Registers::reset);
+        mailbox.raise(0);
         assert_eq!(seen.messages.load(Ordering::Relaxed), 0);
         mailbox.report(Registers::disabled);
-        mailbox.send_message(0);
+        mailbox.raise(0);
         assert_eq!(seen.messages.load(Ordering::Relaxed), 1);
     }
 }

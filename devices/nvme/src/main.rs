@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use peerbar_endpoint::daemon::{self, Fault, Place, size};
-use peerbar_nvme::{CmbError, Config, Controller, SeededFault, Source, StartError};
+use peerbar_nvme::{CmbError, Config, Controller, Poll, SeededFault, Source, StartError};
 
 /// An NVMe controller with a Controller Memory Buffer, served over vfio-user until SIGTERM.
 #[derive(Debug, Parser)]
@@ -34,6 +34,12 @@ struct Args {
     /// Maximum data transfer size as a power of two of 4 KiB pages, 1 to 10
     #[arg(long, value_name = "POWER", default_value_t = 8)]
     mdts: u8,
+    /// Threads that share the I/O queues, 1 to 64
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    workers: u8,
+    /// How those threads learn of new commands: sleep at once when idle, look on for a while, or never sleep
+    #[arg(long, value_name = "WHEN", default_value = "adaptive", value_parser = poll)]
+    poll: Poll,
     /// Do commands that start at this logical block wrong, to try who should notice: unmapped:BLOCK, beyond-52-bits:BLOCK
     /// or wraps:BLOCK says where their data goes instead; repeat it for more
     #[arg(long = "seed-fault", value_name = "KIND:BLOCK")]
@@ -68,7 +74,7 @@ fn fault(error: &StartError) -> Fault {
             Fault::Environment
         }
         StartError::Config(_) => Fault::Usage,
-        StartError::Bar(_) | StartError::Thread(_) => Fault::Environment,
+        StartError::Bar(_) | StartError::Doorbells(_) | StartError::Thread(_) => Fault::Environment,
     }
 }
 
@@ -81,6 +87,8 @@ impl From<Args> for Config {
             block_bytes: args.block_size,
             mdts: args.mdts,
             namespaces: args.namespaces,
+            workers: args.workers,
+            poll: args.poll,
             seeded_faults: args.seeded_faults,
         }
     }
@@ -91,6 +99,15 @@ fn source(text: &str) -> Result<Source, String> {
         Some(("ram", bytes)) => size(bytes).map(Source::Ram),
         Some(("file", path)) if !path.is_empty() => Ok(Source::File(path.into())),
         _ => Err("is neither ram=SIZE nor file=PATH".to_owned()),
+    }
+}
+
+fn poll(text: &str) -> Result<Poll, String> {
+    match text {
+        "never" => Ok(Poll::Never),
+        "adaptive" => Ok(Poll::Adaptive),
+        "always" => Ok(Poll::Always),
+        _ => Err("is neither never, adaptive nor always".to_owned()),
     }
 }
 

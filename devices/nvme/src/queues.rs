@@ -1,12 +1,16 @@
 //! Submission and completion queues: where they are, and how full.
 
-use peerbar_nvme_spec::completion::Status;
-use peerbar_nvme_spec::completion::{CompletionEntry, StatusField};
+use peerbar_dma::Origin;
+use peerbar_nvme_spec::completion::{CompletionEntry, Status, StatusField};
+use zerocopy::IntoBytes;
 
 /// Bytes of a submission queue entry.
 pub(crate) const SUBMISSION_BYTES: u64 = 64;
 /// Bytes of a completion queue entry.
 pub(crate) const COMPLETION_BYTES: u64 = 16;
+
+/// How many completions are posted together at most.
+const MOST_STAGED: usize = 64;
 
 /// The guest rang a doorbell with a value that its queue cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,17 +55,34 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Address of the next entry, if there is one.
-    pub(crate) fn next(&self) -> Option<u64> {
-        (self.head != self.tail).then(|| {
-            self.base
-                .wrapping_add(u64::from(self.head) * SUBMISSION_BYTES)
+    /// The value of the tail doorbell that was looked at last.
+    pub(crate) fn seen(&self) -> u32 {
+        self.seen
+    }
+
+    /// Whether there are entries to fetch.
+    pub(crate) fn has_entries(&self) -> bool {
+        self.head != self.tail
+    }
+
+    /// Address and number of the next entries that lie one after the other, up to `most`, if there are any.
+    pub(crate) fn next(&self, most: usize) -> Option<(u64, usize)> {
+        let end = if self.head <= self.tail {
+            self.tail
+        } else {
+            self.entries
+        };
+        let count = usize::try_from(end - self.head).unwrap_or(most).min(most);
+        (count > 0).then(|| {
+            let skip = u64::from(self.head) * SUBMISSION_BYTES;
+            (self.base.wrapping_add(skip), count)
         })
     }
 
-    /// The next entry has been fetched.
-    pub(crate) fn advance(&mut self) {
-        self.head = next_slot(self.head, self.entries);
+    /// So many of the next entries have been fetched.
+    pub(crate) fn advance(&mut self, count: usize) {
+        let count = u32::try_from(count).unwrap_or(0);
+        self.head = self.head.saturating_add(count) % self.entries.max(1);
     }
 
     /// The head, for completions (NVMe Base 2.0, 3.3.3.2.1, SQHD).
@@ -71,18 +92,21 @@ impl SubmissionQueue {
 }
 
 /// A completion queue (NVMe Base 2.0, 3.3.1).
+///
+/// Entries are staged one by one and posted together.
 #[derive(Clone, Debug)]
 pub(crate) struct CompletionQueue {
     base: u64,
     entries: u32,
     head: u32,
+    /// Where the next entry goes.
     tail: u32,
     seen: u32,
     phase: bool,
+    /// The entries just before the tail that are yet to be posted; they lie one after the other.
+    staged: Vec<CompletionEntry>,
     /// The vector that it interrupts with, if it does.
     pub(crate) vector: Option<u16>,
-    /// How many submission queues are bound to it.
-    pub(crate) users: u16,
 }
 
 impl CompletionQueue {
@@ -95,8 +119,8 @@ impl CompletionQueue {
             tail: 0,
             seen: 0,
             phase: true,
+            staged: Vec::with_capacity(MOST_STAGED),
             vector,
-            users: 0,
         }
     }
 
@@ -106,95 +130,70 @@ impl CompletionQueue {
             return Ok(());
         }
         self.seen = value;
-        let distance = |to: u32| (to + self.entries - self.head) % self.entries;
-        if value >= self.entries || distance(value) > distance(self.tail) {
+        let distance = |to| distance(self.head, to, self.entries);
+        if value >= self.entries || distance(value) > distance(self.posted_tail()) {
             return Err(BadDoorbell);
         }
         self.head = value;
         Ok(())
     }
 
-    /// Whether an entry would overtake the guest.
-    pub(crate) fn is_full(&self) -> bool {
-        self.room() == 0
+    /// How many entries would not overtake the guest.
+    pub(crate) fn room(&self) -> usize {
+        let room = (self.head + self.entries - 1 - self.tail) % self.entries;
+        usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// How many entries would not.
-    pub(crate) fn room(&self) -> u32 {
-        (self.head + self.entries - 1 - self.tail) % self.entries
+    /// How far the guest has taken entries.
+    pub(crate) fn head(&self) -> u32 {
+        self.head
     }
 
-    /// Whether the guest has entries to take.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.head != self.tail
+    /// How far entries have been posted.
+    pub(crate) fn posted_tail(&self) -> u32 {
+        let staged = u32::try_from(self.staged.len()).unwrap_or(0);
+        (self.tail + self.entries - staged) % self.entries
     }
 
-    /// Takes the next slot: its address, and the entry with the right phase.
-    pub(crate) fn push(
-        &mut self,
-        mut entry: CompletionEntry,
-        status: Status,
-    ) -> (u64, CompletionEntry) {
+    /// Adds an entry with the right phase; there is room for it. Whether it must be posted before the next one is added.
+    pub(crate) fn stage(&mut self, mut entry: CompletionEntry, status: Status) -> bool {
         entry.status = StatusField::new()
             .with_status(status)
             .with_phase(self.phase);
-        let address = self
-            .base
-            .wrapping_add(u64::from(self.tail) * COMPLETION_BYTES);
-        self.tail = next_slot(self.tail, self.entries);
-        if self.tail == 0 {
+        self.staged.push(entry);
+        self.tail += 1;
+        if self.tail >= self.entries {
+            self.tail = 0;
             self.phase = !self.phase;
         }
-        (address, entry)
+        self.tail == 0 || self.staged.len() >= MOST_STAGED
     }
-}
 
-fn next_slot(slot: u32, entries: u32) -> u32 {
-    if slot + 1 >= entries { 0 } else { slot + 1 }
-}
+    /// Address and bytes of the entries to post, if there are any.
+    pub(crate) fn staged(&self) -> Option<(u64, &[u8])> {
+        let first = u64::from(self.posted_tail()) * COMPLETION_BYTES;
+        let bytes = self.staged.as_bytes();
+        (!bytes.is_empty()).then(|| (self.base.wrapping_add(first), bytes))
+    }
 
-/// All queues that exist, by number; 0 are the admin queues.
-#[derive(Debug)]
-pub(crate) struct Queues {
-    pub(crate) submission: Vec<Option<SubmissionQueue>>,
-    pub(crate) completion: Vec<Option<CompletionQueue>>,
-}
-
-impl Queues {
-    /// Room for `pairs` queue pairs, the admin queues included.
-    pub(crate) fn new(pairs: u16) -> Self {
-        let pairs = usize::from(pairs);
-        Self {
-            submission: vec![None; pairs],
-            completion: vec![None; pairs],
+    /// Whose completions they are: the command's, if there is one.
+    pub(crate) fn origin(&self) -> Origin {
+        match self.staged.as_slice() {
+            [entry] => Origin::command(entry.sqid.get(), entry.cid.get()),
+            [entry, ..] => Origin::Queue(entry.sqid.get()),
+            [] => Origin::Device,
         }
     }
 
-    /// Forgets every queue.
-    pub(crate) fn clear(&mut self) {
-        self.submission.fill(None);
-        self.completion.fill(None);
+    /// They have been posted.
+    pub(crate) fn posted(&mut self) {
+        self.staged.clear();
     }
+}
 
-    /// The place of submission queue `id`; `None` if there can be none of that number.
-    pub(crate) fn submission(&mut self, id: u16) -> Option<&mut Option<SubmissionQueue>> {
-        self.submission.get_mut(usize::from(id))
-    }
-
-    /// The place of completion queue `id`; `None` if there can be none of that number.
-    pub(crate) fn completion(&mut self, id: u16) -> Option<&mut Option<CompletionQueue>> {
-        self.completion.get_mut(usize::from(id))
-    }
-
-    /// Whether the INTx pin is asserted: a queue that interrupts has entries to take and its vector is not masked.
-    pub(crate) fn pin(&self, mask: u32) -> bool {
-        self.completion.iter().flatten().any(|queue| {
-            let unmasked = queue
-                .vector
-                .is_some_and(|vector| mask.checked_shr(vector.into()).unwrap_or(0) & 1 == 0);
-            unmasked && queue.is_pending()
-        })
-    }
+/// How far it is from one slot of a ring of `entries` to another.
+pub(crate) fn distance(from: u32, to: u32, entries: u32) -> u32 {
+    (to + entries - from) % entries.max(1)
 }
 
 #[cfg(test)]
@@ -203,25 +202,29 @@ mod tests {
 
     use super::*;
 
+    /// Stages and posts an entry: where, and its phase.
     fn push(queue: &mut CompletionQueue) -> (u64, bool) {
-        let (address, entry) = queue.push(CompletionEntry::new_zeroed(), Status::SUCCESS);
-        (address, entry.status.phase())
+        queue.stage(CompletionEntry::new_zeroed(), Status::SUCCESS);
+        let (address, bytes) = queue.staged().unwrap();
+        let pushed = (address, bytes[14] & 1 == 1);
+        queue.posted();
+        pushed
     }
 
     #[test]
     fn entries_are_taken_in_order_and_around_the_end() {
         let mut queue = SubmissionQueue::new(0x1000, 4, 1);
-        assert_eq!(queue.next(), None);
+        assert_eq!(queue.next(8), None);
         queue.set_tail(3).unwrap();
-        for slot in 0..3 {
-            assert_eq!(queue.next(), Some(0x1000 + slot * 64));
-            queue.advance();
-        }
-        assert_eq!(queue.next(), None);
-        queue.set_tail(1).unwrap();
-        assert_eq!(queue.next(), Some(0x10c0));
-        queue.advance();
-        assert_eq!((queue.next(), queue.head()), (Some(0x1000), 0));
+        assert_eq!(queue.next(2), Some((0x1000, 2)));
+        queue.advance(2);
+        assert_eq!(queue.next(8), Some((0x1080, 1)));
+        queue.advance(1);
+        assert_eq!(queue.next(8), None);
+        queue.set_tail(2).unwrap();
+        assert_eq!(queue.next(8), Some((0x10c0, 1)), "up to the end");
+        queue.advance(1);
+        assert_eq!((queue.next(8), queue.head()), (Some((0x1000, 2)), 0));
     }
 
     #[test]
@@ -231,42 +234,46 @@ mod tests {
         assert_eq!(queue.set_tail(4), Err(BadDoorbell));
         assert_eq!(queue.set_tail(4), Ok(()));
         assert_eq!(queue.set_tail(u32::MAX), Err(BadDoorbell));
-        assert_eq!(queue.next(), Some(0x1000));
+        assert_eq!(queue.next(8), Some((0x1000, 2)));
     }
 
     #[test]
     fn the_phase_turns_at_the_end_and_a_full_queue_is_never_overtaken() {
         let mut queue = CompletionQueue::new(0x2000, 3, None);
         assert_eq!(push(&mut queue), (0x2000, true));
-        assert!(!queue.is_full());
+        assert_eq!(queue.room(), 1);
         assert_eq!(push(&mut queue), (0x2010, true));
-        assert!(queue.is_full());
+        assert_eq!(queue.room(), 0);
         queue.set_head(2).unwrap();
-        assert!(!queue.is_full() && !queue.is_pending());
+        assert_eq!(queue.room(), 2);
         assert_eq!(push(&mut queue), (0x2020, true));
         assert_eq!(push(&mut queue), (0x2000, false));
     }
 
     #[test]
-    fn a_head_that_passes_the_tail_is_refused() {
+    fn entries_are_posted_together_but_not_around_the_end() {
+        let mut queue = CompletionQueue::new(0x2000, 3, None);
+        let entry = CompletionEntry::new_zeroed();
+        assert!(!queue.stage(entry, Status::SUCCESS));
+        assert!(!queue.stage(entry, Status::SUCCESS));
+        assert_eq!(queue.posted_tail(), 0, "nobody sees them yet");
+        let staged = |queue: &CompletionQueue| queue.staged().map(|(at, bytes)| (at, bytes.len()));
+        assert_eq!(staged(&queue), Some((0x2000, 32)));
+        queue.posted();
+        assert_eq!((staged(&queue), queue.posted_tail()), (None, 2));
+        queue.set_head(2).unwrap();
+        assert!(queue.stage(entry, Status::SUCCESS), "the last slot");
+        assert_eq!(staged(&queue), Some((0x2020, 16)));
+    }
+
+    #[test]
+    fn a_head_that_passes_what_is_posted_is_refused() {
         let mut queue = CompletionQueue::new(0x2000, 4, None);
         push(&mut queue);
+        queue.stage(CompletionEntry::new_zeroed(), Status::SUCCESS);
         assert_eq!(queue.set_head(2), Err(BadDoorbell));
         assert_eq!(queue.set_head(4), Err(BadDoorbell));
         assert_eq!(queue.set_head(1), Ok(()));
         assert_eq!(queue.set_head(0), Err(BadDoorbell));
-    }
-
-    #[test]
-    fn the_pin_follows_entries_interrupts_and_mask() {
-        let mut queues = Queues::new(3);
-        *queues.completion(1).unwrap() = Some(CompletionQueue::new(0x1000, 4, Some(1)));
-        *queues.completion(2).unwrap() = Some(CompletionQueue::new(0x2000, 4, None));
-        assert!(!queues.pin(0));
-        push(queues.completion(2).unwrap().as_mut().unwrap());
-        assert!(!queues.pin(0), "queue 2 does not interrupt");
-        push(queues.completion(1).unwrap().as_mut().unwrap());
-        assert!(queues.pin(0));
-        assert!(!queues.pin(0b10));
     }
 }

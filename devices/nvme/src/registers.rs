@@ -82,6 +82,11 @@ impl Registers {
         self.disabling
     }
 
+    /// Whether no command is to be taken: everything of before is yet to be forgotten, or the controller has failed.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.disabling || self.csts.cfs()
+    }
+
     /// Reads the 4 bytes at `offset`, a multiple of 4.
     pub(crate) fn read(&self, offset: u64) -> u32 {
         let low = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0);

@@ -18,9 +18,9 @@ use peerbar_nvme_spec::feature::{
 use peerbar_nvme_spec::log::CriticalWarning;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::health::TEMPERATURE;
 use crate::controller::QUEUE_PAIRS;
 use crate::engine::{Engine, Reply};
+use crate::health::TEMPERATURE;
 use crate::io::{find, flush_each};
 
 /// Queues for I/O, 0's based.
@@ -310,7 +310,7 @@ impl Engine {
         if !SUPPORTED.contains(&fid) {
             return Err(invalid);
         }
-        let as_it_came = Features::new(self.namespaces.len());
+        let as_it_came = Features::new(self.storage.namespaces.len());
         let features = match Select::try_from(command.select.sel()).map_err(|_| invalid)? {
             Select::Current => &self.admin.features,
             Select::Default | Select::Saved => &as_it_came,
@@ -322,7 +322,7 @@ impl Engine {
                 return Ok(Reply::Now(capabilities.into_bits()));
             }
         };
-        let index = find(&self.namespaces, entry.nsid.get()).ok();
+        let index = find(&self.storage.namespaces, entry.nsid.get()).ok();
         let index = index.and_then(|_| usize::try_from(entry.nsid.get()).ok()?.checked_sub(1));
         let value = features.value(fid, dword, index)?;
         if let Some(bytes) = features.data(fid, dword) {
@@ -351,9 +351,8 @@ impl Engine {
             return Ok(Reply::DONE);
         }
         if fid == fid::NUMBER_OF_QUEUES {
-            let in_use = self.queues.completion.iter().skip(1).any(Option::is_some);
             let refused = Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true));
-            return if in_use {
+            return if self.directory.has_queues() {
                 refused
             } else {
                 self.admin.features.grant_queues(dword).map(Reply::Now)
@@ -361,9 +360,13 @@ impl Engine {
         }
         if fid == fid::VOLATILE_WRITE_CACHE && !VolatileWriteCache::from_bits(dword).wce() {
             // Without a cache no Flush will come for what is in it.
-            flush_each(&self.namespaces)?;
+            self.storage.set_write_cache(false);
+            flush_each(&self.storage.namespaces)
+                .inspect_err(|_| self.storage.set_write_cache(true))?;
         }
         let result = self.admin.features.set_value(fid, dword, indexes)?;
+        self.storage
+            .set_write_cache(self.admin.features.write_cache());
         self.check_temperature();
         Ok(Reply::Now(result))
     }
@@ -373,9 +376,9 @@ impl Engine {
     fn namespaces_of(&self, fid: u8, nsid: u32) -> Result<std::ops::Range<usize>, Status> {
         let of_namespace = fid == fid::ERROR_RECOVERY;
         if nsid == NSID_ALL || nsid == 0 && !of_namespace {
-            return Ok(0..self.namespaces.len());
+            return Ok(0..self.storage.namespaces.len());
         }
-        find(&self.namespaces, nsid)?;
+        find(&self.storage.namespaces, nsid)?;
         if !of_namespace {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr(true));
         }

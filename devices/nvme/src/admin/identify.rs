@@ -18,9 +18,10 @@ use peerbar_pci::Identity;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-use super::{ABORT_LIMIT, events, health};
+use super::{ABORT_LIMIT, events};
 use crate::config::Config;
 use crate::engine::{Engine, Reply};
+use crate::health::ERROR_ENTRIES;
 use crate::io::find;
 use crate::namespace::Namespace;
 
@@ -73,7 +74,7 @@ impl About {
             .with_command_effects(true)
             .with_extended_data(true)
             .with_supported_pages(true);
-        data.elpe = u8::try_from(health::ERROR_ENTRIES - 1).unwrap_or(0);
+        data.elpe = u8::try_from(ERROR_ENTRIES - 1).unwrap_or(0);
         data.avscc = 1;
         data.wctemp = WARNING_TEMPERATURE.into();
         data.cctemp = CRITICAL_TEMPERATURE.into();
@@ -138,14 +139,14 @@ impl Engine {
     fn identify_data(&self, entry: &SubmissionEntry) -> Result<[u8; DATA_SIZE], Status> {
         let command = Identify::from(entry);
         let nsid = entry.nsid.get();
-        let namespace = || find(&self.namespaces, nsid);
+        let namespace = || find(&self.storage.namespaces, nsid);
         let nvm_only = || match command.csi {
             csi::NVM => Ok(()),
             _ => Err(Status::INVALID_IO_COMMAND_SET.with_dnr(true)),
         };
         Ok(match command.cns {
             cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => bytes(&namespace_data(namespace()?)),
-            cns::CONTROLLER => bytes(&self.admin.about.controller(&self.namespaces)),
+            cns::CONTROLLER => bytes(&self.admin.about.controller(&self.storage.namespaces)),
             cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => self.namespaces_above(nsid)?,
             cns::NAMESPACE_DESCRIPTORS => {
                 namespace()?;
@@ -183,7 +184,7 @@ impl Engine {
         if nsid >= NSID_ALL - 1 {
             return Err(Status::INVALID_NAMESPACE.with_dnr(true));
         }
-        let count = u32::try_from(self.namespaces.len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(self.storage.namespaces.len()).unwrap_or(u32::MAX);
         let mut list = NamespaceList::new_zeroed();
         for (place, found) in list.nsids.iter_mut().zip(nsid.saturating_add(1)..=count) {
             *place = U32::new(found);
@@ -293,6 +294,8 @@ mod tests {
             block_bytes: 512,
             mdts: 8,
             namespaces: vec![Source::Ram(512)],
+            workers: 1,
+            poll: crate::config::Poll::default(),
             seeded_faults: Vec::new(),
         };
         let identity = Identity {

@@ -14,9 +14,9 @@ use peerbar_nvme_spec::log::{
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::features::SUPPORTED as FEATURES;
-use super::health::ERROR_ENTRIES;
 use super::identify::firmware;
 use crate::engine::{Engine, Reply};
+use crate::health::ERROR_ENTRIES;
 
 /// The pages that there are.
 const PAGES: [u8; 8] = [
@@ -88,7 +88,7 @@ impl Engine {
             lid::SUPPORTED_LOG_PAGES => supported_pages().as_bytes().to_vec(),
             lid::ERROR => self.errors(),
             lid::SMART => self
-                .admin
+                .storage
                 .health
                 .smart(self.admin.features.warning())
                 .as_bytes()
@@ -106,9 +106,10 @@ impl Engine {
     /// NVMe Base 2.0, 5.16.1.2: the latest errors first, and zeroes for those that have not happened.
     fn errors(&self) -> Vec<u8> {
         let mut page: Vec<u8> = self
-            .admin
+            .storage
             .health
             .recent_errors()
+            .iter()
             .flat_map(|entry| entry.as_bytes().to_vec())
             .collect();
         page.resize(ERROR_ENTRIES * 64, 0);

@@ -8,9 +8,11 @@ use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::Doorbell;
 
 use crate::controller::QUEUE_PAIRS;
+use crate::directory::CompletionPlace;
 use crate::engine::{Engine, Reply, fits};
 use crate::queues::{COMPLETION_BYTES, CompletionQueue, SUBMISSION_BYTES, SubmissionQueue};
 use crate::registers::{MAX_ENTRIES, Registers};
+use crate::worker::Order;
 
 /// CC.IOSQES and CC.IOCQES as powers of two: the only entry sizes there are. The host may set them when the controller is
 /// enabled already (NVMe Base 2.0, 3.1.3.5).
@@ -23,26 +25,27 @@ impl Engine {
         entry: &SubmissionEntry,
     ) -> Result<Reply, Status> {
         let command = CreateCompletionQueue::from(entry);
-        let id = command.qid.get();
+        let (id, entries) = (command.qid.get(), command.entries());
         let [_, granted] = self.admin.features.granted_queues();
-        check_id(id, granted, self.queues.completion(id))?;
+        check_id(id, granted, self.directory.completion(id))?;
         let size_is_set = self.mailbox.look(Registers::configuration).iocqes() == COMPLETION_SIZE;
-        check_entries(command.entries(), size_is_set)?;
+        check_entries(entries, size_is_set)?;
         if command.iv.get() >= QUEUE_PAIRS {
             return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr(true));
         }
         let base = entry.prp1.get();
-        self.check_place(
-            base,
-            command.entries(),
-            COMPLETION_BYTES,
-            command.flags.pc(),
-        )?;
+        self.check_place(base, entries, COMPLETION_BYTES, command.flags.pc())?;
         let vector = command.flags.ien().then_some(command.iv.get());
-        if let Some(place) = self.queues.completion(id) {
-            *place = Some(CompletionQueue::new(base, command.entries(), vector));
+        let owner = self.directory.owner(id);
+        if let Some(place) = self.directory.completion(id) {
+            *place = Some(CompletionPlace { owner, users: 0 });
         }
-        self.mailbox.set_live(Doorbell::CompletionHead(id), true);
+        self.mailbox.pending.open(id, entries, vector);
+        let doorbells = &self.mailbox.doorbells;
+        doorbells.set_owner(Doorbell::CompletionHead(id), Some(owner));
+        let queue = CompletionQueue::new(base, entries, vector);
+        self.crew
+            .tell(&self.mailbox, owner, Order::AddCompletion(id, queue));
         Ok(Reply::DONE)
     }
 
@@ -52,28 +55,28 @@ impl Engine {
     ) -> Result<Reply, Status> {
         let command = CreateSubmissionQueue::from(entry);
         let (id, cqid) = (command.qid.get(), command.cqid.get());
+        let entries = command.entries();
         let [granted, granted_completion] = self.admin.features.granted_queues();
-        check_id(id, granted, self.queues.submission(id))?;
+        check_id(id, granted, self.directory.submission(id))?;
         let size_is_set = self.mailbox.look(Registers::configuration).iosqes() == SUBMISSION_SIZE;
-        check_entries(command.entries(), size_is_set)?;
+        check_entries(entries, size_is_set)?;
         let base = entry.prp1.get();
-        self.check_place(
-            base,
-            command.entries(),
-            SUBMISSION_BYTES,
-            command.flags.pc(),
-        )?;
+        self.check_place(base, entries, SUBMISSION_BYTES, command.flags.pc())?;
         if cqid == 0 || cqid > granted_completion {
             return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
         }
-        let completion = self.queues.completion(cqid).and_then(Option::as_mut);
-        completion
-            .ok_or(Status::INVALID_COMPLETION_QUEUE.with_dnr(true))?
-            .users += 1;
-        if let Some(place) = self.queues.submission(id) {
-            *place = Some(SubmissionQueue::new(base, command.entries(), cqid));
+        let completion = self.directory.existing(cqid);
+        let completion = completion.ok_or(Status::INVALID_COMPLETION_QUEUE.with_dnr(true))?;
+        completion.users += 1;
+        let owner = completion.owner;
+        if let Some(place) = self.directory.submission(id) {
+            *place = Some(cqid);
         }
-        self.mailbox.set_live(Doorbell::SubmissionTail(id), true);
+        let doorbells = &self.mailbox.doorbells;
+        doorbells.set_owner(Doorbell::SubmissionTail(id), Some(owner));
+        let queue = SubmissionQueue::new(base, entries, cqid);
+        self.crew
+            .tell(&self.mailbox, owner, Order::AddSubmission(id, queue));
         Ok(Reply::DONE)
     }
 
@@ -83,20 +86,16 @@ impl Engine {
         entry: &SubmissionEntry,
     ) -> Result<Reply, Status> {
         let id = DeleteQueue::from(entry).qid.get();
-        let queue = self
-            .queues
-            .submission(id)
-            .filter(|_| id != 0)
-            .and_then(Option::take);
-        let queue = queue.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
-        if let Some(completion) = self
-            .queues
-            .completion(queue.completion)
-            .and_then(Option::as_mut)
-        {
+        let bound_to = self.directory.submission(id).and_then(Option::take);
+        let bound_to = bound_to.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
+        if let Some(completion) = self.directory.existing(bound_to) {
             completion.users = completion.users.saturating_sub(1);
         }
-        self.mailbox.set_live(Doorbell::SubmissionTail(id), false);
+        let owner = self.directory.owner(bound_to);
+        self.crew
+            .tell(&self.mailbox, owner, Order::RemoveSubmission(id));
+        let doorbells = &self.mailbox.doorbells;
+        doorbells.set_owner(Doorbell::SubmissionTail(id), None);
         Ok(Reply::DONE)
     }
 
@@ -105,16 +104,18 @@ impl Engine {
         entry: &SubmissionEntry,
     ) -> Result<Reply, Status> {
         let id = DeleteQueue::from(entry).qid.get();
-        let place = self
-            .queues
-            .completion(id)
-            .filter(|place| id != 0 && place.is_some());
+        let place = self.directory.completion(id);
         let place = place.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
-        if place.as_ref().is_some_and(|queue| queue.users > 0) {
+        let completion = place.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
+        if completion.users > 0 {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
         }
         *place = None;
-        self.mailbox.set_live(Doorbell::CompletionHead(id), false);
+        let order = Order::RemoveCompletion(id);
+        self.crew.tell(&self.mailbox, completion.owner, order);
+        self.mailbox.pending.close(id);
+        let doorbells = &self.mailbox.doorbells;
+        doorbells.set_owner(Doorbell::CompletionHead(id), None);
         Ok(Reply::DONE)
     }
 

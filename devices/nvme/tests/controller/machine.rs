@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use peerbar_nvme::{Config, Controller, Running, Source};
+use peerbar_nvme::{Config, Controller, Poll, Running, Source};
 use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -72,7 +72,24 @@ pub(crate) fn config() -> Config {
         block_bytes: 512,
         mdts: 5,
         namespaces: vec![Source::Ram(4 * MIB), Source::Ram(MIB)],
+        workers: from_environment("PEERBAR_TEST_WORKERS").map_or(1, |text| text.parse().unwrap()),
+        poll: way_of_polling(),
         seeded_faults: Vec::new(),
+    }
+}
+
+/// The whole suite holds for every number of workers and every way of polling: these name others than the usual.
+fn from_environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn way_of_polling() -> Poll {
+    match from_environment("PEERBAR_TEST_POLL").as_deref() {
+        None => Poll::default(),
+        Some("never") => Poll::Never,
+        Some("adaptive") => Poll::Adaptive,
+        Some("always") => Poll::Always,
+        Some(other) => panic!("PEERBAR_TEST_POLL={other}"),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Health and history: what the SMART and error log pages tell.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use peerbar_nvme_spec::command::SubmissionEntry;
@@ -10,63 +12,71 @@ use peerbar_nvme_spec::log::{CriticalWarning, ErrorEntry, Smart};
 use zerocopy::FromZeros;
 
 /// How many failed commands are remembered.
-pub(super) const ERROR_ENTRIES: usize = 64;
+pub(crate) const ERROR_ENTRIES: usize = 64;
 
 /// The composite temperature in kelvins, always: 40 degrees Celsius.
-pub(super) const TEMPERATURE: u16 = 313;
+pub(crate) const TEMPERATURE: u16 = 313;
 
 /// SMART counts data in thousands of 512 bytes, rounded up (NVMe Base 2.0, 5.16.1.3).
 const DATA_UNIT: u64 = 512_000;
 
-/// What has happened since the daemon was started.
+/// What has happened since the daemon was started; every thread adds to it.
 #[derive(Debug)]
 pub(crate) struct Health {
     started: Instant,
-    bytes_read: u64,
-    bytes_written: u64,
-    reads: u64,
-    writes: u64,
-    media_errors: u64,
-    errors: u64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    reads: AtomicU64,
+    writes: AtomicU64,
+    failures: Mutex<Failures>,
+}
+
+#[derive(Debug)]
+struct Failures {
+    of_media: u64,
+    count: u64,
     recent: VecDeque<ErrorEntry>,
 }
 
 impl Health {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             started: Instant::now(),
-            bytes_read: 0,
-            bytes_written: 0,
-            reads: 0,
-            writes: 0,
-            media_errors: 0,
-            errors: 0,
-            recent: VecDeque::with_capacity(ERROR_ENTRIES),
+            bytes_read: AtomicU64::new(0),
+            bytes_written: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            failures: Mutex::new(Failures {
+                of_media: 0,
+                count: 0,
+                recent: VecDeque::with_capacity(ERROR_ENTRIES),
+            }),
         }
     }
 
-    /// A Read or Compare of so many bytes is done.
-    pub(crate) fn read(&mut self, bytes: u64) {
-        self.bytes_read = self.bytes_read.saturating_add(bytes);
-        self.reads += 1;
+    /// So many Reads and Compares, of so many bytes in all, are done.
+    pub(crate) fn read(&self, commands: u64, bytes: u64) {
+        self.reads.fetch_add(commands, Ordering::Relaxed);
+        self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A Write of so many bytes is done.
-    pub(crate) fn wrote(&mut self, bytes: u64) {
-        self.bytes_written = self.bytes_written.saturating_add(bytes);
-        self.writes += 1;
+    /// So many Writes, of so many bytes in all, are done.
+    pub(crate) fn wrote(&self, commands: u64, bytes: u64) {
+        self.writes.fetch_add(commands, Ordering::Relaxed);
+        self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// A command has failed.
-    pub(super) fn failed(&mut self, sqid: u16, command: &SubmissionEntry, status: Status) {
-        self.errors += 1;
+    pub(crate) fn failed(&self, sqid: u16, command: &SubmissionEntry, status: Status) {
+        let mut failures = self.failures();
+        failures.count += 1;
         if status.sct() == sct::MEDIA
             && status.with_more(false).with_dnr(false) != Status::COMPARE_FAILURE
         {
-            self.media_errors += 1;
+            failures.of_media += 1;
         }
         let mut entry = ErrorEntry::new_zeroed();
-        entry.error_count = self.errors.into();
+        entry.error_count = failures.count.into();
         entry.sqid = sqid.into();
         entry.cid = command.cid;
         entry.status = StatusField::new().with_status(status);
@@ -75,31 +85,38 @@ impl Health {
         if sqid != 0 {
             entry.lba = BlockRange::from(command).slba;
         }
-        self.recent.truncate(ERROR_ENTRIES - 1);
-        self.recent.push_front(entry);
+        failures.recent.truncate(ERROR_ENTRIES - 1);
+        failures.recent.push_front(entry);
     }
 
     /// The failed commands, the latest first.
-    pub(super) fn recent_errors(&self) -> impl Iterator<Item = &ErrorEntry> {
-        self.recent.iter()
+    pub(crate) fn recent_errors(&self) -> Vec<ErrorEntry> {
+        self.failures().recent.iter().copied().collect()
     }
 
     /// The SMART page (NVMe Base 2.0, 5.16.1.3).
-    pub(super) fn smart(&self, warning: CriticalWarning) -> Smart {
+    pub(crate) fn smart(&self, warning: CriticalWarning) -> Smart {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let units = |counter| u128::from(load(counter).div_ceil(DATA_UNIT)).into();
         let mut page = Smart::new_zeroed();
         page.critical_warning = warning;
         page.temperature = TEMPERATURE.into();
         page.available_spare = 100;
         page.available_spare_threshold = 10;
-        page.data_units_read = u128::from(self.bytes_read.div_ceil(DATA_UNIT)).into();
-        page.data_units_written = u128::from(self.bytes_written.div_ceil(DATA_UNIT)).into();
-        page.host_reads = u128::from(self.reads).into();
-        page.host_writes = u128::from(self.writes).into();
+        page.data_units_read = units(&self.bytes_read);
+        page.data_units_written = units(&self.bytes_written);
+        page.host_reads = u128::from(load(&self.reads)).into();
+        page.host_writes = u128::from(load(&self.writes)).into();
         page.power_cycles = 1.into();
         page.power_on_hours = u128::from(self.started.elapsed().as_secs() / 3600).into();
-        page.media_errors = u128::from(self.media_errors).into();
-        page.error_log_entries = u128::from(self.errors).into();
+        let failures = self.failures();
+        page.media_errors = u128::from(failures.of_media).into();
+        page.error_log_entries = u128::from(failures.count).into();
         page
+    }
+
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,9 +126,9 @@ mod tests {
 
     #[test]
     fn data_is_counted_in_thousands_of_512_bytes_rounded_up() {
-        let mut health = Health::new();
-        health.read(1);
-        health.wrote(512_001);
+        let health = Health::new();
+        health.read(1, 1);
+        health.wrote(1, 512_001);
         let page = health.smart(CriticalWarning::new());
         assert_eq!(
             (page.data_units_read.get(), page.data_units_written.get()),
@@ -122,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_latest_errors_are_kept_and_counted() {
-        let mut health = Health::new();
+        let health = Health::new();
         for cid in 0..100u16 {
             let mut command = SubmissionEntry::new_zeroed();
             command.cid = cid.into();
@@ -135,6 +152,7 @@ mod tests {
         );
         let counts: Vec<u64> = health
             .recent_errors()
+            .iter()
             .map(|entry| entry.error_count.get())
             .collect();
         assert_eq!(counts.len(), ERROR_ENTRIES);

@@ -1,0 +1,47 @@
+//! The alarm clock of a thread that looks for work, and sleeps when there is none.
+
+use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, PoisonError, fence};
+
+/// Wakes one sleeper, and costs who wakes a load as long as nobody sleeps.
+///
+/// Who has work stores it and then looks whether the sleeper is asleep; the sleeper says that it is asleep and then looks
+/// for work once more. Each has a full barrier between the two, so at least one of them sees the other's store: no work
+/// is left to a sleeper. `tests/models` tries every order of events.
+pub(crate) struct Alarm {
+    asleep: AtomicBool,
+    rung: Mutex<bool>,
+    bell: Condvar,
+}
+
+impl Alarm {
+    pub(crate) fn new() -> Self {
+        Self {
+            asleep: AtomicBool::new(false),
+            rung: Mutex::new(false),
+            bell: Condvar::new(),
+        }
+    }
+
+    /// Wakes the sleeper, if it sleeps, for work that has been stored before.
+    pub(crate) fn wake(&self) {
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            self.bell.notify_one();
+        }
+    }
+
+    /// Sleeps until woken, if `idle` still finds nothing to do. It may return early.
+    pub(crate) fn sleep(&self, idle: impl FnOnce() -> bool) {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if idle() {
+            let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+            while !*rung {
+                rung = self.bell.wait(rung).unwrap_or_else(PoisonError::into_inner);
+            }
+            *rung = false;
+        }
+        self.asleep.store(false, Ordering::Relaxed);
+    }
+}

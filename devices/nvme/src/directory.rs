@@ -1,0 +1,80 @@
+//! Which I/O queues exist, and whose they are.
+
+use crate::doorbells::Owner;
+
+/// An I/O completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CompletionPlace {
+    /// The worker that has it, and every submission queue that is bound to it.
+    pub(crate) owner: Owner,
+    /// How many submission queues are bound to it.
+    pub(crate) users: u16,
+}
+
+/// The I/O queues by number. Number 0, the admin queues, are the engine's own and always free here.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    /// The completion queue that each submission queue is bound to.
+    pub(crate) submission: Vec<Option<u16>>,
+    pub(crate) completion: Vec<Option<CompletionPlace>>,
+    workers: u8,
+}
+
+impl Directory {
+    /// Room for `pairs` queue pairs, the admin queues included, of so many workers.
+    pub(crate) fn new(pairs: u16, workers: u8) -> Self {
+        let pairs = usize::from(pairs);
+        Self {
+            submission: vec![None; pairs],
+            completion: vec![None; pairs],
+            workers: workers.max(1),
+        }
+    }
+
+    /// Forgets every queue.
+    pub(crate) fn clear(&mut self) {
+        self.submission.fill(None);
+        self.completion.fill(None);
+    }
+
+    /// Whether any queue exists.
+    pub(crate) fn has_queues(&self) -> bool {
+        self.completion.iter().any(Option::is_some)
+    }
+
+    /// The worker that a completion queue of that number belongs to, whether it exists or not.
+    pub(crate) fn owner(&self, completion: u16) -> Owner {
+        let index = completion.saturating_sub(1) % u16::from(self.workers);
+        Owner(u8::try_from(index + 1).unwrap_or(1))
+    }
+
+    /// The place of submission queue `id`; `None` if there can be none of that number.
+    pub(crate) fn submission(&mut self, id: u16) -> Option<&mut Option<u16>> {
+        self.submission.get_mut(usize::from(id))
+    }
+
+    /// The place of completion queue `id`; `None` if there can be none of that number.
+    pub(crate) fn completion(&mut self, id: u16) -> Option<&mut Option<CompletionPlace>> {
+        self.completion.get_mut(usize::from(id))
+    }
+
+    /// The completion queue `id`, if it exists.
+    pub(crate) fn existing(&mut self, id: u16) -> Option<&mut CompletionPlace> {
+        self.completion(id).and_then(Option::as_mut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_are_dealt_out_to_the_workers_in_turn() {
+        let owners = |workers| {
+            let directory = Directory::new(5, workers);
+            [1, 2, 3, 4].map(|id| directory.owner(id).0)
+        };
+        assert_eq!(owners(1), [1, 1, 1, 1]);
+        assert_eq!(owners(3), [1, 2, 3, 1]);
+    }
+}

@@ -1,0 +1,113 @@
+//! The doorbell registers: the last value written to each, and whose queue it belongs to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use peerbar_dma::{MemoryError, MemoryFile};
+use peerbar_nvme_spec::registers::Doorbell;
+
+/// The upper half of a doorbell is reserved (NVMe over PCIe 1.0, 3.1.2).
+const VALUE: u32 = 0xffff;
+/// Owner of a doorbell whose queue does not exist.
+const NOBODY: u8 = u8::MAX;
+
+/// The thread that owns a queue: 0 is the engine, which owns the admin queues, and then come the workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner(pub(crate) u8);
+
+/// Doorbells in a page of BAR0, which the guest may map: then it writes there without a word to anybody.
+pub(crate) struct Doorbells {
+    /// As long as BAR0, with each doorbell where it lies in the BAR.
+    file: Arc<MemoryFile>,
+    tails: Vec<AtomicU8>,
+    heads: Vec<AtomicU8>,
+}
+
+impl Doorbells {
+    /// Doorbells of `queues` queue pairs, the admin queues included, in a BAR of `bar_bytes`.
+    pub(crate) fn new(queues: u16, bar_bytes: u64) -> Result<Self, MemoryError> {
+        let nobody = || (0..queues).map(|_| AtomicU8::new(NOBODY)).collect();
+        Ok(Self {
+            file: Arc::new(MemoryFile::create("peerbar-nvme-doorbells", bar_bytes)?),
+            tails: nobody(),
+            heads: nobody(),
+        })
+    }
+
+    /// The file that the guest may map.
+    pub(crate) fn file(&self) -> Arc<MemoryFile> {
+        self.file.clone()
+    }
+
+    /// The value of a doorbell: the last one written since its queue came into being.
+    pub(crate) fn value(&self, doorbell: Doorbell) -> u32 {
+        let place = doorbell.offset(0);
+        place.map_or(0, |place| self.file.load(place).unwrap_or(0) & VALUE)
+    }
+
+    /// The guest rings a doorbell; whose queue it is, if it exists.
+    pub(crate) fn ring(&self, doorbell: Doorbell, value: u32) -> Option<Owner> {
+        let owner = self.owner(doorbell)?.load(Ordering::Acquire);
+        (owner != NOBODY).then(|| {
+            self.store(doorbell, value & VALUE);
+            Owner(owner)
+        })
+    }
+
+    /// A queue comes, or with `None` goes: its doorbell starts from 0.
+    pub(crate) fn set_owner(&self, doorbell: Doorbell, owner: Option<Owner>) {
+        self.store(doorbell, 0);
+        if let Some(place) = self.owner(doorbell) {
+            place.store(owner.map_or(NOBODY, |owner| owner.0), Ordering::Release);
+        }
+    }
+
+    fn store(&self, doorbell: Doorbell, value: u32) {
+        let stored = doorbell
+            .offset(0)
+            .map(|place| self.file.store(place, value));
+        if let Some(Err(error)) = stored {
+            log::debug!("{doorbell:?}: {error}");
+        }
+    }
+
+    fn owner(&self, doorbell: Doorbell) -> Option<&AtomicU8> {
+        match doorbell {
+            Doorbell::SubmissionTail(queue) => self.tails.get(usize::from(queue)),
+            Doorbell::CompletionHead(queue) => self.heads.get(usize::from(queue)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_of_queues_that_do_not_exist_leave_no_value() {
+        let doorbells = Doorbells::new(3, 0x4000).unwrap();
+        for doorbell in [
+            Doorbell::CompletionHead(2),
+            Doorbell::SubmissionTail(3),
+            Doorbell::SubmissionTail(u16::MAX),
+        ] {
+            assert_eq!(doorbells.ring(doorbell, 7), None, "{doorbell:?}");
+            assert_eq!(doorbells.value(doorbell), 0, "{doorbell:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_value_counts_wherever_it_was_written_and_a_new_queue_starts_from_0() {
+        let doorbells = Doorbells::new(3, 0x4000).unwrap();
+        let bell = Doorbell::SubmissionTail(2);
+        doorbells.set_owner(bell, Some(Owner(1)));
+        assert_eq!(doorbells.ring(bell, 0x5_0007), Some(Owner(1)));
+        assert_eq!(doorbells.value(bell), 7, "the upper half is reserved");
+        doorbells.file().store(0x1010, 9).unwrap();
+        assert_eq!(doorbells.value(bell), 9);
+        doorbells.set_owner(bell, None);
+        assert_eq!(doorbells.ring(bell, 3), None);
+        doorbells.set_owner(bell, Some(Owner(0)));
+        assert_eq!(doorbells.value(bell), 0);
+    }
+}

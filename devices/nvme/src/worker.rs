@@ -1,0 +1,333 @@
+//! A worker: a thread that owns some of the I/O queues, takes their commands, carries them out and posts their completions.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use peerbar_dma::{Origin, Purpose, Tag};
+use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::completion::{CompletionEntry, Status};
+use peerbar_nvme_spec::registers::Doorbell;
+use zerocopy::little_endian::U16;
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::config::Poll;
+use crate::crew::Mission;
+use crate::doorbells::Owner;
+use crate::io::Io;
+use crate::mailbox::{ENGINE, Mailbox};
+use crate::queues::{CompletionQueue, SubmissionQueue};
+use crate::registers::Registers;
+
+/// How many commands of one queue are fetched and carried out before the next queue's turn.
+const BATCH: usize = 32;
+
+/// How long a worker goes on looking for work after the last.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// The worker that looks after the admin doorbells, if the guest may map them.
+const LOOKOUT: Owner = Owner(1);
+
+/// What the engine has a worker do.
+pub(crate) enum Order {
+    /// Own a completion queue of this number.
+    AddCompletion(u16, CompletionQueue),
+    /// Own a submission queue of this number, whose completion queue it owns.
+    AddSubmission(u16, SubmissionQueue),
+    /// Forget a submission queue. Commands that have not been fetched are gone with it; none is in progress.
+    RemoveSubmission(u16),
+    /// Forget a completion queue, to which no submission queue is bound.
+    RemoveCompletion(u16),
+    /// Forget all queues and commands.
+    Forget,
+    /// Carry out every command there is, unless the registers ask for something else meanwhile.
+    Finish,
+    /// End the thread.
+    Leave,
+}
+
+/// A submission queue, and the place of its completion queue in [`Worker::completions`].
+struct Source {
+    id: u16,
+    queue: SubmissionQueue,
+    completion: usize,
+}
+
+/// Owner of some I/O queues.
+pub(crate) struct Worker {
+    owner: Owner,
+    inbox: Receiver<Mission>,
+    mailbox: Arc<Mailbox>,
+    poll: Poll,
+    io: Io,
+    sources: Vec<Source>,
+    completions: Vec<(u16, CompletionQueue)>,
+    /// Commands that have been fetched; empty but while they are carried out.
+    batch: Vec<SubmissionEntry>,
+    /// Values of the admin doorbells that the engine has been told of, if this is the [`LOOKOUT`].
+    admin_seen: [u32; 2],
+    idle_since: Option<Instant>,
+    leaving: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        owner: Owner,
+        inbox: Receiver<Mission>,
+        mailbox: Arc<Mailbox>,
+        poll: Poll,
+        io: Io,
+    ) -> Self {
+        Self {
+            owner,
+            inbox,
+            mailbox,
+            poll,
+            io,
+            sources: Vec::new(),
+            completions: Vec::new(),
+            batch: vec![SubmissionEntry::new_zeroed(); BATCH],
+            admin_seen: [0; 2],
+            idle_since: None,
+            leaving: false,
+        }
+    }
+
+    /// Works until told to leave.
+    pub(crate) fn run(mut self) {
+        loop {
+            self.take_orders();
+            if self.leaving {
+                return;
+            }
+            if self.turn() {
+                self.idle_since = None;
+            } else {
+                self.rest();
+            }
+        }
+    }
+
+    fn take_orders(&mut self) {
+        while let Ok((order, done)) = self.inbox.try_recv() {
+            match order {
+                Order::AddCompletion(id, queue) => self.completions.push((id, queue)),
+                Order::AddSubmission(id, queue) => self.add_source(id, queue),
+                Order::RemoveSubmission(id) => self.sources.retain(|source| source.id != id),
+                Order::RemoveCompletion(id) => self.remove_completion(id),
+                Order::Forget => {
+                    self.sources.clear();
+                    self.completions.clear();
+                }
+                Order::Finish => while self.turn() && !self.mailbox.urgent() {},
+                Order::Leave => self.leaving = true,
+            }
+            // It fails if the engine does not wait any more.
+            let _ = done.send(());
+        }
+    }
+
+    fn add_source(&mut self, id: u16, queue: SubmissionQueue) {
+        if let Some(completion) = self.place(queue.completion) {
+            self.sources.push(Source {
+                id,
+                queue,
+                completion,
+            });
+        }
+    }
+
+    fn remove_completion(&mut self, id: u16) {
+        self.completions.retain(|(other, _)| *other != id);
+        for index in 0..self.sources.len() {
+            let bound_to = self
+                .sources
+                .get(index)
+                .map(|source| source.queue.completion);
+            let place = bound_to.and_then(|id| self.place(id));
+            if let (Some(source), Some(place)) = (self.sources.get_mut(index), place) {
+                source.completion = place;
+            }
+        }
+    }
+
+    fn place(&self, completion: u16) -> Option<usize> {
+        self.completions
+            .iter()
+            .position(|(id, _)| *id == completion)
+    }
+
+    /// Nothing is left to do: goes on looking for a while, and then sleeps.
+    fn rest(&mut self) {
+        let spins = match self.poll {
+            Poll::Always => true,
+            Poll::Never => false,
+            Poll::Adaptive => self.idle_since.get_or_insert_with(Instant::now).elapsed() < SPIN,
+        };
+        if self.poll == Poll::Always {
+            self.look_at_mapped_doorbells();
+        }
+        if spins {
+            return std::hint::spin_loop();
+        }
+        self.mailbox.sleep(self.owner, || !self.has_rings());
+        self.idle_since = None;
+    }
+
+    /// The guest may have written doorbells that only matter to others than submission queues, without a word.
+    fn look_at_mapped_doorbells(&mut self) {
+        self.take_heads();
+        if self.owner == LOOKOUT {
+            let bells = [Doorbell::SubmissionTail(0), Doorbell::CompletionHead(0)];
+            let values = bells.map(|bell| self.mailbox.doorbells.value(bell));
+            if std::mem::replace(&mut self.admin_seen, values) != values {
+                self.mailbox.knock(ENGINE);
+            }
+        }
+    }
+
+    /// Whether a doorbell has a value that has not been looked at.
+    fn has_rings(&self) -> bool {
+        self.sources.iter().any(|source| {
+            let tail = Doorbell::SubmissionTail(source.id);
+            source.queue.seen() != self.mailbox.doorbells.value(tail)
+        })
+    }
+
+    /// Gives every queue a turn; whether there was anything to do.
+    fn turn(&mut self) -> bool {
+        if self.mailbox.take_rung(self.owner) {
+            self.take_heads();
+        }
+        let mut busy = false;
+        for index in 0..self.sources.len() {
+            busy |= self.serve(index);
+        }
+        busy
+    }
+
+    /// Takes over the values of all head doorbells, as one of them has been rung.
+    fn take_heads(&mut self) {
+        for place in 0..self.completions.len() {
+            self.take_head(place);
+        }
+        if !self.mailbox.sends_messages() {
+            self.mailbox.update_pin();
+        }
+    }
+
+    fn take_head(&mut self, place: usize) {
+        let Some((id, queue)) = self.completions.get_mut(place) else {
+            return;
+        };
+        let head = self.mailbox.doorbells.value(Doorbell::CompletionHead(*id));
+        if queue.set_head(head).is_err() {
+            self.mailbox.tell_bad_value();
+        }
+        self.mailbox
+            .pending
+            .moved(*id, queue.head(), queue.posted_tail());
+    }
+
+    /// Carries out a batch of one queue's commands; whether there were any.
+    fn serve(&mut self, index: usize) -> bool {
+        let Some(source) = self.sources.get_mut(index) else {
+            return false;
+        };
+        let (id, place) = (source.id, source.completion);
+        let tail = self.mailbox.doorbells.value(Doorbell::SubmissionTail(id));
+        if source.queue.set_tail(tail).is_err() {
+            self.mailbox.tell_bad_value();
+        }
+        if !source.queue.has_entries() {
+            return false;
+        }
+        let room = self.room(place);
+        let count = self.fetch(index, room.min(BATCH));
+        let batch = std::mem::take(&mut self.batch);
+        for entry in batch.iter().take(count) {
+            if self.mailbox.quiet() {
+                break;
+            }
+            let status = self.io.execute(id, entry);
+            self.complete(index, entry, status);
+        }
+        self.batch = batch;
+        self.post(place);
+        count > 0
+    }
+
+    /// How many completions there is room for.
+    fn room(&mut self, place: usize) -> usize {
+        let room = |worker: &Self| {
+            let queue = worker.completions.get(place);
+            queue.map_or(0, |(_, queue)| queue.room())
+        };
+        if room(self) < BATCH {
+            self.take_head(place);
+        }
+        room(self)
+    }
+
+    /// Fetches up to `most` commands; how many there are.
+    fn fetch(&mut self, index: usize, most: usize) -> usize {
+        let source = self.sources.get_mut(index);
+        let next = source.and_then(|source| Some((source.queue.next(most)?, source)));
+        let Some(((address, count), source)) = next.filter(|_| !self.mailbox.quiet()) else {
+            return 0;
+        };
+        let entries = self.batch.get_mut(..count).unwrap_or_default();
+        let requester = self.io.data.requester();
+        let tag = Tag::new(Purpose::Command, Origin::Queue(source.id));
+        if requester
+            .read(tag, address, entries.as_mut_bytes())
+            .is_err()
+        {
+            log::debug!("queue {}: commands cannot be fetched", source.id);
+            self.mailbox.report(Registers::fatal);
+            return 0;
+        }
+        source.queue.advance(count);
+        count
+    }
+
+    /// Stages the completion of a command.
+    fn complete(&mut self, index: usize, command: &SubmissionEntry, status: Status) {
+        let Some(source) = self.sources.get(index) else {
+            return;
+        };
+        let place = source.completion;
+        let mut entry = CompletionEntry::new_zeroed();
+        entry.sqhd = U16::new(source.queue.head());
+        entry.sqid = U16::new(source.id);
+        entry.cid = command.cid;
+        let queue = self.completions.get_mut(place);
+        if queue.is_some_and(|(_, queue)| queue.stage(entry, status)) {
+            self.post(place);
+        }
+    }
+
+    /// Posts the completions that are staged for a queue, and interrupts for them.
+    fn post(&mut self, place: usize) {
+        self.io.settle();
+        let Some((id, queue)) = self.completions.get_mut(place) else {
+            return;
+        };
+        let Some((address, bytes)) = queue.staged() else {
+            return;
+        };
+        let requester = self.io.data.requester();
+        let tag = Tag::new(Purpose::Completion, queue.origin());
+        if requester.write(tag, address, bytes).is_err() {
+            log::debug!("queue {id}: completions cannot be posted");
+            return self.mailbox.report(Registers::fatal);
+        }
+        queue.posted();
+        self.mailbox
+            .pending
+            .moved(*id, queue.head(), queue.posted_tail());
+        if let Some(vector) = queue.vector {
+            self.mailbox.raise(vector);
+        }
+    }
+}
