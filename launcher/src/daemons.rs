@@ -115,12 +115,19 @@ fn nvme_arguments(nvme: &Nvme) -> Vec<String> {
     if let Some(power) = nvme.mdts {
         words.extend(["--mdts".to_owned(), power.to_string()]);
     }
+    if let Some(workers) = nvme.workers {
+        words.extend(["--workers".to_owned(), workers.to_string()]);
+    }
+    if let Some(poll) = nvme.poll {
+        words.extend(["--poll".to_owned(), poll.to_string()]);
+    }
     for fault in &nvme.seeded_faults {
         words.extend(["--seed-fault".to_owned(), fault.to_string()]);
     }
     for namespace in &nvme.namespaces {
         let value = match namespace {
             Namespace::Ram(bytes) => format!("ram={}", Size(*bytes)),
+            Namespace::Null(bytes) => format!("null={}", Size(*bytes)),
             Namespace::File { path, .. } => format!("file={}", path.display()),
         };
         words.extend(["--namespace".to_owned(), value]);
@@ -277,6 +284,7 @@ fn create_scratch(nvme: &Nvme, path: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use crate::scenario::Place;
+    use peerbar_nvme::Poll;
 
     /// The command lines of a scenario's servers, without their programs.
     fn lines(scenario: &Scenario) -> Vec<String> {
@@ -294,6 +302,9 @@ mod tests {
         let nvme = &mut scenario.nvmes[0];
         nvme.place = Place::Root;
         nvme.mdts = Some(5);
+        nvme.workers = Some(2);
+        nvme.poll = Some(Poll::Always);
+        nvme.namespaces.push(Namespace::Null(1 << 30));
         nvme.seeded_faults = vec!["wraps:9".parse().unwrap()];
         nvme.namespaces.push(Namespace::File {
             path: "/d.img".into(),
@@ -302,8 +313,8 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --seed-fault wraps:9 \
-              --namespace ram=320M --namespace file=/d.img"
+                "--socket-path /s/nvme-disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
+              --namespace ram=320M --namespace null=1G --namespace file=/d.img"
             ]
         );
     }

@@ -7,14 +7,15 @@ use peerbar_dma::MemoryError;
 use thiserror::Error;
 
 use crate::cmb::CmbError;
-use crate::namespace::{Backend, FileBackend, ImageError, Namespace, RamBackend};
+use crate::namespace::{Backend, FileBackend, ImageError, Namespace, NullBackend, RamBackend};
+use crate::poll::Poll;
 use crate::seeded_fault::SeededFault;
 
 /// Longest serial number (NVMe Base 2.0, 5.17.2.1, Identify Controller, SN).
 const SERIAL_BYTES: usize = 20;
 
 /// How many threads may share the I/O queues.
-const WORKERS: RangeInclusive<u8> = 1..=64;
+pub const WORKERS: RangeInclusive<u8> = 1..=64;
 
 /// Why a controller cannot be made.
 #[derive(Debug, Error)]
@@ -85,18 +86,8 @@ pub enum Source {
     Ram(u64),
     /// A raw image or a block device.
     File(PathBuf),
-}
-
-/// How the workers learn of new commands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Poll {
-    /// Sleep as soon as there is nothing to do.
-    Never,
-    /// Go on looking for a short time after the last command, then sleep.
-    #[default]
-    Adaptive,
-    /// Never sleep.
-    Always,
+    /// Nothing, of this many bytes.
+    Null(u64),
 }
 
 /// A controller's set-up.
@@ -167,6 +158,10 @@ impl Config {
                 Box::new(
                     RamBackend::new(bytes).map_err(|source| ConfigError::Ram { bytes, source })?,
                 )
+            }
+            Source::Null(bytes) => {
+                self.holds_a_block("null namespace", *bytes)?;
+                Box::new(NullBackend::new(*bytes))
             }
             Source::File(path) => {
                 let file = FileBackend::open(path)?;

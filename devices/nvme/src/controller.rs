@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::admin::Admin;
 use crate::cmb::{CMB_BAR, Cmb};
-use crate::config::{Config, ConfigError, Poll};
+use crate::config::{Config, ConfigError};
 use crate::crew::Crew;
 use crate::data::DataPath;
 use crate::directory::Directory;
@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::io::Io;
 use crate::mailbox::Mailbox;
 use crate::pending::Pending;
+use crate::poll::Poll;
 use crate::prp::PAGE;
 use crate::registers::Registers;
 use crate::storage::Storage;

@@ -44,6 +44,20 @@ impl DataPath {
         self.origin = origin;
     }
 
+    /// Moves nothing; fails as the command must if it does not say where its `len` bytes are.
+    pub(crate) fn check(&mut self, command: &SubmissionEntry, len: usize) -> Result<(), Status> {
+        if len > self.buffer.len() {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
+        locate(
+            &self.requester,
+            self.origin,
+            &mut self.segments,
+            command,
+            len,
+        )
+    }
+
     /// Fetches `len` bytes from where the command says. Fails as the command must if any of them cannot be had.
     pub(crate) fn receive(
         &mut self,

@@ -34,6 +34,7 @@ mod io;
 mod mailbox;
 mod namespace;
 mod pending;
+mod poll;
 mod prp;
 mod queues;
 mod registers;
@@ -43,7 +44,8 @@ mod sync;
 mod worker;
 
 pub use cmb::CmbError;
-pub use config::{Config, ConfigError, Poll, Source};
+pub use config::{Config, ConfigError, Source, WORKERS};
 pub use controller::{Controller, Running, StartError};
 pub use namespace::ImageError;
+pub use poll::{Poll, UnknownPoll};
 pub use seeded_fault::{FaultKind, SeededFault, UnknownFault};

@@ -25,7 +25,8 @@ struct Args {
     /// Let queues lie in the Controller Memory Buffer
     #[arg(long, requires = "cmb")]
     cmb_queues: bool,
-    /// A namespace: ram=SIZE or file=PATH; repeat it for more
+    /// A namespace: ram=SIZE, file=PATH or null=SIZE, which forgets what is written and whose reads bring nothing; repeat
+    /// it for more
     #[arg(long = "namespace", value_name = "SOURCE", value_parser = source, required = true)]
     namespaces: Vec<Source>,
     /// Bytes in a logical block: 512 or 4096
@@ -38,7 +39,7 @@ struct Args {
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     workers: u8,
     /// How those threads learn of new commands: sleep at once when idle, look on for a while, or never sleep
-    #[arg(long, value_name = "WHEN", default_value = "adaptive", value_parser = poll)]
+    #[arg(long, value_name = "WHEN", default_value_t)]
     poll: Poll,
     /// Do commands that start at this logical block wrong, to try who should notice: unmapped:BLOCK, beyond-52-bits:BLOCK
     /// or wraps:BLOCK says where their data goes instead; repeat it for more
@@ -97,17 +98,9 @@ impl From<Args> for Config {
 fn source(text: &str) -> Result<Source, String> {
     match text.split_once('=') {
         Some(("ram", bytes)) => size(bytes).map(Source::Ram),
+        Some(("null", bytes)) => size(bytes).map(Source::Null),
         Some(("file", path)) if !path.is_empty() => Ok(Source::File(path.into())),
-        _ => Err("is neither ram=SIZE nor file=PATH".to_owned()),
-    }
-}
-
-fn poll(text: &str) -> Result<Poll, String> {
-    match text {
-        "never" => Ok(Poll::Never),
-        "adaptive" => Ok(Poll::Adaptive),
-        "always" => Ok(Poll::Always),
-        _ => Err("is neither never, adaptive nor always".to_owned()),
+        _ => Err("is none of ram=SIZE, file=PATH and null=SIZE".to_owned()),
     }
 }
 
@@ -116,8 +109,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_is_ram_or_a_file() {
+    fn a_source_is_ram_a_file_or_nothing() {
         assert_eq!(source("ram=2M"), Ok(Source::Ram(2 << 20)));
+        assert_eq!(source("null=1G"), Ok(Source::Null(1 << 30)));
         assert_eq!(source("file=a=b.img"), Ok(Source::File("a=b.img".into())));
         for wrong in ["", "ram", "ram=", "file=", "disk=x"] {
             assert!(source(wrong).is_err(), "{wrong}");

@@ -1,6 +1,7 @@
 //! Namespaces: blocks on a backend.
 
 mod file;
+mod null;
 mod ram;
 
 use std::io;
@@ -10,6 +11,7 @@ use thiserror::Error;
 
 pub(crate) use file::FileBackend;
 pub use file::ImageError;
+pub(crate) use null::NullBackend;
 pub(crate) use ram::RamBackend;
 
 /// Why a range of blocks cannot be used.
@@ -24,10 +26,23 @@ pub(crate) struct OutOfRange {
     pub(crate) blocks: u64,
 }
 
+/// How data may go between a backend and where a command says, past the controller's own buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Straight {
+    /// There is no data to move.
+    Nothing,
+    /// Not at all.
+    No,
+}
+
 /// Where a namespace's blocks are kept. Offsets and lengths are bytes inside [`Backend::size`].
 pub(crate) trait Backend: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
+    /// The short way for data.
+    fn straight(&self) -> Straight {
+        Straight::No
+    }
     /// Fills `data` from `offset` on.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     /// Stores `data` from `offset` on; with `durable`, it is on stable storage when this returns.

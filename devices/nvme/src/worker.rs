@@ -11,11 +11,11 @@ use peerbar_nvme_spec::registers::Doorbell;
 use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::config::Poll;
 use crate::crew::Mission;
 use crate::doorbells::Owner;
 use crate::io::Io;
 use crate::mailbox::{ENGINE, Mailbox};
+use crate::poll::Poll;
 use crate::queues::{CompletionQueue, SubmissionQueue};
 use crate::registers::Registers;
 

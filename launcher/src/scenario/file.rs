@@ -74,6 +74,8 @@ pub(super) struct NvmeTable {
     pub(super) cmb_queues: Option<Spanned<bool>>,
     pub(super) block_size: Option<Spanned<u32>>,
     pub(super) mdts: Option<Spanned<u8>>,
+    pub(super) workers: Option<Spanned<u8>>,
+    pub(super) poll: Option<Spanned<String>>,
     #[serde(default)]
     pub(super) seed_fault: Vec<Spanned<String>>,
     pub(super) namespaces: Spanned<Vec<Spanned<NamespaceTable>>>,
@@ -84,6 +86,7 @@ pub(super) struct NvmeTable {
 #[serde(deny_unknown_fields)]
 pub(super) struct NamespaceTable {
     pub(super) ram: Option<Size>,
+    pub(super) null: Option<Size>,
     pub(super) file: Option<PathBuf>,
     pub(super) size: Option<Size>,
 }

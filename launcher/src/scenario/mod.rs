@@ -20,7 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use peerbar_nvme::SeededFault;
+use peerbar_nvme::{Poll, SeededFault};
 use peerbar_report::{Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
@@ -109,6 +109,10 @@ pub(crate) struct Nvme {
     pub block_size: u32,
     /// Largest data transfer as a power of two of 4 KiB pages, the server's own choice if none.
     pub mdts: Option<u8>,
+    /// How many threads share the I/O queues, the server's own choice if none.
+    pub workers: Option<u8>,
+    /// How those threads learn of new commands, the server's own choice if none.
+    pub poll: Option<Poll>,
     /// Size of the first namespace in bytes.
     pub disk_bytes: u64,
     /// Its namespaces.
@@ -133,6 +137,8 @@ pub(crate) enum Model {
 pub(crate) enum Namespace {
     /// Zeroed memory of so many bytes, gone with the run.
     Ram(u64),
+    /// Nothing, of so many bytes.
+    Null(u64),
     /// A raw image.
     File {
         /// The image.
@@ -300,7 +306,7 @@ mod tests {
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
             "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `cmb`, `cmb-queues`, `block-size`, \
-             `mdts`, `seed-fault`, `namespaces`"
+             `mdts`, `workers`, `poll`, `seed-fault`, `namespaces`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use peerbar_nvme::{SeededFault, UnknownFault};
+use peerbar_nvme::{Poll, SeededFault, UnknownFault, WORKERS};
 use toml::Spanned;
 
 use super::error::Problem;
@@ -35,6 +35,8 @@ pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<N
         .map_or(Ok(false), |queues| cmb_queues(queues, &name, cmb))?;
     let block_size = table.block_size.map_or(Ok(512), block_size)?;
     let mdts = table.mdts.map(mdts).transpose()?;
+    let workers = table.workers.map(workers).transpose()?;
+    let poll = table.poll.map(poll).transpose()?;
     let (namespaces, sizes) = namespaces(table.namespaces, &name, block_size, folder)?;
     let seeded_faults = table.seed_fault.into_iter().map(seeded_fault);
     let seeded_faults = seeded_faults.collect::<Result<_, _>>()?;
@@ -48,6 +50,8 @@ pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<N
         cmb_queues,
         block_size,
         mdts,
+        workers,
+        poll,
         disk_bytes,
         namespaces,
         seeded_faults,
@@ -110,6 +114,26 @@ fn seeded_fault(word: Spanned<String>) -> Result<SeededFault, Problem> {
     })
 }
 
+fn workers(count: Spanned<u8>) -> Result<u8, Problem> {
+    if !WORKERS.contains(count.get_ref()) {
+        let message = format!(
+            "`workers = {}`: from {} to {}",
+            count.get_ref(),
+            WORKERS.start(),
+            WORKERS.end()
+        );
+        return Err(Problem::new(count.span(), message));
+    }
+    Ok(count.into_inner())
+}
+
+fn poll(word: Spanned<String>) -> Result<Poll, Problem> {
+    word.get_ref().parse().map_err(|error| {
+        let message = format!("`poll`: `{}` {error}", word.get_ref());
+        Problem::new(word.span(), message)
+    })
+}
+
 fn namespaces(
     tables: Spanned<Vec<Spanned<NamespaceTable>>>,
     name: &str,
@@ -139,11 +163,19 @@ fn namespace(
     let namespace = match table.into_inner() {
         NamespaceTable {
             ram: Some(Size(bytes)),
+            null: None,
             file: None,
             size: None,
         } => Namespace::Ram(bytes),
         NamespaceTable {
+            null: Some(Size(bytes)),
             ram: None,
+            file: None,
+            size: None,
+        } => Namespace::Null(bytes),
+        NamespaceTable {
+            ram: None,
+            null: None,
             file: Some(file),
             size,
         } => Namespace::File {
@@ -151,7 +183,7 @@ fn namespace(
             create: size.map(|size| size.0),
         },
         _ => {
-            let message = "a namespace is `{ ram = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`";
+            let message = "a namespace is `{ ram = SIZE }`, `{ null = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`";
             return Err(Problem::new(at, message));
         }
     };
@@ -167,7 +199,7 @@ fn namespace(
 /// Size of a namespace as it will be, without touching anything.
 fn namespace_bytes(namespace: &Namespace) -> Result<u64, String> {
     let (path, create) = match namespace {
-        Namespace::Ram(bytes) => return Ok(*bytes),
+        Namespace::Ram(bytes) | Namespace::Null(bytes) => return Ok(*bytes),
         Namespace::File { path, create } => (path, *create),
     };
     let shown = path.display();

@@ -295,7 +295,7 @@ mod tests {
             mdts: 8,
             namespaces: vec![Source::Ram(512)],
             workers: 1,
-            poll: crate::config::Poll::default(),
+            poll: crate::poll::Poll::default(),
             seeded_faults: Vec::new(),
         };
         let identity = Identity {
