@@ -351,6 +351,14 @@ mod tests {
             ),
             (format!("{DISK}mdts = 11"), "9: `mdts = 11`: from 1 to 10"),
             (
+                format!("{DISK}workers = 0"),
+                "9: `workers = 0`: from 1 to 64",
+            ),
+            (
+                format!("{DISK}poll = \"often\""),
+                "9: `poll`: `often` is none of never, adaptive, always",
+            ),
+            (
                 format!("{DISK}seed-fault = [\"lost:1\"]"),
                 "9: `seed-fault`: `lost:1` is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, \
                  wraps",
@@ -365,7 +373,7 @@ mod tests {
             ),
             (
                 "namespaces = [{ ram = 512, size = 512 }]".to_owned(),
-                "8: a namespace is `{ ram = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`",
+                "8: a namespace is `{ ram = SIZE }`, `{ null = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`",
             ),
             (
                 "namespaces = [{ file = \"no/such.img\" }]".to_owned(),
