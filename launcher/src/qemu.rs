@@ -196,16 +196,20 @@ impl Words {
         self.0.extend([flag.to_owned(), value.into()]);
     }
 
-    /// QEMU's own NVMe controller at `port`, and the image behind its namespace.
+    /// QEMU's own NVMe controller at `port`, and what is behind its namespace.
     fn qemu_nvme(&mut self, nvme: &Nvme, port: &str, sockets: &Sockets) {
-        let scratch = sockets.scratch(&nvme.name);
-        let image = match nvme.namespaces.first() {
-            Some(Namespace::File { path, .. }) => path,
-            Some(Namespace::Ram(_)) | None => &scratch,
-        };
         let node = format!("image.{}", nvme.name);
-        let file = json!({"driver": "file", "filename": image.display().to_string()});
-        let blockdev = json!({"driver": "raw", "node-name": node, "file": file});
+        let image = |path: &Path| {
+            let file = json!({"driver": "file", "filename": path.display().to_string()});
+            json!({"driver": "raw", "node-name": node, "file": file})
+        };
+        let blockdev = match nvme.namespaces.first() {
+            Some(Namespace::File { path, .. }) => image(path),
+            Some(Namespace::Null(bytes)) => {
+                json!({"driver": "null-co", "node-name": node, "size": bytes})
+            }
+            Some(Namespace::Ram(_)) | None => image(&sockets.scratch(&nvme.name)),
+        };
         self.option("-blockdev", blockdev.to_string());
         let cmb = nvme.cmb.unwrap_or(0) >> 20;
         let device = json!({

@@ -14,6 +14,8 @@ pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
         ("cmb-queues", span(&table.cmb_queues)),
         ("block-size", span(&table.block_size)),
         ("mdts", span(&table.mdts)),
+        ("workers", span(&table.workers)),
+        ("poll", span(&table.poll)),
         ("seed-fault", table.seed_fault.first().map(Spanned::span)),
     ];
     for (key, place) in keys {
