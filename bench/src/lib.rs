@@ -32,6 +32,6 @@ mod spread;
 pub use compare::compare;
 pub use cpu_time::cpu_time;
 pub use error::Error;
-pub use figure::{Beside, Figure, Goal};
+pub use figure::{Beside, Figure, Goal, Latency};
 pub use report::Report;
 pub use spread::median;

@@ -1,6 +1,9 @@
 //! `peerbar bench`: what is measured, and what becomes of the figures.
 
 mod boot;
+mod fio;
+mod guest;
+mod lab;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,12 +12,14 @@ use std::time::SystemTime;
 use anyhow::anyhow;
 use peerbar_bench::{Error, Report, compare, host};
 
-use crate::artifacts::beside;
-use crate::cli::{Bench, BenchExtent, BenchHost};
+use crate::accel::Accel;
+use crate::artifacts::{Artifacts, beside};
+use crate::cli::{Bench, BenchExtent, BenchGuest, BenchHost};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::progress::Progress;
 use crate::results::print;
+use crate::signals::Signals;
 
 /// The file with the figures in a run's folder.
 const RESULTS: &str = "results.json";
@@ -23,6 +28,7 @@ const RESULTS: &str = "results.json";
 pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
     match what {
         Bench::Host(options) => on_host(options)?,
+        Bench::Guest(options) => in_guest(options)?,
         Bench::Boot(options) => return boot::boot(options),
         Bench::Compare { first, second } => {
             print(&compare(&load(first)?, &load(second)?))?;
@@ -53,6 +59,28 @@ fn on_host(options: &BenchHost) -> Result<(), Failure> {
     drop(progress);
     conclude(extent, &report, &folder)?;
     Ok(measured.map_err(anyhow::Error::from)?)
+}
+
+fn in_guest(options: &BenchGuest) -> Result<(), Failure> {
+    let extent = &options.extent;
+    let signals = Signals::new()?;
+    let folder = Folder::create(&extent.runs, "bench-guest", SystemTime::now())?;
+    let mut report = Report::begin();
+    guest::measure(extent, &options.own, &mut report, &folder, &signals)?;
+    conclude(extent, &report, &folder)
+}
+
+/// Notes what a guest was made of.
+fn add_versions(report: &mut Report, artifacts: &Artifacts) {
+    let versions = [
+        ("peerbar", env!("CARGO_PKG_VERSION").to_owned()),
+        ("qemu", artifacts.qemu.version.to_string()),
+        ("guest kernel", artifacts.guest.release.clone()),
+        ("accelerator", Accel::detect().argument().to_owned()),
+    ];
+    for (name, version) in versions {
+        report.versions.insert(name.to_owned(), version);
+    }
 }
 
 /// Keeps and prints what was measured, also before a failure.

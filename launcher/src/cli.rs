@@ -97,6 +97,8 @@ pub(crate) struct Own {
 pub(crate) enum Bench {
     /// Drives the controller's server from the host, without a guest: rates, latencies, bandwidth.
     Host(BenchHost),
+    /// Loads our controller and QEMU's own with fio, in turn in one guest.
+    Guest(BenchGuest),
     /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
     Boot(BenchBoot),
     /// Sets two results side by side.
@@ -122,6 +124,17 @@ pub(crate) struct BenchHost {
         allow_hyphen_values = true
     )]
     pub server: String,
+}
+
+/// Loads controllers in a guest.
+#[derive(Args)]
+pub(crate) struct BenchGuest {
+    /// How much.
+    #[command(flatten)]
+    pub extent: BenchExtent,
+    /// The user's own pieces.
+    #[command(flatten)]
+    pub own: Own,
 }
 
 /// How much to measure, and where results go.

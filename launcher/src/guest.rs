@@ -113,6 +113,12 @@ impl<'a> Guest<'a> {
         self.started
     }
 
+    /// The processes of QEMU and of the servers.
+    pub(crate) fn processes(&self) -> (u32, Vec<u32>) {
+        let servers = self.servers.iter().map(|server| server.child.id());
+        (self.qemu.id(), servers.collect())
+    }
+
     /// Whether nothing has come from inside yet, so that it may never have run.
     pub(crate) fn is_silent(&self) -> bool {
         self.console.tail().is_empty() && self.report.is_empty()

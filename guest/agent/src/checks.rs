@@ -32,6 +32,8 @@ pub(crate) use way::Share;
 pub(crate) enum Outcome {
     /// It passed.
     Passed,
+    /// It passed, and what it said is wanted.
+    Said(String),
     /// It could not be run, and why.
     Skipped(String),
 }

@@ -145,6 +145,10 @@ fn tell(
 ) -> anyhow::Result<()> {
     let verdict = match outcome {
         Ok(Outcome::Passed) => Verdict::Pass,
+        Ok(Outcome::Said(text)) => {
+            report.diagnostic(&text)?;
+            Verdict::Pass
+        }
         Ok(Outcome::Skipped(reason)) => Verdict::Skip(reason),
         Err(error) => {
             report.diagnostic(&format!("{error:#}"))?;

@@ -296,6 +296,9 @@ pub struct Command {
     /// Where the data that it moves must lie, all of it; the devices' counters are asked.
     #[serde(default)]
     pub through: Option<Buffer>,
+    /// Whether what it prints is reported also if it passes.
+    #[serde(default)]
+    pub show: bool,
 }
 
 #[cfg(test)]

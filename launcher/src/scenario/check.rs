@@ -49,6 +49,7 @@ pub(super) struct CheckTable {
     status: Option<Spanned<i32>>,
     expect: Option<Spanned<Vec<String>>>,
     kernel: Option<Spanned<Vec<String>>>,
+    show: Option<Spanned<bool>>,
     gpu: Option<Spanned<String>>,
     disk: Option<Spanned<String>>,
     disks: Option<Spanned<Vec<Spanned<String>>>>,
@@ -228,6 +229,7 @@ impl CheckTable {
             through: through.transpose()?,
             expect: texts(self.expect.take()),
             kernel: texts(self.kernel.take()),
+            show: self.show.take().is_some_and(Spanned::into_inner),
         })
     }
 
@@ -273,6 +275,7 @@ impl CheckTable {
             ("status", span(&self.status)),
             ("expect", span(&self.expect)),
             ("kernel", span(&self.kernel)),
+            ("show", span(&self.show)),
             ("gpu", span(&self.gpu)),
             ("disk", span(&self.disk)),
             ("disks", span(&self.disks)),

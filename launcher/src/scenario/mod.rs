@@ -163,7 +163,8 @@ impl Scenario {
         Self::parse(Path::new(DEMO_PATH), DEMO.to_owned())
     }
 
-    fn parse(path: &Path, text: String) -> Result<Self, ScenarioError> {
+    /// Reads a scenario's text, which messages say to be from `path`.
+    pub(crate) fn parse(path: &Path, text: String) -> Result<Self, ScenarioError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let located = |problem: error::Problem| problem.locate(path.to_owned(), &text);
         let file: file::File = toml::from_str(&text).map_err(|error| {

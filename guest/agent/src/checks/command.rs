@@ -29,7 +29,11 @@ pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow
     if let Err(error) = judged {
         bail!("{error:#}; it ran: {line}\n{}", last_lines(&ran.output));
     }
-    Ok(Outcome::Passed)
+    Ok(if command.show {
+        Outcome::Said(ran.output)
+    } else {
+        Outcome::Passed
+    })
 }
 
 /// Puts device names in the place of `{name}`, `{name:disk}` and `{name:p2pmem}`. Other braces are the shell's.
@@ -165,6 +169,7 @@ mod tests {
             expect: vec!["good".into()],
             kernel: Vec::new(),
             through: None,
+            show: false,
         };
         let ran = |code: i32, output: &str, timed_out| Ran {
             status: ExitStatus::from_raw(code << 8),
@@ -193,6 +198,7 @@ mod tests {
                 expect: Vec::new(),
                 kernel: Vec::new(),
                 through,
+                show: false,
             };
             let measure = Measure {
                 peer_bytes,

@@ -1,0 +1,171 @@
+//! fio: the line that starts it in the guest, and what it prints.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use peerbar_bench::Latency;
+use serde::Deserialize;
+
+/// Which accesses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pattern {
+    RandomRead,
+    RandomWrite,
+    Read,
+    Write,
+}
+
+impl Pattern {
+    /// fio's word for it.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::RandomRead => "randread",
+            Self::RandomWrite => "randwrite",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) pattern: Pattern,
+    /// KiB of a transfer.
+    pub(super) kib: u32,
+    /// Threads, each with a queue of its own where there are enough.
+    pub(super) jobs: u32,
+    /// Transfers outstanding for each thread.
+    pub(super) depth: u32,
+}
+
+impl Load {
+    /// A part of a figure's name.
+    pub(super) fn name(&self) -> String {
+        let (pattern, kib, jobs, depth) = (self.pattern.word(), self.kib, self.jobs, self.depth);
+        format!("{pattern}-{kib}k/{jobs}-jobs/depth-{depth}")
+    }
+
+    /// A shell line that loads `disk` for `seconds` and prints one line of JSON; buffers are those of `memory`, as fio
+    /// takes it, or in guest RAM.
+    pub(super) fn line(&self, disk: &str, seconds: u32, memory: Option<&str>) -> String {
+        let memory = memory.map_or_else(String::new, |memory| format!("--iomem={memory} "));
+        format!(
+            "cd /tmp && fio --name=load --filename={disk} --direct=1 --ioengine=libaio --rw={} --bs={}k \
+             --iodepth={} --numjobs={} --thread --group_reporting --time_based --runtime={seconds} --norandommap \
+             {memory}--output-format=json --output=/tmp/out && tr -d '\\n' < /tmp/out",
+            self.pattern.word(),
+            self.kib,
+            self.depth,
+            self.jobs
+        )
+    }
+}
+
+/// What fio has measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Outcome {
+    /// Transfers a second.
+    pub(super) iops: f64,
+    /// Transfers in all.
+    pub(super) transfers: f64,
+    /// How long they took, from submission to completion.
+    pub(super) latency: Latency,
+}
+
+impl Outcome {
+    /// Reads what [`Load::line`] prints.
+    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+        let start = text.find('{').context("fio printed no JSON")?;
+        let json = text.get(start..).unwrap_or_default();
+        let output: Output = serde_json::from_str(json).context("fio printed other JSON")?;
+        let job = output.jobs.into_iter().next().context("fio ran no job")?;
+        let side = [job.read, job.write];
+        let busy = side.into_iter().find(|side| side.total_ios > 0.0);
+        let side = busy.context("fio made no transfer")?;
+        let quantile = |name: &str| {
+            let nanoseconds = side.clat_ns.percentile.get(name);
+            nanoseconds.map_or(f64::NAN, |nanoseconds| nanoseconds / 1e3)
+        };
+        Ok(Self {
+            iops: side.iops,
+            transfers: side.total_ios,
+            latency: Latency {
+                p50: quantile("50.000000"),
+                p99: quantile("99.000000"),
+                p999: quantile("99.900000"),
+            },
+        })
+    }
+
+    /// Nanoseconds for each transfer, of `time` for all.
+    pub(super) fn share_ns(&self, time: Duration) -> f64 {
+        time.as_secs_f64() * 1e9 / self.transfers
+    }
+}
+
+#[derive(Deserialize)]
+struct Output {
+    jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+struct Job {
+    read: Side,
+    write: Side,
+}
+
+#[derive(Deserialize)]
+struct Side {
+    iops: f64,
+    total_ios: f64,
+    clat_ns: Latencies,
+}
+
+#[derive(Deserialize)]
+struct Latencies {
+    #[serde(default)]
+    percentile: BTreeMap<String, f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOAD: Load = Load {
+        pattern: Pattern::RandomRead,
+        kib: 4,
+        jobs: 2,
+        depth: 32,
+    };
+
+    #[test]
+    fn the_line_says_all_that_the_load_does() {
+        assert_eq!(LOAD.name(), "randread-4k/2-jobs/depth-32");
+        let line = LOAD.line("/dev/nvme0n1", 3, Some("mmapshared:/pool"));
+        for words in [
+            "--filename=/dev/nvme0n1 ",
+            "--rw=randread --bs=4k --iodepth=32 --numjobs=2 ",
+            "--runtime=3 ",
+            "--iomem=mmapshared:/pool ",
+        ] {
+            assert!(line.contains(words), "{line}");
+        }
+        assert!(!LOAD.line("/dev/nvme0n1", 3, None).contains("iomem"));
+    }
+
+    #[test]
+    fn the_busy_side_is_read() {
+        let idle = r#"{"iops":0,"total_ios":0,"clat_ns":{"min":0}}"#;
+        let busy = r#"{"iops":1234.5,"total_ios":3700,"clat_ns":{"percentile":{"50.000000":25000,"99.000000":90000,"99.900000":200000}}}"#;
+        let text = format!("fio: a note\n{{\"jobs\":[{{\"read\":{idle},\"write\":{busy}}}]}}");
+        let outcome = Outcome::parse(&text).unwrap();
+        assert_eq!((outcome.iops, outcome.transfers), (1234.5, 3700.0));
+        assert_eq!(outcome.latency.p99, 90.0);
+        assert_eq!(outcome.share_ns(Duration::from_millis(37)), 10_000.0);
+        let none = format!("{{\"jobs\":[{{\"read\":{idle},\"write\":{idle}}}]}}");
+        assert!(Outcome::parse(&none).is_err());
+        assert!(Outcome::parse("error").is_err());
+    }
+}
