@@ -7,6 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use peerbar_dma::Latency;
 use peerbar_switch::LinkMode;
 
 use crate::artifacts::beside;
@@ -82,6 +83,13 @@ fn device_arguments(device: Device<'_>, sockets: &Sockets) -> Vec<String> {
         let switch = sockets.switch(switch).display().to_string();
         words.extend(["--switch".to_owned(), switch]);
         words.extend(["--port-name".to_owned(), device.name().to_owned()]);
+    }
+    let speed = device.link_speed();
+    if speed.latency != Latency::default() {
+        words.extend(["--link-latency".to_owned(), speed.latency.to_string()]);
+    }
+    if let Some(bandwidth) = speed.bandwidth {
+        words.extend(["--link-bandwidth".to_owned(), bandwidth.to_string()]);
     }
     words.extend(match device {
         Device::Nvme(nvme) => nvme_arguments(nvme),
@@ -305,6 +313,8 @@ mod tests {
         nvme.workers = Some(2);
         nvme.poll = Some(Poll::Always);
         nvme.namespaces.push(Namespace::Null(1 << 30));
+        nvme.link_speed.latency = "2us".parse().unwrap();
+        nvme.link_speed.bandwidth = Some("4GiB/s".parse().unwrap());
         nvme.seeded_faults = vec!["wraps:9".parse().unwrap()];
         nvme.namespaces.push(Namespace::File {
             path: "/d.img".into(),
@@ -313,7 +323,7 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
+                "--socket-path /s/nvme-disk0.sock --link-latency 2us --link-bandwidth 4GiB/s --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
               --namespace ram=320M --namespace null=1G --namespace file=/d.img"
             ]
         );
@@ -339,6 +349,7 @@ mod tests {
             name: "gpu0".to_owned(),
             place: Place::Root,
             link: LinkMode::Route,
+            link_speed: peerbar_dma::LinkSpeed::default(),
             vram: 4 << 30,
             aperture: 256 << 20,
             window: true,

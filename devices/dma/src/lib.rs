@@ -23,12 +23,19 @@
 //! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, refused, with nobody as its completer: the
 //! requester believes it, the record does not.
 //!
+//! Transfers take no time beyond the copy unless a link says so ([`LinkSpeed`]): then a request is over when its bytes have
+//! had their time on the requester's link, and on that of the peer whose memory they met, shared with everybody else's.
+//! The data is moved at once; it is the requester that waits, with no lock held.
+//!
 //! Not here: ATS is not modelled.
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod clock;
 mod counters;
 mod error;
+mod link;
+mod link_speed;
 mod map;
 mod memory;
 mod pages;
@@ -42,6 +49,8 @@ mod upstream;
 
 pub use counters::{Count, Counters, Entry};
 pub use error::{DmaError, DmaFault};
+pub use link::Link;
+pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLatency};
 pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
 pub use pages::{PageError, PageTable};

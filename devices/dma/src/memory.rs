@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -147,6 +147,27 @@ impl MemoryFile {
         self.slice(offset, size_of::<u32>())?
             .store(value.to_le(), 0, Ordering::Release)
             .map_err(|_| self.out_of_range(offset, size_of::<u32>()))
+    }
+
+    /// Makes the 8 bytes at `offset`, a multiple of 8, what `next` says of them, as if nobody else wrote meanwhile; what they
+    /// are then.
+    pub(crate) fn update(
+        &self,
+        offset: u64,
+        next: impl Fn(u64) -> u64,
+    ) -> Result<u64, MemoryError> {
+        let slice = self.slice(offset, size_of::<u64>())?;
+        let word: &AtomicU64 = slice
+            .get_atomic_ref(0)
+            .map_err(|_| self.out_of_range(offset, size_of::<u64>()))?;
+        let mut was = word.load(Ordering::Acquire);
+        loop {
+            let will = next(was);
+            match word.compare_exchange_weak(was, will, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok(will),
+                Err(now) => was = now,
+            }
+        }
     }
 
     /// Whether `len` bytes at `offset` lie in the file.

@@ -6,8 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use peerbar_dma_log::{Completer, Route};
 
 use crate::buffer::Buffer;
+use crate::clock::{Clock, Monotonic};
 use crate::counters::{Counters, Entry};
 use crate::error::{DmaError, DmaFault};
+use crate::link::{Lanes, Link, METERS, Transit};
+use crate::link_speed::LinkSpeed;
 use crate::map::{Backing, MapError};
 use crate::memory::{MemoryError, MemoryPool, Span};
 use crate::pages::{PageError, PageTable};
@@ -23,6 +26,9 @@ const PROBE: usize = 4;
 /// How much is asked of the client at once. Bus mastering is looked at again before each step, so that a reset in the
 /// middle of a long transfer ends it; and a step is large enough to keep the client busy.
 const STEP: usize = 512 << 10;
+
+/// How long is waited for a link before bus mastering is looked at again, in nanoseconds.
+const NAP: u64 = 10_000_000;
 
 /// What came of a piece of a request.
 struct Done {
@@ -42,6 +48,7 @@ pub struct Requester {
     upstream: RwLock<Option<Arc<dyn Upstream>>>,
     peers: RwLock<Option<Arc<dyn Peers>>>,
     counters: Counters,
+    clock: Box<dyn Clock>,
 }
 
 impl Default for Requester {
@@ -53,12 +60,17 @@ impl Default for Requester {
 impl Requester {
     /// A requester with no client, no memory and bus mastering off.
     pub fn new() -> Self {
+        Self::with_clock(Box::new(Monotonic))
+    }
+
+    fn with_clock(clock: Box<dyn Clock>) -> Self {
         Self {
             fabric: RwLock::default(),
             pool: Mutex::default(),
             upstream: RwLock::new(None),
             peers: RwLock::new(None),
             counters: Counters::default(),
+            clock,
         }
     }
 
@@ -105,6 +117,29 @@ impl Requester {
     pub fn set_switch(&self, routing: PeerRouting, peers: Arc<dyn Peers>) {
         *self.peers.write().unwrap_or_else(PoisonError::into_inner) = Some(peers);
         self.change().peer_routing = routing;
+    }
+
+    /// Transfers on the function's own link take time from now on.
+    pub fn set_link(&self, link: Link) {
+        self.change().links.set_own(link);
+    }
+
+    /// The function's own link, if transfers on it take time.
+    pub fn link(&self) -> Option<Arc<Link>> {
+        self.fabric().links.own().cloned()
+    }
+
+    /// Transfers to and from a peer take time on its link, too, from now on. `meters` are that link's.
+    pub fn set_peer_link(
+        &self,
+        peer: PeerId,
+        speed: LinkSpeed,
+        meters: OwnedFd,
+    ) -> Result<(), MemoryError> {
+        let meters = self.borrow_memory(meters, 0, METERS)?;
+        let link = Link::with_meters(speed, meters);
+        self.change().links.set_peer(peer, link);
+        Ok(())
     }
 
     /// Replaces all windows of a peer. Once this returns, no copy goes by those of before.
@@ -160,15 +195,55 @@ impl Requester {
 
     /// Reads `data.len()` bytes at `address`.
     pub fn read(&self, tag: impl Into<Tag>, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
-        self.transfer(tag.into(), address, Buffer::Read(data))
+        self.gather(tag, [(address, data.len())], data)
+    }
+
+    /// Reads from several places, each an address and a length, which together are as long as `data`: one request.
+    pub fn gather(
+        &self,
+        tag: impl Into<Tag>,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        data: &mut [u8],
+    ) -> Result<(), DmaError> {
+        self.transfer(tag.into(), places, Buffer::Read(data))
     }
 
     /// Writes `data` at `address`.
     pub fn write(&self, tag: impl Into<Tag>, address: u64, data: &[u8]) -> Result<(), DmaError> {
-        self.transfer(tag.into(), address, Buffer::Write(data))
+        self.scatter(tag, [(address, data.len())], data)
     }
 
-    fn transfer(&self, tag: Tag, address: u64, mut buffer: Buffer<'_>) -> Result<(), DmaError> {
+    /// Writes to several places, each an address and a length, which together are as long as `data`: one request.
+    pub fn scatter(
+        &self,
+        tag: impl Into<Tag>,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        data: &[u8],
+    ) -> Result<(), DmaError> {
+        self.transfer(tag.into(), places, Buffer::Write(data))
+    }
+
+    /// Moves all the data, then waits until it can have arrived.
+    fn transfer(
+        &self,
+        tag: Tag,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        mut buffer: Buffer<'_>,
+    ) -> Result<(), DmaError> {
+        let mut transit = None;
+        for (address, len) in places {
+            self.range(tag, address, buffer.take(len), &mut transit)?;
+        }
+        transit.map_or(Ok(()), |transit| self.arrive(tag, transit))
+    }
+
+    fn range(
+        &self,
+        tag: Tag,
+        address: u64,
+        mut buffer: Buffer<'_>,
+        transit: &mut Option<Transit>,
+    ) -> Result<(), DmaError> {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             self.show(address);
@@ -176,24 +251,34 @@ impl Requester {
         }
         let mut at = address;
         while !buffer.is_empty() {
-            let done = self.piece(tag, at, &mut buffer)?;
+            let (done, lanes) = self.piece(tag, at, &mut buffer)?;
+            if let Some(lanes) = lanes {
+                self.depart(tag, lanes, done, transit)?;
+            }
             at = at.wrapping_add(done as u64);
         }
         Ok(())
     }
 
     /// Does the first piece of a request, takes it off the buffer, and records it.
-    fn piece(&self, tag: Tag, address: u64, buffer: &mut Buffer<'_>) -> Result<usize, DmaError> {
+    /// How long it was, and on which links it takes time.
+    fn piece(
+        &self,
+        tag: Tag,
+        address: u64,
+        buffer: &mut Buffer<'_>,
+    ) -> Result<(usize, Option<Lanes>), DmaError> {
         let fabric = self.fabric();
         let piece = fabric.route(address, buffer.len(), buffer.direction());
         let mut part = buffer.take(piece.len);
         let part = &mut part;
+        let lanes = fabric.lanes(&piece.target, part.direction());
         let done = match piece.target {
             Target::NotMaster => refused(DmaFault::NotMaster),
             Target::OwnRegisters => refused(DmaFault::OwnRegisters),
             Target::Own(span) => own(copy(&span, part)),
             Target::OwnPage(table, offset) => copy_page(&table, offset, part),
-            Target::Peer(span) => to_peer(copy(&span, part)),
+            Target::Peer(_, span) => to_peer(copy(&span, part)),
             Target::PeerGone => to_peer(Err(DmaFault::Peer(PeerError::Gone))),
             Target::PeerRefused => refused(DmaFault::Peer(PeerError::Unsupported)),
             Target::PeerDropped => dropped(part),
@@ -221,7 +306,42 @@ impl Requester {
             }
         };
         self.account(tag, address, part, &done)?;
-        Ok(part.len())
+        Ok((part.len(), lanes))
+    }
+
+    /// Adds a piece to what is on its way. If that goes by other links, it arrives first.
+    fn depart(
+        &self,
+        tag: Tag,
+        lanes: Lanes,
+        bytes: usize,
+        transit: &mut Option<Transit>,
+    ) -> Result<(), DmaError> {
+        let bytes = bytes as u64;
+        if transit.as_mut().is_some_and(|t| t.join(&lanes, bytes)) {
+            return Ok(());
+        }
+        if let Some(before) = transit.take() {
+            self.arrive(tag, before)?;
+        }
+        *transit = Some(Transit::new(lanes, bytes, self.clock.now()));
+        Ok(())
+    }
+
+    /// Waits until what is on its way has arrived, or the function may issue requests no more.
+    fn arrive(&self, tag: Tag, mut transit: Transit) -> Result<(), DmaError> {
+        while let Some(left) = transit.next(self.clock.now()) {
+            if !self.fabric().may_request() {
+                return Err(DmaError {
+                    origin: tag.origin,
+                    address: 0,
+                    len: 0,
+                    cause: DmaFault::NotMaster,
+                });
+            }
+            self.clock.sleep(left.min(NAP));
+        }
+        Ok(())
     }
 
     /// Has a peer do it.
@@ -408,6 +528,7 @@ mod tests {
     use super::*;
     use crate::MemoryFile;
     use crate::counters::Count;
+    use crate::link_speed::{Bandwidth, Latency};
     use crate::peers::PeerMemory;
     use crate::route::WindowMemory;
 
@@ -988,5 +1109,117 @@ mod tests {
             .write(Purpose::Payload, 0x1_0000, &[1])
             .unwrap_err();
         assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
+    }
+
+    /// A clock that stands still but for who waits, and resets the function after that.
+    #[derive(Default)]
+    struct Time {
+        now: Mutex<u64>,
+        resets: Mutex<Option<std::sync::Weak<Requester>>>,
+    }
+
+    impl Clock for Arc<Time> {
+        fn now(&self) -> u64 {
+            *self.now.lock().unwrap()
+        }
+
+        fn sleep(&self, nanoseconds: u64) {
+            *self.now.lock().unwrap() += nanoseconds;
+            if let Some(requester) = self.resets.lock().unwrap().take() {
+                requester.upgrade().unwrap().halt();
+            }
+        }
+    }
+
+    /// 1 ns for each byte, and the latency in ns.
+    fn link(latency: u64) -> Link {
+        Link::new(LinkSpeed {
+            latency: Latency::of_nanoseconds(latency),
+            bandwidth: Bandwidth::of_bytes_per_second(1_000_000_000),
+        })
+        .unwrap()
+    }
+
+    /// RAM in two mappings at 0x1000..0x3000, a peer's memory at 0x1_0000, own memory at 0x2_0000.
+    fn with_links() -> (Arc<Requester>, Arc<Time>) {
+        let time = Arc::<Time>::default();
+        let requester = Requester::with_clock(Box::new(time.clone()));
+        requester.set_bus_master(true);
+        for iova in [0x1000, 0x2000] {
+            let memory = MemoryFile::create("ram", 0x1000).unwrap();
+            let fd = memory.file().try_clone().unwrap().into();
+            requester
+                .map(iova, 0x1000, (true, true), Some((fd, 0)))
+                .unwrap();
+        }
+        let span = || Span {
+            file: Arc::new(MemoryFile::create("test", 0x1000).unwrap()),
+            offset: 0,
+        };
+        let window = PeerWindow {
+            address: 0x1_0000,
+            size: 0x1000,
+            claim: 1,
+            memory: PeerMemory::Span(span()),
+        };
+        requester.set_peer(PeerId(1), vec![window]);
+        let own = Window {
+            address: 0x2_0000,
+            size: 0x1000,
+            memory: WindowMemory::Span(span()),
+        };
+        requester.set_window(WindowId::Bar(2), Some(own));
+        (Arc::new(requester), time)
+    }
+
+    #[test]
+    fn a_transfer_takes_its_time_on_the_links_that_it_takes() {
+        let (requester, time) = with_links();
+        let took = |address, len| {
+            let before = time.now();
+            let data = vec![1; len];
+            requester.write(Purpose::Payload, address, &data).unwrap();
+            time.now() - before
+        };
+        assert_eq!([took(0x1000, 0x2000), took(0x1_0000, 0x1000)], [0, 0]);
+        requester.set_link(link(100));
+        assert_eq!(
+            took(0x1000, 0x2000),
+            0x2000 + 100,
+            "one request, two mappings"
+        );
+        assert_eq!(took(0x1_0000, 0x1000), 0x1000 + 100);
+        assert_eq!(took(0x2_0000, 0x1000), 0, "own memory is behind no link");
+        let peer = link(30);
+        let meters = peer.meters().try_clone_to_owned().unwrap();
+        requester
+            .set_peer_link(PeerId(1), peer.speed(), meters)
+            .unwrap();
+        assert_eq!(took(0x1_0000, 0x1000), 0x1000 + 130);
+        assert_eq!(took(0x1000, 0x1000), 0x1000 + 100);
+    }
+
+    #[test]
+    fn what_is_read_from_several_places_has_the_latency_once() {
+        let (requester, time) = with_links();
+        requester.set_link(link(100));
+        let mut data = [0; 0x300];
+        let places = [(0x1000, 0x100), (0x2f00, 0x100), (0x1800, 0x100)];
+        requester
+            .gather(Purpose::Payload, places, &mut data)
+            .unwrap();
+        assert_eq!(time.now(), 0x300 + 100);
+    }
+
+    #[test]
+    fn a_reset_ends_the_wait_for_a_link() {
+        let (requester, time) = with_links();
+        requester.set_link(link(100_000_000));
+        *time.resets.lock().unwrap() = Some(Arc::downgrade(&requester));
+        let error = requester
+            .write(Purpose::Payload, 0x1000, &[1; 8])
+            .unwrap_err();
+        assert_eq!(error.cause, DmaFault::NotMaster);
+        assert_eq!(time.now(), NAP);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use peerbar_dma_log::Direction;
 
+use crate::link::{Lanes, Links};
 use crate::map::{Backing, Found, MemoryMap};
 use crate::memory::Span;
 use crate::pages::PageTable;
@@ -54,6 +55,7 @@ pub(crate) struct Fabric {
     pub(crate) peer_routing: PeerRouting,
     pub(crate) peers: PeerTable,
     pub(crate) map: MemoryMap,
+    pub(crate) links: Links,
 }
 
 /// Where a piece of a request goes.
@@ -68,7 +70,7 @@ pub(crate) enum Target {
     /// A page of the function's own memory, at this offset of the window.
     OwnPage(Arc<PageTable>, u64),
     /// A peer's memory that is mapped here.
-    Peer(Span),
+    Peer(PeerId, Span),
     /// What a peer has at this address, by message.
     PeerByMessage(PeerId),
     /// What was a peer's window before it vanished.
@@ -101,6 +103,19 @@ impl Fabric {
     /// Whether the function may issue requests at all.
     pub(crate) fn may_request(&self) -> bool {
         self.bus_master && !self.halted
+    }
+
+    /// The links on which the data of a request to this target takes time.
+    pub(crate) fn lanes(&self, target: &Target, direction: Direction) -> Option<Lanes> {
+        match target {
+            Target::Peer(peer, _) | Target::PeerByMessage(peer) => {
+                self.links.lanes(Some(*peer), direction)
+            }
+            Target::Ram(_) | Target::RemoteRam | Target::Device | Target::Unmapped => {
+                self.links.lanes(None, direction)
+            }
+            _ => None,
+        }
     }
 
     /// Where the first piece of a request for `len` bytes at `address` goes, and how long that piece is. `len` is not 0.
@@ -142,7 +157,7 @@ impl Fabric {
         match (self.peer_routing, memory) {
             (PeerRouting::UnsupportedRequest, _) => Target::PeerRefused,
             (PeerRouting::Drop, _) => Target::PeerDropped,
-            (_, PeerMemory::Span(span)) => Target::Peer(span_after(span, skip)),
+            (_, PeerMemory::Span(span)) => Target::Peer(peer, span_after(span, skip)),
             (_, PeerMemory::ByMessage) => Target::PeerByMessage(peer),
             (_, PeerMemory::Gone) => Target::PeerGone,
         }
@@ -290,7 +305,7 @@ mod tests {
             Target::OwnRegisters => "own registers",
             Target::Own(_) => "own",
             Target::OwnPage(..) => "own page",
-            Target::Peer(_) => "peer",
+            Target::Peer(..) => "peer",
             Target::PeerByMessage(_) => "peer by message",
             Target::PeerGone => "peer gone",
             Target::PeerRefused => "peer refused",

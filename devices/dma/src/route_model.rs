@@ -186,7 +186,7 @@ fn read(target: &Target, further: u64) -> Meaning {
         Target::OwnRegisters => Meaning::OwnRegisters,
         Target::Own(span) => memory("own", span),
         Target::OwnPage(..) => panic!("no window is made of pages"),
-        Target::Peer(span) => memory("peer", span),
+        Target::Peer(_, span) => memory("peer", span),
         Target::PeerByMessage(peer) => Meaning::ByMessage(peer.0),
         Target::PeerGone => Meaning::PeerGone,
         Target::PeerRefused => Meaning::PeerRefused,

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
 use peerbar_pci::Function;
 use peerbar_switch::AttachError;
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
@@ -28,6 +29,23 @@ pub struct Place {
     /// Name of the device at the switch, of its own there [default: that of its socket, without the ending]
     #[arg(long, value_name = "NAME", requires = "switch")]
     pub port_name: Option<String>,
+    /// Time that every transfer takes on the device's link, such as 2us [default: none]
+    #[arg(long, value_name = "TIME")]
+    pub link_latency: Option<Latency>,
+    /// What the device's link carries in each direction, such as 4GiB/s [default: as much as can be]
+    #[arg(long, value_name = "RATE")]
+    pub link_bandwidth: Option<Bandwidth>,
+}
+
+/// Why a device is not in its place.
+#[derive(Debug, Error)]
+pub enum PlaceError {
+    /// Its link's meters could not be made.
+    #[error("cannot make the meters of the link")]
+    Link(#[from] MemoryError),
+    /// It is not below its switch.
+    #[error(transparent)]
+    Switch(#[from] AttachError),
 }
 
 impl Place {
@@ -36,7 +54,14 @@ impl Place {
         &self,
         endpoint: &mut Endpoint<F>,
         socket_path: &Path,
-    ) -> Result<(), AttachError> {
+    ) -> Result<(), PlaceError> {
+        let speed = LinkSpeed {
+            latency: self.link_latency.unwrap_or_default(),
+            bandwidth: self.link_bandwidth,
+        };
+        if speed.takes_time() {
+            endpoint.set_link(Link::new(speed)?);
+        }
         let Some(switch) = &self.switch else {
             return Ok(());
         };
@@ -44,7 +69,7 @@ impl Place {
             let stem = socket_path.file_stem().unwrap_or_default();
             stem.to_string_lossy().into_owned()
         });
-        endpoint.attach_to_switch(switch, &name)
+        Ok(endpoint.attach_to_switch(switch, &name)?)
     }
 }
 

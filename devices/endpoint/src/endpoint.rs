@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    MapError, MemoryFile, PageTable, Requester, Span, Upstream, UpstreamError, Window, WindowId,
-    WindowMemory,
+    Link, MapError, MemoryFile, PageTable, Requester, Span, Upstream, UpstreamError, Window,
+    WindowId, WindowMemory,
 };
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
 use peerbar_switch::AttachError;
@@ -93,6 +93,11 @@ impl<F: Function + 'static> Endpoint<F> {
 }
 
 impl<F: Function> Endpoint<F> {
+    /// Transfers on the function's link take time from now on. To be called before it is attached to a switch.
+    pub fn set_link(&mut self, link: Link) {
+        self.requester.set_link(link);
+    }
+
     /// Puts a function on its bus. `memory` has what is behind each BAR of `config`, in order.
     pub fn new(
         function: Arc<F>,

@@ -4,11 +4,14 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use peerbar_dma::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers, Requester};
+use peerbar_dma::{
+    Bandwidth, Latency, LinkSpeed, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers,
+    Requester,
+};
 use peerbar_pci::Function;
 use peerbar_switch::{
-    AttachError, Attachment, Lent, Link, LinkMode, Memory, Neighbour, PeerRequests, PortId,
-    RequestError, Unsupported, Window,
+    AttachError, Attachment, Lent, Link, LinkMode, LinkTiming, Memory, Neighbour, PeerRequests,
+    PortId, RequestError, Unsupported, Window,
 };
 
 use crate::BarMemory;
@@ -38,6 +41,9 @@ impl<F: Function + 'static> SwitchPort<F> {
             decoder: decoder.clone(),
         }))?;
         requester.set_switch(routing, Arc::new(ByMessage(link.requests())));
+        if let Some(own) = requester.link() {
+            link.tell_timing(timing(&own)?);
+        }
         Ok(Self {
             link,
             decoder,
@@ -81,6 +87,23 @@ impl<F: Function> Neighbour for Neighbours<F> {
             },
         });
         self.requester.set_peer(PeerId(peer.0), windows.collect());
+    }
+
+    fn link(&self, peer: PortId, timing: LinkTiming) {
+        let meters = match timing.meter.try_clone() {
+            Ok(meters) => meters,
+            Err(error) => {
+                log::warn!("a peer's link is taken to need no time: {error}");
+                return;
+            }
+        };
+        let speed = LinkSpeed {
+            latency: Latency::of_nanoseconds(timing.latency),
+            bandwidth: Bandwidth::of_bytes_per_second(timing.bandwidth),
+        };
+        if let Err(error) = self.requester.set_peer_link(PeerId(peer.0), speed, meters) {
+            log::warn!("a peer's link is taken to need no time: {error}");
+        }
     }
 
     fn lost(&self) {
@@ -148,6 +171,17 @@ fn lent(window: &OpenWindow) -> Lent {
         size: window.size,
         memory,
     }
+}
+
+fn timing(link: &peerbar_dma::Link) -> Result<LinkTiming, AttachError> {
+    let meter = link.meters().try_clone_to_owned();
+    let meter = meter.map_err(AttachError::Descriptor)?;
+    let speed = link.speed();
+    Ok(LinkTiming {
+        latency: speed.latency.nanoseconds(),
+        bandwidth: speed.bandwidth.map_or(0, |b| b.bytes_per_second().get()),
+        meter: Arc::new(meter),
+    })
 }
 
 fn routing(mode: LinkMode) -> PeerRouting {

@@ -78,16 +78,9 @@ impl DataPath {
             .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
         locate(requester, *origin, segments, command, len)?;
         commit(seeded_faults, purpose, command, segments);
-        let mut rest = &mut *data;
-        for segment in segments.iter() {
-            let (part, tail) = rest
-                .split_at_mut_checked(segment.len)
-                .ok_or(Status::INTERNAL_ERROR)?;
-            requester
-                .read(tag, segment.address, part)
-                .map_err(transfer_error)?;
-            rest = tail;
-        }
+        requester
+            .gather(tag, places(segments), data)
+            .map_err(transfer_error)?;
         Ok(data)
     }
 
@@ -113,18 +106,16 @@ impl DataPath {
         locate(requester, *origin, segments, command, len)?;
         commit(seeded_faults, purpose, command, segments);
         fill(data)?;
-        let mut rest = &*data;
-        for segment in segments.iter() {
-            let (part, tail) = rest
-                .split_at_checked(segment.len)
-                .ok_or(Status::INTERNAL_ERROR)?;
-            requester
-                .write(tag, segment.address, part)
-                .map_err(transfer_error)?;
-            rest = tail;
-        }
-        Ok(())
+        requester
+            .scatter(tag, places(segments), data)
+            .map_err(transfer_error)
     }
+}
+
+fn places(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
+    segments
+        .iter()
+        .map(|segment| (segment.address, segment.len))
 }
 
 /// Finds the segments of a command's data. Only PRPs are offered (Identify Controller, SGLS).

@@ -38,6 +38,9 @@ pub enum AttachError {
     /// Who listens there does not answer as a switch does.
     #[error("who listens at {} is no switch: name the socket of a peerbar-switch", .0.display())]
     NoSwitch(PathBuf),
+    /// A descriptor cannot be copied for it.
+    #[error("cannot copy a descriptor for the switch")]
+    Descriptor(#[source] io::Error),
     /// The system refuses.
     #[error("cannot attach to the switch at {}", path.display())]
     System {

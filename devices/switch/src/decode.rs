@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::link_mode::LinkMode;
-use crate::message::{Memory, Message, PortId, Refusal, Status, Window};
+use crate::message::{LinkTiming, Memory, Message, PortId, Refusal, Status, Window};
 use crate::wire::{self, MAX_DATA, MAX_WINDOWS, kind, memory};
 
 /// Why a packet is no message.
@@ -52,6 +52,9 @@ impl Message {
         if matches!(kind, kind::ANNOUNCE | kind::PEER) {
             return decode_windows(bytes, descriptors);
         }
+        if kind == kind::LINK {
+            return decode_link(bytes, descriptors);
+        }
         expect_descriptors(kind, descriptors.len(), 0)?;
         match kind {
             kind::HELLO => decode_hello(bytes),
@@ -94,6 +97,24 @@ fn decode_welcome(bytes: &[u8]) -> Result<Message, WireError> {
     Ok(Message::Welcome {
         port: PortId(welcome.port.get()),
         mode: nth(&LinkMode::ALL, "link mode", welcome.mode.get())?,
+    })
+}
+
+fn decode_link(bytes: &[u8], mut descriptors: Vec<OwnedFd>) -> Result<Message, WireError> {
+    let link: &wire::Link = exactly(bytes)?;
+    expect_descriptors(kind::LINK, descriptors.len(), 1)?;
+    let meter = descriptors.pop().ok_or(WireError::Descriptors {
+        kind: kind::LINK,
+        came: 0,
+        wanted: 1,
+    })?;
+    Ok(Message::Link {
+        peer: PortId(link.peer.get()),
+        timing: LinkTiming {
+            latency: link.latency.get(),
+            bandwidth: link.bandwidth.get(),
+            meter: Arc::new(meter),
+        },
     })
 }
 
@@ -278,6 +299,14 @@ mod tests {
                 windows: windows.clone(),
             },
             Message::Announced { sequence: 9 },
+            Message::Link {
+                peer,
+                timing: LinkTiming {
+                    latency: 2000,
+                    bandwidth: 1 << 32,
+                    meter: Arc::new(descriptor()),
+                },
+            },
             Message::Peer {
                 epoch: 5,
                 peer,
@@ -422,7 +451,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(kind in 0u32..12, rest in prop::collection::vec(any::<u8>(), 0..300), descriptors in 0usize..3) {
+        fn no_bytes_panic(kind in 0u32..13, rest in prop::collection::vec(any::<u8>(), 0..300), descriptors in 0usize..3) {
             let bytes = [&kind.to_le_bytes(), rest.as_slice()].concat();
             let descriptors = (0..descriptors).map(|_| descriptor()).collect();
             if let Ok(message) = Message::decode(&bytes, descriptors) {

@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::link_mode::LinkMode;
-use crate::message::{Memory, Message, PortId, Refusal, Status, Window};
+use crate::message::{LinkTiming, Memory, Message, PortId, Refusal, Status, Window};
 use crate::wire::{self, MAX_NAME, kind, memory};
 
 /// A message on the wire.
@@ -39,6 +39,7 @@ impl Message {
                 };
                 refused.as_bytes().to_vec()
             }
+            Self::Link { peer, timing } => return link(*peer, timing),
             Self::Announce { sequence, windows } => {
                 return with_windows(kind::ANNOUNCE, PortId(0), *sequence, windows);
             }
@@ -85,6 +86,19 @@ fn hello(protocol: u32, name: &str) -> Vec<u8> {
         *to = from;
     }
     hello.as_bytes().to_vec()
+}
+
+fn link(peer: PortId, timing: &LinkTiming) -> Packet {
+    let link = wire::Link {
+        kind: U32::new(kind::LINK),
+        peer: U32::new(peer.0),
+        latency: U64::new(timing.latency),
+        bandwidth: U64::new(timing.bandwidth),
+    };
+    Packet {
+        bytes: link.as_bytes().to_vec(),
+        descriptors: vec![timing.meter.clone()],
+    }
 }
 
 fn number(kind: u32, number: u64) -> Vec<u8> {

@@ -23,7 +23,7 @@
 //!   such a peer's thread has noticed, a copy of its may still land in that memory.
 //! - Bridge windows of the ports are QEMU's and are not seen here: a guest that puts a BAR outside its bridge's window
 //!   still has it routed.
-//! - No latency and no bandwidth of links, no AER, no multicast, no ATS.
+//! - The switch passes on what endpoints say of their links' timing; keeping to it is theirs. No AER, no multicast.
 //!
 //! # The messages
 //! Packets of a `SOCK_SEQPACKET` socket, one message each, little-endian; [`PROTOCOL`] numbers the whole. Descriptors come with the
@@ -32,7 +32,9 @@
 //! | from | message | answered by |
 //! | --- | --- | --- |
 //! | endpoint | Hello: protocol, name | Welcome: port, link mode, then a Peer for each peer; or Refused |
+//! | endpoint | Link: how long transfers on its link take, and a descriptor of where they reserve it | nobody |
 //! | endpoint | Announce: its windows, all of them | Announced, when all others have acknowledged |
+//! | switch | Link: the same of a peer | nobody |
 //! | switch | Peer: all windows of one peer, at an epoch | Ack: that epoch |
 //! | endpoint, passed on | Read, Write: of a peer, by bus address | Reply, passed back |
 //!
@@ -62,7 +64,7 @@ pub use door::BindError;
 pub use encode::Packet;
 pub use link::{Lent, Link, LinkLost, Neighbour, PeerRequests, RequestError, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};
-pub use message::{Memory, Message, PortId, Refusal, Status, Window};
+pub use message::{LinkTiming, Memory, Message, PortId, Refusal, Status, Window};
 pub use server::{ServeError, serve};
 pub use switch::{MAX_PORTS, PATIENCE};
 pub use wire::{MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_WINDOWS, PROTOCOL};

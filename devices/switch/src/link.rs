@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use thiserror::Error;
 
-use crate::message::{Memory, Message, PortId, Status, Window};
+use crate::message::{LinkTiming, Memory, Message, PortId, Status, Window};
 use crate::requests::MAX_REQUESTS;
 use crate::socket;
 use crate::switch::PATIENCE;
@@ -26,6 +26,8 @@ pub(crate) const TIME_OUT: Duration = PATIENCE.saturating_mul(2);
 pub trait Neighbour: Send + Sync {
     /// These are all windows of `peer` from now on. Once this returns, nothing happens by the windows of before.
     fn peer(&self, peer: PortId, windows: Vec<Window>);
+    /// Transfers on the link of `peer` take this long from now on.
+    fn link(&self, peer: PortId, timing: LinkTiming);
     /// The switch is gone, and with it every peer, for good.
     fn lost(&self);
     /// A peer reads at a bus address.
@@ -122,6 +124,14 @@ impl Link {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Tells the peers how long transfers on the link of this endpoint take. To be called once at most, before the first
+    /// window is announced.
+    pub fn tell_timing(&self, timing: LinkTiming) {
+        let peer = PortId(0);
+        // A failure ends the link.
+        self.shared.send(&Message::Link { peer, timing });
     }
 
     /// Announces all windows of this endpoint. Once it returns, nobody uses the windows of before: they have said so, or
@@ -265,6 +275,10 @@ impl Shared {
             } => {
                 neighbour.peer(peer, windows);
                 self.send(&Message::Ack { epoch })
+            }
+            Message::Link { peer, timing } => {
+                neighbour.link(peer, timing);
+                true
             }
             Message::Announced { sequence } => {
                 let mut state = self.state();

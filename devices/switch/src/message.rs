@@ -44,6 +44,18 @@ pub enum Memory {
     Gone,
 }
 
+/// How long transfers take on a link, and where they reserve it.
+#[derive(Clone, Debug)]
+pub struct LinkTiming {
+    /// Time from one end to the other, in nanoseconds.
+    pub latency: u64,
+    /// Bytes per second in each direction; 0: as fast as can be.
+    pub bandwidth: u64,
+    /// Shared memory from its start on: who transfers by the link notes there how long it is taken. Its layout is the
+    /// endpoints'.
+    pub meter: Arc<OwnedFd>,
+}
+
 /// Why an endpoint is not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
@@ -90,6 +102,13 @@ pub enum Message {
     },
     /// It is not let in.
     Refused(Refusal),
+    /// How long transfers take on the link of an endpoint. Who does not say so has a link that takes no time.
+    Link {
+        /// Whose link; 0 from the endpoint itself.
+        peer: PortId,
+        /// Its timing.
+        timing: LinkTiming,
+    },
     /// All windows of the endpoint that sends it.
     Announce {
         /// Chosen by the endpoint.

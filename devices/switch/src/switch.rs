@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::link_mode::LinkMode;
-use crate::message::{Memory, Message, PortId, Refusal, Status, Window};
+use crate::message::{LinkTiming, Memory, Message, PortId, Refusal, Status, Window};
 use crate::requests::{RequestId, Requests};
 use crate::wire::PROTOCOL;
 
@@ -53,6 +53,7 @@ struct Port {
     connected: Instant,
     /// `None` until its Hello.
     name: Option<String>,
+    link: Option<LinkTiming>,
     windows: Vec<Window>,
     /// The last change that it has acknowledged, or that it was told of when it attached.
     acknowledged: u64,
@@ -111,6 +112,7 @@ impl Switch {
             Port {
                 connected: now,
                 name: None,
+                link: None,
                 windows: Vec::new(),
                 acknowledged: self.last_epoch,
                 announcing: None,
@@ -129,6 +131,7 @@ impl Switch {
             Message::Hello { protocol, name } if !attached => self.hello(from, protocol, name),
             _ if !attached => Err(Reason::Violation("its first message is no Hello")),
             Message::Announce { sequence, windows } => self.announce(from, sequence, windows, now),
+            Message::Link { timing, .. } => self.link(from, timing),
             Message::Ack { epoch } => self.acknowledge(from, epoch),
             Message::Read {
                 peer,
@@ -264,8 +267,28 @@ impl Switch {
         }
     }
 
+    /// An endpoint tells of its link, once.
+    fn link(&mut self, from: PortId, timing: LinkTiming) -> Result<(), Reason> {
+        let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
+        if port.link.replace(timing.clone()).is_some() {
+            return Err(Reason::Violation("it tells of its link twice"));
+        }
+        let link = Message::Link { peer: from, timing };
+        for other in self.which(|port| port.name.is_some()) {
+            if other != from {
+                self.send(other, link.clone());
+            }
+        }
+        Ok(())
+    }
+
     fn introduce_peers_to(&mut self, newcomer: PortId) {
         let epoch = self.last_epoch;
+        let links = self.ports.iter().filter_map(|(peer, port)| {
+            let (peer, timing) = (*peer, port.link.clone()?);
+            Some(Output::Send(newcomer, Message::Link { peer, timing }))
+        });
+        self.outputs.extend(links);
         let live = self.ports.iter().map(|(id, port)| (id, &port.windows));
         let vanished = self.vanished.iter().map(|(id, gone)| (id, &gone.windows));
         let peers = live
@@ -484,6 +507,8 @@ fn without_owner(window: Window) -> Window {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn window(address: u64) -> Window {
@@ -555,6 +580,9 @@ mod tests {
             ) => {
                 format!("{to}: {status:?} {tag} of {peer}")
             }
+            Output::Send(to, Message::Link { peer, timing }) => {
+                format!("{to}: {peer} takes {} ns", timing.latency)
+            }
             Output::Send(_, other) => panic!("{other:?}"),
             Output::CutOff(port, reason) => format!("{port} cut off: {reason:?}"),
         };
@@ -571,6 +599,35 @@ mod tests {
         });
         switch.take_outputs();
         (switch, ports)
+    }
+
+    #[test]
+    fn a_link_is_told_to_all_others_and_to_who_comes_later_before_any_window() {
+        let now = Instant::now();
+        let (mut switch, [a, b, _]) = three(now);
+        let timing = |latency| Message::Link {
+            peer: PortId(0),
+            timing: LinkTiming {
+                latency,
+                bandwidth: 0,
+                meter: Arc::new(std::fs::File::open("/dev/null").unwrap().into()),
+            },
+        };
+        switch.receive(b, timing(7), now);
+        assert_eq!(outputs(&mut switch), ["1: 2 takes 7 ns", "3: 2 takes 7 ns"]);
+        switch.receive(b, announce(1, &[0x1000]), now);
+        switch.take_outputs();
+        let late = switch.connect(now);
+        switch.receive(late, hello("late"), now);
+        assert_eq!(
+            outputs(&mut switch),
+            ["4: welcome", "4: 2 takes 7 ns", "4: epoch 1, 2 has 1000#1"]
+        );
+        switch.receive(a, timing(1), now);
+        switch.take_outputs();
+        switch.receive(a, timing(2), now);
+        let said = outputs(&mut switch);
+        assert!(said[0].starts_with("1 cut off: Violation"), "{said:?}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Number of the protocol: switch and endpoints must agree on it.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// The most windows of one endpoint: a function has six BARs (PCI Local Bus 3.0, 6.2.5).
 pub const MAX_WINDOWS: usize = 6;
 /// The most descriptors that come with one message.
@@ -28,6 +28,7 @@ pub(crate) mod kind {
     pub(crate) const READ: u32 = 8;
     pub(crate) const WRITE: u32 = 9;
     pub(crate) const REPLY: u32 = 10;
+    pub(crate) const LINK: u32 = 11;
 }
 
 /// Hello. The name has zeros at its end.
@@ -55,6 +56,17 @@ pub(crate) struct Welcome {
 pub(crate) struct Refused {
     pub(crate) kind: U32,
     pub(crate) reason: U32,
+}
+
+/// Link. One descriptor goes with it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Link {
+    pub(crate) kind: U32,
+    /// To an endpoint whose link it is, 0 from one.
+    pub(crate) peer: U32,
+    pub(crate) latency: U64,
+    pub(crate) bandwidth: U64,
 }
 
 /// Announce and Peer: [`Window`]s follow, as many as the message has room for.

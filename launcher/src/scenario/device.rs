@@ -1,5 +1,6 @@
 //! What every device of a scenario has, whatever it is.
 
+use peerbar_dma::LinkSpeed;
 use peerbar_switch::LinkMode;
 
 use super::{Gpu, Model, Nvme, Place, Scenario};
@@ -35,6 +36,14 @@ impl<'a> Device<'a> {
         match self {
             Device::Nvme(nvme) => nvme.link,
             Device::Gpu(gpu, _) => gpu.link,
+        }
+    }
+
+    /// How fast its link is.
+    pub(crate) fn link_speed(self) -> LinkSpeed {
+        match self {
+            Device::Nvme(nvme) => nvme.link_speed,
+            Device::Gpu(gpu, _) => gpu.link_speed,
         }
     }
 

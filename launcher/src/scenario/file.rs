@@ -70,6 +70,8 @@ pub(super) struct NvmeTable {
     pub(super) model: Model,
     pub(super) below: Option<Spanned<String>>,
     pub(super) link: Option<Spanned<String>>,
+    pub(super) link_latency: Option<Spanned<String>>,
+    pub(super) link_bandwidth: Option<Spanned<String>>,
     pub(super) cmb: Option<Spanned<Size>>,
     pub(super) cmb_queues: Option<Spanned<bool>>,
     pub(super) block_size: Option<Spanned<u32>>,
@@ -93,11 +95,13 @@ pub(super) struct NamespaceTable {
 
 /// A GPU, served by a process of its own.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct GpuTable {
     pub(super) name: Spanned<String>,
     pub(super) below: Option<Spanned<String>>,
     pub(super) link: Option<Spanned<String>>,
+    pub(super) link_latency: Option<Spanned<String>>,
+    pub(super) link_bandwidth: Option<Spanned<String>>,
     pub(super) vram: Option<Spanned<Size>>,
     pub(super) aperture: Option<Spanned<Size>>,
     pub(super) mode: Option<GpuMode>,

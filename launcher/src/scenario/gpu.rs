@@ -1,11 +1,12 @@
 //! A `[[gpu]]` table that makes sense.
 
+use peerbar_dma::LinkSpeed;
 use peerbar_switch::LinkMode;
 use toml::Spanned;
 
 use super::error::Problem;
 use super::file::{GpuMode, GpuTable};
-use super::link::link;
+use super::link::{link, speed};
 use super::place::{Place, Places};
 use crate::size::Size;
 
@@ -25,6 +26,8 @@ pub(crate) struct Gpu {
     pub place: Place,
     /// What the switch does with its requests to peers.
     pub link: LinkMode,
+    /// How fast its link is.
+    pub link_speed: LinkSpeed,
     /// Size of its memory in bytes.
     pub vram: u64,
     /// Size of its aperture in bytes.
@@ -38,6 +41,7 @@ pub(super) fn gpu(table: GpuTable, places: &Places) -> Result<Gpu, Problem> {
     let name = table.name.into_inner();
     let place = places.of_device(table.below)?;
     let link = link(table.link, &name, &place)?;
+    let link_speed = speed(table.link_latency, table.link_bandwidth)?;
     let vram = table.vram.map_or(Ok(DEFAULT), vram)?;
     let aperture = match table.aperture {
         Some(size) => aperture(size, vram)?,
@@ -47,6 +51,7 @@ pub(super) fn gpu(table: GpuTable, places: &Places) -> Result<Gpu, Problem> {
         name,
         place,
         link,
+        link_speed,
         vram,
         aperture,
         window: matches!(table.mode, Some(GpuMode::Window)),
@@ -102,6 +107,8 @@ mod tests {
             name: Spanned::new(0..1, "gpu0".to_owned()),
             below: None,
             link: None,
+            link_latency: None,
+            link_bandwidth: None,
             vram: vram.map(size),
             aperture: aperture.map(size),
             mode: None,

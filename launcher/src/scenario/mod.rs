@@ -20,6 +20,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use peerbar_dma::LinkSpeed;
 use peerbar_nvme::{Poll, SeededFault};
 use peerbar_report::{Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
@@ -101,6 +102,8 @@ pub(crate) struct Nvme {
     pub place: Place,
     /// What the switch does with its requests to peers.
     pub link: LinkMode,
+    /// How fast its link is.
+    pub link_speed: LinkSpeed,
     /// Size of the Controller Memory Buffer in bytes.
     pub cmb: Option<u64>,
     /// Whether submission queues may lie in it.
@@ -306,7 +309,7 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `cmb`, `cmb-queues`, `block-size`, \
+            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `cmb`, `cmb-queues`, `block-size`, \
              `mdts`, `workers`, `poll`, `seed-fault`, `namespaces`"
         );
         assert_eq!(
@@ -329,6 +332,14 @@ mod tests {
             (
                 format!("below = \"s0\"\nlink = \"lossy\"\n{DISK}"),
                 "9: link mode \"lossy\" is none of route, redirect, unsupported-request, drop",
+            ),
+            (
+                format!("{DISK}link-latency = \"2\""),
+                "9: `link-latency`: `2` is no latency: write one up to 100ms, such as 2us or 500ns",
+            ),
+            (
+                format!("{DISK}link-bandwidth = \"4G\""),
+                "9: `link-bandwidth`: `4G` is no bandwidth: write one from 1MiB/s on, such as 4GiB/s",
             ),
             (
                 format!("cmb = \"3M\"\n{DISK}"),

@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::error::Problem;
 use super::file::{NamespaceTable, NvmeTable};
-use super::link::link;
+use super::link::{link, speed};
 use super::place::Places;
 use super::qemu_nvme;
 use super::{Model, Namespace, Nvme};
@@ -29,6 +29,7 @@ pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<N
     let name = table.name.into_inner();
     let place = places.of_device(table.below)?;
     let link = link(table.link, &name, &place)?;
+    let link_speed = speed(table.link_latency, table.link_bandwidth)?;
     let cmb = table.cmb.map(cmb).transpose()?;
     let cmb_queues = table
         .cmb_queues
@@ -46,6 +47,7 @@ pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<N
         model: table.model,
         place,
         link,
+        link_speed,
         cmb,
         cmb_queues,
         block_size,

@@ -11,6 +11,8 @@ use super::file::NvmeTable;
 pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
     let keys = [
         ("link", span(&table.link)),
+        ("link-latency", span(&table.link_latency)),
+        ("link-bandwidth", span(&table.link_bandwidth)),
         ("cmb-queues", span(&table.cmb_queues)),
         ("block-size", span(&table.block_size)),
         ("mdts", span(&table.mdts)),

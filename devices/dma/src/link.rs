@@ -1,0 +1,358 @@
+//! How long transfers take on the link between a function and the port above it.
+//!
+//! A link carries data in both directions at once. Each direction has a meter: the time at which what has been reserved
+//! on it will be through. The meters lie in shared memory, so that all who transfer on the link, in whatever process, share
+//! it: a function's own DMA, and that of its peers to and from its memory. A transfer reserves a slice at a time and waits
+//! for it before the next, so that transfers at once get equal parts.
+//!
+//! A peer may scribble on the meters. It delays others by [`LONGEST_QUEUE`] for each slice at most.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use peerbar_dma_log::Direction;
+
+use crate::link_speed::{Bandwidth, LinkSpeed};
+use crate::memory::{MemoryError, MemoryFile, Span};
+use crate::peers::PeerId;
+
+/// Bytes of a link's meters: one for each direction.
+pub(crate) const METERS: u64 = 16;
+
+/// The longest that a slice waits for others, in nanoseconds, whatever the meter says.
+const LONGEST_QUEUE: u64 = 1_000_000_000;
+
+/// The time that a slice takes, in nanoseconds, unless it would be smaller than [`SMALLEST_SLICE`].
+const SLICE: u64 = 100_000;
+
+/// The fewest bytes of a slice.
+const SMALLEST_SLICE: u64 = 4096;
+
+/// How long before a slice is through the next is reserved, in nanoseconds: what a thread may wake up late without the
+/// link's falling idle.
+const AHEAD: u64 = 100_000;
+
+const NANOSECONDS: u64 = 1_000_000_000;
+
+/// How a link's bytes become time.
+#[derive(Clone, Copy, Debug)]
+struct Pace(Option<Bandwidth>);
+
+impl Pace {
+    /// How long `bytes` take, in nanoseconds.
+    fn time(self, bytes: u64) -> u64 {
+        self.0.map_or(0, |bandwidth| {
+            let time = u128::from(bytes) * u128::from(NANOSECONDS);
+            let time = time.div_ceil(u128::from(bandwidth.bytes_per_second().get()));
+            u64::try_from(time).unwrap_or(u64::MAX)
+        })
+    }
+
+    /// How many bytes are reserved at once.
+    fn slice(self) -> u64 {
+        self.0.map_or(u64::MAX, |bandwidth| {
+            let slice = u128::from(bandwidth.bytes_per_second().get()) * u128::from(SLICE)
+                / u128::from(NANOSECONDS);
+            u64::try_from(slice).unwrap_or(u64::MAX).max(SMALLEST_SLICE)
+        })
+    }
+}
+
+/// Which way data goes on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From the function to its port.
+    Up,
+    /// From the port to the function.
+    Down,
+}
+
+impl Way {
+    fn meter(self) -> u64 {
+        match self {
+            Self::Up => 0,
+            Self::Down => 8,
+        }
+    }
+}
+
+/// A link, and its meters.
+#[derive(Debug)]
+pub struct Link {
+    speed: LinkSpeed,
+    meters: Span,
+}
+
+impl Link {
+    /// A link with meters of its own.
+    pub fn new(speed: LinkSpeed) -> Result<Self, MemoryError> {
+        let file = Arc::new(MemoryFile::create("link", METERS)?);
+        Ok(Self::with_meters(speed, Span { file, offset: 0 }))
+    }
+
+    /// A link whose meters somebody else has made.
+    pub(crate) fn with_meters(speed: LinkSpeed, meters: Span) -> Self {
+        Self { speed, meters }
+    }
+
+    /// What the link can do.
+    pub fn speed(&self) -> LinkSpeed {
+        self.speed
+    }
+
+    /// The meters, to be lent to peers.
+    pub fn meters(&self) -> BorrowedFd<'_> {
+        self.meters.file.file().as_fd()
+    }
+
+    fn pace(&self) -> Pace {
+        Pace(self.speed.bandwidth)
+    }
+
+    /// Reserves time for `bytes`; when they are through.
+    fn reserve(&self, way: Way, bytes: u64, now: u64) -> u64 {
+        let time = self.pace().time(bytes);
+        if time == 0 {
+            return now;
+        }
+        let latest = now.saturating_add(LONGEST_QUEUE);
+        let through = |busy: u64| busy.clamp(now, latest).saturating_add(time);
+        let meter = self.meters.offset.saturating_add(way.meter());
+        self.meters
+            .file
+            .update(meter, through)
+            .unwrap_or_else(|_| through(0))
+    }
+}
+
+/// A link that a transfer takes, and in which direction its data goes there.
+#[derive(Clone, Debug)]
+pub(crate) struct Lane {
+    pub(crate) link: Arc<Link>,
+    pub(crate) way: Way,
+}
+
+impl Lane {
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.link, &other.link) && self.way == other.way
+    }
+}
+
+/// The links that a transfer takes: the requester's, and that of the peer whom it goes to.
+pub(crate) type Lanes = [Option<Lane>; 2];
+
+/// The links that take time: the function's own, and its peers'.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    own: Option<Arc<Link>>,
+    peers: BTreeMap<PeerId, Arc<Link>>,
+}
+
+impl Links {
+    /// The most links of peers that are remembered; the switch numbers an endpoint anew whenever it attaches.
+    const MAX_PEERS: usize = 256;
+
+    pub(crate) fn own(&self) -> Option<&Arc<Link>> {
+        self.own.as_ref()
+    }
+
+    pub(crate) fn set_own(&mut self, link: Link) {
+        self.own = Some(Arc::new(link));
+    }
+
+    pub(crate) fn set_peer(&mut self, peer: PeerId, link: Link) {
+        self.peers.insert(peer, Arc::new(link));
+        if self.peers.len() > Self::MAX_PEERS {
+            self.peers.pop_first();
+        }
+    }
+
+    /// Those that data takes to or from a peer, or whatever is above the switch; `None` if none of them takes time.
+    pub(crate) fn lanes(&self, peer: Option<PeerId>, direction: Direction) -> Option<Lanes> {
+        let peer = peer.and_then(|peer| self.peers.get(&peer));
+        if self.own.is_none() && peer.is_none() {
+            return None;
+        }
+        let (own_way, peer_way) = match direction {
+            Direction::Write => (Way::Up, Way::Down),
+            Direction::Read => (Way::Down, Way::Up),
+        };
+        let lane = |link: Option<&Arc<Link>>, way| {
+            let link = link?.clone();
+            Some(Lane { link, way })
+        };
+        Some([lane(self.own.as_ref(), own_way), lane(peer, peer_way)])
+    }
+}
+
+/// A transfer that is on its way.
+#[derive(Debug)]
+pub(crate) struct Transit {
+    lanes: Lanes,
+    /// Bytes that nothing is reserved for yet.
+    left: u64,
+    /// When all that is reserved will be through.
+    through: u64,
+}
+
+impl Transit {
+    /// A transfer of `bytes`, which starts at `now`.
+    pub(crate) fn new(lanes: Lanes, bytes: u64, now: u64) -> Self {
+        Self {
+            lanes,
+            left: bytes,
+            through: now,
+        }
+    }
+
+    /// Adds bytes if these are the links that the transfer takes anyway; whether they are.
+    pub(crate) fn join(&mut self, lanes: &Lanes, bytes: u64) -> bool {
+        let same = |pair: (&Option<Lane>, &Option<Lane>)| match pair {
+            (Some(one), Some(other)) => one.is(other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        let joins = self.lanes.iter().zip(lanes).all(same);
+        if joins {
+            self.left = self.left.saturating_add(bytes);
+        }
+        joins
+    }
+
+    /// How many nanoseconds to wait before the next call; `None` once the transfer has arrived.
+    pub(crate) fn next(&mut self, now: u64) -> Option<u64> {
+        while self.left > 0 {
+            let early = self.through.saturating_sub(now.saturating_add(AHEAD));
+            if early > 0 {
+                return Some(early);
+            }
+            self.reserve(now);
+        }
+        let lanes = self.lanes.iter().flatten();
+        let latency = lanes.fold(0, |sum: u64, lane| {
+            sum.saturating_add(lane.link.speed.latency.nanoseconds())
+        });
+        let arrival = self.through.saturating_add(latency);
+        arrival.checked_sub(now).filter(|left| *left > 0)
+    }
+
+    fn reserve(&mut self, now: u64) {
+        let lanes = || self.lanes.iter().flatten();
+        let slices = lanes().map(|lane| lane.link.pace().slice());
+        let bytes = slices.fold(self.left, u64::min);
+        let through = lanes().map(|lane| lane.link.reserve(lane.way, bytes, now));
+        self.through = through.fold(self.through, u64::max);
+        self.left -= bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link_speed::Latency;
+
+    const MIB: u64 = 1 << 20;
+
+    fn link(latency: u64, bandwidth: u64) -> Arc<Link> {
+        let speed = LinkSpeed {
+            latency: Latency::of_nanoseconds(latency),
+            bandwidth: Bandwidth::of_bytes_per_second(bandwidth),
+        };
+        Arc::new(Link::new(speed).unwrap())
+    }
+
+    fn up(link: &Arc<Link>) -> Option<Lane> {
+        let (link, way) = (link.clone(), Way::Up);
+        Some(Lane { link, way })
+    }
+
+    /// When each of several transfers, which start at once, arrives; every thread wakes up this late.
+    fn arrivals(transfers: Vec<(Lanes, u64)>, late: u64) -> Vec<u64> {
+        let mut transits: Vec<(Transit, u64, Option<u64>)> = transfers
+            .into_iter()
+            .map(|(lanes, bytes)| (Transit::new(lanes, bytes, 0), 0, None))
+            .collect();
+        while let Some((transit, wake, arrived)) = transits
+            .iter_mut()
+            .filter(|(_, _, arrived)| arrived.is_none())
+            .min_by_key(|(_, wake, _)| *wake)
+        {
+            match transit.next(*wake) {
+                Some(wait) => *wake += wait + late,
+                None => *arrived = Some(*wake),
+            }
+        }
+        transits.into_iter().filter_map(|(.., at)| at).collect()
+    }
+
+    #[test]
+    fn a_transfer_takes_the_latency_and_its_bytes_by_the_bandwidth() {
+        let alone = |latency, bandwidth, bytes| {
+            arrivals(vec![([up(&link(latency, bandwidth)), None], bytes)], 0)
+        };
+        assert_eq!(alone(2000, 0, MIB), [2000]);
+        assert_eq!(alone(0, MIB, 4096), [3_906_250]);
+        assert_eq!(alone(2000, NANOSECONDS, 1_000_000), [1_000_000 + 2000]);
+        assert_eq!(alone(7, MIB, 0), [7]);
+    }
+
+    #[test]
+    fn a_thread_that_wakes_up_late_leaves_no_gap_on_the_link() {
+        let link = link(0, MIB << 12);
+        let at = arrivals(vec![([up(&link), None], 64 * MIB)], AHEAD)[0];
+        let ideal = NANOSECONDS / 64;
+        assert!((ideal..=ideal + AHEAD + 1000).contains(&at), "{at}");
+    }
+
+    #[test]
+    fn transfers_at_once_share_a_link_equally_and_what_goes_the_other_way_is_not_in_their_way() {
+        let shared = link(0, MIB << 8);
+        let down = Some(Lane {
+            link: shared.clone(),
+            way: Way::Down,
+        });
+        let transfers = vec![
+            ([up(&shared), None], 16 * MIB),
+            ([up(&shared), None], 16 * MIB),
+            ([up(&shared), None], 4 * MIB),
+            ([down, None], 16 * MIB),
+        ];
+        let at = arrivals(transfers, 0);
+        let close = |at: u64, mib: u64| {
+            let ideal = mib * NANOSECONDS / 256;
+            at.abs_diff(ideal) < 4 * SLICE
+        };
+        assert!(close(at[0], 36) && close(at[1], 36), "{at:?}");
+        assert!(close(at[2], 12), "a third each until it is through: {at:?}");
+        assert!(close(at[3], 16), "{at:?}");
+    }
+
+    #[test]
+    fn the_slower_of_two_links_sets_the_pace_and_the_latencies_add_up() {
+        let (own, peer) = (link(1000, MIB << 8), link(500, MIB << 7));
+        let at = arrivals(vec![([up(&own), up(&peer)], MIB)], 0)[0];
+        let ideal = NANOSECONDS / 128 + 1500;
+        assert!((ideal..ideal + 100).contains(&at), "{at}");
+    }
+
+    #[test]
+    fn two_requesters_share_the_link_of_the_peer_that_both_write_to() {
+        let peer = link(0, MIB << 8);
+        let lent = Arc::new(Link::with_meters(peer.speed, peer.meters.clone()));
+        let transfers = vec![
+            ([None, up(&peer)], 8 * MIB),
+            ([up(&link(0, MIB << 10)), up(&lent)], 8 * MIB),
+        ];
+        let at = arrivals(transfers, 0);
+        let ideal = 16 * NANOSECONDS / 256;
+        assert!(at.iter().all(|at| at.abs_diff(ideal) < 4 * SLICE), "{at:?}");
+    }
+
+    #[test]
+    fn nonsense_on_a_meter_delays_a_slice_by_a_second_at_most() {
+        let link = link(0, MIB);
+        link.meters.file.update(0, |_| u64::MAX).unwrap();
+        let at = arrivals(vec![([up(&link), None], 4096)], 0)[0];
+        assert_eq!(at, LONGEST_QUEUE + 3_906_250);
+    }
+}
