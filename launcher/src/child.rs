@@ -67,6 +67,11 @@ impl Child {
         self.child.wait().context("cannot reap a child")
     }
 
+    /// Kills it, if it has not ended.
+    pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill().context("cannot kill a child")
+    }
+
     /// Whether it has ended, or does within `grace`; a signal to this process cuts the wait short.
     pub(crate) fn ends_within(&self, grace: Duration) -> anyhow::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];

@@ -33,6 +33,8 @@ pub(crate) struct Server {
     pub log: PathBuf,
     /// The process.
     pub child: Child,
+    /// Whether a check has asked for its death, which is no failure then.
+    pub lost: bool,
 }
 
 /// A server to be started.
@@ -179,7 +181,7 @@ pub(crate) fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
     let mut complaint = None;
     for server in servers.iter_mut().rev() {
         let status = server.child.end(END)?;
-        if !status.success() {
+        if !status.success() && !server.lost {
             complaint.get_or_insert_with(|| epitaph(server, status));
         }
     }
@@ -206,6 +208,7 @@ fn spawn(order: &Order, folder: &Folder) -> Result<Server, Failure> {
         name: order.name.clone(),
         log: folder.path().join(name),
         child,
+        lost: false,
     })
 }
 

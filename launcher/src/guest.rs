@@ -156,6 +156,14 @@ impl<'a> Guest<'a> {
         }
     }
 
+    /// Kills the server of `name`, because a check has asked for it: the guest sees the device pulled out.
+    pub(crate) fn lose(&mut self, name: &str) -> anyhow::Result<()> {
+        let server = self.servers.iter_mut().find(|server| server.name == name);
+        let server = server.with_context(|| format!("a check wants {name} dead, of no server"))?;
+        server.lost = true;
+        server.child.kill()
+    }
+
     /// Ends QEMU if it has not ended, then the servers: what there is to say about one that did not end well.
     pub(crate) fn stop(mut self) -> anyhow::Result<(Console, Report, Option<String>)> {
         self.qemu.end(END)?;
@@ -183,6 +191,9 @@ impl<'a> Guest<'a> {
             .child
             .ended()?
             .context("a server that ended and did not")?;
+        if server.lost {
+            return Ok(None);
+        }
         let well = status.success() && self.qemu.ends_within(GOING)?;
         Ok((!well).then(|| daemons::epitaph(server, status)))
     }

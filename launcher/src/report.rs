@@ -115,6 +115,7 @@ impl Report {
             Line::Version
             | Line::Plan(_)
             | Line::Ready(_)
+            | Line::Kill(_)
             | Line::Diagnostic(_)
             | Line::Unknown(_) => {}
         }

@@ -137,9 +137,13 @@ fn watch(
         match guest.news(deadline)? {
             News::Console(lines) => lines.iter().for_each(|line| show(progress, verbose, line)),
             News::Report(lines) => {
-                lines
-                    .iter()
-                    .for_each(|line| tell(progress, verbose, line, scenario));
+                for line in &lines {
+                    tell(progress, verbose, line, scenario);
+                    if let Line::Kill(name) = line {
+                        scenario.may_lose(name)?;
+                        guest.lose(name)?;
+                    }
+                }
                 if guest.report.complete() && !done {
                     done = true;
                     deadline = Instant::now() + POWER_OFF;
@@ -175,6 +179,7 @@ fn tell(progress: &mut Progress, verbose: bool, line: &Line, scenario: &Scenario
                 scenario.checks.len()
             ));
         }
+        Line::Kill(name) => progress.stage(&format!("a check has the server of {name} killed")),
         Line::Measure(_) => {}
         other => show(progress, verbose, &other.to_string()),
     }

@@ -11,6 +11,7 @@ mod gpu_copy;
 mod gpu_driver;
 mod gpu_faults;
 mod gpu_file;
+mod gpu_lost;
 mod gpu_mapping;
 mod gpu_refused;
 mod gpu_unaligned;
@@ -68,6 +69,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::GpuLifetimes { gpu, disk } => gpu_driver::lifetimes::run(lab, gpu, disk)?,
         Check::GpuReset { gpu } => gpu_driver::reset::run(lab, gpu)?,
         Check::GpuOwners { gpu } => gpu_driver::owners::run(lab, gpu)?,
+        Check::GpuLost { gpu, disk } => gpu_lost::run(lab, gpu, disk)?,
         Check::GpuUnload { gpu, disk } => gpu_driver::unload::run(lab, gpu, disk)?,
     }
     Ok(Outcome::Passed)

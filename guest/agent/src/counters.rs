@@ -147,6 +147,8 @@ fn add_growth<K: Copy + Ord>(
 #[derive(Debug)]
 pub(crate) struct Witness<'a> {
     lab: &'a Lab,
+    /// The GPUs that are asked.
+    gpus: &'a [Gpu],
     traffic: anyhow::Result<Traffic>,
     elapsed: Duration,
 }
@@ -158,7 +160,16 @@ impl<'a> Witness<'a> {
 
     pub(crate) fn new(lab: &'a Lab) -> Self {
         Witness {
+            gpus: &lab.gpus,
+            ..Witness::of_disks(lab)
+        }
+    }
+
+    /// One that asks no GPU, for there may be none any more.
+    pub(crate) fn of_disks(lab: &'a Lab) -> Self {
+        Witness {
             lab,
+            gpus: &[],
             traffic: Ok(Traffic::default()),
             elapsed: Duration::ZERO,
         }
@@ -167,11 +178,11 @@ impl<'a> Witness<'a> {
     /// Does `work`. That the devices cannot be asked is told by [`Witness::traffic`], not here, so that the work's
     /// own failure is seen also without a witness.
     pub(crate) fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let before = sample(self.lab);
+        let before = sample(self.lab, self.gpus);
         let start = Instant::now();
         let result = work();
         self.elapsed = self.elapsed.saturating_add(start.elapsed());
-        let after = sample(self.lab);
+        let after = sample(self.lab, self.gpus);
         let added = match (&mut self.traffic, before, after) {
             (Ok(traffic), Ok(before), Ok(after)) => traffic.add(&before, &after),
             (Ok(_), Err(error), _) | (Ok(_), _, Err(error)) => Err(error),
@@ -204,8 +215,8 @@ impl<'a> Witness<'a> {
     }
 }
 
-/// The counters of all devices as they are now.
-fn sample(lab: &Lab) -> anyhow::Result<Traffic> {
+/// The counters of all controllers, and of these GPUs, as they are now.
+fn sample(lab: &Lab, gpus: &[Gpu]) -> anyhow::Result<Traffic> {
     let mut traffic = Traffic::default();
     for controller in &lab.controllers {
         read_log_page(controller, &mut traffic).with_context(|| {
@@ -216,7 +227,7 @@ fn sample(lab: &Lab) -> anyhow::Result<Traffic> {
             )
         })?;
     }
-    for gpu in &lab.gpus {
+    for gpu in gpus {
         read_registers(gpu, &mut traffic).with_context(|| {
             format!(
                 "{} ({}) gives no DMA counters in its BAR 0: is it a peerbar-gpu of this version?",

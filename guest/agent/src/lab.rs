@@ -1,10 +1,13 @@
 //! What checks work with.
 
+use std::fs::File;
+use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use peerbar_report::Line;
 
 use crate::devices::Controller;
 use crate::gpus::Gpu;
@@ -22,6 +25,8 @@ pub(crate) struct Lab {
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) uevents: Uevents,
     modules: Mutex<Modules>,
+    /// The port to the launcher. While a check runs, nobody else writes to it.
+    port: File,
     /// Whether the tools root is mounted.
     pub(crate) tools: bool,
     /// Time that each check has.
@@ -34,7 +39,7 @@ impl Lab {
         controllers: Vec<Controller>,
         gpus: Vec<Gpu>,
         uevents: Uevents,
-        modules: Modules,
+        (modules, port): (Modules, File),
         tools: bool,
         limit: Duration,
     ) -> Self {
@@ -43,6 +48,7 @@ impl Lab {
             gpus,
             uevents,
             modules: Mutex::new(modules),
+            port,
             tools,
             limit,
             rounds: AtomicU64::new(0),
@@ -72,6 +78,14 @@ impl Lab {
     pub(crate) fn load_module(&self, name: &str) -> anyhow::Result<()> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         modules.load(name, "")
+    }
+
+    /// Has the server of the device `name` killed. Returns before it is dead.
+    pub(crate) fn kill_server(&self, name: &str) -> anyhow::Result<()> {
+        let line = format!("{}\n", Line::Kill(name.to_owned()));
+        (&self.port)
+            .write_all(line.as_bytes())
+            .context("cannot write to the launcher")
     }
 
     /// The GPU that the plan calls `name`.

@@ -33,9 +33,10 @@ pub(crate) fn run() -> anyhow::Result<()> {
         modules.load(driver, "")?;
     }
     let (plan, port) = Port::open(&uevents)?.read_plan()?;
+    let for_checks = port.try_clone().context("cannot share the port")?;
     let mut report = KtapWriter::new(port);
     report.begin(u32::try_from(plan.checks.len())?)?;
-    match prepare(&plan, modules, uevents) {
+    match prepare(&plan, (modules, for_checks), uevents) {
         Ok(lab) => {
             report.ready(uptime_ms()?)?;
             work_off(&plan.checks, &Arc::new(lab), &mut report)
@@ -48,7 +49,11 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 /// Loads the drivers and waits for the devices.
-fn prepare(plan: &Plan, mut modules: Modules, uevents: Uevents) -> anyhow::Result<Lab> {
+fn prepare(
+    plan: &Plan,
+    (mut modules, port): (Modules, File),
+    uevents: Uevents,
+) -> anyhow::Result<Lab> {
     for module in &plan.modules {
         modules.load(&module.name, &module.parameters)?;
     }
@@ -72,7 +77,7 @@ fn prepare(plan: &Plan, mut modules: Modules, uevents: Uevents) -> anyhow::Resul
         controllers,
         gpus,
         uevents,
-        modules,
+        (modules, port),
         plan.tools,
         limit,
     ))

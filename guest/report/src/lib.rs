@@ -2,7 +2,8 @@
 //!
 //! Both ends of one virtio-serial port named [`PORT`]. The launcher writes one line, the [`Plan`] as JSON. The
 //! agent answers with KTAP version 1: a plan line, one result line for each check, and before each result
-//! line the check's [`Measure`] as a diagnostic line.
+//! line the check's [`Measure`] as a diagnostic line. A check may
+//! ask for the death of a device's server by a line of its own.
 
 #![forbid(unsafe_code)]
 

@@ -178,6 +178,14 @@ pub enum Check {
         /// A GPU's name.
         gpu: String,
     },
+    /// The server behind the GPU is killed while a disk writes to its memory: programs get errors, nothing hangs, the disk goes
+    /// on. Nothing can be done with the GPU afterwards.
+    GpuLost {
+        /// A GPU's name.
+        gpu: String,
+        /// A device's name.
+        disk: String,
+    },
     /// The GPU's driver is taken away under load and comes back, then the GPU itself; the driver is unloaded and loaded again.
     GpuUnload {
         /// A GPU's name.
@@ -228,6 +236,7 @@ impl Check {
             Check::GpuLifetimes { gpu, .. } => format!("users of {gpu} die in any order"),
             Check::GpuReset { gpu } => format!("{gpu} is reset under load"),
             Check::GpuOwners { gpu } => format!("memory of {gpu} comes to a new owner"),
+            Check::GpuLost { gpu, .. } => format!("{gpu} is gone without a word"),
             Check::GpuUnload { gpu, .. } => format!("the driver of {gpu} leaves under load"),
         }
     }

@@ -83,6 +83,7 @@ enum Kind {
     GpuLifetimes,
     GpuReset,
     GpuOwners,
+    GpuLost,
     GpuUnload,
 }
 
@@ -159,6 +160,10 @@ impl CheckTable {
             Kind::GpuOwners => Check::GpuOwners {
                 gpu: self.gpu(devices)?.name.clone(),
             },
+            Kind::GpuLost => {
+                let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
+                Check::GpuLost { gpu, disk }
+            }
             Kind::GpuUnload => {
                 let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
                 Check::GpuUnload { gpu, disk }

@@ -179,6 +179,16 @@ impl Scenario {
         Ok(scenario)
     }
 
+    /// Refuses to kill the server of a device that no check wants to lose.
+    pub(crate) fn may_lose(&self, name: &str) -> anyhow::Result<()> {
+        let wants = |check: &Check| matches!(check, Check::GpuLost { gpu, .. } if gpu == name);
+        anyhow::ensure!(
+            self.checks.iter().any(wants),
+            "the guest asks for the death of {name}, which no `gpu-lost` check names"
+        );
+        Ok(())
+    }
+
     /// What the guest's agent is asked to do.
     pub(crate) fn plan(&self) -> Plan {
         let device = |nvme: &Nvme| peerbar_report::Device {

@@ -7,6 +7,7 @@ use crate::Measure;
 const VERSION: &str = "KTAP version 1";
 const MEASURE: &str = "measure ";
 const READY: &str = "ready ";
+const KILL: &str = "kill ";
 const SKIP: &str = "SKIP";
 
 /// One line of a report.
@@ -18,6 +19,8 @@ pub enum Line {
     Plan(u32),
     /// `# ready T`: all devices are there, T milliseconds after the guest's kernel started.
     Ready(u64),
+    /// `# kill NAME`: a check asks for the death of the server of this device, without warning.
+    Kill(String),
     /// `# measure {json}`: figures of the check whose result comes next.
     Measure(Measure),
     /// `# text`: about the check whose result comes next.
@@ -83,7 +86,14 @@ fn parse_comment(text: &str) -> Line {
     {
         return Line::Ready(uptime);
     }
+    if let Some(name) = text.strip_prefix(KILL).filter(|name| is_one_word(name)) {
+        return Line::Kill(name.to_owned());
+    }
     Line::Diagnostic(text.to_owned())
+}
+
+fn is_one_word(text: &str) -> bool {
+    !text.is_empty() && !text.contains(char::is_whitespace)
 }
 
 fn parse_result(text: &str) -> Option<Line> {
@@ -143,6 +153,7 @@ impl fmt::Display for Line {
             Line::Version => f.write_str(VERSION),
             Line::Plan(count) => write!(f, "1..{count}"),
             Line::Ready(uptime) => write!(f, "# {READY}{uptime}"),
+            Line::Kill(name) => write!(f, "# {KILL}{name}"),
             Line::Measure(measure) => {
                 write!(
                     f,
@@ -192,6 +203,11 @@ mod tests {
         assert_eq!(Line::parse("KTAP version 1"), Line::Version);
         assert_eq!(Line::parse("1..12"), Line::Plan(12));
         assert_eq!(Line::parse("# ready 2718"), Line::Ready(2718));
+        assert_eq!(Line::parse("# kill gpu0"), Line::Kill("gpu0".into()));
+        assert_eq!(
+            Line::parse("# kill two words"),
+            Line::Diagnostic("kill two words".into())
+        );
         assert_eq!(
             Line::parse("# ready soon"),
             Line::Diagnostic("ready soon".into())

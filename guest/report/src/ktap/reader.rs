@@ -125,7 +125,11 @@ impl KtapReader {
             Line::Plan(count) if self.planned.is_none() => self.planned = Some(*count),
             Line::Plan(_) => self.violate(KtapError::AgainstPlan),
             Line::Result { number, .. } => self.account_result(*number),
-            Line::Ready(_) | Line::Measure(_) | Line::Diagnostic(_) | Line::Unknown(_) => {}
+            Line::Ready(_)
+            | Line::Kill(_)
+            | Line::Measure(_)
+            | Line::Diagnostic(_)
+            | Line::Unknown(_) => {}
         }
     }
 
