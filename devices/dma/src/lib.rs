@@ -27,6 +27,10 @@
 //! had their time on the requester's link, and on that of the peer whose memory they met, shared with everybody else's.
 //! The data is moved at once; it is the requester that waits, with no lock held.
 //!
+//! With a flight recorder ([`Requester::record_in`]) each change of what a route depends on is recorded under the lock under
+//! which it is made, and each piece of a DMA: those in guest RAM or own memory under the same lock, so that their order in
+//! the record is the order in which they happened.
+//!
 //! Not here: ATS is not modelled.
 #![forbid(unsafe_code)]
 
@@ -40,6 +44,7 @@ mod map;
 mod memory;
 mod pages;
 mod peers;
+mod recording;
 mod requester;
 mod route;
 #[cfg(test)]

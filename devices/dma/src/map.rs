@@ -158,11 +158,6 @@ impl MemoryMap {
         }
     }
 
-    /// Forgets every mapping.
-    pub(crate) fn clear(&mut self) {
-        self.mappings.clear();
-    }
-
     /// What lies at `address`.
     pub(crate) fn find(&self, address: u64) -> Found<'_> {
         match self.before_or_at(address) {

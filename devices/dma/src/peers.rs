@@ -131,6 +131,11 @@ impl PeerTable {
         self.claim();
     }
 
+    /// The windows of each peer.
+    pub(crate) fn windows(&self) -> impl Iterator<Item = (&PeerId, &Vec<PeerWindow>)> {
+        self.windows.iter()
+    }
+
     /// What lies at `address`.
     pub(crate) fn find(&self, address: u64) -> FoundPeer<'_> {
         let before = self.claimed.range(..=address).next_back();

@@ -1,9 +1,10 @@
 //! The requester: a function's way to memory.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use peerbar_dma_log::{Completer, Route};
+use peerbar_dma_log::{Completer, Origin, Route};
+use peerbar_flight::{self as flight, Event, Recorder};
 
 use crate::buffer::Buffer;
 use crate::clock::{Clock, Monotonic};
@@ -15,6 +16,7 @@ use crate::map::{Backing, MapError};
 use crate::memory::{MemoryError, MemoryPool, Span};
 use crate::pages::{PageError, PageTable};
 use crate::peers::{PeerError, PeerId, PeerRouting, PeerWindow, Peers};
+use crate::recording;
 use crate::route::{Fabric, Target, Window, WindowId};
 use crate::tag::Tag;
 use crate::upstream::{Upstream, UpstreamError};
@@ -31,11 +33,21 @@ const STEP: usize = 512 << 10;
 const NAP: u64 = 10_000_000;
 
 /// What came of a piece of a request.
-struct Done {
-    route: Route,
+pub(crate) struct Done {
+    pub(crate) route: Route,
     /// Who owns the memory that it met, if it met any.
     completer: Completer,
-    outcome: Result<(), DmaFault>,
+    pub(crate) outcome: Result<(), DmaFault>,
+}
+
+impl Done {
+    /// Who owns the memory that was met: nobody if it failed.
+    pub(crate) fn met(&self) -> Completer {
+        match self.outcome {
+            Ok(()) => self.completer,
+            Err(_) => Completer::Nobody,
+        }
+    }
 }
 
 /// One function's way to memory; shared by all its threads.
@@ -49,6 +61,7 @@ pub struct Requester {
     peers: RwLock<Option<Arc<dyn Peers>>>,
     counters: Counters,
     clock: Box<dyn Clock>,
+    recorder: OnceLock<Recorder>,
 }
 
 impl Default for Requester {
@@ -71,6 +84,7 @@ impl Requester {
             peers: RwLock::new(None),
             counters: Counters::default(),
             clock,
+            recorder: OnceLock::new(),
         }
     }
 
@@ -79,8 +93,32 @@ impl Requester {
         &self.counters
     }
 
+    /// Has everything recorded from now on, for as long as the function lives. A second recorder is dropped.
+    pub fn record_in(&self, recorder: Recorder) {
+        if self.recorder.set(recorder).is_err() {
+            log::error!("a function has one flight recorder");
+        }
+    }
+
+    /// Notes that a command is taken up. `opcode` is what it asks for, as its device numbers that.
+    pub fn begin(&self, origin: Origin, opcode: u8) {
+        self.note(|| Event::Begin { origin, opcode });
+    }
+
+    /// Notes that a command is complete, before its driver is told. `status` is 0 if it succeeded.
+    pub fn end(&self, origin: Origin, status: u16) {
+        self.note(|| Event::End { origin, status });
+    }
+
+    fn note(&self, event: impl FnOnce() -> Event) {
+        if let Some(recorder) = self.recorder.get() {
+            recorder.record(event());
+        }
+    }
+
     /// Sets or takes away the way to the client. Without one, what needs it fails with [`UpstreamError::Gone`].
     pub fn set_upstream(&self, upstream: Option<Arc<dyn Upstream>>) {
+        self.note(|| Event::Client(upstream.is_some()));
         *self
             .upstream
             .write()
@@ -89,17 +127,25 @@ impl Requester {
 
     /// Command register, Bus Master Enable. Once off, every request is refused.
     pub fn set_bus_master(&self, on: bool) {
-        self.change().bus_master = on;
+        let mut fabric = self.change();
+        if fabric.bus_master != on {
+            fabric.bus_master = on;
+            self.note(|| Event::BusMaster(on));
+        }
     }
 
     /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset.
     pub fn halt(&self) {
-        self.change().halted = true;
+        let mut fabric = self.change();
+        fabric.halted = true;
+        self.note(|| Event::Reset(true));
     }
 
     /// Ends a [`Requester::halt`], once nothing of the time before is left.
     pub fn resume(&self) {
-        self.change().halted = false;
+        let mut fabric = self.change();
+        fabric.halted = false;
+        self.note(|| Event::Reset(false));
     }
 
     /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is empty or wraps around
@@ -107,6 +153,10 @@ impl Requester {
     pub fn set_window(&self, id: WindowId, window: Option<Window>) {
         let window = window.filter(|w| w.size > 0 && w.address.checked_add(w.size - 1).is_some());
         let mut fabric = self.change();
+        let range = |window: &Window| (window.address, window.size);
+        if fabric.windows.get(&id).map(range) != window.as_ref().map(range) {
+            self.note(|| recording::window(id, window.as_ref()));
+        }
         match window {
             Some(window) => fabric.windows.insert(id, window),
             None => fabric.windows.remove(&id),
@@ -144,12 +194,22 @@ impl Requester {
 
     /// Replaces all windows of a peer. Once this returns, no copy goes by those of before.
     pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) {
-        self.change().peers.set(peer, windows);
+        let mut fabric = self.change();
+        if let Some(recorder) = self.recorder.get() {
+            recording::peer(recorder, peer, &windows);
+        }
+        fabric.peers.set(peer, windows);
     }
 
     /// The switch is gone: no peer can be reached any more, and who addresses one fails.
     pub fn lose_peers(&self) {
-        self.change().peers.lose_all();
+        let mut fabric = self.change();
+        fabric.peers.lose_all();
+        if let Some(recorder) = self.recorder.get() {
+            for (peer, windows) in fabric.peers.windows() {
+                recording::peer(recorder, *peer, windows);
+            }
+        }
     }
 
     /// The span of `size` bytes at `offset` of memory that a peer lends. Each file is mapped once, and only if nobody can
@@ -168,6 +228,8 @@ impl Requester {
         access: (bool, bool),
         memory: Option<(OwnedFd, u64)>,
     ) -> Result<(), MapError> {
+        let lent = self.recorder.get().and(memory.as_ref());
+        let span = lent.map(|(fd, offset)| recording::file_span(fd, *offset));
         let backing = match memory {
             None => Backing::Device,
             Some((fd, offset)) => self.borrow_memory(fd, offset, size).map_or_else(
@@ -180,17 +242,27 @@ impl Requester {
                 Backing::Ram,
             ),
         };
-        self.change().map.map(iova, size, access, backing)
+        let recorded = match (span, &backing) {
+            (Some(span), Backing::Ram(_)) => flight::Backing::Ram(span),
+            (Some(span), _) => flight::Backing::RemoteRam(span),
+            (None, _) => flight::Backing::Device,
+        };
+        let mut fabric = self.change();
+        fabric.map.map(iova, size, access, backing)?;
+        self.note(|| recording::map((iova, size), access, recorded));
+        Ok(())
     }
 
     /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, no copy touches it.
     pub fn unmap(&self, iova: u64, last: u64) {
-        self.change().map.unmap(iova, last);
+        let mut fabric = self.change();
+        fabric.map.unmap(iova, last);
+        self.note(|| Event::Unmap { iova, last });
     }
 
     /// Forgets every mapping.
     pub fn unmap_all(&self) {
-        self.change().map.clear();
+        self.unmap(0, u64::MAX);
     }
 
     /// Reads `data.len()` bytes at `address`.
@@ -247,7 +319,7 @@ impl Requester {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             self.show(address);
-            return self.account(tag, address, &buffer, &refused(DmaFault::Wraps));
+            return self.account(tag, (address, 0), &buffer, &refused(DmaFault::Wraps));
         }
         let mut at = address;
         while !buffer.is_empty() {
@@ -268,6 +340,7 @@ impl Requester {
         address: u64,
         buffer: &mut Buffer<'_>,
     ) -> Result<(usize, Option<Lanes>), DmaError> {
+        let started = self.recorder.get().map_or(0, Recorder::clock);
         let fabric = self.fabric();
         let piece = fabric.route(address, buffer.len(), buffer.direction());
         let mut part = buffer.take(piece.len);
@@ -305,7 +378,7 @@ impl Requester {
                 upstream(Completer::Unknown, self.ask(address, part, PROBE))
             }
         };
-        self.account(tag, address, part, &done)?;
+        self.account(tag, (address, started), part, &done)?;
         Ok((part.len(), lanes))
     }
 
@@ -406,24 +479,29 @@ impl Requester {
         Err(DmaFault::Forbidden)
     }
 
-    /// Counts what came of a piece, and makes it the outcome of its request.
+    /// Counts and records what came of a piece at `address` that began at `started`, and makes it the outcome of its
+    /// request.
     fn account(
         &self,
         tag: Tag,
-        address: u64,
+        (address, started): (u64, u64),
         part: &Buffer<'_>,
         done: &Done,
     ) -> Result<(), DmaError> {
         let (Tag { purpose, origin }, len) = (tag, part.len());
-        let entry = |completer| Entry {
+        let entry = Entry {
             purpose,
             route: done.route,
-            completer,
+            completer: done.met(),
             direction: part.direction(),
         };
         match done.outcome {
-            Ok(()) => self.counters.succeeded(entry(done.completer), len as u64),
-            Err(_) => self.counters.failed(entry(Completer::Nobody)),
+            Ok(()) => self.counters.succeeded(entry, len as u64),
+            Err(_) => self.counters.failed(entry),
+        }
+        if let Some(recorder) = self.recorder.get() {
+            let dma = recording::dma(tag, part.direction(), (address, len), done);
+            recorder.dma(dma, started);
         }
         done.outcome.map_err(|cause| {
             let error = DmaError {

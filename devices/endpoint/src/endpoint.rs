@@ -8,6 +8,7 @@ use peerbar_dma::{
     Link, MapError, MemoryFile, PageTable, Requester, Span, Upstream, UpstreamError, Window,
     WindowId, WindowMemory,
 };
+use peerbar_flight::Recorder;
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
 use peerbar_switch::AttachError;
 use peerbar_vfio_user::{
@@ -96,6 +97,11 @@ impl<F: Function> Endpoint<F> {
     /// Transfers on the function's link take time from now on. To be called before it is attached to a switch.
     pub fn set_link(&mut self, link: Link) {
         self.requester.set_link(link);
+    }
+
+    /// Has all DMA of the function, and what it depends on, recorded from now on.
+    pub fn record_in(&self, recorder: Recorder) {
+        self.requester.record_in(recorder);
     }
 
     /// Puts a function on its bus. `memory` has what is behind each BAR of `config`, in order.

@@ -11,8 +11,10 @@ pub mod daemon;
 mod decoder;
 mod endpoint;
 mod interrupts;
+mod recording;
 mod switch_port;
 
 pub use endpoint::{BarMemory, Endpoint};
 pub use interrupts::Vectors;
 pub use peerbar_switch::AttachError;
+pub use recording::Recording;

@@ -165,17 +165,27 @@ impl Engine {
         memory.begin(Origin::command(channel.into(), ring.head()));
         memory.read(Purpose::Command, place, entry.as_mut_bytes())?;
         let command = entry.decode().map_err(at(place))?;
+        self.work.memory.note_begin(entry.opcode);
         self.execute(&command, channel, ring.epoch)?;
         Ok(Some(command.interrupt))
     }
 
     fn execute(&mut self, command: &Command, channel: u8, epoch: u64) -> Result<(), Failure> {
-        if let Some((place, _)) = command.fence {
-            self.work.memory.check(place, 16, true)?;
-        }
         let mailbox = &self.mailbox;
         let wanted = || mailbox.wants(channel, epoch);
-        let result = self.work.run(&command.operation, &wanted)?;
+        let possible = match command.fence {
+            Some((place, _)) => self.work.memory.check(place, 16, true),
+            None => Ok(()),
+        };
+        let result = possible
+            .map_err(Failure::from)
+            .and_then(|()| self.work.run(&command.operation, &wanted));
+        self.work.memory.note_end(match result {
+            Ok(_) => 0,
+            Err(Failure::Fault(fault)) => fault.code as u16,
+            Err(Failure::GivenUp) => u16::MAX,
+        });
+        let result = result?;
         if let Some((place, value)) = command.fence {
             let memory = &self.work.memory;
             let write = |place, number: u64| {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
+use peerbar_endpoint::Recording;
 use peerbar_endpoint::daemon::{self, Fault, Place, size};
 use peerbar_gpu::{Config, ConfigError, Gpu, Mode, StartError};
 
@@ -16,6 +17,8 @@ struct Args {
     socket_path: PathBuf,
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    recording: Recording,
     /// Size of the GPU's memory, a multiple of 2M; it takes host memory only where it is touched
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     vram: u64,
@@ -39,7 +42,8 @@ fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let (path, place) = (args.socket_path.clone(), args.place.clone());
-    match serve(&path, &place, &Config::from(args)) {
+    let recording = args.recording.clone();
+    match serve(&path, &place, &recording, &Config::from(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let fault = error.downcast_ref().map_or(Fault::Environment, fault);
@@ -48,8 +52,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(path: &Path, place: &Place, config: &Config) -> anyhow::Result<()> {
+fn serve(path: &Path, place: &Place, recording: &Recording, config: &Config) -> anyhow::Result<()> {
     let mut gpu = Gpu::start(config)?;
+    recording.start(&gpu.endpoint)?;
     place.take(&mut gpu.endpoint, path)?;
     daemon::serve(path, &mut gpu.endpoint)?;
     Ok(())

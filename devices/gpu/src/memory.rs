@@ -61,6 +61,16 @@ impl Memory {
         self.origin = origin;
     }
 
+    /// Notes what the command in progress asks for.
+    pub(crate) fn note_begin(&self, opcode: u8) {
+        self.requester.begin(self.origin, opcode);
+    }
+
+    /// Notes what came of it, 0 if it succeeded.
+    pub(crate) fn note_end(&self, status: u16) {
+        self.requester.end(self.origin, status);
+    }
+
     /// Size of VRAM in bytes.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram.size()

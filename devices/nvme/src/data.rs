@@ -39,9 +39,10 @@ impl DataPath {
         &self.requester
     }
 
-    /// Whose data it is that moves from now on.
-    pub(crate) fn begin(&mut self, origin: Origin) {
+    /// Whose data it is that moves from now on: that of a command which asks for `opcode`.
+    pub(crate) fn begin(&mut self, origin: Origin, opcode: u8) {
         self.origin = origin;
+        self.requester.begin(origin, opcode);
     }
 
     /// Moves nothing; fails as the command must if it does not say where its `len` bytes are.

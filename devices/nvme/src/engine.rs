@@ -224,7 +224,8 @@ impl Engine {
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        self.data.begin(Origin::command(0, entry.cid.get()));
+        self.data
+            .begin(Origin::command(0, entry.cid.get()), entry.opcode);
         self.admin_command(entry)
     }
 
@@ -242,8 +243,10 @@ impl Engine {
         entry.sqhd = U16::new(submission.head());
         entry.cid = U16::new(cid);
         completion.stage(entry, status);
-        let tag = Tag::new(Purpose::Completion, Origin::command(0, cid));
+        let origin = Origin::command(0, cid);
+        let tag = Tag::new(Purpose::Completion, origin);
         let requester = self.data.requester();
+        requester.end(origin, status.into_bits());
         let staged = completion.staged();
         if staged.is_some_and(|(address, bytes)| requester.write(tag, address, bytes).is_err()) {
             log::debug!("queue 0: a completion cannot be posted");

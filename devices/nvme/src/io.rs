@@ -43,7 +43,8 @@ impl Io {
 
     /// Carries out a command of I/O queue `queue`; how it ends.
     pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) -> Status {
-        self.data.begin(Origin::command(queue, entry.cid.get()));
+        self.data
+            .begin(Origin::command(queue, entry.cid.get()), entry.opcode);
         match self.command(entry) {
             Ok(()) => Status::SUCCESS,
             Err(status) => self.storage.failed(queue, entry, status),

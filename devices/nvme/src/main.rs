@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use peerbar_endpoint::Recording;
 use peerbar_endpoint::daemon::{self, Fault, Place, size};
 use peerbar_nvme::{CmbError, Config, Controller, Poll, SeededFault, Source, StartError};
 
@@ -16,6 +17,8 @@ struct Args {
     socket_path: PathBuf,
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    recording: Recording,
     /// Serial number, 1 to 20 characters
     #[arg(long)]
     serial: String,
@@ -51,7 +54,8 @@ fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let (path, place) = (args.socket_path.clone(), args.place.clone());
-    match serve(&path, &place, &Config::from(args)) {
+    let recording = args.recording.clone();
+    match serve(&path, &place, &recording, &Config::from(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let fault = error.downcast_ref().map_or(Fault::Environment, fault);
@@ -60,8 +64,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(path: &std::path::Path, place: &Place, config: &Config) -> anyhow::Result<()> {
+fn serve(
+    path: &std::path::Path,
+    place: &Place,
+    recording: &Recording,
+    config: &Config,
+) -> anyhow::Result<()> {
     let mut controller = Controller::start(config)?;
+    recording.start(&controller.endpoint)?;
     place.take(&mut controller.endpoint, path)?;
     daemon::serve(path, &mut controller.endpoint)?;
     Ok(())

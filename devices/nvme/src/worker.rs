@@ -297,6 +297,8 @@ impl Worker {
             return;
         };
         let place = source.completion;
+        let origin = Origin::command(source.id, command.cid.get());
+        self.io.data.requester().end(origin, status.into_bits());
         let mut entry = CompletionEntry::new_zeroed();
         entry.sqhd = U16::new(source.queue.head());
         entry.sqid = U16::new(source.id);

@@ -1,0 +1,44 @@
+//! The flight recorder, as a part of every daemon's command line.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use peerbar_flight::{Level, RecordError, Recorder};
+use peerbar_pci::Function;
+
+use crate::Endpoint;
+
+/// Whether, where and how much a device records.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Recording {
+    /// Record mappings and DMA in this file, which is replaced; `peerbar iommu` reads it [default: none]
+    #[arg(long, value_name = "FILE")]
+    flight: Option<PathBuf>,
+    /// How much is recorded
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = What::Maps, requires = "flight")]
+    record: What,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum What {
+    /// Mappings, windows, resets, and every DMA that failed
+    Maps,
+    /// Every DMA and every command too
+    All,
+}
+
+impl Recording {
+    /// Has the device record, under the name of the file.
+    pub fn start<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), RecordError> {
+        let Some(path) = &self.flight else {
+            return Ok(());
+        };
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let level = match self.record {
+            What::Maps => Level::Maps,
+            What::All => Level::All,
+        };
+        endpoint.record_in(Recorder::create(path, &name, level)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,256 @@
+//! What is recorded.
+
+use std::fmt;
+
+use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
+
+/// Something that happened, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its number, from 1 on. What was recorded under one lock is numbered in the order in which it happened.
+    pub sequence: u64,
+    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    pub nanos: u64,
+    /// What.
+    pub event: Event,
+}
+
+/// Something that happened to a device, or that it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The client maps (vfio-user, DMA_MAP).
+    Map(Mapping),
+    /// The client unmaps all between two addresses, both included (vfio-user, DMA_UNMAP). Nothing may have been there.
+    Unmap {
+        /// First IOVA.
+        iova: u64,
+        /// Last IOVA.
+        last: u64,
+    },
+    /// A piece of a DMA, all of which took one route.
+    Dma(Dma),
+    /// A command is taken up.
+    Begin {
+        /// Which.
+        origin: Origin,
+        /// What it asks for, as its device numbers that.
+        opcode: u8,
+    },
+    /// A command is complete: its driver will be told so next.
+    End {
+        /// Which.
+        origin: Origin,
+        /// 0 if it succeeded; else why not, as its device numbers that.
+        status: u16,
+    },
+    /// A window of the device's own opens, moves or closes.
+    Window(Window),
+    /// A window of a peer below the same switch opens. It replaces none.
+    PeerWindow(PeerWindow),
+    /// All windows of a peer close.
+    PeerLeaves(u32),
+    /// Bus mastering is on or off (Command register, bit 2).
+    BusMaster(bool),
+    /// A reset has begun (every request is refused), or ended.
+    Reset(bool),
+    /// A client has come, or left.
+    Client(bool),
+}
+
+/// A range of IOVAs and what is behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// First IOVA.
+    pub iova: u64,
+    /// Last IOVA, not less than the first.
+    pub last: u64,
+    /// Whether it may be read through.
+    pub readable: bool,
+    /// Whether it may be written through.
+    pub writable: bool,
+    /// What is behind it.
+    pub backing: Backing,
+}
+
+impl Mapping {
+    /// Length in bytes, of which 2^64 counts as one less.
+    pub fn size(&self) -> u64 {
+        self.last.saturating_sub(self.iova).saturating_add(1)
+    }
+
+    /// The part of it from `iova` to `last`.
+    pub(crate) fn part(&self, iova: u64, last: u64) -> Self {
+        let skip = iova.saturating_sub(self.iova);
+        let after = |span: FileSpan| FileSpan {
+            offset: span.offset.saturating_add(skip),
+            ..span
+        };
+        let backing = match self.backing {
+            Backing::Ram(span) => Backing::Ram(after(span)),
+            Backing::RemoteRam(span) => Backing::RemoteRam(after(span)),
+            Backing::Device => Backing::Device,
+        };
+        Self {
+            iova,
+            last,
+            backing,
+            ..*self
+        }
+    }
+}
+
+/// What is behind a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Guest RAM: a part of a file that the device has mapped too.
+    Ram(FileSpan),
+    /// Guest RAM in a file that the device does not trust, and reaches through the client.
+    RemoteRam(FileSpan),
+    /// Something for which the client gave no file: some device's BAR, or a ROM.
+    Device,
+}
+
+impl Backing {
+    /// The part of a file that it is.
+    pub fn file(&self) -> Option<FileSpan> {
+        match self {
+            Self::Ram(span) | Self::RemoteRam(span) => Some(*span),
+            Self::Device => None,
+        }
+    }
+}
+
+/// A place in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSpan {
+    /// The file's device number (stat(2), st_dev).
+    pub device: u64,
+    /// Its inode number (st_ino).
+    pub inode: u64,
+    /// How many bytes into it.
+    pub offset: u64,
+}
+
+/// A piece of a DMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dma {
+    /// On whose behalf.
+    pub origin: Origin,
+    /// What for.
+    pub purpose: Purpose,
+    /// Which way the data went.
+    pub direction: Direction,
+    /// First address.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The way it took.
+    pub route: Route,
+    /// Who owns the memory that it met.
+    pub completer: Completer,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// How long it took in nanoseconds; 0 if only failures are recorded.
+    pub took: u64,
+}
+
+/// What came of a DMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was done.
+    Done,
+    /// The device may not issue requests: bus mastering is off, or a reset is under way.
+    NotMaster,
+    /// The address is a register of the device itself.
+    OwnRegisters,
+    /// There is no page behind that part of the device's own window.
+    NoPage,
+    /// The range wraps around.
+    Wraps,
+    /// The client refused it, with this errno.
+    ClientRefused(u16),
+    /// There was no client.
+    ClientGone,
+    /// The client did not answer in time.
+    ClientTimedOut,
+    /// The peer, or the switch, does not support the request.
+    PeerUnsupported,
+    /// The peer has vanished.
+    PeerGone,
+    /// The peer did not answer in time.
+    PeerTimedOut,
+    /// The mapping does not permit it.
+    Forbidden,
+    /// There is no memory behind the mapping or the window.
+    NoMemory,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Done => "done",
+            Self::NotMaster => "the device may not issue requests",
+            Self::OwnRegisters => "a register of the device itself",
+            Self::NoPage => "no page in the device's own window",
+            Self::Wraps => "the range wraps around",
+            Self::ClientRefused(errno) => return write!(f, "QEMU refused it (errno {errno})"),
+            Self::ClientGone => "QEMU is gone",
+            Self::ClientTimedOut => "QEMU did not answer",
+            Self::PeerUnsupported => "unsupported request",
+            Self::PeerGone => "the peer is gone",
+            Self::PeerTimedOut => "completion time-out",
+            Self::Forbidden => "the mapping does not permit it",
+            Self::NoMemory => "no memory behind it",
+        })
+    }
+}
+
+/// A window of the device's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Which.
+    pub id: WindowId,
+    /// First bus address.
+    pub address: u64,
+    /// Length in bytes; 0 if it is closed.
+    pub size: u64,
+    /// What is behind it.
+    pub memory: WindowMemory,
+}
+
+/// Which of a device's windows is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WindowId {
+    /// The Controller Memory Buffer, where the controller believes it to be (NVMe Base 2.0, 3.1.3.15).
+    Cmb,
+    /// A base address register.
+    Bar(u8),
+}
+
+/// What is behind a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowMemory {
+    /// Registers.
+    Registers,
+    /// Memory.
+    Memory,
+    /// Memory by a page table.
+    Pages,
+    /// Of a peer that has vanished.
+    Gone,
+}
+
+/// A window of a peer below the same switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerWindow {
+    /// The peer's number at the switch.
+    pub peer: u32,
+    /// First bus address.
+    pub address: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Of several windows over one address, the one with the smallest claim answers.
+    pub claim: u64,
+    /// What is behind it.
+    pub memory: WindowMemory,
+}

@@ -1,0 +1,219 @@
+//! The file: a header, the table of what is true now, and the ring of what happened.
+//!
+//! All numbers are little-endian. The header takes 4096 bytes:
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 7:0 | signature, "PBFLIGHT" |
+//! | 11:8 | version, 1 |
+//! | 15:12 | bytes of a record, 64 |
+//! | 23:16 | slots of the table |
+//! | 31:24 | slots of the ring |
+//! | 39:32 | records begun so far; the newest has this sequence number |
+//! | 47:40 | 1 once the device has ended in order, else 0 |
+//! | 55:48 | CLOCK_MONOTONIC at the start, in ns |
+//! | 63:56 | CLOCK_REALTIME at the start, in ns since 1970 |
+//! | 67:64 | process of the device |
+//! | 71:68 | [`Level`]: 0 maps, 1 all |
+//! | 79:72 | mappings and windows for which the table had no slot |
+//! | 191:128 | name of the device, UTF-8, filled up with zeros |
+//!
+//! Then comes the table, then the ring; both consist of records (`encode.rs`). A slot of the table is free if it is all
+//! zeros, else it is a copy of the record that made it true, its range cut down to what is left. Record number n is in slot
+//! (n - 1) modulo the ring's size. The process that writes the file holds a lock on it (flock(2)) for as long as it lives.
+
+use thiserror::Error;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub(crate) const SIGNATURE: [u8; 8] = *b"PBFLIGHT";
+pub(crate) const VERSION: u32 = 1;
+pub(crate) const HEADER_BYTES: u64 = 4096;
+pub(crate) const RECORD_BYTES: u64 = 64;
+/// Slots of the table: as many as a client may have mappings (vfio-user, VERSION, `max_dma_maps`), and windows beside.
+pub(crate) const TABLE_SLOTS: u64 = 1 << 16;
+/// The largest table and ring that are read.
+const SLOTS_LIMIT: u64 = 1 << 26;
+
+/// Where in the header the numbers are that change.
+pub(crate) const BEGUN_AT: usize = 32;
+pub(crate) const ENDED_AT: usize = 40;
+pub(crate) const UNTRACKED_AT: usize = 72;
+
+/// How much is recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Level {
+    /// Mappings, windows, resets, and every DMA that failed.
+    #[default]
+    Maps,
+    /// Every DMA and every command too.
+    All,
+}
+
+impl Level {
+    /// Slots of the ring: 4 MiB of mappings, or 64 MiB of everything.
+    pub(crate) fn ring_slots(self) -> u64 {
+        match self {
+            Self::Maps => 1 << 16,
+            Self::All => 1 << 20,
+        }
+    }
+}
+
+/// What a flight record says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Name of the device.
+    pub name: String,
+    /// How much was recorded.
+    pub level: Level,
+    /// The device's process.
+    pub process: u32,
+    /// CLOCK_MONOTONIC at the start, in nanoseconds.
+    pub monotonic: u64,
+    /// CLOCK_REALTIME at the start, in nanoseconds since 1970.
+    pub realtime: u64,
+    /// How many records were begun so far.
+    pub begun: u64,
+    /// Whether the device has ended in order.
+    pub ended: bool,
+    /// How many mappings and windows the table had no slot for.
+    pub untracked: u64,
+    /// Slots of the ring.
+    pub ring_slots: u64,
+    pub(crate) table_slots: u64,
+}
+
+/// Why a file is no flight record that can be read.
+#[derive(Debug, Error)]
+pub enum FlightError {
+    /// It does not start as one does.
+    #[error("no flight record: it does not start with PBFLIGHT")]
+    Signature,
+    /// It is of another version.
+    #[error("flight record of version {0}, not {VERSION}: use the peerbar that it was made with")]
+    Version(u32),
+    /// A number in its header is impossible.
+    #[error("flight record with {what} of {value}")]
+    Number {
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// It ends too early.
+    #[error("flight record of {actual} bytes, not {expected}: it was cut short")]
+    Truncated {
+        /// How long it should be.
+        expected: u64,
+        /// How long it is.
+        actual: u64,
+    },
+    /// The name of the device is no text.
+    #[error("flight record of a device whose name is no text")]
+    Name,
+    /// It cannot be read.
+    #[error("flight record cannot be read")]
+    Io(#[from] std::io::Error),
+}
+
+/// The header as it is in the file.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct RawHeader {
+    signature: [u8; 8],
+    version: U32,
+    record_bytes: U32,
+    table_slots: U64,
+    ring_slots: U64,
+    begun: U64,
+    ended: U64,
+    monotonic: U64,
+    realtime: U64,
+    process: U32,
+    level: U32,
+    untracked: U64,
+    reserved: [u8; 48],
+    name: [u8; 64],
+}
+
+const _: () = assert!(size_of::<RawHeader>() == 192);
+const _: () = assert!(std::mem::offset_of!(RawHeader, begun) == BEGUN_AT);
+const _: () = assert!(std::mem::offset_of!(RawHeader, ended) == ENDED_AT);
+const _: () = assert!(std::mem::offset_of!(RawHeader, untracked) == UNTRACKED_AT);
+
+impl Header {
+    /// Length of the file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.ring_at() + self.ring_slots * RECORD_BYTES
+    }
+
+    /// Where the ring starts.
+    pub(crate) fn ring_at(&self) -> u64 {
+        HEADER_BYTES + self.table_slots * RECORD_BYTES
+    }
+
+    /// The header as it is in the file. A long name is cut.
+    pub(crate) fn to_raw(&self) -> RawHeader {
+        let mut name = [0; 64];
+        for (at, letter) in self.name.char_indices() {
+            if let Some(place) = name.get_mut(at..at + letter.len_utf8()) {
+                letter.encode_utf8(place);
+            }
+        }
+        RawHeader {
+            signature: SIGNATURE,
+            version: VERSION.into(),
+            record_bytes: U32::new(64),
+            table_slots: self.table_slots.into(),
+            ring_slots: self.ring_slots.into(),
+            begun: self.begun.into(),
+            ended: u64::from(self.ended).into(),
+            monotonic: self.monotonic.into(),
+            realtime: self.realtime.into(),
+            process: self.process.into(),
+            level: U32::new(u32::from(self.level == Level::All)),
+            untracked: self.untracked.into(),
+            reserved: [0; 48],
+            name,
+        }
+    }
+
+    /// Reads a header from the start of `bytes`.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, FlightError> {
+        let (raw, _) = RawHeader::ref_from_prefix(bytes).map_err(|_| FlightError::Truncated {
+            expected: HEADER_BYTES,
+            actual: bytes.len() as u64,
+        })?;
+        if raw.signature != SIGNATURE {
+            return Err(FlightError::Signature);
+        }
+        if raw.version.get() != VERSION {
+            return Err(FlightError::Version(raw.version.get()));
+        }
+        let possible = |what, value, yes| match yes {
+            true => Ok(value),
+            false => Err(FlightError::Number { what, value }),
+        };
+        let bytes = u64::from(raw.record_bytes.get());
+        possible("records of bytes", bytes, bytes == RECORD_BYTES)?;
+        let slots = |what, value| possible(what, value, (1..=SLOTS_LIMIT).contains(&value));
+        let level = u64::from(raw.level.get());
+        let name = raw.name.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok(Self {
+            name: String::from_utf8(name.to_vec()).map_err(|_| FlightError::Name)?,
+            level: match possible("level", level, level < 2)? {
+                0 => Level::Maps,
+                _ => Level::All,
+            },
+            process: raw.process.get(),
+            monotonic: raw.monotonic.get(),
+            realtime: raw.realtime.get(),
+            begun: raw.begun.get(),
+            ended: raw.ended.get() == 1,
+            untracked: raw.untracked.get(),
+            table_slots: slots("table slots", raw.table_slots.get())?,
+            ring_slots: slots("ring slots", raw.ring_slots.get())?,
+        })
+    }
+}

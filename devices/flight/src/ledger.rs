@@ -1,0 +1,227 @@
+//! What is true now, and in which slot of the table each piece of it is.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use rangemap::RangeInclusiveMap;
+
+use crate::event::{Event, Mapping, WindowId};
+
+/// A slot of the table and what it is to show; `None`: it is free.
+pub(crate) type Change = (u64, Option<Event>);
+
+/// A mapping that is there, all or part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    whole: Mapping,
+    slot: Option<u64>,
+}
+
+/// The bookkeeping of the table.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    mappings: RangeInclusiveMap<u64, Held>,
+    windows: BTreeMap<WindowId, u64>,
+    peers: BTreeMap<u32, Vec<u64>>,
+    freed: Vec<u64>,
+    /// Slots that have ever been used; those from here on are free.
+    used: u64,
+    slots: u64,
+    /// What there was no slot for.
+    pub(crate) untracked: u64,
+}
+
+impl Ledger {
+    /// For a table of so many slots.
+    pub(crate) fn new(slots: u64) -> Self {
+        Self {
+            slots,
+            ..Self::default()
+        }
+    }
+
+    /// What an event changes in the table.
+    pub(crate) fn apply(&mut self, event: &Event) -> Vec<Change> {
+        match event {
+            Event::Map(mapping) => {
+                let mut changes = self.unmap(mapping.iova..=mapping.last);
+                changes.extend(self.hold(*mapping));
+                changes
+            }
+            Event::Unmap { iova, last } => self.unmap(*iova..=*last),
+            Event::Window(window) => {
+                let old = self.windows.remove(&window.id);
+                let mut changes: Vec<Change> =
+                    old.map(|slot| self.free(slot)).into_iter().collect();
+                if window.size > 0
+                    && let Some(slot) = self.take()
+                {
+                    self.windows.insert(window.id, slot);
+                    changes.push((slot, Some(*event)));
+                }
+                changes
+            }
+            Event::PeerWindow(window) => {
+                let Some(slot) = self.take() else {
+                    return Vec::new();
+                };
+                self.peers.entry(window.peer).or_default().push(slot);
+                vec![(slot, Some(*event))]
+            }
+            Event::PeerLeaves(peer) => {
+                let slots = self.peers.remove(peer).unwrap_or_default();
+                slots.into_iter().map(|slot| self.free(slot)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Takes a range out of all mappings; what is left of them on either side stays.
+    fn unmap(&mut self, range: RangeInclusive<u64>) -> Vec<Change> {
+        let met = self.mappings.overlapping(&range);
+        let met: Vec<_> = met.map(|(span, held)| (span.clone(), *held)).collect();
+        self.mappings.remove(range.clone());
+        let mut changes = Vec::new();
+        for (span, held) in met {
+            changes.extend(held.slot.map(|slot| self.free(slot)));
+            let before = range.start().checked_sub(1);
+            let after = range.end().checked_add(1);
+            if let Some(last) = before.filter(|last| last >= span.start()) {
+                changes.extend(self.hold(held.whole.part(*span.start(), last)));
+            }
+            if let Some(first) = after.filter(|first| first <= span.end()) {
+                changes.extend(self.hold(held.whole.part(first, *span.end())));
+            }
+        }
+        changes
+    }
+
+    fn hold(&mut self, whole: Mapping) -> Option<Change> {
+        let slot = self.take();
+        let range = whole.iova..=whole.last;
+        self.mappings.insert(range, Held { whole, slot });
+        Some((slot?, Some(Event::Map(whole))))
+    }
+
+    fn take(&mut self) -> Option<u64> {
+        if let Some(slot) = self.freed.pop() {
+            return Some(slot);
+        }
+        if self.used == self.slots {
+            self.untracked = self.untracked.saturating_add(1);
+            return None;
+        }
+        self.used += 1;
+        Some(self.used - 1)
+    }
+
+    fn free(&mut self, slot: u64) -> Change {
+        self.freed.push(slot);
+        (slot, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Backing, FileSpan, PeerWindow, Window, WindowMemory};
+
+    fn ram(iova: u64, last: u64, offset: u64) -> Mapping {
+        Mapping {
+            iova,
+            last,
+            readable: true,
+            writable: true,
+            backing: Backing::Ram(FileSpan {
+                device: 1,
+                inode: 2,
+                offset,
+            }),
+        }
+    }
+
+    /// A table as somebody sees it who follows the changes.
+    fn after(ledger: &mut Ledger, events: &[Event]) -> BTreeMap<u64, Event> {
+        let mut table = BTreeMap::new();
+        for (slot, event) in events.iter().flat_map(|event| ledger.apply(event)) {
+            match event {
+                Some(event) => table.insert(slot, event),
+                None => table.remove(&slot),
+            };
+        }
+        table
+    }
+
+    #[test]
+    fn what_is_left_of_a_mapping_keeps_its_place_in_the_file() {
+        let mut ledger = Ledger::new(8);
+        let events = [
+            Event::Map(ram(0x1000, 0x4fff, 0x10_0000)),
+            Event::Unmap {
+                iova: 0x2000,
+                last: 0x2fff,
+            },
+        ];
+        let table: Vec<Event> = after(&mut ledger, &events).into_values().collect();
+        assert_eq!(table.len(), 2);
+        assert!(table.contains(&Event::Map(ram(0x1000, 0x1fff, 0x10_0000))));
+        assert!(table.contains(&Event::Map(ram(0x3000, 0x4fff, 0x10_2000))));
+    }
+
+    #[test]
+    fn neighbours_stay_mappings_of_their_own() {
+        let mut ledger = Ledger::new(8);
+        let first = Event::Map(ram(0, 0xfff, 0));
+        let second = Event::Map(ram(0x1000, 0x1fff, 0x1000));
+        assert_eq!(after(&mut ledger, &[first, second]).len(), 2);
+        let all = Event::Unmap {
+            iova: 0,
+            last: u64::MAX,
+        };
+        let freed = ledger.apply(&all);
+        assert_eq!(freed.len(), 2);
+        assert!(freed.iter().all(|(_, event)| event.is_none()));
+    }
+
+    #[test]
+    fn a_full_table_is_told_and_gets_room_again() {
+        let mut ledger = Ledger::new(1);
+        let events = [0x1000, 0x3000].map(|iova| Event::Map(ram(iova, iova + 0xfff, 0)));
+        assert_eq!(after(&mut ledger, &events).len(), 1);
+        assert_eq!(ledger.untracked, 1);
+        let unmap = Event::Unmap {
+            iova: 0,
+            last: 0xffff,
+        };
+        ledger.apply(&unmap);
+        assert_eq!(after(&mut ledger, &events[..1]).len(), 1);
+        assert_eq!(ledger.untracked, 1);
+    }
+
+    #[test]
+    fn windows_move_and_close_and_peers_leave() {
+        let mut ledger = Ledger::new(8);
+        let window = |address, size| {
+            Event::Window(Window {
+                id: WindowId::Bar(2),
+                address,
+                size,
+                memory: WindowMemory::Memory,
+            })
+        };
+        let peer = Event::PeerWindow(PeerWindow {
+            peer: 3,
+            address: 0x9000,
+            size: 0x1000,
+            claim: 1,
+            memory: WindowMemory::Registers,
+        });
+        let events = [window(0x1000, 0x1000), peer, window(0x5000, 0x1000), peer];
+        let table = after(&mut ledger, &events);
+        assert_eq!(table.len(), 3);
+        assert!(table.values().any(|event| *event == window(0x5000, 0x1000)));
+        let events = [window(0, 0), Event::PeerLeaves(3), Event::PeerLeaves(3)];
+        assert!(after(&mut ledger, &events).is_empty());
+        assert_eq!(ledger.freed.len() as u64, ledger.used);
+    }
+}
