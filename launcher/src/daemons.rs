@@ -47,6 +47,8 @@ pub(crate) struct Order {
     pub program: &'static str,
     /// Words of its command line, its program aside.
     pub arguments: Vec<String>,
+    /// How much its flight recorder records, if it has one.
+    recording: Option<&'static str>,
 }
 
 /// The servers of a scenario: first the switches, then the devices, which must find them.
@@ -56,6 +58,7 @@ pub(crate) fn orders(scenario: &Scenario, sockets: &Sockets) -> [Vec<Order>; 2] 
         name: switch.name.clone(),
         program: "peerbar-switch",
         arguments: switch_arguments(&switch.name, scenario, &sockets.switch(&switch.name)),
+        recording: None,
     });
     let devices = scenario.devices().filter(|device| device.is_ours());
     let devices = devices.map(|device| Order {
@@ -63,6 +66,11 @@ pub(crate) fn orders(scenario: &Scenario, sockets: &Sockets) -> [Vec<Order>; 2] 
         name: device.name().to_owned(),
         program: device.program(),
         arguments: device_arguments(device, sockets),
+        recording: Some(if scenario.machine.sanitize {
+            "all"
+        } else {
+            "maps"
+        }),
     });
     [switches.collect(), devices.collect()]
 }
@@ -197,6 +205,11 @@ pub(crate) fn epitaph(server: &Server, status: ExitStatus) -> String {
 fn spawn(order: &Order, folder: &Folder) -> Result<Server, Failure> {
     let mut command = Command::new(beside(order.program)?);
     command.args(&order.arguments);
+    if let Some(recording) = order.recording {
+        let file = folder.path().join(format!("{}.flight", order.name));
+        command.arg("--flight").arg(file);
+        command.args(["--record", recording]);
+    }
     let name = format!("{}-{}.log", order.kind, order.name);
     let stderr = folder.file(&name)?;
     let mut held = leash::held(&command);

@@ -44,6 +44,8 @@ pub(super) struct MachineTable {
     pub(super) iommu: Iommu,
     #[serde(default)]
     pub(super) kernel_parameters: String,
+    #[serde(default)]
+    pub(super) sanitize: bool,
 }
 
 /// A host bridge beside the machine's own.

@@ -80,6 +80,8 @@ pub(crate) struct Machine {
     pub iommu: Iommu,
     /// Parameters for the guest's kernel beyond ours.
     pub kernel_parameters: String,
+    /// Whether every DMA is recorded, and one that is not as it should be fails the run.
+    pub sanitize: bool,
 }
 
 /// A PCIe switch.

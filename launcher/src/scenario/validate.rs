@@ -165,6 +165,7 @@ fn machine(table: MachineTable, gpus: &[Gpu]) -> Result<Machine, Problem> {
         cpus,
         iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
+        sanitize: table.sanitize,
     })
 }
 
