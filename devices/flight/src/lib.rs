@@ -6,12 +6,9 @@
 //! overwritten. A [`FlightFile`] is read by anybody at any time, while the device runs or after it was killed: each
 //! record has a sequence number and a check sum, so one that was being written is recognised and left out.
 //!
-//! The layout of the file is described in `layout.rs` and `encode.rs`; a change of it is a new version. [`History`] turns
-//! the records back into what was mapped when.
+//! The layout of the file is described in `layout.rs` and `encode.rs`; a change of it is a new version.
 //!
-//! Not here: who looks at it ([`peerbar iommu`] does), and what a device does (the crate knows no device).
-//!
-//! [`peerbar iommu`]: https://docs.rs/peerbar
+//! Not here: who looks at it (`peerbar iommu` does), and what a device does (the crate knows no device).
 #![forbid(unsafe_code)]
 
 mod encode;
