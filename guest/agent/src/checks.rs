@@ -8,6 +8,7 @@ mod gpu_atomics;
 mod gpu_batch;
 mod gpu_compute;
 mod gpu_copy;
+mod gpu_dma_buf;
 mod gpu_driver;
 mod gpu_faults;
 mod gpu_file;
@@ -63,6 +64,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::GpuCompute { gpu, from, to } => gpu_compute::run(lab, gpu, from, to, measure)?,
         Check::GpuAtomics { gpu } => gpu_atomics::run(lab, gpu, measure)?,
         Check::GpuCopy(copy) => gpu_copy::run(lab, copy, measure)?,
+        Check::GpuDmaBuf { gpu, with } => gpu_dma_buf::run(lab, gpu, with, measure)?,
         Check::GpuFaults { gpu } => gpu_faults::run(lab, gpu)?,
         Check::GpuMapping { gpu } => gpu_mapping::run(lab, gpu)?,
         Check::GpuPins { gpu, disk } => gpu_driver::pins::run(lab, gpu, disk)?,

@@ -29,7 +29,9 @@ mod power;
 mod registers;
 mod session;
 mod tools;
+mod udmabuf;
 mod uevents;
+mod vfio;
 mod watchdog;
 
 use std::process::ExitCode;

@@ -141,6 +141,14 @@ pub enum Check {
     },
     /// The GPU's copy engine copies from its memory to another's and back.
     GpuCopy(GpuCopy),
+    /// The GPU's copy engine reads and writes memory that somebody else has exported as a dma-buf: a program's, or, in a
+    /// guest with an IOMMU, the aperture of another GPU, which vfio-pci has meanwhile.
+    GpuDmaBuf {
+        /// A GPU's name.
+        gpu: String,
+        /// Whose memory.
+        with: Buffer,
+    },
     /// A program and a driver that misbehave, each on a channel of its own, get an error, an interrupt and a record; other
     /// channels go on. Not behind an IOMMU, whose own driver would complain.
     GpuFaults {
@@ -230,6 +238,7 @@ impl Check {
             }
             Check::GpuAtomics { gpu } => format!("atomic adds of {gpu} to guest RAM"),
             Check::GpuCopy(copy) => format!("copy engine of {}: VRAM and {}", copy.gpu, copy.with),
+            Check::GpuDmaBuf { gpu, with } => format!("{gpu} and a dma-buf of {with}"),
             Check::GpuFaults { gpu } => format!("{gpu} and those who misbehave"),
             Check::GpuMapping { gpu } => format!("VRAM of {gpu} through mappings"),
             Check::GpuPins { gpu, .. } => format!("memory of {gpu} pinned by another driver"),

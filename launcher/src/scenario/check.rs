@@ -77,6 +77,7 @@ enum Kind {
     GpuCompute,
     GpuAtomics,
     GpuCopy,
+    GpuDmaBuf,
     GpuFaults,
     GpuMapping,
     GpuPins,
@@ -140,6 +141,7 @@ impl CheckTable {
                 gpu: self.gpu(devices)?.name.clone(),
             },
             Kind::GpuCopy => Check::GpuCopy(self.gpu_copy(devices)?),
+            Kind::GpuDmaBuf => self.gpu_dma_buf(devices)?,
             Kind::GpuFaults => Check::GpuFaults {
                 gpu: self.gpu(devices)?.name.clone(),
             },

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use peerbar_dma::LinkSpeed;
 use peerbar_nvme::{Poll, SeededFault};
-use peerbar_report::{Check, Medium, Module, Plan};
+use peerbar_report::{Buffer, Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
 
@@ -229,7 +229,19 @@ impl Scenario {
     /// it needs them.
     pub(crate) fn initramfs_modules(&self) -> Vec<String> {
         let on = |medium| move |check: &Check| matches!(check, Check::GpuFile(file) if file.on == medium);
+        let lent = |check: &Check| {
+            matches!(
+                check,
+                Check::GpuDmaBuf {
+                    with: Buffer::P2pmem(_),
+                    ..
+                }
+            )
+        };
+        let lent = self.checks.iter().any(lent);
         let needed = [
+            ("vfio_iommu_type1", lent),
+            ("vfio_pci", lent),
             ("9p", self.tools),
             ("9pnet_virtio", self.tools),
             ("ext4", self.checks.iter().any(on(Medium::Ext4))),

@@ -1,6 +1,6 @@
 //! Checks of GPUs.
 
-use peerbar_report::{Check, GpuCopy, GpuFile, Medium};
+use peerbar_report::{Buffer, Check, GpuCopy, GpuFile, Medium};
 use toml::Spanned;
 
 use super::{CheckTable, Devices, PAGE, buffer, fits, known, multiples, pool, required};
@@ -82,6 +82,24 @@ impl CheckTable {
             from: known(self.from()?, devices.nvmes)?.name.clone(),
             to: known(self.to()?, devices.nvmes)?.name.clone(),
         })
+    }
+
+    pub(super) fn gpu_dma_buf(&mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
+        let gpu = self.gpu(devices)?.name.clone();
+        let with = required(self.with.take(), "with", self.kind.span())?;
+        let at = with.span();
+        let with = buffer(with, devices)?;
+        match &with {
+            Buffer::P2pmem(name)
+                if *name == gpu || devices.gpus.iter().all(|gpu| gpu.name != *name) =>
+            {
+                let message = format!(
+                    "vfio-pci exports the aperture of another GPU than `{gpu}`, and `{name}` is none"
+                );
+                Err(Problem::new(at, message))
+            }
+            _ => Ok(Check::GpuDmaBuf { gpu, with }),
+        }
     }
 
     pub(super) fn gpu_copy(&mut self, devices: &Devices<'_>) -> Result<GpuCopy, Problem> {
@@ -192,6 +210,25 @@ mod tests {
             error.starts_with("x.toml:15: XFS takes no disk of less than 300M"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_gpu_that_vfio_exports_brings_its_modules_and_is_another_one() {
+        let second = "[[gpu]]\nname = \"g1\"\nvram = \"64M\"\n\n[[check]]\n";
+        let check = "kind = \"gpu-dma-buf\"\ngpu = \"g0\"\nwith = ";
+        let text = |with: &str| {
+            let text = format!("{HEAD}{second}{check}{with}\n");
+            Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+        };
+        let lent = text("{ p2pmem = \"g1\" }").unwrap().initramfs_modules();
+        assert_eq!(
+            lent,
+            ["nvme", "peerbar_gpu", "vfio_iommu_type1", "vfio_pci"]
+        );
+        let own = text("\"guest-ram\"").unwrap().initramfs_modules();
+        assert_eq!(own, ["nvme", "peerbar_gpu"]);
+        let error = text("{ p2pmem = \"g0\" }").unwrap_err();
+        assert!(error.contains("another GPU than `g0`"), "{error}");
     }
 
     #[test]
