@@ -1,6 +1,7 @@
 //! A small NVMe driver: brings a controller up over its socket and creates queues.
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::rc::Rc;
@@ -124,6 +125,18 @@ impl Controller {
             (None, Some(_)) => "mapped",
             (None, None) => "trapped",
         }
+    }
+
+    /// Lends the device the `bytes` bytes at `offset` of `file` at `address`.
+    pub(crate) fn map(
+        &self,
+        file: &File,
+        offset: u64,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let mut client = self.bells.client.borrow_mut();
+        Ok(client.dma_map(offset, address, bytes, file.as_raw_fd())?)
     }
 
     /// Creates a pair of I/O queues of `entries` entries that raise no interrupts.

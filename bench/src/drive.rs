@@ -16,7 +16,7 @@ pub(crate) trait Job {
     /// Which way data goes.
     fn direction(&self) -> Direction;
     /// Where the next command goes, none if there is no more to do. The buffer is its own, to be filled for a write.
-    fn next(&mut self, now: Instant, slot: &Slot) -> Result<Option<Place>, Error>;
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> Result<Option<Place>, Error>;
     /// A command has ended well.
     fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error>;
 }

@@ -1,8 +1,5 @@
 //! The controller's server driven from the host, without a guest.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use hdrhistogram::Histogram;
 
 use crate::figure::{Beside, Figure, Goal, Latency};
@@ -10,7 +7,7 @@ use crate::lane::Direction;
 use crate::limits::{Copies, empty_ring, ping_pong};
 use crate::setup::{Round, Session, Setup};
 use crate::spread::{latencies, median, quantile_us};
-use crate::{Error, Report};
+use crate::{Error, Options, Report};
 
 /// What the disks hold, beyond the caches of most processors.
 const DISK_BYTES: u64 = 128 << 20;
@@ -21,30 +18,6 @@ const SMALL: usize = 4 << 10;
 const LARGE: usize = 128 << 10;
 /// What SPDK's NVMe/vfio-user target is known for, in 4 KiB reads a second of one core.
 const NULL_GOAL: f64 = 4e6;
-
-/// How much to measure.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The program `peerbar-nvme`.
-    pub server: PathBuf,
-    /// More words for its command line.
-    pub words: Vec<String>,
-    /// Few figures, one short round each.
-    pub quick: bool,
-    /// Only figures with this in their name.
-    pub only: String,
-}
-
-impl Options {
-    fn rounds(&self) -> u32 {
-        if self.quick { 1 } else { 5 }
-    }
-
-    /// How long a round of a measurement is.
-    fn time(&self) -> Duration {
-        Duration::from_millis(if self.quick { 100 } else { 200 })
-    }
-}
 
 /// One line of what is measured.
 #[derive(Clone, Copy, Debug)]
@@ -121,11 +94,13 @@ pub fn measure(
             program: &options.server,
             options: &options.words,
             backend: case.backend,
+            devices: 1,
             namespaces: 1,
             namespace_bytes: DISK_BYTES,
             queues: case.queues,
             depth: case.depth,
             bytes: case.bytes,
+            pieces: None,
         };
         let mut session = Session::start(&setup)?;
         let doorbells = session.doorbells().to_owned();

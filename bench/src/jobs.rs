@@ -56,7 +56,7 @@ impl Job for Fill {
         Direction::Write
     }
 
-    fn next(&mut self, _now: Instant, slot: &Slot) -> Result<Option<Place>, Error> {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> Result<Option<Place>, Error> {
         let Some(place) = self.extent.place(self.begun) else {
             return Ok(None);
         };
@@ -85,7 +85,7 @@ impl Job for Check {
         Direction::Read
     }
 
-    fn next(&mut self, _now: Instant, slot: &Slot) -> Result<Option<Place>, Error> {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> Result<Option<Place>, Error> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -148,6 +148,48 @@ impl Timed {
     }
 }
 
+/// A page of memory for data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    /// Where it is in its memory.
+    pub(crate) offset: usize,
+    /// Where the device sees it.
+    pub(crate) address: u64,
+}
+
+/// A job whose transfers go each to another page, chosen at random; without any, each command keeps its own memory.
+pub(crate) struct Scattered<'a, J> {
+    pub(crate) job: J,
+    /// The pages.
+    pub(crate) spots: &'a [Spot],
+    /// How many commands share them: none uses a page that another one may be given.
+    pub(crate) commands: usize,
+    pub(crate) rng: Rng,
+}
+
+impl<J: Job> Job for Scattered<'_, J> {
+    fn direction(&self) -> Direction {
+        self.job.direction()
+    }
+
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> Result<Option<Place>, Error> {
+        if let Some(rounds) = self
+            .spots
+            .len()
+            .checked_div(self.commands)
+            .filter(|rounds| *rounds > 0)
+        {
+            let index = self.rng.usize(..rounds) * self.commands + usize::from(slot.cid());
+            slot.use_spot(self.spots.get(index).copied());
+        }
+        self.job.next(now, slot)
+    }
+
+    fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error> {
+        self.job.done(now, slot)
+    }
+}
+
 /// How many values there are; exact below 2^53.
 pub(crate) fn count(histogram: &Histogram<u64>) -> f64 {
     Duration::from_secs(histogram.len()).as_secs_f64()
@@ -158,7 +200,7 @@ impl Job for Timed {
         self.direction
     }
 
-    fn next(&mut self, now: Instant, _slot: &Slot) -> Result<Option<Place>, Error> {
+    fn next(&mut self, now: Instant, _slot: &mut Slot) -> Result<Option<Place>, Error> {
         if now >= self.until {
             return Ok(None);
         }

@@ -9,6 +9,7 @@ use vm_memory::VolatileSlice;
 use zerocopy::FromZeros;
 
 use crate::Error;
+use crate::jobs::Spot;
 use crate::memory::Memory;
 use crate::queue::QueuePair;
 
@@ -72,6 +73,19 @@ impl Slot {
             buffer,
             place: Place { nsid: 1, offset: 0 },
             since: None,
+        }
+    }
+
+    /// Its name on its queue.
+    pub(crate) fn cid(&self) -> u16 {
+        self.entry.cid.get()
+    }
+
+    /// Has the data, which fit a page, lie in another page of their memory, if there is one.
+    pub(crate) fn use_spot(&mut self, spot: Option<Spot>) {
+        if let Some(spot) = spot {
+            self.buffer.offset = spot.offset;
+            self.entry.prp1 = spot.address.into();
         }
     }
 

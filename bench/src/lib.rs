@@ -5,7 +5,7 @@
 //! and what they were measured with make a [`Report`], which is printed as a table and kept as JSON; [`compare`] sets
 //! two of them side by side.
 //!
-//! The host-side suites ([`host`]) need no guest: a small NVMe driver in this crate drives a server over its socket,
+//! The host-side suites ([`host`], [`growth`]) need no guest: a small NVMe driver in this crate drives a server over its socket,
 //! with queues and data in shared memory. It uses shadow doorbells and a doorbell page that can be mapped where the
 //! server offers them, and messages for what is left.
 
@@ -18,11 +18,14 @@ mod doorbell;
 mod drive;
 mod error;
 mod figure;
+pub mod growth;
 pub mod host;
 mod jobs;
 mod lane;
 mod limits;
 mod memory;
+mod options;
+mod pieces;
 mod queue;
 mod report;
 mod server;
@@ -33,5 +36,6 @@ pub use compare::compare;
 pub use cpu_time::cpu_time;
 pub use error::Error;
 pub use figure::{Beside, Figure, Goal, Latency};
+pub use options::Options;
 pub use report::Report;
 pub use spread::median;

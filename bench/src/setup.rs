@@ -10,9 +10,10 @@ use crate::Error;
 use crate::controller::Controller;
 use crate::cpu_time::cpu_time;
 use crate::drive::drive;
-use crate::jobs::{Check, Extent, Fill, Timed, count};
+use crate::jobs::{Check, Extent, Fill, Scattered, Spot, Timed, count};
 use crate::lane::{Buffer, Direction, Lane, Slot};
 use crate::memory::PAGE;
+use crate::pieces::Pieces;
 use crate::server::Server;
 
 /// Bytes of a logical block.
@@ -23,20 +24,26 @@ const CHECKED: u64 = 4096;
 /// What to start.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup<'a> {
-    /// The server's program.
+    /// The servers' program.
     pub(crate) program: &'a Path,
     /// More words of its command line.
     pub(crate) options: &'a [String],
-    /// Where its namespaces are kept: `ram` or `null`.
+    /// Where namespaces are kept: `ram` or `null`.
     pub(crate) backend: &'static str,
+    /// Servers, each with one controller.
+    pub(crate) devices: u16,
+    /// Namespaces of each controller.
     pub(crate) namespaces: u32,
     /// Size of each in bytes.
     pub(crate) namespace_bytes: u64,
+    /// Queues of each controller.
     pub(crate) queues: u16,
     /// Commands outstanding on each queue.
     pub(crate) depth: u16,
     /// Bytes of a transfer.
     pub(crate) bytes: usize,
+    /// Mappings that hold the data of each controller, one page for each transfer; none: few and large ones.
+    pub(crate) pieces: Option<usize>,
 }
 
 impl Setup<'_> {
@@ -79,15 +86,20 @@ pub(crate) struct Round {
     pub(crate) rate: f64,
     /// In nanoseconds.
     pub(crate) latencies: Histogram<u64>,
-    /// Time on a processor of the server for each transfer, in nanoseconds.
+    /// Time on a processor of all servers for each transfer, in nanoseconds.
     pub(crate) cpu_ns: f64,
 }
 
-/// A server with a driver.
+/// Servers with their drivers.
 pub(crate) struct Session {
-    server: Server,
-    controller: Controller,
+    servers: Vec<Server>,
+    controllers: Vec<Controller>,
+    /// As many for each controller, in its order.
     lanes: Vec<Lane>,
+    lanes_each: usize,
+    spots: Vec<Spot>,
+    /// How many commands share them.
+    commands: usize,
     extent: Extent,
     rng: Rng,
 }
@@ -95,33 +107,50 @@ pub(crate) struct Session {
 impl Session {
     /// Starts it all and fills the disks.
     pub(crate) fn start(setup: &Setup<'_>) -> Result<Self, Error> {
-        let server = Server::start(setup.program, setup.words())?;
-        let mut controller = Controller::bring_up(&server.socket(), setup.memory_bytes())?;
-        let lanes = (0..setup.queues)
-            .map(|_| lane(&mut controller, setup))
-            .collect::<Result<Vec<_>, _>>()?;
         let mut session = Self {
-            server,
-            controller,
-            lanes,
+            servers: Vec::new(),
+            controllers: Vec::new(),
+            lanes: Vec::new(),
+            lanes_each: usize::from(setup.queues),
+            spots: Vec::new(),
+            commands: usize::from(setup.depth),
             extent: setup.extent(),
             rng: Rng::with_seed(1),
         };
+        for _ in 0..setup.devices {
+            let server = Server::start(setup.program, setup.words())?;
+            let mut controller = Controller::bring_up(&server.socket(), setup.memory_bytes())?;
+            let scattered = setup.pieces.map(|pieces| Pieces::map(&controller, pieces));
+            let scattered = scattered.transpose()?;
+            for _ in 0..setup.queues {
+                let lane = lane(&mut controller, setup, scattered.as_ref())?;
+                session.lanes.push(lane);
+            }
+            session.spots = scattered.map_or_else(Vec::new, |pieces| pieces.spots);
+            session.servers.push(server);
+            session.controllers.push(controller);
+        }
         session.fill()?;
         Ok(session)
     }
 
     /// How doorbells are rung.
     pub(crate) fn doorbells(&self) -> &'static str {
-        self.controller.doorbells()
+        self.controllers.first().map_or("", Controller::doorbells)
     }
 
-    /// Transfers at random places for `time`.
+    /// Transfers at random places for `time`, on all controllers at once.
     pub(crate) fn round(&mut self, direction: Direction, time: Duration) -> Result<Round, Error> {
-        let before = cpu_time(self.server.pid())?;
-        let mut job = Timed::new(direction, self.extent, self.rng.fork(), time);
+        let before = self.cpu_time()?;
+        let mut job = Scattered {
+            job: Timed::new(direction, self.extent, self.rng.fork(), time),
+            spots: &self.spots,
+            commands: self.commands,
+            rng: self.rng.fork(),
+        };
         drive(&mut self.lanes, &mut job)?;
-        let cpu = cpu_time(self.server.pid())?.saturating_sub(before);
+        let job = job.job;
+        let cpu = self.cpu_time()?.saturating_sub(before);
         Ok(Round {
             rate: job.rate(),
             cpu_ns: cpu.as_secs_f64() * 1e9 / count(&job.latencies),
@@ -132,26 +161,53 @@ impl Session {
     /// Writes all disks anew, and reads at random with every byte compared.
     pub(crate) fn check(&mut self) -> Result<(), Error> {
         self.fill()?;
-        let mut check = Check {
-            extent: self.extent,
-            rng: self.rng.fork(),
-            left: CHECKED,
-        };
-        drive(&mut self.lanes, &mut check)
+        for lanes in self.lanes.chunks_mut(self.lanes_each) {
+            let mut check = Scattered {
+                job: Check {
+                    extent: self.extent,
+                    rng: self.rng.fork(),
+                    left: CHECKED,
+                },
+                spots: &self.spots,
+                commands: self.commands,
+                rng: self.rng.fork(),
+            };
+            drive(lanes, &mut check)?;
+        }
+        Ok(())
     }
 
     fn fill(&mut self) -> Result<(), Error> {
-        let mut fill = Fill {
-            extent: self.extent,
-            begun: 0,
-        };
-        drive(&mut self.lanes, &mut fill)
+        for lanes in self.lanes.chunks_mut(self.lanes_each) {
+            let mut fill = Fill {
+                extent: self.extent,
+                begun: 0,
+            };
+            drive(lanes, &mut fill)?;
+        }
+        Ok(())
+    }
+
+    fn cpu_time(&self) -> Result<Duration, Error> {
+        self.servers
+            .iter()
+            .map(|server| cpu_time(server.pid()))
+            .sum()
     }
 }
 
-fn lane(controller: &mut Controller, setup: &Setup<'_>) -> Result<Lane, Error> {
+/// A queue pair with commands, whose data lie in the controller's memory or, for the `pages` of somebody else's, in one
+/// of them each.
+fn lane(
+    controller: &mut Controller,
+    setup: &Setup<'_>,
+    pages: Option<&Pieces>,
+) -> Result<Lane, Error> {
     let queue = controller.create_queues(entries(setup.depth))?;
     let slots = (0..setup.depth).map(|cid| {
+        if let Some(pieces) = pages {
+            return pieces.slot(cid, BLOCK_BYTES);
+        }
         let offset = controller.pages.take(setup.bytes)?;
         let pages: Vec<u64> = (offset..offset + setup.bytes)
             .step_by(PAGE)

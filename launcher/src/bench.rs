@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::anyhow;
-use peerbar_bench::{Error, Report, compare, host};
+use peerbar_bench::{Error, Options, Report, compare, growth, host};
 
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
@@ -27,7 +27,8 @@ const RESULTS: &str = "results.json";
 /// Measures.
 pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
     match what {
-        Bench::Host(options) => on_host(options)?,
+        Bench::Host(options) => on_host("bench-host", host::measure, options)?,
+        Bench::Growth(options) => on_host("bench-growth", growth::measure, options)?,
         Bench::Guest(options) => in_guest(options)?,
         Bench::Boot(options) => return boot::boot(options),
         Bench::Compare { first, second } => {
@@ -37,9 +38,12 @@ pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn on_host(options: &BenchHost) -> Result<(), Failure> {
+/// A suite that needs no guest.
+type Suite = fn(&Options, &mut Report, &mut dyn FnMut(&str)) -> Result<(), Error>;
+
+fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure> {
     let extent = &options.extent;
-    let suite = host::Options {
+    let how = Options {
         server: beside("peerbar-nvme")?,
         words: options
             .server
@@ -49,16 +53,19 @@ fn on_host(options: &BenchHost) -> Result<(), Failure> {
         quick: extent.quick,
         only: extent.only.clone(),
     };
-    let folder = Folder::create(&extent.runs, "bench-host", SystemTime::now())?;
+    let folder = Folder::create(&extent.runs, name, SystemTime::now())?;
     let mut progress = Progress::new();
     let mut report = Report::begin();
     report
         .settings
         .insert("server".to_owned(), options.server.clone());
-    let measured = host::measure(&suite, &mut report, &mut |step| progress.stage(step));
+    let measured = suite(&how, &mut report, &mut |step| progress.stage(step));
     drop(progress);
-    conclude(extent, &report, &folder)?;
-    Ok(measured.map_err(anyhow::Error::from)?)
+    if measured.is_ok() || !report.figures.is_empty() {
+        conclude(extent, &report, &folder)?;
+    }
+    measured.map_err(anyhow::Error::from)?;
+    Ok(())
 }
 
 fn in_guest(options: &BenchGuest) -> Result<(), Failure> {

@@ -97,6 +97,8 @@ pub(crate) struct Own {
 pub(crate) enum Bench {
     /// Drives the controller's server from the host, without a guest: rates, latencies, bandwidth.
     Host(BenchHost),
+    /// What a transfer costs with more namespaces, queues, mappings and devices; driven from the host.
+    Growth(BenchHost),
     /// Loads our controller and QEMU's own with fio, in turn in one guest.
     Guest(BenchGuest),
     /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.

@@ -1,0 +1,29 @@
+//! How much to measure.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How much to measure on the host.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The program `peerbar-nvme`.
+    pub server: PathBuf,
+    /// More words for its command line.
+    pub words: Vec<String>,
+    /// Few figures, one short round each.
+    pub quick: bool,
+    /// Only figures with this in their name.
+    pub only: String,
+}
+
+impl Options {
+    /// How often each measurement is made.
+    pub(crate) fn rounds(&self) -> u32 {
+        if self.quick { 1 } else { 5 }
+    }
+
+    /// How long each of them is.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_millis(if self.quick { 100 } else { 200 })
+    }
+}

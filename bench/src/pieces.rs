@@ -1,0 +1,58 @@
+//! Memory for data that the device sees in many pieces, each a mapping of its own.
+
+use std::sync::Arc;
+
+use crate::Error;
+use crate::controller::Controller;
+use crate::jobs::Spot;
+use crate::lane::{Buffer, Slot};
+use crate::memory::{Memory, PAGE};
+
+/// As many mappings as a client may have (vfio-user, VERSION, `max_dma_maps`), less the one that queues lie in.
+pub(crate) const MOST: usize = 65534;
+/// Where the device sees the first piece.
+const BASE: u64 = 1 << 40;
+
+/// The memory, and where its pages are.
+pub(crate) struct Pieces {
+    memory: Arc<Memory>,
+    /// All of its pages.
+    pub(crate) spots: Vec<Spot>,
+}
+
+impl Pieces {
+    /// Lends the device memory of about [`MOST`] pages in so many pieces. As much lies between two of them, so that
+    /// nobody can take them for one.
+    pub(crate) fn map(controller: &Controller, pieces: usize) -> Result<Self, Error> {
+        let bytes = MOST / pieces * PAGE;
+        let (memory, file) = Memory::create(pieces * bytes)?;
+        let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let mut spots = Vec::new();
+        for piece in 0..pieces {
+            let address = BASE + 2 * wide(piece * bytes);
+            controller.map(&file, wide(piece * bytes), address, wide(bytes))?;
+            spots.extend((0..bytes).step_by(PAGE).map(|inside| Spot {
+                offset: piece * bytes + inside,
+                address: address + wide(inside),
+            }));
+        }
+        Ok(Self {
+            memory: Arc::new(memory),
+            spots,
+        })
+    }
+
+    /// A command that uses a page of its own.
+    pub(crate) fn slot(&self, cid: u16, block_bytes: u32) -> Result<Slot, Error> {
+        let spot = self.spots.get(usize::from(cid)).ok_or(Error::Full {
+            asked: PAGE,
+            all: self.memory.bytes(),
+        })?;
+        let buffer = Buffer {
+            memory: self.memory.clone(),
+            offset: spot.offset,
+            bytes: PAGE,
+        };
+        Ok(Slot::new(cid, block_bytes, buffer, [spot.address, 0]))
+    }
+}
