@@ -6,6 +6,7 @@ mod controller_reset;
 mod copy;
 mod gpu_atomics;
 mod gpu_batch;
+mod gpu_beyond_aperture;
 mod gpu_compute;
 mod gpu_copy;
 mod gpu_dma_buf;
@@ -66,6 +67,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::GpuCopy(copy) => gpu_copy::run(lab, copy, measure)?,
         Check::GpuDmaBuf { gpu, with } => gpu_dma_buf::run(lab, gpu, with, measure)?,
         Check::GpuFaults { gpu } => gpu_faults::run(lab, gpu)?,
+        Check::GpuBeyondAperture { gpu } => gpu_beyond_aperture::run(lab, gpu)?,
         Check::GpuMapping { gpu } => gpu_mapping::run(lab, gpu)?,
         Check::GpuPins { gpu, disk } => gpu_driver::pins::run(lab, gpu, disk)?,
         Check::GpuLifetimes { gpu, disk } => gpu_driver::lifetimes::run(lab, gpu, disk)?,

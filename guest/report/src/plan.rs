@@ -155,6 +155,11 @@ pub enum Check {
         /// A GPU's name.
         gpu: String,
     },
+    /// VRAM that the aperture of `gpu` does not show is reached: through a window that is moved to it, or by commands.
+    GpuBeyondAperture {
+        /// A GPU's name.
+        gpu: String,
+    },
     /// The processor loads from GPU memory and stores to it through mappings, which outlive what they are made of.
     GpuMapping {
         /// A GPU's name.
@@ -240,6 +245,7 @@ impl Check {
             Check::GpuCopy(copy) => format!("copy engine of {}: VRAM and {}", copy.gpu, copy.with),
             Check::GpuDmaBuf { gpu, with } => format!("{gpu} and a dma-buf of {with}"),
             Check::GpuFaults { gpu } => format!("{gpu} and those who misbehave"),
+            Check::GpuBeyondAperture { gpu } => format!("VRAM of {gpu} beyond its aperture"),
             Check::GpuMapping { gpu } => format!("VRAM of {gpu} through mappings"),
             Check::GpuPins { gpu, .. } => format!("memory of {gpu} pinned by another driver"),
             Check::GpuLifetimes { gpu, .. } => format!("users of {gpu} die in any order"),

@@ -79,6 +79,7 @@ enum Kind {
     GpuCopy,
     GpuDmaBuf,
     GpuFaults,
+    GpuBeyondAperture,
     GpuMapping,
     GpuPins,
     GpuLifetimes,
@@ -143,6 +144,9 @@ impl CheckTable {
             Kind::GpuCopy => Check::GpuCopy(self.gpu_copy(devices)?),
             Kind::GpuDmaBuf => self.gpu_dma_buf(devices)?,
             Kind::GpuFaults => Check::GpuFaults {
+                gpu: self.gpu(devices)?.name.clone(),
+            },
+            Kind::GpuBeyondAperture => Check::GpuBeyondAperture {
                 gpu: self.gpu(devices)?.name.clone(),
             },
             Kind::GpuMapping => Check::GpuMapping {

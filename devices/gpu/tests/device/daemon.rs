@@ -1,9 +1,9 @@
 //! The daemon as a process, with a client that others have written.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,31 @@ fn refused(args: &[&str]) -> (Option<i32>, String) {
         .output()
         .unwrap();
     (status.code(), String::from_utf8(stderr).unwrap())
+}
+
+/// Memory of the daemon that is there, in bytes (proc(5), `VmRSS`).
+fn resident(daemon: &Daemon) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+    kib.parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn vram_takes_no_memory_of_the_host_before_it_is_touched() {
+    const MIB: u64 = 1 << 20;
+    let daemon = Daemon::start(&["--vram", "4G", "--aperture", "256M"]);
+    let mut client = daemon.client();
+    let vram = client.region(2).unwrap().file_offset.as_ref();
+    let file = vram.unwrap().file().try_clone().unwrap();
+    let on_host = || file.metadata().unwrap().blocks() * 512;
+    assert_eq!((file.metadata().unwrap().len(), on_host()), (4096 * MIB, 0));
+    file.write_all_at(&[1], 255 * MIB).unwrap();
+    client.region_read(2, 255 * MIB, &mut [0]).unwrap();
+    // Pages of the host may be huge.
+    assert!((1..=2 * MIB).contains(&on_host()), "{}", on_host());
+    let resident = resident(&daemon);
+    assert!(resident < 64 * MIB, "{resident}");
 }
 
 #[test]

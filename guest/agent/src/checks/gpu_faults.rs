@@ -6,6 +6,8 @@ mod through_driver;
 
 use anyhow::{Context, ensure};
 
+pub(super) use self::requests::Node;
+
 use self::past_driver::{Bench, FAILED_REQUESTS};
 use self::through_driver::IMPORTED_BYTES;
 use crate::counters::Witness;

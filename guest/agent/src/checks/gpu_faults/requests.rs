@@ -66,12 +66,12 @@ struct Wait {
 
 /// The GPU's device file.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(in crate::checks) struct Node {
     file: File,
 }
 
 impl Node {
-    pub(super) fn open(gpu: &gpus::Gpu) -> anyhow::Result<Self> {
+    pub(in crate::checks) fn open(gpu: &gpus::Gpu) -> anyhow::Result<Self> {
         let path = gpu.node_path();
         let file = File::options().read(true).write(true).open(&path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
@@ -79,7 +79,7 @@ impl Node {
     }
 
     /// Allocates `size` bytes of VRAM; returns the handle.
-    pub(super) fn allocate(&self, size: u64) -> Result<u32, Errno> {
+    pub(in crate::checks) fn allocate(&self, size: u64) -> Result<u32, Errno> {
         let mut alloc = Alloc {
             size,
             ..Alloc::default()
