@@ -322,6 +322,9 @@ mod tests {
         let text = format!("{HEAD}{DISK}{check}").replacen("name = \"x\"\n", machine, 1);
         let scenario = parse(text).unwrap();
         assert_eq!(scenario.initramfs_modules(), ["virtio_iommu", "nvme"]);
+        let module = "[[module]]\nname = \"nvme\"\nparameters = \"use_cmb_sqes=0\"\n";
+        let scenario = parse(scenario.text + module).unwrap();
+        assert_eq!(scenario.initramfs_modules(), ["virtio_iommu", "nvme"]);
     }
 
     #[test]

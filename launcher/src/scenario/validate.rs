@@ -54,7 +54,9 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     let labels = labels.collect::<Result<_, _>>()?;
     let checks = checks(file.check, &devices)?;
     let needed = needed_modules(machine.iommu, &gpus, &checks);
-    let modules = modules(file.module, needed)?;
+    let mut modules = modules(file.module, needed)?;
+    // A driver that comes before it would work without the IOMMU for good.
+    modules.sort_by_key(|module| Some(module.name.as_str()) != machine.iommu.module());
     Ok(Scenario {
         name,
         text: String::new(),
