@@ -1,11 +1,14 @@
 //! The command line.
 
 use std::ffi::OsString;
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::iommu::Iommu;
 use crate::leash;
+use crate::matrix::{Device, Flow, Topology};
 use crate::timeout::Timeout;
 
 /// A PCIe peer-to-peer DMA lab without hardware.
@@ -27,6 +30,10 @@ pub(crate) enum Command {
     Run(Run),
     /// Says which way peer-to-peer DMA takes in a run or a scenario, and why.
     Explain(Explain),
+    /// Tries which way data takes between two devices: every topology, IOMMU, CPU and flow, beside what the kernel's rule
+    /// says.
+    #[command(after_help = MATRIX_EXIT_CODES)]
+    Matrix(Matrix),
     /// Measures.
     #[command(subcommand)]
     Bench(Bench),
@@ -76,6 +83,44 @@ pub(crate) struct Explain {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+const MATRIX_EXIT_CODES: &str = "Exit codes: 0 every cell agrees with the rule, 1 one does not, or has success with wrong \
+    data; with --device qemu-nvme 0 if every cell was tried, whatever it shows. Others as of `peerbar run`";
+
+/// Fills the matrix. Without filters that is all of it.
+#[derive(Args)]
+pub(crate) struct Matrix {
+    /// IOMMUs, parted by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub iommu: Vec<Iommu>,
+    /// CPU models as for QEMU's -cpu, parted by commas [default: EPYC,Haswell].
+    #[arg(long, value_name = "MODEL", value_delimiter = ',')]
+    pub cpu: Vec<String>,
+    /// Topologies, parted by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub topology: Vec<Topology>,
+    /// Flows, parted by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub flow: Vec<Flow>,
+    /// EPYC without an IOMMU and with Intel's, Haswell without, and no others.
+    #[arg(long, conflicts_with_all = ["iommu", "cpu"])]
+    pub quick: bool,
+    /// Whose devices are tried.
+    #[arg(long, value_enum, default_value_t = Device::Peerbar)]
+    pub device: Device,
+    /// Print the matrix as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Boots at once [default: one for each processor of the host].
+    #[arg(short, long, value_name = "N")]
+    pub jobs: Option<NonZero<usize>>,
+    /// Folder that gets a folder for each matrix.
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub runs: PathBuf,
+    /// The user's own pieces.
+    #[command(flatten)]
+    pub own: Own,
 }
 
 /// The user's own pieces, in place of ours.

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::Error;
 use peerbar_images::ImageError;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::say::say;
 use crate::scenario::ScenarioError;
 
 /// How a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Outcome {
     /// Every check passed.

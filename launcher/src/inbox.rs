@@ -22,6 +22,8 @@ pub(crate) enum Voice {
     Qemu,
     /// The device server of this index.
     Server(usize),
+    /// The run of this index, which is a process of its own.
+    Run(usize),
 }
 
 /// What happened.

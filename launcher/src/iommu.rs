@@ -1,9 +1,10 @@
 //! The guest's IOMMU: what QEMU and the kernel must be told of it.
 
-use serde::Deserialize;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 
 /// Which IOMMU the machine has, and whether the kernel has it translate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Iommu {
     /// There is none.
@@ -20,6 +21,17 @@ pub(crate) enum Iommu {
 }
 
 impl Iommu {
+    /// As a scenario calls it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Intel => "intel",
+            Self::IntelPassthrough => "intel-passthrough",
+            Self::Amd => "amd",
+            Self::Virtio => "virtio",
+        }
+    }
+
     /// What is added to QEMU's `-M`: interrupts that an IOMMU of Intel's or AMD's could remap are split.
     pub(crate) fn machine(self) -> &'static str {
         match self {

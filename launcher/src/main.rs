@@ -22,6 +22,7 @@ mod guest;
 mod inbox;
 mod iommu;
 mod leash;
+mod matrix;
 mod progress;
 mod qemu;
 mod report;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(options) => run::run(&options),
         Command::Explain(options) => explain::explain(&options),
+        Command::Matrix(options) => matrix::run(&options),
         Command::Bench(what) => bench::run(&what),
         Command::Leash { parent, words } => Err(leash::become_held(parent, &words)),
     };

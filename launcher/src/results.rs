@@ -73,7 +73,7 @@ pub(crate) fn conclude(
 }
 
 /// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
-fn colours() -> bool {
+pub(crate) fn colours() -> bool {
     stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 

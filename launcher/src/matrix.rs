@@ -1,0 +1,297 @@
+//! `peerbar matrix`: which way data takes between two devices, for every topology, IOMMU, CPU and flow, by the kernel's rule
+//! and as it happens.
+//!
+//! One machine holds all topologies, so a boot fills a column. Nothing is expected by a table of old results: what must
+//! happen is computed from the rule ([`peerbar_rule`]), what has happened is what the devices have recorded.
+
+mod boots;
+mod cell;
+mod machine;
+mod selection;
+mod table;
+mod topology;
+mod way;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::num::NonZero;
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread::available_parallelism;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, anyhow};
+use clap::ValueEnum;
+use peerbar_rule::Release;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use self::boots::Order;
+use self::cell::{Cell, Rule};
+use self::selection::Boot;
+pub(crate) use self::topology::{Flow, Topology};
+use self::way::Way;
+use crate::artifacts::{Artifacts, beside};
+use crate::cli;
+use crate::exit::{Failure, Outcome};
+use crate::folder::Folder;
+use crate::results::{colours, print};
+use crate::scenario::Scenario;
+use crate::signals::Signals;
+
+/// Version of what `--json` prints; it changes with what a reader would have to change for.
+const FORMAT: u32 = 1;
+
+/// Whose devices are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Device {
+    /// Ours.
+    Peerbar,
+    /// QEMU's own NVMe controller, to compare with. It keeps no record of its DMA.
+    QemuNvme,
+}
+
+/// Fills the matrix.
+pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
+    let signals = Signals::new()?;
+    let started = Instant::now();
+    let boots = selection::boots(options);
+    let orders: Vec<Order> = boots
+        .iter()
+        .enumerate()
+        .map(|(number, boot)| order(boot, number, options.device))
+        .collect();
+    let first = orders
+        .first()
+        .filter(|_| boots.iter().all(|boot| !boot.cells.is_empty()));
+    let Some(first) = first else {
+        let message = "no cell is left: GPUs have no own CMB, and with --device qemu-nvme there are none; choose other filters";
+        return Err(Failure::Usage(anyhow!(message)));
+    };
+    // What has to be fetched or built is, once and before several runs ask for it.
+    let artifacts = artifacts(options, &parsed(first)?, &signals)?;
+    let kernel =
+        Release::parse(&artifacts.guest.release).context("the kernel's release has no number")?;
+    let rules = rules(&boots, &orders, kernel)?;
+    let folder = Folder::create(&options.runs, "matrix", SystemTime::now())?;
+    boots::run(&orders, &own(options), jobs(options), &folder, &signals)?;
+    let mut filled = Filled {
+        device: options.device,
+        versions: artifacts.versions(),
+        seconds: 0.0,
+        flaws: Vec::new(),
+        cells: Vec::new(),
+    };
+    for ((boot, order), rules) in boots.iter().zip(&orders).zip(rules) {
+        filled.take(boot, &order.name, rules, folder.path());
+    }
+    filled.seconds = started.elapsed().as_secs_f64();
+    filled.conclude(options.json, &folder)
+}
+
+fn order(boot: &Boot, number: usize, device: Device) -> Order {
+    let name = boot.name(number);
+    let pairs: Vec<_> = boot.cells.iter().map(|(.., pair)| *pair).collect();
+    let scenario = machine::scenario(&name, device, boot.iommu, &boot.cpu, &pairs);
+    Order { name, scenario }
+}
+
+fn parsed(order: &Order) -> Result<Scenario, Failure> {
+    let path = format!("{}.toml", order.name);
+    Ok(Scenario::parse(path.as_ref(), order.scenario.clone())?)
+}
+
+fn artifacts(
+    options: &cli::Matrix,
+    scenario: &Scenario,
+    signals: &Signals,
+) -> Result<Artifacts, Failure> {
+    let agent = beside("peerbar-agent")?;
+    let modules = scenario.initramfs_modules();
+    Artifacts::prepare(&options.own, &modules, scenario.tools, &agent, signals)
+}
+
+/// What the kernel's rule says of each cell of each boot.
+fn rules(boots: &[Boot], orders: &[Order], kernel: Release) -> Result<Vec<Vec<Rule>>, Failure> {
+    let of_boot = |(boot, order): (&Boot, &Order)| {
+        let scenario = parsed(order)?;
+        let rules = boot
+            .cells
+            .iter()
+            .map(|(.., pair)| Rule::of(&scenario, kernel, *pair));
+        rules.collect::<Result<_, _>>().map_err(Failure::Usage)
+    };
+    boots.iter().zip(orders).map(of_boot).collect()
+}
+
+/// The user's own pieces, as words for the command line of each run.
+fn own(options: &cli::Matrix) -> Vec<OsString> {
+    let own = &options.own;
+    let pieces = [
+        ("--qemu", &own.qemu),
+        ("--kernel", &own.kernel),
+        ("--modules", &own.modules),
+    ];
+    let given = pieces
+        .into_iter()
+        .filter_map(|(option, path)| Some((option, path.as_ref()?)));
+    given
+        .flat_map(|(option, path)| [option.into(), path.into()])
+        .collect()
+}
+
+/// As many boots at once as there are processors, for each guest has one.
+fn jobs(options: &cli::Matrix) -> usize {
+    let given = options.jobs.map(NonZero::get);
+    given.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get))
+}
+
+/// A matrix that is filled.
+#[derive(Serialize)]
+struct Filled {
+    device: Device,
+    versions: Value,
+    seconds: f64,
+    /// What went wrong with boots beyond their cells.
+    flaws: Vec<String>,
+    cells: Vec<Cell>,
+}
+
+impl Filled {
+    /// Takes what the boot called `name` has left.
+    fn take(&mut self, boot: &Boot, name: &str, rules: Vec<Rule>, folder: &Path) {
+        let results = boots::results(name, folder).map_err(|error| format!("{error:#}"));
+        if let Some(flaw) = results.as_ref().ok().and_then(boots::Results::flaw) {
+            self.flaws.push(format!("{name}: {flaw}"));
+        }
+        for (index, ((topology, flow, pair), rule)) in boot.cells.iter().zip(rules).enumerate() {
+            let checked = match &results {
+                Ok(results) => results.checks.get(index).ok_or("the boot ended before it"),
+                Err(reason) => Err(reason.as_str()),
+            };
+            let spot = boot.spot(*topology, *flow);
+            let run = boots::folder_of(name, folder);
+            self.cells
+                .push(Cell::judged(spot, *pair, self.device, rule, run, checked));
+        }
+    }
+
+    /// Of our devices every cell must agree with the rule. Of QEMU's every cell must have been tried, whatever it shows.
+    fn outcome(&self) -> Outcome {
+        let is_bad = |cell: &Cell| match self.device {
+            Device::Peerbar => cell.disagreement.is_some(),
+            Device::QemuNvme => cell.seen.way == Way::NotRun,
+        };
+        if self.cells.iter().any(is_bad) || !self.flaws.is_empty() {
+            Outcome::Failed
+        } else {
+            Outcome::Passed
+        }
+    }
+
+    /// Keeps the matrix in `folder` and prints it.
+    fn conclude(&self, as_json: bool, folder: &Folder) -> Result<ExitCode, Failure> {
+        let outcome = self.outcome();
+        let value = json!({ "format": FORMAT, "exit_code": outcome.code(), "matrix": self });
+        folder.write_json("matrix.json", &value)?;
+        let summary = self.summary(folder.path());
+        folder.write(
+            "matrix.txt",
+            &(table::tables(&self.cells, false) + &summary),
+        )?;
+        folder.write("verdict", &format!("{outcome}\n"))?;
+        if as_json {
+            let text = serde_json::to_string_pretty(&value).context("cannot write the matrix")?;
+            print(&(text + "\n"))?;
+        } else {
+            print(&(table::tables(&self.cells, colours()) + &summary))?;
+        }
+        Ok(ExitCode::from(outcome.code()))
+    }
+
+    /// What does not agree, and how much does.
+    fn summary(&self, folder: &Path) -> String {
+        let mut text = "\n".to_owned();
+        let disagreements = self
+            .cells
+            .iter()
+            .filter_map(|cell| cell.disagreement.as_ref());
+        for disagreement in disagreements.collect::<BTreeSet<_>>() {
+            text += &format!("{disagreement}\n");
+            let cells = self.cells.iter();
+            let alike = cells.filter(|cell| cell.disagreement.as_ref() == Some(disagreement));
+            text.extend(alike.map(|cell| format!("  {}\n", cell.title())));
+        }
+        for flaw in &self.flaws {
+            text += &format!("{flaw}\n");
+        }
+        let all = self.cells.len();
+        let agreeing = self
+            .cells
+            .iter()
+            .filter(|cell| cell.disagreement.is_none())
+            .count();
+        let wrong = self
+            .cells
+            .iter()
+            .filter(|cell| cell.seen.way == Way::Wrong)
+            .count();
+        text + &format!(
+            "{agreeing} of {all} cells agree with the kernel's rule; success with wrong data in {wrong} ({:.1} s; all of it is \
+             in {})\n",
+            self.seconds,
+            folder.display()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cell::tests::{at, checked, upstream};
+    use super::*;
+    use crate::iommu::Iommu;
+
+    fn filled(device: Device, cells: Vec<Cell>) -> Filled {
+        Filled {
+            device,
+            versions: Value::Null,
+            seconds: 1.0,
+            flaws: Vec::new(),
+            cells,
+        }
+    }
+
+    #[test]
+    fn one_disagreement_fails_our_matrix_and_only_what_was_not_run_qemu_s() {
+        let right = checked(upstream());
+        let cell = |cpu| at(Iommu::None, cpu, Topology::RootPorts, Ok(&right));
+        let late = at(Iommu::None, "EPYC", Topology::RootPorts, Err("late"));
+        let outcome = |device, cells| filled(device, cells).outcome();
+        assert_eq!(
+            outcome(Device::Peerbar, vec![cell("EPYC")]),
+            Outcome::Passed
+        );
+        let mixed = vec![cell("EPYC"), cell("Haswell")];
+        assert_eq!(outcome(Device::Peerbar, mixed.clone()), Outcome::Failed);
+        assert_eq!(outcome(Device::QemuNvme, mixed), Outcome::Passed);
+        assert_eq!(outcome(Device::QemuNvme, vec![late]), Outcome::Failed);
+        let mut flawed = filled(Device::Peerbar, vec![cell("EPYC")]);
+        flawed.flaws.push("b0: the console says: BUG".to_owned());
+        assert_eq!(flawed.outcome(), Outcome::Failed);
+    }
+
+    #[test]
+    fn cells_that_disagree_alike_are_told_once() {
+        let late = |cpu| at(Iommu::None, cpu, Topology::RootPorts, Err("late"));
+        let summary =
+            filled(Device::Peerbar, vec![late("EPYC"), late("Haswell")]).summary("m".as_ref());
+        let expected = "
+late
+  EPYC, none, root ports, NVMe-CMB-NVMe (root-disk to root-cmb)
+  Haswell, none, root ports, NVMe-CMB-NVMe (root-disk to root-cmb)
+0 of 2 cells agree with the kernel's rule; success with wrong data in 0 (1.0 s; all of it is in m)
+";
+        assert_eq!(summary, expected);
+    }
+}

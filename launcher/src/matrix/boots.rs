@@ -1,0 +1,138 @@
+//! The boots: each an ordinary `peerbar run` in a process of its own, several at once.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::Deserialize;
+
+use super::cell::Checked;
+use crate::child::{Child, last_words};
+use crate::exit::{Failure, Outcome};
+use crate::folder::Folder;
+use crate::inbox::{Event, Inbox, Voice};
+use crate::leash;
+use crate::progress::Progress;
+use crate::signals::Signals;
+
+/// How long a run may take to end in order after it was asked to.
+const END: Duration = Duration::from_secs(20);
+/// How long to wait for any news; a run has a time limit of its own.
+const NEWS: Duration = Duration::from_secs(3600);
+
+/// A run to be made.
+pub(super) struct Order {
+    /// What it and its files are called.
+    pub(super) name: String,
+    /// Its scenario.
+    pub(super) scenario: String,
+}
+
+/// What a run has left.
+#[derive(Debug, Deserialize)]
+pub(super) struct Results {
+    verdict: Verdict,
+    /// What its checks have found, in order.
+    pub(super) checks: Vec<Checked>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Verdict {
+    outcome: Outcome,
+    reason: String,
+}
+
+impl Results {
+    /// What is wrong with a run beyond its checks.
+    pub(super) fn flaw(&self) -> Option<&str> {
+        let failed = self.verdict.outcome != Outcome::Passed;
+        (failed && self.checks.iter().all(Checked::passed)).then_some(&self.verdict.reason)
+    }
+}
+
+/// Makes all runs of `orders`, `jobs` at a time, with their files in `folder`; `own` are words for each of their command
+/// lines.
+pub(super) fn run(
+    orders: &[Order],
+    own: &[OsString],
+    jobs: usize,
+    folder: &Folder,
+    signals: &Signals,
+) -> Result<(), Failure> {
+    let mut progress = Progress::new();
+    let mut inbox = Inbox::new(signals);
+    let mut running: BTreeMap<usize, Child> = BTreeMap::new();
+    let mut waiting = orders.iter().enumerate();
+    let mut done: usize = 0;
+    loop {
+        for (index, order) in waiting.by_ref().take(jobs.saturating_sub(running.len())) {
+            let child = start(order, own, folder)?;
+            inbox.add_child(Voice::Run(index), child.pidfd())?;
+            running.insert(index, child);
+        }
+        if running.is_empty() {
+            return Ok(());
+        }
+        match inbox.next(Instant::now() + NEWS)? {
+            Some(Event::Ended(Voice::Run(index))) => {
+                running.remove(&index);
+                done = done.saturating_add(1);
+                let name = orders.get(index).map_or("", |order| &order.name);
+                progress.stage(&format!("{done} of {} boots done: {name}", orders.len()));
+            }
+            Some(Event::Signal(signal)) => {
+                for child in running.values_mut() {
+                    child.end(END)?;
+                }
+                return Err(Failure::Interrupted(signal));
+            }
+            Some(_) | None => {}
+        }
+    }
+}
+
+fn start(order: &Order, own: &[OsString], folder: &Folder) -> anyhow::Result<Child> {
+    let scenario = format!("{}.toml", order.name);
+    folder.write(&scenario, &order.scenario)?;
+    let log = folder.file(&log_name(&order.name))?;
+    let mut command =
+        Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+    command.arg("run").arg(folder.path().join(&scenario));
+    command
+        .arg("--runs")
+        .arg(folder.path().join(&order.name))
+        .args(own);
+    let mut held = leash::held(&command);
+    held.stdin(Stdio::null())
+        .stdout(log.try_clone().context("cannot share a log")?)
+        .stderr(log);
+    Child::spawn(held)
+}
+
+fn log_name(order: &str) -> String {
+    format!("{order}.log")
+}
+
+/// Where the run called `name` has its files.
+pub(super) fn folder_of(name: &str, folder: &Path) -> PathBuf {
+    folder.join(name).join("latest")
+}
+
+/// What the run called `name` has left.
+///
+/// # Errors
+/// What it said last, if it has left nothing.
+pub(super) fn results(name: &str, folder: &Path) -> anyhow::Result<Results> {
+    let path = folder_of(name, folder).join("results.json");
+    let told = || {
+        format!(
+            "the boot has no results: {}",
+            last_words(&folder.join(log_name(name)))
+        )
+    };
+    let text = std::fs::read_to_string(path).with_context(told)?;
+    serde_json::from_str(&text).with_context(told)
+}

@@ -1,0 +1,112 @@
+//! The one machine that holds all topologies at once, as a scenario file for each boot.
+//!
+//! ```text
+//! pcie.0 ─┬─ root port ─ switch0 ─┬─ sw0-cmb
+//!         │                       ├─ sw0-disk
+//!         │                       └─ sw0-gpu
+//!         ├─ root port ─ switch1 ─── sw1-cmb
+//!         ├─ root port ─ root-cmb
+//!         ├─ root port ─ root-disk
+//!         └─ root port ─ root-gpu
+//! bridge0 ── root port ─ bridge-cmb
+//! ```
+
+use crate::iommu::Iommu;
+
+use super::Device;
+use super::topology::Pair;
+
+/// Name, what it is below, and whether it has a CMB.
+const DISKS: [(&str, Option<&str>, bool); 6] = [
+    ("sw0-cmb", Some("switch0"), true),
+    ("sw0-disk", Some("switch0"), false),
+    ("sw1-cmb", Some("switch1"), true),
+    ("root-cmb", None, true),
+    ("root-disk", None, false),
+    ("bridge-cmb", Some("bridge0"), true),
+];
+
+/// Name, and what it is below.
+const GPUS: [(&str, Option<&str>); 2] = [("sw0-gpu", Some("switch0")), ("root-gpu", None)];
+
+/// What all boots have. Queues stay out of CMBs, so that all of what goes there is data. A machine that is alone has many
+/// times the time that it needs; here others may run beside it.
+const HEAD: &str = r#"timeout = "4m"
+
+[[host-bridge]]
+name = "bridge0"
+
+[[switch]]
+name = "switch0"
+
+[[switch]]
+name = "switch1"
+
+[[module]]
+name = "nvme"
+parameters = "use_cmb_sqes=0"
+
+"#;
+
+/// The scenario file of one boot: one processor, so that as many boots as the host has processors run at once.
+pub(super) fn scenario(
+    name: &str,
+    device: Device,
+    iommu: Iommu,
+    cpu: &str,
+    pairs: &[Pair],
+) -> String {
+    let mut text = format!("name = {name:?}\n{HEAD}");
+    text += &format!(
+        "[machine]\ncpu = {cpu:?}\ncpus = 1\nmemory = \"256M\"\niommu = {:?}\n\n",
+        iommu.word()
+    );
+    for (name, below, has_cmb) in DISKS {
+        text += &format!("[[nvme]]\nname = {name:?}\n");
+        text += &line("below", below);
+        text += &line("model", (device == Device::QemuNvme).then_some("qemu"));
+        text += &line("cmb", has_cmb.then_some("16M"));
+        text += "namespaces = [{ ram = \"16M\" }]\n\n";
+    }
+    for (name, below) in GPUS.into_iter().filter(|_| device == Device::Peerbar) {
+        text += &format!("[[gpu]]\nname = {name:?}\n");
+        text += &line("below", below);
+        text += "vram = \"16M\"\n\n";
+    }
+    for Pair { provider, client } in pairs {
+        text += &format!(
+            "[[check]]\nkind = \"probe\"\nprovider = {provider:?}\nclient = {client:?}\n\n"
+        );
+    }
+    text
+}
+
+fn line(key: &str, value: Option<&str>) -> String {
+    value.map_or(String::new(), |value| format!("{key} = {value:?}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::super::topology::{Flow, Topology};
+    use super::*;
+    use crate::scenario::Scenario;
+
+    #[test]
+    fn the_machine_makes_sense_with_every_pair() {
+        for device in [Device::Peerbar, Device::QemuNvme] {
+            let pairs: Vec<Pair> = Topology::value_variants()
+                .iter()
+                .flat_map(|topology| {
+                    let flows = Flow::value_variants().iter();
+                    flows.filter_map(move |flow| topology.pair(*flow, device))
+                })
+                .collect();
+            let text = scenario("x", device, Iommu::IntelPassthrough, "EPYC", &pairs);
+            let parsed = Scenario::parse("x.toml".as_ref(), text).unwrap();
+            assert_eq!(parsed.checks.len(), pairs.len());
+            assert_eq!(parsed.machine.iommu, Iommu::IntelPassthrough);
+        }
+    }
+}

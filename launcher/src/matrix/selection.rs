@@ -1,0 +1,142 @@
+//! Which cells are wanted.
+
+use clap::ValueEnum;
+
+use super::Device;
+use super::cell::Spot;
+use super::topology::{Flow, Pair, Topology};
+use crate::cli;
+use crate::iommu::Iommu;
+
+/// A CPU whose root complexes Linux trusts, and one with those of QEMU's machine, which it does not.
+const CPUS: [&str; 2] = ["EPYC", "Haswell"];
+
+/// What `--quick` boots: each rule once.
+const QUICK: [(&str, Iommu); 3] = [
+    ("EPYC", Iommu::None),
+    ("EPYC", Iommu::Intel),
+    ("Haswell", Iommu::None),
+];
+
+/// One boot, and what is tried in it.
+#[derive(Debug)]
+pub(super) struct Boot {
+    pub(super) cpu: String,
+    pub(super) iommu: Iommu,
+    pub(super) cells: Vec<(Topology, Flow, Pair)>,
+}
+
+impl Boot {
+    /// Where in the matrix a cell of it is.
+    pub(super) fn spot(&self, topology: Topology, flow: Flow) -> Spot {
+        Spot {
+            cpu: self.cpu.clone(),
+            iommu: self.iommu,
+            topology,
+            flow,
+        }
+    }
+
+    /// What it is called as the `number`th of a matrix, fit for a file's name and a scenario's.
+    pub(super) fn name(&self, number: usize) -> String {
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+        let cpu: String = self.cpu.chars().map(plain).take(14).collect();
+        format!("b{number}-{cpu}-{}", self.iommu.word())
+    }
+}
+
+/// The boots that `options` ask for, those of one CPU after those of another.
+pub(super) fn boots(options: &cli::Matrix) -> Vec<Boot> {
+    let cells = cells(options);
+    let machines = machines(options).into_iter();
+    let boots = machines.map(|(cpu, iommu)| Boot {
+        cpu,
+        iommu,
+        cells: cells.clone(),
+    });
+    boots.collect()
+}
+
+fn machines(options: &cli::Matrix) -> Vec<(String, Iommu)> {
+    if options.quick {
+        return QUICK.map(|(cpu, iommu)| (cpu.to_owned(), iommu)).into();
+    }
+    let cpus = if options.cpu.is_empty() {
+        CPUS.map(str::to_owned).into()
+    } else {
+        options.cpu.clone()
+    };
+    let iommus = all_if_none(&options.iommu);
+    let machines = cpus
+        .iter()
+        .flat_map(|cpu| iommus.iter().map(|iommu| (cpu.clone(), *iommu)));
+    machines.collect()
+}
+
+fn cells(options: &cli::Matrix) -> Vec<(Topology, Flow, Pair)> {
+    let device: Device = options.device;
+    let flows = all_if_none(&options.flow);
+    let topologies = all_if_none(&options.topology).into_iter();
+    let cells = topologies.flat_map(|topology| {
+        let pair = move |flow: &Flow| Some((topology, *flow, topology.pair(*flow, device)?));
+        flows.iter().filter_map(pair).collect::<Vec<_>>()
+    });
+    cells.collect()
+}
+
+fn all_if_none<T: ValueEnum>(wanted: &[T]) -> Vec<T> {
+    if wanted.is_empty() {
+        T::value_variants().to_vec()
+    } else {
+        wanted.to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn selected(words: &[&str]) -> (Vec<String>, usize) {
+        let command = [&["peerbar", "matrix"], words].concat();
+        let cli::Command::Matrix(options) = cli::Cli::parse_from(command).command else {
+            panic!("{words:?}");
+        };
+        let boots = boots(&options);
+        let names = boots
+            .iter()
+            .enumerate()
+            .map(|(index, boot)| boot.name(index));
+        (
+            names.collect(),
+            boots.iter().map(|boot| boot.cells.len()).sum(),
+        )
+    }
+
+    #[test]
+    fn all_of_it_is_ten_boots() {
+        let (names, cells) = selected(&[]);
+        assert_eq!((names.len(), cells), (10, 130));
+        assert_eq!(names[1], "b1-EPYC-intel");
+        assert_eq!(selected(&["--quick"]).1, 39);
+        assert_eq!(selected(&["--device", "qemu-nvme"]).1, 50);
+    }
+
+    #[test]
+    fn filters_leave_the_rest_out() {
+        let words = [
+            "--iommu",
+            "amd,virtio",
+            "--cpu",
+            "Skylake-Server,EPYC-v2",
+            "--topology",
+            "own-cmb",
+        ];
+        let (names, cells) = selected(&words);
+        assert_eq!(names[0], "b0-Skylake-Server-amd");
+        assert_eq!((names.len(), cells), (4, 4));
+        let none = selected(&["--topology", "own-cmb", "--flow", "gpu-cmb"]);
+        assert_eq!(none.1, 0);
+    }
+}

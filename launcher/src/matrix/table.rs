@@ -1,0 +1,203 @@
+//! The matrix as people read it, after the manner of `nvidia-smi topo -m`.
+
+use std::fmt::Write;
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{Attribute, Cell as TableCell, Color, Table};
+
+use super::cell::{Cell, Spot};
+use super::way::Way;
+use crate::iommu::Iommu;
+
+/// A table for each processor, with a row for each topology and flow and a column for each IOMMU; coloured if `colour`.
+pub(super) fn tables(cells: &[Cell], colour: bool) -> String {
+    let mut text = String::new();
+    for cpu in distinct(cells, |spot| spot.cpu.clone()) {
+        let of_cpu: Vec<&Cell> = cells.iter().filter(|cell| cell.spot.cpu == cpu).collect();
+        text += &table(&cpu, &of_cpu, colour);
+        text.push('\n');
+    }
+    text + &legend(cells)
+}
+
+fn table(cpu: &str, cells: &[&Cell], colour: bool) -> String {
+    let iommus = distinct(cells.iter().copied(), |spot| spot.iommu);
+    let rows = distinct(cells.iter().copied(), |spot| (spot.topology, spot.flow));
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    let heads = [cpu, ""]
+        .into_iter()
+        .chain(iommus.iter().map(|iommu| short(*iommu)));
+    table.set_header(heads.map(|head| {
+        let head = TableCell::new(head);
+        if colour {
+            head.add_attribute(Attribute::Bold)
+        } else {
+            head
+        }
+    }));
+    let mut above = None;
+    for (topology, flow) in rows {
+        let label = if above == Some(topology) {
+            ""
+        } else {
+            topology.label()
+        };
+        above = Some(topology);
+        let at = |iommu: &Iommu| {
+            let is_here = |cell: &&&Cell| {
+                (cell.spot.topology, cell.spot.flow, cell.spot.iommu) == (topology, flow, *iommu)
+            };
+            cells
+                .iter()
+                .find(is_here)
+                .map_or(TableCell::new(""), |cell| entry(cell, colour))
+        };
+        let labels = [label, flow.label()].map(TableCell::new);
+        table.add_row(labels.into_iter().chain(iommus.iter().map(at)));
+    }
+    if colour {
+        table.enforce_styling();
+    }
+    let lines: Vec<String> = table
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect();
+    lines.join("\n") + "\n"
+}
+
+fn entry(cell: &Cell, colour: bool) -> TableCell {
+    let entry = TableCell::new(word(cell));
+    match (&cell.disagreement, colour) {
+        (Some(_), true) => entry.fg(Color::Red).add_attribute(Attribute::Bold),
+        (None, true) if cell.seen.way == Way::Refused => entry.fg(Color::Yellow),
+        (None, true) => entry.fg(Color::Green),
+        (_, false) => entry,
+    }
+}
+
+/// What was seen, and what the rule says where they do not agree.
+fn word(cell: &Cell) -> String {
+    let (seen, ruled) = (cell.seen.way.symbol(), cell.rule.way.symbol());
+    match cell.disagreement {
+        None => seen.to_owned(),
+        Some(_) if seen == ruled => format!("{seen} (!)"),
+        Some(_) => format!("{seen} ({ruled})"),
+    }
+}
+
+fn short(iommu: Iommu) -> &'static str {
+    match iommu {
+        Iommu::IntelPassthrough => "intel-pt",
+        other => other.word(),
+    }
+}
+
+/// What the symbols of `cells` mean.
+fn legend(cells: &[Cell]) -> String {
+    let mut text = "Legend:\n".to_owned();
+    let all = [
+        Way::OwnMemory,
+        Way::Peer,
+        Way::HostBridge,
+        Way::Refused,
+        Way::Unrecorded,
+        Way::Mixed,
+        Way::Failed,
+        Way::Wrong,
+        Way::NotRun,
+    ];
+    let is_used = |way: &Way| {
+        let shows = |cell: &Cell| {
+            cell.seen.way == *way || cell.disagreement.is_some() && cell.rule.way == *way
+        };
+        cells.iter().any(shows)
+    };
+    for way in all.into_iter().filter(is_used) {
+        line(&mut text, way.symbol(), &way.to_string());
+    }
+    if cells.iter().any(|cell| cell.disagreement.is_some()) {
+        line(
+            &mut text,
+            "X (Y)",
+            "X has happened where the kernel's rule says Y; (!) where another thing is wrong",
+        );
+    }
+    if cells
+        .iter()
+        .any(|cell| cell.spot.iommu == Iommu::IntelPassthrough)
+    {
+        line(
+            &mut text,
+            "intel-pt",
+            "intel-passthrough: an IOMMU that lets everything pass",
+        );
+    }
+    text
+}
+
+fn line(text: &mut String, symbol: &str, meaning: &str) {
+    // A string takes whatever is written to it.
+    let _ = writeln!(text, "  {symbol:<10}{meaning}");
+}
+
+/// The values that `of` has for `cells`, each once, in the order of the cells.
+fn distinct<'a, T: PartialEq>(
+    cells: impl IntoIterator<Item = &'a Cell>,
+    of: impl Fn(&Spot) -> T,
+) -> Vec<T> {
+    let mut values = Vec::new();
+    for cell in cells {
+        let value = of(&cell.spot);
+        if !values.contains(&value) {
+            values.push(value);
+        }
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cell::tests::{at, checked, upstream};
+    use super::super::topology::Topology;
+    use super::*;
+
+    #[test]
+    fn a_table_shows_what_was_seen_and_what_the_rule_says_where_they_differ() {
+        let right = checked(upstream());
+        let cells = [
+            at(Iommu::None, "EPYC", Topology::RootPorts, Ok(&right)),
+            at(
+                Iommu::IntelPassthrough,
+                "EPYC",
+                Topology::RootPorts,
+                Ok(&right),
+            ),
+            at(Iommu::None, "EPYC", Topology::OneSwitch, Ok(&right)),
+            at(
+                Iommu::IntelPassthrough,
+                "EPYC",
+                Topology::OneSwitch,
+                Err("late"),
+            ),
+            at(Iommu::None, "Haswell", Topology::RootPorts, Ok(&right)),
+        ];
+        let expected = " EPYC                       none        intel-pt
+ root ports  NVMe-CMB-NVMe  PHB         PHB (!)
+ one switch  NVMe-CMB-NVMe  PHB (PEER)  - (PEER)
+
+ Haswell                    none
+ root ports  NVMe-CMB-NVMe  PHB (NO)
+
+Legend:
+  PEER      straight from device to device below their switch
+  PHB       up and through the host bridge
+  NO        refused by the kernel: an error reaches the program, and nothing moves
+  -         not tried
+  X (Y)     X has happened where the kernel's rule says Y; (!) where another thing is wrong
+  intel-pt  intel-passthrough: an IOMMU that lets everything pass
+";
+        assert_eq!(tables(&cells, false), expected);
+        assert!(tables(&cells, true).contains('\u{1b}'));
+    }
+}

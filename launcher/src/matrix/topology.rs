@@ -1,0 +1,124 @@
+//! Where two devices can be to each other, and what can be tried between them.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::Device;
+
+/// Where provider and client are to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Topology {
+    /// Below one switch.
+    OneSwitch,
+    /// Below two switches, each below a root port of one host bridge.
+    TwoSwitches,
+    /// Below root ports of one host bridge.
+    RootPorts,
+    /// Below root ports of two host bridges.
+    HostBridges,
+    /// A disk and its own memory.
+    OwnCmb,
+}
+
+/// What is tried: who moves data, and whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Flow {
+    /// From disk to disk through the CMB of one of them, both ways.
+    NvmeCmbNvme,
+    /// A disk to the memory of a GPU and back.
+    NvmeVram,
+    /// The copy engine of a GPU to the CMB of a disk and back.
+    GpuCmb,
+}
+
+/// Who takes part, by the names of the [machine](super::machine).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pair {
+    pub(super) provider: &'static str,
+    pub(super) client: &'static str,
+}
+
+impl Topology {
+    /// As a table calls it.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::OneSwitch => "one switch",
+            Self::TwoSwitches => "two switches",
+            Self::RootPorts => "root ports",
+            Self::HostBridges => "host bridges",
+            Self::OwnCmb => "own CMB",
+        }
+    }
+
+    /// Who does `flow` here on a machine of `device`; nobody if it makes no sense.
+    pub(super) fn pair(self, flow: Flow, device: Device) -> Option<Pair> {
+        let (disk, gpu, cmb) = match self {
+            Self::OneSwitch => ("sw0-disk", "sw0-gpu", "sw0-cmb"),
+            Self::TwoSwitches => ("sw1-cmb", "sw0-gpu", "sw1-cmb"),
+            Self::RootPorts => ("root-disk", "root-gpu", "root-cmb"),
+            Self::HostBridges => ("bridge-cmb", "root-gpu", "bridge-cmb"),
+            Self::OwnCmb => ("root-cmb", "", "root-cmb"),
+        };
+        // The disk that is not the one with the CMB.
+        let other_disk = match self {
+            Self::OneSwitch | Self::TwoSwitches => "sw0-disk",
+            Self::RootPorts | Self::HostBridges => "root-disk",
+            Self::OwnCmb => "root-cmb",
+        };
+        let (provider, client) = match flow {
+            Flow::NvmeCmbNvme => (cmb, other_disk),
+            Flow::NvmeVram => (gpu, disk),
+            Flow::GpuCmb => (cmb, gpu),
+        };
+        let has_gpus = device == Device::Peerbar && self != Self::OwnCmb;
+        (has_gpus || flow == Flow::NvmeCmbNvme).then_some(Pair { provider, client })
+    }
+}
+
+impl Flow {
+    /// As a table calls it.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::NvmeCmbNvme => "NVMe-CMB-NVMe",
+            Self::NvmeVram => "NVMe-VRAM",
+            Self::GpuCmb => "GPU-CMB",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flow_is_tried_everywhere_but_where_there_is_one_device_only() {
+        let count = |device| {
+            let all = Topology::value_variants().iter().flat_map(|topology| {
+                let flows = Flow::value_variants().iter();
+                flows.filter_map(move |flow| topology.pair(*flow, device))
+            });
+            all.count()
+        };
+        assert_eq!(count(Device::Peerbar), 4 * 3 + 1);
+        assert_eq!(count(Device::QemuNvme), 5);
+    }
+
+    #[test]
+    fn provider_and_client_differ_except_for_the_own_memory() {
+        for topology in Topology::value_variants() {
+            for flow in Flow::value_variants() {
+                let Some(pair) = topology.pair(*flow, Device::Peerbar) else {
+                    continue;
+                };
+                let is_own = pair.provider == pair.client;
+                assert_eq!(
+                    is_own,
+                    *topology == Topology::OwnCmb,
+                    "{topology:?} {flow:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The way that a transfer takes: by the kernel's rule, and as it was seen.
+
+use std::fmt;
+
+use peerbar_report::{Probed, Record, Route, Transfer};
+use peerbar_rule::{Decision, Reason, Verdict};
+use serde::Serialize;
+
+/// Numbers of the errors with which the kernel refuses a mapping: newer kernels', older ones' and that of drivers (Linux,
+/// include/uapi/asm-generic/errno.h).
+const EINVAL: i32 = 22;
+const EREMOTEIO: i32 = 121;
+
+/// The way that data takes between two devices, or why it takes none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Way {
+    /// Inside the device whose own memory it is.
+    OwnMemory,
+    /// Straight from device to device below a switch.
+    Peer,
+    /// Up, through the host bridge or bridges, and down.
+    HostBridge,
+    /// The kernel refuses it: an error reaches the program, and no DMA is tried.
+    Refused,
+    /// The data is right, and nobody kept a record of the way.
+    Unrecorded,
+    /// The data is right, but it took more than one way, or another than these.
+    Mixed,
+    /// An error reaches the program.
+    Failed,
+    /// Success reaches the program, with wrong data.
+    Wrong,
+    /// Nobody tried.
+    NotRun,
+}
+
+impl Way {
+    /// What the kernel's rule says.
+    pub(super) fn ruled(decision: &Decision) -> Self {
+        match (decision.verdict, &decision.reason) {
+            (Verdict::BusAddress, Reason::OwnMemory) => Self::OwnMemory,
+            (Verdict::BusAddress, _) => Self::Peer,
+            (Verdict::ThroughHostBridgeIova | Verdict::ThroughHostBridgePhysical, _) => {
+                Self::HostBridge
+            }
+            (Verdict::NotSupported, _) => Self::Refused,
+        }
+    }
+
+    /// What has happened, where `bytes` have moved.
+    pub(super) fn seen(probed: &Probed, bytes: u64) -> Self {
+        let both = [&probed.written, &probed.read];
+        if both
+            .iter()
+            .any(|transfer| matches!(transfer, Transfer::Wrong { .. }))
+        {
+            return Self::Wrong;
+        }
+        if both.iter().all(|transfer| **transfer == Transfer::Right) {
+            return probed
+                .record
+                .as_ref()
+                .map_or(Self::Unrecorded, |record| recorded(record, bytes));
+        }
+        let untouched = probed.record.as_ref().is_none_or(is_untouched);
+        if both.iter().all(|transfer| is_refusal(transfer)) && untouched {
+            return Self::Refused;
+        }
+        Self::Failed
+    }
+
+    /// As a table calls it.
+    pub(super) fn symbol(self) -> &'static str {
+        match self {
+            Self::OwnMemory => "OWN",
+            Self::Peer => "PEER",
+            Self::HostBridge => "PHB",
+            Self::Refused => "NO",
+            Self::Unrecorded => "ok",
+            Self::Mixed => "MIXED",
+            Self::Failed => "ERROR",
+            Self::Wrong => "WRONG",
+            Self::NotRun => "-",
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OwnMemory => "the device's own memory, never left",
+            Self::Peer => "straight from device to device below their switch",
+            Self::HostBridge => "up and through the host bridge",
+            Self::Refused => {
+                "refused by the kernel: an error reaches the program, and nothing moves"
+            }
+            Self::Unrecorded => "right data, by a way of which there is no record",
+            Self::Mixed => "right data, by more than one way or none of the known ones",
+            Self::Failed => "an error reaches the program",
+            Self::Wrong => "success reaches the program, with wrong data",
+            Self::NotRun => "not tried",
+        })
+    }
+}
+
+/// The way by the record: one route that has carried all of the data. A device with its own memory at both ends moves twice
+/// as much.
+fn recorded(record: &Record, bytes: u64) -> Way {
+    let mut taken = record.routes.iter().filter(|(_, moved)| **moved > 0);
+    match (taken.next(), taken.next()) {
+        (Some((route, moved)), None) if *moved >= bytes && record.failures == 0 => match route {
+            Route::OwnBar => Way::OwnMemory,
+            Route::Peer => Way::Peer,
+            Route::Upstream => Way::HostBridge,
+            _ => Way::Mixed,
+        },
+        _ => Way::Mixed,
+    }
+}
+
+fn is_untouched(record: &Record) -> bool {
+    record.failures == 0 && record.routes.values().all(|moved| *moved == 0)
+}
+
+fn is_refusal(transfer: &Transfer) -> bool {
+    matches!(
+        transfer,
+        Transfer::Failed {
+            errno: Some(EINVAL | EREMOTEIO),
+            ..
+        }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probed(outcome: Transfer, routes: &[(Route, u64)], failures: u64) -> Probed {
+        Probed {
+            written: outcome.clone(),
+            read: outcome,
+            record: Some(Record {
+                routes: routes.iter().copied().collect(),
+                failures,
+            }),
+            domain: None,
+            faults: 0,
+            fault: None,
+        }
+    }
+
+    fn failed(errno: i32) -> Transfer {
+        Transfer::Failed {
+            errno: Some(errno),
+            message: String::new(),
+        }
+    }
+
+    #[test]
+    fn right_data_is_told_by_the_route_that_carried_all_of_it() {
+        let seen = |routes: &[(Route, u64)], failures| {
+            Way::seen(&probed(Transfer::Right, routes, failures), 8192)
+        };
+        assert_eq!(seen(&[(Route::Peer, 8192)], 0), Way::Peer);
+        assert_eq!(seen(&[(Route::Upstream, 8192)], 0), Way::HostBridge);
+        assert_eq!(seen(&[(Route::OwnBar, 16384)], 0), Way::OwnMemory);
+        assert_eq!(seen(&[(Route::Peer, 4096)], 0), Way::Mixed);
+        assert_eq!(seen(&[(Route::Peer, 8192)], 1), Way::Mixed);
+        assert_eq!(
+            seen(&[(Route::Peer, 8192), (Route::Upstream, 1)], 0),
+            Way::Mixed
+        );
+        assert_eq!(seen(&[(Route::GuestRam, 8192)], 0), Way::Mixed);
+        assert_eq!(seen(&[], 0), Way::Mixed);
+        let mut unwitnessed = probed(Transfer::Right, &[], 0);
+        unwitnessed.record = None;
+        assert_eq!(Way::seen(&unwitnessed, 8192), Way::Unrecorded);
+    }
+
+    #[test]
+    fn only_what_no_device_has_tried_was_refused_by_the_kernel() {
+        let refused = probed(failed(EINVAL), &[], 0);
+        assert_eq!(Way::seen(&refused, 0), Way::Refused);
+        assert_eq!(
+            Way::seen(&probed(failed(EREMOTEIO), &[], 0), 0),
+            Way::Refused
+        );
+        assert_eq!(Way::seen(&probed(failed(5), &[], 0), 0), Way::Failed);
+        assert_eq!(Way::seen(&probed(failed(EINVAL), &[], 1), 0), Way::Failed);
+        let half = Probed {
+            read: Transfer::Right,
+            ..refused
+        };
+        assert_eq!(Way::seen(&half, 4096), Way::Failed);
+    }
+
+    #[test]
+    fn wrong_data_outweighs_all_else() {
+        let wrong = Transfer::Wrong {
+            message: String::new(),
+        };
+        let mut probed = probed(failed(EINVAL), &[(Route::Peer, 8192)], 0);
+        probed.read = wrong;
+        assert_eq!(Way::seen(&probed, 8192), Way::Wrong);
+    }
+}
