@@ -89,6 +89,8 @@ pub(crate) struct Complaints {
     pub(crate) faults: u64,
     /// The first of those.
     pub(crate) fault: Option<String>,
+    /// Lines about which way peer-to-peer DMA may take. They are no complaints.
+    pub(crate) peer_to_peer: Vec<String>,
 }
 
 fn sift(messages: impl Iterator<Item = String>, expected: &Expected<'_>) -> Complaints {
@@ -103,6 +105,9 @@ fn sift(messages: impl Iterator<Item = String>, expected: &Expected<'_>) -> Comp
             complaints.faults = complaints.faults.saturating_add(1);
             complaints.fault.get_or_insert_with(|| line.clone());
             is_expected |= expected.faults;
+        }
+        if is_on_peer_to_peer(&line) && complaints.peer_to_peer.len() < SHOWN {
+            complaints.peer_to_peer.push(line.clone());
         }
         let begun = !complaints.lines.is_empty();
         if (begun || is_bad(&line) && !is_expected) && complaints.lines.len() < SHOWN {
@@ -124,6 +129,18 @@ fn taint() -> String {
         .unwrap_or_default()
         .trim()
         .to_owned()
+}
+
+/// Whether a message gives the reason for a decision on peer-to-peer DMA (drivers/pci/p2pdma.c).
+fn is_on_peer_to_peer(message: &str) -> bool {
+    const PARTS: [&str; 5] = [
+        "P2PDMA whitelist",
+        "ACS redirect is set",
+        "ACS blocks the direct P2P path",
+        "add the kernel parameter: pci=disable_acs_redir",
+        "cannot be used for peer-to-peer DMA",
+    ];
+    PARTS.iter().any(|part| message.contains(part))
 }
 
 /// The text of a record (Linux, Documentation/ABI/testing/dev-kmsg): after the prefix, without the dictionary.
@@ -226,6 +243,21 @@ mod tests {
         let results = sift(log(), &expected);
         assert_eq!((results.lines.len(), results.faults), (0, 2));
         assert_eq!(results.fault.as_deref(), Some("DMAR: [DMA Read] a"));
+    }
+
+    #[test]
+    fn reasons_for_the_way_of_peer_to_peer_dma_are_kept_and_no_complaints() {
+        let refusal = "nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not \
+                       share an upstream bridge or whitelisted host bridge";
+        let log = [
+            "nvme 0000:01:00.0: added peer-to-peer DMA memory 0x0-0x1",
+            refusal,
+        ];
+        let complaints = sift(log.map(str::to_owned).into_iter(), &Expected::default());
+        assert_eq!(
+            (complaints.peer_to_peer, complaints.lines),
+            (vec![refusal.to_owned()], Vec::new())
+        );
     }
 
     #[test]

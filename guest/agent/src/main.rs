@@ -7,8 +7,10 @@
 
 mod checks;
 mod counters;
+mod decisions;
 mod devices;
 mod disk;
+mod fabric;
 mod file_system;
 mod fork;
 mod gpu_channel;

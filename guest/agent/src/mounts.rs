@@ -16,6 +16,11 @@ pub(crate) fn essential() -> anyhow::Result<()> {
     attach("tmpfs", "/run", "tmpfs", Some(c"mode=755"))
 }
 
+/// Mounts the kernel's tracing where it belongs.
+pub(crate) fn tracing() -> anyhow::Result<()> {
+    attach("tracefs", "/sys/kernel/tracing", "tracefs", None)
+}
+
 fn attach(source: &str, target: &str, kind: &str, options: Option<&CStr>) -> anyhow::Result<()> {
     fs::create_dir_all(target).with_context(|| format!("cannot create {target}"))?;
     match mount(source, target, kind, MountFlags::empty(), options) {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use peerbar_report::{Check, KtapWriter, Measure, Plan, Verdict};
+use peerbar_report::{Check, Evidence, KtapWriter, Measure, Plan, Verdict};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::checks::{self, Outcome};
+use crate::decisions::Decisions;
 use crate::devices::Roots;
 use crate::kmsg::{Complaints, Expected, KernelLog};
 use crate::lab::Lab;
@@ -16,7 +17,7 @@ use crate::modules::Modules;
 use crate::port::Port;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{gpus, mounts, tools};
+use crate::{fabric, gpus, mounts, tools};
 
 /// How long the devices may take to come up.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
@@ -84,6 +85,10 @@ fn prepare(
 }
 
 fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> anyhow::Result<()> {
+    let mut decisions = Decisions::watch();
+    for evidence in fabric::found(lab).iter().chain(decisions.is_blind()) {
+        report.evidence(evidence)?;
+    }
     let mut log = KernelLog::open()?;
     let mut earlier = log.complaints(&Expected::default()).lines;
     if !earlier.is_empty() {
@@ -98,6 +103,10 @@ fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> 
         if let Some(probe) = &mut measure.probe {
             probe.faults = complaints.faults;
             probe.fault = complaints.fault.take();
+        }
+        let said = complaints.peer_to_peer.drain(..).map(Evidence::Message);
+        for evidence in decisions.news().chain(said) {
+            report.evidence(&evidence)?;
         }
         complaints.lines.splice(..0, earlier.drain(..));
         tell(check, outcome, complaints, &measure, report)?;

@@ -7,12 +7,16 @@
 
 #![forbid(unsafe_code)]
 
+mod evidence;
 mod gpu;
 mod ktap;
 mod measure;
 mod plan;
 mod probe;
 
+pub use evidence::{
+    AcsRegisters, Evidence, GuestPlatform, IommuGroup, KernelDecision, PciFunction,
+};
 pub use gpu::{Calls, Gpu, GpuCopy, GpuFile, Medium};
 pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Verdict};
 pub use measure::{Measure, Route};

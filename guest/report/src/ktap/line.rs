@@ -2,12 +2,15 @@
 
 use std::fmt;
 
-use crate::Measure;
+use serde::Serialize;
+
+use crate::{Evidence, Measure};
 
 const VERSION: &str = "KTAP version 1";
 const MEASURE: &str = "measure ";
 const READY: &str = "ready ";
 const KILL: &str = "kill ";
+const EVIDENCE: &str = "evidence ";
 const SKIP: &str = "SKIP";
 
 /// One line of a report.
@@ -23,6 +26,8 @@ pub enum Line {
     Kill(String),
     /// `# measure {json}`: figures of the check whose result comes next.
     Measure(Measure),
+    /// `# evidence {json}`: what the guest knows of peer-to-peer DMA.
+    Evidence(Evidence),
     /// `# text`: about the check whose result comes next.
     Diagnostic(String),
     /// `ok N - name`, `not ok N - name` or `ok N - name # SKIP reason`.
@@ -89,6 +94,12 @@ fn parse_comment(text: &str) -> Line {
     if let Some(name) = text.strip_prefix(KILL).filter(|name| is_one_word(name)) {
         return Line::Kill(name.to_owned());
     }
+    if let Some(evidence) = text
+        .strip_prefix(EVIDENCE)
+        .and_then(|json| serde_json::from_str(json).ok())
+    {
+        return Line::Evidence(evidence);
+    }
     Line::Diagnostic(text.to_owned())
 }
 
@@ -147,6 +158,10 @@ fn printable(text: &str) -> String {
     text.replace(|c: char| c.is_control() && c != '\t', " ")
 }
 
+fn json(value: &impl Serialize) -> Result<String, fmt::Error> {
+    serde_json::to_string(value).map_err(|_| fmt::Error)
+}
+
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -154,13 +169,8 @@ impl fmt::Display for Line {
             Line::Plan(count) => write!(f, "1..{count}"),
             Line::Ready(uptime) => write!(f, "# {READY}{uptime}"),
             Line::Kill(name) => write!(f, "# {KILL}{name}"),
-            Line::Measure(measure) => {
-                write!(
-                    f,
-                    "# {MEASURE}{}",
-                    serde_json::to_string(measure).map_err(|_| fmt::Error)?
-                )
-            }
+            Line::Measure(measure) => write!(f, "# {MEASURE}{}", json(measure)?),
+            Line::Evidence(evidence) => write!(f, "# {EVIDENCE}{}", json(evidence)?),
             Line::Diagnostic(text) => write!(f, "# {text}"),
             Line::Result {
                 number,

@@ -128,6 +128,7 @@ impl KtapReader {
             Line::Ready(_)
             | Line::Kill(_)
             | Line::Measure(_)
+            | Line::Evidence(_)
             | Line::Diagnostic(_)
             | Line::Unknown(_) => {}
         }

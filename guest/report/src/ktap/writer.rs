@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::{LINE_LIMIT, Line, Verdict};
-use crate::Measure;
+use crate::{Evidence, Measure};
 
 /// Writes a report: [`KtapWriter::begin`] once, then diagnostics and one [`KtapWriter::result`] for each check.
 ///
@@ -29,6 +29,11 @@ impl<W: Write> KtapWriter<W> {
     /// Says that all devices are there, `uptime_ms` milliseconds after the guest's kernel started.
     pub fn ready(&mut self, uptime_ms: u64) -> io::Result<()> {
         self.line(&Line::Ready(uptime_ms))
+    }
+
+    /// Writes a piece of evidence.
+    pub fn evidence(&mut self, evidence: &Evidence) -> io::Result<()> {
+        self.line(&Line::Evidence(evidence.clone()))
     }
 
     /// Writes each line of `text` as a diagnostic of the check whose result comes next.

@@ -1,0 +1,90 @@
+//! What the guest knows of peer-to-peer DMA: the fabric that its kernel found, what the kernel said and decided.
+
+use serde::{Deserialize, Serialize};
+
+/// One piece of evidence, a line of the report of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Evidence {
+    /// What is around the fabric.
+    Platform(GuestPlatform),
+    /// A PCI function.
+    Function(PciFunction),
+    /// A decision that the kernel made.
+    Decision(KernelDecision),
+    /// What the kernel said of peer-to-peer DMA: a message of its log.
+    Message(String),
+    /// Decisions cannot be watched in this kernel, and why.
+    Unwatched(String),
+}
+
+/// Kernel and processor of the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestPlatform {
+    /// `uname -r`.
+    pub release: String,
+    /// /proc/cmdline.
+    pub command_line: String,
+    /// `vendor_id` of the first processor in /proc/cpuinfo.
+    pub cpu_vendor: String,
+    /// `cpu family` there.
+    pub cpu_family: u32,
+    /// `model name` there.
+    pub cpu_model: String,
+}
+
+/// A PCI function, as sysfs shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PciFunction {
+    /// Its address: `0000:01:00.0`.
+    pub address: String,
+    /// What the plan calls it, if it is under test.
+    pub name: Option<String>,
+    /// What it is plugged into: the address of a bridge, or the name of a root bus, `pci0000:00`.
+    pub parent: String,
+    /// Vendor ID.
+    pub vendor: u16,
+    /// Device ID.
+    pub device: u16,
+    /// Class code with its programming interface: 0x010802.
+    pub class: u32,
+    /// Device/Port Type of the PCI Express Capabilities register (PCIe Base 6.0, 7.5.3.2); none without that capability.
+    pub port_type: Option<u8>,
+    /// Its ACS capability, if it has one.
+    pub acs: Option<AcsRegisters>,
+    /// Its IOMMU group, if it has one.
+    pub iommu_group: Option<IommuGroup>,
+    /// Its driver, if it has one.
+    pub driver: Option<String>,
+    /// Bytes of p2pmem that it provides; none if it provides none.
+    pub p2pmem: Option<u64>,
+}
+
+/// The registers of an ACS capability (PCIe Base 6.0, 7.7.11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcsRegisters {
+    /// ACS Capability: what it can.
+    pub capability: u16,
+    /// ACS Control: what it does.
+    pub control: u16,
+}
+
+/// An IOMMU group (Linux, Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IommuGroup {
+    /// Its number.
+    pub number: u32,
+    /// The type of its domain: `DMA`, `DMA-FQ`, `identity`; empty where the kernel does not tell.
+    pub kind: String,
+}
+
+/// A decision that the kernel made about a pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelDecision {
+    /// Address of the function whose memory it is.
+    pub provider: String,
+    /// Address of the function whose DMA it is.
+    pub client: String,
+    /// The map type (Linux include/linux/pci-p2pdma.h, `enum pci_p2pdma_map_type`).
+    pub map_type: u32,
+}
