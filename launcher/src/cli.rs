@@ -70,16 +70,19 @@ pub(crate) struct Run {
     pub own: Own,
 }
 
-/// Says which way peer-to-peer DMA takes, and why.
+/// Says which way peer-to-peer DMA takes, and why. Ends with exit code 1 if the guest's kernel did not do what its rule says.
 #[derive(Args)]
 pub(crate) struct Explain {
-    /// Device whose memory it is [default: those of the failed checks, or of all].
+    /// Device whose memory it is [default: those of the last check that failed, or all].
     pub provider: Option<String>,
     /// Device whose DMA it is [default: all].
     pub client: Option<String>,
-    /// Scenario file: says what would happen, and runs nothing.
-    #[arg(long, value_name = "FILE")]
-    pub scenario: PathBuf,
+    /// Folder of the run to explain.
+    #[arg(long, value_name = "FOLDER", default_value = "runs/latest")]
+    pub run: PathBuf,
+    /// Explain what would happen in a scenario, and run nothing.
+    #[arg(long, value_name = "FILE", conflicts_with = "run")]
+    pub scenario: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

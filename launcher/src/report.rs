@@ -4,13 +4,15 @@ use std::fs::File;
 use std::io::Write;
 
 use anyhow::Context;
-use peerbar_report::{KtapError, KtapReader, Line, Measure, Verdict};
+use peerbar_report::{Evidence, KtapError, KtapReader, Line, Measure, Verdict};
 use serde::{Serialize, Serializer};
 
 /// Longest report in bytes; a guest that says more is out of its mind.
 const LARGEST: usize = 16 << 20;
 /// Most diagnostic lines that are kept for one check; the file has them all.
 const MOST_DIAGNOSTICS: usize = 200;
+/// Most pieces of evidence that are kept: functions of a full machine, and decisions on many of their pairs.
+const MOST_EVIDENCE: usize = 10_000;
 
 /// The report of one boot.
 pub(crate) struct Report {
@@ -19,6 +21,7 @@ pub(crate) struct Report {
     reader: KtapReader,
     pending: Pending,
     rows: Vec<Row>,
+    evidence: Vec<Evidence>,
 }
 
 /// What was said about the check whose result comes next.
@@ -60,6 +63,7 @@ impl Report {
             reader,
             pending: Pending::default(),
             rows: Vec::new(),
+            evidence: Vec::new(),
         }
     }
 
@@ -88,6 +92,11 @@ impl Report {
         self.written == 0
     }
 
+    /// What the guest knows of peer-to-peer DMA.
+    pub(crate) fn evidence(&self) -> &[Evidence] {
+        &self.evidence
+    }
+
     /// Ends the report: its rows, what was said last without a result, and whether it keeps its own promises.
     pub(crate) fn finish(self) -> (Vec<Row>, Vec<String>, Result<(), KtapError>) {
         (self.rows, self.pending.diagnostics, self.reader.finish())
@@ -96,6 +105,9 @@ impl Report {
     fn account(&mut self, line: &Line) {
         match line {
             Line::Measure(measure) => self.pending.measure = Some(measure.clone()),
+            Line::Evidence(evidence) if self.evidence.len() < MOST_EVIDENCE => {
+                self.evidence.push(evidence.clone());
+            }
             Line::Diagnostic(text) if self.pending.diagnostics.len() < MOST_DIAGNOSTICS => {
                 self.pending.diagnostics.push(text.clone());
             }
@@ -116,6 +128,7 @@ impl Report {
             | Line::Plan(_)
             | Line::Ready(_)
             | Line::Kill(_)
+            | Line::Evidence(_)
             | Line::Diagnostic(_)
             | Line::Unknown(_) => {}
         }

@@ -16,6 +16,11 @@ use crate::scenario::Scenario;
 use crate::table::table;
 use crate::verdict::{Ending, Evidence, Verdict, judge};
 
+/// What a run leaves: the results of its checks.
+pub(crate) const RESULTS: &str = "results.json";
+/// What a run leaves: what the guest knew of peer-to-peer DMA, an array of [`peerbar_report::Evidence`].
+pub(crate) const EVIDENCE: &str = "evidence.json";
+
 /// A run that is over and not yet judged.
 pub(crate) struct Ran {
     pub(crate) ending: Ending,
@@ -33,6 +38,7 @@ pub(crate) fn conclude(
     scenario: &Scenario,
     folder: &Folder,
 ) -> anyhow::Result<(Verdict, String)> {
+    folder.write_json(EVIDENCE, &run.report.evidence())?;
     let (mut rows, rest, end) = run.report.finish();
     for (number, row) in (1..).zip(&mut rows) {
         row.name = scenario.label(number).unwrap_or(&row.name).to_owned();
@@ -53,7 +59,7 @@ pub(crate) fn conclude(
         "seconds": run.seconds,
         "checks": rows,
     });
-    folder.write_json("results.json", &results)?;
+    folder.write_json(RESULTS, &results)?;
     unfold_checks(&rows, &rest);
     let by_checks =
         matches!(run.ending, Ending::Ended(_)) && end.is_ok() && run.console.trouble().is_none();

@@ -1,9 +1,10 @@
 //! `peerbar run`: from a scenario to a verdict.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use peerbar_report::{Line, Verdict as CheckVerdict};
 use serde_json::json;
 
@@ -23,6 +24,10 @@ use crate::signals::Signals;
 use crate::socket_folder::SocketFolder;
 use crate::verdict::{Ending, Verdict};
 
+/// What a run leaves first: what it was started with.
+pub(crate) const STARTED: &str = "started.json";
+/// What a run leaves: the text of its scenario.
+pub(crate) const SCENARIO: &str = "scenario.toml";
 /// How long a guest may take to power off after its last check.
 const POWER_OFF: Duration = Duration::from_secs(10);
 
@@ -76,11 +81,19 @@ fn begin(options: &cli::Run, scenario: &Scenario, artifacts: &Artifacts) -> anyh
     let marker = json!({
         "command": words,
         "process": std::process::id(),
+        "scenario": scenario_path(options)?,
         "versions": artifacts.versions(),
     });
-    folder.write_json("started.json", &marker)?;
-    folder.write("scenario.toml", &scenario.text)?;
+    folder.write_json(STARTED, &marker)?;
+    folder.write(SCENARIO, &scenario.text)?;
     Ok(folder)
+}
+
+/// Where the scenario was: what it names is relative to that.
+fn scenario_path(options: &cli::Run) -> anyhow::Result<PathBuf> {
+    let path = options.scenario.as_deref();
+    let path = path.unwrap_or(Path::new(Scenario::DEMO_PATH));
+    std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))
 }
 
 fn boot_and_check(
@@ -180,7 +193,7 @@ fn tell(progress: &mut Progress, verbose: bool, line: &Line, scenario: &Scenario
             ));
         }
         Line::Kill(name) => progress.stage(&format!("a check has the server of {name} killed")),
-        Line::Measure(_) => {}
+        Line::Measure(_) | Line::Evidence(_) => {}
         other => show(progress, verbose, &other.to_string()),
     }
 }

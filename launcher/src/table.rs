@@ -101,7 +101,8 @@ fn route(row: &Row) -> String {
     }
 }
 
-fn word(route: Route) -> &'static str {
+/// A route in the word that the devices record.
+pub(crate) fn word(route: Route) -> &'static str {
     match route {
         Route::OwnBar => "own-bar",
         Route::Peer => "peer",
@@ -146,6 +147,7 @@ mod tests {
             .into(),
             peer_bytes: 60 << 20,
             ram_bytes: 0,
+            failures: 0,
             probe: None,
         };
         let rows = [

@@ -8,7 +8,7 @@ use crate::acs::AcsControl;
 
 /// A fabric: host bridges, and below each of them ports and endpoints.
 ///
-/// It only grows, and an id is good for the fabric that gave it.
+/// An id is good for the fabric that gave it, and for its clones. Nothing is ever unplugged.
 #[derive(Clone, Debug, Default)]
 pub struct Fabric {
     host_bridges: Vec<HostBridge>,
@@ -154,6 +154,13 @@ impl Fabric {
         let parent = parent.into();
         self.functions.push(Placed { function, parent });
         id
+    }
+
+    /// Gives the function of this id another ACS Control register.
+    pub fn set_acs(&mut self, id: FunctionId, control: AcsControl) {
+        if let Some(placed) = self.functions.get_mut(id.0) {
+            placed.function.acs = Some(control);
+        }
     }
 
     /// The function of this id.

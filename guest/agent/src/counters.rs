@@ -211,6 +211,7 @@ impl<'a> Witness<'a> {
             measure.routes = traffic.payload_by_route(|_| true);
             measure.peer_bytes = traffic.peer_bytes();
             measure.ram_bytes = traffic.ram_bytes();
+            measure.failures = traffic.failures();
         }
     }
 }

@@ -37,6 +37,9 @@ pub struct Measure {
     pub peer_bytes: u64,
     /// Payload bytes whose completer was guest RAM.
     pub ram_bytes: u64,
+    /// DMA requests that failed.
+    #[serde(default)]
+    pub failures: u64,
     /// What a probe found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probed>,

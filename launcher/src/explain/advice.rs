@@ -1,10 +1,12 @@
 //! What to change for another outcome. Each change is tried on the rule before it is told.
 
-use peerbar_rule::Verdict;
+use peerbar_rule::{AcsControl, Ascent, Decision, Fabric, Hop, Platform, Reason, Verdict};
 use serde::Serialize;
 
-use super::case::Case;
+use super::case::{Case, decide_in};
 use super::pairs::Pair;
+use crate::cpu;
+use crate::fabric::fabric;
 use crate::scenario::{Device, Place, Scenario, Switch};
 
 /// A model whose root complexes Linux trusts.
@@ -22,12 +24,21 @@ pub(crate) struct Advice {
 }
 
 /// The changes of `case` that give `pair` more than `now`, the smallest first.
-pub(crate) fn for_pair(case: &Case, pair: &Pair, now: Verdict) -> Vec<Advice> {
-    let candidates = [other_cpu(&case.scenario), one_switch(&case.scenario, pair)];
-    let tried = candidates.into_iter().filter_map(|(scenario, change)| {
-        let verdict = Case::of_scenario(scenario).ok()?.decide(pair)?.verdict;
-        (rank(verdict) > rank(now)).then_some(Advice { change, verdict })
-    });
+pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> {
+    let here = case.platform(&pair.client);
+    let elsewhere = |(scenario, change)| (fabric(&scenario), here, change);
+    let trials = [
+        without_redirection(case, now).map(|(fabric, change)| (fabric, here, change)),
+        other_cpu(case, here),
+        Some(elsewhere(one_switch(&case.scenario, pair))),
+    ];
+    let tried = trials
+        .into_iter()
+        .flatten()
+        .filter_map(|(fabric, platform, change)| {
+            let verdict = decide_in(&fabric, &platform, pair)?.verdict;
+            (rank(verdict) > rank(now.verdict)).then_some(Advice { change, verdict })
+        });
     tried.collect()
 }
 
@@ -40,10 +51,32 @@ fn rank(verdict: Verdict) -> u8 {
     }
 }
 
-fn other_cpu(scenario: &Scenario) -> (Scenario, String) {
-    let mut scenario = scenario.clone();
-    scenario.machine.cpu = TRUSTED_CPU.to_owned();
-    (scenario, format!("in [machine]: cpu = \"{TRUSTED_CPU}\""))
+/// The guest's ports that redirect told not to. In a scenario ports have no addresses to name them by.
+fn without_redirection(case: &Case, now: &Decision) -> Option<(Fabric, String)> {
+    let guest = case.guest.as_ref()?;
+    let Reason::RootComplex {
+        ascent: Ascent::Redirected(redirects),
+        ..
+    } = &now.reason
+    else {
+        return None;
+    };
+    let mut fabric = case.fabric.clone();
+    let mut addresses = Vec::new();
+    for redirect in redirects {
+        let name = case.fabric.name(Hop::Function(redirect.at));
+        addresses.push(guest.function(name)?.address.clone());
+        fabric.set_acs(redirect.at, AcsControl::default());
+    }
+    let list = addresses.join(";");
+    let change = format!("in [machine]: kernel-parameters = \"pci=disable_acs_redir={list}\"");
+    Some((fabric, change))
+}
+
+fn other_cpu(case: &Case, platform: Platform) -> Option<(Fabric, Platform, String)> {
+    let cpu = cpu::of_model(TRUSTED_CPU)?;
+    let change = format!("in [machine]: cpu = \"{TRUSTED_CPU}\"");
+    Some((case.fabric.clone(), Platform { cpu, ..platform }, change))
 }
 
 /// Both below one switch: the one that one of them is below, or the first, or a new one.
@@ -94,8 +127,9 @@ mod tests {
             client: "disk0".to_owned(),
         };
         let case = Case::of_scenario(scenario.clone()).unwrap();
-        assert_eq!(case.decide(&pair).unwrap().verdict, now);
-        let changes = for_pair(&case, &pair, now).into_iter();
+        let decision = case.decide(&pair).unwrap();
+        assert_eq!(decision.verdict, now);
+        let changes = for_pair(&case, &pair, &decision).into_iter();
         changes
             .map(|advice| (advice.change, advice.verdict))
             .collect()

@@ -1,44 +1,101 @@
-//! What is explained: a fabric and a platform, and who in it provides memory and who may want it.
+//! What is explained: a machine that was run or will be, as the rule sees it.
 
 use anyhow::anyhow;
 use peerbar_rule::{Decision, Fabric, Platform, Release, decide};
 
+use super::guest::Guest;
 use super::pairs::Pair;
+use super::recorded::{CheckResult, Recorded};
 use crate::exit::Failure;
 use crate::fabric::{fabric, platform};
-use crate::scenario::Scenario;
+use crate::scenario::{Machine, Scenario};
 
 /// A machine whose pairs can be decided about.
 pub(crate) struct Case {
-    /// Its fabric.
-    pub fabric: Fabric,
-    /// What is around it.
-    pub platform: Platform,
     /// What it is made from.
     pub scenario: Scenario,
+    /// Its fabric: the guest's if there was one, else the scenario's.
+    pub fabric: Fabric,
+    /// What is around it; whether an IOMMU translates may differ from client to client.
+    platform: Platform,
+    /// The guest that was run.
+    pub guest: Option<Guest>,
+    /// What its checks came to.
+    pub results: Vec<CheckResult>,
 }
 
 impl Case {
     /// What `scenario` will be under a kernel of the newest release whose rule is known.
     pub(crate) fn of_scenario(scenario: Scenario) -> Result<Self, Failure> {
-        let cpu = &scenario.machine.cpu;
-        let platform = platform(&scenario.machine, Release::NEWEST).ok_or_else(|| {
-            Failure::Usage(anyhow!(
-                "what `cpu = \"{cpu}\"` is for the guest depends on the host: run the scenario and explain the run, or name \
-                 a model of QEMU's"
-            ))
-        })?;
         Ok(Self {
             fabric: fabric(&scenario),
-            platform,
+            platform: expected(&scenario.machine, Release::NEWEST)?,
             scenario,
+            guest: None,
+            results: Vec::new(),
         })
+    }
+
+    /// What a run was: the guest's word counts, and where it died before it said one, the scenario's.
+    pub(crate) fn of_run(run: Recorded) -> Result<Self, Failure> {
+        let Recorded {
+            scenario,
+            release,
+            evidence,
+            results,
+        } = run;
+        let kernel = Release::parse(&release).ok_or_else(|| {
+            Failure::Usage(anyhow!(
+                "the run's kernel {release:?} has no release that starts with two numbers"
+            ))
+        })?;
+        let guest = Guest::of(evidence);
+        let (fabric, platform) = match guest
+            .as_ref()
+            .and_then(|guest| Some((guest.fabric(), guest.platform(false)?)))
+        {
+            Some(found) => found,
+            None => (fabric(&scenario), expected(&scenario.machine, kernel)?),
+        };
+        Ok(Self {
+            scenario,
+            fabric,
+            platform,
+            guest,
+            results,
+        })
+    }
+
+    /// The platform for DMA of `client`.
+    pub(crate) fn platform(&self, client: &str) -> Platform {
+        let translates = match &self.guest {
+            Some(guest) => guest.translates(client),
+            None => self.platform.translates,
+        };
+        Platform {
+            translates,
+            ..self.platform
+        }
     }
 
     /// What the rule says of `pair`; nothing if one of both is not in the fabric.
     pub(crate) fn decide(&self, pair: &Pair) -> Option<Decision> {
-        let find = |name: &str| self.fabric.find(name);
-        let (provider, client) = (find(&pair.provider)?, find(&pair.client)?);
-        decide(&self.fabric, &self.platform, provider, client)
+        decide_in(&self.fabric, &self.platform(&pair.client), pair)
     }
+}
+
+/// What the rule says of `pair` in `fabric`; nothing if one of both is not in it.
+pub(crate) fn decide_in(fabric: &Fabric, platform: &Platform, pair: &Pair) -> Option<Decision> {
+    let (provider, client) = (fabric.find(&pair.provider)?, fabric.find(&pair.client)?);
+    decide(fabric, platform, provider, client)
+}
+
+fn expected(machine: &Machine, kernel: Release) -> Result<Platform, Failure> {
+    platform(machine, kernel).ok_or_else(|| {
+        Failure::Usage(anyhow!(
+            "what `cpu = \"{}\"` is for the guest depends on the host: run the scenario and explain the run, or name a model \
+             of QEMU's",
+            machine.cpu
+        ))
+    })
 }

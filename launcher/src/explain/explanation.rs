@@ -1,12 +1,16 @@
 //! All that is known about one pair.
 
+use std::collections::BTreeMap;
+
+use peerbar_report::Route;
 use peerbar_rule::{Decision, Hop, Verdict};
 use peerbar_switch::LinkMode;
 use serde::Serialize;
 
 use super::advice::{self, Advice};
 use super::case::Case;
-use super::pairs::Pair;
+use super::pairs::{self, Pair};
+use crate::scenario::Device;
 
 /// Why a client's DMA reaches a provider's memory as it does, or not.
 #[derive(Debug, Serialize)]
@@ -17,6 +21,10 @@ pub(crate) struct Explanation {
     pub client: String,
     /// What the kernel's rule says.
     pub rule: Ruling,
+    /// What the kernel did; nothing without a run.
+    pub kernel: Option<Kernel>,
+    /// What the devices saw in the run's checks of this pair.
+    pub checks: Vec<Seen>,
     /// What else matters for this pair.
     pub notes: Vec<String>,
     /// What to change for another outcome.
@@ -31,7 +39,7 @@ pub(crate) struct Ruling {
     /// Why, in one sentence.
     pub why: String,
     /// Release of Linux whose rule it is.
-    pub kernel: String,
+    pub release: String,
     /// The kernel's measure of how far they are from each other.
     pub distance: usize,
     /// The way of a request, from the client to the provider.
@@ -43,14 +51,46 @@ pub(crate) struct Ruling {
 pub(crate) struct Place {
     /// Its name.
     pub name: String,
+    /// Its address in the guest, where that is not the name.
+    pub address: Option<String>,
     /// What it is.
     pub kind: String,
     /// Vendor and device ID, if it has any.
     pub id: Option<String>,
-    /// What ACS makes it do with requests to peers, if it has ACS.
+    /// What its ACS capability makes it do with requests to peers, if it has one.
     pub acs: Option<String>,
     /// Whether it decides.
     pub decides: bool,
+}
+
+/// What the guest's kernel did about the pair.
+#[derive(Debug, Serialize)]
+pub(crate) struct Kernel {
+    /// The map type that it chose; nothing if it was never asked, or could not be watched.
+    pub map_type: Option<u32>,
+    /// Whether that is what the rule says.
+    pub agrees: Option<bool>,
+    /// Why its decisions were not seen, if so.
+    pub unwatched: Option<String>,
+    /// What it said.
+    pub messages: Vec<String>,
+}
+
+/// What the devices counted during a check. A check of several pairs is counted as a whole.
+#[derive(Debug, Serialize)]
+pub(crate) struct Seen {
+    /// The check.
+    pub check: String,
+    /// `pass`, `fail` or `skip`.
+    pub verdict: String,
+    /// Payload bytes by route.
+    pub routes: BTreeMap<Route, u64>,
+    /// Payload bytes with a device's memory.
+    pub direct_bytes: u64,
+    /// Payload bytes with guest RAM.
+    pub bounced_bytes: u64,
+    /// DMA requests that failed.
+    pub failures: u64,
 }
 
 impl Explanation {
@@ -60,47 +100,83 @@ impl Explanation {
         Some(Self {
             provider: pair.provider.clone(),
             client: pair.client.clone(),
+            kernel: Kernel::of(case, pair, decision.verdict),
+            checks: seen(case, pair),
             notes: notes(case, pair),
-            changes: advice::for_pair(case, pair, decision.verdict),
-            rule: Ruling::of(case, &decision),
+            changes: advice::for_pair(case, pair, &decision),
+            rule: Ruling::of(case, pair, &decision),
         })
     }
+
+    /// Whether the kernel decided otherwise than its rule says.
+    pub(crate) fn disagrees(&self) -> bool {
+        let agrees = self.kernel.as_ref().and_then(|kernel| kernel.agrees);
+        agrees == Some(false)
+    }
+}
+
+fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
+    let checks = case.scenario.checks.iter().zip(&case.results);
+    let of_pair = checks.filter(|(check, _)| pairs::of_check(check).contains(pair));
+    let seen = of_pair.map(|(_, result)| Seen {
+        check: result.name.clone(),
+        verdict: result.verdict.clone(),
+        routes: result.measure.routes.clone(),
+        direct_bytes: result.measure.peer_bytes,
+        bounced_bytes: result.measure.ram_bytes,
+        failures: result.measure.failures,
+    });
+    seen.collect()
 }
 
 /// What the kernel's decision does not see: what the devices and their links make of it.
 fn notes(case: &Case, pair: &Pair) -> Vec<String> {
     let mut notes = Vec::new();
-    let windows = case.scenario.gpus.iter().filter(|gpu| gpu.window);
-    for gpu in windows.filter(|gpu| gpu.name == pair.provider) {
-        notes.push(format!(
+    let named = |name: &str| case.scenario.devices().find(|device| device.name() == name);
+    match named(&pair.provider) {
+        Some(Device::Gpu(gpu, _)) if gpu.window => notes.push(format!(
             "the aperture of {} is a window (`mode = \"window\"`): it is no p2pmem, and no disk can be pointed at it",
             gpu.name
-        ));
+        )),
+        Some(Device::Nvme(nvme)) if nvme.cmb.is_none() => notes.push(format!(
+            "{0} has no memory for others: give [[nvme]] {0} a `cmb`",
+            nvme.name
+        )),
+        _ => {}
     }
-    for device in case
-        .scenario
-        .devices()
-        .filter(|device| pair.client == device.name())
+    if let Some(client) = named(&pair.client)
+        && client.link() != LinkMode::Route
     {
-        if device.link() != LinkMode::Route {
-            notes.push(format!(
-                "`link = \"{0}\"` at {1}: whatever the kernel decides, the switch makes of its requests to peers: {0}",
-                device.link(),
-                device.name()
-            ));
-        }
+        notes.push(format!(
+            "`link = \"{0}\"` at {1}: a bus address in its requests does not make the switch route them, but {0}",
+            client.link(),
+            client.name()
+        ));
     }
     notes
 }
 
+impl Kernel {
+    fn of(case: &Case, pair: &Pair, rule: Verdict) -> Option<Self> {
+        let guest = case.guest.as_ref()?;
+        let map_type = guest.map_type(&pair.provider, &pair.client);
+        Some(Self {
+            map_type,
+            agrees: map_type.map(|chosen| chosen == rule.map_type()),
+            unwatched: guest.unwatched().map(str::to_owned),
+            messages: guest.messages(&pair.provider, &pair.client),
+        })
+    }
+}
+
 impl Ruling {
-    fn of(case: &Case, decision: &Decision) -> Self {
+    fn of(case: &Case, pair: &Pair, decision: &Decision) -> Self {
         let decisive = decision.decisive();
         let place = |hop: &Hop| Place::of(case, *hop, Some(*hop) == decisive);
         Self {
             verdict: decision.verdict,
             why: decision.why(&case.fabric),
-            kernel: case.platform.kernel.to_string(),
+            release: case.platform(&pair.client).kernel.to_string(),
             distance: decision.distance,
             path: decision.path.iter().map(place).collect(),
         }
@@ -109,7 +185,9 @@ impl Ruling {
 
 impl Place {
     fn of(case: &Case, hop: Hop, decides: bool) -> Self {
-        let name = case.fabric.name(hop).to_owned();
+        let name = case.fabric.name(hop);
+        let found = case.guest.as_ref().and_then(|guest| guest.function(name));
+        let address = found.map(|function| function.address.clone());
         let (kind, id, acs) = match hop {
             Hop::HostBridge(bridge) => {
                 let known_by = case.fabric.host_bridge(bridge).and_then(|b| b.known_by);
@@ -125,7 +203,8 @@ impl Place {
             bits => bits.to_string(),
         });
         Self {
-            name,
+            name: name.to_owned(),
+            address: address.filter(|address| address != name),
             kind,
             id: id.map(|id| id.to_string()),
             acs,

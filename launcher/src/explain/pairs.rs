@@ -1,4 +1,6 @@
-//! Which pairs of a provider and a client there are.
+//! Which pairs of a provider and a client there are, in a scenario and in a check.
+
+use peerbar_report::{Buffer, Check};
 
 use crate::scenario::{Device, Scenario};
 
@@ -12,7 +14,8 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    fn of(provider: &str, client: &str) -> Self {
+    /// The pair of these two.
+    pub(crate) fn of(provider: &str, client: &str) -> Self {
         Self {
             provider: provider.to_owned(),
             client: client.to_owned(),
@@ -43,6 +46,36 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
     pairs
 }
 
+/// The pairs whose memory and DMA `check` is about; none if it moves nothing from peer to peer.
+pub(crate) fn of_check(check: &Check) -> Vec<Pair> {
+    let one = |provider: &str, client: &str| vec![Pair::of(provider, client)];
+    match check {
+        Check::Copy(copy) => match &copy.through {
+            Buffer::P2pmem(provider) => {
+                vec![Pair::of(provider, &copy.from), Pair::of(provider, &copy.to)]
+            }
+            Buffer::GuestRam => Vec::new(),
+        },
+        Check::GpuFile(file) if !file.bounce => {
+            let disks = file.disks.iter();
+            disks.map(|disk| Pair::of(&file.gpu, disk)).collect()
+        }
+        Check::GpuCopy(copy) => match &copy.with {
+            Buffer::P2pmem(provider) => one(provider, &copy.gpu),
+            Buffer::GuestRam => Vec::new(),
+        },
+        Check::Probe(probe) => one(&probe.provider, &probe.client),
+        Check::GpuUnaligned { gpu, disk }
+        | Check::GpuBatch { gpu, disk }
+        | Check::GpuRefused { gpu, disk }
+        | Check::GpuPins { gpu, disk }
+        | Check::GpuLifetimes { gpu, disk }
+        | Check::GpuUnload { gpu, disk } => one(gpu, disk),
+        Check::GpuCompute { gpu, from, to } => vec![Pair::of(gpu, from), Pair::of(gpu, to)],
+        _ => Vec::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,5 +95,18 @@ mod tests {
             pairs,
             expected.map(|(provider, client)| Pair::of(provider, client))
         );
+    }
+
+    #[test]
+    fn a_copy_has_two_clients_and_its_control_none() {
+        let check = |through: &str| -> Check {
+            let text = format!(
+                r#"{{"kind":"copy","from":"a","to":"b","through":{through},"sizes":[4096],"offsets":[0]}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let pairs = of_check(&check(r#"{"p2pmem":"c"}"#));
+        assert_eq!(pairs, [Pair::of("c", "a"), Pair::of("c", "b")]);
+        assert_eq!(of_check(&check(r#""guest-ram""#)), []);
     }
 }

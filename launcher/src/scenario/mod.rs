@@ -34,8 +34,6 @@ pub(crate) use place::Place;
 
 use crate::iommu::Iommu;
 
-/// Path of the built-in scenario below the project, as its messages name it.
-const DEMO_PATH: &str = "scenarios/demo.toml";
 const DEMO: &str = include_str!("../../../scenarios/demo.toml");
 
 /// A scenario that makes sense.
@@ -154,6 +152,9 @@ pub(crate) enum Namespace {
 }
 
 impl Scenario {
+    /// Path of the built-in scenario below the project, as its messages name it.
+    pub(crate) const DEMO_PATH: &str = "scenarios/demo.toml";
+
     /// Reads a scenario file. Paths of images in it are relative to its folder.
     pub(crate) fn load(path: &Path) -> Result<Self, ScenarioError> {
         let text = fs::read_to_string(path).map_err(|source| ScenarioError::Unreadable {
@@ -165,7 +166,7 @@ impl Scenario {
 
     /// The built-in demo.
     pub(crate) fn demo() -> Result<Self, ScenarioError> {
-        Self::parse(Path::new(DEMO_PATH), DEMO.to_owned())
+        Self::parse(Path::new(Self::DEMO_PATH), DEMO.to_owned())
     }
 
     /// Reads a scenario's text, which messages say to be from `path`.

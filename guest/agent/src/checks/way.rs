@@ -28,7 +28,7 @@ pub(super) fn explain(through: &Buffer, error: anyhow::Error) -> anyhow::Error {
     match (through, code) {
         (Buffer::P2pmem(provider), Some(libc::EINVAL | libc::EREMOTEIO)) => error.context(format!(
             "the kernel seems to refuse peer-to-peer DMA with {provider}: the devices need a common switch without ACS \
-             redirect, or a host bridge that it trusts; look for \"P2PDMA\" and \"peer-to-peer\" in its log"
+             redirect, or a host bridge that it trusts; `peerbar explain` says which of them is missing"
         )),
         _ => error,
     }

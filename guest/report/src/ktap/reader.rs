@@ -251,9 +251,10 @@ mod tests {
             routes,
             any::<u64>(),
             any::<u64>(),
+            any::<u64>(),
         )
             .prop_map(
-                |(sizes, bytes, seconds, routes, peer_bytes, ram_bytes)| Measure {
+                |(sizes, bytes, seconds, routes, peer_bytes, ram_bytes, failures)| Measure {
                     probe: None,
                     sizes,
                     bytes,
@@ -261,6 +262,7 @@ mod tests {
                     routes,
                     peer_bytes,
                     ram_bytes,
+                    failures,
                 },
             )
     }

@@ -102,7 +102,7 @@ mod tests {
                 &Measure::default(),
             )
             .unwrap();
-        let measure = r##"# measure {"sizes":"","bytes":0,"seconds":0.0,"routes":{},"peer_bytes":0,"ram_bytes":0}"##;
+        let measure = r##"# measure {"sizes":"","bytes":0,"seconds":0.0,"routes":{},"peer_bytes":0,"ram_bytes":0,"failures":0}"##;
         let expected = format!(
             "KTAP version 1\n1..2\n# ready 2700\n{measure}\nok 1 - first\n# expected 1\n# ready 5 \n\
              {measure}\nok 2 - second # SKIP no disk\n"

@@ -1,0 +1,283 @@
+//! The guest's side: the fabric that its kernel found, and what the kernel decided and said.
+
+use std::collections::BTreeMap;
+
+use peerbar_report::{Evidence, GuestPlatform, PciFunction};
+use peerbar_rule::{
+    AcsControl, Cpu, DeviceId, Fabric, Function, HostBridge, Kind, Parent, Platform, Release,
+    Vendor,
+};
+
+/// Evidence of one guest.
+pub(crate) struct Guest {
+    platform: GuestPlatform,
+    functions: Vec<PciFunction>,
+    evidence: Vec<Evidence>,
+}
+
+impl Guest {
+    /// The guest of `evidence`; nothing if it was gone before it could tell of its fabric.
+    pub(crate) fn of(evidence: Vec<Evidence>) -> Option<Self> {
+        let platform = evidence.iter().find_map(|piece| match piece {
+            Evidence::Platform(platform) => Some(platform.clone()),
+            _ => None,
+        })?;
+        let functions = evidence.iter().filter_map(|piece| match piece {
+            Evidence::Function(function) => Some(function.clone()),
+            _ => None,
+        });
+        Some(Self {
+            platform,
+            functions: functions.collect(),
+            evidence,
+        })
+    }
+
+    /// What the rule needs to know of its processor and kernel, where `translates` tells of the client; nothing if the kernel's
+    /// release is no number.
+    pub(crate) fn platform(&self, translates: bool) -> Option<Platform> {
+        Some(Platform {
+            cpu: Cpu {
+                vendor: Vendor::from_id(&self.platform.cpu_vendor),
+                family: self.platform.cpu_family,
+            },
+            translates,
+            kernel: Release::parse(&self.platform.release)?,
+        })
+    }
+
+    /// The function that is called `name`, by the plan or by its address.
+    pub(crate) fn function(&self, name: &str) -> Option<&PciFunction> {
+        self.functions
+            .iter()
+            .find(|function| called(function) == name)
+    }
+
+    /// Whether an IOMMU translates the requests of the function `name` (Linux,
+    /// Documentation/ABI/testing/sysfs-kernel-iommu_groups: `DMA`, `DMA-FQ` and `DMA-SQ` do, `identity` does not).
+    pub(crate) fn translates(&self, name: &str) -> bool {
+        let group = self
+            .function(name)
+            .and_then(|function| function.iommu_group.as_ref());
+        group.is_some_and(|group| group.kind.starts_with("DMA"))
+    }
+
+    /// Its fabric: devices under test by their names, all else by their addresses.
+    pub(crate) fn fabric(&self) -> Fabric {
+        let mut fabric = Fabric::default();
+        let mut places: BTreeMap<&str, Parent> = BTreeMap::new();
+        for function in &self.functions {
+            let (parent, id) = (function.parent.as_str(), id(function));
+            let parent = *places.entry(parent).or_insert_with(|| {
+                // Functions come in the order of their addresses, so this one is the first on its root bus.
+                let known_by = HostBridge::known_by(devfn(&function.address), kind(function), id);
+                fabric.add_host_bridge(parent, known_by).into()
+            });
+            let acs = function.acs.map(|acs| AcsControl(acs.control));
+            let plain = Function::new(called(function), kind(function), id);
+            let bridge = fabric.add(parent, Function { acs, ..plain });
+            places.insert(&function.address, bridge.into());
+        }
+        fabric
+    }
+
+    /// The map type that the kernel chose last for DMA of `client` to memory of `provider`.
+    pub(crate) fn map_type(&self, provider: &str, client: &str) -> Option<u32> {
+        let (provider, client) = (self.function(provider)?, self.function(client)?);
+        let decisions = self.evidence.iter().rev().filter_map(|piece| match piece {
+            Evidence::Decision(decision) => Some(decision),
+            _ => None,
+        });
+        let mut of_pair = decisions.filter(|decision| {
+            decision.provider == provider.address && decision.client == client.address
+        });
+        of_pair.next().map(|decision| decision.map_type)
+    }
+
+    /// Why the kernel's decisions were not seen, if so.
+    pub(crate) fn unwatched(&self) -> Option<&str> {
+        self.evidence.iter().find_map(|piece| match piece {
+            Evidence::Unwatched(reason) => Some(reason.as_str()),
+            _ => None,
+        })
+    }
+
+    /// What the kernel said of the pair, and what it said of host bridges.
+    pub(crate) fn messages(&self, provider: &str, client: &str) -> Vec<String> {
+        let (Some(provider), Some(client)) = (self.function(provider), self.function(client))
+        else {
+            return Vec::new();
+        };
+        let of_pair = |message: &&String| {
+            let of_client = message.contains(&format!("{}: ", client.address));
+            let names_provider = message.contains(&format!("({})", provider.address));
+            of_client && (names_provider || message.contains("disable_acs_redir="))
+                || message.contains("P2PDMA whitelist")
+        };
+        let messages = self.evidence.iter().filter_map(|piece| match piece {
+            Evidence::Message(message) => Some(message),
+            _ => None,
+        });
+        messages.filter(of_pair).cloned().collect()
+    }
+}
+
+fn called(function: &PciFunction) -> &str {
+    function.name.as_deref().unwrap_or(&function.address)
+}
+
+fn id(function: &PciFunction) -> DeviceId {
+    DeviceId {
+        vendor: function.vendor,
+        device: function.device,
+    }
+}
+
+/// Device/Port Type (PCIe Base 6.0, 7.5.3.2).
+fn kind(function: &PciFunction) -> Kind {
+    match function.port_type {
+        Some(0x0 | 0x1) => Kind::Endpoint,
+        Some(0x4) => Kind::RootPort,
+        Some(0x5) => Kind::UpstreamPort,
+        Some(0x6) => Kind::DownstreamPort,
+        Some(0x9) => Kind::IntegratedEndpoint,
+        _ => Kind::Other,
+    }
+}
+
+/// Device times 8 plus function of an address such as `0000:00:1f.2`; 255, which is no root's first, of anything else.
+fn devfn(address: &str) -> u8 {
+    let place = address
+        .rsplit(':')
+        .next()
+        .and_then(|place| place.split_once('.'));
+    let number = place.and_then(|(device, function)| {
+        let device = u8::from_str_radix(device, 16).ok()?;
+        let function: u8 = function.parse().ok()?;
+        device.checked_mul(8)?.checked_add(function)
+    });
+    number.unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use peerbar_report::{AcsRegisters, IommuGroup, KernelDecision};
+    use peerbar_rule::{Verdict, decide};
+
+    use super::*;
+
+    fn function(address: &str, parent: &str, ids: (u16, u16), port_type: u8) -> PciFunction {
+        PciFunction {
+            address: address.to_owned(),
+            name: None,
+            parent: parent.to_owned(),
+            vendor: ids.0,
+            device: ids.1,
+            class: 0,
+            port_type: Some(port_type),
+            acs: None,
+            iommu_group: None,
+            driver: None,
+            p2pmem: None,
+        }
+    }
+
+    fn named(name: &str, function: PciFunction) -> Evidence {
+        let group = IommuGroup {
+            number: 1,
+            kind: "DMA-FQ".to_owned(),
+        };
+        Evidence::Function(PciFunction {
+            name: Some(name.to_owned()),
+            iommu_group: Some(group),
+            ..function
+        })
+    }
+
+    /// Two disks below root ports of a q35 with an IOMMU and this processor; the kernel chose `map_type`.
+    pub(crate) fn root_ports(cpu_vendor: &str, cpu_family: u32, map_type: u32) -> Guest {
+        let port = |address: &str| {
+            let acs = AcsRegisters {
+                capability: 0x5f,
+                control: 0x1d,
+            };
+            Evidence::Function(PciFunction {
+                acs: Some(acs),
+                ..function(address, "pci0000:00", (0x1b36, 0x0c), 4)
+            })
+        };
+        let disk = |name, address: &str, parent: &str| {
+            named(name, function(address, parent, (0x1b36, 0x10), 0))
+        };
+        let platform = GuestPlatform {
+            release: "7.2.12+deb13-amd64".to_owned(),
+            command_line: String::new(),
+            cpu_vendor: cpu_vendor.to_owned(),
+            cpu_family,
+            cpu_model: String::new(),
+        };
+        let decision = KernelDecision {
+            provider: "0000:01:00.0".to_owned(),
+            client: "0000:02:00.0".to_owned(),
+            map_type,
+        };
+        let message = "nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not \
+                       share";
+        let evidence = vec![
+            Evidence::Platform(platform),
+            Evidence::Function(function(
+                "0000:00:00.0",
+                "pci0000:00",
+                (0x8086, 0x29c0),
+                0xf,
+            )),
+            port("0000:00:02.0"),
+            disk("a", "0000:01:00.0", "0000:00:02.0"),
+            port("0000:00:03.0"),
+            disk("b", "0000:02:00.0", "0000:00:03.0"),
+            Evidence::Decision(decision),
+            Evidence::Message(message.to_owned()),
+        ];
+        Guest::of(evidence).unwrap()
+    }
+
+    #[test]
+    fn the_guest_s_fabric_is_what_its_sysfs_shows() {
+        let guest = root_ports("GenuineIntel", 6, 2);
+        let fabric = guest.fabric();
+        let platform = guest.platform(guest.translates("b")).unwrap();
+        let find = |name| fabric.find(name).unwrap();
+        let decision = decide(&fabric, &platform, find("a"), find("b")).unwrap();
+        assert_eq!(decision.verdict, Verdict::NotSupported);
+        let way: Vec<&str> = decision.path.iter().map(|hop| fabric.name(*hop)).collect();
+        assert_eq!(
+            way,
+            ["b", "0000:00:03.0", "pci0000:00", "0000:00:02.0", "a"]
+        );
+        assert!(decision.why(&fabric).contains("(8086:29c0)"));
+        let zen = root_ports("AuthenticAMD", 23, 4).platform(true).unwrap();
+        let decision = decide(&fabric, &zen, find("a"), find("b")).unwrap();
+        assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
+    }
+
+    #[test]
+    fn decisions_and_messages_are_told_apart_by_the_pair() {
+        let guest = root_ports("GenuineIntel", 6, 2);
+        assert_eq!(guest.map_type("a", "b"), Some(2));
+        assert_eq!(guest.map_type("b", "a"), None);
+        assert_eq!(guest.messages("a", "b").len(), 1);
+        assert_eq!(guest.messages("b", "a").len(), 0);
+    }
+
+    #[test]
+    fn a_place_on_a_bus_is_eight_times_the_device_and_the_function() {
+        assert_eq!(devfn("0000:00:00.0"), 0);
+        assert_eq!(devfn("0000:00:1f.2"), 0xfa);
+        assert_eq!(devfn("nonsense"), u8::MAX);
+    }
+
+    #[test]
+    fn without_its_platform_a_guest_is_none() {
+        assert!(Guest::of(vec![Evidence::Unwatched(String::new())]).is_none());
+    }
+}

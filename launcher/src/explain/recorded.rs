@@ -1,0 +1,95 @@
+//! What a run has left in its folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use peerbar_report::{Evidence, Measure};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::exit::Failure;
+use crate::results::{EVIDENCE, RESULTS};
+use crate::run::{SCENARIO, STARTED};
+use crate::scenario::Scenario;
+
+/// A run that is over.
+pub(crate) struct Recorded {
+    /// What was run.
+    pub scenario: Scenario,
+    /// `uname -r` of its kernel.
+    pub release: String,
+    /// What its guest knew of peer-to-peer DMA.
+    pub evidence: Vec<Evidence>,
+    /// The results of its checks, in order.
+    pub results: Vec<CheckResult>,
+}
+
+/// A check's result.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct CheckResult {
+    /// Its name.
+    pub name: String,
+    /// `pass`, `fail` or `skip`.
+    pub verdict: String,
+    /// Its figures.
+    pub measure: Measure,
+}
+
+#[derive(Deserialize)]
+struct Results {
+    checks: Vec<CheckResult>,
+}
+
+#[derive(Deserialize)]
+struct Started {
+    scenario: PathBuf,
+    versions: Versions,
+}
+
+#[derive(Deserialize)]
+struct Versions {
+    kernel: String,
+}
+
+impl Recorded {
+    /// Reads the run in `folder`.
+    pub(crate) fn read(folder: &Path) -> Result<Self, Failure> {
+        if !folder.is_dir() {
+            return Err(Failure::Usage(anyhow!(
+                "{}: no run is there: run a scenario, name another folder with --run, or a scenario with --scenario",
+                folder.display()
+            )));
+        }
+        let started: Started = json(folder, STARTED)?;
+        let text = text(folder, SCENARIO)?;
+        let results: Results = json(folder, RESULTS)?;
+        Ok(Self {
+            scenario: Scenario::parse(&started.scenario, text)?,
+            release: started.versions.kernel,
+            evidence: json(folder, EVIDENCE)?,
+            results: results.checks,
+        })
+    }
+}
+
+fn text(folder: &Path, name: &str) -> Result<String, Failure> {
+    let path = folder.join(name);
+    let text = fs::read_to_string(&path).with_context(|| {
+        format!(
+            "cannot read {}: only a run that is over, by a peerbar of this version, can be explained",
+            path.display()
+        )
+    });
+    text.map_err(Failure::Usage)
+}
+
+fn json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, Failure> {
+    let value = serde_json::from_str(&text(folder, name)?).with_context(|| {
+        format!(
+            "{} is not of this version of peerbar",
+            folder.join(name).display()
+        )
+    });
+    value.map_err(Failure::Usage)
+}
