@@ -72,6 +72,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::GpuPins { gpu, disk } => gpu_driver::pins::run(lab, gpu, disk)?,
         Check::GpuLifetimes { gpu, disk } => gpu_driver::lifetimes::run(lab, gpu, disk)?,
         Check::GpuReset { gpu } => gpu_driver::reset::run(lab, gpu)?,
+        Check::GpuLong { gpu } => gpu_driver::long::run(lab, gpu)?,
         Check::GpuOwners { gpu } => gpu_driver::owners::run(lab, gpu)?,
         Check::GpuLost { gpu, disk } => gpu_lost::run(lab, gpu, disk)?,
         Check::GpuUnload { gpu, disk } => gpu_driver::unload::run(lab, gpu, disk)?,

@@ -186,6 +186,11 @@ pub enum Check {
         /// A GPU's name.
         gpu: String,
     },
+    /// Commands on more memory than the device takes at once.
+    GpuLong {
+        /// Name of a GPU with more than 1 GiB of memory.
+        gpu: String,
+    },
     /// Memory of the GPU that comes to a new owner is all zeros.
     GpuOwners {
         /// A GPU's name.
@@ -250,6 +255,7 @@ impl Check {
             Check::GpuPins { gpu, .. } => format!("memory of {gpu} pinned by another driver"),
             Check::GpuLifetimes { gpu, .. } => format!("users of {gpu} die in any order"),
             Check::GpuReset { gpu } => format!("{gpu} is reset under load"),
+            Check::GpuLong { gpu } => format!("commands of {gpu} on more than 1 GiB"),
             Check::GpuOwners { gpu } => format!("memory of {gpu} comes to a new owner"),
             Check::GpuLost { gpu, .. } => format!("{gpu} is gone without a word"),
             Check::GpuUnload { gpu, .. } => format!("the driver of {gpu} leaves under load"),

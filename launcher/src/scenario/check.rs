@@ -84,6 +84,7 @@ enum Kind {
     GpuPins,
     GpuLifetimes,
     GpuReset,
+    GpuLong,
     GpuOwners,
     GpuLost,
     GpuUnload,
@@ -161,6 +162,9 @@ impl CheckTable {
                 Check::GpuLifetimes { gpu, disk }
             }
             Kind::GpuReset => Check::GpuReset {
+                gpu: self.gpu(devices)?.name.clone(),
+            },
+            Kind::GpuLong => Check::GpuLong {
                 gpu: self.gpu(devices)?.name.clone(),
             },
             Kind::GpuOwners => Check::GpuOwners {

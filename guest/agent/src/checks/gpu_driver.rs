@@ -2,6 +2,7 @@
 
 mod interrupted;
 pub(super) mod lifetimes;
+pub(super) mod long;
 pub(super) mod owners;
 pub(super) mod pins;
 pub(super) mod reset;
