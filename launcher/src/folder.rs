@@ -8,7 +8,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use serde::Serialize;
+use serde_json::{Value, json};
 
+/// What a run leaves first: what it was started with.
+pub(crate) const STARTED: &str = "started.json";
 /// Name of the link to the newest run.
 const LATEST: &str = "latest";
 
@@ -33,6 +36,21 @@ impl Folder {
         Ok(Self {
             path: runs.join(name),
         })
+    }
+
+    /// Writes the marker of what has started and, as long as there is no verdict beside it, not ended; `scenario` is where
+    /// its scenario was, if it has one.
+    pub(crate) fn begin(&self, scenario: Option<&Path>, versions: Value) -> anyhow::Result<()> {
+        let words: Vec<String> = std::env::args_os()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
+        let marker = json!({
+            "command": words,
+            "process": std::process::id(),
+            "scenario": scenario,
+            "versions": versions,
+        });
+        self.write_json(STARTED, &marker)
     }
 
     /// Where it is.

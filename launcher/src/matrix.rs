@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::thread::available_parallelism;
 use std::time::{Instant, SystemTime};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::ValueEnum;
 use peerbar_rule::Release;
 use serde::Serialize;
@@ -56,33 +56,20 @@ pub(crate) enum Device {
 pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     let signals = Signals::new()?;
     let started = Instant::now();
-    let boots = selection::boots(options);
-    let orders: Vec<Order> = boots
-        .iter()
-        .enumerate()
-        .map(|(number, boot)| order(boot, number, options.device))
-        .collect();
-    let first = orders
-        .first()
-        .filter(|_| boots.iter().all(|boot| !boot.cells.is_empty()));
-    let Some(first) = first else {
-        let message = "no cell is left: GPUs have no own CMB, and with --device qemu-nvme there are none; choose other filters";
-        return Err(Failure::Usage(anyhow!(message)));
-    };
+    let boots = selection::boots(options).map_err(Failure::Usage)?;
+    let numbered = boots.iter().enumerate();
+    let orders = numbered.map(|(number, boot)| order(boot, number, options.device));
+    let orders: Vec<Order> = orders.collect();
     // What has to be fetched or built is, once and before several runs ask for it.
-    let artifacts = artifacts(options, &parsed(first)?, &signals)?;
-    let kernel =
-        Release::parse(&artifacts.guest.release).context("the kernel's release has no number")?;
-    let rules = rules(&boots, &orders, kernel)?;
+    let artifacts = artifacts(options, &orders, &signals)?;
+    let rules = rules(&boots, &orders, &artifacts.guest.release)?;
     let folder = Folder::create(&options.runs, "matrix", SystemTime::now())?;
-    boots::run(&orders, &own(options), jobs(options), &folder, &signals)?;
-    let mut filled = Filled {
-        device: options.device,
-        versions: artifacts.versions(),
-        seconds: 0.0,
-        flaws: Vec::new(),
-        cells: Vec::new(),
-    };
+    folder.begin(None, artifacts.versions())?;
+    if let Err(failure) = boots::run(&orders, &own(options), jobs(options), &folder, &signals) {
+        folder.write("verdict", &format!("not run: {failure}\n"))?;
+        return Err(failure);
+    }
+    let mut filled = Filled::empty(options.device, artifacts.versions());
     for ((boot, order), rules) in boots.iter().zip(&orders).zip(rules) {
         filled.take(boot, &order.name, rules, folder.path());
     }
@@ -104,23 +91,26 @@ fn parsed(order: &Order) -> Result<Scenario, Failure> {
 
 fn artifacts(
     options: &cli::Matrix,
-    scenario: &Scenario,
+    orders: &[Order],
     signals: &Signals,
 ) -> Result<Artifacts, Failure> {
+    let scenario = parsed(orders.first().context("there is no boot")?)?;
     let agent = beside("peerbar-agent")?;
     let modules = scenario.initramfs_modules();
     Artifacts::prepare(&options.own, &modules, scenario.tools, &agent, signals)
 }
 
 /// What the kernel's rule says of each cell of each boot.
-fn rules(boots: &[Boot], orders: &[Order], kernel: Release) -> Result<Vec<Vec<Rule>>, Failure> {
+fn rules(boots: &[Boot], orders: &[Order], release: &str) -> Result<Vec<Vec<Rule>>, Failure> {
+    let kernel = Release::parse(release)
+        .with_context(|| format!("the kernel's release `{release}` has no number"))?;
     let of_boot = |(boot, order): (&Boot, &Order)| {
         let scenario = parsed(order)?;
         let rules = boot
             .cells
             .iter()
             .map(|(.., pair)| Rule::of(&scenario, kernel, *pair));
-        rules.collect::<Result<_, _>>().map_err(Failure::Usage)
+        Ok(rules.collect::<Result<_, _>>()?)
     };
     boots.iter().zip(orders).map(of_boot).collect()
 }
@@ -159,6 +149,16 @@ struct Filled {
 }
 
 impl Filled {
+    fn empty(device: Device, versions: Value) -> Self {
+        Self {
+            device,
+            versions,
+            seconds: 0.0,
+            flaws: Vec::new(),
+            cells: Vec::new(),
+        }
+    }
+
     /// Takes what the boot called `name` has left.
     fn take(&mut self, boot: &Boot, name: &str, rules: Vec<Rule>, folder: &Path) {
         let results = boots::results(name, folder).map_err(|error| format!("{error:#}"));
@@ -254,11 +254,9 @@ mod tests {
 
     fn filled(device: Device, cells: Vec<Cell>) -> Filled {
         Filled {
-            device,
-            versions: Value::Null,
-            seconds: 1.0,
-            flaws: Vec::new(),
             cells,
+            seconds: 1.0,
+            ..Filled::empty(device, Value::Null)
         }
     }
 

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
 use peerbar_report::{Line, Verdict as CheckVerdict};
-use serde_json::json;
 
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
@@ -24,8 +23,6 @@ use crate::signals::Signals;
 use crate::socket_folder::SocketFolder;
 use crate::verdict::{Ending, Verdict};
 
-/// What a run leaves first: what it was started with.
-pub(crate) const STARTED: &str = "started.json";
 /// What a run leaves: the text of its scenario.
 pub(crate) const SCENARIO: &str = "scenario.toml";
 /// How long a guest may take to power off after its last check.
@@ -72,19 +69,10 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(verdict.outcome.code()))
 }
 
-/// The marker of a run that has started and, as long as there is no verdict beside it, not ended.
+/// The folder of a run that has started.
 fn begin(options: &cli::Run, scenario: &Scenario, artifacts: &Artifacts) -> anyhow::Result<Folder> {
     let folder = Folder::create(&options.runs, &scenario.name, SystemTime::now())?;
-    let words: Vec<String> = std::env::args_os()
-        .map(|word| word.to_string_lossy().into_owned())
-        .collect();
-    let marker = json!({
-        "command": words,
-        "process": std::process::id(),
-        "scenario": scenario_path(options)?,
-        "versions": artifacts.versions(),
-    });
-    folder.write_json(STARTED, &marker)?;
+    folder.begin(Some(&scenario_path(options)?), artifacts.versions())?;
     folder.write(SCENARIO, &scenario.text)?;
     Ok(folder)
 }

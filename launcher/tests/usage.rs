@@ -43,11 +43,14 @@ fn a_broken_scenario_is_told_with_its_line() {
 
 #[test]
 fn wrong_arguments_are_wrong_usage() {
-    let wrong: [&[&str]; 4] = [
+    let wrong: [&[&str]; 7] = [
         &[],
         &["run", "--no-such-option"],
         &["run", "--timeout", "never"],
         &["run", "--modules", "x"],
+        &["matrix", "--iommu", "arm"],
+        &["matrix", "--quick", "--cpu", "EPYC"],
+        &["matrix", "--cpu", "host"],
     ];
     for arguments in wrong {
         assert_eq!(

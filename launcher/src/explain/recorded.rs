@@ -9,8 +9,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::exit::Failure;
+use crate::folder::STARTED;
 use crate::results::{EVIDENCE, RESULTS};
-use crate::run::{SCENARIO, STARTED};
+use crate::run::SCENARIO;
 use crate::scenario::Scenario;
 
 /// A run that is over.

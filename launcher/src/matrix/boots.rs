@@ -72,6 +72,12 @@ pub(super) fn run(
             let child = start(order, own, folder)?;
             inbox.add_child(Voice::Run(index), child.pidfd())?;
             running.insert(index, child);
+            progress.stage(&format!(
+                "boot {} of {}: {}",
+                index.saturating_add(1),
+                orders.len(),
+                order.name
+            ));
         }
         if running.is_empty() {
             return Ok(());
@@ -81,7 +87,7 @@ pub(super) fn run(
                 running.remove(&index);
                 done = done.saturating_add(1);
                 let name = orders.get(index).map_or("", |order| &order.name);
-                progress.stage(&format!("{done} of {} boots done: {name}", orders.len()));
+                progress.stage(&format!("{done} of {} are done: {name}", orders.len()));
             }
             Some(Event::Signal(signal)) => {
                 for child in running.values_mut() {

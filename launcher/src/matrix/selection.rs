@@ -1,11 +1,13 @@
 //! Which cells are wanted.
 
+use anyhow::{bail, ensure};
 use clap::ValueEnum;
 
 use super::Device;
 use super::cell::Spot;
 use super::topology::{Flow, Pair, Topology};
 use crate::cli;
+use crate::cpu;
 use crate::iommu::Iommu;
 
 /// A CPU whose root complexes Linux trusts, and one with those of QEMU's machine, which it does not.
@@ -46,15 +48,27 @@ impl Boot {
 }
 
 /// The boots that `options` ask for, those of one CPU after those of another.
-pub(super) fn boots(options: &cli::Matrix) -> Vec<Boot> {
+///
+/// # Errors
+/// A CPU of which nobody knows what the kernel takes it for, or filters that leave nothing.
+pub(super) fn boots(options: &cli::Matrix) -> anyhow::Result<Vec<Boot>> {
+    if let Some(cpu) = options.cpu.iter().find(|cpu| cpu::of_model(cpu).is_none()) {
+        bail!(
+            "`--cpu {cpu}`: its name does not tell its family, and so not the kernel's rule; name a model of QEMU's"
+        );
+    }
     let cells = cells(options);
+    ensure!(
+        !cells.is_empty(),
+        "these filters leave no cell: a GPU has no CMB of its own, and --device qemu-nvme has no GPUs; leave one out"
+    );
     let machines = machines(options).into_iter();
     let boots = machines.map(|(cpu, iommu)| Boot {
         cpu,
         iommu,
         cells: cells.clone(),
     });
-    boots.collect()
+    Ok(boots.collect())
 }
 
 fn machines(options: &cli::Matrix) -> Vec<(String, Iommu)> {
@@ -98,12 +112,16 @@ mod tests {
 
     use super::*;
 
-    fn selected(words: &[&str]) -> (Vec<String>, usize) {
+    fn chosen(words: &[&str]) -> anyhow::Result<Vec<Boot>> {
         let command = [&["peerbar", "matrix"], words].concat();
         let cli::Command::Matrix(options) = cli::Cli::parse_from(command).command else {
             panic!("{words:?}");
         };
-        let boots = boots(&options);
+        boots(&options)
+    }
+
+    fn selected(words: &[&str]) -> (Vec<String>, usize) {
+        let boots = chosen(words).unwrap();
         let names = boots
             .iter()
             .enumerate()
@@ -136,7 +154,16 @@ mod tests {
         let (names, cells) = selected(&words);
         assert_eq!(names[0], "b0-Skylake-Server-amd");
         assert_eq!((names.len(), cells), (4, 4));
-        let none = selected(&["--topology", "own-cmb", "--flow", "gpu-cmb"]);
-        assert_eq!(none.1, 0);
+    }
+
+    #[test]
+    fn what_cannot_be_filled_is_refused() {
+        let refused = |words: &[&str]| chosen(words).unwrap_err().to_string();
+        let none = refused(&["--topology", "own-cmb", "--flow", "gpu-cmb"]);
+        assert!(none.starts_with("these filters leave no cell"), "{none}");
+        let none = refused(&["--device", "qemu-nvme", "--flow", "nvme-vram"]);
+        assert!(none.starts_with("these filters leave no cell"), "{none}");
+        let unknown = refused(&["--cpu", "EPYC,host"]);
+        assert!(unknown.starts_with("`--cpu host`: "), "{unknown}");
     }
 }
