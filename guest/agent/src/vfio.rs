@@ -179,7 +179,8 @@ impl Device {
         };
         // SAFETY: as for `ask`; the request answers with a new descriptor.
         let made = unsafe { libc::ioctl(self.device.as_raw_fd(), FEATURE, &raw mut feature) };
-        take(made).context("vfio-pci exports no dma-buf; it takes CONFIG_VFIO_PCI_DMABUF")
+        take(made)
+            .context("vfio-pci exports no dma-buf; it takes Linux 6.19 with CONFIG_VFIO_PCI_DMABUF")
     }
 
     /// The first `length` bytes of its aperture, mapped.
