@@ -29,6 +29,11 @@ impl<'a> Buffer<'a> {
         }
     }
 
+    /// Which way they go, and how many they are.
+    pub(crate) fn extent(&self) -> (Direction, usize) {
+        (self.direction(), self.len())
+    }
+
     /// The same bytes for a while.
     pub(crate) fn reborrow(&mut self) -> Buffer<'_> {
         match self {

@@ -49,6 +49,7 @@ mod requester;
 mod route;
 #[cfg(test)]
 mod route_model;
+mod session;
 mod tag;
 mod upstream;
 
@@ -63,5 +64,6 @@ pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use requester::Requester;
 pub use route::{Window, WindowId, WindowMemory};
+pub use session::Session;
 pub use tag::Tag;
 pub use upstream::{Upstream, UpstreamError};

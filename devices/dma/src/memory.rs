@@ -118,18 +118,41 @@ impl MemoryFile {
 
     /// Copies `data` into the memory at `offset`.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
-        let slice = self.slice(offset, data.len())?;
         if word_by_word(offset, data.len()) {
-            for (index, word) in data.chunks_exact(WORD).enumerate() {
-                let mut value = [0; WORD];
-                value.copy_from_slice(word);
-                slice
-                    .store(u64::from_ne_bytes(value), index * WORD, Ordering::Release)
-                    .map_err(|_| self.out_of_range(offset, WORD))?;
-            }
-        } else {
-            slice.copy_from(data);
+            return self.write_in_order(offset, data);
         }
+        self.slice(offset, data.len())?.copy_from(data);
+        Ok(())
+    }
+
+    /// Copies `data` into the memory at `offset`. Whoever sees a word of it, if both are multiples of words, sees all that
+    /// comes before it.
+    pub(crate) fn write_in_order(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
+        let slice = self.slice(offset, data.len())?;
+        if !is_words(offset, data.len()) {
+            slice.copy_from(data);
+            return Ok(());
+        }
+        for (index, word) in data.chunks_exact(WORD).enumerate() {
+            let mut value = [0; WORD];
+            value.copy_from_slice(word);
+            slice
+                .store(u64::from_ne_bytes(value), index * WORD, Ordering::Release)
+                .map_err(|_| self.out_of_range(offset, WORD))?;
+        }
+        Ok(())
+    }
+
+    /// Copies `len` bytes at `offset` to `to_offset` of another memory.
+    pub(crate) fn copy_to(
+        &self,
+        offset: u64,
+        to: &MemoryFile,
+        to_offset: u64,
+        len: usize,
+    ) -> Result<(), MemoryError> {
+        let from = self.slice(offset, len)?;
+        from.copy_to_volatile_slice(to.slice(to_offset, len)?);
         Ok(())
     }
 
@@ -197,7 +220,11 @@ impl MemoryFile {
 }
 
 fn word_by_word(offset: u64, len: usize) -> bool {
-    len <= ORDERED_LIMIT && len.is_multiple_of(WORD) && offset.is_multiple_of(WORD as u64)
+    len <= ORDERED_LIMIT && is_words(offset, len)
+}
+
+fn is_words(offset: u64, len: usize) -> bool {
+    len.is_multiple_of(WORD) && offset.is_multiple_of(WORD as u64)
 }
 
 /// A span of a memory file, from `offset` on; how far it may be used is its owner's to know.

@@ -152,6 +152,15 @@ impl PeerTable {
         }
     }
 
+    /// The last address up to `address` at which a claim or a gap starts.
+    pub(crate) fn boundary(&self, address: u64) -> u64 {
+        match self.claimed.range(..=address).next_back() {
+            Some((start, claimed)) if claimed.last >= address => *start,
+            Some((_, claimed)) => claimed.last + 1,
+            None => 0,
+        }
+    }
+
     /// Gives each address to the oldest claim on it.
     fn claim(&mut self) {
         self.claimed.clear();

@@ -1,9 +1,10 @@
 //! The requester: a function's way to memory.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use peerbar_dma_log::{Completer, Origin, Route};
+use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLockReadGuard, RwLockWriteGuard};
+use peerbar_dma_log::{Completer, Direction, Origin, Route};
 use peerbar_flight::{self as flight, Event, Recorder};
 
 use crate::buffer::Buffer;
@@ -36,7 +37,7 @@ const NAP: u64 = 10_000_000;
 pub(crate) struct Done {
     pub(crate) route: Route,
     /// Who owns the memory that it met, if it met any.
-    completer: Completer,
+    pub(crate) completer: Completer,
     pub(crate) outcome: Result<(), DmaFault>,
 }
 
@@ -55,7 +56,7 @@ impl Done {
 /// A request takes a read lock for the time of each direct copy and none while the client or a peer is asked, so the thread
 /// that changes the map waits at most for a copy of one piece, never for somebody else.
 pub struct Requester {
-    fabric: RwLock<Fabric>,
+    fabric: Arc<parking_lot::RwLock<Fabric>>,
     pool: Mutex<MemoryPool>,
     upstream: RwLock<Option<Arc<dyn Upstream>>>,
     peers: RwLock<Option<Arc<dyn Peers>>>,
@@ -78,7 +79,7 @@ impl Requester {
 
     fn with_clock(clock: Box<dyn Clock>) -> Self {
         Self {
-            fabric: RwLock::default(),
+            fabric: Arc::default(),
             pool: Mutex::default(),
             upstream: RwLock::new(None),
             peers: RwLock::new(None),
@@ -108,6 +109,11 @@ impl Requester {
     /// Notes that a command is complete, before its driver is told. `status` is 0 if it succeeded.
     pub fn end(&self, origin: Origin, status: u16) {
         self.note(|| Event::End { origin, status });
+    }
+
+    /// When a piece that is recorded begins: now.
+    pub(crate) fn started(&self) -> u64 {
+        self.recorder.get().map_or(0, Recorder::clock)
     }
 
     fn note(&self, event: impl FnOnce() -> Event) {
@@ -319,7 +325,12 @@ impl Requester {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             self.show(address);
-            return self.account(tag, (address, 0), &buffer, &refused(DmaFault::Wraps));
+            return self.account(
+                tag,
+                (address, 0),
+                buffer.extent(),
+                &refused(DmaFault::Wraps),
+            );
         }
         let mut at = address;
         while !buffer.is_empty() {
@@ -340,7 +351,7 @@ impl Requester {
         address: u64,
         buffer: &mut Buffer<'_>,
     ) -> Result<(usize, Option<Lanes>), DmaError> {
-        let started = self.recorder.get().map_or(0, Recorder::clock);
+        let started = self.started();
         let fabric = self.fabric();
         let piece = fabric.route(address, buffer.len(), buffer.direction());
         let mut part = buffer.take(piece.len);
@@ -378,7 +389,7 @@ impl Requester {
                 upstream(Completer::Unknown, self.ask(address, part, PROBE))
             }
         };
-        self.account(tag, (address, started), part, &done)?;
+        self.account(tag, (address, started), part.extent(), &done)?;
         Ok((part.len(), lanes))
     }
 
@@ -481,26 +492,26 @@ impl Requester {
 
     /// Counts and records what came of a piece at `address` that began at `started`, and makes it the outcome of its
     /// request.
-    fn account(
+    pub(crate) fn account(
         &self,
         tag: Tag,
         (address, started): (u64, u64),
-        part: &Buffer<'_>,
+        (direction, len): (Direction, usize),
         done: &Done,
     ) -> Result<(), DmaError> {
-        let (Tag { purpose, origin }, len) = (tag, part.len());
+        let Tag { purpose, origin } = tag;
         let entry = Entry {
             purpose,
             route: done.route,
             completer: done.met(),
-            direction: part.direction(),
+            direction,
         };
         match done.outcome {
             Ok(()) => self.counters.succeeded(entry, len as u64),
             Err(_) => self.counters.failed(entry),
         }
         if let Some(recorder) = self.recorder.get() {
-            let dma = recording::dma(tag, part.direction(), (address, len), done);
+            let dma = recording::dma(tag, direction, (address, len), done);
             recorder.dma(dma, started);
         }
         done.outcome.map_err(|cause| {
@@ -516,11 +527,18 @@ impl Requester {
     }
 
     fn fabric(&self) -> RwLockReadGuard<'_, Fabric> {
-        self.fabric.read().unwrap_or_else(PoisonError::into_inner)
+        self.fabric.read()
+    }
+
+    /// What routes depend on, which does not change until the guard is dropped. Who has one asks for no other.
+    pub(crate) fn hold(&self) -> ArcRwLockReadGuard<RawRwLock, Fabric> {
+        self.fabric.read_arc()
     }
 
     fn change(&self) -> RwLockWriteGuard<'_, Fabric> {
-        self.fabric.write().unwrap_or_else(PoisonError::into_inner)
+        let mut fabric = self.fabric.write();
+        fabric.generation = fabric.generation.wrapping_add(1);
+        fabric
     }
 }
 

@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use peerbar_dma_log::Direction;
+use peerbar_dma_log::{Completer, Direction, Route};
 
 use crate::link::{Lanes, Links};
 use crate::map::{Backing, Found, MemoryMap};
 use crate::memory::Span;
 use crate::pages::PageTable;
 use crate::peers::{FoundPeer, PeerId, PeerMemory, PeerRouting, PeerTable};
+use crate::session::Direct;
 
 /// Which of a function's windows is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +57,8 @@ pub(crate) struct Fabric {
     pub(crate) peers: PeerTable,
     pub(crate) map: MemoryMap,
     pub(crate) links: Links,
+    /// How often something of this has changed.
+    pub(crate) generation: u64,
 }
 
 /// Where a piece of a request goes.
@@ -144,6 +147,44 @@ impl Fabric {
             FoundPeer::Gap { left } => left.map_or(len, |left| at_most(len, left)),
         };
         self.mapped(address, len, direction)
+    }
+
+    /// The memory that is mapped here around `address`, as far as it goes by one route, if there is any and
+    /// transfers take no time there.
+    pub(crate) fn direct(&self, address: u64, direction: Direction) -> Option<Direct> {
+        let first = self.boundary(address);
+        let Piece { target, len } = self.route(first, usize::MAX, direction);
+        if self.lanes(&target, direction).is_some() {
+            return None;
+        }
+        let (span, route, completer) = match target {
+            Target::Own(span) => (span, Route::OwnBar, Completer::OwnMemory),
+            Target::Peer(_, span) => (span, Route::Peer, Completer::PeerBar),
+            Target::Ram(span) => (span, Route::GuestRam, Completer::GuestRam),
+            _ => return None,
+        };
+        Some(Direct {
+            first,
+            last: first.saturating_add(len as u64 - 1),
+            span,
+            route,
+            completer,
+        })
+    }
+
+    /// The last address up to `address` at which anything starts or ends: from it on the route is the same.
+    fn boundary(&self, address: u64) -> u64 {
+        let windows = self.windows.values();
+        let windows = windows.flat_map(|window| {
+            [
+                Some(window.address),
+                window.address.checked_add(window.size),
+            ]
+        });
+        let below = windows.flatten().filter(|edge| *edge <= address);
+        let window = below.max().unwrap_or(0);
+        let peer = self.peers.boundary(address);
+        window.max(peer).max(self.map.boundary(address))
     }
 
     fn peer(&self, address: u64) -> FoundPeer<'_> {

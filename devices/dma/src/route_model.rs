@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma_log::Direction;
+use peerbar_dma_log::{Direction, Route};
 use proptest::prelude::*;
 
 use crate::map::Backing;
@@ -216,6 +216,29 @@ proptest! {
             for further in 0..piece.len as u64 {
                 let rule = setting.meaning(address + further, direction);
                 prop_assert_eq!(read(&piece.target, further), rule, "{:#x} of {:?}", address + further, &setting);
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_reached_directly_is_where_the_rules_say(setting in settings(), write in any::<bool>()) {
+        let direction = if write { Direction::Write } else { Direction::Read };
+        let fabric = setting.fabric();
+        for address in 0..END {
+            let Some(direct) = fabric.direct(address, direction) else {
+                let rule = setting.meaning(address, direction);
+                prop_assert!(!matches!(rule, Meaning::Memory(..)), "{:#x} of {:?}", address, &setting);
+                continue;
+            };
+            prop_assert!((direct.first..=direct.last).contains(&address));
+            for at in direct.first..=direct.last {
+                let way = match direct.route {
+                    Route::OwnBar => "own",
+                    Route::Peer => "peer",
+                    _ => "ram",
+                };
+                let memory = Meaning::Memory(way, direct.span.file.size(), direct.span.offset + (at - direct.first));
+                prop_assert_eq!(memory, setting.meaning(at, direction), "{:#x} of {:?}", at, &setting);
             }
         }
     }

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{DmaError, Origin, Purpose, Requester, Tag};
+use peerbar_dma::{DmaError, MemoryFile, Origin, Purpose, Requester, Session, Tag};
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 
 use crate::prp::{self, Segment};
 use crate::seeded_fault::SeededFault;
 
-/// Moves the data of one command at a time through a buffer that is made once.
+/// Moves the data of one command at a time: straight between two memories, or through a buffer that is made once.
 pub(crate) struct DataPath {
-    requester: Arc<Requester>,
+    pub(crate) session: Session,
     origin: Origin,
     segments: Vec<Segment>,
     buffer: Vec<u8>,
@@ -26,7 +26,7 @@ impl DataPath {
         seeded_faults: Vec<SeededFault>,
     ) -> Self {
         Self {
-            requester,
+            session: Session::new(requester),
             origin: Origin::Device,
             segments: Vec::new(),
             buffer: vec![0; limit],
@@ -36,27 +36,18 @@ impl DataPath {
 
     /// The way to memory.
     pub(crate) fn requester(&self) -> &Requester {
-        &self.requester
+        self.session.requester()
     }
 
     /// Whose data it is that moves from now on: that of a command which asks for `opcode`.
     pub(crate) fn begin(&mut self, origin: Origin, opcode: u8) {
         self.origin = origin;
-        self.requester.begin(origin, opcode);
+        self.requester().begin(origin, opcode);
     }
 
     /// Moves nothing; fails as the command must if it does not say where its `len` bytes are.
     pub(crate) fn check(&mut self, command: &SubmissionEntry, len: usize) -> Result<(), Status> {
-        if len > self.buffer.len() {
-            return Err(Status::INVALID_FIELD.with_dnr(true));
-        }
-        locate(
-            &self.requester,
-            self.origin,
-            &mut self.segments,
-            command,
-            len,
-        )
+        self.locate(Purpose::Payload, command, len)
     }
 
     /// Fetches `len` bytes from where the command says. Fails as the command must if any of them cannot be had.
@@ -66,23 +57,8 @@ impl DataPath {
         command: &SubmissionEntry,
         len: usize,
     ) -> Result<&[u8], Status> {
-        let Self {
-            requester,
-            origin,
-            segments,
-            buffer,
-            seeded_faults,
-        } = self;
-        let tag = Tag::new(purpose, *origin);
-        let data = buffer
-            .get_mut(..len)
-            .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
-        locate(requester, *origin, segments, command, len)?;
-        commit(seeded_faults, purpose, command, segments);
-        requester
-            .gather(tag, places(segments), data)
-            .map_err(transfer_error)?;
-        Ok(data)
+        self.locate(purpose, command, len)?;
+        self.gather(purpose, len)
     }
 
     /// Has `fill` make `len` bytes and brings them to where the command says.
@@ -93,21 +69,111 @@ impl DataPath {
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), Status>,
     ) -> Result<(), Status> {
-        let Self {
-            requester,
-            origin,
-            segments,
-            buffer,
-            seeded_faults,
-        } = self;
-        let tag = Tag::new(purpose, *origin);
-        let data = buffer
-            .get_mut(..len)
-            .ok_or(Status::INVALID_FIELD.with_dnr(true))?;
-        locate(requester, *origin, segments, command, len)?;
-        commit(seeded_faults, purpose, command, segments);
-        fill(data)?;
-        requester
+        self.locate(purpose, command, len)?;
+        self.session.release();
+        fill(self.buffer.get_mut(..len).unwrap_or_default())?;
+        self.scatter(purpose, 0, len)
+    }
+
+    /// Fetches `len` bytes from where the command says into `memory` from `offset` on. If any of them cannot be had, none
+    /// is changed there, but where a mapping goes away meanwhile.
+    pub(crate) fn receive_into(
+        &mut self,
+        command: &SubmissionEntry,
+        (memory, offset): (&MemoryFile, u64),
+        len: usize,
+    ) -> Result<(), Status> {
+        self.locate(Purpose::Payload, command, len)?;
+        let tag = Tag::new(Purpose::Payload, self.origin);
+        let mut done = 0;
+        let session = &mut self.session;
+        let straight = self
+            .segments
+            .iter()
+            .all(|segment| session.reads_at_once(Purpose::Payload, segment.address, segment.len));
+        for segment in self.segments.iter().filter(|_| straight) {
+            let place = (memory, offset + done as u64);
+            match session.read_into(tag, segment.address, place, segment.len) {
+                Some(outcome) => outcome.map_err(transfer_error)?,
+                None => break,
+            }
+            done += segment.len;
+        }
+        if done == len {
+            return Ok(());
+        }
+        let data = self.gather(Purpose::Payload, len)?;
+        memory.write(offset, data).map_err(|_| Status::WRITE_FAULT)
+    }
+
+    /// Brings `len` bytes of `memory` from `offset` on to where the command says.
+    pub(crate) fn send_from(
+        &mut self,
+        command: &SubmissionEntry,
+        (memory, offset): (&MemoryFile, u64),
+        len: usize,
+    ) -> Result<(), Status> {
+        self.locate(Purpose::Payload, command, len)?;
+        let tag = Tag::new(Purpose::Payload, self.origin);
+        let mut done = 0;
+        for (index, segment) in self.segments.iter().enumerate() {
+            let place = (memory, offset + done as u64);
+            let moved = self
+                .session
+                .write_from(tag, segment.address, place, segment.len);
+            let Some(outcome) = moved else {
+                let rest = self.buffer.get_mut(..len - done).unwrap_or_default();
+                let filled = memory.read(offset + done as u64, rest);
+                filled.map_err(|_| Status::UNRECOVERED_READ_ERROR)?;
+                return self.scatter(Purpose::Payload, index, len - done);
+            };
+            outcome.map_err(transfer_error)?;
+            done += segment.len;
+        }
+        Ok(())
+    }
+
+    /// Finds the segments of a command's data. Only PRPs are offered (Identify Controller, SGLS).
+    fn locate(
+        &mut self,
+        purpose: Purpose,
+        command: &SubmissionEntry,
+        len: usize,
+    ) -> Result<(), Status> {
+        if len > self.buffer.len() || command.flags.psdt() != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
+        let (session, tag) = (&mut self.session, Tag::new(Purpose::List, self.origin));
+        prp::walk(
+            (command.prp1.get(), command.prp2.get()),
+            len,
+            &mut self.segments,
+            |address, entries| session.read(tag, address, entries).map_err(transfer_error),
+        )?;
+        commit(&self.seeded_faults, purpose, command, &mut self.segments);
+        Ok(())
+    }
+
+    /// Fetches `len` bytes from the segments into the buffer, as one request.
+    fn gather(&mut self, purpose: Purpose, len: usize) -> Result<&[u8], Status> {
+        self.session.release();
+        let data = self.buffer.get_mut(..len).unwrap_or_default();
+        let tag = Tag::new(purpose, self.origin);
+        self.session
+            .requester()
+            .gather(tag, places(&self.segments), data)
+            .map_err(transfer_error)?;
+        Ok(data)
+    }
+
+    /// Brings the buffer's first `len` bytes to the segments from the one at `index` on, as one request.
+    fn scatter(&mut self, purpose: Purpose, index: usize, len: usize) -> Result<(), Status> {
+        self.session.release();
+        let data = self.buffer.get(..len).unwrap_or_default();
+        let tag = Tag::new(purpose, self.origin);
+        let segments = self.segments.get(index..).unwrap_or_default();
+        self.session
+            .requester()
             .scatter(tag, places(segments), data)
             .map_err(transfer_error)
     }
@@ -117,29 +183,6 @@ fn places(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
     segments
         .iter()
         .map(|segment| (segment.address, segment.len))
-}
-
-/// Finds the segments of a command's data. Only PRPs are offered (Identify Controller, SGLS).
-fn locate(
-    requester: &Requester,
-    origin: Origin,
-    segments: &mut Vec<Segment>,
-    command: &SubmissionEntry,
-    len: usize,
-) -> Result<(), Status> {
-    if command.flags.psdt() != 0 {
-        return Err(Status::INVALID_FIELD.with_dnr(true));
-    }
-    prp::walk(
-        (command.prp1.get(), command.prp2.get()),
-        len,
-        segments,
-        |address, entries| {
-            requester
-                .read(Tag::new(Purpose::List, origin), address, entries)
-                .map_err(transfer_error)
-        },
-    )
 }
 
 /// Has the command go wrong if a test asks for that. Only commands with blocks have a payload.

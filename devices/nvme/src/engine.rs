@@ -226,7 +226,9 @@ impl Engine {
         }
         self.data
             .begin(Origin::command(0, entry.cid.get()), entry.opcode);
-        self.admin_command(entry)
+        let outcome = self.admin_command(entry);
+        self.data.session.release();
+        outcome
     }
 
     /// Posts a completion to the admin queue, which has room for it, and interrupts.

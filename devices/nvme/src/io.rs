@@ -74,9 +74,14 @@ impl Io {
         let opcode =
             NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
         match opcode {
+            NvmOpcode::Read => return self.read(entry),
+            NvmOpcode::Write => return self.write(entry),
+            _ => {}
+        }
+        // The others may take their time with the disk.
+        self.data.session.release();
+        match opcode {
             NvmOpcode::Flush => self.flush(entry),
-            NvmOpcode::Read => self.read(entry),
-            NvmOpcode::Write => self.write(entry),
             NvmOpcode::Compare => self.compare(entry),
             NvmOpcode::Verify => self.verify(entry),
             NvmOpcode::WriteZeroes => self.write_zeroes(entry),
@@ -97,17 +102,14 @@ impl Io {
     fn read(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
-        if namespace.backend().straight() == Straight::Nothing {
-            self.data.check(entry, len)?;
-            self.tally.read(extent.len);
-            return Ok(());
+        match namespace.backend().straight() {
+            Straight::Nothing => self.data.check(entry, len)?,
+            Straight::Memory(memory) => self.data.send_from(entry, (memory, extent.offset), len)?,
+            Straight::No => self.data.send(Purpose::Payload, entry, len, |data| {
+                let read = namespace.backend().read(extent.offset, data);
+                read.map_err(read_error(namespace))
+            })?,
         }
-        self.data.send(Purpose::Payload, entry, len, |data| {
-            namespace
-                .backend()
-                .read(extent.offset, data)
-                .map_err(read_error(namespace))
-        })?;
         self.tally.read(extent.len);
         Ok(())
     }
@@ -115,17 +117,20 @@ impl Io {
     fn write(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
-        if namespace.backend().straight() == Straight::Nothing {
-            self.data.check(entry, len)?;
-            self.tally.wrote(extent.len);
-            return Ok(());
+        match namespace.backend().straight() {
+            Straight::Nothing => self.data.check(entry, len)?,
+            Straight::Memory(memory) => {
+                self.data
+                    .receive_into(entry, (memory, extent.offset), len)?;
+            }
+            Straight::No => {
+                let control = BlockRange::from(entry).control;
+                let durable = control.fua() || !self.storage.write_cache();
+                let data = self.data.receive(Purpose::Payload, entry, len)?;
+                let written = namespace.backend().write(extent.offset, data, durable);
+                written.map_err(write_error(namespace))?;
+            }
         }
-        let durable = BlockRange::from(entry).control.fua() || !self.storage.write_cache();
-        let data = self.data.receive(Purpose::Payload, entry, len)?;
-        namespace
-            .backend()
-            .write(extent.offset, data, durable)
-            .map_err(write_error(namespace))?;
         self.tally.wrote(extent.len);
         Ok(())
     }

@@ -7,6 +7,7 @@ mod ram;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use peerbar_dma::MemoryFile;
 use thiserror::Error;
 
 pub(crate) use file::FileBackend;
@@ -27,8 +28,10 @@ pub(crate) struct OutOfRange {
 }
 
 /// How data may go between a backend and where a command says, past the controller's own buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Straight {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Straight<'a> {
+    /// By a copy between two memories; the backend's lies in this file, from offset 0 on.
+    Memory(&'a MemoryFile),
     /// There is no data to move.
     Nothing,
     /// Not at all.
@@ -40,7 +43,7 @@ pub(crate) trait Backend: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
     /// The short way for data.
-    fn straight(&self) -> Straight {
+    fn straight(&self) -> Straight<'_> {
         Straight::No
     }
     /// Fills `data` from `offset` on.

@@ -96,9 +96,14 @@ impl Worker {
     /// Works until told to leave.
     pub(crate) fn run(mut self) {
         loop {
+            // Taken first: who knocks after this makes for another round, however much of it is seen in this one.
+            let rung = self.mailbox.take_rung(self.owner);
             self.take_orders();
             if self.leaving {
                 return;
+            }
+            if rung {
+                self.take_heads();
             }
             if self.turn() {
                 self.idle_since = None;
@@ -118,8 +123,12 @@ impl Worker {
                 Order::Forget => {
                     self.sources.clear();
                     self.completions.clear();
+                    self.io.data.session.forget();
                 }
-                Order::Finish => while self.turn() && !self.mailbox.urgent() {},
+                Order::Finish => {
+                    self.take_heads();
+                    while self.turn() && !self.mailbox.urgent() {}
+                }
                 Order::Leave => self.leaving = true,
             }
             // It fails if the engine does not wait any more.
@@ -170,6 +179,7 @@ impl Worker {
         if spins {
             return std::hint::spin_loop();
         }
+        self.io.data.session.forget();
         self.mailbox.sleep(self.owner, || !self.has_rings());
         self.idle_since = None;
     }
@@ -196,9 +206,6 @@ impl Worker {
 
     /// Gives every queue a turn; whether there was anything to do.
     fn turn(&mut self) -> bool {
-        if self.mailbox.take_rung(self.owner) {
-            self.take_heads();
-        }
         let mut busy = false;
         for index in 0..self.sources.len() {
             busy |= self.serve(index);
@@ -254,6 +261,7 @@ impl Worker {
         }
         self.batch = batch;
         self.post(place);
+        self.io.data.session.release();
         count > 0
     }
 
@@ -277,12 +285,10 @@ impl Worker {
             return 0;
         };
         let entries = self.batch.get_mut(..count).unwrap_or_default();
-        let requester = self.io.data.requester();
+        let session = &mut self.io.data.session;
         let tag = Tag::new(Purpose::Command, Origin::Queue(source.id));
-        if requester
-            .read(tag, address, entries.as_mut_bytes())
-            .is_err()
-        {
+        if session.read(tag, address, entries.as_mut_bytes()).is_err() {
+            session.release();
             log::debug!("queue {}: commands cannot be fetched", source.id);
             self.mailbox.report(Registers::fatal);
             return 0;
@@ -318,9 +324,11 @@ impl Worker {
         let Some((address, bytes)) = queue.staged() else {
             return;
         };
-        let requester = self.io.data.requester();
+        let session = &mut self.io.data.session;
         let tag = Tag::new(Purpose::Completion, queue.origin());
-        if requester.write(tag, address, bytes).is_err() {
+        let posted = session.write_entries(tag, address, bytes, size_of::<CompletionEntry>());
+        session.release();
+        if posted.is_err() {
             log::debug!("queue {id}: completions cannot be posted");
             return self.mailbox.report(Registers::fatal);
         }

@@ -19,7 +19,7 @@ impl Backend for NullBackend {
         self.0
     }
 
-    fn straight(&self) -> Straight {
+    fn straight(&self) -> Straight<'_> {
         Straight::Nothing
     }
 

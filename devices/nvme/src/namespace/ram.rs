@@ -5,7 +5,7 @@ use std::io;
 use peerbar_dma::{MemoryError, MemoryFile};
 use rustix::fs::FallocateFlags;
 
-use super::Backend;
+use super::{Backend, Straight};
 
 /// A memory file, sparse until written.
 pub(crate) struct RamBackend(MemoryFile);
@@ -20,6 +20,10 @@ impl RamBackend {
 impl Backend for RamBackend {
     fn size(&self) -> u64 {
         self.0.size()
+    }
+
+    fn straight(&self) -> Straight<'_> {
+        Straight::Memory(&self.0)
     }
 
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {

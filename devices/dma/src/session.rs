@@ -1,0 +1,367 @@
+//! A stretch of DMA by one thread: many requests under one lock, by routes that are known from the last ones.
+
+use std::sync::Arc;
+
+use parking_lot::{ArcRwLockReadGuard, RawRwLock};
+use peerbar_dma_log::{Completer, Direction, Purpose, Route};
+
+use crate::error::{DmaError, DmaFault};
+use crate::memory::{MemoryError, MemoryFile, Span};
+use crate::requester::{Done, Requester};
+use crate::route::Fabric;
+use crate::tag::Tag;
+
+/// How much is copied before a change of the memory map gets its turn.
+const HOLD: usize = 256 << 10;
+
+const PURPOSES: usize = 5;
+const DIRECTIONS: usize = 2;
+
+/// Addresses that are all memory which is mapped here, and reached by one route.
+#[derive(Clone, Debug)]
+pub(crate) struct Direct {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+    /// The memory from the first address on.
+    pub(crate) span: Span,
+    pub(crate) route: Route,
+    pub(crate) completer: Completer,
+}
+
+impl Direct {
+    /// Where `address` is in the memory, if it and all up to `last` belong here.
+    fn offset(&self, address: u64, last: u64) -> Option<u64> {
+        let inside = self.first <= address && last <= self.last;
+        inside.then(|| self.span.offset.saturating_add(address - self.first))
+    }
+}
+
+/// One thread's way to memory. What it asks for goes by the same routes, and into the same record, as what is asked of the
+/// [`Requester`]; what can be copied directly costs less.
+///
+/// A session remembers the last direct route for each purpose and direction, and keeps the lock of what they depend on from
+/// one request to the next. So no change of the memory map, of a window or of bus mastering is answered until the session
+/// has been [released](Session::release), or has moved some 100 KiB, and from then on no route of before is used. **Release
+/// it before waiting for anything**: another lock, another thread, a disk.
+pub struct Session {
+    requester: Arc<Requester>,
+    fabric: Option<ArcRwLockReadGuard<RawRwLock, Fabric>>,
+    /// Of the fabric that the routes were found in.
+    generation: u64,
+    routes: [[Option<Direct>; DIRECTIONS]; PURPOSES],
+    /// Bytes that have been moved since the lock was taken.
+    moved: usize,
+}
+
+impl Session {
+    /// A session without routes, which holds no lock.
+    pub fn new(requester: Arc<Requester>) -> Self {
+        Self {
+            requester,
+            fabric: None,
+            generation: 0,
+            routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
+            moved: 0,
+        }
+    }
+
+    /// Whose session it is.
+    pub fn requester(&self) -> &Requester {
+        &self.requester
+    }
+
+    /// Lets changes of the routes happen.
+    pub fn release(&mut self) {
+        self.fabric = None;
+        self.moved = 0;
+    }
+
+    /// Releases it and forgets the routes, and with them memory that may be nobody's any more.
+    pub fn forget(&mut self) {
+        self.release();
+        self.routes = Default::default();
+    }
+
+    /// Reads `data.len()` bytes at `address`.
+    pub fn read(
+        &mut self,
+        tag: impl Into<Tag>,
+        address: u64,
+        data: &mut [u8],
+    ) -> Result<(), DmaError> {
+        let tag = tag.into();
+        let len = data.len();
+        let done = self.copy(tag, address, len, Direction::Read, |memory, offset| {
+            memory.read(offset, data)
+        });
+        done.unwrap_or_else(|| self.requester.read(tag, address, data))
+    }
+
+    /// Writes entries of `entry_bytes` bytes (not 0), one after the other at `address`. Whoever sees a word of them, if they
+    /// are aligned, sees all that comes before it.
+    pub fn write_entries(
+        &mut self,
+        tag: impl Into<Tag>,
+        address: u64,
+        data: &[u8],
+        entry_bytes: usize,
+    ) -> Result<(), DmaError> {
+        let tag = tag.into();
+        let len = data.len();
+        let done = self.copy(tag, address, len, Direction::Write, |memory, offset| {
+            memory.write_in_order(offset, data)
+        });
+        done.unwrap_or_else(|| {
+            let entries = (address..)
+                .step_by(entry_bytes)
+                .zip(data.chunks(entry_bytes));
+            entries
+                .into_iter()
+                .try_for_each(|(address, entry)| self.requester.write(tag, address, entry))
+        })
+    }
+
+    /// Writes `len` bytes of `memory` from `offset` on at `address`, by one copy, if all of it is memory that is mapped here.
+    /// If not, nothing is done.
+    pub fn write_from(
+        &mut self,
+        tag: impl Into<Tag>,
+        address: u64,
+        (memory, offset): (&MemoryFile, u64),
+        len: usize,
+    ) -> Option<Result<(), DmaError>> {
+        self.copy(
+            tag.into(),
+            address,
+            len,
+            Direction::Write,
+            |to, to_offset| memory.copy_to(offset, to, to_offset, len),
+        )
+    }
+
+    /// Whether all of `len` bytes at `address` is memory that is mapped here and may be read. It stays so until the session
+    /// is released.
+    pub fn reads_at_once(&mut self, purpose: Purpose, address: u64, len: usize) -> bool {
+        self.hold();
+        self.find(purpose, address, len, Direction::Read).is_some()
+    }
+
+    /// Reads `len` bytes at `address` into `memory` from `offset` on, by one copy, if all of it is memory that is mapped
+    /// here. If not, nothing is done.
+    pub fn read_into(
+        &mut self,
+        tag: impl Into<Tag>,
+        address: u64,
+        (memory, offset): (&MemoryFile, u64),
+        len: usize,
+    ) -> Option<Result<(), DmaError>> {
+        self.copy(
+            tag.into(),
+            address,
+            len,
+            Direction::Read,
+            |from, from_offset| from.copy_to(from_offset, memory, offset, len),
+        )
+    }
+
+    /// Does a request by one copy, if it can be. If not, the session is released.
+    fn copy(
+        &mut self,
+        tag: Tag,
+        address: u64,
+        len: usize,
+        direction: Direction,
+        copy: impl FnOnce(&MemoryFile, u64) -> Result<(), MemoryError>,
+    ) -> Option<Result<(), DmaError>> {
+        self.hold();
+        let started = self.requester.started();
+        let Some((direct, offset)) = self.find(tag.purpose, address, len, direction) else {
+            self.release();
+            return None;
+        };
+        let done = Done {
+            route: direct.route,
+            completer: direct.completer,
+            outcome: copy(&direct.span.file, offset).map_err(|_| DmaFault::NoMemory),
+        };
+        let requester = &self.requester;
+        let outcome = requester.account(tag, (address, started), (direction, len), &done);
+        self.moved = self.moved.saturating_add(len);
+        if self.moved >= HOLD {
+            self.release();
+        }
+        Some(outcome)
+    }
+
+    /// Takes the lock, and forgets routes that something has changed since.
+    fn hold(&mut self) {
+        let Self {
+            requester,
+            fabric,
+            generation,
+            routes,
+            ..
+        } = self;
+        let fabric = fabric.get_or_insert_with(|| requester.hold());
+        if *generation != fabric.generation {
+            *generation = fabric.generation;
+            *routes = Default::default();
+        }
+    }
+
+    /// The direct route for a request, and where in its memory the request starts.
+    #[inline]
+    fn find(
+        &mut self,
+        purpose: Purpose,
+        address: u64,
+        len: usize,
+        direction: Direction,
+    ) -> Option<(&Direct, u64)> {
+        let last = address.checked_add((len as u64).checked_sub(1)?)?;
+        let fabric = self.fabric.as_ref()?;
+        let routes = self.routes.get_mut(purpose as usize)?;
+        let known = routes.get_mut(direction as usize)?;
+        let fits = |direct: &Direct| direct.offset(address, last).is_some();
+        if !known.as_ref().is_some_and(fits) {
+            *known = fabric.direct(address, direction);
+        }
+        let direct = known.as_ref()?;
+        Some((direct, direct.offset(address, last)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counters::Count;
+    use crate::{Entry, Window, WindowId, WindowMemory};
+
+    /// RAM at 0x1000..0x3000 in two mappings of one file, read-only RAM at 0x3000, own memory at 0x9000..0xa000.
+    fn requester() -> (Arc<Requester>, MemoryFile) {
+        let requester = Arc::new(Requester::new());
+        let ram = MemoryFile::create("ram", 0x4000).unwrap();
+        for (iova, writable) in [(0x1000, true), (0x2000, true), (0x3000, false)] {
+            let fd = ram.file().try_clone().unwrap().into();
+            requester
+                .map(iova, 0x1000, (true, writable), Some((fd, iova)))
+                .unwrap();
+        }
+        let own = Span {
+            file: Arc::new(MemoryFile::create("own", 0x1000).unwrap()),
+            offset: 0,
+        };
+        let window = Window {
+            address: 0x9000,
+            size: 0x1000,
+            memory: WindowMemory::Span(own),
+        };
+        requester.set_window(WindowId::Cmb, Some(window));
+        requester.set_bus_master(true);
+        (requester, ram)
+    }
+
+    fn disk() -> MemoryFile {
+        let disk = MemoryFile::create("disk", 0x2000).unwrap();
+        disk.write(0, &[7; 0x2000]).unwrap();
+        disk
+    }
+
+    fn payload(requester: &Requester, route: Route, direction: Direction) -> Count {
+        let is = |entry: &Entry| {
+            (entry.purpose, entry.route, entry.direction) == (Purpose::Payload, route, direction)
+        };
+        let found = requester.counters().snapshot();
+        let found = found.into_iter().find(|(entry, _)| is(entry));
+        found.map(|(_, count)| count).unwrap_or_default()
+    }
+
+    #[test]
+    fn one_copy_moves_the_bytes_between_two_memories_and_is_recorded() {
+        let (requester, ram) = requester();
+        let mut session = Session::new(requester.clone());
+        let disk = disk();
+        for (address, route) in [(0x1800, Route::GuestRam), (0x9100, Route::OwnBar)] {
+            let moved = session.write_from(Purpose::Payload, address, (&disk, 0x10), 0x100);
+            assert_eq!(moved, Some(Ok(())));
+            disk.write(0x1000, &[0; 0x100]).unwrap();
+            let moved = session.read_into(Purpose::Payload, address, (&disk, 0x1000), 0x100);
+            assert_eq!(moved, Some(Ok(())));
+            let mut back = [0; 0x100];
+            disk.read(0x1000, &mut back).unwrap();
+            assert_eq!(back, [7; 0x100]);
+            for direction in [Direction::Read, Direction::Write] {
+                let count = payload(&requester, route, direction);
+                assert_eq!((count.requests, count.bytes), (1, 0x100));
+            }
+        }
+        let mut there = [0; 0x100];
+        ram.read(0x1800, &mut there).unwrap();
+        assert_eq!(there, [7; 0x100]);
+    }
+
+    #[test]
+    fn what_is_no_single_memory_is_not_copied_at_once() {
+        let (requester, _) = requester();
+        let mut session = Session::new(requester.clone());
+        let disk = disk();
+        let places = [(0x1f00, 0x200), (0x3000, 8), (0x5000, 8), (0x8ff8, 16)];
+        for (address, len) in places {
+            let moved = session.write_from(Purpose::Payload, address, (&disk, 0), len);
+            assert_eq!(moved, None, "{address:#x}");
+        }
+        let moved = session.write_from(Purpose::Payload, u64::MAX, (&disk, 0), 2);
+        assert_eq!(moved, None);
+        assert_eq!(requester.counters().snapshot(), []);
+        session
+            .write_entries(Purpose::Payload, 0x1ff8, &[9; 16], 8)
+            .unwrap();
+        let mut back = [0; 16];
+        session.read(Purpose::Payload, 0x1ff8, &mut back).unwrap();
+        assert_eq!(back, [9; 16], "by more pieces");
+    }
+
+    #[test]
+    fn once_a_change_is_answered_no_route_of_before_is_used() {
+        let (requester, ram) = requester();
+        let mut session = Session::new(requester.clone());
+        let disk = disk();
+        let write = |session: &mut Session, address| {
+            session.write_from(Purpose::Payload, address, (&disk, 0), 8)
+        };
+        assert_eq!(write(&mut session, 0x1000), Some(Ok(())));
+        let session_holds = std::thread::scope(|scope| {
+            let change = scope.spawn(|| requester.unmap(0x1000, 0x1fff));
+            // It is answered only once the session lets go: until then the copies go on.
+            let before = write(&mut session, 0x1008);
+            session.release();
+            change.join().unwrap();
+            before
+        });
+        assert_eq!(session_holds, Some(Ok(())));
+        ram.write(0x1000, &[0; 16]).unwrap();
+        assert_eq!(write(&mut session, 0x1000), None);
+        assert_eq!(write(&mut session, 0x2000), Some(Ok(())));
+        session.release();
+        requester.halt();
+        assert_eq!(write(&mut session, 0x2008), None);
+        let mut back = [1; 8];
+        ram.read(0x2008, &mut back).unwrap();
+        assert_eq!(back, [0; 8]);
+    }
+
+    #[test]
+    fn a_long_stretch_lets_changes_happen() {
+        let (requester, _) = requester();
+        let mut session = Session::new(requester.clone());
+        let disk = disk();
+        std::thread::scope(|scope| {
+            let change = scope.spawn(|| requester.unmap(0x1000, 0x1fff));
+            while session
+                .write_from(Purpose::Payload, 0x1000, (&disk, 0), 0x1000)
+                .is_some()
+            {}
+            change.join().unwrap();
+        });
+    }
+}
