@@ -119,6 +119,10 @@ fn move_pair(scenario: &mut Scenario, pair: &Pair, to: &Place) {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_report::Evidence;
+
+    use super::super::guest::tests::root_ports;
+    use super::super::recorded::Recorded;
     use super::*;
 
     fn advice(scenario: &Scenario, now: Verdict) -> Vec<(String, Verdict)> {
@@ -169,6 +173,37 @@ mod tests {
         let changes = advice(&scenario, Verdict::ThroughHostBridgePhysical);
         let expected = "[[switch]] name = \"switch0\", in [[nvme]] disk0 and [[gpu]] gpu0: below = \"switch0\"";
         assert_eq!(changes, [(expected.to_owned(), Verdict::BusAddress)]);
+    }
+
+    #[test]
+    fn a_port_that_redirects_is_told_not_to_by_its_address() {
+        let mut evidence = root_ports("AuthenticAMD", 23, 4);
+        for piece in &mut evidence {
+            if let Evidence::Function(function) = piece
+                && function.name.as_deref() == Some("b")
+            {
+                function.parent = "0000:00:02.0".to_owned();
+            }
+        }
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[0].name = "a".to_owned();
+        scenario.nvmes[1].name = "b".to_owned();
+        let run = Recorded {
+            scenario,
+            release: "7.2.12".to_owned(),
+            evidence,
+            results: Vec::new(),
+        };
+        let case = Case::of_run(run).unwrap();
+        let pair = Pair::of("a", "b");
+        let decision = case.decide(&pair).unwrap();
+        assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
+        let expected = Advice {
+            change: "in [machine]: kernel-parameters = \"pci=disable_acs_redir=0000:00:02.0\""
+                .to_owned(),
+            verdict: Verdict::BusAddress,
+        };
+        assert_eq!(for_pair(&case, &pair, &decision).first(), Some(&expected));
     }
 
     #[test]

@@ -49,7 +49,10 @@ impl Case {
                 "the run's kernel {release:?} has no release that starts with two numbers"
             ))
         })?;
-        let guest = Guest::of(evidence);
+        let mut guest = Guest::of(evidence);
+        if let Some(guest) = &mut guest {
+            guest.name_ports(&fabric(&scenario));
+        }
         let (fabric, platform) = match guest
             .as_ref()
             .and_then(|guest| Some((guest.fabric(), guest.platform(false)?)))

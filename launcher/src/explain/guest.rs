@@ -33,6 +33,30 @@ impl Guest {
         })
     }
 
+    /// Gives ports the names that they have in `expected`, found from below: the same number of steps above the same device.
+    pub(crate) fn name_ports(&mut self, expected: &Fabric) {
+        let devices: Vec<(String, String)> = self
+            .functions
+            .iter()
+            .filter_map(|function| Some((function.name.clone()?, function.parent.clone())))
+            .collect();
+        for (device, mut address) in devices {
+            let mut at = expected.find(&device);
+            while let Some(Parent::Bridge(port)) = at.and_then(|at| expected.parent(at)) {
+                let here = self
+                    .functions
+                    .iter_mut()
+                    .find(|function| function.address == address);
+                let (Some(here), Some(port_there)) = (here, expected.function(port)) else {
+                    break;
+                };
+                here.name = Some(port_there.name.clone());
+                address.clone_from(&here.parent);
+                at = Some(port);
+            }
+        }
+    }
+
     /// What the rule needs to know of its processor and kernel, where `translates` tells of the client; nothing if the kernel's
     /// release is no number.
     pub(crate) fn platform(&self, translates: bool) -> Option<Platform> {
@@ -195,7 +219,7 @@ pub(crate) mod tests {
     }
 
     /// Two disks below root ports of a q35 with an IOMMU and this processor; the kernel chose `map_type`.
-    pub(crate) fn root_ports(cpu_vendor: &str, cpu_family: u32, map_type: u32) -> Guest {
+    pub(crate) fn root_ports(cpu_vendor: &str, cpu_family: u32, map_type: u32) -> Vec<Evidence> {
         let port = |address: &str| {
             let acs = AcsRegisters {
                 capability: 0x5f,
@@ -223,7 +247,7 @@ pub(crate) mod tests {
         };
         let message = "nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not \
                        share";
-        let evidence = vec![
+        vec![
             Evidence::Platform(platform),
             Evidence::Function(function(
                 "0000:00:00.0",
@@ -237,13 +261,16 @@ pub(crate) mod tests {
             disk("b", "0000:02:00.0", "0000:00:03.0"),
             Evidence::Decision(decision),
             Evidence::Message(message.to_owned()),
-        ];
-        Guest::of(evidence).unwrap()
+        ]
+    }
+
+    fn of(cpu_vendor: &str, cpu_family: u32, map_type: u32) -> Guest {
+        Guest::of(root_ports(cpu_vendor, cpu_family, map_type)).unwrap()
     }
 
     #[test]
     fn the_guest_s_fabric_is_what_its_sysfs_shows() {
-        let guest = root_ports("GenuineIntel", 6, 2);
+        let guest = of("GenuineIntel", 6, 2);
         let fabric = guest.fabric();
         let platform = guest.platform(guest.translates("b")).unwrap();
         let find = |name| fabric.find(name).unwrap();
@@ -255,14 +282,31 @@ pub(crate) mod tests {
             ["b", "0000:00:03.0", "pci0000:00", "0000:00:02.0", "a"]
         );
         assert!(decision.why(&fabric).contains("(8086:29c0)"));
-        let zen = root_ports("AuthenticAMD", 23, 4).platform(true).unwrap();
+        let zen = of("AuthenticAMD", 23, 4).platform(true).unwrap();
         let decision = decide(&fabric, &zen, find("a"), find("b")).unwrap();
         assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
     }
 
     #[test]
+    fn ports_are_named_after_those_of_the_scenario() {
+        let mut expected = Fabric::default();
+        let root = expected.add_host_bridge("pcie.0", None);
+        let id = DeviceId {
+            vendor: 0,
+            device: 0,
+        };
+        let port = expected.add(root, Function::new("root.b", Kind::RootPort, id));
+        expected.add(port, Function::new("b", Kind::Endpoint, id));
+        let mut guest = of("GenuineIntel", 6, 2);
+        guest.name_ports(&expected);
+        assert_eq!(guest.function("root.b").unwrap().address, "0000:00:03.0");
+        assert!(guest.function("0000:00:02.0").is_some());
+        assert_eq!(guest.fabric().find("0000:00:03.0"), None);
+    }
+
+    #[test]
     fn decisions_and_messages_are_told_apart_by_the_pair() {
-        let guest = root_ports("GenuineIntel", 6, 2);
+        let guest = of("GenuineIntel", 6, 2);
         assert_eq!(guest.map_type("a", "b"), Some(2));
         assert_eq!(guest.map_type("b", "a"), None);
         assert_eq!(guest.messages("a", "b").len(), 1);

@@ -102,3 +102,85 @@ fn seen(check: &Seen) -> String {
         check.failures
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use peerbar_report::{Measure, Route};
+
+    use super::super::case::Case;
+    use super::super::guest::tests::root_ports;
+    use super::super::pairs::Pair;
+    use super::super::recorded::{CheckResult, Recorded};
+    use super::*;
+    use crate::scenario::Scenario;
+
+    const SCENARIO: &str = r#"
+name = "x"
+machine = { cpu = "Haswell", iommu = "intel" }
+[[nvme]]
+name = "a"
+cmb = "2M"
+namespaces = [{ ram = "1M" }]
+[[nvme]]
+name = "b"
+namespaces = [{ ram = "1M" }]
+[[check]]
+kind = "copy"
+from = "b"
+to = "a"
+through = { p2pmem = "a" }
+sizes = ["4K"]
+offsets = [0]
+"#;
+
+    fn explained(map_type: u32) -> Explanation {
+        let measure = Measure {
+            routes: [(Route::Upstream, 4096), (Route::Refused, 0)].into(),
+            peer_bytes: 4096,
+            failures: 2,
+            ..Measure::default()
+        };
+        let result = CheckResult {
+            name: "copy".to_owned(),
+            verdict: "fail".to_owned(),
+            measure,
+        };
+        let run = Recorded {
+            scenario: Scenario::parse("x.toml".as_ref(), SCENARIO.to_owned()).unwrap(),
+            release: "7.2.12".to_owned(),
+            evidence: root_ports("GenuineIntel", 6, map_type),
+            results: vec![result],
+        };
+        let case = Case::of_run(run).unwrap();
+        Explanation::of(&case, &Pair::of("a", "b")).unwrap()
+    }
+
+    #[test]
+    fn a_refusal_is_explained_from_end_to_end() {
+        let expected = "\
+b to memory of a: not supported
+  rule     no bridge is above both, but host bridge pci0000:00 (8086:29c0) is not on the kernel's list, nor is the processor \
+an AMD Zen or later (Linux 7.2)
+  path     b 0000:02:00.0       endpoint, 1b36:0010
+           root.b 0000:00:03.0  root port, 1b36:000c, ACS: P2P request redirect, P2P completion redirect
+           pci0000:00           host bridge, 8086:29c0  <- decides
+           root.a 0000:00:02.0  root port, 1b36:000c, ACS: P2P request redirect, P2P completion redirect
+           a 0000:01:00.0       endpoint, 1b36:0010
+  kernel   chose map type 2, as the rule says
+           said: nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not share
+  devices  copy, fail: 4 KiB direct, 0 B bounced (4 KiB upstream), 2 requests failed
+  change   in [machine]: cpu = \"EPYC\": through host bridge (IOVA)
+           [[switch]] name = \"switch0\", in [[nvme]] a and [[nvme]] b: below = \"switch0\": bus address
+";
+        assert_eq!(text(&explained(2)), expected);
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_do_what_its_rule_says_is_told_as_such() {
+        let explanation = explained(3);
+        assert!(explanation.disagrees());
+        let line = "  kernel   DISAGREES with the rule: it chose map type 3, bus address\n";
+        let text = text(&explanation);
+        assert!(text.contains(line), "{text}");
+    }
+}
