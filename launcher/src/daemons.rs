@@ -101,6 +101,9 @@ fn device_arguments(device: Device<'_>, sockets: &Sockets) -> Vec<String> {
     if let Some(bandwidth) = speed.bandwidth {
         words.extend(["--link-bandwidth".to_owned(), bandwidth.to_string()]);
     }
+    if device.ats() {
+        words.push("--ats".to_owned());
+    }
     words.extend(match device {
         Device::Nvme(nvme) => nvme_arguments(nvme),
         Device::Gpu(gpu, _) => gpu_arguments(gpu),
@@ -329,6 +332,7 @@ mod tests {
         nvme.workers = Some(2);
         nvme.poll = Some(Poll::Always);
         nvme.namespaces.push(Namespace::Null(1 << 30));
+        nvme.ats = true;
         nvme.link_speed.latency = "2us".parse().unwrap();
         nvme.link_speed.bandwidth = Some("4GiB/s".parse().unwrap());
         nvme.seeded_faults = vec!["wraps:9".parse().unwrap()];
@@ -339,7 +343,7 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --link-latency 2us --link-bandwidth 4GiB/s --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
+                "--socket-path /s/nvme-disk0.sock --link-latency 2us --link-bandwidth 4GiB/s --ats --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
               --namespace ram=320M --namespace null=1G --namespace file=/d.img"
             ]
         );
@@ -366,6 +370,7 @@ mod tests {
             place: Place::Root,
             link: LinkMode::Route,
             link_speed: peerbar_dma::LinkSpeed::default(),
+            ats: false,
             vram: 4 << 30,
             aperture: 256 << 20,
             window: true,

@@ -40,9 +40,12 @@ impl Iommu {
         }
     }
 
-    /// The device, which must come before all others.
-    pub(crate) fn device(self) -> Option<&'static str> {
+    /// The device, which must come before all others. With `ats` it answers devices that ask for translations, if it can.
+    pub(crate) fn device(self, ats: bool) -> Option<&'static str> {
         match self {
+            Self::Intel | Self::IntelPassthrough if ats => {
+                Some("intel-iommu,caching-mode=on,intremap=off,device-iotlb=on")
+            }
             Self::None => None,
             Self::Intel | Self::IntelPassthrough => {
                 Some("intel-iommu,caching-mode=on,intremap=off")

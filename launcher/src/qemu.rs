@@ -68,7 +68,7 @@ pub(crate) fn bare(boot: &Boot<'_>) -> Vec<String> {
     words.option("-kernel", boot.kernel.display().to_string());
     words.option("-initrd", boot.initramfs.display().to_string());
     words.option("-append", parameters.join(" "));
-    if let Some(iommu) = machine.iommu.device() {
+    if let Some(iommu) = machine.iommu.device(machine.ats) {
         words.option("-device", iommu);
     }
     words.0

@@ -31,9 +31,15 @@
 //! which it is made, and each piece of a DMA: those in guest RAM or own memory under the same lock, so that their order in
 //! the record is the order in which they happened.
 //!
-//! Not here: ATS is not modelled.
+//! # Address translation services
+//! If the guest turns ATS on, a request that would go up asks for a translation first and keeps it in a bounded cache; with
+//! it, it goes to guest RAM, or to a peer past a port that redirects untranslated requests. An unmap takes the translations
+//! away before it returns. Where no translation can be had the request goes up untranslated, so that the guest's IOMMU
+//! driver logs it. Not modelled: page requests (PRI), process address spaces (PASID), a cache that is shared with other
+//! functions, invalidations that time out; and a translated address is believed, as on hardware whose root complex does not check it.
 #![forbid(unsafe_code)]
 
+mod atc;
 mod buffer;
 mod clock;
 mod counters;
@@ -60,7 +66,7 @@ pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLat
 pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
 pub use pages::{PageError, PageTable};
-pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
+pub use peerbar_dma_log::{AtsCounts, Completer, Direction, Origin, Purpose, Route};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use requester::Requester;
 pub use route::{Window, WindowId, WindowMemory};

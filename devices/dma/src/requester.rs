@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLockReadGuard, RwLockWriteGuard};
-use peerbar_dma_log::{Completer, Direction, Origin, Route};
+use peerbar_dma_log::{AtsCounts, Completer, Direction, Origin, Route};
 use peerbar_flight::{self as flight, Event, Recorder};
 
 use crate::buffer::Buffer;
@@ -175,6 +175,23 @@ impl Requester {
         self.change().peer_routing = routing;
     }
 
+    /// Whether the function asks for translations of addresses and keeps them (PCIe Base 6.0, 10.5.1.3, ATS Control). Once
+    /// off, none that it has kept is used.
+    pub fn set_ats(&self, on: bool) {
+        let mut fabric = self.change();
+        fabric.ats = on;
+        if !on {
+            fabric.atc().clear();
+        }
+    }
+
+    /// What has become of the translations that the function asked for.
+    pub fn ats_counts(&self) -> AtsCounts {
+        let fabric = self.fabric();
+        let atc = fabric.atc.lock().unwrap_or_else(PoisonError::into_inner);
+        atc.counts(fabric.ats)
+    }
+
     /// Transfers on the function's own link take time from now on.
     pub fn set_link(&self, link: Link) {
         self.change().links.set_own(link);
@@ -263,6 +280,7 @@ impl Requester {
     pub fn unmap(&self, iova: u64, last: u64) {
         let mut fabric = self.change();
         fabric.map.unmap(iova, last);
+        fabric.atc().invalidate(iova, last);
         self.note(|| Event::Unmap { iova, last });
     }
 

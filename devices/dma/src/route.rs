@@ -2,10 +2,11 @@
 //! and an address.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use peerbar_dma_log::{Completer, Direction, Route};
 
+use crate::atc::{Atc, Translated};
 use crate::link::{Lanes, Links};
 use crate::map::{Backing, Found, MemoryMap};
 use crate::memory::Span;
@@ -57,6 +58,9 @@ pub(crate) struct Fabric {
     pub(crate) peers: PeerTable,
     pub(crate) map: MemoryMap,
     pub(crate) links: Links,
+    /// The guest has the function ask for translations of addresses.
+    pub(crate) ats: bool,
+    pub(crate) atc: Mutex<Atc>,
     /// How often something of this has changed.
     pub(crate) generation: u64,
 }
@@ -146,12 +150,21 @@ impl Fabric {
             }
             FoundPeer::Gap { left } => left.map_or(len, |left| at_most(len, left)),
         };
+        if self.ats
+            && let Some(piece) = self.translated(address, len, direction)
+        {
+            return piece;
+        }
         self.mapped(address, len, direction)
     }
 
     /// The memory that is mapped here around `address`, as far as it goes by one route, if there is any and
     /// transfers take no time there.
     pub(crate) fn direct(&self, address: u64, direction: Direction) -> Option<Direct> {
+        // With ATS on each use is one of a translation.
+        if self.ats {
+            return None;
+        }
         let first = self.boundary(address);
         let Piece { target, len } = self.route(first, usize::MAX, direction);
         if self.lanes(&target, direction).is_some() {
@@ -187,6 +200,42 @@ impl Fabric {
         window.max(peer).max(self.map.boundary(address))
     }
 
+    /// Where a request goes that uses a translated address; `None` if no translation is to be had.
+    fn translated(&self, address: u64, len: usize, direction: Direction) -> Option<Piece> {
+        let mut atc = self.atc.lock().unwrap_or_else(PoisonError::into_inner);
+        let (to, left) = atc.translate(address, direction, &self.map, &self.peers)?;
+        let len = at_most(len, left);
+        match to {
+            Translated::Ram(span) => Some(Piece {
+                target: Target::Ram(span),
+                len,
+            }),
+            Translated::Bus(address) => self.directly(address, len),
+        }
+    }
+
+    /// A port that redirects requests to the root lets translated ones pass (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated
+    /// P2P).
+    fn directly(&self, address: u64, len: usize) -> Option<Piece> {
+        let FoundPeer::Claimed {
+            claimed,
+            skip,
+            left,
+        } = self.peers.find(address)
+        else {
+            return None;
+        };
+        Some(Piece {
+            target: to_peer(claimed.peer(), claimed.memory(), skip),
+            len: at_most(len, left),
+        })
+    }
+
+    /// The translations that the function keeps, for who changes the fabric.
+    pub(crate) fn atc(&mut self) -> &mut Atc {
+        self.atc.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn peer(&self, address: u64) -> FoundPeer<'_> {
         match self.peer_routing {
             PeerRouting::Redirect => FoundPeer::Gap { left: None },
@@ -195,12 +244,10 @@ impl Fabric {
     }
 
     fn to_peer(&self, peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
-        match (self.peer_routing, memory) {
-            (PeerRouting::UnsupportedRequest, _) => Target::PeerRefused,
-            (PeerRouting::Drop, _) => Target::PeerDropped,
-            (_, PeerMemory::Span(span)) => Target::Peer(peer, span_after(span, skip)),
-            (_, PeerMemory::ByMessage) => Target::PeerByMessage(peer),
-            (_, PeerMemory::Gone) => Target::PeerGone,
+        match self.peer_routing {
+            PeerRouting::UnsupportedRequest => Target::PeerRefused,
+            PeerRouting::Drop => Target::PeerDropped,
+            _ => to_peer(peer, memory, skip),
         }
     }
 
@@ -247,6 +294,15 @@ impl Fabric {
             .values()
             .filter_map(|window| window.address.checked_sub(address));
         gaps.filter(|gap| *gap > 0).fold(len, at_most)
+    }
+}
+
+/// What lies in a peer's window, when the request gets there.
+fn to_peer(peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
+    match memory {
+        PeerMemory::Span(span) => Target::Peer(peer, span_after(span, skip)),
+        PeerMemory::ByMessage => Target::PeerByMessage(peer),
+        PeerMemory::Gone => Target::PeerGone,
     }
 }
 

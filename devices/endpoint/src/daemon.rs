@@ -35,6 +35,9 @@ pub struct Place {
     /// What the device's link carries in each direction, such as 4GiB/s [default: as much as can be]
     #[arg(long, value_name = "RATE")]
     pub link_bandwidth: Option<Bandwidth>,
+    /// Offer address translation services (ATS): the device asks for translations and keeps them, if the guest wants it
+    #[arg(long)]
+    pub ats: bool,
 }
 
 /// Why a device is not in its place.
@@ -61,6 +64,9 @@ impl Place {
         };
         if speed.takes_time() {
             endpoint.set_link(Link::new(speed)?);
+        }
+        if self.ats {
+            endpoint.offer_ats();
         }
         let Some(switch) = &self.switch else {
             return Ok(());

@@ -94,6 +94,11 @@ impl<F: Function + 'static> Endpoint<F> {
 }
 
 impl<F: Function> Endpoint<F> {
+    /// Offers the guest that the function asks for translations of addresses. To be called before it is served.
+    pub fn offer_ats(&mut self) {
+        self.config.offer_ats();
+    }
+
     /// Transfers on the function's link take time from now on. To be called before it is attached to a switch.
     pub fn set_link(&mut self, link: Link) {
         self.requester.set_link(link);
@@ -133,6 +138,7 @@ impl<F: Function> Endpoint<F> {
     /// are. Once this returns, nobody goes by the windows of before.
     fn apply_routing(&mut self) {
         self.requester.set_bus_master(self.config.bus_master());
+        self.requester.set_ats(self.config.ats());
         for (bar, memory) in &self.memory {
             let window = self.config.window(bar).map(|address| Window {
                 address,

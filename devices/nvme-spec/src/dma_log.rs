@@ -7,3 +7,6 @@ pub use peerbar_dma_log::*;
 
 /// LID of the page, the first that NVMe leaves to vendors (NVMe Base 2.0, 5.16.1).
 pub const LID: u8 = 0xc0;
+
+/// Its number for what has become of the translations that the controller asked for ([`AtsCounts`]).
+pub const ATS_LID: u8 = 0xc1;

@@ -109,6 +109,33 @@ pub(crate) struct DeviceControl {
     pub(crate) initiate_flr: bool,
 }
 
+/// Offset of ATS Control in the ATS extended capability.
+pub(crate) const ATS_CONTROL: usize = 6;
+
+/// ATS Control (PCIe Base 6.0, 10.5.1.3).
+#[bitfield(u16)]
+pub(crate) struct AtsControl {
+    /// Smallest Translation Unit: what is told is at least 2^(12 + this) bytes long.
+    #[bits(5)]
+    stu: u8,
+    #[bits(10)]
+    __: u16,
+    /// The function may ask for translations and keep them.
+    pub(crate) enable: bool,
+}
+
+/// ATS extended capability, the last of its list (PCIe Base 6.0, 10.5.1). It has room for 32 invalidations at once, which
+/// the field says with 0, and asks for whole pages.
+pub(crate) fn ats() -> Capability {
+    const VERSION_1: u8 = 1;
+    const PAGE_ALIGNED_REQUEST: u16 = 1 << 5;
+    let writable = AtsControl::new().with_stu(0x1f).with_enable(true);
+    Capability::new(0x0f, 8)
+        .set(2, &[VERSION_1], &[])
+        .set(4, &PAGE_ALIGNED_REQUEST.to_le_bytes(), &[])
+        .set(ATS_CONTROL, &[0, 0], &writable.into_bits().to_le_bytes())
+}
+
 /// PCI Express capability, version 2, of an endpoint with function-level reset (PCIe Base 6.0, 7.5.3).
 pub(crate) fn pci_express() -> Capability {
     const VERSION_2_ENDPOINT: u16 = 2;

@@ -4,7 +4,10 @@ use bitfield_struct::bitfield;
 
 use crate::CONFIG_BYTES;
 use crate::bar::Bar;
-use crate::capability::{self, Capability, DEVICE_CONTROL, DeviceControl, MsiX, PM_CONTROL_STATUS};
+use crate::capability::{
+    self, ATS_CONTROL, AtsControl, Capability, DEVICE_CONTROL, DeviceControl, MsiX,
+    PM_CONTROL_STATUS,
+};
 
 const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;
@@ -15,6 +18,8 @@ const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
 const FIRST_CAPABILITY: usize = 0x40;
+/// Where extended capabilities start (PCIe Base 6.0, 7.6.1).
+const EXTENDED: usize = 0x100;
 
 /// Who a function says it is (PCI Local Bus 3.0, 6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +80,7 @@ pub struct ConfigSpace {
     bars: Vec<Bar>,
     power: usize,
     express: usize,
+    offers_ats: bool,
 }
 
 impl ConfigSpace {
@@ -87,6 +93,7 @@ impl ConfigSpace {
             bars: bars.to_vec(),
             power: 0,
             express: 0,
+            offers_ats: false,
         };
         space.header(identity);
         let mut place = Place {
@@ -98,6 +105,20 @@ impl ConfigSpace {
         space.express = space.add(&mut place, &capability::pci_express());
         space.initial = space.bytes.clone();
         space
+    }
+
+    /// Offers the guest that the function asks for translations of addresses (PCIe Base 6.0, 10.5.1). To be called before
+    /// the guest sees the function.
+    pub fn offer_ats(&mut self) {
+        let ats = capability::ats();
+        self.set(EXTENDED, &ats.bytes, &ats.writable);
+        self.initial = self.bytes.clone();
+        self.offers_ats = true;
+    }
+
+    /// Whether the guest has the function ask for translations of addresses.
+    pub fn ats(&self) -> bool {
+        self.offers_ats && AtsControl::from_bits(self.u16(EXTENDED + ATS_CONTROL)).enable()
     }
 
     fn header(&mut self, identity: &Identity) {
@@ -241,9 +262,10 @@ impl ConfigSpace {
         self.u16(self.power + PM_CONTROL_STATUS) & 0b11 == 0
     }
 
-    fn routing(&self) -> (bool, Vec<Option<u64>>) {
+    fn routing(&self) -> (bool, bool, Vec<Option<u64>>) {
         (
             self.bus_master(),
+            self.ats(),
             self.bars.iter().map(|bar| self.window(bar)).collect(),
         )
     }
@@ -328,6 +350,31 @@ mod tests {
             [0x01, 0x11, 0x10]
         );
         assert_eq!(read::<4>(&space, 0x100), 0, "no extended capabilities");
+    }
+
+    #[test]
+    fn ats_reads_as_pci_regs_h_defines_it_and_is_off_until_the_guest_turns_it_on() {
+        let mut space = space();
+        let _ = space.write(0x106, &[0, 0x80]);
+        assert!(!space.ats(), "it is not offered");
+        space.offer_ats();
+        assert_eq!(
+            read::<4>(&space, 0x100),
+            0x0001_000f,
+            "PCI_EXT_CAP_ID_ATS, version 1, the last"
+        );
+        assert_eq!(
+            read::<2>(&space, 0x104),
+            0x20,
+            "PCI_ATS_CAP_QDEP: 32; PCI_ATS_CAP_PAGE_ALIGNED"
+        );
+        assert!(!space.ats());
+        assert!(space.write(0x106, &[0, 0x80]).routing);
+        assert!(space.ats());
+        assert_eq!(read::<2>(&space, 0x106), 0x8000, "PCI_ATS_CTRL_ENABLE");
+        space.reset();
+        assert!(!space.ats());
+        assert_eq!(read::<4>(&space, 0x100), 0x0001_000f);
     }
 
     #[test]

@@ -47,6 +47,14 @@ impl<'a> Device<'a> {
         }
     }
 
+    /// Whether it offers address translation services.
+    pub(crate) fn ats(self) -> bool {
+        match self {
+            Device::Nvme(nvme) => nvme.ats,
+            Device::Gpu(gpu, _) => gpu.ats,
+        }
+    }
+
     /// What kind it is, as files are named after.
     pub(crate) fn kind(self) -> &'static str {
         match self {

@@ -28,6 +28,8 @@ pub(crate) struct Gpu {
     pub link: LinkMode,
     /// How fast its link is.
     pub link_speed: LinkSpeed,
+    /// Whether it offers address translation services.
+    pub ats: bool,
     /// Size of its memory in bytes.
     pub vram: u64,
     /// Size of its aperture in bytes.
@@ -52,6 +54,7 @@ pub(super) fn gpu(table: GpuTable, places: &Places) -> Result<Gpu, Problem> {
         place,
         link,
         link_speed,
+        ats: table.ats.is_some_and(Spanned::into_inner),
         vram,
         aperture,
         window: matches!(table.mode, Some(GpuMode::Window)),
@@ -109,6 +112,7 @@ mod tests {
             link: None,
             link_latency: None,
             link_bandwidth: None,
+            ats: None,
             vram: vram.map(size),
             aperture: aperture.map(size),
             mode: None,

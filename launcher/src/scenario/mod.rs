@@ -80,6 +80,8 @@ pub(crate) struct Machine {
     pub kernel_parameters: String,
     /// Whether every DMA is recorded, and one that is not as it should be fails the run.
     pub sanitize: bool,
+    /// Whether some device offers address translation services, so that the IOMMU shall, too.
+    pub ats: bool,
 }
 
 /// A PCIe switch.
@@ -104,6 +106,8 @@ pub(crate) struct Nvme {
     pub link: LinkMode,
     /// How fast its link is.
     pub link_speed: LinkSpeed,
+    /// Whether it offers address translation services.
+    pub ats: bool,
     /// Size of the Controller Memory Buffer in bytes.
     pub cmb: Option<u64>,
     /// Whether submission queues may lie in it.
@@ -337,7 +341,7 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `cmb`, `cmb-queues`, `block-size`, \
+            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `block-size`, \
              `mdts`, `workers`, `poll`, `seed-fault`, `namespaces`"
         );
         assert_eq!(

@@ -48,6 +48,7 @@ pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<N
         place,
         link,
         link_speed,
+        ats: table.ats.is_some_and(Spanned::into_inner),
         cmb,
         cmb_queues,
         block_size,

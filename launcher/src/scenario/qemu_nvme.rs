@@ -13,6 +13,7 @@ pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
         ("link", span(&table.link)),
         ("link-latency", span(&table.link_latency)),
         ("link-bandwidth", span(&table.link_bandwidth)),
+        ("ats", span(&table.ats)),
         ("cmb-queues", span(&table.cmb_queues)),
         ("block-size", span(&table.block_size)),
         ("mdts", span(&table.mdts)),

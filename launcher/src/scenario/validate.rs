@@ -41,7 +41,8 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     let p2pmem = together::P2pmem::of(&file);
     let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &places, folder)?;
     let switches = switches(file.switch, &places)?;
-    let machine = machine(file.machine, &gpus)?;
+    let ats = nvmes.iter().any(|nvme| nvme.ats) || gpus.iter().any(|gpu| gpu.ats);
+    let machine = machine(file.machine, &gpus, ats)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
     let devices = Devices {
         nvmes: &nvmes,
@@ -151,7 +152,7 @@ fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
     Ok(bytes)
 }
 
-fn machine(table: MachineTable, gpus: &[Gpu]) -> Result<Machine, Problem> {
+fn machine(table: MachineTable, gpus: &[Gpu], ats: bool) -> Result<Machine, Problem> {
     let cpus = match table.cpus {
         Some(cpus) if !(1..=64).contains(cpus.get_ref()) => {
             return Err(Problem::new(
@@ -168,6 +169,7 @@ fn machine(table: MachineTable, gpus: &[Gpu]) -> Result<Machine, Problem> {
         iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
         sanitize: table.sanitize,
+        ats,
     })
 }
 

@@ -19,7 +19,7 @@ use crate::engine::{Engine, Reply};
 use crate::health::ERROR_ENTRIES;
 
 /// The pages that there are.
-const PAGES: [u8; 8] = [
+const PAGES: [u8; 9] = [
     lid::SUPPORTED_LOG_PAGES,
     lid::ERROR,
     lid::SMART,
@@ -28,6 +28,7 @@ const PAGES: [u8; 8] = [
     lid::COMMAND_EFFECTS,
     lid::FEATURE_EFFECTS,
     dma_log::LID,
+    dma_log::ATS_LID,
 ];
 
 /// The admin commands that there are.
@@ -99,6 +100,7 @@ impl Engine {
             lid::COMMAND_EFFECTS => command_effects(command.csi)?.as_bytes().to_vec(),
             lid::FEATURE_EFFECTS => feature_effects().as_bytes().to_vec(),
             dma_log::LID => self.data.requester().counters().page(),
+            dma_log::ATS_LID => self.data.requester().ats_counts().page(),
             _ => return Err(Status::INVALID_LOG_PAGE.with_dnr(true)),
         })
     }
