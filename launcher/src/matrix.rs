@@ -6,6 +6,7 @@
 
 mod boots;
 mod cell;
+mod kernel;
 mod machine;
 mod selection;
 mod table;
@@ -26,7 +27,7 @@ use peerbar_rule::Release;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::boots::Order;
+use self::boots::{Left, Order};
 use self::cell::{Cell, Rule};
 use self::selection::Boot;
 pub(crate) use self::topology::{Flow, Topology};
@@ -161,19 +162,24 @@ impl Filled {
 
     /// Takes what the boot called `name` has left.
     fn take(&mut self, boot: &Boot, name: &str, rules: Vec<Rule>, folder: &Path) {
-        let results = boots::results(name, folder).map_err(|error| format!("{error:#}"));
-        if let Some(flaw) = results.as_ref().ok().and_then(boots::Results::flaw) {
+        let left = boots::left(name, folder).map_err(|error| error.to_string());
+        if let Ok(Left {
+            flaw: Some(flaw), ..
+        }) = &left
+        {
             self.flaws.push(format!("{name}: {flaw}"));
         }
         for (index, ((topology, flow, pair), rule)) in boot.cells.iter().zip(rules).enumerate() {
-            let checked = match &results {
-                Ok(results) => results.checks.get(index).ok_or("the boot ended before it"),
-                Err(reason) => Err(reason.as_str()),
+            let tried = match &left {
+                Ok(left) => left
+                    .of(index, *pair)
+                    .ok_or("the boot ended before it".to_owned()),
+                Err(reason) => Err(reason.clone()),
             };
             let spot = boot.spot(*topology, *flow);
             let run = boots::folder_of(name, folder);
             self.cells
-                .push(Cell::judged(spot, *pair, self.device, rule, run, checked));
+                .push(Cell::judged(spot, *pair, self.device, rule, run, tried));
         }
     }
 
@@ -248,9 +254,8 @@ impl Filled {
 
 #[cfg(test)]
 mod tests {
-    use super::cell::tests::{at, checked, upstream};
+    use super::cell::tests::{at, upstream};
     use super::*;
-    use crate::iommu::Iommu;
 
     fn filled(device: Device, cells: Vec<Cell>) -> Filled {
         Filled {
@@ -262,9 +267,9 @@ mod tests {
 
     #[test]
     fn one_disagreement_fails_our_matrix_and_only_what_was_not_run_qemu_s() {
-        let right = checked(upstream());
-        let cell = |cpu| at(Iommu::None, cpu, Topology::RootPorts, Ok(&right));
-        let late = at(Iommu::None, "EPYC", Topology::RootPorts, Err("late"));
+        let right = upstream();
+        let cell = |cpu| at(cpu, Topology::RootPorts, Ok(&right));
+        let late = at("EPYC", Topology::RootPorts, Err("late"));
         let outcome = |device, cells| filled(device, cells).outcome();
         assert_eq!(
             outcome(Device::Peerbar, vec![cell("EPYC")]),
@@ -281,7 +286,7 @@ mod tests {
 
     #[test]
     fn cells_that_disagree_alike_are_told_once() {
-        let late = |cpu| at(Iommu::None, cpu, Topology::RootPorts, Err("late"));
+        let late = |cpu| at(cpu, Topology::RootPorts, Err("late"));
         let summary =
             filled(Device::Peerbar, vec![late("EPYC"), late("Haswell")]).summary("m".as_ref());
         let expected = "

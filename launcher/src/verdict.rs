@@ -3,13 +3,13 @@
 use std::process::ExitStatus;
 
 use peerbar_report::{KtapError, Verdict as CheckVerdict};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::exit::Outcome;
 use crate::report::Row;
 
 /// How a run ended, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Verdict {
     /// How.
     pub outcome: Outcome,

@@ -26,9 +26,6 @@ pub struct Probed {
     pub read: Transfer,
     /// The client's own record of its DMA; none if it keeps no record.
     pub record: Option<Record>,
-    /// How the kernel has an IOMMU treat the client's DMA, as sysfs says (`iommu_group/type`): `DMA`, `DMA-FQ`, `identity`;
-    /// none if there is no IOMMU.
-    pub domain: Option<String>,
     /// Lines in the kernel's log meanwhile with which an IOMMU reports a fault.
     pub faults: u64,
     /// The first of them.

@@ -124,6 +124,8 @@ mod tests {
     use super::super::guest::tests::root_ports;
     use super::super::recorded::Recorded;
     use super::*;
+    use crate::exit::Outcome;
+    use crate::verdict;
 
     fn advice(scenario: &Scenario, now: Verdict) -> Vec<(String, Verdict)> {
         let pair = Pair {
@@ -189,6 +191,10 @@ mod tests {
         scenario.nvmes[0].name = "a".to_owned();
         scenario.nvmes[1].name = "b".to_owned();
         let run = Recorded {
+            verdict: verdict::Verdict {
+                outcome: Outcome::Failed,
+                reason: String::new(),
+            },
             scenario,
             release: "7.2.12".to_owned(),
             evidence,

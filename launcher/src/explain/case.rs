@@ -43,6 +43,7 @@ impl Case {
             release,
             evidence,
             results,
+            verdict: _,
         } = run;
         let kernel = Release::parse(&release).ok_or_else(|| {
             Failure::Usage(anyhow!(

@@ -6,9 +6,9 @@
 mod advice;
 mod case;
 mod explanation;
-mod guest;
+pub(crate) mod guest;
 mod pairs;
-mod recorded;
+pub(crate) mod recorded;
 mod text;
 
 use std::process::ExitCode;

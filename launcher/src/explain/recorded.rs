@@ -13,9 +13,12 @@ use crate::folder::STARTED;
 use crate::results::{EVIDENCE, RESULTS};
 use crate::run::SCENARIO;
 use crate::scenario::Scenario;
+use crate::verdict::Verdict;
 
 /// A run that is over.
 pub(crate) struct Recorded {
+    /// How it ended, and why.
+    pub verdict: Verdict,
     /// What was run.
     pub scenario: Scenario,
     /// `uname -r` of its kernel.
@@ -35,16 +38,27 @@ pub(crate) struct CheckResult {
     pub verdict: String,
     /// Its figures.
     pub measure: Measure,
+    /// What the agent said about it.
+    pub diagnostics: Vec<String>,
+}
+
+impl CheckResult {
+    /// Whether nothing was against it.
+    pub(crate) fn passed(&self) -> bool {
+        self.verdict == "pass"
+    }
 }
 
 #[derive(Deserialize)]
 struct Results {
+    verdict: Verdict,
     checks: Vec<CheckResult>,
 }
 
 #[derive(Deserialize)]
 struct Started {
-    scenario: PathBuf,
+    /// None in the folder of a matrix.
+    scenario: Option<PathBuf>,
     versions: Versions,
 }
 
@@ -63,10 +77,17 @@ impl Recorded {
             )));
         }
         let started: Started = json(folder, STARTED)?;
+        let Some(path) = started.scenario else {
+            let folder = folder.display();
+            return Err(Failure::Usage(anyhow!(
+                "{folder} is of a matrix, which has a run for each boot: name one, as {folder}/BOOT/latest"
+            )));
+        };
         let text = text(folder, SCENARIO)?;
         let results: Results = json(folder, RESULTS)?;
         Ok(Self {
-            scenario: Scenario::parse(&started.scenario, text)?,
+            verdict: results.verdict,
+            scenario: Scenario::parse(&path, text)?,
             release: started.versions.kernel,
             evidence: json(folder, EVIDENCE)?,
             results: results.checks,

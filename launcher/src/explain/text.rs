@@ -112,7 +112,9 @@ mod tests {
     use super::super::pairs::Pair;
     use super::super::recorded::{CheckResult, Recorded};
     use super::*;
+    use crate::exit::Outcome;
     use crate::scenario::Scenario;
+    use crate::verdict::Verdict;
 
     const SCENARIO: &str = r#"
 name = "x"
@@ -144,8 +146,13 @@ offsets = [0]
             name: "copy".to_owned(),
             verdict: "fail".to_owned(),
             measure,
+            diagnostics: Vec::new(),
         };
         let run = Recorded {
+            verdict: Verdict {
+                outcome: Outcome::Failed,
+                reason: String::new(),
+            },
             scenario: Scenario::parse("x.toml".as_ref(), SCENARIO.to_owned()).unwrap(),
             release: "7.2.12".to_owned(),
             evidence: root_ports("GenuineIntel", 6, map_type),

@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use serde::Deserialize;
+use anyhow::{Context, anyhow};
 
-use super::cell::Checked;
+use super::cell::Tried;
+use super::kernel::Kernel;
+use super::topology::Pair;
 use crate::child::{Child, last_words};
 use crate::exit::{Failure, Outcome};
+use crate::explain::guest::Guest;
+use crate::explain::recorded::{CheckResult, Recorded};
 use crate::folder::Folder;
 use crate::inbox::{Event, Inbox, Voice};
 use crate::leash;
@@ -32,24 +35,20 @@ pub(super) struct Order {
 }
 
 /// What a run has left.
-#[derive(Debug, Deserialize)]
-pub(super) struct Results {
-    verdict: Verdict,
-    /// What its checks have found, in order.
-    pub(super) checks: Vec<Checked>,
+pub(super) struct Left {
+    results: Vec<CheckResult>,
+    guest: Guest,
+    /// What is wrong with it beyond its checks.
+    pub(super) flaw: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Verdict {
-    outcome: Outcome,
-    reason: String,
-}
-
-impl Results {
-    /// What is wrong with a run beyond its checks.
-    pub(super) fn flaw(&self) -> Option<&str> {
-        let failed = self.verdict.outcome != Outcome::Passed;
-        (failed && self.checks.iter().all(Checked::passed)).then_some(&self.verdict.reason)
+impl Left {
+    /// What it has left of its check `index`, which tried `pair`; nothing if it ended before.
+    pub(super) fn of(&self, index: usize, pair: Pair) -> Option<Tried> {
+        Some(Tried {
+            check: self.results.get(index)?.clone(),
+            kernel: Kernel::of(&self.guest, pair),
+        })
     }
 }
 
@@ -131,14 +130,17 @@ pub(super) fn folder_of(name: &str, folder: &Path) -> PathBuf {
 ///
 /// # Errors
 /// What it said last, if it has left nothing.
-pub(super) fn results(name: &str, folder: &Path) -> anyhow::Result<Results> {
-    let path = folder_of(name, folder).join("results.json");
+pub(super) fn left(name: &str, folder: &Path) -> anyhow::Result<Left> {
     let told = || {
-        format!(
-            "the boot has no results: {}",
-            last_words(&folder.join(log_name(name)))
-        )
+        let words = last_words(&folder.join(log_name(name)));
+        anyhow!("the boot has no results: {words}")
     };
-    let text = std::fs::read_to_string(path).with_context(told)?;
-    serde_json::from_str(&text).with_context(told)
+    let run = Recorded::read(&folder_of(name, folder)).map_err(|_| told())?;
+    let failed = run.verdict.outcome != Outcome::Passed;
+    let beyond = failed && run.results.iter().all(CheckResult::passed);
+    Ok(Left {
+        results: run.results,
+        guest: Guest::of(run.evidence).ok_or_else(told)?,
+        flaw: beyond.then_some(run.verdict.reason),
+    })
 }

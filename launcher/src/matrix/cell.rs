@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Measure, Probed, Transfer};
+use peerbar_report::{Probed, Transfer};
 use peerbar_rule::{Release, decide};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::Device;
+use super::kernel::Kernel;
 use super::topology::{Flow, Pair, Topology};
 use super::way::Way;
+use crate::explain::recorded::CheckResult;
 use crate::fabric::{fabric, platform};
 use crate::iommu::Iommu;
 use crate::scenario::Scenario;
@@ -48,6 +50,8 @@ pub(crate) struct Seen {
     /// What the agent tells; none if the cell was not run.
     #[serde(flatten)]
     probed: Option<Probed>,
+    /// What the kernel tells; none likewise.
+    kernel: Option<Kernel>,
     /// Folder of the run.
     run: PathBuf,
 }
@@ -70,18 +74,19 @@ pub(crate) struct Cell {
     pub(crate) disagreement: Option<String>,
 }
 
-/// A check's result, as `results.json` of a run has it.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Checked {
-    verdict: String,
-    measure: Measure,
-    diagnostics: Vec<String>,
+/// What a boot has left of a cell.
+pub(super) struct Tried {
+    /// Its check's result.
+    pub(super) check: CheckResult,
+    /// What the kernel says.
+    pub(super) kernel: Kernel,
 }
 
-impl Checked {
-    /// Whether the agent had nothing against it.
-    pub(super) fn passed(&self) -> bool {
-        self.verdict == "pass"
+impl Tried {
+    fn way(&self) -> Way {
+        let measure = &self.check.measure;
+        let probed = measure.probe.as_ref();
+        probed.map_or(Way::NotRun, |probed| Way::seen(probed, measure.bytes))
     }
 }
 
@@ -122,30 +127,37 @@ impl Cell {
         )
     }
 
-    /// A cell with what its check has found; `Err` has the reason why there is none.
+    /// A cell with what was tried; `Err` has the reason why nothing was.
     pub(super) fn judged(
         spot: Spot,
         pair: Pair,
         device: Device,
         rule: Rule,
         run: PathBuf,
-        checked: Result<&Checked, &str>,
+        tried: Result<Tried, String>,
     ) -> Self {
-        let probed = checked
+        let (way, disagreement) = match &tried {
+            Ok(tried) => {
+                let way = tried.way();
+                (way, disagreement(spot.iommu, device, &rule, way, tried))
+            }
+            Err(reason) => (Way::NotRun, Some(reason.clone())),
+        };
+        let tried = tried
             .ok()
-            .and_then(|checked| checked.measure.probe.clone());
-        let bytes = checked.map_or(0, |checked| checked.measure.bytes);
-        let way = probed
-            .as_ref()
-            .map_or(Way::NotRun, |probed| Way::seen(probed, bytes));
-        let disagreement =
-            disagreement(spot.iommu, device, rule.way, way, probed.as_ref(), checked);
+            .map(|tried| (tried.check.measure.probe, tried.kernel));
+        let (probed, kernel) = tried.unzip();
         Self {
             spot,
             provider: pair.provider,
             client: pair.client,
             rule,
-            seen: Seen { way, probed, run },
+            seen: Seen {
+                way,
+                probed: probed.flatten(),
+                kernel,
+                run,
+            },
             disagreement,
         }
     }
@@ -168,36 +180,27 @@ impl Spot {
 fn disagreement(
     iommu: Iommu,
     device: Device,
-    ruled: Way,
+    rule: &Rule,
     seen: Way,
-    probed: Option<&Probed>,
-    checked: Result<&Checked, &str>,
+    Tried { check, kernel }: &Tried,
 ) -> Option<String> {
-    let checked = match checked {
-        Ok(checked) => checked,
-        Err(reason) => return Some(reason.to_owned()),
+    let said = check.diagnostics.join("; ");
+    let Some(probed) = &check.measure.probe else {
+        return Some(format!("the check has no result: {said}"));
     };
-    let Some(probed) = probed else {
-        return Some(format!(
-            "the check has no result: {}",
-            checked.diagnostics.join("; ")
-        ));
-    };
-    if !is_as_asked(iommu, probed.domain.as_deref()) {
-        let domain = probed.domain.as_deref().unwrap_or("none");
-        return Some(format!(
-            "the boot is not what was asked for: with the IOMMU `{}` the client's iommu_group/type is {domain}",
-            iommu.word()
-        ));
+    if let Some(objection) = kernel.objection(iommu, rule.mapping) {
+        return Some(objection);
     }
     // Right data without a record is all that can be seen of QEMU's controller.
-    let unrecorded = device == Device::QemuNvme && seen == Way::Unrecorded && ruled != Way::Refused;
-    if seen != ruled && !unrecorded {
+    let unrecorded =
+        device == Device::QemuNvme && seen == Way::Unrecorded && rule.way != Way::Refused;
+    if seen != rule.way && !unrecorded {
         let told = told(probed).map_or(String::new(), |told| format!(": {told}"));
         let logged = probed.fault.as_ref();
         let logged = logged.map_or(String::new(), |fault| {
             format!("; the guest's kernel logs: {fault}")
         });
+        let ruled = rule.way;
         return Some(format!("the rule says: {ruled}; but: {seen}{told}{logged}"));
     }
     if let Some(fault) = &probed.fault {
@@ -206,18 +209,7 @@ fn disagreement(
             probed.faults
         ));
     }
-    (!checked.passed()).then(|| checked.diagnostics.join("; "))
-}
-
-/// Whether the kernel has the IOMMU treat the client's DMA as the boot was to have it.
-fn is_as_asked(iommu: Iommu, domain: Option<&str>) -> bool {
-    match (iommu, domain) {
-        (Iommu::None, domain) => domain.is_none(),
-        (Iommu::IntelPassthrough, domain) => domain == Some("identity"),
-        (Iommu::Intel | Iommu::Amd | Iommu::Virtio, domain) => {
-            domain.is_some_and(|domain| domain.starts_with("DMA"))
-        }
-    }
+    (!check.passed()).then_some(said)
 }
 
 /// What is wrong with the first transfer that has not succeeded with the right data.
@@ -231,13 +223,15 @@ fn told(probed: &Probed) -> Option<&str> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use peerbar_report::{Record, Route};
+    use peerbar_report::{Measure, Record, Route};
 
+    use super::super::kernel::tests::chosen;
     use super::*;
 
     /// A check's result: right data, with this record.
-    pub(in super::super) fn checked(record: Option<Record>) -> Checked {
-        Checked {
+    fn checked(record: Option<Record>) -> CheckResult {
+        CheckResult {
+            name: String::new(),
             verdict: "pass".to_owned(),
             measure: Measure {
                 bytes: 8192,
@@ -245,7 +239,6 @@ pub(super) mod tests {
                     written: Transfer::Right,
                     read: Transfer::Right,
                     record,
-                    domain: None,
                     faults: 0,
                     fault: None,
                 }),
@@ -255,36 +248,37 @@ pub(super) mod tests {
         }
     }
 
-    /// The record of a device that has moved all of it through the host bridge.
-    pub(in super::super) fn upstream() -> Option<Record> {
-        Some(Record {
+    /// A check's result: right data, all of it through the host bridge.
+    pub(in super::super) fn upstream() -> CheckResult {
+        checked(Some(Record {
             routes: [(Route::Upstream, 8192)].into(),
             failures: 0,
-        })
+        }))
     }
 
-    /// The cell of two disks of ours.
+    /// The cell of two disks of ours without an IOMMU, where the kernel has done as the rule says.
     pub(in super::super) fn at(
-        iommu: Iommu,
         cpu: &str,
         topology: Topology,
-        checked: Result<&Checked, &str>,
+        check: Result<&CheckResult, &str>,
     ) -> Cell {
-        cell(Device::Peerbar, iommu, cpu, topology, checked)
+        cell(Device::Peerbar, cpu, topology, check)
     }
 
     fn cell(
         device: Device,
-        iommu: Iommu,
         cpu: &str,
         topology: Topology,
-        checked: Result<&Checked, &str>,
+        check: Result<&CheckResult, &str>,
     ) -> Cell {
-        let flow = Flow::NvmeCmbNvme;
+        let (flow, iommu) = (Flow::NvmeCmbNvme, Iommu::None);
         let pair = topology.pair(flow, device).unwrap();
         let text = super::super::machine::scenario("x", device, iommu, cpu, &[pair]);
         let scenario = Scenario::parse("x.toml".as_ref(), text).unwrap();
         let rule = Rule::of(&scenario, Release::NEWEST, pair).unwrap();
+        let kernel = chosen(rule.mapping);
+        let tried = check.cloned().map(|check| Tried { check, kernel });
+        let tried = tried.map_err(str::to_owned);
         let cpu = cpu.to_owned();
         let spot = Spot {
             cpu,
@@ -292,34 +286,30 @@ pub(super) mod tests {
             topology,
             flow,
         };
-        Cell::judged(spot, pair, device, rule, PathBuf::new(), checked)
+        Cell::judged(spot, pair, device, rule, PathBuf::new(), tried)
     }
 
     /// What disagrees where two disks of `device` are at root ports of an EPYC.
-    fn disagreement(
-        device: Device,
-        iommu: Iommu,
-        checked: Result<&Checked, &str>,
-    ) -> Option<String> {
-        cell(device, iommu, "EPYC", Topology::RootPorts, checked).disagreement
+    fn disagreement(device: Device, check: Result<&CheckResult, &str>) -> Option<String> {
+        cell(device, "EPYC", Topology::RootPorts, check).disagreement
     }
 
     #[test]
     fn rule_and_record_must_be_the_same() {
-        let right = checked(upstream());
-        let agreed = at(Iommu::None, "EPYC", Topology::RootPorts, Ok(&right));
+        let right = upstream();
+        let agreed = at("EPYC", Topology::RootPorts, Ok(&right));
         assert_eq!(
             (agreed.seen.way, agreed.disagreement),
             (Way::HostBridge, None)
         );
-        let against = at(Iommu::None, "Haswell", Topology::RootPorts, Ok(&right));
+        let against = at("Haswell", Topology::RootPorts, Ok(&right));
         assert_eq!(against.rule.way, Way::Refused);
         let told = against.disagreement.unwrap();
         assert!(
             told.starts_with("the rule says: refused by the kernel"),
             "{told}"
         );
-        let below = at(Iommu::None, "Haswell", Topology::OneSwitch, Ok(&right));
+        let below = at("Haswell", Topology::OneSwitch, Ok(&right));
         assert_eq!(below.rule.way, Way::Peer);
         assert!(below.disagreement.is_some());
     }
@@ -327,32 +317,22 @@ pub(super) mod tests {
     #[test]
     fn our_devices_must_have_a_record_and_qemu_s_have_none() {
         let right = checked(None);
-        let ours = disagreement(Device::Peerbar, Iommu::None, Ok(&right));
+        let ours = disagreement(Device::Peerbar, Ok(&right));
         assert!(ours.unwrap().contains("there is no record"));
-        assert_eq!(
-            disagreement(Device::QemuNvme, Iommu::None, Ok(&right)),
-            None
-        );
-        let refused = cell(
-            Device::QemuNvme,
-            Iommu::None,
-            "Haswell",
-            Topology::RootPorts,
-            Ok(&right),
-        );
+        assert_eq!(disagreement(Device::QemuNvme, Ok(&right)), None);
+        let refused = cell(Device::QemuNvme, "Haswell", Topology::RootPorts, Ok(&right));
         assert!(refused.disagreement.is_some());
     }
 
     #[test]
     fn faults_failed_checks_and_boots_disagree() {
-        let told = |checked: Result<&Checked, &str>| {
-            disagreement(Device::Peerbar, Iommu::None, checked).unwrap()
-        };
-        let mut faulty = checked(upstream());
+        let told =
+            |check: Result<&CheckResult, &str>| disagreement(Device::Peerbar, check).unwrap();
+        let mut faulty = upstream();
         let probe = faulty.measure.probe.as_mut().unwrap();
         (probe.faults, probe.fault) = (2, Some("DMAR: x".to_owned()));
         assert_eq!(told(Ok(&faulty)), "an IOMMU faults (2 lines): DMAR: x");
-        let mut failed = checked(upstream());
+        let mut failed = upstream();
         failed.verdict = "fail".to_owned();
         failed.diagnostics = vec!["the kernel complained:".to_owned()];
         assert_eq!(told(Ok(&failed)), "the kernel complained:");
@@ -371,24 +351,10 @@ pub(super) mod tests {
         let message = "1 of 8192 bytes are wrong".to_owned();
         (probe.read, probe.fault) = (Transfer::Wrong { message }, Some("DMAR: x".to_owned()));
         for device in [Device::Peerbar, Device::QemuNvme] {
-            let told = disagreement(device, Iommu::None, Ok(&wrong)).unwrap();
+            let told = disagreement(device, Ok(&wrong)).unwrap();
             let end =
                 "with wrong data: 1 of 8192 bytes are wrong; the guest's kernel logs: DMAR: x";
             assert!(told.ends_with(end), "{told}");
         }
-    }
-
-    #[test]
-    fn a_boot_without_its_iommu_is_not_taken_for_one_with_it() {
-        let right = checked(upstream());
-        let told = disagreement(Device::Peerbar, Iommu::Intel, Ok(&right)).unwrap();
-        assert!(
-            told.contains("with the IOMMU `intel` the client's iommu_group/type is none"),
-            "{told}"
-        );
-        assert!(is_as_asked(Iommu::Amd, Some("DMA-FQ")));
-        assert!(!is_as_asked(Iommu::Amd, Some("identity")));
-        assert!(is_as_asked(Iommu::IntelPassthrough, Some("identity")));
-        assert!(!is_as_asked(Iommu::None, Some("DMA")));
     }
 }

@@ -158,29 +158,25 @@ fn distinct<'a, T: PartialEq>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::cell::tests::{at, checked, upstream};
+    use super::super::cell::tests::{at, upstream};
     use super::super::topology::Topology;
     use super::*;
 
     #[test]
     fn a_table_shows_what_was_seen_and_what_the_rule_says_where_they_differ() {
-        let right = checked(upstream());
+        let right = upstream();
+        let mut faulty = right.clone();
+        faulty.verdict = "fail".to_owned();
+        let in_passthrough = |mut cell: Cell| {
+            cell.spot.iommu = Iommu::IntelPassthrough;
+            cell
+        };
         let cells = [
-            at(Iommu::None, "EPYC", Topology::RootPorts, Ok(&right)),
-            at(
-                Iommu::IntelPassthrough,
-                "EPYC",
-                Topology::RootPorts,
-                Ok(&right),
-            ),
-            at(Iommu::None, "EPYC", Topology::OneSwitch, Ok(&right)),
-            at(
-                Iommu::IntelPassthrough,
-                "EPYC",
-                Topology::OneSwitch,
-                Err("late"),
-            ),
-            at(Iommu::None, "Haswell", Topology::RootPorts, Ok(&right)),
+            at("EPYC", Topology::RootPorts, Ok(&right)),
+            in_passthrough(at("EPYC", Topology::RootPorts, Ok(&faulty))),
+            at("EPYC", Topology::OneSwitch, Ok(&right)),
+            in_passthrough(at("EPYC", Topology::OneSwitch, Err("late"))),
+            at("Haswell", Topology::RootPorts, Ok(&right)),
         ];
         let expected = " EPYC                       none        intel-pt
  root ports  NVMe-CMB-NVMe  PHB         PHB (!)

@@ -145,7 +145,6 @@ mod tests {
                 routes: routes.iter().copied().collect(),
                 failures,
             }),
-            domain: None,
             faults: 0,
             fault: None,
         }

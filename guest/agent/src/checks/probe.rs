@@ -5,7 +5,6 @@
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer};
@@ -13,7 +12,7 @@ use peerbar_report::{Measure, Probe, Probed, Transfer};
 
 use super::layout::size_range;
 use crate::counters::Witness;
-use crate::devices::{Controller, attribute};
+use crate::devices::Controller;
 use crate::disk;
 use crate::lab::Lab;
 use crate::memory::Memory;
@@ -25,8 +24,7 @@ const BYTES: usize = 64 << 10;
 
 pub(super) fn run(lab: &Lab, probe: &Probe, measure: &mut Measure) -> anyhow::Result<()> {
     measure.sizes = size_range(&[LENGTH]);
-    let (number, pci) = client(lab, probe)?;
-    let domain = attribute(&pci, "iommu_group/type");
+    let number = client_number(lab, probe)?;
     let mut witness = Witness::new(lab);
     let (written, read) = match pair(lab, probe) {
         Ok(mut pair) => (
@@ -50,7 +48,6 @@ pub(super) fn run(lab: &Lab, probe: &Probe, measure: &mut Measure) -> anyhow::Re
         written,
         read,
         record: witness.traffic().ok().map(|traffic| traffic.record(number)),
-        domain: Some(domain).filter(|word| !word.is_empty()),
         faults: 0,
         fault: None,
     });
@@ -62,13 +59,11 @@ pub(super) fn run(lab: &Lab, probe: &Probe, measure: &mut Measure) -> anyhow::Re
     Ok(())
 }
 
-/// The client's place in the plan, and its directory in sysfs.
-fn client(lab: &Lab, probe: &Probe) -> anyhow::Result<(u32, PathBuf)> {
-    if let Ok(gpu) = lab.gpu(&probe.client) {
-        return Ok((gpu.number, gpu.pci.clone()));
+fn client_number(lab: &Lab, probe: &Probe) -> anyhow::Result<u32> {
+    match lab.gpu(&probe.client) {
+        Ok(gpu) => Ok(gpu.number),
+        Err(_) => Ok(lab.controller(&probe.client)?.number),
     }
-    let controller = lab.controller(&probe.client)?;
-    Ok((controller.number, controller.pci.clone()))
 }
 
 /// A client, ready to move data between its own storage and the other end.

@@ -1,0 +1,110 @@
+//! What the guest's kernel did with one pair, as it tells itself.
+
+use peerbar_rule::Verdict;
+use serde::Serialize;
+
+use super::topology::Pair;
+use crate::explain::guest::Guest;
+use crate::iommu::Iommu;
+
+/// What the guest's kernel did with one pair.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Kernel {
+    /// How it has an IOMMU treat the client's DMA (`iommu_group/type`: `DMA`, `DMA-FQ`, `identity`); none without an IOMMU.
+    domain: Option<String>,
+    /// The map type that it chose; none if it was not seen.
+    map_type: Option<u32>,
+    /// Why its decisions were not seen, if so.
+    unwatched: Option<String>,
+}
+
+impl Kernel {
+    /// What `guest` says of `pair`.
+    pub(super) fn of(guest: &Guest, pair: Pair) -> Self {
+        let client = guest.function(pair.client);
+        let group = client.and_then(|client| client.iommu_group.as_ref());
+        Self {
+            domain: group.map(|group| group.kind.clone()),
+            map_type: guest.map_type(pair.provider, pair.client),
+            unwatched: guest.unwatched().map(str::to_owned),
+        }
+    }
+
+    /// Why this is not the kernel of the boot that was asked for: with `iommu`, and bound to choose `mapping`. None if it is.
+    pub(super) fn objection(&self, iommu: Iommu, mapping: Verdict) -> Option<String> {
+        if !self.has(iommu) {
+            return Some(format!(
+                "the boot is not what was asked for: with the IOMMU `{}` the client's iommu_group/type is {}",
+                iommu.word(),
+                self.domain.as_deref().unwrap_or("none")
+            ));
+        }
+        let ruled = mapping.map_type();
+        match self.map_type {
+            Some(chosen) if chosen == ruled => None,
+            None if self.unwatched.is_some() => None,
+            Some(chosen) => Some(format!(
+                "the kernel itself has chosen map type {chosen}, where the rule says {ruled}, {mapping}"
+            )),
+            None => Some("the kernel was not seen to decide on the pair".to_owned()),
+        }
+    }
+
+    /// Whether the client's DMA is treated as with `iommu`.
+    fn has(&self, iommu: Iommu) -> bool {
+        let domain = self.domain.as_deref();
+        match iommu {
+            Iommu::None => domain.is_none(),
+            Iommu::IntelPassthrough => domain == Some("identity"),
+            Iommu::Intel | Iommu::Amd | Iommu::Virtio => {
+                domain.is_some_and(|domain| domain.starts_with("DMA"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A kernel that has chosen `mapping`, without an IOMMU.
+    pub(in super::super) fn chosen(mapping: Verdict) -> Kernel {
+        Kernel {
+            map_type: Some(mapping.map_type()),
+            ..Kernel::default()
+        }
+    }
+
+    #[test]
+    fn a_boot_without_its_iommu_is_not_taken_for_one_with_it() {
+        let kernel = |domain: Option<&str>| Kernel {
+            domain: domain.map(str::to_owned),
+            ..chosen(Verdict::BusAddress)
+        };
+        let objection = |iommu, domain| kernel(domain).objection(iommu, Verdict::BusAddress);
+        let told = objection(Iommu::Intel, None).unwrap();
+        assert!(
+            told.ends_with("with the IOMMU `intel` the client's iommu_group/type is none"),
+            "{told}"
+        );
+        assert_eq!(objection(Iommu::Amd, Some("DMA-FQ")), None);
+        assert!(objection(Iommu::Amd, Some("identity")).is_some());
+        assert_eq!(objection(Iommu::IntelPassthrough, Some("identity")), None);
+        assert!(objection(Iommu::None, Some("DMA")).is_some());
+    }
+
+    #[test]
+    fn the_kernel_s_own_choice_must_be_the_rule_s_unless_nobody_could_see_it() {
+        let objection = |kernel: &Kernel| kernel.objection(Iommu::None, Verdict::BusAddress);
+        assert_eq!(objection(&chosen(Verdict::BusAddress)), None);
+        let told = objection(&chosen(Verdict::NotSupported)).unwrap();
+        assert_eq!(
+            told,
+            "the kernel itself has chosen map type 2, where the rule says 3, bus address"
+        );
+        let mut unseen = Kernel::default();
+        assert!(objection(&unseen).is_some());
+        unseen.unwatched = Some("no kprobes".to_owned());
+        assert_eq!(objection(&unseen), None);
+    }
+}
