@@ -76,23 +76,15 @@ fn row(a: &Figure, b: Option<&Figure>) -> [String; 8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::Beside;
 
     fn figure(name: &str, more_is_better: bool, value: f64, ratio: f64) -> Figure {
-        Figure {
-            name: name.to_owned(),
-            unit: "IOPS".to_owned(),
+        Figure::of_rounds(
+            name,
+            "IOPS",
             more_is_better,
-            value,
-            beside: Beside {
-                what: "a bare loop".to_owned(),
-                value: value / ratio,
-            },
-            ratio,
-            goal: None,
-            latency_us: None,
-            cpu_ns: None,
-        }
+            "a loop",
+            &[(value, value / ratio)],
+        )
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::spread::median;
+
 /// What a figure is measured by, taken in the same run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Beside {
@@ -60,6 +62,34 @@ pub struct Figure {
 }
 
 impl Figure {
+    /// A figure of several rounds, each a value and what stands beside it, taken in one go.
+    pub fn of_rounds(
+        name: impl Into<String>,
+        unit: &str,
+        more_is_better: bool,
+        beside: &str,
+        rounds: &[(f64, f64)],
+    ) -> Self {
+        let of = |pick: fn(&(f64, f64)) -> f64| {
+            let values: Vec<f64> = rounds.iter().map(pick).collect();
+            median(&values)
+        };
+        Self {
+            name: name.into(),
+            unit: unit.to_owned(),
+            more_is_better,
+            value: of(|(value, _)| *value),
+            beside: Beside {
+                what: beside.to_owned(),
+                value: of(|(_, beside)| *beside),
+            },
+            ratio: of(|(value, beside)| value / beside),
+            goal: None,
+            latency_us: None,
+            cpu_ns: None,
+        }
+    }
+
     /// Whether the goal is reached; none without a goal.
     pub fn reaches_goal(&self) -> Option<bool> {
         Some(match self.goal? {
@@ -113,21 +143,16 @@ mod tests {
     }
 
     #[test]
+    fn each_round_has_a_ratio_of_its_own() {
+        let rounds = [(10.0, 20.0), (40.0, 50.0), (90.0, 100.0)];
+        let figure = Figure::of_rounds("x", "IOPS", true, "y", &rounds);
+        assert_eq!((figure.value, figure.beside.value), (40.0, 50.0));
+        assert_eq!(figure.ratio, 0.8);
+    }
+
+    #[test]
     fn a_goal_is_about_the_ratio_or_the_value() {
-        let mut figure = Figure {
-            name: String::new(),
-            unit: String::new(),
-            more_is_better: true,
-            value: 3e6,
-            beside: Beside {
-                what: String::new(),
-                value: 4e6,
-            },
-            ratio: 0.75,
-            goal: None,
-            latency_us: None,
-            cpu_ns: None,
-        };
+        let mut figure = Figure::of_rounds("x", "IOPS", true, "y", &[(3e6, 4e6)]);
         assert_eq!(figure.reaches_goal(), None);
         for (goal, reached) in [
             (Goal::RatioAtLeast(0.8), false),

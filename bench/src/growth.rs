@@ -1,6 +1,6 @@
 //! What a transfer costs when there is more of everything.
 
-use crate::figure::{Beside, Figure, Goal};
+use crate::figure::{Figure, Goal};
 use crate::lane::Direction;
 use crate::pieces::MOST;
 use crate::setup::{Round, Session, Setup};
@@ -152,24 +152,15 @@ fn start(options: &Options, shape: Shape) -> Result<Session, Error> {
 /// Time for each transfer, beside that of the least.
 fn figure(name: String, beside: &str, rounds: &[Round], least: &[Round]) -> Figure {
     let cost = |round: &Round| 1e9 / round.rate;
-    let ours: Vec<f64> = rounds.iter().map(cost).collect();
-    let theirs: Vec<f64> = least.iter().map(cost).collect();
-    let pairs = ours.iter().zip(&theirs);
-    let ratios: Vec<f64> = pairs.map(|(ours, theirs)| ours / theirs).collect();
+    let pairs = rounds.iter().zip(least);
+    let pairs: Vec<_> = pairs
+        .map(|(more, least)| (cost(more), cost(least)))
+        .collect();
     let cpu: Vec<f64> = rounds.iter().map(|round| round.cpu_ns).collect();
     Figure {
-        name,
-        unit: "ns".to_owned(),
-        more_is_better: false,
-        value: median(&ours),
-        beside: Beside {
-            what: beside.to_owned(),
-            value: median(&theirs),
-        },
-        ratio: median(&ratios),
         goal: Some(Goal::RatioAtMost(GOAL)),
-        latency_us: None,
         cpu_ns: Some(median(&cpu)),
+        ..Figure::of_rounds(name, "ns", false, beside, &pairs)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use hdrhistogram::Histogram;
 
-use crate::figure::{Beside, Figure, Goal, Latency};
+use crate::figure::{Figure, Goal, Latency};
 use crate::lane::Direction;
 use crate::limits::{Copies, empty_ring, ping_pong};
 use crate::setup::{Round, Session, Setup};
@@ -155,51 +155,37 @@ fn rate(case: &Case, rounds: &[Round], limits: &[f64]) -> Figure {
     let large = case.bytes == LARGE;
     let mib = f64::from(u32::try_from(case.bytes).unwrap_or(u32::MAX)) / f64::from(1 << 20);
     let scale = if large { mib } else { 1.0 };
-    let rates: Vec<f64> = rounds.iter().map(|round| round.rate).collect();
-    let pairs = rates.iter().zip(limits);
-    let ratios: Vec<f64> = pairs.map(|(rate, limit)| rate / limit).collect();
+    let pairs = rounds.iter().zip(limits);
+    let pairs: Vec<_> = pairs
+        .map(|(round, limit)| (round.rate * scale, limit * scale))
+        .collect();
     let cpu: Vec<f64> = rounds.iter().map(|round| round.cpu_ns).collect();
-    let what = match (case.backend, large) {
+    let beside = match (case.backend, large) {
         ("null", _) => "an empty ring",
         (_, true) => "memcpy of the same pieces",
         (_, false) => "a bare loop copying such blocks",
     };
+    let unit = if large { "MiB/s" } else { "IOPS" };
     Figure {
-        name: case.name(),
-        unit: if large { "MiB/s" } else { "IOPS" }.to_owned(),
-        more_is_better: true,
-        value: median(&rates) * scale,
-        beside: Beside {
-            what: what.to_owned(),
-            value: median(limits) * scale,
-        },
-        ratio: median(&ratios),
         goal: case.goal(),
         latency_us: Some(latency(&merged(rounds))),
         cpu_ns: Some(median(&cpu)),
+        ..Figure::of_rounds(case.name(), unit, true, beside, &pairs)
     }
 }
 
 /// The tail at depth 1, beside the round trips of a word between two threads.
 fn tail(case: &Case, rounds: &[Round], trips: &[Histogram<u64>]) -> Figure {
     let p99 = |histogram| quantile_us(histogram, 0.99);
-    let tails: Vec<f64> = rounds.iter().map(|round| p99(&round.latencies)).collect();
-    let limits: Vec<f64> = trips.iter().map(p99).collect();
-    let pairs = tails.iter().zip(&limits);
-    let ratios: Vec<f64> = pairs.map(|(tail, limit)| tail / limit).collect();
+    let pairs = rounds.iter().zip(trips);
+    let pairs: Vec<_> = pairs
+        .map(|(round, trips)| (p99(&round.latencies), p99(trips)))
+        .collect();
+    let beside = "p99 of a shared-memory ping-pong";
     Figure {
-        name: case.name() + "/p99",
-        unit: "us".to_owned(),
-        more_is_better: false,
-        value: median(&tails),
-        beside: Beside {
-            what: "p99 of a shared-memory ping-pong".to_owned(),
-            value: median(&limits),
-        },
-        ratio: median(&ratios),
         goal: Some(Goal::RatioAtMost(2.0)),
         latency_us: Some(latency(&merged(rounds))),
-        cpu_ns: None,
+        ..Figure::of_rounds(case.name() + "/p99", "us", false, beside, &pairs)
     }
 }
 

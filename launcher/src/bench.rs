@@ -3,7 +3,10 @@
 mod boot;
 mod fio;
 mod guest;
+mod iommu;
 mod lab;
+mod p2p;
+mod versus;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,7 +17,7 @@ use peerbar_bench::{Error, Options, Report, compare, growth, host};
 
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
-use crate::cli::{Bench, BenchExtent, BenchGuest, BenchHost};
+use crate::cli::{Bench, BenchExtent, BenchGuest, BenchHost, Own};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::progress::Progress;
@@ -29,7 +32,9 @@ pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
     match what {
         Bench::Host(options) => on_host("bench-host", host::measure, options)?,
         Bench::Growth(options) => on_host("bench-growth", growth::measure, options)?,
-        Bench::Guest(options) => in_guest(options)?,
+        Bench::Guest(options) => in_guest("bench-guest", guest::measure, options)?,
+        Bench::P2p(options) => in_guest("bench-p2p", p2p::measure, options)?,
+        Bench::Iommu(options) => in_guest("bench-iommu", iommu::measure, options)?,
         Bench::Boot(options) => return boot::boot(options),
         Bench::Compare { first, second } => {
             print(&compare(&load(first)?, &load(second)?))?;
@@ -68,12 +73,15 @@ fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure>
     Ok(())
 }
 
-fn in_guest(options: &BenchGuest) -> Result<(), Failure> {
+/// A suite that boots guests.
+type GuestSuite = fn(&BenchExtent, &Own, &mut Report, &Folder, &Signals) -> Result<(), Failure>;
+
+fn in_guest(name: &str, suite: GuestSuite, options: &BenchGuest) -> Result<(), Failure> {
     let extent = &options.extent;
     let signals = Signals::new()?;
-    let folder = Folder::create(&extent.runs, "bench-guest", SystemTime::now())?;
+    let folder = Folder::create(&extent.runs, name, SystemTime::now())?;
     let mut report = Report::begin();
-    guest::measure(extent, &options.own, &mut report, &folder, &signals)?;
+    suite(extent, &options.own, &mut report, &folder, &signals)?;
     conclude(extent, &report, &folder)
 }
 

@@ -149,6 +149,10 @@ pub(crate) enum Bench {
     Growth(BenchHost),
     /// Loads our controller and QEMU's own with fio, in turn in one guest.
     Guest(BenchGuest),
+    /// Transfers between devices, beside the ways around: through guest RAM, and by messages through QEMU.
+    P2p(BenchGuest),
+    /// What it costs that an IOMMU translates, for each kind of IOMMU.
+    Iommu(BenchGuest),
     /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
     Boot(BenchBoot),
     /// Sets two results side by side.
