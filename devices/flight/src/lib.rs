@@ -6,6 +6,9 @@
 //! overwritten. A [`FlightFile`] is read by anybody at any time, while the device runs or after it was killed: each
 //! record has a sequence number and a check sum, so one that was being written is recognised and left out.
 //!
+//! [`History`] follows the records: what was mapped when, who used it, and what was around the address of a DMA that failed.
+//! [`Sanitizer`] looks for what should not be.
+//!
 //! The layout of the file is described in `layout.rs` and `encode.rs`; a change of it is a new version.
 //!
 //! Not here: who looks at it (`peerbar iommu` does), and what a device does (the crate knows no device).
@@ -14,15 +17,19 @@
 mod encode;
 mod event;
 mod file;
+mod history;
 mod layout;
 mod ledger;
 mod recorder;
+mod sanitizer;
 
 pub use event::{
     Backing, Dma, Event, FileSpan, Mapping, Outcome, PeerWindow, Record, Window, WindowId,
     WindowMemory,
 };
 pub use file::{Flight, FlightFile, Tail};
+pub use history::{Command, Fault, Grave, History, Life, Moment, Surroundings};
 pub use layout::{FlightError, Header, Level};
 pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 pub use recorder::{RecordError, Recorder};
+pub use sanitizer::{Finding, FindingKind, Sanitizer, shared};

@@ -1,0 +1,306 @@
+//! What was mapped when, and who used it: the records, followed one by one.
+
+use std::collections::{HashMap, HashSet};
+
+use peerbar_dma_log::{Origin, Purpose};
+use rangemap::RangeInclusiveMap;
+
+use crate::event::{Dma, Event, Mapping, Outcome, Record};
+use crate::file::Flight;
+
+/// A point in a device's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment {
+    /// Number of the record.
+    pub sequence: u64,
+    /// CLOCK_MONOTONIC in nanoseconds.
+    pub nanos: u64,
+}
+
+impl From<&Record> for Moment {
+    fn from(record: &Record) -> Self {
+        Self {
+            sequence: record.sequence,
+            nanos: record.nanos,
+        }
+    }
+}
+
+/// A command, as often as its number may be used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// Queue and number.
+    pub origin: Origin,
+    /// What it asked for, as its device numbers that.
+    pub opcode: u8,
+    /// When it was taken up.
+    pub begun: Moment,
+}
+
+/// A mapping from its beginning to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// The mapping as it was made.
+    pub mapping: Mapping,
+    /// When it was made.
+    pub mapped: Moment,
+    /// When the last of it was taken away.
+    pub unmapped: Option<Moment>,
+    /// The first command that used it.
+    pub first_user: Option<Command>,
+    /// When the last command that used it was complete.
+    pub used_until: Option<Moment>,
+    /// How many commands have used it.
+    pub users: u64,
+    /// Whether all DMA by it was of commands' data.
+    pub only_payload: bool,
+}
+
+/// Addresses that are mapped no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grave {
+    /// Number of the [`Life`] that they last belonged to.
+    pub life: usize,
+    /// When they were unmapped.
+    pub unmapped: Moment,
+}
+
+/// What lies around an address at one moment. Numbers are those of a [`Life`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The mapping that holds the address.
+    pub at: Option<usize>,
+    /// What held it last, if nothing does.
+    pub was: Option<Grave>,
+    /// The nearest mapping below.
+    pub below: Option<usize>,
+    /// The nearest mapping above.
+    pub above: Option<usize>,
+}
+
+/// A DMA that failed, and how things stood then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// When.
+    pub at: Moment,
+    /// The DMA.
+    pub dma: Dma,
+    /// Its command, if commands are recorded.
+    pub command: Option<Command>,
+    /// What was around its address.
+    pub around: Surroundings,
+}
+
+/// A DMA as it was followed.
+pub(crate) struct Followed {
+    pub(crate) dma: Dma,
+    pub(crate) at: Moment,
+    pub(crate) command: Option<Command>,
+    pub(crate) life: Option<usize>,
+}
+
+/// A command in progress, and the mappings that it has used.
+#[derive(Debug)]
+struct Running {
+    command: Command,
+    used: HashSet<usize>,
+}
+
+/// A device's mappings over time.
+#[derive(Debug, Default)]
+pub struct History {
+    /// Every mapping that is known of.
+    pub lives: Vec<Life>,
+    /// Every DMA that failed, but for those that bus mastering or a reset forbade.
+    pub faults: Vec<Fault>,
+    /// Mappings made, and spans unmapped of which something was mapped.
+    pub maps: u64,
+    /// Spans unmapped of which something was mapped.
+    pub unmaps: u64,
+    /// The most mappings at once.
+    pub peak: usize,
+    /// DMA pieces recorded.
+    pub dmas: u64,
+    live: RangeInclusiveMap<u64, usize>,
+    graves: RangeInclusiveMap<u64, Grave>,
+    alive: usize,
+    running: HashMap<Origin, Running>,
+}
+
+impl History {
+    /// What a whole record tells.
+    pub fn of(flight: &Flight) -> Self {
+        let mut history = Self::before(flight);
+        for record in &flight.records {
+            history.follow(record);
+        }
+        history
+    }
+
+    /// The start: what is mapped now since before the oldest record that is left.
+    pub(crate) fn before(flight: &Flight) -> Self {
+        let mut history = Self::default();
+        let old = |record: &&Record| record.sequence <= flight.overwritten;
+        for record in flight.now.iter().filter(old) {
+            if let Event::Map(mapping) = record.event {
+                history.map(mapping, record.into());
+            }
+        }
+        history
+    }
+
+    /// Takes in the next record.
+    pub fn follow(&mut self, record: &Record) {
+        self.step(record);
+    }
+
+    /// The mapping of this number.
+    pub fn life(&self, number: usize) -> Option<&Life> {
+        self.lives.get(number)
+    }
+
+    /// The mappings that are there after all that was followed, by address.
+    pub fn living(&self) -> impl Iterator<Item = (Mapping, &Life)> {
+        self.live.iter().filter_map(|(range, number)| {
+            let life = self.lives.get(*number)?;
+            Some((life.mapping.part(*range.start(), *range.end()), life))
+        })
+    }
+
+    /// How many mappings that are.
+    pub fn alive(&self) -> usize {
+        self.alive
+    }
+
+    /// What is around an address after all that was followed.
+    pub fn around(&self, address: u64) -> Surroundings {
+        let at = self.live.get(&address).copied();
+        let below = address.checked_sub(1).map(|last| 0..=last);
+        let above = address.checked_add(1).map(|first| first..=u64::MAX);
+        let other = |number: &usize| Some(*number) != at;
+        Surroundings {
+            at,
+            was: match at {
+                Some(_) => None,
+                None => self.graves.get(&address).copied(),
+            },
+            below: below.and_then(|range| {
+                let mut found = self.live.overlapping(range).map(|(_, number)| *number);
+                found.rfind(other)
+            }),
+            above: above.and_then(|range| {
+                let mut found = self.live.overlapping(range).map(|(_, number)| *number);
+                found.find(other)
+            }),
+        }
+    }
+
+    /// Takes in the next record; what is known of it if it is a DMA.
+    pub(crate) fn step(&mut self, record: &Record) -> Option<Followed> {
+        let at = Moment::from(record);
+        match record.event {
+            Event::Map(mapping) => self.map(mapping, at),
+            Event::Unmap { iova, last } => self.unmap(iova, last, at),
+            Event::Begin { origin, opcode } => self.begin(origin, opcode, at),
+            Event::End { origin, .. } => self.end(origin, at),
+            Event::Dma(dma) => return Some(self.dma(dma, at)),
+            _ => {}
+        }
+        None
+    }
+
+    fn map(&mut self, mapping: Mapping, at: Moment) {
+        let number = self.lives.len();
+        self.lives.push(Life {
+            mapping,
+            mapped: at,
+            unmapped: None,
+            first_user: None,
+            used_until: None,
+            users: 0,
+            only_payload: true,
+        });
+        self.live.insert(mapping.iova..=mapping.last, number);
+        self.maps += 1;
+        self.alive += 1;
+        self.peak = self.peak.max(self.alive);
+    }
+
+    fn unmap(&mut self, iova: u64, last: u64, at: Moment) {
+        let met = self.live.overlapping(iova..=last);
+        let met: Vec<_> = met.map(|(span, life)| (span.clone(), *life)).collect();
+        self.live.remove(iova..=last);
+        self.unmaps += u64::from(!met.is_empty());
+        for (span, number) in met {
+            let gone = iova.max(*span.start())..=last.min(*span.end());
+            let grave = Grave {
+                life: number,
+                unmapped: at,
+            };
+            self.graves.insert(gone, grave);
+            let Some(life) = self.lives.get_mut(number) else {
+                continue;
+            };
+            let whole = life.mapping.iova..=life.mapping.last;
+            if self
+                .live
+                .overlapping(whole)
+                .all(|(_, other)| *other != number)
+            {
+                life.unmapped = Some(at);
+                self.alive = self.alive.saturating_sub(1);
+            }
+        }
+    }
+
+    fn begin(&mut self, origin: Origin, opcode: u8, begun: Moment) {
+        let command = Command {
+            origin,
+            opcode,
+            begun,
+        };
+        let used = HashSet::new();
+        self.running.insert(origin, Running { command, used });
+    }
+
+    fn end(&mut self, origin: Origin, at: Moment) {
+        let running = self.running.remove(&origin);
+        for number in running.into_iter().flat_map(|running| running.used) {
+            if let Some(life) = self.lives.get_mut(number) {
+                life.used_until = Some(at);
+            }
+        }
+    }
+
+    fn dma(&mut self, dma: Dma, at: Moment) -> Followed {
+        self.dmas += 1;
+        let life = self.live.get(&dma.address).copied();
+        let running = self.running.get_mut(&dma.origin);
+        let command = running.as_ref().map(|running| running.command);
+        if let Some((number, life)) =
+            life.and_then(|number| Some((number, self.lives.get_mut(number)?)))
+        {
+            life.only_payload &= dma.purpose == Purpose::Payload;
+            if let Some(running) = running
+                && running.used.insert(number)
+            {
+                life.users += 1;
+                life.first_user.get_or_insert(running.command);
+            }
+        }
+        if !matches!(dma.outcome, Outcome::Done | Outcome::NotMaster) {
+            self.faults.push(Fault {
+                at,
+                dma,
+                command,
+                around: self.around(dma.address),
+            });
+        }
+        Followed {
+            dma,
+            at,
+            command,
+            life,
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The DMA sanitizer: what no device, or no driver, should do, found in the records.
+//!
+//! Nothing is guessed. A DMA by an address that was unmapped and mapped anew for another purpose, before the command began,
+//! looks like an honest one; so does one past the end of a mapping that meets a neighbouring mapping older than the command.
+//! A mapping counts as left behind only if all that used it was the data of one command, which has long been complete when
+//! the device's client leaves or the record ends: queues, lists, and buffers that are used again are none.
+
+use std::collections::HashMap;
+
+use peerbar_dma_log::{Direction, Origin, Purpose};
+
+use crate::event::{Dma, Event, FileSpan, Mapping, Outcome, Record};
+use crate::file::Flight;
+use crate::history::{Command, Followed, History, Life, Moment};
+
+/// How long before the end a command must have been complete for its mapping to count as left behind, in nanoseconds: its
+/// driver has to be told and to act.
+const GRACE: u64 = 1_000_000_000;
+
+/// The largest mapping that a driver makes for one command's data; what is larger was there for everybody.
+const LARGEST: u64 = 16 << 20;
+
+const PAGE: u64 = 4096;
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FindingKind {
+    /// A DMA by an address that had been unmapped.
+    AfterUnmap,
+    /// A DMA by an address that was mapped for somebody else only after the DMA's command had begun.
+    MappedAnew,
+    /// A DMA that ran over the end of a mapping.
+    PastEnd,
+    /// A DMA by an address that was not mapped since the record began.
+    NeverMapped,
+    /// A write through a mapping for reading only.
+    WriteReadOnly,
+    /// A mapping that is still there long after the only command that used it.
+    LeftBehind,
+    /// A page mapped for two devices at once, for one of them to write.
+    Shared,
+}
+
+/// Something wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What.
+    pub kind: FindingKind,
+    /// Whose command.
+    pub origin: Origin,
+    /// The command, if it was seen to begin.
+    pub command: Option<Command>,
+    /// When: of the DMA; of the end of the record for what is left behind; of the second mapping for what is shared.
+    pub at: Moment,
+    /// First address.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The mapping that it is about, and its time: when it was unmapped, or (for [`FindingKind::MappedAnew`],
+    /// [`FindingKind::PastEnd`], [`FindingKind::WriteReadOnly`] and [`FindingKind::Shared`]) mapped, or for what is left
+    /// behind when its command was complete.
+    pub mapping: Option<(Mapping, Moment)>,
+}
+
+/// Watches one device's records.
+#[derive(Debug, Default)]
+pub struct Sanitizer {
+    history: History,
+    findings: Vec<Finding>,
+    /// Where the last good piece of each origin's DMA ended, and in which mapping.
+    ends: HashMap<Origin, (u64, usize)>,
+}
+
+impl Sanitizer {
+    /// What is wrong in a record, and its history.
+    pub fn of(flight: &Flight) -> (Vec<Finding>, History) {
+        let mut sanitizer = Self {
+            history: History::before(flight),
+            ..Self::default()
+        };
+        flight
+            .records
+            .iter()
+            .for_each(|record| sanitizer.watch(record));
+        let last = flight.records.last().map(Moment::from);
+        if let Some(last) = last.filter(|_| flight.header.ended) {
+            sanitizer.look_for_left_behind(last);
+        }
+        (sanitizer.findings, sanitizer.history)
+    }
+
+    /// Takes in the next record.
+    pub fn watch(&mut self, record: &Record) {
+        match record.event {
+            Event::Client(false) => self.look_for_left_behind(record.into()),
+            Event::Begin { origin, .. } => drop(self.ends.remove(&origin)),
+            _ => {}
+        }
+        if let Some(followed) = self.history.step(record) {
+            self.check(&followed);
+        }
+    }
+
+    /// What was wrong so far.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    fn check(&mut self, followed: &Followed) {
+        let Followed { dma, at, life, .. } = followed;
+        let kind = match (dma.outcome, life) {
+            (Outcome::Done, Some(number)) => {
+                let end = dma.address.wrapping_add(dma.len);
+                self.ends.insert(dma.origin, (end, *number));
+                self.mapped_anew(followed)
+                    .then_some(FindingKind::MappedAnew)
+            }
+            (Outcome::Forbidden, Some(_)) if dma.direction == Direction::Write => {
+                Some(FindingKind::WriteReadOnly)
+            }
+            (Outcome::ClientRefused(_), None) | (Outcome::Wraps, _) => Some(self.astray(dma)),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            let finding = Finding {
+                kind,
+                origin: dma.origin,
+                command: followed.command,
+                at: *at,
+                address: dma.address,
+                len: dma.len,
+                mapping: self.concerned(kind, followed),
+            };
+            self.findings.push(finding);
+        }
+    }
+
+    /// Whether a command's data met a mapping that is younger than the command.
+    fn mapped_anew(&self, followed: &Followed) -> bool {
+        let life = followed.life.and_then(|number| self.history.life(number));
+        let Some((life, command)) = life.zip(followed.command) else {
+            return false;
+        };
+        followed.dma.purpose == Purpose::Payload && life.mapped > command.begun
+    }
+
+    /// What a DMA is that met no mapping.
+    fn astray(&self, dma: &Dma) -> FindingKind {
+        let ran_over = self.ends.get(&dma.origin);
+        if ran_over.is_some_and(|(end, _)| *end == dma.address) {
+            FindingKind::PastEnd
+        } else if self.history.around(dma.address).was.is_some() {
+            FindingKind::AfterUnmap
+        } else {
+            FindingKind::NeverMapped
+        }
+    }
+
+    fn concerned(&self, kind: FindingKind, followed: &Followed) -> Option<(Mapping, Moment)> {
+        let (number, moment) = match kind {
+            FindingKind::PastEnd => (self.ends.get(&followed.dma.origin)?.1, None),
+            FindingKind::AfterUnmap => {
+                let grave = self.history.around(followed.dma.address).was?;
+                (grave.life, Some(grave.unmapped))
+            }
+            _ => (followed.life?, None),
+        };
+        let life = self.history.life(number)?;
+        Some((life.mapping, moment.unwrap_or(life.mapped)))
+    }
+
+    fn look_for_left_behind(&mut self, now: Moment) {
+        let left = self.history.living().filter_map(|(mapping, life)| {
+            let until = life.used_until?;
+            let command = life.first_user.filter(|_| life.users == 1)?;
+            let long_ago = now.nanos.saturating_sub(until.nanos) > GRACE;
+            (is_for_payload(life) && long_ago).then_some(Finding {
+                kind: FindingKind::LeftBehind,
+                origin: command.origin,
+                command: Some(command),
+                at: now,
+                address: mapping.iova,
+                len: mapping.size(),
+                mapping: Some((life.mapping, until)),
+            })
+        });
+        self.findings.extend(left);
+    }
+}
+
+/// Whether a mapping is one that a driver makes for a command's data.
+fn is_for_payload(life: &Life) -> bool {
+    life.only_payload && life.users > 0 && life.mapping.size() <= LARGEST
+}
+
+/// A page of guest RAM while it was mapped for a device.
+struct Stay<'a> {
+    device: usize,
+    life: &'a Life,
+    page: FileSpan,
+}
+
+/// Pages that were mapped for the data of commands of two devices at once, of which one could write: for each pair of
+/// mappings one finding, with the number of the device that came second. The devices' clocks are one.
+pub fn shared(histories: &[&History]) -> Vec<(usize, Finding)> {
+    let mut pages: HashMap<(u64, u64, u64), Vec<Stay<'_>>> = HashMap::new();
+    for (device, history) in histories.iter().enumerate() {
+        for life in history.lives.iter().filter(|life| is_for_payload(life)) {
+            for page in pages_of(&life.mapping) {
+                let key = (page.device, page.inode, page.offset / PAGE);
+                let stay = Stay { device, life, page };
+                pages.entry(key).or_default().push(stay);
+            }
+        }
+    }
+    let mut found: Vec<(usize, Finding)> = Vec::new();
+    for stays in pages.values_mut() {
+        stays.sort_by_key(|stay| stay.life.mapped.nanos);
+        for (index, second) in stays.iter().enumerate() {
+            let mut earlier = stays.iter().take(index);
+            if let Some(first) = earlier.find(|first| at_once(first, second)) {
+                found.push((second.device, sharing(first, second)));
+            }
+        }
+    }
+    found.sort_by_key(|(device, finding)| (*device, finding.at, finding.address));
+    found.dedup_by_key(|(device, finding)| (*device, finding.at));
+    found
+}
+
+/// The places of a mapping's pages in their file.
+fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
+    let file = mapping.backing.file();
+    let size = mapping.size();
+    file.into_iter().flat_map(move |span| {
+        let pages = size.div_ceil(PAGE);
+        (0..pages).map(move |page| FileSpan {
+            offset: span.offset.saturating_add(page * PAGE),
+            ..span
+        })
+    })
+}
+
+/// Whether the first device still had the page when the second one got it, and one of them could write.
+fn at_once(first: &Stay<'_>, second: &Stay<'_>) -> bool {
+    let still = first.life.unmapped;
+    first.device != second.device
+        && still.is_none_or(|unmapped| unmapped.nanos > second.life.mapped.nanos)
+        && (first.life.mapping.writable || second.life.mapping.writable)
+}
+
+fn sharing(first: &Stay<'_>, second: &Stay<'_>) -> Finding {
+    let start = second.life.mapping.backing.file();
+    let skip = start.map_or(0, |start| second.page.offset.saturating_sub(start.offset));
+    let command = second.life.first_user;
+    Finding {
+        kind: FindingKind::Shared,
+        origin: command.map_or(Origin::Device, |command| command.origin),
+        command,
+        at: second.life.mapped,
+        address: second.life.mapping.iova.saturating_add(skip),
+        len: PAGE,
+        mapping: Some((first.life.mapping, first.life.mapped)),
+    }
+}

@@ -1,0 +1,317 @@
+//! What the history knows of a fault, and what the sanitizer finds and does not find.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that goes wrong shall panic"
+)]
+
+use peerbar_flight::{
+    Backing, Completer, Direction, Dma, Event, FileSpan, Finding, FindingKind, History, Mapping,
+    Origin, Outcome, Purpose, Record, Route, Sanitizer, shared,
+};
+
+const MILLISECOND: u64 = 1_000_000;
+const REFUSED: Outcome = Outcome::ClientRefused(19);
+
+/// A device's records in the making: a millisecond between any two.
+#[derive(Default)]
+struct Story(Vec<Record>);
+
+impl Story {
+    fn then(mut self, event: Event) -> Self {
+        let sequence = self.0.len() as u64 + 1;
+        let nanos = self.0.last().map_or(0, |last| last.nanos) + MILLISECOND;
+        self.0.push(Record {
+            sequence,
+            nanos,
+            event,
+        });
+        self
+    }
+
+    fn later(mut self, milliseconds: u64) -> Self {
+        self.0.last_mut().unwrap().nanos += milliseconds * MILLISECOND;
+        self
+    }
+
+    fn map(self, iova: u64, size: u64, writable: bool) -> Self {
+        self.map_at(iova, size, writable, 0x10_0000 + iova)
+    }
+
+    fn map_at(self, iova: u64, size: u64, writable: bool, offset: u64) -> Self {
+        let backing = Backing::Ram(FileSpan {
+            device: 1,
+            inode: 2,
+            offset,
+        });
+        let last = iova + size - 1;
+        self.then(Event::Map(Mapping {
+            iova,
+            last,
+            readable: true,
+            writable,
+            backing,
+        }))
+    }
+
+    fn unmap(self, iova: u64, size: u64) -> Self {
+        self.then(Event::Unmap {
+            iova,
+            last: iova + size - 1,
+        })
+    }
+
+    fn begin(self, command: u32) -> Self {
+        self.then(Event::Begin {
+            origin: origin(command),
+            opcode: 2,
+        })
+    }
+
+    fn end(self, command: u32) -> Self {
+        self.then(Event::End {
+            origin: origin(command),
+            status: 0,
+        })
+    }
+
+    fn write(self, command: u32, address: u64, len: u64, outcome: Outcome) -> Self {
+        self.dma(Purpose::Payload, command, (address, len), outcome)
+    }
+
+    fn dma(
+        self,
+        purpose: Purpose,
+        command: u32,
+        (address, len): (u64, u64),
+        outcome: Outcome,
+    ) -> Self {
+        self.then(Event::Dma(Dma {
+            origin: origin(command),
+            purpose,
+            direction: Direction::Write,
+            address,
+            len,
+            route: Route::GuestRam,
+            completer: Completer::GuestRam,
+            outcome,
+            took: 0,
+        }))
+    }
+
+    /// A command as it should be.
+    fn command(self, command: u32, iova: u64) -> Self {
+        let story = self.map(iova, 0x2000, true).begin(command);
+        let story = story
+            .write(command, iova, 0x2000, Outcome::Done)
+            .end(command);
+        story.unmap(iova, 0x2000)
+    }
+
+    fn history(&self) -> History {
+        let mut history = History::default();
+        self.0.iter().for_each(|record| history.follow(record));
+        history
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let mut sanitizer = Sanitizer::default();
+        self.0.iter().for_each(|record| sanitizer.watch(record));
+        sanitizer.findings().to_vec()
+    }
+
+    /// The only finding.
+    fn finding(&self) -> Finding {
+        let mut findings = self.findings();
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        findings.pop().unwrap()
+    }
+}
+
+fn origin(command: u32) -> Origin {
+    Origin::command(1, command)
+}
+
+fn milliseconds(finding: &Finding) -> (u64, u64) {
+    let (_, then) = finding.mapping.unwrap();
+    (finding.at.nanos / MILLISECOND, then.nanos / MILLISECOND)
+}
+
+#[test]
+fn honest_commands_are_no_findings() {
+    let mut story = Story::default().map(0xf_0000, 0x1000, true);
+    for command in 0..20 {
+        story = story.command(command % 3, 0x1000 * u64::from(command % 4));
+        story = story.dma(
+            Purpose::Completion,
+            command % 3,
+            (0xf_0000, 16),
+            Outcome::Done,
+        );
+    }
+    let story = story.later(5000).then(Event::Client(false));
+    assert_eq!(story.findings(), []);
+    let history = story.history();
+    assert_eq!(
+        (history.maps, history.unmaps, history.peak, history.alive()),
+        (21, 20, 2, 1)
+    );
+}
+
+#[test]
+fn a_fault_is_told_with_what_the_address_was_and_what_is_near() {
+    let story = Story::default()
+        .map(0x1000, 0x1000, true)
+        .map(0x9000, 0x1000, true)
+        .command(17, 0x4000)
+        .begin(18)
+        .write(18, 0x5000, 0x1000, REFUSED);
+    let history = story.history();
+    let fault = &history.faults[0];
+    assert_eq!(fault.command.unwrap().origin, origin(18));
+    let near = fault.around;
+    let iova = |number: Option<usize>| history.life(number.unwrap()).unwrap().mapping.iova;
+    assert_eq!(
+        (near.at, iova(near.below), iova(near.above)),
+        (None, 0x1000, 0x9000)
+    );
+    let grave = near.was.unwrap();
+    let was = history.life(grave.life).unwrap();
+    assert_eq!((was.mapping.iova, was.mapping.last), (0x4000, 0x5fff));
+    assert_eq!(was.first_user.unwrap().origin, origin(17));
+    assert_eq!(fault.at.nanos - grave.unmapped.nanos, 2 * MILLISECOND);
+}
+
+#[test]
+fn what_is_left_of_a_mapping_lives_on() {
+    let story = Story::default()
+        .map(0x1000, 0x3000, true)
+        .unmap(0x2000, 0x1000);
+    let history = story.history();
+    let living: Vec<_> = history.living().map(|(m, _)| (m.iova, m.last)).collect();
+    assert_eq!(living, [(0x1000, 0x1fff), (0x3000, 0x3fff)]);
+    assert_eq!(history.alive(), 1);
+    assert!(history.around(0x2000).was.is_some());
+    let history = story.unmap(0, 0x10_0000).history();
+    assert_eq!((history.alive(), history.unmaps), (0, 2));
+}
+
+#[test]
+fn a_dma_after_its_unmap_is_found_with_both_times() {
+    let story = Story::default().command(7, 0x4000).begin(8);
+    let finding = story.write(8, 0x4000, 0x1000, REFUSED).finding();
+    assert_eq!(finding.kind, FindingKind::AfterUnmap);
+    assert_eq!(finding.origin, origin(8));
+    assert_eq!(milliseconds(&finding), (7, 5));
+}
+
+#[test]
+fn a_dma_by_an_address_that_has_got_another_owner_is_found() {
+    let story = Story::default().map(0x4000, 0x1000, true).begin(7);
+    let story = story.unmap(0x4000, 0x1000).map(0x4000, 0x1000, true);
+    let finding = story.write(7, 0x4000, 0x1000, Outcome::Done).finding();
+    assert_eq!(finding.kind, FindingKind::MappedAnew);
+    assert_eq!(milliseconds(&finding), (5, 4));
+}
+
+#[test]
+fn a_dma_over_the_end_is_found_and_only_the_command_s_own_end_counts() {
+    let story = Story::default().command(7, 0x5000);
+    let over = story.map(0x4000, 0x1000, true).begin(7);
+    let over = over.write(7, 0x4000, 0x1000, Outcome::Done);
+    let finding = over.write(7, 0x5000, 0x1000, REFUSED).finding();
+    assert_eq!(finding.kind, FindingKind::PastEnd);
+    assert_eq!(finding.mapping.unwrap().0.last, 0x4fff);
+    let story = Story::default()
+        .command(7, 0x3000)
+        .command(9, 0x5000)
+        .begin(7);
+    let finding = story.write(7, 0x5000, 0x1000, REFUSED).finding();
+    assert_eq!(finding.kind, FindingKind::AfterUnmap);
+}
+
+#[test]
+fn an_address_that_was_never_mapped_and_a_write_where_only_reads_may_go_are_found() {
+    let finding = Story::default()
+        .begin(1)
+        .write(1, 0x9000, 8, REFUSED)
+        .finding();
+    assert_eq!(
+        (finding.kind, finding.mapping),
+        (FindingKind::NeverMapped, None)
+    );
+    let story = Story::default().map(0x4000, 0x1000, false).begin(1);
+    let finding = story.write(1, 0x4000, 8, Outcome::Forbidden).finding();
+    assert_eq!(finding.kind, FindingKind::WriteReadOnly);
+    assert_eq!((finding.at.sequence, milliseconds(&finding)), (3, (3, 1)));
+}
+
+#[test]
+fn dma_that_a_reset_forbids_is_no_finding() {
+    let story = Story::default().command(1, 0x4000).then(Event::Reset(true));
+    assert_eq!(story.write(1, 0x4000, 8, Outcome::NotMaster).findings(), []);
+}
+
+#[test]
+fn a_mapping_is_left_behind_if_one_command_s_data_was_all_that_used_it() {
+    let used = |purpose| {
+        let story = Story::default().map(0x4000, 0x1000, true).begin(1);
+        story
+            .dma(purpose, 1, (0x4000, 0x1000), Outcome::Done)
+            .end(1)
+    };
+    let left = used(Purpose::Payload)
+        .then(Event::BusMaster(false))
+        .later(2000);
+    let finding = left.then(Event::Client(false)).finding();
+    assert_eq!(finding.kind, FindingKind::LeftBehind);
+    assert_eq!(
+        (finding.origin, milliseconds(&finding)),
+        (origin(1), (2006, 4))
+    );
+    let just_now = used(Purpose::Payload).then(Event::Client(false));
+    assert_eq!(just_now.findings(), []);
+    let list = used(Purpose::List)
+        .then(Event::BusMaster(false))
+        .later(2000);
+    assert_eq!(list.then(Event::Client(false)).findings(), []);
+    let again = used(Purpose::Payload)
+        .begin(2)
+        .write(2, 0x4000, 8, Outcome::Done)
+        .end(2);
+    let again = again.then(Event::BusMaster(false)).later(2000);
+    assert_eq!(again.then(Event::Client(false)).findings(), []);
+}
+
+#[test]
+fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
+    // Device 0 has the page from 1 ms to 5 ms.
+    let one = |writable| {
+        let story = Story::default()
+            .map_at(0x4000, 0x2000, writable, 0x8000)
+            .begin(1);
+        story
+            .write(1, 0x4000, 8, Outcome::Done)
+            .end(1)
+            .unmap(0x4000, 0x2000)
+            .history()
+    };
+    let other = |wait, writable| {
+        let story = Story::default().then(Event::Client(true)).later(wait);
+        let story = story.map_at(0x7000, 0x1000, writable, 0x9000).begin(3);
+        story.write(3, 0x7000, 8, Outcome::Done).history()
+    };
+    let found = shared(&[&one(true), &other(1, false)]);
+    let [(1, finding)] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!(
+        (finding.kind, finding.address),
+        (FindingKind::Shared, 0x7000)
+    );
+    assert_eq!((finding.origin, milliseconds(finding)), (origin(3), (3, 1)));
+    assert_eq!(shared(&[&one(false), &other(1, false)]), []);
+    assert_eq!(shared(&[&one(true), &other(9, true)]), []);
+    assert_eq!(shared(&[&one(true), &Story::default().history()]), []);
+}
