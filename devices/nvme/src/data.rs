@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use peerbar_dma::{DmaError, MemoryFile, Origin, Purpose, Requester, Session, Tag};
-use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 
 use crate::prp::{self, Segment};
-use crate::seeded_fault::SeededFault;
+use crate::seeded_fault::{FaultKind, SeededFault};
 
 /// Moves the data of one command at a time: straight between two memories, or through a buffer that is made once.
 pub(crate) struct DataPath {
@@ -16,6 +16,8 @@ pub(crate) struct DataPath {
     segments: Vec<Segment>,
     buffer: Vec<u8>,
     seeded_faults: Vec<SeededFault>,
+    /// Where the data of the command before was, for the faults that go there.
+    stale: Option<u64>,
 }
 
 impl DataPath {
@@ -31,6 +33,7 @@ impl DataPath {
             segments: Vec::new(),
             buffer: vec![0; limit],
             seeded_faults,
+            stale: None,
         }
     }
 
@@ -150,8 +153,25 @@ impl DataPath {
             &mut self.segments,
             |address, entries| session.read(tag, address, entries).map_err(transfer_error),
         )?;
-        commit(&self.seeded_faults, purpose, command, &mut self.segments);
-        Ok(())
+        let places = (&mut self.stale, &mut self.segments);
+        match commit(&self.seeded_faults, purpose, command, places) {
+            Some(FaultKind::WriteBack) => self.write_back(purpose, command, len),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes zeros over data that is to be read: a fault that is committed on purpose.
+    fn write_back(
+        &mut self,
+        purpose: Purpose,
+        command: &SubmissionEntry,
+        len: usize,
+    ) -> Result<(), Status> {
+        if command.opcode == NvmOpcode::Read as u8 {
+            return Ok(());
+        }
+        self.buffer.fill(0);
+        self.scatter(purpose, 0, len)
     }
 
     /// Fetches `len` bytes from the segments into the buffer, as one request.
@@ -185,17 +205,21 @@ fn places(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
         .map(|segment| (segment.address, segment.len))
 }
 
-/// Has the command go wrong if a test asks for that. Only commands with blocks have a payload.
+/// Has the command go wrong, and tells how, if a test asks for that. Only commands with blocks have a payload.
 fn commit(
     faults: &[SeededFault],
     purpose: Purpose,
     command: &SubmissionEntry,
-    segments: &mut Vec<Segment>,
-) {
-    let due = |fault: &&SeededFault| purpose == Purpose::Payload && fault.meets(command);
-    if let Some(fault) = faults.iter().find(due) {
-        fault.commit(segments);
+    (stale, segments): (&mut Option<u64>, &mut Vec<Segment>),
+) -> Option<FaultKind> {
+    if faults.is_empty() || purpose != Purpose::Payload {
+        return None;
     }
+    let before = *stale;
+    *stale = segments.first().map(|first| first.address);
+    let fault = faults.iter().find(|fault| fault.meets(command))?;
+    fault.commit(before, segments);
+    Some(fault.kind)
 }
 
 /// The status of a command whose DMA failed: never success (NVMe Base 2.0, 3.3.3.2.1, Data Transfer Error).

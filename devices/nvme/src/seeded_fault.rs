@@ -26,13 +26,22 @@ pub enum FaultKind {
     Beyond52Bits,
     /// The data's first half lies at the end of the address space, its second half past it.
     Wraps,
+    /// The data's address is that of the data of the command before, whose mapping its driver has taken away since.
+    AfterUnmap,
+    /// The data starts in its own middle, and so runs over its end.
+    PastEnd,
+    /// The controller writes zeros where it should read the data: a fault of Write and Compare only.
+    WriteBack,
 }
 
 /// Every kind and its word on the command line.
-const KINDS: [(FaultKind, &str); 3] = [
+const KINDS: [(FaultKind, &str); 6] = [
     (FaultKind::Unmapped, "unmapped"),
     (FaultKind::Beyond52Bits, "beyond-52-bits"),
     (FaultKind::Wraps, "wraps"),
+    (FaultKind::AfterUnmap, "after-unmap"),
+    (FaultKind::PastEnd, "past-end"),
+    (FaultKind::WriteBack, "write-back"),
 ];
 
 /// A fault, and the commands that meet it; on a command line `KIND:BLOCK`.
@@ -77,13 +86,19 @@ impl SeededFault {
         BlockRange::from(command).slba.get() == self.block
     }
 
-    /// Turns the data's true segments into those that a faulty controller goes by.
-    pub(crate) fn commit(&self, segments: &mut Vec<Segment>) {
+    /// Turns the data's true segments into those that a faulty controller goes by. `stale` is where the data of the command
+    /// before was.
+    pub(crate) fn commit(&self, stale: Option<u64>, segments: &mut Vec<Segment>) {
         let len = segments.iter().map(|segment| segment.len).sum::<usize>();
+        let start = segments.first().map_or(0, |first| first.address);
+        let half = len as u64 / 2;
         let address = match self.kind {
             FaultKind::Unmapped => UNMAPPED,
             FaultKind::Beyond52Bits => BEYOND_52_BITS,
-            FaultKind::Wraps => (len as u64 / 2).wrapping_neg(),
+            FaultKind::Wraps => half.wrapping_neg(),
+            FaultKind::AfterUnmap => stale.unwrap_or(UNMAPPED),
+            FaultKind::PastEnd => start.wrapping_add(half),
+            FaultKind::WriteBack => return,
         };
         log::debug!("block {}: {:?} is committed", self.block, self.kind);
         segments.clear();
@@ -112,7 +127,10 @@ mod tests {
             assert_eq!(wrong.parse::<SeededFault>(), Err(UnknownFault), "{wrong}");
         }
         let said = UnknownFault.to_string();
-        assert!(said.ends_with("unmapped, beyond-52-bits, wraps"), "{said}");
+        assert!(
+            said.ends_with("wraps, after-unmap, past-end, write-back"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -121,7 +139,7 @@ mod tests {
             [(0x1000, 0x1000), (0x9000, 0x200)].map(|(address, len)| Segment { address, len });
         let committed = |kind| {
             let mut segments = honest.to_vec();
-            SeededFault { kind, block: 0 }.commit(&mut segments);
+            SeededFault { kind, block: 0 }.commit(Some(0x7000), &mut segments);
             segments
         };
         let whole = |address| {
@@ -133,5 +151,8 @@ mod tests {
         assert_eq!(committed(FaultKind::Unmapped), whole(1 << 46));
         assert_eq!(committed(FaultKind::Beyond52Bits), whole(1 << 52));
         assert_eq!(committed(FaultKind::Wraps), whole(u64::MAX - 0x8ff));
+        assert_eq!(committed(FaultKind::AfterUnmap), whole(0x7000));
+        assert_eq!(committed(FaultKind::PastEnd), whole(0x1900));
+        assert_eq!(committed(FaultKind::WriteBack), honest);
     }
 }
