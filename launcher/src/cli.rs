@@ -34,6 +34,8 @@ pub(crate) enum Command {
     /// says.
     #[command(after_help = MATRIX_EXIT_CODES)]
     Matrix(Matrix),
+    /// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
+    Iommu(Debugger),
     /// Measures.
     #[command(subcommand)]
     Bench(Bench),
@@ -124,6 +126,32 @@ pub(crate) struct Matrix {
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,
+}
+
+/// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
+#[derive(Args)]
+pub(crate) struct Debugger {
+    /// Folder of a run, over or not.
+    #[arg(default_value = "runs/latest")]
+    pub run: PathBuf,
+    /// Only this device.
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
+    /// Every mapping and fault, not the first few.
+    #[arg(long)]
+    pub all: bool,
+    /// Every record in a line, in the order of time.
+    #[arg(long, conflicts_with_all = ["json", "follow"])]
+    pub history: bool,
+    /// Every record from now on, until the devices end.
+    #[arg(long, conflicts_with_all = ["json", "sanitize"])]
+    pub follow: bool,
+    /// What no device or driver should have done; exit code 1 if there is any.
+    #[arg(long)]
+    pub sanitize: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The user's own pieces, in place of ours.

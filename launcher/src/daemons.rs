@@ -66,11 +66,7 @@ pub(crate) fn orders(scenario: &Scenario, sockets: &Sockets) -> [Vec<Order>; 2] 
         name: device.name().to_owned(),
         program: device.program(),
         arguments: device_arguments(device, sockets),
-        recording: Some(if scenario.machine.sanitize {
-            "all"
-        } else {
-            "maps"
-        }),
+        recording: Some(scenario.recording()),
     });
     [switches.collect(), devices.collect()]
 }

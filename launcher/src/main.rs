@@ -13,6 +13,7 @@ mod comparison;
 mod console;
 mod cpu;
 mod daemons;
+mod debugger;
 mod dry_run;
 mod exit;
 mod explain;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Run(options) => run::run(&options),
         Command::Explain(options) => explain::explain(&options),
         Command::Matrix(options) => matrix::run(&options),
+        Command::Iommu(options) => debugger::iommu(&options),
         Command::Bench(what) => bench::run(&what),
         Command::Leash { parent, words } => Err(leash::become_held(parent, &words)),
     };

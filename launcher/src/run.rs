@@ -11,6 +11,7 @@ use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
 use crate::child::last_words;
 use crate::cli;
+use crate::debugger;
 use crate::dry_run;
 use crate::exit::Failure;
 use crate::folder::Folder;
@@ -113,8 +114,11 @@ fn boot_and_check(
         return Err(anyhow!("QEMU does not start ({status}): {words}").into());
     }
     let seconds = guest.started().elapsed().as_secs_f64();
-    let (console, report, complaint) = guest.stop()?;
+    let (console, report, mut complaint) = guest.stop()?;
     drop(progress);
+    if let (Some(wanted), None) = (&scenario.machine.sanitize, &complaint) {
+        complaint = debugger::complaint(folder.path(), wanted)?;
+    }
     let run = Ran {
         ending,
         console,

@@ -121,6 +121,8 @@ pub struct History {
     pub peak: usize,
     /// DMA pieces recorded.
     pub dmas: u64,
+    /// What was still mapped when the last client left.
+    pub left: Vec<Mapping>,
     live: RangeInclusiveMap<u64, usize>,
     graves: RangeInclusiveMap<u64, Grave>,
     alive: usize,
@@ -204,6 +206,9 @@ impl History {
             Event::Begin { origin, opcode } => self.begin(origin, opcode, at),
             Event::End { origin, .. } => self.end(origin, at),
             Event::Dma(dma) => return Some(self.dma(dma, at)),
+            Event::Client(false) => {
+                self.left = self.living().map(|(mapping, _)| mapping).collect();
+            }
             _ => {}
         }
         None

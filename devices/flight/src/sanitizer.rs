@@ -6,6 +6,7 @@
 //! the device's client leaves or the record ends: queues, lists, and buffers that are used again are none.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use peerbar_dma_log::{Direction, Origin, Purpose};
 
@@ -39,6 +40,26 @@ pub enum FindingKind {
     LeftBehind,
     /// A page mapped for two devices at once, for one of them to write.
     Shared,
+}
+
+impl FindingKind {
+    /// Every kind and its word.
+    pub const WORDS: [(Self, &'static str); 7] = [
+        (Self::AfterUnmap, "after-unmap"),
+        (Self::MappedAnew, "mapped-anew"),
+        (Self::PastEnd, "past-end"),
+        (Self::NeverMapped, "never-mapped"),
+        (Self::WriteReadOnly, "write-read-only"),
+        (Self::LeftBehind, "left-behind"),
+        (Self::Shared, "shared"),
+    ];
+}
+
+impl fmt::Display for FindingKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = Self::WORDS.into_iter().find(|(kind, _)| kind == self);
+        f.write_str(known.map_or("", |(_, word)| word))
+    }
 }
 
 /// Something wrong.

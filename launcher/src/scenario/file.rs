@@ -7,6 +7,7 @@ use toml::Spanned;
 
 use super::Model;
 use super::check::CheckTable;
+use super::sanitize::{self, Sanitize};
 use crate::iommu::Iommu;
 use crate::size::Size;
 use crate::timeout::Timeout;
@@ -44,8 +45,8 @@ pub(super) struct MachineTable {
     pub(super) iommu: Iommu,
     #[serde(default)]
     pub(super) kernel_parameters: String,
-    #[serde(default)]
-    pub(super) sanitize: bool,
+    #[serde(default, deserialize_with = "sanitize::read")]
+    pub(super) sanitize: Option<Sanitize>,
 }
 
 /// A host bridge beside the machine's own.

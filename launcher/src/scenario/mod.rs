@@ -13,6 +13,7 @@ mod link;
 mod nvme;
 mod place;
 mod qemu_nvme;
+mod sanitize;
 mod together;
 mod validate;
 
@@ -31,6 +32,7 @@ pub(crate) use device::Device;
 pub(crate) use error::ScenarioError;
 pub(crate) use gpu::Gpu;
 pub(crate) use place::Place;
+pub(crate) use sanitize::Sanitize;
 
 use crate::iommu::Iommu;
 
@@ -78,8 +80,8 @@ pub(crate) struct Machine {
     pub iommu: Iommu,
     /// Parameters for the guest's kernel beyond ours.
     pub kernel_parameters: String,
-    /// Whether every DMA is recorded, and one that is not as it should be fails the run.
-    pub sanitize: bool,
+    /// If the sanitizer watches all DMA, what it must find.
+    pub sanitize: Option<Sanitize>,
     /// Whether some device offers address translation services, so that the IOMMU shall, too.
     pub ats: bool,
 }
@@ -194,6 +196,14 @@ impl Scenario {
             "the guest asks for the death of {name}, which no `gpu-lost` check names"
         );
         Ok(())
+    }
+
+    /// How much the devices record: everything if that is looked at.
+    pub(crate) fn recording(&self) -> &'static str {
+        match self.machine.sanitize {
+            Some(_) => "all",
+            None => "maps",
+        }
     }
 
     /// What the guest's agent is asked to do.

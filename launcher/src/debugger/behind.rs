@@ -1,0 +1,111 @@
+//! What is behind a mapping: guest RAM at which address, or whose BAR.
+
+use peerbar_flight::{Backing, Mapping, Window, WindowId};
+
+use super::recorded::{Device, Recorded};
+
+const GIB: u64 = 1 << 30;
+
+/// Where the guest has its RAM: a file in two parts.
+///
+/// QEMU's q35 puts RAM below 2.75 GiB as it is, and of more than that 2 GiB, and the rest from 4 GiB on (QEMU
+/// hw/i386/pc_q35.c).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ram {
+    low: u64,
+    size: u64,
+}
+
+impl Ram {
+    /// Of a q35 machine with so many bytes.
+    pub(super) fn of_q35(size: u64) -> Self {
+        const LIMIT: u64 = 0xb000_0000;
+        let low = if size >= LIMIT { 2 * GIB } else { LIMIT };
+        Self { low, size }
+    }
+
+    /// The guest-physical address of a place in the file.
+    pub(super) fn address(&self, offset: u64) -> Option<u64> {
+        let inside = Some(offset).filter(|offset| *offset < self.size)?;
+        match inside.checked_sub(self.low) {
+            None => Some(offset),
+            Some(above) => Some(above + 4 * GIB),
+        }
+    }
+}
+
+/// What is behind a mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Behind {
+    /// Guest RAM at this guest-physical address.
+    Ram(u64),
+    /// A place in a file of which nothing else is known.
+    File(u64),
+    /// The BAR of a device.
+    Bar(String, WindowId),
+    /// Some device's BAR, or a ROM.
+    Device,
+}
+
+impl Behind {
+    pub(super) fn of(mapping: &Mapping, recorded: &Recorded) -> Self {
+        match mapping.backing {
+            Backing::Ram(span) | Backing::RemoteRam(span) => recorded
+                .ram
+                .and_then(|ram| ram.address(span.offset))
+                .map_or(Self::File(span.offset), Self::Ram),
+            Backing::Device => recorded
+                .devices
+                .iter()
+                .find_map(|device| Some((device, window_at(device, mapping.iova)?)))
+                .map_or(Self::Device, |(device, window)| {
+                    Self::Bar(device.name.clone(), window.id)
+                }),
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Ram(address) => format!("guest RAM at {address:#x}"),
+            Self::File(offset) => format!("a file, {offset:#x} bytes into it"),
+            Self::Bar(name, id) => format!("{} of {name}", window_name(*id)),
+            Self::Device => "a BAR or ROM; QEMU does not tell whose".to_owned(),
+        }
+    }
+}
+
+/// A window as people call it.
+pub(super) fn window_name(id: WindowId) -> String {
+    match id {
+        WindowId::Cmb => "the CMB".to_owned(),
+        WindowId::Bar(bar) => format!("BAR {bar}"),
+    }
+}
+
+/// A device's own window at a bus address, its BARs first, since the CMB is in one.
+fn window_at(device: &Device, address: u64) -> Option<Window> {
+    let mut windows = device.windows();
+    windows.sort_by_key(|window| window.id == WindowId::Cmb);
+    windows.into_iter().find(|window| {
+        let offset = address.checked_sub(window.address);
+        offset.is_some_and(|offset| offset < window.size)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ram_is_in_one_part_or_two() {
+        let small = Ram::of_q35(512 << 20);
+        assert_eq!(small.address(0x1000), Some(0x1000));
+        assert_eq!(small.address(512 << 20), None);
+        let large = Ram::of_q35(4 * GIB);
+        assert_eq!(large.address(2 * GIB - 1), Some(2 * GIB - 1));
+        assert_eq!(large.address(2 * GIB), Some(4 * GIB));
+        assert_eq!(large.address(4 * GIB - 1), Some(6 * GIB - 1));
+        let brim = Ram::of_q35(0xb000_0000 - 0x1000);
+        assert_eq!(brim.address(0xafff_e000), Some(0xafff_e000));
+    }
+}

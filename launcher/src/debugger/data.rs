@@ -1,0 +1,136 @@
+//! The report for programs.
+
+use peerbar_flight::{Event, Fault, Finding, Flight, Level, Mapping, Moment};
+use serde_json::{Value, json};
+
+use super::behind::Behind;
+use super::line::{access, direction, operation};
+use super::recorded::{Device, Recorded};
+use super::text::kernel_lines;
+
+/// Everything.
+pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
+    let devices = recorded.devices.iter();
+    let devices: Vec<Value> = devices.map(|each| device(recorded, each)).collect();
+    let mut all = json!({ "devices": devices });
+    if sanitize && let Some(fields) = all.as_object_mut() {
+        let found = recorded.findings();
+        let found: Vec<Value> = found
+            .iter()
+            .map(|(device, each)| finding(device, each))
+            .collect();
+        fields.insert("findings".to_owned(), found.into());
+    }
+    all
+}
+
+fn device(recorded: &Recorded, device: &Device) -> Value {
+    let (flight, history) = (&device.flight, &device.history);
+    let mappings = device.mappings();
+    let last = flight.records.last();
+    let mapped = mappings.iter().map(|each| mapping(recorded, each));
+    let faults = history
+        .faults
+        .iter()
+        .map(|each| fault(recorded, device, each));
+    json!({
+        "name": device.name,
+        "process": flight.header.process,
+        "live": device.live,
+        "ended": flight.header.ended,
+        "everything_recorded": flight.header.level == Level::All,
+        "started_ns_since_1970": flight.header.realtime,
+        "seconds": last.map_or(0.0, |last| device.seconds(last.nanos)),
+        "lost_records": device.lost(),
+        "untracked_mappings": flight.header.untracked,
+        "maps": history.maps,
+        "unmaps": history.unmaps,
+        "peak": history.peak,
+        "maps_in_busiest_second": busiest_second(flight),
+        "dmas": history.dmas,
+        "left_when_client_left": history.left.len(),
+        "mappings": mapped.collect::<Vec<Value>>(),
+        "faults": faults.collect::<Vec<Value>>(),
+    })
+}
+
+fn mapping(recorded: &Recorded, mapping: &Mapping) -> Value {
+    let behind = match Behind::of(mapping, recorded) {
+        Behind::Ram(address) => json!({ "guest_ram": address }),
+        Behind::File(offset) => json!({ "file_offset": offset }),
+        Behind::Bar(name, id) => json!({ "device": name, "window": format!("{id:?}") }),
+        Behind::Device => json!({ "device": null }),
+    };
+    json!({
+        "iova": mapping.iova,
+        "size": mapping.size(),
+        "access": access(mapping),
+        "behind": behind,
+    })
+}
+
+fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> Value {
+    let life = |number: Option<usize>| {
+        let life = number.and_then(|number| device.history.life(number))?;
+        Some(mapping(recorded, &life.mapping))
+    };
+    let was = fault.around.was.and_then(|grave| {
+        let life = device.history.life(grave.life)?;
+        Some(json!({
+            "mapping": mapping(recorded, &life.mapping),
+            "unmapped_seconds": device.seconds(grave.unmapped.nanos),
+            "made_for": life.first_user.map(|user| user.origin.to_string()),
+        }))
+    });
+    let dma = &fault.dma;
+    json!({
+        "seconds": device.seconds(fault.at.nanos),
+        "origin": dma.origin.to_string(),
+        "operation": fault.command.map(|command| operation(device.is_nvme, dma.origin, command.opcode)),
+        "address": dma.address,
+        "size": dma.len,
+        "direction": direction(dma.direction),
+        "outcome": dma.outcome.to_string(),
+        "in": life(fault.around.at),
+        "was": was,
+        "nearest_below": life(fault.around.below),
+        "nearest_above": life(fault.around.above),
+        "kernel": kernel_lines(&recorded.console, dma.address, dma.len),
+    })
+}
+
+fn finding(device: &Device, finding: &Finding) -> Value {
+    let then = |moment: Moment| device.seconds(moment.nanos);
+    json!({
+        "kind": format!("{:?}", finding.kind),
+        "device": device.name,
+        "origin": finding.origin.to_string(),
+        "seconds": device.seconds(finding.at.nanos),
+        "address": finding.address,
+        "size": finding.len,
+        "mapping_iova": finding.mapping.map(|(mapping, _)| mapping.iova),
+        "mapping_seconds": finding.mapping.map(|(_, moment)| then(moment)),
+    })
+}
+
+/// The most mappings that were made within one second.
+pub(super) fn busiest_second(flight: &Flight) -> usize {
+    const SECOND: u64 = 1_000_000_000;
+    let maps = flight
+        .records
+        .iter()
+        .filter(|record| matches!(record.event, Event::Map(_)));
+    let times: Vec<u64> = maps.map(|record| record.nanos).collect();
+    let mut most = 0;
+    let mut from = 0;
+    for (number, time) in times.iter().enumerate() {
+        while times
+            .get(from)
+            .is_some_and(|start| time.saturating_sub(*start) >= SECOND)
+        {
+            from += 1;
+        }
+        most = most.max(number + 1 - from);
+    }
+    most
+}

@@ -1,0 +1,42 @@
+//! Records as they come.
+
+use std::time::Duration;
+
+use super::line::line;
+use super::recorded::Recorded;
+use crate::results::print;
+
+/// How often is looked for new records, which nobody tells of.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Prints every record from now on, until no device runs any more.
+pub(super) fn follow(recorded: &Recorded) -> anyhow::Result<()> {
+    let begun = |device: &super::recorded::Device| device.flight.header.begun;
+    let mut next: Vec<u64> = recorded.devices.iter().map(begun).collect();
+    loop {
+        let mut live = false;
+        let mut fresh = Vec::new();
+        for (device, next) in recorded.devices.iter().zip(&mut next) {
+            // Asked first, so that what a device records before it ends is seen.
+            live |= device.file.is_live()?;
+            let tail = device.file.tail(*next)?;
+            *next = tail.next;
+            if tail.lost > 0 {
+                print(&format!(
+                    "# {}: {} records are lost\n",
+                    device.name, tail.lost
+                ))?;
+            }
+            fresh.extend(tail.records.into_iter().map(|record| (device, record)));
+        }
+        fresh.sort_by_key(|(_, record)| record.nanos);
+        let lines = fresh
+            .iter()
+            .map(|(device, record)| line(recorded, device, record) + "\n");
+        print(&lines.collect::<String>())?;
+        if !live {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK);
+    }
+}

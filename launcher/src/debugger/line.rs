@@ -1,0 +1,154 @@
+//! One line for each record, as `perf script` prints events.
+
+use peerbar_flight::{Direction, Event, Mapping, Origin, Outcome, Record, WindowMemory};
+use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
+
+use super::behind::{Behind, window_name};
+use super::recorded::{Device, Recorded};
+use crate::size::human;
+
+/// All records of all devices in the order of their times.
+pub(super) fn history(recorded: &Recorded) -> String {
+    let mut all: Vec<(&Device, &Record)> = Vec::new();
+    for device in &recorded.devices {
+        all.extend(device.flight.records.iter().map(|record| (device, record)));
+    }
+    all.sort_by_key(|(_, record)| record.nanos);
+    let lost = recorded.devices.iter().filter(|device| device.lost() > 0);
+    let lost =
+        lost.map(|device| format!("# {}: {} records are lost\n", device.name, device.lost()));
+    let lines = all
+        .iter()
+        .map(|(device, record)| line(recorded, device, record) + "\n");
+    lost.chain(lines).collect()
+}
+
+/// A record in a line; times are seconds since the first device's start.
+pub(super) fn line(recorded: &Recorded, device: &Device, record: &Record) -> String {
+    let first = recorded
+        .devices
+        .iter()
+        .map(|device| device.flight.header.monotonic)
+        .min();
+    let since = record.nanos.saturating_sub(first.unwrap_or(0)) as f64 / 1e9;
+    let what = event(recorded, device, &record.event);
+    format!("{since:12.6} {:<8} {what}", device.name)
+}
+
+fn event(recorded: &Recorded, device: &Device, event: &Event) -> String {
+    match *event {
+        Event::Map(ref mapping) => {
+            let behind = Behind::of(mapping, recorded).text();
+            format!("map    {} {} {behind}", range(mapping), access(mapping))
+        }
+        Event::Unmap { iova, last } => {
+            format!(
+                "unmap  {}",
+                span(iova, last.wrapping_sub(iova).wrapping_add(1))
+            )
+        }
+        Event::Dma(ref dma) => {
+            let direction = direction(dma.direction);
+            let purpose = format!("{:?}", dma.purpose).to_lowercase();
+            let mut line = format!(
+                "dma    {} {direction} {purpose} {:?}, {}",
+                span(dma.address, dma.len),
+                dma.route,
+                dma.origin
+            );
+            if dma.outcome != Outcome::Done {
+                line += &format!(": FAILED: {}", dma.outcome);
+            }
+            line
+        }
+        Event::Begin { origin, opcode } => {
+            format!(
+                "begin  {origin}: {}",
+                operation(device.is_nvme, origin, opcode)
+            )
+        }
+        Event::End { origin, status: 0 } => format!("end    {origin}"),
+        Event::End { origin, status } => format!("end    {origin}: status {status:#06x}"),
+        Event::Window(window) if window.size == 0 => {
+            format!("window {} closes", window_name(window.id))
+        }
+        Event::Window(window) => format!(
+            "window {} {} {}",
+            window_name(window.id),
+            span(window.address, window.size),
+            memory(window.memory)
+        ),
+        Event::PeerWindow(window) => format!(
+            "peer   {} {} {}",
+            window.peer,
+            span(window.address, window.size),
+            memory(window.memory)
+        ),
+        Event::PeerLeaves(peer) => format!("peer   {peer} closes its windows"),
+        Event::BusMaster(on) => format!("bus mastering {}", if on { "on" } else { "off" }),
+        Event::Reset(true) => "reset begins".to_owned(),
+        Event::Reset(false) => "reset is over".to_owned(),
+        Event::Client(true) => "QEMU connects".to_owned(),
+        Event::Client(false) => "QEMU leaves".to_owned(),
+    }
+}
+
+/// A mapping's addresses and size.
+pub(super) fn range(mapping: &Mapping) -> String {
+    span(mapping.iova, mapping.size())
+}
+
+/// An address and a size, of which 0 stands for 2^64.
+pub(super) fn span(address: u64, size: u64) -> String {
+    match size {
+        0 => format!("{address:#014x} all"),
+        size => format!("{address:#014x} {}", human(size)),
+    }
+}
+
+pub(super) fn access(mapping: &Mapping) -> &'static str {
+    match (mapping.readable, mapping.writable) {
+        (true, true) => "rw",
+        (true, false) => "r-",
+        (false, true) => "-w",
+        (false, false) => "--",
+    }
+}
+
+pub(super) fn direction(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Read => "read",
+        Direction::Write => "write",
+    }
+}
+
+fn memory(memory: WindowMemory) -> &'static str {
+    match memory {
+        WindowMemory::Registers => "registers",
+        WindowMemory::Memory => "memory",
+        WindowMemory::Pages => "pages",
+        WindowMemory::Gone => "gone",
+    }
+}
+
+/// What a command asks for.
+pub(super) fn operation(is_nvme: bool, origin: Origin, opcode: u8) -> String {
+    let name = match origin {
+        Origin::Command { queue: 0, .. } if is_nvme => {
+            AdminOpcode::try_from(opcode).map(|opcode| format!("{opcode:?}"))
+        }
+        _ if is_nvme => NvmOpcode::try_from(opcode).map(|opcode| format!("{opcode:?}")),
+        _ => return gpu_operation(opcode),
+    };
+    name.unwrap_or_else(|_| format!("opcode {opcode:#04x}"))
+}
+
+/// A GPU's command (devices/gpu/INTERFACE.md).
+fn gpu_operation(opcode: u8) -> String {
+    let names = ["Nop", "Copy", "Fill", "Compare", "Crc32c", "Launch"];
+    let name = names.get(usize::from(opcode));
+    name.map_or_else(
+        || format!("opcode {opcode:#04x}"),
+        |name| (*name).to_owned(),
+    )
+}

@@ -1,0 +1,159 @@
+//! The records that a run has left, or is leaving.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, anyhow, bail};
+use peerbar_flight::{
+    Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, Window, shared,
+};
+
+use super::behind::Ram;
+use crate::scenario::Scenario;
+
+/// What is known of a run.
+pub(crate) struct Recorded {
+    /// Its devices, by name.
+    pub(crate) devices: Vec<Device>,
+    /// Where its guest's RAM is.
+    pub(super) ram: Option<Ram>,
+    /// Lines of the guest's console.
+    pub(super) console: Vec<String>,
+}
+
+/// A device with a flight record.
+pub(crate) struct Device {
+    /// Its name in the scenario.
+    pub(crate) name: String,
+    pub(super) is_nvme: bool,
+    pub(super) live: bool,
+    pub(super) file: FlightFile,
+    pub(super) flight: Flight,
+    pub(super) history: History,
+    pub(super) findings: Vec<Finding>,
+}
+
+impl Device {
+    /// How many records were overwritten before they could be read, or are not whole.
+    pub(crate) fn lost(&self) -> u64 {
+        // Of a device that runs, those that are not whole yet are not lost.
+        let torn = if self.live { 0 } else { self.flight.torn };
+        self.flight.overwritten.saturating_add(torn)
+    }
+
+    /// What is mapped, or was when its client left, by address.
+    pub(super) fn mappings(&self) -> Vec<Mapping> {
+        let now = self
+            .flight
+            .now
+            .iter()
+            .filter_map(|record| match record.event {
+                Event::Map(mapping) => Some(mapping),
+                _ => None,
+            });
+        let mut mappings: Vec<Mapping> = now.collect();
+        if mappings.is_empty() {
+            mappings.clone_from(&self.history.left);
+        }
+        mappings.sort_unstable_by_key(|mapping| mapping.iova);
+        mappings
+    }
+
+    /// Its open windows: each that it has now, or had last.
+    pub(super) fn windows(&self) -> Vec<Window> {
+        let records = self.flight.records.iter().chain(&self.flight.now);
+        let open = records.filter_map(|record| match record.event {
+            Event::Window(window) if window.size > 0 => Some(window),
+            _ => None,
+        });
+        let mut windows: Vec<Window> = Vec::new();
+        for window in open {
+            windows.retain(|other| other.id != window.id);
+            windows.push(window);
+        }
+        windows
+    }
+
+    /// Seconds from the start of the record to `nanos` of CLOCK_MONOTONIC.
+    pub(super) fn seconds(&self, nanos: u64) -> f64 {
+        nanos.saturating_sub(self.flight.header.monotonic) as f64 / 1e9
+    }
+}
+
+impl Recorded {
+    /// Reads all flight records in a run's folder.
+    pub(crate) fn open(run: &Path) -> anyhow::Result<Self> {
+        let files = fs::read_dir(run)
+            .with_context(|| format!("cannot read the run's folder {}", run.display()))?;
+        let mut devices = Vec::new();
+        for file in files {
+            let path = file?.path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "flight")
+            {
+                let read = device(run, &path);
+                devices.push(read.with_context(|| path.display().to_string())?);
+            }
+        }
+        if devices.is_empty() {
+            bail!("{} has no flight record (NAME.flight)", run.display());
+        }
+        devices.sort_by(|one, other| one.name.cmp(&other.name));
+        let scenario = Scenario::load(&run.join("scenario.toml")).ok();
+        let console = fs::read(run.join("console.log")).unwrap_or_default();
+        let console = String::from_utf8_lossy(&console);
+        Ok(Self {
+            devices,
+            ram: scenario.map(|scenario| Ram::of_q35(scenario.machine.memory)),
+            console: console.lines().map(str::to_owned).collect(),
+        })
+    }
+
+    /// Leaves out all devices but the one of that name, if there is a name.
+    pub(super) fn keep(&mut self, name: Option<&str>) -> anyhow::Result<()> {
+        let Some(name) = name else {
+            return Ok(());
+        };
+        let names: Vec<String> = self
+            .devices
+            .iter()
+            .map(|device| device.name.clone())
+            .collect();
+        self.devices.retain(|device| device.name == name);
+        if self.devices.is_empty() {
+            return Err(anyhow!(
+                "there is no record of {name}; there are: {}",
+                names.join(", ")
+            ));
+        }
+        Ok(())
+    }
+
+    /// What the sanitizer has found, each with its device, those that concern two devices included.
+    pub(crate) fn findings(&self) -> Vec<(&Device, Finding)> {
+        let own = self.devices.iter();
+        let own = own.flat_map(|device| device.findings.iter().map(move |f| (device, f.clone())));
+        let histories: Vec<&History> = self.devices.iter().map(|device| &device.history).collect();
+        let both = shared(&histories).into_iter();
+        let both = both.filter_map(|(number, finding)| Some((self.devices.get(number)?, finding)));
+        own.chain(both).collect()
+    }
+}
+
+fn device(run: &Path, path: &Path) -> anyhow::Result<Device> {
+    let file = FlightFile::open(path)?;
+    let live = file.is_live()?;
+    let flight = file.read()?;
+    let (findings, history) = Sanitizer::of(&flight);
+    let name = flight.header.name.clone();
+    Ok(Device {
+        is_nvme: run.join(format!("nvme-{name}.log")).exists(),
+        name,
+        live,
+        file,
+        flight,
+        history,
+        findings,
+    })
+}

@@ -1,0 +1,314 @@
+//! The report for people.
+
+use peerbar_flight::{Command, Fault, Finding, FindingKind, Level, Life, Mapping};
+
+use super::behind::Behind;
+use super::data::busiest_second;
+use super::line::{access, direction, operation, range, span};
+use super::recorded::{Device, Recorded};
+use crate::cli;
+use crate::size::human;
+
+/// Mappings and faults that are shown of a device unless all are wanted.
+const FEW: usize = 16;
+
+/// Everything that is asked for, device after device, then what the sanitizer has found.
+pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
+    let most = if options.all { usize::MAX } else { FEW };
+    let parts = recorded.devices.iter();
+    let mut text: String = parts.map(|each| device(recorded, each, most)).collect();
+    if options.sanitize {
+        text += &findings(recorded, most);
+    }
+    text
+}
+
+fn device(recorded: &Recorded, device: &Device, most: usize) -> String {
+    let mut text = summary(device);
+    let mappings = device.mappings();
+    let title = match (device.live, device.history.left.is_empty()) {
+        (true, _) => "mapped now",
+        (false, false) => "still mapped when QEMU left",
+        (false, true) => "mapped at the end",
+    };
+    let bytes = mappings
+        .iter()
+        .fold(0u64, |sum, m| sum.saturating_add(m.size()));
+    text += &format!("  {title}: {} mappings, {}\n", mappings.len(), human(bytes));
+    for mapping in mappings.iter().take(most) {
+        let behind = Behind::of(mapping, recorded).text();
+        text += &format!("    {:<26} {}  {behind}\n", range(mapping), access(mapping));
+    }
+    text += &rest(mappings.len(), most);
+    let faults = &device.history.faults;
+    for each in faults.iter().take(most) {
+        text += &fault(recorded, device, each);
+    }
+    text + &rest(faults.len(), most)
+}
+
+fn rest(count: usize, most: usize) -> String {
+    match count.saturating_sub(most) {
+        0 => String::new(),
+        more => format!("    and {more} more (--all)\n"),
+    }
+}
+
+fn summary(device: &Device) -> String {
+    let (header, history) = (&device.flight.header, &device.history);
+    let state = match (device.live, header.ended) {
+        (true, _) => "runs",
+        (false, true) => "has ended",
+        (false, false) => "was killed",
+    };
+    let level = match header.level {
+        Level::Maps => "mappings and failures",
+        Level::All => "everything",
+    };
+    let last = device.flight.records.last();
+    let seconds = last.map_or(0.0, |last| device.seconds(last.nanos));
+    let mut text = format!(
+        "{}: {state}; {level} recorded over {seconds:.3} s\n  {} maps, {} unmaps; at most {} at once, {} in the busiest second; \
+         {} failed DMAs\n",
+        device.name,
+        history.maps,
+        history.unmaps,
+        history.peak,
+        busiest_second(&device.flight),
+        history.faults.len(),
+    );
+    if device.lost() > 0 {
+        text += &format!(
+            "  {} older records are lost: what happened then is not counted here\n",
+            device.lost()
+        );
+    }
+    if header.untracked > 0 {
+        text += &format!("  {} mappings had no room in the table\n", header.untracked);
+    }
+    text
+}
+
+/// Why a DMA failed: whose it was, what its address is and was, and what the guest's kernel says.
+fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
+    let dma = &fault.dma;
+    let mut text = format!(
+        "  FAULT at {:.6} s: {} ({}) of {}: {}\n",
+        device.seconds(fault.at.nanos),
+        direction(dma.direction),
+        format!("{:?}", dma.purpose).to_lowercase(),
+        span(dma.address, dma.len).trim_start(),
+        dma.outcome,
+    );
+    text += &format!("    by {}\n", whose(device, fault.command, dma.origin));
+    let around = &fault.around;
+    let life = |number: Option<usize>| number.and_then(|number| device.history.life(number));
+    match (life(around.at), around.was) {
+        (Some(life), _) => {
+            text += &format!(
+                "    the address is in {} {}, mapped {} before\n",
+                range(&life.mapping),
+                access(&life.mapping),
+                ago(fault.at.nanos, life.mapped.nanos),
+            );
+        }
+        (None, Some(grave)) => {
+            if let Some(life) = device.history.life(grave.life) {
+                let when = ago(fault.at.nanos, grave.unmapped.nanos);
+                text += &format!(
+                    "    unmapped {when} before: {}\n",
+                    what_it_was(device, life, dma.address)
+                );
+            }
+        }
+        (None, None) if device.lost() > 0 => {
+            text += "    not mapped since the oldest record that is left\n";
+        }
+        (None, None) => text += "    never mapped\n",
+    }
+    for (word, near) in [("below", life(around.below)), ("above", life(around.above))] {
+        if let Some(life) = near {
+            let behind = Behind::of(&life.mapping, recorded).text();
+            let gap = gap(dma.address, &life.mapping);
+            text += &format!(
+                "    nearest {word}: {}, {gap} away, {behind}\n",
+                range(&life.mapping)
+            );
+        }
+    }
+    for line in kernel_lines(&recorded.console, dma.address, dma.len) {
+        text += &format!("    the guest's kernel: {}\n", line.trim());
+    }
+    text
+}
+
+fn whose(device: &Device, command: Option<Command>, origin: peerbar_flight::Origin) -> String {
+    match command {
+        Some(command) => format!(
+            "{origin}: {}, taken up at {:.6} s",
+            operation(device.is_nvme, origin, command.opcode),
+            device.seconds(command.begun.nanos)
+        ),
+        None => origin.to_string(),
+    }
+}
+
+/// `4 KiB before the end of a mapping of 64 KiB made for queue 1, command 17`.
+fn what_it_was(device: &Device, life: &Life, address: u64) -> String {
+    let mapping = &life.mapping;
+    let left = mapping.last.saturating_sub(address).saturating_add(1);
+    let place = match address.saturating_sub(mapping.iova) {
+        0 => "the start".to_owned(),
+        _ => format!("{} before the end", human(left)),
+    };
+    let made_for = life.first_user.map_or(String::new(), |user| {
+        format!(", made for {}", whose(device, Some(user), user.origin))
+    });
+    format!(
+        "{place} of a mapping of {}{made_for}",
+        human(mapping.size())
+    )
+}
+
+fn gap(address: u64, mapping: &Mapping) -> String {
+    let below = address.saturating_sub(mapping.last.saturating_add(1));
+    let above = mapping.iova.saturating_sub(address);
+    human(below.max(above))
+}
+
+/// The time between two moments, `1.2 ms`.
+fn ago(now: u64, then: u64) -> String {
+    let nanos = now.saturating_sub(then) as f64;
+    match nanos {
+        n if n < 1e3 => format!("{n:.0} ns"),
+        n if n < 1e6 => format!("{:.1} us", n / 1e3),
+        n if n < 1e9 => format!("{:.1} ms", n / 1e6),
+        n => format!("{:.3} s", n / 1e9),
+    }
+}
+
+/// What IOMMU drivers of Linux start their messages with.
+const DRIVERS: [&str; 4] = ["DMAR", "AMD-Vi", "virtio_iommu", "iommu"];
+
+/// Lines of the console in which an IOMMU driver names an address in a range.
+pub(super) fn kernel_lines(console: &[String], address: u64, len: u64) -> Vec<&String> {
+    let first = address & !0xfff;
+    let last = address.saturating_add(len.saturating_sub(1)) | 0xfff;
+    let names = |line: &&String| {
+        DRIVERS.iter().any(|driver| line.contains(driver))
+            && addresses(line).any(|found| (first..=last).contains(&found))
+    };
+    console.iter().filter(names).take(2).collect()
+}
+
+/// The numbers with 0x in a line.
+fn addresses(line: &str) -> impl Iterator<Item = u64> {
+    line.split("0x").skip(1).filter_map(|rest| {
+        let digits = rest.split(|c: char| !c.is_ascii_hexdigit()).next()?;
+        u64::from_str_radix(digits, 16).ok()
+    })
+}
+
+fn findings(recorded: &Recorded, most: usize) -> String {
+    let findings = recorded.findings();
+    let mut text = match findings.len() {
+        0 => "sanitizer: no findings\n".to_owned(),
+        count => format!("sanitizer: {count} findings\n"),
+    };
+    for (device, each) in findings.iter().take(most) {
+        text += &format!("  {}\n", finding(recorded, device, each));
+    }
+    text += &rest(findings.len(), most);
+    for device in &recorded.devices {
+        if device.flight.header.level == Level::Maps {
+            text += &format!(
+                "  {}: only failures were recorded; `sanitize = true` in the scenario records every DMA\n",
+                device.name
+            );
+        }
+        if device.lost() > 0 {
+            text += &format!(
+                "  {}: {} records are lost, and with them what there may have been to find\n",
+                device.name,
+                device.lost()
+            );
+        }
+    }
+    text
+}
+
+/// A finding in a line.
+pub(super) fn finding(recorded: &Recorded, device: &Device, finding: &Finding) -> String {
+    let at = device.seconds(finding.at.nanos);
+    let whose = whose(device, finding.command, finding.origin);
+    let place = span(finding.address, finding.len);
+    let about = finding.mapping.map(|(mapping, then)| {
+        let behind = Behind::of(&mapping, recorded).text();
+        (
+            format!("{} ({behind})", range(&mapping)),
+            device.seconds(then.nanos),
+        )
+    });
+    let (mapping, then) = about.unwrap_or_default();
+    let what = match finding.kind {
+        FindingKind::AfterUnmap => {
+            format!("DMA after unmap: {place} was unmapped at {then:.6} s with {mapping}")
+        }
+        FindingKind::MappedAnew => format!(
+            "DMA by an address of before: {place} is in {mapping}, mapped at {then:.6} s, after the command had begun"
+        ),
+        FindingKind::PastEnd => {
+            format!("DMA past the end: {place} is behind {mapping}, mapped at {then:.6} s")
+        }
+        FindingKind::NeverMapped => format!("DMA by an address that was never mapped: {place}"),
+        FindingKind::WriteReadOnly => {
+            format!("write where only reads may go: {place} in {mapping}, mapped at {then:.6} s")
+        }
+        FindingKind::LeftBehind => format!(
+            "mapping left behind: {mapping} was only used by a command that was complete at {then:.6} s"
+        ),
+        FindingKind::Shared => format!(
+            "page of two devices at once: {place}, for another device {mapping}, mapped at {then:.6} s"
+        ),
+    };
+    format!("{} at {at:.6} s: {what}; {whose}", device.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_s_line_is_found_by_its_address() {
+        let console = [
+            "[    4.1] DMAR: DRHD: handling fault status reg 2",
+            "[    4.2] DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault addr 0x400000000000 [fault reason 0x05]",
+            "[    4.3] nvme 0000:01:00.0: 0x400000000000",
+        ]
+        .map(str::to_owned);
+        let found = kernel_lines(&console, 0x4000_0000_0004, 8);
+        assert_eq!(found, [&console[1]]);
+        assert!(kernel_lines(&console, 0x4000_0000_1000, 8).is_empty());
+        assert_eq!(kernel_lines(&console, 0x3fff_ffff_f000, 0x2000).len(), 1);
+    }
+
+    #[test]
+    fn times_are_told_in_the_unit_that_fits() {
+        let told = [999, 1_200_000, 2_500_000_000].map(|nanos| ago(nanos, 0));
+        assert_eq!(told, ["999 ns", "1.2 ms", "2.500 s"]);
+    }
+
+    #[test]
+    fn a_gap_is_the_bytes_between() {
+        let mapping = Mapping {
+            iova: 0x4000,
+            last: 0x4fff,
+            readable: true,
+            writable: true,
+            backing: peerbar_flight::Backing::Device,
+        };
+        assert_eq!(gap(0x5000, &mapping), "0 B");
+        assert_eq!(gap(0x3000, &mapping), "4 KiB");
+        assert_eq!(gap(0x6000, &mapping), "4 KiB");
+    }
+}

@@ -1,0 +1,65 @@
+//! Whether a run's DMA is watched by the sanitizer, and what it is to find.
+
+use peerbar_flight::FindingKind;
+use serde::{Deserialize, Deserializer, de};
+
+/// What the sanitizer is to find: nothing, unless a test has seeded faults.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sanitize {
+    /// Kinds of findings of which there must be at least one each, and no others.
+    pub expected: Vec<FindingKind>,
+}
+
+/// `true`, or the words of the kinds that are expected.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Wish {
+    Switch(bool),
+    Kinds(Vec<String>),
+}
+
+/// Reads the value of the key; `false` stands for no sanitizer.
+pub(super) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Sanitize>, D::Error> {
+    let kinds = match Wish::deserialize(from)? {
+        Wish::Switch(false) => return Ok(None),
+        Wish::Switch(true) => Vec::new(),
+        Wish::Kinds(kinds) => kinds,
+    };
+    let kinds = kinds.iter().map(|word| kind(word));
+    let expected = kinds.collect::<Result<_, _>>().map_err(de::Error::custom)?;
+    Ok(Some(Sanitize { expected }))
+}
+
+fn kind(word: &str) -> Result<FindingKind, String> {
+    let known = FindingKind::WORDS.iter().find(|(_, known)| *known == word);
+    known.map(|(kind, _)| *kind).ok_or_else(|| {
+        let words = FindingKind::WORDS.map(|(_, word)| word).join(", ");
+        format!("`sanitize`: `{word}` is no kind of finding; there are {words}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Table {
+        #[serde(default, deserialize_with = "read")]
+        sanitize: Option<Sanitize>,
+    }
+
+    #[test]
+    fn it_is_on_off_or_says_what_to_find() {
+        let read = |text| toml::from_str::<Table>(text).map(|table| table.sanitize);
+        assert_eq!(read("").unwrap(), None);
+        assert_eq!(read("sanitize = false").unwrap(), None);
+        assert_eq!(read("sanitize = true").unwrap(), Some(Sanitize::default()));
+        let expected = vec![FindingKind::PastEnd];
+        assert_eq!(
+            read("sanitize = [\"past-end\"]").unwrap(),
+            Some(Sanitize { expected })
+        );
+        let error = read("sanitize = [\"past\"]").unwrap_err();
+        assert!(error.message().contains("`past` is no kind"), "{error}");
+    }
+}
