@@ -1,6 +1,7 @@
 //! What was mapped when, and who used it: the records, followed one by one.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
 
 use peerbar_dma_log::{Origin, Purpose};
 use rangemap::RangeInclusiveMap;
@@ -106,6 +107,27 @@ struct Running {
     used: HashSet<usize>,
 }
 
+/// The device was turned off, or everything was unmapped at once: its driver should have taken its mappings away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Teardown {
+    /// When.
+    pub at: Moment,
+    /// What was still mapped.
+    pub mappings: Vec<Mapping>,
+}
+
+/// How many addresses are unmapped at once where a whole table goes.
+const WHOLE: u64 = 1 << 40;
+
+/// Whether the device is turned off (bus mastering, or its client leaves), or everything is unmapped at once.
+pub(crate) fn is_teardown(event: &Event) -> bool {
+    match event {
+        Event::Client(false) | Event::BusMaster(false) => true,
+        Event::Unmap { iova, last } => last.saturating_sub(*iova) >= WHOLE,
+        _ => false,
+    }
+}
+
 /// A device's mappings over time.
 #[derive(Debug, Default)]
 pub struct History {
@@ -121,8 +143,8 @@ pub struct History {
     pub peak: usize,
     /// DMA pieces recorded.
     pub dmas: u64,
-    /// What was still mapped when the last client left.
-    pub left: Vec<Mapping>,
+    /// Each time that the device was turned off, or everything unmapped at once, and something was still there.
+    pub teardowns: Vec<Teardown>,
     live: RangeInclusiveMap<u64, usize>,
     graves: RangeInclusiveMap<u64, Grave>,
     alive: usize,
@@ -197,18 +219,47 @@ impl History {
         }
     }
 
+    /// The addresses of a mapping and of its neighbours that were mapped in one go with it, for the same command: some
+    /// IOMMUs are told of each page on its own.
+    pub fn stretch(&self, number: usize) -> Option<RangeInclusive<u64>> {
+        let life = self.lives.get(number)?;
+        let alike = |one: &Life, next: &Life| {
+            one.mapping.last.checked_add(1) == Some(next.mapping.iova)
+                && one.mapping.writable == next.mapping.writable
+                && one.first_user.is_some()
+                && one.first_user == next.first_user
+        };
+        let (before, after) = self.lives.split_at_checked(number)?;
+        let mut first = life;
+        for earlier in before.iter().rev() {
+            if !alike(earlier, first) {
+                break;
+            }
+            first = earlier;
+        }
+        let mut last = life;
+        for later in after.iter().skip(1) {
+            if !alike(last, later) {
+                break;
+            }
+            last = later;
+        }
+        Some(first.mapping.iova..=last.mapping.last)
+    }
+
     /// Takes in the next record; what is known of it if it is a DMA.
     pub(crate) fn step(&mut self, record: &Record) -> Option<Followed> {
         let at = Moment::from(record);
+        if is_teardown(&record.event) && self.alive > 0 {
+            let mappings = self.living().map(|(mapping, _)| mapping).collect();
+            self.teardowns.push(Teardown { at, mappings });
+        }
         match record.event {
             Event::Map(mapping) => self.map(mapping, at),
             Event::Unmap { iova, last } => self.unmap(iova, last, at),
             Event::Begin { origin, opcode } => self.begin(origin, opcode, at),
             Event::End { origin, .. } => self.end(origin, at),
             Event::Dma(dma) => return Some(self.dma(dma, at)),
-            Event::Client(false) => {
-                self.left = self.living().map(|(mapping, _)| mapping).collect();
-            }
             _ => {}
         }
         None

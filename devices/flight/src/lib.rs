@@ -28,7 +28,7 @@ pub use event::{
     WindowMemory,
 };
 pub use file::{Flight, FlightFile, Tail};
-pub use history::{Command, Fault, Grave, History, Life, Moment, Surroundings};
+pub use history::{Command, Fault, Grave, History, Life, Moment, Surroundings, Teardown};
 pub use layout::{FlightError, Header, Level};
 pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 pub use recorder::{RecordError, Recorder};

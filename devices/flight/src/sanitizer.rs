@@ -3,7 +3,7 @@
 //! Nothing is guessed. A DMA by an address that was unmapped and mapped anew for another purpose, before the command began,
 //! looks like an honest one; so does one past the end of a mapping that meets a neighbouring mapping older than the command.
 //! A mapping counts as left behind only if all that used it was the data of one command, which has long been complete when
-//! the device's client leaves or the record ends: queues, lists, and buffers that are used again are none.
+//! the device is turned off or the record ends: queues, lists, and buffers that are used again are none.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use peerbar_dma_log::{Direction, Origin, Purpose};
 
 use crate::event::{Dma, Event, FileSpan, Mapping, Outcome, Record};
 use crate::file::Flight;
-use crate::history::{Command, Followed, History, Life, Moment};
+use crate::history::{Command, Followed, History, Life, Moment, is_teardown};
 
 /// How long before the end a command must have been complete for its mapping to count as left behind, in nanoseconds: its
 /// driver has to be told and to act.
@@ -112,10 +112,11 @@ impl Sanitizer {
 
     /// Takes in the next record.
     pub fn watch(&mut self, record: &Record) {
-        match record.event {
-            Event::Client(false) => self.look_for_left_behind(record.into()),
-            Event::Begin { origin, .. } => drop(self.ends.remove(&origin)),
-            _ => {}
+        if is_teardown(&record.event) {
+            self.look_for_left_behind(record.into());
+        }
+        if let Event::Begin { origin, .. } = record.event {
+            self.ends.remove(&origin);
         }
         if let Some(followed) = self.history.step(record) {
             self.check(&followed);
@@ -136,7 +137,9 @@ impl Sanitizer {
                 self.mapped_anew(followed)
                     .then_some(FindingKind::MappedAnew)
             }
-            (Outcome::Forbidden, Some(_)) if dma.direction == Direction::Write => {
+            (Outcome::Forbidden | Outcome::ClientRefused(_), Some(number))
+                if dma.direction == Direction::Write && !self.is_writable(*number) =>
+            {
                 Some(FindingKind::WriteReadOnly)
             }
             (Outcome::ClientRefused(_), None) | (Outcome::Wraps, _) => Some(self.astray(dma)),
@@ -163,6 +166,11 @@ impl Sanitizer {
             return false;
         };
         followed.dma.purpose == Purpose::Payload && life.mapped > command.begun
+    }
+
+    fn is_writable(&self, number: usize) -> bool {
+        let life = self.history.life(number);
+        life.is_some_and(|life| life.mapping.writable)
     }
 
     /// What a DMA is that met no mapping.
@@ -205,7 +213,13 @@ impl Sanitizer {
                 mapping: Some((life.mapping, until)),
             })
         });
-        self.findings.extend(left);
+        for finding in left.collect::<Vec<_>>() {
+            let same =
+                |other: &Finding| (other.kind, other.mapping) == (finding.kind, finding.mapping);
+            if !self.findings.iter().any(same) {
+                self.findings.push(finding);
+            }
+        }
     }
 }
 
@@ -221,8 +235,8 @@ struct Stay<'a> {
     page: FileSpan,
 }
 
-/// Pages that were mapped for the data of commands of two devices at once, of which one could write: for each pair of
-/// mappings one finding, with the number of the device that came second. The devices' clocks are one.
+/// Pages that were mapped for the data of commands of two devices at once, of which one could write: for each command of
+/// the device that came second one finding, with the number of that device. The devices' clocks are one.
 pub fn shared(histories: &[&History]) -> Vec<(usize, Finding)> {
     let mut pages: HashMap<(u64, u64, u64), Vec<Stay<'_>>> = HashMap::new();
     for (device, history) in histories.iter().enumerate() {
@@ -245,7 +259,10 @@ pub fn shared(histories: &[&History]) -> Vec<(usize, Finding)> {
         }
     }
     found.sort_by_key(|(device, finding)| (*device, finding.at, finding.address));
-    found.dedup_by_key(|(device, finding)| (*device, finding.at));
+    found.dedup_by_key(|(device, finding)| {
+        let since = finding.command.map_or(finding.at, |command| command.begun);
+        (*device, since)
+    });
     found
 }
 

@@ -244,6 +244,9 @@ fn an_address_that_was_never_mapped_and_a_write_where_only_reads_may_go_are_foun
     let story = Story::default().map(0x4000, 0x1000, false).begin(1);
     let finding = story.write(1, 0x4000, 8, Outcome::Forbidden).finding();
     assert_eq!(finding.kind, FindingKind::WriteReadOnly);
+    let story = Story::default().map(0x4000, 0x1000, false).begin(1);
+    let refused = story.write(1, 0x4000, 8, REFUSED).finding();
+    assert_eq!(refused.kind, FindingKind::WriteReadOnly);
     assert_eq!((finding.at.sequence, milliseconds(&finding)), (3, (3, 1)));
 }
 
@@ -262,10 +265,16 @@ fn a_mapping_is_left_behind_if_one_command_s_data_was_all_that_used_it() {
             .end(1)
     };
     let left = used(Purpose::Payload)
-        .then(Event::BusMaster(false))
+        .then(Event::BusMaster(true))
         .later(2000);
     let finding = left.then(Event::Client(false)).finding();
     assert_eq!(finding.kind, FindingKind::LeftBehind);
+    let left = used(Purpose::Payload)
+        .then(Event::BusMaster(true))
+        .later(2000);
+    let off = left.unmap(0, 1 << 63);
+    assert_eq!(off.finding().kind, FindingKind::LeftBehind);
+    assert_eq!(off.history().teardowns[0].mappings.len(), 1);
     assert_eq!(
         (finding.origin, milliseconds(&finding)),
         (origin(1), (2006, 4))
@@ -273,14 +282,14 @@ fn a_mapping_is_left_behind_if_one_command_s_data_was_all_that_used_it() {
     let just_now = used(Purpose::Payload).then(Event::Client(false));
     assert_eq!(just_now.findings(), []);
     let list = used(Purpose::List)
-        .then(Event::BusMaster(false))
+        .then(Event::BusMaster(true))
         .later(2000);
     assert_eq!(list.then(Event::Client(false)).findings(), []);
     let again = used(Purpose::Payload)
         .begin(2)
         .write(2, 0x4000, 8, Outcome::Done)
         .end(2);
-    let again = again.then(Event::BusMaster(false)).later(2000);
+    let again = again.then(Event::BusMaster(true)).later(2000);
     assert_eq!(again.then(Event::Client(false)).findings(), []);
 }
 
@@ -314,4 +323,26 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
     assert_eq!(shared(&[&one(false), &other(1, false)]), []);
     assert_eq!(shared(&[&one(true), &other(9, true)]), []);
     assert_eq!(shared(&[&one(true), &Story::default().history()]), []);
+}
+
+#[test]
+fn pages_that_are_mapped_one_by_one_are_one_stretch_if_one_command_uses_them() {
+    let pages = [0x4000, 0x5000, 0x6000];
+    let story = pages.iter().fold(Story::default(), |story, page| {
+        story.map(*page, 0x1000, true)
+    });
+    let story = story.map(0x7000, 0x1000, true).begin(1);
+    let story = pages
+        .iter()
+        .fold(story, |s, page| s.write(1, *page, 0x1000, Outcome::Done));
+    let history = story
+        .end(1)
+        .begin(2)
+        .write(2, 0x7000, 8, Outcome::Done)
+        .history();
+    for number in 0..3 {
+        assert_eq!(history.stretch(number), Some(0x4000..=0x6fff));
+    }
+    assert_eq!(history.stretch(3), Some(0x7000..=0x7fff));
+    assert_eq!(history.stretch(4), None);
 }

@@ -33,6 +33,9 @@ fn device(recorded: &Recorded, device: &Device) -> Value {
         .faults
         .iter()
         .map(|each| fault(recorded, device, each));
+    let teardowns = history.teardowns.iter().map(|each| {
+        json!({ "seconds": device.seconds(each.at.nanos), "still_mapped": each.mappings.len() })
+    });
     json!({
         "name": device.name,
         "process": flight.header.process,
@@ -48,7 +51,7 @@ fn device(recorded: &Recorded, device: &Device) -> Value {
         "peak": history.peak,
         "maps_in_busiest_second": busiest_second(flight),
         "dmas": history.dmas,
-        "left_when_client_left": history.left.len(),
+        "teardowns": teardowns.collect::<Vec<Value>>(),
         "mappings": mapped.collect::<Vec<Value>>(),
         "faults": faults.collect::<Vec<Value>>(),
     })

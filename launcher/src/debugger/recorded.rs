@@ -41,7 +41,7 @@ impl Device {
         self.flight.overwritten.saturating_add(torn)
     }
 
-    /// What is mapped, or was when its client left, by address.
+    /// What is mapped, by address. Nothing is once its client has left.
     pub(super) fn mappings(&self) -> Vec<Mapping> {
         let now = self
             .flight
@@ -52,9 +52,6 @@ impl Device {
                 _ => None,
             });
         let mut mappings: Vec<Mapping> = now.collect();
-        if mappings.is_empty() {
-            mappings.clone_from(&self.history.left);
-        }
         mappings.sort_unstable_by_key(|mapping| mapping.iova);
         mappings
     }

@@ -1,5 +1,7 @@
 //! The report for people.
 
+use std::ops::RangeInclusive;
+
 use peerbar_flight::{Command, Fault, Finding, FindingKind, Level, Life, Mapping};
 
 use super::behind::Behind;
@@ -11,6 +13,8 @@ use crate::size::human;
 
 /// Mappings and faults that are shown of a device unless all are wanted.
 const FEW: usize = 16;
+/// How many times that it was turned off are told.
+const LAST: usize = 3;
 
 /// Everything that is asked for, device after device, then what the sanitizer has found.
 pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
@@ -25,16 +29,15 @@ pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
 
 fn device(recorded: &Recorded, device: &Device, most: usize) -> String {
     let mut text = summary(device);
+    let teardowns = &device.history.teardowns;
+    for teardown in teardowns.iter().skip(teardowns.len().saturating_sub(LAST)) {
+        let when = device.seconds(teardown.at.nanos);
+        let what = amount(&teardown.mappings);
+        text +=
+            &format!("  turned off, or all unmapped at once, at {when:.6} s: {what} still there\n");
+    }
     let mappings = device.mappings();
-    let title = match (device.live, device.history.left.is_empty()) {
-        (true, _) => "mapped now",
-        (false, false) => "still mapped when QEMU left",
-        (false, true) => "mapped at the end",
-    };
-    let bytes = mappings
-        .iter()
-        .fold(0u64, |sum, m| sum.saturating_add(m.size()));
-    text += &format!("  {title}: {} mappings, {}\n", mappings.len(), human(bytes));
+    text += &format!("  mapped now: {}\n", amount(&mappings));
     for mapping in mappings.iter().take(most) {
         let behind = Behind::of(mapping, recorded).text();
         text += &format!("    {:<26} {}  {behind}\n", range(mapping), access(mapping));
@@ -45,6 +48,13 @@ fn device(recorded: &Recorded, device: &Device, most: usize) -> String {
         text += &fault(recorded, device, each);
     }
     text + &rest(faults.len(), most)
+}
+
+fn amount(mappings: &[Mapping]) -> String {
+    let bytes = mappings
+        .iter()
+        .fold(0u64, |sum, m| sum.saturating_add(m.size()));
+    format!("{} mappings, {}", mappings.len(), human(bytes))
 }
 
 fn rest(count: usize, most: usize) -> String {
@@ -117,7 +127,7 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
                 let when = ago(fault.at.nanos, grave.unmapped.nanos);
                 text += &format!(
                     "    unmapped {when} before: {}\n",
-                    what_it_was(device, life, dma.address)
+                    what_it_was(device, grave.life, life, dma.address)
                 );
             }
         }
@@ -154,10 +164,11 @@ fn whose(device: &Device, command: Option<Command>, origin: peerbar_flight::Orig
 }
 
 /// `4 KiB before the end of a mapping of 64 KiB made for queue 1, command 17`.
-fn what_it_was(device: &Device, life: &Life, address: u64) -> String {
-    let mapping = &life.mapping;
-    let left = mapping.last.saturating_sub(address).saturating_add(1);
-    let place = match address.saturating_sub(mapping.iova) {
+fn what_it_was(device: &Device, number: usize, life: &Life, address: u64) -> String {
+    let whole = device.history.stretch(number);
+    let (first, last) = whole.map_or((address, address), RangeInclusive::into_inner);
+    let left = last.saturating_sub(address).saturating_add(1);
+    let place = match address.saturating_sub(first) {
         0 => "the start".to_owned(),
         _ => format!("{} before the end", human(left)),
     };
@@ -166,7 +177,7 @@ fn what_it_was(device: &Device, life: &Life, address: u64) -> String {
     });
     format!(
         "{place} of a mapping of {}{made_for}",
-        human(mapping.size())
+        human((last - first).saturating_add(1))
     )
 }
 

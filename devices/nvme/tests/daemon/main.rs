@@ -11,6 +11,7 @@
 mod command_line;
 mod driver;
 mod errant;
+mod flight;
 mod foreign;
 mod lifetime;
 mod process;

@@ -1,0 +1,90 @@
+//! The flight record: it outlives the daemon, and the sanitizer reads in it what a careless driver has left.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use peerbar_flight::{Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
+use rustix::fs::SealFlags;
+use tempfile::TempDir;
+
+use crate::driver::{DATA, Driver, RAM, RAM_BYTES, SUCCESS, ram};
+use crate::process::Daemon;
+use crate::wait_until;
+use crate::wire::Wire;
+
+const READ: u8 = 0x02;
+/// A mapping of its own for one command's data.
+const BUFFER: u64 = 0x9000_0000;
+
+/// A daemon that records everything, with a driver.
+fn recorded() -> (Daemon, Driver<Wire>, TempDir, FlightFile) {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("disk7.flight");
+    let words = ["--namespace", "ram=2M", "--record", "all", "--flight"];
+    let words = [&words[..], &[path.to_str().unwrap()]].concat();
+    let daemon = Daemon::start(&words);
+    let memory = ram(SealFlags::SHRINK);
+    let mut wire = Wire::connect(daemon.socket());
+    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+    let driver = Driver::bring_up(wire, memory);
+    let file = FlightFile::open(&path).unwrap();
+    (daemon, driver, folder, file)
+}
+
+fn count(flight: &Flight, wanted: impl Fn(&Event) -> bool) -> usize {
+    let records = flight.records.iter();
+    records.filter(|record| wanted(&record.event)).count()
+}
+
+#[test]
+fn what_was_recorded_is_read_while_the_daemon_runs_and_after_it_was_killed() {
+    let (daemon, mut driver, _folder, file) = recorded();
+    assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
+    assert!(file.is_live().unwrap());
+    let before = file.read().unwrap();
+    let io = |event: &Event| {
+        matches!(
+            event,
+            Event::Begin {
+                origin: Origin::Command { queue: 1, .. },
+                opcode: READ
+            }
+        )
+    };
+    assert_eq!(count(&before, io), 1);
+    let data =
+        |event: &Event| matches!(event, Event::Dma(dma) if dma.address == DATA && dma.len == 4096);
+    assert_eq!(count(&before, data), 1);
+    daemon.kill();
+    let after = file.read().unwrap();
+    assert!(!file.is_live().unwrap() && !after.header.ended);
+    assert_eq!(after.header.name, "disk7");
+    assert!(after.records.starts_with(&before.records));
+    let mapped = after
+        .now
+        .iter()
+        .filter(|record| matches!(record.event, Event::Map(m) if m.iova == RAM));
+    assert_eq!(mapped.count(), 1);
+}
+
+#[test]
+fn a_mapping_that_its_driver_leaves_behind_is_found() {
+    let (daemon, mut driver, _folder, file) = recorded();
+    let buffer = ram(SealFlags::SHRINK);
+    driver
+        .link
+        .map((BUFFER, 4096), Some(buffer.as_fd()))
+        .unwrap();
+    assert_eq!(driver.io(READ, BUFFER, 8), SUCCESS);
+    // Drivers have a second to take a mapping away.
+    let used = Instant::now();
+    wait_until("a second", || {
+        (used.elapsed() > Duration::from_millis(1010)).then_some(())
+    });
+    assert_eq!(daemon.terminate().code, Some(0));
+    let flight = file.read().unwrap();
+    assert!(flight.header.ended);
+    let (findings, _) = Sanitizer::of(&flight);
+    let found: Vec<_> = findings.iter().map(|f| (f.kind, f.address)).collect();
+    assert_eq!(found, [(FindingKind::LeftBehind, BUFFER)]);
+}
