@@ -281,9 +281,7 @@ fn a_mapping_is_left_behind_if_one_command_s_data_was_all_that_used_it() {
     );
     let just_now = used(Purpose::Payload).then(Event::Client(false));
     assert_eq!(just_now.findings(), []);
-    let list = used(Purpose::List)
-        .then(Event::BusMaster(true))
-        .later(2000);
+    let list = used(Purpose::List).then(Event::BusMaster(true)).later(2000);
     assert_eq!(list.then(Event::Client(false)).findings(), []);
     let again = used(Purpose::Payload)
         .begin(2)
