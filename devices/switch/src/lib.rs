@@ -60,11 +60,11 @@ mod wire;
 
 pub use attachment::{AttachError, Attachment};
 pub use decode::WireError;
-pub use door::BindError;
 pub use encode::Packet;
 pub use link::{Lent, Link, LinkLost, Neighbour, PeerRequests, RequestError, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};
 pub use message::{LinkTiming, Memory, Message, PortId, Refusal, Status, Window};
+pub use peerbar_socket_file::BindError;
 pub use server::{ServeError, serve};
 pub use switch::{MAX_PORTS, PATIENCE};
 pub use wire::{MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_WINDOWS, PROTOCOL};

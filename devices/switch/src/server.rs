@@ -6,12 +6,13 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use peerbar_socket_file::BindError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::connection::Connection;
-use crate::door::{BindError, Door};
+use crate::door::Door;
 use crate::link_mode::LinkMode;
 use crate::message::PortId;
 use crate::socket::{self, ReceiveError};

@@ -4,7 +4,7 @@ use peerbar_nvme_spec::dma_log::{Completer, Direction, Entry, Purpose, Route};
 
 use crate::command::{READ, WRITE, blocks};
 use crate::driver::{DATA, Driver, LIST, Pair};
-use crate::machine::CMB;
+use crate::machine::{self, CMB, RAM_BYTES};
 
 /// Bytes of a purpose and direction by a route to a completer.
 fn bytes(log: &[Entry], purpose: Purpose, direction: Direction, at: (Route, Completer)) -> u64 {
@@ -84,4 +84,37 @@ fn a_transfer_that_fails_is_a_failure_and_no_byte() {
         (Purpose::Payload, Completer::Nobody)
     );
     assert_eq!((failed[0].failures, failed[0].bytes), (1, 0));
+}
+
+#[test]
+fn the_log_of_translations_says_what_was_asked_for_used_again_and_taken_away() {
+    let mut driver = Driver::new();
+    assert_eq!(driver.ats_log(), [1, 0, 0, 0, 0, 0, 0, 0]);
+    driver.turn_ats_on();
+    driver.ok(1, blocks(READ, 0, 8).at(DATA, 0));
+    driver.ok(1, blocks(READ, 0, 8).at(DATA, 0));
+    let log = driver.ats_log();
+    let [
+        version,
+        on,
+        hits,
+        asked,
+        refused,
+        invalidated,
+        evicted,
+        cached,
+    ] = log[..]
+    else {
+        panic!("{log:?}")
+    };
+    assert_eq!(
+        (version, on, refused, invalidated, evicted),
+        (1, 1, 0, 0, 0)
+    );
+    assert!(hits > 0 && asked == cached, "{log:?}");
+    driver.unmap(machine::RAM, RAM_BYTES);
+    driver.map(machine::RAM, RAM_BYTES, true);
+    let after = driver.ats_log();
+    assert!(after[5] >= cached, "{after:?}");
+    assert_eq!(after[3], after[5] + after[7], "{after:?}");
 }

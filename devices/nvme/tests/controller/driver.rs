@@ -293,6 +293,12 @@ impl Driver {
 
     /// The DMA log. Fetching it is in it already, but for its own data and completion.
     #[track_caller]
+    pub(crate) fn ats_log(&mut self) -> Vec<u64> {
+        let page = self.fetch(get_log(dma_log::ATS_LID, 0, 64), 64);
+        let words = page.as_chunks::<8>().0.iter();
+        words.map(|word| u64::from_le_bytes(*word)).collect()
+    }
+
     pub(crate) fn dma_log(&mut self) -> Vec<dma_log::Entry> {
         let len = dma_log::MAX_SIZE;
         let page = self.fetch(get_log(dma_log::LID, 0, len as u32), len);

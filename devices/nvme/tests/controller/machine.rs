@@ -148,6 +148,12 @@ impl Machine {
         }
     }
 
+    /// Offers ATS, and turns it on as the guest does: ATS Control in the first extended capability.
+    pub(crate) fn turn_ats_on(&mut self) {
+        self.controller.endpoint.offer_ats();
+        self.configure(0x106, &0x8000_u16.to_le_bytes());
+    }
+
     /// Places BAR2 and turns memory space and bus mastering on.
     pub(crate) fn set_up_function(&mut self) {
         self.configure(0x18, &BAR2.to_le_bytes());

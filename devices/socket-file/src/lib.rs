@@ -1,0 +1,197 @@
+//! The socket file of a server, whatever it speaks there: made in place of one that a dead server has left, never in that of a
+//! live one or of another file, and removed with its server.
+#![forbid(unsafe_code)]
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use thiserror::Error;
+
+/// The longest path that fits into a socket address (unix(7)).
+const LONGEST_PATH: usize = 107;
+
+/// Why a server has no socket.
+#[derive(Debug, Error)]
+pub enum BindError {
+    /// The path does not fit into a socket address.
+    #[error("socket path {} is {length} bytes long: choose one of at most {LONGEST_PATH}", path.display())]
+    TooLong {
+        /// The path as given.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// A server lives there.
+    #[error("socket path {} is in use by a live server: stop that one or choose another path", .0.display())]
+    InUse(PathBuf),
+    /// A file lives there that is no socket. It is left alone.
+    #[error("{} exists and is no socket: choose another socket path", .0.display())]
+    NotASocket(PathBuf),
+    /// The system refuses.
+    #[error("cannot make the socket {}", path.display())]
+    System {
+        /// The path as given.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// A socket file. Removed from the file system when dropped.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode of our socket file, so that nobody else's is removed.
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    /// Makes the file, and a socket of this kind that listens there and never waits; `backlog` may wait to be accepted.
+    pub fn make(path: &Path, kind: SocketType, backlog: i32) -> Result<(Self, OwnedFd), BindError> {
+        let length = path.as_os_str().as_bytes().len();
+        let path = path.to_owned();
+        if length > LONGEST_PATH {
+            return Err(BindError::TooLong { path, length });
+        }
+        let system = |source: io::Error| BindError::System {
+            path: path.clone(),
+            source,
+        };
+        let _alone = lock_directory(&path).map_err(system)?;
+        make_way(&path)?;
+        let socket = listening(&path, kind, backlog).map_err(|errno| system(errno.into()))?;
+        let metadata = fs::symlink_metadata(&path).map_err(system)?;
+        let identity = identity(&metadata);
+        Ok((Self { path, identity }, socket))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = |metadata| identity(&metadata) == self.identity;
+        if fs::symlink_metadata(&self.path).is_ok_and(ours)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            log::warn!("cannot remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+fn listening(path: &Path, kind: SocketType, backlog: i32) -> Result<OwnedFd, Errno> {
+    let socket = new_socket(kind)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, backlog)?;
+    Ok(socket)
+}
+
+fn new_socket(kind: SocketType) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, kind, flags, None)
+}
+
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Two servers that start at once must not take each other's fresh socket for a stale one.
+fn lock_directory(path: &Path) -> io::Result<File> {
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let directory = File::open(parent.unwrap_or(Path::new(".")))?;
+    flock(&directory, FlockOperation::LockExclusive)?;
+    Ok(directory)
+}
+
+/// Removes a stale socket; refuses what must stay.
+fn make_way(path: &Path) -> Result<(), BindError> {
+    let system = |source| BindError::System {
+        path: path.to_owned(),
+        source,
+    };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(system(error)),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            Err(BindError::NotASocket(path.to_owned()))
+        }
+        Ok(_) if is_live(path).map_err(|errno| system(errno.into()))? => {
+            Err(BindError::InUse(path.to_owned()))
+        }
+        Ok(_) => fs::remove_file(path).map_err(system),
+    }
+}
+
+/// Whether somebody listens, for whatever kind of socket. Never waits, even if that one never accepts.
+fn is_live(path: &Path) -> Result<bool, Errno> {
+    match connect(new_socket(SocketType::STREAM)?, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KINDS: [SocketType; 2] = [SocketType::STREAM, SocketType::SEQPACKET];
+
+    fn make(path: &Path, kind: SocketType) -> Result<(SocketFile, OwnedFd), BindError> {
+        SocketFile::make(path, kind, 1)
+    }
+
+    #[test]
+    fn a_stale_socket_makes_way_and_a_live_one_does_not() {
+        for (live, other) in KINDS.into_iter().zip(KINDS.into_iter().rev()) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("s");
+            drop(listening(&path, other, 1).unwrap());
+            let server = make(&path, live).unwrap();
+            for kind in KINDS {
+                assert!(matches!(make(&path, kind), Err(BindError::InUse(_))));
+            }
+            drop(server);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn a_socket_file_that_another_server_has_made_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let (file, socket) = make(&path, SocketType::STREAM).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _other = listening(&path, SocketType::STREAM, 1).unwrap();
+        drop((file, socket));
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_file_is_left_alone_and_a_path_that_cannot_be_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "data").unwrap();
+        let error = |path: &Path| make(path, SocketType::STREAM).unwrap_err();
+        assert!(matches!(error(&path), BindError::NotASocket(_)));
+        assert_eq!(fs::read(&path).unwrap(), b"data");
+        let long = folder.path().join("x".repeat(LONGEST_PATH));
+        assert!(matches!(error(&long), BindError::TooLong { .. }));
+        let nowhere = folder.path().join("no/such");
+        assert!(matches!(error(&nowhere), BindError::System { .. }));
+    }
+}
