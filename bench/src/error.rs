@@ -78,6 +78,12 @@ pub enum Error {
         /// Where in it.
         offset: u64,
     },
+    /// What callgrind left is not what was expected.
+    #[error("{path} is no profile of callgrind's")]
+    Profile {
+        /// The profile.
+        path: PathBuf,
+    },
     /// A report cannot be read.
     #[error("{path} is no report of `peerbar bench`")]
     Report {

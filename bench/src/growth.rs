@@ -136,6 +136,7 @@ fn grow(dimension: &Dimension, options: &Options) -> Result<Vec<Figure>, Error> 
 fn start(options: &Options, shape: Shape) -> Result<Session, Error> {
     let disks = u64::from(shape.devices) * u64::from(shape.namespaces);
     Session::start(&Setup {
+        under: &[],
         program: &options.server,
         options: &options.words,
         backend: "ram",

@@ -91,6 +91,7 @@ pub fn measure(
     for case in cases(options.quick).into_iter().filter(wanted) {
         progress(&case.name());
         let setup = Setup {
+            under: &[],
             program: &options.server,
             options: &options.words,
             backend: case.backend,

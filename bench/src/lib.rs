@@ -5,7 +5,7 @@
 //! and what they were measured with make a [`Report`], which is printed as a table and kept as JSON; [`compare`] sets
 //! two of them side by side.
 //!
-//! The host-side suites ([`host`], [`growth`]) need no guest: a small NVMe driver in this crate drives a server over its socket,
+//! The host-side suites ([`host`], [`growth`], [`instructions`]) need no guest: a small NVMe driver in this crate drives a server over its socket,
 //! with queues and data in shared memory. It uses shadow doorbells and a doorbell page that can be mapped where the
 //! server offers them, and messages for what is left.
 
@@ -20,6 +20,7 @@ mod error;
 mod figure;
 pub mod growth;
 pub mod host;
+pub mod instructions;
 mod jobs;
 mod lane;
 mod limits;

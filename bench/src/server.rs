@@ -6,6 +6,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::Error;
@@ -18,15 +20,22 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `program` and waits until it is ready.
+    /// Starts `program` and waits until it is ready. The words of `under`, if there are any, are a program that it is
+    /// run by, and what that is told.
     pub(crate) fn start<W: Into<OsString>>(
+        under: &[OsString],
         program: &Path,
         words: impl IntoIterator<Item = W>,
     ) -> Result<Self, Error> {
         let folder = TempDir::new().map_err(Error::system("create a folder for a socket"))?;
         let log = folder.path().join("log");
         let stderr = File::create(&log).map_err(Error::system("create a log file"))?;
-        let child = Command::new(program)
+        let (first, rest) = match under.split_first() {
+            Some((first, rest)) => (first.as_os_str(), [rest, &[program.into()]].concat()),
+            None => (program.as_os_str(), Vec::new()),
+        };
+        let child = Command::new(first)
+            .args(rest)
             .arg("--socket-path")
             .arg(socket(&folder))
             .args(words.into_iter().map(Into::into))
@@ -34,7 +43,7 @@ impl Server {
             .stdout(Stdio::piped())
             .stderr(stderr)
             .spawn()
-            .map_err(Error::system(format!("start {}", program.display())))?;
+            .map_err(Error::system(format!("start {}", first.display())))?;
         let mut server = Self { child, folder };
         if server.is_ready() {
             return Ok(server);
@@ -55,6 +64,14 @@ impl Server {
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) fn end(mut self) -> Result<(), Error> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM)
+            .and_then(|()| self.child.wait().map_err(|_| Errno::CHILD))
+            .map_err(Error::system("end a server"))?;
+        Ok(())
     }
 
     /// Whether it says so; a server that fails closes its standard output.
@@ -95,6 +112,15 @@ mod tests {
     }
 
     #[test]
+    fn a_server_can_be_run_by_another_program() {
+        let folder = TempDir::new().unwrap();
+        let script = folder.path().join("script");
+        fs::write(&script, "echo ready; read line").unwrap();
+        let server = Server::start(&["sh".into()], &script, [""; 0]).unwrap();
+        server.end().unwrap();
+    }
+
+    #[test]
     fn a_server_is_killed_when_dropped() {
         let server = start("echo ready; exec sleep 60").unwrap();
         let process = PathBuf::from(format!("/proc/{}", server.pid()));
@@ -110,6 +136,6 @@ mod tests {
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&program, mode).unwrap();
-        Server::start(&program, [""; 0])
+        Server::start(&[], &program, [""; 0])
     }
 }

@@ -1,5 +1,6 @@
 //! A server, our driver on it, and lanes that are ready to be driven.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ const CHECKED: u64 = 4096;
 /// What to start.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup<'a> {
+    /// A program that servers are run by, and what it is told; nothing: none.
+    pub(crate) under: &'a [OsString],
     /// The servers' program.
     pub(crate) program: &'a Path,
     /// More words of its command line.
@@ -118,7 +121,7 @@ impl Session {
             rng: Rng::with_seed(1),
         };
         for _ in 0..setup.devices {
-            let server = Server::start(setup.program, setup.words())?;
+            let server = Server::start(setup.under, setup.program, setup.words())?;
             let mut controller = Controller::bring_up(&server.socket(), setup.memory_bytes())?;
             let scattered = setup.pieces.map(|pieces| Pieces::map(&controller, pieces));
             let scattered = scattered.transpose()?;
@@ -161,12 +164,23 @@ impl Session {
     /// Writes all disks anew, and reads at random with every byte compared.
     pub(crate) fn check(&mut self) -> Result<(), Error> {
         self.fill()?;
+        self.read(CHECKED)
+    }
+
+    /// Asks the servers to end, and waits until they have.
+    pub(crate) fn end(self) -> Result<(), Error> {
+        drop((self.lanes, self.controllers));
+        self.servers.into_iter().try_for_each(Server::end)
+    }
+
+    /// So many reads at random places from each controller, with every byte compared.
+    pub(crate) fn read(&mut self, count: u64) -> Result<(), Error> {
         for lanes in self.lanes.chunks_mut(self.lanes_each) {
             let mut check = Scattered {
                 job: Check {
                     extent: self.extent,
                     rng: self.rng.fork(),
-                    left: CHECKED,
+                    left: count,
                 },
                 spots: &self.spots,
                 commands: self.commands,

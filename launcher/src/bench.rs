@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::anyhow;
-use peerbar_bench::{Error, Options, Report, compare, growth, host};
+use peerbar_bench::{Error, Options, Report, compare, growth, host, instructions};
 
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
@@ -32,6 +32,9 @@ pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
     match what {
         Bench::Host(options) => on_host("bench-host", host::measure, options)?,
         Bench::Growth(options) => on_host("bench-growth", growth::measure, options)?,
+        Bench::Instructions(options) => {
+            on_host("bench-instructions", instructions::measure, options)?
+        }
         Bench::Guest(options) => in_guest("bench-guest", guest::measure, options)?,
         Bench::P2p(options) => in_guest("bench-p2p", p2p::measure, options)?,
         Bench::Iommu(options) => in_guest("bench-iommu", iommu::measure, options)?,
@@ -111,8 +114,15 @@ fn conclude(extent: &BenchExtent, report: &Report, folder: &Folder) -> Result<()
         )));
     }
     let place = folder.path().join(RESULTS);
+    let told = report
+        .settings
+        .iter()
+        .filter(|(_, value)| !value.is_empty());
+    let settings: String = told
+        .map(|(name, value)| format!("{name}: {value}\n"))
+        .collect();
     Ok(print(&format!(
-        "{}\n{}\n",
+        "{}\n{settings}{}\n",
         report.table(),
         place.display()
     ))?)

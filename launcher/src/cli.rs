@@ -175,6 +175,8 @@ pub(crate) enum Bench {
     Host(BenchHost),
     /// What a transfer costs with more namespaces, queues, mappings and devices; driven from the host.
     Growth(BenchHost),
+    /// How many instructions a read takes in the server, and in which functions; needs valgrind.
+    Instructions(BenchHost),
     /// Loads our controller and QEMU's own with fio, in turn in one guest.
     Guest(BenchGuest),
     /// Transfers between devices, beside the ways around: through guest RAM, and by messages through QEMU.

@@ -1,0 +1,70 @@
+//! What it costs to find the way of a small read, with few mappings and with many: `cargo bench -p peerbar-dma`.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a benchmark that goes wrong shall panic"
+)]
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use divan::Bencher;
+use peerbar_dma::{MemoryFile, Purpose, Requester, Session};
+
+const PAGE: u64 = 4096;
+const MAPPINGS: [u64; 3] = [16, 4096, 65535];
+
+fn main() {
+    divan::main();
+}
+
+/// A requester with so many mappings, a page each with a gap behind.
+fn requester(mappings: u64) -> Arc<Requester> {
+    let memory = MemoryFile::create("bench", mappings * PAGE).unwrap();
+    let requester = Requester::new();
+    requester.set_bus_master(true);
+    for page in 0..mappings {
+        let lent = memory.file().try_clone().unwrap().into();
+        let backing = Some((lent, page * PAGE));
+        requester
+            .map(page * 2 * PAGE, PAGE, (true, true), backing)
+            .unwrap();
+    }
+    Arc::new(requester)
+}
+
+/// Addresses in mappings that lie far from one another.
+fn addresses(mappings: u64) -> impl Fn() -> u64 {
+    let next = Cell::new(0_u64);
+    move || {
+        next.set((next.get() + 7919) % mappings);
+        next.get() * 2 * PAGE
+    }
+}
+
+#[divan::bench(args = MAPPINGS)]
+fn by_a_request_of_its_own(bencher: Bencher<'_, '_>, mappings: u64) {
+    let (requester, address) = (requester(mappings), addresses(mappings));
+    bencher.bench_local(|| {
+        requester
+            .read(Purpose::Payload, address(), &mut [0; 16])
+            .unwrap()
+    });
+}
+
+#[divan::bench(args = MAPPINGS)]
+fn in_a_session(bencher: Bencher<'_, '_>, mappings: u64) {
+    let (requester, address) = (requester(mappings), addresses(mappings));
+    let mut session = Session::new(requester);
+    bencher.bench_local(|| {
+        session
+            .read(Purpose::Payload, address(), &mut [0; 16])
+            .unwrap()
+    });
+}
+
+#[divan::bench]
+fn in_a_session_by_the_route_of_before(bencher: Bencher<'_, '_>) {
+    let mut session = Session::new(requester(16));
+    bencher.bench_local(|| session.read(Purpose::Payload, 0, &mut [0; 16]).unwrap());
+}
