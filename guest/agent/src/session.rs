@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use peerbar_report::{Check, Evidence, KtapWriter, Measure, Plan, Verdict};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -37,10 +38,15 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let for_checks = port.try_clone().context("cannot share the port")?;
     let mut report = KtapWriter::new(port);
     report.begin(u32::try_from(plan.checks.len())?)?;
+    // Some tenths of a second under emulation, which pass while the devices come up.
+    let watch = thread::spawn(Decisions::watch);
     match prepare(&plan, (modules, for_checks), uevents) {
         Ok(lab) => {
             report.ready(uptime_ms()?)?;
-            work_off(&plan.checks, &Arc::new(lab), &mut report)
+            let decisions = watch
+                .join()
+                .map_err(|_| anyhow!("the thread that sets the probe panicked"))?;
+            work_off(&plan.checks, &Arc::new(lab), decisions, &mut report)
         }
         Err(error) => {
             eprintln!("peerbar-agent: {error:#}");
@@ -84,8 +90,12 @@ fn prepare(
     ))
 }
 
-fn work_off(checks: &[Check], lab: &Arc<Lab>, report: &mut KtapWriter<File>) -> anyhow::Result<()> {
-    let mut decisions = Decisions::watch();
+fn work_off(
+    checks: &[Check],
+    lab: &Arc<Lab>,
+    mut decisions: Decisions,
+    report: &mut KtapWriter<File>,
+) -> anyhow::Result<()> {
     for evidence in fabric::found(lab).iter().chain(decisions.is_blind()) {
         report.evidence(evidence)?;
     }
