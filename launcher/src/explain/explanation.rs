@@ -144,14 +144,16 @@ fn notes(case: &Case, pair: &Pair) -> Vec<String> {
         )),
         _ => {}
     }
-    if let Some(client) = named(&pair.client)
-        && client.link() != LinkMode::Route
-    {
-        notes.push(format!(
-            "`link = \"{0}\"` at {1}: a bus address in its requests does not make the switch route them, but {0}",
-            client.link(),
-            client.name()
-        ));
+    let client = named(&pair.client);
+    let fate = client.and_then(|client| match client.link() {
+        LinkMode::Route => None,
+        LinkMode::Redirect => Some("sends its requests to peers up to the root all the same"),
+        LinkMode::UnsupportedRequest => Some("refuses its requests to peers all the same"),
+        LinkMode::Drop => Some("loses its requests to peers all the same"),
+    });
+    if let (Some(client), Some(fate)) = (client, fate) {
+        let (name, link) = (client.name(), client.link());
+        notes.push(format!("`link = \"{link}\"` at {name}: the switch {fate}"));
     }
     notes
 }
