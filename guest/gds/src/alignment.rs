@@ -7,6 +7,12 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 /// What holds everywhere, where the kernel does not say: a page.
 const PAGE: u64 = 4096;
 
+/// What to keep to where data goes through the page cache anyway.
+pub(crate) const PAGES: Alignment = Alignment {
+    block: PAGE,
+    memory: PAGE,
+};
+
 /// What a file wants of direct I/O. Bytes that do not meet it need a bounce.
 ///
 /// Of a transfer between `offset` in the file and `at` in the buffer the whole blocks go peer to peer, and what is left
@@ -21,20 +27,17 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// What the kernel says of `file` (Linux 6.1, STATX_DIOALIGN).
-    pub(crate) fn of(file: &File) -> Self {
-        let told = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
-        let (block, memory) = told.map_or((0, 0), |told| {
-            (told.stx_dio_offset_align, told.stx_dio_mem_align)
-        });
-        let or_page = |value: u32| match u64::from(value) {
-            0 => PAGE,
-            value => value.next_power_of_two(),
-        };
-        Alignment {
-            block: or_page(block),
-            memory: or_page(memory),
+    /// What the kernel says of `file` (Linux 6.1, STATX_DIOALIGN); `None` if it does not say that the file is read and
+    /// written past the page cache. Some file systems take O_DIRECT and copy all the same.
+    pub(crate) fn of(file: &File) -> Option<Self> {
+        let told = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+        if told.stx_dio_offset_align == 0 || told.stx_dio_mem_align == 0 {
+            return None;
         }
+        Some(Alignment {
+            block: u64::from(told.stx_dio_offset_align).next_power_of_two(),
+            memory: u64::from(told.stx_dio_mem_align).next_power_of_two(),
+        })
     }
 
     /// Splits a transfer of `length` bytes between `offset` in the file and `at` in the buffer.

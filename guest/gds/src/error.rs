@@ -92,6 +92,16 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
+    /// The kernel does not say that it reads and writes the file past the page cache, and the policy forbids a bounce.
+    #[error(
+        "{} would pass through the page cache, so through host memory: its file system may take O_DIRECT, but the kernel does \
+         not say that it heeds it (STATX_DIOALIGN), as it says of block devices, ext4 and xfs; use one of those, or allow a \
+         bounce", path.display()
+    )]
+    NotDirect {
+        /// The file.
+        path: PathBuf,
+    },
     /// The transfer is not aligned to what goes peer to peer, and the policy forbids a bounce.
     #[error(
         "of {length} bytes at offset {offset} of {}, {bounced} cannot go peer to peer, since that takes whole blocks of \

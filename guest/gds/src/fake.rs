@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
+use crate::alignment::{Alignment, PAGES};
 use crate::driver::Driver;
-use crate::{Buffer, Gpu, uapi};
+use crate::{Buffer, Gpu, GpuFile, Policy, uapi};
 
 /// The driver. Its GPU can copy and compare.
 #[derive(Debug)]
@@ -44,6 +46,15 @@ pub(crate) fn gpu_with(bytes: u64) -> (Arc<Fake>, Gpu) {
     });
     let gpu = Gpu::with_driver(Arc::<Fake>::clone(&fake)).unwrap();
     (fake, gpu)
+}
+
+/// The file, opened as [`FileOptions`](crate::FileOptions) does, whether or not its file system copies.
+pub(crate) fn open_anywhere(gpu: &Gpu, path: &Path, policy: Policy) -> GpuFile {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_DIRECT);
+    let file = options.open(path).unwrap();
+    let alignment = Alignment::of(&file).unwrap_or(PAGES);
+    GpuFile::new(gpu, file, path.to_owned(), policy, alignment)
 }
 
 /// What a buffer holds.

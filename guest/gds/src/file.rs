@@ -110,9 +110,15 @@ impl Piece {
 }
 
 impl GpuFile {
-    pub(crate) fn new(gpu: &Gpu, file: File, path: PathBuf, policy: Policy) -> Self {
+    pub(crate) fn new(
+        gpu: &Gpu,
+        file: File,
+        path: PathBuf,
+        policy: Policy,
+        alignment: Alignment,
+    ) -> Self {
         let parts = Parts {
-            alignment: Alignment::of(&file),
+            alignment,
             gpu: gpu.clone(),
             file,
             path,
@@ -368,7 +374,7 @@ mod tests {
 
     use super::*;
     use crate::FileOptions;
-    use crate::fake::{Fake, bytes_of, gpu_with};
+    use crate::fake::{Fake, bytes_of, gpu_with, open_anywhere};
 
     const SIZE: usize = 40_000;
 
@@ -385,8 +391,7 @@ mod tests {
         let named = NamedTempFile::new().unwrap();
         named.as_file().write_all_at(&pattern(1, SIZE), 0).unwrap();
         named.as_file().sync_all().unwrap();
-        let options = FileOptions::new().write(true).policy(policy);
-        let file = options.open(&gpu, named.path()).unwrap();
+        let file = open_anywhere(&gpu, named.path(), policy);
         (fake, gpu, buffer, file, named)
     }
 

@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::alignment::{Alignment, PAGES};
 use crate::{Error, Gpu, GpuFile, Policy, Result};
 
 /// How a file is opened: by default to read only, and peer to peer only.
@@ -38,10 +39,14 @@ impl FileOptions {
         self
     }
 
-    /// Opens a file of any file system that takes O_DIRECT, or a block device, past the page cache.
+    /// Opens a block device, or a file of any file system that takes O_DIRECT, past the page cache.
+    ///
+    /// Some file systems take O_DIRECT and copy through the page cache all the same: tmpfs, 9p, ext4 with journalled data.
+    /// A file goes peer to peer only if the kernel says that it is really read and written past the page cache
+    /// (STATX_DIOALIGN, as of ext4, XFS, F2FS and block devices); of any other, all bytes bounce.
     ///
     /// # Errors
-    /// [`Error::OpenFile`].
+    /// [`Error::OpenFile`]; [`Error::NotDirect`] where all bytes would bounce and must not.
     pub fn open(self, gpu: &Gpu, path: impl AsRef<Path>) -> Result<GpuFile> {
         let path = path.as_ref();
         let file = OpenOptions::new()
@@ -54,6 +59,54 @@ impl FileOptions {
                 path: path.to_owned(),
                 source,
             })?;
-        Ok(GpuFile::new(gpu, file, path.to_owned(), self.policy))
+        let told = Alignment::of(&file);
+        let policy = match (self.policy, told) {
+            (policy, Some(_)) => policy,
+            (Policy::PeerOnly, None) => {
+                return Err(Error::NotDirect {
+                    path: path.to_owned(),
+                });
+            }
+            (Policy::AllowBounce | Policy::BounceOnly, None) => Policy::BounceOnly,
+        };
+        let alignment = told.unwrap_or(PAGES);
+        Ok(GpuFile::new(gpu, file, path.to_owned(), policy, alignment))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+    use crate::Traffic;
+    use crate::fake::{bytes_of, gpu_with};
+
+    #[test]
+    fn what_a_file_system_copies_is_never_counted_as_peer_to_peer() {
+        let (_, gpu) = gpu_with(1 << 20);
+        let buffer = gpu.allocate(8192).unwrap();
+        let memory = File::from(memfd_create("tmpfs", MemfdFlags::CLOEXEC).unwrap());
+        std::io::Write::write_all(&mut &memory, &[7; 8192]).unwrap();
+        let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+        let file = match FileOptions::new().open(&gpu, &path) {
+            // Before Linux 6.6 tmpfs does not take O_DIRECT at all.
+            Err(Error::OpenFile { .. }) => return,
+            Err(Error::NotDirect { .. }) => {
+                let options = FileOptions::new().policy(Policy::AllowBounce);
+                options.open(&gpu, &path).unwrap()
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(file.read_at(&buffer, .., 0).unwrap(), 8192);
+        assert_eq!(bytes_of(&buffer, 0, 8192), [7; 8192]);
+        let bounced = Traffic {
+            peer_bytes: 0,
+            bounced_bytes: 8192,
+        };
+        assert_eq!(file.traffic(), bounced);
     }
 }

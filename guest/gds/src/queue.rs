@@ -289,8 +289,8 @@ mod tests {
     use tempfile::NamedTempFile;
 
     use super::*;
-    use crate::fake::{bytes_of, gpu_with};
-    use crate::{FileOptions, Gpu, Policy};
+    use crate::fake::{bytes_of, gpu_with, open_anywhere};
+    use crate::{Gpu, Policy};
 
     fn lab(policy: Policy) -> (Gpu, Buffer, GpuFile, NamedTempFile) {
         let (_, gpu) = gpu_with(1 << 20);
@@ -298,8 +298,7 @@ mod tests {
         let named = NamedTempFile::new().unwrap();
         let bytes: Vec<u8> = (0..=255).cycle().take(1 << 18).collect();
         named.as_file().write_all_at(&bytes, 0).unwrap();
-        let options = FileOptions::new().write(true).policy(policy);
-        let file = options.open(&gpu, named.path()).unwrap();
+        let file = open_anywhere(&gpu, named.path(), policy);
         (gpu, buffer, file, named)
     }
 

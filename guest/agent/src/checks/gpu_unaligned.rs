@@ -1,4 +1,7 @@
-//! What does not start and end with a block goes nowhere without leave, and with leave is counted to the byte.
+//! What does not start and end with a block, or is of a file that the kernel copies, goes nowhere without leave, and with
+//! leave is counted to the byte.
+
+use std::fs;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, Error, FileOptions, Gpu, GpuFile, Policy, Traffic};
@@ -28,6 +31,7 @@ pub(super) fn run(lab: &Lab, gpu: &str, disk: &str, measure: &mut Measure) -> an
     let opened = gpu.open()?;
     let buffer = opened.allocate(LENGTH * 2)?;
     refused(lab, &opened, disk, &buffer)?;
+    copied(&opened, &buffer).context("a file in the page cache")?;
 
     let options = FileOptions::new().write(true).policy(Policy::AllowBounce);
     let file = options.open(&opened, &disk.disk.node)?;
@@ -62,6 +66,29 @@ fn refused(lab: &Lab, gpu: &Gpu, disk: &Controller, buffer: &Buffer) -> anyhow::
         "a read that was refused has moved {moved} bytes of payload"
     );
     Ok(())
+}
+
+/// tmpfs takes O_DIRECT, and the processor copies: that is no way from device to device.
+fn copied(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
+    const PATH: &str = "/tmp/copied";
+    fs::write(PATH, [7; 2 * super::PAGE as usize])?;
+    match FileOptions::new().open(gpu, PATH) {
+        Err(Error::NotDirect { .. }) => {}
+        other => bail!("it was to be refused as such, but: {other:?}"),
+    }
+    let options = FileOptions::new().policy(Policy::AllowBounce);
+    let file = options.open(gpu, PATH)?;
+    let read = file.read_at(buffer, ..2 * super::PAGE, 0)?;
+    let right = Traffic {
+        peer_bytes: 0,
+        bounced_bytes: 2 * super::PAGE,
+    };
+    ensure!(
+        read == 2 * super::PAGE && file.traffic() == right,
+        "{read} bytes were read of it, and counted as {:?}",
+        file.traffic()
+    );
+    Ok(fs::remove_file(PATH)?)
 }
 
 /// What of the transfer is whole blocks.
