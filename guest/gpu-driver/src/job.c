@@ -82,6 +82,10 @@ static int take_operand(struct pb_job *job, struct pb_file *file, unsigned int o
 	return check_operand(job, operand);
 }
 
+/*
+ * Addresses stand where the operation has them and nowhere else: one that the device took for a
+ * number would tell the program where memory lies.
+ */
 static int check_mask(const struct pb_operation *operation, u32 mask)
 {
 	u32 needed = operation->fixed;
@@ -89,9 +93,9 @@ static int check_mask(const struct pb_operation *operation, u32 mask)
 
 	for (i = 0; i < operation->nstreams; i++)
 		needed |= BIT(operation->streams[i].operand);
-	if (mask >= BIT(PB_OPERANDS) || (mask & needed) != needed)
+	if (mask >= BIT(PB_OPERANDS))
 		return -EINVAL;
-	return operation->nstreams && mask & BIT(operation->count) ? -EINVAL : 0;
+	return needed && mask != needed ? -EINVAL : 0;
 }
 
 struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_submit *request)

@@ -19,6 +19,7 @@ const COPY: u32 = 1;
 const FILL: u32 = 2;
 const LAUNCH: u32 = 5;
 const REDUCTION: u32 = 2;
+const ATOMIC_ADD: u32 = 4;
 
 /// Operands that say a launch's shape.
 const GRID: usize = 11;
@@ -115,6 +116,12 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     if let Some(operand) = host.operand.first_mut() {
         operand.space = 1;
     }
+    // A program would read in its own memory where in the machine somebody's memory lies.
+    let mut summand = launch(handle, ATOMIC_ADD, 0, (1, 1));
+    summand.address_mask = 0b11;
+    if let Some(operand) = summand.operand.get_mut(1) {
+        *operand = address(handle, 0);
+    }
     let others = [
         (
             "a buffer that is not there",
@@ -142,6 +149,16 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
             fill_at(8, u64::MAX),
             Errno::RANGE,
         ),
+        (
+            "a pattern that is an address",
+            command(
+                FILL,
+                [address(handle, 0), number(8), address(handle, 0)],
+                0b101,
+            ),
+            Errno::INVAL,
+        ),
+        ("a summand that is an address", summand, Errno::INVAL),
         (
             "an opcode of more than a byte",
             command(256, [], 0),
