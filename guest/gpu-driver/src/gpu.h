@@ -322,6 +322,7 @@ struct pb_operation {
 	u8 opcode;
 	u8 kernel;
 	bool repeatable;		/* done in part and then again, it is as done once */
+	bool apart;			/* the first two operands must not overlap */
 	u8 nstreams;			/* 0: cannot be done in parts */
 	struct pb_stream streams[PB_STREAMS_MAX];
 	u8 count;			/* the operand with the number of units */

@@ -98,6 +98,22 @@ static int check_mask(const struct pb_operation *operation, u32 mask)
 	return needed && mask != needed ? -EINVAL : 0;
 }
 
+/*
+ * Source and destination that overlap are the device's to refuse, but of a command in parts it sees
+ * one part at a time, and would copy what an earlier part has written.
+ */
+static bool overlaps_in_parts(const struct pb_job *job)
+{
+	u64 from = job->request.operand[0].offset, to = job->request.operand[1].offset;
+	u64 distance = from < to ? to - from : from - to;
+	const struct pb_buffer *buffer = job->buffers[0];
+
+	if (!job->operation->apart || buffer != job->buffers[1])
+		return false;
+	return distance && distance < job->units &&
+	       (buffer->npieces > 1 || job->units > PB_LONGEST);
+}
+
 struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_submit *request)
 {
 	const struct pb_operation *operation = pb_operation_of(request->opcode, request->kernel);
@@ -123,6 +139,10 @@ struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_subm
 			pb_job_free(job);
 			return ERR_PTR(error);
 		}
+	}
+	if (overlaps_in_parts(job)) {
+		pb_job_free(job);
+		return ERR_PTR(-EOPNOTSUPP);
 	}
 	return job;
 }

@@ -7,12 +7,8 @@
 
 static const struct pb_operation operations[] = {
 	{
-		/*
-		 * The device takes no part whose source and destination overlap, unless they are
-		 * the same.
-		 */
 		.opcode = PB_OP_COPY,
-		.repeatable = true,
+		.repeatable = true, .apart = true,
 		.nstreams = 2, .streams = { { 0, 1 }, { 1, 1 } },
 		.count = 2,
 	}, {

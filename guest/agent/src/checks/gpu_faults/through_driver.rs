@@ -51,6 +51,7 @@ pub(super) fn run(gpu: &gpus::Gpu, channel: &Channel) -> anyhow::Result<()> {
              has recorded {faults} faults"
         );
     }
+    overlap_in_parts_is_refused(gpu).context("a copy onto a part of itself, in parts")?;
     revoked_import_is_refused(gpu).context("a dma-buf that was revoked")
 }
 
@@ -200,6 +201,18 @@ fn faulted(handle: u32) -> [(&'static str, Submit, u32); 5] {
             TOO_LONG,
         ),
     ]
+}
+
+/// Host memory lies in pieces, none of which overlaps its own copy, so the device would find nothing wrong.
+fn overlap_in_parts_is_refused(gpu: &gpus::Gpu) -> anyhow::Result<()> {
+    const DISTANCE: u64 = 6 << 20;
+    let gpu = gpu.open()?;
+    let host = gpu.allocate_host(2 * DISTANCE + DISTANCE / 2)?;
+    let (from, to) = (..DISTANCE + DISTANCE / 2, DISTANCE..);
+    match gpu.copy(host.span(from)?, host.span(to)?) {
+        Err(Error::Driver { .. }) => Ok(()),
+        other => bail!("it was to be refused by the driver, but: {other:?}"),
+    }
 }
 
 /// Memory that its owner has pulled away is not met by an importer's commands.
