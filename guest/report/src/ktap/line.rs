@@ -199,6 +199,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::KernelDecision;
 
     fn result(number: u32, name: &str, verdict: Verdict) -> Line {
         Line::Result {
@@ -253,6 +254,24 @@ mod tests {
             panic!("{line}")
         };
         assert_eq!(name, "run \\# SKIP it not ok 2 - x");
+    }
+
+    #[test]
+    fn evidence_survives_the_wire() {
+        let text = r##"# evidence {"decision":{"provider":"0000:01:00.0","client":"0000:02:00.0","map_type":2}}"##;
+        let line = Line::parse(text);
+        let decision = KernelDecision {
+            provider: "0000:01:00.0".to_owned(),
+            client: "0000:02:00.0".to_owned(),
+            map_type: 2,
+        };
+        assert_eq!(line, Line::Evidence(Evidence::Decision(decision)));
+        assert_eq!(line.to_string(), text);
+        let broken = "evidence {\"decision\":7}";
+        assert_eq!(
+            Line::parse(&format!("# {broken}")),
+            Line::Diagnostic(broken.to_owned())
+        );
     }
 
     proptest! {
