@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 
 use anyhow::{Context, ensure};
-use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer};
+use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer, Mapping};
 use peerbar_report::{Measure, Probe, Probed, Transfer};
 
 use super::layout::size_range;
@@ -22,15 +22,27 @@ use crate::pattern::Pattern;
 const LENGTH: u64 = 64 << 10;
 const BYTES: usize = 64 << 10;
 
+/// Which way data goes.
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    /// From the near end to the far end: the client writes to the provider's memory.
+    There,
+    /// From the far end to the near end: the client reads from the provider's memory.
+    Back,
+}
+
 pub(super) fn run(lab: &Lab, probe: &Probe, measure: &mut Measure) -> anyhow::Result<()> {
     measure.sizes = size_range(&[LENGTH]);
     let number = client_number(lab, probe)?;
     let mut witness = Witness::new(lab);
     let (written, read) = match pair(lab, probe) {
-        Ok(mut pair) => (
-            there(lab, number, pair.as_mut(), &mut witness)?,
-            back(lab, number, pair.as_mut(), &mut witness)?,
-        ),
+        Ok(mut pair) => {
+            let mut moved = |direction| {
+                let pattern = lab.fresh_pattern_of(number);
+                transfer(pair.as_mut(), direction, pattern, &mut witness)
+            };
+            (moved(Direction::There)?, moved(Direction::Back)?)
+        }
         Err(refused) => (failed(&refused), failed(&refused)),
     };
     witness.tell(measure);
@@ -68,18 +80,12 @@ fn client_number(lab: &Lab, probe: &Probe) -> anyhow::Result<u32> {
 
 /// A client, ready to move data between its own storage and the other end.
 trait Pair {
-    /// Puts `bytes` at the near end, without peer-to-peer DMA, and something else at the far end.
-    fn load_near(&mut self, bytes: &[u8]) -> anyhow::Result<()>;
-    /// Puts `bytes` at the far end, and something else at the near end.
-    fn load_far(&mut self, bytes: &[u8]) -> anyhow::Result<()>;
-    /// Moves from the near end to the far end: the client writes to the provider's memory.
-    fn push(&mut self) -> anyhow::Result<()>;
-    /// Moves from the far end to the near end: the client reads from the provider's memory.
-    fn pull(&mut self) -> anyhow::Result<()>;
-    /// What is at the near end.
-    fn near(&self) -> anyhow::Result<Vec<u8>>;
-    /// What is at the far end.
-    fn far(&self) -> anyhow::Result<Vec<u8>>;
+    /// Puts `bytes` where `direction` starts, without peer-to-peer DMA, and something else where they pass.
+    fn load(&mut self, direction: Direction, bytes: &[u8]) -> anyhow::Result<()>;
+    /// Moves them.
+    fn carry(&mut self, direction: Direction) -> anyhow::Result<()>;
+    /// What is where `direction` ends.
+    fn arrived(&self, direction: Direction) -> anyhow::Result<Vec<u8>>;
 }
 
 fn pair(lab: &Lab, probe: &Probe) -> anyhow::Result<Box<dyn Pair>> {
@@ -96,28 +102,15 @@ fn pair(lab: &Lab, probe: &Probe) -> anyhow::Result<Box<dyn Pair>> {
     }
 }
 
-fn there(
-    lab: &Lab,
-    client: u32,
+fn transfer(
     pair: &mut dyn Pair,
+    direction: Direction,
+    pattern: Pattern,
     witness: &mut Witness<'_>,
 ) -> anyhow::Result<Transfer> {
-    let pattern = lab.fresh_pattern_of(client);
-    pair.load_near(&pattern.bytes(0, BYTES))?;
-    let outcome = witness.watch(|| pair.push());
-    Ok(judge(outcome, pattern, &pair.far()?))
-}
-
-fn back(
-    lab: &Lab,
-    client: u32,
-    pair: &mut dyn Pair,
-    witness: &mut Witness<'_>,
-) -> anyhow::Result<Transfer> {
-    let pattern = lab.fresh_pattern_of(client);
-    pair.load_far(&pattern.bytes(0, BYTES))?;
-    let outcome = witness.watch(|| pair.pull());
-    Ok(judge(outcome, pattern, &pair.near()?))
+    pair.load(direction, &pattern.bytes(0, BYTES))?;
+    let outcome = witness.watch(|| pair.carry(direction));
+    Ok(judge(outcome, pattern, &pair.arrived(direction)?))
 }
 
 fn judge(outcome: anyhow::Result<()>, pattern: Pattern, seen: &[u8]) -> Transfer {
@@ -166,49 +159,45 @@ impl DiskPair {
 }
 
 impl Pair for DiskPair {
-    fn load_near(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+    fn load(&mut self, direction: Direction, bytes: &[u8]) -> anyhow::Result<()> {
         self.memory.copy_in(&[0; BYTES])?;
-        disk::store(&self.client, bytes, Self::NEAR)
-    }
-
-    fn load_far(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
-        self.memory.copy_in(&[0; BYTES])?;
-        match &self.provider {
-            Some(provider) => disk::store(provider, bytes, Self::FAR),
-            None => self.memory.copy_in(bytes),
+        match (direction, &self.provider) {
+            (Direction::There, _) => disk::store(&self.client, bytes, Self::NEAR),
+            (Direction::Back, Some(provider)) => disk::store(provider, bytes, Self::FAR),
+            (Direction::Back, None) => self.memory.copy_in(bytes),
         }
     }
 
-    fn push(&mut self) -> anyhow::Result<()> {
-        self.memory
-            .read_from(&self.client, Self::NEAR, BYTES)
-            .context("from the client's disk")?;
-        match &self.provider {
-            Some(provider) => self.memory.write_to(provider, Self::FAR, BYTES),
-            None => Ok(()),
+    fn carry(&mut self, direction: Direction) -> anyhow::Result<()> {
+        let (client, provider) = ("the client's disk", "the provider's own disk");
+        match direction {
+            Direction::There => {
+                let read = self.memory.read_from(&self.client, Self::NEAR, BYTES);
+                read.context(client)?;
+                let Some(disk) = &self.provider else {
+                    return Ok(());
+                };
+                self.memory
+                    .write_to(disk, Self::FAR, BYTES)
+                    .context(provider)
+            }
+            Direction::Back => {
+                if let Some(disk) = &self.provider {
+                    let read = self.memory.read_from(disk, Self::FAR, BYTES);
+                    read.context(provider)?;
+                }
+                self.memory
+                    .write_to(&self.client, Self::NEAR, BYTES)
+                    .context(client)
+            }
         }
-        .context("to the provider's own disk")
     }
 
-    fn pull(&mut self) -> anyhow::Result<()> {
-        match &self.provider {
-            Some(provider) => self.memory.read_from(provider, Self::FAR, BYTES),
-            None => Ok(()),
-        }
-        .context("from the provider's own disk")?;
-        self.memory
-            .write_to(&self.client, Self::NEAR, BYTES)
-            .context("to the client's disk")
-    }
-
-    fn near(&self) -> anyhow::Result<Vec<u8>> {
-        disk::read(&self.client, Self::NEAR, BYTES)
-    }
-
-    fn far(&self) -> anyhow::Result<Vec<u8>> {
-        match &self.provider {
-            Some(provider) => disk::read(provider, Self::FAR, BYTES),
-            None => self.memory.to_vec(BYTES),
+    fn arrived(&self, direction: Direction) -> anyhow::Result<Vec<u8>> {
+        match (direction, &self.provider) {
+            (Direction::There, Some(provider)) => disk::read(provider, Self::FAR, BYTES),
+            (Direction::There, None) => self.memory.to_vec(BYTES),
+            (Direction::Back, _) => disk::read(&self.client, Self::NEAR, BYTES),
         }
     }
 }
@@ -231,34 +220,37 @@ impl CopyEngine {
     }
 }
 
+impl CopyEngine {
+    /// Where `direction` starts and where it ends.
+    fn mappings(&self, direction: Direction) -> (&Mapping, &Mapping) {
+        let (vram, other) = (self.vram.mapping(), self.other.mapping());
+        match direction {
+            Direction::There => (vram, other),
+            Direction::Back => (other, vram),
+        }
+    }
+}
+
 impl Pair for CopyEngine {
-    fn load_near(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
-        self.other.mapping().write(0, &[0; BYTES])?;
-        Ok(self.vram.mapping().write(0, bytes)?)
+    fn load(&mut self, direction: Direction, bytes: &[u8]) -> anyhow::Result<()> {
+        let (from, to) = self.mappings(direction);
+        to.write(0, &[0; BYTES])?;
+        Ok(from.write(0, bytes)?)
     }
 
-    fn load_far(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
-        self.vram.mapping().write(0, &[0; BYTES])?;
-        Ok(self.other.mapping().write(0, bytes)?)
+    fn carry(&mut self, direction: Direction) -> anyhow::Result<()> {
+        let (vram, other) = (self.vram.span(..)?, self.other.span(..)?);
+        match direction {
+            Direction::There => self.gpu.copy(vram, other)?,
+            Direction::Back => self.gpu.copy(other, vram)?,
+        }
+        Ok(())
     }
 
-    fn push(&mut self) -> anyhow::Result<()> {
-        Ok(self.gpu.copy(self.vram.span(..)?, self.other.span(..)?)?)
-    }
-
-    fn pull(&mut self) -> anyhow::Result<()> {
-        Ok(self.gpu.copy(self.other.span(..)?, self.vram.span(..)?)?)
-    }
-
-    fn near(&self) -> anyhow::Result<Vec<u8>> {
+    fn arrived(&self, direction: Direction) -> anyhow::Result<Vec<u8>> {
+        let (_, to) = self.mappings(direction);
         let mut bytes = vec![0; BYTES];
-        self.vram.mapping().read(0, &mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn far(&self) -> anyhow::Result<Vec<u8>> {
-        let mut bytes = vec![0; BYTES];
-        self.other.mapping().read(0, &mut bytes)?;
+        to.read(0, &mut bytes)?;
         Ok(bytes)
     }
 }
