@@ -71,7 +71,7 @@ fn refused(lab: &Lab, gpu: &Gpu, disk: &Controller, buffer: &Buffer) -> anyhow::
 /// tmpfs takes O_DIRECT, and the processor copies: that is no way from device to device.
 fn copied(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     const PATH: &str = "/tmp/copied";
-    fs::write(PATH, [7; 2 * super::PAGE as usize])?;
+    fs::write(PATH, vec![7; usize::try_from(2 * super::PAGE)?])?;
     match FileOptions::new().open(gpu, PATH) {
         Err(Error::NotDirect { .. }) => {}
         other => bail!("it was to be refused as such, but: {other:?}"),
