@@ -164,6 +164,32 @@ impl Session {
         )
     }
 
+    /// Looks at the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here. It is no request and not
+    /// recorded: it is for words that are looked at all the time, such as doorbells in the guest's memory.
+    pub fn load(&mut self, address: u64) -> Option<u32> {
+        self.word(address, Direction::Read, |memory, offset| {
+            memory.load(offset).ok()
+        })
+    }
+
+    /// Writes the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here; whether they are. It is no
+    /// request and not recorded, as with [`Session::load`].
+    pub fn store(&mut self, address: u64, value: u32) -> bool {
+        let store = |memory: &MemoryFile, offset| memory.store(offset, value).ok();
+        self.word(address, Direction::Write, store).is_some()
+    }
+
+    fn word<T>(
+        &mut self,
+        address: u64,
+        direction: Direction,
+        access: impl FnOnce(&MemoryFile, u64) -> Option<T>,
+    ) -> Option<T> {
+        self.hold();
+        let (direct, offset) = self.find(Purpose::Control, address, size_of::<u32>(), direction)?;
+        access(&direct.span.file, offset)
+    }
+
     /// Does a request by one copy, if it can be. If not, the session is released.
     fn copy(
         &mut self,
@@ -348,6 +374,26 @@ mod tests {
         let mut back = [1; 8];
         ram.read(0x2008, &mut back).unwrap();
         assert_eq!(back, [0; 8]);
+    }
+
+    #[test]
+    fn words_of_memory_that_is_mapped_are_looked_at_without_a_record() {
+        let (requester, ram) = requester();
+        let mut session = Session::new(requester.clone());
+        assert!(session.store(0x1004, 7));
+        assert_eq!(
+            (session.load(0x1004), ram.load(0x1004).unwrap()),
+            (Some(7), 7)
+        );
+        assert!(!session.store(0x3000, 7), "read-only");
+        assert_eq!(session.load(0x3000), Some(0));
+        for address in [0x5000, 0x1001, 0x0fff, u64::MAX] {
+            assert_eq!(session.load(address), None, "{address:#x}");
+        }
+        session.release();
+        requester.unmap(0x1000, 0x1fff);
+        assert_eq!(session.load(0x1004), None);
+        assert_eq!(requester.counters().snapshot(), []);
     }
 
     #[test]

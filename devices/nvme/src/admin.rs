@@ -1,5 +1,6 @@
 //! The admin commands (NVMe Base 2.0, 5), and what they tell and set.
 
+mod doorbell_buffer;
 mod events;
 mod features;
 mod identify;
@@ -43,6 +44,11 @@ impl Admin {
         self.features.reset();
     }
 
+    /// Whether the guest may keep doorbells in its own memory.
+    fn offers_shadow_doorbells(&self) -> bool {
+        self.about.offers_shadow_doorbells()
+    }
+
     /// Reports doorbells that were rung for a queue that does not exist, or with an impossible value.
     pub(crate) fn doorbell_errors(&mut self, stray: bool, bad_value: bool) {
         if stray {
@@ -75,6 +81,7 @@ impl Engine {
             AdminOpcode::SetFeatures => self.set_features(entry),
             AdminOpcode::AsyncEventRequest => self.admin.events.wait(entry.cid.get()),
             AdminOpcode::Abort => Ok(self.abort(entry)),
+            AdminOpcode::DoorbellBufferConfig => self.configure_doorbell_buffer(entry),
             _ => Err(Status::INVALID_OPCODE.with_dnr(true)),
         }
     }

@@ -93,6 +93,7 @@ impl Engine {
             doorbells.set_owner(Doorbell::CompletionHead(id), None);
             self.mailbox.pending.close(id);
         }
+        self.mailbox.doorbells.set_shadowed(false);
         self.directory.clear();
         self.pair = None;
         self.admin.reset();

@@ -10,13 +10,21 @@
 //!
 //! # What is not
 //! SGLs, metadata and protection information, fused commands, weighted arbitration, namespace management, firmware
-//! update, format, sanitize, security, reservations, the Persistent Memory Region. Commands are carried out one after the
-//! other, so Abort finds none but Asynchronous Event Requests.
+//! update, format, sanitize, security, reservations, the Persistent Memory Region. A command is carried out as soon as it is
+//! fetched, so Abort finds none but Asynchronous Event Requests.
 //!
 //! # How
 //! The thread that answers the guest's accesses only ever touches [`registers`](Controller) and doorbells; it leaves word
-//! in a mailbox for the engine, a thread of its own that alone does DMA. A DMA that fails completes its command with Data
-//! Transfer Error; one that fails on a queue itself sets CSTS.CFS.
+//! in a mailbox. The engine, a thread of its own, does what the registers and the admin queue ask for. Workers share the I/O
+//! queues, each of which is one worker's own: the engine gives them queues and takes them away by orders, and waits until
+//! these have been carried out. Only engine and workers do DMA. A DMA that fails completes its command with Data Transfer
+//! Error; one that fails on a queue itself sets CSTS.CFS.
+//!
+//! A worker fetches commands and posts completions in batches, and moves data by one copy where both sides are memory that
+//! is mapped here. Between batches it looks at its doorbells: in a page of BAR0, which the guest may map if the workers
+//! never sleep ([`Poll::Always`]), or in the guest's own memory (Doorbell Buffer Config, for [`Poll::Adaptive`]). How it
+//! goes to sleep without missing a ring is in `alarm.rs` and `shadow.rs`, and tried in every order of events by
+//! `tests/models`.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -39,6 +47,7 @@ mod prp;
 mod queues;
 mod registers;
 mod seeded_fault;
+mod shadow;
 mod storage;
 mod sync;
 mod worker;

@@ -187,7 +187,7 @@ impl Mailbox {
         let asserted = self.interrupts.mode() == InterruptMode::Pin
             && !registers.is_disabling()
             && self.pending.level(registers.interrupt_mask(), |queue| {
-                Some(self.doorbells.value(Doorbell::CompletionHead(queue)))
+                self.doorbells.head(queue)
             });
         self.interrupts.set_pin(asserted);
     }

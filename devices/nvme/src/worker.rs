@@ -18,6 +18,7 @@ use crate::mailbox::{ENGINE, Mailbox};
 use crate::poll::Poll;
 use crate::queues::{CompletionQueue, SubmissionQueue};
 use crate::registers::Registers;
+use crate::shadow::Shadow;
 
 /// How many commands of one queue are fetched and carried out before the next queue's turn.
 const BATCH: usize = 32;
@@ -38,7 +39,9 @@ pub(crate) enum Order {
     RemoveSubmission(u16),
     /// Forget a completion queue, to which no submission queue is bound.
     RemoveCompletion(u16),
-    /// Forget all queues and commands.
+    /// Look for the doorbells of all queues there.
+    Shadow(Shadow),
+    /// Forget all queues and commands, and where doorbells are.
     Forget,
     /// Carry out every command there is, unless the registers ask for something else meanwhile.
     Finish,
@@ -59,6 +62,8 @@ pub(crate) struct Worker {
     inbox: Receiver<Mission>,
     mailbox: Arc<Mailbox>,
     poll: Poll,
+    /// Where the doorbells are, if not in BAR0.
+    shadow: Option<Shadow>,
     io: Io,
     sources: Vec<Source>,
     completions: Vec<(u16, CompletionQueue)>,
@@ -83,6 +88,7 @@ impl Worker {
             inbox,
             mailbox,
             poll,
+            shadow: None,
             io,
             sources: Vec::new(),
             completions: Vec::new(),
@@ -116,13 +122,18 @@ impl Worker {
     fn take_orders(&mut self) {
         while let Ok((order, done)) = self.inbox.try_recv() {
             match order {
-                Order::AddCompletion(id, queue) => self.completions.push((id, queue)),
+                Order::AddCompletion(id, queue) => {
+                    self.start(Doorbell::CompletionHead(id));
+                    self.completions.push((id, queue));
+                }
                 Order::AddSubmission(id, queue) => self.add_source(id, queue),
                 Order::RemoveSubmission(id) => self.sources.retain(|source| source.id != id),
                 Order::RemoveCompletion(id) => self.remove_completion(id),
+                Order::Shadow(shadow) => self.take_up(shadow),
                 Order::Forget => {
                     self.sources.clear();
                     self.completions.clear();
+                    self.shadow = None;
                     self.io.data.session.forget();
                 }
                 Order::Finish => {
@@ -137,6 +148,7 @@ impl Worker {
     }
 
     fn add_source(&mut self, id: u16, queue: SubmissionQueue) {
+        self.start(Doorbell::SubmissionTail(id));
         if let Some(completion) = self.place(queue.completion) {
             self.sources.push(Source {
                 id,
@@ -160,6 +172,28 @@ impl Worker {
         }
     }
 
+    /// Looks for the doorbells elsewhere from now on, where they go on from the values that they have.
+    fn take_up(&mut self, shadow: Shadow) {
+        let heads = self.completions.iter();
+        let heads = heads.map(|(id, _)| Doorbell::CompletionHead(*id));
+        let tails = self.sources.iter();
+        let tails = tails.map(|source| Doorbell::SubmissionTail(source.id));
+        for doorbell in heads.chain(tails) {
+            let value = self.mailbox.doorbells.value(doorbell);
+            shadow.start(&mut self.io.data.session, doorbell, value);
+        }
+        self.io.data.session.release();
+        self.shadow = Some(shadow);
+    }
+
+    /// The doorbell of a new queue.
+    fn start(&mut self, doorbell: Doorbell) {
+        if let Some(shadow) = self.shadow {
+            shadow.start(&mut self.io.data.session, doorbell, 0);
+            self.io.data.session.release();
+        }
+    }
+
     fn place(&self, completion: u16) -> Option<usize> {
         self.completions
             .iter()
@@ -179,9 +213,34 @@ impl Worker {
         if spins {
             return std::hint::spin_loop();
         }
-        self.io.data.session.forget();
-        self.mailbox.sleep(self.owner, || !self.has_rings());
+        let mailbox = self.mailbox.clone();
+        mailbox.sleep(self.owner, || self.may_sleep());
         self.idle_since = None;
+    }
+
+    /// Has the guest ring when it has something to do; whether there is nothing at this moment.
+    fn may_sleep(&mut self) -> bool {
+        let Self {
+            mailbox,
+            shadow,
+            io,
+            sources,
+            ..
+        } = self;
+        let session = &mut io.data.session;
+        let idle = sources.iter().all(|source| {
+            let (tail, seen) = (Doorbell::SubmissionTail(source.id), source.queue.seen());
+            let value = match shadow {
+                None => Some(mailbox.doorbells.value(tail)),
+                Some(shadow) => {
+                    shadow.call_at(session, tail, seen);
+                    shadow.value(session, tail)
+                }
+            };
+            value.is_none_or(|value| value == seen)
+        });
+        session.forget();
+        idle
     }
 
     /// The guest may have written doorbells that only matter to others than submission queues, without a word.
@@ -196,53 +255,81 @@ impl Worker {
         }
     }
 
-    /// Whether a doorbell has a value that has not been looked at.
-    fn has_rings(&self) -> bool {
-        self.sources.iter().any(|source| {
-            let tail = Doorbell::SubmissionTail(source.id);
-            source.queue.seen() != self.mailbox.doorbells.value(tail)
-        })
+    /// The value of a doorbell, if it can be seen.
+    fn value(&mut self, doorbell: Doorbell) -> Option<u32> {
+        match self.shadow {
+            None => Some(self.mailbox.doorbells.value(doorbell)),
+            Some(shadow) => shadow.value(&mut self.io.data.session, doorbell),
+        }
     }
 
     /// Gives every queue a turn; whether there was anything to do.
     fn turn(&mut self) -> bool {
+        if self.mailbox.quiet() {
+            return false;
+        }
         let mut busy = false;
         for index in 0..self.sources.len() {
             busy |= self.serve(index);
         }
+        self.io.data.session.release();
         busy
     }
 
     /// Takes over the values of all head doorbells, as one of them has been rung.
     fn take_heads(&mut self) {
+        let on_pin = !self.mailbox.sends_messages();
         for place in 0..self.completions.len() {
             self.take_head(place);
+            if on_pin {
+                // Every value ends an interrupt or not: each must be known at once.
+                self.call_at_head(place);
+            }
         }
-        if !self.mailbox.sends_messages() {
+        self.io.data.session.release();
+        if on_pin {
             self.mailbox.update_pin();
         }
     }
 
     fn take_head(&mut self, place: usize) {
-        let Some((id, queue)) = self.completions.get_mut(place) else {
+        let Some(&(id, _)) = self.completions.get(place) else {
             return;
         };
-        let head = self.mailbox.doorbells.value(Doorbell::CompletionHead(*id));
+        let value = self.value(Doorbell::CompletionHead(id));
+        let queue = self.completions.get_mut(place);
+        let (Some(head), Some((_, queue))) = (value, queue) else {
+            return;
+        };
         if queue.set_head(head).is_err() {
             self.mailbox.tell_bad_value();
         }
-        self.mailbox
-            .pending
-            .moved(*id, queue.head(), queue.posted_tail());
+        let (head, tail) = (queue.head(), queue.posted_tail());
+        self.mailbox.pending.moved(id, head, tail);
+    }
+
+    /// Has the guest ring when it takes completions from a queue, and looks once more.
+    fn call_at_head(&mut self, place: usize) {
+        if let (Some(shadow), Some((id, queue))) = (self.shadow, self.completions.get(place)) {
+            let head = Doorbell::CompletionHead(*id);
+            shadow.call_at(&mut self.io.data.session, head, queue.head());
+            self.take_head(place);
+        }
     }
 
     /// Carries out a batch of one queue's commands; whether there were any.
     fn serve(&mut self, index: usize) -> bool {
-        let Some(source) = self.sources.get_mut(index) else {
+        let Some(source) = self.sources.get(index) else {
             return false;
         };
         let (id, place) = (source.id, source.completion);
-        let tail = self.mailbox.doorbells.value(Doorbell::SubmissionTail(id));
+        let tail = self.value(Doorbell::SubmissionTail(id));
+        let (Some(tail), Some(source)) = (tail, self.sources.get_mut(index)) else {
+            log::debug!("queue {id}: its doorbell cannot be read");
+            self.io.data.session.release();
+            self.mailbox.report(Registers::fatal);
+            return false;
+        };
         if source.queue.set_tail(tail).is_err() {
             self.mailbox.tell_bad_value();
         }
@@ -273,6 +360,9 @@ impl Worker {
         };
         if room(self) < BATCH {
             self.take_head(place);
+        }
+        if room(self) == 0 {
+            self.call_at_head(place);
         }
         room(self)
     }

@@ -5,7 +5,7 @@ use peerbar_nvme_spec::command::admin::Identify;
 use peerbar_nvme_spec::command::{NSID_ALL, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::identify::controller::{
-    Controller, Ctratt, EntrySizes, Frmw, Lpa, NvmController, Oncs, Vwc,
+    Controller, Ctratt, EntrySizes, Frmw, Lpa, NvmController, Oacs, Oncs, Vwc,
 };
 use peerbar_nvme_spec::identify::namespace::{
     DescriptorHeader, Dlfeat, IndependentNamespace, Namespace as NamespaceData, NvmNamespace,
@@ -24,6 +24,7 @@ use crate::engine::{Engine, Reply};
 use crate::health::ERROR_ENTRIES;
 use crate::io::find;
 use crate::namespace::Namespace;
+use crate::poll::Poll;
 
 /// Controller ID: there is one controller in the subsystem.
 const CONTROLLER_ID: u16 = 1;
@@ -41,6 +42,7 @@ pub(super) struct About {
     serial: String,
     identity: Identity,
     mdts: u8,
+    shadow_doorbells: bool,
 }
 
 impl About {
@@ -49,7 +51,14 @@ impl About {
             serial: config.serial.clone(),
             identity: *identity,
             mdts: config.mdts,
+            shadow_doorbells: config.poll == Poll::Adaptive,
         }
+    }
+
+    /// Whether the guest may keep doorbells in its own memory. A worker that never looks has to be rung for all the same, and
+    /// for one that always looks the guest maps the doorbells.
+    pub(super) fn offers_shadow_doorbells(&self) -> bool {
+        self.shadow_doorbells
     }
 
     /// Identify Controller (NVMe Base 2.0, 5.17.2.1).
@@ -67,6 +76,7 @@ impl About {
         data.ver = Vs::V2_0.into_bits().into();
         data.ctratt = Ctratt::new().with_host_id_128(true);
         data.cntrltype = Controller::TYPE_IO;
+        data.oacs = Oacs::new().with_doorbell_buffer(self.shadow_doorbells);
         data.acl = ABORT_LIMIT - 1;
         data.aerl = u8::try_from(events::LIMIT - 1).unwrap_or(0);
         data.frmw = Frmw::new().with_slots(1).with_slot_1_read_only(true);
@@ -295,7 +305,7 @@ mod tests {
             mdts: 8,
             namespaces: vec![Source::Ram(512)],
             workers: 1,
-            poll: crate::poll::Poll::default(),
+            poll: Poll::default(),
             seeded_faults: Vec::new(),
         };
         let identity = Identity {

@@ -97,7 +97,14 @@ impl Engine {
             lid::FIRMWARE_SLOT => firmware_slots().as_bytes().to_vec(),
             // Namespaces neither come nor go nor change.
             lid::CHANGED_NAMESPACES => ChangedNamespaces::new_zeroed().as_bytes().to_vec(),
-            lid::COMMAND_EFFECTS => command_effects(command.csi)?.as_bytes().to_vec(),
+            lid::COMMAND_EFFECTS => {
+                let mut log = command_effects(command.csi)?;
+                let config = AdminOpcode::DoorbellBufferConfig as usize;
+                if let Some(place) = log.admin.get_mut(config) {
+                    *place = CommandEffects::new().with_csupp(self.admin.offers_shadow_doorbells());
+                }
+                log.as_bytes().to_vec()
+            }
             lid::FEATURE_EFFECTS => feature_effects().as_bytes().to_vec(),
             dma_log::LID => self.data.requester().counters().page(),
             dma_log::ATS_LID => self.data.requester().ats_counts().page(),

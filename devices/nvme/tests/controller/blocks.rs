@@ -178,7 +178,7 @@ fn a_command_that_is_not_there_is_an_invalid_opcode() {
     for opcode in [0x04, 0x0d, 0x19, 0x7f, 0xff] {
         assert_eq!(driver.code(1, blocks(opcode, 0, 1)), sc::INVALID_OPCODE);
     }
-    for opcode in [0x03, 0x0d, 0x18, 0x7c, 0x80, 0xff] {
+    for opcode in [0x03, 0x0d, 0x18, 0x7d, 0x80, 0xff] {
         assert_eq!(
             driver.code(0, Command::new(opcode, 0, &[])),
             sc::INVALID_OPCODE

@@ -83,6 +83,10 @@ pub(crate) fn async_event_request() -> Command {
 }
 
 /// Create I/O Completion Queue, contiguous, with interrupts.
+pub(crate) fn doorbell_buffer(values: u64, events: u64) -> Command {
+    Command::new(0x7c, 0, &[]).at(values, events)
+}
+
 pub(crate) fn create_cq(id: u16, entries: u32, vector: u16, address: u64) -> Command {
     let dwords = [
         u32::from(id) | (entries - 1) << 16,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use peerbar_nvme::Config;
@@ -51,8 +52,13 @@ impl Pair {
     }
 }
 
+/// Pages with the doorbells' values and with their event indexes.
+const SHADOWS: [u64; 2] = [RAM + (2 << 20), RAM + (2 << 20) + PAGE];
+
 pub(crate) struct Driver {
     machine: Machine,
+    /// The last values of doorbells in memory, by their place in it; `None`: they are registers.
+    shadowed: Option<HashMap<u64, u32>>,
     pairs: HashMap<u16, Pair>,
     cid: u16,
 }
@@ -88,6 +94,7 @@ impl Driver {
     pub(crate) fn bare(config: &Config) -> Self {
         Self {
             machine: Machine::new(config),
+            shadowed: None,
             pairs: HashMap::new(),
             cid: 0,
         }
@@ -102,6 +109,38 @@ impl Driver {
     pub(crate) fn bring_up(&mut self) {
         self.enable();
         self.create_pair(1, Pair::usual(1));
+        if std::env::var_os("PEERBAR_TEST_SHADOW").is_some() {
+            self.use_shadow_doorbells();
+        }
+    }
+
+    /// Keeps the doorbells of I/O queues in memory from now on, if the controller can.
+    pub(crate) fn use_shadow_doorbells(&mut self) {
+        let [values, events] = SHADOWS;
+        self.write(values, &[0; 2 * PAGE as usize]);
+        let config = crate::command::doorbell_buffer(values, events);
+        if self.code(0, config) == 0 {
+            self.shadowed = Some(HashMap::new());
+        }
+    }
+
+    /// Writes a doorbell, given the offset of its register.
+    pub(crate) fn write_doorbell(&mut self, register: u64, value: u32) {
+        let place = register - 0x1000;
+        let [values, events] = SHADOWS;
+        let last = match &mut self.shadowed {
+            Some(last) if place >= 8 => last.insert(place, value).unwrap_or(0),
+            _ => return self.set_register(register, value),
+        };
+        self.write(values + place, &value.to_le_bytes());
+        fence(Ordering::SeqCst);
+        let event = self.read(events + place, 4);
+        let event = u32::from_le_bytes(event.try_into().unwrap());
+        // Linux nvme_dbbuf_need_event
+        let distance = |from: u32| value.wrapping_sub(from) as u16;
+        if distance(event.wrapping_add(1)) < distance(last) {
+            self.set_register(register, value);
+        }
     }
 
     pub(crate) fn enable(&mut self) {
@@ -117,6 +156,7 @@ impl Driver {
     /// Sets up empty admin queues and CC, and does not wait.
     pub(crate) fn start_enable_with(&mut self, configuration: u32) {
         self.pairs.clear();
+        self.shadowed = None;
         let admin = Pair::usual(0);
         self.pairs.insert(0, admin);
         self.write(admin.cq, &[0; 16 * ENTRIES as usize]);
@@ -137,6 +177,9 @@ impl Driver {
         self.write(pair.cq, &vec![0; 16 * pair.cq_entries as usize]);
         self.ok(0, create_cq(id, pair.cq_entries, id, pair.cq));
         self.ok(0, create_sq(id, pair.sq_entries, id, pair.sq));
+        if let Some(last) = &mut self.shadowed {
+            last.retain(|place, _| place / 8 != u64::from(id));
+        }
         self.pairs.insert(id, pair);
     }
 
@@ -157,13 +200,13 @@ impl Driver {
     /// Tells the controller of the commands that were put on a queue.
     pub(crate) fn ring(&mut self, id: u16) {
         let tail = self.pair(id).tail;
-        self.set_register(0x1000 + 8 * u64::from(id), tail);
+        self.write_doorbell(0x1000 + 8 * u64::from(id), tail);
     }
 
     /// Tells the controller of the completions that were taken.
     pub(crate) fn acknowledge(&mut self, id: u16) {
         let head = self.pair(id).head;
-        self.set_register(0x1004 + 8 * u64::from(id), head);
+        self.write_doorbell(0x1004 + 8 * u64::from(id), head);
     }
 
     pub(crate) fn submit(&mut self, id: u16, command: Command) -> u16 {

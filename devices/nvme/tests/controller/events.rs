@@ -25,7 +25,11 @@ fn a_wrong_doorbell_is_an_event() {
     ] {
         let mut driver = Driver::new();
         let cid = driver.submit(0, async_event_request());
-        driver.set_register(doorbell, value);
+        if event == INVALID_VALUE {
+            driver.write_doorbell(doorbell, value);
+        } else {
+            driver.set_register(doorbell, value);
+        }
         let entry = driver.take(0);
         assert_eq!((entry.cid, entry.dw0, entry.code()), (cid, event, 0));
     }

@@ -74,7 +74,8 @@ fn without_bus_mastering_nothing_moves() {
     driver.put(1, blocks(READ, 0, 1).at(GONE, 0));
     let before = driver.ram_image();
     driver.set_command(0b010);
-    driver.ring(1);
+    let tail = driver.pair(1).tail;
+    driver.set_register(0x1008, tail);
     driver.wait_for_status(CFS, CFS);
     assert!(driver.ram_image() == before, "no byte of guest RAM changes");
     assert!(!driver.take_vector(1) && driver.poll(1).is_none());
@@ -100,7 +101,7 @@ fn a_completion_that_cannot_be_posted_is_fatal_until_a_reset() {
     driver.ok(0, create_cq(2, 16, 2, 0x7000_0000_0000));
     driver.ok(0, create_sq(2, 16, 2, DATA));
     driver.write(DATA, &blocks(READ, 0, 1).at(LIST, 0).encode(1));
-    driver.set_register(0x1010, 1);
+    driver.write_doorbell(0x1010, 1);
     driver.wait_for_status(CFS, CFS);
     recovers(&mut driver);
 }

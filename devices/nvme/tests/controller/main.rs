@@ -26,4 +26,5 @@ mod prps;
 mod queues;
 mod reset;
 mod scattered;
+mod shadow;
 mod shutdown;

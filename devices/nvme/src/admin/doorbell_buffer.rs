@@ -1,0 +1,44 @@
+//! Doorbell Buffer Config (NVMe Base 2.0, 5.8).
+
+use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::completion::Status;
+use peerbar_nvme_spec::registers::Doorbell;
+
+use crate::controller::QUEUE_PAIRS;
+use crate::engine::{Engine, Reply};
+use crate::prp::PAGE;
+use crate::shadow::Shadow;
+use crate::worker::Order;
+
+impl Engine {
+    /// The I/O queues' doorbells are looked for in a page of the guest's from now on. Pages that cannot be looked at without
+    /// asking somebody are refused: they would have to be asked for all the time.
+    pub(super) fn configure_doorbell_buffer(
+        &mut self,
+        entry: &SubmissionEntry,
+    ) -> Result<Reply, Status> {
+        if !self.admin.offers_shadow_doorbells() {
+            return Err(Status::INVALID_OPCODE.with_dnr(true));
+        }
+        let shadow = Shadow {
+            values: entry.prp1.get(),
+            events: entry.prp2.get(),
+        };
+        let pages = [shadow.values, shadow.events];
+        if pages.iter().any(|page| !page.is_multiple_of(PAGE)) {
+            return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
+        }
+        let session = &mut self.data.session;
+        let last = Doorbell::CompletionHead(QUEUE_PAIRS - 1);
+        let reached = [Doorbell::SubmissionTail(0), last]
+            .iter()
+            .all(|doorbell| shadow.value(session, *doorbell).is_some());
+        session.release();
+        if !reached {
+            return Err(Status::INVALID_FIELD.with_dnr(true));
+        }
+        self.mailbox.doorbells.set_shadowed(true);
+        self.crew.tell_all(&self.mailbox, || Order::Shadow(shadow));
+        Ok(Reply::DONE)
+    }
+}

@@ -1,0 +1,92 @@
+//! Doorbells in the guest's own memory (NVMe Base 2.0, 5.8, Doorbell Buffer Config).
+//!
+//! The guest writes a doorbell's value to the one page, and rings the register only if it passes the value that the
+//! controller has left in the other, the event index. So a guest disturbs nobody who is awake. Who is about to sleep leaves
+//! the last values that it has seen, and then looks once more.
+//!
+//! Both pages are the guest's: they may be unmapped at any moment. Then the controller fails, as it does when it cannot
+//! reach a queue.
+
+use std::sync::atomic::{Ordering, fence};
+
+use peerbar_dma::Session;
+use peerbar_nvme_spec::registers::{Doorbell, offset};
+
+/// The upper half of a doorbell is reserved (NVMe over PCIe 1.0, 3.1.2).
+const VALUE: u32 = 0xffff;
+
+/// Where the two pages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shadow {
+    /// Address of the page with the doorbells' values.
+    pub(crate) values: u64,
+    /// Address of the page with the event indexes.
+    pub(crate) events: u64,
+}
+
+impl Shadow {
+    /// The value of a doorbell, if it can be seen.
+    pub(crate) fn value(self, session: &mut Session, doorbell: Doorbell) -> Option<u32> {
+        Some(session.load(place(self.values, doorbell)?)? & VALUE)
+    }
+
+    /// Has the guest ring the register when it next writes another value than `seen`. Whoever calls this looks at the value
+    /// once more before it relies on being rung.
+    pub(crate) fn call_at(self, session: &mut Session, doorbell: Doorbell, seen: u32) {
+        if let Some(place) = place(self.events, doorbell) {
+            session.store(place, seen);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// A doorbell starts from `value`; whether its place in both pages can be reached.
+    pub(crate) fn start(self, session: &mut Session, doorbell: Doorbell, value: u32) -> bool {
+        [self.values, self.events]
+            .into_iter()
+            .all(|page| place(page, doorbell).is_some_and(|place| session.store(place, value)))
+    }
+}
+
+fn place(page: u64, doorbell: Doorbell) -> Option<u64> {
+    let distance = doorbell.offset(0)?.checked_sub(offset::DOORBELLS)?;
+    page.checked_add(distance)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use peerbar_dma::{MemoryFile, Requester};
+
+    use super::*;
+
+    #[test]
+    fn each_doorbell_has_its_place_in_both_pages_while_they_are_mapped() {
+        let requester = Arc::new(Requester::new());
+        requester.set_bus_master(true);
+        let ram = MemoryFile::create("ram", 0x2000).unwrap();
+        let fd = ram.file().try_clone().unwrap().into();
+        requester
+            .map(0x1_0000, 0x2000, (true, true), Some((fd, 0)))
+            .unwrap();
+        let mut session = Session::new(requester.clone());
+        let shadow = Shadow {
+            values: 0x1_0000,
+            events: 0x1_1000,
+        };
+        let (tail, head) = (Doorbell::SubmissionTail(3), Doorbell::CompletionHead(3));
+        assert!(shadow.start(&mut session, tail, 5));
+        assert_eq!((ram.load(24).unwrap(), ram.load(0x1018).unwrap()), (5, 5));
+        ram.store(28, 0xabcd_0009).unwrap();
+        assert_eq!(shadow.value(&mut session, head), Some(9));
+        shadow.call_at(&mut session, head, 9);
+        assert_eq!(ram.load(0x101c).unwrap(), 9);
+        session.release();
+        requester.unmap(0x1_1000, 0x1_1fff);
+        assert!(!shadow.start(&mut session, tail, 0));
+        assert_eq!(shadow.value(&mut session, head), Some(9));
+        session.release();
+        requester.unmap_all();
+        assert_eq!(shadow.value(&mut session, head), None);
+    }
+}

@@ -1,0 +1,131 @@
+//! Doorbells in the guest's memory (NVMe Base 2.0, 5.8).
+
+use peerbar_nvme::{Config, Poll};
+
+use crate::command::{
+    Command, FLUSH, READ, blocks, delete_cq, delete_sq, doorbell_buffer, identify, sc,
+};
+use crate::driver::{DATA, Driver, LIST, Pair};
+use crate::machine::{RAM, RAM_BYTES, config, wait_for_event};
+
+fn config_with(poll: Poll) -> Config {
+    Config { poll, ..config() }
+}
+
+fn driver() -> Driver {
+    let mut driver = Driver::with(&config_with(Poll::Adaptive));
+    driver.use_shadow_doorbells();
+    driver
+}
+
+fn flush() -> Command {
+    Command::new(FLUSH, 1, &[])
+}
+
+#[test]
+fn every_command_is_heard_of_whether_the_worker_sleeps_or_not() {
+    let mut driver = driver();
+    for round in 0..3000u32 {
+        driver.ok(1, flush());
+        for _ in 0..round % 64 * 50 {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+#[test]
+fn they_are_offered_where_a_worker_may_be_awake_or_asleep() {
+    for (poll, offered) in [
+        (Poll::Never, false),
+        (Poll::Adaptive, true),
+        (Poll::Always, false),
+    ] {
+        let mut driver = Driver::with(&config_with(poll));
+        let data = driver.fetch(identify(1, 0), 4096);
+        assert_eq!(data[257] & 1 == 1, offered, "OACS bit 8 with {poll}");
+        let code = driver.code(0, doorbell_buffer(DATA, LIST));
+        let expected = if offered { 0 } else { sc::INVALID_OPCODE };
+        assert_eq!(code, expected, "{poll}");
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_are_refused_and_the_registers_go_on_counting() {
+    let mut driver = Driver::with(&config_with(Poll::Adaptive));
+    let end = RAM + RAM_BYTES;
+    for (values, events, code) in [
+        (DATA + 8, LIST, sc::PRP_INVALID_OFFSET),
+        (DATA, LIST + 2048, sc::PRP_INVALID_OFFSET),
+        (end, LIST, sc::INVALID_FIELD),
+        (!0xfff, LIST, sc::INVALID_FIELD),
+    ] {
+        assert_eq!(driver.code(0, doorbell_buffer(values, events)), code);
+    }
+    driver.set_register(0x1000 + 8, 0);
+    driver.ok(1, flush());
+}
+
+#[test]
+fn a_full_completion_queue_waits_for_its_head_in_memory() {
+    let mut driver = driver();
+    driver.create_pair(2, Pair::new(DATA, DATA + 0x1000, 16, 4));
+    let cids: Vec<u16> = (0..7).map(|_| driver.put(2, flush())).collect();
+    driver.ring(2);
+    let mut taken: Vec<u16> = (0..3).map(|_| driver.take_silently(2).cid).collect();
+    while taken.len() < 7 {
+        driver.acknowledge(2);
+        taken.push(driver.take_silently(2).cid);
+    }
+    assert_eq!(taken, cids);
+}
+
+#[test]
+fn queues_come_and_go() {
+    let mut driver = driver();
+    for _ in 0..5 {
+        driver.create_pair(2, Pair::usual(2));
+        for _ in 0..20 {
+            driver.ok(2, flush());
+        }
+        driver.ok(0, delete_sq(2));
+        driver.ok(0, delete_cq(2));
+    }
+}
+
+#[test]
+fn memory_that_is_taken_away_is_fatal_until_a_reset() {
+    let mut driver = driver();
+    driver.ok(1, flush());
+    driver.unmap(RAM + (2 << 20), 2 * 4096);
+    driver.set_register(0x1000 + 8, 5);
+    driver.wait_for_status(0b10, 0b10);
+    driver.map(RAM + (2 << 20), 2 * 4096, true);
+    driver.disable();
+    driver.bring_up();
+    driver.ok(1, blocks(READ, 0, 1).at(DATA, 0));
+}
+
+#[test]
+fn a_controller_reset_brings_the_registers_back() {
+    let mut driver = driver();
+    driver.ok(1, flush());
+    driver.disable();
+    driver.bring_up();
+    for _ in 0..3 {
+        driver.ok(1, flush());
+    }
+}
+
+#[test]
+fn the_pin_falls_with_a_head_in_memory() {
+    let mut driver = driver();
+    let pin = driver.use_pin();
+    driver.set_register(0x0c, 1);
+    for _ in 0..20 {
+        driver.submit(1, flush());
+        driver.take_silently(1);
+        wait_for_event(&pin, "the pin");
+        driver.acknowledge(1);
+        driver.end_interrupt();
+    }
+}
