@@ -8,6 +8,8 @@ use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, PoisonError, fence};
 /// for work once more. Each has a full barrier between the two, so at least one of them sees the other's store: no work
 /// is left to a sleeper. `tests/models` tries every order of events.
 pub(crate) struct Alarm {
+    /// Somebody has knocked since the last [`Alarm::take_knock`].
+    knocked: AtomicBool,
     asleep: AtomicBool,
     rung: Mutex<bool>,
     bell: Condvar,
@@ -16,13 +18,26 @@ pub(crate) struct Alarm {
 impl Alarm {
     pub(crate) fn new() -> Self {
         Self {
+            knocked: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             rung: Mutex::new(false),
             bell: Condvar::new(),
         }
     }
 
-    /// Wakes the sleeper, if it sleeps, for work that has been stored before.
+    /// Has the sleeper look for work that has been stored before, and wakes it if it sleeps.
+    pub(crate) fn knock(&self) {
+        self.knocked.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Whether somebody has knocked since the last time. Taken **before** looking for work: what is stored by who knocks
+    /// after this may be seen in that look or not, and the knock is there for the next one.
+    pub(crate) fn take_knock(&self) -> bool {
+        self.knocked.load(Ordering::Relaxed) && self.knocked.swap(false, Ordering::AcqRel)
+    }
+
+    /// Wakes the sleeper, if it sleeps, for work that has been stored before where its `idle` looks.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
@@ -31,11 +46,11 @@ impl Alarm {
         }
     }
 
-    /// Sleeps until woken, if `idle` still finds nothing to do. It may return early.
+    /// Sleeps until woken, if nobody has knocked and `idle` still finds nothing to do. It may return early.
     pub(crate) fn sleep(&self, idle: impl FnOnce() -> bool) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if idle() {
+        if !self.knocked.load(Ordering::Acquire) && idle() {
             let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
             while !*rung {
                 rung = self.bell.wait(rung).unwrap_or_else(PoisonError::into_inner);

@@ -38,8 +38,6 @@ pub(crate) struct Mailbox {
     pub(crate) pending: Pending,
     /// By owner.
     alarms: Vec<Alarm>,
-    /// By owner: a doorbell has been rung by an access that was not a mapped one.
-    rung: Vec<AtomicBool>,
     /// The engine should look at the registers: looked at between any two commands, without the lock.
     urgent: AtomicBool,
     /// No command is to be taken: a reset has begun, or the controller has failed.
@@ -71,7 +69,6 @@ impl Mailbox {
             doorbells,
             pending,
             alarms: (0..=workers).map(|_| Alarm::new()).collect(),
-            rung: (0..=workers).map(|_| AtomicBool::new(false)).collect(),
             urgent: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
             stray: AtomicBool::new(false),
@@ -121,33 +118,27 @@ impl Mailbox {
         self.knock(owner.unwrap_or(ENGINE));
     }
 
-    /// Has a thread look at its doorbells.
+    /// Has a thread look at its doorbells and orders.
     pub(crate) fn knock(&self, owner: Owner) {
-        if let Some(rung) = self.rung.get(usize::from(owner.0)) {
-            rung.store(true, Ordering::Release);
-        }
-        self.wake(owner);
-    }
-
-    /// Wakes a thread, if it sleeps, for work that has been stored before.
-    pub(crate) fn wake(&self, owner: Owner) {
-        if let Some(alarm) = self.alarms.get(usize::from(owner.0)) {
-            alarm.wake();
+        if let Some(alarm) = self.alarm(owner) {
+            alarm.knock();
         }
     }
 
-    /// Whether a thread has been told to look at its doorbells since the last time.
-    pub(crate) fn take_rung(&self, owner: Owner) -> bool {
-        let rung = self.rung.get(usize::from(owner.0));
-        rung.is_some_and(|rung| rung.load(Ordering::Relaxed) && rung.swap(false, Ordering::AcqRel))
+    /// Whether a thread has been told to look at its doorbells and orders since the last time; to be taken before it looks.
+    pub(crate) fn take_knock(&self, owner: Owner) -> bool {
+        self.alarm(owner).is_some_and(Alarm::take_knock)
     }
 
-    /// Sleeps until woken, unless there is work: told to look at doorbells, or not `idle`. It may return early.
+    /// Sleeps until woken, if nobody has knocked and there is nothing to do. It may return early.
     pub(crate) fn sleep(&self, owner: Owner, idle: impl FnOnce() -> bool) {
-        let index = usize::from(owner.0);
-        if let (Some(alarm), Some(rung)) = (self.alarms.get(index), self.rung.get(index)) {
-            alarm.sleep(|| !rung.load(Ordering::Acquire) && idle());
+        if let Some(alarm) = self.alarm(owner) {
+            alarm.sleep(idle);
         }
+    }
+
+    fn alarm(&self, owner: Owner) -> Option<&Alarm> {
+        self.alarms.get(usize::from(owner.0))
     }
 
     /// A worker has met a doorbell with a value that its queue cannot have.
@@ -208,7 +199,7 @@ impl Mailbox {
             if let Some(task) = self.next_urgent(enabled) {
                 return task;
             }
-            if self.take_rung(ENGINE) || busy {
+            if self.take_knock(ENGINE) || busy {
                 return Task::Queues;
             }
             self.sleep(ENGINE, || !self.urgent());
@@ -228,7 +219,7 @@ impl Mailbox {
     pub(crate) fn stop(&self) {
         self.lock().stop = true;
         self.urgent.store(true, Ordering::Release);
-        self.wake(ENGINE);
+        self.knock(ENGINE);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -321,7 +312,7 @@ mod tests {
         mailbox.doorbells.set_owner(bell, Some(WORKER));
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| {
-                while !mailbox.take_rung(WORKER) {
+                while !mailbox.take_knock(WORKER) {
                     mailbox.sleep(WORKER, || true);
                 }
                 mailbox.doorbells.value(bell)
@@ -329,7 +320,7 @@ mod tests {
             mailbox.ring(bell, 3);
             assert_eq!(worker.join().unwrap(), 3);
         });
-        assert!(!mailbox.take_rung(ENGINE));
+        assert!(!mailbox.take_knock(ENGINE));
     }
 
     #[test]

@@ -103,12 +103,12 @@ impl Worker {
     pub(crate) fn run(mut self) {
         loop {
             // Taken first: who knocks after this makes for another round, however much of it is seen in this one.
-            let rung = self.mailbox.take_rung(self.owner);
+            let knocked = self.mailbox.take_knock(self.owner);
             self.take_orders();
             if self.leaving {
                 return;
             }
-            if rung {
+            if knocked {
                 self.take_heads();
             }
             if self.turn() {
