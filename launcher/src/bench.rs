@@ -17,7 +17,7 @@ use peerbar_bench::{Error, Options, Report, compare, growth, host, instructions}
 
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
-use crate::cli::{Bench, BenchExtent, BenchGuest, BenchHost, Own};
+use crate::cli::{Bench, BenchBoot, BenchExtent, BenchGuest, BenchHost, Own};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::progress::Progress;
@@ -38,7 +38,7 @@ pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
         Bench::Guest(options) => in_guest("bench-guest", guest::measure, options)?,
         Bench::P2p(options) => in_guest("bench-p2p", p2p::measure, options)?,
         Bench::Iommu(options) => in_guest("bench-iommu", iommu::measure, options)?,
-        Bench::Boot(options) => return boot::boot(options),
+        Bench::Boot(options) => on_boot(options)?,
         Bench::Compare { first, second } => {
             print(&compare(&load(first)?, &load(second)?))?;
         }
@@ -70,7 +70,7 @@ fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure>
     let measured = suite(&how, &mut report, &mut |step| progress.stage(step));
     drop(progress);
     if measured.is_ok() || !report.figures.is_empty() {
-        conclude(extent, &report, &folder)?;
+        conclude(&extent.only, &report, &folder)?;
     }
     measured.map_err(anyhow::Error::from)?;
     Ok(())
@@ -85,7 +85,14 @@ fn in_guest(name: &str, suite: GuestSuite, options: &BenchGuest) -> Result<(), F
     let folder = Folder::create(&extent.runs, name, SystemTime::now())?;
     let mut report = Report::begin();
     suite(extent, &options.own, &mut report, &folder, &signals)?;
-    conclude(extent, &report, &folder)
+    conclude(&extent.only, &report, &folder)
+}
+
+fn on_boot(options: &BenchBoot) -> Result<(), Failure> {
+    let folder = Folder::create(&options.runs, "bench-boot", SystemTime::now())?;
+    let mut report = Report::begin();
+    boot::measure(options, &mut report, &folder)?;
+    conclude("", &report, &folder)
 }
 
 /// Notes what a guest was made of.
@@ -102,13 +109,12 @@ fn add_versions(report: &mut Report, artifacts: &Artifacts) {
 }
 
 /// Keeps and prints what was measured, also before a failure.
-fn conclude(extent: &BenchExtent, report: &Report, folder: &Folder) -> Result<(), Failure> {
+fn conclude(only: &str, report: &Report, folder: &Folder) -> Result<(), Failure> {
     folder.write_json(
         RESULTS,
         &serde_json::to_value(report).map_err(anyhow::Error::from)?,
     )?;
     if report.figures.is_empty() {
-        let only = &extent.only;
         return Err(Failure::Usage(anyhow!(
             "no figure has `{only}` in its name"
         )));
