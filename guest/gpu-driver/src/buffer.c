@@ -76,12 +76,12 @@ void pb_buffer_put_later(struct pb_buffer *buffer)
 }
 
 /* A command is about to use the buffer. */
-int pb_buffer_begin(struct pb_buffer *buffer)
+int pb_buffer_begin(struct pb_buffer *buffer, bool wait)
 {
 	if (READ_ONCE(buffer->revoked))
 		return -ENODEV;
 	if (buffer->ops->begin)
-		return buffer->ops->begin(buffer);
+		return buffer->ops->begin(buffer, wait);
 	atomic_inc(&buffer->busy);
 	return 0;
 }

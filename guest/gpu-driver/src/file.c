@@ -129,7 +129,7 @@ static int request_query(struct pb_file *file, void *argument)
 		error = query_vram(buffer, query);
 	} else {
 		/* Taken for the moment, since the pieces of an imported dma-buf may change. */
-		error = pb_buffer_begin(buffer);
+		error = pb_buffer_begin(buffer, true);
 		if (!error) {
 			/* Where memory of the host lies is not for programs to know. */
 			query->length = pb_piece_at(buffer, query->offset, &address);

@@ -56,10 +56,10 @@ struct pb_piece {
 
 struct pb_buffer_ops {
 	/*
-	 * Makes sure that the GPU may use the buffer; called before busy is raised. NULL if it
-	 * always may.
+	 * Makes sure that the GPU may use the buffer, and raises busy. NULL if it always may.
+	 * -EDEADLK if that takes a lock that is held, and is not to wait.
 	 */
-	int (*begin)(struct pb_buffer *buffer);
+	int (*begin)(struct pb_buffer *buffer, bool wait);
 	/* Tells all holders. NULL if there are none to tell. */
 	void (*revoke)(struct pb_buffer *buffer);
 	/* Gives the memory back; called once. */
@@ -224,7 +224,7 @@ void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu,
 		    const struct pb_buffer_ops *ops, u32 space, u64 size);
 void pb_buffer_put(struct pb_buffer *buffer);
 void pb_buffer_put_later(struct pb_buffer *buffer);
-int pb_buffer_begin(struct pb_buffer *buffer);
+int pb_buffer_begin(struct pb_buffer *buffer, bool wait);
 void pb_buffer_end(struct pb_buffer *buffer);
 void pb_buffer_revoke(struct pb_buffer *buffer);
 void pb_buffers_leave(struct pb_gpu *gpu);
@@ -287,6 +287,7 @@ struct pb_job {
 	const struct pb_operation *operation;
 	struct peerbar_gpu_submit request;
 	struct pb_buffer *buffers[PB_OPERANDS];	/* NULL where the operand is a number */
+	u16 begun;				/* bit i: buffer i is in use */
 	u64 units;				/* to do */
 	u64 sent;				/* of them, given to the device */
 	u64 done;				/* of them, done by the device */

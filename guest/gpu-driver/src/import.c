@@ -54,13 +54,16 @@ static int map(struct pb_buffer *buffer)
 	return error;
 }
 
-static int import_begin(struct pb_buffer *buffer)
+static int import_begin(struct pb_buffer *buffer, bool wait)
 {
 	struct dma_resv *resv = buffer->import.attachment->dmabuf->resv;
 	long waited;
 	int error;
 
-	error = dma_resv_lock_interruptible(resv, NULL);
+	if (wait)
+		error = dma_resv_lock_interruptible(resv, NULL);
+	else
+		error = dma_resv_trylock(resv) ? 0 : -EDEADLK;
 	if (error)
 		return error;
 	if (!buffer->import.sgt)

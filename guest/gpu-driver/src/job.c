@@ -64,22 +64,62 @@ static int check_operand(const struct pb_job *job, unsigned int operand)
 	return pb_piece_at(buffer, at->offset, &address) < bytes ? -EOPNOTSUPP : 0;
 }
 
-/* Takes the buffer of an operand for the time of the job. */
-static int take_operand(struct pb_job *job, struct pb_file *file, unsigned int operand)
+/* The buffer of an operand is kept for the time of the job. */
+static int find_operand(struct pb_job *job, struct pb_file *file, unsigned int operand)
 {
 	const struct peerbar_gpu_operand *at = &job->request.operand[operand];
-	struct pb_buffer *buffer = pb_file_buffer(file, at->handle);
+
+	job->buffers[operand] = pb_file_buffer(file, at->handle);
+	if (!job->buffers[operand])
+		return -ENOENT;
+	return job->buffers[operand]->space == at->space ? 0 : -EINVAL;
+}
+
+static void end_all(struct pb_job *job)
+{
+	unsigned long begun = job->begun;
+	unsigned int i;
+
+	for_each_set_bit(i, &begun, PB_OPERANDS)
+		pb_buffer_end(job->buffers[i]);
+	job->begun = 0;
+}
+
+/* Begins the use of all buffers, or of none; -EDEADLK if somebody holds the lock of one. */
+static int try_begin_all(struct pb_job *job, struct pb_buffer **locked)
+{
+	unsigned long mask = job->request.address_mask;
+	unsigned int i;
 	int error;
 
-	if (!buffer)
-		return -ENOENT;
-	error = buffer->space == at->space ? pb_buffer_begin(buffer) : -EINVAL;
-	if (error) {
-		pb_buffer_put(buffer);
-		return error;
+	for_each_set_bit(i, &mask, PB_OPERANDS) {
+		error = pb_buffer_begin(job->buffers[i], !job->begun);
+		if (error) {
+			*locked = job->buffers[i];
+			end_all(job);
+			return error;
+		}
+		job->begun |= BIT(i);
 	}
-	job->buffers[operand] = buffer;
-	return check_operand(job, operand);
+	return 0;
+}
+
+/*
+ * Whoever takes a dma-buf away waits, with its lock held, for those that use it. So the lock of one
+ * is waited for only while the job uses none.
+ */
+static int begin_all(struct pb_job *job)
+{
+	struct pb_buffer *locked;
+	int error;
+
+	while ((error = try_begin_all(job, &locked)) == -EDEADLK) {
+		error = pb_buffer_begin(locked, true);
+		if (error)
+			return error;
+		pb_buffer_end(locked);
+	}
+	return error;
 }
 
 /*
@@ -114,12 +154,32 @@ static bool overlaps_in_parts(const struct pb_job *job)
 	       (buffer->npieces > 1 || job->units > PB_LONGEST);
 }
 
+static int take_operands(struct pb_job *job, struct pb_file *file)
+{
+	unsigned long mask = job->request.address_mask;
+	unsigned int i;
+	int error;
+
+	for_each_set_bit(i, &mask, PB_OPERANDS) {
+		error = find_operand(job, file, i);
+		if (error)
+			return error;
+	}
+	error = begin_all(job);
+	if (error)
+		return error;
+	for_each_set_bit(i, &mask, PB_OPERANDS) {
+		error = check_operand(job, i);
+		if (error)
+			return error;
+	}
+	return overlaps_in_parts(job) ? -EOPNOTSUPP : 0;
+}
+
 struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_submit *request)
 {
 	const struct pb_operation *operation = pb_operation_of(request->opcode, request->kernel);
-	unsigned long mask = request->address_mask;
 	struct pb_job *job;
-	unsigned int i;
 	int error;
 
 	error = check_mask(operation, request->address_mask);
@@ -133,16 +193,10 @@ struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_subm
 	job->units = units_of(request, operation);
 	if (operation->results == PB_RESULT_FIRST_DIFFERENCE)
 		job->result = job->units;
-	for_each_set_bit(i, &mask, PB_OPERANDS) {
-		error = take_operand(job, file, i);
-		if (error) {
-			pb_job_free(job);
-			return ERR_PTR(error);
-		}
-	}
-	if (overlaps_in_parts(job)) {
+	error = take_operands(job, file);
+	if (error) {
 		pb_job_free(job);
-		return ERR_PTR(-EOPNOTSUPP);
+		return ERR_PTR(error);
 	}
 	return job;
 }
@@ -152,11 +206,10 @@ void pb_job_free(struct pb_job *job)
 {
 	unsigned int i;
 
+	end_all(job);
 	for (i = 0; i < PB_OPERANDS; i++) {
-		if (job->buffers[i]) {
-			pb_buffer_end(job->buffers[i]);
+		if (job->buffers[i])
 			pb_buffer_put_later(job->buffers[i]);
-		}
 	}
 	kfree(job);
 }

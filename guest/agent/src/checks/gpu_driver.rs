@@ -6,6 +6,7 @@ pub(super) mod long;
 pub(super) mod owners;
 pub(super) mod pins;
 pub(super) mod reset;
+mod revoke;
 pub(super) mod unload;
 
 use std::sync::Arc;

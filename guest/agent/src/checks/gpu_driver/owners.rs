@@ -1,9 +1,10 @@
-//! Memory of the GPU that comes to a new owner is all zeros: nobody sees what another has left.
+//! Memory of the GPU that comes to a new owner is all zeros: nobody sees what another has left. An owner can have it back
+//! whenever he wants.
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu, Kernel};
 
-use super::{GPU_PAGE, memory_is_back};
+use super::{GPU_PAGE, memory_is_back, revoke};
 use crate::lab::Lab;
 
 /// What the first owner leaves.
@@ -25,6 +26,7 @@ pub(in crate::checks) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
         left == found,
         "the first owner had {left} bytes of memory, the second {found}"
     );
+    revoke::amid_commands(gpu).context("an owner who revokes it amid commands of another")?;
     memory_is_back(lab, gpu)
 }
 
