@@ -266,6 +266,8 @@ impl History {
     }
 
     fn map(&mut self, mapping: Mapping, at: Moment) {
+        // There is nothing, unless the record of its end is lost.
+        self.unmap(mapping.iova, mapping.last, at);
         let number = self.lives.len();
         self.lives.push(Life {
             mapping,
@@ -298,11 +300,8 @@ impl History {
                 continue;
             };
             let whole = life.mapping.iova..=life.mapping.last;
-            if self
-                .live
-                .overlapping(whole)
-                .all(|(_, other)| *other != number)
-            {
+            let mut left = self.live.overlapping(whole);
+            if life.unmapped.is_none() && left.all(|(_, other)| *other != number) {
                 life.unmapped = Some(at);
                 self.alive = self.alive.saturating_sub(1);
             }

@@ -10,6 +10,7 @@ use peerbar_flight::{
     Backing, Completer, Direction, Dma, Event, FileSpan, Finding, FindingKind, History, Mapping,
     Origin, Outcome, Purpose, Record, Route, Sanitizer, shared,
 };
+use proptest::prelude::*;
 
 const MILLISECOND: u64 = 1_000_000;
 const REFUSED: Outcome = Outcome::ClientRefused(19);
@@ -45,7 +46,7 @@ impl Story {
             inode: 2,
             offset,
         });
-        let last = iova + size - 1;
+        let last = iova + (size - 1);
         self.then(Event::Map(Mapping {
             iova,
             last,
@@ -58,7 +59,7 @@ impl Story {
     fn unmap(self, iova: u64, size: u64) -> Self {
         self.then(Event::Unmap {
             iova,
-            last: iova + size - 1,
+            last: iova + (size - 1),
         })
     }
 
@@ -343,4 +344,64 @@ fn pages_that_are_mapped_one_by_one_are_one_stretch_if_one_command_uses_them() {
     }
     assert_eq!(history.stretch(3), Some(0x7000..=0x7fff));
     assert_eq!(history.stretch(4), None);
+}
+
+/// A step of a hostile record: what, and where.
+type Step = (u8, u64, u64);
+
+fn strange(story: Story, (kind, address, size): Step) -> Story {
+    let last = address.saturating_add(size - 1);
+    let size = (last - address).saturating_add(1);
+    match kind {
+        0 | 1 => story.map(address, size, kind == 0),
+        2 => story.unmap(address, size),
+        3 => story.write(1, address, size, Outcome::Done),
+        4 => story.write(1, address, u64::MAX, REFUSED),
+        5 => story.begin(1),
+        6 => story.end(1),
+        _ => story.then(Event::Client(false)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn whatever_is_recorded_what_lives_is_what_was_mapped_last(
+        steps in prop::collection::vec((0u8..8, 0u64..64, 1u64..16), 0..40),
+    ) {
+        let mut model = [false; 80];
+        for (kind, address, size) in &steps {
+            let range = usize::try_from(*address).unwrap()..usize::try_from(address + size).unwrap();
+            match kind {
+                0 | 1 => model[range].fill(true),
+                2 => model[range].fill(false),
+                _ => {}
+            }
+        }
+        let story = steps.into_iter().fold(Story::default(), strange);
+        let history = story.history();
+        let lives = |address: &u64| history.around(*address).at.is_some();
+        let living: Vec<bool> = (0..80).map(|address| lives(&address)).collect();
+        prop_assert_eq!(living, model);
+        let sum: u64 = history.living().map(|(mapping, _)| mapping.size()).sum();
+        prop_assert_eq!(sum, model.iter().filter(|mapped| **mapped).count() as u64);
+        let ended = history.lives.iter().filter(|life| life.unmapped.is_some()).count();
+        prop_assert_eq!(history.alive() + ended, history.lives.len());
+        story.findings();
+    }
+
+    #[test]
+    fn no_record_is_too_strange(
+        steps in prop::collection::vec((0u8..8, any::<u64>(), 1u64..), 0..40),
+    ) {
+        // Places in a file are made from addresses by adding to them.
+        let low = |(kind, address, size): Step| (kind, address >> 1, size);
+        let story = steps.into_iter().map(low).fold(Story::default(), strange);
+        let history = story.history();
+        prop_assert!(history.peak <= history.lives.len());
+        let found = shared(&[&history, &history]);
+        prop_assert!(found.iter().all(|(device, _)| *device < 2));
+        story.findings();
+    }
 }
