@@ -1,7 +1,8 @@
 //! The detour through host memory.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 
 use crate::alignment::Alignment;
 use crate::buffer::{Buffer, HostBuffer};
@@ -82,17 +83,13 @@ impl Bounce {
                 true => self.fetch(file, round).map_err(&failed)?,
                 false => round.blocks,
             };
-            self.clear(old..round.blocks)?;
             let from = buffer.span(part(round.at, round.length))?;
             self.gpu
                 .copy(from, self.host.span(part(round.skip, round.length))?)?;
-            let count = self.store(file, round).map_err(&failed)?;
-            if old < round.blocks && count == round.blocks {
-                // The file ended in this block, and now it ends after it.
-                let end = old.max(round.skip.saturating_add(round.length));
-                file.set_len(round.low.saturating_add(end))
-                    .map_err(&failed)?;
+            if old < round.blocks {
+                return self.store_at_end(file, round).map_err(&failed);
             }
+            let count = self.store(file, round).map_err(&failed)?;
             Ok(count.saturating_sub(round.skip).min(round.length))
         })
     }
@@ -156,6 +153,24 @@ impl Bounce {
         })
     }
 
+    /// Writes just the round's bytes where the file ends before its last block does; returns how many it took. By the page
+    /// cache: whole blocks would make the file too long, and cutting it could cut what another thread has just written.
+    fn store_at_end(&self, file: &File, round: &Round) -> io::Result<u64> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let cached = OpenOptions::new().write(true).open(path)?;
+        let mut done: u64 = 0;
+        while done < round.length {
+            let at = round.skip.saturating_add(done);
+            let range = at..round.skip.saturating_add(round.length);
+            let offset = round.low.saturating_add(at);
+            match self.host.mapping().write_file(range, &cached, offset)? {
+                0 => break,
+                count => done = done.saturating_add(count),
+            }
+        }
+        Ok(done)
+    }
+
     fn repeat(&self, round: &Round, attempt: impl Fn(u64) -> io::Result<u64>) -> io::Result<u64> {
         let mut done: u64 = 0;
         while done < round.blocks {
@@ -166,11 +181,6 @@ impl Bounce {
             }
         }
         Ok(done)
-    }
-
-    fn clear(&self, range: std::ops::Range<u64>) -> Result<()> {
-        let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(0);
-        self.host.mapping().write(range.start, &vec![0; length])
     }
 }
 

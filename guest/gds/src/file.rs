@@ -152,7 +152,7 @@ impl GpuFile {
     /// Writes all of `range` of `buffer` to `offset` in the file. It is on the disk after [`GpuFile::sync`].
     ///
     /// Where an end of it is no whole block and may bounce, the block is read, changed and written back: nobody else
-    /// may write to that block at the same time, nor change the file's length.
+    /// may write to that block at the same time. Several may make the file longer.
     ///
     /// # Errors
     /// As [`GpuFile::read_at`]; [`Error::ShortWrite`] if the disk takes only a part.
@@ -454,6 +454,25 @@ mod tests {
             );
             let traffic = file.traffic();
             assert_eq!(traffic.peer_bytes + traffic.bounced_bytes, length as u64);
+        }
+    }
+
+    #[test]
+    fn a_file_that_grows_in_two_places_at_once_keeps_both() {
+        let (_fake, _gpu, buffer, file, named) = lab(Policy::AllowBounce);
+        buffer.mapping().write(0, &pattern(9, 100_000)).unwrap();
+        for round in 0..300 {
+            named.as_file().set_len(0).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| file.write_at(&buffer, ..5000, 0).unwrap());
+                // Later in each round, so that some meet what the other thread is doing to the file's end.
+                (0..round * 50).for_each(|_| std::hint::spin_loop());
+                file.write_at(&buffer, ..8192, 81_920).unwrap();
+            });
+            let mut wanted = pattern(9, 5000);
+            wanted.resize(81_920, 0);
+            wanted.extend(pattern(9, 8192));
+            assert!(std::fs::read(named.path()).unwrap() == wanted);
         }
     }
 
