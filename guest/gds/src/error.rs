@@ -157,7 +157,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A transfer failed for any other reason.
-    #[error("{direction} of {length} bytes at offset {offset} of {} failed", path.display())]
+    #[error("{direction} of {length} bytes at offset {offset} of {} failed{}", path.display(), no_leave(source))]
     Transfer {
         /// The file.
         path: PathBuf,
@@ -211,6 +211,14 @@ pub enum Error {
 fn no_direct_io(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EINVAL) => "; its file system does not take O_DIRECT, as ext4 and xfs do",
+        _ => "",
+    }
+}
+
+/// The way out where the file may not be written.
+fn no_leave(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EBADF) => "; open it with FileOptions::write(true)",
         _ => "",
     }
 }

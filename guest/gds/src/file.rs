@@ -458,6 +458,18 @@ mod tests {
     }
 
     #[test]
+    fn a_write_to_a_file_that_is_open_to_read_says_how_to_open_it() {
+        let (_fake, gpu, buffer, _, named) = lab(Policy::PeerOnly);
+        let options = FileOptions::new().policy(Policy::BounceOnly);
+        let file = options.open(&gpu, named.path()).unwrap();
+        let error = file.write_at(&buffer, ..4096, 0).unwrap_err();
+        assert!(
+            error.to_string().ends_with("FileOptions::write(true)"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn a_file_that_grows_in_two_places_at_once_keeps_both() {
         let (_fake, _gpu, buffer, file, named) = lab(Policy::AllowBounce);
         buffer.mapping().write(0, &pattern(9, 100_000)).unwrap();

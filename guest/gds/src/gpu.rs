@@ -38,7 +38,8 @@ pub struct Properties {
     pub p2pmem_bytes: u64,
     /// Command channels: so many openings can submit commands.
     pub channels: u32,
-    /// Whether its aperture is a window whose pages come and go; buffers are not mappable then.
+    /// Whether its aperture is a window whose pages come and go: the processor reaches its buffers, slowly, and disks do
+    /// not, for they have no pages of the kernel.
     pub window: bool,
     /// Its PCI address as sysfs writes it: `0000:02:00.0`.
     pub address: String,
