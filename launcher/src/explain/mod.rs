@@ -26,6 +26,9 @@ use crate::exit::{Failure, Outcome};
 use crate::results::print;
 use crate::scenario::{Device, Scenario};
 
+/// What is said of a machine without pairs.
+const NOTHING: &str = "nothing to explain: no device has memory for others; give an [[nvme]] a `cmb`, or add a [[gpu]]\n";
+
 /// Explains the pairs that are asked for.
 pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
     let case = match &options.scenario {
@@ -33,10 +36,7 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
         None => Case::of_run(Recorded::read(&options.run)?)?,
     };
     let (occasion, pairs) = asked(&case, options)?;
-    let explanations: Vec<Explanation> = pairs
-        .iter()
-        .filter_map(|pair| Explanation::of(&case, pair))
-        .collect();
+    let explanations = explained(&case, &pairs)?;
     print(&shown(&occasion, &explanations, options.json)?)?;
     let disagreed = explanations.iter().any(Explanation::disagrees);
     Ok(match disagreed {
@@ -45,7 +45,27 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
     })
 }
 
-/// The pairs that `options` name; else those of the last failed check, else all. And which of these it is, in words.
+/// All that is known about each of `pairs`.
+///
+/// # Errors
+/// A device of one was not in the guest: silence would look like good news.
+fn explained(case: &Case, pairs: &[Pair]) -> Result<Vec<Explanation>, Failure> {
+    let explanations = pairs.iter().map(|pair| {
+        let explanation = Explanation::of(case, pair);
+        explanation.with_context(|| {
+            let Pair { provider, client } = pair;
+            format!(
+                "the guest did not find both `{provider}` and `{client}`, see the run's console.log: name others, or ask with \
+                 --scenario what the rule says of them"
+            )
+        })
+    });
+    explanations
+        .collect::<Result<_, _>>()
+        .map_err(Failure::Usage)
+}
+
+/// The pairs that `options` name; else those of the last failed check that has any, else all. And which of these it is, in words.
 fn asked(case: &Case, options: &cli::Explain) -> Result<(String, Vec<Pair>), Failure> {
     if let Some(provider) = &options.provider {
         let provider = named(case, provider)?;
@@ -62,7 +82,10 @@ fn asked(case: &Case, options: &cli::Explain) -> Result<(String, Vec<Pair>), Fai
         let pairs = pairs::of_check(check);
         (!pairs.is_empty()).then(|| {
             (
-                format!("the last check that failed: {}", result.name),
+                format!(
+                    "the last check between devices that failed: {}",
+                    result.name
+                ),
                 pairs,
             )
         })
@@ -86,9 +109,58 @@ fn shown(occasion: &str, explanations: &[Explanation], as_json: bool) -> anyhow:
         let text = serde_json::to_string_pretty(&json!({ "pairs": explanations }));
         return Ok(text.context("cannot write JSON")? + "\n");
     }
+    if explanations.is_empty() {
+        return Ok(NOTHING.to_owned());
+    }
     let mut texts: Vec<String> = explanations.iter().map(text::text).collect();
     if !occasion.is_empty() {
         texts.insert(0, format!("{occasion}\n"));
     }
     Ok(texts.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::guest::tests::root_ports;
+    use super::*;
+    use crate::exit::Outcome;
+    use crate::verdict::Verdict;
+
+    const NO_MEMORY: &str = r#"
+name = "bare"
+[[nvme]]
+name = "disk0"
+namespaces = [{ ram = "1M" }]
+[[check]]
+kind = "controller-reset"
+device = "disk0"
+"#;
+
+    #[test]
+    fn where_no_device_has_memory_for_others_that_is_said() {
+        let scenario = Scenario::parse("x.toml".as_ref(), NO_MEMORY.to_owned()).unwrap();
+        let case = Case::of_scenario(scenario).unwrap();
+        let pairs = pairs::all(&case.scenario);
+        let explanations = explained(&case, &pairs).unwrap();
+        assert_eq!(shown("", &explanations, false).unwrap(), NOTHING);
+    }
+
+    #[test]
+    fn a_device_that_the_guest_did_not_find_is_told() {
+        let run = Recorded {
+            verdict: Verdict {
+                outcome: Outcome::Failed,
+                reason: String::new(),
+            },
+            scenario: Scenario::demo().unwrap(),
+            release: "7.2.12".to_owned(),
+            evidence: root_ports("GenuineIntel", 6, 2),
+            results: Vec::new(),
+        };
+        let case = Case::of_run(run).unwrap();
+        assert!(explained(&case, &[Pair::of("a", "b")]).is_ok());
+        let failure = explained(&case, &[Pair::of("gpu0", "b")]).map(|_| ());
+        let told = failure.unwrap_err().to_string();
+        assert!(told.contains("did not find both `gpu0` and `b`"), "{told}");
+    }
 }

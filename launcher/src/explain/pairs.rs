@@ -72,8 +72,25 @@ pub(crate) fn of_check(check: &Check) -> Vec<Pair> {
         | Check::GpuLifetimes { gpu, disk }
         | Check::GpuUnload { gpu, disk } => one(gpu, disk),
         Check::GpuCompute { gpu, from, to } => vec![Pair::of(gpu, from), Pair::of(gpu, to)],
+        Check::Command(command) => of_line(&command.run),
         _ => Vec::new(),
     }
+}
+
+/// The pairs of a command's line: each p2pmem that it names, and each disk.
+fn of_line(line: &str) -> Vec<Pair> {
+    let words = || line.split('{').filter_map(|rest| rest.split_once('}'));
+    let named = |what: &'static str| words().filter_map(move |(word, _)| word.strip_suffix(what));
+    let mut pairs = Vec::new();
+    for provider in named(":p2pmem") {
+        for client in named(":disk") {
+            let pair = Pair::of(provider, client);
+            if !pairs.contains(&pair) {
+                pairs.push(pair);
+            }
+        }
+    }
+    pairs
 }
 
 #[cfg(test)]
@@ -108,5 +125,12 @@ mod tests {
         let pairs = of_check(&check(r#"{"p2pmem":"c"}"#));
         assert_eq!(pairs, [Pair::of("c", "a"), Pair::of("c", "b")]);
         assert_eq!(of_check(&check(r#""guest-ram""#)), []);
+    }
+
+    #[test]
+    fn a_command_is_about_the_memory_and_the_disks_that_it_names() {
+        let line = "f() { fio --filename=$1 --iomem=mmapshared:{a:p2pmem}; }; f {b:disk} && f {c:disk} && f {b:disk}";
+        assert_eq!(of_line(line), [Pair::of("a", "b"), Pair::of("a", "c")]);
+        assert_eq!(of_line("nvme list {b} {b:disk} ${c} {"), []);
     }
 }
