@@ -308,12 +308,17 @@ impl Worker {
         self.mailbox.pending.moved(id, head, tail);
     }
 
-    /// Has the guest ring when it takes completions from a queue, and looks once more.
+    /// Has the guest ring when it takes further completions from a queue. What it has taken meanwhile is taken over, which
+    /// ends, since it cannot take more than there is.
     fn call_at_head(&mut self, place: usize) {
-        if let (Some(shadow), Some((id, queue))) = (self.shadow, self.completions.get(place)) {
-            let head = Doorbell::CompletionHead(*id);
-            shadow.call_at(&mut self.io.data.session, head, queue.head());
+        while let (Some(shadow), Some((id, queue))) = (self.shadow, self.completions.get(place)) {
+            let (bell, seen) = (Doorbell::CompletionHead(*id), queue.head());
+            shadow.call_at(&mut self.io.data.session, bell, seen);
             self.take_head(place);
+            let queue = self.completions.get(place);
+            if queue.is_none_or(|(_, queue)| queue.head() == seen) {
+                return;
+            }
         }
     }
 
@@ -359,7 +364,12 @@ impl Worker {
             queue.map_or(0, |(_, queue)| queue.room())
         };
         if room(self) < BATCH {
-            self.take_head(place);
+            if self.mailbox.sends_messages() {
+                self.take_head(place);
+            } else {
+                // The next head must be told again, or the pin would stay up.
+                self.take_heads();
+            }
         }
         if room(self) == 0 {
             self.call_at_head(place);
