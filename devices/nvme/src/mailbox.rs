@@ -154,8 +154,13 @@ impl Mailbox {
         (take(&self.stray), take(&self.bad_value))
     }
 
+    /// Whether the guest takes interrupts by the INTx pin.
+    pub(crate) fn uses_pin(&self) -> bool {
+        self.interrupts.mode() == InterruptMode::Pin
+    }
+
     /// Whether the guest takes interrupts as MSI-X messages.
-    pub(crate) fn sends_messages(&self) -> bool {
+    fn sends_messages(&self) -> bool {
         self.interrupts.mode() == InterruptMode::MsiX
     }
 

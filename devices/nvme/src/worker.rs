@@ -278,7 +278,7 @@ impl Worker {
 
     /// Takes over the values of all head doorbells, as one of them has been rung.
     fn take_heads(&mut self) {
-        let on_pin = !self.mailbox.sends_messages();
+        let on_pin = self.mailbox.uses_pin();
         for place in 0..self.completions.len() {
             self.take_head(place);
             if on_pin {
@@ -364,11 +364,11 @@ impl Worker {
             queue.map_or(0, |(_, queue)| queue.room())
         };
         if room(self) < BATCH {
-            if self.mailbox.sends_messages() {
-                self.take_head(place);
-            } else {
+            if self.mailbox.uses_pin() {
                 // The next head must be told again, or the pin would stay up.
                 self.take_heads();
+            } else {
+                self.take_head(place);
             }
         }
         if room(self) == 0 {
@@ -436,7 +436,13 @@ impl Worker {
         self.mailbox
             .pending
             .moved(*id, queue.head(), queue.posted_tail());
-        if let Some(vector) = queue.vector {
+        let vector = queue.vector;
+        if self.shadow.is_some() && self.mailbox.uses_pin() {
+            // Or nobody would lower the pin.
+            self.call_at_head(place);
+            self.io.data.session.release();
+        }
+        if let Some(vector) = vector {
             self.mailbox.raise(vector);
         }
     }
