@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
@@ -15,6 +15,10 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 /// completion entry holds its phase tag and must become visible last.
 const ORDERED_LIMIT: usize = 64;
 const WORD: usize = 8;
+
+/// Pages of memory files, and what is written at a time where they cannot be given back.
+const PAGE: u64 = 4096;
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 /// Why a memory file cannot be used.
 #[derive(Debug, Error)]
@@ -139,6 +143,35 @@ impl MemoryFile {
             slice
                 .store(u64::from_ne_bytes(value), index * WORD, Ordering::Release)
                 .map_err(|_| self.out_of_range(offset, WORD))?;
+        }
+        Ok(())
+    }
+
+    /// Makes `len` bytes at `offset` zeros. Whole pages of them are given back to the host, which makes them zeros for all who
+    /// have the file mapped, and takes memory for them again once they are used.
+    pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+        self.check(offset, len)?;
+        let end = offset.saturating_add(len);
+        let first = offset.next_multiple_of(PAGE).min(end);
+        let last = (end / PAGE * PAGE).max(first);
+        if first == last || self.punch(first, last - first).is_err() {
+            return self.write_zeros(offset, end);
+        }
+        self.write_zeros(offset, first)?;
+        self.write_zeros(last, end)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> rustix::io::Result<()> {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, hole, offset, len)
+    }
+
+    fn write_zeros(&self, mut offset: u64, end: u64) -> Result<(), MemoryError> {
+        while offset < end {
+            let len = usize::try_from(end - offset).unwrap_or(ZEROS.len());
+            let (zeros, _) = ZEROS.split_at(len.min(ZEROS.len()));
+            self.write(offset, zeros)?;
+            offset = offset.saturating_add(zeros.len() as u64);
         }
         Ok(())
     }
@@ -303,6 +336,58 @@ mod tests {
             memory.read(offset, &mut back).unwrap();
             assert_eq!(back, data, "{offset}+{len}");
         }
+    }
+
+    #[test]
+    fn zeros_are_where_they_were_asked_for_and_take_no_memory() {
+        use std::os::unix::fs::MetadataExt;
+
+        const ALL: usize = 16 << 12;
+
+        let memory = MemoryFile::create("test", 16 * PAGE).unwrap();
+        let mapped_elsewhere =
+            MemoryFile::map(memory.file().try_clone().unwrap(), 16 * PAGE).unwrap();
+        let pages = || memory.file().metadata().unwrap().blocks() * 512 / PAGE;
+        for (offset, len, left) in [
+            (0, 16 * PAGE, 0),
+            (PAGE, 2 * PAGE, 14),
+            (PAGE - 8, 2 * PAGE, 15),
+            (5, PAGE - 5, 16),
+            (100, 200, 16),
+            (2 * PAGE, 0, 16),
+        ] {
+            memory.write(0, &[0xff; ALL]).unwrap();
+            memory.zero(offset, len).unwrap();
+            assert_eq!(pages(), left, "{offset:#x}+{len:#x}");
+            let mut seen = vec![0; ALL];
+            mapped_elsewhere.read(0, &mut seen).unwrap();
+            let wanted = |at| {
+                if (offset..offset + len).contains(&at) {
+                    0
+                } else {
+                    0xff
+                }
+            };
+            assert!((0..).zip(&seen).all(|(at, byte)| *byte == wanted(at)));
+        }
+        assert!(memory.zero(16 * PAGE, 1).is_err());
+        assert!(memory.zero(PAGE, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn zeros_are_written_where_no_page_can_be_given_back() {
+        const ALL: usize = 20 << 12;
+        let memory = MemoryFile::create("test", 20 * PAGE).unwrap();
+        memory.write(0, &[0xff; ALL]).unwrap();
+        memory.write_zeros(3, 20 * PAGE - 3).unwrap();
+        let mut seen = vec![0; ALL];
+        memory.read(0, &mut seen).unwrap();
+        let last = seen.len() - 3;
+        assert_eq!(
+            (&seen[..3], &seen[last..]),
+            (&[0xff; 3][..], &[0xff; 3][..])
+        );
+        assert!(seen[3..last].iter().all(|byte| *byte == 0));
     }
 
     #[test]

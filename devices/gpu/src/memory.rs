@@ -115,6 +115,13 @@ impl Memory {
         }
     }
 
+    /// Makes `len` bytes of VRAM at `offset` zeros, and lets the host have their pages.
+    pub(crate) fn zero(&self, offset: u64, len: u64) -> Result<(), Fault> {
+        self.vram
+            .zero(offset, len)
+            .map_err(|_| out_of_vram(offset, true))
+    }
+
     /// Writes `data` at `place`.
     pub(crate) fn write(&self, purpose: Purpose, place: Place, data: &[u8]) -> Result<(), Fault> {
         match place {

@@ -96,6 +96,9 @@ impl Work {
         wanted: &dyn Fn() -> bool,
     ) -> Result<u64, Failure> {
         self.memory.check(destination, length, true)?;
+        if let (Place::Vram(offset), [0, 0, 0, 0, 0, 0, 0, 0]) = (destination, pattern) {
+            return self.clear(offset, length, wanted);
+        }
         for word in self.first.as_chunks_mut().0 {
             *word = pattern;
         }
@@ -104,6 +107,16 @@ impl Work {
             let data = step.of(&mut self.first);
             self.memory
                 .write(Purpose::Payload, destination.after(step.start), data)?;
+        }
+        Ok(0)
+    }
+
+    /// Zeros in VRAM, which then takes no memory of the host.
+    fn clear(&self, offset: u64, length: u64, wanted: &dyn Fn() -> bool) -> Result<u64, Failure> {
+        for step in steps(length, 1) {
+            still(wanted)?;
+            self.memory
+                .zero(offset.saturating_add(step.start), step.len as u64)?;
         }
         Ok(0)
     }
@@ -272,6 +285,30 @@ mod tests {
         assert_eq!(filled[length + 5..], [0; 5]);
         let right = |(i, byte): (usize, &u8)| *byte == pattern[i % 8];
         assert!(filled[5..length + 5].iter().enumerate().all(right));
+    }
+
+    #[test]
+    fn vram_that_is_filled_with_zeros_takes_no_memory_of_the_host() {
+        use std::os::unix::fs::MetadataExt;
+
+        let vram = Arc::new(MemoryFile::create("vram", VRAM).unwrap());
+        let memory = Memory::new(Arc::clone(&vram), Arc::new(Requester::new()));
+        let mut work = Work::new(memory);
+        let fill = |length, byte| Operation::Fill {
+            destination: Place::Vram(0),
+            length,
+            pattern: [byte; 8],
+        };
+        let taken = || vram.file().metadata().unwrap().blocks() * 512;
+        assert_eq!(run(&mut work, fill(VRAM, 0xff)), Ok(0));
+        assert_eq!(taken(), VRAM);
+        assert_eq!(run(&mut work, fill(3 * MIB, 0)), Ok(0));
+        assert_eq!(taken(), MIB);
+        let (cleared, kept) = (3 * STEP, STEP);
+        assert_eq!(get(&work, Place::Vram(0), cleared), vec![0; cleared]);
+        assert_eq!(get(&work, Place::Vram(3 * MIB), kept), vec![0xff; kept]);
+        let unwanted = work.run(&fill(VRAM, 0), &|| false);
+        assert_eq!(unwanted, Err(Failure::GivenUp));
     }
 
     #[test]
