@@ -91,6 +91,9 @@ pub(crate) fn lab(
         "-device",
         format!("virtserialport,chardev=report,name={PORT}"),
     );
+    if boot.machine.virtio_gpu {
+        words.option("-device", "virtio-gpu-pci");
+    }
     if let Some(root) = tools {
         let export = format!(
             "local,id=tools,path={},security_model=none,readonly=on",

@@ -66,6 +66,7 @@ pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Re
         Check::GpuAtomics { gpu } => gpu_atomics::run(lab, gpu, measure)?,
         Check::GpuCopy(copy) => gpu_copy::run(lab, copy, measure)?,
         Check::GpuDmaBuf { gpu, with } => gpu_dma_buf::run(lab, gpu, with, measure)?,
+        Check::GpuVirtio { gpu } => gpu_dma_buf::virtio::run(lab, gpu, measure)?,
         Check::GpuFaults { gpu } => gpu_faults::run(lab, gpu)?,
         Check::GpuBeyondAperture { gpu } => gpu_beyond_aperture::run(lab, gpu)?,
         Check::GpuMapping { gpu } => gpu_mapping::run(lab, gpu)?,

@@ -34,6 +34,7 @@ mod tools;
 mod udmabuf;
 mod uevents;
 mod vfio;
+mod virtio_gpu;
 mod watchdog;
 
 use std::process::ExitCode;

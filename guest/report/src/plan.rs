@@ -149,6 +149,11 @@ pub enum Check {
         /// Whose memory.
         with: Buffer,
     },
+    /// The GPU and the guest's virtio-gpu lend memory to each other as dma-bufs, where the kernel lets them.
+    GpuVirtio {
+        /// A GPU's name.
+        gpu: String,
+    },
     /// A program and a driver that misbehave, each on a channel of its own, get an error, an interrupt and a record; other
     /// channels go on. Not behind an IOMMU, whose own driver would complain.
     GpuFaults {
@@ -249,6 +254,7 @@ impl Check {
             Check::GpuAtomics { gpu } => format!("atomic adds of {gpu} to guest RAM"),
             Check::GpuCopy(copy) => format!("copy engine of {}: VRAM and {}", copy.gpu, copy.with),
             Check::GpuDmaBuf { gpu, with } => format!("{gpu} and a dma-buf of {with}"),
+            Check::GpuVirtio { gpu } => format!("{gpu} and dma-bufs of virtio-gpu"),
             Check::GpuFaults { gpu } => format!("{gpu} and those who misbehave"),
             Check::GpuBeyondAperture { gpu } => format!("VRAM of {gpu} beyond its aperture"),
             Check::GpuMapping { gpu } => format!("VRAM of {gpu} through mappings"),

@@ -27,6 +27,8 @@ pub(super) struct Devices<'a> {
     pub(super) cpus: u32,
     /// Whether there is a tools root.
     pub(super) tools: bool,
+    /// Whether the machine has a virtio-gpu.
+    pub(super) virtio_gpu: bool,
 }
 
 /// The keys of every kind of check.
@@ -78,6 +80,7 @@ enum Kind {
     GpuAtomics,
     GpuCopy,
     GpuDmaBuf,
+    GpuVirtio,
     GpuFaults,
     GpuBeyondAperture,
     GpuMapping,
@@ -144,6 +147,7 @@ impl CheckTable {
             },
             Kind::GpuCopy => Check::GpuCopy(self.gpu_copy(devices)?),
             Kind::GpuDmaBuf => self.gpu_dma_buf(devices)?,
+            Kind::GpuVirtio => self.gpu_virtio(devices)?,
             Kind::GpuFaults => Check::GpuFaults {
                 gpu: self.gpu(devices)?.name.clone(),
             },

@@ -47,6 +47,8 @@ pub(super) struct MachineTable {
     pub(super) kernel_parameters: String,
     #[serde(default, deserialize_with = "sanitize::read")]
     pub(super) sanitize: Option<Sanitize>,
+    #[serde(default)]
+    pub(super) virtio_gpu: bool,
 }
 
 /// A host bridge beside the machine's own.

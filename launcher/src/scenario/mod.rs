@@ -84,6 +84,8 @@ pub(crate) struct Machine {
     pub sanitize: Option<Sanitize>,
     /// Whether some device offers address translation services, so that the IOMMU shall, too.
     pub ats: bool,
+    /// Whether it has QEMU's virtio-gpu, whose memory is the guest's.
+    pub virtio_gpu: bool,
 }
 
 /// A PCIe switch.

@@ -18,7 +18,6 @@ use super::nvme::nvme;
 use super::place::Places;
 use super::together;
 use super::{Gpu, Machine, Nvme, Scenario, Switch};
-use crate::iommu::Iommu;
 use crate::size::Size;
 
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
@@ -49,12 +48,13 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         gpus: &gpus,
         cpus: machine.cpus,
         tools: file.tools,
+        virtio_gpu: machine.virtio_gpu,
     };
     let tables = file.check.get_ref().iter();
     let labels = tables.map(|table| table.name.clone().map(label).transpose());
     let labels = labels.collect::<Result<_, _>>()?;
     let checks = checks(file.check, &devices)?;
-    let needed = needed_modules(machine.iommu, &gpus, &checks);
+    let needed = needed_modules(&machine, &gpus, &checks);
     let mut modules = modules(file.module, needed)?;
     // A driver that comes before it would work without the IOMMU for good.
     modules.sort_by_key(|module| Some(module.name.as_str()) != machine.iommu.module());
@@ -170,6 +170,7 @@ fn machine(table: MachineTable, gpus: &[Gpu], ats: bool) -> Result<Machine, Prob
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
         sanitize: table.sanitize,
         ats,
+        virtio_gpu: table.virtio_gpu,
     })
 }
 
@@ -183,16 +184,17 @@ fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
 }
 
 /// The IOMMU's driver, the drivers under test, and what checks need beside them.
-fn needed_modules(iommu: Iommu, gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
+fn needed_modules(machine: &Machine, gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
     let pins = |check: &Check| matches!(check, Check::GpuPins { .. } | Check::GpuUnload { .. });
     let needed = [
         ("nvme", true),
         ("peerbar_gpu", !gpus.is_empty()),
         ("peerbar_gpu_pin_test", checks.iter().any(pins)),
+        ("virtio_gpu", machine.virtio_gpu),
     ];
     let needed = needed.into_iter().filter(|(_, needed)| *needed);
     let needed = needed.map(|(name, _)| name);
-    iommu.module().into_iter().chain(needed).collect()
+    machine.iommu.module().into_iter().chain(needed).collect()
 }
 
 /// What is needed always comes; a `[[module]]` of its name only sets its parameters.

@@ -1,6 +1,8 @@
 //! The GPU's copy engine and memory that somebody else has exported as a dma-buf: of a program (udmabuf), or behind the BAR
 //! of a device that a program drives (vfio-pci), which can take it back at any time.
 
+pub(super) mod virtio;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;

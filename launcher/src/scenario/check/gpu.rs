@@ -102,6 +102,17 @@ impl CheckTable {
         }
     }
 
+    pub(super) fn gpu_virtio(&mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
+        if !devices.virtio_gpu {
+            let message =
+                "the machine has no virtio-gpu: write `virtio-gpu = true` below [machine]";
+            return Err(Problem::new(self.kind.span(), message));
+        }
+        Ok(Check::GpuVirtio {
+            gpu: self.gpu(devices)?.name.clone(),
+        })
+    }
+
     pub(super) fn gpu_copy(&mut self, devices: &Devices<'_>) -> Result<GpuCopy, Problem> {
         let gpu = self.gpu(devices)?.name.clone();
         let with = required(self.with.take(), "with", self.kind.span())?;
@@ -229,6 +240,22 @@ mod tests {
         assert_eq!(own, ["nvme", "peerbar_gpu"]);
         let error = text("{ p2pmem = \"g0\" }").unwrap_err();
         assert!(error.contains("another GPU than `g0`"), "{error}");
+    }
+
+    #[test]
+    fn a_virtio_gpu_brings_its_module_and_is_asked_for() {
+        let lines = "kind = \"gpu-virtio\"\ngpu = \"g0\"";
+        assert_eq!(
+            parse("", lines).unwrap_err(),
+            "x.toml:12: the machine has no virtio-gpu: write `virtio-gpu = true` below [machine]"
+        );
+        let machine = "[machine]\nvirtio-gpu = true\n\n[[check]]";
+        let text = format!("{HEAD}\n{machine}\n{lines}\n");
+        let scenario = Scenario::parse(Path::new("x.toml"), text).unwrap();
+        assert_eq!(
+            scenario.initramfs_modules(),
+            ["nvme", "peerbar_gpu", "virtio_gpu"]
+        );
     }
 
     #[test]

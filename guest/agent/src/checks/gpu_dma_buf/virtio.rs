@@ -1,0 +1,86 @@
+//! The GPU and the guest's virtio-gpu, whose memory is the guest's: buffers of virtio-gpu are the GPU's operands; the other
+//! way round there is none, since virtio-gpu cannot be told that memory goes away.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, bail, ensure};
+use peerbar_report::{Buffer as With, Measure};
+
+use super::{Bench, HALF, PATIENCE};
+use crate::checks::way::judge;
+use crate::gpus::Gpu;
+use crate::lab::Lab;
+use crate::memory::Memory;
+use crate::virtio_gpu::Card;
+
+pub(in crate::checks) fn run(lab: &Lab, gpu: &str, measure: &mut Measure) -> anyhow::Result<()> {
+    let gpu = lab.gpu(gpu)?;
+    let mut bench = Bench::new(lab, gpu)?;
+    let open = || lab.uevents.wait_for(PATIENCE, Card::open);
+    of_virtio_gpu(&mut bench, open()?).context("memory of virtio-gpu")?;
+    for_virtio_gpu(&mut bench, gpu, &open()?).context("memory of the GPU")?;
+    measure.bytes = bench.bytes;
+    bench.witness.tell(measure);
+    judge(
+        &With::GuestRam,
+        &[gpu.share(bench.bytes)],
+        bench.witness.traffic()?,
+    )
+}
+
+/// The GPU reads and writes a buffer of virtio-gpu, which is closed meanwhile: the memory stays.
+fn of_virtio_gpu(bench: &mut Bench<'_>, card: Card) -> anyhow::Result<()> {
+    let dma_buf = card.export(2 * HALF)?;
+    let mut memory = Memory::shared(&dma_buf, 0, usize::try_from(2 * HALF)?)?;
+    let imported = bench.gpu.import(&dma_buf)?;
+    bench.there_and_back(&imported, &mut memory)?;
+    bench
+        .amid_copies(&imported, || {
+            drop((dma_buf, card));
+            Ok(())
+        })
+        .context("its file is closed amid copies")?;
+    bench
+        .there_and_back(&imported, &mut memory)
+        .context("after its file was closed")
+}
+
+/// An export is refused to virtio-gpu, which leaves nothing behind: the export is as good as before, and once it is gone all
+/// of its memory is free.
+fn for_virtio_gpu(bench: &mut Bench<'_>, gpu: &Gpu, card: &Card) -> anyhow::Result<()> {
+    let free = || anyhow::Ok(gpu.pool().state()?.available);
+    let before = free()?;
+    let buffer = bench.gpu.allocate(HALF)?;
+    let dma_buf = buffer.export()?;
+    is_refused(card, &dma_buf, libc::EOPNOTSUPP)?;
+
+    let imported = bench.gpu.import(&dma_buf)?;
+    let (own, again) = (bench.vram.span(..)?, imported.span(..HALF)?);
+    bench.gpu.copy(own, again)?;
+    let different = bench.gpu.compare(own, buffer.span(..)?)?;
+    ensure!(
+        different.is_none(),
+        "what was written through the dma-buf is not in the buffer from byte {different:?} on"
+    );
+
+    buffer.revoke()?;
+    is_refused(card, &dma_buf, libc::ENODEV).context("once it is revoked")?;
+    bench.is_refused(&imported).context("once it is revoked")?;
+    drop((imported, dma_buf, buffer));
+    let after = free()?;
+    ensure!(
+        after == before,
+        "{before} bytes of VRAM were free, now {after} are"
+    );
+    Ok(())
+}
+
+fn is_refused(card: &Card, dma_buf: &OwnedFd, wanted: i32) -> anyhow::Result<()> {
+    let wanted = io::Error::from_raw_os_error(wanted);
+    match card.import(dma_buf) {
+        Err(error) if error.raw_os_error() == wanted.raw_os_error() => Ok(()),
+        Err(error) => bail!("virtio-gpu is refused it with {error}, not with {wanted}"),
+        Ok(()) => bail!("virtio-gpu takes it, though it cannot be told when the memory goes away"),
+    }
+}
