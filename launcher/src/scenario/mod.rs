@@ -417,7 +417,7 @@ mod tests {
             (
                 format!("{DISK}seed-fault = [\"lost:1\"]"),
                 "9: `seed-fault`: `lost:1` is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, \
-                 wraps",
+                 wraps, after-unmap, past-end, write-back",
             ),
             (
                 "namespaces = []".to_owned(),
