@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use peerbar_nvme::{Config, Controller, Running, Source};
+use peerbar_nvme::{Config, Controller, Poll, Running, Source};
 use peerbar_vfio_user::{Device, DmaMap, DmaSpan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -97,6 +97,9 @@ impl Guest {
             block_bytes: 512,
             mdts: 5,
             namespaces: vec![Source::Ram(1 << 20)],
+            workers: 1,
+            poll: Poll::Adaptive,
+            seeded_faults: Vec::new(),
         };
         let memory = memfd_create("guest", MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&memory, RAM).expect("memory");
