@@ -29,6 +29,8 @@ pub(crate) struct Lab {
     port: File,
     /// Whether the tools root is mounted.
     pub(crate) tools: bool,
+    /// As [`peerbar_report::Plan::one_switch`].
+    pub(crate) one_switch: bool,
     /// Time that each check has.
     pub(crate) limit: Duration,
     rounds: AtomicU64,
@@ -40,7 +42,7 @@ impl Lab {
         gpus: Vec<Gpu>,
         uevents: Uevents,
         (modules, port): (Modules, File),
-        tools: bool,
+        (tools, one_switch): (bool, bool),
         limit: Duration,
     ) -> Self {
         Lab {
@@ -50,6 +52,7 @@ impl Lab {
             modules: Mutex::new(modules),
             port,
             tools,
+            one_switch,
             limit,
             rounds: AtomicU64::new(0),
         }

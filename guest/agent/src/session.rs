@@ -85,7 +85,7 @@ fn prepare(
         gpus,
         uevents,
         (modules, port),
-        plan.tools,
+        (plan.tools, plan.one_switch),
         limit,
     ))
 }

@@ -18,6 +18,10 @@ pub struct Plan {
     /// The GPUs under test, waited for like the devices.
     #[serde(default)]
     pub gpus: Vec<Gpu>,
+    /// Whether all devices are below one switch, which routes between them: what one does with another's memory never
+    /// goes up to the root.
+    #[serde(default)]
+    pub one_switch: bool,
     /// Whether a read-only tools root is exported over 9p under the tag [`Plan::TOOLS_TAG`].
     pub tools: bool,
     /// Seconds after which a check that has not ended counts as hung.

@@ -224,10 +224,21 @@ impl Scenario {
             modules: self.modules.clone(),
             devices: self.nvmes.iter().map(device).collect(),
             gpus: self.gpus.iter().map(gpu).collect(),
+            one_switch: self.one_switch(),
             tools: self.tools,
             check_seconds: self.check_seconds(),
             checks: self.checks.clone(),
         }
+    }
+
+    /// Whether all devices are below one switch, which routes between them.
+    fn one_switch(&self) -> bool {
+        let mut devices = self.devices();
+        let first = devices.next().and_then(|device| device.place().switch());
+        first.is_some()
+            && self
+                .devices()
+                .all(|device| device.place().switch() == first && device.link() == LinkMode::Route)
     }
 
     /// What the scenario calls check `number`, counted from 1, if it does.

@@ -3,7 +3,7 @@
 use std::io;
 
 use anyhow::ensure;
-use peerbar_report::Buffer;
+use peerbar_report::{Buffer, Measure, Route};
 
 use crate::counters::Traffic;
 
@@ -74,9 +74,20 @@ pub(super) fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> 
     Ok(())
 }
 
+/// Devices below one switch reach each other through it: none of their payload went up to the root.
+pub(super) fn stayed_below(measure: &Measure) -> anyhow::Result<()> {
+    let up = measure.routes.get(&Route::Upstream).copied().unwrap_or(0);
+    ensure!(
+        up == 0,
+        "{up} payload bytes went up to the root and were asked of QEMU, though all devices are below one switch; the \
+         servers' logs say whether they are attached to it"
+    );
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{Completer, Purpose, Route};
+    use peerbar_dma_log::{Completer, Purpose, Route as Taken};
 
     use super::*;
 
@@ -93,7 +104,7 @@ mod tests {
         for (device, completer, bytes) in counts {
             traffic.count(
                 *device,
-                (Purpose::Payload, *completer, Route::Upstream),
+                (Purpose::Payload, *completer, Taken::Upstream),
                 *bytes,
                 0,
             );
@@ -137,5 +148,16 @@ mod tests {
                 .to_string()
                 .contains("moved 1 payload bytes meanwhile")
         );
+    }
+
+    #[test]
+    fn below_one_switch_nothing_goes_up() {
+        let measure = |route, bytes| Measure {
+            routes: [(Route::Peer, 4096), (route, bytes)].into(),
+            ..Measure::default()
+        };
+        assert!(stayed_below(&measure(Route::GuestRam, 4096)).is_ok());
+        assert!(stayed_below(&measure(Route::Upstream, 0)).is_ok());
+        assert!(stayed_below(&measure(Route::Upstream, 1)).is_err());
     }
 }
