@@ -219,6 +219,12 @@ impl History {
         }
     }
 
+    /// How many bytes from `address` on are in the mapping that holds it; 2^64 counts as one less.
+    pub(crate) fn left_at(&self, address: u64) -> Option<u64> {
+        let (range, _) = self.live.get_key_value(&address)?;
+        Some(range.end().saturating_sub(address).saturating_add(1))
+    }
+
     /// The addresses of a mapping and of its neighbours that were mapped in one go with it, for the same command: some
     /// IOMMUs are told of each page on its own.
     pub fn stretch(&self, number: usize) -> Option<RangeInclusive<u64>> {

@@ -1,6 +1,7 @@
 //! The DMA sanitizer: what no device, or no driver, should do, found in the records.
 //!
-//! Nothing is guessed. A DMA by an address that was unmapped and mapped anew for another purpose, before the command began,
+//! A DMA that was refused is judged, and one that was done as well: a device that does what it should not is not saved by
+//! its getting away with it. But nothing is guessed. A DMA by an address that was unmapped and mapped anew for another purpose, before the command began,
 //! looks like an honest one; so does one past the end of a mapping that meets a neighbouring mapping older than the command.
 //! A mapping counts as left behind only if all that used it was the data of one command, which has long been complete when
 //! the device is turned off or the record ends: queues, lists, and buffers that are used again are none.
@@ -8,7 +9,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use peerbar_dma_log::{Direction, Origin, Purpose};
+use peerbar_dma_log::{Direction, Origin, Purpose, Route};
 
 use crate::event::{Dma, Event, FileSpan, Mapping, Outcome, Record};
 use crate::file::Flight;
@@ -134,8 +135,11 @@ impl Sanitizer {
             (Outcome::Done, Some(number)) => {
                 let end = dma.address.wrapping_add(dma.len);
                 self.ends.insert(dma.origin, (end, *number));
-                self.mapped_anew(followed)
-                    .then_some(FindingKind::MappedAnew)
+                self.wrongly_done(followed, *number)
+            }
+            // What was mapped before the oldest record that is left, and was unmapped since, may be unknown.
+            (Outcome::Done, None) if dma.route == Route::GuestRam => {
+                Some(self.astray(dma)).filter(|kind| *kind != FindingKind::NeverMapped)
             }
             (Outcome::Forbidden | Outcome::ClientRefused(_), Some(number))
                 if dma.direction == Direction::Write && !self.is_writable(*number) =>
@@ -156,6 +160,21 @@ impl Sanitizer {
                 mapping: self.concerned(kind, followed),
             };
             self.findings.push(finding);
+        }
+    }
+
+    /// What is wrong with a DMA that was done and met a mapping. The device answers for what it copied itself; what it
+    /// asked for, or what a peer's window took, is not its mapping's business.
+    fn wrongly_done(&self, followed: &Followed, number: usize) -> Option<FindingKind> {
+        let dma = &followed.dma;
+        let itself = dma.route == Route::GuestRam;
+        if itself && dma.direction == Direction::Write && !self.is_writable(number) {
+            Some(FindingKind::WriteReadOnly)
+        } else if itself && self.history.left_at(dma.address) < Some(dma.len) {
+            Some(FindingKind::PastEnd)
+        } else {
+            self.mapped_anew(followed)
+                .then_some(FindingKind::MappedAnew)
         }
     }
 

@@ -252,6 +252,43 @@ fn an_address_that_was_never_mapped_and_a_write_where_only_reads_may_go_are_foun
 }
 
 #[test]
+fn a_dma_that_should_have_failed_is_found_though_it_was_done() {
+    let stale = Story::default().command(7, 0x4000).begin(8);
+    let finding = stale.write(8, 0x4000, 0x1000, Outcome::Done).finding();
+    assert_eq!(finding.kind, FindingKind::AfterUnmap);
+    assert_eq!(milliseconds(&finding), (7, 5));
+    let read_only = Story::default().map(0x4000, 0x1000, false).begin(1);
+    let finding = read_only.write(1, 0x4000, 8, Outcome::Done).finding();
+    assert_eq!(finding.kind, FindingKind::WriteReadOnly);
+    let short = Story::default().map(0x4000, 0x1000, true).begin(1);
+    let finding = short.write(1, 0x4800, 0x1000, Outcome::Done).finding();
+    assert_eq!(finding.kind, FindingKind::PastEnd);
+    assert_eq!(finding.mapping.unwrap().0.last, 0x4fff);
+}
+
+#[test]
+fn what_lies_in_a_peer_s_window_is_no_business_of_mappings() {
+    let story = Story::default()
+        .map(0x4000, 0x1000, false)
+        .command(7, 0x8000);
+    let to_peer = |story: Story, address| {
+        story.then(Event::Dma(Dma {
+            origin: origin(8),
+            purpose: Purpose::Payload,
+            direction: Direction::Write,
+            address,
+            len: 0x2000,
+            route: Route::Peer,
+            completer: Completer::PeerBar,
+            outcome: Outcome::Done,
+            took: 0,
+        }))
+    };
+    let story = to_peer(to_peer(story.begin(8), 0x4000), 0x8000);
+    assert_eq!(story.findings(), []);
+}
+
+#[test]
 fn dma_that_a_reset_forbids_is_no_finding() {
     let story = Story::default().command(1, 0x4000).then(Event::Reset(true));
     assert_eq!(story.write(1, 0x4000, 8, Outcome::NotMaster).findings(), []);
