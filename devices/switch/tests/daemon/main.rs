@@ -10,5 +10,6 @@
 mod announcing;
 mod command_line;
 mod hostile;
+mod neighbour;
 mod raw;
 mod requests;
