@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -12,6 +12,8 @@ use peerbar_switch::{LinkMode, serve};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
+/// Exit status for wrong usage, as clap has it.
+const USAGE: u8 = 2;
 /// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
 const ENVIRONMENT: u8 = 69;
 
@@ -30,7 +32,14 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match run(args) {
+    let modes = match modes(args.links) {
+        Ok(modes) => modes,
+        Err(name) => {
+            eprintln!("peerbar-switch: `--link` names {name} twice: a link has one mode");
+            return ExitCode::from(USAGE);
+        }
+    };
+    match run(&args.socket_path, modes) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("peerbar-switch: {error:#}");
@@ -39,18 +48,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: Args) -> anyhow::Result<()> {
+fn run(socket_path: &Path, modes: BTreeMap<String, LinkMode>) -> anyhow::Result<()> {
     let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
         pipe::register(number, signal).context("cannot handle signals")?;
     }
-    let modes = args.links.into_iter().collect::<BTreeMap<_, _>>();
-    serve(&args.socket_path, modes, &stop, || {
+    serve(socket_path, modes, &stop, || {
         let mut out = io::stdout();
         writeln!(out, "ready").and_then(|()| out.flush())
     })?;
     Ok(())
+}
+
+/// The mode of each link by its name; `Err` has one that is named twice.
+fn modes(links: Vec<(String, LinkMode)>) -> Result<BTreeMap<String, LinkMode>, String> {
+    let mut modes = BTreeMap::new();
+    for (name, mode) in links {
+        if modes.insert(name.clone(), mode).is_some() {
+            return Err(name);
+        }
+    }
+    Ok(modes)
 }
 
 fn link(text: &str) -> Result<(String, LinkMode), String> {
@@ -74,5 +93,14 @@ mod tests {
         for wrong in ["", "disk0", "=drop", "disk0=", "disk0=dropped"] {
             assert!(link(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_link_that_is_named_twice_is_refused() {
+        let named = |name: &str, mode| (name.to_owned(), mode);
+        let (a, b) = (named("a", LinkMode::Drop), named("b", LinkMode::Route));
+        assert_eq!(modes(vec![a.clone(), b]).unwrap().len(), 2);
+        let again = named("a", LinkMode::Route);
+        assert_eq!(modes(vec![a, again]), Err("a".to_owned()));
     }
 }
