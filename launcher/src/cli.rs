@@ -141,7 +141,7 @@ pub(crate) struct Debugger {
     #[arg(long)]
     pub all: bool,
     /// Every record in a line, in the order of time.
-    #[arg(long, conflicts_with_all = ["json", "follow"])]
+    #[arg(long, conflicts_with_all = ["json", "follow", "sanitize"])]
     pub history: bool,
     /// Every record from now on, until the devices end.
     #[arg(long, conflicts_with_all = ["json", "sanitize"])]

@@ -10,7 +10,7 @@ use super::text::kernel_lines;
 
 /// Everything.
 pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
-    let devices = recorded.devices.iter();
+    let devices = recorded.shown();
     let devices: Vec<Value> = devices.map(|each| device(recorded, each)).collect();
     let mut all = json!({ "devices": devices });
     if sanitize && let Some(fields) = all.as_object_mut() {

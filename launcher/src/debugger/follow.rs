@@ -12,11 +12,11 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Prints every record from now on, until no device runs any more.
 pub(super) fn follow(recorded: &Recorded) -> anyhow::Result<()> {
     let begun = |device: &super::recorded::Device| device.flight.header.begun;
-    let mut next: Vec<u64> = recorded.devices.iter().map(begun).collect();
+    let mut next: Vec<u64> = recorded.shown().map(begun).collect();
     loop {
         let mut live = false;
         let mut fresh = Vec::new();
-        for (device, next) in recorded.devices.iter().zip(&mut next) {
+        for (device, next) in recorded.shown().zip(&mut next) {
             // Asked first, so that what a device records before it ends is seen.
             live |= device.file.is_live()?;
             let tail = device.file.tail(*next)?;

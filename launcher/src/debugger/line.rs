@@ -10,11 +10,11 @@ use crate::size::human;
 /// All records of all devices in the order of their times.
 pub(super) fn history(recorded: &Recorded) -> String {
     let mut all: Vec<(&Device, &Record)> = Vec::new();
-    for device in &recorded.devices {
+    for device in recorded.shown() {
         all.extend(device.flight.records.iter().map(|record| (device, record)));
     }
     all.sort_by_key(|(_, record)| record.nanos);
-    let lost = recorded.devices.iter().filter(|device| device.lost() > 0);
+    let lost = recorded.shown().filter(|device| device.lost() > 0);
     let lost =
         lost.map(|device| format!("# {}: {} records are lost\n", device.name, device.lost()));
     let lines = all

@@ -27,7 +27,7 @@ const FINDINGS: u8 = 1;
 pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
     let mut recorded = Recorded::open(&options.run).map_err(Failure::Usage)?;
     recorded
-        .keep(options.device.as_deref())
+        .show_only(options.device.as_deref())
         .map_err(Failure::Usage)?;
     if options.follow {
         follow::follow(&recorded)?;
@@ -49,7 +49,7 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
 /// What the sanitizer has against a run that is over, if anything, in one line.
 pub(crate) fn complaint(folder: &Path, wanted: &Sanitize) -> anyhow::Result<Option<String>> {
     let recorded = Recorded::open(folder)?;
-    if let Some(device) = recorded.devices.iter().find(|device| device.lost() > 0) {
+    if let Some(device) = recorded.shown().find(|device| device.lost() > 0) {
         let (lost, name) = (device.lost(), &device.name);
         return Ok(Some(format!(
             "the sanitizer has missed {lost} records of {name}: let the scenario do less"

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use peerbar_flight::{
     Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, Window, shared,
 };
@@ -13,8 +13,10 @@ use crate::scenario::Scenario;
 
 /// What is known of a run.
 pub(crate) struct Recorded {
-    /// Its devices, by name.
-    pub(crate) devices: Vec<Device>,
+    /// Its devices, by name. Those that are not shown tell what lies behind a mapping, and who shares a page.
+    pub(super) devices: Vec<Device>,
+    /// The only one that is shown, if not all are.
+    only: Option<String>,
     /// Where its guest's RAM is.
     pub(super) ram: Option<Ram>,
     /// Lines of the guest's console.
@@ -102,38 +104,46 @@ impl Recorded {
         let console = String::from_utf8_lossy(&console);
         Ok(Self {
             devices,
+            only: None,
             ram: scenario.map(|scenario| Ram::of_q35(scenario.machine.memory)),
             console: console.lines().map(str::to_owned).collect(),
         })
     }
 
-    /// Leaves out all devices but the one of that name, if there is a name.
-    pub(super) fn keep(&mut self, name: Option<&str>) -> anyhow::Result<()> {
-        let Some(name) = name else {
-            return Ok(());
-        };
-        let names: Vec<String> = self
-            .devices
-            .iter()
-            .map(|device| device.name.clone())
-            .collect();
-        self.devices.retain(|device| device.name == name);
-        if self.devices.is_empty() {
-            return Err(anyhow!(
+    /// Has no device shown but the one of that name, if there is a name.
+    pub(super) fn show_only(&mut self, name: Option<&str>) -> anyhow::Result<()> {
+        self.only = name.map(str::to_owned);
+        if let Some(name) = name
+            && self.shown().next().is_none()
+        {
+            let devices = self.devices.iter();
+            let names: Vec<&str> = devices.map(|device| device.name.as_str()).collect();
+            bail!(
                 "there is no record of {name}; there are: {}",
                 names.join(", ")
-            ));
+            );
         }
         Ok(())
     }
 
-    /// What the sanitizer has found, each with its device, those that concern two devices included.
+    /// The devices that are shown.
+    pub(crate) fn shown(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().filter(|device| self.shows(device))
+    }
+
+    fn shows(&self, device: &Device) -> bool {
+        self.only.as_ref().is_none_or(|only| device.name == *only)
+    }
+
+    /// What the sanitizer has found of the devices that are shown, each with its device. What concerns two devices is
+    /// with the one that came second.
     pub(crate) fn findings(&self) -> Vec<(&Device, Finding)> {
-        let own = self.devices.iter();
+        let own = self.shown();
         let own = own.flat_map(|device| device.findings.iter().map(move |f| (device, f.clone())));
         let histories: Vec<&History> = self.devices.iter().map(|device| &device.history).collect();
         let both = shared(&histories).into_iter();
         let both = both.filter_map(|(number, finding)| Some((self.devices.get(number)?, finding)));
+        let both = both.filter(|(device, _)| self.shows(device));
         own.chain(both).collect()
     }
 }

@@ -19,7 +19,7 @@ const LAST: usize = 3;
 /// Everything that is asked for, device after device, then what the sanitizer has found.
 pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
     let most = if options.all { usize::MAX } else { FEW };
-    let parts = recorded.devices.iter();
+    let parts = recorded.shown();
     let mut text: String = parts.map(|each| device(recorded, each, most)).collect();
     if options.sanitize {
         text += &findings(recorded, most);
@@ -224,13 +224,14 @@ fn findings(recorded: &Recorded, most: usize) -> String {
     let findings = recorded.findings();
     let mut text = match findings.len() {
         0 => "sanitizer: no findings\n".to_owned(),
+        1 => "sanitizer: 1 finding\n".to_owned(),
         count => format!("sanitizer: {count} findings\n"),
     };
     for (device, each) in findings.iter().take(most) {
         text += &format!("  {}\n", finding(recorded, device, each));
     }
     text += &rest(findings.len(), most);
-    for device in &recorded.devices {
+    for device in recorded.shown() {
         if device.flight.header.level == Level::Maps {
             text += &format!(
                 "  {}: only failures were recorded; `sanitize = true` in the scenario records every DMA\n",

@@ -1,0 +1,141 @@
+//! What `peerbar iommu` tells of records that were made here, as devices make them.
+
+#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+
+use std::fs;
+use std::io;
+use std::process::{Command, Output};
+
+use peerbar_flight::{
+    Backing, Completer, Direction, Dma, Event, FileSpan, Level, Mapping, Origin, Outcome, Purpose,
+    Recorder, Route,
+};
+use tempfile::TempDir;
+
+const READ: u8 = 0x02;
+const CONSOLE: &str = "\
+[    4.1] DMAR: [DMA Write NO_PASID] Request device [0000:02:00.0] fault addr 0xffff000 [fault reason 0x05] not ours
+[    4.2] DMAR: [DMA Write NO_PASID] Request device [0000:01:00.0] fault addr 0x4000f000 [fault reason 0x05] not set
+";
+
+/// A run's folder in which two devices have shared a page, and the first has used one that was taken from it.
+fn run() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("nvme-disk0.log"), "").unwrap();
+    fs::write(folder.path().join("console.log"), CONSOLE).unwrap();
+    let device = |name: &str| {
+        let path = folder.path().join(name).with_extension("flight");
+        Recorder::create(&path, name, Level::All).unwrap()
+    };
+    let (disk0, disk1) = (device("disk0"), device("disk1"));
+    disk0.record(map(0x4000_0000));
+    command(&disk0, 17, 0x4000_0000, Outcome::Done);
+    disk1.record(map(0x5000_0000));
+    command(&disk1, 3, 0x5000_0000, Outcome::Done);
+    for (device, iova) in [(&disk0, 0x4000_0000), (&disk1, 0x5000_0000)] {
+        device.record(Event::Unmap {
+            iova,
+            last: iova + 0xffff,
+        });
+    }
+    command(&disk0, 18, 0x4000_f000, Outcome::ClientRefused(19));
+    folder
+}
+
+/// 64 KiB of the same guest RAM for whoever maps it.
+fn map(iova: u64) -> Event {
+    Event::Map(Mapping {
+        iova,
+        last: iova + 0xffff,
+        readable: true,
+        writable: true,
+        backing: Backing::Ram(FileSpan {
+            device: 1,
+            inode: 2,
+            offset: 0x10_0000,
+        }),
+    })
+}
+
+/// A Read of a page to `address`.
+fn command(device: &Recorder, number: u32, address: u64, outcome: Outcome) {
+    let origin = Origin::command(1, number);
+    device.record(Event::Begin {
+        origin,
+        opcode: READ,
+    });
+    let dma = Dma {
+        origin,
+        purpose: Purpose::Payload,
+        direction: Direction::Write,
+        address,
+        len: 0x1000,
+        route: Route::GuestRam,
+        completer: Completer::GuestRam,
+        outcome,
+        took: 0,
+    };
+    device.dma(dma, device.clock());
+    device.record(Event::End { origin, status: 0 });
+}
+
+fn iommu(folder: &TempDir, options: &[&str]) -> io::Result<Output> {
+    Command::new(env!("CARGO_BIN_EXE_peerbar"))
+        .arg("iommu")
+        .arg(folder.path())
+        .args(options)
+        .output()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_fault_is_told_with_its_command_what_the_address_was_and_the_kernel_s_line() {
+    let told = stdout(&iommu(&run(), &[]).unwrap());
+    for expected in [
+        "write (payload) of 0x00004000f000 4 KiB: QEMU refused it (errno 19)\n",
+        "by queue 1, command 18: Read, taken up at ",
+        " before: 4 KiB before the end of a mapping of 64 KiB, made for queue 1, command 17: Read, taken up at ",
+        "the guest's kernel: [    4.2] DMAR: [DMA Write NO_PASID] Request device [0000:01:00.0]",
+    ] {
+        assert!(told.contains(expected), "{expected:?} is not in:\n{told}");
+    }
+    assert!(!told.contains("not ours"), "{told}");
+}
+
+#[test]
+fn what_concerns_two_devices_is_found_if_only_one_is_shown() {
+    let folder = run();
+    let output = iommu(&folder, &["--sanitize", "--device", "disk1"]).unwrap();
+    let told = stdout(&output);
+    assert!(told.contains("sanitizer: 1 finding\n"), "{told}");
+    assert!(told.contains(": page of two devices at once: "), "{told}");
+    assert!(!told.contains("disk0: "), "{told}");
+    assert_eq!(output.status.code(), Some(1));
+    let both = stdout(&iommu(&folder, &["--sanitize"]).unwrap());
+    assert!(both.contains("disk0 at ") && both.contains("DMA after unmap"));
+}
+
+#[test]
+fn the_history_has_every_record_and_findings_are_asked_for_apart_from_it() {
+    let folder = run();
+    let told = stdout(&iommu(&folder, &["--history", "--device", "disk0"]).unwrap());
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines.len(), 8, "{told}");
+    assert!(lines[0].contains("disk0    map    0x000040000000 64 KiB rw "));
+    assert!(lines[6].contains("FAILED: QEMU refused it (errno 19)"));
+    let both = iommu(&folder, &["--history", "--sanitize"]).unwrap();
+    assert_eq!(both.status.code(), Some(2));
+}
+
+#[test]
+fn a_device_without_a_record_and_a_folder_without_any_are_named() {
+    let output = iommu(&run(), &["--device", "disk9"]).unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(told.contains("no record of disk9; there are: disk0, disk1"));
+    let empty = iommu(&TempDir::new().unwrap(), &[]).unwrap();
+    assert_eq!(empty.status.code(), Some(2));
+}
