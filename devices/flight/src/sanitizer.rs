@@ -1,10 +1,11 @@
 //! The DMA sanitizer: what no device, or no driver, should do, found in the records.
 //!
 //! A DMA that was refused is judged, and one that was done as well: a device that does what it should not is not saved by
-//! its getting away with it. But nothing is guessed. A DMA by an address that was unmapped and mapped anew for another purpose, before the command began,
-//! looks like an honest one; so does one past the end of a mapping that meets a neighbouring mapping older than the command.
-//! A mapping counts as left behind only if all that used it was the data of one command, which has long been complete when
-//! the device is turned off or the record ends: queues, lists, and buffers that are used again are none.
+//! its getting away with it. But nothing is guessed. A DMA by an address that was unmapped and mapped anew for another
+//! purpose, before the command began, looks like an honest one; so does one past the end of a mapping that meets a
+//! neighbouring mapping older than the command. A mapping counts as left behind only if all that used it was the data of
+//! one command, which has long been complete when the device is turned off or the record ends: queues, lists, and buffers
+//! that are used again are none.
 
 use std::collections::HashMap;
 use std::fmt;
