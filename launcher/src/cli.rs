@@ -75,7 +75,7 @@ pub(crate) struct Run {
 /// Says which way peer-to-peer DMA takes, and why. Ends with exit code 1 if the guest's kernel did not do what its rule says.
 #[derive(Args)]
 pub(crate) struct Explain {
-    /// Device whose memory it is [default: those of the last check that failed, or all].
+    /// Device whose memory it is [default: those of the last failed check between devices, or all].
     pub provider: Option<String>,
     /// Device whose DMA it is [default: all].
     pub client: Option<String>,
