@@ -271,11 +271,13 @@ pub fn shared(histories: &[&History]) -> Vec<(usize, Finding)> {
     let mut found: Vec<(usize, Finding)> = Vec::new();
     for stays in pages.values_mut() {
         stays.sort_by_key(|stay| stay.life.mapped.nanos);
-        for (index, second) in stays.iter().enumerate() {
-            let mut earlier = stays.iter().take(index);
-            if let Some(first) = earlier.find(|first| at_once(first, second)) {
+        let mut there: Vec<&Stay<'_>> = Vec::new();
+        for second in stays.iter() {
+            there.retain(|first| outlasts(first, second.life.mapped));
+            if let Some(first) = there.iter().find(|first| collide(first, second)) {
                 found.push((second.device, sharing(first, second)));
             }
+            there.push(second);
         }
     }
     found.sort_by_key(|(device, finding)| (*device, finding.at, finding.address));
@@ -299,12 +301,15 @@ fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
     })
 }
 
-/// Whether the first device still had the page when the second one got it, and one of them could write.
-fn at_once(first: &Stay<'_>, second: &Stay<'_>) -> bool {
-    let still = first.life.unmapped;
-    first.device != second.device
-        && still.is_none_or(|unmapped| unmapped.nanos > second.life.mapped.nanos)
-        && (first.life.mapping.writable || second.life.mapping.writable)
+/// Whether a device still had its page after a moment.
+fn outlasts(stay: &Stay<'_>, moment: Moment) -> bool {
+    let unmapped = stay.life.unmapped;
+    unmapped.is_none_or(|unmapped| unmapped.nanos > moment.nanos)
+}
+
+/// Whether two that have a page at once are two devices, of which one may write.
+fn collide(first: &Stay<'_>, second: &Stay<'_>) -> bool {
+    first.device != second.device && (first.life.mapping.writable || second.life.mapping.writable)
 }
 
 fn sharing(first: &Stay<'_>, second: &Stay<'_>) -> Finding {
