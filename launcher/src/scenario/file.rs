@@ -46,7 +46,7 @@ pub(super) struct MachineTable {
     #[serde(default)]
     pub(super) kernel_parameters: String,
     #[serde(default, deserialize_with = "sanitize::read")]
-    pub(super) sanitize: Option<Sanitize>,
+    pub(super) sanitize: Option<Spanned<Sanitize>>,
     #[serde(default)]
     pub(super) virtio_gpu: bool,
 }

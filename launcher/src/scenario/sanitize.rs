@@ -2,6 +2,10 @@
 
 use peerbar_flight::FindingKind;
 use serde::{Deserialize, Deserializer, de};
+use toml::Spanned;
+
+use super::error::Problem;
+use crate::iommu::Iommu;
 
 /// What the sanitizer is to find: nothing, unless a test has seeded faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,15 +23,36 @@ enum Wish {
 }
 
 /// Reads the value of the key; `false` stands for no sanitizer.
-pub(super) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Sanitize>, D::Error> {
-    let kinds = match Wish::deserialize(from)? {
+pub(super) fn read<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Spanned<Sanitize>>, D::Error> {
+    let wish = Spanned::<Wish>::deserialize(from)?;
+    let at = wish.span();
+    let kinds = match wish.into_inner() {
         Wish::Switch(false) => return Ok(None),
         Wish::Switch(true) => Vec::new(),
         Wish::Kinds(kinds) => kinds,
     };
     let kinds = kinds.iter().map(|word| kind(word));
     let expected = kinds.collect::<Result<_, _>>().map_err(de::Error::custom)?;
-    Ok(Some(Sanitize { expected }))
+    Ok(Some(Spanned::new(at, Sanitize { expected })))
+}
+
+/// Refuses a sanitizer that could find nothing: without an IOMMU that translates all RAM is mapped all the time.
+pub(super) fn beside(
+    wanted: Option<Spanned<Sanitize>>,
+    iommu: Iommu,
+) -> Result<Option<Sanitize>, Problem> {
+    match wanted {
+        Some(wanted) if !iommu.translates() => Err(Problem::new(
+            wanted.span(),
+            format!(
+                "`sanitize` needs an IOMMU that translates, which `iommu = \"{}\"` does not: write `intel`, `amd` or `virtio`",
+                iommu.word()
+            ),
+        )),
+        wanted => Ok(wanted.map(Spanned::into_inner)),
+    }
 }
 
 fn kind(word: &str) -> Result<FindingKind, String> {
@@ -45,12 +70,15 @@ mod tests {
     #[derive(Deserialize)]
     struct Table {
         #[serde(default, deserialize_with = "read")]
-        sanitize: Option<Sanitize>,
+        sanitize: Option<Spanned<Sanitize>>,
     }
 
     #[test]
     fn it_is_on_off_or_says_what_to_find() {
-        let read = |text| toml::from_str::<Table>(text).map(|table| table.sanitize);
+        let read = |text| {
+            let table = toml::from_str::<Table>(text);
+            table.map(|table| table.sanitize.map(Spanned::into_inner))
+        };
         assert_eq!(read("").unwrap(), None);
         assert_eq!(read("sanitize = false").unwrap(), None);
         assert_eq!(read("sanitize = true").unwrap(), Some(Sanitize::default()));
@@ -61,5 +89,17 @@ mod tests {
         );
         let error = read("sanitize = [\"past\"]").unwrap_err();
         assert!(error.message().contains("`past` is no kind"), "{error}");
+    }
+
+    #[test]
+    fn it_is_not_for_machines_where_everything_is_mapped() {
+        let wanted = || Some(Spanned::new(0..4, Sanitize::default()));
+        assert_eq!(beside(None, Iommu::None).unwrap(), None);
+        let kept = beside(wanted(), Iommu::Amd).unwrap();
+        assert_eq!(kept, Some(Sanitize::default()));
+        for iommu in [Iommu::None, Iommu::IntelPassthrough] {
+            let problem = beside(wanted(), iommu).unwrap_err();
+            assert!(problem.message.contains("needs an IOMMU that translates"));
+        }
     }
 }

@@ -16,6 +16,7 @@ use super::file::{
 use super::gpu::gpu;
 use super::nvme::nvme;
 use super::place::Places;
+use super::sanitize;
 use super::together;
 use super::{Gpu, Machine, Nvme, Scenario, Switch};
 use crate::size::Size;
@@ -168,7 +169,7 @@ fn machine(table: MachineTable, gpus: &[Gpu], ats: bool) -> Result<Machine, Prob
         cpus,
         iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
-        sanitize: table.sanitize,
+        sanitize: sanitize::beside(table.sanitize, table.iommu)?,
         ats,
         virtio_gpu: table.virtio_gpu,
     })
