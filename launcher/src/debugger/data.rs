@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use super::behind::Behind;
 use super::line::{access, direction, operation};
 use super::recorded::{Device, Recorded};
-use super::text::kernel_lines;
 
 /// Everything.
 pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
@@ -98,7 +97,7 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> Value {
         "was": was,
         "nearest_below": life(fault.around.below),
         "nearest_above": life(fault.around.above),
-        "kernel": kernel_lines(&recorded.console, dma.address, dma.len),
+        "kernel": recorded.kernel.lines(&device.name, dma.address, dma.len),
     })
 }
 

@@ -3,6 +3,7 @@
 mod behind;
 mod data;
 mod follow;
+mod kernel;
 mod line;
 mod recorded;
 mod text;

@@ -9,6 +9,7 @@ use peerbar_flight::{
 };
 
 use super::behind::Ram;
+use super::kernel::Kernel;
 use crate::scenario::Scenario;
 
 /// What is known of a run.
@@ -19,8 +20,8 @@ pub(crate) struct Recorded {
     only: Option<String>,
     /// Where its guest's RAM is.
     pub(super) ram: Option<Ram>,
-    /// Lines of the guest's console.
-    pub(super) console: Vec<String>,
+    /// What its guest's kernel has said.
+    pub(super) kernel: Kernel,
 }
 
 /// A device with a flight record.
@@ -100,13 +101,11 @@ impl Recorded {
         }
         devices.sort_by(|one, other| one.name.cmp(&other.name));
         let scenario = Scenario::load(&run.join("scenario.toml")).ok();
-        let console = fs::read(run.join("console.log")).unwrap_or_default();
-        let console = String::from_utf8_lossy(&console);
         Ok(Self {
             devices,
             only: None,
             ram: scenario.map(|scenario| Ram::of_q35(scenario.machine.memory)),
-            console: console.lines().map(str::to_owned).collect(),
+            kernel: Kernel::of(run),
         })
     }
 

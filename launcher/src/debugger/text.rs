@@ -146,7 +146,7 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
             );
         }
     }
-    for line in kernel_lines(&recorded.console, dma.address, dma.len) {
+    for line in recorded.kernel.lines(&device.name, dma.address, dma.len) {
         text += &format!("    the guest's kernel: {}\n", line.trim());
     }
     text
@@ -196,28 +196,6 @@ fn ago(now: u64, then: u64) -> String {
         n if n < 1e9 => format!("{:.1} ms", n / 1e6),
         n => format!("{:.3} s", n / 1e9),
     }
-}
-
-/// What IOMMU drivers of Linux start their messages with.
-const DRIVERS: [&str; 4] = ["DMAR", "AMD-Vi", "virtio_iommu", "iommu"];
-
-/// Lines of the console in which an IOMMU driver names an address in a range.
-pub(super) fn kernel_lines(console: &[String], address: u64, len: u64) -> Vec<&String> {
-    let first = address & !0xfff;
-    let last = address.saturating_add(len.saturating_sub(1)) | 0xfff;
-    let names = |line: &&String| {
-        DRIVERS.iter().any(|driver| line.contains(driver))
-            && addresses(line).any(|found| (first..=last).contains(&found))
-    };
-    console.iter().filter(names).take(2).collect()
-}
-
-/// The numbers with 0x in a line.
-fn addresses(line: &str) -> impl Iterator<Item = u64> {
-    line.split("0x").skip(1).filter_map(|rest| {
-        let digits = rest.split(|c: char| !c.is_ascii_hexdigit()).next()?;
-        u64::from_str_radix(digits, 16).ok()
-    })
 }
 
 fn findings(recorded: &Recorded, most: usize) -> String {
@@ -289,20 +267,6 @@ pub(super) fn finding(recorded: &Recorded, device: &Device, finding: &Finding) -
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kernel_s_line_is_found_by_its_address() {
-        let console = [
-            "[    4.1] DMAR: DRHD: handling fault status reg 2",
-            "[    4.2] DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault addr 0x400000000000 [fault reason 0x05]",
-            "[    4.3] nvme 0000:01:00.0: 0x400000000000",
-        ]
-        .map(str::to_owned);
-        let found = kernel_lines(&console, 0x4000_0000_0004, 8);
-        assert_eq!(found, [&console[1]]);
-        assert!(kernel_lines(&console, 0x4000_0000_1000, 8).is_empty());
-        assert_eq!(kernel_lines(&console, 0x3fff_ffff_f000, 0x2000).len(), 1);
-    }
 
     #[test]
     fn times_are_told_in_the_unit_that_fits() {
