@@ -58,12 +58,14 @@ pub(crate) fn complaint(folder: &Path, wanted: &Sanitize) -> anyhow::Result<Opti
     }
     let findings = recorded.findings();
     let unexpected = |(_, finding): &&(_, Finding)| !wanted.expected.contains(&finding.kind);
-    if let Some((device, first)) = findings.iter().find(unexpected) {
+    let mut others = findings.iter().filter(unexpected);
+    if let Some((device, first)) = others.next() {
         let first = text::finding(&recorded, device, first);
-        return Ok(Some(format!(
-            "the sanitizer has found {}: {first}",
-            findings.len()
-        )));
+        let more = match others.count() {
+            0 => String::new(),
+            more => format!("; and {more} more, which `peerbar iommu --sanitize` shows"),
+        };
+        return Ok(Some(format!("the sanitizer has found: {first}{more}")));
     }
     let found = |kind: &FindingKind| findings.iter().any(|(_, finding)| finding.kind == *kind);
     let missing = wanted.expected.iter().find(|kind| !found(kind));
@@ -71,4 +73,68 @@ pub(crate) fn complaint(folder: &Path, wanted: &Sanitize) -> anyhow::Result<Opti
         missing
             .map(|kind| format!("the sanitizer has found no {kind}, which the scenario expects")),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_flight::{
+        Completer, Direction, Dma, Event, Level, Origin, Outcome, Purpose, Recorder, Route,
+    };
+
+    use super::*;
+
+    /// Reads that nobody has mapped memory for, as a device records them.
+    fn stray(count: u64) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk0.flight");
+        let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();
+        recorder.record(Event::Client(true));
+        for number in 0..count {
+            let dma = Dma {
+                origin: Origin::Queue(1),
+                purpose: Purpose::Payload,
+                direction: Direction::Read,
+                address: 0x4000 + number * 0x10_0000,
+                len: 8,
+                route: Route::Upstream,
+                completer: Completer::Unknown,
+                outcome: Outcome::ClientRefused(19),
+                took: 0,
+            };
+            recorder.dma(dma, recorder.clock());
+        }
+        folder
+    }
+
+    fn complaint_of(folder: &tempfile::TempDir, expected: &[FindingKind]) -> Option<String> {
+        let expected = expected.to_vec();
+        complaint(folder.path(), &Sanitize { expected }).unwrap()
+    }
+
+    #[test]
+    fn a_run_must_have_the_findings_that_its_scenario_expects_and_no_others() {
+        let clean = stray(0);
+        assert_eq!(complaint_of(&clean, &[]), None);
+        let missing = complaint_of(&clean, &[FindingKind::PastEnd]).unwrap();
+        assert!(missing.contains("has found no past-end"), "{missing}");
+        let one = stray(1);
+        assert_eq!(complaint_of(&one, &[FindingKind::NeverMapped]), None);
+        let other = complaint_of(&one, &[FindingKind::PastEnd]).unwrap();
+        assert!(
+            other.contains("DMA by an address that was never mapped"),
+            "{other}"
+        );
+        let three = complaint_of(&stray(3), &[]).unwrap();
+        assert!(three.contains("; and 2 more, which"), "{three}");
+    }
+
+    #[test]
+    fn a_run_of_which_records_are_lost_does_not_pass() {
+        let more_than_the_ring_has = (1 << 20) + 1;
+        let told = complaint_of(&stray(more_than_the_ring_has), &[FindingKind::NeverMapped]);
+        assert!(
+            told.unwrap()
+                .contains("has missed 2 records of disk0: let the scenario do less")
+        );
+    }
 }
