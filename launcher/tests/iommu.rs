@@ -131,11 +131,15 @@ fn the_history_has_every_record_and_findings_are_asked_for_apart_from_it() {
 }
 
 #[test]
-fn a_device_without_a_record_and_a_folder_without_any_are_named() {
+fn what_has_no_record_or_no_more_to_come_is_named() {
     let output = iommu(&run(), &["--device", "disk9"]).unwrap();
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
     assert!(told.contains("no record of disk9; there are: disk0, disk1"));
+    let over = iommu(&run(), &["--follow"]).unwrap();
+    let told = String::from_utf8_lossy(&over.stderr).into_owned();
+    assert_eq!(over.status.code(), Some(2));
+    assert!(told.contains("runs any more"), "{told}");
     let empty = iommu(&TempDir::new().unwrap(), &[]).unwrap();
     assert_eq!(empty.status.code(), Some(2));
 }

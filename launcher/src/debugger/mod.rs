@@ -11,7 +11,7 @@ mod text;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use peerbar_flight::{Finding, FindingKind};
 
 use recorded::Recorded;
@@ -31,6 +31,12 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
         .show_only(options.device.as_deref())
         .map_err(Failure::Usage)?;
     if options.follow {
+        if !recorded.shown().any(|device| device.live) {
+            let run = options.run.display();
+            return Err(Failure::Usage(anyhow!(
+                "no device of {run} runs any more, so nothing will come: --history shows what was recorded"
+            )));
+        }
         follow::follow(&recorded)?;
         return Ok(ExitCode::SUCCESS);
     }
