@@ -39,6 +39,15 @@ impl Shadow {
         }
     }
 
+    /// Whether both pages can be reached, before the controller counts on them. It takes that for granted of all between the
+    /// first and the last doorbell, whose event indexes start from 0.
+    pub(crate) fn is_reached(self, session: &mut Session, first_and_last: [Doorbell; 2]) -> bool {
+        first_and_last.into_iter().all(|doorbell| {
+            self.value(session, doorbell).is_some()
+                && place(self.events, doorbell).is_some_and(|place| session.store(place, 0))
+        })
+    }
+
     /// A doorbell starts from `value`; whether its place in both pages can be reached.
     pub(crate) fn start(self, session: &mut Session, doorbell: Doorbell, value: u32) -> bool {
         [self.values, self.events]

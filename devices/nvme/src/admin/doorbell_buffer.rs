@@ -30,9 +30,7 @@ impl Engine {
         }
         let session = &mut self.data.session;
         let last = Doorbell::CompletionHead(QUEUE_PAIRS - 1);
-        let reached = [Doorbell::SubmissionTail(0), last]
-            .iter()
-            .all(|doorbell| shadow.value(session, *doorbell).is_some());
+        let reached = shadow.is_reached(session, [Doorbell::SubmissionTail(0), last]);
         session.release();
         if !reached {
             return Err(Status::INVALID_FIELD.with_dnr(true));

@@ -119,13 +119,22 @@ impl Machine {
 
     /// Lends the device a part of guest RAM at its address.
     pub(crate) fn map(&mut self, address: u64, size: u64, writable: bool) {
+        self.map_at(address, size, writable, self.layout.offset(address));
+    }
+
+    /// Lends the device the page of guest RAM at `page` once more, at another address, to be read only.
+    pub(crate) fn map_read_only(&mut self, address: u64, page: u64) {
+        self.map_at(address, PAGE, false, self.layout.offset(page));
+    }
+
+    fn map_at(&mut self, address: u64, size: u64, writable: bool, offset: u64) {
         let fd = self.ram.try_clone().unwrap().into();
         let map = DmaMap {
             iova: address,
             size,
             readable: true,
             writable,
-            memory: Some((fd, self.layout.offset(address))),
+            memory: Some((fd, offset)),
         };
         self.device().dma_map(map).unwrap();
     }

@@ -53,11 +53,16 @@ fn they_are_offered_where_a_worker_may_be_awake_or_asleep() {
 fn pages_that_cannot_be_are_refused_and_the_registers_go_on_counting() {
     let mut driver = Driver::with(&config_with(Poll::Adaptive));
     let end = RAM + RAM_BYTES;
+    let read_only = end + 4096;
+    driver.map_read_only(read_only, DATA);
     for (values, events, code) in [
         (DATA + 8, LIST, sc::PRP_INVALID_OFFSET),
         (DATA, LIST + 2048, sc::PRP_INVALID_OFFSET),
         (end, LIST, sc::INVALID_FIELD),
         (!0xfff, LIST, sc::INVALID_FIELD),
+        (DATA, end, sc::INVALID_FIELD),
+        (DATA, !0xfff, sc::INVALID_FIELD),
+        (DATA, read_only, sc::INVALID_FIELD),
     ] {
         assert_eq!(driver.code(0, doorbell_buffer(values, events)), code);
     }
