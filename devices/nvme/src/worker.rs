@@ -111,6 +111,7 @@ impl Worker {
             if knocked {
                 self.take_heads();
             }
+            self.look_at_admin_doorbells();
             if self.turn() {
                 self.idle_since = None;
             } else {
@@ -208,7 +209,8 @@ impl Worker {
             Poll::Adaptive => self.idle_since.get_or_insert_with(Instant::now).elapsed() < SPIN,
         };
         if self.poll == Poll::Always {
-            self.look_at_mapped_doorbells();
+            // The guest may have written them without a word.
+            self.take_heads();
         }
         if spins {
             return std::hint::spin_loop();
@@ -243,10 +245,9 @@ impl Worker {
         idle
     }
 
-    /// The guest may have written doorbells that only matter to others than submission queues, without a word.
-    fn look_at_mapped_doorbells(&mut self) {
-        self.take_heads();
-        if self.owner == LOOKOUT {
+    /// The guest may have written the admin doorbells without a word. They are looked at however much else there is to do.
+    fn look_at_admin_doorbells(&mut self) {
+        if self.poll == Poll::Always && self.owner == LOOKOUT {
             let bells = [Doorbell::SubmissionTail(0), Doorbell::CompletionHead(0)];
             let values = bells.map(|bell| self.mailbox.doorbells.value(bell));
             if std::mem::replace(&mut self.admin_seen, values) != values {

@@ -21,6 +21,7 @@ mod garbage;
 mod identify;
 mod logs;
 mod machine;
+mod mapped;
 mod pin;
 mod prps;
 mod queues;

@@ -1,0 +1,38 @@
+//! Doorbells in a page that the guest has mapped.
+
+use peerbar_nvme::{Config, Poll, Source};
+
+use crate::command::{VERIFY, blocks, get_feature};
+use crate::driver::{DATA, Driver, Pair};
+use crate::machine::config;
+
+/// The admin queue's doorbells.
+const ADMIN_TAIL: u64 = 0x1000;
+const ADMIN_HEAD: u64 = 0x1004;
+
+#[test]
+fn admin_commands_are_heard_of_while_a_worker_has_work() {
+    let mut driver = Driver::with(&Config {
+        poll: Poll::Always,
+        workers: 1,
+        block_bytes: 4096,
+        namespaces: vec![Source::Null(1 << 30)],
+        ..config()
+    });
+    driver.create_pair(2, Pair::new(DATA, DATA + 0x2_0000, 2048, 2048));
+    for _ in 0..2047 {
+        driver.put(2, blocks(VERIFY, 0, 1 << 16));
+    }
+    driver.ring(2);
+    // More than one, as the engine may still be up from what came before.
+    for _ in 0..3 {
+        driver.put(0, get_feature(0x07, 0, 0));
+        let tail = driver.pair(0).tail;
+        driver.write_mapped(ADMIN_TAIL, tail);
+        driver.take_silently(0);
+        let head = driver.pair(0).head;
+        driver.write_mapped(ADMIN_HEAD, head);
+    }
+    let done = std::iter::from_fn(|| driver.poll(2)).count();
+    assert!(done < 2047, "only once there was nothing else to do");
+}
