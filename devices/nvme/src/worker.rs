@@ -222,6 +222,10 @@ impl Worker {
 
     /// Has the guest ring when it has something to do; whether there is nothing at this moment.
     fn may_sleep(&mut self) -> bool {
+        if self.mailbox.quiet() {
+            // Whatever is rung, nothing is done until the engine gives orders.
+            return true;
+        }
         let Self {
             mailbox,
             shadow,

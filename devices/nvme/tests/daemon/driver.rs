@@ -145,12 +145,14 @@ impl<L: Link> Driver<L> {
         self.memory
             .write_all_at(&command.bytes(slot), place)
             .unwrap();
-        let tail = u32::from((slot + 1) % ENTRIES);
-        self.link.write(
-            REGISTERS,
-            0x1000 + u64::from(queue) * 8,
-            &tail.to_le_bytes(),
-        );
+        self.ring(queue, (slot + 1) % ENTRIES);
+    }
+
+    /// Writes the tail doorbell of a queue.
+    pub(crate) fn ring(&mut self, queue: u16, tail: u16) {
+        let doorbell = 0x1000 + u64::from(queue) * 8;
+        self.link
+            .write(REGISTERS, doorbell, &u32::from(tail).to_le_bytes());
     }
 
     /// Waits for the next completion of a queue; its status.

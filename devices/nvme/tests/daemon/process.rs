@@ -86,6 +86,22 @@ impl Daemon {
         std::fs::read_to_string(self.folder.path().join("stderr")).unwrap()
     }
 
+    /// Waits until the thread of that name sleeps.
+    #[track_caller]
+    pub(crate) fn wait_until_asleep(&self, thread: &str) {
+        let tasks = format!("/proc/{}/task", self.child.id());
+        wait_until(thread, || {
+            let stats = std::fs::read_dir(&tasks).unwrap();
+            let mut stats = stats.map(|task| {
+                let stat = task.unwrap().path().join("stat");
+                std::fs::read_to_string(stat).unwrap()
+            });
+            stats
+                .any(|stat| stat.contains(&format!("({thread}) S")))
+                .then_some(())
+        });
+    }
+
     fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }

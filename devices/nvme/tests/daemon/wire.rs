@@ -22,6 +22,7 @@ const ERROR: u32 = 1 << 5;
 
 const VERSION: u16 = 1;
 const DMA_MAP: u16 = 2;
+const DMA_UNMAP: u16 = 3;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 const DMA_READ: u16 = 11;
@@ -104,6 +105,13 @@ impl Wire {
         let fds: Vec<_> = memory.into_iter().collect();
         let payload = [words(&[32, ACCESS]), quads(&[0, iova, size])].concat();
         self.ask(DMA_MAP, &payload, &fds).map(drop)
+    }
+
+    /// DMA_UNMAP.
+    #[track_caller]
+    pub(crate) fn unmap(&mut self, (iova, size): (u64, u64)) {
+        let payload = [words(&[24, 0]), quads(&[iova, size])].concat();
+        self.ask(DMA_UNMAP, &payload, &[]).unwrap();
     }
 
     /// DEVICE_RESET.
