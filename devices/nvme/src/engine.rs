@@ -86,13 +86,10 @@ impl Engine {
 
     /// Controller reset, or a reset of the function, of which every DMA has been refused since.
     fn disable(&mut self) {
+        // The admin doorbells go first: who looks whether they change starts anew from 0, too.
+        self.close(0);
         self.crew.tell_all(&self.mailbox, || Order::Forget);
-        for id in 0..QUEUE_PAIRS {
-            let doorbells = &self.mailbox.doorbells;
-            doorbells.set_owner(Doorbell::SubmissionTail(id), None);
-            doorbells.set_owner(Doorbell::CompletionHead(id), None);
-            self.mailbox.pending.close(id);
-        }
+        (1..QUEUE_PAIRS).for_each(|id| self.close(id));
         self.mailbox.doorbells.set_shadowed(false);
         self.directory.clear();
         self.pair = None;
@@ -105,6 +102,14 @@ impl Engine {
             registers.disabled();
             self.data.requester().resume();
         });
+    }
+
+    /// Nobody has the queues of this number any more.
+    fn close(&self, id: u16) {
+        let doorbells = &self.mailbox.doorbells;
+        doorbells.set_owner(Doorbell::SubmissionTail(id), None);
+        doorbells.set_owner(Doorbell::CompletionHead(id), None);
+        self.mailbox.pending.close(id);
     }
 
     /// CC.EN from 0 to 1 (NVMe Base 2.0, 3.5.1): makes the admin queues, or fails for good.

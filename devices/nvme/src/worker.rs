@@ -132,6 +132,7 @@ impl Worker {
                 Order::RemoveCompletion(id) => self.remove_completion(id),
                 Order::Shadow(shadow) => self.take_up(shadow),
                 Order::Forget => {
+                    self.admin_seen = [0; 2];
                     self.sources.clear();
                     self.completions.clear();
                     self.shadow = None;
