@@ -30,13 +30,13 @@ impl Shadow {
         Some(session.load(place(self.values, doorbell)?)? & VALUE)
     }
 
-    /// Has the guest ring the register when it next writes another value than `seen`. Whoever calls this looks at the value
-    /// once more before it relies on being rung.
-    pub(crate) fn call_at(self, session: &mut Session, doorbell: Doorbell, seen: u32) {
-        if let Some(place) = place(self.events, doorbell) {
-            session.store(place, seen);
-            fence(Ordering::SeqCst);
-        }
+    /// Has the guest ring the register when it next writes another value than `seen`; whether it could be told. Whoever calls
+    /// this looks at the value once more before it relies on being rung.
+    #[must_use = "a guest that could not be told does not ring"]
+    pub(crate) fn call_at(self, session: &mut Session, doorbell: Doorbell, seen: u32) -> bool {
+        let told = place(self.events, doorbell).is_some_and(|place| session.store(place, seen));
+        fence(Ordering::SeqCst);
+        told
     }
 
     /// Whether both pages can be reached, before the controller counts on them. It takes that for granted of all between the
@@ -88,11 +88,12 @@ mod tests {
         assert_eq!((ram.load(24).unwrap(), ram.load(0x1018).unwrap()), (5, 5));
         ram.store(28, 0xabcd_0009).unwrap();
         assert_eq!(shadow.value(&mut session, head), Some(9));
-        shadow.call_at(&mut session, head, 9);
+        assert!(shadow.call_at(&mut session, head, 9));
         assert_eq!(ram.load(0x101c).unwrap(), 9);
         session.release();
         requester.unmap(0x1_1000, 0x1_1fff);
         assert!(!shadow.start(&mut session, tail, 0));
+        assert!(!shadow.call_at(&mut session, tail, 0));
         assert_eq!(shadow.value(&mut session, head), Some(9));
         session.release();
         requester.unmap_all();

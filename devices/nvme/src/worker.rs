@@ -235,19 +235,33 @@ impl Worker {
             ..
         } = self;
         let session = &mut io.data.session;
+        let mut lost = None;
         let idle = sources.iter().all(|source| {
             let (tail, seen) = (Doorbell::SubmissionTail(source.id), source.queue.seen());
             let value = match shadow {
                 None => Some(mailbox.doorbells.value(tail)),
                 Some(shadow) => {
-                    shadow.call_at(session, tail, seen);
-                    shadow.value(session, tail)
+                    let told = shadow.call_at(session, tail, seen);
+                    shadow.value(session, tail).filter(|_| told)
                 }
             };
-            value.is_none_or(|value| value == seen)
+            if value.is_none() {
+                lost = Some(source.id);
+            }
+            value == Some(seen)
         });
         session.forget();
+        if let Some(id) = lost {
+            self.lose_doorbell(id);
+        }
         idle
+    }
+
+    /// A doorbell of a queue in the guest's memory cannot be reached any more.
+    fn lose_doorbell(&mut self, id: u16) {
+        log::debug!("queue {id}: its doorbell cannot be reached");
+        self.io.data.session.release();
+        self.mailbox.report(Registers::fatal);
     }
 
     /// The guest may have written the admin doorbells without a word. They are looked at however much else there is to do.
@@ -318,8 +332,11 @@ impl Worker {
     /// ends, since it cannot take more than there is.
     fn call_at_head(&mut self, place: usize) {
         while let (Some(shadow), Some((id, queue))) = (self.shadow, self.completions.get(place)) {
-            let (bell, seen) = (Doorbell::CompletionHead(*id), queue.head());
-            shadow.call_at(&mut self.io.data.session, bell, seen);
+            let (id, seen) = (*id, queue.head());
+            let bell = Doorbell::CompletionHead(id);
+            if !shadow.call_at(&mut self.io.data.session, bell, seen) {
+                return self.lose_doorbell(id);
+            }
             self.take_head(place);
             let queue = self.completions.get(place);
             if queue.is_none_or(|(_, queue)| queue.head() == seen) {
@@ -336,9 +353,7 @@ impl Worker {
         let (id, place) = (source.id, source.completion);
         let tail = self.value(Doorbell::SubmissionTail(id));
         let (Some(tail), Some(source)) = (tail, self.sources.get_mut(index)) else {
-            log::debug!("queue {id}: its doorbell cannot be read");
-            self.io.data.session.release();
-            self.mailbox.report(Registers::fatal);
+            self.lose_doorbell(id);
             return false;
         };
         if source.queue.set_tail(tail).is_err() {

@@ -111,6 +111,16 @@ fn memory_that_is_taken_away_is_fatal_until_a_reset() {
 }
 
 #[test]
+fn event_indexes_that_are_taken_away_are_fatal_as_nobody_would_ring() {
+    let mut driver = driver();
+    driver.ok(1, flush());
+    driver.unmap(RAM + (2 << 20) + 4096, 4096);
+    // It wakes, finds nothing, and is about to sleep again.
+    driver.set_register(0x1000 + 8, 5);
+    driver.wait_for_status(0b10, 0b10);
+}
+
+#[test]
 fn a_controller_reset_brings_the_registers_back() {
     let mut driver = driver();
     driver.ok(1, flush());
