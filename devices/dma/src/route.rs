@@ -127,6 +127,10 @@ impl Fabric {
 
     /// Where the first piece of a request for `len` bytes at `address` goes, and how long that piece is. `len` is not 0.
     pub(crate) fn route(&self, address: u64, len: usize, direction: Direction) -> Piece {
+        self.find(address, len, direction, self.ats)
+    }
+
+    fn find(&self, address: u64, len: usize, direction: Direction, translate: bool) -> Piece {
         if !self.may_request() {
             return Piece {
                 target: Target::NotMaster,
@@ -150,9 +154,7 @@ impl Fabric {
             }
             FoundPeer::Gap { left } => left.map_or(len, |left| at_most(len, left)),
         };
-        if self.ats
-            && let Some(piece) = self.translated(address, len, direction)
-        {
+        if translate && let Some(piece) = self.translated(address, len, direction) {
             return piece;
         }
         self.mapped(address, len, direction)
@@ -165,24 +167,23 @@ impl Fabric {
         if self.ats {
             return None;
         }
-        let first = self.boundary(address);
-        let Piece { target, len } = self.route(first, usize::MAX, direction);
-        if self.lanes(&target, direction).is_some() {
-            return None;
+        let (first, piece) = self.around(address, direction);
+        match self.lanes(&piece.target, direction) {
+            None => in_memory(first, piece),
+            Some(_) => None,
         }
-        let (span, route, completer) = match target {
-            Target::Own(span) => (span, Route::OwnBar, Completer::OwnMemory),
-            Target::Peer(_, span) => (span, Route::Peer, Completer::PeerBar),
-            Target::Ram(span) => (span, Route::GuestRam, Completer::GuestRam),
-            _ => return None,
-        };
-        Some(Direct {
-            first,
-            last: first.saturating_add(len as u64 - 1),
-            span,
-            route,
-            completer,
-        })
+    }
+
+    /// As [`Fabric::direct`] for words that are looked at all the time: by an address that is not translated, and in no time.
+    pub(crate) fn word(&self, address: u64, direction: Direction) -> Option<Direct> {
+        let (first, piece) = self.around(address, direction);
+        in_memory(first, piece)
+    }
+
+    /// What is around `address`, as far as it goes by one route, and where that starts.
+    fn around(&self, address: u64, direction: Direction) -> (u64, Piece) {
+        let first = self.boundary(address);
+        (first, self.find(first, usize::MAX, direction, false))
     }
 
     /// The last address up to `address` at which anything starts or ends: from it on the route is the same.
@@ -304,6 +305,23 @@ fn to_peer(peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
         PeerMemory::ByMessage => Target::PeerByMessage(peer),
         PeerMemory::Gone => Target::PeerGone,
     }
+}
+
+/// The piece from `first` on, if it is memory that is mapped here.
+fn in_memory(first: u64, Piece { target, len }: Piece) -> Option<Direct> {
+    let (span, route, completer) = match target {
+        Target::Own(span) => (span, Route::OwnBar, Completer::OwnMemory),
+        Target::Peer(_, span) => (span, Route::Peer, Completer::PeerBar),
+        Target::Ram(span) => (span, Route::GuestRam, Completer::GuestRam),
+        _ => return None,
+    };
+    Some(Direct {
+        first,
+        last: first.saturating_add(len as u64 - 1),
+        span,
+        route,
+        completer,
+    })
 }
 
 /// A window of the function's own.

@@ -49,6 +49,8 @@ pub struct Session {
     /// Of the fabric that the routes were found in.
     generation: u64,
     routes: [[Option<Direct>; DIRECTIONS]; PURPOSES],
+    /// Where words were looked at, by direction.
+    words: [Option<Direct>; DIRECTIONS],
     /// Bytes that have been moved since the lock was taken.
     moved: usize,
 }
@@ -61,6 +63,7 @@ impl Session {
             fabric: None,
             generation: 0,
             routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
+            words: [const { None }; DIRECTIONS],
             moved: 0,
         }
     }
@@ -80,6 +83,7 @@ impl Session {
     pub fn forget(&mut self) {
         self.release();
         self.routes = Default::default();
+        self.words = Default::default();
     }
 
     /// Reads `data.len()` bytes at `address`.
@@ -165,7 +169,8 @@ impl Session {
     }
 
     /// Looks at the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here. It is no request and not
-    /// recorded: it is for words that are looked at all the time, such as doorbells in the guest's memory.
+    /// recorded, takes no time on any link, and its address is not translated by the function: it is for words that are
+    /// looked at all the time, such as doorbells in the guest's memory.
     pub fn load(&mut self, address: u64) -> Option<u32> {
         self.word(address, Direction::Read, |memory, offset| {
             memory.load(offset).ok()
@@ -186,8 +191,15 @@ impl Session {
         access: impl FnOnce(&MemoryFile, u64) -> Option<T>,
     ) -> Option<T> {
         self.hold();
-        let (direct, offset) = self.find(Purpose::Control, address, size_of::<u32>(), direction)?;
-        access(&direct.span.file, offset)
+        let last = address.checked_add(size_of::<u32>() as u64 - 1)?;
+        let fabric = self.fabric.as_ref()?;
+        let known = self.words.get_mut(direction as usize)?;
+        known.take_if(|direct| direct.offset(address, last).is_none());
+        if known.is_none() {
+            *known = fabric.word(address, direction);
+        }
+        let direct = known.as_ref()?;
+        access(&direct.span.file, direct.offset(address, last)?)
     }
 
     /// Does a request by one copy, if it can be. If not, the session is released.
@@ -226,12 +238,14 @@ impl Session {
             fabric,
             generation,
             routes,
+            words,
             ..
         } = self;
         let fabric = fabric.get_or_insert_with(|| requester.hold());
         if *generation != fabric.generation {
             *generation = fabric.generation;
             *routes = Default::default();
+            *words = Default::default();
         }
     }
 
@@ -394,6 +408,21 @@ mod tests {
         requester.unmap(0x1000, 0x1fff);
         assert_eq!(session.load(0x1004), None);
         assert_eq!(requester.counters().snapshot(), []);
+    }
+
+    #[test]
+    fn words_are_looked_at_however_else_dma_is_slowed_down() {
+        let (requester, _) = requester();
+        let mut session = Session::new(requester.clone());
+        assert!(session.store(0x1004, 7));
+        session.release();
+        requester.set_ats(true);
+        assert_eq!(session.load(0x1004), Some(7));
+        assert!(session.store(0x2004, 8));
+        assert_eq!(
+            session.write_from(Purpose::Payload, 0x1000, (&disk(), 0), 8),
+            None
+        );
     }
 
     #[test]
