@@ -111,8 +111,13 @@ impl Mailbox {
         if owner.is_none() {
             self.stray.store(true, Ordering::Release);
         }
-        if matches!(doorbell, Doorbell::CompletionHead(_)) && !self.sends_messages() {
+        if let Doorbell::CompletionHead(queue) = doorbell
+            && !self.sends_messages()
+        {
             let _state = self.lock();
+            if owner.is_some() && self.doorbells.head(queue).is_none() {
+                self.pending.set_taken(queue, true);
+            }
             self.interrupts.set_pin(false);
         }
         self.knock(owner.unwrap_or(ENGINE));

@@ -11,6 +11,8 @@ const NONE: u32 = u32::MAX;
 #[derive(Default)]
 struct Face {
     open: AtomicBool,
+    /// The guest has taken entries, and its owner has yet to look how many: it says anew then what is left.
+    taken: AtomicBool,
     vector: AtomicU32,
     entries: AtomicU32,
     head: AtomicU32,
@@ -38,6 +40,7 @@ impl Pending {
             face.entries.store(entries, Ordering::Relaxed);
             face.head.store(0, Ordering::Relaxed);
             face.tail.store(0, Ordering::Relaxed);
+            face.taken.store(false, Ordering::Relaxed);
             face.open.store(true, Ordering::Release);
         }
     }
@@ -46,6 +49,13 @@ impl Pending {
     pub(crate) fn close(&self, id: u16) {
         if let Some(face) = self.faces.get(usize::from(id)) {
             face.open.store(false, Ordering::Release);
+        }
+    }
+
+    /// Whether the guest has taken entries that a queue's owner has yet to look for. The owner says `false` before it looks.
+    pub(crate) fn set_taken(&self, id: u16, taken: bool) {
+        if let Some(face) = self.faces.get(usize::from(id)) {
+            face.taken.store(taken, Ordering::SeqCst);
         }
     }
 
@@ -64,6 +74,7 @@ impl Pending {
             let vector = face.vector.load(Ordering::Relaxed);
             face.open.load(Ordering::Acquire)
                 && vector != NONE
+                && !face.taken.load(Ordering::SeqCst)
                 && mask.checked_shr(vector).unwrap_or(0) & 1 == 0
                 && face.is_pending(rung(id))
         })
@@ -97,6 +108,10 @@ mod tests {
         pending.moved(1, 0, 1);
         assert!(pending.level(0, |_| None));
         assert!(!pending.level(0b10, |_| None));
+        pending.set_taken(1, true);
+        assert!(!pending.level(0, |_| None), "its owner will tell");
+        pending.set_taken(1, false);
+        assert!(pending.level(0, |_| None));
         pending.close(1);
         assert!(!pending.level(0, |_| None));
     }

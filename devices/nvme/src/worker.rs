@@ -316,6 +316,7 @@ impl Worker {
         let Some(&(id, _)) = self.completions.get(place) else {
             return;
         };
+        self.mailbox.pending.set_taken(id, false);
         let value = self.value(Doorbell::CompletionHead(id));
         let queue = self.completions.get_mut(place);
         let (Some(head), Some((_, queue))) = (value, queue) else {
