@@ -112,6 +112,10 @@ fn what_concerns_two_devices_is_found_if_only_one_is_shown() {
     let told = stdout(&output);
     assert!(told.contains("sanitizer: 1 finding\n"), "{told}");
     assert!(told.contains(": page of two devices at once: "), "{told}");
+    assert!(
+        told.contains(" of disk0 for queue 1, command 17: "),
+        "{told}"
+    );
     assert!(!told.contains("disk0: "), "{told}");
     assert_eq!(output.status.code(), Some(1));
     let both = stdout(&iommu(&folder, &["--sanitize"]).unwrap());

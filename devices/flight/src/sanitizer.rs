@@ -83,6 +83,9 @@ pub struct Finding {
     /// [`FindingKind::PastEnd`], [`FindingKind::WriteReadOnly`] and [`FindingKind::Shared`]) mapped, or for what is left
     /// behind when its command was complete.
     pub mapping: Option<(Mapping, Moment)>,
+    /// For [`FindingKind::Shared`] the device that came first, by its place in what [`shared`] was given, and the command
+    /// that its mapping was made for.
+    pub other: Option<(usize, Option<Command>)>,
 }
 
 /// Watches one device's records.
@@ -159,6 +162,7 @@ impl Sanitizer {
                 address: dma.address,
                 len: dma.len,
                 mapping: self.concerned(kind, followed),
+                other: None,
             };
             self.findings.push(finding);
         }
@@ -231,6 +235,7 @@ impl Sanitizer {
                 address: mapping.iova,
                 len: mapping.size(),
                 mapping: Some((life.mapping, until)),
+                other: None,
             })
         });
         for finding in left.collect::<Vec<_>>() {
@@ -324,5 +329,6 @@ fn sharing(first: &Stay<'_>, second: &Stay<'_>) -> Finding {
         address: second.life.mapping.iova.saturating_add(skip),
         len: PAGE,
         mapping: Some((first.life.mapping, first.life.mapped)),
+        other: Some((first.device, first.life.first_user)),
     }
 }

@@ -356,6 +356,8 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
         (FindingKind::Shared, 0x7000)
     );
     assert_eq!((finding.origin, milliseconds(finding)), (origin(3), (3, 1)));
+    let (first, command) = finding.other.unwrap();
+    assert_eq!((first, command.unwrap().origin), (0, origin(1)));
     assert_eq!(shared(&[&one(false), &other(1, false)]), []);
     assert_eq!(shared(&[&one(true), &other(9, true)]), []);
     assert_eq!(shared(&[&one(true), &Story::default().history()]), []);

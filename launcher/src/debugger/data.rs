@@ -16,7 +16,7 @@ pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
         let found = recorded.findings();
         let found: Vec<Value> = found
             .iter()
-            .map(|(device, each)| finding(device, each))
+            .map(|(device, each)| finding(recorded, device, each))
             .collect();
         fields.insert("findings".to_owned(), found.into());
     }
@@ -101,7 +101,8 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> Value {
     })
 }
 
-fn finding(device: &Device, finding: &Finding) -> Value {
+fn finding(recorded: &Recorded, device: &Device, finding: &Finding) -> Value {
+    let other = recorded.other(finding);
     let then = |moment: Moment| device.seconds(moment.nanos);
     json!({
         "kind": format!("{:?}", finding.kind),
@@ -112,6 +113,8 @@ fn finding(device: &Device, finding: &Finding) -> Value {
         "size": finding.len,
         "mapping_iova": finding.mapping.map(|(mapping, _)| mapping.iova),
         "mapping_seconds": finding.mapping.map(|(_, moment)| then(moment)),
+        "other_device": other.map(|(device, _)| &device.name),
+        "other_origin": other.and_then(|(_, command)| Some(command?.origin.to_string())),
     })
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use peerbar_flight::{
-    Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, Window, shared,
+    Command, Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, Window, shared,
 };
 
 use super::behind::Ram;
@@ -128,6 +128,12 @@ impl Recorded {
     /// The devices that are shown.
     pub(crate) fn shown(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().filter(|device| self.shows(device))
+    }
+
+    /// The device that a finding about two is about as well, and its command.
+    pub(crate) fn other(&self, finding: &Finding) -> Option<(&Device, Option<Command>)> {
+        let (number, command) = finding.other?;
+        Some((self.devices.get(number)?, command))
     }
 
     fn shows(&self, device: &Device) -> bool {

@@ -258,10 +258,21 @@ pub(super) fn finding(recorded: &Recorded, device: &Device, finding: &Finding) -
             "mapping left behind: {mapping} was only used by a command that was complete at {then:.6} s"
         ),
         FindingKind::Shared => format!(
-            "page of two devices at once: {place}, for another device {mapping}, mapped at {then:.6} s"
+            "page of two devices at once: {place}, and {mapping} of {}, mapped at {then:.6} s",
+            other(recorded, finding)
         ),
     };
     format!("{} at {at:.6} s: {what}; {whose}", device.name)
+}
+
+/// `disk1 for queue 1, command 17`.
+fn other(recorded: &Recorded, finding: &Finding) -> String {
+    let Some((device, command)) = recorded.other(finding) else {
+        return "another device".to_owned();
+    };
+    let made_for = command.map(|command| whose(device, Some(command), command.origin));
+    let made_for = made_for.map(|whose| format!(" for {whose}"));
+    format!("{}{}", device.name, made_for.unwrap_or_default())
 }
 
 #[cfg(test)]
