@@ -17,6 +17,10 @@ use crate::tools;
 /// How much is written at once when a file is made, in bytes.
 const STEP: usize = 1 << 20;
 
+/// How often the kernel looks for what has been dirty for half a minute, and writes it. That would be counted with the
+/// transfers under test on a machine that is slow.
+const WRITEBACK: &str = "/proc/sys/vm/dirty_writeback_centisecs";
+
 /// Data on a disk of which every byte has its place already, so that writing to it changes nothing else.
 #[derive(Debug)]
 pub(crate) struct Volume {
@@ -51,6 +55,7 @@ impl Volume {
             Medium::Xfs => ("mkfs.xfs -q -f", "xfs", c""),
         };
         lab.load_module(kind)?;
+        fs::write(WRITEBACK, "0").with_context(|| format!("cannot write {WRITEBACK}"))?;
         run(lab, &format!("{make} {}", node.display()))?;
         let place = Path::new("/mnt").join(&controller.name);
         fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
