@@ -62,7 +62,7 @@ impl About {
     }
 
     /// Identify Controller (NVMe Base 2.0, 5.17.2.1).
-    fn controller(&self, namespaces: &[Namespace]) -> Controller {
+    fn controller(&self, namespaces: &[Namespace], doorbell_buffer: bool) -> Controller {
         let mut data = Controller::new_zeroed();
         data.vid = self.identity.vendor.into();
         data.ssvid = self.identity.subsystem_vendor.into();
@@ -76,7 +76,7 @@ impl About {
         data.ver = Vs::V2_0.into_bits().into();
         data.ctratt = Ctratt::new().with_host_id_128(true);
         data.cntrltype = Controller::TYPE_IO;
-        data.oacs = Oacs::new().with_doorbell_buffer(self.shadow_doorbells);
+        data.oacs = Oacs::new().with_doorbell_buffer(doorbell_buffer);
         data.acl = ABORT_LIMIT - 1;
         data.aerl = u8::try_from(events::LIMIT - 1).unwrap_or(0);
         data.frmw = Frmw::new().with_slots(1).with_slot_1_read_only(true);
@@ -156,7 +156,14 @@ impl Engine {
         };
         Ok(match command.cns {
             cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => bytes(&namespace_data(namespace()?)),
-            cns::CONTROLLER => bytes(&self.admin.about.controller(&self.storage.namespaces)),
+            cns::CONTROLLER => {
+                // The INTx pin falls with the ring of a head. A head that is only written to memory leaves it up, and the
+                // guest is interrupted for nothing, over and over.
+                let doorbell_buffer =
+                    self.admin.offers_shadow_doorbells() && !self.mailbox.uses_pin();
+                let about = &self.admin.about;
+                bytes(&about.controller(&self.storage.namespaces, doorbell_buffer))
+            }
             cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => self.namespaces_above(nsid)?,
             cns::NAMESPACE_DESCRIPTORS => {
                 namespace()?;
@@ -333,7 +340,7 @@ mod tests {
 
     #[test]
     fn the_controller_says_what_linux_looks_at() {
-        let data = about("disk0").controller(&[]);
+        let data = about("disk0").controller(&[], false);
         let bytes = data.as_bytes();
         assert_eq!(&bytes[4..24], b"disk0               ", "nvme_id_ctrl.sn");
         assert_eq!(bytes[77], 8, "nvme_id_ctrl.mdts");

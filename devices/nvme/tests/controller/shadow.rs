@@ -50,6 +50,14 @@ fn they_are_offered_where_a_worker_may_be_awake_or_asleep() {
 }
 
 #[test]
+fn they_are_not_offered_to_a_guest_that_is_interrupted_by_the_pin() {
+    let mut driver = Driver::with(&config_with(Poll::Adaptive));
+    let _pin = driver.use_pin();
+    let data = driver.fetch(identify(1, 0), 4096);
+    assert_eq!(data[257] & 1, 0, "OACS bit 8");
+}
+
+#[test]
 fn pages_that_cannot_be_are_refused_and_the_registers_go_on_counting() {
     let mut driver = Driver::with(&config_with(Poll::Adaptive));
     let end = RAM + RAM_BYTES;
