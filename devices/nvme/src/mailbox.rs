@@ -165,7 +165,7 @@ impl Mailbox {
     }
 
     /// Whether the guest takes interrupts as MSI-X messages.
-    fn sends_messages(&self) -> bool {
+    pub(crate) fn sends_messages(&self) -> bool {
         self.interrupts.mode() == InterruptMode::MsiX
     }
 

@@ -11,7 +11,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Default)]
 struct Face {
     open: AtomicBool,
-    /// The guest has taken entries, and its owner has yet to look how many: it says anew then what is left.
+    /// The guest has taken entries, or may, of which its owner has yet to tell: it says anew then what is left.
     taken: AtomicBool,
     vector: AtomicU32,
     entries: AtomicU32,

@@ -448,6 +448,8 @@ impl Worker {
         };
         let session = &mut self.io.data.session;
         let tag = Tag::new(Purpose::Completion, queue.origin());
+        // The guest may take the entries before their tail is known to whoever sets the pin meanwhile.
+        self.mailbox.pending.set_taken(*id, true);
         let posted = session.write_entries(tag, address, bytes, size_of::<CompletionEntry>());
         session.release();
         if posted.is_err() {
@@ -458,6 +460,7 @@ impl Worker {
         self.mailbox
             .pending
             .moved(*id, queue.head(), queue.posted_tail());
+        self.mailbox.pending.set_taken(*id, false);
         let vector = queue.vector;
         if self.shadow.is_some() && self.mailbox.uses_pin() {
             // Or nobody would lower the pin.

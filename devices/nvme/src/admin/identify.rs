@@ -160,7 +160,7 @@ impl Engine {
                 // The INTx pin falls with the ring of a head. A head that is only written to memory leaves it up, and the
                 // guest is interrupted for nothing, over and over.
                 let doorbell_buffer =
-                    self.admin.offers_shadow_doorbells() && !self.mailbox.uses_pin();
+                    self.admin.offers_shadow_doorbells() && self.mailbox.sends_messages();
                 let about = &self.admin.about;
                 bytes(&about.controller(&self.storage.namespaces, doorbell_buffer))
             }
