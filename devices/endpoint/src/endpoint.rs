@@ -58,16 +58,18 @@ impl BarMemory {
     }
 
     /// What of the BAR the guest may map.
-    fn mapping(&self) -> Option<RegionMapping<'_>> {
-        let (file, areas) = match self {
-            Self::Registers | Self::Pages(_) => return None,
-            Self::RegistersWithPages(file, areas) => (file, areas.clone()),
-            Self::Memory(span) => (&span.file, Vec::new()),
-        };
-        Some(RegionMapping {
-            fd: file.file().as_fd(),
-            areas,
-        })
+    fn mapping(&self) -> RegionMapping<'_> {
+        match self {
+            // The guest must not go on before the function knows of a write. Else it may have done all there is to do
+            // while the function raises the INTx pin for that, and since QEMU lowers the pin at an access to the
+            // device only, a guest with nothing left to do is interrupted for ever.
+            Self::Registers => RegionMapping::NoArea,
+            Self::Pages(_) => RegionMapping::Nothing,
+            Self::RegistersWithPages(file, areas) => {
+                RegionMapping::Areas(file.file().as_fd(), areas.clone())
+            }
+            Self::Memory(span) => RegionMapping::Whole(span.file.file().as_fd()),
+        }
     }
 }
 
@@ -200,7 +202,7 @@ impl<F: Function> Device for Endpoint<F> {
                 size: CONFIG_BYTES as u64,
                 readable: true,
                 writable: true,
-                mapping: None,
+                mapping: RegionMapping::Nothing,
             });
         }
         match self.bar(index) {
@@ -214,7 +216,7 @@ impl<F: Function> Device for Endpoint<F> {
                 size: 0,
                 readable: false,
                 writable: false,
-                mapping: None,
+                mapping: RegionMapping::Nothing,
             }),
             None => None,
         }
@@ -408,13 +410,17 @@ mod tests {
     #[test]
     fn only_what_may_be_mapped_is_lent() {
         let (endpoint, ..) = endpoint();
-        let areas = |index| {
+        let region = |index| {
             let region = endpoint.region(index).unwrap();
-            (region.size, region.mapping.map(|mapping| mapping.areas))
+            (region.size, region.mapping)
         };
-        assert_eq!(areas(0), (0x4000, Some(vec![(0x3000, 0x1000)])));
-        assert_eq!(areas(2), (0x2000, None));
-        assert_eq!(areas(4), (0x1000, Some(Vec::new())));
+        let (0x4000, RegionMapping::Areas(_, areas)) = region(0) else {
+            panic!("{:?}", region(0));
+        };
+        assert_eq!(areas, [(0x3000, 0x1000)]);
+        assert!(matches!(region(2), (0x2000, RegionMapping::Nothing)));
+        assert!(matches!(region(4), (0x1000, RegionMapping::Whole(_))));
+        assert!(matches!(region(7), (_, RegionMapping::Nothing)));
     }
 
     #[test]

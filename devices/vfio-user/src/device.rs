@@ -60,16 +60,20 @@ pub struct Region<'a> {
     /// Whether the client may write it.
     pub writable: bool,
     /// What of it the client may map.
-    pub mapping: Option<RegionMapping<'a>>,
+    pub mapping: RegionMapping<'a>,
 }
 
-/// The mappable part of a region.
+/// What of a region the client may map. Offset 0 of the descriptor is offset 0 of the region.
 #[derive(Clone, Debug)]
-pub struct RegionMapping<'a> {
-    /// The memory behind it; offset 0 of the descriptor is offset 0 of the region.
-    pub fd: BorrowedFd<'a>,
-    /// The areas (offset, size) that may be mapped; empty: the whole region.
-    pub areas: Vec<(u64, u64)>,
+pub enum RegionMapping<'a> {
+    /// Nothing. If that is so of all regions of a device, QEMU's client writes to them without waiting for the answers.
+    Nothing,
+    /// Nothing, by a list of areas that is empty: QEMU's client waits for the answer to each write to the device.
+    NoArea,
+    /// All of it.
+    Whole(BorrowedFd<'a>),
+    /// These areas (offset, size).
+    Areas(BorrowedFd<'a>, Vec<(u64, u64)>),
 }
 
 /// vfio-user, DEVICE_GET_IRQ_INFO.

@@ -4,7 +4,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::device::{Device, Region};
+use crate::device::{Device, Region, RegionMapping};
 use crate::dispatch::{Answer, check_argsz, parse};
 use crate::wire::region_info::{CAPS, MMAP, READ, WRITE};
 use crate::wire::{RegionInfo, SparseArea, SparseMmap};
@@ -32,7 +32,10 @@ pub(crate) fn answer<'d>(device: &'d dyn Device, payload: &[u8]) -> Result<Answe
     if attach {
         payload.extend_from_slice(&capabilities);
     }
-    let descriptor = region.mapping.map(|mapping| mapping.fd);
+    let descriptor = match region.mapping {
+        RegionMapping::Whole(fd) | RegionMapping::Areas(fd, _) => Some(fd),
+        RegionMapping::Nothing | RegionMapping::NoArea => None,
+    };
     Ok(Answer {
         payload,
         descriptor: descriptor.filter(|_| complete),
@@ -43,18 +46,19 @@ fn flags(region: &Region<'_>) -> u32 {
     [
         (region.readable, READ),
         (region.writable, WRITE),
-        (region.mapping.is_some(), MMAP),
+        (!matches!(region.mapping, RegionMapping::Nothing), MMAP),
     ]
     .into_iter()
     .filter_map(|(set, flag)| set.then_some(flag))
     .sum()
 }
 
-/// The capability that lists the mappable areas; nothing if that is all of the region, or none of it.
+/// The capability that lists the mappable areas, if there is a list.
 fn sparse_mmap(region: &Region<'_>) -> Result<Vec<u8>, Errno> {
     let areas = match &region.mapping {
-        Some(mapping) if !mapping.areas.is_empty() => &mapping.areas,
-        _ => return Ok(Vec::new()),
+        RegionMapping::Nothing | RegionMapping::Whole(_) => return Ok(Vec::new()),
+        RegionMapping::NoArea => [].as_slice(),
+        RegionMapping::Areas(_, areas) => areas,
     };
     let header = SparseMmap {
         id: U16::new(SparseMmap::ID),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerbar_endpoint::Endpoint;
 use peerbar_gpu::{Config, Gpu, Mode, Running};
-use peerbar_vfio_user::{Device, DmaMap, IrqAction};
+use peerbar_vfio_user::{Device, DmaMap, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -419,8 +419,12 @@ impl Driver {
     /// The file behind a BAR.
     pub(crate) fn bar_file(&mut self, bar: u32) -> File {
         let region = self.endpoint().region(bar).unwrap();
-        let fd = region.mapping.unwrap().fd;
-        File::from(fd.try_clone_to_owned().unwrap())
+        match region.mapping {
+            RegionMapping::Whole(fd) | RegionMapping::Areas(fd, _) => {
+                File::from(fd.try_clone_to_owned().unwrap())
+            }
+            nothing => panic!("{nothing:?}"),
+        }
     }
 
     pub(crate) fn region_size(&mut self, region: u32) -> u64 {
@@ -428,17 +432,16 @@ impl Driver {
     }
 
     pub(crate) fn is_mappable(&mut self, region: u32) -> bool {
-        self.endpoint().region(region).unwrap().mapping.is_some()
+        let region = self.endpoint().region(region).unwrap();
+        matches!(region.mapping, RegionMapping::Whole(_))
     }
 
     /// The areas of a region that may be mapped.
     pub(crate) fn areas(&mut self, region: u32) -> Vec<(u64, u64)> {
-        self.endpoint()
-            .region(region)
-            .unwrap()
-            .mapping
-            .unwrap()
-            .areas
+        match self.endpoint().region(region).unwrap().mapping {
+            RegionMapping::Areas(_, areas) => areas,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub(crate) fn read_bar2(&mut self, offset: u64, data: &mut [u8]) {

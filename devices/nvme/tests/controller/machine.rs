@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use peerbar_nvme::{Config, Controller, Poll, Running, Source};
-use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction};
+use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -113,7 +113,7 @@ impl Machine {
         machine
     }
 
-    fn device(&mut self) -> &mut impl Device {
+    pub(crate) fn device(&mut self) -> &mut impl Device {
         &mut self.controller.endpoint
     }
 
@@ -142,8 +142,10 @@ impl Machine {
     /// Writes a register in the page of doorbells as a guest does that has mapped it: nobody is told.
     pub(crate) fn write_mapped(&mut self, offset: u64, value: u32) {
         let region = self.controller.endpoint.region(0).unwrap();
-        let doorbells = File::from(region.mapping.unwrap().fd.try_clone_to_owned().unwrap());
-        doorbells
+        let RegionMapping::Areas(fd, _) = region.mapping else {
+            panic!("{region:?}");
+        };
+        File::from(fd.try_clone_to_owned().unwrap())
             .write_all_at(&value.to_le_bytes(), offset)
             .unwrap();
     }
@@ -342,8 +344,11 @@ impl Machine {
             return (None, 0);
         }
         let region = self.controller.endpoint.region(2).unwrap();
-        let fd = region.mapping.unwrap().fd.try_clone_to_owned().unwrap();
-        (Some(File::from(fd)), address - CMB)
+        let RegionMapping::Whole(fd) = region.mapping else {
+            panic!("{region:?}");
+        };
+        let file = File::from(fd.try_clone_to_owned().unwrap());
+        (Some(file), address - CMB)
     }
 
     /// Calls `each` with a place in the RAM's file and the part of the data that is there.

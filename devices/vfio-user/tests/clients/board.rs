@@ -137,22 +137,20 @@ impl Device for Board {
     }
 
     fn region(&self, index: u32) -> Option<Region<'_>> {
-        let mapping = |areas: &[(u64, u64)]| RegionMapping {
-            fd: self.memory.as_fd(),
-            areas: areas.to_vec(),
-        };
+        use RegionMapping::{Areas, NoArea, Nothing, Whole};
+        let fd = self.memory.as_fd();
         let (size, readable, writable, mapping) = match index {
-            0 => (0x1000, true, true, None),
+            0 => (0x1000, true, true, Nothing),
             1 => {
-                let areas = [(0x1000, 0x1000), (0x3000, 0x1000)];
-                (0x4000, true, true, Some(mapping(&areas)))
+                let areas = vec![(0x1000, 0x1000), (0x3000, 0x1000)];
+                (0x4000, true, true, Areas(fd, areas))
             }
-            2 => (0x2000, true, true, Some(mapping(&[]))),
-            3 => (0x100, true, false, None),
-            4 => (0x100, false, true, None),
-            5 => (u64::MAX, true, true, None),
-            6 | 8 => (0, false, false, None),
-            7 => (0x1000, true, true, None),
+            2 => (0x2000, true, true, Whole(fd)),
+            3 => (0x100, true, false, Nothing),
+            4 => (0x100, false, true, Nothing),
+            5 => (u64::MAX, true, true, NoArea),
+            6 | 8 => (0, false, false, Nothing),
+            7 => (0x1000, true, true, Nothing),
             _ => return None,
         };
         Some(Region {

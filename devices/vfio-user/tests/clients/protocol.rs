@@ -141,6 +141,16 @@ fn region_info_with_areas_tells_first_how_much_room_it_needs() {
 }
 
 #[test]
+fn region_info_may_list_no_area_so_that_the_client_waits_for_its_writes() {
+    let mut rig = Rig::agreed();
+    let reply = rig.raw.ask(5, &region_info(48, 5));
+    assert!(reply.descriptors.is_empty());
+    let info = [words(&[48, 15, 5, 32]), quads(&[u64::MAX, 0])].concat();
+    let header = words(&[1 | 1 << 16, 0, 0, 0]);
+    assert_eq!(reply.ok(), [info, header].concat());
+}
+
+#[test]
 fn region_info_is_refused_without_room_or_region() {
     let mut rig = Rig::agreed();
     assert_eq!(rig.raw.ask(5, &region_info(31, 0)).errno(), EINVAL);
