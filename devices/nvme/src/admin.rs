@@ -44,11 +44,6 @@ impl Admin {
         self.features.reset();
     }
 
-    /// Whether the guest may keep doorbells in its own memory.
-    fn offers_shadow_doorbells(&self) -> bool {
-        self.about.offers_shadow_doorbells()
-    }
-
     /// Reports doorbells that were rung for a queue that does not exist, or with an impossible value.
     pub(crate) fn doorbell_errors(&mut self, stray: bool, bad_value: bool) {
         if stray {

@@ -1,7 +1,7 @@
 //! The doorbell registers: the last value written to each, and whose queue it belongs to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use peerbar_dma::{MemoryError, MemoryFile};
 use peerbar_nvme_spec::registers::Doorbell;
@@ -21,8 +21,6 @@ pub(crate) struct Doorbells {
     file: Arc<MemoryFile>,
     tails: Vec<AtomicU8>,
     heads: Vec<AtomicU8>,
-    /// The I/O queues' values are in the guest's memory.
-    shadowed: AtomicBool,
 }
 
 impl Doorbells {
@@ -33,7 +31,6 @@ impl Doorbells {
             file: Arc::new(MemoryFile::create("peerbar-nvme-doorbells", bar_bytes)?),
             tails: nobody(),
             heads: nobody(),
-            shadowed: AtomicBool::new(false),
         })
     }
 
@@ -46,17 +43,6 @@ impl Doorbells {
     pub(crate) fn value(&self, doorbell: Doorbell) -> u32 {
         let place = doorbell.offset(0);
         place.map_or(0, |place| self.file.load(place).unwrap_or(0) & VALUE)
-    }
-
-    /// Whether the I/O queues' doorbells count in the guest's memory, and here only as wake-ups.
-    pub(crate) fn set_shadowed(&self, shadowed: bool) {
-        self.shadowed.store(shadowed, Ordering::Release);
-    }
-
-    /// The value of a queue's head doorbell, if it counts.
-    pub(crate) fn head(&self, queue: u16) -> Option<u32> {
-        let counts = queue == 0 || !self.shadowed.load(Ordering::Acquire);
-        counts.then(|| self.value(Doorbell::CompletionHead(queue)))
     }
 
     /// The guest rings a doorbell; whose queue it is, if it exists.
@@ -123,14 +109,5 @@ mod tests {
         assert_eq!(doorbells.ring(bell, 3), None);
         doorbells.set_owner(bell, Some(Owner(0)));
         assert_eq!(doorbells.value(bell), 0);
-    }
-
-    #[test]
-    fn heads_of_io_queues_do_not_count_here_while_they_are_shadowed() {
-        let doorbells = Doorbells::new(3, 0x4000).unwrap();
-        doorbells.set_shadowed(true);
-        assert_eq!((doorbells.head(0), doorbells.head(1)), (Some(0), None));
-        doorbells.set_shadowed(false);
-        assert_eq!(doorbells.head(1), Some(0));
     }
 }

@@ -90,7 +90,6 @@ impl Engine {
         self.close(0);
         self.crew.tell_all(&self.mailbox, || Order::Forget);
         (1..QUEUE_PAIRS).for_each(|id| self.close(id));
-        self.mailbox.doorbells.set_shadowed(false);
         self.directory.clear();
         self.pair = None;
         self.admin.reset();
@@ -256,7 +255,6 @@ impl Engine {
         let requester = self.data.requester();
         requester.end(origin, status.into_bits());
         let staged = completion.staged();
-        self.mailbox.pending.set_taken(0, true);
         if staged.is_some_and(|(address, bytes)| requester.write(tag, address, bytes).is_err()) {
             log::debug!("queue 0: a completion cannot be posted");
             return self.fatal();
@@ -265,7 +263,6 @@ impl Engine {
         self.mailbox
             .pending
             .moved(0, completion.head(), completion.posted_tail());
-        self.mailbox.pending.set_taken(0, false);
         if let Some(vector) = completion.vector {
             self.mailbox.raise(vector);
         }

@@ -111,13 +111,8 @@ impl Mailbox {
         if owner.is_none() {
             self.stray.store(true, Ordering::Release);
         }
-        if let Doorbell::CompletionHead(queue) = doorbell
-            && !self.sends_messages()
-        {
+        if matches!(doorbell, Doorbell::CompletionHead(_)) && !self.sends_messages() {
             let _state = self.lock();
-            if owner.is_some() && self.doorbells.head(queue).is_none() {
-                self.pending.set_taken(queue, true);
-            }
             self.interrupts.set_pin(false);
         }
         self.knock(owner.unwrap_or(ENGINE));
@@ -188,7 +183,7 @@ impl Mailbox {
         let asserted = self.interrupts.mode() == InterruptMode::Pin
             && !registers.is_disabling()
             && self.pending.level(registers.interrupt_mask(), |queue| {
-                self.doorbells.head(queue)
+                self.doorbells.value(Doorbell::CompletionHead(queue))
             });
         self.interrupts.set_pin(asserted);
     }

@@ -11,8 +11,6 @@ const NONE: u32 = u32::MAX;
 #[derive(Default)]
 struct Face {
     open: AtomicBool,
-    /// The guest has taken entries, or may, of which its owner has yet to tell: it says anew then what is left.
-    taken: AtomicBool,
     vector: AtomicU32,
     entries: AtomicU32,
     head: AtomicU32,
@@ -40,7 +38,6 @@ impl Pending {
             face.entries.store(entries, Ordering::Relaxed);
             face.head.store(0, Ordering::Relaxed);
             face.tail.store(0, Ordering::Relaxed);
-            face.taken.store(false, Ordering::Relaxed);
             face.open.store(true, Ordering::Release);
         }
     }
@@ -49,13 +46,6 @@ impl Pending {
     pub(crate) fn close(&self, id: u16) {
         if let Some(face) = self.faces.get(usize::from(id)) {
             face.open.store(false, Ordering::Release);
-        }
-    }
-
-    /// Whether the guest has taken entries that a queue's owner has yet to look for. The owner says `false` before it looks.
-    pub(crate) fn set_taken(&self, id: u16, taken: bool) {
-        if let Some(face) = self.faces.get(usize::from(id)) {
-            face.taken.store(taken, Ordering::SeqCst);
         }
     }
 
@@ -68,13 +58,12 @@ impl Pending {
     }
 
     /// Whether a queue that interrupts, by a vector that is not masked, has entries to take. `rung` is the value of a
-    /// queue's head doorbell, which its owner may not have taken over yet.
-    pub(crate) fn level(&self, mask: u32, rung: impl Fn(u16) -> Option<u32>) -> bool {
+    /// queue's head doorbell.
+    pub(crate) fn level(&self, mask: u32, rung: impl Fn(u16) -> u32) -> bool {
         (0..).zip(&self.faces).any(|(id, face)| {
             let vector = face.vector.load(Ordering::Relaxed);
             face.open.load(Ordering::Acquire)
                 && vector != NONE
-                && !face.taken.load(Ordering::SeqCst)
                 && mask.checked_shr(vector).unwrap_or(0) & 1 == 0
                 && face.is_pending(rung(id))
         })
@@ -82,14 +71,13 @@ impl Pending {
 }
 
 impl Face {
-    fn is_pending(&self, rung: Option<u32>) -> bool {
+    /// Whether there are entries from the rung head up to the tail. A head that is beyond the tail says that the guest has
+    /// taken entries of which their owner has yet to tell, or that it is mistaken: nothing that is known of is left to take.
+    fn is_pending(&self, rung: u32) -> bool {
         let entries = self.entries.load(Ordering::Relaxed);
         let head = self.head.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Acquire);
-        let valid = |rung: &u32| {
-            *rung < entries && distance(head, *rung, entries) <= distance(head, tail, entries)
-        };
-        rung.filter(valid).unwrap_or(head) != tail
+        rung < entries && distance(head, rung, entries) < distance(head, tail, entries)
     }
 }
 
@@ -102,27 +90,23 @@ mod tests {
         let pending = Pending::new(3);
         pending.open(1, 4, Some(1));
         pending.open(2, 4, None);
-        assert!(!pending.level(0, |_| None));
+        assert!(!pending.level(0, |_| 0));
         pending.moved(2, 0, 1);
-        assert!(!pending.level(0, |_| None), "queue 2 does not interrupt");
+        assert!(!pending.level(0, |_| 0), "queue 2 does not interrupt");
         pending.moved(1, 0, 1);
-        assert!(pending.level(0, |_| None));
-        assert!(!pending.level(0b10, |_| None));
-        pending.set_taken(1, true);
-        assert!(!pending.level(0, |_| None), "its owner will tell");
-        pending.set_taken(1, false);
-        assert!(pending.level(0, |_| None));
+        assert!(pending.level(0, |_| 0));
+        assert!(!pending.level(0b10, |_| 0));
         pending.close(1);
-        assert!(!pending.level(0, |_| None));
+        assert!(!pending.level(0, |_| 0));
     }
 
     #[test]
-    fn a_head_that_was_rung_counts_at_once_unless_it_is_impossible() {
+    fn a_head_that_was_rung_counts_at_once_unless_it_is_beyond_what_is_known() {
         let pending = Pending::new(1);
         pending.open(0, 4, Some(0));
         pending.moved(0, 3, 1);
-        for (rung, level) in [(3, true), (0, true), (1, false), (2, true), (4, true)] {
-            assert_eq!(pending.level(0, |_| Some(rung)), level, "{rung}");
+        for (rung, level) in [(3, true), (0, true), (1, false), (2, false), (4, false)] {
+            assert_eq!(pending.level(0, |_| rung), level, "{rung}");
         }
     }
 }

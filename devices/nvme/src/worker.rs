@@ -298,16 +298,11 @@ impl Worker {
 
     /// Takes over the values of all head doorbells, as one of them has been rung.
     fn take_heads(&mut self) {
-        let on_pin = self.mailbox.uses_pin();
         for place in 0..self.completions.len() {
             self.take_head(place);
-            if on_pin {
-                // Every value ends an interrupt or not: each must be known at once.
-                self.call_at_head(place);
-            }
         }
         self.io.data.session.release();
-        if on_pin {
+        if self.mailbox.uses_pin() {
             self.mailbox.update_pin();
         }
     }
@@ -316,7 +311,6 @@ impl Worker {
         let Some(&(id, _)) = self.completions.get(place) else {
             return;
         };
-        self.mailbox.pending.set_taken(id, false);
         let value = self.value(Doorbell::CompletionHead(id));
         let queue = self.completions.get_mut(place);
         let (Some(head), Some((_, queue))) = (value, queue) else {
@@ -386,12 +380,7 @@ impl Worker {
             queue.map_or(0, |(_, queue)| queue.room())
         };
         if room(self) < BATCH {
-            if self.mailbox.uses_pin() {
-                // The next head must be told again, or the pin would stay up.
-                self.take_heads();
-            } else {
-                self.take_head(place);
-            }
+            self.take_head(place);
         }
         if room(self) == 0 {
             self.call_at_head(place);
@@ -448,8 +437,6 @@ impl Worker {
         };
         let session = &mut self.io.data.session;
         let tag = Tag::new(Purpose::Completion, queue.origin());
-        // The guest may take the entries before their tail is known to whoever sets the pin meanwhile.
-        self.mailbox.pending.set_taken(*id, true);
         let posted = session.write_entries(tag, address, bytes, size_of::<CompletionEntry>());
         session.release();
         if posted.is_err() {
@@ -460,14 +447,7 @@ impl Worker {
         self.mailbox
             .pending
             .moved(*id, queue.head(), queue.posted_tail());
-        self.mailbox.pending.set_taken(*id, false);
-        let vector = queue.vector;
-        if self.shadow.is_some() && self.mailbox.uses_pin() {
-            // Or nobody would lower the pin.
-            self.call_at_head(place);
-            self.io.data.session.release();
-        }
-        if let Some(vector) = vector {
+        if let Some(vector) = queue.vector {
             self.mailbox.raise(vector);
         }
     }

@@ -11,13 +11,20 @@ use crate::shadow::Shadow;
 use crate::worker::Order;
 
 impl Engine {
+    /// Whether the guest may keep doorbells in its own memory. Not if it is interrupted by the INTx pin, which falls with the
+    /// ring of a head: a head that is only written to memory leaves it up, and the guest is interrupted for nothing, over and
+    /// over.
+    pub(super) fn offers_doorbell_buffer(&self) -> bool {
+        self.admin.about.offers_shadow_doorbells() && self.mailbox.sends_messages()
+    }
+
     /// The I/O queues' doorbells are looked for in a page of the guest's from now on. Pages that cannot be looked at without
     /// asking somebody are refused: they would have to be asked for all the time.
     pub(super) fn configure_doorbell_buffer(
         &mut self,
         entry: &SubmissionEntry,
     ) -> Result<Reply, Status> {
-        if !self.admin.offers_shadow_doorbells() {
+        if !self.offers_doorbell_buffer() {
             return Err(Status::INVALID_OPCODE.with_dnr(true));
         }
         let shadow = Shadow {
@@ -35,7 +42,6 @@ impl Engine {
         if !reached {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        self.mailbox.doorbells.set_shadowed(true);
         self.crew.tell_all(&self.mailbox, || Order::Shadow(shadow));
         Ok(Reply::DONE)
     }

@@ -157,10 +157,7 @@ impl Engine {
         Ok(match command.cns {
             cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => bytes(&namespace_data(namespace()?)),
             cns::CONTROLLER => {
-                // The INTx pin falls with the ring of a head. A head that is only written to memory leaves it up, and the
-                // guest is interrupted for nothing, over and over.
-                let doorbell_buffer =
-                    self.admin.offers_shadow_doorbells() && self.mailbox.sends_messages();
+                let doorbell_buffer = self.offers_doorbell_buffer();
                 let about = &self.admin.about;
                 bytes(&about.controller(&self.storage.namespaces, doorbell_buffer))
             }

@@ -101,7 +101,7 @@ impl Engine {
                 let mut log = command_effects(command.csi)?;
                 let config = AdminOpcode::DoorbellBufferConfig as usize;
                 if let Some(place) = log.admin.get_mut(config) {
-                    *place = CommandEffects::new().with_csupp(self.admin.offers_shadow_doorbells());
+                    *place = CommandEffects::new().with_csupp(self.offers_doorbell_buffer());
                 }
                 log.as_bytes().to_vec()
             }

@@ -2,9 +2,12 @@
 
 use std::os::fd::OwnedFd;
 
+use peerbar_nvme::{Config, Poll};
+use peerbar_vfio_user::{Device, RegionMapping};
+
 use crate::command::{Command, FLUSH};
 use crate::driver::Driver;
-use crate::machine::{take_event, wait_for_event};
+use crate::machine::{config, take_event, wait_for_event};
 
 const INTMS: u64 = 0x0c;
 const INTMC: u64 = 0x10;
@@ -15,10 +18,20 @@ fn flush() -> Command {
 
 /// A driver whose queue pair 1 alone raises the pin.
 fn driver_with_pin() -> (Driver, OwnedFd) {
-    let mut driver = Driver::new();
+    let mut driver = Driver::bare(&config());
     let pin = driver.use_pin();
+    driver.bring_up();
     driver.set_register(INTMS, 1);
     (driver, pin)
+}
+
+#[test]
+fn the_client_waits_for_the_answer_to_each_ring() {
+    for poll in [Poll::Never, Poll::Adaptive] {
+        let mut driver = Driver::bare(&Config { poll, ..config() });
+        let mapping = driver.device().region(0).unwrap().mapping;
+        assert!(matches!(mapping, RegionMapping::NoArea), "{mapping:?}");
+    }
 }
 
 #[test]
