@@ -1,6 +1,7 @@
 //! Interrupts: the event descriptors that the client has set up, and the level of the INTx pin.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use peerbar_pci::{InterruptMode, Interrupts};
@@ -17,6 +18,9 @@ use rustix::io::Errno;
 pub struct Vectors {
     msi_x: RwLock<Vec<Option<OwnedFd>>>,
     pin: Mutex<Pin>,
+    /// Whether there is any event descriptor of each kind: what decides on the mode, which is asked for all the time.
+    has_msi_x: AtomicBool,
+    has_pin: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -36,6 +40,8 @@ impl Vectors {
         Self {
             msi_x: RwLock::new(msi_x),
             pin: Mutex::default(),
+            has_msi_x: AtomicBool::new(false),
+            has_pin: AtomicBool::new(false),
         }
     }
 
@@ -46,12 +52,8 @@ impl Vectors {
 
     /// Forgets every event descriptor; the level of the pin stays the function's.
     pub(crate) fn clear(&self) {
-        self.write().fill_with(|| None);
-        let mut pin = self.pin();
-        *pin = Pin {
-            asserted: pin.asserted,
-            ..Pin::default()
-        };
+        self.change_msi_x(|vectors| vectors.fill_with(|| None));
+        self.change_pin(|pin| pin.clear());
     }
 
     /// vfio-user, DEVICE_SET_IRQS for MSI-X.
@@ -62,17 +64,17 @@ impl Vectors {
             .and_then(|count| start.checked_add(count))
             .ok_or(Errno::INVAL)?;
         match action {
-            IrqAction::Disable => self.write().fill_with(|| None),
+            IrqAction::Disable => self.change_msi_x(|vectors| vectors.fill_with(|| None)),
             IrqAction::Events(events) => {
                 events.iter().flatten().try_for_each(never_wait)?;
-                let mut vectors = self.write();
-                let vectors = vectors
-                    .get_mut(start..end)
-                    .filter(|v| v.len() == events.len())
-                    .ok_or(Errno::INVAL)?;
-                for (vector, event) in vectors.iter_mut().zip(events) {
-                    *vector = event;
-                }
+                self.change_msi_x(|vectors| {
+                    let vectors = vectors.get_mut(start..end);
+                    let vectors = vectors.filter(|vectors| vectors.len() == events.len());
+                    for (vector, event) in vectors.ok_or(Errno::INVAL)?.iter_mut().zip(events) {
+                        *vector = event;
+                    }
+                    Ok(())
+                })?;
             }
             IrqAction::Trigger => {
                 self.read()
@@ -89,36 +91,43 @@ impl Vectors {
 
     /// vfio-user, DEVICE_SET_IRQS for INTx.
     pub(crate) fn set_pin_events(&self, action: IrqAction) -> Result<(), Errno> {
-        let mut pin = self.pin();
-        match action {
-            IrqAction::Disable => {
-                *pin = Pin {
-                    asserted: pin.asserted,
-                    ..Pin::default()
+        self.change_pin(|pin| {
+            match action {
+                IrqAction::Disable => pin.clear(),
+                IrqAction::Events(events) => {
+                    let event = events.into_iter().next().flatten();
+                    event.iter().try_for_each(never_wait)?;
+                    pin.event = event;
+                    pin.unmask();
                 }
+                IrqAction::Trigger => pin.event.iter().for_each(signal),
+                IrqAction::Mask => {
+                    pin.masked = true;
+                    pin.signalled = false;
+                }
+                IrqAction::Unmask => pin.unmask(),
             }
-            IrqAction::Events(events) => {
-                let event = events.into_iter().next().flatten();
-                event.iter().try_for_each(never_wait)?;
-                pin.event = event;
-                pin.unmask();
-            }
-            IrqAction::Trigger => pin.event.iter().for_each(signal),
-            IrqAction::Mask => {
-                pin.masked = true;
-                pin.signalled = false;
-            }
-            IrqAction::Unmask => pin.unmask(),
-        }
-        Ok(())
+            Ok(())
+        })
+    }
+
+    fn change_msi_x<R>(&self, change: impl FnOnce(&mut [Option<OwnedFd>]) -> R) -> R {
+        let mut vectors = self.msi_x.write().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut vectors);
+        let any = vectors.iter().any(Option::is_some);
+        self.has_msi_x.store(any, Ordering::Release);
+        result
+    }
+
+    fn change_pin<R>(&self, change: impl FnOnce(&mut Pin) -> R) -> R {
+        let mut pin = self.pin();
+        let result = change(&mut pin);
+        self.has_pin.store(pin.event.is_some(), Ordering::Release);
+        result
     }
 
     fn read(&self) -> std::sync::RwLockReadGuard<'_, Vec<Option<OwnedFd>>> {
         self.msi_x.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Vec<Option<OwnedFd>>> {
-        self.msi_x.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pin(&self) -> MutexGuard<'_, Pin> {
@@ -128,9 +137,9 @@ impl Vectors {
 
 impl Interrupts for Vectors {
     fn mode(&self) -> InterruptMode {
-        if self.read().iter().any(Option::is_some) {
+        if self.has_msi_x.load(Ordering::Acquire) {
             InterruptMode::MsiX
-        } else if self.pin().event.is_some() {
+        } else if self.has_pin.load(Ordering::Acquire) {
             InterruptMode::Pin
         } else {
             InterruptMode::Off
@@ -155,6 +164,14 @@ impl Interrupts for Vectors {
 }
 
 impl Pin {
+    /// Forgets its event descriptor; its level stays the function's.
+    fn clear(&mut self) {
+        *self = Self {
+            asserted: self.asserted,
+            ..Self::default()
+        };
+    }
+
     fn unmask(&mut self) {
         self.masked = false;
         self.signalled = false;
