@@ -6,7 +6,7 @@ use peerbar_dma::{DmaError, MemoryFile, Origin, Purpose, Requester, Session, Tag
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 
-use crate::prp::{self, Segment};
+use crate::prp::{self, PAGE_BYTES, Segment};
 use crate::seeded_fault::{FaultKind, SeededFault};
 
 /// Moves the data of one command at a time: straight between two memories, or through a buffer that is made once.
@@ -14,6 +14,8 @@ pub(crate) struct DataPath {
     pub(crate) session: Session,
     origin: Origin,
     segments: Vec<Segment>,
+    /// Where PRP lists are read to.
+    list: Box<[u8; PAGE_BYTES]>,
     buffer: Vec<u8>,
     seeded_faults: Vec<SeededFault>,
     /// Where the data of the command before was, for the faults that go there.
@@ -31,6 +33,7 @@ impl DataPath {
             session: Session::new(requester),
             origin: Origin::Device,
             segments: Vec::new(),
+            list: Box::new([0; PAGE_BYTES]),
             buffer: vec![0; limit],
             seeded_faults,
             stale: None,
@@ -151,6 +154,7 @@ impl DataPath {
             (command.prp1.get(), command.prp2.get()),
             len,
             &mut self.segments,
+            &mut self.list,
             |address, entries| session.read(tag, address, entries).map_err(transfer_error),
         )?;
         let places = (&mut self.stale, &mut self.segments);

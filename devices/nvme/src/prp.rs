@@ -5,7 +5,7 @@ use peerbar_nvme_spec::completion::Status;
 /// The memory page size that the controller offers (CAP.MPSMIN and MPSMAX are 0).
 pub(crate) const PAGE: u64 = 4096;
 const ENTRY: u64 = 8;
-const PAGE_BYTES: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// A PRP that points where it must not; the same command would fail again.
 const BAD_OFFSET: Status = Status::INVALID_PRP_OFFSET.with_dnr(true);
 
@@ -17,7 +17,7 @@ pub(crate) struct Segment {
 }
 
 /// Collects the segments of `len` bytes of data that `prp1` and `prp2` describe, neighbours joined
-/// (NVMe Base 2.0, 4.1.1). `read_list` reads part of a PRP list.
+/// (NVMe Base 2.0, 4.1.1). `read_list` reads part of a PRP list, into some of the page `room`, which is never cleared.
 ///
 /// The first list may start anywhere in its page, and so may those that it is chained to, as long as each list but the
 /// first describes some data: a chain that only leads on is refused, since it may lead on for ever.
@@ -25,6 +25,7 @@ pub(crate) fn walk(
     (prp1, prp2): (u64, u64),
     len: usize,
     segments: &mut Vec<Segment>,
+    room: &mut [u8; PAGE_BYTES],
     mut read_list: impl FnMut(u64, &mut [u8]) -> Result<(), Status>,
 ) -> Result<(), Status> {
     segments.clear();
@@ -52,9 +53,8 @@ pub(crate) fn walk(
         if data == 0 && !first {
             return Err(BAD_OFFSET);
         }
-        let mut entries = [0; PAGE_BYTES];
         let bytes = usize::try_from(wanted.min(slots) * ENTRY).unwrap_or(PAGE_BYTES);
-        let entries = entries.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
+        let entries = room.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
         read_list(list, entries)?;
         let (entries, _) = entries.as_chunks::<8>();
         let mut entries = entries.iter().map(|entry| u64::from_le_bytes(*entry));
@@ -111,16 +111,23 @@ mod tests {
 
         fn walk(&self, prp1: u64, prp2: u64, len: usize) -> Result<Vec<Segment>, Status> {
             let mut segments = Vec::new();
-            walk((prp1, prp2), len, &mut segments, |address, data| {
-                for (slot, entry) in data.chunks_exact_mut(8).enumerate() {
-                    let value = self
-                        .0
-                        .get(&(address + 8 * slot as u64))
-                        .ok_or(Status::DATA_TRANSFER_ERROR)?;
-                    entry.copy_from_slice(&value.to_le_bytes());
-                }
-                Ok(())
-            })?;
+            let mut room = [0xff; PAGE_BYTES];
+            walk(
+                (prp1, prp2),
+                len,
+                &mut segments,
+                &mut room,
+                |address, data| {
+                    for (slot, entry) in data.chunks_exact_mut(8).enumerate() {
+                        let value = self
+                            .0
+                            .get(&(address + 8 * slot as u64))
+                            .ok_or(Status::DATA_TRANSFER_ERROR)?;
+                        entry.copy_from_slice(&value.to_le_bytes());
+                    }
+                    Ok(())
+                },
+            )?;
             Ok(segments)
         }
     }
