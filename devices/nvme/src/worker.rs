@@ -26,6 +26,9 @@ const BATCH: usize = 32;
 /// How long a worker goes on looking for work after the last.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// How often it looks before it looks at the clock, too.
+const LOOKS: u32 = 16;
+
 /// The worker that looks after the admin doorbells, if the guest may map them.
 const LOOKOUT: Owner = Owner(1);
 
@@ -71,8 +74,26 @@ pub(crate) struct Worker {
     batch: Vec<SubmissionEntry>,
     /// Values of the admin doorbells that the engine has been told of, if this is the [`LOOKOUT`].
     admin_seen: [u32; 2],
-    idle_since: Option<Instant>,
+    idle: Idle,
     leaving: bool,
+}
+
+/// How long there has been nothing to do.
+#[derive(Default)]
+struct Idle {
+    since: Option<Instant>,
+    looks: u32,
+}
+
+impl Idle {
+    /// Nothing was found once more; whether to go on looking.
+    fn looks_on(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        if !self.looks.is_multiple_of(LOOKS) {
+            return true;
+        }
+        self.since.get_or_insert_with(Instant::now).elapsed() < SPIN
+    }
 }
 
 impl Worker {
@@ -94,7 +115,7 @@ impl Worker {
             completions: Vec::new(),
             batch: vec![SubmissionEntry::new_zeroed(); BATCH],
             admin_seen: [0; 2],
-            idle_since: None,
+            idle: Idle::default(),
             leaving: false,
         }
     }
@@ -103,17 +124,16 @@ impl Worker {
     pub(crate) fn run(mut self) {
         loop {
             // Taken first: who knocks after this makes for another round, however much of it is seen in this one.
-            let knocked = self.mailbox.take_knock(self.owner);
-            self.take_orders();
-            if self.leaving {
-                return;
-            }
-            if knocked {
+            if self.mailbox.take_knock(self.owner) {
+                self.take_orders();
+                if self.leaving {
+                    return;
+                }
                 self.take_heads();
             }
             self.look_at_admin_doorbells();
             if self.turn() {
-                self.idle_since = None;
+                self.idle = Idle::default();
             } else {
                 self.rest();
             }
@@ -207,7 +227,7 @@ impl Worker {
         let spins = match self.poll {
             Poll::Always => true,
             Poll::Never => false,
-            Poll::Adaptive => self.idle_since.get_or_insert_with(Instant::now).elapsed() < SPIN,
+            Poll::Adaptive => self.idle.looks_on(),
         };
         if self.poll == Poll::Always {
             // The guest may have written them without a word.
@@ -218,7 +238,7 @@ impl Worker {
         }
         let mailbox = self.mailbox.clone();
         mailbox.sleep(self.owner, || self.may_sleep());
-        self.idle_since = None;
+        self.idle = Idle::default();
     }
 
     /// Has the guest ring when it has something to do; whether there is nothing at this moment.
