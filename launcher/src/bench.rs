@@ -1,6 +1,7 @@
 //! `peerbar bench`: what is measured, and what becomes of the figures.
 
 mod boot;
+mod devices;
 mod fio;
 mod guest;
 mod iommu;
@@ -15,9 +16,10 @@ use std::time::SystemTime;
 use anyhow::anyhow;
 use peerbar_bench::{Error, Options, Report, compare, growth, host, instructions};
 
+use self::lab::Lab;
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
-use crate::cli::{Bench, BenchBoot, BenchExtent, BenchGuest, BenchHost, Own};
+use crate::cli::{Bench, BenchBoot, BenchGuest, BenchHost};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::progress::Progress;
@@ -38,6 +40,7 @@ pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
         Bench::Guest(options) => in_guest("bench-guest", guest::measure, options)?,
         Bench::P2p(options) => in_guest("bench-p2p", p2p::measure, options)?,
         Bench::Iommu(options) => in_guest("bench-iommu", iommu::measure, options)?,
+        Bench::Devices(options) => in_guest("bench-devices", devices::measure, options)?,
         Bench::Boot(options) => on_boot(options)?,
         Bench::Compare { first, second } => {
             print(&compare(&load(first)?, &load(second)?))?;
@@ -77,15 +80,24 @@ fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure>
 }
 
 /// A suite that boots guests.
-type GuestSuite = fn(&BenchExtent, &Own, &mut Report, &Folder, &Signals) -> Result<(), Failure>;
+type GuestSuite = fn(&mut Lab<'_>) -> Result<(), Failure>;
 
 fn in_guest(name: &str, suite: GuestSuite, options: &BenchGuest) -> Result<(), Failure> {
     let extent = &options.extent;
     let signals = Signals::new()?;
     let folder = Folder::create(&extent.runs, name, SystemTime::now())?;
-    let mut report = Report::begin();
-    suite(extent, &options.own, &mut report, &folder, &signals)?;
-    conclude(&extent.only, &report, &folder)
+    let mut lab = Lab {
+        extent,
+        own: &options.own,
+        folder: &folder,
+        signals: &signals,
+        report: Report::begin(),
+    };
+    let measured = suite(&mut lab);
+    if measured.is_ok() || !lab.report.figures.is_empty() {
+        conclude(&extent.only, &lab.report, &folder)?;
+    }
+    measured
 }
 
 fn on_boot(options: &BenchBoot) -> Result<(), Failure> {

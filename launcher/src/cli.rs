@@ -183,6 +183,8 @@ pub(crate) enum Bench {
     P2p(BenchGuest),
     /// What it costs that an IOMMU translates, for each kind of IOMMU.
     Iommu(BenchGuest),
+    /// What a transfer of one controller costs when there are more of them in its machine.
+    Devices(BenchGuest),
     /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
     Boot(BenchBoot),
     /// Sets two results side by side.

@@ -113,10 +113,15 @@ impl<'a> Guest<'a> {
         self.started
     }
 
-    /// The processes of QEMU and of the servers.
-    pub(crate) fn processes(&self) -> (u32, Vec<u32>) {
-        let servers = self.servers.iter().map(|server| server.child.id());
-        (self.qemu.id(), servers.collect())
+    /// The process of QEMU.
+    pub(crate) fn qemu(&self) -> u32 {
+        self.qemu.id()
+    }
+
+    /// The processes of the servers, and their names in the scenario.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = (&str, u32)> {
+        let servers = self.servers.iter();
+        servers.map(|server| (server.name.as_str(), server.child.id()))
     }
 
     /// Whether nothing has come from inside yet, so that it may never have run.

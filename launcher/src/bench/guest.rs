@@ -1,76 +1,81 @@
 //! `peerbar bench guest`: fio in a guest, on our controller and on QEMU's own in turn.
 
-use peerbar_bench::{Figure, Goal, Report};
+use peerbar_bench::{Figure, Goal};
 
 use super::fio::{Load, Pattern};
-use super::versus::{self, Extent, Side};
-use crate::cli::{BenchExtent, Own};
+use super::lab::Lab;
+use super::versus::{Backing, Side, THEIRS, Versus};
 use crate::exit::Failure;
-use crate::folder::Folder;
-use crate::signals::Signals;
 
-/// What ours is measured by.
-const THEIRS: &str = "QEMU's own NVMe";
-
-/// Measures, and adds figures to `report`.
-pub(super) fn measure(
-    extent: &BenchExtent,
-    own: &Own,
-    report: &mut Report,
-    folder: &Folder,
-    signals: &Signals,
-) -> Result<(), Failure> {
-    let loads = cases(extent);
-    if loads.is_empty() {
-        return Ok(());
-    }
-    let (rounds, seconds) = if extent.quick { (1, 1) } else { (3, 3) };
-    let times = Extent { rounds, seconds };
-    let measured = versus::run(&loads, times, "none", own, report, folder, signals)?;
-    for (load, pairs) in loads.iter().zip(&measured) {
-        report.figures.extend(figures(load, pairs));
+/// Measures with images behind the disks, and with nothing behind them, and adds the figures to the report.
+pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
+    let (rounds, seconds) = if lab.extent.quick { (1, 1) } else { (3, 3) };
+    for backing in [Backing::Images, Backing::Null] {
+        let mut loads = loads(backing, lab.extent.quick);
+        loads.retain(|load| name(backing, load).contains(&lab.extent.only));
+        if loads.is_empty() {
+            continue;
+        }
+        let versus = Versus {
+            iommu: "none",
+            backing,
+            loads: &loads,
+            rounds,
+            seconds,
+        };
+        let measured = versus.run(lab)?;
+        for (load, pairs) in loads.iter().zip(&measured) {
+            let figures = figures(name(backing, load), load.depth, pairs);
+            lab.report.figures.extend(figures);
+        }
     }
     Ok(())
 }
 
-fn cases(extent: &BenchExtent) -> Vec<Load> {
-    let random = [Pattern::RandomRead, Pattern::RandomWrite];
-    let (patterns, jobs, depths): (&[_], &[_], &[_]) = if extent.quick {
-        (&random[..1], &[1], &[1, 32])
-    } else {
-        (&random, &[1, 2], &[1, 32, 128])
+/// What the disks are loaded with. With nothing behind them it is transfers that bring nothing, so size and direction
+/// do not matter.
+fn loads(backing: Backing, quick: bool) -> Vec<Load> {
+    use Pattern::{RandomRead, RandomWrite, Read, Write};
+    let small = |pattern, jobs, depth| Load {
+        pattern,
+        kib: 4,
+        jobs,
+        depth,
     };
-    let mut cases = Vec::new();
+    if quick {
+        return [1, 32].map(|depth| small(RandomRead, 1, depth)).into();
+    }
+    let patterns: &[Pattern] = match backing {
+        Backing::Images => &[RandomRead, RandomWrite],
+        Backing::Null => &[RandomRead],
+    };
+    let mut loads = Vec::new();
     for &pattern in patterns {
-        for &jobs in jobs {
-            cases.extend(depths.iter().map(|&depth| Load {
-                pattern,
-                kib: 4,
-                jobs,
-                depth,
-            }));
+        for jobs in [1, 2] {
+            loads.extend([1, 32, 128].map(|depth| small(pattern, jobs, depth)));
         }
     }
-    let sequential = [Pattern::Read, Pattern::Write].map(|pattern| Load {
-        pattern,
-        kib: 1024,
-        jobs: 1,
-        depth: 8,
-    });
-    if !extent.quick {
-        cases.extend(sequential);
+    if backing == Backing::Images {
+        loads.extend([Read, Write].map(|pattern| Load {
+            pattern,
+            kib: 1024,
+            jobs: 1,
+            depth: 8,
+        }));
     }
-    cases.retain(|load| name(load).contains(&extent.only));
-    cases
+    loads
 }
 
-fn name(load: &Load) -> String {
-    format!("guest/{}", load.name())
+fn name(backing: Backing, load: &Load) -> String {
+    match backing {
+        Backing::Images => format!("guest/{}", load.name()),
+        Backing::Null => format!("guest/null/{}", load.name()),
+    }
 }
 
 /// Rate and cost of a load, ours beside QEMU's.
-fn figures(load: &Load, pairs: &[[Side; 2]]) -> [Figure; 2] {
-    let rate = match load.depth {
+fn figures(name: String, depth: u32, pairs: &[[Side; 2]]) -> [Figure; 2] {
+    let rate = match depth {
         1 => Some(Goal::RatioAtLeast(1.0)),
         32 => Some(Goal::RatioAtLeast(1.5)),
         _ => None,
@@ -81,12 +86,12 @@ fn figures(load: &Load, pairs: &[[Side; 2]]) -> [Figure; 2] {
     };
     let iops = rounds(&|side| side.outcome.iops);
     let cpu = rounds(&|side| side.outcome.share_ns(side.qemu + side.servers));
-    let cost = name(load) + "/host-cpu";
+    let cost = format!("{name}/host-cpu");
     [
         Figure {
             goal: rate,
             latency_us: pairs.first().map(|[ours, _]| ours.outcome.latency),
-            ..Figure::of_rounds(name(load), "IOPS", true, THEIRS, &iops)
+            ..Figure::of_rounds(name, "IOPS", true, THEIRS, &iops)
         },
         Figure {
             goal: Some(Goal::RatioAtMost(1.0)),
@@ -97,6 +102,7 @@ fn figures(load: &Load, pairs: &[[Side; 2]]) -> [Figure; 2] {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::time::Duration;
 
     use peerbar_bench::Latency;
@@ -124,24 +130,28 @@ mod tests {
 
     #[test]
     fn ours_is_set_beside_qemu_s_of_the_same_round() {
-        let load = Load {
-            pattern: Pattern::RandomRead,
-            kib: 4,
-            jobs: 1,
-            depth: 32,
-        };
         let pairs = [
             [side(30.0, 1), side(10.0, 2)],
             [side(40.0, 1), side(20.0, 4)],
             [side(10.0, 1), side(10.0, 1)],
         ];
-        let [rate, cost] = figures(&load, &pairs);
+        let [rate, cost] = figures("x".to_owned(), 32, &pairs);
         assert_eq!(
             (rate.value, rate.beside.value, rate.ratio),
             (30.0, 10.0, 2.0)
         );
         assert_eq!(rate.reaches_goal(), Some(true));
         assert_eq!((cost.ratio, cost.more_is_better), (0.5, false));
-        assert_eq!(cost.name, "guest/randread-4k/1-jobs/depth-32/host-cpu");
+        assert_eq!(cost.name, "x/host-cpu");
+    }
+
+    #[test]
+    fn every_figure_has_a_name_of_its_own() {
+        let mut names = HashSet::new();
+        for backing in [Backing::Images, Backing::Null] {
+            for load in loads(backing, false) {
+                assert!(names.insert(name(backing, &load)), "{load:?} twice");
+            }
+        }
     }
 }

@@ -1,54 +1,42 @@
 //! `peerbar bench iommu`: what it costs that an IOMMU translates.
 
-use std::time::SystemTime;
-
-use peerbar_bench::{Figure, Report};
+use peerbar_bench::Figure;
 
 use super::fio::{Load, Pattern};
-use super::versus::{self, Extent, Side};
-use crate::cli::{BenchExtent, Own};
+use super::lab::Lab;
+use super::versus::{Backing, Side, Versus};
 use crate::exit::Failure;
-use crate::folder::Folder;
-use crate::signals::Signals;
 
 /// What the others are measured by.
 const NONE: &str = "none";
 const MODES: [&str; 4] = ["intel-passthrough", "intel", "amd", "virtio"];
 
-/// Boots a guest with each IOMMU, the first without any, and adds figures to `report`.
-pub(super) fn measure(
-    extent: &BenchExtent,
-    own: &Own,
-    report: &mut Report,
-    folder: &Folder,
-    signals: &Signals,
-) -> Result<(), Failure> {
-    let loads = loads(extent.quick);
-    let (rounds, seconds) = if extent.quick { (1, 1) } else { (2, 3) };
-    let times = Extent { rounds, seconds };
-    let named = |mode: &str, load: &Load| name(mode, load).contains(&extent.only);
-    let modes: Vec<&str> = MODES
-        .into_iter()
-        .filter(|mode| loads.iter().any(|load| named(mode, load)))
-        .collect();
+/// Boots a guest with each IOMMU, the first without any, and adds figures to the report.
+pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
+    let loads = loads(lab.extent.quick);
+    let (rounds, seconds) = if lab.extent.quick { (1, 1) } else { (2, 3) };
+    let only = &lab.extent.only;
+    let wanted = |mode: &&str| loads.iter().any(|load| name(mode, load).contains(only));
+    let modes: Vec<&str> = MODES.into_iter().filter(wanted).collect();
     if modes.is_empty() {
         return Ok(());
     }
-    let mut boot = |mode: &str| {
-        let own_folder = Folder::create(folder.path(), mode, SystemTime::now())?;
-        versus::run(&loads, times, mode, own, report, &own_folder, signals)
+    let boot = |lab: &mut Lab<'_>, iommu| {
+        let versus = Versus {
+            iommu,
+            backing: Backing::Images,
+            loads: &loads,
+            rounds,
+            seconds,
+        };
+        versus.run(lab)
     };
-    let without = boot(NONE)?;
-    let mut measured = Vec::new();
+    let without = boot(lab, NONE)?;
     for mode in modes {
-        measured.push((mode, boot(mode)?));
-    }
-    for (mode, of_mode) in &measured {
-        let sides = of_mode.iter().zip(&without);
-        for (load, (with, without)) in loads.iter().zip(sides) {
-            report
-                .figures
-                .extend(figures(&name(mode, load), with, without));
+        let with = boot(lab, mode)?;
+        for ((load, with), without) in loads.iter().zip(&with).zip(&without) {
+            let figures = figures(&name(mode, load), with, without);
+            lab.report.figures.extend(figures);
         }
     }
     Ok(())

@@ -1,14 +1,15 @@
-//! One boot whose checks are measurements.
+//! Guests whose checks are measurements.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{anyhow, bail};
-use peerbar_bench::cpu_time;
+use anyhow::{Context, anyhow, bail};
+use peerbar_bench::{Report, cpu_time};
 use peerbar_report::{Check, Command, Line, Verdict};
 
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
-use crate::cli::Own;
+use crate::cli::{BenchExtent, Own};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::guest::{Guest, News};
@@ -22,14 +23,51 @@ use crate::socket_folder::SocketFolder;
 /// How long a guest may take until it is ready.
 const START: Duration = Duration::from_secs(60);
 
+/// Where a suite boots its guests, how much it shall measure, and where its figures go.
+pub(super) struct Lab<'a> {
+    /// How much.
+    pub(super) extent: &'a BenchExtent,
+    /// The user's own pieces.
+    pub(super) own: &'a Own,
+    /// Gets a folder for each guest.
+    pub(super) folder: &'a Folder,
+    pub(super) signals: &'a Signals,
+    /// Gets the figures.
+    pub(super) report: Report,
+}
+
+/// A measurement and its counterpart, taken in turn in one guest.
+#[derive(Clone, Debug)]
+pub(super) struct Pair {
+    pub(super) name: String,
+    /// What the counterpart is.
+    pub(super) beside: &'static str,
+    pub(super) checks: [Check; 2],
+}
+
 /// A check, and what it cost the host.
 pub(super) struct Done {
     /// What the agent says.
     pub(super) row: Row,
+    pub(super) cost: Cost,
+}
+
+/// What a check cost the host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Cost {
+    /// From the result before it to its own.
+    pub(super) wall: Duration,
     /// What QEMU, its guest included, had of the processors.
     pub(super) qemu: Duration,
-    /// What the servers had of them.
-    pub(super) servers: Duration,
+    /// What each server had of them, by its name in the scenario.
+    pub(super) servers: BTreeMap<String, Duration>,
+}
+
+impl Cost {
+    /// What all servers had of the processors.
+    pub(super) fn of_servers(&self) -> Duration {
+        self.servers.values().sum()
+    }
 }
 
 impl Done {
@@ -51,47 +89,88 @@ pub(super) fn command(run: String) -> Check {
     })
 }
 
-/// What a guest of a scenario boots from.
-pub(super) fn prepare(
-    scenario: &Scenario,
-    own: &Own,
-    signals: &Signals,
-) -> Result<Artifacts, Failure> {
-    let agent = beside("peerbar-agent")?;
-    let modules = scenario.initramfs_modules();
-    Artifacts::prepare(own, &modules, scenario.tools, &agent, signals)
-}
-
-/// Boots a guest and runs all checks, named by `names` in what the user sees. All of them must pass.
-pub(super) fn run(
-    scenario: &Scenario,
-    artifacts: &Artifacts,
-    folder: &Folder,
-    signals: &Signals,
-    names: &[String],
-) -> Result<Vec<Done>, Failure> {
-    let temporary = SocketFolder::create()?;
-    let sockets = Sockets::in_folder(temporary.path());
-    let boot = Boot {
-        accel: Accel::detect(),
-        machine: &scenario.machine,
-        kernel: &artifacts.guest.kernel,
-        initramfs: &artifacts.guest.initramfs,
-    };
-    let mut progress = Progress::new();
-    progress.stage(&format!("{}: a guest boots", scenario.name));
-    let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, folder, signals)?;
-    let costs = follow(&mut guest, scenario, names, &mut progress)?;
-    let (_, report, complaint) = guest.stop()?;
-    if let Some(complaint) = complaint {
-        return Err(anyhow!(complaint).into());
+impl Lab<'_> {
+    /// Boots a guest of `scenario` and measures all `pairs` in turn, as often as `rounds` says: for each pair its rounds.
+    pub(super) fn in_turn(
+        &mut self,
+        scenario: Scenario,
+        pairs: &[Pair],
+        rounds: usize,
+    ) -> Result<Vec<Vec<[Done; 2]>>, Failure> {
+        let mut checks = Vec::new();
+        for pair in std::iter::repeat_n(pairs, rounds).flatten() {
+            let [straight, around] = &pair.checks;
+            checks.push((pair.name.clone(), straight.clone()));
+            checks.push((format!("{}: {}", pair.name, pair.beside), around.clone()));
+        }
+        let mut done = self.run(scenario, checks)?.into_iter();
+        let mut measured: Vec<_> = pairs.iter().map(|_| Vec::new()).collect();
+        for _ in 0..rounds {
+            for of_pair in &mut measured {
+                let both = done.next().zip(done.next());
+                let (straight, around) = both.context("a measurement was left out")?;
+                of_pair.push([straight, around]);
+            }
+        }
+        Ok(measured)
     }
-    let (rows, ..) = report.finish();
-    let done = rows
-        .into_iter()
-        .zip(costs)
-        .map(|(row, (qemu, servers))| Done { row, qemu, servers });
-    Ok(done.map(passed).collect::<anyhow::Result<_>>()?)
+
+    /// Boots a guest of `scenario`, whose only check prints fio's version, and runs `checks` after that, each with the name
+    /// that the user sees. All of them must pass.
+    pub(super) fn run(
+        &mut self,
+        mut scenario: Scenario,
+        checks: Vec<(String, Check)>,
+    ) -> Result<Vec<Done>, Failure> {
+        let mut names = vec!["fio starts".to_owned()];
+        for (name, check) in checks {
+            names.push(name);
+            scenario.checks.push(check);
+        }
+        let artifacts = self.prepare(&scenario)?;
+        super::add_versions(&mut self.report, &artifacts);
+        let mut done = self.boot(&scenario, &artifacts, &names)?.into_iter();
+        let fio = done.next().context("the guest did nothing")?;
+        let versions = &mut self.report.versions;
+        versions.insert("fio".to_owned(), fio.output());
+        Ok(done.collect())
+    }
+
+    /// What a guest of `scenario` boots from.
+    fn prepare(&self, scenario: &Scenario) -> Result<Artifacts, Failure> {
+        let agent = beside("peerbar-agent")?;
+        let modules = scenario.initramfs_modules();
+        Artifacts::prepare(self.own, &modules, scenario.tools, &agent, self.signals)
+    }
+
+    fn boot(
+        &self,
+        scenario: &Scenario,
+        artifacts: &Artifacts,
+        names: &[String],
+    ) -> Result<Vec<Done>, Failure> {
+        let folder = Folder::create(self.folder.path(), &scenario.name, SystemTime::now())?;
+        let temporary = SocketFolder::create()?;
+        let sockets = Sockets::in_folder(temporary.path());
+        let boot = Boot {
+            accel: Accel::detect(),
+            machine: &scenario.machine,
+            kernel: &artifacts.guest.kernel,
+            initramfs: &artifacts.guest.initramfs,
+        };
+        let mut progress = Progress::new();
+        progress.stage(&format!("{}: a guest boots", scenario.name));
+        let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, self.signals)?;
+        let costs = follow(&mut guest, scenario, names, &mut progress)?;
+        let (_, report, complaint) = guest.stop()?;
+        if let Some(complaint) = complaint {
+            return Err(anyhow!(complaint).into());
+        }
+        let (rows, ..) = report.finish();
+        let done = rows.into_iter().zip(costs);
+        let done = done.map(|(row, cost)| passed(Done { row, cost }));
+        Ok(done.collect::<anyhow::Result<_>>()?)
+    }
 }
 
 fn passed(done: Done) -> anyhow::Result<Done> {
@@ -101,14 +180,14 @@ fn passed(done: Done) -> anyhow::Result<Done> {
     }
 }
 
-/// What each check costs QEMU and the servers, as its results come in.
+/// What each check costs the host, as the results come in.
 fn follow(
     guest: &mut Guest<'_>,
     scenario: &Scenario,
     names: &[String],
     progress: &mut Progress,
-) -> Result<Vec<(Duration, Duration)>, Failure> {
-    let mut last = (Duration::ZERO, Duration::ZERO);
+) -> Result<Vec<Cost>, Failure> {
+    let mut last = spent(guest)?;
     let mut costs = Vec::new();
     let mut deadline = guest.started() + START;
     while costs.len() < scenario.checks.len() {
@@ -122,10 +201,10 @@ fn follow(
         };
         for line in lines {
             match line {
-                Line::Ready(_) => last = cost(guest)?,
+                Line::Ready(_) => last = spent(guest)?,
                 Line::Result { .. } => {
-                    let now = cost(guest)?;
-                    costs.push((now.0.saturating_sub(last.0), now.1.saturating_sub(last.1)));
+                    let now = spent(guest)?;
+                    costs.push(between(&last, &now));
                     last = now;
                 }
                 _ => continue,
@@ -139,11 +218,48 @@ fn follow(
     Ok(costs)
 }
 
-fn cost(guest: &Guest<'_>) -> anyhow::Result<(Duration, Duration)> {
-    let (qemu, servers) = guest.processes();
-    let mut of_servers = Duration::ZERO;
-    for server in servers {
-        of_servers += cpu_time(server)?;
+/// What the guest has cost since it was started.
+fn spent(guest: &Guest<'_>) -> anyhow::Result<Cost> {
+    let mut servers = BTreeMap::new();
+    for (name, process) in guest.servers() {
+        servers.insert(name.to_owned(), cpu_time(process)?);
     }
-    Ok((cpu_time(qemu)?, of_servers))
+    Ok(Cost {
+        wall: guest.started().elapsed(),
+        qemu: cpu_time(guest.qemu())?,
+        servers,
+    })
+}
+
+fn between(before: &Cost, after: &Cost) -> Cost {
+    let servers = after.servers.iter().map(|(name, time)| {
+        let earlier = before.servers.get(name).copied().unwrap_or_default();
+        (name.clone(), time.saturating_sub(earlier))
+    });
+    Cost {
+        wall: after.wall.saturating_sub(before.wall),
+        qemu: after.qemu.saturating_sub(before.qemu),
+        servers: servers.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_costs_what_was_spent_since_the_one_before() {
+        let spent = |wall, qemu, disk| Cost {
+            wall: Duration::from_secs(wall),
+            qemu: Duration::from_secs(qemu),
+            servers: BTreeMap::from([
+                ("disk0".to_owned(), Duration::from_secs(disk)),
+                ("disk1".to_owned(), Duration::from_secs(1)),
+            ]),
+        };
+        let cost = between(&spent(10, 5, 2), &spent(14, 8, 4));
+        assert_eq!((cost.wall.as_secs(), cost.qemu.as_secs()), (4, 3));
+        assert_eq!(cost.servers["disk0"].as_secs(), 2);
+        assert_eq!(cost.of_servers().as_secs(), 2);
+    }
 }

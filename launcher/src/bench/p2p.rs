@@ -1,19 +1,15 @@
 //! `peerbar bench p2p`: transfers between devices, beside the ways around: through guest RAM, and through QEMU.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::Context;
-use peerbar_bench::{Figure, Goal, Report};
+use peerbar_bench::{Figure, Goal};
 use peerbar_report::{Buffer, Calls, Check, Copy, GpuFile, Measure, Medium, Route};
 
 use super::fio::{Load, Outcome, Pattern};
-use super::lab::{self, Done};
-use crate::cli::{BenchExtent, Own};
+use super::lab::{self, Done, Lab, Pair};
 use crate::exit::Failure;
-use crate::folder::Folder;
 use crate::scenario::Scenario;
-use crate::signals::Signals;
 use crate::size::Size;
 
 /// Two disks, one with a CMB, and a GPU below one switch; and a disk elsewhere, which has to ask QEMU for what the others
@@ -46,12 +42,9 @@ nvme = [
 check = [{ kind = "command", run = "fio --version", show = true }]
 "#;
 
-/// What is measured, and by what.
+/// What is measured, and what is looked at.
 struct Case {
-    name: String,
-    beside: &'static str,
-    checks: [Check; 2],
-    /// What is looked at.
+    pair: Pair,
     looked_at: LookedAt,
     goal: Option<Goal>,
 }
@@ -65,67 +58,31 @@ enum LookedAt {
     Fio(Load),
 }
 
-/// Measures, and adds figures to `report`.
-pub(super) fn measure(
-    extent: &BenchExtent,
-    own: &Own,
-    report: &mut Report,
-    folder: &Folder,
-    signals: &Signals,
-) -> Result<(), Failure> {
-    for (text, mut cases) in [(ROUTES, routes(extent.quick)), (CMBS, cmbs())] {
-        cases.retain(|case| case.name.contains(&extent.only));
+/// Measures, and adds figures to the report.
+pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
+    let rounds = if lab.extent.quick { 1 } else { 3 };
+    for (text, mut cases) in [(ROUTES, routes(lab.extent.quick)), (CMBS, cmbs())] {
+        cases.retain(|case| case.pair.name.contains(&lab.extent.only));
         if cases.is_empty() {
             continue;
         }
         let scenario = Scenario::parse(Path::new("bench-p2p.toml"), text.to_owned())?;
-        let folder = Folder::create(folder.path(), &scenario.name, SystemTime::now())?;
-        let rounds = if extent.quick { 1 } else { 3 };
-        in_guest(scenario, &cases, rounds, own, report, &folder, signals)?;
-    }
-    Ok(())
-}
-
-/// Boots a guest and measures all cases in turn, again and again.
-fn in_guest(
-    mut scenario: Scenario,
-    cases: &[Case],
-    rounds: usize,
-    own: &Own,
-    report: &mut Report,
-    folder: &Folder,
-    signals: &Signals,
-) -> Result<(), Failure> {
-    let mut names = vec!["fio starts".to_owned()];
-    for case in std::iter::repeat_n(cases, rounds).flatten() {
-        for (what, check) in ["straight", case.beside].into_iter().zip(&case.checks) {
-            names.push(format!("{}: {what}", case.name));
-            scenario.checks.push(check.clone());
+        let pairs: Vec<Pair> = cases.iter().map(|case| case.pair.clone()).collect();
+        let measured = lab.in_turn(scenario, &pairs, rounds)?;
+        for (case, rounds) in cases.iter().zip(&measured) {
+            lab.report.figures.push(case.figure(rounds)?);
         }
-    }
-    let artifacts = lab::prepare(&scenario, own, signals)?;
-    let done = lab::run(&scenario, &artifacts, folder, signals, &names)?;
-    super::add_versions(report, &artifacts);
-    let (first, rest) = done.split_first().context("the guest did nothing")?;
-    report.versions.insert("fio".to_owned(), first.output());
-    for (index, case) in cases.iter().enumerate() {
-        let pairs = rest.chunks(2).skip(index).step_by(cases.len());
-        let pairs = pairs.map(|pair| case.values(pair));
-        let pairs = pairs.collect::<anyhow::Result<Vec<_>>>()?;
-        report.figures.push(case.figure(&pairs));
     }
     Ok(())
 }
 
 impl Case {
-    fn values(&self, pair: &[Done]) -> anyhow::Result<(f64, f64)> {
-        let [straight, around] = pair else {
-            anyhow::bail!("a measurement without its counterpart");
-        };
+    fn values(&self, [straight, around]: &[Done; 2]) -> anyhow::Result<(f64, f64)> {
         anyhow::ensure!(
-            self.beside != MESSAGES || around.row.measure.routes.contains_key(&Route::Upstream),
+            self.pair.beside != MESSAGES
+                || around.row.measure.routes.contains_key(&Route::Upstream),
             "{}: nothing of it went through QEMU",
-            self.name
+            self.pair.name
         );
         Ok((self.value(straight)?, self.value(around)?))
     }
@@ -142,15 +99,18 @@ impl Case {
         })
     }
 
-    fn figure(&self, rounds: &[(f64, f64)]) -> Figure {
+    fn figure(&self, rounds: &[[Done; 2]]) -> anyhow::Result<Figure> {
+        let values = rounds.iter().map(|pair| self.values(pair));
+        let values = values.collect::<anyhow::Result<Vec<_>>>()?;
+        let Pair { name, beside, .. } = &self.pair;
         let (unit, more_is_better) = match self.looked_at {
             LookedAt::Traffic => ("MiB", false),
             LookedAt::Throughput | LookedAt::Fio(_) => ("MiB/s", true),
         };
-        Figure {
+        Ok(Figure {
             goal: self.goal,
-            ..Figure::of_rounds(&self.name, unit, more_is_better, self.beside, rounds)
-        }
+            ..Figure::of_rounds(name, unit, more_is_better, beside, &values)
+        })
     }
 }
 
@@ -195,9 +155,11 @@ fn to_vram(size: u64) -> [Case; 3] {
         })
     };
     let case = |what: &str, beside, around, looked_at, goal| Case {
-        name: format!("p2p/vram/{}/{what}", Size(size)),
-        beside,
-        checks: [check("disk1", false), around],
+        pair: Pair {
+            name: format!("p2p/vram/{}/{what}", Size(size)),
+            beside,
+            checks: [check("disk1", false), around],
+        },
         looked_at,
         goal,
     };
@@ -240,9 +202,11 @@ fn through_cmb(size: u64) -> [Case; 2] {
     };
     let cmb = || Buffer::P2pmem("disk0".to_owned());
     let case = |what: &str, beside, around, goal| Case {
-        name: format!("p2p/cmb/{}/{what}", Size(size)),
-        beside,
-        checks: [check("disk0", "disk1", cmb()), around],
+        pair: Pair {
+            name: format!("p2p/cmb/{}/{what}", Size(size)),
+            beside,
+            checks: [check("disk0", "disk1", cmb()), around],
+        },
         looked_at: LookedAt::Throughput,
         goal,
     };
@@ -274,9 +238,11 @@ fn own_cmb(kib: u32, depth: u32) -> Case {
         lab::command(load.line(&disk, 2, Some(&memory)))
     };
     Case {
-        name: format!("p2p/own-cmb/{kib}K/depth-{depth}"),
-        beside: "QEMU's own NVMe, into its CMB",
-        checks: [check("ours"), check("theirs")],
+        pair: Pair {
+            name: format!("p2p/own-cmb/{kib}K/depth-{depth}"),
+            beside: "QEMU's own NVMe, into its CMB",
+            checks: [check("ours"), check("theirs")],
+        },
         looked_at: LookedAt::Fio(load),
         goal: None,
     }
@@ -307,13 +273,14 @@ mod tests {
     use peerbar_report::Verdict;
 
     use super::*;
+    use crate::bench::lab::Cost;
     use crate::report::Row;
 
     #[test]
     fn every_case_has_a_name_of_its_own() {
         let cases: Vec<Case> = routes(false).into_iter().chain(cmbs()).collect();
         let names: std::collections::HashSet<&String> =
-            cases.iter().map(|case| &case.name).collect();
+            cases.iter().map(|case| &case.pair.name).collect();
         assert_eq!(names.len(), cases.len());
     }
 
@@ -339,13 +306,14 @@ mod tests {
                 },
                 diagnostics: Vec::new(),
             },
-            qemu: Default::default(),
-            servers: Default::default(),
+            cost: Cost::default(),
         };
-        let pair = [done(0.5, 0), done(1.0, 3 << 20)];
+        let rounds = [[done(0.5, 0), done(1.0, 3 << 20)]];
         let [over_bounce, traffic, _] = to_vram(1 << 20);
-        assert_eq!(over_bounce.values(&pair).unwrap(), (16.0, 8.0));
-        assert_eq!(traffic.values(&pair).unwrap(), (1.0, 4.0));
-        assert_eq!(traffic.figure(&[(1.0, 4.0)]).reaches_goal(), Some(true));
+        let faster = over_bounce.figure(&rounds).unwrap();
+        assert_eq!((faster.value, faster.beside.value), (16.0, 8.0));
+        let less = traffic.figure(&rounds).unwrap();
+        assert_eq!((less.value, less.beside.value), (1.0, 4.0));
+        assert_eq!(less.reaches_goal(), Some(true));
     }
 }

@@ -6,26 +6,35 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use peerbar_bench::Report;
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::fio::{Load, Outcome};
-use super::lab::{self, Done};
-use crate::cli::Own;
+use super::lab::{self, Done, Lab, Pair};
 use crate::exit::Failure;
-use crate::folder::Folder;
 use crate::scenario::Scenario;
-use crate::signals::Signals;
 
-/// What both disks hold.
+/// What ours is measured by.
+pub(super) const THEIRS: &str = "QEMU's own NVMe";
+/// What an image holds.
 const DISK_MIB: usize = 256;
 /// Memory that is a file system, if the host has it.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// How long, and how often.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
+/// What is behind both disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backing {
+    /// An image for each, in memory where the host has a file system for it.
+    Images,
+    /// Nothing: what is left when the cost of storage is taken away.
+    Null,
+}
+
+/// What both disks are loaded with, in what guest.
+pub(super) struct Versus<'a> {
+    pub(super) iommu: &'a str,
+    pub(super) backing: Backing,
+    pub(super) loads: &'a [Load],
     pub(super) rounds: usize,
     /// Seconds of each load.
     pub(super) seconds: u32,
@@ -40,46 +49,42 @@ pub(super) struct Side {
     pub(super) servers: Duration,
 }
 
-/// Boots a guest and loads both controllers with each of `loads`, again and again: for each load its rounds, ours and
-/// theirs.
-pub(super) fn run(
-    loads: &[Load],
-    extent: Extent,
-    iommu: &str,
-    own: &Own,
-    report: &mut Report,
-    folder: &Folder,
-    signals: &Signals,
-) -> Result<Vec<Vec<[Side; 2]>>, Failure> {
-    let images = images()?;
-    let mut scenario = scenario(&images, iommu)?;
-    let mut names = vec!["fio starts".to_owned()];
-    for load in std::iter::repeat_n(loads, extent.rounds).flatten() {
-        for (whose, disk) in [("ours", "{ours:disk}"), ("QEMU's", "{theirs:disk}")] {
-            names.push(format!("{}: {whose}", load.name()));
-            let line = load.line(disk, extent.seconds, None);
-            scenario.checks.push(lab::command(line));
-        }
+impl Versus<'_> {
+    /// Boots a guest and loads both controllers with each load, again and again: for each load its rounds, ours and
+    /// theirs.
+    pub(super) fn run(&self, lab: &mut Lab<'_>) -> Result<Vec<Vec<[Side; 2]>>, Failure> {
+        let images = match self.backing {
+            Backing::Images => Some(images()?),
+            Backing::Null => None,
+        };
+        let scenario = scenario(images.as_ref(), self.iommu)?;
+        let line = |load: &Load, disk| lab::command(load.line(disk, self.seconds, None));
+        let pairs = self.loads.iter().map(|load| Pair {
+            name: load.name(),
+            beside: THEIRS,
+            checks: ["{ours:disk}", "{theirs:disk}"].map(|disk| line(load, disk)),
+        });
+        let pairs: Vec<Pair> = pairs.collect();
+        let done = lab.in_turn(scenario, &pairs, self.rounds)?;
+        let sides = |rounds: Vec<[Done; 2]>| -> anyhow::Result<_> {
+            let sides = rounds
+                .iter()
+                .map(|[ours, theirs]| Ok([side(ours)?, side(theirs)?]));
+            sides.collect()
+        };
+        Ok(done.into_iter().map(sides).collect::<anyhow::Result<_>>()?)
     }
-    let artifacts = lab::prepare(&scenario, own, signals)?;
-    let done = lab::run(&scenario, &artifacts, folder, signals, &names)?;
-    super::add_versions(report, &artifacts);
-    let (first, rest) = done.split_first().context("the guest did nothing")?;
-    report.versions.insert("fio".to_owned(), first.output());
-    let of_load = |index| {
-        let pairs = rest.chunks(2).skip(index).step_by(loads.len());
-        pairs.map(pair).collect::<anyhow::Result<Vec<_>>>()
-    };
-    Ok((0..loads.len())
-        .map(of_load)
-        .collect::<anyhow::Result<_>>()?)
 }
 
-/// Our controller and QEMU's, each below a root port of its own, each with an image of its own.
-fn scenario(images: &TempDir, iommu: &str) -> Result<Scenario, Failure> {
-    let disk = |name: &str| [json!({ "file": images.path().join(name).display().to_string() })];
+/// Our controller and QEMU's, each below a root port of its own, each with an image of its own or with nothing.
+fn scenario(images: Option<&TempDir>, iommu: &str) -> Result<Scenario, Failure> {
+    let disk = |name: &str| match images {
+        Some(images) => json!([{ "file": images.path().join(name).display().to_string() }]),
+        None => json!([{ "null": "1G" }]),
+    };
+    let backing = images.map_or("null", |_| "images");
     let file = json!({
-        "name": "bench-versus",
+        "name": format!("versus-{backing}-{iommu}"),
         "timeout": "3m",
         "tools": true,
         "machine": { "iommu": iommu },
@@ -111,25 +116,19 @@ fn images() -> anyhow::Result<TempDir> {
     Ok(folder)
 }
 
-fn pair(done: &[Done]) -> anyhow::Result<[Side; 2]> {
-    let [ours, theirs] = done else {
-        anyhow::bail!("a measurement without its counterpart");
-    };
-    let side = |done: &Done| {
-        anyhow::Ok(Side {
-            outcome: Outcome::parse(&done.output())?,
-            qemu: done.qemu,
-            servers: done.servers,
-        })
-    };
-    Ok([side(ours)?, side(theirs)?])
+fn side(done: &Done) -> anyhow::Result<Side> {
+    Ok(Side {
+        outcome: Outcome::parse(&done.output())?,
+        qemu: done.cost.qemu,
+        servers: done.cost.of_servers(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::iommu::Iommu;
-    use crate::scenario::Model;
+    use crate::scenario::{Model, Namespace};
 
     #[test]
     fn the_scenario_makes_sense() {
@@ -137,7 +136,9 @@ mod tests {
         for name in ["ours", "theirs"] {
             std::fs::write(folder.path().join(name), [0; 4096]).unwrap();
         }
-        let scenario = scenario(&folder, "amd").unwrap();
+        let null = scenario(None, "none").unwrap();
+        assert_eq!(null.nvmes[1].namespaces, [Namespace::Null(1 << 30)]);
+        let scenario = scenario(Some(&folder), "amd").unwrap();
         assert_eq!(scenario.machine.iommu, Iommu::Amd);
         let models: Vec<Model> = scenario.nvmes.iter().map(|nvme| nvme.model).collect();
         assert_eq!(models, [Model::Peerbar, Model::Qemu]);
