@@ -1,13 +1,11 @@
 //! A benchmark in short, with the real server: its results are complete, and can be read back.
-//!
-//! It takes the programs that `scripts/build` makes, so `scripts/test` runs it, after that.
 
 use std::fs;
 use std::process::Command;
 
 use serde_json::Value;
 
-const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
+use crate::PEERBAR;
 
 #[test]
 #[ignore = "needs what scripts/build makes"]

@@ -1,19 +1,17 @@
-//! Runs that go wrong, in real guests: what the user is told, and that nothing is left behind.
-//!
-//! They take the programs that `scripts/build` makes, so `scripts/test` runs them, after that.
+//! Runs that go wrong: what the user is told, and that nothing is left behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use tempfile::TempDir;
 
-const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
+use crate::PEERBAR;
+use crate::launched::Launched;
 
 /// A scenario whose only check, unless a word of it is replaced, takes longer than any test.
 const SCENARIO: &str = r#"
@@ -33,85 +31,23 @@ kind = "command"
 run = "sleep 1000"
 "#;
 
-struct Run {
-    launcher: Child,
-    stderr: BufReader<std::process::ChildStderr>,
-    folder: TempDir,
+/// Starts `scenario`.
+fn start(scenario: &str) -> anyhow::Result<Launched> {
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("failure.toml"), scenario)?;
+    Launched::start(folder, &["run", "failure.toml"])
 }
 
-impl Run {
-    /// Starts `scenario`; its sockets and its run's folder are in a folder of the test's own.
-    fn start(scenario: &str) -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let file = folder.path().join("failure.toml");
-        fs::write(&file, scenario)?;
-        fs::create_dir(folder.path().join("sockets"))?;
-        let mut launcher = Command::new(PEERBAR)
-            .arg("run")
-            .arg(&file)
-            .arg("--runs")
-            .arg(folder.path().join("runs"))
-            .env("TMPDIR", folder.path().join("sockets"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("{PEERBAR}: run scripts/build first"))?;
-        let stderr = BufReader::new(launcher.stderr.take().context("no stderr")?);
-        Ok(Self {
-            launcher,
-            stderr,
-            folder,
-        })
-    }
-
-    fn wait_until_ready(&mut self) -> anyhow::Result<()> {
-        let mut line = String::new();
-        while !line.contains("the guest is ready") {
-            line.clear();
-            ensure!(
-                self.stderr.read_line(&mut line)? > 0,
-                "the guest is never ready"
-            );
-        }
-        Ok(())
-    }
-
-    fn pid(&self) -> Pid {
-        Pid::from_child(&self.launcher)
-    }
-
-    /// The processes of QEMU and of the server, by the name of their program.
-    fn children(&self) -> anyhow::Result<Vec<(String, Pid)>> {
-        let launcher = self.launcher.id();
-        let list = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"))?;
-        let named = |pid: &str| {
-            let name = fs::read_to_string(format!("/proc/{pid}/cmdline"))?;
-            let pid = Pid::from_raw(pid.parse()?).context("no pid")?;
-            Ok((name, pid))
-        };
-        list.split_whitespace().map(named).collect()
-    }
-
-    /// Waits for the end: exit code, stdout, the rest of stderr.
-    fn end(&mut self) -> anyhow::Result<(Option<i32>, String, String)> {
-        let (mut results, mut progress) = (String::new(), String::new());
-        self.stderr.read_to_string(&mut progress)?;
-        self.launcher
-            .stdout
-            .take()
-            .context("no stdout")?
-            .read_to_string(&mut results)?;
-        Ok((self.launcher.wait()?.code(), results, progress))
-    }
-
-    fn kept(&self, file: &str) -> anyhow::Result<String> {
-        let path = self.folder.path().join("runs/latest").join(file);
-        fs::read_to_string(&path).with_context(|| path.display().to_string())
-    }
-
-    fn sockets_left(&self) -> anyhow::Result<usize> {
-        Ok(fs::read_dir(self.folder.path().join("sockets"))?.count())
-    }
+/// The processes of QEMU and of the server, by the name of their program.
+fn children(run: &Launched) -> anyhow::Result<Vec<(String, Pid)>> {
+    let launcher = run.launcher.id();
+    let list = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"))?;
+    let named = |pid: &str| {
+        let name = fs::read_to_string(format!("/proc/{pid}/cmdline"))?;
+        let pid = Pid::from_raw(pid.parse()?).context("no pid")?;
+        Ok((name, pid))
+    };
+    list.split_whitespace().map(named).collect()
 }
 
 fn watched(children: &[(String, Pid)]) -> anyhow::Result<Vec<OwnedFd>> {
@@ -132,7 +68,7 @@ fn ends(process: &OwnedFd) -> anyhow::Result<bool> {
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_failed_check_is_exit_code_1_and_is_explained() {
-    let mut run = Run::start(&SCENARIO.replace("sleep 1000", "echo strange; exit 3")).unwrap();
+    let mut run = start(&SCENARIO.replace("sleep 1000", "echo strange; exit 3")).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(1), "{progress}");
     assert!(
@@ -150,7 +86,7 @@ fn a_failed_check_is_exit_code_1_and_is_explained() {
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_warning_of_the_kernel_is_a_failed_run() {
     let warning = "echo '<4>WARNING: made up' > /dev/kmsg";
-    let mut run = Run::start(&SCENARIO.replace("sleep 1000", warning)).unwrap();
+    let mut run = start(&SCENARIO.replace("sleep 1000", warning)).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(1), "{progress}");
     assert!(results.contains("WARNING: made up"), "{results}");
@@ -164,7 +100,7 @@ fn a_warning_of_the_kernel_is_a_failed_run() {
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_panic_is_a_dead_guest() {
     let parameters = r#"kernel-parameters = "rdinit=/no/such/init""#;
-    let mut run = Run::start(&SCENARIO.replace(r#"kernel-parameters = """#, parameters)).unwrap();
+    let mut run = start(&SCENARIO.replace(r#"kernel-parameters = """#, parameters)).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(255), "{progress}");
     assert!(
@@ -182,7 +118,7 @@ fn a_guest_that_hangs_meets_the_time_limit() {
     let scenario = SCENARIO
         .replace(r#"kernel-parameters = """#, parameters)
         .replace("60s", "8s");
-    let mut run = Run::start(&scenario).unwrap();
+    let mut run = start(&scenario).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(124), "{progress}");
     assert!(
@@ -199,9 +135,9 @@ fn a_dead_server_is_a_failed_run() {
         (Signal::KILL, "signal: 9 (SIGKILL)"),
         (Signal::TERM, "exit status: 0"),
     ] {
-        let mut run = Run::start(SCENARIO).unwrap();
-        run.wait_until_ready().unwrap();
-        let children = run.children().unwrap();
+        let mut run = start(SCENARIO).unwrap();
+        run.wait_until_it_says("the guest is ready").unwrap();
+        let children = children(&run).unwrap();
         let server = children
             .iter()
             .find(|(name, _)| name.contains("peerbar-nvme"))
@@ -219,9 +155,9 @@ fn a_dead_server_is_a_failed_run() {
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_signal_ends_everything_in_order() {
     for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
-        let mut run = Run::start(SCENARIO).unwrap();
-        run.wait_until_ready().unwrap();
-        let children = watched(&run.children().unwrap()).unwrap();
+        let mut run = start(SCENARIO).unwrap();
+        run.wait_until_it_says("the guest is ready").unwrap();
+        let children = watched(&children(&run).unwrap()).unwrap();
         assert_eq!(children.len(), 2);
         kill_process(run.pid(), signal).unwrap();
         assert_eq!(run.end().unwrap().0, Some(128 + number));
@@ -237,9 +173,9 @@ fn a_signal_ends_everything_in_order() {
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn readers_that_go_change_no_verdict() {
-    let mut run = Run::start(&SCENARIO.replace("sleep 1000", "false")).unwrap();
-    run.wait_until_ready().unwrap();
-    let Run {
+    let mut run = start(&SCENARIO.replace("sleep 1000", "false")).unwrap();
+    run.wait_until_it_says("the guest is ready").unwrap();
+    let Launched {
         mut launcher,
         stderr,
         folder,
@@ -257,9 +193,9 @@ fn readers_that_go_change_no_verdict() {
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_killed_launcher_leaves_no_process() {
-    let mut run = Run::start(SCENARIO).unwrap();
-    run.wait_until_ready().unwrap();
-    let children = watched(&run.children().unwrap()).unwrap();
+    let mut run = start(SCENARIO).unwrap();
+    run.wait_until_it_says("the guest is ready").unwrap();
+    let children = watched(&children(&run).unwrap()).unwrap();
     assert_eq!(children.len(), 2);
     kill_process(run.pid(), Signal::KILL).unwrap();
     run.end().unwrap();

@@ -1,6 +1,4 @@
 //! A refusal of a real guest's kernel is explained, and what is advised against it lifts it.
-//!
-//! It takes the programs that `scripts/build` makes, so `scripts/test` runs it, after that.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +7,7 @@ use std::process::{Command, Output};
 use anyhow::Context;
 use serde_json::Value;
 
-const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
+use crate::PEERBAR;
 
 /// Two controllers below root ports of their own, and a processor whose root complex the kernel does not trust.
 const REFUSED: &str = r#"

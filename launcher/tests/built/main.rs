@@ -1,0 +1,9 @@
+//! `peerbar` with the programs that `scripts/build` makes, mostly in real guests: `scripts/test` runs it, after that.
+
+mod bench;
+mod explain;
+mod failures;
+mod launched;
+mod matrix;
+
+const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
