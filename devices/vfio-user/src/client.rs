@@ -1,7 +1,6 @@
 //! Requests to the client: it reads and writes the guest's memory for us, through the guest's IOMMU.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -9,20 +8,17 @@ use thiserror::Error;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::dispatch::parse;
-use crate::framing::Payload;
+use crate::call::{Call, Data, Request};
 use crate::pending::{Pending, Reply};
-use crate::pieces::{Piece, Pieces};
-use crate::version::MAX_TRANSFER;
-use crate::wire::{DmaAccess, HEADER_SIZE, Header, command, flags};
+use crate::pieces::Piece;
+use crate::reply::MALFORMED;
+use crate::wire::{DmaAccess, HEADER_SIZE, Header, flags};
 use crate::writer::{Closed, Writer};
 
-/// The most data of one DMA_READ, in bytes. QEMU sends the reply in one go and loses its stream when a larger one does
-/// not fit into the socket buffer.
-const READ_SIZE: u64 = 32 << 10;
-
-/// How many requests of one call may be on their way.
-const WINDOW: u32 = 16;
+/// The most data of one message, in bytes. QEMU sends the reply to DMA_READ in one go and loses its stream when a larger
+/// one does not fit into the socket buffer. It could take larger ones of DMA_WRITE, but neither those of other threads nor
+/// the guest get their turn before it has done with one.
+const PIECE_SIZE: usize = 32 << 10;
 
 /// Requests to the client of a session, from any number of threads. All clones are the same one.
 ///
@@ -34,13 +30,13 @@ pub struct Client {
 }
 
 #[derive(Debug)]
-struct Session {
+pub(crate) struct Session {
     writer: Arc<Writer>,
-    pending: Pending,
-    time_out: Duration,
-    /// The most data of one DMA_READ and of one DMA_WRITE, in bytes.
-    read_size: u64,
-    write_size: u64,
+    pub(crate) pending: Pending,
+    /// How long is waited for the next reply.
+    pub(crate) time_out: Duration,
+    /// The most data of one message, in bytes.
+    pub(crate) piece_size: usize,
 }
 
 /// Why a request to the client failed.
@@ -56,6 +52,9 @@ pub enum RequestError {
     /// The client did not answer in time.
     #[error("the client did not answer in time")]
     TimedOut,
+    /// It was not sent, or not all of it: the caller has changed its mind, or another request of the call had failed.
+    #[error("not asked of the client any more")]
+    Stopped,
 }
 
 impl From<Closed> for RequestError {
@@ -71,8 +70,8 @@ impl Client {
             writer,
             pending: Pending::new(),
             time_out,
-            read_size: max_transfer.clamp(1, READ_SIZE),
-            write_size: max_transfer.clamp(1, MAX_TRANSFER.into()),
+            piece_size: usize::try_from(max_transfer)
+                .map_or(PIECE_SIZE, |most| most.clamp(1, PIECE_SIZE)),
         };
         Self {
             session: Arc::new(session),
@@ -81,31 +80,27 @@ impl Client {
 
     /// Reads `data.len()` bytes at `address` (vfio-user, DMA_READ). On failure the contents of `data` are undefined.
     pub fn dma_read(&self, address: u64, data: &mut [u8]) -> Result<(), RequestError> {
-        let pieces = Pieces::new(address, data.len(), self.session.read_size)?;
-        self.session.transfer(
-            &pieces,
-            |id, piece| self.session.send(id, command::DMA_READ, piece, &[]),
-            |piece, reply| {
-                let came = read_data(piece, &reply)?;
-                let place = data.get_mut(piece.range.clone());
-                place.ok_or(MALFORMED)?.copy_from_slice(came);
-                Ok(())
-            },
-        )
+        self.one(Request::new(address, Data::Read(data)))
     }
 
     /// Writes `data` at `address` (vfio-user, DMA_WRITE). On failure any part of it may have been written, but nothing
     /// is written after the return, unless it is [`RequestError::TimedOut`].
     pub fn dma_write(&self, address: u64, data: &[u8]) -> Result<(), RequestError> {
-        let pieces = Pieces::new(address, data.len(), self.session.write_size)?;
-        self.session.transfer(
-            &pieces,
-            |id, piece| {
-                let data = data.get(piece.range.clone()).unwrap_or_default();
-                self.session.send(id, command::DMA_WRITE, piece, data)
-            },
-            |piece, reply| check_written(piece, &reply),
-        )
+        self.one(Request::new(address, Data::Write(data)))
+    }
+
+    fn one(&self, request: Request<'_>) -> Result<(), RequestError> {
+        let mut requests = [request];
+        self.carry_out(&mut requests, &|| true);
+        let [request] = requests;
+        request.outcome.unwrap_or(Ok(()))
+    }
+
+    /// Carries out `requests`, many at a time and in any order, and notes what came of each, as with [`Client::dma_read`] and
+    /// [`Client::dma_write`]. Before each message `may_go_on` is asked; once it says no, or one has failed, no more is sent,
+    /// and what has been sent is waited for.
+    pub fn carry_out(&self, requests: &mut [Request<'_>], may_go_on: &dyn Fn() -> bool) {
+        Call::new(&self.session, requests).carry_out(may_go_on);
     }
 
     /// Hands a reply to the call that waits for it. False if there is none.
@@ -120,39 +115,13 @@ impl Client {
 }
 
 impl Session {
-    /// Sends all pieces, at most [`WINDOW`] at a time, and takes their replies. After a failure no more are sent, but
-    /// those under way are waited for: what has returned does nothing any more.
-    fn transfer(
+    pub(crate) fn send(
         &self,
-        pieces: &Pieces,
-        send: impl Fn(u16, &Piece) -> Result<(), RequestError>,
-        mut accept: impl FnMut(&Piece, Reply) -> Result<(), RequestError>,
+        id: u16,
+        command: u16,
+        piece: &Piece,
+        data: &[u8],
     ) -> Result<(), RequestError> {
-        let (call, arrivals) = channel();
-        let mut outcome = Ok(());
-        let mut next = 0;
-        let mut under_way = 0_u32;
-        loop {
-            while outcome.is_ok()
-                && under_way < WINDOW
-                && let Some(piece) = pieces.get(next)
-            {
-                send(self.pending.register(next, &call)?, &piece)?;
-                next += 1;
-                under_way += 1;
-            }
-            if under_way == 0 {
-                return outcome;
-            }
-            let arrival = arrivals.recv_timeout(self.time_out);
-            let (number, reply) = arrival.map_err(|_| RequestError::TimedOut)?;
-            under_way -= 1;
-            let piece = pieces.get(number).ok_or(MALFORMED)?;
-            outcome = outcome.and(reply.and_then(|reply| accept(&piece, reply)));
-        }
-    }
-
-    fn send(&self, id: u16, command: u16, piece: &Piece, data: &[u8]) -> Result<(), RequestError> {
         let access = DmaAccess {
             address: U64::new(piece.address),
             count: U64::new(piece.length),
@@ -166,66 +135,5 @@ impl Session {
             error: U32::new(0),
         };
         Ok(self.writer.send(&header, [access.as_bytes(), data], None)?)
-    }
-}
-
-/// A reply that is not the one to our request.
-const MALFORMED: RequestError = RequestError::Refused(Errno::PROTO);
-
-/// The data of a reply to DMA_READ.
-fn read_data<'r>(piece: &Piece, reply: &'r Reply) -> Result<&'r [u8], RequestError> {
-    let payload = success(reply, command::DMA_READ)?;
-    let (access, data) = parse::<DmaAccess>(payload).map_err(|_| MALFORMED)?;
-    if !describes(access, piece) || data.len() != piece.range.len() {
-        return Err(MALFORMED);
-    }
-    Ok(data)
-}
-
-/// QEMU replies to DMA_WRITE with a header alone, libvfio-user's clients repeat the address and the count.
-fn check_written(piece: &Piece, reply: &Reply) -> Result<(), RequestError> {
-    let payload = success(reply, command::DMA_WRITE)?;
-    if payload.is_empty() {
-        return Ok(());
-    }
-    match parse::<DmaAccess>(payload) {
-        Ok((access, [])) if describes(access, piece) => Ok(()),
-        _ => Err(MALFORMED),
-    }
-}
-
-fn describes(access: &DmaAccess, piece: &Piece) -> bool {
-    access.address.get() == piece.address && access.count.get() == piece.length
-}
-
-fn success(reply: &Reply, command: u16) -> Result<&[u8], RequestError> {
-    if reply.header.is_error() {
-        return Err(RequestError::Refused(errno(reply.header.error.get())));
-    }
-    match &reply.payload {
-        Payload::Whole(payload) if reply.header.command.get() == command => Ok(payload),
-        _ => Err(MALFORMED),
-    }
-}
-
-/// The errno of a reply, EIO if it is none that Linux knows.
-fn errno(raw: u32) -> Errno {
-    match i32::try_from(raw) {
-        Ok(raw @ 1..4096) => Errno::from_raw_os_error(raw),
-        _ => Errno::IO,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn any_number_becomes_an_errno() {
-        assert_eq!(errno(19), Errno::NODEV);
-        assert_eq!(errno(7), Errno::TOOBIG);
-        for raw in [0, 4096, u32::MAX, 1 << 31] {
-            assert_eq!(errno(raw), Errno::IO);
-        }
     }
 }

@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod call;
 mod client;
 mod device;
 mod dispatch;
@@ -33,6 +34,7 @@ mod pending;
 mod pieces;
 mod readiness;
 mod region_info;
+mod reply;
 mod server;
 mod socket;
 mod stop;
@@ -40,6 +42,7 @@ mod version;
 mod wire;
 mod writer;
 
+pub use call::{Data, Request};
 pub use client::{Client, RequestError};
 pub use device::{Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping};
 pub use framing::{Deframer, FramingError, MAX_DESCRIPTORS, Message, Payload};

@@ -16,8 +16,8 @@ pub(crate) struct Reply {
     pub(crate) payload: Payload,
 }
 
-/// What becomes of one piece of a call: its number within the call, and its reply.
-pub(crate) type Arrival = (u64, Result<Reply, RequestError>);
+/// What becomes of one message of a call: its number within the call, and its reply.
+pub(crate) type Arrival = (usize, Result<Reply, RequestError>);
 
 /// Who waits for which message id.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ struct Table {
     open: bool,
     next_id: u16,
     /// An entry stays until its reply comes, even if its call has given up: so no late reply can meet the wrong call.
-    waiting: HashMap<u16, (u64, Sender<Arrival>)>,
+    waiting: HashMap<u16, (usize, Sender<Arrival>)>,
 }
 
 impl Pending {
@@ -44,8 +44,12 @@ impl Pending {
         }
     }
 
-    /// Takes a message id for `piece` of the call that listens behind `call`.
-    pub(crate) fn register(&self, piece: u64, call: &Sender<Arrival>) -> Result<u16, RequestError> {
+    /// Takes a message id for message `number` of the call that listens behind `call`.
+    pub(crate) fn register(
+        &self,
+        number: usize,
+        call: &Sender<Arrival>,
+    ) -> Result<u16, RequestError> {
         let mut table = self.table();
         if !table.open {
             return Err(RequestError::Gone);
@@ -54,7 +58,7 @@ impl Pending {
             let id = table.next_id;
             table.next_id = id.wrapping_add(1);
             if let Entry::Vacant(entry) = table.waiting.entry(id) {
-                entry.insert((piece, call.clone()));
+                entry.insert((number, call.clone()));
                 return Ok(id);
             }
         }
@@ -65,16 +69,16 @@ impl Pending {
     /// Hands `reply` to who waits for it. False if nobody does.
     pub(crate) fn complete(&self, reply: Reply) -> bool {
         let waiter = self.table().waiting.remove(&reply.header.id.get());
-        waiter.is_some_and(|(piece, call)| call.send((piece, Ok(reply))).is_ok())
+        waiter.is_some_and(|(number, call)| call.send((number, Ok(reply))).is_ok())
     }
 
     /// Fails all that wait, and all that come later, with [`RequestError::Gone`].
     pub(crate) fn close(&self) {
         let mut table = self.table();
         table.open = false;
-        for (_, (piece, call)) in table.waiting.drain() {
+        for (_, (number, call)) in table.waiting.drain() {
             // A call that has given up no longer cares.
-            let _ = call.send((piece, Err(RequestError::Gone)));
+            let _ = call.send((number, Err(RequestError::Gone)));
         }
     }
 
@@ -129,8 +133,8 @@ mod tests {
         let (call, arrivals) = channel();
         pending.register(3, &call).unwrap();
         pending.close();
-        let (piece, outcome) = arrivals.recv().unwrap();
-        assert_eq!((piece, outcome.unwrap_err()), (3, RequestError::Gone));
+        let (number, outcome) = arrivals.recv().unwrap();
+        assert_eq!((number, outcome.unwrap_err()), (3, RequestError::Gone));
         assert_eq!(pending.register(0, &call), Err(RequestError::Gone));
     }
 }

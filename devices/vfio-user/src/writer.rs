@@ -4,9 +4,10 @@ use std::io::IoSlice;
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -39,14 +40,15 @@ impl Writer {
         }
     }
 
-    /// Sends one message. If that fails, the session is over: its reader wakes and finds the end of the stream.
+    /// Sends one message. Who sends many lets everybody who waits send one in between. If it fails, the session is over: its
+    /// reader wakes and finds the end of the stream.
     pub(crate) fn send(
         &self,
         header: &Header,
         payload: [&[u8]; 2],
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), Closed> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let State::Open(stream) = &*state else {
             return Err(Closed);
         };
@@ -59,19 +61,16 @@ impl Writer {
             *state = State::Closed(Some(error));
             return Err(Closed);
         }
+        MutexGuard::unlock_fair(state);
         Ok(())
     }
 
     /// Closes the writer and tells what had closed it before. A send that is under way must have been cut off by
     /// shutting the stream down.
     pub(crate) fn close(&self) -> Option<Errno> {
-        match std::mem::replace(&mut *self.state(), State::Closed(None)) {
+        match std::mem::replace(&mut *self.state.lock(), State::Closed(None)) {
             State::Open(_) => None,
             State::Closed(failure) => failure,
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

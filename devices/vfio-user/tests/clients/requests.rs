@@ -1,10 +1,12 @@
 //! Requests to the client.
 
+use std::cell::Cell;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use peerbar_vfio_user::{Client, RequestError};
+use peerbar_vfio_user::{self as asked, Client, Data, RequestError};
+use proptest::prelude::*;
 use rustix::io::Errno;
 
 use crate::board::{Rig, pattern};
@@ -119,15 +121,15 @@ fn sixteen_pieces_are_under_way_before_the_first_reply() {
 }
 
 #[test]
-fn a_write_is_cut_at_one_mebibyte() {
+fn a_write_is_cut_into_pieces_of_32_kib() {
     let (mut rig, client) = agreed();
-    let data = expected(0, (2 << 20) + 5);
+    let data = expected(0, 2 * 32768 + 5);
     let write = write_apart(&client, 0x1000, data.clone());
     let mut came: Vec<u8> = Vec::new();
-    for (number, count) in [(0, 1 << 20), (1, 1 << 20), (2, 5)] {
+    for (number, count) in [(0, 32768), (1, 32768), (2, 5)] {
         let request = request(&mut rig.raw);
         assert_eq!((request.command, request.count), (WRITE, count));
-        assert_eq!(request.address, 0x1000 + (number << 20));
+        assert_eq!(request.address, 0x1000 + number * 32768);
         assert_eq!(request.data.len() as u64, count);
         came.extend(&request.data);
         rig.raw.send(&message(request.id, WRITE, REPLY, &[]));
@@ -181,7 +183,7 @@ fn reads_and_writes_of_many_threads_never_mix() {
     let (mut rig, client) = agreed();
     let writes: Vec<_> = (0..4_u8)
         .map(|number| {
-            let data = vec![number; 300_000];
+            let data = vec![number; 30_000];
             write_apart(&client, u64::from(number) << 40, data)
         })
         .collect();
@@ -192,7 +194,7 @@ fn reads_and_writes_of_many_threads_never_mix() {
         let request = request(&mut rig.raw);
         if request.command == WRITE {
             let number = (request.address >> 40) as u8;
-            assert_eq!(request.data, vec![number; 300_000]);
+            assert_eq!(request.data, vec![number; 30_000]);
             rig.raw.send(&message(request.id, WRITE, REPLY, &[]));
         } else {
             rig.raw.send(&request.with_data());
@@ -204,6 +206,100 @@ fn reads_and_writes_of_many_threads_never_mix() {
     for (number, read) in (0..).zip(reads) {
         assert_eq!(read.join().unwrap().unwrap(), expected(number << 20, 32768));
     }
+}
+
+#[test]
+fn a_short_write_passes_a_long_transfer_whose_replies_are_missing() {
+    let (mut rig, client) = agreed();
+    for long in [true, false] {
+        let long = if long {
+            let read = read_apart(&client, 0, 1 << 20);
+            thread::spawn(move || read.join().unwrap().map(drop))
+        } else {
+            write_apart(&client, 0, vec![0; 1 << 20])
+        };
+        let waiting: Vec<Request> = (0..16).map(|_| request(&mut rig.raw)).collect();
+        let short = write_apart(&client, 0x1000, vec![7; 16]);
+        let completion = request(&mut rig.raw);
+        assert_eq!((completion.command, completion.data), (WRITE, vec![7; 16]));
+        rig.raw.send(&message(completion.id, WRITE, REPLY, &[]));
+        short.join().unwrap().unwrap();
+        assert!(!long.is_finished());
+        for request in waiting {
+            rig.raw.send(&request.with_error(5));
+        }
+        assert!(long.join().unwrap().is_err());
+    }
+}
+
+#[test]
+fn many_requests_of_one_call_are_under_way_at_once() {
+    let (mut rig, client) = agreed();
+    let call = thread::spawn(move || {
+        let mut first = vec![0; 40_000];
+        let mut last = vec![0; 8];
+        let mut requests = [
+            asked::Request::new(0x10_0000, Data::Read(&mut first)),
+            asked::Request::new(0x20_0000, Data::Write(&[3; 8])),
+            asked::Request::new(0x30_0000, Data::Read(&mut last)),
+        ];
+        client.carry_out(&mut requests, &|| true);
+        let outcomes = requests.map(|request| request.outcome);
+        (outcomes, first, last)
+    });
+    let waiting: Vec<Request> = (0..4).map(|_| request(&mut rig.raw)).collect();
+    for request in waiting.iter().rev() {
+        match request.command {
+            READ => rig.raw.send(&request.with_data()),
+            _ => rig.raw.send(&message(request.id, WRITE, REPLY, &[])),
+        }
+    }
+    let (outcomes, first, last) = call.join().unwrap();
+    assert_eq!(outcomes, [Some(Ok(())); 3]);
+    assert_eq!(first, expected(0x10_0000, 40_000));
+    assert_eq!(last, expected(0x30_0000, 8));
+}
+
+#[test]
+fn a_failure_ends_the_call_and_every_request_has_its_own_outcome() {
+    let (mut rig, client) = agreed();
+    let call = thread::spawn(move || {
+        let mut requests = [8, 8, 16 * 32768, 8]
+            .map(|length| vec![0; length])
+            .map(|data| asked::Request::new(0, Data::Write(data.leak())));
+        client.carry_out(&mut requests, &|| true);
+        requests.map(|request| request.outcome)
+    });
+    let waiting: Vec<Request> = (0..16).map(|_| request(&mut rig.raw)).collect();
+    rig.raw.send(&waiting[1].with_error(19));
+    rig.raw.send(&message(waiting[0].id, WRITE, REPLY, &[]));
+    for request in waiting.get(2..).unwrap() {
+        rig.raw.send(&message(request.id, WRITE, REPLY, &[]));
+    }
+    let refused = Some(Err(RequestError::Refused(Errno::NODEV)));
+    let stopped = Some(Err(RequestError::Stopped));
+    let outcomes = [Some(Ok(())), refused, stopped, None];
+    assert_eq!(call.join().unwrap(), outcomes);
+    // Nothing else has been sent.
+    rig.raw.ask(13, &[]).ok();
+}
+
+#[test]
+fn a_caller_that_must_not_go_on_sends_nothing_more() {
+    let (mut rig, client) = agreed();
+    let call = thread::spawn(move || {
+        let asked = Cell::new(0);
+        let mut requests = [asked::Request::new(0, Data::Write(&[0; 3 * 32768]))];
+        client.carry_out(&mut requests, &|| asked.replace(asked.get() + 1) < 2);
+        let [request] = requests;
+        request.outcome
+    });
+    for _ in 0..2 {
+        let request = request(&mut rig.raw);
+        rig.raw.send(&message(request.id, WRITE, REPLY, &[]));
+    }
+    assert_eq!(call.join().unwrap(), Some(Err(RequestError::Stopped)));
+    rig.raw.ask(13, &[]).ok();
 }
 
 #[test]
@@ -366,6 +462,94 @@ fn a_request_without_reply_times_out_and_its_late_reply_meets_nobody() {
         }
     };
     assert_eq!(data.to_vec(), expected(0x2000, 4));
+}
+
+#[test]
+fn a_time_out_gives_up_all_that_is_missing_and_late_replies_change_nothing() {
+    let mut rig = Rig::with(|options| options.request_time_out = Duration::from_millis(20));
+    rig.agree();
+    let client = rig.clients.recv().unwrap();
+    let mut data = vec![1; 20 * 32768];
+    let outcome = client.dma_read(0, &mut data);
+    assert_eq!(outcome, Err(RequestError::TimedOut));
+    data.fill(2);
+    for _ in 0..16 {
+        let request = request(&mut rig.raw);
+        rig.raw.send(&request.with_data());
+    }
+    // Answered after the replies: they have been taken by then, and no seventeenth piece has been sent.
+    rig.raw.ask(13, &[]).ok();
+    assert_eq!(data, vec![2; 20 * 32768]);
+}
+
+/// What a client does with a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Manner {
+    Right,
+    Short,
+    Refused,
+    /// Right, but a reply with an id that was never used, or was long ago, comes before.
+    Stray(u16),
+    Twice,
+}
+
+fn manners() -> impl Strategy<Value = Manner> {
+    prop_oneof![
+        12 => Just(Manner::Right),
+        1 => Just(Manner::Short),
+        1 => Just(Manner::Refused),
+        2 => (100..u16::MAX).prop_map(Manner::Stray),
+        2 => Just(Manner::Twice),
+    ]
+}
+
+fn answer(raw: &mut RawClient, request: &Request, manner: Manner) {
+    let right = request.with_data();
+    match manner {
+        Manner::Right => raw.send(&right),
+        Manner::Short => raw.send(&message(
+            request.id,
+            READ,
+            REPLY,
+            &right[16..right.len() - 1],
+        )),
+        Manner::Refused => raw.send(&request.with_error(19)),
+        Manner::Stray(id) => raw.send(&[message(id, READ, REPLY, &right[16..]), right].concat()),
+        Manner::Twice => raw.send(&[right.clone(), right].concat()),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn a_read_is_whole_or_fails_however_it_is_answered(
+        manners in prop::collection::vec(manners(), 1..40),
+        choices in prop::collection::vec(any::<prop::sample::Index>(), 40),
+    ) {
+        let (mut rig, client) = agreed();
+        let length = manners.len() * 32768;
+        let read = read_apart(&client, 0, length);
+        let mut waiting = Vec::new();
+        let mut unsent = manners.len();
+        let mut failed = false;
+        for choice in choices.iter().take(manners.len()) {
+            while waiting.len() < 16 && unsent > 0 && !failed {
+                waiting.push(request(&mut rig.raw));
+                unsent -= 1;
+            }
+            let Some(index) = (!waiting.is_empty()).then(|| choice.index(waiting.len())) else {
+                break;
+            };
+            let request = waiting.swap_remove(index);
+            let manner = manners[(request.address / 32768) as usize];
+            failed |= matches!(manner, Manner::Short | Manner::Refused);
+            answer(&mut rig.raw, &request, manner);
+        }
+        match read.join().unwrap() {
+            Ok(data) => prop_assert!(!failed && data == expected(0, length)),
+            Err(_) => prop_assert!(failed),
+        }
+    }
 }
 
 #[test]
