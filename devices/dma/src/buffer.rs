@@ -3,8 +3,11 @@
 use peerbar_dma_log::Direction;
 
 /// A DMA's data: where the bytes come from or go to.
-pub(crate) enum Buffer<'a> {
+#[derive(Debug)]
+pub enum Buffer<'a> {
+    /// Where the bytes go that are read. Undefined if the DMA fails.
     Read(&'a mut [u8]),
+    /// The bytes that are written.
     Write(&'a [u8]),
 }
 

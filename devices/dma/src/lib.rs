@@ -59,6 +59,7 @@ mod session;
 mod tag;
 mod upstream;
 
+pub use buffer::Buffer;
 pub use counters::{Count, Counters, Entry};
 pub use error::{DmaError, DmaFault};
 pub use link::Link;
@@ -72,4 +73,4 @@ pub use requester::Requester;
 pub use route::{Window, WindowId, WindowMemory};
 pub use session::Session;
 pub use tag::Tag;
-pub use upstream::{Upstream, UpstreamError};
+pub use upstream::{Ask, Upstream, UpstreamError};

@@ -47,6 +47,7 @@ fn outcome(fault: DmaFault) -> Outcome {
         }
         DmaFault::Upstream(UpstreamError::Gone) => Outcome::ClientGone,
         DmaFault::Upstream(UpstreamError::TimedOut) => Outcome::ClientTimedOut,
+        DmaFault::Upstream(UpstreamError::Stopped) => Outcome::NotMaster,
         DmaFault::Peer(PeerError::Unsupported) => Outcome::PeerUnsupported,
         DmaFault::Peer(PeerError::Gone) => Outcome::PeerGone,
         DmaFault::Peer(PeerError::TimedOut) => Outcome::PeerTimedOut,

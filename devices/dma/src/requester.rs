@@ -20,15 +20,11 @@ use crate::peers::{PeerError, PeerId, PeerRouting, PeerWindow, Peers};
 use crate::recording;
 use crate::route::{Fabric, Target, Window, WindowId};
 use crate::tag::Tag;
-use crate::upstream::{Upstream, UpstreamError};
+use crate::upstream::{Ask, Upstream, UpstreamError};
 
 /// How much is asked of the client first at an address that nothing is known of. The guest's virtio-iommu logs one fault
 /// for every 4 bytes of a refused request, so a fault is shown with as few as possible.
 const PROBE: usize = 4;
-
-/// How much is asked of the client at once. Bus mastering is looked at again before each step, so that a reset in the
-/// middle of a long transfer ends it; and a step is large enough to keep the client busy.
-const STEP: usize = 512 << 10;
 
 /// How long is waited for a link before bus mastering is looked at again, in nanoseconds.
 const NAP: u64 = 10_000_000;
@@ -49,6 +45,23 @@ impl Done {
             Err(_) => Completer::Nobody,
         }
     }
+}
+
+/// A request that is being carried out.
+struct Transfer<'a> {
+    tag: Tag,
+    /// What is on links that take time.
+    transit: Option<Transit>,
+    /// Pieces that the client is to be asked for, all together, and what is to be noted of each.
+    asks: Vec<Ask<'a>>,
+    notes: Vec<Note>,
+}
+
+/// What is known of a piece before the client has been asked for it.
+struct Note {
+    completer: Completer,
+    started: u64,
+    lanes: Option<Lanes>,
 }
 
 /// One function's way to memory; shared by all its threads.
@@ -320,31 +333,41 @@ impl Requester {
     }
 
     /// Moves all the data, then waits until it can have arrived.
-    fn transfer(
+    fn transfer<'a>(
         &self,
         tag: Tag,
         places: impl IntoIterator<Item = (u64, usize)>,
-        mut buffer: Buffer<'_>,
+        mut buffer: Buffer<'a>,
     ) -> Result<(), DmaError> {
-        let mut transit = None;
-        for (address, len) in places {
-            self.range(tag, address, buffer.take(len), &mut transit)?;
+        let mut transfer = Transfer {
+            tag,
+            transit: None,
+            asks: Vec::new(),
+            notes: Vec::new(),
+        };
+        let mut places = places.into_iter();
+        let moved = places
+            .try_for_each(|(address, len)| self.range(&mut transfer, address, buffer.take(len)));
+        // What the client is asked for comes before a piece that has failed.
+        self.ask_together(&mut transfer)?;
+        moved?;
+        match transfer.transit {
+            Some(transit) => self.arrive(tag, transit),
+            None => Ok(()),
         }
-        transit.map_or(Ok(()), |transit| self.arrive(tag, transit))
     }
 
-    fn range(
+    fn range<'a>(
         &self,
-        tag: Tag,
+        transfer: &mut Transfer<'a>,
         address: u64,
-        mut buffer: Buffer<'_>,
-        transit: &mut Option<Transit>,
+        mut buffer: Buffer<'a>,
     ) -> Result<(), DmaError> {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             self.show(address);
             return self.account(
-                tag,
+                transfer.tag,
                 (address, 0),
                 buffer.extent(),
                 &refused(DmaFault::Wraps),
@@ -352,30 +375,40 @@ impl Requester {
         }
         let mut at = address;
         while !buffer.is_empty() {
-            let (done, lanes) = self.piece(tag, at, &mut buffer)?;
-            if let Some(lanes) = lanes {
-                self.depart(tag, lanes, done, transit)?;
-            }
+            let done = self.piece(transfer, at, &mut buffer)?;
             at = at.wrapping_add(done as u64);
         }
         Ok(())
     }
 
-    /// Does the first piece of a request, takes it off the buffer, and records it.
-    /// How long it was, and on which links it takes time.
-    fn piece(
+    /// Does the first piece of a request, takes it off the buffer, and records it; or notes that the client is to be asked.
+    /// How long it was.
+    fn piece<'a>(
         &self,
-        tag: Tag,
+        transfer: &mut Transfer<'a>,
         address: u64,
-        buffer: &mut Buffer<'_>,
-    ) -> Result<(usize, Option<Lanes>), DmaError> {
+        buffer: &mut Buffer<'a>,
+    ) -> Result<usize, DmaError> {
         let started = self.started();
         let fabric = self.fabric();
         let piece = fabric.route(address, buffer.len(), buffer.direction());
         let mut part = buffer.take(piece.len);
+        let (direction, len) = part.extent();
+        let lanes = fabric.lanes(&piece.target, direction);
+        let mut put_off = |completer, part| {
+            transfer.asks.push(Ask::new(address, part));
+            transfer.notes.push(Note {
+                completer,
+                started,
+                lanes: lanes.clone(),
+            });
+            Ok(len)
+        };
         let part = &mut part;
-        let lanes = fabric.lanes(&piece.target, part.direction());
         let done = match piece.target {
+            Target::RemoteRam => return put_off(Completer::GuestRam, part.take(len)),
+            // Whatever answers at an address that is no memory of the guest is a device.
+            Target::Device => return put_off(Completer::PeerBar, part.take(len)),
             Target::NotMaster => refused(DmaFault::NotMaster),
             Target::OwnRegisters => refused(DmaFault::OwnRegisters),
             Target::Own(span) => own(copy(&span, part)),
@@ -389,44 +422,64 @@ impl Requester {
                 drop(fabric);
                 to_peer(self.ask_peer(peer, address, part).map_err(DmaFault::Peer))
             }
-            Target::RemoteRam => {
-                drop(fabric);
-                upstream(Completer::GuestRam, self.ask(address, part, STEP))
-            }
-            // Whatever answers at an address that is no memory of the guest is a device.
-            Target::Device => {
-                drop(fabric);
-                upstream(Completer::PeerBar, self.ask(address, part, STEP))
-            }
             Target::Forbidden => {
                 drop(fabric);
                 upstream(Completer::Nobody, self.deny(address, part))
             }
             Target::Unmapped => {
                 drop(fabric);
-                upstream(Completer::Unknown, self.ask(address, part, PROBE))
+                upstream(Completer::Unknown, self.explore(address, part))
             }
         };
-        self.account(tag, (address, started), part.extent(), &done)?;
-        Ok((part.len(), lanes))
+        self.account(transfer.tag, (address, started), (direction, len), &done)?;
+        self.depart(transfer, lanes, len)?;
+        Ok(len)
     }
 
-    /// Adds a piece to what is on its way. If that goes by other links, it arrives first.
+    /// Asks the client for all pieces that wait for that, and records what came of them. The failure is the first one's.
+    fn ask_together(&self, transfer: &mut Transfer<'_>) -> Result<(), DmaError> {
+        let (mut asks, notes) = (
+            std::mem::take(&mut transfer.asks),
+            std::mem::take(&mut transfer.notes),
+        );
+        if asks.is_empty() {
+            return Ok(());
+        }
+        self.carry_out(&mut asks);
+        let mut all: Result<(), DmaError> = Ok(());
+        for (ask, note) in asks.iter().zip(notes) {
+            let outcome = match (ask.outcome, &all) {
+                (Some(Err(UpstreamError::Stopped)), Err(first)) => Err(first.cause),
+                (None, Err(_)) => break,
+                (outcome, _) => settled(outcome),
+            };
+            let done = upstream(note.completer, outcome);
+            let extent = ask.data.extent();
+            let one = self.account(transfer.tag, (ask.address, note.started), extent, &done);
+            let (_, len) = extent;
+            all = all.and(one.and_then(|()| self.depart(transfer, note.lanes, len)));
+        }
+        all
+    }
+
+    /// Adds a piece to what is on its way, if it takes time. If that goes by other links, it arrives first.
     fn depart(
         &self,
-        tag: Tag,
-        lanes: Lanes,
+        transfer: &mut Transfer<'_>,
+        lanes: Option<Lanes>,
         bytes: usize,
-        transit: &mut Option<Transit>,
     ) -> Result<(), DmaError> {
-        let bytes = bytes as u64;
+        let Some(lanes) = lanes else {
+            return Ok(());
+        };
+        let (bytes, transit) = (bytes as u64, &mut transfer.transit);
         if transit.as_mut().is_some_and(|t| t.join(&lanes, bytes)) {
             return Ok(());
         }
         if let Some(before) = transit.take() {
-            self.arrive(tag, before)?;
+            self.arrive(transfer.tag, before)?;
         }
-        *transit = Some(Transit::new(lanes, bytes, self.clock.now()));
+        transfer.transit = Some(Transit::new(lanes, bytes, self.clock.now()));
         Ok(())
     }
 
@@ -460,31 +513,38 @@ impl Requester {
         }
     }
 
-    /// Has the client do it, step by step, the first one of `first` bytes.
-    fn ask(&self, address: u64, part: &mut Buffer<'_>, first: usize) -> Result<(), DmaFault> {
+    /// Has the client do all of `asks`, as long as the function may issue requests.
+    fn carry_out(&self, asks: &mut [Ask<'_>]) {
         let upstream = self
             .upstream
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let failed = DmaFault::Upstream;
-        let upstream = upstream.ok_or(failed(UpstreamError::Gone))?;
-        let mut rest = part.reborrow();
-        let mut step = first;
-        let mut at = address;
-        while !rest.is_empty() {
-            if !self.fabric().may_request() {
-                return Err(DmaFault::NotMaster);
-            }
-            let mut now = rest.take(step);
-            match &mut now {
-                Buffer::Read(data) => upstream.read(at, data).map_err(failed)?,
-                Buffer::Write(data) => upstream.write(at, data).map_err(failed)?,
-            }
-            at = at.wrapping_add(now.len() as u64);
-            step = STEP;
+        match (upstream, asks) {
+            (Some(upstream), asks) => upstream.carry_out(asks, &|| self.fabric().may_request()),
+            (None, [first, ..]) => first.outcome = Some(Err(UpstreamError::Gone)),
+            (None, []) => {}
         }
-        Ok(())
+    }
+
+    /// Has the client do one thing.
+    fn ask(&self, address: u64, data: Buffer<'_>) -> Result<(), DmaFault> {
+        let mut ask = [Ask::new(address, data)];
+        self.carry_out(&mut ask);
+        let [ask] = ask;
+        settled(ask.outcome)
+    }
+
+    /// Has the client do it where nothing is known of the address: a few bytes first, and the rest if that went well.
+    fn explore(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
+        let mut rest = part.reborrow();
+        let few = rest.take(PROBE);
+        let behind = address.wrapping_add(few.len() as u64);
+        self.ask(address, few)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.ask(behind, rest)
     }
 
     /// Has the client see that the function has gone astray at `address`, if it is one that nothing is known of, so that
@@ -492,10 +552,10 @@ impl Requester {
     fn show(&self, address: u64) {
         let mut probe = [0; PROBE];
         let room = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
-        let mut probe = Buffer::Read(&mut probe).take(room);
+        let probe = Buffer::Read(&mut probe).take(room);
         let target = self.fabric().route(address, room, probe.direction()).target;
         if let Target::Unmapped = target
-            && let Ok(()) = self.ask(address, &mut probe, PROBE)
+            && let Ok(()) = self.ask(address, probe)
         {
             log::debug!("{address:#x}: the client knows what is there, this function does not");
         }
@@ -503,8 +563,7 @@ impl Requester {
 
     /// Asks the client for a few bytes of what its mapping does not permit, for its IOMMU to report. Fails in any case.
     fn deny(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
-        let mut few = part.reborrow().take(PROBE);
-        self.ask(address, &mut few, PROBE)?;
+        self.ask(address, part.reborrow().take(PROBE))?;
         Err(DmaFault::Forbidden)
     }
 
@@ -557,6 +616,15 @@ impl Requester {
         let mut fabric = self.fabric.write();
         fabric.generation = fabric.generation.wrapping_add(1);
         fabric
+    }
+}
+
+/// What has become of something that the client was asked for. What was stopped for no failure was stopped by the function
+/// itself, and what was not asked for is nothing that anybody may take for done.
+fn settled(outcome: Option<Result<(), UpstreamError>>) -> Result<(), DmaFault> {
+    match outcome {
+        None | Some(Err(UpstreamError::Stopped)) => Err(DmaFault::NotMaster),
+        Some(outcome) => outcome.map_err(DmaFault::Upstream),
     }
 }
 
@@ -637,6 +705,9 @@ fn dropped(part: &Buffer<'_>) -> Done {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+
     use peerbar_dma_log::{Direction, Origin, Purpose};
 
     use super::*;
@@ -651,6 +722,7 @@ mod tests {
     struct Client {
         memory: Mutex<Vec<u8>>,
         asked: Mutex<Vec<(u64, usize)>>,
+        calls: AtomicUsize,
     }
 
     impl Client {
@@ -666,17 +738,29 @@ mod tests {
         }
     }
 
-    impl Upstream for Client {
-        fn read(&self, address: u64, data: &mut [u8]) -> Result<(), UpstreamError> {
-            let range = self.span(address, data.len())?;
-            data.copy_from_slice(&self.memory.lock().unwrap()[range]);
+    impl Client {
+        fn one(&self, ask: &mut Ask<'_>) -> Result<(), UpstreamError> {
+            let range = self.span(ask.address, ask.data.len())?;
+            let place = &mut self.memory.lock().unwrap()[range];
+            match &mut ask.data {
+                Buffer::Read(data) => data.copy_from_slice(place),
+                Buffer::Write(data) => place.copy_from_slice(data),
+            }
             Ok(())
         }
+    }
 
-        fn write(&self, address: u64, data: &[u8]) -> Result<(), UpstreamError> {
-            let range = self.span(address, data.len())?;
-            self.memory.lock().unwrap()[range].copy_from_slice(data);
-            Ok(())
+    impl Upstream for Client {
+        fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
+            self.calls.fetch_add(1, Relaxed);
+            for ask in asks {
+                assert!(may_go_on());
+                let outcome = self.one(ask);
+                ask.outcome = Some(outcome);
+                if outcome.is_err() {
+                    break;
+                }
+            }
         }
     }
 
@@ -878,46 +962,85 @@ mod tests {
         asked: Mutex<Vec<(u64, usize)>>,
     }
 
-    impl Resetting {
-        fn answer(&self, address: u64, len: usize) -> Result<(), UpstreamError> {
-            self.asked.lock().unwrap().push((address, len));
-            self.requester.upgrade().unwrap().halt();
-            Ok(())
-        }
-    }
-
     impl Upstream for Resetting {
-        fn read(&self, address: u64, data: &mut [u8]) -> Result<(), UpstreamError> {
-            self.answer(address, data.len())
-        }
-
-        fn write(&self, address: u64, data: &[u8]) -> Result<(), UpstreamError> {
-            self.answer(address, data.len())
+        fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
+            for ask in asks.iter_mut().take_while(|_| may_go_on()) {
+                let extent = (ask.address, ask.data.len());
+                self.asked.lock().unwrap().push(extent);
+                self.requester.upgrade().unwrap().halt();
+                ask.outcome = Some(Ok(()));
+            }
         }
     }
 
     #[test]
     fn a_reset_in_the_middle_of_a_transfer_ends_what_is_asked_of_the_client() {
-        let mapped = (0x8000_0000, STEP);
-        let unmapped = (0xf000_0000, PROBE);
-        for (address, first) in [mapped, unmapped] {
+        let (mapped, unmapped) = (0x8000_0000, 0xf000_0000);
+        for (places, first) in [
+            ([(mapped, 0x1000), (mapped + 0x2000, 0x1000)], 0x1000),
+            ([(unmapped, 0x1000), (unmapped + 0x2000, 0x1000)], PROBE),
+        ] {
             let requester = Arc::new(Requester::new());
             requester.set_bus_master(true);
-            requester
-                .map(0x8000_0000, 1 << 20, (true, true), None)
-                .unwrap();
+            requester.map(mapped, 1 << 20, (true, true), None).unwrap();
             let client = Arc::new(Resetting {
                 requester: Arc::downgrade(&requester),
                 asked: Mutex::default(),
             });
             requester.set_upstream(Some(client.clone()));
-            let outcome = requester.write(Purpose::Payload, address, &[0; 1 << 20]);
+            let outcome = requester.scatter(Purpose::Payload, places, &[0; 0x2000]);
             assert_eq!(
                 outcome.map_err(|error| error.cause),
                 Err(DmaFault::NotMaster)
             );
-            assert_eq!(*client.asked.lock().unwrap(), [(address, first)]);
+            assert_eq!(*client.asked.lock().unwrap(), [(places[0].0, first)]);
         }
+    }
+
+    #[test]
+    fn all_pieces_of_a_request_are_asked_of_the_client_together() {
+        let (requester, client) = requester();
+        let places = [(0x8000, 8), (0x1000, 8), (0x8800, 8), (0x8100, 8)];
+        let data: Vec<u8> = (0..32).collect();
+        requester.scatter(Purpose::Payload, places, &data).unwrap();
+        let mut back = [0; 32];
+        requester
+            .gather(Purpose::Payload, places, &mut back)
+            .unwrap();
+        assert_eq!(back[..], data[..]);
+        assert_eq!(client.calls.load(Relaxed), 2);
+        for direction in [Direction::Read, Direction::Write] {
+            let upstream = count(&requester, Route::Upstream, Completer::PeerBar, direction);
+            assert_eq!((upstream.requests, upstream.bytes), (3, 24));
+        }
+    }
+
+    #[test]
+    fn the_first_failure_of_a_request_is_told_and_what_was_done_is_counted() {
+        let (requester, _) = requester();
+        requester.map(0xb000, 0x1000, (true, true), None).unwrap();
+        let places = [(0x8000, 8), (0xb000, 8), (0x8100, 8)];
+        let refused = DmaFault::Upstream(UpstreamError::Refused(19));
+        let error = requester.scatter(Purpose::Payload, places, &[0; 24]);
+        assert_eq!(error, Err(failed(0xb000, 8, refused)));
+        // What comes behind a piece that fails here is not asked for, what comes before it is.
+        requester.set_window(
+            WindowId::Bar(0),
+            Some(Window {
+                address: 0xd000,
+                size: 0x1000,
+                memory: WindowMemory::Registers,
+            }),
+        );
+        let places = [(0x8000, 8), (0xd000, 8), (0xb000, 8)];
+        let error = requester.scatter(Purpose::Payload, places, &[0; 24]);
+        assert_eq!(error, Err(failed(0xd000, 8, DmaFault::OwnRegisters)));
+        let upstream = |completer| {
+            let count = count(&requester, Route::Upstream, completer, Direction::Write);
+            (count.requests, count.bytes, count.failures)
+        };
+        assert_eq!(upstream(Completer::PeerBar), (2, 16, 0));
+        assert_eq!(upstream(Completer::Nobody).2, 1);
     }
 
     #[test]

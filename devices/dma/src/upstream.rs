@@ -2,14 +2,38 @@
 
 use thiserror::Error;
 
+use crate::buffer::Buffer;
+
 /// Memory reached by asking the client, which walks its IOMMU.
 ///
 /// A call blocks until the client has answered, so it is never made by the thread that answers region accesses.
 pub trait Upstream: Send + Sync {
-    /// Reads `data.len()` bytes at the IOVA or bus address `address`.
-    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), UpstreamError>;
-    /// Writes `data` at the IOVA or bus address `address`.
-    fn write(&self, address: u64, data: &[u8]) -> Result<(), UpstreamError>;
+    /// Carries out `asks`, many at a time and in any order, and notes what came of each. Once one has failed, or
+    /// `may_go_on`, asked before each message, says no, nothing more is sent: what is not sent then comes behind all that is.
+    /// What has been sent is waited for.
+    fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool);
+}
+
+/// One thing that the client is asked to do.
+#[derive(Debug)]
+pub struct Ask<'a> {
+    /// An IOVA or bus address.
+    pub address: u64,
+    /// What is read or written there.
+    pub data: Buffer<'a>,
+    /// What came of it; none while nothing of it has been sent.
+    pub outcome: Option<Result<(), UpstreamError>>,
+}
+
+impl<'a> Ask<'a> {
+    /// Nothing of it has been sent.
+    pub fn new(address: u64, data: Buffer<'a>) -> Self {
+        Self {
+            address,
+            data,
+            outcome: None,
+        }
+    }
 }
 
 /// Why a request to the client failed.
@@ -24,4 +48,7 @@ pub enum UpstreamError {
     /// The client did not answer in time.
     #[error("the client did not answer in time")]
     TimedOut,
+    /// Not all of it was sent: what was asked together with it had failed, or the function may not go on.
+    #[error("stopped before all of it was asked")]
+    Stopped,
 }

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use peerbar_dma::{
-    MemoryFile, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers, Purpose, Requester,
-    Upstream, UpstreamError,
+    Ask, MemoryFile, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers, Purpose,
+    Requester, Upstream, UpstreamError,
 };
 use proptest::prelude::*;
 
@@ -28,12 +28,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Nothing;
 
 impl Upstream for Nothing {
-    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), UpstreamError> {
-        Err(UpstreamError::Refused(19))
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), UpstreamError> {
-        Err(UpstreamError::Refused(19))
+    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
+        if let Some(first) = asks.first_mut() {
+            first.outcome = Some(Err(UpstreamError::Refused(19)));
+        }
     }
 }
 

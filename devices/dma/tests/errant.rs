@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    DmaError, DmaFault, MemoryFile, PeerId, PeerMemory, PeerWindow, Purpose, Requester, Span,
+    Ask, DmaError, DmaFault, MemoryFile, PeerId, PeerMemory, PeerWindow, Purpose, Requester, Span,
     Upstream, UpstreamError, Window, WindowId, WindowMemory,
 };
 use proptest::prelude::*;
@@ -39,12 +39,10 @@ struct Exposed {
 struct Nothing;
 
 impl Upstream for Nothing {
-    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), UpstreamError> {
-        Err(UpstreamError::Refused(19))
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), UpstreamError> {
-        Err(UpstreamError::Refused(19))
+    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
+        if let Some(first) = asks.first_mut() {
+            first.outcome = Some(Err(UpstreamError::Refused(19)));
+        }
     }
 }
 

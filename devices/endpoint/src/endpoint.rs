@@ -5,15 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Link, MapError, MemoryFile, PageTable, Requester, Span, Upstream, UpstreamError, Window,
-    WindowId, WindowMemory,
+    Ask, Buffer, Link, MapError, MemoryFile, PageTable, Requester, Span, Upstream, UpstreamError,
+    Window, WindowId, WindowMemory,
 };
 use peerbar_flight::Recorder;
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
 use peerbar_switch::AttachError;
 use peerbar_vfio_user::{
-    Client, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping,
-    RequestError,
+    Client, Data, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping,
+    Request, RequestError,
 };
 use rustix::io::Errno;
 
@@ -327,12 +327,21 @@ impl<F: Function> Device for Endpoint<F> {
 struct ClientMemory(Client);
 
 impl Upstream for ClientMemory {
-    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), UpstreamError> {
-        self.0.dma_read(address, data).map_err(upstream_error)
-    }
-
-    fn write(&self, address: u64, data: &[u8]) -> Result<(), UpstreamError> {
-        self.0.dma_write(address, data).map_err(upstream_error)
+    fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
+        let requests = asks.iter_mut().map(|ask| {
+            let data = match &mut ask.data {
+                Buffer::Read(data) => Data::Read(data),
+                Buffer::Write(data) => Data::Write(data),
+            };
+            Request::new(ask.address, data)
+        });
+        let mut requests: Vec<Request<'_>> = requests.collect();
+        self.0.carry_out(&mut requests, may_go_on);
+        let outcomes = requests.iter().map(|request| request.outcome);
+        let outcomes: Vec<_> = outcomes.collect();
+        for (ask, outcome) in asks.iter_mut().zip(outcomes) {
+            ask.outcome = outcome.map(|outcome| outcome.map_err(upstream_error));
+        }
     }
 }
 
@@ -341,6 +350,7 @@ fn upstream_error(error: RequestError) -> UpstreamError {
         RequestError::Refused(errno) => UpstreamError::Refused(errno.raw_os_error()),
         RequestError::TimedOut => UpstreamError::TimedOut,
         RequestError::Gone => UpstreamError::Gone,
+        RequestError::Stopped => UpstreamError::Stopped,
     }
 }
 
