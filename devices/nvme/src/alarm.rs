@@ -1,6 +1,6 @@
 //! The alarm clock of a thread that looks for work, and sleeps when there is none.
 
-use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, PoisonError, fence};
+use crate::sync::{AtomicBool, Bell, Ordering, fence};
 
 /// Wakes one sleeper, and costs who wakes a load as long as nobody sleeps.
 ///
@@ -11,17 +11,16 @@ pub(crate) struct Alarm {
     /// Somebody has knocked since the last [`Alarm::take_knock`].
     knocked: AtomicBool,
     asleep: AtomicBool,
-    rung: Mutex<bool>,
-    bell: Condvar,
+    bell: Bell,
 }
 
 impl Alarm {
-    pub(crate) fn new() -> Self {
+    /// An alarm that rings this bell, which others may ring, too.
+    pub(crate) fn new(bell: Bell) -> Self {
         Self {
             knocked: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
-            rung: Mutex::new(false),
-            bell: Condvar::new(),
+            bell,
         }
     }
 
@@ -41,8 +40,7 @@ impl Alarm {
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
-            *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-            self.bell.notify_one();
+            self.bell.ring();
         }
     }
 
@@ -51,11 +49,7 @@ impl Alarm {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !self.knocked.load(Ordering::Acquire) && idle() {
-            let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-            while !*rung {
-                rung = self.bell.wait(rung).unwrap_or_else(PoisonError::into_inner);
-            }
-            *rung = false;
+            self.bell.wait();
         }
         self.asleep.store(false, Ordering::Relaxed);
     }

@@ -108,13 +108,14 @@ impl Controller {
         let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
         let requester = Arc::new(Requester::new());
         let vectors = Arc::new(Vectors::new(QUEUE_PAIRS));
-        let mailbox = Arc::new(Mailbox::new(
+        let mailbox = Mailbox::new(
             Registers::new(cmb),
             doorbells,
             Pending::new(QUEUE_PAIRS),
             config.workers,
             vectors.clone(),
-        ));
+        );
+        let mailbox = Arc::new(mailbox.map_err(StartError::Thread)?);
         let storage = Arc::new(Storage::new(namespaces));
         let path = || {
             let faults = config.seeded_faults.clone();

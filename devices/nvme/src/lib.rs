@@ -29,6 +29,7 @@
 
 mod admin;
 mod alarm;
+mod bell;
 mod cmb;
 mod config;
 mod controller;

@@ -1,5 +1,6 @@
 //! What the thread that answers the guest's accesses, the engine and the workers say to each other.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,6 +8,7 @@ use peerbar_nvme_spec::registers::Doorbell;
 use peerbar_pci::{InterruptMode, Interrupts};
 
 use crate::alarm::Alarm;
+use crate::bell::Bell;
 use crate::doorbells::{Doorbells, Owner};
 use crate::pending::Pending;
 use crate::registers::{Registers, Request};
@@ -59,8 +61,10 @@ impl Mailbox {
         pending: Pending,
         workers: u8,
         interrupts: Arc<dyn Interrupts>,
-    ) -> Self {
-        Self {
+    ) -> io::Result<Self> {
+        let alarms = (0..=workers).map(|_| Ok(Alarm::new(Bell::new()?)));
+        Ok(Self {
+            alarms: alarms.collect::<io::Result<_>>()?,
             state: Mutex::new(State {
                 registers,
                 stop: false,
@@ -68,12 +72,11 @@ impl Mailbox {
             interrupts,
             doorbells,
             pending,
-            alarms: (0..=workers).map(|_| Alarm::new()).collect(),
             urgent: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
             stray: AtomicBool::new(false),
             bad_value: AtomicBool::new(false),
-        }
+        })
     }
 
     /// Looks at the registers.
@@ -274,7 +277,8 @@ mod tests {
             Pending::new(3),
             1,
             seen.clone(),
-        );
+        )
+        .unwrap();
         (mailbox, seen)
     }
 

@@ -2,4 +2,5 @@
 //! which every order of events is tried.
 
 pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
-pub(crate) use std::sync::{Condvar, Mutex, PoisonError};
+
+pub(crate) use crate::bell::Bell;

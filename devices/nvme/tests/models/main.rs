@@ -1,4 +1,5 @@
 //! How a thread goes to sleep without missing anything, in every order of events that the memory model allows.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use loom::sync::Arc;
 use loom::sync::Mutex;
@@ -8,8 +9,35 @@ use loom::thread;
 /// What the alarm is made of here.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, Ordering, fence};
-    pub(crate) use loom::sync::{Condvar, Mutex};
-    pub(crate) use std::sync::PoisonError;
+    use loom::sync::{Condvar, Mutex};
+
+    /// A bell that does what the kernel's does.
+    pub(crate) struct Bell {
+        rung: Mutex<bool>,
+        heard: Condvar,
+    }
+
+    impl Bell {
+        pub(crate) fn new() -> Self {
+            Self {
+                rung: Mutex::new(false),
+                heard: Condvar::new(),
+            }
+        }
+
+        pub(crate) fn ring(&self) {
+            *self.rung.lock().unwrap() = true;
+            self.heard.notify_one();
+        }
+
+        pub(crate) fn wait(&self) {
+            let mut rung = self.rung.lock().unwrap();
+            while !*rung {
+                rung = self.heard.wait(rung).unwrap();
+            }
+            *rung = false;
+        }
+    }
 }
 
 #[path = "../../src/alarm.rs"]
@@ -40,7 +68,7 @@ fn every_order(scene: impl Fn() + Sync + Send + 'static) {
 
 fn scene() -> Arc<Scene> {
     Arc::new(Scene {
-        alarm: Alarm::new(),
+        alarm: Alarm::new(sync::Bell::new()),
         value: AtomicU32::new(0),
         shadow: AtomicU32::new(0),
         event: AtomicU32::new(BEHIND),
