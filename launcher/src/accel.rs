@@ -3,13 +3,18 @@
 use std::fs::{self, OpenOptions};
 use std::path::Path;
 
+use crate::tsc;
+
 /// How the guest's instructions are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accel {
     /// By the CPU, through the kernel's virtual machines.
     Kvm,
     /// By QEMU's translator, one thread for each virtual CPU.
-    Tcg,
+    Tcg {
+        /// How fast the guest's time stamp counter counts, if that is known.
+        tsc_khz: Option<u64>,
+    },
 }
 
 impl Accel {
@@ -37,7 +42,9 @@ impl Accel {
         {
             Self::Kvm
         } else {
-            Self::Tcg
+            Self::Tcg {
+                tsc_khz: tsc::khz(cpuinfo),
+            }
         }
     }
 
@@ -45,7 +52,15 @@ impl Accel {
     pub(crate) fn argument(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
-            Self::Tcg => "tcg,thread=multi",
+            Self::Tcg { .. } => "tcg,thread=multi",
+        }
+    }
+
+    /// What the guest's kernel should be told, if anything.
+    pub(crate) fn kernel_parameters(self) -> String {
+        match self {
+            Self::Tcg { tsc_khz: Some(khz) } => format!("tsc_early_khz={khz}"),
+            Self::Kvm | Self::Tcg { tsc_khz: None } => String::new(),
         }
     }
 }
@@ -61,10 +76,19 @@ mod tests {
     fn kvm_needs_both_the_flag_and_the_device() {
         let device = tempfile::NamedTempFile::new().unwrap();
         assert_eq!(Accel::choose(WITH, device.path()), Accel::Kvm);
-        assert_eq!(Accel::choose(WITHOUT, device.path()), Accel::Tcg);
+        let translated = Accel::Tcg { tsc_khz: None };
+        assert_eq!(Accel::choose(WITHOUT, device.path()), translated);
         assert_eq!(
             Accel::choose(WITH, Path::new("/nonexistent/kvm")),
-            Accel::Tcg
+            translated
         );
+    }
+
+    #[test]
+    fn only_a_translated_guest_is_told_how_fast_its_counter_is() {
+        let tcg = |tsc_khz| Accel::Tcg { tsc_khz }.kernel_parameters();
+        assert_eq!(tcg(Some(2_596_098)), "tsc_early_khz=2596098");
+        assert_eq!(tcg(None), "");
+        assert_eq!(Accel::Kvm.kernel_parameters(), "");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Results go to stdout, progress and errors to stderr. The exit code is one of [`exit`]'s.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod accel;
 mod artifacts;
@@ -36,6 +36,7 @@ mod size;
 mod socket_folder;
 mod table;
 mod timeout;
+mod tsc;
 mod verdict;
 
 use std::process::ExitCode;

@@ -44,8 +44,10 @@ pub(crate) fn bare(boot: &Boot<'_>) -> Vec<String> {
         "memory-backend-memfd,id=ram,size={},share=on",
         machine.memory
     );
+    let of_accel = boot.accel.kernel_parameters();
     let parameters = [
         KERNEL_PARAMETERS,
+        &of_accel,
         machine.iommu.kernel_parameters(),
         &machine.kernel_parameters,
     ];
@@ -278,7 +280,7 @@ mod tests {
 
     fn arguments(scenario: &Scenario, tools: Option<&Path>) -> String {
         let boot = Boot {
-            accel: Accel::Tcg,
+            accel: Accel::Tcg { tsc_khz: None },
             machine: &scenario.machine,
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
