@@ -20,6 +20,9 @@
 //! change of the map, of bus mastering or of a window waits for the copies in progress and is seen by every later one:
 //! once an unmap has returned, no copy touches the memory any more.
 //!
+//! What somebody else moves, such as the kernel between a file and this memory, pins its addresses ([`Session::pin`]): a
+//! change that takes one of them away waits for the end of that, with no lock held, and for nothing else.
+//!
 //! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, refused, with nobody as its completer: the
 //! requester believes it, the record does not.
 //!
@@ -50,6 +53,7 @@ mod map;
 mod memory;
 mod pages;
 mod peers;
+mod pins;
 mod recording;
 mod requester;
 mod route;
@@ -69,6 +73,7 @@ pub use memory::{MemoryError, MemoryFile, Span};
 pub use pages::{PageError, PageTable};
 pub use peerbar_dma_log::{AtsCounts, Completer, Direction, Origin, Purpose, Route};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
+pub use pins::{Ending, Pinned};
 pub use requester::Requester;
 pub use route::{Window, WindowId, WindowMemory};
 pub use session::Session;

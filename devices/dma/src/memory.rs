@@ -236,6 +236,12 @@ impl MemoryFile {
         })
     }
 
+    /// Where in this process the `len` bytes at `offset` are, for as long as the file is kept. They may change at any moment,
+    /// so they are for the kernel, not to be looked at.
+    pub fn pointer(&self, offset: u64, len: usize) -> Result<*mut u8, MemoryError> {
+        Ok(self.slice(offset, len)?.ptr_guard_mut().as_ptr())
+    }
+
     fn slice(&self, offset: u64, len: usize) -> Result<VolatileSlice<'_>, MemoryError> {
         usize::try_from(offset)
             .ok()

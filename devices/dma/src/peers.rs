@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 
 use crate::memory::Span;
+use crate::pins::span;
 
 /// Number of a peer at the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,6 +22,13 @@ pub struct PeerWindow {
     pub claim: u64,
     /// What lies behind it.
     pub memory: PeerMemory,
+}
+
+impl PeerWindow {
+    /// First and last address.
+    pub(crate) fn span(&self) -> (u64, u64) {
+        span(self.address, self.size)
+    }
 }
 
 /// What lies behind a peer's window.
@@ -134,6 +142,14 @@ impl PeerTable {
     /// The windows of each peer.
     pub(crate) fn windows(&self) -> impl Iterator<Item = (&PeerId, &Vec<PeerWindow>)> {
         self.windows.iter()
+    }
+
+    /// First and last address of each window of the peers that are meant.
+    pub(crate) fn spans(&self, meant: impl Fn(PeerId) -> bool) -> impl Iterator<Item = (u64, u64)> {
+        let windows = self.windows.iter().filter(move |(peer, _)| meant(**peer));
+        windows
+            .flat_map(|(_, windows)| windows)
+            .map(PeerWindow::span)
     }
 
     /// What lies at `address`.

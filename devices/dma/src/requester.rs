@@ -17,6 +17,7 @@ use crate::map::{Backing, MapError};
 use crate::memory::{MemoryError, MemoryPool, Span};
 use crate::pages::{PageError, PageTable};
 use crate::peers::{PeerError, PeerId, PeerRouting, PeerWindow, Peers};
+use crate::pins::{Ending, Pins, span};
 use crate::recording;
 use crate::route::{Fabric, Target, Window, WindowId};
 use crate::tag::Tag;
@@ -28,6 +29,9 @@ const PROBE: usize = 4;
 
 /// How long is waited for a link before bus mastering is looked at again, in nanoseconds.
 const NAP: u64 = 10_000_000;
+
+/// The first and the last address.
+const EVERYWHERE: (u64, u64) = (0, u64::MAX);
 
 /// What came of a piece of a request.
 pub(crate) struct Done {
@@ -76,6 +80,7 @@ pub struct Requester {
     counters: Counters,
     clock: Box<dyn Clock>,
     recorder: OnceLock<Recorder>,
+    pins: Pins,
 }
 
 impl Default for Requester {
@@ -99,6 +104,7 @@ impl Requester {
             counters: Counters::default(),
             clock,
             recorder: OnceLock::new(),
+            pins: Pins::default(),
         }
     }
 
@@ -144,20 +150,26 @@ impl Requester {
             .unwrap_or_else(PoisonError::into_inner) = upstream;
     }
 
-    /// Command register, Bus Master Enable. Once off, every request is refused.
+    /// Command register, Bus Master Enable. Once off, every request is refused, and none goes on.
     pub fn set_bus_master(&self, on: bool) {
         let mut fabric = self.change();
         if fabric.bus_master != on {
             fabric.bus_master = on;
             self.note(|| Event::BusMaster(on));
         }
+        drop(fabric);
+        if !on {
+            self.pins.wait(EVERYWHERE);
+        }
     }
 
-    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset.
-    pub fn halt(&self) {
+    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset. None goes on once what this
+    /// returns is dropped.
+    pub fn halt(&self) -> Ending<'_> {
         let mut fabric = self.change();
         fabric.halted = true;
         self.note(|| Event::Reset(true));
+        self.ending(vec![EVERYWHERE])
     }
 
     /// Ends a [`Requester::halt`], once nothing of the time before is left.
@@ -168,18 +180,22 @@ impl Requester {
     }
 
     /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is empty or wraps around
-    /// is closed.
-    pub fn set_window(&self, id: WindowId, window: Option<Window>) {
+    /// is closed. No request goes on by the window of before once what this returns is dropped.
+    pub fn set_window(&self, id: WindowId, window: Option<Window>) -> Ending<'_> {
         let window = window.filter(|w| w.size > 0 && w.address.checked_add(w.size - 1).is_some());
+        let span = |window: &Window| span(window.address, window.size);
+        let new = window.as_ref().map(span);
         let mut fabric = self.change();
-        let range = |window: &Window| (window.address, window.size);
-        if fabric.windows.get(&id).map(range) != window.as_ref().map(range) {
+        let old = fabric.windows.get(&id).map(span);
+        if old != new {
             self.note(|| recording::window(id, window.as_ref()));
         }
         match window {
             Some(window) => fabric.windows.insert(id, window),
             None => fabric.windows.remove(&id),
         };
+        let met = [old, new].into_iter().flatten();
+        self.ending(met.filter(|_| old != new).collect())
     }
 
     /// Says what becomes of requests to peers, and sets the way to what they have behind windows that are no memory.
@@ -234,7 +250,11 @@ impl Requester {
         if let Some(recorder) = self.recorder.get() {
             recording::peer(recorder, peer, &windows);
         }
+        let mut met: Vec<_> = windows.iter().map(PeerWindow::span).collect();
+        met.extend(fabric.peers.spans(|owner| owner == peer));
         fabric.peers.set(peer, windows);
+        drop(fabric);
+        drop(self.ending(met));
     }
 
     /// The switch is gone: no peer can be reached any more, and who addresses one fails.
@@ -246,6 +266,9 @@ impl Requester {
                 recording::peer(recorder, *peer, windows);
             }
         }
+        let met = fabric.peers.spans(|_| true).collect();
+        drop(fabric);
+        drop(self.ending(met));
     }
 
     /// The span of `size` bytes at `offset` of memory that a peer lends. Each file is mapped once, and only if nobody can
@@ -289,11 +312,16 @@ impl Requester {
         Ok(())
     }
 
-    /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, no copy touches it.
+    /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, nothing touches it.
     pub fn unmap(&self, iova: u64, last: u64) {
         let mut fabric = self.change();
         fabric.map.unmap(iova, last);
         fabric.atc().invalidate(iova, last);
+        if self.pins.meet((iova, last)) {
+            // It is recorded after what is still to come by this mapping.
+            drop(fabric);
+            self.pins.wait((iova, last));
+        }
         self.note(|| Event::Unmap { iova, last });
     }
 
@@ -601,6 +629,18 @@ impl Requester {
             log::debug!("{error}: {cause}");
             error
         })
+    }
+
+    pub(crate) fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// To be made before the lock is let go under which these addresses were taken away, or after.
+    fn ending(&self, spans: Vec<(u64, u64)>) -> Ending<'_> {
+        Ending {
+            pins: &self.pins,
+            spans,
+        }
     }
 
     fn fabric(&self) -> RwLockReadGuard<'_, Fabric> {

@@ -7,6 +7,7 @@ use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 
 use crate::error::{DmaError, DmaFault};
 use crate::memory::{MemoryError, MemoryFile, Span};
+use crate::pins::{Piece, Pinned};
 use crate::requester::{Done, Requester};
 use crate::route::Fabric;
 use crate::tag::Tag;
@@ -143,11 +144,66 @@ impl Session {
         )
     }
 
-    /// Whether all of `len` bytes at `address` is memory that is mapped here and may be read. It stays so until the session
-    /// is released.
-    pub fn reads_at_once(&mut self, purpose: Purpose, address: u64, len: usize) -> bool {
+    /// Whether all of `len` bytes at `address` is memory that is mapped here and may be read or written. It stays so until
+    /// the session is released.
+    pub fn reaches(
+        &mut self,
+        purpose: Purpose,
+        direction: Direction,
+        (address, len): (u64, usize),
+    ) -> bool {
         self.hold();
-        self.find(purpose, address, len, Direction::Read).is_some()
+        self.find(purpose, address, len, direction).is_some()
+    }
+
+    /// Pins the memory at several places, each an address and a length, for a request that somebody else carries out. `None`
+    /// if not all of it is memory that is mapped here.
+    pub fn pin(
+        &mut self,
+        tag: impl Into<Tag>,
+        direction: Direction,
+        places: impl IntoIterator<Item = (u64, usize)>,
+    ) -> Option<Pinned> {
+        let tag = tag.into();
+        self.hold();
+        let started = self.requester.started();
+        let mut pieces = self.requester.pins().pieces();
+        for place in places {
+            self.cut(tag.purpose, direction, place, &mut pieces)?;
+        }
+        let requester = self.requester.clone();
+        Some(Pinned::new(requester, tag, direction, started, pieces))
+    }
+
+    /// Cuts a place into pieces where the memory changes; `None` if some of it is not mapped here.
+    fn cut(
+        &mut self,
+        purpose: Purpose,
+        direction: Direction,
+        (mut address, mut len): (u64, usize),
+        pieces: &mut Vec<Piece>,
+    ) -> Option<()> {
+        while len > 0 {
+            let (direct, offset) = self.find(purpose, address, 1, direction)?;
+            let left = usize::try_from(direct.last - address)
+                .map_or(len, |rest| len.min(rest.saturating_add(1)));
+            direct.span.file.check(offset, left as u64).ok()?;
+            pieces.push(Piece {
+                address,
+                len: left,
+                span: Span {
+                    file: direct.span.file.clone(),
+                    offset,
+                },
+                route: direct.route,
+                completer: direct.completer,
+            });
+            len -= left;
+            if len > 0 {
+                address = address.checked_add(left as u64)?;
+            }
+        }
+        Some(())
     }
 
     /// Reads `len` bytes at `address` into `memory` from `offset` on, by one copy, if all of it is memory that is mapped

@@ -176,13 +176,14 @@ impl Controller {
             );
             return;
         }
-        self.mailbox.change(|registers| {
+        // It waits for transfers by the window of before, which workers carry to their end: not with the registers' lock held.
+        let _ending = self.mailbox.change(|registers| {
             for (index, word) in (0..).zip(words) {
                 registers.write(offset.saturating_add(index * 4), u32::from_le_bytes(*word));
             }
             // In here, so that of two writers the last one leaves register and window.
             let window = registers.cmb().and_then(Cmb::window);
-            self.requester.set_window(WindowId::Cmb, window);
+            self.requester.set_window(WindowId::Cmb, window)
         });
     }
 }
@@ -209,10 +210,12 @@ impl Function for Controller {
     }
 
     fn reset(&self) {
-        self.mailbox.change(|registers| {
-            self.requester.halt();
+        let ending = self.mailbox.change(|registers| {
+            let ending = self.requester.halt();
             registers.reset();
+            ending
         });
+        drop(ending);
         self.requester.set_window(WindowId::Cmb, None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{DmaError, MemoryFile, Origin, Purpose, Requester, Session, Tag};
+use peerbar_dma::{Direction, DmaError, MemoryFile, Origin, Purpose, Requester, Session, Tag};
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 
@@ -93,10 +93,13 @@ impl DataPath {
         let tag = Tag::new(Purpose::Payload, self.origin);
         let mut done = 0;
         let session = &mut self.session;
-        let straight = self
-            .segments
-            .iter()
-            .all(|segment| session.reads_at_once(Purpose::Payload, segment.address, segment.len));
+        let straight = self.segments.iter().all(|segment| {
+            session.reaches(
+                Purpose::Payload,
+                Direction::Read,
+                (segment.address, segment.len),
+            )
+        });
         for segment in self.segments.iter().filter(|_| straight) {
             let place = (memory, offset + done as u64);
             match session.read_into(tag, segment.address, place, segment.len) {
