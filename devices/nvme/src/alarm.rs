@@ -1,5 +1,7 @@
 //! The alarm clock of a thread that looks for work, and sleeps when there is none.
 
+use std::time::Instant;
+
 use crate::sync::{AtomicBool, Bell, Ordering, fence};
 
 /// Wakes one sleeper, and costs who wakes a load as long as nobody sleeps.
@@ -44,12 +46,13 @@ impl Alarm {
         }
     }
 
-    /// Sleeps until woken, if nobody has knocked and `idle` still finds nothing to do. It may return early.
-    pub(crate) fn sleep(&self, idle: impl FnOnce() -> bool) {
+    /// Sleeps until woken or until the moment given, if nobody has knocked and `idle` still finds nothing to do. It may
+    /// return early.
+    pub(crate) fn sleep(&self, until: Option<Instant>, idle: impl FnOnce() -> bool) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !self.knocked.load(Ordering::Acquire) && idle() {
-            self.bell.wait();
+            self.bell.wait(until);
         }
         self.asleep.store(false, Ordering::Relaxed);
     }

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::admin::Admin;
 use crate::cmb::{CMB_BAR, Cmb};
+use crate::coalescing::Coalescing;
 use crate::config::{Config, ConfigError};
 use crate::crew::Crew;
 use crate::data::DataPath;
@@ -19,6 +20,7 @@ use crate::doorbells::Doorbells;
 use crate::engine::Engine;
 use crate::io::Io;
 use crate::mailbox::Mailbox;
+use crate::messages::Messages;
 use crate::pending::Pending;
 use crate::poll::Poll;
 use crate::prp::PAGE;
@@ -117,13 +119,15 @@ impl Controller {
         );
         let mailbox = Arc::new(mailbox.map_err(StartError::Thread)?);
         let storage = Arc::new(Storage::new(namespaces));
+        let coalescing = Arc::new(Coalescing::new(QUEUE_PAIRS));
         let path = || {
             let faults = config.seeded_faults.clone();
             DataPath::new(requester.clone(), 4096 << config.mdts, faults)
         };
         let crew = Crew::hire(config.workers, |owner, inbox| {
             let io = Io::new(path(), storage.clone());
-            Worker::new(owner, inbox, mailbox.clone(), config.poll, io)
+            let messages = Messages::new(QUEUE_PAIRS, coalescing.clone());
+            Worker::new(owner, inbox, mailbox.clone(), config.poll, io, messages)
         });
         let engine = Engine {
             mailbox: mailbox.clone(),
@@ -133,6 +137,7 @@ impl Controller {
             data: path(),
             admin: Admin::new(config, &IDENTITY),
             storage,
+            coalescing,
             enabled: false,
         };
         let engine = std::thread::Builder::new()

@@ -10,6 +10,7 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::admin::Admin;
+use crate::coalescing::Coalescing;
 use crate::controller::QUEUE_PAIRS;
 use crate::crew::Crew;
 use crate::data::DataPath;
@@ -56,6 +57,7 @@ pub(crate) struct AdminPair {
 pub(crate) struct Engine {
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) storage: Arc<Storage>,
+    pub(crate) coalescing: Arc<Coalescing>,
     pub(crate) crew: Crew,
     pub(crate) directory: Directory,
     /// The admin queues, once an enable has been taken up and until the controller fails.
@@ -93,8 +95,7 @@ impl Engine {
         self.directory.clear();
         self.pair = None;
         self.admin.reset();
-        self.storage
-            .set_write_cache(self.admin.features.write_cache());
+        self.apply_features();
         self.enabled = false;
         self.mailbox.update_pin();
         self.mailbox.report(|registers| {

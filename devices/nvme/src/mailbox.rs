@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use peerbar_nvme_spec::registers::Doorbell;
 use peerbar_pci::{InterruptMode, Interrupts};
@@ -133,10 +134,10 @@ impl Mailbox {
         self.alarm(owner).is_some_and(Alarm::take_knock)
     }
 
-    /// Sleeps until woken, if nobody has knocked and there is nothing to do. It may return early.
-    pub(crate) fn sleep(&self, owner: Owner, idle: impl FnOnce() -> bool) {
+    /// Sleeps until woken or until the moment given, if nobody has knocked and there is nothing to do. It may return early.
+    pub(crate) fn sleep(&self, owner: Owner, until: Option<Instant>, idle: impl FnOnce() -> bool) {
         if let Some(alarm) = self.alarm(owner) {
-            alarm.sleep(idle);
+            alarm.sleep(until, idle);
         }
     }
 
@@ -210,7 +211,7 @@ impl Mailbox {
             if self.take_knock(ENGINE) || busy {
                 return Task::Queues;
             }
-            self.sleep(ENGINE, || !self.urgent());
+            self.sleep(ENGINE, None, || !self.urgent());
         }
     }
 
@@ -322,7 +323,7 @@ mod tests {
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| {
                 while !mailbox.take_knock(WORKER) {
-                    mailbox.sleep(WORKER, || true);
+                    mailbox.sleep(WORKER, None, || true);
                 }
                 mailbox.doorbells.value(bell)
             });

@@ -144,6 +144,11 @@ impl CompletionQueue {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
+    /// Whether the guest has entries left to take.
+    pub(crate) fn has_left(&self) -> bool {
+        self.head != self.posted_tail()
+    }
+
     /// How far the guest has taken entries.
     pub(crate) fn head(&self) -> u32 {
         self.head
@@ -185,9 +190,13 @@ impl CompletionQueue {
         }
     }
 
-    /// They have been posted.
-    pub(crate) fn posted(&mut self) {
+    /// They have been posted: how many they were, and whether any of them tells of a failure.
+    pub(crate) fn posted(&mut self) -> (u32, bool) {
+        let entries = u32::try_from(self.staged.len()).unwrap_or(u32::MAX);
+        let succeeded = |entry: &CompletionEntry| entry.status.status() == Status::SUCCESS;
+        let failed = !self.staged.iter().all(succeeded);
         self.staged.clear();
+        (entries, failed)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::crew::Mission;
 use crate::doorbells::Owner;
 use crate::io::Io;
 use crate::mailbox::{ENGINE, Mailbox};
+use crate::messages::{Messages, Posted};
 use crate::poll::Poll;
 use crate::queues::{CompletionQueue, SubmissionQueue};
 use crate::registers::Registers;
@@ -70,6 +71,7 @@ pub(crate) struct Worker {
     io: Io,
     sources: Vec<Source>,
     completions: Vec<(u16, CompletionQueue)>,
+    messages: Messages,
     /// Commands that have been fetched; empty but while they are carried out.
     batch: Vec<SubmissionEntry>,
     /// Values of the admin doorbells that the engine has been told of, if this is the [`LOOKOUT`].
@@ -103,6 +105,7 @@ impl Worker {
         mailbox: Arc<Mailbox>,
         poll: Poll,
         io: Io,
+        messages: Messages,
     ) -> Self {
         Self {
             owner,
@@ -113,6 +116,7 @@ impl Worker {
             io,
             sources: Vec::new(),
             completions: Vec::new(),
+            messages,
             batch: vec![SubmissionEntry::new_zeroed(); BATCH],
             admin_seen: [0; 2],
             idle: Idle::default(),
@@ -130,9 +134,12 @@ impl Worker {
                     return;
                 }
                 self.take_heads();
+                self.settle(false);
             }
             self.look_at_admin_doorbells();
-            if self.turn() {
+            let busy = self.turn();
+            self.settle(!busy);
+            if busy {
                 self.idle = Idle::default();
             } else {
                 self.rest();
@@ -156,13 +163,18 @@ impl Worker {
                     self.sources.clear();
                     self.completions.clear();
                     self.shadow = None;
+                    self.messages.forget();
                     self.io.data.session.forget();
                 }
                 Order::Finish => {
                     self.take_heads();
                     while self.turn() && !self.mailbox.urgent() {}
+                    self.send_all_messages();
                 }
-                Order::Leave => self.leaving = true,
+                Order::Leave => {
+                    self.send_all_messages();
+                    self.leaving = true;
+                }
             }
             // It fails if the engine does not wait any more.
             let _ = done.send(());
@@ -181,6 +193,7 @@ impl Worker {
     }
 
     fn remove_completion(&mut self, id: u16) {
+        self.send_all_messages();
         self.completions.retain(|(other, _)| *other != id);
         for index in 0..self.sources.len() {
             let bound_to = self
@@ -237,7 +250,8 @@ impl Worker {
             return std::hint::spin_loop();
         }
         let mailbox = self.mailbox.clone();
-        mailbox.sleep(self.owner, || self.may_sleep());
+        let until = self.messages.until();
+        mailbox.sleep(self.owner, until, || self.may_sleep());
         self.idle = Idle::default();
     }
 
@@ -336,11 +350,23 @@ impl Worker {
         let (Some(head), Some((_, queue))) = (value, queue) else {
             return;
         };
+        let before = queue.head();
         if queue.set_head(head).is_err() {
             self.mailbox.tell_bad_value();
         }
         let (head, tail) = (queue.head(), queue.posted_tail());
         self.mailbox.pending.moved(id, head, tail);
+        if let Some(vector) = queue.vector.filter(|_| head != before) {
+            self.taken(vector);
+        }
+    }
+
+    /// The guest has taken completions of a queue with this vector.
+    fn taken(&mut self, vector: u16) {
+        let queues = self.completions.iter().map(|(_, queue)| queue);
+        let mut queues = queues.filter(|queue| queue.vector == Some(vector));
+        let left = !self.messages.owes(vector) || queues.any(CompletionQueue::has_left);
+        self.messages.taken(vector, left);
     }
 
     /// Has the guest ring when it takes further completions from a queue. What it has taken meanwhile is taken over, which
@@ -388,9 +414,22 @@ impl Worker {
             self.complete(index, entry, status);
         }
         self.batch = batch;
-        self.post(place);
+        let more = self.has_more(index);
+        self.post(place, more);
         self.io.data.session.release();
         count > 0
+    }
+
+    /// Whether the guest has more commands for a queue at this moment.
+    fn has_more(&mut self, index: usize) -> bool {
+        let known = self.sources.get(index).map(|source| {
+            let queue = &source.queue;
+            (source.id, queue.seen(), queue.has_entries())
+        });
+        known.is_some_and(|(id, seen, has_entries)| {
+            let tail = Doorbell::SubmissionTail(id);
+            has_entries || self.value(tail).is_some_and(|value| value != seen)
+        })
     }
 
     /// How many completions there is room for.
@@ -442,12 +481,12 @@ impl Worker {
         entry.cid = command.cid;
         let queue = self.completions.get_mut(place);
         if queue.is_some_and(|(_, queue)| queue.stage(entry, status)) {
-            self.post(place);
+            self.post(place, true);
         }
     }
 
-    /// Posts the completions that are staged for a queue, and interrupts for them.
-    fn post(&mut self, place: usize) {
+    /// Posts the completions that are staged for a queue, and interrupts for them. `more`: further ones follow in no time.
+    fn post(&mut self, place: usize, more: bool) {
         self.io.settle();
         let Some((id, queue)) = self.completions.get_mut(place) else {
             return;
@@ -463,12 +502,42 @@ impl Worker {
             log::debug!("queue {id}: completions cannot be posted");
             return self.mailbox.report(Registers::fatal);
         }
-        queue.posted();
+        let (entries, failed) = queue.posted();
         self.mailbox
             .pending
             .moved(*id, queue.head(), queue.posted_tail());
         if let Some(vector) = queue.vector {
-            self.mailbox.raise(vector);
+            let posted = Posted {
+                vector,
+                entries,
+                failed,
+                more,
+            };
+            self.interrupt(place, posted);
         }
+    }
+
+    /// Interrupts for completions that have been posted, or owes it.
+    fn interrupt(&mut self, place: usize, posted: Posted) {
+        if self.mailbox.sends_messages() {
+            if posted.more && self.messages.is_unanswered(posted.vector) {
+                self.take_head(place);
+                self.io.data.session.release();
+            }
+            if !self.messages.posted(posted, Instant::now) {
+                return;
+            }
+        }
+        self.mailbox.raise(posted.vector);
+    }
+
+    /// Sends the messages that are due after a round. `idle`: nothing was found to do.
+    fn settle(&mut self, idle: bool) {
+        let send = |vector| self.mailbox.raise(vector);
+        self.messages.settle(idle, Instant::now, send);
+    }
+
+    fn send_all_messages(&mut self) {
+        self.messages.send_all(|vector| self.mailbox.raise(vector));
     }
 }

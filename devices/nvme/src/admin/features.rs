@@ -1,7 +1,7 @@
 //! Get Features and Set Features (NVMe Base 2.0, 5.15 and 5.27; NVM Command Set 1.0, 4.1.3).
 //!
-//! Nothing is saved over a power cycle. Interrupt Coalescing and Arbitration are kept and reported, and have no effect:
-//! both are recommendations to a controller.
+//! Nothing is saved over a power cycle. Arbitration is kept and reported, and has no effect: it is a recommendation to a
+//! controller.
 
 use std::time::Instant;
 
@@ -12,8 +12,8 @@ use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::event::AsyncEvent;
 use peerbar_nvme_spec::feature::{
     Arbitration, AsyncEventConfiguration, Capabilities, ErrorRecovery, HostIdentifier,
-    InterruptVectorConfiguration, NumberOfQueues, PowerManagement, Select, TemperatureThreshold,
-    Timestamp, TimestampAttributes, VolatileWriteCache, fid,
+    InterruptCoalescing, InterruptVectorConfiguration, NumberOfQueues, PowerManagement, Select,
+    TemperatureThreshold, Timestamp, TimestampAttributes, VolatileWriteCache, fid,
 };
 use peerbar_nvme_spec::log::CriticalWarning;
 use zerocopy::{FromBytes, IntoBytes};
@@ -105,9 +105,15 @@ impl Features {
     }
 
     /// Volatile Write Cache: whether writes may wait for a Flush.
-    pub(crate) fn write_cache(&self) -> bool {
+    fn write_cache(&self) -> bool {
         self.plain(fid::VOLATILE_WRITE_CACHE)
             .is_some_and(|value| VolatileWriteCache::from_bits(value).wce())
+    }
+
+    /// Interrupt Coalescing, and by vector whether that is disabled.
+    fn coalescing(&self) -> (InterruptCoalescing, &[bool]) {
+        let wish = self.plain(fid::INTERRUPT_COALESCING).unwrap_or(0);
+        (InterruptCoalescing::from_bits(wish), &self.uncoalesced)
     }
 
     /// What SMART warns of: the temperature is beyond a threshold.
@@ -365,10 +371,17 @@ impl Engine {
                 .inspect_err(|_| self.storage.set_write_cache(true))?;
         }
         let result = self.admin.features.set_value(fid, dword, indexes)?;
-        self.storage
-            .set_write_cache(self.admin.features.write_cache());
+        self.apply_features();
         self.check_temperature();
         Ok(Reply::Now(result))
+    }
+
+    /// Has the workers follow what is set.
+    pub(crate) fn apply_features(&self) {
+        let features = &self.admin.features;
+        self.storage.set_write_cache(features.write_cache());
+        let (wish, disabled) = features.coalescing();
+        self.coalescing.set(wish, disabled);
     }
 
     /// The namespaces that a feature is set for: one, or with the broadcast value all. A feature of the whole

@@ -306,6 +306,12 @@ impl Machine {
         wait_for_event(&self.events[vector], &format!("vector {vector}"));
     }
 
+    /// Waits until a vector has been raised, and takes that; how often it has been raised since it was last asked.
+    #[track_caller]
+    pub(crate) fn wait_for_messages(&self, vector: usize) -> u64 {
+        wait_for_events(&self.events[vector], &format!("vector {vector}"))
+    }
+
     /// Whether a vector has been raised since it was last asked.
     pub(crate) fn take_vector(&self, vector: usize) -> bool {
         take_event(&self.events[vector])
@@ -371,11 +377,18 @@ impl Machine {
 /// Waits until an interrupt has come, and takes it.
 #[track_caller]
 pub(crate) fn wait_for_event(event: &OwnedFd, name: &str) {
+    assert!(wait_for_events(event, name) > 0);
+}
+
+#[track_caller]
+fn wait_for_events(event: &OwnedFd, name: &str) -> u64 {
     let mut fds = [PollFd::new(event, PollFlags::IN)];
     let patience = PATIENCE.try_into().unwrap();
     let ready = poll(&mut fds, Some(&patience)).unwrap();
     assert_eq!(ready, 1, "{name} is not raised");
-    assert!(take_event(event));
+    let mut count = [0; 8];
+    rustix::io::read(event, &mut count).unwrap();
+    u64::from_ne_bytes(count)
 }
 
 /// Whether an interrupt has come since it was last asked.

@@ -10,6 +10,7 @@
 
 mod blocks;
 mod cmb;
+mod coalescing;
 mod command;
 mod create_queues;
 mod dma_log;

@@ -10,6 +10,7 @@ use loom::thread;
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, Ordering, fence};
     use loom::sync::{Condvar, Mutex};
+    use std::time::Instant;
 
     /// A bell that does what the kernel's does.
     pub(crate) struct Bell {
@@ -30,7 +31,8 @@ mod sync {
             self.heard.notify_one();
         }
 
-        pub(crate) fn wait(&self) {
+        /// Time never passes here.
+        pub(crate) fn wait(&self, _until: Option<Instant>) {
             let mut rung = self.rung.lock().unwrap();
             while !*rung {
                 rung = self.heard.wait(rung).unwrap();
@@ -87,7 +89,7 @@ fn a_doorbell_that_is_looked_at_before_sleeping_is_never_missed() {
         });
         let idle = || scene.value.load(Ordering::Acquire) == 0;
         while idle() {
-            scene.alarm.sleep(idle);
+            scene.alarm.sleep(None, idle);
         }
         guest.join().unwrap();
     });
@@ -106,7 +108,7 @@ fn a_knock_for_an_order_is_never_missed() {
             if scene.alarm.take_knock() && scene.order.lock().unwrap().take() == Some(1) {
                 break;
             }
-            scene.alarm.sleep(|| true);
+            scene.alarm.sleep(None, || true);
         }
         engine.join().unwrap();
     });
@@ -128,7 +130,7 @@ fn a_shadow_doorbell_is_seen_or_rung() {
         let idle = || scene.shadow.load(Ordering::Relaxed) == 0;
         while idle() {
             let _ = scene.alarm.take_knock();
-            scene.alarm.sleep(|| {
+            scene.alarm.sleep(None, || {
                 scene.event.store(0, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
                 idle()

@@ -1,0 +1,112 @@
+//! Interrupt Coalescing and Interrupt Vector Configuration (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7). When exactly a message
+//! goes is tested without a machine around it (`src/messages.rs`).
+
+use crate::command::{Command, FLUSH, delete_cq, delete_sq, get_feature, set_feature};
+use crate::driver::{Driver, ENABLED, Pair};
+use crate::machine::CC;
+
+const COALESCING: u8 = 0x08;
+const VECTOR_CONFIGURATION: u8 = 0x09;
+/// A message for 256 completions, or after 25.5 ms.
+const MOST: u32 = 0xffff;
+const DISABLED: u32 = 1 << 16;
+const SHUTDOWN: u32 = 1 << 14;
+const SHUTDOWN_STATUS: u32 = 3 << 2;
+const SHUTDOWN_COMPLETE: u32 = 2 << 2;
+const COMMANDS: u64 = 200;
+
+fn flush() -> Command {
+    Command::new(FLUSH, 1, &[])
+}
+
+/// A driver whose completions are coalesced as far as they can be, and no message of before is left.
+fn coalesced() -> Driver {
+    let mut driver = Driver::new();
+    driver.ok(0, set_feature(COALESCING, MOST));
+    driver.take_vector(0);
+    driver
+}
+
+/// How many messages come by a vector, if there are `least`.
+#[track_caller]
+fn messages(driver: &Driver, vector: usize, least: u64) -> u64 {
+    let mut seen = 0;
+    while seen < least {
+        seen += driver.wait_for_messages(vector);
+    }
+    seen
+}
+
+#[test]
+fn a_completion_that_no_other_follows_gets_its_message() {
+    let mut driver = coalesced();
+    for _ in 0..3 {
+        driver.submit(1, flush());
+        driver.wait_for_vector(1);
+        assert_eq!(driver.take(1).code(), 0);
+    }
+}
+
+#[test]
+fn completions_share_messages_unless_that_is_disabled_for_their_vector() {
+    let mut driver = coalesced();
+    driver.create_pair(2, Pair::usual(2));
+    driver.ok(0, set_feature(VECTOR_CONFIGURATION, DISABLED | 2));
+    for _ in 0..COMMANDS {
+        for queue in [1, 2] {
+            driver.submit(queue, flush());
+            driver.take_silently(queue);
+        }
+        // Later: what has been taken needs no message.
+        for queue in [1, 2] {
+            driver.acknowledge(queue);
+        }
+    }
+    assert_eq!(messages(&driver, 2, COMMANDS), COMMANDS);
+    driver.submit(1, flush());
+    let shared = messages(&driver, 1, 1);
+    assert!(shared < COMMANDS / 2, "{shared} messages");
+}
+
+#[test]
+fn completions_of_the_admin_queue_are_never_held_back() {
+    let mut driver = coalesced();
+    for _ in 0..COMMANDS {
+        driver.ok(0, get_feature(COALESCING, 0, 0));
+    }
+    // The one before may have been under way yet when it was looked for.
+    let seen = messages(&driver, 0, COMMANDS);
+    assert!((COMMANDS..=COMMANDS + 1).contains(&seen), "{seen} messages");
+}
+
+#[test]
+fn a_queue_that_goes_leaves_no_message_owed() {
+    let mut driver = coalesced();
+    driver.submit(1, flush());
+    driver.take_silently(1);
+    driver.ok(0, delete_sq(1));
+    driver.ok(0, delete_cq(1));
+    assert!(driver.take_vector(1));
+}
+
+#[test]
+fn a_shutdown_leaves_no_message_owed() {
+    let mut driver = coalesced();
+    driver.submit(1, flush());
+    driver.take_silently(1);
+    driver.set_register(CC, ENABLED | SHUTDOWN);
+    driver.wait_for_status(SHUTDOWN_STATUS, SHUTDOWN_COMPLETE);
+    assert!(driver.take_vector(1));
+}
+
+#[test]
+fn a_controller_reset_ends_it() {
+    let mut driver = coalesced();
+    driver.disable();
+    driver.bring_up();
+    driver.take_vector(1);
+    for _ in 0..COMMANDS {
+        driver.run(1, flush());
+    }
+    assert_eq!(messages(&driver, 1, COMMANDS), COMMANDS);
+}
