@@ -4,6 +4,7 @@ mod boot;
 mod devices;
 mod fio;
 mod guest;
+mod idle;
 mod iommu;
 mod lab;
 mod p2p;
@@ -41,6 +42,7 @@ pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
         Bench::P2p(options) => in_guest("bench-p2p", p2p::measure, options)?,
         Bench::Iommu(options) => in_guest("bench-iommu", iommu::measure, options)?,
         Bench::Devices(options) => in_guest("bench-devices", devices::measure, options)?,
+        Bench::Idle(options) => in_guest("bench-idle", idle::measure, options)?,
         Bench::Boot(options) => on_boot(options)?,
         Bench::Compare { first, second } => {
             print(&compare(&load(first)?, &load(second)?))?;

@@ -179,6 +179,8 @@ pub(crate) enum Bench {
     Instructions(BenchHost),
     /// Loads our controller and QEMU's own with fio, in turn in one guest.
     Guest(BenchGuest),
+    /// What the servers of a guest cost that does nothing.
+    Idle(BenchGuest),
     /// Transfers between devices, beside the ways around: through guest RAM, and by messages through QEMU.
     P2p(BenchGuest),
     /// What it costs that an IOMMU translates, for each kind of IOMMU.

@@ -1,49 +1,46 @@
-//! A benchmark in short, with the real server: its results are complete, and can be read back.
+//! Benchmarks in short, with the real servers: results are complete, and can be read back; and what must hold on any
+//! machine, however busy, holds.
 
-use std::fs;
+use std::collections::BTreeMap;
 use std::process::Command;
 
+use anyhow::{Context, ensure};
 use serde_json::Value;
 
 use crate::PEERBAR;
+use crate::launched::Launched;
+
+/// A short measurement that is over, and its figures by their names.
+fn measure(suite: &[&str]) -> anyhow::Result<(Launched, BTreeMap<String, Value>)> {
+    let words = [&["bench"], suite, &["--quick"]].concat();
+    let mut launched = Launched::start(tempfile::tempdir()?, &words)?;
+    let (code, _, said) = launched.end()?;
+    ensure!(code == Some(0), "{said}");
+    let report: Value = serde_json::from_str(&launched.kept("results.json")?)?;
+    let figures = report.pointer("/figures").and_then(Value::as_array);
+    let named = figures.into_iter().flatten().map(|figure| {
+        let name = figure.pointer("/name").and_then(Value::as_str);
+        Ok((name.context("no name")?.to_owned(), figure.clone()))
+    });
+    let figures = named.collect::<anyhow::Result<_>>()?;
+    Ok((launched, figures))
+}
 
 #[test]
 #[ignore = "needs what scripts/build makes"]
 fn a_short_benchmark_has_every_figure() {
-    let runs = tempfile::tempdir().unwrap();
-    let host = [
-        "bench",
-        "host",
-        "--quick",
-        "--only",
-        "read-4k/1-queues",
-        "--runs",
-    ];
-    let measured = Command::new(PEERBAR)
-        .args(host)
-        .arg(runs.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&measured.stderr);
-    assert!(measured.status.success(), "{said}");
-    let results = runs.path().join("latest");
-    let text = fs::read_to_string(results.join("results.json")).unwrap();
-    let report: Value = serde_json::from_str(&text).unwrap();
-    let figures = report["figures"].as_array().unwrap();
-    let mut names: Vec<&str> = figures
-        .iter()
-        .map(|figure| figure["name"].as_str().unwrap())
-        .collect();
-    names.sort_unstable();
+    let (launched, figures) = measure(&["host", "--only", "read-4k/1-queues"]).unwrap();
+    let names: Vec<&str> = figures.keys().map(String::as_str).collect();
     let expected = ["null", "ram"].map(|backend| {
         ["1", "1/p99", "256", "32"]
             .map(|depth| format!("host/{backend}/read-4k/1-queues/depth-{depth}"))
     });
     assert_eq!(names, expected.concat());
-    for figure in figures {
+    for figure in figures.values() {
         assert!(figure["value"].as_f64().unwrap() > 0.0, "{figure}");
         assert!(figure["ratio"].as_f64().unwrap() > 0.0, "{figure}");
     }
+    let results = launched.folder.path().join("runs/latest");
     let compared = Command::new(PEERBAR)
         .args(["bench", "compare"])
         .args([&results, &results])
@@ -54,4 +51,17 @@ fn a_short_benchmark_has_every_figure() {
         table.contains("host/ram/read-4k/1-queues/depth-32"),
         "{table}"
     );
+}
+
+/// Processor time is not stretched by what else a machine has to do.
+#[test]
+#[ignore = "boots a guest"]
+fn a_guest_that_does_nothing_costs_its_servers_less_than_a_hundredth_of_a_processor() {
+    let (_, figures) = measure(&["idle"]).unwrap();
+    for polling in ["adaptive", "never"] {
+        let share = figures[&format!("idle/{polling}")]["ratio"]
+            .as_f64()
+            .unwrap();
+        assert!(share < 0.01, "{polling}: {share} of a processor");
+    }
 }
