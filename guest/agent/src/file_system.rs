@@ -21,6 +21,9 @@ const STEP: usize = 1 << 20;
 /// transfers under test on a machine that is slow.
 const WRITEBACK: &str = "/proc/sys/vm/dirty_writeback_centisecs";
 
+/// How often XFS writes to its log that it has nothing to log, and the longest that it takes: two hours.
+const XFS_LOGGING: (&str, &str) = ("/proc/sys/fs/xfs/xfssyncd_centisecs", "720000");
+
 /// Data on a disk of which every byte has its place already, so that writing to it changes nothing else.
 #[derive(Debug)]
 pub(crate) struct Volume {
@@ -55,7 +58,11 @@ impl Volume {
             Medium::Xfs => ("mkfs.xfs -q -f", "xfs", c""),
         };
         lab.load_module(kind)?;
-        fs::write(WRITEBACK, "0").with_context(|| format!("cannot write {WRITEBACK}"))?;
+        set(WRITEBACK, "0")?;
+        if on == Medium::Xfs {
+            let (logging, most) = XFS_LOGGING;
+            set(logging, most)?;
+        }
         run(lab, &format!("{make} {}", node.display()))?;
         let place = Path::new("/mnt").join(&controller.name);
         fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
@@ -112,6 +119,10 @@ impl Volume {
         file.sync_all()?;
         self.settle()
     }
+}
+
+fn set(parameter: &str, value: &str) -> anyhow::Result<()> {
+    fs::write(parameter, value).with_context(|| format!("cannot write {value} to {parameter}"))
 }
 
 fn run(lab: &Lab, line: &str) -> anyhow::Result<()> {
