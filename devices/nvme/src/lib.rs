@@ -44,6 +44,7 @@ mod io;
 mod mailbox;
 mod messages;
 mod namespace;
+mod outbox;
 mod pending;
 mod poll;
 mod prp;

@@ -15,7 +15,8 @@ use crate::crew::Mission;
 use crate::doorbells::Owner;
 use crate::io::Io;
 use crate::mailbox::{ENGINE, Mailbox};
-use crate::messages::{Messages, Posted};
+use crate::messages::Messages;
+use crate::outbox::Outbox;
 use crate::poll::Poll;
 use crate::queues::{CompletionQueue, SubmissionQueue};
 use crate::registers::Registers;
@@ -53,7 +54,7 @@ pub(crate) enum Order {
     Leave,
 }
 
-/// A submission queue, and the place of its completion queue in [`Worker::completions`].
+/// A submission queue, and the place of its completion queue in the [`Outbox`].
 struct Source {
     id: u16,
     queue: SubmissionQueue,
@@ -70,8 +71,7 @@ pub(crate) struct Worker {
     shadow: Option<Shadow>,
     io: Io,
     sources: Vec<Source>,
-    completions: Vec<(u16, CompletionQueue)>,
-    messages: Messages,
+    outbox: Outbox,
     /// Commands that have been fetched; empty but while they are carried out.
     batch: Vec<SubmissionEntry>,
     /// Values of the admin doorbells that the engine has been told of, if this is the [`LOOKOUT`].
@@ -110,13 +110,12 @@ impl Worker {
         Self {
             owner,
             inbox,
+            outbox: Outbox::new(mailbox.clone(), messages),
             mailbox,
             poll,
             shadow: None,
             io,
             sources: Vec::new(),
-            completions: Vec::new(),
-            messages,
             batch: vec![SubmissionEntry::new_zeroed(); BATCH],
             admin_seen: [0; 2],
             idle: Idle::default(),
@@ -134,11 +133,11 @@ impl Worker {
                     return;
                 }
                 self.take_heads();
-                self.settle(false);
+                self.outbox.settle(false);
             }
             self.look_at_admin_doorbells();
             let busy = self.turn();
-            self.settle(!busy);
+            self.outbox.settle(!busy);
             if busy {
                 self.idle = Idle::default();
             } else {
@@ -152,7 +151,7 @@ impl Worker {
             match order {
                 Order::AddCompletion(id, queue) => {
                     self.start(Doorbell::CompletionHead(id));
-                    self.completions.push((id, queue));
+                    self.outbox.add(id, queue);
                 }
                 Order::AddSubmission(id, queue) => self.add_source(id, queue),
                 Order::RemoveSubmission(id) => self.sources.retain(|source| source.id != id),
@@ -161,18 +160,17 @@ impl Worker {
                 Order::Forget => {
                     self.admin_seen = [0; 2];
                     self.sources.clear();
-                    self.completions.clear();
+                    self.outbox.forget();
                     self.shadow = None;
-                    self.messages.forget();
                     self.io.data.session.forget();
                 }
                 Order::Finish => {
                     self.take_heads();
                     while self.turn() && !self.mailbox.urgent() {}
-                    self.send_all_messages();
+                    self.outbox.send_all();
                 }
                 Order::Leave => {
-                    self.send_all_messages();
+                    self.outbox.send_all();
                     self.leaving = true;
                 }
             }
@@ -193,8 +191,7 @@ impl Worker {
     }
 
     fn remove_completion(&mut self, id: u16) {
-        self.send_all_messages();
-        self.completions.retain(|(other, _)| *other != id);
+        self.outbox.remove(id);
         for index in 0..self.sources.len() {
             let bound_to = self
                 .sources
@@ -209,8 +206,7 @@ impl Worker {
 
     /// Looks for the doorbells elsewhere from now on, where they go on from the values that they have.
     fn take_up(&mut self, shadow: Shadow) {
-        let heads = self.completions.iter();
-        let heads = heads.map(|(id, _)| Doorbell::CompletionHead(*id));
+        let heads = self.outbox.ids().map(Doorbell::CompletionHead);
         let tails = self.sources.iter();
         let tails = tails.map(|source| Doorbell::SubmissionTail(source.id));
         for doorbell in heads.chain(tails) {
@@ -230,9 +226,7 @@ impl Worker {
     }
 
     fn place(&self, completion: u16) -> Option<usize> {
-        self.completions
-            .iter()
-            .position(|(id, _)| *id == completion)
+        self.outbox.ids().position(|id| id == completion)
     }
 
     /// Nothing is left to do: goes on looking for a while, and then sleeps.
@@ -250,7 +244,7 @@ impl Worker {
             return std::hint::spin_loop();
         }
         let mailbox = self.mailbox.clone();
-        let until = self.messages.until();
+        let until = self.outbox.until();
         mailbox.sleep(self.owner, until, || self.may_sleep());
         self.idle = Idle::default();
     }
@@ -332,7 +326,7 @@ impl Worker {
 
     /// Takes over the values of all head doorbells, as one of them has been rung.
     fn take_heads(&mut self) {
-        for place in 0..self.completions.len() {
+        for place in 0..self.outbox.ids().count() {
             self.take_head(place);
         }
         self.io.data.session.release();
@@ -342,44 +336,24 @@ impl Worker {
     }
 
     fn take_head(&mut self, place: usize) {
-        let Some(&(id, _)) = self.completions.get(place) else {
-            return;
-        };
-        let value = self.value(Doorbell::CompletionHead(id));
-        let queue = self.completions.get_mut(place);
-        let (Some(head), Some((_, queue))) = (value, queue) else {
-            return;
-        };
-        let before = queue.head();
-        if queue.set_head(head).is_err() {
-            self.mailbox.tell_bad_value();
+        let id = self.outbox.queue(place).map(|(id, _)| id);
+        let value = id.and_then(|id| self.value(Doorbell::CompletionHead(id)));
+        if let Some(value) = value {
+            self.outbox.take_head(place, value);
         }
-        let (head, tail) = (queue.head(), queue.posted_tail());
-        self.mailbox.pending.moved(id, head, tail);
-        if let Some(vector) = queue.vector.filter(|_| head != before) {
-            self.taken(vector);
-        }
-    }
-
-    /// The guest has taken completions of a queue with this vector.
-    fn taken(&mut self, vector: u16) {
-        let queues = self.completions.iter().map(|(_, queue)| queue);
-        let mut queues = queues.filter(|queue| queue.vector == Some(vector));
-        let left = !self.messages.owes(vector) || queues.any(CompletionQueue::has_left);
-        self.messages.taken(vector, left);
     }
 
     /// Has the guest ring when it takes further completions from a queue. What it has taken meanwhile is taken over, which
     /// ends, since it cannot take more than there is.
     fn call_at_head(&mut self, place: usize) {
-        while let (Some(shadow), Some((id, queue))) = (self.shadow, self.completions.get(place)) {
-            let (id, seen) = (*id, queue.head());
+        while let (Some(shadow), Some((id, queue))) = (self.shadow, self.outbox.queue(place)) {
+            let seen = queue.head();
             let bell = Doorbell::CompletionHead(id);
             if !shadow.call_at(&mut self.io.data.session, bell, seen) {
                 return self.lose_doorbell(id);
             }
             self.take_head(place);
-            let queue = self.completions.get(place);
+            let queue = self.outbox.queue(place);
             if queue.is_none_or(|(_, queue)| queue.head() == seen) {
                 return;
             }
@@ -434,17 +408,13 @@ impl Worker {
 
     /// How many completions there is room for.
     fn room(&mut self, place: usize) -> usize {
-        let room = |worker: &Self| {
-            let queue = worker.completions.get(place);
-            queue.map_or(0, |(_, queue)| queue.room())
-        };
-        if room(self) < BATCH {
+        if self.outbox.room(place) < BATCH {
             self.take_head(place);
         }
-        if room(self) == 0 {
+        if self.outbox.room(place) == 0 {
             self.call_at_head(place);
         }
-        room(self)
+        self.outbox.room(place)
     }
 
     /// Fetches up to `most` commands; how many there are.
@@ -479,7 +449,7 @@ impl Worker {
         entry.sqhd = U16::new(source.queue.head());
         entry.sqid = U16::new(source.id);
         entry.cid = command.cid;
-        let queue = self.completions.get_mut(place);
+        let queue = self.outbox.queue(place);
         if queue.is_some_and(|(_, queue)| queue.stage(entry, status)) {
             self.post(place, true);
         }
@@ -488,7 +458,7 @@ impl Worker {
     /// Posts the completions that are staged for a queue, and interrupts for them. `more`: further ones follow in no time.
     fn post(&mut self, place: usize, more: bool) {
         self.io.settle();
-        let Some((id, queue)) = self.completions.get_mut(place) else {
+        let Some((id, queue)) = self.outbox.queue(place) else {
             return;
         };
         let Some((address, bytes)) = queue.staged() else {
@@ -502,42 +472,13 @@ impl Worker {
             log::debug!("queue {id}: completions cannot be posted");
             return self.mailbox.report(Registers::fatal);
         }
-        let (entries, failed) = queue.posted();
-        self.mailbox
-            .pending
-            .moved(*id, queue.head(), queue.posted_tail());
-        if let Some(vector) = queue.vector {
-            let posted = Posted {
-                vector,
-                entries,
-                failed,
-                more,
-            };
-            self.interrupt(place, posted);
+        let Some(posted) = self.outbox.written(place, more) else {
+            return;
+        };
+        if self.outbox.waits_for_head(&posted) {
+            self.take_head(place);
+            self.io.data.session.release();
         }
-    }
-
-    /// Interrupts for completions that have been posted, or owes it.
-    fn interrupt(&mut self, place: usize, posted: Posted) {
-        if self.mailbox.sends_messages() {
-            if posted.more && self.messages.is_unanswered(posted.vector) {
-                self.take_head(place);
-                self.io.data.session.release();
-            }
-            if !self.messages.posted(posted, Instant::now) {
-                return;
-            }
-        }
-        self.mailbox.raise(posted.vector);
-    }
-
-    /// Sends the messages that are due after a round. `idle`: nothing was found to do.
-    fn settle(&mut self, idle: bool) {
-        let send = |vector| self.mailbox.raise(vector);
-        self.messages.settle(idle, Instant::now, send);
-    }
-
-    fn send_all_messages(&mut self) {
-        self.messages.send_all(|vector| self.mailbox.raise(vector));
+        self.outbox.interrupt(posted);
     }
 }
