@@ -26,12 +26,14 @@ pub(super) struct File {
     pub(super) host_bridge: Vec<HostBridgeTable>,
     #[serde(default)]
     pub(super) switch: Vec<SwitchTable>,
+    #[serde(default)]
     pub(super) nvme: Vec<NvmeTable>,
     #[serde(default)]
     pub(super) gpu: Vec<GpuTable>,
     #[serde(default)]
     pub(super) module: Vec<ModuleTable>,
-    pub(super) check: Spanned<Vec<CheckTable>>,
+    #[serde(default)]
+    pub(super) check: Vec<CheckTable>,
 }
 
 /// The virtual machine around the devices.

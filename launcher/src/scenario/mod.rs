@@ -523,8 +523,12 @@ mod tests {
             "x.toml:10: a command is run in the tools root: write `tools = true` at the top"
         );
         assert_eq!(
-            refused("check = []\n", "").unwrap_err(),
-            "x.toml:1: `check` is empty: a run without checks shows nothing"
+            refused("", "").unwrap_err(),
+            "x.toml:1: there is no [[check]]: a run without checks shows nothing"
+        );
+        assert_eq!(
+            parse("timeout = \"9s\"\nname = \"x\"\n".to_owned()).unwrap_err(),
+            "x.toml:2: there is no device: add an [[nvme]] or a [[gpu]]"
         );
         for memory in ["0", "94M", "97M"] {
             let top = format!("tools = true\nmachine = {{ memory = \"{memory}\" }}\n");

@@ -8,7 +8,7 @@ use peerbar_report::{Check, Module};
 use toml::Spanned;
 
 use super::buses;
-use super::check::{CheckTable, Devices};
+use super::check::Devices;
 use super::error::Problem;
 use super::file::{
     File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NvmeTable, SwitchTable,
@@ -34,6 +34,7 @@ pub(super) const MEMORY_UNIT: u64 = 2 << 20;
 /// Checks the file as a whole; images are relative to `folder`.
 pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     let name = fitting(file.name.clone(), LONGEST_SCENARIO)?;
+    complete(&file)?;
     let places = places(&file.host_bridge, &file.switch)?;
     together::ports(&file)?;
     buses::fit(&file)?;
@@ -51,10 +52,12 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         tools: file.tools,
         virtio_gpu: machine.virtio_gpu,
     };
-    let tables = file.check.get_ref().iter();
+    let tables = file.check.iter();
     let labels = tables.map(|table| table.name.clone().map(label).transpose());
     let labels = labels.collect::<Result<_, _>>()?;
-    let checks = checks(file.check, &devices)?;
+    let checks = file.check.into_iter();
+    let checks = checks.map(|table| table.into_check(&devices));
+    let checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
     let needed = needed_modules(&machine, &gpus, &checks);
     let mut modules = modules(file.module, needed)?;
     // A driver that comes before it would work without the IOMMU for good.
@@ -73,6 +76,18 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         checks,
         labels,
     })
+}
+
+/// Something to look at, and a look at it.
+fn complete(file: &File) -> Result<(), Problem> {
+    let lacking = if file.nvme.is_empty() && file.gpu.is_empty() {
+        "there is no device: add an [[nvme]] or a [[gpu]]"
+    } else if file.check.is_empty() {
+        "there is no [[check]]: a run without checks shows nothing"
+    } else {
+        return Ok(());
+    };
+    Err(Problem::new(file.name.span(), lacking))
 }
 
 fn places(bridges: &[HostBridgeTable], switches: &[SwitchTable]) -> Result<Places, Problem> {
@@ -112,19 +127,6 @@ fn endpoints(
     unique(names, &[places.names(), taken].concat(), LONGEST_SERIAL)?;
     let gpus = gpus.into_iter().map(|table| gpu(table, places));
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
-}
-
-fn checks(tables: Spanned<Vec<CheckTable>>, devices: &Devices<'_>) -> Result<Vec<Check>, Problem> {
-    let at = tables.span();
-    let tables = tables.into_inner();
-    if tables.is_empty() {
-        return Err(Problem::new(
-            at,
-            "`check` is empty: a run without checks shows nothing",
-        ));
-    }
-    let checks = tables.into_iter().map(|table| table.into_check(devices));
-    checks.collect()
 }
 
 /// What the table of results calls a check must not steer the terminal.
