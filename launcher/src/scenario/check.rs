@@ -102,6 +102,17 @@ enum Through {
 }
 
 impl CheckTable {
+    /// Refuses the check where others follow it.
+    pub(super) fn may_be_followed(&self) -> Result<(), Problem> {
+        match self.kind.get_ref() {
+            Kind::GpuLost => Err(Problem::new(
+                self.kind.span(),
+                "nothing is left to check once a GPU is lost: move this check to the end",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// The check, once every key fits its kind and every name a device.
     pub(super) fn into_check(mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
         let nvmes = devices.nvmes;
@@ -152,7 +163,7 @@ impl CheckTable {
                 gpu: self.gpu(devices)?.name.clone(),
             },
             Kind::GpuBeyondAperture => Check::GpuBeyondAperture {
-                gpu: self.gpu(devices)?.name.clone(),
+                gpu: self.gpu_with_hidden_vram(devices)?,
             },
             Kind::GpuMapping => Check::GpuMapping {
                 gpu: self.gpu(devices)?.name.clone(),
@@ -169,7 +180,7 @@ impl CheckTable {
                 gpu: self.gpu(devices)?.name.clone(),
             },
             Kind::GpuLong => Check::GpuLong {
-                gpu: self.gpu(devices)?.name.clone(),
+                gpu: self.gpu_with_long_aperture(devices)?,
             },
             Kind::GpuOwners => Check::GpuOwners {
                 gpu: self.gpu(devices)?.name.clone(),

@@ -38,12 +38,18 @@ pub(super) fn read<'de, D: Deserializer<'de>>(
     Ok(Some(Spanned::new(at, Sanitize { expected })))
 }
 
-/// Refuses a sanitizer that could find nothing: without an IOMMU that translates all RAM is mapped all the time.
+/// Refuses a sanitizer that could find nothing: where no device is `recorded`, and without an IOMMU that translates, since
+/// then all RAM is mapped all the time.
 pub(super) fn beside(
     wanted: Option<Spanned<Sanitize>>,
     iommu: Iommu,
+    recorded: bool,
 ) -> Result<Option<Sanitize>, Problem> {
     match wanted {
+        Some(wanted) if !recorded => Err(Problem::new(
+            wanted.span(),
+            "`sanitize` needs a device of peerbar's: QEMU's own keep no record of their DMA",
+        )),
         Some(wanted) if !iommu.translates() => Err(Problem::new(
             wanted.span(),
             format!(
@@ -94,11 +100,13 @@ mod tests {
     #[test]
     fn it_is_not_for_machines_where_everything_is_mapped() {
         let wanted = || Some(Spanned::new(0..4, Sanitize::default()));
-        assert_eq!(beside(None, Iommu::None).unwrap(), None);
-        let kept = beside(wanted(), Iommu::Amd).unwrap();
+        assert_eq!(beside(None, Iommu::None, false).unwrap(), None);
+        let unrecorded = beside(wanted(), Iommu::Amd, false).unwrap_err();
+        assert!(unrecorded.message.contains("QEMU's own keep no record"));
+        let kept = beside(wanted(), Iommu::Amd, true).unwrap();
         assert_eq!(kept, Some(Sanitize::default()));
         for iommu in [Iommu::None, Iommu::IntelPassthrough] {
-            let problem = beside(wanted(), iommu).unwrap_err();
+            let problem = beside(wanted(), iommu, true).unwrap_err();
             assert!(problem.message.contains("needs an IOMMU that translates"));
         }
     }

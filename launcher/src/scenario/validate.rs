@@ -8,7 +8,7 @@ use peerbar_report::{Check, Module};
 use toml::Spanned;
 
 use super::buses;
-use super::check::Devices;
+use super::check::{CheckTable, Devices};
 use super::error::Problem;
 use super::file::{
     File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NvmeTable, SwitchTable,
@@ -18,7 +18,7 @@ use super::nvme::nvme;
 use super::place::Places;
 use super::sanitize;
 use super::together;
-use super::{Gpu, Machine, Nvme, Scenario, Switch};
+use super::{Gpu, Machine, Model, Nvme, Scenario, Switch};
 use crate::size::Size;
 
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
@@ -42,8 +42,7 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     let p2pmem = together::P2pmem::of(&file);
     let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &places, folder)?;
     let switches = switches(file.switch, &places)?;
-    let ats = nvmes.iter().any(|nvme| nvme.ats) || gpus.iter().any(|gpu| gpu.ats);
-    let machine = machine(file.machine, &gpus, ats)?;
+    let machine = machine(file.machine, &nvmes, &gpus)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
     let devices = Devices {
         nvmes: &nvmes,
@@ -52,6 +51,8 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         tools: file.tools,
         virtio_gpu: machine.virtio_gpu,
     };
+    let mut before_last = file.check.iter().rev().skip(1);
+    before_last.try_for_each(CheckTable::may_be_followed)?;
     let tables = file.check.iter();
     let labels = tables.map(|table| table.name.clone().map(label).transpose());
     let labels = labels.collect::<Result<_, _>>()?;
@@ -155,7 +156,8 @@ fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
     Ok(bytes)
 }
 
-fn machine(table: MachineTable, gpus: &[Gpu], ats: bool) -> Result<Machine, Problem> {
+fn machine(table: MachineTable, nvmes: &[Nvme], gpus: &[Gpu]) -> Result<Machine, Problem> {
+    let recorded = !gpus.is_empty() || nvmes.iter().any(|nvme| nvme.model == Model::Peerbar);
     let cpus = match table.cpus {
         Some(cpus) if !(1..=64).contains(cpus.get_ref()) => {
             return Err(Problem::new(
@@ -171,8 +173,8 @@ fn machine(table: MachineTable, gpus: &[Gpu], ats: bool) -> Result<Machine, Prob
         cpus,
         iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
-        sanitize: sanitize::beside(table.sanitize, table.iommu)?,
-        ats,
+        sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
+        ats: nvmes.iter().any(|nvme| nvme.ats) || gpus.iter().any(|gpu| gpu.ats),
         virtio_gpu: table.virtio_gpu,
     })
 }

@@ -8,6 +8,8 @@ use crate::scenario::error::Problem;
 use crate::scenario::{Gpu, Nvme};
 use crate::size::Size;
 
+/// What the GPU's driver moves with one command at the most.
+const LONGEST_COMMAND: u64 = 1 << 30;
 /// The smallest disk that mkfs.xfs takes.
 const LEAST_XFS: u64 = 300 << 20;
 /// What a file system keeps to itself: so much, and an eighth of the disk.
@@ -30,6 +32,41 @@ impl CheckTable {
             );
             Problem::new(name.span(), message)
         })
+    }
+
+    /// A GPU of whose VRAM the aperture shows a part.
+    pub(super) fn gpu_with_hidden_vram(
+        &mut self,
+        devices: &Devices<'_>,
+    ) -> Result<String, Problem> {
+        let gpu = self.gpu(devices)?;
+        if gpu.vram > gpu.aperture {
+            return Ok(gpu.name.clone());
+        }
+        let message = format!(
+            "the aperture of `{}` shows all of its VRAM, {}: give it a smaller `aperture`",
+            gpu.name,
+            Size(gpu.vram)
+        );
+        Err(Problem::new(self.kind.span(), message))
+    }
+
+    /// A GPU whose aperture is longer than what its driver moves with one command.
+    pub(super) fn gpu_with_long_aperture(
+        &mut self,
+        devices: &Devices<'_>,
+    ) -> Result<String, Problem> {
+        let gpu = self.gpu(devices)?;
+        if gpu.aperture > LONGEST_COMMAND {
+            return Ok(gpu.name.clone());
+        }
+        let message = format!(
+            "the aperture of `{}` has {}: give it a `vram` and an `aperture` of more than {}",
+            gpu.name,
+            Size(gpu.aperture),
+            Size(LONGEST_COMMAND)
+        );
+        Err(Problem::new(self.kind.span(), message))
     }
 
     pub(super) fn gpu_file(&mut self, devices: &Devices<'_>) -> Result<GpuFile, Problem> {
@@ -195,6 +232,18 @@ mod tests {
             (
                 "kind = \"gpu-mapping\"\ngpu = \"g1\"".to_owned(),
                 "x.toml:13: no [[gpu]] is named `g1`: there is g0",
+            ),
+            (
+                "kind = \"gpu-beyond-aperture\"\ngpu = \"g0\"".to_owned(),
+                "x.toml:12: the aperture of `g0` shows all of its VRAM, 64M: give it a smaller `aperture`",
+            ),
+            (
+                "kind = \"gpu-long\"\ngpu = \"g0\"".to_owned(),
+                "x.toml:12: the aperture of `g0` has 64M: give it a `vram` and an `aperture` of more than 1G",
+            ),
+            (
+                "kind = \"gpu-lost\"\ngpu = \"g0\"\ndisk = \"d0\"\n\n[[check]]\nkind = \"gpu-atomics\"\ngpu = \"g0\"".to_owned(),
+                "x.toml:12: nothing is left to check once a GPU is lost: move this check to the end",
             ),
             (format!("{file}disks = []"), "x.toml:14: no disk is named"),
             (
