@@ -1,8 +1,6 @@
 //! Address translation services: a function that keeps translations does what one does that keeps none, whatever the guest maps
 //! and unmaps meanwhile; only a port that redirects lets its translated requests pass.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
-
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -10,11 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use peerbar_dma::{
-    Ask, MemoryFile, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers, Purpose,
-    Requester, Upstream, UpstreamError,
-};
+use peerbar_dma::{MemoryFile, PeerId, PeerMemory, PeerRouting, PeerWindow, Purpose, Requester};
 use proptest::prelude::*;
+
+use crate::nothing::Nothing;
 
 const PAGE: u64 = 0x1000;
 /// Where the peer's window is, and how long.
@@ -23,27 +20,6 @@ const PEER_PAGES: u64 = 4;
 const RAM_PAGES: u64 = 16;
 /// No test waits longer than this for what does not come.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A client that has nothing, and peers without registers.
-struct Nothing;
-
-impl Upstream for Nothing {
-    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
-        if let Some(first) = asks.first_mut() {
-            first.outcome = Some(Err(UpstreamError::Refused(19)));
-        }
-    }
-}
-
-impl Peers for Nothing {
-    fn read(&self, _: PeerId, _: u64, _: &mut [u8]) -> Result<(), PeerError> {
-        Err(PeerError::Unsupported)
-    }
-
-    fn write(&self, _: PeerId, _: u64, _: &[u8]) -> Result<(), PeerError> {
-        Err(PeerError::Unsupported)
-    }
-}
 
 /// A function below a switch, guest RAM, and a peer's memory.
 struct World {

@@ -1,17 +1,17 @@
 //! Errant DMA: whatever address a function uses, no byte changes but those that the address is an address of.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
-
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Ask, DmaError, DmaFault, MemoryFile, PeerId, PeerMemory, PeerWindow, Purpose, Requester, Span,
-    Upstream, UpstreamError, Window, WindowId, WindowMemory,
+    DmaError, DmaFault, MemoryFile, PeerId, PeerMemory, PeerWindow, Purpose, Requester, Span,
+    Window, WindowId, WindowMemory,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
+
+use crate::nothing::Nothing;
 
 const PAGE: u64 = 0x1000;
 /// Pages of each memory; only the second and third are lent.
@@ -33,17 +33,6 @@ struct Exposed {
     file: File,
     address: u64,
     writable: bool,
-}
-
-/// A client that has nothing.
-struct Nothing;
-
-impl Upstream for Nothing {
-    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
-        if let Some(first) = asks.first_mut() {
-            first.outcome = Some(Err(UpstreamError::Refused(19)));
-        }
-    }
 }
 
 /// What is lent of a memory: its second and third page.
