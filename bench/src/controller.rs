@@ -8,11 +8,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use peerbar_nvme_spec::cmb::Cmbmsc;
 use peerbar_nvme_spec::command::admin::{
-    CompletionQueueFlags, CreateCompletionQueue, CreateSubmissionQueue, Identify, SetFeatures,
-    SubmissionQueueFlags,
+    CompletionQueueFlags, CreateCompletionQueue, CreateSubmissionQueue, GetLogPage, Identify,
+    SetFeatures, SubmissionQueueFlags,
 };
 use peerbar_nvme_spec::command::{AdminOpcode, SubmissionEntry};
+use peerbar_nvme_spec::dma_log;
 use peerbar_nvme_spec::feature::fid;
 use peerbar_nvme_spec::identify::{cns, controller};
 use peerbar_nvme_spec::registers::{Aqa, Cap, Cc, Csts, offset};
@@ -43,6 +45,8 @@ pub(crate) struct Controller {
     pub(crate) pages: Pages,
     bells: Bells,
     admin: QueuePair,
+    /// Where in the memory the record of its DMA is put.
+    log: usize,
     queues: u16,
 }
 
@@ -69,7 +73,7 @@ impl Controller {
         let mut cap = [0; 8];
         client.region_read(REGISTERS, offset::CAP, &mut cap)?;
         let cap = Cap::from_bits(u64::from_le_bytes(cap));
-        let page = doorbell_page(&client)?;
+        let page = mappable(&client, offset::DOORBELLS)?;
         let client = Rc::new(RefCell::new(client));
         let bells = Bells {
             client: client.clone(),
@@ -82,13 +86,14 @@ impl Controller {
         let place = Place::take(&pages, ADMIN_ENTRIES)?;
         enable(&mut client.borrow_mut(), place)?;
         let admin = QueuePair::new(0, memory.clone(), place, bells.pair(0)?);
-        let queues = 0;
+        let log = pages.take(dma_log::MAX_SIZE)?;
         let mut controller = Self {
             memory,
             pages,
             bells,
             admin,
-            queues,
+            log,
+            queues: 0,
         };
         controller.use_shadows()?;
         controller.ask_for_queues()?;
@@ -137,6 +142,37 @@ impl Controller {
     ) -> Result<(), Error> {
         let mut client = self.bells.client.borrow_mut();
         Ok(client.dma_map(offset, address, bytes, file.as_raw_fd())?)
+    }
+
+    /// Opens the Controller Memory Buffer, which is in that BAR, at `address`, as Linux does (NVMe Base 2.0, 3.1.3.15).
+    pub(crate) fn open_cmb(&self, bar: u8, address: u64) -> Result<Memory, Error> {
+        let mut client = self.bells.client.borrow_mut();
+        place_bar(&mut client, bar, address)?;
+        let control = Cmbmsc::new()
+            .with_cre(true)
+            .with_cmse(true)
+            .with_cba(address >> 12);
+        let control = control.into_bits().to_le_bytes();
+        client.region_write(REGISTERS, offset::CMBMSC, &control)?;
+        bar_memory(&client, bar)
+    }
+
+    /// The controller's record of its DMA, a log page of its own.
+    pub(crate) fn dma_log(&mut self) -> Result<Vec<u8>, Error> {
+        let bytes = dma_log::MAX_SIZE;
+        let [first, second] = [0, PAGE].map(|offset| Self::address(self.log + offset));
+        let mut entry = admin_entry(AdminOpcode::GetLogPage);
+        [entry.prp1, entry.prp2] = [first, second].map(Into::into);
+        let mut page = GetLogPage::from(&entry);
+        page.lid = dma_log::LID;
+        page.numdl = u16::try_from(bytes / 4 - 1).unwrap_or(u16::MAX).into();
+        page.apply_to(&mut entry);
+        self.admin(entry)?;
+        let mut log = vec![0; bytes];
+        self.memory
+            .slice(self.log, bytes)?
+            .copy_to(log.as_mut_slice());
+        Ok(log)
     }
 
     /// Creates a pair of I/O queues of `entries` entries that raise no interrupts.
@@ -248,25 +284,46 @@ impl Bells {
     }
 }
 
-/// The part of the register BAR that the server lends, if doorbells are in it.
-fn doorbell_page(client: &Client) -> Result<Option<(Arc<Memory>, u64)>, Error> {
+/// The part of the register BAR that the server lends, if the register at `wanted` is in it, and where it starts.
+pub(crate) fn mappable(client: &Client, wanted: u64) -> Result<Option<(Arc<Memory>, u64)>, Error> {
     let Some(region) = client.region(REGISTERS) else {
         return Ok(None);
     };
     let area = region
         .sparse_areas
         .iter()
-        .find(|area| (area.offset..area.offset + area.size).contains(&offset::DOORBELLS));
+        .find(|area| (area.offset..area.offset + area.size).contains(&wanted));
     let (Some(area), Some(file)) = (area, &region.file_offset) else {
         return Ok(None);
     };
+    let page = map_lent(file, area.offset, area.size)?;
+    Ok(Some((Arc::new(page), area.offset)))
+}
+
+/// The memory behind a BAR that the server lends as a whole.
+pub(crate) fn bar_memory(client: &Client, bar: u8) -> Result<Memory, Error> {
+    let region = client.region(bar.into());
+    let lent = region.and_then(|region| Some((region.file_offset.as_ref()?, region.size)));
+    let (file, size) = lent.ok_or(Error::NotLent { bar })?;
+    map_lent(file, 0, size)
+}
+
+fn map_lent(file: &FileOffset, offset: u64, bytes: u64) -> Result<Memory, Error> {
     let copy = file
         .file()
         .try_clone()
         .map_err(Error::system("copy a descriptor"))?;
-    let place = FileOffset::new(copy, file.start() + area.offset);
-    let page = Memory::map(place, usize_of(area.size))?;
-    Ok(Some((Arc::new(page), area.offset)))
+    Memory::map(
+        FileOffset::new(copy, file.start() + offset),
+        usize_of(bytes),
+    )
+}
+
+/// Has a 64-bit BAR of memory answer at `address` (PCI Local Bus 3.0, 6.2.5).
+pub(crate) fn place_bar(client: &mut Client, bar: u8, address: u64) -> Result<(), Error> {
+    let register = 0x10 + 4 * u64::from(bar);
+    client.region_write(CONFIG, register, &address.to_le_bytes())?;
+    Ok(client.region_write(CONFIG, COMMAND.0, &COMMAND.1)?)
 }
 
 /// Gives the controller its admin queues and waits until it is ready (NVMe Base 2.0, 3.5.1).

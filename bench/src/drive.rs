@@ -21,6 +21,43 @@ pub(crate) trait Job {
     fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error>;
 }
 
+/// What is left to do for who waits for completions.
+pub(crate) struct Patience {
+    /// Looks in vain since the last completion or offer.
+    vain: u32,
+    last: Instant,
+}
+
+impl Patience {
+    /// Waiting begins at `now`.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { vain: 0, last: now }
+    }
+
+    /// Something has completed.
+    pub(crate) fn progress(&mut self, now: Instant) {
+        (self.vain, self.last) = (0, now);
+    }
+
+    /// Nothing has: to be looked at again. Offers the processor to others now and then, and gives up in the end.
+    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+        self.vain += 1;
+        if self.vain < SPINS {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.vain = 0;
+        std::thread::yield_now();
+        if self.last.elapsed() > PATIENCE {
+            return Err(Error::Late {
+                what: "a completion",
+                seconds: PATIENCE.as_secs(),
+            });
+        }
+        Ok(())
+    }
+}
+
 /// Does `job` with all commands of `lanes`. Returns once none is outstanding.
 pub(crate) fn drive(lanes: &mut [Lane], job: &mut impl Job) -> Result<(), Error> {
     let now = Instant::now();
@@ -28,29 +65,19 @@ pub(crate) fn drive(lanes: &mut [Lane], job: &mut impl Job) -> Result<(), Error>
     for lane in lanes.iter_mut() {
         outstanding += fill(lane, job, now)?;
     }
-    let mut vain = 0_u32;
-    let mut last = now;
+    let mut patience = Patience::new(now);
     while outstanding > 0 {
         let mut progress = false;
         for lane in lanes.iter_mut() {
             if let Some(completion) = lane.queue.pop()? {
+                let now = Instant::now();
+                outstanding -= turn(lane, job, completion, now)?;
+                patience.progress(now);
                 progress = true;
-                last = Instant::now();
-                outstanding -= turn(lane, job, completion, last)?;
             }
         }
-        vain = if progress { 0 } else { vain + 1 };
-        if vain < SPINS {
-            std::hint::spin_loop();
-            continue;
-        }
-        vain = 0;
-        std::thread::yield_now();
-        if last.elapsed() > PATIENCE {
-            return Err(Error::Late {
-                what: "a completion",
-                seconds: PATIENCE.as_secs(),
-            });
+        if !progress {
+            patience.wait()?;
         }
     }
     Ok(())

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use peerbar_nvme_spec::dma_log::DmaLogError;
 use thiserror::Error;
 
 /// Why something could not be measured.
@@ -77,6 +78,23 @@ pub enum Error {
         nsid: u32,
         /// Where in it.
         offset: u64,
+    },
+    /// A device does not lend the memory behind one of its BARs.
+    #[error("the memory behind BAR{bar} is not lent, so nothing can be compared in it")]
+    NotLent {
+        /// The BAR.
+        bar: u8,
+    },
+    /// A device's record of its DMA makes no sense.
+    #[error("a device's DMA log cannot be read")]
+    DmaLog(#[source] DmaLogError),
+    /// What was measured did not go the way that it was measured for.
+    #[error("the devices moved {found}, not {expected}")]
+    Route {
+        /// What their records say.
+        found: String,
+        /// What they should.
+        expected: String,
     },
     /// What callgrind left is not what was expected.
     #[error("{path} is no profile of callgrind's")]

@@ -147,7 +147,7 @@ fn limit(case: &Case, options: &Options, copies: &mut Copies) -> Result<f64, Err
         _ => {
             let buffers = usize::from(case.queues) * usize::from(case.depth);
             let fitting = buffers.min(BUFFER_BYTES / case.bytes);
-            copies.rate(case.bytes, fitting, options.time())
+            Ok(copies.rate(case.bytes, fitting, options.time())?.rate)
         }
     }
 }

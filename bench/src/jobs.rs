@@ -22,7 +22,7 @@ pub(crate) struct Extent {
 
 impl Extent {
     /// Transfer `number` of all, counted through the namespaces.
-    fn place(&self, number: u64) -> Option<Place> {
+    pub(crate) fn place(&self, number: u64) -> Option<Place> {
         let namespace = u32::try_from(number / self.transfers).ok()?;
         (namespace < self.namespaces).then(|| Place {
             nsid: namespace + 1,
@@ -34,14 +34,16 @@ impl Extent {
         u64::from(self.namespaces) * self.transfers
     }
 
-    fn random(&self, rng: &mut Rng) -> Option<Place> {
+    /// A transfer chosen at random.
+    pub(crate) fn random(&self, rng: &mut Rng) -> Option<Place> {
         self.place(rng.u64(..self.all()))
     }
 }
 
-/// The word at index `index` of the data at `place`: no two words of all disks are the same.
-fn word(place: Place, index: u64) -> u64 {
-    u64::from(place.nsid) << 48 ^ (place.offset + 8 * index)
+/// The data that [`Fill`] writes at `place`: no two words of all disks are the same.
+pub(crate) fn data(place: Place, bytes: usize) -> impl Iterator<Item = u64> {
+    let words = (0..).step_by(8).take(bytes / 8);
+    words.map(move |inside: u64| u64::from(place.nsid) << 48 ^ (place.offset + inside))
 }
 
 /// Writes to every place data that are found nowhere else.
@@ -61,8 +63,7 @@ impl Job for Fill {
             return Ok(None);
         };
         self.begun += 1;
-        let words = u64::try_from(slot.buffer.bytes / 8).unwrap_or(0);
-        let data: Vec<u64> = (0..words).map(|index| word(place, index)).collect();
+        let data: Vec<u64> = data(place, slot.buffer.bytes).collect();
         slot.buffer.data()?.copy_from(&data);
         Ok(Some(place))
     }
@@ -91,27 +92,12 @@ impl Job for Check {
         }
         self.left -= 1;
         // A read that does nothing must not find what an earlier one has brought.
-        slot.buffer
-            .data()?
-            .copy_from(&vec![u64::MAX; slot.buffer.bytes / 8]);
+        slot.buffer.spoil()?;
         Ok(self.extent.random(&mut self.rng))
     }
 
     fn done(&mut self, _now: Instant, slot: &Slot) -> Result<(), Error> {
-        let mut data = vec![0_u64; slot.buffer.bytes / 8];
-        slot.buffer.data()?.copy_to(&mut data);
-        let place = slot.place;
-        let right = (0..)
-            .zip(&data)
-            .all(|(index, found)| *found == word(place, index));
-        if right {
-            Ok(())
-        } else {
-            Err(Error::Data {
-                nsid: place.nsid,
-                offset: place.offset,
-            })
-        }
+        slot.buffer.compare(slot.place)
     }
 }
 
@@ -190,9 +176,14 @@ impl<J: Job> Job for Scattered<'_, J> {
     }
 }
 
-/// How many values there are; exact below 2^53.
+/// How many values there are.
 pub(crate) fn count(histogram: &Histogram<u64>) -> f64 {
-    Duration::from_secs(histogram.len()).as_secs_f64()
+    exact(histogram.len())
+}
+
+/// The same number, if it is below 2^53.
+pub(crate) fn exact(number: u64) -> f64 {
+    Duration::from_secs(number).as_secs_f64()
 }
 
 impl Job for Timed {
@@ -248,7 +239,7 @@ mod tests {
     fn no_two_words_are_the_same() {
         let words = (0..6).flat_map(|number| {
             let place = EXTENT.place(number).unwrap();
-            (0..512).map(move |index| word(place, index))
+            data(place, 4096)
         });
         let words: Vec<u64> = words.collect();
         let different: std::collections::HashSet<&u64> = words.iter().collect();

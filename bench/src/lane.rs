@@ -9,7 +9,7 @@ use vm_memory::VolatileSlice;
 use zerocopy::FromZeros;
 
 use crate::Error;
-use crate::jobs::Spot;
+use crate::jobs::{Spot, data};
 use crate::memory::Memory;
 use crate::queue::QueuePair;
 
@@ -41,6 +41,26 @@ impl Buffer {
     /// The data.
     pub(crate) fn data(&self) -> Result<VolatileSlice<'_>, Error> {
         self.memory.slice(self.offset, self.bytes)
+    }
+
+    /// Makes sure that nobody takes what is there for data.
+    pub(crate) fn spoil(&self) -> Result<(), Error> {
+        self.data()?.copy_from(&vec![u64::MAX; self.bytes / 8]);
+        Ok(())
+    }
+
+    /// Whether what has come is what [`Fill`](crate::jobs::Fill) has written at `place`.
+    pub(crate) fn compare(&self, place: Place) -> Result<(), Error> {
+        let mut found = vec![0_u64; self.bytes / 8];
+        self.data()?.copy_to(&mut found);
+        if found.into_iter().eq(data(place, self.bytes)) {
+            Ok(())
+        } else {
+            Err(Error::Data {
+                nsid: place.nsid,
+                offset: place.offset,
+            })
+        }
     }
 }
 

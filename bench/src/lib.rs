@@ -5,7 +5,7 @@
 //! and what they were measured with make a [`Report`], which is printed as a table and kept as JSON; [`compare`] sets
 //! two of them side by side.
 //!
-//! The host-side suites ([`host`], [`growth`], [`instructions`]) need no guest: a small NVMe driver in this crate drives a server over its socket,
+//! The host-side suites ([`host`], [`growth`], [`instructions`], [`peers`]) need no guest: a small NVMe driver in this crate drives a server over its socket,
 //! with queues and data in shared memory. It uses shadow doorbells and a doorbell page that can be mapped where the
 //! server offers them, and messages for what is left.
 
@@ -26,6 +26,7 @@ mod lane;
 mod limits;
 mod memory;
 mod options;
+pub mod peers;
 mod pieces;
 mod queue;
 mod report;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use hdrhistogram::Histogram;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
 use crate::doorbell::{Doorbell, Register};
@@ -37,14 +38,14 @@ impl Copies {
         })
     }
 
-    /// Copies of `bytes` bytes from random places a second, for `time`; `buffers` buffers are used in turn.
+    /// Copies `bytes` bytes from random places, again and again for `time`; `buffers` buffers are used in turn.
     pub(crate) fn rate(
         &mut self,
         bytes: usize,
         buffers: usize,
         time: Duration,
-    ) -> Result<f64, Error> {
-        let begun = Instant::now();
+    ) -> Result<Copied, Error> {
+        let (begun, running) = (Instant::now(), thread_time());
         let mut copies = 0_u32;
         let mut buffer = 0;
         while begun.elapsed() < time {
@@ -58,8 +59,27 @@ impl Copies {
             }
             copies = copies.saturating_add(BATCH);
         }
-        Ok(f64::from(copies) / begun.elapsed().as_secs_f64())
+        let cpu = thread_time().saturating_sub(running);
+        Ok(Copied {
+            rate: f64::from(copies) / begun.elapsed().as_secs_f64(),
+            cpu_ns: cpu.as_secs_f64() * 1e9 / f64::from(copies),
+        })
     }
+}
+
+/// What a loop of copies came to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copied {
+    /// Copies a second.
+    pub(crate) rate: f64,
+    /// Time on a processor for each, in nanoseconds.
+    pub(crate) cpu_ns: f64,
+}
+
+/// How long this thread has had a processor.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Round trips of a word between two threads that spin, in nanoseconds.
@@ -185,7 +205,8 @@ mod tests {
     #[test]
     fn every_limit_is_a_number() {
         let mut copies = Copies::new(64 * PAGE, 4 * PAGE).unwrap();
-        assert!(copies.rate(PAGE, 4, SHORT).unwrap() > 0.0);
+        let copied = copies.rate(PAGE, 4, SHORT).unwrap();
+        assert!(copied.rate > 0.0 && copied.cpu_ns > 0.0);
         assert!(!ping_pong(SHORT).unwrap().is_empty());
         assert!(empty_ring(3, SHORT).unwrap() > 0.0);
     }

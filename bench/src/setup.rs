@@ -79,7 +79,7 @@ impl Setup<'_> {
 }
 
 /// Entries of queues for so many commands.
-fn entries(depth: u16) -> u16 {
+pub(crate) fn entries(depth: u16) -> u16 {
     (depth + 1).next_power_of_two().max(64)
 }
 

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::anyhow;
-use peerbar_bench::{Error, Options, Report, compare, growth, host, instructions};
+use peerbar_bench::{Error, Options, Report, compare, growth, host, instructions, peers};
 
 use self::lab::Lab;
 use crate::accel::Accel;
@@ -34,6 +34,7 @@ const RESULTS: &str = "results.json";
 pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
     match what {
         Bench::Host(options) => on_host("bench-host", host::measure, options)?,
+        Bench::Peers(options) => on_host("bench-peers", peers::measure, options)?,
         Bench::Growth(options) => on_host("bench-growth", growth::measure, options)?,
         Bench::Instructions(options) => {
             on_host("bench-instructions", instructions::measure, options)?

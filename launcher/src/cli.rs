@@ -177,6 +177,8 @@ pub(crate) enum Bench {
     Growth(BenchHost),
     /// How many instructions a read takes in the server, and in which functions; needs valgrind.
     Instructions(BenchHost),
+    /// Transfers between devices, driven from the host: beside memcpy, guest RAM and messages.
+    Peers(BenchHost),
     /// Loads our controller and QEMU's own with fio, in turn in one guest.
     Guest(BenchGuest),
     /// What the servers of a guest cost that does nothing.

@@ -49,5 +49,6 @@ pub use framing::{Deframer, FramingError, MAX_DESCRIPTORS, Message, Payload};
 pub use listener::{ListenError, Listener};
 pub use peerbar_socket_file::BindError;
 pub use server::{Options, SessionError, serve};
+pub use socket::{Received, receive, send};
 pub use stop::Stop;
 pub use wire::Header;

@@ -17,17 +17,20 @@ use rustix::net::{
 use crate::framing::MAX_DESCRIPTORS;
 
 /// What one call of [`receive`] brought.
-pub(crate) struct Received {
+#[derive(Debug)]
+pub struct Received {
     /// How many bytes; 0 is the end of the stream.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
     /// The descriptors that came with them, close-on-exec.
-    pub(crate) descriptors: Vec<OwnedFd>,
+    pub descriptors: Vec<OwnedFd>,
     /// The kernel closed some that found no room.
-    pub(crate) descriptors_lost: bool,
+    pub descriptors_lost: bool,
 }
 
-/// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing.
-pub(crate) fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno> {
+/// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing. For what [`Deframer`] puts together.
+///
+/// [`Deframer`]: crate::Deframer
+pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno> {
     let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut room);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -49,7 +52,7 @@ pub(crate) fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received,
 
 /// Sends all of `parts` as one message, and `descriptor` with its first bytes. [`Errno::TIMEDOUT`] if the other side
 /// has not made room for it by `deadline`; the stream is then cut inside the message.
-pub(crate) fn send(
+pub fn send(
     stream: &UnixStream,
     mut parts: &mut [IoSlice<'_>],
     mut descriptor: Option<BorrowedFd<'_>>,

@@ -1,0 +1,230 @@
+//! Transfers that go through one or several stages, each on another device, many at a time.
+
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::drive::Patience;
+use crate::lane::{Direction, Lane, Place};
+
+/// A device that does its part of transfers, by the number of their buffers.
+pub(crate) trait Stage {
+    /// Has it do its part, once [`Stage::ring`] tells it.
+    fn submit(&mut self, buffer: usize, place: Place) -> Result<(), Error>;
+    /// Tells it of what was submitted.
+    fn ring(&mut self) -> Result<(), Error>;
+    /// The next that it has done, if there is one.
+    fn pop(&mut self) -> Result<Option<usize>, Error>;
+}
+
+/// Disk commands of one direction as a stage.
+pub(crate) struct DiskStage {
+    lane: Lane,
+    direction: Direction,
+    /// Whether completions have been taken that the controller does not know of.
+    taken: bool,
+}
+
+impl DiskStage {
+    /// The commands of `lane`, each with the buffer of its number.
+    pub(crate) fn new(lane: Lane, direction: Direction) -> Self {
+        Self {
+            lane,
+            direction,
+            taken: false,
+        }
+    }
+}
+
+impl Stage for DiskStage {
+    fn submit(&mut self, buffer: usize, place: Place) -> Result<(), Error> {
+        let Some(slot) = self.lane.slots.get_mut(buffer) else {
+            return Ok(());
+        };
+        slot.aim(self.direction, place);
+        self.lane.queue.push(slot.entry())
+    }
+
+    fn ring(&mut self) -> Result<(), Error> {
+        self.lane.queue.ring()
+    }
+
+    fn pop(&mut self) -> Result<Option<usize>, Error> {
+        let Some(completion) = self.lane.queue.pop()? else {
+            if std::mem::take(&mut self.taken) {
+                self.lane.queue.release()?;
+            }
+            return Ok(None);
+        };
+        self.taken = true;
+        let buffer = usize::from(completion.cid);
+        match (completion.status, self.lane.slots.get(buffer)) {
+            (0, Some(_)) => Ok(Some(buffer)),
+            (0, None) => Err(Error::Stray {
+                queue: self.lane.queue.id,
+                cid: completion.cid,
+            }),
+            (status, slot) => Err(Error::Command {
+                opcode: slot.map_or(0, |slot| slot.entry().opcode),
+                status,
+            }),
+        }
+    }
+}
+
+/// What came of a chain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    /// Transfers that went through all stages.
+    pub(crate) transfers: u64,
+    pub(crate) time: Duration,
+}
+
+/// Sends transfers through `stages` as long as `next` has places for them, each with one of `buffers` buffers.
+pub(crate) fn run(
+    stages: &mut [Box<dyn Stage>],
+    buffers: usize,
+    next: &mut dyn FnMut() -> Option<Place>,
+) -> Result<Run, Error> {
+    let begun = Instant::now();
+    let mut patience = Patience::new(begun);
+    let mut chain = Chain {
+        stages,
+        places: vec![None; buffers],
+        transfers: 0,
+    };
+    for buffer in 0..buffers {
+        chain.begin(buffer, next())?;
+    }
+    chain.ring(0)?;
+    while chain.places.iter().any(Option::is_some) {
+        if chain.turn(next)? {
+            patience.progress(Instant::now());
+        } else {
+            patience.wait()?;
+        }
+    }
+    Ok(Run {
+        transfers: chain.transfers,
+        time: begun.elapsed(),
+    })
+}
+
+struct Chain<'s> {
+    stages: &'s mut [Box<dyn Stage>],
+    /// By buffer: of the transfer that it is used for.
+    places: Vec<Option<Place>>,
+    transfers: u64,
+}
+
+impl Chain<'_> {
+    fn begin(&mut self, buffer: usize, place: Option<Place>) -> Result<(), Error> {
+        if let Some(slot) = self.places.get_mut(buffer) {
+            *slot = place;
+        }
+        self.submit(0, buffer)
+    }
+
+    fn submit(&mut self, stage: usize, buffer: usize) -> Result<(), Error> {
+        let place = self.places.get(buffer).copied().flatten();
+        match (self.stages.get_mut(stage), place) {
+            (Some(stage), Some(place)) => stage.submit(buffer, place),
+            _ => Ok(()),
+        }
+    }
+
+    fn ring(&mut self, stage: usize) -> Result<(), Error> {
+        let stage = self.stages.get_mut(stage);
+        stage.map_or(Ok(()), |stage| stage.ring())
+    }
+
+    /// Looks at every stage once; whether any has done something.
+    fn turn(&mut self, next: &mut dyn FnMut() -> Option<Place>) -> Result<bool, Error> {
+        let mut progress = false;
+        for index in 0..self.stages.len() {
+            let behind = if index + 1 == self.stages.len() {
+                0
+            } else {
+                index + 1
+            };
+            let mut done = false;
+            while let Some(buffer) = self.pop(index)? {
+                done = true;
+                if behind == 0 {
+                    self.transfers += 1;
+                    self.begin(buffer, next())?;
+                } else {
+                    self.submit(behind, buffer)?;
+                }
+            }
+            if done {
+                self.ring(behind)?;
+            }
+            progress |= done;
+        }
+        Ok(progress)
+    }
+
+    fn pop(&mut self, stage: usize) -> Result<Option<usize>, Error> {
+        let stage = self.stages.get_mut(stage);
+        stage.map_or(Ok(None), |stage| stage.pop())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::VecDeque;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// Does everything in order, once rung, and notes what.
+    #[derive(Default)]
+    struct Notes {
+        submitted: VecDeque<usize>,
+        rung: usize,
+        done: Rc<RefCell<Vec<(usize, Place)>>>,
+    }
+
+    impl Stage for Notes {
+        fn submit(&mut self, buffer: usize, place: Place) -> Result<(), Error> {
+            self.submitted.push_back(buffer);
+            self.done.borrow_mut().push((buffer, place));
+            Ok(())
+        }
+
+        fn ring(&mut self) -> Result<(), Error> {
+            self.rung = self.submitted.len();
+            Ok(())
+        }
+
+        fn pop(&mut self) -> Result<Option<usize>, Error> {
+            let Some(rung) = self.rung.checked_sub(1) else {
+                return Ok(None);
+            };
+            self.rung = rung;
+            Ok(self.submitted.pop_front())
+        }
+    }
+
+    #[test]
+    fn every_transfer_goes_through_all_stages_with_its_place() {
+        let stages = [Notes::default(), Notes::default()];
+        let [first, second] = stages.each_ref().map(|stage| stage.done.clone());
+        let mut stages = stages.map(|stage| Box::new(stage) as Box<dyn Stage>);
+        let mut places = (0..10).map(|offset| Place { nsid: 1, offset });
+        let run = run(&mut stages, 3, &mut || places.next()).unwrap();
+        assert_eq!(run.transfers, 10);
+        let sorted = |done: &RefCell<Vec<(usize, Place)>>| {
+            let done = done.borrow();
+            let mut offsets: Vec<u64> = done.iter().map(|(_, place)| place.offset).collect();
+            offsets.sort_unstable();
+            offsets
+        };
+        assert_eq!(sorted(&first), Vec::from_iter(0..10));
+        assert_eq!(sorted(&second), Vec::from_iter(0..10));
+        for pair in second.borrow().iter() {
+            assert!(first.borrow().contains(pair), "a transfer keeps its buffer");
+        }
+    }
+}
