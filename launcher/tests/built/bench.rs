@@ -53,6 +53,20 @@ fn a_short_benchmark_has_every_figure() {
     );
 }
 
+/// The suite fails by itself if data are not what they should be, or have not gone the way that a figure is about.
+#[test]
+#[ignore = "needs what scripts/build makes"]
+fn transfers_between_devices_move_half_the_bytes_of_a_bounce() {
+    let (_, figures) = measure(&["peers"]).unwrap();
+    assert_eq!(figures.len(), 20, "{figures:?}");
+    for (flow, ratio) in [("vram", 0.5), ("cmb", 1.0)] {
+        for size in ["4K", "1M"] {
+            let figure = &figures[&format!("peers/{flow}/{size}/traffic")];
+            assert_eq!(figure["ratio"].as_f64(), Some(ratio), "{figure}");
+        }
+    }
+}
+
 /// Processor time is not stretched by what else a machine has to do.
 #[test]
 #[ignore = "boots a guest"]
