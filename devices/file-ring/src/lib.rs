@@ -1,0 +1,266 @@
+//! Data between files and memory, moved by the kernel: many transfers at once, and no buffer of ours in between (io_uring(7)).
+//!
+//! A [`FileRing`] belongs to one thread, which starts operations, hands them over ([`FileRing::submit`]) and looks for those
+//! that have ended ([`FileRing::take_ended`]); a bell rings when there are any. It never waits but where it says so.
+//!
+//! Memory is pinned ([`Pinned`]) for as long as the kernel may touch it, and no longer: whoever changes the memory map waits for
+//! that. The pin is let go by the thread that owns the ring when it looks. So that thread lets the ring go empty of pins
+//! ([`FileRing::unpin`]) before it waits for anybody who may wait for such a change.
+//!
+//! A transfer is whole or it has failed: what the kernel does by halves is gone on with, and a file that ends too early is
+//! an error.
+//!
+//! This is the one room outside the guest with unsafe code: the kernel is given addresses.
+
+mod transfer;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{IoUring, opcode};
+use peerbar_dma::Pinned;
+
+use transfer::{Addresses, Progress, Transfer};
+
+/// How many operations a ring takes at once.
+const CAPACITY: u32 = 1024;
+
+/// What the kernel is to do.
+enum Work {
+    Transfer(Transfer),
+    /// Brings everything that was written to stable storage, but for what is not needed to find it (fdatasync(2)).
+    Sync,
+}
+
+/// An operation that goes on. `T` is its owner's.
+struct Operation<T> {
+    file: Arc<File>,
+    work: Work,
+    owner: T,
+}
+
+impl<T> Operation<T> {
+    /// The next step of it, for the kernel.
+    fn entry(&self) -> Entry {
+        let fd = Fd(self.file.as_raw_fd());
+        match &self.work {
+            Work::Transfer(transfer) => transfer.entry(fd),
+            Work::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        }
+    }
+}
+
+/// Operations on files that go on by themselves.
+pub struct FileRing<T> {
+    ring: IoUring,
+    /// By their places, which are their numbers for the kernel.
+    operations: Vec<Option<Operation<T>>>,
+    free: Vec<usize>,
+    /// How many of them have memory pinned.
+    pinned: usize,
+    ended: VecDeque<(T, io::Result<()>)>,
+    /// Of transfers that have ended: no transfer need allocate any.
+    spare: Vec<Addresses>,
+}
+
+impl<T> FileRing<T> {
+    /// A ring that rings `bell`, an eventfd, whenever operations have ended. It fails where the kernel has no io_uring, or
+    /// permits none.
+    pub fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
+        let ring = IoUring::new(CAPACITY)?;
+        ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        Ok(Self {
+            ring,
+            operations: Vec::new(),
+            free: Vec::new(),
+            pinned: 0,
+            ended: VecDeque::new(),
+            spare: Vec::new(),
+        })
+    }
+
+    /// How many operations go on.
+    pub fn len(&self) -> usize {
+        self.operations.len() - self.free.len()
+    }
+
+    /// Whether none goes on.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many more can be started.
+    pub fn room(&self) -> usize {
+        usize::try_from(CAPACITY).map_or(0, |most| most.saturating_sub(self.len()))
+    }
+
+    /// Whether memory is pinned by any.
+    pub fn has_pinned(&self) -> bool {
+        self.pinned > 0
+    }
+
+    /// Starts to move data between pinned memory and a file from `offset` on: to the file if the memory is pinned to be read,
+    /// and with `durable` to stable storage.
+    pub fn transfer(
+        &mut self,
+        (file, offset): (&Arc<File>, u64),
+        memory: Pinned,
+        durable: bool,
+        owner: T,
+    ) {
+        let addresses = self.spare.pop().unwrap_or_default();
+        let transfer = match Transfer::new(memory, offset, durable, addresses) {
+            Ok(transfer) => transfer,
+            Err(error) => return self.ended.push_back((owner, Err(error))),
+        };
+        self.pinned += 1;
+        self.start(Operation {
+            file: file.clone(),
+            work: Work::Transfer(transfer),
+            owner,
+        });
+    }
+
+    /// Starts to bring all that was written to a file to stable storage.
+    pub fn sync(&mut self, file: &Arc<File>, owner: T) {
+        self.start(Operation {
+            file: file.clone(),
+            work: Work::Sync,
+            owner,
+        });
+    }
+
+    fn start(&mut self, operation: Operation<T>) {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.operations.push(None);
+            self.operations.len() - 1
+        });
+        if let Some(slot) = self.operations.get_mut(place) {
+            *slot = Some(operation);
+        }
+        self.step(place);
+    }
+
+    /// Puts the next step of an operation where the kernel will look for it.
+    fn step(&mut self, place: usize) {
+        let Some(Some(operation)) = self.operations.get(place) else {
+            return;
+        };
+        let entry = operation.entry().user_data(place as u64);
+        // SAFETY: the entry names a file, a list of addresses, and memory at these. The operation, which is kept until the
+        // kernel has told that the step is over, keeps all three: the file open, the list, whose items lie on the heap, in
+        // place and unchanged, the memory mapped. Other processes write that memory too; nobody holds a reference to it.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        if pushed.is_err() {
+            self.end(place, Err(io::ErrorKind::ResourceBusy.into()));
+        }
+    }
+
+    /// Hands everything that has been started to the kernel; whether it has taken it. If not, it is to be asked again.
+    pub fn submit(&mut self) -> bool {
+        if self.ring.submission().is_empty() {
+            return true;
+        }
+        if let Err(error) = self.ring.submit() {
+            log::debug!("the kernel takes no transfers at this moment: {error}");
+        }
+        self.ring.submission().is_empty()
+    }
+
+    /// An operation that has ended, and how.
+    pub fn take_ended(&mut self) -> Option<(T, io::Result<()>)> {
+        if self.ended.is_empty() {
+            self.look();
+        }
+        self.ended.pop_front()
+    }
+
+    /// Waits until no memory is pinned. What has ended by then comes out of [`FileRing::take_ended`].
+    pub fn unpin(&mut self) {
+        while self.has_pinned() && self.wait() {}
+    }
+
+    /// Waits until some operation has gone on; whether that can be waited for.
+    fn wait(&mut self) -> bool {
+        let waited = self.ring.submit_and_wait(1);
+        self.look();
+        match waited.map_err(|error| error.raw_os_error()) {
+            Ok(_) | Err(Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => true,
+            Err(error) => {
+                log::error!("transfers cannot be waited for: errno {error:?}");
+                false
+            }
+        }
+    }
+
+    /// Takes in what the kernel has done.
+    fn look(&mut self) {
+        loop {
+            // A statement of its own: the queue is let go with it.
+            let done = self.ring.completion().next();
+            let Some(done) = done else {
+                return;
+            };
+            let result = match done.result() {
+                error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
+                count => Ok(usize::try_from(count).unwrap_or(0)),
+            };
+            if let Ok(place) = usize::try_from(done.user_data()) {
+                self.go_on(place, result);
+            }
+        }
+    }
+
+    /// A step of an operation is over.
+    fn go_on(&mut self, place: usize, result: io::Result<usize>) {
+        let Some(Some(operation)) = self.operations.get_mut(place) else {
+            return;
+        };
+        let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
+        let progress = match (&mut operation.work, result) {
+            (_, Err(error)) if interrupted(&error) => Progress::More,
+            (_, Err(error)) => Progress::Over(Err(error)),
+            (Work::Sync, Ok(_)) => Progress::Over(Ok(())),
+            (Work::Transfer(transfer), Ok(count)) => transfer.advance(count),
+        };
+        match progress {
+            Progress::More => self.step(place),
+            Progress::Over(outcome) => self.end(place, outcome),
+        }
+    }
+
+    /// An operation is over: the kernel touches nothing of it any more.
+    fn end(&mut self, place: usize, outcome: io::Result<()>) {
+        let operation = self.operations.get_mut(place).and_then(Option::take);
+        let Some(Operation { work, owner, .. }) = operation else {
+            return;
+        };
+        self.free.push(place);
+        if let Work::Transfer(transfer) = work {
+            self.pinned -= 1;
+            self.spare.push(transfer.end(&outcome));
+        }
+        self.ended.push_back((owner, outcome));
+    }
+}
+
+impl<T> Drop for FileRing<T> {
+    /// Waits until everything has ended.
+    fn drop(&mut self) {
+        while !self.is_empty() {
+            if !self.wait() {
+                // Whatever the kernel may still touch stays as it is for good.
+                std::mem::forget(std::mem::take(&mut self.operations));
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

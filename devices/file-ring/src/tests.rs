@@ -1,0 +1,270 @@
+//! Transfers with files that are there, and with pipes, which are slow until they are told.
+
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+
+use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::*;
+
+const RAM_BYTES: u64 = 0x80_0000;
+
+/// RAM at 0..RAM_BYTES, by two mappings that meet at 0x2000, and a ring.
+struct Scene {
+    requester: Arc<Requester>,
+    ram: MemoryFile,
+    ring: FileRing<u32>,
+    bell: OwnedFd,
+}
+
+impl Scene {
+    /// None on a machine that permits no io_uring, where there is nothing to test.
+    fn new() -> Option<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let ring = match FileRing::new(bell.as_fd()) {
+            Ok(ring) => ring,
+            Err(error) if is_missing(&error) => {
+                eprintln!("skipped: there is no io_uring here: {error}");
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let requester = Arc::new(Requester::new());
+        requester.set_bus_master(true);
+        let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
+        for (start, size) in [(0, 0x2000), (0x2000, RAM_BYTES - 0x2000)] {
+            let fd = ram.file().try_clone().unwrap().into();
+            let access = (true, true);
+            requester
+                .map(start, size, access, Some((fd, start)))
+                .unwrap();
+        }
+        Some(Self {
+            requester,
+            ram,
+            ring,
+            bell,
+        })
+    }
+
+    fn start(
+        &mut self,
+        direction: Direction,
+        place: (&Arc<File>, u64),
+        memory: &[(u64, usize)],
+        owner: u32,
+    ) {
+        let mut session = Session::new(self.requester.clone());
+        let memory = session.pin(Purpose::Payload, direction, memory.iter().copied());
+        self.ring.transfer(place, memory.unwrap(), false, owner);
+    }
+
+    /// The next operation that ends, waited for by the bell.
+    fn next(&mut self) -> (u32, io::Result<()>) {
+        loop {
+            assert!(self.ring.submit());
+            if let Some(ended) = self.ring.take_ended() {
+                return ended;
+            }
+            rustix::io::read(&self.bell, &mut [0; 8]).unwrap();
+        }
+    }
+
+    fn ram(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.ram.read(address, &mut data).unwrap();
+        data
+    }
+
+    /// Payload so far: requests, bytes and failures.
+    fn counts(&self) -> (u64, u64, u64) {
+        let counts = self.requester.counters().snapshot();
+        counts.iter().fold((0, 0, 0), |sum, (_, count)| {
+            (
+                sum.0 + count.requests,
+                sum.1 + count.bytes,
+                sum.2 + count.failures,
+            )
+        })
+    }
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS))
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    let byte = |at: usize| {
+        let [low, high, ..] = at.to_le_bytes();
+        low.wrapping_mul(31) ^ high
+    };
+    (0..len).map(byte).collect()
+}
+
+fn file(data: &[u8]) -> Arc<File> {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(data).unwrap();
+    Arc::new(file)
+}
+
+/// A file that is empty until something is written to the other.
+fn pipe() -> (Arc<File>, File) {
+    let (reads, writes) = rustix::pipe::pipe().unwrap();
+    (Arc::new(reads.into()), writes.into())
+}
+
+#[test]
+fn data_goes_both_ways_between_a_file_and_memory_in_pieces() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let data = pattern(0x3000);
+    let image = file(&data);
+    let places = [(0x1800, 0x1000), (0x10, 0x200), (0x7000, 0x1c00)];
+    scene.start(Direction::Write, (&image, 0x100), &places, 1);
+    assert!(matches!(scene.next(), (1, Ok(()))));
+    let mut found = Vec::new();
+    for (address, len) in places {
+        found.extend(scene.ram(address, len));
+    }
+    assert!(found == data[0x100..0x100 + 0x2e00]);
+    // The first place lies in two mappings.
+    assert_eq!(scene.counts(), (4, 0x2e00, 0));
+    let copy = file(&[]);
+    scene.start(Direction::Read, (&copy, 0x40), &places, 2);
+    assert!(matches!(scene.next(), (2, Ok(()))));
+    scene.ring.sync(&copy, 3);
+    assert!(matches!(scene.next(), (3, Ok(()))));
+    scene.start(Direction::Write, (&copy, 0x40), &[(0x2_0000, 0x2e00)], 4);
+    assert!(matches!(scene.next(), (4, Ok(()))));
+    assert!(scene.ram(0x2_0000, 0x2e00) == found);
+}
+
+#[test]
+fn more_stretches_of_memory_than_one_step_takes_are_filled() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let data = pattern(1500 * 4096);
+    let image = file(&data);
+    // From the last page to the first, so that none joins another.
+    let places: Vec<_> = (0..1500).rev().map(|page| (page * 4096, 4096)).collect();
+    scene.start(Direction::Write, (&image, 0), &places, 1);
+    assert!(matches!(scene.next(), (1, Ok(()))));
+    for (index, (address, len)) in places.into_iter().enumerate() {
+        assert!(scene.ram(address, len) == data[index * 4096..][..4096]);
+    }
+}
+
+#[test]
+fn a_file_that_ends_too_early_is_an_error_and_what_came_is_recorded() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let image = file(&pattern(0x1234));
+    scene.start(Direction::Write, (&image, 0x1000), &[(0x1000, 0x1000)], 1);
+    let (1, Err(error)) = scene.next() else {
+        panic!("success");
+    };
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(scene.counts(), (1, 0x234, 0));
+    assert!(!scene.ring.has_pinned() && scene.ring.is_empty());
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_an_error() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let image = tempfile::NamedTempFile::new().unwrap();
+    let image = Arc::new(File::open(image.path()).unwrap());
+    scene.start(Direction::Read, (&image, 0), &[(0x1000, 0x1000)], 1);
+    assert!(matches!(scene.next(), (1, Err(_))));
+    assert_eq!(scene.counts(), (0, 0, 0));
+}
+
+#[test]
+fn a_slow_operation_holds_up_no_other_and_is_gone_on_with_after_a_part() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let (slow, mut slow_end) = pipe();
+    let image = file(&pattern(0x1000));
+    scene.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
+    for owner in 2..10 {
+        scene.start(Direction::Write, (&image, 0), &[(0x4000, 0x1000)], owner);
+        assert!(matches!(scene.next(), (ended, Ok(())) if ended == owner));
+    }
+    scene.ring.sync(&image, 10);
+    assert!(matches!(scene.next(), (10, Ok(()))));
+    slow_end.write_all(&[7; 0x800]).unwrap();
+    scene.start(Direction::Write, (&image, 0), &[(0x4000, 0x1000)], 11);
+    assert!(matches!(scene.next(), (11, Ok(()))));
+    slow_end.write_all(&[8; 0x800]).unwrap();
+    assert!(matches!(scene.next(), (1, Ok(()))));
+    assert_eq!(scene.ram(0x1000, 0x800), [7; 0x800]);
+    assert_eq!(scene.ram(0x1800, 0x800), [8; 0x800]);
+}
+
+#[test]
+fn an_unmap_waits_for_a_transfer_there_and_then_nothing_touches_that_memory() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let (slow, mut slow_end) = pipe();
+    scene.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
+    assert!(scene.ring.submit() && scene.ring.take_ended().is_none());
+    scene.requester.unmap(0x2000, u64::MAX);
+    let requester = scene.requester.clone();
+    std::thread::scope(|scope| {
+        let unmap = scope.spawn(|| requester.unmap(0, 0x1fff));
+        slow_end.write_all(&[7; 0x1000]).unwrap();
+        assert!(matches!(scene.next(), (1, Ok(()))));
+        unmap.join().unwrap();
+    });
+    assert_eq!(scene.ram(0x1000, 0x1000), [7; 0x1000]);
+    assert_eq!(scene.counts(), (1, 0x1000, 0));
+}
+
+#[test]
+fn unpinning_waits_for_transfers_and_leaves_their_outcomes() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let (slow, mut slow_end) = pipe();
+    scene.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| slow_end.write_all(&[7; 0x1000]).unwrap());
+        scene.ring.unpin();
+    });
+    assert!(!scene.ring.has_pinned());
+    assert_eq!(scene.ram(0x1000, 0x1000), [7; 0x1000]);
+    assert!(matches!(scene.next(), (1, Ok(()))));
+}
+
+#[test]
+fn a_ring_goes_only_when_its_transfers_have_ended() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let (slow, slow_end) = pipe();
+    scene.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
+    assert!(scene.ring.submit());
+    let Scene {
+        requester,
+        ram,
+        ring,
+        ..
+    } = scene;
+    std::thread::scope(|scope| {
+        let gone = scope.spawn(|| drop(ring));
+        // The end of the file, before any of the data.
+        drop(slow_end);
+        gone.join().unwrap();
+    });
+    requester.unmap_all();
+    let mut data = [7; 0x1000];
+    ram.read(0x1000, &mut data).unwrap();
+    assert_eq!(data, [0; 0x1000]);
+}

@@ -1,0 +1,125 @@
+//! A transfer between pinned memory and a file, step by step.
+
+use std::io;
+
+use io_uring::opcode;
+use io_uring::squeue::Entry;
+use io_uring::types::Fd;
+use libc::{RWF_DSYNC, iovec};
+use peerbar_dma::{Direction, DmaFault, Pinned};
+
+/// How many stretches of memory one step may have (readv(2), IOV_MAX).
+const MOST: usize = 1024;
+
+/// How far an operation has come.
+pub(crate) enum Progress {
+    /// Another step is to be made.
+    More,
+    /// It has ended.
+    Over(io::Result<()>),
+}
+
+/// Addresses for the kernel.
+#[derive(Default)]
+pub(crate) struct Addresses(Vec<iovec>);
+
+// SAFETY: they are numbers to everybody but the kernel, and mean the same in every thread.
+unsafe impl Send for Addresses {}
+
+/// A transfer that goes on.
+pub(crate) struct Transfer {
+    memory: Pinned,
+    addresses: Addresses,
+    /// The first of them that are yet to be filled or emptied.
+    next: usize,
+    offset: u64,
+    left: usize,
+    moved: usize,
+    flags: i32,
+}
+
+impl Transfer {
+    /// All of the memory, from `offset` of the file on, with `addresses` to be used again. It fails where the memory is smaller
+    /// than it was said to be.
+    pub(crate) fn new(
+        memory: Pinned,
+        offset: u64,
+        durable: bool,
+        mut addresses: Addresses,
+    ) -> io::Result<Self> {
+        addresses.0.clear();
+        for (span, len) in memory.memory() {
+            let pointer = span.file.pointer(span.offset, len);
+            addresses.0.push(iovec {
+                iov_base: pointer.map_err(io::Error::other)?.cast(),
+                iov_len: len,
+            });
+        }
+        Ok(Self {
+            left: addresses.0.iter().map(|part| part.iov_len).sum(),
+            memory,
+            addresses,
+            next: 0,
+            offset,
+            moved: 0,
+            flags: if durable { RWF_DSYNC } else { 0 },
+        })
+    }
+
+    /// The next step.
+    pub(crate) fn entry(&self, file: Fd) -> Entry {
+        let parts = self.addresses.0.get(self.next..).unwrap_or_default();
+        let count = u32::try_from(parts.len().min(MOST)).unwrap_or(0);
+        match self.memory.direction() {
+            Direction::Write => opcode::Readv::new(file, parts.as_ptr(), count)
+                .offset(self.offset)
+                .build(),
+            Direction::Read => opcode::Writev::new(file, parts.as_ptr(), count)
+                .offset(self.offset)
+                .rw_flags(self.flags)
+                .build(),
+        }
+    }
+
+    /// So many bytes more have been moved.
+    pub(crate) fn advance(&mut self, count: usize) -> Progress {
+        if count == 0 && self.left > 0 {
+            return Progress::Over(Err(self.stuck().into()));
+        }
+        self.left = self.left.saturating_sub(count);
+        self.moved = self.moved.saturating_add(count);
+        self.offset = self.offset.saturating_add(count as u64);
+        let mut count = count;
+        while let Some(part) = self.addresses.0.get_mut(self.next) {
+            let done = count.min(part.iov_len);
+            part.iov_base = part.iov_base.wrapping_byte_add(done);
+            part.iov_len -= done;
+            count -= done;
+            if part.iov_len > 0 {
+                break;
+            }
+            self.next += 1;
+        }
+        if self.left > 0 {
+            Progress::More
+        } else {
+            Progress::Over(Ok(()))
+        }
+    }
+
+    /// What it means that nothing was moved.
+    fn stuck(&self) -> io::ErrorKind {
+        match self.memory.direction() {
+            Direction::Write => io::ErrorKind::UnexpectedEof,
+            Direction::Read => io::ErrorKind::WriteZero,
+        }
+    }
+
+    /// Lets the memory go, with a record of what was moved; what can be used again.
+    pub(crate) fn end(self, outcome: &io::Result<()>) -> Addresses {
+        let errno = outcome.as_ref().err().and_then(io::Error::raw_os_error);
+        let fault = (errno == Some(libc::EFAULT)).then_some(DmaFault::NoMemory);
+        self.memory.end(self.moved, fault);
+        self.addresses
+    }
+}
