@@ -28,7 +28,9 @@ use peerbar_dma::Pinned;
 use transfer::{Addresses, Progress, Transfer};
 
 /// How many operations a ring takes at once.
-const CAPACITY: u32 = 1024;
+pub const MOST: usize = 1024;
+/// The same, as the kernel is told: each operation has at most one entry with it.
+const ENTRIES: u32 = 1024;
 
 /// What the kernel is to do.
 enum Work {
@@ -72,7 +74,7 @@ impl<T> FileRing<T> {
     /// A ring that rings `bell`, an eventfd, whenever operations have ended. It fails where the kernel has no io_uring, or
     /// permits none.
     pub fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
-        let ring = IoUring::new(CAPACITY)?;
+        let ring = IoUring::new(ENTRIES)?;
         ring.submitter().register_eventfd(bell.as_raw_fd())?;
         Ok(Self {
             ring,
@@ -96,7 +98,7 @@ impl<T> FileRing<T> {
 
     /// How many more can be started.
     pub fn room(&self) -> usize {
-        usize::try_from(CAPACITY).map_or(0, |most| most.saturating_sub(self.len()))
+        MOST.saturating_sub(self.len())
     }
 
     /// Whether memory is pinned by any.

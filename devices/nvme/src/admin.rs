@@ -81,8 +81,8 @@ impl Engine {
         }
     }
 
-    /// NVMe Base 2.0, 5.1. Other commands are carried out as soon as they are fetched, so what can still be aborted is an
-    /// Asynchronous Event Request. It completes first, so there must be room for both completions. Dword 0 tells whether
+    /// NVMe Base 2.0, 5.1. Other commands are carried out as soon as they are fetched, or go on by themselves, so what can still
+    /// be aborted is an Asynchronous Event Request. It completes first, so there must be room for both completions. Dword 0 tells whether
     /// it was not aborted.
     fn abort(&mut self, entry: &SubmissionEntry) -> Reply {
         let command = Abort::from(entry);

@@ -26,6 +26,11 @@ impl Alarm {
         }
     }
 
+    /// What wakes the sleeper whenever it is rung, be it before it sleeps.
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
     /// Has the sleeper look for work that has been stored before, and wakes it if it sleeps.
     pub(crate) fn knock(&self) {
         self.knocked.store(true, Ordering::Release);

@@ -1,12 +1,12 @@
 //! A bell that is heard by who waits for it now or later.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// A bell (eventfd(2)).
+/// A bell that the kernel can ring, too (eventfd(2)).
 pub(crate) struct Bell(OwnedFd);
 
 impl Bell {
@@ -32,6 +32,12 @@ impl Bell {
         let left = Timespec::try_from(left).ok();
         let mut bell = [PollFd::new(&self.0, PollFlags::IN)];
         poll(&mut bell, left.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -109,6 +109,9 @@ pub struct Config {
     pub workers: u8,
     /// How those threads learn of new commands.
     pub poll: Poll,
+    /// Whether the kernel moves the data of images by itself (io_uring), where it does such things. If not, each command waits
+    /// for its system call.
+    pub io_uring: bool,
     /// What it does wrong on purpose: nothing, but in a test.
     pub seeded_faults: Vec<SeededFault>,
 }
@@ -199,6 +202,7 @@ mod tests {
             namespaces: vec![Source::Ram(1 << 20)],
             workers: 1,
             poll: Poll::default(),
+            io_uring: true,
             seeded_faults: Vec::new(),
         }
     }

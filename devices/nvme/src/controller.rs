@@ -1,10 +1,13 @@
 //! The controller as its bus sees it.
 
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use peerbar_dma::{MemoryError, Requester, WindowId};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::registers::{Doorbell, offset};
 use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, MsiX};
 use thiserror::Error;
@@ -16,11 +19,13 @@ use crate::config::{Config, ConfigError};
 use crate::crew::Crew;
 use crate::data::DataPath;
 use crate::directory::Directory;
-use crate::doorbells::Doorbells;
+use crate::doorbells::{Doorbells, Owner};
 use crate::engine::Engine;
 use crate::io::Io;
+use crate::job::Job;
 use crate::mailbox::Mailbox;
 use crate::messages::Messages;
+use crate::namespace::Namespace;
 use crate::pending::Pending;
 use crate::poll::Poll;
 use crate::prp::PAGE;
@@ -67,7 +72,7 @@ pub enum StartError {
     Doorbells(#[source] MemoryError),
     /// A thread of it cannot be started.
     #[error("cannot start a thread of the controller")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] io::Error),
 }
 
 /// The side of the controller that the guest's accesses meet: registers and doorbells.
@@ -124,8 +129,13 @@ impl Controller {
             let faults = config.seeded_faults.clone();
             DataPath::new(requester.clone(), 4096 << config.mdts, faults)
         };
+        let has_files = storage.namespaces.iter().any(Namespace::is_file);
         let crew = Crew::hire(config.workers, |owner, inbox| {
-            let io = Io::new(path(), storage.clone());
+            let mut data = path();
+            data.files = (config.io_uring && has_files)
+                .then(|| file_ring(&mailbox, owner))
+                .flatten();
+            let io = Io::new(data, storage.clone());
             let messages = Messages::new(QUEUE_PAIRS, coalescing.clone());
             Worker::new(owner, inbox, mailbox.clone(), config.poll, io, messages)
         });
@@ -193,6 +203,17 @@ impl Controller {
     }
 }
 
+/// What has the kernel move a worker's data from and to images, if it does.
+fn file_ring(mailbox: &Mailbox, owner: Owner) -> Option<FileRing<Job>> {
+    let ring = FileRing::new(mailbox.bell(owner)?.as_fd());
+    let complain = |error: &io::Error| {
+        if owner == Owner(1) {
+            log::warn!("no io_uring here ({error}): a worker waits for each command on an image");
+        }
+    };
+    ring.inspect_err(complain).ok()
+}
+
 impl Function for Controller {
     fn bar_read(&self, _bar: u8, offset: u64, data: &mut [u8]) {
         data.fill(0);
@@ -226,7 +247,7 @@ impl Function for Controller {
 }
 
 impl Drop for Running {
-    /// Ends the thread once its command in progress is done and everything is on stable storage.
+    /// Ends the threads once their commands in progress are done and everything is on stable storage.
     fn drop(&mut self) {
         self.mailbox.stop();
         if self

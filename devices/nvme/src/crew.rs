@@ -8,8 +8,11 @@ use crate::doorbells::Owner;
 use crate::mailbox::Mailbox;
 use crate::worker::{Order, Worker};
 
+/// Where to say that an order has been carried out.
+pub(crate) type Done = SyncSender<()>;
+
 /// An order, and where to say that it has been carried out.
-pub(crate) type Mission = (Order, SyncSender<()>);
+pub(crate) type Mission = (Order, Done);
 
 /// All workers. Worker `n` is [`Owner`] `n`, from 1 on.
 pub(crate) struct Crew {
@@ -61,7 +64,7 @@ impl Crew {
         Some(wait)
     }
 
-    /// Ends every worker after its command in progress.
+    /// Ends every worker after its commands in progress.
     pub(crate) fn dismiss(&mut self, mailbox: &Mailbox) {
         self.tell_all(mailbox, || Order::Leave);
         for (_, thread) in self.workers.drain(..) {

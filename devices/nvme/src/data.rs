@@ -1,17 +1,26 @@
-//! A command's data: from the host's memory to the controller's buffer and back.
+//! The data of commands: between the host's memory and where a namespace keeps it.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use peerbar_dma::{Direction, DmaError, MemoryFile, Origin, Purpose, Requester, Session, Tag};
+use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 
+use crate::job::Job;
 use crate::prp::{self, PAGE_BYTES, Segment};
 use crate::seeded_fault::{FaultKind, SeededFault};
 
-/// Moves the data of one command at a time: straight between two memories, or through a buffer that is made once.
+/// Moves the data of commands: straight between two memories; by the kernel between memory and a file, which goes on by
+/// itself; or through a buffer that is made once.
+///
+/// The thread that answers the guest waits for the kernel before it answers that memory is gone, and who is asked for DMA by
+/// message may wait for that thread. So nothing is asked of anybody while the kernel moves data of this path.
 pub(crate) struct DataPath {
     pub(crate) session: Session,
+    /// Transfers with files that go on, if the kernel does such things for us.
+    pub(crate) files: Option<FileRing<Job>>,
     origin: Origin,
     segments: Vec<Segment>,
     /// Where PRP lists are read to.
@@ -23,7 +32,7 @@ pub(crate) struct DataPath {
 }
 
 impl DataPath {
-    /// A path for transfers of up to `limit` bytes.
+    /// A path for transfers of up to `limit` bytes, none of which goes on by itself.
     pub(crate) fn new(
         requester: Arc<Requester>,
         limit: usize,
@@ -31,6 +40,7 @@ impl DataPath {
     ) -> Self {
         Self {
             session: Session::new(requester),
+            files: None,
             origin: Origin::Device,
             segments: Vec::new(),
             list: Box::new([0; PAGE_BYTES]),
@@ -76,9 +86,64 @@ impl DataPath {
         fill: impl FnOnce(&mut [u8]) -> Result<(), Status>,
     ) -> Result<(), Status> {
         self.locate(purpose, command, len)?;
+        self.fill(purpose, len, fill)
+    }
+
+    /// Has `fill` make `len` bytes and brings them to where the data was located.
+    pub(crate) fn fill(
+        &mut self,
+        purpose: Purpose,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), Status>,
+    ) -> Result<(), Status> {
         self.session.release();
         fill(self.buffer.get_mut(..len).unwrap_or_default())?;
         self.scatter(purpose, 0, len)
+    }
+
+    /// Has the kernel move data between where it was located and a file; whether it does. It does not where some of that is
+    /// no memory that is mapped here.
+    pub(crate) fn start(
+        &mut self,
+        direction: Direction,
+        place: (&Arc<File>, u64),
+        durable: bool,
+        job: Job,
+    ) -> bool {
+        let Some(files) = &mut self.files else {
+            return false;
+        };
+        let tag = Tag::new(Purpose::Payload, self.origin);
+        let memory = self.session.pin(tag, direction, places(&self.segments));
+        let Some(memory) = memory else {
+            return false;
+        };
+        files.transfer(place, memory, durable, job);
+        true
+    }
+
+    /// Reads `data.len()` bytes at `address`.
+    pub(crate) fn read(&mut self, tag: Tag, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+        read(&mut self.session, &mut self.files, tag, address, data)
+    }
+
+    /// Writes entries of a queue, as [`Session::write_entries`].
+    pub(crate) fn write_entries(
+        &mut self,
+        tag: Tag,
+        address: u64,
+        data: &[u8],
+        entry_bytes: usize,
+    ) -> Result<(), DmaError> {
+        let place = (address, data.len());
+        let (session, files) = (&mut self.session, &mut self.files);
+        prepare(session, files, tag.purpose, Direction::Write, place);
+        session.write_entries(tag, address, data, entry_bytes)
+    }
+
+    /// Waits until the kernel moves no data any more.
+    pub(crate) fn let_go(&mut self) {
+        let_go(&mut self.session, &mut self.files);
     }
 
     /// Fetches `len` bytes from where the command says into `memory` from `offset` on. If any of them cannot be had, none
@@ -143,7 +208,7 @@ impl DataPath {
     }
 
     /// Finds the segments of a command's data. Only PRPs are offered (Identify Controller, SGLS).
-    fn locate(
+    pub(crate) fn locate(
         &mut self,
         purpose: Purpose,
         command: &SubmissionEntry,
@@ -152,13 +217,14 @@ impl DataPath {
         if len > self.buffer.len() || command.flags.psdt() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        let (session, tag) = (&mut self.session, Tag::new(Purpose::List, self.origin));
+        let (session, files) = (&mut self.session, &mut self.files);
+        let tag = Tag::new(Purpose::List, self.origin);
         prp::walk(
             (command.prp1.get(), command.prp2.get()),
             len,
             &mut self.segments,
             &mut self.list,
-            |address, entries| session.read(tag, address, entries).map_err(transfer_error),
+            |address, entries| read(session, files, tag, address, entries).map_err(transfer_error),
         )?;
         let places = (&mut self.stale, &mut self.segments);
         match commit(&self.seeded_faults, purpose, command, places) {
@@ -182,8 +248,8 @@ impl DataPath {
     }
 
     /// Fetches `len` bytes from the segments into the buffer, as one request.
-    fn gather(&mut self, purpose: Purpose, len: usize) -> Result<&[u8], Status> {
-        self.session.release();
+    pub(crate) fn gather(&mut self, purpose: Purpose, len: usize) -> Result<&[u8], Status> {
+        self.let_go();
         let data = self.buffer.get_mut(..len).unwrap_or_default();
         let tag = Tag::new(purpose, self.origin);
         self.session
@@ -195,7 +261,7 @@ impl DataPath {
 
     /// Brings the buffer's first `len` bytes to the segments from the one at `index` on, as one request.
     fn scatter(&mut self, purpose: Purpose, index: usize, len: usize) -> Result<(), Status> {
-        self.session.release();
+        self.let_go();
         let data = self.buffer.get(..len).unwrap_or_default();
         let tag = Tag::new(purpose, self.origin);
         let segments = self.segments.get(index..).unwrap_or_default();
@@ -203,6 +269,40 @@ impl DataPath {
             .requester()
             .scatter(tag, places(segments), data)
             .map_err(transfer_error)
+    }
+}
+
+/// Reads what may be no memory that is mapped here.
+fn read(
+    session: &mut Session,
+    files: &mut Option<FileRing<Job>>,
+    tag: Tag,
+    address: u64,
+    data: &mut [u8],
+) -> Result<(), DmaError> {
+    let place = (address, data.len());
+    prepare(session, files, tag.purpose, Direction::Read, place);
+    session.read(tag, address, data)
+}
+
+/// To be called before a request by the session that may have to be asked of somebody.
+fn prepare(
+    session: &mut Session,
+    files: &mut Option<FileRing<Job>>,
+    purpose: Purpose,
+    direction: Direction,
+    place: (u64, usize),
+) {
+    let moves = files.as_ref().is_some_and(FileRing::has_pinned);
+    if moves && !session.reaches(purpose, direction, place) {
+        let_go(session, files);
+    }
+}
+
+fn let_go(session: &mut Session, files: &mut Option<FileRing<Job>>) {
+    session.release();
+    if let Some(files) = files {
+        files.unpin();
     }
 }
 

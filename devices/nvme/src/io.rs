@@ -1,15 +1,19 @@
 //! The commands of the NVM command set (NVM Command Set 1.0, 3.2).
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-use peerbar_dma::{Origin, Purpose};
+use peerbar_dma::{Direction, Origin, Purpose};
+use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::command::nvm::{BlockRange, DatasetManagement, DatasetRange};
 use peerbar_nvme_spec::command::{NSID_ALL, NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
+use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 use crate::data::DataPath;
+use crate::job::{Job, Work};
 use crate::namespace::{Extent, Namespace, OutOfRange, Straight};
 use crate::storage::Storage;
 
@@ -21,6 +25,23 @@ pub(crate) struct Io {
     pub(crate) data: DataPath,
     storage: Arc<Storage>,
     tally: Tally,
+    /// How often everything has been forgotten.
+    era: u64,
+}
+
+/// How far a command has come.
+enum Progress {
+    Done,
+    /// The kernel does something for it.
+    UnderWay,
+}
+
+/// A command that has come to its end after it had been under way.
+pub(crate) struct Ended {
+    /// Of its submission queue.
+    pub(crate) queue: u16,
+    pub(crate) entry: SubmissionEntry,
+    pub(crate) status: Status,
 }
 
 /// What has been done and is not in the health yet.
@@ -38,16 +59,96 @@ impl Io {
             data,
             storage,
             tally: Tally::default(),
+            era: 0,
         }
     }
 
-    /// Carries out a command of I/O queue `queue`; how it ends.
-    pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) -> Status {
+    /// Carries out a command of I/O queue `queue`; how it ends. `None`: it is under way now.
+    pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) -> Option<Status> {
         self.data
             .begin(Origin::command(queue, entry.cid.get()), entry.opcode);
-        match self.command(entry) {
-            Ok(()) => Status::SUCCESS,
-            Err(status) => self.storage.failed(queue, entry, status),
+        let progress = self.command(queue, entry);
+        self.status(queue, entry, progress)
+    }
+
+    /// How a command ends, if it does.
+    fn status(
+        &self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        progress: Result<Progress, Status>,
+    ) -> Option<Status> {
+        match progress {
+            Ok(Progress::Done) => Some(Status::SUCCESS),
+            Ok(Progress::UnderWay) => None,
+            Err(status) => Some(self.storage.failed(queue, entry, status)),
+        }
+    }
+
+    /// A command that has come to its end since.
+    pub(crate) fn take_ended(&mut self) -> Option<Ended> {
+        loop {
+            let (job, outcome) = self.data.files.as_mut()?.take_ended()?;
+            if job.era != self.era {
+                continue;
+            }
+            let (queue, entry) = (job.queue, job.entry);
+            let progress = self.go_on(job, outcome);
+            if let Some(status) = self.status(queue, &entry, progress) {
+                return Some(Ended {
+                    queue,
+                    entry,
+                    status,
+                });
+            }
+        }
+    }
+
+    /// The kernel has done what it was to do for a command.
+    fn go_on(&mut self, job: Job, outcome: io::Result<()>) -> Result<Progress, Status> {
+        let Job { entry, work, .. } = &job;
+        let namespaces = &self.storage.namespaces;
+        match work {
+            Work::Data => {
+                let namespace = find(namespaces, entry.nsid.get())?;
+                let bytes = blocks(namespace, entry)?.len;
+                if entry.opcode == NvmOpcode::Read as u8 {
+                    outcome.map_err(data_error(read_error(namespace)))?;
+                    self.tally.read(bytes);
+                } else {
+                    outcome.map_err(data_error(write_error(namespace)))?;
+                    self.tally.wrote(bytes);
+                }
+                Ok(Progress::Done)
+            }
+            Work::Flush(rest) => {
+                let flushed = rest.start.checked_sub(1).and_then(|at| namespaces.get(at));
+                if let Some(namespace) = flushed {
+                    outcome.map_err(write_error(namespace))?;
+                }
+                self.flush_rest(job.queue, entry, rest.clone())
+            }
+        }
+    }
+
+    /// Hands what has been started to the kernel; whether it has taken it.
+    pub(crate) fn submit(&mut self) -> bool {
+        self.data.files.as_mut().is_none_or(FileRing::submit)
+    }
+
+    /// Forgets all commands. Those whose data the kernel moves have come to their end then; others that go on are nobody's.
+    pub(crate) fn forget(&mut self) {
+        self.data.let_go();
+        self.data.session.forget();
+        self.era += 1;
+    }
+
+    fn job(&self, queue: u16, entry: &SubmissionEntry, work: Work) -> Job {
+        Job {
+            era: self.era,
+            queue,
+            entry: *entry,
+            work,
         }
     }
 
@@ -67,54 +168,88 @@ impl Io {
         }
     }
 
-    fn command(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+    fn command(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
         let opcode =
             NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
         match opcode {
-            NvmOpcode::Read => return self.read(entry),
-            NvmOpcode::Write => return self.write(entry),
+            NvmOpcode::Read => return self.read(queue, entry),
+            NvmOpcode::Write => return self.write(queue, entry),
             _ => {}
         }
         // The others may take their time with the disk.
         self.data.session.release();
         match opcode {
-            NvmOpcode::Flush => self.flush(entry),
-            NvmOpcode::Compare => self.compare(entry),
-            NvmOpcode::Verify => self.verify(entry),
-            NvmOpcode::WriteZeroes => self.write_zeroes(entry),
-            NvmOpcode::DatasetManagement => self.dataset_management(entry),
-            _ => Err(Status::INVALID_OPCODE.with_dnr(true)),
+            NvmOpcode::Flush => return self.flush(queue, entry),
+            NvmOpcode::WriteZeroes => return self.write_zeroes(queue, entry),
+            NvmOpcode::Compare => self.compare(entry)?,
+            NvmOpcode::Verify => self.verify(entry)?,
+            NvmOpcode::DatasetManagement => self.dataset_management(entry)?,
+            _ => return Err(Status::INVALID_OPCODE.with_dnr(true)),
         }
+        Ok(Progress::Done)
     }
 
     /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
-    fn flush(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
-        match entry.nsid.get() {
-            NSID_ALL => flush_each(&self.storage.namespaces)?,
-            nsid => flush_each(std::slice::from_ref(find(&self.storage.namespaces, nsid)?))?,
-        }
-        Ok(())
+    fn flush(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
+        let all = 0..self.storage.namespaces.len();
+        let meant = match entry.nsid.get() {
+            NSID_ALL => all,
+            nsid => {
+                find(&self.storage.namespaces, nsid)?;
+                place_of(nsid).map_or(0..0, |place| place..place + 1)
+            }
+        };
+        self.flush_rest(queue, entry, meant)
     }
 
-    fn read(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+    /// Brings these namespaces, by their places, to stable storage for a command, one after the other.
+    fn flush_rest(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        mut rest: Range<usize>,
+    ) -> Result<Progress, Status> {
+        let storage = self.storage.clone();
+        while let Some(namespace) = rest.next().and_then(|at| storage.namespaces.get(at)) {
+            let job = self.job(queue, entry, Work::Flush(rest.clone()));
+            match (&mut self.data.files, namespace.backend().straight()) {
+                (Some(files), Straight::File(file)) => {
+                    files.sync(file, job);
+                    return Ok(Progress::UnderWay);
+                }
+                _ => flush_each(std::slice::from_ref(namespace))?,
+            }
+        }
+        Ok(Progress::Done)
+    }
+
+    fn read(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         match namespace.backend().straight() {
             Straight::Nothing => self.data.check(entry, len)?,
             Straight::Memory(memory) => self.data.send_from(entry, (memory, extent.offset), len)?,
-            Straight::No => self.data.send(Purpose::Payload, entry, len, |data| {
-                let read = namespace.backend().read(extent.offset, data);
-                read.map_err(read_error(namespace))
-            })?,
+            Straight::File(file) => {
+                self.data.locate(Purpose::Payload, entry, len)?;
+                let place = (file, extent.offset);
+                let job = self.job(queue, entry, Work::Data);
+                if self.data.start(Direction::Write, place, false, job) {
+                    return Ok(Progress::UnderWay);
+                }
+                self.data.fill(Purpose::Payload, len, |data| {
+                    let read = namespace.backend().read(extent.offset, data);
+                    read.map_err(read_error(namespace))
+                })?;
+            }
         }
         self.tally.read(extent.len);
-        Ok(())
+        Ok(Progress::Done)
     }
 
-    fn write(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+    fn write(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         match namespace.backend().straight() {
@@ -123,16 +258,22 @@ impl Io {
                 self.data
                     .receive_into(entry, (memory, extent.offset), len)?;
             }
-            Straight::No => {
+            Straight::File(file) => {
                 let control = BlockRange::from(entry).control;
                 let durable = control.fua() || !self.storage.write_cache();
-                let data = self.data.receive(Purpose::Payload, entry, len)?;
+                self.data.locate(Purpose::Payload, entry, len)?;
+                let place = (file, extent.offset);
+                let job = self.job(queue, entry, Work::Data);
+                if self.data.start(Direction::Read, place, durable, job) {
+                    return Ok(Progress::UnderWay);
+                }
+                let data = self.data.gather(Purpose::Payload, len)?;
                 let written = namespace.backend().write(extent.offset, data, durable);
                 written.map_err(write_error(namespace))?;
             }
         }
         self.tally.wrote(extent.len);
-        Ok(())
+        Ok(Progress::Done)
     }
 
     fn compare(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
@@ -160,7 +301,7 @@ impl Io {
         Ok(())
     }
 
-    fn write_zeroes(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+    fn write_zeroes(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let extent = blocks(namespace, entry)?;
         let control = BlockRange::from(entry).control;
@@ -169,9 +310,9 @@ impl Io {
             .zero(extent.offset, extent.len, control.deac())
             .map_err(write_error(namespace))?;
         if control.fua() || !self.storage.write_cache() {
-            backend.flush().map_err(write_error(namespace))?;
+            return self.flush(queue, entry);
         }
-        Ok(())
+        Ok(Progress::Done)
     }
 
     /// NVM Command Set 1.0, 3.2.3: deallocated blocks read as zero; the other attributes are hints.
@@ -225,12 +366,13 @@ pub(crate) fn flush_each(namespaces: &[Namespace]) -> Result<(), Status> {
 
 /// The namespace of an NSID (NVMe Base 2.0, 3.2.1): 1 for the first.
 pub(crate) fn find(namespaces: &[Namespace], nsid: u32) -> Result<&Namespace, Status> {
-    let index = nsid
-        .checked_sub(1)
-        .and_then(|index| usize::try_from(index).ok());
-    index
-        .and_then(|index| namespaces.get(index))
+    place_of(nsid)
+        .and_then(|place| namespaces.get(place))
         .ok_or(Status::INVALID_NAMESPACE.with_dnr(true))
+}
+
+fn place_of(nsid: u32) -> Option<usize> {
+    usize::try_from(nsid.checked_sub(1)?).ok()
 }
 
 /// The blocks of a command.
@@ -272,6 +414,14 @@ fn in_steps(
         left -= len as u64;
     }
     Ok(())
+}
+
+/// The status of a command whose data the kernel could not move, be it because of the memory or for another reason.
+fn data_error(other: impl Fn(io::Error) -> Status) -> impl Fn(io::Error) -> Status {
+    move |error| match Errno::from_io_error(&error) {
+        Some(Errno::FAULT) => Status::DATA_TRANSFER_ERROR,
+        _ => other(error),
+    }
 }
 
 fn out_of_range(error: OutOfRange) -> Status {

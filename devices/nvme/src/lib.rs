@@ -10,8 +10,8 @@
 //!
 //! # What is not
 //! SGLs, metadata and protection information, fused commands, weighted arbitration, namespace management, firmware
-//! update, format, sanitize, security, reservations, the Persistent Memory Region. A command is carried out as soon as it is
-//! fetched, so Abort finds none but Asynchronous Event Requests.
+//! update, format, sanitize, security, reservations, the Persistent Memory Region. Abort ends none but Asynchronous Event
+//! Requests: other commands are carried out as soon as they are fetched, or are the kernel's to end.
 //!
 //! # How
 //! The thread that answers the guest's accesses only ever touches [`registers`](Controller) and doorbells; it leaves word
@@ -21,7 +21,10 @@
 //! Error; one that fails on a queue itself sets CSTS.CFS.
 //!
 //! A worker fetches commands and posts completions in batches, and moves data by one copy where both sides are memory that
-//! is mapped here. Between batches it looks at its doorbells: in a page of BAR0, which the guest may map if the workers
+//! is mapped here. Data of an image goes by the kernel (`peerbar_file_ring`), many commands at once, straight between the
+//! file and memory that is mapped here, and so do flushes: the worker goes on with other commands, of the same queue and
+//! others, and completes each when the kernel has. Whoever takes such memory away, or resets, waits for the kernel; a
+//! flush that goes on is forgotten by a reset. Between batches it looks at its doorbells: in a page of BAR0, which the guest may map if the workers
 //! never sleep ([`Poll::Always`]), or in the guest's own memory (Doorbell Buffer Config, for [`Poll::Adaptive`]). How it
 //! goes to sleep without missing a ring is in `alarm.rs` and `shadow.rs`, and tried in every order of events by
 //! `tests/models`.
@@ -41,6 +44,7 @@ mod doorbells;
 mod engine;
 mod health;
 mod io;
+mod job;
 mod mailbox;
 mod messages;
 mod namespace;

@@ -91,8 +91,7 @@ impl Mailbox {
         let result = change(&mut state.registers);
         self.note_quiet(&state);
         self.interrupts.set_pin(false);
-        self.urgent.store(true, Ordering::Release);
-        self.knock(ENGINE);
+        self.alert();
         result
     }
 
@@ -120,6 +119,11 @@ impl Mailbox {
             self.interrupts.set_pin(false);
         }
         self.knock(owner.unwrap_or(ENGINE));
+    }
+
+    /// The bell that wakes a thread whenever it is rung.
+    pub(crate) fn bell(&self, owner: Owner) -> Option<&Bell> {
+        self.alarm(owner).map(Alarm::bell)
     }
 
     /// Has a thread look at its doorbells and orders.
@@ -227,8 +231,14 @@ impl Mailbox {
     /// Ends the engine after the command in progress.
     pub(crate) fn stop(&self) {
         self.lock().stop = true;
+        self.alert();
+    }
+
+    /// Has the engine look at the registers, and the workers whether somebody still waits for their commands to come to
+    /// their end.
+    fn alert(&self) {
         self.urgent.store(true, Ordering::Release);
-        self.knock(ENGINE);
+        self.alarms.iter().for_each(Alarm::knock);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

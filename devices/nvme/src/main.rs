@@ -44,6 +44,9 @@ struct Args {
     /// How those threads learn of new commands: sleep at once when idle, look on for a while, or never sleep
     #[arg(long, value_name = "WHEN", default_value_t)]
     poll: Poll,
+    /// Read and write images by system calls, one command of a worker after the other, as where the kernel has no io_uring
+    #[arg(long)]
+    no_io_uring: bool,
     /// Do commands that start at this logical block wrong, to try who should notice: unmapped:BLOCK, beyond-52-bits:BLOCK
     /// or wraps:BLOCK says where their data goes instead; repeat it for more
     #[arg(long = "seed-fault", value_name = "KIND:BLOCK")]
@@ -100,6 +103,7 @@ impl From<Args> for Config {
             namespaces: args.namespaces,
             workers: args.workers,
             poll: args.poll,
+            io_uring: !args.no_io_uring,
             seeded_faults: args.seeded_faults,
         }
     }

@@ -4,7 +4,9 @@ mod file;
 mod null;
 mod ram;
 
+use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerbar_dma::MemoryFile;
@@ -34,8 +36,8 @@ pub(crate) enum Straight<'a> {
     Memory(&'a MemoryFile),
     /// There is no data to move.
     Nothing,
-    /// Not at all.
-    No,
+    /// By the kernel between memory and this file, from offset 0 on.
+    File(&'a Arc<File>),
 }
 
 /// Where a namespace's blocks are kept. Offsets and lengths are bytes inside [`Backend::size`].
@@ -43,9 +45,7 @@ pub(crate) trait Backend: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
     /// The short way for data.
-    fn straight(&self) -> Straight<'_> {
-        Straight::No
-    }
+    fn straight(&self) -> Straight<'_>;
     /// Fills `data` from `offset` on.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     /// Stores `data` from `offset` on; with `durable`, it is on stable storage when this returns.
@@ -107,6 +107,11 @@ impl Namespace {
     /// Where the blocks are kept.
     pub(crate) fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
+    }
+
+    /// Whether its blocks are in a file, so that the kernel can move them.
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(self.backend.straight(), Straight::File(_))
     }
 
     /// The bytes of `count` blocks from `start` on.

@@ -103,6 +103,8 @@ pub(crate) struct CompletionQueue {
     tail: u32,
     seen: u32,
     phase: bool,
+    /// How many entries commands that are under way will have.
+    promised: u32,
     /// The entries just before the tail that are yet to be posted; they lie one after the other.
     staged: Vec<CompletionEntry>,
     /// The vector that it interrupts with, if it does.
@@ -119,6 +121,7 @@ impl CompletionQueue {
             tail: 0,
             seen: 0,
             phase: true,
+            promised: 0,
             staged: Vec::with_capacity(MOST_STAGED),
             vector,
         }
@@ -138,10 +141,20 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// How many entries would not overtake the guest.
+    /// How many entries would not overtake the guest, beside those that are promised.
     pub(crate) fn room(&self) -> usize {
         let room = (self.head + self.entries - 1 - self.tail) % self.entries;
-        usize::try_from(room).unwrap_or(usize::MAX)
+        usize::try_from(room.saturating_sub(self.promised)).unwrap_or(usize::MAX)
+    }
+
+    /// Keeps room for an entry that comes later.
+    pub(crate) fn promise(&mut self) {
+        self.promised += 1;
+    }
+
+    /// An entry for which room was kept comes now, or never.
+    pub(crate) fn redeem(&mut self) {
+        self.promised = self.promised.saturating_sub(1);
     }
 
     /// Whether the guest has entries left to take.

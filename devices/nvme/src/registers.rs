@@ -8,7 +8,7 @@ use crate::cmb::Cmb;
 /// Most entries of an I/O queue.
 pub(crate) const MAX_ENTRIES: u16 = 2048;
 
-/// Longest wait for CSTS.RDY, in units of 500 ms. Disabling waits for the command in progress, which may wait for a
+/// Longest wait for CSTS.RDY, in units of 500 ms. Disabling waits for the commands in progress, which may wait for a
 /// client that answers no more.
 const READY_TIMEOUT: u8 = 120;
 

@@ -1,5 +1,7 @@
 //! A worker: a thread that owns some of the I/O queues, takes their commands, carries them out and posts their completions.
 
+mod under_way;
+
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use peerbar_nvme_spec::registers::Doorbell;
 use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::crew::Mission;
+use crate::crew::{Done, Mission};
 use crate::doorbells::Owner;
 use crate::io::Io;
 use crate::mailbox::{ENGINE, Mailbox};
@@ -40,7 +42,7 @@ pub(crate) enum Order {
     AddCompletion(u16, CompletionQueue),
     /// Own a submission queue of this number, whose completion queue it owns.
     AddSubmission(u16, SubmissionQueue),
-    /// Forget a submission queue. Commands that have not been fetched are gone with it; none is in progress.
+    /// Forget a submission queue. Commands that have not been fetched are gone with it; those under way are completed before.
     RemoveSubmission(u16),
     /// Forget a completion queue, to which no submission queue is bound.
     RemoveCompletion(u16),
@@ -59,6 +61,10 @@ struct Source {
     id: u16,
     queue: SubmissionQueue,
     completion: usize,
+    /// How many of its commands are under way.
+    under_way: usize,
+    /// It is to be forgotten when none is, and this to be told.
+    removal: Option<Done>,
 }
 
 /// Owner of some I/O queues.
@@ -77,6 +83,8 @@ pub(crate) struct Worker {
     /// Values of the admin doorbells that the engine has been told of, if this is the [`LOOKOUT`].
     admin_seen: [u32; 2],
     idle: Idle,
+    /// To be told when every command there is has been carried out.
+    finish: Option<Done>,
     leaving: bool,
 }
 
@@ -119,6 +127,7 @@ impl Worker {
             batch: vec![SubmissionEntry::new_zeroed(); BATCH],
             admin_seen: [0; 2],
             idle: Idle::default(),
+            finish: None,
             leaving: false,
         }
     }
@@ -136,8 +145,9 @@ impl Worker {
                 self.outbox.settle(false);
             }
             self.look_at_admin_doorbells();
-            let busy = self.turn();
+            let busy = self.complete_ended() | self.turn() | !self.io.submit();
             self.outbox.settle(!busy);
+            self.tell_of_ends(busy);
             if busy {
                 self.idle = Idle::default();
             } else {
@@ -154,7 +164,12 @@ impl Worker {
                     self.outbox.add(id, queue);
                 }
                 Order::AddSubmission(id, queue) => self.add_source(id, queue),
-                Order::RemoveSubmission(id) => self.sources.retain(|source| source.id != id),
+                Order::RemoveSubmission(id) => {
+                    if let Some(source) = self.sources.iter_mut().find(|source| source.id == id) {
+                        source.removal = Some(done);
+                        continue;
+                    }
+                }
                 Order::RemoveCompletion(id) => self.remove_completion(id),
                 Order::Shadow(shadow) => self.take_up(shadow),
                 Order::Forget => {
@@ -162,12 +177,11 @@ impl Worker {
                     self.sources.clear();
                     self.outbox.forget();
                     self.shadow = None;
-                    self.io.data.session.forget();
+                    self.io.forget();
                 }
                 Order::Finish => {
-                    self.take_heads();
-                    while self.turn() && !self.mailbox.urgent() {}
-                    self.outbox.send_all();
+                    self.finish = Some(done);
+                    continue;
                 }
                 Order::Leave => {
                     self.outbox.send_all();
@@ -186,6 +200,8 @@ impl Worker {
                 id,
                 queue,
                 completion,
+                under_way: 0,
+                removal: None,
             });
         }
     }
@@ -374,18 +390,20 @@ impl Worker {
         if source.queue.set_tail(tail).is_err() {
             self.mailbox.tell_bad_value();
         }
-        if !source.queue.has_entries() {
+        if !source.queue.has_entries() || source.removal.is_some() {
             return false;
         }
-        let room = self.room(place);
+        let room = self.room(place).min(self.share(index));
         let count = self.fetch(index, room.min(BATCH));
         let batch = std::mem::take(&mut self.batch);
         for entry in batch.iter().take(count) {
             if self.mailbox.quiet() {
                 break;
             }
-            let status = self.io.execute(id, entry);
-            self.complete(index, entry, status);
+            match self.io.execute(id, entry) {
+                Some(status) => self.complete(index, entry, status),
+                None => self.set_under_way(index),
+            }
         }
         self.batch = batch;
         let more = self.has_more(index);
@@ -425,10 +443,10 @@ impl Worker {
             return 0;
         };
         let entries = self.batch.get_mut(..count).unwrap_or_default();
-        let session = &mut self.io.data.session;
+        let data = &mut self.io.data;
         let tag = Tag::new(Purpose::Command, Origin::Queue(source.id));
-        if session.read(tag, address, entries.as_mut_bytes()).is_err() {
-            session.release();
+        if data.read(tag, address, entries.as_mut_bytes()).is_err() {
+            data.session.release();
             log::debug!("queue {}: commands cannot be fetched", source.id);
             self.mailbox.report(Registers::fatal);
             return 0;
@@ -464,10 +482,10 @@ impl Worker {
         let Some((address, bytes)) = queue.staged() else {
             return;
         };
-        let session = &mut self.io.data.session;
+        let data = &mut self.io.data;
         let tag = Tag::new(Purpose::Completion, queue.origin());
-        let posted = session.write_entries(tag, address, bytes, size_of::<CompletionEntry>());
-        session.release();
+        let posted = data.write_entries(tag, address, bytes, size_of::<CompletionEntry>());
+        data.session.release();
         if posted.is_err() {
             log::debug!("queue {id}: completions cannot be posted");
             return self.mailbox.report(Registers::fatal);

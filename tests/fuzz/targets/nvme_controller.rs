@@ -99,6 +99,7 @@ impl Guest {
             namespaces: vec![Source::Ram(1 << 20)],
             workers: 1,
             poll: Poll::Adaptive,
+            io_uring: true,
             seeded_faults: Vec::new(),
         };
         let memory = memfd_create("guest", MemfdFlags::ALLOW_SEALING).expect("memory");

@@ -310,6 +310,7 @@ mod tests {
             namespaces: vec![Source::Ram(512)],
             workers: 1,
             poll: Poll::default(),
+            io_uring: true,
             seeded_faults: Vec::new(),
         };
         let identity = Identity {

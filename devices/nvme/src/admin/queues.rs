@@ -80,7 +80,7 @@ impl Engine {
         Ok(Reply::DONE)
     }
 
-    /// Commands that have not been fetched are gone with their queue; none is in progress.
+    /// Commands that have not been fetched are gone with their queue. Those under way are completed before it is deleted.
     pub(super) fn delete_submission_queue(
         &mut self,
         entry: &SubmissionEntry,

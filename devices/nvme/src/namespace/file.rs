@@ -4,12 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::{Errno, ReadWriteFlags};
 use thiserror::Error;
 
-use super::Backend;
+use super::{Backend, Straight};
 
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -46,7 +47,7 @@ pub enum ImageError {
 
 /// A raw image, locked against other runs for as long as it is open.
 pub(crate) struct FileBackend {
-    file: File,
+    file: Arc<File>,
     size: u64,
 }
 
@@ -78,7 +79,10 @@ impl FileBackend {
             Err(error) => return Err(open(error.into())),
         }
         let size = file.seek(SeekFrom::End(0)).map_err(open)?;
-        Ok(Self { file, size })
+        Ok(Self {
+            file: Arc::new(file),
+            size,
+        })
     }
 
     fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> rustix::io::Result<()> {
@@ -100,6 +104,10 @@ impl FileBackend {
 impl Backend for FileBackend {
     fn size(&self) -> u64 {
         self.size
+    }
+
+    fn straight(&self) -> Straight<'_> {
+        Straight::File(&self.file)
     }
 
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {

@@ -14,7 +14,7 @@ const FUA: u32 = 1 << 30;
 fn with_blocks_of(block_bytes: u32) -> Driver {
     Driver::with(&Config {
         block_bytes,
-        namespaces: vec![Source::Ram(MIB)],
+        namespaces: vec![crate::machine::source(MIB)],
         ..config()
     })
 }

@@ -1,7 +1,7 @@
 //! The machine around the controller: guest RAM, bus addresses, registers, interrupts.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -71,11 +71,23 @@ pub(crate) fn config() -> Config {
         cmb_queues: true,
         block_bytes: 512,
         mdts: 5,
-        namespaces: vec![Source::Ram(4 * MIB), Source::Ram(MIB)],
+        namespaces: vec![source(4 * MIB), source(MIB)],
         workers: from_environment("PEERBAR_TEST_WORKERS").map_or(1, |text| text.parse().unwrap()),
         poll: way_of_polling(),
+        io_uring: from_environment("PEERBAR_TEST_NO_IO_URING").is_none(),
         seeded_faults: Vec::new(),
     }
+}
+
+/// A namespace of so many bytes: in RAM, or an image that nobody else sees.
+pub(crate) fn source(bytes: u64) -> Source {
+    if from_environment("PEERBAR_TEST_IMAGES").is_none() {
+        return Source::Ram(bytes);
+    }
+    let image = tempfile::tempfile().unwrap();
+    image.set_len(bytes).unwrap();
+    // Open until the test ends.
+    Source::File(format!("/proc/self/fd/{}", image.into_raw_fd()).into())
 }
 
 /// The whole suite holds for every number of workers and every way of polling: these name others than the usual.

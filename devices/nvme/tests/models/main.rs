@@ -115,6 +115,22 @@ fn a_knock_for_an_order_is_never_missed() {
 }
 
 #[test]
+fn what_the_kernel_has_done_before_it_rings_is_never_missed() {
+    every_order(|| {
+        let scene = scene();
+        let kernel = scene.clone();
+        let kernel = thread::spawn(move || {
+            kernel.value.store(1, Ordering::Release);
+            kernel.alarm.bell().ring();
+        });
+        while scene.value.load(Ordering::Acquire) == 0 {
+            scene.alarm.sleep(None, || true);
+        }
+        kernel.join().unwrap();
+    });
+}
+
+#[test]
 fn a_shadow_doorbell_is_seen_or_rung() {
     every_order(|| {
         let scene = scene();
