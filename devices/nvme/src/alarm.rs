@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::sync::{AtomicBool, Bell, Ordering, fence};
+use crate::sync::{AtomicBool, AtomicU32, Bell, Ordering, fence};
 
 /// Wakes one sleeper, and costs who wakes a load as long as nobody sleeps.
 ///
@@ -10,8 +10,10 @@ use crate::sync::{AtomicBool, Bell, Ordering, fence};
 /// for work once more. Each has a full barrier between the two, so at least one of them sees the other's store: no work
 /// is left to a sleeper. `tests/models` tries every order of events.
 pub(crate) struct Alarm {
-    /// Somebody has knocked since the last [`Alarm::take_knock`].
-    knocked: AtomicBool,
+    /// How often somebody has knocked. They add to it, so that who looks at it sees what each of them has stored.
+    knocks: AtomicU32,
+    /// How often the sleeper knows of; it alone looks at this.
+    heard: AtomicU32,
     asleep: AtomicBool,
     bell: Bell,
 }
@@ -20,7 +22,8 @@ impl Alarm {
     /// An alarm that rings this bell, which others may ring, too.
     pub(crate) fn new(bell: Bell) -> Self {
         Self {
-            knocked: AtomicBool::new(false),
+            knocks: AtomicU32::new(0),
+            heard: AtomicU32::new(0),
             asleep: AtomicBool::new(false),
             bell,
         }
@@ -33,14 +36,19 @@ impl Alarm {
 
     /// Has the sleeper look for work that has been stored before, and wakes it if it sleeps.
     pub(crate) fn knock(&self) {
-        self.knocked.store(true, Ordering::Release);
+        self.knocks.fetch_add(1, Ordering::Release);
         self.wake();
     }
 
     /// Whether somebody has knocked since the last time. Taken **before** looking for work: what is stored by who knocks
     /// after this may be seen in that look or not, and the knock is there for the next one.
     pub(crate) fn take_knock(&self) -> bool {
-        self.knocked.load(Ordering::Relaxed) && self.knocked.swap(false, Ordering::AcqRel)
+        let knocks = self.knocks.load(Ordering::Acquire);
+        let is_new = knocks != self.heard.load(Ordering::Relaxed);
+        if is_new {
+            self.heard.store(knocks, Ordering::Relaxed);
+        }
+        is_new
     }
 
     /// Wakes the sleeper, if it sleeps, for work that has been stored before where its `idle` looks.
@@ -56,7 +64,8 @@ impl Alarm {
     pub(crate) fn sleep(&self, until: Option<Instant>, idle: impl FnOnce() -> bool) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if !self.knocked.load(Ordering::Acquire) && idle() {
+        let knocks = self.knocks.load(Ordering::Acquire);
+        if knocks == self.heard.load(Ordering::Relaxed) && idle() {
             self.bell.wait(until);
         }
         self.asleep.store(false, Ordering::Relaxed);

@@ -46,10 +46,14 @@ mod health;
 mod io;
 mod job;
 mod mailbox;
+#[cfg(test)]
+mod mailbox_tests;
 mod messages;
 mod namespace;
 mod outbox;
 mod pending;
+#[cfg(test)]
+mod pending_tests;
 mod poll;
 mod prp;
 mod queues;

@@ -1,8 +1,7 @@
 //! What the guest has left to take from each completion queue: the level of the INTx pin.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
 use crate::queues::distance;
+use crate::sync::{AtomicBool, AtomicU32, Ordering};
 
 /// Vector of a completion queue that does not interrupt.
 const NONE: u32 = u32::MAX;
@@ -78,35 +77,5 @@ impl Face {
         let head = self.head.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Acquire);
         rung < entries && distance(head, rung, entries) < distance(head, tail, entries)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_level_follows_entries_vectors_and_mask() {
-        let pending = Pending::new(3);
-        pending.open(1, 4, Some(1));
-        pending.open(2, 4, None);
-        assert!(!pending.level(0, |_| 0));
-        pending.moved(2, 0, 1);
-        assert!(!pending.level(0, |_| 0), "queue 2 does not interrupt");
-        pending.moved(1, 0, 1);
-        assert!(pending.level(0, |_| 0));
-        assert!(!pending.level(0b10, |_| 0));
-        pending.close(1);
-        assert!(!pending.level(0, |_| 0));
-    }
-
-    #[test]
-    fn a_head_that_was_rung_counts_at_once_unless_it_is_beyond_what_is_known() {
-        let pending = Pending::new(1);
-        pending.open(0, 4, Some(0));
-        pending.moved(0, 3, 1);
-        for (rung, level) in [(3, true), (0, true), (1, false), (2, false), (4, false)] {
-            assert_eq!(pending.level(0, |_| rung), level, "{rung}");
-        }
     }
 }
