@@ -1,40 +1,27 @@
 //! Two reports side by side.
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
-
 use crate::Report;
 use crate::figure::{Figure, readable};
+use crate::table::table;
 
 /// Every figure of either report, in both: the values, and the ratios to what stood beside them, which say more when
 /// machines or their loads differ. The last column is above 1 where the second report is the better one.
 pub fn compare(first: &Report, second: &Report) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(UTF8_FULL_CONDENSED)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header([
-            "figure",
-            "unit",
-            "A",
-            "B",
-            "B / A",
-            "A's ratio",
-            "B's ratio",
-            "better by",
-        ]);
-    for figure in &first.figures {
-        let other = second
-            .figures
-            .iter()
-            .find(|other| other.name == figure.name);
-        table.add_row(row(figure, other));
-    }
-    for column in 2..8 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    let header = [
+        "figure",
+        "unit",
+        "A",
+        "B",
+        "B / A",
+        "A's ratio",
+        "B's ratio",
+        "better by",
+    ];
+    let rows = first.figures.iter().map(|figure| {
+        let mut others = second.figures.iter();
+        row(figure, others.find(|other| other.name == figure.name))
+    });
+    let table = table(header, 2..8, rows);
     let known = |figure: &&Figure| first.figures.iter().all(|other| other.name != figure.name);
     let new: Vec<&str> = second
         .figures

@@ -33,6 +33,7 @@ mod report;
 mod server;
 mod setup;
 mod spread;
+mod table;
 
 pub use compare::compare;
 pub use cpu_time::cpu_time;

@@ -5,12 +5,11 @@ use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::figure::{Figure, readable};
+use crate::table::table;
 
 /// The figures of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,32 +74,22 @@ impl Report {
     /// The figures for people. Where the machine had other work for its processors, whether a goal is reached is not
     /// said: threads that wait for one another then measure the scheduler.
     pub fn table(&self) -> String {
-        let mut table = Table::new();
-        table
-            .load_style(UTF8_FULL_CONDENSED)
-            .set_content_arrangement(ContentArrangement::Disabled)
-            .set_header([
-                "figure",
-                "value",
-                "unit",
-                "beside",
-                "its value",
-                "ratio",
-                "goal",
-                "p50 us",
-                "p99 us",
-                "p99.9 us",
-                "CPU ns",
-            ]);
-        for figure in &self.figures {
-            table.add_row(cells(figure, self.machine.is_busy()));
-        }
-        for column in [1, 4, 5, 6, 7, 8, 9, 10] {
-            if let Some(column) = table.column_mut(column) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
-        table.to_string()
+        let header = [
+            "figure",
+            "value",
+            "unit",
+            "beside",
+            "its value",
+            "ratio",
+            "goal",
+            "p50 us",
+            "p99 us",
+            "p99.9 us",
+            "CPU ns",
+        ];
+        let busy = self.machine.is_busy();
+        let rows = self.figures.iter().map(|figure| cells(figure, busy));
+        table(header, [1, 4, 5, 6, 7, 8, 9, 10], rows).to_string()
     }
 }
 
