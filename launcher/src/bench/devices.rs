@@ -99,7 +99,7 @@ fn cost(done: &Done) -> anyhow::Result<Cost> {
     let outcome = Outcome::parse(&done.output())?;
     Ok(Cost {
         time: 1e9 / outcome.iops,
-        host: outcome.share_ns(done.cost.qemu + done.cost.of_servers()),
+        host: outcome.share_ns(done.cost.of_all()),
     })
 }
 

@@ -64,6 +64,11 @@ pub(super) struct Cost {
 }
 
 impl Cost {
+    /// What QEMU and all servers had of the processors.
+    pub(super) fn of_all(&self) -> Duration {
+        self.qemu + self.of_servers()
+    }
+
     /// What all servers had of the processors.
     pub(super) fn of_servers(&self) -> Duration {
         self.servers.values().sum()

@@ -42,13 +42,20 @@ nvme = [
 check = [{ kind = "command", run = "fio --version", show = true }]
 "#;
 
-/// What is measured, and what is looked at.
+/// What is measured, and the figures that come of it.
 struct Case {
     pair: Pair,
+    figures: Vec<Wanted>,
+}
+
+/// A figure, and what is wanted of it.
+struct Wanted {
+    name: String,
     looked_at: LookedAt,
     goal: Option<Goal>,
 }
 
+#[derive(Clone, Copy)]
 enum LookedAt {
     /// Bytes moved a second, by the agent's own clock.
     Throughput,
@@ -56,13 +63,17 @@ enum LookedAt {
     Traffic,
     /// Bytes moved a second, as fio says.
     Fio(Load),
+    /// Time that QEMU and the servers had of the processors for each transfer of fio's.
+    HostCpu,
 }
 
 /// Measures, and adds figures to the report.
 pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
     let rounds = if lab.extent.quick { 1 } else { 3 };
+    let only = &lab.extent.only;
+    let wanted = |case: &Case| case.figures.iter().any(|figure| figure.name.contains(only));
     for (text, mut cases) in [(ROUTES, routes(lab.extent.quick)), (CMBS, cmbs())] {
-        cases.retain(|case| case.pair.name.contains(&lab.extent.only));
+        cases.retain(wanted);
         if cases.is_empty() {
             continue;
         }
@@ -70,47 +81,64 @@ pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
         let pairs: Vec<Pair> = cases.iter().map(|case| case.pair.clone()).collect();
         let measured = lab.in_turn(scenario, &pairs, rounds)?;
         for (case, rounds) in cases.iter().zip(&measured) {
-            lab.report.figures.push(case.figure(rounds)?);
+            lab.report.figures.extend(case.figures(rounds)?);
         }
     }
     Ok(())
 }
 
 impl Case {
-    fn values(&self, [straight, around]: &[Done; 2]) -> anyhow::Result<(f64, f64)> {
-        anyhow::ensure!(
-            self.pair.beside != MESSAGES
-                || around.row.measure.routes.contains_key(&Route::Upstream),
-            "{}: nothing of it went through QEMU",
-            self.pair.name
-        );
-        Ok((self.value(straight)?, self.value(around)?))
-    }
-
-    fn value(&self, done: &Done) -> anyhow::Result<f64> {
-        let measure = &done.row.measure;
-        Ok(match self.looked_at {
-            LookedAt::Throughput => mib(measure.bytes) / measure.seconds,
-            LookedAt::Traffic => mib(traffic(measure)),
-            LookedAt::Fio(load) => {
-                let outcome = Outcome::parse(&done.output())?;
-                outcome.iops * f64::from(load.kib) / 1024.0
-            }
-        })
-    }
-
-    fn figure(&self, rounds: &[[Done; 2]]) -> anyhow::Result<Figure> {
-        let values = rounds.iter().map(|pair| self.values(pair));
-        let values = values.collect::<anyhow::Result<Vec<_>>>()?;
+    fn figures(&self, rounds: &[[Done; 2]]) -> anyhow::Result<Vec<Figure>> {
         let Pair { name, beside, .. } = &self.pair;
-        let (unit, more_is_better) = match self.looked_at {
-            LookedAt::Traffic => ("MiB", false),
-            LookedAt::Throughput | LookedAt::Fio(_) => ("MiB/s", true),
-        };
+        let upstream =
+            |[_, around]: &[Done; 2]| around.row.measure.routes.contains_key(&Route::Upstream);
+        anyhow::ensure!(
+            *beside != MESSAGES || rounds.iter().all(upstream),
+            "{name}: nothing of it went through QEMU"
+        );
+        let figures = self.figures.iter();
+        figures
+            .map(|wanted| wanted.figure(beside, rounds))
+            .collect()
+    }
+}
+
+impl Wanted {
+    fn figure(&self, beside: &str, rounds: &[[Done; 2]]) -> anyhow::Result<Figure> {
+        let values = rounds.iter().map(|[straight, around]| {
+            Ok((
+                self.looked_at.value(straight)?,
+                self.looked_at.value(around)?,
+            ))
+        });
+        let values = values.collect::<anyhow::Result<Vec<_>>>()?;
+        let (unit, more_is_better) = self.looked_at.unit();
         Ok(Figure {
             goal: self.goal,
-            ..Figure::of_rounds(name, unit, more_is_better, beside, &values)
+            ..Figure::of_rounds(&self.name, unit, more_is_better, beside, &values)
         })
+    }
+}
+
+impl LookedAt {
+    fn value(self, done: &Done) -> anyhow::Result<f64> {
+        let measure = &done.row.measure;
+        let outcome = || Outcome::parse(&done.output());
+        Ok(match self {
+            Self::Throughput => mib(measure.bytes) / measure.seconds,
+            Self::Traffic => mib(traffic(measure)),
+            Self::Fio(load) => outcome()?.iops * f64::from(load.kib) / 1024.0,
+            Self::HostCpu => outcome()?.share_ns(done.cost.of_all()),
+        })
+    }
+
+    /// What its values are in, and whether more is better.
+    fn unit(self) -> (&'static str, bool) {
+        match self {
+            Self::Throughput | Self::Fio(_) => ("MiB/s", true),
+            Self::Traffic => ("MiB", false),
+            Self::HostCpu => ("ns", false),
+        }
     }
 }
 
@@ -141,7 +169,7 @@ fn cmbs() -> Vec<Case> {
 }
 
 /// From a disk to the GPU's memory and back.
-fn to_vram(size: u64) -> [Case; 3] {
+fn to_vram(size: u64) -> [Case; 2] {
     let check = |disk: &str, bounce| {
         Check::GpuFile(GpuFile {
             gpu: "gpu0".to_owned(),
@@ -154,37 +182,28 @@ fn to_vram(size: u64) -> [Case; 3] {
             threads: 1,
         })
     };
-    let case = |what: &str, beside, around, looked_at, goal| Case {
+    let case = |beside, around, figures| Case {
         pair: Pair {
-            name: format!("p2p/vram/{}/{what}", Size(size)),
+            name: format!("p2p/vram/{}", Size(size)),
             beside,
             checks: [check("disk1", false), around],
         },
+        figures,
+    };
+    let wanted = |what: &str, looked_at, goal| Wanted {
+        name: format!("p2p/vram/{}/{what}", Size(size)),
         looked_at,
         goal,
     };
+    let half = Some(Goal::RatioAtMost(0.5));
+    let over_bounce = vec![
+        wanted("over-bounce", LookedAt::Throughput, None),
+        wanted("traffic", LookedAt::Traffic, half),
+    ];
+    let over_messages = vec![wanted("over-messages", LookedAt::Throughput, twenty(size))];
     [
-        case(
-            "over-bounce",
-            BOUNCE,
-            check("disk1", true),
-            LookedAt::Throughput,
-            None,
-        ),
-        case(
-            "traffic",
-            BOUNCE,
-            check("disk1", true),
-            LookedAt::Traffic,
-            half(),
-        ),
-        case(
-            "over-messages",
-            MESSAGES,
-            check("far", false),
-            LookedAt::Throughput,
-            twenty(size),
-        ),
+        case(BOUNCE, check("disk1", true), over_bounce),
+        case(MESSAGES, check("far", false), over_messages),
     ]
 }
 
@@ -203,12 +222,15 @@ fn through_cmb(size: u64) -> [Case; 2] {
     let cmb = || Buffer::P2pmem("disk0".to_owned());
     let case = |what: &str, beside, around, goal| Case {
         pair: Pair {
-            name: format!("p2p/cmb/{}/{what}", Size(size)),
+            name: format!("p2p/cmb/{}", Size(size)),
             beside,
             checks: [check("disk0", "disk1", cmb()), around],
         },
-        looked_at: LookedAt::Throughput,
-        goal,
+        figures: vec![Wanted {
+            name: format!("p2p/cmb/{}/{what}", Size(size)),
+            looked_at: LookedAt::Throughput,
+            goal,
+        }],
     };
     let bounced = check("disk0", "disk1", Buffer::GuestRam);
     [
@@ -237,23 +259,28 @@ fn own_cmb(kib: u32, depth: u32) -> Case {
         );
         lab::command(load.line(&disk, 2, Some(&memory)))
     };
+    let name = format!("p2p/own-cmb/{kib}K/depth-{depth}");
+    let wanted = |what, looked_at| Wanted {
+        name: format!("{name}{what}"),
+        looked_at,
+        goal: None,
+    };
+    let figures = vec![
+        wanted("", LookedAt::Fio(load)),
+        wanted("/host-cpu", LookedAt::HostCpu),
+    ];
     Case {
         pair: Pair {
-            name: format!("p2p/own-cmb/{kib}K/depth-{depth}"),
+            name,
             beside: "QEMU's own NVMe, into its CMB",
             checks: [check("ours"), check("theirs")],
         },
-        looked_at: LookedAt::Fio(load),
-        goal: None,
+        figures,
     }
 }
 
 const BOUNCE: &str = "bounced through guest RAM";
 const MESSAGES: &str = "by messages through QEMU";
-
-fn half() -> Option<Goal> {
-    Some(Goal::RatioAtMost(0.5))
-}
 
 /// The issue's goal is about 1 MiB.
 fn twenty(size: u64) -> Option<Goal> {
@@ -268,7 +295,7 @@ fn offsets(size: u64) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, HashSet};
 
     use peerbar_report::Verdict;
 
@@ -277,11 +304,13 @@ mod tests {
     use crate::report::Row;
 
     #[test]
-    fn every_case_has_a_name_of_its_own() {
-        let cases: Vec<Case> = routes(false).into_iter().chain(cmbs()).collect();
-        let names: std::collections::HashSet<&String> =
-            cases.iter().map(|case| &case.pair.name).collect();
-        assert_eq!(names.len(), cases.len());
+    fn every_figure_has_a_name_of_its_own() {
+        let mut names = HashSet::new();
+        for case in routes(false).into_iter().chain(cmbs()) {
+            for Wanted { name, .. } in case.figures {
+                assert!(names.insert(name.clone()), "{name} twice");
+            }
+        }
     }
 
     #[test]
@@ -309,11 +338,15 @@ mod tests {
             cost: Cost::default(),
         };
         let rounds = [[done(0.5, 0), done(1.0, 3 << 20)]];
-        let [over_bounce, traffic, _] = to_vram(1 << 20);
-        let faster = over_bounce.figure(&rounds).unwrap();
+        let [over_bounce, over_messages] = to_vram(1 << 20);
+        let figures = over_bounce.figures(&rounds).unwrap();
+        let [faster, less] = figures.as_slice() else {
+            panic!("{figures:?}")
+        };
         assert_eq!((faster.value, faster.beside.value), (16.0, 8.0));
-        let less = traffic.figure(&rounds).unwrap();
         assert_eq!((less.value, less.beside.value), (1.0, 4.0));
         assert_eq!(less.reaches_goal(), Some(true));
+        let error = over_messages.figures(&rounds).unwrap_err().to_string();
+        assert!(error.contains("nothing of it went through QEMU"), "{error}");
     }
 }
