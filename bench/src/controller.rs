@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use peerbar_nvme_spec::dma_log;
 use peerbar_nvme_spec::feature::fid;
 use peerbar_nvme_spec::identify::{cns, controller};
 use peerbar_nvme_spec::registers::{Aqa, Cap, Cc, Csts, offset};
+use rustix::event::{EventfdFlags, eventfd};
 use vfio_user::Client;
 use vm_memory::FileOffset;
 use zerocopy::{FromBytes, FromZeros};
@@ -29,6 +30,9 @@ use crate::queue::{Place, QueuePair};
 
 /// VFIO_PCI_CONFIG_REGION_INDEX.
 const CONFIG: u32 = 7;
+/// VFIO_PCI_MSIX_IRQ_INDEX, and VFIO_IRQ_SET_DATA_EVENTFD with VFIO_IRQ_SET_ACTION_TRIGGER.
+const MSI_X: u32 = 2;
+const EVENTS: u32 = 1 << 2 | 1 << 5;
 /// PCI Local Bus 3.0, 6.2.2: memory space and bus master.
 const COMMAND: (u64, [u8; 2]) = (4, [0b110, 0]);
 /// Where the device sees the start of our memory.
@@ -45,6 +49,8 @@ pub(crate) struct Controller {
     pub(crate) pages: Pages,
     bells: Bells,
     admin: QueuePair,
+    /// What the device's first message signals: nobody waits for it.
+    _interrupt: OwnedFd,
     /// Where in the memory the record of its DMA is put.
     log: usize,
     queues: u16,
@@ -74,6 +80,7 @@ impl Controller {
         client.region_read(REGISTERS, offset::CAP, &mut cap)?;
         let cap = Cap::from_bits(u64::from_le_bytes(cap));
         let page = mappable(&client, offset::DOORBELLS)?;
+        let interrupt = take_messages(&mut client)?;
         let client = Rc::new(RefCell::new(client));
         let bells = Bells {
             client: client.clone(),
@@ -92,6 +99,7 @@ impl Controller {
             pages,
             bells,
             admin,
+            _interrupt: interrupt,
             log,
             queues: 0,
         };
@@ -282,6 +290,14 @@ impl Bells {
             offset: at,
         })
     }
+}
+
+/// Takes interrupts as MSI-X messages, since shadow doorbells are not for those who take them by the pin.
+fn take_messages(client: &mut Client) -> Result<OwnedFd, Error> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(Error::system("create an eventfd"))?;
+    client.set_irqs(MSI_X, EVENTS, 0, 1, &[event.as_raw_fd()])?;
+    Ok(event)
 }
 
 /// The part of the register BAR that the server lends, if the register at `wanted` is in it, and where it starts.
