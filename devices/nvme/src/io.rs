@@ -447,3 +447,87 @@ fn write_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use peerbar_dma::Requester;
+    use zerocopy::FromZeros;
+    use zerocopy::little_endian::U32;
+
+    use super::*;
+    use crate::bell::Bell;
+    use crate::namespace::{FileBackend, RamBackend};
+
+    /// Two images and a namespace in memory between them; `None` on a machine that permits no io_uring.
+    fn io(bell: &Bell) -> Option<Io> {
+        let image = || {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(1 << 20).unwrap();
+            let backend = FileBackend::open(file.path()).unwrap();
+            Namespace::new(Box::new(backend), 512)
+        };
+        let ram = Namespace::new(Box::new(RamBackend::new(1 << 20).unwrap()), 512);
+        let storage = Storage::new(vec![image(), ram, image()]);
+        let mut data = DataPath::new(Arc::new(Requester::new()), 1 << 16, Vec::new());
+        let ring = FileRing::new(bell.as_fd());
+        data.files = Some(
+            ring.inspect_err(|error| eprintln!("skipped: {error}"))
+                .ok()?,
+        );
+        Some(Io::new(data, Arc::new(storage)))
+    }
+
+    fn command(opcode: NvmOpcode, nsid: u32) -> SubmissionEntry {
+        let mut entry = SubmissionEntry::new_zeroed();
+        entry.opcode = opcode as u8;
+        entry.nsid = U32::new(nsid);
+        entry
+    }
+
+    #[test]
+    fn images_are_flushed_by_the_kernel_while_others_go_on() {
+        let bell = Bell::new().unwrap();
+        let Some(mut io) = io(&bell) else {
+            return;
+        };
+        let all = command(NvmOpcode::Flush, NSID_ALL);
+        assert_eq!(io.execute(1, &all), None);
+        let of_memory = command(NvmOpcode::Flush, 2);
+        assert_eq!(io.execute(1, &of_memory), Some(Status::SUCCESS));
+        let mut durable = command(NvmOpcode::WriteZeroes, 3);
+        durable.cdw12.set(1 << 30); // Force Unit Access
+        assert_eq!(io.execute(2, &durable), None);
+        let mut ended = Vec::new();
+        while ended.len() < 2 {
+            assert!(io.submit());
+            bell.wait(None);
+            while let Some(Ended { queue, status, .. }) = io.take_ended() {
+                assert_eq!(status, Status::SUCCESS);
+                ended.push(queue);
+            }
+        }
+        ended.sort_unstable();
+        assert_eq!(ended, [1, 2]);
+    }
+
+    #[test]
+    fn what_was_under_way_is_nobody_s_once_it_is_forgotten() {
+        let bell = Bell::new().unwrap();
+        let Some(mut io) = io(&bell) else {
+            return;
+        };
+        assert_eq!(io.execute(1, &command(NvmOpcode::Flush, 1)), None);
+        io.forget();
+        assert_eq!(io.execute(2, &command(NvmOpcode::Flush, 3)), None);
+        let ended = loop {
+            assert!(io.submit());
+            if let Some(ended) = io.take_ended() {
+                break ended;
+            }
+            bell.wait(None);
+        };
+        assert_eq!((ended.queue, ended.status), (2, Status::SUCCESS));
+    }
+}

@@ -500,3 +500,6 @@ impl Worker {
         self.outbox.interrupt(posted);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,11 @@
 //! A DMA that fails: the command fails with Data Transfer Error and changes nothing; a queue that fails stops the
 //! controller until it is reset (NVMe Base 2.0, 9.5).
 
-use peerbar_nvme::{Config, FaultKind, SeededFault};
+use peerbar_nvme::{Config, FaultKind, SeededFault, Source};
 
 use crate::command::{COMPARE, READ, WRITE, blocks, create_cq, create_sq, sc};
 use crate::driver::{DATA, Driver, LIST, Pair};
-use crate::machine::{PAGE, RAM, config, pattern};
+use crate::machine::{MIB, PAGE, RAM, config, pattern};
 
 const CFS: u32 = 1 << 1;
 
@@ -114,6 +114,26 @@ fn recovers(driver: &mut Driver) {
     let data = pattern(512, 36);
     driver.store(7, &data);
     assert_eq!(driver.load(7, 512), data);
+}
+
+#[test]
+fn blocks_that_an_image_has_lost_are_unrecovered_and_the_others_are_read() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(MIB).unwrap();
+    for io_uring in [true, false] {
+        let mut driver = Driver::with(&Config {
+            namespaces: vec![Source::File(image.path().into())],
+            io_uring,
+            ..config()
+        });
+        let data = pattern(8192, 39);
+        driver.store(0, &data);
+        image.as_file().set_len(6000).unwrap();
+        let read = driver.prps(blocks(READ, 0, 16), DATA, 8192, LIST);
+        assert_eq!(driver.code(1, read), sc::UNRECOVERED_READ);
+        assert_eq!(driver.load(0, 4096), data[..4096]);
+        image.as_file().set_len(MIB).unwrap();
+    }
 }
 
 #[test]

@@ -1,0 +1,351 @@
+//! A worker, its queues in memory, and a namespace on a pipe: as slow as the test wants.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use peerbar_dma::{MemoryFile, Requester};
+use peerbar_file_ring::FileRing;
+use peerbar_nvme_spec::command::NvmOpcode;
+use peerbar_pci::{InterruptMode, Interrupts};
+use zerocopy::little_endian::U32;
+
+use super::*;
+use crate::coalescing::Coalescing;
+use crate::data::DataPath;
+use crate::doorbells::Doorbells;
+use crate::namespace::{Backend, Namespace, RamBackend, Straight};
+use crate::pending::Pending;
+use crate::storage::Storage;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const BLOCK: usize = 512;
+const RAM_BYTES: u64 = 0x4_0000;
+/// Where data goes, away from the queues.
+const DATA: u64 = 0x2_0000;
+/// NSIDs of a namespace on a pipe, and of one in memory.
+const SLOW: u32 = 1;
+const FAST: u32 = 2;
+const ENTRIES: u32 = 4;
+
+/// A namespace whose blocks come out of a pipe.
+struct Slow(Arc<File>);
+
+impl Backend for Slow {
+    fn size(&self) -> u64 {
+        1 << 20
+    }
+
+    fn straight(&self) -> Straight<'_> {
+        Straight::File(&self.0)
+    }
+
+    fn read(&self, _offset: u64, _data: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn write(&self, _offset: u64, _data: &[u8], _durable: bool) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn zero(&self, _offset: u64, _len: u64, _deallocate: bool) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+struct NoInterrupts;
+
+impl Interrupts for NoInterrupts {
+    fn mode(&self) -> InterruptMode {
+        InterruptMode::MsiX
+    }
+
+    fn raise(&self, _vector: u16) {}
+
+    fn set_pin(&self, _asserted: bool) {}
+}
+
+/// A worker with two queue pairs.
+struct Scene {
+    mailbox: Arc<Mailbox>,
+    requester: Arc<Requester>,
+    ram: MemoryFile,
+    orders: Sender<Mission>,
+    worker: Option<JoinHandle<()>>,
+    /// What the slow namespace is waiting for.
+    data: File,
+    tails: [u32; 3],
+    heads: [u32; 3],
+}
+
+impl Scene {
+    /// `None` on a machine that permits no io_uring, where there is nothing to test.
+    fn new(poll: Poll) -> Option<Self> {
+        let doorbells = Doorbells::new(3, 0x4000).unwrap();
+        let (registers, pending) = (Registers::new(None), Pending::new(3));
+        let interrupts = Arc::new(NoInterrupts);
+        let mailbox = Mailbox::new(registers, doorbells, pending, 1, interrupts);
+        let mailbox = Arc::new(mailbox.unwrap());
+        let requester = Arc::new(Requester::new());
+        let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
+        let fd = ram.file().try_clone().unwrap().into();
+        requester
+            .map(0, RAM_BYTES, (true, true), Some((fd, 0)))
+            .unwrap();
+        requester.set_bus_master(true);
+        let (slow, data) = rustix::pipe::pipe().unwrap();
+        let slow = Slow(Arc::new(slow.into()));
+        let fast = RamBackend::new(1 << 20).unwrap();
+        let block_bytes = BLOCK.try_into().unwrap();
+        let storage = Storage::new(vec![
+            Namespace::new(Box::new(slow), block_bytes),
+            Namespace::new(Box::new(fast), block_bytes),
+        ]);
+        let mut path = DataPath::new(requester.clone(), 1 << 16, Vec::new());
+        let ring = FileRing::new(mailbox.bell(Owner(1)).unwrap().as_fd());
+        path.files = Some(
+            ring.inspect_err(|error| eprintln!("skipped: {error}"))
+                .ok()?,
+        );
+        let (orders, inbox) = channel();
+        let messages = Messages::new(3, Arc::new(Coalescing::new(3)));
+        let io = Io::new(path, Arc::new(storage));
+        let worker = Worker::new(Owner(1), inbox, mailbox.clone(), poll, io, messages);
+        let mut scene = Self {
+            mailbox,
+            requester,
+            ram,
+            orders,
+            worker: Some(std::thread::spawn(move || worker.run())),
+            data: data.into(),
+            tails: [0; 3],
+            heads: [0; 3],
+        };
+        scene.create_queues();
+        Some(scene)
+    }
+
+    fn create_queues(&mut self) {
+        for id in [1, 2] {
+            let bells = [Doorbell::SubmissionTail(id), Doorbell::CompletionHead(id)];
+            for bell in bells {
+                self.mailbox.doorbells.set_owner(bell, Some(Owner(1)));
+            }
+            self.mailbox.pending.open(id, ENTRIES, Some(id));
+            let completions = CompletionQueue::new(completions(id), ENTRIES, Some(id));
+            self.tell(Order::AddCompletion(id, completions));
+            let submissions = SubmissionQueue::new(submissions(id), ENTRIES, id);
+            self.tell(Order::AddSubmission(id, submissions));
+        }
+    }
+
+    /// Gives an order; what tells that it has been carried out.
+    fn order(&self, order: Order) -> Receiver<()> {
+        let (done, wait) = sync_channel(1);
+        self.orders.send((order, done)).unwrap();
+        self.mailbox.knock(Owner(1));
+        wait
+    }
+
+    fn tell(&self, order: Order) {
+        self.order(order).recv_timeout(PATIENCE).unwrap();
+    }
+
+    /// Has queue `id` read a block of a namespace to `DATA` and the page of that number.
+    fn read(&mut self, id: u16, nsid: u32, page: u64) {
+        let mut entry = SubmissionEntry::new_zeroed();
+        entry.opcode = NvmOpcode::Read as u8;
+        entry.nsid = U32::new(nsid);
+        entry.prp1.set(DATA + page * 0x1000);
+        entry.cid.set(page.try_into().unwrap());
+        let tail = &mut self.tails[usize::from(id)];
+        let at = submissions(id) + u64::from(*tail) * 64;
+        self.ram.write(at, entry.as_bytes()).unwrap();
+        *tail = (*tail + 1) % ENTRIES;
+        self.mailbox.ring(Doorbell::SubmissionTail(id), *tail);
+    }
+
+    /// CID and status of the next completion of a queue, if it is there.
+    fn completion(&mut self, id: u16) -> Option<(u16, u16)> {
+        let head = &mut self.heads[usize::from(id)];
+        let mut entry = CompletionEntry::new_zeroed();
+        let at = completions(id) + u64::from(*head % ENTRIES) * 16;
+        self.ram.read(at, entry.as_mut_bytes()).unwrap();
+        let phase = (*head / ENTRIES).is_multiple_of(2);
+        (entry.status.phase() == phase).then(|| {
+            *head += 1;
+            let bell = Doorbell::CompletionHead(id);
+            self.mailbox.ring(bell, *head % ENTRIES);
+            (entry.cid.get(), entry.status.status().into_bits())
+        })
+    }
+
+    #[track_caller]
+    fn wait(&mut self, id: u16) -> (u16, u16) {
+        let start = Instant::now();
+        loop {
+            if let Some(entry) = self.completion(id) {
+                return entry;
+            }
+            assert!(start.elapsed() < PATIENCE, "queue {id} completes nothing");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The slow namespace gets on by so many blocks.
+    fn get_on(&mut self, blocks: usize) {
+        self.data.write_all(&vec![7; blocks * BLOCK]).unwrap();
+    }
+
+    fn page(&self, page: u64) -> [u8; BLOCK] {
+        let mut data = [0; BLOCK];
+        self.ram.read(DATA + page * 0x1000, &mut data).unwrap();
+        data
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // What still waits for the slow namespace comes to an end with it.
+        let (_, data) = rustix::pipe::pipe().unwrap();
+        self.data = data.into();
+        drop(self.order(Order::Leave));
+        let ended = self.worker.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking());
+    }
+}
+
+fn submissions(id: u16) -> u64 {
+    u64::from(id) * 0x2000
+}
+
+fn completions(id: u16) -> u64 {
+    submissions(id) + 0x1000
+}
+
+#[test]
+fn a_slow_command_holds_up_no_other_queue_and_none_behind_it() {
+    for poll in [Poll::Never, Poll::Adaptive, Poll::Always] {
+        let Some(mut scene) = Scene::new(poll) else {
+            return;
+        };
+        scene.read(1, SLOW, 1);
+        for _ in 0..10 {
+            scene.read(2, FAST, 2);
+            assert_eq!(scene.wait(2), (2, 0), "{poll}");
+        }
+        scene.read(1, FAST, 3);
+        assert_eq!(scene.wait(1), (3, 0), "{poll}");
+        assert_eq!(scene.page(1), [0; BLOCK]);
+        scene.get_on(1);
+        assert_eq!(scene.wait(1), (1, 0), "{poll}");
+        assert_eq!(scene.page(1), [7; BLOCK]);
+    }
+}
+
+#[test]
+fn a_completion_queue_keeps_room_for_commands_that_are_under_way() {
+    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        return;
+    };
+    for page in 1..=3 {
+        scene.read(1, SLOW, page);
+    }
+    scene.get_on(3);
+    // A queue of 4 entries holds 3, and their head is told only when they have been taken.
+    let mut cids = [1, 2, 3].map(|_| scene.wait(1).0);
+    cids.sort_unstable();
+    assert_eq!(cids, [1, 2, 3]);
+    scene.read(1, FAST, 4);
+    assert_eq!(scene.wait(1), (4, 0));
+}
+
+#[test]
+fn a_file_that_ends_too_early_is_an_error_that_the_guest_is_told() {
+    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        return;
+    };
+    scene.read(1, SLOW, 1);
+    scene.data.write_all(&[7; 100]).unwrap();
+    let (_, other) = rustix::pipe::pipe().unwrap();
+    scene.data = other.into();
+    let (cid, status) = scene.wait(1);
+    let error = Status::UNRECOVERED_READ_ERROR.with_more(true);
+    assert_eq!((cid, status), (1, error.into_bits()));
+}
+
+#[test]
+fn a_submission_queue_goes_once_its_commands_have_been_completed() {
+    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        return;
+    };
+    scene.read(1, SLOW, 1);
+    scene.read(2, FAST, 2);
+    scene.wait(2);
+    let gone = scene.order(Order::RemoveSubmission(1));
+    scene.read(2, FAST, 3);
+    scene.wait(2);
+    assert!(gone.try_recv().is_err(), "a command is under way");
+    scene.get_on(1);
+    gone.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(scene.completion(1), Some((1, 0)));
+}
+
+#[test]
+fn commands_are_finished_with_those_that_are_under_way() {
+    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        return;
+    };
+    scene.read(1, SLOW, 1);
+    let finished = scene.order(Order::Finish);
+    scene.read(2, FAST, 2);
+    scene.wait(2);
+    assert!(finished.try_recv().is_err());
+    scene.get_on(1);
+    finished.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(scene.completion(1), Some((1, 0)));
+}
+
+#[test]
+fn a_reset_waits_for_data_under_way_and_its_command_is_never_completed() {
+    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        return;
+    };
+    scene.read(1, SLOW, 1);
+    scene.read(2, FAST, 2);
+    scene.wait(2);
+    let (mailbox, requester) = (scene.mailbox.clone(), scene.requester.clone());
+    std::thread::scope(|scope| {
+        let reset = scope.spawn(|| {
+            drop(mailbox.change(|registers| {
+                registers.reset();
+                requester.halt()
+            }));
+        });
+        while !scene.mailbox.quiet() {
+            std::thread::yield_now();
+        }
+        let forgotten = scene.order(Order::Forget);
+        scene.get_on(1);
+        reset.join().unwrap();
+        forgotten.recv_timeout(PATIENCE).unwrap();
+    });
+    assert_eq!(scene.page(1), [7; BLOCK]);
+    assert_eq!(scene.completion(1), None);
+    scene.mailbox.report(|registers| {
+        registers.disabled();
+        scene.requester.resume();
+    });
+    scene.ram.write(0, &vec![0; 0x1_0000]).unwrap();
+    (scene.tails, scene.heads) = ([0; 3], [0; 3]);
+    scene.create_queues();
+    scene.read(1, FAST, 3);
+    assert_eq!(scene.wait(1), (3, 0));
+}
