@@ -176,15 +176,6 @@ impl MemoryMap {
         }
     }
 
-    /// The last address up to `address` at which a mapping or a gap starts.
-    pub(crate) fn boundary(&self, address: u64) -> u64 {
-        match self.before_or_at(address) {
-            Some((start, mapping)) if mapping.last >= address => start,
-            Some((_, mapping)) => mapping.last + 1,
-            None => 0,
-        }
-    }
-
     fn before_or_at(&self, address: u64) -> Option<(u64, &Mapping)> {
         self.mappings
             .range(..=address)

@@ -104,6 +104,8 @@ pub(crate) struct Piece {
     pub(crate) target: Target,
     /// Its length, from 1 to what was asked for.
     pub(crate) len: usize,
+    /// How far before it the mapping or window starts that it lies in.
+    pub(crate) skip: u64,
 }
 
 impl Fabric {
@@ -135,6 +137,7 @@ impl Fabric {
             return Piece {
                 target: Target::NotMaster,
                 len,
+                skip: 0,
             };
         }
         let len = self.until_next_window(address, len);
@@ -150,6 +153,7 @@ impl Fabric {
                 return Piece {
                     target: self.to_peer(claimed.peer(), claimed.memory(), skip),
                     len: at_most(len, left),
+                    skip,
                 };
             }
             FoundPeer::Gap { left } => left.map_or(len, |left| at_most(len, left)),
@@ -167,27 +171,39 @@ impl Fabric {
         if self.ats {
             return None;
         }
-        let (first, piece) = self.around(address, direction);
+        let piece = self.find(address, usize::MAX, direction, false);
         match self.lanes(&piece.target, direction) {
-            None => in_memory(first, piece),
+            None => self.around(address, piece),
             Some(_) => None,
         }
     }
 
     /// As [`Fabric::direct`] for words that are looked at all the time: by an address that is not translated, and in no time.
     pub(crate) fn word(&self, address: u64, direction: Direction) -> Option<Direct> {
-        let (first, piece) = self.around(address, direction);
-        in_memory(first, piece)
+        self.around(address, self.find(address, usize::MAX, direction, false))
     }
 
-    /// What is around `address`, as far as it goes by one route, and where that starts.
-    fn around(&self, address: u64, direction: Direction) -> (u64, Piece) {
-        let first = self.boundary(address);
-        (first, self.find(first, usize::MAX, direction, false))
+    /// What is around `address`, from which on there is this piece, as far as it is memory that goes by one route.
+    fn around(&self, address: u64, Piece { target, len, skip }: Piece) -> Option<Direct> {
+        let (mut span, route, completer) = match target {
+            Target::Own(span) => (span, Route::OwnBar, Completer::OwnMemory),
+            Target::Peer(_, span) => (span, Route::Peer, Completer::PeerBar),
+            Target::Ram(span) => (span, Route::GuestRam, Completer::GuestRam),
+            _ => return None,
+        };
+        let first = self.window_edge(address).max(address - skip);
+        span.offset = span.offset.saturating_sub(address - first);
+        Some(Direct {
+            first,
+            last: address.saturating_add(len as u64 - 1),
+            span,
+            route,
+            completer,
+        })
     }
 
-    /// The last address up to `address` at which anything starts or ends: from it on the route is the same.
-    fn boundary(&self, address: u64) -> u64 {
+    /// The last address up to `address` at which a window, the function's own or a peer's, starts or ends.
+    fn window_edge(&self, address: u64) -> u64 {
         let windows = self.windows.values();
         let windows = windows.flat_map(|window| {
             [
@@ -196,9 +212,7 @@ impl Fabric {
             ]
         });
         let below = windows.flatten().filter(|edge| *edge <= address);
-        let window = below.max().unwrap_or(0);
-        let peer = self.peers.boundary(address);
-        window.max(peer).max(self.map.boundary(address))
+        below.max().unwrap_or(0).max(self.peers.boundary(address))
     }
 
     /// Where a request goes that uses a translated address; `None` if no translation is to be had.
@@ -210,6 +224,7 @@ impl Fabric {
             Translated::Ram(span) => Some(Piece {
                 target: Target::Ram(span),
                 len,
+                skip: 0,
             }),
             Translated::Bus(address) => self.directly(address, len),
         }
@@ -229,6 +244,7 @@ impl Fabric {
         Some(Piece {
             target: to_peer(claimed.peer(), claimed.memory(), skip),
             len: at_most(len, left),
+            skip,
         })
     }
 
@@ -273,11 +289,13 @@ impl Fabric {
                 Piece {
                     target,
                     len: at_most(len, left),
+                    skip,
                 }
             }
             Found::Gap { left } => Piece {
                 target: Target::Unmapped,
                 len: left.map_or(len, |left| at_most(len, left)),
+                skip: 0,
             },
         }
     }
@@ -307,40 +325,18 @@ fn to_peer(peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
     }
 }
 
-/// The piece from `first` on, if it is memory that is mapped here.
-fn in_memory(first: u64, Piece { target, len }: Piece) -> Option<Direct> {
-    let (span, route, completer) = match target {
-        Target::Own(span) => (span, Route::OwnBar, Completer::OwnMemory),
-        Target::Peer(_, span) => (span, Route::Peer, Completer::PeerBar),
-        Target::Ram(span) => (span, Route::GuestRam, Completer::GuestRam),
-        _ => return None,
-    };
-    Some(Direct {
-        first,
-        last: first.saturating_add(len as u64 - 1),
-        span,
-        route,
-        completer,
-    })
-}
-
 /// A window of the function's own.
 fn own(window: &Window, skip: u64, len: usize) -> Piece {
     let len = at_most(len, window.size - skip);
-    match &window.memory {
-        WindowMemory::Registers => Piece {
-            target: Target::OwnRegisters,
-            len,
-        },
-        WindowMemory::Span(span) => Piece {
-            target: Target::Own(span_after(span, skip)),
-            len,
-        },
-        WindowMemory::Pages(table) => Piece {
-            target: Target::OwnPage(table.clone(), skip),
-            len: at_most(len, table.left_in_page(skip)),
-        },
-    }
+    let (target, len) = match &window.memory {
+        WindowMemory::Registers => (Target::OwnRegisters, len),
+        WindowMemory::Span(span) => (Target::Own(span_after(span, skip)), len),
+        WindowMemory::Pages(table) => {
+            let len = at_most(len, table.left_in_page(skip));
+            (Target::OwnPage(table.clone(), skip), len)
+        }
+    };
+    Piece { target, len, skip }
 }
 
 fn span_after(span: &Span, skip: u64) -> Span {
