@@ -37,9 +37,7 @@ pub fn compare(first: &Report, second: &Report) -> String {
 }
 
 fn origin(report: &Report) -> String {
-    let machine = &report.machine;
-    let (cpus, cpu, load) = (machine.cpus, &machine.cpu, machine.load);
-    format!("commit {}, {cpus} x {cpu}, load {load:.1}", report.commit)
+    format!("commit {}, {}", report.commit, report.machine)
 }
 
 fn row(a: &Figure, b: Option<&Figure>) -> [String; 8] {

@@ -24,6 +24,7 @@ pub mod instructions;
 mod jobs;
 mod lane;
 mod limits;
+mod machine;
 mod memory;
 mod options;
 pub mod peers;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::figure::{Figure, readable};
+use crate::machine::{Machine, Ticks};
 use crate::table::table;
 
 /// The figures of a run.
@@ -26,21 +27,9 @@ pub struct Report {
     pub settings: BTreeMap<String, String>,
     /// What came out.
     pub figures: Vec<Figure>,
-}
-
-/// The machine, as Linux tells.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
-    /// Model of the processors.
-    pub cpu: String,
-    /// How many of them this process may use.
-    pub cpus: u32,
-    /// Kernel of the host.
-    pub kernel: String,
-    /// Memory in KiB.
-    pub memory_kib: u64,
-    /// What else went on: the load average of the last minute, when the run began.
-    pub load: f64,
+    /// When it began, as the processors count.
+    #[serde(skip)]
+    begun: Option<Ticks>,
 }
 
 impl Report {
@@ -56,7 +45,16 @@ impl Report {
             versions: [("rustc".to_owned(), said("PEERBAR_RUSTC"))].into(),
             settings: BTreeMap::new(),
             figures: Vec::new(),
+            begun: Ticks::now(),
         }
+    }
+
+    /// Notes what others had of the machine since the beginning. Children that are still alive count as others.
+    pub fn end(&mut self) {
+        let (begun, now) = (self.begun, Ticks::now());
+        self.machine.others = begun
+            .zip(now)
+            .and_then(|(begun, now)| begun.others_until(&now));
     }
 
     /// Reads a report back.
@@ -71,8 +69,7 @@ impl Report {
         })
     }
 
-    /// The figures for people. Where the machine had other work for its processors, whether a goal is reached is not
-    /// said: threads that wait for one another then measure the scheduler.
+    /// The figures for people. Where others had the processors, too, whether a goal is reached is not said.
     pub fn table(&self) -> String {
         let header = [
             "figure",
@@ -122,50 +119,9 @@ fn cells(figure: &Figure, busy: bool) -> [String; 11] {
     ]
 }
 
-impl Machine {
-    /// Whether all processors had work before the run began.
-    fn is_busy(&self) -> bool {
-        self.load >= f64::from(self.cpus)
-    }
-
-    fn here() -> Self {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        Self {
-            cpu: field(&read("/proc/cpuinfo"), "model name").to_owned(),
-            cpus: std::thread::available_parallelism()
-                .ok()
-                .and_then(|cpus| u32::try_from(cpus.get()).ok())
-                .unwrap_or(1),
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            memory_kib: first_number(field(&read("/proc/meminfo"), "MemTotal")).unwrap_or(0),
-            load: first_number(&read("/proc/loadavg")).unwrap_or(0.0),
-        }
-    }
-}
-
-/// What stands behind `name` and a colon in a text of such lines, the first time.
-fn field<'a>(text: &'a str, name: &str) -> &'a str {
-    let pairs = text.lines().filter_map(|line| line.split_once(':'));
-    let found = pairs.into_iter().find(|(key, _)| key.trim() == name);
-    found.map_or("unknown", |(_, value)| value.trim())
-}
-
-fn first_number<T: std::str::FromStr>(text: &str) -> Option<T> {
-    text.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_machine_is_told_by_its_fields() {
-        let text = "processor\t: 0\nmodel name\t: A 1: B\nMemTotal:       16 kB\n";
-        assert_eq!(field(text, "model name"), "A 1: B");
-        assert_eq!(first_number(field(text, "MemTotal")), Some(16_u64));
-        assert_eq!(field(text, "bogomips"), "unknown");
-        assert!(Machine::here().cpus > 0);
-    }
 
     #[test]
     fn a_busy_machine_reaches_no_goal() {
@@ -175,15 +131,16 @@ mod tests {
             goal,
             ..Figure::of_rounds("x", "IOPS", true, "y", &[(1.0, 1.0)])
         }];
-        (report.machine.cpus, report.machine.load) = (2, 0.5);
+        (report.machine.cpus, report.machine.others) = (2, Some(0.1));
         assert!(report.table().contains(">= 0.50: yes"));
-        report.machine.load = 2.0;
+        report.machine.others = Some(1.0);
         assert!(report.table().contains(">= 0.50: busy"));
     }
 
     #[test]
     fn a_report_is_read_back_as_it_was() {
-        let report = Report::begin();
+        let mut report = Report::begin();
+        report.begun = None;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("results.json");
         fs::write(&path, serde_json::to_string(&report).unwrap()).unwrap();

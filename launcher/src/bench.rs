@@ -76,7 +76,7 @@ fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure>
     let measured = suite(&how, &mut report, &mut |step| progress.stage(step));
     drop(progress);
     if measured.is_ok() || !report.figures.is_empty() {
-        conclude(&extent.only, &report, &folder)?;
+        conclude(&extent.only, &mut report, &folder)?;
     }
     measured.map_err(anyhow::Error::from)?;
     Ok(())
@@ -98,7 +98,7 @@ fn in_guest(name: &str, suite: GuestSuite, options: &BenchGuest) -> Result<(), F
     };
     let measured = suite(&mut lab);
     if measured.is_ok() || !lab.report.figures.is_empty() {
-        conclude(&extent.only, &lab.report, &folder)?;
+        conclude(&extent.only, &mut lab.report, &folder)?;
     }
     measured
 }
@@ -107,7 +107,7 @@ fn on_boot(options: &BenchBoot) -> Result<(), Failure> {
     let folder = Folder::create(&options.runs, "bench-boot", SystemTime::now())?;
     let mut report = Report::begin();
     boot::measure(options, &mut report, &folder)?;
-    conclude("", &report, &folder)
+    conclude("", &mut report, &folder)
 }
 
 /// Notes what a guest was made of.
@@ -124,11 +124,9 @@ fn add_versions(report: &mut Report, artifacts: &Artifacts) {
 }
 
 /// Keeps and prints what was measured, also before a failure.
-fn conclude(only: &str, report: &Report, folder: &Folder) -> Result<(), Failure> {
-    folder.write_json(
-        RESULTS,
-        &serde_json::to_value(report).map_err(anyhow::Error::from)?,
-    )?;
+fn conclude(only: &str, report: &mut Report, folder: &Folder) -> Result<(), Failure> {
+    report.end();
+    folder.write_json(RESULTS, report)?;
     if report.figures.is_empty() {
         return Err(Failure::Usage(anyhow!(
             "no figure has `{only}` in its name"
@@ -143,8 +141,9 @@ fn conclude(only: &str, report: &Report, folder: &Folder) -> Result<(), Failure>
         .map(|(name, value)| format!("{name}: {value}\n"))
         .collect();
     Ok(print(&format!(
-        "{}\n{settings}{}\n",
+        "{}\n{}\n{settings}{}\n",
         report.table(),
+        report.machine,
         place.display()
     ))?)
 }
