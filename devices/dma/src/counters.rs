@@ -91,8 +91,13 @@ impl Default for Counters {
 
 impl Counters {
     pub(crate) fn succeeded(&self, entry: Entry, bytes: u64) {
+        self.add(entry, 1, bytes);
+    }
+
+    /// So many pieces have succeeded, of so many bytes in all.
+    pub(crate) fn add(&self, entry: Entry, pieces: u64, bytes: u64) {
         if let Some([requests, sum, _]) = self.entries.get(entry.index()) {
-            requests.fetch_add(1, Ordering::Relaxed);
+            requests.fetch_add(pieces, Ordering::Relaxed);
             sum.fetch_add(bytes, Ordering::Relaxed);
         }
     }

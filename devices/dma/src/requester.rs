@@ -42,6 +42,16 @@ pub(crate) struct Done {
 }
 
 impl Done {
+    /// What it was and which way it went.
+    pub(crate) fn entry(&self, tag: Tag, direction: Direction) -> Entry {
+        Entry {
+            purpose: tag.purpose,
+            route: self.route,
+            completer: self.met(),
+            direction,
+        }
+    }
+
     /// Who owns the memory that was met: nobody if it failed.
     pub(crate) fn met(&self) -> Completer {
         match self.outcome {
@@ -604,24 +614,15 @@ impl Requester {
         (direction, len): (Direction, usize),
         done: &Done,
     ) -> Result<(), DmaError> {
-        let Tag { purpose, origin } = tag;
-        let entry = Entry {
-            purpose,
-            route: done.route,
-            completer: done.met(),
-            direction,
-        };
+        let entry = done.entry(tag, direction);
         match done.outcome {
             Ok(()) => self.counters.succeeded(entry, len as u64),
             Err(_) => self.counters.failed(entry),
         }
-        if let Some(recorder) = self.recorder.get() {
-            let dma = recording::dma(tag, direction, (address, len), done);
-            recorder.dma(dma, started);
-        }
+        self.record(tag, (address, started), (direction, len), done);
         done.outcome.map_err(|cause| {
             let error = DmaError {
-                origin,
+                origin: tag.origin,
                 address,
                 len,
                 cause,
@@ -629,6 +630,20 @@ impl Requester {
             log::debug!("{error}: {cause}");
             error
         })
+    }
+
+    /// Records what came of a piece, if there is a recorder.
+    pub(crate) fn record(
+        &self,
+        tag: Tag,
+        (address, started): (u64, u64),
+        (direction, len): (Direction, usize),
+        done: &Done,
+    ) {
+        if let Some(recorder) = self.recorder.get() {
+            let dma = recording::dma(tag, direction, (address, len), done);
+            recorder.dma(dma, started);
+        }
     }
 
     pub(crate) fn pins(&self) -> &Pins {

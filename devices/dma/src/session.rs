@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::{ArcRwLockReadGuard, RawRwLock};
 use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 
+use crate::counters::Entry;
 use crate::error::{DmaError, DmaFault};
 use crate::memory::{MemoryError, MemoryFile, Span};
 use crate::pins::{Piece, Pinned};
@@ -54,6 +55,8 @@ pub struct Session {
     words: [Option<Direct>; DIRECTIONS],
     /// Bytes that have been moved since the lock was taken.
     moved: usize,
+    /// Copies of one kind that are not counted yet: how many, and of how many bytes.
+    uncounted: Option<(Entry, u64, u64)>,
 }
 
 impl Session {
@@ -66,6 +69,7 @@ impl Session {
             routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
             words: [const { None }; DIRECTIONS],
             moved: 0,
+            uncounted: None,
         }
     }
 
@@ -74,10 +78,28 @@ impl Session {
         &self.requester
     }
 
-    /// Lets changes of the routes happen.
+    /// Lets changes of the routes happen, and has everything counted.
     pub fn release(&mut self) {
         self.fabric = None;
         self.moved = 0;
+        self.count();
+    }
+
+    /// Threads that count each copy by itself would keep one another from the counters.
+    fn count(&mut self) {
+        if let Some((entry, pieces, bytes)) = self.uncounted.take() {
+            self.requester.counters().add(entry, pieces, bytes);
+        }
+    }
+
+    /// A copy has succeeded.
+    fn count_later(&mut self, entry: Entry, len: usize) {
+        if self.uncounted.is_some_and(|(kind, ..)| kind != entry) {
+            self.count();
+        }
+        let (_, pieces, bytes) = self.uncounted.get_or_insert((entry, 0, 0));
+        *pieces += 1;
+        *bytes = bytes.saturating_add(len as u64);
     }
 
     /// Releases it and forgets the routes, and with them memory that may be nobody's any more.
@@ -103,7 +125,7 @@ impl Session {
     }
 
     /// Writes entries of `entry_bytes` bytes (not 0), one after the other at `address`. Whoever sees a word of them, if they
-    /// are aligned, sees all that comes before it.
+    /// are aligned, sees all that comes before it, and finds what was done before counted.
     pub fn write_entries(
         &mut self,
         tag: impl Into<Tag>,
@@ -111,6 +133,7 @@ impl Session {
         data: &[u8],
         entry_bytes: usize,
     ) -> Result<(), DmaError> {
+        self.count();
         let tag = tag.into();
         let len = data.len();
         let done = self.copy(tag, address, len, Direction::Write, |memory, offset| {
@@ -278,8 +301,14 @@ impl Session {
             completer: direct.completer,
             outcome: copy(&direct.span.file, offset).map_err(|_| DmaFault::NoMemory),
         };
-        let requester = &self.requester;
-        let outcome = requester.account(tag, (address, started), (direction, len), &done);
+        let (place, extent) = ((address, started), (direction, len));
+        let outcome = if done.outcome.is_ok() {
+            self.requester.record(tag, place, extent, &done);
+            self.count_later(done.entry(tag, direction), len);
+            Ok(())
+        } else {
+            self.requester.account(tag, place, extent, &done)
+        };
         self.moved = self.moved.saturating_add(len);
         if self.moved >= HOLD {
             self.release();
@@ -324,6 +353,12 @@ impl Session {
         }
         let direct = known.as_ref()?;
         Some((direct, direct.offset(address, last)?))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.count();
     }
 }
 
@@ -386,6 +421,7 @@ mod tests {
             let mut back = [0; 0x100];
             disk.read(0x1000, &mut back).unwrap();
             assert_eq!(back, [7; 0x100]);
+            session.release();
             for direction in [Direction::Read, Direction::Write] {
                 let count = payload(&requester, route, direction);
                 assert_eq!((count.requests, count.bytes), (1, 0x100));
