@@ -2,7 +2,8 @@
 //! run, whatever else the machine does.
 //!
 //! A server is run twice, for some reads and for more of them. What the second run took beyond the first is the reads',
-//! without any part of start and end.
+//! without any part of start and end. The server's workers do not poll, unless it is told to: how often a worker looks in
+//! vain is a matter of time, and would be counted, too.
 
 mod profile;
 
@@ -96,10 +97,11 @@ fn is_copy(function: &str) -> bool {
 fn profile(case: &Case, options: &Options, reads: u64) -> Result<Profile, Error> {
     let folder = TempDir::new().map_err(Error::system("create a folder for a profile"))?;
     let file = folder.path().join("profile");
+    let words = words(options);
     let mut session = Session::start(&Setup {
         under: &callgrind(&file),
         program: &options.server,
-        options: &options.words,
+        options: &words,
         backend: "ram",
         devices: 1,
         namespaces: 1,
@@ -112,6 +114,15 @@ fn profile(case: &Case, options: &Options, reads: u64) -> Result<Profile, Error>
     session.read(reads)?;
     session.end()?;
     Profile::load(&file)
+}
+
+/// The words for the server.
+fn words(options: &Options) -> Vec<String> {
+    let mut words = options.words.clone();
+    if !words.iter().any(|word| word.starts_with("--poll")) {
+        words.extend(["--poll", "never"].map(str::to_owned));
+    }
+    words
 }
 
 fn callgrind(file: &Path) -> [OsString; 4] {
