@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 
 use crate::figure::{Figure, Goal, Latency};
 use crate::lane::Direction;
-use crate::limits::{Copies, empty_ring, ping_pong};
+use crate::limits::{Calls, Copies, empty_ring, ping_pong};
 use crate::setup::{Round, Session, Setup};
 use crate::spread::{latencies, median, quantile_us};
 use crate::{Error, Options, Report};
@@ -61,7 +61,7 @@ fn cases(quick: bool) -> Vec<Case> {
     let many = queues.iter().map(|queues| (SMALL, *queues, 32));
     let shapes: Vec<_> = small.chain(many).chain([(LARGE, 1, 32)]).collect();
     let mut cases = Vec::new();
-    for backend in ["ram", "null"] {
+    for backend in ["ram", "null", "file"] {
         for direction in [Direction::Read, Direction::Write] {
             cases.extend(shapes.iter().map(|&(bytes, queues, depth)| Case {
                 backend,
@@ -72,7 +72,11 @@ fn cases(quick: bool) -> Vec<Case> {
             }));
         }
     }
-    cases.retain(|case| !(case.backend == "null" && case.bytes == LARGE));
+    cases.retain(|case| match case.backend {
+        "null" => case.bytes != LARGE,
+        "file" => !quick || (case.queues, case.depth) == (1, 32),
+        _ => true,
+    });
     cases
 }
 
@@ -86,7 +90,10 @@ pub fn measure(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), Error> {
     let disk = usize::try_from(DISK_BYTES).unwrap_or(usize::MAX);
-    let mut copies = Copies::new(disk, BUFFER_BYTES)?;
+    let mut bare = Bare {
+        copies: Copies::new(disk, BUFFER_BYTES)?,
+        calls: Calls::new(DISK_BYTES)?,
+    };
     let wanted = |case: &Case| case.name().contains(&options.only);
     for case in cases(options.quick).into_iter().filter(wanted) {
         progress(&case.name());
@@ -108,12 +115,18 @@ pub fn measure(
         report.settings.insert("doorbells".to_owned(), doorbells);
         report
             .figures
-            .extend(one(&case, options, &mut session, &mut copies)?);
-        if case.backend == "ram" {
+            .extend(one(&case, options, &mut session, &mut bare)?);
+        if case.backend != "null" {
             session.check()?;
         }
     }
     Ok(())
+}
+
+/// What the machine does at best.
+struct Bare {
+    copies: Copies,
+    calls: Calls,
 }
 
 /// The rounds of a case, the machine's limit and ours in turn.
@@ -121,13 +134,13 @@ fn one(
     case: &Case,
     options: &Options,
     session: &mut Session,
-    copies: &mut Copies,
+    bare: &mut Bare,
 ) -> Result<Vec<Figure>, Error> {
     let mut rounds = Vec::new();
     let mut limits = Vec::new();
     let mut trips = Vec::new();
     for _ in 0..options.rounds() {
-        limits.push(limit(case, options, copies)?);
+        limits.push(limit(case, options, bare)?);
         if case.depth == 1 {
             trips.push(ping_pong(options.time())?);
         }
@@ -141,13 +154,14 @@ fn one(
 }
 
 /// What the machine does at best in transfers of this kind, a second.
-fn limit(case: &Case, options: &Options, copies: &mut Copies) -> Result<f64, Error> {
+fn limit(case: &Case, options: &Options, bare: &mut Bare) -> Result<f64, Error> {
     match case.backend {
         "null" => empty_ring(case.depth, options.time()),
+        "file" => bare.calls.rate(case.direction, case.bytes, options.time()),
         _ => {
             let buffers = usize::from(case.queues) * usize::from(case.depth);
             let fitting = buffers.min(BUFFER_BYTES / case.bytes);
-            Ok(copies.rate(case.bytes, fitting, options.time())?.rate)
+            Ok(bare.copies.rate(case.bytes, fitting, options.time())?.rate)
         }
     }
 }
@@ -163,6 +177,7 @@ fn rate(case: &Case, rounds: &[Round], limits: &[f64]) -> Figure {
     let cpu: Vec<f64> = rounds.iter().map(|round| round.cpu_ns).collect();
     let beside = match (case.backend, large) {
         ("null", _) => "an empty ring",
+        ("file", _) => "one thread's pread or pwrite",
         (_, true) => "memcpy of the same pieces",
         (_, false) => "a bare loop copying such blocks",
     };

@@ -1,5 +1,7 @@
 //! What the machine could do at best: bare copies, two threads that answer each other, a queue with nothing behind it.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -64,6 +66,57 @@ impl Copies {
             rate: f64::from(copies) / begun.elapsed().as_secs_f64(),
             cpu_ns: cpu.as_secs_f64() * 1e9 / f64::from(copies),
         })
+    }
+}
+
+/// System calls on an image in the machine's page cache, by one thread.
+pub(crate) struct Calls {
+    image: File,
+    bytes: u64,
+    rng: Rng,
+}
+
+impl Calls {
+    /// On an image of so many bytes.
+    pub(crate) fn new(bytes: u64) -> Result<Self, Error> {
+        let image = tempfile::tempfile().map_err(Error::system("make an image"))?;
+        let mut at = 0;
+        while at < bytes {
+            let part = [1; 1 << 16];
+            image
+                .write_all_at(&part, at)
+                .map_err(Error::system("write an image"))?;
+            at += part.len() as u64;
+        }
+        Ok(Self {
+            image,
+            bytes,
+            rng: Rng::with_seed(3),
+        })
+    }
+
+    /// How many transfers of `bytes` bytes at random places one thread makes a second, in `time`.
+    pub(crate) fn rate(
+        &mut self,
+        direction: Direction,
+        bytes: usize,
+        time: Duration,
+    ) -> Result<f64, Error> {
+        let mut data = vec![2; bytes];
+        let begun = Instant::now();
+        let mut calls = 0_u32;
+        while begun.elapsed() < time {
+            for _ in 0..BATCH {
+                let at = self.rng.u64(..self.bytes / bytes as u64) * bytes as u64;
+                match direction {
+                    Direction::Read => self.image.read_exact_at(&mut data, at),
+                    Direction::Write => self.image.write_all_at(&data, at),
+                }
+                .map_err(Error::system("transfer data of an image"))?;
+            }
+            calls = calls.saturating_add(BATCH);
+        }
+        Ok(f64::from(calls) / begun.elapsed().as_secs_f64())
     }
 }
 

@@ -1,11 +1,13 @@
 //! A server, our driver on it, and lanes that are ready to be driven.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fastrand::Rng;
 use hdrhistogram::Histogram;
+use tempfile::TempDir;
 
 use crate::Error;
 use crate::controller::Controller;
@@ -31,7 +33,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) program: &'a Path,
     /// More words of its command line.
     pub(crate) options: &'a [String],
-    /// Where namespaces are kept: `ram` or `null`.
+    /// Where namespaces are kept: `ram`, `null`, or `file`: images that are in the machine's page cache.
     pub(crate) backend: &'static str,
     /// Servers, each with one controller.
     pub(crate) devices: u16,
@@ -50,15 +52,28 @@ pub(crate) struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    fn words(&self) -> Vec<String> {
-        let namespace = format!("{}={}", self.backend, self.namespace_bytes);
-        let mut words = vec!["--serial".to_owned(), "bench".to_owned()];
-        words.extend(["--block-size".to_owned(), BLOCK_BYTES.to_string()]);
-        for _ in 0..self.namespaces {
-            words.extend(["--namespace".to_owned(), namespace.clone()]);
+    /// The command line of a server, whose images are made in `folder`.
+    fn words(&self, folder: &Path) -> Result<Vec<OsString>, Error> {
+        let mut words = vec!["--serial".into(), "bench".into()];
+        words.extend(["--block-size".into(), BLOCK_BYTES.to_string().into()]);
+        for number in 0..self.namespaces {
+            let mut namespace = OsString::from(format!("{}=", self.backend));
+            match self.backend {
+                "file" => namespace.push(self.image(folder, number)?),
+                _ => namespace.push(self.namespace_bytes.to_string()),
+            }
+            words.extend(["--namespace".into(), namespace]);
         }
-        words.extend(self.options.iter().cloned());
-        words
+        words.extend(self.options.iter().map(OsString::from));
+        Ok(words)
+    }
+
+    fn image(&self, folder: &Path, number: u32) -> Result<PathBuf, Error> {
+        let path = folder.join(format!("{number}.img"));
+        File::create(&path)
+            .and_then(|image| image.set_len(self.namespace_bytes))
+            .map_err(Error::system("make an image"))?;
+        Ok(path)
     }
 
     fn extent(&self) -> Extent {
@@ -96,6 +111,8 @@ pub(crate) struct Round {
 /// Servers with their drivers.
 pub(crate) struct Session {
     servers: Vec<Server>,
+    /// Their images' folders.
+    images: Vec<TempDir>,
     controllers: Vec<Controller>,
     /// As many for each controller, in its order.
     lanes: Vec<Lane>,
@@ -112,6 +129,7 @@ impl Session {
     pub(crate) fn start(setup: &Setup<'_>) -> Result<Self, Error> {
         let mut session = Self {
             servers: Vec::new(),
+            images: Vec::new(),
             controllers: Vec::new(),
             lanes: Vec::new(),
             lanes_each: usize::from(setup.queues),
@@ -121,7 +139,9 @@ impl Session {
             rng: Rng::with_seed(1),
         };
         for _ in 0..setup.devices {
-            let server = Server::start(setup.under, setup.program, setup.words())?;
+            let images = TempDir::new().map_err(Error::system("create a folder for images"))?;
+            let words = setup.words(images.path())?;
+            let server = Server::start(setup.under, setup.program, words)?;
             let mut controller = Controller::bring_up(&server.socket(), setup.memory_bytes())?;
             let scattered = setup.pieces.map(|pieces| Pieces::map(&controller, pieces));
             let scattered = scattered.transpose()?;
@@ -131,6 +151,7 @@ impl Session {
             }
             session.spots = scattered.map_or_else(Vec::new, |pieces| pieces.spots);
             session.servers.push(server);
+            session.images.push(images);
             session.controllers.push(controller);
         }
         session.fill()?;

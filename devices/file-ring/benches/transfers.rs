@@ -1,0 +1,104 @@
+//! Reads and writes of an image in the page cache, many at once: by the kernel straight to memory, and by a system call for
+//! each into a buffer that is then copied.
+#![allow(clippy::unwrap_used, missing_docs, reason = "benchmarks")]
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use divan::Bencher;
+use divan::counter::ItemsCount;
+use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
+use peerbar_file_ring::FileRing;
+use rustix::event::{EventfdFlags, eventfd};
+
+const BYTES: usize = 16 << 20;
+/// How many transfers are handed over at once.
+const BATCH: usize = 32;
+const SIZES: [usize; 3] = [4 << 10, 16 << 10, 128 << 10];
+
+fn main() {
+    divan::main();
+}
+
+/// An image, and guest RAM of the same size.
+fn scene() -> (Arc<File>, Session) {
+    let image = tempfile::tempfile().unwrap();
+    image.write_all_at(&vec![7; BYTES], 0).unwrap();
+    let requester = Arc::new(Requester::new());
+    requester.set_bus_master(true);
+    let ram = MemoryFile::create("ram", BYTES as u64).unwrap();
+    ram.write(0, &vec![1; BYTES]).unwrap();
+    let fd = ram.file().try_clone().unwrap().into();
+    let access = (true, true);
+    requester
+        .map(0, BYTES as u64, access, Some((fd, 0)))
+        .unwrap();
+    (Arc::new(image), Session::new(requester))
+}
+
+/// Places that follow no pattern, each of so many bytes.
+fn places(bytes: usize) -> impl Iterator<Item = u64> {
+    let mut at = 1_usize;
+    std::iter::repeat_with(move || {
+        at = at * 1237 % (BYTES / bytes);
+        (at * bytes) as u64
+    })
+}
+
+fn by_the_kernel(bencher: Bencher, bytes: usize, direction: Direction) {
+    let (image, mut session) = scene();
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let mut ring = FileRing::new(bell.as_fd()).unwrap();
+    let mut places = places(bytes);
+    bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+        for address in places.by_ref().take(BATCH) {
+            let memory = session.pin(Purpose::Payload, direction, [(address, bytes)]);
+            ring.transfer((&image, address), memory.unwrap(), false, ());
+        }
+        session.release();
+        assert!(ring.submit());
+        ring.unpin();
+        while ring.take_ended().is_some() {}
+    });
+}
+
+#[divan::bench(args = SIZES)]
+fn reads_by_the_kernel(bencher: Bencher, bytes: usize) {
+    by_the_kernel(bencher, bytes, Direction::Write);
+}
+
+#[divan::bench(args = SIZES)]
+fn writes_by_the_kernel(bencher: Bencher, bytes: usize) {
+    by_the_kernel(bencher, bytes, Direction::Read);
+}
+
+#[divan::bench(args = SIZES)]
+fn reads_through_a_buffer(bencher: Bencher, bytes: usize) {
+    let (image, session) = scene();
+    let mut buffer = vec![0; bytes];
+    let mut places = places(bytes);
+    bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+        for address in places.by_ref().take(BATCH) {
+            image.read_exact_at(&mut buffer, address).unwrap();
+            let requester = session.requester();
+            requester.write(Purpose::Payload, address, &buffer).unwrap();
+        }
+    });
+}
+
+#[divan::bench(args = SIZES)]
+fn writes_through_a_buffer(bencher: Bencher, bytes: usize) {
+    let (image, session) = scene();
+    let mut buffer = vec![0; bytes];
+    let mut places = places(bytes);
+    bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+        for address in places.by_ref().take(BATCH) {
+            let requester = session.requester();
+            let read = requester.read(Purpose::Payload, address, &mut buffer);
+            read.unwrap();
+            image.write_all_at(&buffer, address).unwrap();
+        }
+    });
+}
