@@ -23,15 +23,20 @@ pub(crate) trait Job {
 
 /// What is left to do for who waits for completions.
 pub(crate) struct Patience {
-    /// Looks in vain since the last completion or offer.
+    /// Looks in vain since the last completion or offer, and how many there may be.
     vain: u32,
+    spins: u32,
     last: Instant,
 }
 
 impl Patience {
-    /// Waiting begins at `now`.
-    pub(crate) fn new(now: Instant) -> Self {
-        Self { vain: 0, last: now }
+    /// Waiting begins at `now`. The processor is offered to others after `spins` looks in vain.
+    pub(crate) fn new(now: Instant, spins: u32) -> Self {
+        Self {
+            vain: 0,
+            spins,
+            last: now,
+        }
     }
 
     /// Something has completed.
@@ -42,7 +47,7 @@ impl Patience {
     /// Nothing has: to be looked at again. Offers the processor to others now and then, and gives up in the end.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         self.vain += 1;
-        if self.vain < SPINS {
+        if self.vain < self.spins {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -65,7 +70,7 @@ pub(crate) fn drive(lanes: &mut [Lane], job: &mut impl Job) -> Result<(), Error>
     for lane in lanes.iter_mut() {
         outstanding += fill(lane, job, now)?;
     }
-    let mut patience = Patience::new(now);
+    let mut patience = Patience::new(now, SPINS);
     while outstanding > 0 {
         let mut progress = false;
         for lane in lanes.iter_mut() {

@@ -6,6 +6,10 @@ use crate::Error;
 use crate::drive::Patience;
 use crate::lane::{Direction, Lane, Place};
 
+/// How many times in vain all stages are looked at before the processor is offered to others: servers, and the client that
+/// answers their messages, need more of them than small machines have.
+const SPINS: u32 = 50;
+
 /// A device that does its part of transfers, by the number of their buffers.
 pub(crate) trait Stage {
     /// Has it do its part, once [`Stage::ring`] tells it.
@@ -86,7 +90,7 @@ pub(crate) fn run(
     next: &mut dyn FnMut() -> Option<Place>,
 ) -> Result<Run, Error> {
     let begun = Instant::now();
-    let mut patience = Patience::new(begun);
+    let mut patience = Patience::new(begun, SPINS);
     let mut chain = Chain {
         stages,
         places: vec![None; buffers],
