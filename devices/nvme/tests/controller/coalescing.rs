@@ -1,9 +1,11 @@
 //! Interrupt Coalescing and Interrupt Vector Configuration (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7). When exactly a message
 //! goes is tested without a machine around it (`src/messages.rs`).
 
-use crate::command::{Command, FLUSH, delete_cq, delete_sq, get_feature, set_feature};
-use crate::driver::{Driver, ENABLED, Pair};
-use crate::machine::CC;
+use crate::command::{
+    Command, FLUSH, VERIFY, blocks, delete_cq, delete_sq, get_feature, set_feature,
+};
+use crate::driver::{DATA, Driver, ENABLED, Pair};
+use crate::machine::{CC, PAGE};
 
 const COALESCING: u8 = 0x08;
 const VECTOR_CONFIGURATION: u8 = 0x09;
@@ -66,6 +68,22 @@ fn completions_share_messages_unless_that_is_disabled_for_their_vector() {
     driver.submit(1, flush());
     let shared = messages(&driver, 1, 1);
     assert!(shared < COMMANDS / 2, "{shared} messages");
+}
+
+/// 7 batches of commands, for which there would be as many messages. The second one waits for four batches, and the third
+/// one comes with the last batch.
+#[test]
+fn completions_share_messages_while_the_guest_does_not_answer_the_last() {
+    let mut driver = Driver::new();
+    driver.create_pair(2, Pair::new(DATA, DATA + 4 * PAGE, 256, 256));
+    for _ in 0..COMMANDS {
+        driver.put(2, blocks(VERIFY, 0, 1));
+    }
+    driver.ring(2);
+    assert_eq!(messages(&driver, 2, 3), 3);
+    for _ in 0..COMMANDS {
+        assert_eq!(driver.take(2).code(), 0);
+    }
 }
 
 #[test]
