@@ -6,7 +6,7 @@ use anyhow::Context;
 use peerbar_bench::{Figure, Goal};
 use serde_json::json;
 
-use super::fio::{Load, Outcome, Pattern};
+use super::fio::{Load, Pattern};
 use super::lab::{self, Done, Lab};
 use crate::exit::Failure;
 use crate::scenario::Scenario;
@@ -96,10 +96,10 @@ fn scenario(count: usize) -> Result<Scenario, Failure> {
 }
 
 fn cost(done: &Done) -> anyhow::Result<Cost> {
-    let outcome = Outcome::parse(&done.output())?;
+    let load = done.load()?;
     Ok(Cost {
-        time: 1e9 / outcome.iops,
-        host: outcome.share_ns(done.cost.of_all()),
+        time: 1e9 / load.outcome.iops,
+        host: load.host_ns(),
     })
 }
 

@@ -7,6 +7,10 @@ use anyhow::Context;
 use peerbar_bench::Latency;
 use serde::Deserialize;
 
+/// A shell line that starts fio for next to nothing.
+pub(super) const START: &str = "cd /tmp && fio --name=start --ioengine=null --size=4k --thread --output-format=json \
+    --output=/tmp/out && cat /tmp/out";
+
 /// Which accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pattern {

@@ -3,8 +3,8 @@
 use peerbar_bench::{Figure, Goal};
 
 use super::fio::{Load, Pattern};
-use super::lab::Lab;
-use super::versus::{Backing, Side, THEIRS, Versus};
+use super::lab::{Lab, Loaded};
+use super::versus::{Backing, THEIRS, Versus};
 use crate::exit::Failure;
 
 /// Measures with images behind the disks, and with nothing behind them, and adds the figures to the report.
@@ -74,18 +74,18 @@ fn name(backing: Backing, load: &Load) -> String {
 }
 
 /// Rate and cost of a load, ours beside QEMU's.
-fn figures(name: String, depth: u32, pairs: &[[Side; 2]]) -> [Figure; 2] {
+fn figures(name: String, depth: u32, pairs: &[[Loaded; 2]]) -> [Figure; 2] {
     let rate = match depth {
         1 => Some(Goal::RatioAtLeast(1.0)),
         32 => Some(Goal::RatioAtLeast(1.5)),
         _ => None,
     };
-    let rounds = |of: &dyn Fn(&Side) -> f64| {
+    let rounds = |of: &dyn Fn(&Loaded) -> f64| {
         let values = pairs.iter().map(|[ours, theirs]| (of(ours), of(theirs)));
         values.collect::<Vec<_>>()
     };
     let iops = rounds(&|side| side.outcome.iops);
-    let cpu = rounds(&|side| side.outcome.share_ns(side.qemu + side.servers));
+    let cpu = rounds(&Loaded::host_ns);
     let cost = format!("{name}/host-cpu");
     [
         Figure {
@@ -109,22 +109,25 @@ mod tests {
 
     use super::*;
     use crate::bench::fio::Outcome;
+    use crate::bench::lab::Cost;
 
     /// What made so many transfers a second, and took so many seconds of a processor for all.
-    fn side(iops: f64, seconds: u64) -> Side {
+    fn side(iops: f64, seconds: u64) -> Loaded {
         let latency = Latency {
             p50: 1.0,
             p99: 2.0,
             p999: 3.0,
         };
-        Side {
+        Loaded {
             outcome: Outcome {
                 iops,
                 transfers: 10.0,
                 latency,
             },
-            qemu: Duration::ZERO,
-            servers: Duration::from_secs(seconds),
+            cost: Cost {
+                qemu: Duration::from_secs(seconds),
+                ..Cost::default()
+            },
         }
     }
 

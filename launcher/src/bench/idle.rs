@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use peerbar_bench::{Figure, Goal};
 
-use super::fio::{Load, Outcome, Pattern};
+use super::fio::{Load, Pattern};
 use super::lab::{self, Cost, Done, Lab};
 use crate::exit::Failure;
 use crate::scenario::Scenario;
@@ -64,7 +64,7 @@ fn slept(done: &[Done], least: Duration) -> anyhow::Result<&Cost> {
     let [worked, slept] = done else {
         anyhow::bail!("a measurement was left out");
     };
-    Outcome::parse(&worked.output())?;
+    worked.load()?;
     ensure!(
         worked.cost.servers.values().all(|time| !time.is_zero()),
         "a disk that was loaded had nothing to do: {:?}",
@@ -141,6 +141,7 @@ mod tests {
                     ("never0".to_owned(), never),
                 ]),
             },
+            start: Cost::default(),
         }
     }
 

@@ -3,8 +3,8 @@
 use peerbar_bench::Figure;
 
 use super::fio::{Load, Pattern};
-use super::lab::Lab;
-use super::versus::{Backing, Side, Versus};
+use super::lab::{Lab, Loaded};
+use super::versus::{Backing, Versus};
 use crate::exit::Failure;
 
 /// What the others are measured by.
@@ -62,13 +62,13 @@ fn name(mode: &str, load: &Load) -> String {
 }
 
 /// The rate with the IOMMU beside that without, ours and QEMU's; and who pays for it on the host.
-fn figures(name: &str, with: &[[Side; 2]], without: &[[Side; 2]]) -> [Figure; 4] {
-    let rounds = |of: &dyn Fn(&[Side; 2]) -> f64| {
+fn figures(name: &str, with: &[[Loaded; 2]], without: &[[Loaded; 2]]) -> [Figure; 4] {
+    let rounds = |of: &dyn Fn(&[Loaded; 2]) -> f64| {
         let both = with.iter().zip(without);
         both.map(|(with, without)| (of(with), of(without)))
             .collect::<Vec<_>>()
     };
-    let figure = |what: &str, unit, more_is_better, of: &dyn Fn(&[Side; 2]) -> f64| {
+    let figure = |what: &str, unit, more_is_better, of: &dyn Fn(&[Loaded; 2]) -> f64| {
         let name = format!("{name}{what}");
         Figure::of_rounds(name, unit, more_is_better, "without an IOMMU", &rounds(of))
     };
@@ -78,10 +78,10 @@ fn figures(name: &str, with: &[[Side; 2]], without: &[[Side; 2]]) -> [Figure; 4]
             theirs.outcome.iops
         }),
         figure("/cpu-of-qemu", "ns", false, &|[ours, _]| {
-            ours.outcome.share_ns(ours.qemu)
+            ours.outcome.share_ns(ours.cost.qemu)
         }),
         figure("/cpu-of-server", "ns", false, &|[ours, _]| {
-            ours.outcome.share_ns(ours.servers)
+            ours.outcome.share_ns(ours.cost.of_servers())
         }),
     ]
 }

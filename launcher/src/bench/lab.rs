@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow, bail};
 use peerbar_bench::{Report, cpu_time};
 use peerbar_report::{Check, Command, Line, Verdict};
 
+use super::fio::{self, Outcome};
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
 use crate::cli::{BenchExtent, Own};
@@ -50,6 +51,14 @@ pub(super) struct Done {
     /// What the agent says.
     pub(super) row: Row,
     pub(super) cost: Cost,
+    /// The part of it that starting fio costs, if it was fio.
+    pub(super) start: Cost,
+}
+
+/// What a load of fio's came to, and what it cost the host, fio's start left out.
+pub(super) struct Loaded {
+    pub(super) outcome: Outcome,
+    pub(super) cost: Cost,
 }
 
 /// What a check cost the host.
@@ -69,6 +78,19 @@ impl Cost {
         self.qemu + self.of_servers()
     }
 
+    /// What is left of it without another.
+    fn without(&self, other: &Self) -> Self {
+        let servers = self.servers.iter().map(|(name, time)| {
+            let others = other.servers.get(name).copied().unwrap_or_default();
+            (name.clone(), time.saturating_sub(others))
+        });
+        Self {
+            wall: self.wall.saturating_sub(other.wall),
+            qemu: self.qemu.saturating_sub(other.qemu),
+            servers: servers.collect(),
+        }
+    }
+
     /// What all servers had of the processors.
     pub(super) fn of_servers(&self) -> Duration {
         self.servers.values().sum()
@@ -79,6 +101,21 @@ impl Done {
     /// What its command printed.
     pub(super) fn output(&self) -> String {
         self.row.diagnostics.join("\n")
+    }
+
+    /// What fio measured, and what that cost.
+    pub(super) fn load(&self) -> anyhow::Result<Loaded> {
+        Ok(Loaded {
+            outcome: Outcome::parse(&self.output())?,
+            cost: self.cost.without(&self.start),
+        })
+    }
+}
+
+impl Loaded {
+    /// Nanoseconds that QEMU and the servers had of the processors for each transfer.
+    pub(super) fn host_ns(&self) -> f64 {
+        self.outcome.share_ns(self.cost.of_all())
     }
 }
 
@@ -120,24 +157,30 @@ impl Lab<'_> {
         Ok(measured)
     }
 
-    /// Boots a guest of `scenario`, whose only check prints fio's version, and runs `checks` after that, each with the name
-    /// that the user sees. All of them must pass.
+    /// Boots a guest of `scenario`, whose only check prints fio's version, starts fio once for nothing, and runs `checks`
+    /// after that, each with the name that the user sees. All of them must pass.
     pub(super) fn run(
         &mut self,
         mut scenario: Scenario,
         checks: Vec<(String, Check)>,
     ) -> Result<Vec<Done>, Failure> {
-        let mut names = vec!["fio starts".to_owned()];
+        let mut names = ["fio is loaded", "fio starts"].map(str::to_owned).to_vec();
+        scenario.checks.push(command(fio::START.to_owned()));
         for (name, check) in checks {
             names.push(name);
             scenario.checks.push(check);
         }
         let artifacts = self.prepare(&scenario)?;
         super::add_versions(&mut self.report, &artifacts);
-        let mut done = self.boot(&scenario, &artifacts, &names)?.into_iter();
-        let fio = done.next().context("the guest did nothing")?;
+        let mut rows = self.boot(&scenario, &artifacts, &names)?.into_iter();
+        let (version, start) = rows.next().zip(rows.next()).context("fio did not start")?;
         let versions = &mut self.report.versions;
-        versions.insert("fio".to_owned(), fio.output());
+        versions.insert("fio".to_owned(), version.0.diagnostics.join("\n"));
+        let done = rows.map(|(row, cost)| Done {
+            row,
+            cost,
+            start: start.1.clone(),
+        });
         Ok(done.collect())
     }
 
@@ -153,7 +196,7 @@ impl Lab<'_> {
         scenario: &Scenario,
         artifacts: &Artifacts,
         names: &[String],
-    ) -> Result<Vec<Done>, Failure> {
+    ) -> Result<Vec<(Row, Cost)>, Failure> {
         let folder = Folder::create(self.folder.path(), &scenario.name, SystemTime::now())?;
         let temporary = SocketFolder::create()?;
         let sockets = Sockets::in_folder(temporary.path());
@@ -172,16 +215,16 @@ impl Lab<'_> {
             return Err(anyhow!(complaint).into());
         }
         let (rows, ..) = report.finish();
-        let done = rows.into_iter().zip(costs);
-        let done = done.map(|(row, cost)| passed(Done { row, cost }));
-        Ok(done.collect::<anyhow::Result<_>>()?)
+        let rows = rows.into_iter().map(passed).zip(costs);
+        let rows = rows.map(|(row, cost)| Ok((row?, cost)));
+        Ok(rows.collect::<anyhow::Result<_>>()?)
     }
 }
 
-fn passed(done: Done) -> anyhow::Result<Done> {
-    match &done.row.verdict {
-        Verdict::Pass => Ok(done),
-        _ => bail!("{} did not work: {}", done.row.name, done.output()),
+fn passed(row: Row) -> anyhow::Result<Row> {
+    match &row.verdict {
+        Verdict::Pass => Ok(row),
+        _ => bail!("{} did not work: {}", row.name, row.diagnostics.join("\n")),
     }
 }
 
@@ -209,7 +252,7 @@ fn follow(
                 Line::Ready(_) => last = spent(guest)?,
                 Line::Result { .. } => {
                     let now = spent(guest)?;
-                    costs.push(between(&last, &now));
+                    costs.push(now.without(&last));
                     last = now;
                 }
                 _ => continue,
@@ -236,18 +279,6 @@ fn spent(guest: &Guest<'_>) -> anyhow::Result<Cost> {
     })
 }
 
-fn between(before: &Cost, after: &Cost) -> Cost {
-    let servers = after.servers.iter().map(|(name, time)| {
-        let earlier = before.servers.get(name).copied().unwrap_or_default();
-        (name.clone(), time.saturating_sub(earlier))
-    });
-    Cost {
-        wall: after.wall.saturating_sub(before.wall),
-        qemu: after.qemu.saturating_sub(before.qemu),
-        servers: servers.collect(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,9 +293,12 @@ mod tests {
                 ("disk1".to_owned(), Duration::from_secs(1)),
             ]),
         };
-        let cost = between(&spent(10, 5, 2), &spent(14, 8, 4));
+        let cost = spent(14, 8, 4).without(&spent(10, 5, 2));
         assert_eq!((cost.wall.as_secs(), cost.qemu.as_secs()), (4, 3));
         assert_eq!(cost.servers["disk0"].as_secs(), 2);
-        assert_eq!(cost.of_servers().as_secs(), 2);
+        assert_eq!(
+            (cost.of_servers().as_secs(), cost.of_all().as_secs()),
+            (2, 5)
+        );
     }
 }

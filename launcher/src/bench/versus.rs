@@ -3,14 +3,13 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::fio::{Load, Outcome};
-use super::lab::{self, Done, Lab, Pair};
+use super::fio::Load;
+use super::lab::{self, Done, Lab, Loaded, Pair};
 use crate::exit::Failure;
 use crate::scenario::Scenario;
 
@@ -40,19 +39,10 @@ pub(super) struct Versus<'a> {
     pub(super) seconds: u32,
 }
 
-/// What a load came to, and what all transfers cost the host.
-pub(super) struct Side {
-    pub(super) outcome: Outcome,
-    /// Time that QEMU had of the processors, its guest included.
-    pub(super) qemu: Duration,
-    /// Time that the servers had.
-    pub(super) servers: Duration,
-}
-
 impl Versus<'_> {
     /// Boots a guest and loads both controllers with each load, again and again: for each load its rounds, ours and
     /// theirs.
-    pub(super) fn run(&self, lab: &mut Lab<'_>) -> Result<Vec<Vec<[Side; 2]>>, Failure> {
+    pub(super) fn run(&self, lab: &mut Lab<'_>) -> Result<Vec<Vec<[Loaded; 2]>>, Failure> {
         let images = match self.backing {
             Backing::Images => Some(images()?),
             Backing::Null => None,
@@ -66,13 +56,12 @@ impl Versus<'_> {
         });
         let pairs: Vec<Pair> = pairs.collect();
         let done = lab.in_turn(scenario, &pairs, self.rounds)?;
-        let sides = |rounds: Vec<[Done; 2]>| -> anyhow::Result<_> {
-            let sides = rounds
-                .iter()
-                .map(|[ours, theirs]| Ok([side(ours)?, side(theirs)?]));
-            sides.collect()
+        let loads = |rounds: &Vec<[Done; 2]>| -> anyhow::Result<_> {
+            let rounds = rounds.iter();
+            let loads = rounds.map(|[ours, theirs]| Ok([ours.load()?, theirs.load()?]));
+            loads.collect()
         };
-        Ok(done.into_iter().map(sides).collect::<anyhow::Result<_>>()?)
+        Ok(done.iter().map(loads).collect::<anyhow::Result<_>>()?)
     }
 }
 
@@ -114,14 +103,6 @@ fn images() -> anyhow::Result<TempDir> {
             .with_context(|| format!("cannot write the image {}", path.display()))?;
     }
     Ok(folder)
-}
-
-fn side(done: &Done) -> anyhow::Result<Side> {
-    Ok(Side {
-        outcome: Outcome::parse(&done.output())?,
-        qemu: done.cost.qemu,
-        servers: done.cost.of_servers(),
-    })
 }
 
 #[cfg(test)]
