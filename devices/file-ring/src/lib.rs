@@ -25,18 +25,22 @@ use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, opcode};
 use peerbar_dma::Pinned;
 
-use transfer::{Addresses, Progress, Transfer};
+use transfer::{Addresses, Progress, Stretch, Transfer};
 
 /// How many operations a ring takes at once.
 pub const MOST: usize = 1024;
 /// The same, as the kernel is told: each operation has at most one entry with it.
 const ENTRIES: u32 = 1024;
 
+/// How many threads the kernel may have for what it cannot do at once, such as every sync. If all of them wait for a slow
+/// disk, other operations wait for them; its own limit, four for each processor, is soon reached.
+const THREADS: u32 = 64;
+
 /// What the kernel is to do.
 enum Work {
     Transfer(Transfer),
-    /// Brings everything that was written to stable storage, but for what is not needed to find it (fdatasync(2)).
-    Sync,
+    /// Brings what was written there to stable storage, but for what is not needed to find it (fdatasync(2)).
+    Sync(Stretch),
 }
 
 /// An operation that goes on. `T` is its owner's.
@@ -52,7 +56,11 @@ impl<T> Operation<T> {
         let fd = Fd(self.file.as_raw_fd());
         match &self.work {
             Work::Transfer(transfer) => transfer.entry(fd),
-            Work::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Work::Sync(stretch) => opcode::Fsync::new(fd)
+                .offset(stretch.offset)
+                .len(stretch.len)
+                .flags(FsyncFlags::DATASYNC)
+                .build(),
         }
     }
 }
@@ -76,6 +84,10 @@ impl<T> FileRing<T> {
     pub fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = IoUring::new(ENTRIES)?;
         ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        // Kernels before 5.15 keep their limit.
+        let _ = ring
+            .submitter()
+            .register_iowq_max_workers(&mut [THREADS, 0]);
         Ok(Self {
             ring,
             operations: Vec::new(),
@@ -132,7 +144,7 @@ impl<T> FileRing<T> {
     pub fn sync(&mut self, file: &Arc<File>, owner: T) {
         self.start(Operation {
             file: file.clone(),
-            work: Work::Sync,
+            work: Work::Sync(Stretch::WHOLE),
             owner,
         });
     }
@@ -227,13 +239,26 @@ impl<T> FileRing<T> {
         let progress = match (&mut operation.work, result) {
             (_, Err(error)) if interrupted(&error) => Progress::More,
             (_, Err(error)) => Progress::Over(Err(error)),
-            (Work::Sync, Ok(_)) => Progress::Over(Ok(())),
+            (Work::Sync(_), Ok(_)) => Progress::Over(Ok(())),
             (Work::Transfer(transfer), Ok(count)) => transfer.advance(count),
         };
         match progress {
             Progress::More => self.step(place),
+            Progress::ToSync(stretch) => self.sync_stretch(place, stretch),
             Progress::Over(outcome) => self.end(place, outcome),
         }
+    }
+
+    /// All data of a transfer is in the file, and is to be on stable storage; the memory is needed no more. It is a step of
+    /// its own as the kernel makes writes to a file one after the other, each with its part of this if it has one (RWF_DSYNC).
+    fn sync_stretch(&mut self, place: usize, stretch: Stretch) {
+        let operation = self.operations.get_mut(place).and_then(Option::as_mut);
+        let Some(operation) = operation else {
+            return;
+        };
+        let work = std::mem::replace(&mut operation.work, Work::Sync(stretch));
+        self.let_go(work, &Ok(()));
+        self.step(place);
     }
 
     /// An operation is over: the kernel touches nothing of it any more.
@@ -243,11 +268,16 @@ impl<T> FileRing<T> {
             return;
         };
         self.free.push(place);
+        self.let_go(work, &outcome);
+        self.ended.push_back((owner, outcome));
+    }
+
+    /// Lets the memory go, if some is pinned for this.
+    fn let_go(&mut self, work: Work, outcome: &io::Result<()>) {
         if let Work::Transfer(transfer) = work {
             self.pinned -= 1;
-            self.spare.push(transfer.end(&outcome));
+            self.spare.push(transfer.end(outcome));
         }
-        self.ended.push_back((owner, outcome));
     }
 }
 

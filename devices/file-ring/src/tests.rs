@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
 use rustix::event::{EventfdFlags, eventfd};
@@ -60,13 +61,21 @@ impl Scene {
         self.ring.transfer(place, memory.unwrap(), false, owner);
     }
 
+    /// Starts to bring the first page of RAM to a file's stable storage.
+    fn store(&mut self, place: (&Arc<File>, u64), owner: u32) {
+        let mut session = Session::new(self.requester.clone());
+        let memory = session.pin(Purpose::Payload, Direction::Read, [(0, 0x1000)]);
+        self.ring.transfer(place, memory.unwrap(), true, owner);
+    }
+
     /// The next operation that ends, waited for by the bell.
     fn next(&mut self) -> (u32, io::Result<()>) {
         loop {
-            assert!(self.ring.submit());
             if let Some(ended) = self.ring.take_ended() {
                 return ended;
             }
+            // After the look, which may have put a further step there.
+            assert!(self.ring.submit());
             rustix::io::read(&self.bell, &mut [0; 8]).unwrap();
         }
     }
@@ -182,6 +191,29 @@ fn a_file_that_cannot_be_written_is_an_error() {
     scene.start(Direction::Read, (&image, 0), &[(0x1000, 0x1000)], 1);
     assert!(matches!(scene.next(), (1, Err(_))));
     assert_eq!(scene.counts(), (0, 0, 0));
+}
+
+#[test]
+fn durable_data_is_in_the_file_and_what_cannot_be_made_durable_is_an_error() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    scene.ram.write(0, &pattern(0x1000)).unwrap();
+    let image = file(&[]);
+    scene.store((&image, 0x1000), 1);
+    assert!(matches!(scene.next(), (1, Ok(()))));
+    let mut data = vec![0; 0x1000];
+    image.read_exact_at(&mut data, 0x1000).unwrap();
+    assert!(data == pattern(0x1000));
+    // A pipe has no stable storage. What went into it is on record all the same, and once.
+    let (reads, writes) = rustix::pipe::pipe().unwrap();
+    let pipe = Arc::new(writes.into());
+    scene.store((&pipe, 0), 2);
+    assert!(matches!(scene.next(), (2, Err(_))));
+    let mut came = vec![0; 0x1000];
+    assert_eq!(rustix::io::read(&reads, &mut came), Ok(0x1000));
+    assert_eq!(scene.counts(), (2, 0x2000, 0));
+    assert!(!scene.ring.has_pinned() && scene.ring.is_empty());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io;
 use io_uring::opcode;
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
-use libc::{RWF_DSYNC, iovec};
+use libc::iovec;
 use peerbar_dma::{Direction, DmaFault, Pinned};
 
 /// How many stretches of memory one step may have (readv(2), IOV_MAX).
@@ -15,8 +15,22 @@ const MOST: usize = 1024;
 pub(crate) enum Progress {
     /// Another step is to be made.
     More,
+    /// All data is moved, and is to be brought to stable storage there.
+    ToSync(Stretch),
     /// It has ended.
     Over(io::Result<()>),
+}
+
+/// A part of a file.
+#[derive(Clone, Copy)]
+pub(crate) struct Stretch {
+    pub(crate) offset: u64,
+    /// 0 with an offset of 0: up to the end.
+    pub(crate) len: u32,
+}
+
+impl Stretch {
+    pub(crate) const WHOLE: Self = Self { offset: 0, len: 0 };
 }
 
 /// Addresses for the kernel.
@@ -35,7 +49,7 @@ pub(crate) struct Transfer {
     offset: u64,
     left: usize,
     moved: usize,
-    flags: i32,
+    durable: bool,
 }
 
 impl Transfer {
@@ -62,7 +76,7 @@ impl Transfer {
             next: 0,
             offset,
             moved: 0,
-            flags: if durable { RWF_DSYNC } else { 0 },
+            durable,
         })
     }
 
@@ -76,7 +90,6 @@ impl Transfer {
                 .build(),
             Direction::Read => opcode::Writev::new(file, parts.as_ptr(), count)
                 .offset(self.offset)
-                .rw_flags(self.flags)
                 .build(),
         }
     }
@@ -102,9 +115,17 @@ impl Transfer {
         }
         if self.left > 0 {
             Progress::More
+        } else if self.durable {
+            Progress::ToSync(self.written())
         } else {
             Progress::Over(Ok(()))
         }
+    }
+
+    /// Where the data is in the file: what no number of ours holds is all of it.
+    fn written(&self) -> Stretch {
+        let offset = self.offset.saturating_sub(self.moved as u64);
+        u32::try_from(self.moved).map_or(Stretch::WHOLE, |len| Stretch { offset, len })
     }
 
     /// What it means that nothing was moved.
