@@ -31,8 +31,9 @@
 //! The data is moved at once; it is the requester that waits, with no lock held.
 //!
 //! With a flight recorder ([`Requester::record_in`]) each change of what a route depends on is recorded under the lock under
-//! which it is made, and each piece of a DMA: those in guest RAM or own memory under the same lock, so that their order in
-//! the record is the order in which they happened.
+//! which it is made, and each piece of a DMA: those in guest RAM or own memory under the same lock, or while the memory is
+//! pinned, for the end of which an unmap waits before it is recorded. So their order in the record is the order in which
+//! they happened.
 //!
 //! # Address translation services
 //! If the guest turns ATS on, a request that would go up asks for a translation first and keeps it in a bounded cache; with

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
+use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
@@ -244,6 +245,10 @@ fn an_unmap_waits_for_a_transfer_there_and_then_nothing_touches_that_memory() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk0.flight");
+    let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();
+    scene.requester.record_in(recorder);
     let (slow, mut slow_end) = pipe();
     scene.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
     assert!(scene.ring.submit() && scene.ring.take_ended().is_none());
@@ -257,6 +262,17 @@ fn an_unmap_waits_for_a_transfer_there_and_then_nothing_touches_that_memory() {
     });
     assert_eq!(scene.ram(0x1000, 0x1000), [7; 0x1000]);
     assert_eq!(scene.counts(), (1, 0x1000, 0));
+    let record = FlightFile::open(&path).unwrap().read().unwrap();
+    let record = record.records.iter().map(|record| record.event);
+    let [
+        Event::Unmap { iova: 0x2000, .. },
+        Event::Dma(dma),
+        Event::Unmap { iova: 0, .. },
+    ] = record.collect::<Vec<_>>()[..]
+    else {
+        panic!("in another order");
+    };
+    assert_eq!((dma.address, dma.len), (0x1000, 0x1000));
 }
 
 #[test]

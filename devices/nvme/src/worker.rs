@@ -63,8 +63,6 @@ struct Source {
     completion: usize,
     /// How many of its commands are under way.
     under_way: usize,
-    /// It is to be forgotten when none is, and this to be told.
-    removal: Option<Done>,
 }
 
 /// Owner of some I/O queues.
@@ -83,6 +81,8 @@ pub(crate) struct Worker {
     /// Values of the admin doorbells that the engine has been told of, if this is the [`LOOKOUT`].
     admin_seen: [u32; 2],
     idle: Idle,
+    /// Queues that are to be forgotten when none of their commands is under way, and whom to tell.
+    removals: Vec<(u16, Done)>,
     /// To be told when every command there is has been carried out.
     finish: Option<Done>,
     leaving: bool,
@@ -127,6 +127,7 @@ impl Worker {
             batch: vec![SubmissionEntry::new_zeroed(); BATCH],
             admin_seen: [0; 2],
             idle: Idle::default(),
+            removals: Vec::new(),
             finish: None,
             leaving: false,
         }
@@ -165,10 +166,8 @@ impl Worker {
                 }
                 Order::AddSubmission(id, queue) => self.add_source(id, queue),
                 Order::RemoveSubmission(id) => {
-                    if let Some(source) = self.sources.iter_mut().find(|source| source.id == id) {
-                        source.removal = Some(done);
-                        continue;
-                    }
+                    self.removals.push((id, done));
+                    continue;
                 }
                 Order::RemoveCompletion(id) => self.remove_completion(id),
                 Order::Shadow(shadow) => self.take_up(shadow),
@@ -201,7 +200,6 @@ impl Worker {
                 queue,
                 completion,
                 under_way: 0,
-                removal: None,
             });
         }
     }
@@ -390,7 +388,7 @@ impl Worker {
         if source.queue.set_tail(tail).is_err() {
             self.mailbox.tell_bad_value();
         }
-        if !source.queue.has_entries() || source.removal.is_some() {
+        if !source.queue.has_entries() || self.removals.iter().any(|(gone, _)| *gone == id) {
             return false;
         }
         let room = self.room(place).min(self.share(index));

@@ -2,7 +2,7 @@
 
 use peerbar_file_ring::MOST;
 
-use super::Worker;
+use super::{Source, Worker};
 
 impl Worker {
     /// How many more commands of a queue may be under way. Each queue has its share, so that one whose commands take long
@@ -53,21 +53,24 @@ impl Worker {
 
     /// Tells who waits for commands to come to their end, if they have, or if nobody cares any more.
     pub(super) fn tell_of_ends(&mut self, busy: bool) {
+        if self.removals.is_empty() && self.finish.is_none() {
+            return;
+        }
         let quiet = self.mailbox.quiet();
-        self.sources.retain_mut(|source| {
-            let over = quiet || source.under_way == 0;
-            match source.removal.take_if(|_| over) {
-                Some(done) => {
-                    // It fails if the engine does not wait any more.
-                    let _ = done.send(());
-                    false
-                }
-                None => true,
+        let sources = &mut self.sources;
+        self.removals.retain(|(id, done)| {
+            let goes_on = |source: &Source| source.id == *id && source.under_way > 0;
+            let waits = !quiet && sources.iter().any(goes_on);
+            if !waits {
+                sources.retain(|source| source.id != *id);
+                // It fails if the engine does not wait any more.
+                let _ = done.send(());
             }
+            waits
         });
-        let all_over = quiet || self.sources.iter().all(|source| source.under_way == 0);
-        let all_over = all_over && !busy;
-        if let Some(done) = self.finish.take_if(|_| all_over || self.mailbox.urgent()) {
+        let all_over = quiet || sources.iter().all(|source| source.under_way == 0);
+        let over = all_over && !busy || self.mailbox.urgent();
+        if let Some(done) = self.finish.take_if(|_| over) {
             self.outbox.send_all();
             let _ = done.send(());
         }

@@ -117,6 +117,40 @@ fn recovers(driver: &mut Driver) {
 }
 
 #[test]
+fn memory_that_is_taken_away_under_commands_is_touched_no_more_and_none_succeeds_without_it() {
+    let mut driver = Driver::new();
+    let len = 128 << 10;
+    driver.store(0, &pattern(len, 40));
+    driver.create_pair(2, Pair::new(DATA, DATA + 0x1_0000, 256, 256));
+    let (first, rest) = (DATA + 0x2_0000, PAGE * 7);
+    let read = driver.prps(blocks(READ, 0, 256), first, len, LIST);
+    for _ in 0..200 {
+        driver.put(2, read);
+    }
+    driver.ring(2);
+    let mut codes = vec![driver.take_silently(2).code()];
+    driver.unmap(first + rest, PAGE);
+    let page = driver.read(first + rest, PAGE as usize);
+    driver.write(first + rest, &[0xa5; PAGE as usize]);
+    while codes.len() < 200 {
+        codes.push(driver.take_silently(2).code());
+    }
+    assert_eq!(
+        driver.read(first + rest, PAGE as usize),
+        [0xa5; PAGE as usize]
+    );
+    let lost = |code: &u16| *code == sc::DATA_XFER_ERROR;
+    let succeeded = |code: &u16| *code == 0;
+    assert!(codes.iter().all(|code| lost(code) || succeeded(code)));
+    if codes.iter().any(succeeded) {
+        let offset = rest as usize;
+        assert!(page == pattern(len, 40)[offset..offset + PAGE as usize]);
+    }
+    driver.map(first + rest, PAGE, true);
+    driver.ok(2, read);
+}
+
+#[test]
 fn blocks_that_an_image_has_lost_are_unrecovered_and_the_others_are_read() {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(MIB).unwrap();
