@@ -152,6 +152,11 @@ impl CompletionQueue {
         self.promised += 1;
     }
 
+    /// Whether entries come later for which room is kept.
+    pub(crate) fn has_promised(&self) -> bool {
+        self.promised > 0
+    }
+
     /// An entry for which room was kept comes now, or never.
     pub(crate) fn redeem(&mut self) {
         self.promised = self.promised.saturating_sub(1);

@@ -46,7 +46,9 @@ impl Worker {
             }
         }
         for place in (0..self.outbox.ids().count()).filter(|_| any) {
-            self.post(place, false);
+            let queue = self.outbox.queue(place);
+            let more = queue.is_some_and(|(_, queue)| queue.has_promised());
+            self.post(place, more);
         }
         any
     }
