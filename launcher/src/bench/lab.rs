@@ -24,6 +24,9 @@ use crate::socket_folder::SocketFolder;
 /// How long a guest may take until it is ready.
 const START: Duration = Duration::from_secs(60);
 
+/// How often fio is started for nothing. The first time QEMU translates its code, too; the cheapest time counts.
+const STARTS: usize = 3;
+
 /// Where a suite boots its guests, how much it shall measure, and where its figures go.
 pub(super) struct Lab<'a> {
     /// How much.
@@ -157,19 +160,16 @@ impl Lab<'_> {
         Ok(measured)
     }
 
-    /// Boots a guest of `scenario`, whose only check prints fio's version, starts fio twice for nothing, and runs `checks`
-    /// after that, each with the name that the user sees. All of them must pass.
+    /// Boots a guest of `scenario`, whose only check prints fio's version, starts fio for nothing, and runs `checks` after
+    /// that, each with the name that the user sees. All of them must pass.
     pub(super) fn run(
         &mut self,
         mut scenario: Scenario,
         checks: Vec<(String, Check)>,
     ) -> Result<Vec<Done>, Failure> {
-        let mut names = ["fio is loaded", "fio warms up", "fio starts"]
-            .map(str::to_owned)
-            .to_vec();
-        // The first time QEMU translates fio's code, too.
-        let start = command(fio::START.to_owned());
-        scenario.checks.extend([start.clone(), start]);
+        let mut names = vec!["fio is loaded".to_owned()];
+        let start = ("fio starts".to_owned(), command(fio::START.to_owned()));
+        let checks = std::iter::repeat_n(start, STARTS).chain(checks);
         for (name, check) in checks {
             names.push(name);
             scenario.checks.push(check);
@@ -178,7 +178,9 @@ impl Lab<'_> {
         super::add_versions(&mut self.report, &artifacts);
         let mut rows = self.boot(&scenario, &artifacts, &names)?.into_iter();
         let (version, _) = rows.next().context("fio is not there")?;
-        let (_, start) = rows.nth(1).context("fio did not start")?;
+        let starts = rows.by_ref().take(STARTS).map(|(_, cost)| cost);
+        let start = starts.min_by_key(Cost::of_all);
+        let start = start.context("fio did not start")?;
         let versions = &mut self.report.versions;
         versions.insert("fio".to_owned(), version.diagnostics.join("\n"));
         let done = rows.map(|(row, cost)| Done {
