@@ -109,7 +109,7 @@ impl Io {
         let Job { entry, work, .. } = &job;
         let namespaces = &self.storage.namespaces;
         match work {
-            Work::Data => {
+            Work::Data { durable } => {
                 let namespace = find(namespaces, entry.nsid.get())?;
                 let bytes = blocks(namespace, entry)?.len;
                 if entry.opcode == NvmOpcode::Read as u8 {
@@ -118,6 +118,10 @@ impl Io {
                 } else {
                     outcome.map_err(data_error(write_error(namespace)))?;
                     self.tally.wrote(bytes);
+                    if !durable && !self.storage.write_cache() {
+                        // The cache was turned off, and flushed, while this was under way.
+                        return self.flush(job.queue, entry);
+                    }
                 }
                 Ok(Progress::Done)
             }
@@ -235,7 +239,7 @@ impl Io {
             Straight::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
                 let place = (file, extent.offset);
-                let job = self.job(queue, entry, Work::Data);
+                let job = self.job(queue, entry, Work::Data { durable: false });
                 if self.data.start(Direction::Write, place, false, job) {
                     return Ok(Progress::UnderWay);
                 }
@@ -263,7 +267,7 @@ impl Io {
                 let durable = control.fua() || !self.storage.write_cache();
                 self.data.locate(Purpose::Payload, entry, len)?;
                 let place = (file, extent.offset);
-                let job = self.job(queue, entry, Work::Data);
+                let job = self.job(queue, entry, Work::Data { durable });
                 if self.data.start(Direction::Read, place, durable, job) {
                     return Ok(Progress::UnderWay);
                 }
@@ -452,7 +456,7 @@ fn write_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
 mod tests {
     use std::os::fd::AsFd;
 
-    use peerbar_dma::Requester;
+    use peerbar_dma::{MemoryFile, Requester};
     use zerocopy::FromZeros;
     use zerocopy::little_endian::U32;
 
@@ -510,6 +514,30 @@ mod tests {
         }
         ended.sort_unstable();
         assert_eq!(ended, [1, 2]);
+    }
+
+    #[test]
+    fn a_write_that_meets_the_end_of_the_write_cache_is_durable_before_it_is_complete() {
+        let bell = Bell::new().unwrap();
+        let Some(mut io) = io(&bell) else {
+            return;
+        };
+        let ram = MemoryFile::create("ram", 0x1000).unwrap();
+        let fd = ram.file().try_clone().unwrap().into();
+        let requester = io.data.requester();
+        requester.set_bus_master(true);
+        requester
+            .map(0, 0x1000, (true, true), Some((fd, 0)))
+            .unwrap();
+        assert_eq!(io.execute(1, &command(NvmOpcode::Write, 1)), None);
+        assert!(io.submit());
+        io.storage.set_write_cache(false);
+        bell.wait(None);
+        assert!(io.take_ended().is_none(), "it is written, and to be synced");
+        assert!(io.submit());
+        bell.wait(None);
+        let ended = io.take_ended();
+        assert_eq!(ended.map(|ended| ended.status), Some(Status::SUCCESS));
     }
 
     #[test]

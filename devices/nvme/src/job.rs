@@ -16,8 +16,8 @@ pub(crate) struct Job {
 
 /// What the kernel does for a command.
 pub(crate) enum Work {
-    /// It moves the command's data.
-    Data,
+    /// It moves the command's data, and brings what is written to stable storage, or leaves that to a Flush.
+    Data { durable: bool },
     /// It brings a namespace to stable storage. These, by their places, come after it.
     Flush(Range<usize>),
 }
