@@ -1,5 +1,7 @@
 //! Two reports side by side.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::Report;
 use crate::figure::{Figure, readable};
 use crate::table::table;
@@ -29,7 +31,9 @@ pub fn compare(first: &Report, second: &Report) -> String {
         .filter(known)
         .map(|figure| figure.name.as_str())
         .collect();
-    let mut text = format!("A: {}\nB: {}\n{table}\n", origin(first), origin(second));
+    let mut text = format!("A: {}\nB: {}\n", origin(first), origin(second));
+    text += &differences(first, second);
+    text += &format!("{table}\n");
     if !new.is_empty() {
         text += &format!("only in B: {}\n", new.join(", "));
     }
@@ -38,6 +42,24 @@ pub fn compare(first: &Report, second: &Report) -> String {
 
 fn origin(report: &Report) -> String {
     format!("commit {}, {}", report.commit, report.machine)
+}
+
+/// What differs in versions and settings, but for settings that belong to one figure.
+fn differences(first: &Report, second: &Report) -> String {
+    let of = |report: &Report| {
+        let settings = report.settings.iter();
+        let settings = settings.filter(|(name, _)| !name.contains('/'));
+        let all = report.versions.iter().chain(settings);
+        all.map(|(name, value)| (name.clone(), value.clone()))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let (first, second) = (of(first), of(second));
+    let names: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
+    let told = names.into_iter().filter_map(|name| {
+        let [a, b] = [&first, &second].map(|all| all.get(name).map_or("", String::as_str));
+        (a != b).then(|| format!("they differ in {name}: `{a}` and `{b}`\n"))
+    });
+    told.collect()
 }
 
 fn row(a: &Figure, b: Option<&Figure>) -> [String; 8] {
@@ -82,7 +104,16 @@ mod tests {
         let cells = |line: usize| row(&a.figures[line], b.figures.get(line));
         assert_eq!(cells(0)[4..], ["1.50", "0.40", "0.80", "2.00"]);
         assert_eq!(cells(1)[4..], ["0.80", "4.00", "2.00", "2.00"]);
+        let mut set =
+            |name: &str, value: &str| b.settings.insert(name.to_owned(), value.to_owned());
+        set("rounds", "one, short");
+        set("x/1", "where the time went");
         let text = compare(&a, &b);
+        assert!(
+            text.contains("differ in rounds: `` and `one, short`"),
+            "{text}"
+        );
+        assert!(!text.contains("differ in x/1"), "{text}");
         assert!(text.contains("only in B: w\n"), "{text}");
         assert!(row(&a.figures[2], None).contains(&"-".to_owned()));
     }

@@ -102,6 +102,15 @@ pub enum Error {
         /// The profile.
         path: PathBuf,
     },
+    /// A figure came out as no number: nothing was transferred, or what stands beside it was not measured.
+    #[error("{figure} is no number: there was nothing to measure")]
+    NoNumber {
+        /// Its name.
+        figure: String,
+    },
+    /// Somebody wants no more of it.
+    #[error("the measurement was interrupted")]
+    Interrupted,
     /// A report cannot be read.
     #[error("{path} is no report of `peerbar bench`")]
     Report {

@@ -90,6 +90,17 @@ impl Figure {
         }
     }
 
+    /// Whether all of it are numbers. Where nothing was transferred, or in no time, some are none.
+    pub(crate) fn is_number(&self) -> bool {
+        let latency = self.latency_us.iter();
+        let latencies = latency.flat_map(|latency| [latency.p50, latency.p99, latency.p999]);
+        let mut all = [self.value, self.beside.value, self.ratio]
+            .into_iter()
+            .chain(self.cpu_ns)
+            .chain(latencies);
+        all.all(f64::is_finite)
+    }
+
     /// Whether the goal is reached; none without a goal.
     pub fn reaches_goal(&self) -> Option<bool> {
         Some(match self.goal? {
@@ -148,6 +159,17 @@ mod tests {
         let figure = Figure::of_rounds("x", "IOPS", true, "y", &rounds);
         assert_eq!((figure.value, figure.beside.value), (40.0, 50.0));
         assert_eq!(figure.ratio, 0.8);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_number() {
+        let figure = |rounds: &[(f64, f64)]| Figure::of_rounds("x", "IOPS", true, "y", rounds);
+        assert!(figure(&[(1.0, 2.0)]).is_number());
+        assert!(!figure(&[(1.0, 0.0)]).is_number());
+        assert!(!figure(&[]).is_number());
+        let cpu_ns = Some(f64::NAN);
+        let figure = figure(&[(1.0, 2.0)]);
+        assert!(!Figure { cpu_ns, ..figure }.is_number());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::lane::Direction;
 use crate::pieces::MOST;
 use crate::setup::{Round, Session, Setup};
 use crate::spread::median;
-use crate::{Error, Options, Report};
+use crate::{Error, Options, Progress, Report};
 
 /// What all disks of a measurement hold together.
 const DISK_BYTES: u64 = 128 << 20;
@@ -83,14 +83,14 @@ impl Dimension {
 }
 
 /// Measures 4 KiB random reads, and adds to `report` what each costs with more of everything; `progress` is told of
-/// each step.
+/// each step, and may end it.
 ///
 /// # Errors
 /// If a server does not start or does not do what it should, wrong data included.
 pub fn measure(
     options: &Options,
     report: &mut Report,
-    progress: &mut dyn FnMut(&str),
+    progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
     for dimension in DIMENSIONS {
         let counts = dimension.counts.iter();
@@ -100,7 +100,7 @@ pub fn measure(
         {
             continue;
         }
-        progress(&format!("growth/{}", dimension.name));
+        progress(&format!("growth/{}", dimension.name))?;
         report.figures.extend(grow(&dimension, options)?);
     }
     Ok(())
@@ -136,7 +136,7 @@ fn grow(dimension: &Dimension, options: &Options) -> Result<Vec<Figure>, Error> 
 fn start(options: &Options, shape: Shape) -> Result<Session, Error> {
     let disks = u64::from(shape.devices) * u64::from(shape.namespaces);
     Session::start(&Setup {
-        under: &[],
+        under: &options.under,
         program: &options.server,
         options: &options.words,
         backend: "ram",

@@ -7,7 +7,7 @@ use crate::lane::Direction;
 use crate::limits::{Calls, Copies, empty_ring, ping_pong};
 use crate::setup::{Round, Session, Setup};
 use crate::spread::{latencies, median, quantile_us};
-use crate::{Error, Options, Report};
+use crate::{Error, Options, Progress, Report};
 
 /// What the disks hold, beyond the caches of most processors.
 const DISK_BYTES: u64 = 128 << 20;
@@ -18,6 +18,9 @@ const SMALL: usize = 4 << 10;
 const LARGE: usize = 128 << 10;
 /// What SPDK's NVMe/vfio-user target is known for, in 4 KiB reads a second of one core.
 const NULL_GOAL: f64 = 4e6;
+
+/// What the names of figures of the tail have at their end.
+const TAIL: &str = "/p99";
 
 /// One line of what is measured.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +41,12 @@ impl Case {
         let (backend, kib) = (self.backend, self.bytes >> 10);
         let (queues, depth) = (self.queues, self.depth);
         format!("host/{backend}/{direction}-{kib}k/{queues}-queues/depth-{depth}")
+    }
+
+    /// The name of the last of its figures, with which those of the others begin.
+    fn last_name(&self) -> String {
+        let tail = if self.depth == 1 { TAIL } else { "" };
+        self.name() + tail
     }
 
     fn goal(&self) -> Option<Goal> {
@@ -80,25 +89,25 @@ fn cases(quick: bool) -> Vec<Case> {
     cases
 }
 
-/// Measures rates, latencies and bandwidth, and adds them to `report`; `progress` is told of each step.
+/// Measures rates, latencies and bandwidth, and adds them to `report`; `progress` is told of each step, and may end it.
 ///
 /// # Errors
 /// If the server does not start or does not do what it should, wrong data included.
 pub fn measure(
     options: &Options,
     report: &mut Report,
-    progress: &mut dyn FnMut(&str),
+    progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
     let disk = usize::try_from(DISK_BYTES).unwrap_or(usize::MAX);
     let mut bare = Bare {
         copies: Copies::new(disk, BUFFER_BYTES)?,
         calls: Calls::new(DISK_BYTES)?,
     };
-    let wanted = |case: &Case| case.name().contains(&options.only);
+    let wanted = |case: &Case| case.last_name().contains(&options.only);
     for case in cases(options.quick).into_iter().filter(wanted) {
-        progress(&case.name());
+        progress(&case.name())?;
         let setup = Setup {
-            under: &[],
+            under: &options.under,
             program: &options.server,
             options: &options.words,
             backend: case.backend,
@@ -161,7 +170,10 @@ fn limit(case: &Case, options: &Options, bare: &mut Bare) -> Result<f64, Error> 
         _ => {
             let buffers = usize::from(case.queues) * usize::from(case.depth);
             let fitting = buffers.min(BUFFER_BYTES / case.bytes);
-            Ok(bare.copies.rate(case.bytes, fitting, options.time())?.rate)
+            Ok(bare
+                .copies
+                .rate(case.direction, case.bytes, fitting, options.time())?
+                .rate)
         }
     }
 }
@@ -201,7 +213,7 @@ fn tail(case: &Case, rounds: &[Round], trips: &[Histogram<u64>]) -> Figure {
     Figure {
         goal: Some(Goal::RatioAtMost(2.0)),
         latency_us: Some(latency(&merged(rounds))),
-        ..Figure::of_rounds(case.name() + "/p99", "us", false, beside, &pairs)
+        ..Figure::of_rounds(case.name() + TAIL, "us", false, beside, &pairs)
     }
 }
 

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use self::profile::Profile;
 use crate::figure::Figure;
 use crate::setup::{Session, Setup};
-use crate::{Error, Options, Report};
+use crate::{Error, Options, Progress, Report};
 
 /// What the disk holds; filling it takes time under callgrind.
 const DISK_BYTES: u64 = 2 << 20;
@@ -57,14 +57,14 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// Counts, and adds to `report` what each read takes, and to its settings where; `progress` is told of each step.
+/// Counts, and adds to `report` what each read takes, and to its settings where; `progress` is told of each step, and may end it.
 ///
 /// # Errors
 /// If valgrind is not there, or the server does not do what it should.
 pub fn measure(
     options: &Options,
     report: &mut Report,
-    progress: &mut dyn FnMut(&str),
+    progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
     let reads = if options.quick { 500 } else { 4000 };
     for case in CASES {
@@ -72,7 +72,7 @@ pub fn measure(
         if !name.contains(&options.only) {
             continue;
         }
-        progress(&name);
+        progress(&name)?;
         let some = profile(&case, options, reads)?;
         let more = profile(&case, options, 2 * reads)?;
         let each = more.beyond(&some, reads);
@@ -98,8 +98,9 @@ fn profile(case: &Case, options: &Options, reads: u64) -> Result<Profile, Error>
     let folder = TempDir::new().map_err(Error::system("create a folder for a profile"))?;
     let file = folder.path().join("profile");
     let words = words(options);
+    let under = [&options.under[..], &callgrind(&file)].concat();
     let mut session = Session::start(&Setup {
-        under: &callgrind(&file),
+        under: &under,
         program: &options.server,
         options: &words,
         backend: "ram",

@@ -101,36 +101,56 @@ impl Job for Check {
     }
 }
 
+/// A time that begins with the first transfer, however long it takes to come to that.
+pub(crate) struct Period {
+    begun: Option<Instant>,
+    time: Duration,
+}
+
+impl Period {
+    pub(crate) fn new(time: Duration) -> Self {
+        Self { begun: None, time }
+    }
+
+    /// Whether there may be another transfer.
+    pub(crate) fn goes_on(&mut self, now: Instant) -> bool {
+        let Some(begun) = self.begun else {
+            self.begun = Some(now);
+            return true;
+        };
+        now < begun + self.time
+    }
+}
+
 /// Transfers at random places for a time, and notes how long each took.
 pub(crate) struct Timed {
     pub(crate) direction: Direction,
     pub(crate) extent: Extent,
     pub(crate) rng: Rng,
-    begun: Instant,
-    until: Instant,
-    last: Instant,
+    period: Period,
+    last: Option<Instant>,
     /// Latencies in nanoseconds, one for each transfer that completed.
     pub(crate) latencies: Histogram<u64>,
 }
 
 impl Timed {
-    /// Begins now, and submits for `time`.
+    /// Submits for `time`.
     pub(crate) fn new(direction: Direction, extent: Extent, rng: Rng, time: Duration) -> Self {
-        let begun = Instant::now();
         Self {
             direction,
             extent,
             rng,
-            begun,
-            until: begun + time,
-            last: begun,
+            period: Period::new(time),
+            last: None,
             latencies: latencies(),
         }
     }
 
     /// Transfers a second, from the first submission to the last completion.
     pub(crate) fn rate(&self) -> f64 {
-        count(&self.latencies) / (self.last - self.begun).as_secs_f64()
+        let time = self.period.begun.zip(self.last);
+        let time = time.map_or(Duration::ZERO, |(begun, last)| last - begun);
+        count(&self.latencies) / time.as_secs_f64()
     }
 }
 
@@ -192,14 +212,14 @@ impl Job for Timed {
     }
 
     fn next(&mut self, now: Instant, _slot: &mut Slot) -> Result<Option<Place>, Error> {
-        if now >= self.until {
+        if !self.period.goes_on(now) {
             return Ok(None);
         }
         Ok(self.extent.random(&mut self.rng))
     }
 
     fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error> {
-        self.last = now;
+        self.last = Some(now);
         if let Some(since) = slot.since {
             let nanoseconds = u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX);
             self.latencies.saturating_record(nanoseconds);
@@ -233,6 +253,18 @@ mod tests {
         }
         let mut rng = Rng::with_seed(1);
         assert!((0..100).all(|_| EXTENT.random(&mut rng).is_some()));
+    }
+
+    #[test]
+    fn a_period_has_room_for_one_transfer_at_least() {
+        let (mut period, now) = (Period::new(Duration::from_secs(2)), Instant::now());
+        let seconds = [5, 6, 7].map(|after| now + Duration::from_secs(after));
+        assert_eq!(
+            seconds.map(|now| period.goes_on(now)),
+            [true, true, false],
+            "it begins with the first"
+        );
+        assert!(Period::new(Duration::ZERO).goes_on(now));
     }
 
     #[test]

@@ -40,6 +40,6 @@ pub use compare::compare;
 pub use cpu_time::cpu_time;
 pub use error::Error;
 pub use figure::{Beside, Figure, Goal, Latency};
-pub use options::Options;
+pub use options::{Options, Progress};
 pub use report::Report;
 pub use spread::median;

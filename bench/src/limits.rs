@@ -40,9 +40,11 @@ impl Copies {
         })
     }
 
-    /// Copies `bytes` bytes from random places, again and again for `time`; `buffers` buffers are used in turn.
+    /// Copies `bytes` bytes from random places of the disk or, as writes do, to them, again and again for `time`; `buffers`
+    /// buffers are used in turn.
     pub(crate) fn rate(
         &mut self,
+        direction: Direction,
         bytes: usize,
         buffers: usize,
         time: Duration,
@@ -53,10 +55,12 @@ impl Copies {
         while begun.elapsed() < time {
             for _ in 0..BATCH {
                 let place = self.rng.usize(..self.disk.bytes() / bytes) * bytes;
-                let target = self.buffers.slice(buffer * bytes, bytes)?;
-                self.disk
-                    .slice(place, bytes)?
-                    .copy_to_volatile_slice(target);
+                let place = self.disk.slice(place, bytes)?;
+                let buffered = self.buffers.slice(buffer * bytes, bytes)?;
+                match direction {
+                    Direction::Read => place.copy_to_volatile_slice(buffered),
+                    Direction::Write => buffered.copy_to_volatile_slice(place),
+                }
                 buffer = if buffer + 1 == buffers { 0 } else { buffer + 1 };
             }
             copies = copies.saturating_add(BATCH);
@@ -256,10 +260,24 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(5);
 
     #[test]
+    fn copies_go_the_way_of_the_transfers() {
+        let mut copies = Copies::new(PAGE, PAGE).unwrap();
+        for (direction, [disk, buffer]) in [(Direction::Read, [1, 1]), (Direction::Write, [2, 2])] {
+            copies.disk.store32(0, 1).unwrap();
+            copies.buffers.store32(0, 2).unwrap();
+            copies.rate(direction, PAGE, 1, SHORT).unwrap();
+            let found = [&copies.disk, &copies.buffers].map(|memory| memory.load32(0).unwrap());
+            assert_eq!(found, [disk, buffer], "{direction:?}");
+        }
+    }
+
+    #[test]
     fn every_limit_is_a_number() {
         let mut copies = Copies::new(64 * PAGE, 4 * PAGE).unwrap();
-        let copied = copies.rate(PAGE, 4, SHORT).unwrap();
-        assert!(copied.rate > 0.0 && copied.cpu_ns > 0.0);
+        for direction in [Direction::Read, Direction::Write] {
+            let copied = copies.rate(direction, PAGE, 4, SHORT).unwrap();
+            assert!(copied.rate > 0.0 && copied.cpu_ns > 0.0);
+        }
         assert!(!ping_pong(SHORT).unwrap().is_empty());
         assert!(empty_ring(3, SHORT).unwrap() > 0.0);
     }

@@ -1,11 +1,19 @@
 //! How much to measure.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::Error;
+
+/// Is told what is measured next, and says that it is not to be by [`Error::Interrupted`].
+pub type Progress<'a> = dyn FnMut(&str) -> Result<(), Error> + 'a;
 
 /// How much to measure on the host.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// A program that every server is run by, and what it is told; nothing: none.
+    pub under: Vec<OsString>,
     /// The program `peerbar-nvme`.
     pub server: PathBuf,
     /// More words for its command line.

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 
 use crate::figure::{Figure, Goal};
-use crate::jobs::exact;
+use crate::jobs::{Period, exact};
+use crate::lane::Direction;
 use crate::limits::{Copied, Copies};
 use crate::spread::median;
-use crate::{Error, Options, Report};
+use crate::{Error, Options, Progress, Report};
 use fabric::{DISK_BYTES, Fabric};
 use ways::{Buffers, Done, Flow, Way, Ways};
 
@@ -109,7 +110,7 @@ struct Round {
 }
 
 /// Measures transfers from disk to VRAM and from disk to CMB to disk, and adds them to `report`; `progress` is told of each
-/// step.
+/// step, and may end it.
 ///
 /// # Errors
 /// If a server does not start or does not do what it should, wrong data included, or if the devices' records tell of another
@@ -117,7 +118,7 @@ struct Round {
 pub fn measure(
     options: &Options,
     report: &mut Report,
-    progress: &mut dyn FnMut(&str),
+    progress: &mut Progress<'_>,
 ) -> Result<(), Error> {
     let disk = usize::try_from(DISK_BYTES).unwrap_or(usize::MAX);
     let mut copies = Copies::new(disk, OUTSTANDING_BYTES)?;
@@ -133,12 +134,12 @@ pub fn measure(
         if flows.is_empty() {
             continue;
         }
-        progress(&format!("peers/{size}"));
+        progress(&format!("peers/{size}"))?;
         let buffers = buffers(bytes);
         let mut fabric = Fabric::start(options, buffers.ram_bytes())?;
         ways::fill(&mut fabric, buffers)?;
         for flow in flows {
-            progress(&format!("peers/{}/{size}", flow.name()));
+            progress(&format!("peers/{}/{size}", flow.name()))?;
             let mut lab = Lab {
                 ways: flow.ways(&mut fabric, buffers)?,
                 fabric: &mut fabric,
@@ -195,15 +196,16 @@ impl Lab<'_> {
 
     fn round(&mut self) -> Result<Round, Error> {
         let Buffers { count, bytes } = self.buffers;
-        let copied = self.copies.rate(bytes, count.into(), self.time)?;
+        let copied = self
+            .copies
+            .rate(Direction::Read, bytes, count.into(), self.time)?;
         let times = f64::from(self.flow.copies());
         let extent = self.buffers.extent();
         let mut run = |way: &mut Way| {
-            let until = Instant::now() + self.time;
+            let mut period = Period::new(self.time);
             let mut next = || {
-                extent
-                    .random(&mut self.rng)
-                    .filter(|_| Instant::now() < until)
+                let goes_on = period.goes_on(Instant::now());
+                extent.random(&mut self.rng).filter(|_| goes_on)
             };
             way.run(self.fabric, &mut next)
         };

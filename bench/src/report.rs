@@ -57,6 +57,19 @@ impl Report {
             .and_then(|(begun, now)| begun.others_until(&now));
     }
 
+    /// Whether every figure is a number.
+    ///
+    /// # Errors
+    /// If one is not; the first is named.
+    pub fn check(&self) -> Result<(), Error> {
+        let wrong = self.figures.iter().find(|figure| !figure.is_number());
+        wrong.map_or(Ok(()), |figure| {
+            Err(Error::NoNumber {
+                figure: figure.name.clone(),
+            })
+        })
+    }
+
     /// Reads a report back.
     ///
     /// # Errors
@@ -135,6 +148,18 @@ mod tests {
         assert!(report.table().contains(">= 0.50: yes"));
         report.machine.others = Some(1.0);
         assert!(report.table().contains(">= 0.50: busy"));
+    }
+
+    #[test]
+    fn a_figure_without_a_number_is_named() {
+        let mut report = Report::begin();
+        report.figures = [("x", 1.0), ("y", 0.0)]
+            .map(|(name, beside)| Figure::of_rounds(name, "IOPS", true, "z", &[(1.0, beside)]))
+            .into();
+        let error = report.check().unwrap_err().to_string();
+        assert!(error.starts_with("y is no number"), "{error}");
+        report.figures.pop();
+        assert!(report.check().is_ok());
     }
 
     #[test]

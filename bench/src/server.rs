@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -42,6 +43,8 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(stderr)
+            // Ctrl-C is for this process, which ends its servers in order.
+            .process_group(0)
             .spawn()
             .map_err(Error::system(format!("start {}", first.display())))?;
         let mut server = Self { child, folder };
@@ -49,10 +52,9 @@ impl Server {
             return Ok(server);
         }
         let said = fs::read_to_string(&log).unwrap_or_default();
-        let last = said.lines().rev().find(|line| !line.trim().is_empty());
         Err(Error::Server {
             program: program.to_owned(),
-            words: last.unwrap_or("it ends without a word").to_owned(),
+            words: complaint(&said).to_owned(),
         })
     }
 
@@ -83,6 +85,14 @@ impl Server {
     }
 }
 
+/// What a program that failed says is wrong: the line that calls itself an error, or the last one.
+fn complaint(said: &str) -> &str {
+    let mut lines = said.lines().rev();
+    let error = lines.clone().find_map(|line| line.strip_prefix("error: "));
+    let last = || lines.find(|line| !line.trim().is_empty());
+    error.or_else(last).unwrap_or("it ends without a word")
+}
+
 fn socket(folder: &TempDir) -> PathBuf {
     folder.path().join("socket")
 }
@@ -107,6 +117,10 @@ mod tests {
             error.ends_with("sh does not start: no such thing"),
             "{error}"
         );
+        let usage =
+            "echo \"error: unexpected argument '--x'\" >&2; echo >&2; echo 'try --help' >&2";
+        let error = start(usage).unwrap_err().to_string();
+        assert!(error.ends_with(": unexpected argument '--x'"), "{error}");
         let error = start("exit 0").unwrap_err().to_string();
         assert!(error.ends_with("it ends without a word"), "{error}");
     }

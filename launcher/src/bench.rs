@@ -15,14 +15,17 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use anyhow::anyhow;
-use peerbar_bench::{Error, Options, Report, compare, growth, host, instructions, peers};
+use peerbar_bench::{
+    Error, Options, Progress as Steps, Report, compare, growth, host, instructions, peers,
+};
 
 use self::lab::Lab;
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
-use crate::cli::{Bench, BenchBoot, BenchGuest, BenchHost};
+use crate::cli::{Bench, BenchBoot, BenchExtent, BenchGuest, BenchHost};
 use crate::exit::Failure;
 use crate::folder::Folder;
+use crate::leash;
 use crate::progress::Progress;
 use crate::results::print;
 use crate::signals::Signals;
@@ -53,11 +56,13 @@ pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
 }
 
 /// A suite that needs no guest.
-type Suite = fn(&Options, &mut Report, &mut dyn FnMut(&str)) -> Result<(), Error>;
+type Suite = fn(&Options, &mut Report, &mut Steps<'_>) -> Result<(), Error>;
 
 fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure> {
     let extent = &options.extent;
+    let signals = Signals::new()?;
     let how = Options {
+        under: leash::words().into(),
         server: beside("peerbar-nvme")?,
         words: options
             .server
@@ -70,16 +75,29 @@ fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure>
     let folder = Folder::create(&extent.runs, name, SystemTime::now())?;
     let mut progress = Progress::new();
     let mut report = Report::begin();
+    add_extent(&mut report, extent);
     report
         .settings
         .insert("server".to_owned(), options.server.clone());
-    let measured = suite(&how, &mut report, &mut |step| progress.stage(step));
+    let mut next = |step: &str| {
+        progress.stage(step);
+        match signals.pending() {
+            Ok(None) => Ok(()),
+            _ => Err(Error::Interrupted),
+        }
+    };
+    let measured = suite(&how, &mut report, &mut next);
     drop(progress);
     if measured.is_ok() || !report.figures.is_empty() {
         conclude(&extent.only, &mut report, &folder)?;
     }
-    measured.map_err(anyhow::Error::from)?;
-    Ok(())
+    if let Some(signal) = signals.pending()? {
+        return Err(Failure::Interrupted(signal));
+    }
+    measured.map_err(|error| match error {
+        Error::Server { .. } if !how.words.is_empty() => Failure::Usage(error.into()),
+        other => Failure::Environment(other.into()),
+    })
 }
 
 /// A suite that boots guests.
@@ -96,6 +114,7 @@ fn in_guest(name: &str, suite: GuestSuite, options: &BenchGuest) -> Result<(), F
         signals: &signals,
         report: Report::begin(),
     };
+    add_extent(&mut lab.report, extent);
     let measured = suite(&mut lab);
     if measured.is_ok() || !lab.report.figures.is_empty() {
         conclude(&extent.only, &mut lab.report, &folder)?;
@@ -108,6 +127,18 @@ fn on_boot(options: &BenchBoot) -> Result<(), Failure> {
     let mut report = Report::begin();
     boot::measure(options, &mut report, &folder)?;
     conclude("", &mut report, &folder)
+}
+
+/// Notes how much is measured.
+fn add_extent(report: &mut Report, extent: &BenchExtent) {
+    let rounds = if extent.quick {
+        "one, short"
+    } else {
+        "several"
+    };
+    report
+        .settings
+        .insert("rounds".to_owned(), rounds.to_owned());
 }
 
 /// Notes what a guest was made of.
@@ -126,6 +157,7 @@ fn add_versions(report: &mut Report, artifacts: &Artifacts) {
 /// Keeps and prints what was measured, also before a failure.
 fn conclude(only: &str, report: &mut Report, folder: &Folder) -> Result<(), Failure> {
     report.end();
+    report.figures.retain(|figure| figure.name.contains(only));
     folder.write_json(RESULTS, report)?;
     if report.figures.is_empty() {
         return Err(Failure::Usage(anyhow!(
@@ -140,12 +172,13 @@ fn conclude(only: &str, report: &mut Report, folder: &Folder) -> Result<(), Fail
     let settings: String = told
         .map(|(name, value)| format!("{name}: {value}\n"))
         .collect();
-    Ok(print(&format!(
+    print(&format!(
         "{}\n{}\n{settings}{}\n",
         report.table(),
         report.machine,
         place.display()
-    ))?)
+    ))?;
+    Ok(report.check().map_err(anyhow::Error::from)?)
 }
 
 /// Reads results, named by their file or by its folder.

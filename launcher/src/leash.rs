@@ -18,13 +18,20 @@ pub(crate) const NAME: &str = "leash";
 /// This very program, even if its file has been replaced by a newer build since.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
+/// What the words of a command line stand behind to be held by a leash of this process.
+pub(crate) fn words() -> [OsString; 3] {
+    let process = std::process::id().to_string();
+    [OWN_PROGRAM.into(), NAME.into(), process.into()]
+}
+
 /// `command` with its program, arguments and environment, held by a leash of this process.
 ///
 /// It gets a process group of its own, so that Ctrl-C reaches the launcher alone, which then ends its children in
 /// order. The thread that spawns it must live as long as the child is wanted (prctl(2), `PR_SET_PDEATHSIG`).
 pub(crate) fn held(command: &Command) -> Command {
-    let mut held = Command::new(OWN_PROGRAM);
-    held.arg(NAME).arg(std::process::id().to_string());
+    let [program, rest @ ..] = words();
+    let mut held = Command::new(program);
+    held.args(rest);
     held.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {

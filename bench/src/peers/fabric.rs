@@ -169,7 +169,8 @@ fn room(address: u64, memory: Memory) -> Room {
 
 /// Starts one of the programs that lie beside the controller's.
 fn start(options: &Options, program: &str, words: &[&str]) -> Result<Server, Error> {
-    Server::start(&[], &options.server.with_file_name(program), words)
+    let program = options.server.with_file_name(program);
+    Server::start(&options.under, &program, words)
 }
 
 fn disk(options: &Options, place: &[&str]) -> Result<Server, Error> {
@@ -184,5 +185,5 @@ fn disk(options: &Options, place: &[&str]) -> Result<Server, Error> {
     ];
     words.extend(place);
     words.extend(options.words.iter().map(String::as_str));
-    Server::start(&[], &options.server, words)
+    Server::start(&options.under, &options.server, words)
 }
