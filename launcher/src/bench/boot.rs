@@ -104,7 +104,7 @@ fn boot_plain(
 /// What the empty init prints.
 const EMPTY_INIT: &str = "peerbar: empty init";
 
-/// From QEMU's start to the agent's word that all devices are there.
+/// From the servers' start to the agent's word that all devices are there.
 fn boot_ours(
     artifacts: &Artifacts,
     scenario: &Scenario,
@@ -113,6 +113,7 @@ fn boot_ours(
 ) -> Result<Duration, Failure> {
     let temporary = SocketFolder::create()?;
     let sockets = Sockets::in_folder(temporary.path());
+    let started = Instant::now();
     let mut guest = Guest::start(
         artifacts,
         &of(artifacts, scenario),
@@ -121,7 +122,7 @@ fn boot_ours(
         folder,
         signals,
     )?;
-    let deadline = guest.started() + LIMIT;
+    let deadline = started + LIMIT;
     loop {
         match guest.news(deadline)? {
             News::Report(lines) if lines.iter().any(|line| matches!(line, Line::Ready(_))) => break,
@@ -132,7 +133,7 @@ fn boot_ours(
             News::Late => return Err(gone("our guest is late", folder)),
         }
     }
-    let time = guest.started().elapsed();
+    let time = started.elapsed();
     guest.stop()?;
     Ok(time)
 }

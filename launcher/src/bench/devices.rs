@@ -16,6 +16,9 @@ const COUNTS: [usize; 3] = [1, 4, 16];
 /// How much more a transfer may cost with the most than with the least.
 const GOAL: f64 = 1.5;
 
+/// What the names of figures of processor time have at their end.
+const COST: &str = "/host-cpu";
+
 /// What a load came to on one controller of several.
 #[derive(Clone, Copy)]
 struct Cost {
@@ -29,7 +32,10 @@ struct Cost {
 pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
     let (rounds, seconds) = if lab.extent.quick { (1, 1) } else { (3, 3) };
     let only = &lab.extent.only;
-    let wanted = |load: &Load| COUNTS.iter().any(|count| name(*count, load).contains(only));
+    let wanted = |load: &Load| {
+        let mut names = COUNTS.iter().map(|count| name(*count, load) + COST);
+        names.any(|name| name.contains(only))
+    };
     let loads: Vec<Load> = loads().into_iter().filter(wanted).collect();
     if loads.is_empty() {
         return Ok(());
@@ -115,7 +121,7 @@ fn figures(name: &str, more: &[Cost], least: &[Cost]) -> [Figure; 2] {
     };
     [
         figure("", &|cost| cost.time),
-        figure("/host-cpu", &|cost| cost.host),
+        figure(COST, &|cost| cost.host),
     ]
 }
 

@@ -90,15 +90,17 @@ impl Outcome {
         let side = busy.context("fio made no transfer")?;
         let quantile = |name: &str| {
             let nanoseconds = side.clat_ns.percentile.get(name);
-            nanoseconds.map_or(f64::NAN, |nanoseconds| nanoseconds / 1e3)
+            let nanoseconds =
+                nanoseconds.with_context(|| format!("fio tells no percentile {name}"))?;
+            anyhow::Ok(nanoseconds / 1e3)
         };
         Ok(Self {
             iops: side.iops,
             transfers: side.total_ios,
             latency: Latency {
-                p50: quantile("50.000000"),
-                p99: quantile("99.000000"),
-                p999: quantile("99.900000"),
+                p50: quantile("50.000000")?,
+                p99: quantile("99.000000")?,
+                p999: quantile("99.900000")?,
             },
         })
     }
@@ -170,6 +172,7 @@ mod tests {
         assert_eq!(outcome.share_ns(Duration::from_millis(37)), 10_000.0);
         let none = format!("{{\"jobs\":[{{\"read\":{idle},\"write\":{idle}}}]}}");
         assert!(Outcome::parse(&none).is_err());
+        assert!(Outcome::parse(&text.replace("99.900000", "99.95")).is_err());
         assert!(Outcome::parse("error").is_err());
     }
 }

@@ -7,12 +7,15 @@ use super::lab::{Lab, Loaded};
 use super::versus::{Backing, THEIRS, Versus};
 use crate::exit::Failure;
 
+/// What the names of figures of processor time have at their end.
+const COST: &str = "/host-cpu";
+
 /// Measures with images behind the disks, and with nothing behind them, and adds the figures to the report.
 pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
     let (rounds, seconds) = if lab.extent.quick { (1, 1) } else { (3, 3) };
     for backing in [Backing::Images, Backing::Null] {
         let mut loads = loads(backing, lab.extent.quick);
-        loads.retain(|load| name(backing, load).contains(&lab.extent.only));
+        loads.retain(|load| (name(backing, load) + COST).contains(&lab.extent.only));
         if loads.is_empty() {
             continue;
         }
@@ -86,7 +89,7 @@ fn figures(name: String, depth: u32, pairs: &[[Loaded; 2]]) -> [Figure; 2] {
     };
     let iops = rounds(&|side| side.outcome.iops);
     let cpu = rounds(&Loaded::host_ns);
-    let cost = format!("{name}/host-cpu");
+    let cost = name.clone() + COST;
     [
         Figure {
             goal: rate,

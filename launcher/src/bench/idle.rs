@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    const FIO: &str = r#"{"jobs":[{"read":{"iops":1,"total_ios":1,"clat_ns":{}},"write":{"iops":0,"total_ios":0,"clat_ns":{}}}]}"#;
+    const FIO: &str = r#"{"jobs":[{"read":{"iops":1,"total_ios":1,"clat_ns":{"percentile":{"50.000000":1,"99.000000":1,"99.900000":1}}},"write":{"iops":0,"total_ios":0,"clat_ns":{}}}]}"#;
 
     #[test]
     fn a_server_that_spins_misses_the_goal() {

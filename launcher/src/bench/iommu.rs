@@ -10,31 +10,51 @@ use crate::exit::Failure;
 /// What the others are measured by.
 const NONE: &str = "none";
 const MODES: [&str; 4] = ["intel-passthrough", "intel", "amd", "virtio"];
+/// What the names of the figures of a load have at their end.
+const PARTS: [&str; 4] = ["", "/of-qemu-s-own", "/cpu-of-qemu", "/cpu-of-server"];
 
-/// Boots a guest with each IOMMU, the first without any, and adds figures to the report.
+/// What a load came to in each round, on our controller and on QEMU's.
+type Rounds = Vec<[Loaded; 2]>;
+
+/// Boots a guest with each IOMMU in turn, the first without any, again and again, and adds figures to the report.
 pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
     let loads = loads(lab.extent.quick);
     let (rounds, seconds) = if lab.extent.quick { (1, 1) } else { (2, 3) };
     let only = &lab.extent.only;
-    let wanted = |mode: &&str| loads.iter().any(|load| name(mode, load).contains(only));
+    let names = |mode: &str, load: &Load| PARTS.map(|part| name(mode, load) + part);
+    let wanted = |mode: &&str| {
+        let mut names = loads.iter().flat_map(|load| names(mode, load));
+        names.any(|name| name.contains(only))
+    };
     let modes: Vec<&str> = MODES.into_iter().filter(wanted).collect();
     if modes.is_empty() {
         return Ok(());
     }
-    let boot = |lab: &mut Lab<'_>, iommu| {
-        let versus = Versus {
-            iommu,
-            backing: Backing::Images,
-            loads: &loads,
-            rounds,
-            seconds,
-        };
-        versus.run(lab)
+    let kinds: Vec<&str> = [NONE].into_iter().chain(modes).collect();
+    let mut measured: Vec<Vec<Rounds>> = kinds
+        .iter()
+        .map(|_| vec![Vec::new(); loads.len()])
+        .collect();
+    for _ in 0..rounds {
+        for (iommu, measured) in kinds.iter().zip(&mut measured) {
+            let versus = Versus {
+                iommu,
+                backing: Backing::Images,
+                loads: &loads,
+                rounds: 1,
+                seconds,
+            };
+            for (rounds, round) in measured.iter_mut().zip(versus.run(lab)?) {
+                rounds.extend(round);
+            }
+        }
+    }
+    let mut each = kinds.iter().zip(&measured);
+    let Some((_, without)) = each.next() else {
+        return Ok(());
     };
-    let without = boot(lab, NONE)?;
-    for mode in modes {
-        let with = boot(lab, mode)?;
-        for ((load, with), without) in loads.iter().zip(&with).zip(&without) {
+    for (mode, with) in each {
+        for ((load, with), without) in loads.iter().zip(with).zip(without) {
             let figures = figures(&name(mode, load), with, without);
             lab.report.figures.extend(figures);
         }
@@ -72,15 +92,16 @@ fn figures(name: &str, with: &[[Loaded; 2]], without: &[[Loaded; 2]]) -> [Figure
         let name = format!("{name}{what}");
         Figure::of_rounds(name, unit, more_is_better, "without an IOMMU", &rounds(of))
     };
+    let [rate, of_qemu_s_own, cpu_of_qemu, cpu_of_server] = PARTS;
     [
-        figure("", "IOPS", true, &|[ours, _]| ours.outcome.iops),
-        figure("/of-qemu-s-own", "IOPS", true, &|[_, theirs]| {
+        figure(rate, "IOPS", true, &|[ours, _]| ours.outcome.iops),
+        figure(of_qemu_s_own, "IOPS", true, &|[_, theirs]| {
             theirs.outcome.iops
         }),
-        figure("/cpu-of-qemu", "ns", false, &|[ours, _]| {
+        figure(cpu_of_qemu, "ns", false, &|[ours, _]| {
             ours.outcome.share_ns(ours.cost.qemu)
         }),
-        figure("/cpu-of-server", "ns", false, &|[ours, _]| {
+        figure(cpu_of_server, "ns", false, &|[ours, _]| {
             ours.outcome.share_ns(ours.cost.of_servers())
         }),
     ]

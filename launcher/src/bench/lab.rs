@@ -59,6 +59,7 @@ pub(super) struct Done {
 }
 
 /// What a load of fio's came to, and what it cost the host, fio's start left out.
+#[derive(Clone)]
 pub(super) struct Loaded {
     pub(super) outcome: Outcome,
     pub(super) cost: Cost,
