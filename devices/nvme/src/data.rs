@@ -333,3 +333,126 @@ fn commit(
 fn transfer_error(_: DmaError) -> Status {
     Status::DATA_TRANSFER_ERROR
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use peerbar_dma::{Ask, Upstream, UpstreamError};
+    use zerocopy::FromZeros;
+
+    use super::*;
+    use crate::bell::Bell;
+    use crate::job::Work;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+    const RAM_BYTES: u64 = 0x1_0000;
+    /// What only the client knows of.
+    const BEYOND: u64 = RAM_BYTES;
+
+    /// A client that unmaps memory, and answers nothing until that has been answered.
+    struct Unmapping {
+        requester: Arc<Requester>,
+        answered: AtomicU32,
+    }
+
+    impl Unmapping {
+        fn unmap(&self) -> Result<(), UpstreamError> {
+            let (done, wait) = channel();
+            let requester = self.requester.clone();
+            std::thread::spawn(move || {
+                requester.unmap(0, 0xfff);
+                done.send(())
+            });
+            wait.recv_timeout(PATIENCE)
+                .map_err(|_| UpstreamError::TimedOut)?;
+            self.answered.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    impl Upstream for Unmapping {
+        fn carry_out(&self, asks: &mut [Ask<'_>], _may_go_on: &dyn Fn() -> bool) {
+            for ask in asks {
+                ask.outcome = Some(self.unmap());
+            }
+        }
+    }
+
+    fn read_to(address: u64) -> SubmissionEntry {
+        let mut entry = SubmissionEntry::new_zeroed();
+        entry.opcode = NvmOpcode::Read as u8;
+        entry.prp1.set(address);
+        entry
+    }
+
+    /// A path that has memory pinned at 0, and its client; `None` on a machine that permits no io_uring.
+    fn pinned() -> Option<(DataPath, Arc<Unmapping>)> {
+        let requester = Arc::new(Requester::new());
+        let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
+        let fd = ram.file().try_clone().unwrap().into();
+        requester
+            .map(0, RAM_BYTES, (true, true), Some((fd, 0)))
+            .unwrap();
+        requester.set_bus_master(true);
+        let client = Arc::new(Unmapping {
+            requester: requester.clone(),
+            answered: AtomicU32::new(0),
+        });
+        requester.set_upstream(Some(client.clone()));
+        let mut path = DataPath::new(requester, 0x1000, Vec::new());
+        let ring = FileRing::new(Bell::new().unwrap().as_fd());
+        path.files = Some(
+            ring.inspect_err(|error| eprintln!("skipped: {error}"))
+                .ok()?,
+        );
+        let image = tempfile::tempfile().unwrap();
+        image.set_len(0x1000).unwrap();
+        let entry = read_to(0);
+        path.locate(Purpose::Payload, &entry, 0x1000).unwrap();
+        let job = Job {
+            era: 0,
+            queue: 1,
+            entry,
+            work: Work::Data { durable: false },
+        };
+        let place = (&Arc::new(image), 0);
+        assert!(path.start(Direction::Write, place, false, job));
+        assert!(path.files.as_mut().unwrap().submit());
+        path.session.release();
+        Some((path, client))
+    }
+
+    #[test]
+    fn nothing_is_asked_of_the_client_while_the_kernel_moves_data() {
+        type Request = fn(&mut DataPath) -> bool;
+        let requests: [Request; 4] = [
+            |path| {
+                path.read(Purpose::Command.into(), BEYOND, &mut [0; 4])
+                    .is_ok()
+            },
+            |path| {
+                let tag = Purpose::Completion.into();
+                path.write_entries(tag, BEYOND, &[0; 4], 4).is_ok()
+            },
+            |path| path.receive(Purpose::Payload, &read_to(BEYOND), 4).is_ok(),
+            |path| {
+                let fill = |_: &mut [u8]| Ok(());
+                path.send(Purpose::Payload, &read_to(BEYOND), 4, fill)
+                    .is_ok()
+            },
+        ];
+        for (index, request) in requests.into_iter().enumerate() {
+            let Some((mut path, client)) = pinned() else {
+                return;
+            };
+            assert!(request(&mut path), "request {index}");
+            assert_eq!(client.answered.load(Ordering::Relaxed), 1);
+            let (job, outcome) = path.files.as_mut().unwrap().take_ended().unwrap();
+            assert!(job.queue == 1 && outcome.is_ok());
+        }
+    }
+}
