@@ -84,7 +84,7 @@ pub(super) struct NvmeTable {
     pub(super) cmb_queues: Option<Spanned<bool>>,
     pub(super) block_size: Option<Spanned<u32>>,
     pub(super) mdts: Option<Spanned<u8>>,
-    pub(super) workers: Option<Spanned<u8>>,
+    pub(super) workers: Option<Spanned<i64>>,
     pub(super) poll: Option<Spanned<String>>,
     #[serde(default)]
     pub(super) seed_fault: Vec<Spanned<String>>,

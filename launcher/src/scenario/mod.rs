@@ -422,6 +422,10 @@ mod tests {
                 "9: `workers = 0`: from 1 to 64",
             ),
             (
+                format!("{DISK}workers = 1000"),
+                "9: `workers = 1000`: from 1 to 64",
+            ),
+            (
                 format!("{DISK}poll = \"often\""),
                 "9: `poll`: `often` is none of never, adaptive, always",
             ),

@@ -117,17 +117,15 @@ fn seeded_fault(word: Spanned<String>) -> Result<SeededFault, Problem> {
     })
 }
 
-fn workers(count: Spanned<u8>) -> Result<u8, Problem> {
-    if !WORKERS.contains(count.get_ref()) {
-        let message = format!(
-            "`workers = {}`: from {} to {}",
-            count.get_ref(),
-            WORKERS.start(),
-            WORKERS.end()
-        );
-        return Err(Problem::new(count.span(), message));
-    }
-    Ok(count.into_inner())
+fn workers(count: Spanned<i64>) -> Result<u8, Problem> {
+    let workers = u8::try_from(*count.get_ref()).ok();
+    workers
+        .filter(|workers| WORKERS.contains(workers))
+        .ok_or_else(|| {
+            let (least, most) = (WORKERS.start(), WORKERS.end());
+            let message = format!("`workers = {}`: from {least} to {most}", count.get_ref());
+            Problem::new(count.span(), message)
+        })
 }
 
 fn poll(word: Spanned<String>) -> Result<Poll, Problem> {
