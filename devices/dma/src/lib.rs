@@ -47,6 +47,7 @@ mod atc;
 mod buffer;
 mod clock;
 mod counters;
+mod done;
 mod error;
 mod link;
 mod link_speed;

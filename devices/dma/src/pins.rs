@@ -8,9 +8,10 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 use peerbar_dma_log::{Completer, Direction, Route};
 
+use crate::done::Done;
 use crate::error::DmaFault;
 use crate::memory::Span;
-use crate::requester::{Done, Requester};
+use crate::requester::Requester;
 use crate::tag::Tag;
 
 /// All transfers of a function that go on by themselves.

@@ -8,9 +8,9 @@ use peerbar_flight::{
     Window as WindowRecord, WindowId as RecordedId, WindowMemory as Recorded,
 };
 
+use crate::done::Done;
 use crate::error::DmaFault;
 use crate::peers::{PeerError, PeerId, PeerMemory, PeerWindow};
-use crate::requester::Done;
 use crate::route::{Window, WindowId, WindowMemory};
 use crate::tag::Tag;
 use crate::upstream::UpstreamError;

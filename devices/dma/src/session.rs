@@ -6,10 +6,11 @@ use parking_lot::{ArcRwLockReadGuard, RawRwLock};
 use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 
 use crate::counters::Entry;
+use crate::done::Done;
 use crate::error::{DmaError, DmaFault};
 use crate::memory::{MemoryError, MemoryFile, Span};
 use crate::pins::{Piece, Pinned};
-use crate::requester::{Done, Requester};
+use crate::requester::Requester;
 use crate::route::Fabric;
 use crate::tag::Tag;
 

@@ -1,0 +1,756 @@
+//! A requester among mappings, windows, peers and a client.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
+
+use super::transfer::{NAP, PROBE};
+use super::*;
+use crate::MemoryFile;
+use crate::buffer::Buffer;
+use crate::counters::{Count, Entry};
+use crate::error::DmaFault;
+use crate::link_speed::{Bandwidth, Latency};
+use crate::pages::PageTable;
+use crate::peers::{PeerError, PeerMemory};
+use crate::route::WindowMemory;
+use crate::upstream::{Ask, UpstreamError};
+
+/// A client with a device's memory at 0x8000..0x9000 that notes what it is asked.
+#[derive(Default)]
+struct Client {
+    memory: Mutex<Vec<u8>>,
+    asked: Mutex<Vec<(u64, usize)>>,
+    calls: AtomicUsize,
+}
+
+impl Client {
+    fn span(&self, address: u64, len: usize) -> Result<std::ops::Range<usize>, UpstreamError> {
+        self.asked.lock().unwrap().push((address, len));
+        let start = address
+            .checked_sub(0x8000)
+            .map(|start| usize::try_from(start).unwrap());
+        start
+            .filter(|start| start + len <= 0x1000)
+            .map(|start| start..start + len)
+            .ok_or(UpstreamError::Refused(19))
+    }
+}
+
+impl Client {
+    fn one(&self, ask: &mut Ask<'_>) -> Result<(), UpstreamError> {
+        let range = self.span(ask.address, ask.data.len())?;
+        let place = &mut self.memory.lock().unwrap()[range];
+        match &mut ask.data {
+            Buffer::Read(data) => data.copy_from_slice(place),
+            Buffer::Write(data) => place.copy_from_slice(data),
+        }
+        Ok(())
+    }
+}
+
+impl Upstream for Client {
+    fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
+        self.calls.fetch_add(1, Relaxed);
+        for ask in asks {
+            assert!(may_go_on());
+            let outcome = self.one(ask);
+            ask.outcome = Some(outcome);
+            if outcome.is_err() {
+                break;
+            }
+        }
+    }
+}
+
+/// RAM at 0x1000..0x3000, the client's device at 0x8000..0x9000, own memory at 0x9000..0xa000.
+fn requester() -> (Requester, Arc<Client>) {
+    let requester = Requester::new();
+    let client = Arc::new(Client {
+        memory: Mutex::new(vec![0; 0x1000]),
+        ..Client::default()
+    });
+    requester.set_upstream(Some(client.clone()));
+    let ram = MemoryFile::create("ram", 0x2000).unwrap();
+    let fd = ram.file().try_clone().unwrap().into();
+    requester
+        .map(0x1000, 0x2000, (true, true), Some((fd, 0)))
+        .unwrap();
+    requester.map(0x8000, 0x1000, (true, true), None).unwrap();
+    let own = Span {
+        file: Arc::new(MemoryFile::create("own", 0x1000).unwrap()),
+        offset: 0,
+    };
+    requester.set_window(
+        WindowId::Cmb,
+        Some(Window {
+            address: 0x9000,
+            size: 0x1000,
+            memory: WindowMemory::Span(own),
+        }),
+    );
+    requester.set_bus_master(true);
+    (requester, client)
+}
+
+fn count(requester: &Requester, route: Route, completer: Completer, direction: Direction) -> Count {
+    let wanted = Entry {
+        purpose: Purpose::Payload,
+        route,
+        completer,
+        direction,
+    };
+    let snapshot = requester.counters().snapshot();
+    snapshot
+        .into_iter()
+        .find(|(entry, _)| *entry == wanted)
+        .map(|(_, count)| count)
+        .unwrap_or_default()
+}
+
+/// The failure of a piece of a request that the device itself has made.
+fn failed(address: u64, len: usize, cause: DmaFault) -> DmaError {
+    DmaError {
+        origin: Origin::Device,
+        address,
+        len,
+        cause,
+    }
+}
+
+#[test]
+fn each_route_moves_the_bytes_and_is_counted_with_its_completer() {
+    let (requester, _) = requester();
+    for (address, route, completer) in [
+        (0x1800, Route::GuestRam, Completer::GuestRam),
+        (0x8010, Route::Upstream, Completer::PeerBar),
+        (0x9020, Route::OwnBar, Completer::OwnMemory),
+    ] {
+        let mut back = [0; 100];
+        requester
+            .write(Purpose::Payload, address, &[7; 100])
+            .unwrap();
+        requester
+            .read(Purpose::Payload, address, &mut back)
+            .unwrap();
+        assert_eq!(back, [7; 100]);
+        let once = Count {
+            requests: 1,
+            bytes: 100,
+            failures: 0,
+        };
+        assert_eq!(count(&requester, route, completer, Direction::Write), once);
+        assert_eq!(count(&requester, route, completer, Direction::Read), once);
+    }
+}
+
+#[test]
+fn a_range_over_several_targets_is_split_each_piece_by_its_own_route() {
+    let (requester, _) = requester();
+    let data: Vec<u8> = (0..0x200u16).map(|i| i.to_le_bytes()[0]).collect();
+    requester.write(Purpose::Payload, 0x8f00, &data).unwrap();
+    let mut back = vec![0; data.len()];
+    requester.read(Purpose::Payload, 0x8f00, &mut back).unwrap();
+    assert_eq!(back, data);
+    let half = Count {
+        requests: 1,
+        bytes: 0x100,
+        failures: 0,
+    };
+    assert_eq!(
+        count(
+            &requester,
+            Route::Upstream,
+            Completer::PeerBar,
+            Direction::Write
+        ),
+        half
+    );
+    assert_eq!(
+        count(
+            &requester,
+            Route::OwnBar,
+            Completer::OwnMemory,
+            Direction::Write
+        ),
+        half
+    );
+}
+
+#[test]
+fn an_unknown_address_is_asked_of_the_client_with_a_few_bytes_and_fails() {
+    let (requester, client) = requester();
+    let error = requester
+        .write(Purpose::Payload, 0x5000, &[0; 0x1000])
+        .unwrap_err();
+    assert_eq!(
+        error,
+        failed(
+            0x5000,
+            0x1000,
+            DmaFault::Upstream(UpstreamError::Refused(19))
+        )
+    );
+    assert_eq!(*client.asked.lock().unwrap(), [(0x5000, PROBE)]);
+    let failed = Count {
+        requests: 0,
+        bytes: 0,
+        failures: 1,
+    };
+    assert_eq!(
+        count(
+            &requester,
+            Route::Upstream,
+            Completer::Nobody,
+            Direction::Write
+        ),
+        failed
+    );
+}
+
+#[test]
+fn a_failure_names_the_command_that_asked_for_it() {
+    let (requester, _) = requester();
+    let tag = Tag::new(Purpose::Payload, Origin::command(3, 17u16));
+    let error = requester.read(tag, 0x2ff0, &mut [0; 0x20]).unwrap_err();
+    assert_eq!(
+        (error.origin, error.address, error.len),
+        (tag.origin, 0x3000, 0x10)
+    );
+    assert_eq!(
+        error.to_string(),
+        "DMA at 0x3000+0x10 for queue 3, command 17"
+    );
+}
+
+#[test]
+fn what_the_client_does_where_nothing_is_mapped_is_not_known_to_be_a_peer_s() {
+    let (requester, _) = requester();
+    requester.unmap(0x8000, 0x8fff);
+    requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
+    let of = |completer| count(&requester, Route::Upstream, completer, Direction::Write);
+    assert_eq!(of(Completer::Unknown).bytes, 64);
+    assert_eq!(of(Completer::PeerBar), Count::default());
+}
+
+#[test]
+fn a_write_that_its_mapping_does_not_permit_fails_even_if_the_client_swallows_it() {
+    let (requester, client) = requester();
+    requester.unmap(0x8000, 0x8fff);
+    requester.map(0x8000, 0x1000, (true, false), None).unwrap();
+    let error = requester
+        .write(Purpose::Payload, 0x8000, &[1; 64])
+        .unwrap_err();
+    assert_eq!(error, failed(0x8000, 64, DmaFault::Forbidden));
+    assert_eq!(*client.asked.lock().unwrap(), [(0x8000, PROBE)]);
+    let of = |completer| count(&requester, Route::Upstream, completer, Direction::Write);
+    assert_eq!(of(Completer::Nobody).failures, 1);
+    requester
+        .read(Purpose::Payload, 0x8000, &mut [0; 8])
+        .unwrap();
+}
+
+/// A client that has the function reset while it answers.
+struct Resetting {
+    requester: std::sync::Weak<Requester>,
+    asked: Mutex<Vec<(u64, usize)>>,
+}
+
+impl Upstream for Resetting {
+    fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
+        for ask in asks.iter_mut().take_while(|_| may_go_on()) {
+            let extent = (ask.address, ask.data.len());
+            self.asked.lock().unwrap().push(extent);
+            self.requester.upgrade().unwrap().halt();
+            ask.outcome = Some(Ok(()));
+        }
+    }
+}
+
+#[test]
+fn a_reset_in_the_middle_of_a_transfer_ends_what_is_asked_of_the_client() {
+    let (mapped, unmapped) = (0x8000_0000, 0xf000_0000);
+    for (places, first) in [
+        ([(mapped, 0x1000), (mapped + 0x2000, 0x1000)], 0x1000),
+        ([(unmapped, 0x1000), (unmapped + 0x2000, 0x1000)], PROBE),
+    ] {
+        let requester = Arc::new(Requester::new());
+        requester.set_bus_master(true);
+        requester.map(mapped, 1 << 20, (true, true), None).unwrap();
+        let client = Arc::new(Resetting {
+            requester: Arc::downgrade(&requester),
+            asked: Mutex::default(),
+        });
+        requester.set_upstream(Some(client.clone()));
+        let outcome = requester.scatter(Purpose::Payload, places, &[0; 0x2000]);
+        assert_eq!(
+            outcome.map_err(|error| error.cause),
+            Err(DmaFault::NotMaster)
+        );
+        assert_eq!(*client.asked.lock().unwrap(), [(places[0].0, first)]);
+    }
+}
+
+#[test]
+fn all_pieces_of_a_request_are_asked_of_the_client_together() {
+    let (requester, client) = requester();
+    let places = [(0x8000, 8), (0x1000, 8), (0x8800, 8), (0x8100, 8)];
+    let data: Vec<u8> = (0..32).collect();
+    requester.scatter(Purpose::Payload, places, &data).unwrap();
+    let mut back = [0; 32];
+    requester
+        .gather(Purpose::Payload, places, &mut back)
+        .unwrap();
+    assert_eq!(back[..], data[..]);
+    assert_eq!(client.calls.load(Relaxed), 2);
+    for direction in [Direction::Read, Direction::Write] {
+        let upstream = count(&requester, Route::Upstream, Completer::PeerBar, direction);
+        assert_eq!((upstream.requests, upstream.bytes), (3, 24));
+    }
+}
+
+#[test]
+fn the_first_failure_of_a_request_is_told_and_what_was_done_is_counted() {
+    let (requester, _) = requester();
+    requester.map(0xb000, 0x1000, (true, true), None).unwrap();
+    let places = [(0x8000, 8), (0xb000, 8), (0x8100, 8)];
+    let refused = DmaFault::Upstream(UpstreamError::Refused(19));
+    let error = requester.scatter(Purpose::Payload, places, &[0; 24]);
+    assert_eq!(error, Err(failed(0xb000, 8, refused)));
+    // What comes behind a piece that fails here is not asked for, what comes before it is.
+    requester.set_window(
+        WindowId::Bar(0),
+        Some(Window {
+            address: 0xd000,
+            size: 0x1000,
+            memory: WindowMemory::Registers,
+        }),
+    );
+    let places = [(0x8000, 8), (0xd000, 8), (0xb000, 8)];
+    let error = requester.scatter(Purpose::Payload, places, &[0; 24]);
+    assert_eq!(error, Err(failed(0xd000, 8, DmaFault::OwnRegisters)));
+    let upstream = |completer| {
+        let count = count(&requester, Route::Upstream, completer, Direction::Write);
+        (count.requests, count.bytes, count.failures)
+    };
+    assert_eq!(upstream(Completer::PeerBar), (2, 16, 0));
+    assert_eq!(upstream(Completer::Nobody).2, 1);
+}
+
+#[test]
+fn without_a_client_what_needs_it_fails() {
+    let (requester, _) = requester();
+    requester.set_upstream(None);
+    let error = requester
+        .read(Purpose::Payload, 0x8000, &mut [0; 8])
+        .unwrap_err();
+    assert_eq!(error.cause, DmaFault::Upstream(UpstreamError::Gone));
+}
+
+#[test]
+fn a_window_of_pages_is_followed_and_a_missing_page_is_refused() {
+    let (requester, _) = requester();
+    let file = Arc::new(MemoryFile::create("vram", 0x4000).unwrap());
+    let table = Arc::new(PageTable::new(file.clone(), 2, 0x1000));
+    table.set(0, Some(0x3000)).unwrap();
+    let window = Window {
+        address: 0x1_0000,
+        size: 0x2000,
+        memory: WindowMemory::Pages(table.clone()),
+    };
+    requester.set_window(WindowId::Bar(2), Some(window));
+    let error = requester
+        .write(Purpose::Payload, 0x1_0f00, &[9; 0x200])
+        .unwrap_err();
+    assert_eq!(error, failed(0x1_1000, 0x100, DmaFault::NoPage));
+    assert_eq!(error.address, 0x1_1000);
+    let mut back = [0; 0x100];
+    file.read(0x3f00, &mut back).unwrap();
+    assert_eq!(back, [9; 0x100]);
+    let of = |route, completer| count(&requester, route, completer, Direction::Write);
+    assert_eq!(of(Route::OwnBar, Completer::OwnMemory).bytes, 0x100);
+    assert_eq!(of(Route::Refused, Completer::Nobody).failures, 1);
+    table.set(1, Some(0)).unwrap();
+    requester
+        .write(Purpose::Payload, 0x1_1000, &[9; 8])
+        .unwrap();
+    table.set(1, None).unwrap();
+    assert!(
+        requester
+            .read(Purpose::Payload, 0x1_1000, &mut [0; 8])
+            .is_err()
+    );
+}
+
+#[test]
+fn bus_mastering_off_refuses_and_is_recorded() {
+    let (requester, client) = requester();
+    requester.set_bus_master(false);
+    for address in [0x1000, 0x8000, 0x9000] {
+        let error = requester
+            .read(Purpose::Payload, address, &mut [0; 8])
+            .unwrap_err();
+        assert_eq!(error, failed(address, 8, DmaFault::NotMaster));
+    }
+    assert_eq!(
+        count(
+            &requester,
+            Route::Refused,
+            Completer::Nobody,
+            Direction::Read
+        )
+        .failures,
+        3
+    );
+    assert!(client.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_halt_lasts_until_it_is_ended_whatever_the_guest_does() {
+    let (requester, _) = requester();
+    requester.halt();
+    requester.set_bus_master(true);
+    assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_err());
+    requester.resume();
+    assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_ok());
+}
+
+#[test]
+fn a_wrapping_range_is_shown_to_the_client_and_refused() {
+    let (requester, client) = requester();
+    for address in [u64::MAX, u64::MAX - 0x7ff] {
+        let len = 0x1000;
+        let error = requester
+            .write(Purpose::Payload, address, &[1; 0x1000])
+            .unwrap_err();
+        assert_eq!(error, failed(address, len, DmaFault::Wraps));
+    }
+    assert_eq!(
+        *client.asked.lock().unwrap(),
+        [(u64::MAX, 1), (u64::MAX - 0x7ff, PROBE)]
+    );
+    let refused = count(
+        &requester,
+        Route::Refused,
+        Completer::Nobody,
+        Direction::Write,
+    );
+    assert_eq!(refused.failures, 2);
+}
+
+#[test]
+fn an_empty_range_does_nothing() {
+    let (requester, client) = requester();
+    requester.read(Purpose::Payload, 0x5000, &mut []).unwrap();
+    assert!(client.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn memory_that_could_shrink_is_reached_through_the_client_and_counted_as_guest_ram() {
+    let (requester, client) = requester();
+    requester.unmap(0x8000, 0x8fff);
+    let fd = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, 0x1000).unwrap();
+    requester
+        .map(0x8000, 0x1000, (true, true), Some((fd, 0)))
+        .unwrap();
+    requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
+    assert_eq!(*client.asked.lock().unwrap(), [(0x8000, 64)]);
+    assert_eq!(
+        count(
+            &requester,
+            Route::Upstream,
+            Completer::GuestRam,
+            Direction::Write
+        )
+        .bytes,
+        64
+    );
+}
+
+#[test]
+fn an_unmapped_span_is_gone() {
+    let (requester, client) = requester();
+    requester.unmap(0, u64::MAX);
+    assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_err());
+    assert_eq!(*client.asked.lock().unwrap(), [(0x1000, 1)]);
+}
+
+/// A peer with registers at 0x2_0000..0x2_1000 that notes what it is told and reads as 7.
+#[derive(Default)]
+struct Registers(Mutex<Vec<(u64, Vec<u8>)>>);
+
+impl Peers for Registers {
+    fn read(&self, peer: PeerId, address: u64, data: &mut [u8]) -> Result<(), PeerError> {
+        assert_eq!(peer, PeerId(4));
+        data.fill(7);
+        if address < 0x2_0800 {
+            Ok(())
+        } else {
+            Err(PeerError::TimedOut)
+        }
+    }
+
+    fn write(&self, peer: PeerId, address: u64, data: &[u8]) -> Result<(), PeerError> {
+        assert_eq!(peer, PeerId(4));
+        self.0.lock().unwrap().push((address, data.to_vec()));
+        Ok(())
+    }
+}
+
+/// The requester of before, below a switch with peer 3, who has memory at 0x1_0000..0x1_1000, and peer 4.
+fn below_switch(routing: PeerRouting) -> (Requester, Arc<Client>, Arc<Registers>, Span) {
+    let (requester, client) = requester();
+    let registers = Arc::new(Registers::default());
+    requester.set_switch(routing, registers.clone());
+    let memory = MemoryFile::create("peer", 0x2000).unwrap();
+    let fd = memory.file().try_clone().unwrap().into();
+    let span = requester.borrow_memory(fd, 0x1000, 0x1000).unwrap();
+    let window = |address, memory| PeerWindow {
+        address,
+        size: 0x1000,
+        claim: address,
+        memory,
+    };
+    let lent = window(0x1_0000, PeerMemory::Span(span.clone()));
+    requester.set_peer(PeerId(3), vec![lent]);
+    requester.set_peer(PeerId(4), vec![window(0x2_0000, PeerMemory::ByMessage)]);
+    (requester, client, registers, span)
+}
+
+#[test]
+fn a_peer_s_memory_is_met_without_the_client() {
+    let (requester, client, _, span) = below_switch(PeerRouting::Route);
+    requester
+        .write(Purpose::Payload, 0x1_0ff0, &[5; 16])
+        .unwrap();
+    let mut back = [0; 16];
+    span.file.read(0x1ff0, &mut back).unwrap();
+    assert_eq!(back, [5; 16]);
+    let written = count(
+        &requester,
+        Route::Peer,
+        Completer::PeerBar,
+        Direction::Write,
+    );
+    assert_eq!((written.requests, written.bytes), (1, 16));
+    assert!(client.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_peer_s_registers_are_met_by_message() {
+    let (requester, client, registers, _) = below_switch(PeerRouting::Route);
+    requester
+        .write(Purpose::Payload, 0x2_0004, &[1, 2, 3, 4])
+        .unwrap();
+    assert_eq!(*registers.0.lock().unwrap(), [(0x2_0004, vec![1, 2, 3, 4])]);
+    let mut data = [0; 4];
+    requester
+        .read(Purpose::Payload, 0x2_0000, &mut data)
+        .unwrap();
+    assert_eq!(data, [7; 4]);
+    let error = requester
+        .read(Purpose::Payload, 0x2_0800, &mut data)
+        .unwrap_err();
+    let (address, len, source) = (0x2_0800, 4, PeerError::TimedOut);
+    assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
+    let failed = count(&requester, Route::Peer, Completer::Nobody, Direction::Read);
+    assert_eq!(failed.failures, 1);
+    assert!(client.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_peer_that_gave_up_its_window_is_no_peer_and_one_that_vanished_fails() {
+    let (requester, client, ..) = below_switch(PeerRouting::Route);
+    requester.set_peer(PeerId(3), Vec::new());
+    let error = requester
+        .write(Purpose::Payload, 0x1_0000, &[1])
+        .unwrap_err();
+    assert!(matches!(error.cause, DmaFault::Upstream(_)), "{error}");
+    assert_eq!(*client.asked.lock().unwrap(), [(0x1_0000, 1)]);
+    requester.lose_peers();
+    let error = requester
+        .write(Purpose::Payload, 0x2_0000, &[1])
+        .unwrap_err();
+    let (address, len, source) = (0x2_0000, 1, PeerError::Gone);
+    assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
+    assert_eq!(client.asked.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn redirected_requests_to_peers_go_up() {
+    let (requester, client, ..) = below_switch(PeerRouting::Redirect);
+    for address in [0x1_0000, 0x2_0000] {
+        assert!(requester.write(Purpose::Payload, address, &[1]).is_err());
+    }
+    assert_eq!(
+        *client.asked.lock().unwrap(),
+        [(0x1_0000, 1), (0x2_0000, 1)]
+    );
+}
+
+#[test]
+fn unsupported_requests_are_refused_and_reported() {
+    let (requester, client, registers, _) = below_switch(PeerRouting::UnsupportedRequest);
+    for address in [0x1_0000, 0x2_0000] {
+        let error = requester
+            .write(Purpose::Payload, address, &[1])
+            .unwrap_err();
+        let (len, source) = (1, PeerError::Unsupported);
+        assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
+    }
+    let refused = count(
+        &requester,
+        Route::Refused,
+        Completer::Nobody,
+        Direction::Write,
+    );
+    assert_eq!(refused.failures, 2);
+    assert!(client.asked.lock().unwrap().is_empty());
+    assert!(registers.0.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_dropped_write_is_believed_but_recorded_and_a_dropped_read_times_out() {
+    let (requester, client, _, span) = below_switch(PeerRouting::Drop);
+    requester
+        .write(Purpose::Payload, 0x1_0000, &[1; 8])
+        .unwrap();
+    let mut data = [0; 8];
+    span.file.read(0x1000, &mut data).unwrap();
+    assert_eq!(data, [0; 8]);
+    let error = requester
+        .read(Purpose::Payload, 0x1_0000, &mut data)
+        .unwrap_err();
+    let (address, len, source) = (0x1_0000, 8, PeerError::TimedOut);
+    assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
+    let of = |direction| count(&requester, Route::Refused, Completer::Nobody, direction);
+    assert_eq!(
+        (of(Direction::Write).bytes, of(Direction::Read).failures),
+        (8, 1)
+    );
+    assert!(client.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn bus_mastering_off_comes_before_every_peer() {
+    let (requester, ..) = below_switch(PeerRouting::Drop);
+    requester.set_bus_master(false);
+    let error = requester
+        .write(Purpose::Payload, 0x1_0000, &[1])
+        .unwrap_err();
+    assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
+}
+
+/// A clock that stands still but for who waits, and resets the function after that.
+#[derive(Default)]
+struct Time {
+    now: Mutex<u64>,
+    resets: Mutex<Option<std::sync::Weak<Requester>>>,
+}
+
+impl Clock for Arc<Time> {
+    fn now(&self) -> u64 {
+        *self.now.lock().unwrap()
+    }
+
+    fn sleep(&self, nanoseconds: u64) {
+        *self.now.lock().unwrap() += nanoseconds;
+        if let Some(requester) = self.resets.lock().unwrap().take() {
+            requester.upgrade().unwrap().halt();
+        }
+    }
+}
+
+/// 1 ns for each byte, and the latency in ns.
+fn link(latency: u64) -> Link {
+    Link::new(LinkSpeed {
+        latency: Latency::of_nanoseconds(latency),
+        bandwidth: Bandwidth::of_bytes_per_second(1_000_000_000),
+    })
+    .unwrap()
+}
+
+/// RAM in two mappings at 0x1000..0x3000, a peer's memory at 0x1_0000, own memory at 0x2_0000.
+fn with_links() -> (Arc<Requester>, Arc<Time>) {
+    let time = Arc::<Time>::default();
+    let requester = Requester::with_clock(Box::new(time.clone()));
+    requester.set_bus_master(true);
+    for iova in [0x1000, 0x2000] {
+        let memory = MemoryFile::create("ram", 0x1000).unwrap();
+        let fd = memory.file().try_clone().unwrap().into();
+        requester
+            .map(iova, 0x1000, (true, true), Some((fd, 0)))
+            .unwrap();
+    }
+    let span = || Span {
+        file: Arc::new(MemoryFile::create("test", 0x1000).unwrap()),
+        offset: 0,
+    };
+    let window = PeerWindow {
+        address: 0x1_0000,
+        size: 0x1000,
+        claim: 1,
+        memory: PeerMemory::Span(span()),
+    };
+    requester.set_peer(PeerId(1), vec![window]);
+    let own = Window {
+        address: 0x2_0000,
+        size: 0x1000,
+        memory: WindowMemory::Span(span()),
+    };
+    requester.set_window(WindowId::Bar(2), Some(own));
+    (Arc::new(requester), time)
+}
+
+#[test]
+fn a_transfer_takes_its_time_on_the_links_that_it_takes() {
+    let (requester, time) = with_links();
+    let took = |address, len| {
+        let before = time.now();
+        let data = vec![1; len];
+        requester.write(Purpose::Payload, address, &data).unwrap();
+        time.now() - before
+    };
+    assert_eq!([took(0x1000, 0x2000), took(0x1_0000, 0x1000)], [0, 0]);
+    requester.set_link(link(100));
+    assert_eq!(
+        took(0x1000, 0x2000),
+        0x2000 + 100,
+        "one request, two mappings"
+    );
+    assert_eq!(took(0x1_0000, 0x1000), 0x1000 + 100);
+    assert_eq!(took(0x2_0000, 0x1000), 0, "own memory is behind no link");
+    let peer = link(30);
+    let meters = peer.meters().try_clone_to_owned().unwrap();
+    requester
+        .set_peer_link(PeerId(1), peer.speed(), meters)
+        .unwrap();
+    assert_eq!(took(0x1_0000, 0x1000), 0x1000 + 130);
+    assert_eq!(took(0x1000, 0x1000), 0x1000 + 100);
+}
+
+#[test]
+fn what_is_read_from_several_places_has_the_latency_once() {
+    let (requester, time) = with_links();
+    requester.set_link(link(100));
+    let mut data = [0; 0x300];
+    let places = [(0x1000, 0x100), (0x2f00, 0x100), (0x1800, 0x100)];
+    requester
+        .gather(Purpose::Payload, places, &mut data)
+        .unwrap();
+    assert_eq!(time.now(), 0x300 + 100);
+}
+
+#[test]
+fn a_reset_ends_the_wait_for_a_link() {
+    let (requester, time) = with_links();
+    requester.set_link(link(100_000_000));
+    *time.resets.lock().unwrap() = Some(Arc::downgrade(&requester));
+    let error = requester
+        .write(Purpose::Payload, 0x1000, &[1; 8])
+        .unwrap_err();
+    assert_eq!(error.cause, DmaFault::NotMaster);
+    assert_eq!(time.now(), NAP);
+}

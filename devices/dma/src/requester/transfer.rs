@@ -1,0 +1,341 @@
+//! The way of one request: piece by piece, each by its own route; what the client must be asked for, together.
+
+use std::sync::PoisonError;
+
+use peerbar_dma_log::Completer;
+
+use crate::buffer::Buffer;
+use crate::done::Done;
+use crate::error::{DmaError, DmaFault};
+use crate::link::{Lanes, Transit};
+use crate::memory::Span;
+use crate::pages::{PageError, PageTable};
+use crate::peers::{PeerError, PeerId};
+use crate::route::Target;
+use crate::tag::Tag;
+use crate::upstream::{Ask, UpstreamError};
+
+use super::Requester;
+
+/// How much is asked of the client first at an address that nothing is known of. The guest's virtio-iommu logs one fault
+/// for every 4 bytes of a refused request, so a fault is shown with as few as possible.
+pub(super) const PROBE: usize = 4;
+
+/// How long is waited for a link before bus mastering is looked at again, in nanoseconds.
+pub(super) const NAP: u64 = 10_000_000;
+
+/// A request that is being carried out.
+struct Transfer<'a> {
+    tag: Tag,
+    /// What is on links that take time.
+    transit: Option<Transit>,
+    /// Pieces that the client is to be asked for, all together, and what is to be noted of each.
+    asks: Vec<Ask<'a>>,
+    notes: Vec<Note>,
+}
+
+/// What is known of a piece before the client has been asked for it.
+struct Note {
+    completer: Completer,
+    started: u64,
+    lanes: Option<Lanes>,
+}
+
+impl Requester {
+    /// Reads `data.len()` bytes at `address`.
+    pub fn read(&self, tag: impl Into<Tag>, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+        self.gather(tag, [(address, data.len())], data)
+    }
+
+    /// Reads from several places, each an address and a length, which together are as long as `data`: one request.
+    pub fn gather(
+        &self,
+        tag: impl Into<Tag>,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        data: &mut [u8],
+    ) -> Result<(), DmaError> {
+        self.transfer(tag.into(), places, Buffer::Read(data))
+    }
+
+    /// Writes `data` at `address`.
+    pub fn write(&self, tag: impl Into<Tag>, address: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.scatter(tag, [(address, data.len())], data)
+    }
+
+    /// Writes to several places, each an address and a length, which together are as long as `data`: one request.
+    pub fn scatter(
+        &self,
+        tag: impl Into<Tag>,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        data: &[u8],
+    ) -> Result<(), DmaError> {
+        self.transfer(tag.into(), places, Buffer::Write(data))
+    }
+
+    /// Moves all the data, then waits until it can have arrived.
+    fn transfer<'a>(
+        &self,
+        tag: Tag,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        mut buffer: Buffer<'a>,
+    ) -> Result<(), DmaError> {
+        let mut transfer = Transfer {
+            tag,
+            transit: None,
+            asks: Vec::new(),
+            notes: Vec::new(),
+        };
+        let mut places = places.into_iter();
+        let moved = places
+            .try_for_each(|(address, len)| self.range(&mut transfer, address, buffer.take(len)));
+        // What the client is asked for comes before a piece that has failed.
+        self.ask_together(&mut transfer)?;
+        moved?;
+        match transfer.transit {
+            Some(transit) => self.arrive(tag, transit),
+            None => Ok(()),
+        }
+    }
+
+    fn range<'a>(
+        &self,
+        transfer: &mut Transfer<'a>,
+        address: u64,
+        mut buffer: Buffer<'a>,
+    ) -> Result<(), DmaError> {
+        let len = buffer.len();
+        if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
+            self.show(address);
+            return self.account(
+                transfer.tag,
+                (address, 0),
+                buffer.extent(),
+                &Done::refused(DmaFault::Wraps),
+            );
+        }
+        let mut at = address;
+        while !buffer.is_empty() {
+            let done = self.piece(transfer, at, &mut buffer)?;
+            at = at.wrapping_add(done as u64);
+        }
+        Ok(())
+    }
+
+    /// Does the first piece of a request, takes it off the buffer, and records it; or notes that the client is to be asked.
+    /// How long it was.
+    fn piece<'a>(
+        &self,
+        transfer: &mut Transfer<'a>,
+        address: u64,
+        buffer: &mut Buffer<'a>,
+    ) -> Result<usize, DmaError> {
+        let started = self.started();
+        let fabric = self.fabric();
+        let piece = fabric.route(address, buffer.len(), buffer.direction());
+        let mut part = buffer.take(piece.len);
+        let (direction, len) = part.extent();
+        let lanes = fabric.lanes(&piece.target, direction);
+        let mut put_off = |completer, part| {
+            transfer.asks.push(Ask::new(address, part));
+            transfer.notes.push(Note {
+                completer,
+                started,
+                lanes: lanes.clone(),
+            });
+            Ok(len)
+        };
+        let part = &mut part;
+        let done = match piece.target {
+            Target::RemoteRam => return put_off(Completer::GuestRam, part.take(len)),
+            // Whatever answers at an address that is no memory of the guest is a device.
+            Target::Device => return put_off(Completer::PeerBar, part.take(len)),
+            Target::NotMaster => Done::refused(DmaFault::NotMaster),
+            Target::OwnRegisters => Done::refused(DmaFault::OwnRegisters),
+            Target::Own(span) => Done::own(copy(&span, part)),
+            Target::OwnPage(table, offset) => copy_page(&table, offset, part),
+            Target::Peer(_, span) => Done::to_peer(copy(&span, part)),
+            Target::PeerGone => Done::to_peer(Err(DmaFault::Peer(PeerError::Gone))),
+            Target::PeerRefused => Done::refused(DmaFault::Peer(PeerError::Unsupported)),
+            Target::PeerDropped => Done::dropped(part),
+            Target::Ram(span) => Done::in_ram(copy(&span, part)),
+            Target::PeerByMessage(peer) => {
+                drop(fabric);
+                Done::to_peer(self.ask_peer(peer, address, part).map_err(DmaFault::Peer))
+            }
+            Target::Forbidden => {
+                drop(fabric);
+                Done::upstream(Completer::Nobody, self.deny(address, part))
+            }
+            Target::Unmapped => {
+                drop(fabric);
+                Done::upstream(Completer::Unknown, self.explore(address, part))
+            }
+        };
+        self.account(transfer.tag, (address, started), (direction, len), &done)?;
+        self.depart(transfer, lanes, len)?;
+        Ok(len)
+    }
+
+    /// Asks the client for all pieces that wait for that, and records what came of them. The failure is the first one's.
+    fn ask_together(&self, transfer: &mut Transfer<'_>) -> Result<(), DmaError> {
+        let (mut asks, notes) = (
+            std::mem::take(&mut transfer.asks),
+            std::mem::take(&mut transfer.notes),
+        );
+        if asks.is_empty() {
+            return Ok(());
+        }
+        self.carry_out(&mut asks);
+        let mut all: Result<(), DmaError> = Ok(());
+        for (ask, note) in asks.iter().zip(notes) {
+            let outcome = match (ask.outcome, &all) {
+                (Some(Err(UpstreamError::Stopped)), Err(first)) => Err(first.cause),
+                (None, Err(_)) => break,
+                (outcome, _) => settled(outcome),
+            };
+            let done = Done::upstream(note.completer, outcome);
+            let extent = ask.data.extent();
+            let one = self.account(transfer.tag, (ask.address, note.started), extent, &done);
+            let (_, len) = extent;
+            all = all.and(one.and_then(|()| self.depart(transfer, note.lanes, len)));
+        }
+        all
+    }
+
+    /// Adds a piece to what is on its way, if it takes time. If that goes by other links, it arrives first.
+    fn depart(
+        &self,
+        transfer: &mut Transfer<'_>,
+        lanes: Option<Lanes>,
+        bytes: usize,
+    ) -> Result<(), DmaError> {
+        let Some(lanes) = lanes else {
+            return Ok(());
+        };
+        let (bytes, transit) = (bytes as u64, &mut transfer.transit);
+        if transit.as_mut().is_some_and(|t| t.join(&lanes, bytes)) {
+            return Ok(());
+        }
+        if let Some(before) = transit.take() {
+            self.arrive(transfer.tag, before)?;
+        }
+        transfer.transit = Some(Transit::new(lanes, bytes, self.clock.now()));
+        Ok(())
+    }
+
+    /// Waits until what is on its way has arrived, or the function may issue requests no more.
+    fn arrive(&self, tag: Tag, mut transit: Transit) -> Result<(), DmaError> {
+        while let Some(left) = transit.next(self.clock.now()) {
+            if !self.fabric().may_request() {
+                return Err(DmaError {
+                    origin: tag.origin,
+                    address: 0,
+                    len: 0,
+                    cause: DmaFault::NotMaster,
+                });
+            }
+            self.clock.sleep(left.min(NAP));
+        }
+        Ok(())
+    }
+
+    /// Has a peer do it.
+    fn ask_peer(&self, peer: PeerId, address: u64, part: &mut Buffer<'_>) -> Result<(), PeerError> {
+        let peers = self
+            .peers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let peers = peers.ok_or(PeerError::Gone)?;
+        match part {
+            Buffer::Read(data) => peers.read(peer, address, data),
+            Buffer::Write(data) => peers.write(peer, address, data),
+        }
+    }
+
+    /// Has the client do all of `asks`, as long as the function may issue requests.
+    fn carry_out(&self, asks: &mut [Ask<'_>]) {
+        let upstream = self
+            .upstream
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        match (upstream, asks) {
+            (Some(upstream), asks) => upstream.carry_out(asks, &|| self.fabric().may_request()),
+            (None, [first, ..]) => first.outcome = Some(Err(UpstreamError::Gone)),
+            (None, []) => {}
+        }
+    }
+
+    /// Has the client do one thing.
+    fn ask(&self, address: u64, data: Buffer<'_>) -> Result<(), DmaFault> {
+        let mut ask = [Ask::new(address, data)];
+        self.carry_out(&mut ask);
+        let [ask] = ask;
+        settled(ask.outcome)
+    }
+
+    /// Has the client do it where nothing is known of the address: a few bytes first, and the rest if that went well.
+    fn explore(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
+        let mut rest = part.reborrow();
+        let few = rest.take(PROBE);
+        let behind = address.wrapping_add(few.len() as u64);
+        self.ask(address, few)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.ask(behind, rest)
+    }
+
+    /// Has the client see that the function has gone astray at `address`, if it is one that nothing is known of, so that
+    /// the guest's IOMMU driver logs it. Whatever was to be done there, a few bytes are read, since that changes nothing.
+    fn show(&self, address: u64) {
+        let mut probe = [0; PROBE];
+        let room = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
+        let probe = Buffer::Read(&mut probe).take(room);
+        let target = self.fabric().route(address, room, probe.direction()).target;
+        if let Target::Unmapped = target
+            && let Ok(()) = self.ask(address, probe)
+        {
+            log::debug!("{address:#x}: the client knows what is there, this function does not");
+        }
+    }
+
+    /// Asks the client for a few bytes of what its mapping does not permit, for its IOMMU to report. Fails in any case.
+    fn deny(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
+        self.ask(address, part.reborrow().take(PROBE))?;
+        Err(DmaFault::Forbidden)
+    }
+}
+
+/// What has become of something that the client was asked for. What was stopped for no failure was stopped by the function
+/// itself, and what was not asked for is nothing that anybody may take for done.
+fn settled(outcome: Option<Result<(), UpstreamError>>) -> Result<(), DmaFault> {
+    match outcome {
+        None | Some(Err(UpstreamError::Stopped)) => Err(DmaFault::NotMaster),
+        Some(outcome) => outcome.map_err(DmaFault::Upstream),
+    }
+}
+
+/// Copies between memory and a buffer.
+fn copy(span: &Span, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
+    let done = match part {
+        Buffer::Read(data) => span.file.read(span.offset, data),
+        Buffer::Write(data) => span.file.write(span.offset, data),
+    };
+    done.map_err(|_| DmaFault::NoMemory)
+}
+
+/// Copies between a page of a window and a buffer.
+fn copy_page(table: &PageTable, offset: u64, part: &mut Buffer<'_>) -> Done {
+    let copied = match part {
+        Buffer::Read(data) => table.read(offset, data),
+        Buffer::Write(data) => table.write(offset, data),
+    };
+    let outcome = match copied {
+        Err(PageError::Missing { .. }) => return Done::refused(DmaFault::NoPage),
+        Err(_) => Err(DmaFault::NoMemory),
+        Ok(()) => Ok(()),
+    };
+    Done::own(outcome)
+}
