@@ -11,7 +11,7 @@ use crate::requests::{RequestId, Requests};
 use crate::wire::PROTOCOL;
 
 /// How long the switch waits for an endpoint: for its name, for an acknowledgement, for the answer to a peer's request.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+pub const PATIENCE: Duration = Duration::from_secs(4);
 
 /// The most endpoints that are attached at once, and the most vanished ones that are remembered.
 pub const MAX_PORTS: usize = 64;
