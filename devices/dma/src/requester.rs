@@ -100,7 +100,7 @@ impl Requester {
         }
     }
 
-    /// Sets or takes away the way to the client. Without one, what needs it fails with [`UpstreamError::Gone`].
+    /// Sets or takes away the way to the client. Without one, what needs it fails with [`UpstreamError::Gone`](crate::UpstreamError::Gone).
     pub fn set_upstream(&self, upstream: Option<Arc<dyn Upstream>>) {
         self.note(|| Event::Client(upstream.is_some()));
         *self
