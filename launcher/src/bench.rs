@@ -1,6 +1,7 @@
 //! `peerbar bench`: what is measured, and what becomes of the figures.
 
 mod boot;
+mod device_time;
 mod devices;
 mod fio;
 mod guest;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use peerbar_dma::Latency;
+use peerbar_flight::Level;
 use peerbar_switch::LinkMode;
 
 use crate::artifacts::beside;
@@ -48,7 +49,7 @@ pub(crate) struct Order {
     /// Words of its command line, its program aside.
     pub arguments: Vec<String>,
     /// How much its flight recorder records, if it has one.
-    recording: Option<&'static str>,
+    recording: Option<Level>,
 }
 
 /// The servers of a scenario: first the switches, then the devices, which must find them.
@@ -66,7 +67,7 @@ pub(crate) fn orders(scenario: &Scenario, sockets: &Sockets) -> [Vec<Order>; 2] 
         name: device.name().to_owned(),
         program: device.program(),
         arguments: device_arguments(device, sockets),
-        recording: Some(scenario.recording()),
+        recording: Some(scenario.recording),
     });
     [switches.collect(), devices.collect()]
 }
@@ -201,13 +202,25 @@ pub(crate) fn epitaph(server: &Server, status: ExitStatus) -> String {
     format!("server {} ended ({status}): {words}", server.name)
 }
 
+/// Where in a run's `folder` the device of that name leaves its flight record.
+pub(crate) fn flight_record(folder: &Path, device: &str) -> PathBuf {
+    folder.join(format!("{device}.flight"))
+}
+
+fn level_word(level: Level) -> &'static str {
+    match level {
+        Level::Maps => "maps",
+        Level::All => "all",
+    }
+}
+
 fn spawn(order: &Order, folder: &Folder) -> Result<Server, Failure> {
     let mut command = Command::new(beside(order.program)?);
     command.args(&order.arguments);
     if let Some(recording) = order.recording {
-        let file = folder.path().join(format!("{}.flight", order.name));
+        let file = flight_record(folder.path(), &order.name);
         command.arg("--flight").arg(file);
-        command.args(["--record", recording]);
+        command.args(["--record", level_word(recording)]);
     }
     let name = format!("{}-{}.log", order.kind, order.name);
     let stderr = folder.file(&name)?;

@@ -118,6 +118,7 @@ mod tests {
     use peerbar_report::{Measure, Route, Verdict};
 
     use super::*;
+    use crate::bench::device_time::Recorded;
     use crate::report::Row;
 
     fn done(output: &str, moved: u64, servers: [u64; 2]) -> Done {
@@ -142,6 +143,7 @@ mod tests {
                 ]),
             },
             start: Cost::default(),
+            recorded: Recorded::default(),
         }
     }
 

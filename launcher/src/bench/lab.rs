@@ -1,12 +1,14 @@
 //! Guests whose checks are measurements.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
 use peerbar_bench::{Report, cpu_time};
 use peerbar_report::{Check, Command, Line, Verdict};
 
+use super::device_time::{self, Recorded};
 use super::fio::{self, Outcome};
 use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
@@ -56,6 +58,8 @@ pub(super) struct Done {
     pub(super) cost: Cost,
     /// The part of it that starting fio costs, if it was fio.
     pub(super) start: Cost,
+    /// What the devices recorded meanwhile, if they record everything.
+    pub(super) recorded: Recorded,
 }
 
 /// What a load of fio's came to, and what it cost the host, fio's start left out.
@@ -178,16 +182,17 @@ impl Lab<'_> {
         let artifacts = self.prepare(&scenario)?;
         super::add_versions(&mut self.report, &artifacts);
         let mut rows = self.boot(&scenario, &artifacts, &names)?.into_iter();
-        let (version, _) = rows.next().context("fio is not there")?;
-        let starts = rows.by_ref().take(STARTS).map(|(_, cost)| cost);
+        let (version, ..) = rows.next().context("fio is not there")?;
+        let starts = rows.by_ref().take(STARTS).map(|(_, cost, _)| cost);
         let start = starts.min_by_key(Cost::of_all);
         let start = start.context("fio did not start")?;
         let versions = &mut self.report.versions;
         versions.insert("fio".to_owned(), version.diagnostics.join("\n"));
-        let done = rows.map(|(row, cost)| Done {
+        let done = rows.map(|(row, cost, recorded)| Done {
             row,
             cost,
             start: start.clone(),
+            recorded,
         });
         Ok(done.collect())
     }
@@ -204,7 +209,7 @@ impl Lab<'_> {
         scenario: &Scenario,
         artifacts: &Artifacts,
         names: &[String],
-    ) -> Result<Vec<(Row, Cost)>, Failure> {
+    ) -> Result<Vec<(Row, Cost, Recorded)>, Failure> {
         let folder = Folder::create(self.folder.path(), &scenario.name, SystemTime::now())?;
         let temporary = SocketFolder::create()?;
         let sockets = Sockets::in_folder(temporary.path());
@@ -217,14 +222,15 @@ impl Lab<'_> {
         let mut progress = Progress::new();
         progress.stage(&format!("{}: a guest boots", scenario.name));
         let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, self.signals)?;
-        let costs = follow(&mut guest, scenario, names, &mut progress)?;
+        let seen = follow(&mut guest, scenario, names, &mut progress)?;
         let (_, report, complaint) = guest.stop()?;
         if let Some(complaint) = complaint {
             return Err(anyhow!(complaint).into());
         }
+        let recorded = Recorded::read(scenario, folder.path())?;
         let (rows, ..) = report.finish();
-        let rows = rows.into_iter().map(passed).zip(costs);
-        let rows = rows.map(|(row, cost)| Ok((row?, cost)));
+        let rows = rows.into_iter().map(passed).zip(seen);
+        let rows = rows.map(|(row, (cost, span))| Ok((row?, cost, recorded.during(&span))));
         Ok(rows.collect::<anyhow::Result<_>>()?)
     }
 }
@@ -236,17 +242,17 @@ fn passed(row: Row) -> anyhow::Result<Row> {
     }
 }
 
-/// What each check costs the host, as the results come in.
+/// What each check costs the host, as the results come in, and from when to when it ran ([`device_time::now`]).
 fn follow(
     guest: &mut Guest<'_>,
     scenario: &Scenario,
     names: &[String],
     progress: &mut Progress,
-) -> Result<Vec<Cost>, Failure> {
-    let mut last = spent(guest)?;
-    let mut costs = Vec::new();
+) -> Result<Vec<(Cost, RangeInclusive<u64>)>, Failure> {
+    let mut last = (spent(guest)?, device_time::now());
+    let mut seen = Vec::new();
     let mut deadline = guest.started() + START;
-    while costs.len() < scenario.checks.len() {
+    while seen.len() < scenario.checks.len() {
         let lines = match guest.news(deadline)? {
             News::Report(lines) => lines,
             News::Console(_) => continue,
@@ -257,21 +263,21 @@ fn follow(
         };
         for line in lines {
             match line {
-                Line::Ready(_) => last = spent(guest)?,
+                Line::Ready(_) => last = (spent(guest)?, device_time::now()),
                 Line::Result { .. } => {
-                    let now = spent(guest)?;
-                    costs.push(now.without(&last));
-                    last = now;
+                    let (cost, now) = (spent(guest)?, device_time::now());
+                    seen.push((cost.without(&last.0), last.1..=now));
+                    last = (cost, now);
                 }
                 _ => continue,
             }
             deadline = Instant::now() + scenario.timeout;
-            if let Some(name) = names.get(costs.len()) {
+            if let Some(name) = names.get(seen.len()) {
                 progress.stage(name);
             }
         }
     }
-    Ok(costs)
+    Ok(seen)
 }
 
 /// What the guest has cost since it was started.

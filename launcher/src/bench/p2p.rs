@@ -4,8 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use peerbar_bench::{Figure, Goal};
+use peerbar_flight::{self as flight, Level};
 use peerbar_report::{Buffer, Calls, Check, Copy, GpuFile, Measure, Medium, Route};
 
+use super::device_time::Way;
 use super::fio::{Load, Pattern};
 use super::lab::{self, Done, Lab, Pair};
 use crate::exit::Failure;
@@ -42,6 +44,9 @@ nvme = [
 check = [{ kind = "command", run = "fio --version", show = true }]
 "#;
 
+/// Rounds that do not count: whoever is first to touch memory of disks and GPU waits for the host to provide it.
+const WARM_UP: usize = 1;
+
 /// What is measured, and the figures that come of it.
 struct Case {
     pair: Pair,
@@ -61,6 +66,9 @@ enum LookedAt {
     Throughput,
     /// Bytes that all devices together moved by DMA.
     Traffic,
+    /// Bytes that a command moves a second from when its device takes it up to its end, as the device's record has it: by
+    /// these ways, straight and around.
+    DeviceTime([&'static [Way]; 2]),
     /// Bytes moved a second, as fio says.
     Fio(Load),
     /// Time that QEMU and the servers had of the processors for each transfer of fio's.
@@ -72,22 +80,39 @@ pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
     let rounds = if lab.extent.quick { 1 } else { 3 };
     let only = &lab.extent.only;
     let wanted = |case: &Case| case.figures.iter().any(|figure| figure.name.contains(only));
-    for (text, mut cases) in [(ROUTES, routes(lab.extent.quick)), (CMBS, cmbs())] {
+    // In a guest of their own: a bounce makes many more records than a transfer straight, and shall not pay for them.
+    let (recorded, others): (Vec<_>, Vec<_>) = routes(lab.extent.quick)
+        .into_iter()
+        .partition(Case::looks_at_records);
+    let guests = [
+        (ROUTES, Level::Maps, others),
+        (ROUTES, Level::All, recorded),
+        (CMBS, Level::Maps, cmbs()),
+    ];
+    for (text, recording, mut cases) in guests {
         cases.retain(wanted);
         if cases.is_empty() {
             continue;
         }
-        let scenario = Scenario::parse(Path::new("bench-p2p.toml"), text.to_owned())?;
+        let mut scenario = Scenario::parse(Path::new("bench-p2p.toml"), text.to_owned())?;
+        scenario.recording = recording;
         let pairs: Vec<Pair> = cases.iter().map(|case| case.pair.clone()).collect();
-        let measured = lab.in_turn(scenario, &pairs, rounds)?;
+        let measured = lab.in_turn(scenario, &pairs, WARM_UP + rounds)?;
         for (case, rounds) in cases.iter().zip(&measured) {
-            lab.report.figures.extend(case.figures(rounds)?);
+            let warm = rounds.get(WARM_UP..).unwrap_or_default();
+            lab.report.figures.extend(case.figures(warm)?);
         }
     }
     Ok(())
 }
 
 impl Case {
+    /// Whether the devices must record everything for it.
+    fn looks_at_records(&self) -> bool {
+        let of_records = |figure: &Wanted| matches!(figure.looked_at, LookedAt::DeviceTime(_));
+        self.figures.iter().any(of_records)
+    }
+
     fn figures(&self, rounds: &[[Done; 2]]) -> anyhow::Result<Vec<Figure>> {
         let Pair { name, beside, .. } = &self.pair;
         let upstream =
@@ -105,12 +130,7 @@ impl Case {
 
 impl Wanted {
     fn figure(&self, beside: &str, rounds: &[[Done; 2]]) -> anyhow::Result<Figure> {
-        let values = rounds.iter().map(|[straight, around]| {
-            Ok((
-                self.looked_at.value(straight)?,
-                self.looked_at.value(around)?,
-            ))
-        });
+        let values = rounds.iter().map(|round| self.looked_at.values(round));
         let values = values.collect::<anyhow::Result<Vec<_>>>()?;
         let (unit, more_is_better) = self.looked_at.unit();
         Ok(Figure {
@@ -121,20 +141,30 @@ impl Wanted {
 }
 
 impl LookedAt {
-    fn value(self, done: &Done) -> anyhow::Result<f64> {
-        let measure = &done.row.measure;
-        Ok(match self {
-            Self::Throughput => mib(measure.bytes) / measure.seconds,
-            Self::Traffic => mib(traffic(measure)),
-            Self::Fio(load) => done.load()?.outcome.iops * f64::from(load.kib) / 1024.0,
-            Self::HostCpu => done.load()?.host_ns(),
-        })
+    /// Straight and around.
+    fn values(self, [straight, around]: &[Done; 2]) -> anyhow::Result<(f64, f64)> {
+        let both = |of: &dyn Fn(&Done) -> anyhow::Result<f64>| Ok((of(straight)?, of(around)?));
+        match self {
+            Self::Throughput => {
+                both(&|Done { row, .. }| Ok(mib(row.measure.bytes) / row.measure.seconds))
+            }
+            Self::Traffic => both(&|done| Ok(mib(traffic(&done.row.measure)))),
+            Self::DeviceTime([over, by]) => {
+                let [over, by] =
+                    [(straight, over), (around, by)].map(|(done, ways)| done.recorded.rate(ways));
+                Ok((over? / f64::from(MIB), by? / f64::from(MIB)))
+            }
+            Self::Fio(load) => {
+                both(&|done| Ok(done.load()?.outcome.iops * f64::from(load.kib) / 1024.0))
+            }
+            Self::HostCpu => both(&|done| Ok(done.load()?.host_ns())),
+        }
     }
 
     /// What its values are in, and whether more is better.
     fn unit(self) -> (&'static str, bool) {
         match self {
-            Self::Throughput | Self::Fio(_) => ("MiB/s", true),
+            Self::Throughput | Self::DeviceTime(_) | Self::Fio(_) => ("MiB/s", true),
             Self::Traffic => ("MiB", false),
             Self::HostCpu => ("ns", false),
         }
@@ -146,8 +176,10 @@ fn traffic(measure: &Measure) -> u64 {
     measure.routes.values().sum()
 }
 
+const MIB: u32 = 1 << 20;
+
 fn mib(bytes: u64) -> f64 {
-    Duration::from_micros(bytes).as_secs_f64() * 1e6 / f64::from(1 << 20)
+    Duration::from_micros(bytes).as_secs_f64() * 1e6 / f64::from(MIB)
 }
 
 fn routes(quick: bool) -> Vec<Case> {
@@ -181,28 +213,20 @@ fn to_vram(size: u64) -> [Case; 2] {
             threads: 1,
         })
     };
-    let case = |beside, around, figures| Case {
-        pair: Pair {
-            name: format!("p2p/vram/{}", Size(size)),
-            beside,
-            checks: [check("disk1", false), around],
-        },
-        figures,
-    };
-    let wanted = |what: &str, looked_at, goal| Wanted {
-        name: format!("p2p/vram/{}/{what}", Size(size)),
-        looked_at,
-        goal,
-    };
-    let half = Some(Goal::RatioAtMost(0.5));
-    let over_bounce = vec![
-        wanted("over-bounce", LookedAt::Throughput, None),
-        wanted("traffic", LookedAt::Traffic, half),
+    let name = format!("p2p/vram/{}", Size(size));
+    let over_bounce = [
+        ("over-bounce", LookedAt::Throughput, None),
+        ("traffic", LookedAt::Traffic, Some(Goal::RatioAtMost(0.5))),
     ];
-    let over_messages = vec![wanted("over-messages", LookedAt::Throughput, None)];
+    let bounced = [check("disk1", false), check("disk1", true)];
+    let by_messages = [check("disk1", false), check("far", false)];
     [
-        case(BOUNCE, check("disk1", true), over_bounce),
-        case(MESSAGES, check("far", false), over_messages),
+        case(&name, (BOUNCE, bounced), &over_bounce),
+        case(
+            &name,
+            (MESSAGES, by_messages),
+            &over_messages(size, TO_VRAM),
+        ),
     ]
 }
 
@@ -219,22 +243,46 @@ fn through_cmb(size: u64) -> [Case; 2] {
         })
     };
     let cmb = || Buffer::P2pmem("disk0".to_owned());
-    let case = |what: &str, beside, around| Case {
-        pair: Pair {
-            name: format!("p2p/cmb/{}", Size(size)),
-            beside,
-            checks: [check("disk0", "disk1", cmb()), around],
-        },
-        figures: vec![Wanted {
-            name: format!("p2p/cmb/{}/{what}", Size(size)),
-            looked_at: LookedAt::Throughput,
-            goal: None,
-        }],
-    };
-    let bounced = check("disk0", "disk1", Buffer::GuestRam);
+    let name = format!("p2p/cmb/{}", Size(size));
+    let over_bounce = [("over-bounce", LookedAt::Throughput, None)];
+    let straight = || check("disk0", "disk1", cmb());
+    let bounced = [straight(), check("disk0", "disk1", Buffer::GuestRam)];
+    let by_messages = [straight(), check("far", "far", cmb())];
     [
-        case("over-bounce", "through guest RAM", bounced),
-        case("over-messages", MESSAGES, check("far", "far", cmb())),
+        case(&name, ("through guest RAM", bounced), &over_bounce),
+        case(
+            &name,
+            (MESSAGES, by_messages),
+            &over_messages(size, THROUGH_CMB),
+        ),
+    ]
+}
+
+/// What is added to the name of a case for a figure, and what that is.
+type Aspect = (&'static str, LookedAt, Option<Goal>);
+
+fn case(name: &str, (beside, checks): (&'static str, [Check; 2]), aspects: &[Aspect]) -> Case {
+    let figures = aspects.iter().map(|(what, looked_at, goal)| Wanted {
+        name: format!("{name}/{what}"),
+        looked_at: *looked_at,
+        goal: *goal,
+    });
+    Case {
+        pair: Pair {
+            name: name.to_owned(),
+            beside,
+            checks,
+        },
+        figures: figures.collect(),
+    }
+}
+
+/// A transfer of that size beside one by messages; `ways` as in [`LookedAt::DeviceTime`].
+fn over_messages(size: u64, ways: [&'static [Way]; 2]) -> [Aspect; 2] {
+    let goal = (size == u64::from(MIB)).then_some(Goal::RatioAtLeast(20.0));
+    [
+        ("over-messages", LookedAt::Throughput, None),
+        (DEVICE_TIME, LookedAt::DeviceTime(ways), goal),
     ]
 }
 
@@ -273,6 +321,20 @@ fn own_cmb(kib: u32, depth: u32) -> Case {
     }
 }
 
+const DEVICE_TIME: &str = "device-time-over-messages";
+
+/// Whose commands a transfer takes, straight and by messages, and which way their data goes. Checks that follow each other
+/// have none of these alike, so that no command of the next is taken for one of the check before.
+const TO_VRAM: [&[Way]; 2] = [&[("disk1", flight::Route::Peer)], BY_MESSAGES];
+const THROUGH_CMB: [&[Way]; 2] = [
+    &[
+        ("disk0", flight::Route::OwnBar),
+        ("disk1", flight::Route::Peer),
+    ],
+    BY_MESSAGES,
+];
+const BY_MESSAGES: &[Way] = &[("far", flight::Route::Upstream)];
+
 const BOUNCE: &str = "bounced through guest RAM";
 const MESSAGES: &str = "by messages through QEMU";
 
@@ -289,6 +351,7 @@ mod tests {
     use peerbar_report::Verdict;
 
     use super::*;
+    use crate::bench::device_time::Recorded;
     use crate::bench::lab::Cost;
     use crate::report::Row;
 
@@ -299,6 +362,45 @@ mod tests {
             for Wanted { name, .. } in case.figures {
                 assert!(names.insert(name.clone()), "{name} twice");
             }
+        }
+    }
+
+    #[test]
+    fn twenty_times_messages_are_wanted_of_the_devices_at_1_mib() {
+        let figures = routes(false).into_iter().flat_map(|case| case.figures);
+        let of_devices = figures.filter(|figure| figure.name.ends_with(DEVICE_TIME));
+        let (with_goal, without): (Vec<_>, Vec<_>) =
+            of_devices.partition(|figure| figure.goal == Some(Goal::RatioAtLeast(20.0)));
+        let names: Vec<&str> = with_goal
+            .iter()
+            .map(|figure| figure.name.as_str())
+            .collect();
+        let wanted = ["vram", "cmb"].map(|way| format!("p2p/{way}/1M/{DEVICE_TIME}"));
+        assert_eq!(names, wanted);
+        assert!(without.len() == 6 && without.iter().all(|figure| figure.goal.is_none()));
+    }
+
+    #[test]
+    fn checks_in_a_row_share_no_way() {
+        let recorded = routes(false).into_iter().filter(Case::looks_at_records);
+        let ways = recorded.flat_map(|case| {
+            let of_devices = case
+                .figures
+                .into_iter()
+                .find_map(|figure| match figure.looked_at {
+                    LookedAt::DeviceTime(ways) => Some(ways),
+                    _ => None,
+                });
+            of_devices.unwrap()
+        });
+        let ways: Vec<&[Way]> = ways.collect();
+        // Of several rounds the last check is followed by the first.
+        let next = ways.iter().cycle().skip(1);
+        for (ways, next) in ways.iter().zip(next) {
+            assert!(
+                ways.iter().all(|way| !next.contains(way)),
+                "{ways:?} {next:?}"
+            );
         }
     }
 
@@ -326,6 +428,7 @@ mod tests {
             },
             cost: Cost::default(),
             start: Cost::default(),
+            recorded: Recorded::default(),
         };
         let rounds = [[done(0.5, 0), done(1.0, 3 << 20)]];
         let [over_bounce, over_messages] = to_vram(1 << 20);

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_dma::LinkSpeed;
+use peerbar_flight::Level;
 use peerbar_nvme::{Poll, SeededFault};
 use peerbar_report::{Buffer, Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
@@ -51,6 +52,8 @@ pub(crate) struct Scenario {
     pub machine: Machine,
     /// Names of the host bridges beside the machine's own.
     pub host_bridges: Vec<String>,
+    /// How much the devices record: everything if that is looked at.
+    pub recording: Level,
     /// The PCIe switches.
     pub switches: Vec<Switch>,
     /// The NVMe controllers.
@@ -198,14 +201,6 @@ impl Scenario {
             "the guest asks for the death of {name}, which no `gpu-lost` check names"
         );
         Ok(())
-    }
-
-    /// How much the devices record: everything if that is looked at.
-    pub(crate) fn recording(&self) -> &'static str {
-        match self.machine.sanitize {
-            Some(_) => "all",
-            None => "maps",
-        }
     }
 
     /// What the guest's agent is asked to do.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
+use peerbar_flight::Level;
 use peerbar_report::{Check, Module};
 use toml::Spanned;
 
@@ -67,6 +68,10 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
         name,
         text: String::new(),
         timeout: file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0),
+        recording: match machine.sanitize {
+            Some(_) => Level::All,
+            None => Level::Maps,
+        },
         machine,
         host_bridges: places.host_bridges,
         switches,
