@@ -351,6 +351,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_sanitized_is_recorded() {
+        let recording = |lines: &str| {
+            let machine = format!("name = \"x\"\n[machine]\niommu = \"virtio\"\n{lines}");
+            let check = "[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n";
+            let text = format!("{HEAD}{DISK}{check}").replacen("name = \"x\"\n", &machine, 1);
+            parse(text).unwrap().recording
+        };
+        assert_eq!(recording(""), Level::Maps);
+        assert_eq!(recording("sanitize = true\n"), Level::All);
+    }
+
+    #[test]
     fn mistakes_in_the_file_are_told_with_their_line() {
         let unclosed = parse("name = \"x\nnvme = []\n".to_owned()).unwrap_err();
         assert!(
