@@ -53,6 +53,8 @@ mod mailbox_tests;
 mod messages;
 mod namespace;
 mod outbox;
+#[cfg(test)]
+mod outbox_tests;
 mod pending;
 #[cfg(test)]
 mod pending_tests;
