@@ -64,6 +64,8 @@ mod queues;
 mod registers;
 mod seeded_fault;
 mod shadow;
+#[cfg(test)]
+mod shadow_tests;
 mod storage;
 mod sync;
 mod worker;

@@ -15,10 +15,12 @@ mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 
     pub(crate) use crate::bell::Bell;
+    pub(crate) use crate::guest_memory::Session;
 }
 
 mod bell;
 mod doorbells;
+mod guest_memory;
 
 #[path = "../../src/alarm.rs"]
 mod alarm;
@@ -39,6 +41,8 @@ mod pending;
 mod queues;
 #[path = "../../src/registers.rs"]
 mod registers;
+#[path = "../../src/shadow.rs"]
+mod shadow;
 
 /// Tries a scene in every order of events that takes a thread off at most so many times where it could have gone on.
 fn every_order(preemptions: usize, scene: impl Fn() + Sync + Send + 'static) {

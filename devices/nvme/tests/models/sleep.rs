@@ -4,12 +4,16 @@ use loom::sync::Arc;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::thread;
+use peerbar_nvme_spec::registers::Doorbell;
 
 use crate::alarm::Alarm;
 use crate::bell::Bell;
 use crate::every_order;
+use crate::guest_memory::{SHADOW, Session};
 
 const PREEMPTIONS: usize = 3;
+
+const TAIL: Doorbell = Doorbell::SubmissionTail(1);
 
 /// An event index of long ago: the guest does not ring.
 const BEHIND: u32 = 99;
@@ -19,9 +23,6 @@ struct Scene {
     alarm: Alarm,
     /// A doorbell, and what it says when it has been rung.
     value: AtomicU32,
-    /// In the guest's memory: the doorbell's value, and up to which value the guest need not ring.
-    shadow: AtomicU32,
-    event: AtomicU32,
     order: Mutex<Option<u32>>,
 }
 
@@ -29,8 +30,6 @@ fn scene() -> Arc<Scene> {
     Arc::new(Scene {
         alarm: Alarm::new(Bell::new().unwrap()),
         value: AtomicU32::new(0),
-        shadow: AtomicU32::new(0),
-        event: AtomicU32::new(BEHIND),
         order: Mutex::new(None),
     })
 }
@@ -91,22 +90,22 @@ fn what_the_kernel_has_done_before_it_rings_is_never_missed() {
 fn a_shadow_doorbell_is_seen_or_rung() {
     every_order(PREEMPTIONS, || {
         let scene = scene();
-        let guest = scene.clone();
+        let mut session = Session::new([0, BEHIND]);
+        let (guest, memory) = (scene.clone(), session.clone());
         let guest = thread::spawn(move || {
-            guest.shadow.store(1, Ordering::Relaxed);
+            let [value, event] = memory.words();
+            value.store(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             // The guest rings if it goes beyond the event index by this very step.
-            if guest.event.load(Ordering::Relaxed) == 0 {
+            if event.load(Ordering::Relaxed) == 0 {
                 guest.alarm.knock();
             }
         });
-        let idle = || scene.shadow.load(Ordering::Relaxed) == 0;
-        while idle() {
+        while SHADOW.value(&mut session, TAIL) == Some(0) {
             let _ = scene.alarm.take_knock();
             scene.alarm.sleep(None, || {
-                scene.event.store(0, Ordering::Relaxed);
-                fence(Ordering::SeqCst);
-                idle()
+                let told = SHADOW.call_at(&mut session, TAIL, 0);
+                told && SHADOW.value(&mut session, TAIL) == Some(0)
             });
         }
         guest.join().unwrap();
