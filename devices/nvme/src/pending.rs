@@ -1,19 +1,17 @@
 //! What the guest has left to take from each completion queue: the level of the INTx pin.
 
 use crate::queues::distance;
-use crate::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering};
 
-/// Vector of a completion queue that does not interrupt.
+/// Vector of a completion queue that does not interrupt, or does not exist.
 const NONE: u32 = u32::MAX;
 
 /// A completion queue as all threads see it; its owner says how far it is.
-#[derive(Default)]
 struct Face {
-    open: AtomicBool,
     vector: AtomicU32,
     entries: AtomicU32,
-    head: AtomicU32,
-    tail: AtomicU32,
+    /// Head and tail, of 16 bits each, in one word: nobody sees one of them without the other.
+    reach: AtomicU32,
 }
 
 /// The faces of all completion queues, by number.
@@ -25,7 +23,7 @@ impl Pending {
     /// Room for `queues` completion queues, none of which exists.
     pub(crate) fn new(queues: u16) -> Self {
         Self {
-            faces: (0..queues).map(|_| Face::default()).collect(),
+            faces: (0..queues).map(|_| Face::closed()).collect(),
         }
     }
 
@@ -33,26 +31,25 @@ impl Pending {
     pub(crate) fn open(&self, id: u16, entries: u32, vector: Option<u16>) {
         if let Some(face) = self.faces.get(usize::from(id)) {
             let vector = vector.map_or(NONE, u32::from);
-            face.vector.store(vector, Ordering::Relaxed);
             face.entries.store(entries, Ordering::Relaxed);
-            face.head.store(0, Ordering::Relaxed);
-            face.tail.store(0, Ordering::Relaxed);
-            face.open.store(true, Ordering::Release);
+            face.reach.store(0, Ordering::Relaxed);
+            // Who sees the vector does not see the reach of a former queue.
+            face.vector.store(vector, Ordering::Release);
         }
     }
 
     /// A queue goes.
     pub(crate) fn close(&self, id: u16) {
         if let Some(face) = self.faces.get(usize::from(id)) {
-            face.open.store(false, Ordering::Release);
+            face.vector.store(NONE, Ordering::Relaxed);
         }
     }
 
     /// A queue's owner has taken over a head or posted up to a tail.
     pub(crate) fn moved(&self, id: u16, head: u32, tail: u32) {
         if let Some(face) = self.faces.get(usize::from(id)) {
-            face.head.store(head, Ordering::Release);
-            face.tail.store(tail, Ordering::Release);
+            // Whoever raises the pin for an entry has the guest see the entry.
+            face.reach.store(head << 16 | tail, Ordering::Release);
         }
     }
 
@@ -60,9 +57,8 @@ impl Pending {
     /// queue's head doorbell.
     pub(crate) fn level(&self, mask: u32, rung: impl Fn(u16) -> u32) -> bool {
         (0..).zip(&self.faces).any(|(id, face)| {
-            let vector = face.vector.load(Ordering::Relaxed);
-            face.open.load(Ordering::Acquire)
-                && vector != NONE
+            let vector = face.vector.load(Ordering::Acquire);
+            vector != NONE
                 && mask.checked_shr(vector).unwrap_or(0) & 1 == 0
                 && face.is_pending(rung(id))
         })
@@ -70,12 +66,22 @@ impl Pending {
 }
 
 impl Face {
+    fn closed() -> Self {
+        Self {
+            vector: AtomicU32::new(NONE),
+            entries: AtomicU32::new(0),
+            reach: AtomicU32::new(0),
+        }
+    }
+
     /// Whether there are entries from the rung head up to the tail. A head that is beyond the tail says that the guest has
     /// taken entries of which their owner has yet to tell, or that it is mistaken: nothing that is known of is left to take.
     fn is_pending(&self, rung: u32) -> bool {
         let entries = self.entries.load(Ordering::Relaxed);
-        let head = self.head.load(Ordering::Acquire);
-        let tail = self.tail.load(Ordering::Acquire);
-        rung < entries && distance(head, rung, entries) < distance(head, tail, entries)
+        let reach = self.reach.load(Ordering::Acquire);
+        let (head, tail) = (reach >> 16, reach & 0xffff);
+        // The words may be of two queues, if another one has come meanwhile.
+        let are_of_one_queue = [rung, head, tail].iter().all(|place| *place < entries);
+        are_of_one_queue && distance(head, rung, entries) < distance(head, tail, entries)
     }
 }

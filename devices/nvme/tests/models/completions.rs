@@ -234,6 +234,45 @@ fn the_pin_is_up_for_what_is_left_and_not_once_all_is_taken() {
 }
 
 #[test]
+fn the_pin_that_another_thread_raises_is_up_for_something() {
+    every_order(PREEMPTIONS, || {
+        let scene = Scene::new(InterruptMode::Pin);
+        let guest = scene.clone();
+        let guest = thread::spawn(move || guest.take(1, Rings::EachTime));
+        let engine = scene.clone();
+        let engine = thread::spawn(move || engine.mailbox.update_pin());
+        let mut worker = Worker::new(scene.clone(), NO_WISH);
+        worker.round(Some(&false));
+        engine.join().unwrap();
+        while worker.round(None) {
+            scene.mailbox.sleep(WORKER, None, || true);
+        }
+        guest.join().unwrap();
+        assert!(!scene.line.pin.load(Ordering::SeqCst));
+    });
+}
+
+#[test]
+fn a_queue_that_comes_is_not_taken_for_the_one_that_has_gone() {
+    for entries in [2, 4] {
+        every_order(PREEMPTIONS, move || {
+            let pending = Arc::new(Pending::new(2));
+            pending.open(QUEUE, 4, Some(QUEUE));
+            pending.moved(QUEUE, 3, 2);
+            let engine = pending.clone();
+            let engine = thread::spawn(move || {
+                engine.close(QUEUE);
+                engine.open(QUEUE, entries, Some(QUEUE));
+            });
+            let [first, second] = [(); 2].map(|()| pending.level(0, |_| 0));
+            assert!(first || !second, "the former queue's entries come back");
+            engine.join().unwrap();
+            assert!(!pending.level(0, |_| 0));
+        });
+    }
+}
+
+#[test]
 fn nothing_comes_after_a_reset_has_been_answered() {
     for mode in [InterruptMode::MsiX, InterruptMode::Pin] {
         every_order(PREEMPTIONS, move || {
