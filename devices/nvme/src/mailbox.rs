@@ -41,7 +41,9 @@ pub(crate) struct Mailbox {
     pub(crate) pending: Pending,
     /// By owner.
     alarms: Vec<Alarm>,
-    /// The engine should look at the registers: looked at between any two commands, without the lock.
+    /// The engine should look at the registers. Like `quiet` it is looked at between any two commands, without the lock, and
+    /// with no order: it tells of nothing but itself. The registers are looked at under their lock, queues come and go by
+    /// orders, and who must not miss a change is knocked for.
     urgent: AtomicBool,
     /// No command is to be taken: a reset has begun, or the controller has failed.
     quiet: AtomicBool,
@@ -105,7 +107,7 @@ impl Mailbox {
 
     fn note_quiet(&self, state: &State) {
         self.quiet
-            .store(state.registers.is_quiet(), Ordering::Release);
+            .store(state.registers.is_quiet(), Ordering::Relaxed);
     }
 
     /// The guest rings a doorbell, by an access that is answered.
@@ -198,12 +200,12 @@ impl Mailbox {
 
     /// Whether the engine should stop taking commands and ask for its next task.
     pub(crate) fn urgent(&self) -> bool {
-        self.urgent.load(Ordering::Acquire)
+        self.urgent.load(Ordering::Relaxed)
     }
 
     /// Whether no command is to be taken, and those that have been taken are to be forgotten.
     pub(crate) fn quiet(&self) -> bool {
-        self.quiet.load(Ordering::Acquire)
+        self.quiet.load(Ordering::Relaxed)
     }
 
     /// The engine's next task; waits for one, unless the engine has work left (`busy`).
@@ -221,7 +223,7 @@ impl Mailbox {
 
     fn next_urgent(&self, enabled: bool) -> Option<Task> {
         let state = self.lock();
-        self.urgent.store(false, Ordering::Release);
+        self.urgent.store(false, Ordering::Relaxed);
         if state.stop {
             return Some(Task::Stop);
         }
@@ -237,7 +239,7 @@ impl Mailbox {
     /// Has the engine look at the registers, and the workers whether somebody still waits for their commands to come to
     /// their end.
     fn alert(&self) {
-        self.urgent.store(true, Ordering::Release);
+        self.urgent.store(true, Ordering::Relaxed);
         self.alarms.iter().for_each(Alarm::knock);
     }
 
