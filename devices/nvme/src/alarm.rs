@@ -64,7 +64,8 @@ impl Alarm {
     pub(crate) fn sleep(&self, until: Option<Instant>, idle: impl FnOnce() -> bool) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let knocks = self.knocks.load(Ordering::Acquire);
+        // What a new knock is for is looked at once it is taken.
+        let knocks = self.knocks.load(Ordering::Relaxed);
         if knocks == self.heard.load(Ordering::Relaxed) && idle() {
             self.bell.wait(until);
         }

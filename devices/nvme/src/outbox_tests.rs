@@ -38,6 +38,7 @@ impl Interrupts for Sent {
 
 /// An outbox with two queues of one vector, and the messages that were sent.
 struct Scene {
+    mailbox: Arc<Mailbox>,
     outbox: Outbox,
     sent: Arc<Sent>,
 }
@@ -47,15 +48,21 @@ impl Scene {
         let sent = Arc::new(Sent::default());
         let (registers, pending) = (Registers::new(None), Pending::new(3));
         let doorbells = Doorbells::new(3, 0x4000).unwrap();
-        let mailbox = Mailbox::new(registers, doorbells, pending, 1, sent.clone()).unwrap();
+        let mailbox = Mailbox::new(registers, doorbells, pending, 1, sent.clone());
+        let mailbox = Arc::new(mailbox.unwrap());
         let wishes = Coalescing::new(2);
         wishes.set(wish, &[false; 2]);
         let messages = Messages::new(2, Arc::new(wishes));
-        let mut outbox = Outbox::new(Arc::new(mailbox), messages);
+        let mut outbox = Outbox::new(mailbox.clone(), messages);
         for id in [1, 2] {
+            mailbox.pending.open(id, 16, Some(VECTOR));
             outbox.add(id, CompletionQueue::new(0, 16, Some(VECTOR)));
         }
-        Self { outbox, sent }
+        Self {
+            mailbox,
+            outbox,
+            sent,
+        }
     }
 
     /// A completion has been written to the queue at a place, and further ones follow.
@@ -141,4 +148,16 @@ fn the_head_matters_once_more_while_the_last_message_is_unanswered() {
     assert!(!scene.outbox.waits_for_head(&last), "a message goes anyway");
     scene.outbox.take_head(0, 1);
     assert!(!scene.outbox.waits_for_head(&posted), "it has answered");
+}
+
+#[test]
+fn a_guest_that_rings_what_it_has_taken_before_has_nothing_to_take() {
+    let mut scene = plain();
+    scene.post(0);
+    scene.post(0);
+    let level = |scene: &Scene, rung| scene.mailbox.pending.level(0, |_| rung);
+    assert!(level(&scene, 1));
+    scene.outbox.take_head(0, 2);
+    scene.outbox.take_head(0, 1);
+    assert!(!level(&scene, 1));
 }
