@@ -16,6 +16,27 @@ const MOST_STAGED: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadDoorbell;
 
+/// Where the guest is on its way around a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    value: u32,
+    in_second_half: bool,
+}
+
+impl Position {
+    fn new(value: u32, entries: u32) -> Self {
+        Self {
+            value,
+            in_second_half: value >= entries / 2,
+        }
+    }
+
+    /// The value here, if the guest has gone from here to the other half: twice in each turn.
+    pub(crate) fn left_for(self, now: Self) -> Option<u32> {
+        (self.in_second_half != now.in_second_half).then_some(self.value)
+    }
+}
+
 /// A submission queue (NVMe Base 2.0, 3.3.1).
 #[derive(Clone, Debug)]
 pub(crate) struct SubmissionQueue {
@@ -58,6 +79,11 @@ impl SubmissionQueue {
     /// The value of the tail doorbell that was looked at last.
     pub(crate) fn seen(&self) -> u32 {
         self.seen
+    }
+
+    /// Where the tail doorbell is.
+    pub(crate) fn tail_position(&self) -> Position {
+        Position::new(self.seen, self.entries)
     }
 
     /// Whether there are entries to fetch.
@@ -170,6 +196,11 @@ impl CompletionQueue {
     /// How far the guest has taken entries.
     pub(crate) fn head(&self) -> u32 {
         self.head
+    }
+
+    /// Where the head is.
+    pub(crate) fn head_position(&self) -> Position {
+        Position::new(self.head, self.entries)
     }
 
     /// How far entries have been posted.

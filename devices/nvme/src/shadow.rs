@@ -38,6 +38,15 @@ impl Shadow {
         told
     }
 
+    /// Has the guest not ring: what it has passed already it does not pass again before it is once around its queue. To be
+    /// done twice in that time, or the last value that the guest was called at has it ring once a turn.
+    pub(crate) fn leave_behind(self, session: &mut Session, doorbell: Doorbell, passed: u32) {
+        if let Some(place) = place(self.events, doorbell) {
+            // Who is about to sleep finds out if the page is gone.
+            session.store(place, passed);
+        }
+    }
+
     /// Whether both pages can be reached, before the controller counts on them. It takes that for granted of all between the
     /// first and the last doorbell, whose event indexes start from 0.
     pub(crate) fn is_reached(self, session: &mut Session, first_and_last: [Doorbell; 2]) -> bool {

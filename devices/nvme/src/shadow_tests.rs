@@ -5,6 +5,7 @@ use std::sync::Arc;
 use peerbar_dma::{MemoryFile, Requester, Session};
 use peerbar_nvme_spec::registers::Doorbell;
 
+use crate::queues::SubmissionQueue;
 use crate::shadow::Shadow;
 
 #[test]
@@ -36,4 +37,29 @@ fn each_doorbell_has_its_place_in_both_pages_while_they_are_mapped() {
     session.release();
     requester.unmap_all();
     assert_eq!(shadow.value(&mut session, head), None);
+}
+
+/// Linux nvme_dbbuf_need_event.
+fn rings(event: u32, old: u32, new: u32) -> bool {
+    let distance = |from: u32| new.wrapping_sub(from) & 0xffff;
+    distance(event.wrapping_add(1)) < distance(old)
+}
+
+#[test]
+fn a_guest_whose_doorbell_is_looked_at_rings_no_more() {
+    for (entries, step) in [(2, 1), (5, 1), (64, 1), (64, 7), (64, 32), (1024, 100)] {
+        let mut queue = SubmissionQueue::new(0, entries, 1);
+        let mut event = 0;
+        let mut rung = Vec::new();
+        for look in 0..5 * entries / step {
+            let (seen, before) = (queue.seen(), queue.tail_position());
+            let tail = (seen + step) % entries;
+            if rings(event, seen, tail) {
+                rung.push(look);
+            }
+            queue.set_tail(tail).unwrap();
+            event = before.left_for(queue.tail_position()).unwrap_or(event);
+        }
+        assert_eq!(rung, [0], "{step} of {entries} at a time");
+    }
 }

@@ -350,10 +350,19 @@ impl Worker {
     }
 
     fn take_head(&mut self, place: usize) {
-        let id = self.outbox.queue(place).map(|(id, _)| id);
-        let value = id.and_then(|id| self.value(Doorbell::CompletionHead(id)));
-        if let Some(value) = value {
-            self.outbox.take_head(place, value);
+        let queue = self.outbox.queue(place);
+        let Some((id, before)) = queue.map(|(id, queue)| (id, queue.head_position())) else {
+            return;
+        };
+        let bell = Doorbell::CompletionHead(id);
+        let Some(value) = self.value(bell) else {
+            return;
+        };
+        self.outbox.take_head(place, value);
+        let queue = self.outbox.queue(place);
+        let passed = queue.and_then(|(_, queue)| before.left_for(queue.head_position()));
+        if let (Some(shadow), Some(passed)) = (self.shadow, passed) {
+            shadow.leave_behind(&mut self.io.data.session, bell, passed);
         }
     }
 
@@ -385,8 +394,14 @@ impl Worker {
             self.lose_doorbell(id);
             return false;
         };
+        let before = source.queue.tail_position();
         if source.queue.set_tail(tail).is_err() {
             self.mailbox.tell_bad_value();
+        }
+        let passed = before.left_for(source.queue.tail_position());
+        if let (Some(shadow), Some(passed)) = (self.shadow, passed) {
+            let tail = Doorbell::SubmissionTail(id);
+            shadow.leave_behind(&mut self.io.data.session, tail, passed);
         }
         if !source.queue.has_entries() || self.removals.iter().any(|(gone, _)| *gone == id) {
             return false;
