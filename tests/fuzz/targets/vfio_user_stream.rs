@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock};
 
 use libfuzzer_sys::fuzz_target;
-use peerbar_nvme::{Config, Controller, Running, Source};
+use peerbar_nvme::{Config, Controller, Poll, Running, Source};
 use peerbar_vfio_user::{Options, Stop, serve};
 
 /// VERSION 0.0 with id 1 and no capabilities, so that what follows is heard.
@@ -26,6 +26,10 @@ fn controller() -> &'static Mutex<Running> {
             block_bytes: 512,
             mdts: 5,
             namespaces: vec![Source::Ram(1 << 20)],
+            workers: 1,
+            poll: Poll::Adaptive,
+            io_uring: true,
+            seeded_faults: Vec::new(),
         };
         Mutex::new(Controller::start(&config).expect("a controller"))
     })
