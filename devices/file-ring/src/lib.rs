@@ -10,7 +10,7 @@
 //! A transfer is whole or it has failed: what the kernel does by halves is gone on with, and a file that ends too early is
 //! an error.
 //!
-//! This is the one room outside the guest with unsafe code: the kernel is given addresses.
+//! There is unsafe code here, since the kernel is given addresses.
 
 mod transfer;
 
