@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use crate::tsc;
 
@@ -18,13 +19,16 @@ pub(crate) enum Accel {
 }
 
 impl Accel {
-    /// KVM where it really runs a kernel, else TCG.
+    /// KVM where it really runs a kernel, else TCG. Looked for once, as watching a counter takes its time.
     ///
     /// A `/dev/kvm` that opens is not enough: on a host whose CPU shows neither `svm` nor `vmx` it creates a
     /// machine that stops in early boot.
     pub(crate) fn detect() -> Self {
-        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        Self::choose(&cpuinfo, Path::new("/dev/kvm"))
+        static FOUND: OnceLock<Accel> = OnceLock::new();
+        *FOUND.get_or_init(|| {
+            let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            Self::choose(&cpuinfo, Path::new("/dev/kvm"))
+        })
     }
 
     fn choose(cpuinfo: &str, device: &Path) -> Self {
