@@ -20,7 +20,7 @@ use crate::mailbox::{ENGINE, Mailbox};
 use crate::messages::Messages;
 use crate::outbox::Outbox;
 use crate::poll::Poll;
-use crate::queues::{CompletionQueue, SubmissionQueue};
+use crate::queues::{CompletionQueue, Position, SubmissionQueue};
 use crate::registers::Registers;
 use crate::shadow::Shadow;
 
@@ -359,10 +359,16 @@ impl Worker {
             return;
         };
         self.outbox.take_head(place, value);
-        let queue = self.outbox.queue(place);
-        let passed = queue.and_then(|(_, queue)| before.left_for(queue.head_position()));
-        if let (Some(shadow), Some(passed)) = (self.shadow, passed) {
-            shadow.leave_behind(&mut self.io.data.session, bell, passed);
+        if let Some((_, queue)) = self.outbox.queue(place) {
+            let now = queue.head_position();
+            self.leave_behind(bell, before, now);
+        }
+    }
+
+    /// A doorbell has been looked at. Has the guest ring none while that goes on.
+    fn leave_behind(&mut self, doorbell: Doorbell, before: Position, now: Position) {
+        if let (Some(shadow), Some(passed)) = (self.shadow, before.left_for(now)) {
+            shadow.leave_behind(&mut self.io.data.session, doorbell, passed);
         }
     }
 
@@ -398,12 +404,9 @@ impl Worker {
         if source.queue.set_tail(tail).is_err() {
             self.mailbox.tell_bad_value();
         }
-        let passed = before.left_for(source.queue.tail_position());
-        if let (Some(shadow), Some(passed)) = (self.shadow, passed) {
-            let tail = Doorbell::SubmissionTail(id);
-            shadow.leave_behind(&mut self.io.data.session, tail, passed);
-        }
-        if !source.queue.has_entries() || self.removals.iter().any(|(gone, _)| *gone == id) {
+        let (now, has_entries) = (source.queue.tail_position(), source.queue.has_entries());
+        self.leave_behind(Doorbell::SubmissionTail(id), before, now);
+        if !has_entries || self.removals.iter().any(|(gone, _)| *gone == id) {
             return false;
         }
         let room = self.room(place).min(self.share(index));
