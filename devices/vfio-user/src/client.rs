@@ -93,7 +93,7 @@ impl Client {
         let mut requests = [request];
         self.carry_out(&mut requests, &|| true);
         let [request] = requests;
-        request.outcome.unwrap_or(Ok(()))
+        request.outcome.unwrap_or(Err(RequestError::Stopped))
     }
 
     /// Carries out `requests`, many at a time and in any order, and notes what came of each, as with [`Client::dma_read`] and
