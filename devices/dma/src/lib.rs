@@ -41,7 +41,7 @@
 //! away before it returns. Where no translation can be had the request goes up untranslated, so that the guest's IOMMU
 //! driver logs it. Not modelled: page requests (PRI), process address spaces (PASID), a cache that is shared with other
 //! functions, invalidations that time out; and a translated address is believed, as on hardware whose root complex does not check it.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod atc;
 mod buffer;
@@ -56,6 +56,7 @@ mod memory;
 mod pages;
 mod peers;
 mod pins;
+mod prefetch;
 mod recording;
 mod requester;
 mod route;

@@ -63,6 +63,25 @@ impl Io {
         }
     }
 
+    /// A command comes soon. If its blocks are in memory the processor fetches the first of them; nothing else is done,
+    /// whatever the command says.
+    pub(crate) fn expect(&self, entry: Option<&SubmissionEntry>) {
+        let moves_data = |entry: &&SubmissionEntry| {
+            [NvmOpcode::Read as u8, NvmOpcode::Write as u8].contains(&entry.opcode)
+        };
+        let Some(entry) = entry.filter(moves_data) else {
+            return;
+        };
+        let namespace = find(&self.storage.namespaces, entry.nsid.get()).ok();
+        let straight = namespace.map(|namespace| (namespace, namespace.backend().straight()));
+        if let Some((namespace, Straight::Memory(memory))) = straight {
+            let range = BlockRange::from(entry);
+            if let Ok(extent) = namespace.extent(range.slba.get(), range.blocks().into()) {
+                memory.prefetch(extent.offset, extent.len);
+            }
+        }
+    }
+
     /// Carries out a command of I/O queue `queue`; how it ends. `None`: it is under way now.
     pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) -> Option<Status> {
         self.data

@@ -412,20 +412,32 @@ impl Worker {
         let room = self.room(place).min(self.share(index));
         let count = self.fetch(index, room.min(BATCH));
         let batch = std::mem::take(&mut self.batch);
-        for entry in batch.iter().take(count) {
-            if self.mailbox.quiet() {
-                break;
-            }
-            match self.io.execute(id, entry) {
-                Some(status) => self.complete(index, entry, status),
-                None => self.set_under_way(index),
-            }
-        }
+        self.carry_out(index, batch.get(..count).unwrap_or_default());
         self.batch = batch;
         let more = self.has_more(index);
         self.post(place, more);
         self.io.data.session.release();
         count > 0
+    }
+
+    /// Carries out commands of a queue. The processor fetches blocks of the next one while it copies those of the one before.
+    fn carry_out(&mut self, index: usize, commands: &[SubmissionEntry]) {
+        let source = self.sources.get(index);
+        let Some(id) = source.map(|source| source.id) else {
+            return;
+        };
+        let mut coming = commands.iter();
+        self.io.expect(coming.next());
+        for entry in commands {
+            if self.mailbox.quiet() {
+                break;
+            }
+            self.io.expect(coming.next());
+            match self.io.execute(id, entry) {
+                Some(status) => self.complete(index, entry, status),
+                None => self.set_under_way(index),
+            }
+        }
     }
 
     /// Whether the guest has more commands for a queue at this moment.
