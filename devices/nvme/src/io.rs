@@ -82,6 +82,13 @@ impl Io {
         }
     }
 
+    /// How many bytes have been read and written since the last [`Io::settle`].
+    pub(crate) fn moved(&self) -> u64 {
+        self.tally
+            .bytes_read
+            .saturating_add(self.tally.bytes_written)
+    }
+
     /// Carries out a command of I/O queue `queue`; how it ends. `None`: it is under way now.
     pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) -> Option<Status> {
         self.data

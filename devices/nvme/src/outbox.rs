@@ -83,14 +83,22 @@ impl Outbox {
         queues.any(CompletionQueue::has_left)
     }
 
-    /// What was staged for a queue is in its memory; what there is to interrupt for, if the queue interrupts. `more`:
-    /// further completions of it follow in the next round.
-    pub(crate) fn written(&mut self, place: usize, more: bool) -> Option<Posted> {
-        let (id, queue) = self.queues.get_mut(place)?;
-        let (entries, failed) = queue.posted();
-        let pending = &self.mailbox.pending;
-        pending.moved(*id, queue.head(), queue.posted_tail());
-        queue.vector.map(|vector| Posted {
+    /// What was staged for a queue is in its memory. It is to be [`posted`](Outbox::posted) before anything is waited for.
+    pub(crate) fn written(&mut self, place: usize) {
+        if let Some((id, queue)) = self.queues.get_mut(place) {
+            queue.posted();
+            let pending = &self.mailbox.pending;
+            pending.moved(*id, queue.head(), queue.posted_tail());
+        }
+    }
+
+    /// What there is to interrupt for since the last time, if anything, and if the queue interrupts. `more`: further
+    /// completions of it follow in the next round.
+    pub(crate) fn posted(&mut self, place: usize, more: bool) -> Option<Posted> {
+        let (_, queue) = self.queues.get_mut(place)?;
+        let (entries, failed) = queue.take_news();
+        let vector = queue.vector.filter(|_| entries > 0)?;
+        Some(Posted {
             vector,
             entries,
             failed,

@@ -67,9 +67,14 @@ impl Scene {
 
     /// A completion has been written to the queue at a place, and further ones follow.
     fn write(&mut self, place: usize) -> Posted {
+        self.stage(place);
+        self.outbox.written(place);
+        self.outbox.posted(place, true).unwrap()
+    }
+
+    fn stage(&mut self, place: usize) {
         let (_, queue) = self.outbox.queue(place).unwrap();
         queue.stage(CompletionEntry::new_zeroed(), Status::SUCCESS);
-        self.outbox.written(place, true).unwrap()
     }
 
     /// How many messages have been sent after a completion.
@@ -102,6 +107,18 @@ fn a_guest_that_has_answered_is_interrupted_at_once() {
     scene.post(0);
     scene.outbox.take_head(0, 1);
     assert_eq!(scene.post(0), 2);
+}
+
+#[test]
+fn one_message_is_for_all_that_was_written_before_it() {
+    let wish = InterruptCoalescing::new().with_thr(2).with_time(255);
+    let mut scene = Scene::new(wish);
+    for _ in 0..2 {
+        scene.stage(0);
+        scene.outbox.written(0);
+    }
+    assert_eq!((scene.sent(), scene.post(0)), (0, 1));
+    assert!(scene.outbox.posted(0, true).is_none(), "it has been sent");
 }
 
 #[test]

@@ -133,6 +133,8 @@ pub(crate) struct CompletionQueue {
     promised: u32,
     /// The entries just before the tail that are yet to be posted; they lie one after the other.
     staged: Vec<CompletionEntry>,
+    /// How many have been posted since the guest was last interrupted for them, and whether any of them tells of a failure.
+    news: (u32, bool),
     /// The vector that it interrupts with, if it does.
     pub(crate) vector: Option<u16>,
 }
@@ -149,6 +151,7 @@ impl CompletionQueue {
             phase: true,
             promised: 0,
             staged: Vec::with_capacity(MOST_STAGED),
+            news: (0, false),
             vector,
         }
     }
@@ -239,13 +242,19 @@ impl CompletionQueue {
         }
     }
 
-    /// They have been posted: how many they were, and whether any of them tells of a failure.
-    pub(crate) fn posted(&mut self) -> (u32, bool) {
-        let entries = u32::try_from(self.staged.len()).unwrap_or(u32::MAX);
-        let succeeded = |entry: &CompletionEntry| entry.status.status() == Status::SUCCESS;
-        let failed = !self.staged.iter().all(succeeded);
+    /// They have been written.
+    pub(crate) fn posted(&mut self) {
+        let (entries, failed) = &mut self.news;
+        let more = u32::try_from(self.staged.len()).unwrap_or(u32::MAX);
+        *entries = entries.saturating_add(more);
+        let has_failed = |entry: &CompletionEntry| entry.status.status() != Status::SUCCESS;
+        *failed |= self.staged.iter().any(has_failed);
         self.staged.clear();
-        (entries, failed)
+    }
+
+    /// How many have been posted since the last time, and whether any of them tells of a failure.
+    pub(crate) fn take_news(&mut self) -> (u32, bool) {
+        std::mem::take(&mut self.news)
     }
 }
 

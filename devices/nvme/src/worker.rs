@@ -27,6 +27,9 @@ use crate::shadow::Shadow;
 /// How many commands of one queue are fetched and carried out before the next queue's turn.
 const BATCH: usize = 32;
 
+/// For how many bytes of the commands after it a completion waits at most before the guest can see it.
+const WAIT_BYTES: u64 = 32 << 10;
+
 /// How long a worker goes on looking for work after the last.
 const SPIN: Duration = Duration::from_micros(50);
 
@@ -423,7 +426,7 @@ impl Worker {
     /// Carries out commands of a queue. The processor fetches blocks of the next one while it copies those of the one before.
     fn carry_out(&mut self, index: usize, commands: &[SubmissionEntry]) {
         let source = self.sources.get(index);
-        let Some(id) = source.map(|source| source.id) else {
+        let Some((id, place)) = source.map(|source| (source.id, source.completion)) else {
             return;
         };
         let mut coming = commands.iter();
@@ -436,6 +439,9 @@ impl Worker {
             match self.io.execute(id, entry) {
                 Some(status) => self.complete(index, entry, status),
                 None => self.set_under_way(index),
+            }
+            if self.io.moved() >= WAIT_BYTES {
+                self.write(place);
             }
         }
     }
@@ -497,12 +503,12 @@ impl Worker {
         entry.cid = command.cid;
         let queue = self.outbox.queue(place);
         if queue.is_some_and(|(_, queue)| queue.stage(entry, status)) {
-            self.post(place, true);
+            self.write(place);
         }
     }
 
-    /// Posts the completions that are staged for a queue, and interrupts for them. `more`: further ones follow in no time.
-    fn post(&mut self, place: usize, more: bool) {
+    /// Has the guest see the completions that are staged for a queue. It is interrupted for them by [`Worker::post`].
+    fn write(&mut self, place: usize) {
         self.io.settle();
         let Some((id, queue)) = self.outbox.queue(place) else {
             return;
@@ -518,7 +524,14 @@ impl Worker {
             log::debug!("queue {id}: completions cannot be posted");
             return self.mailbox.report(Registers::fatal);
         }
-        let Some(posted) = self.outbox.written(place, more) else {
+        self.outbox.written(place);
+    }
+
+    /// Posts the completions that are staged for a queue, and interrupts for all that have been written since the last time.
+    /// `more`: further ones follow in no time.
+    fn post(&mut self, place: usize, more: bool) {
+        self.write(place);
+        let Some(posted) = self.outbox.posted(place, more) else {
             return;
         };
         if self.outbox.waits_for_head(&posted) {

@@ -155,7 +155,8 @@ impl Worker {
         queue.stage(CompletionEntry::new_zeroed(), Status::SUCCESS);
         self.scene.entries[self.tail].store(1, Ordering::Release);
         self.tail += 1;
-        let posted = self.outbox.written(0, more).unwrap();
+        self.outbox.written(0);
+        let posted = self.outbox.posted(0, more).unwrap();
         if self.outbox.waits_for_head(&posted) {
             self.take_head();
         }
