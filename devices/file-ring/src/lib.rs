@@ -12,7 +12,9 @@
 //!
 //! There is unsafe code here, since the kernel is given addresses.
 
+mod operation;
 mod transfer;
+mod zeroing;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,12 +22,12 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use io_uring::squeue::Entry;
-use io_uring::types::{Fd, FsyncFlags};
-use io_uring::{IoUring, opcode};
+use io_uring::IoUring;
 use peerbar_dma::Pinned;
 
-use transfer::{Addresses, Progress, Stretch, Transfer};
+use operation::{Operation, Progress, Stretch, Work};
+use transfer::{Addresses, Transfer};
+use zeroing::Zeroing;
 
 /// How many operations a ring takes at once.
 pub const MOST: usize = 1024;
@@ -36,35 +38,6 @@ const ENTRIES: u32 = 1024;
 /// disk, other operations wait for them; its own limit, four for each processor, is soon reached.
 const THREADS: u32 = 64;
 
-/// What the kernel is to do.
-enum Work {
-    Transfer(Transfer),
-    /// Brings what was written there to stable storage, but for what is not needed to find it (fdatasync(2)).
-    Sync(Stretch),
-}
-
-/// An operation that goes on. `T` is its owner's.
-struct Operation<T> {
-    file: Arc<File>,
-    work: Work,
-    owner: T,
-}
-
-impl<T> Operation<T> {
-    /// The next step of it, for the kernel.
-    fn entry(&self) -> Entry {
-        let fd = Fd(self.file.as_raw_fd());
-        match &self.work {
-            Work::Transfer(transfer) => transfer.entry(fd),
-            Work::Sync(stretch) => opcode::Fsync::new(fd)
-                .offset(stretch.offset)
-                .len(stretch.len)
-                .flags(FsyncFlags::DATASYNC)
-                .build(),
-        }
-    }
-}
-
 /// Operations on files that go on by themselves.
 pub struct FileRing<T> {
     ring: IoUring,
@@ -73,6 +46,8 @@ pub struct FileRing<T> {
     free: Vec<usize>,
     /// How many of them have memory pinned.
     pinned: usize,
+    /// No operation makes a further step.
+    stopping: bool,
     ended: VecDeque<(T, io::Result<()>)>,
     /// Of transfers that have ended: no transfer need allocate any.
     spare: Vec<Addresses>,
@@ -93,6 +68,7 @@ impl<T> FileRing<T> {
             operations: Vec::new(),
             free: Vec::new(),
             pinned: 0,
+            stopping: false,
             ended: VecDeque::new(),
             spare: Vec::new(),
         })
@@ -149,6 +125,22 @@ impl<T> FileRing<T> {
         });
     }
 
+    /// Starts to make `len` bytes of a file from `offset` on read as zero, and with `deallocate` gives their storage back too.
+    /// They are written where the file system cannot do either.
+    pub fn zero(
+        &mut self,
+        file: &Arc<File>,
+        (offset, len): (u64, u64),
+        deallocate: bool,
+        owner: T,
+    ) {
+        self.start(Operation {
+            file: file.clone(),
+            work: Work::Zeroing(Zeroing::new((offset, len), deallocate)),
+            owner,
+        });
+    }
+
     fn start(&mut self, operation: Operation<T>) {
         let place = self.free.pop().unwrap_or_else(|| {
             self.operations.push(None);
@@ -166,9 +158,10 @@ impl<T> FileRing<T> {
             return;
         };
         let entry = operation.entry().user_data(place as u64);
-        // SAFETY: the entry names a file, a list of addresses, and memory at these. The operation, which is kept until the
-        // kernel has told that the step is over, keeps all three: the file open, the list, whose items lie on the heap, in
-        // place and unchanged, the memory mapped. Other processes write that memory too; nobody holds a reference to it.
+        // SAFETY: the entry names a file, and zeroes that are there for good, or a list of addresses and memory at these. The
+        // operation, which is kept until the kernel has told that the step is over, keeps all three: the file open, the list,
+        // whose items lie on the heap, in place and unchanged, the memory mapped. Other processes write that memory too;
+        // nobody holds a reference to it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
             self.end(place, Err(io::ErrorKind::ResourceBusy.into()));
@@ -197,6 +190,15 @@ impl<T> FileRing<T> {
     /// Waits until no memory is pinned. What has ended by then comes out of [`FileRing::take_ended`].
     pub fn unpin(&mut self) {
         while self.has_pinned() && self.wait() {}
+    }
+
+    /// Waits until the kernel touches no memory and changes no file any more: operations but syncs are over then, or given up
+    /// after the step that goes on.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+        let is_met = |operation: &Operation<T>| !matches!(operation.work, Work::Sync(_));
+        while self.operations.iter().flatten().any(is_met) && self.wait() {}
+        self.stopping = false;
     }
 
     /// Waits until some operation has gone on; whether that can be waited for.
@@ -235,14 +237,10 @@ impl<T> FileRing<T> {
         let Some(Some(operation)) = self.operations.get_mut(place) else {
             return;
         };
-        let interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
-        let progress = match (&mut operation.work, result) {
-            (_, Err(error)) if interrupted(&error) => Progress::More,
-            (_, Err(error)) => Progress::Over(Err(error)),
-            (Work::Sync(_), Ok(_)) => Progress::Over(Ok(())),
-            (Work::Transfer(transfer), Ok(count)) => transfer.advance(count),
-        };
-        match progress {
+        match operation.work.advance(result) {
+            Progress::More if self.stopping => {
+                self.end(place, Err(io::ErrorKind::Interrupted.into()))
+            }
             Progress::More => self.step(place),
             Progress::ToSync(stretch) => self.sync_stretch(place, stretch),
             Progress::Over(outcome) => self.end(place, outcome),
@@ -282,8 +280,9 @@ impl<T> FileRing<T> {
 }
 
 impl<T> Drop for FileRing<T> {
-    /// Waits until everything has ended.
+    /// Waits until everything has ended, or been given up.
     fn drop(&mut self) {
+        self.stopping = true;
         while !self.is_empty() {
             if !self.wait() {
                 // Whatever the kernel may still touch stays as it is for good.

@@ -1,8 +1,8 @@
 //! Transfers with files that are there, and with pipes, which are slow until they are told.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
@@ -238,6 +238,96 @@ fn a_slow_operation_holds_up_no_other_and_is_gone_on_with_after_a_part() {
     assert!(matches!(scene.next(), (1, Ok(()))));
     assert_eq!(scene.ram(0x1000, 0x800), [7; 0x800]);
     assert_eq!(scene.ram(0x1800, 0x800), [8; 0x800]);
+}
+
+/// A pipe that takes nothing until somebody reads from the other.
+fn full_pipe() -> (Arc<File>, File) {
+    let (reads, writes) = rustix::pipe::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writes, true).unwrap();
+    while rustix::io::write(&writes, &[7; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writes, false).unwrap();
+    (Arc::new(writes.into()), reads.into())
+}
+
+#[test]
+fn zeroed_parts_read_as_zero_and_their_storage_is_given_back_if_asked_for() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    for (owner, deallocate) in [(1, false), (2, true)] {
+        let image = file(&[7; 0x10_0000]);
+        let part = (0x1_0000, 0xe_0000);
+        scene.ring.zero(&image, part, deallocate, owner);
+        assert!(matches!(scene.next(), (ended, Ok(())) if ended == owner));
+        assert_zeroed(&image, 0x10_0000, part);
+        let kept = image.metadata().unwrap().blocks() * 512;
+        assert!(!deallocate || kept <= 0x4_0000, "{kept:#x}");
+    }
+}
+
+#[test]
+fn zeroes_are_written_where_the_file_system_has_no_other_way() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    // tmpfs zeroes no range that keeps its storage.
+    let memory = MemoryFile::create("image", 0x10_0000).unwrap();
+    memory.write(0, &[7; 0x10_0000]).unwrap();
+    let image = Arc::new(memory.file().try_clone().unwrap());
+    let part = (0x1001, 0x2_1234);
+    scene.ring.zero(&image, part, false, 1);
+    assert!(matches!(scene.next(), (1, Ok(()))));
+    assert_zeroed(&image, 0x10_0000, part);
+}
+
+fn assert_zeroed(image: &File, len: usize, (offset, zeroed): (u64, u64)) {
+    let mut data = vec![1; len];
+    image.read_exact_at(&mut data, 0).unwrap();
+    let (before, rest) = data.split_at(usize::try_from(offset).unwrap());
+    let (part, behind) = rest.split_at(usize::try_from(zeroed).unwrap());
+    assert!(part.iter().all(|byte| *byte == 0));
+    assert!(before.iter().chain(behind).all(|byte| *byte == 7));
+}
+
+#[test]
+fn what_cannot_be_zeroed_is_an_error() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let image = tempfile::NamedTempFile::new().unwrap();
+    let image = Arc::new(File::open(image.path()).unwrap());
+    scene.ring.zero(&image, (0, 0x1000), true, 1);
+    assert!(matches!(scene.next(), (1, Err(_))));
+}
+
+#[test]
+fn who_stops_waits_for_the_step_that_goes_on_and_for_no_other() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let (full, mut full_end) = full_pipe();
+    scene.ring.zero(&full, (0, 1 << 30), true, 1);
+    // The pipe has no holes, so it is written to.
+    assert!(scene.ring.submit());
+    rustix::io::read(&scene.bell, &mut [0; 8]).unwrap();
+    assert!(scene.ring.take_ended().is_none() && scene.ring.submit());
+    let image = file(&pattern(0x1000));
+    scene.start(Direction::Write, (&image, 0), &[(0x4000, 0x1000)], 2);
+    assert!(matches!(scene.next(), (2, Ok(()))));
+    let written = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let mut all = Vec::new();
+            full_end.read_to_end(&mut all).unwrap();
+            all
+        });
+        scene.ring.stop();
+        assert!(scene.ring.is_empty());
+        drop(full);
+        reader.join().unwrap()
+    });
+    assert!(matches!(scene.next(), (1, Err(_))));
+    let zeroes = written.iter().filter(|byte| **byte == 0).count();
+    assert!((1..=1 << 16).contains(&zeroes), "{zeroes:#x}");
 }
 
 #[test]

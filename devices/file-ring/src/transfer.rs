@@ -8,30 +8,10 @@ use io_uring::types::Fd;
 use libc::iovec;
 use peerbar_dma::{Direction, DmaFault, Pinned};
 
+use crate::operation::{Progress, Stretch};
+
 /// How many stretches of memory one step may have (readv(2), IOV_MAX).
 const MOST: usize = 1024;
-
-/// How far an operation has come.
-pub(crate) enum Progress {
-    /// Another step is to be made.
-    More,
-    /// All data is moved, and is to be brought to stable storage there.
-    ToSync(Stretch),
-    /// It has ended.
-    Over(io::Result<()>),
-}
-
-/// A part of a file.
-#[derive(Clone, Copy)]
-pub(crate) struct Stretch {
-    pub(crate) offset: u64,
-    /// 0 with an offset of 0: up to the end.
-    pub(crate) len: u32,
-}
-
-impl Stretch {
-    pub(crate) const WHOLE: Self = Self { offset: 0, len: 0 };
-}
 
 /// Addresses for the kernel.
 #[derive(Default)]

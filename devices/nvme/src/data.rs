@@ -1,9 +1,10 @@
 //! The data of commands: between the host's memory and where a namespace keeps it.
 
-use std::fs::File;
 use std::sync::Arc;
 
-use peerbar_dma::{Direction, DmaError, MemoryFile, Origin, Purpose, Requester, Session, Tag};
+use peerbar_dma::{
+    Direction, DmaError, MemoryFile, Origin, Pinned, Purpose, Requester, Session, Tag,
+};
 use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
@@ -101,30 +102,18 @@ impl DataPath {
         self.scatter(purpose, 0, len)
     }
 
-    /// Has the kernel move data between where it was located and a file; whether it does. It does not where some of that is
-    /// no memory that is mapped here.
-    pub(crate) fn start(
-        &mut self,
-        direction: Direction,
-        place: (&Arc<File>, u64),
-        durable: bool,
-        job: Job,
-    ) -> bool {
-        let Some(files) = &mut self.files else {
-            return false;
-        };
+    /// Pins the memory where data was located, for the kernel to move it. `None` where the kernel does no such thing for us, or
+    /// some of that is no memory that is mapped here.
+    pub(crate) fn pin(&mut self, direction: Direction) -> Option<(&mut FileRing<Job>, Pinned)> {
+        let files = self.files.as_mut()?;
         let tag = Tag::new(Purpose::Payload, self.origin);
-        let memory = self.session.pin(tag, direction, places(&self.segments));
-        let Some(memory) = memory else {
-            return false;
-        };
-        files.transfer(place, memory, durable, job);
-        true
+        let memory = self.session.pin(tag, direction, places(&self.segments))?;
+        Some((files, memory))
     }
 
     /// Reads `data.len()` bytes at `address`.
     pub(crate) fn read(&mut self, tag: Tag, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
-        read(&mut self.session, &mut self.files, tag, address, data)
+        self.reach().read(tag, address, data)
     }
 
     /// Writes entries of a queue, as [`Session::write_entries`].
@@ -135,15 +124,16 @@ impl DataPath {
         data: &[u8],
         entry_bytes: usize,
     ) -> Result<(), DmaError> {
-        let place = (address, data.len());
-        let (session, files) = (&mut self.session, &mut self.files);
-        prepare(session, files, tag.purpose, Direction::Write, place);
-        session.write_entries(tag, address, data, entry_bytes)
+        let mut reach = self.reach();
+        reach.prepare(tag.purpose, Direction::Write, (address, data.len()));
+        reach.session.write_entries(tag, address, data, entry_bytes)
     }
 
-    /// Waits until the kernel moves no data any more.
-    pub(crate) fn let_go(&mut self) {
-        let_go(&mut self.session, &mut self.files);
+    fn reach(&mut self) -> Reach<'_> {
+        Reach {
+            session: &mut self.session,
+            files: &mut self.files,
+        }
     }
 
     /// Fetches `len` bytes from where the command says into `memory` from `offset` on. If any of them cannot be had, none
@@ -157,17 +147,13 @@ impl DataPath {
         self.locate(Purpose::Payload, command, len)?;
         let tag = Tag::new(Purpose::Payload, self.origin);
         let mut done = 0;
-        let session = &mut self.session;
-        let straight = self.segments.iter().all(|segment| {
-            session.reaches(
-                Purpose::Payload,
-                Direction::Read,
-                (segment.address, segment.len),
-            )
-        });
+        let straight = self.is_straight(Purpose::Payload);
         for segment in self.segments.iter().filter(|_| straight) {
             let place = (memory, offset + done as u64);
-            match session.read_into(tag, segment.address, place, segment.len) {
+            let moved = self
+                .session
+                .read_into(tag, segment.address, place, segment.len);
+            match moved {
                 Some(outcome) => outcome.map_err(transfer_error)?,
                 None => break,
             }
@@ -217,14 +203,17 @@ impl DataPath {
         if len > self.buffer.len() || command.flags.psdt() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        let (session, files) = (&mut self.session, &mut self.files);
+        let mut reach = Reach {
+            session: &mut self.session,
+            files: &mut self.files,
+        };
         let tag = Tag::new(Purpose::List, self.origin);
         prp::walk(
             (command.prp1.get(), command.prp2.get()),
             len,
             &mut self.segments,
             &mut self.list,
-            |address, entries| read(session, files, tag, address, entries).map_err(transfer_error),
+            |address, entries| reach.read(tag, address, entries).map_err(transfer_error),
         )?;
         let places = (&mut self.stale, &mut self.segments);
         match commit(&self.seeded_faults, purpose, command, places) {
@@ -247,21 +236,52 @@ impl DataPath {
         self.scatter(purpose, 0, len)
     }
 
-    /// Fetches `len` bytes from the segments into the buffer, as one request.
+    /// Fetches `len` bytes from the segments into the buffer.
     pub(crate) fn gather(&mut self, purpose: Purpose, len: usize) -> Result<&[u8], Status> {
-        self.let_go();
-        let data = self.buffer.get_mut(..len).unwrap_or_default();
+        let read = if self.is_straight(purpose) {
+            self.gather_straight(purpose, len)
+        } else {
+            self.gather_at_once(purpose, len)
+        };
+        self.session.release();
+        read.map_err(transfer_error)?;
+        Ok(self.buffer.get(..len).unwrap_or_default())
+    }
+
+    /// Fetches them one after the other, and waits for nobody.
+    fn gather_straight(&mut self, purpose: Purpose, len: usize) -> Result<(), DmaError> {
         let tag = Tag::new(purpose, self.origin);
-        self.session
-            .requester()
-            .gather(tag, places(&self.segments), data)
-            .map_err(transfer_error)?;
-        Ok(data)
+        let mut reach = Reach {
+            session: &mut self.session,
+            files: &mut self.files,
+        };
+        let mut data = self.buffer.get_mut(..len).unwrap_or_default();
+        for segment in &self.segments {
+            let (part, rest) = data.split_at_mut(segment.len.min(data.len()));
+            reach.read(tag, segment.address, part)?;
+            data = rest;
+        }
+        Ok(())
+    }
+
+    /// Fetches them as one request, of which others may have to be asked.
+    fn gather_at_once(&mut self, purpose: Purpose, len: usize) -> Result<(), DmaError> {
+        self.reach().let_go();
+        let tag = Tag::new(purpose, self.origin);
+        let data = self.buffer.get_mut(..len).unwrap_or_default();
+        let requester = self.session.requester();
+        requester.gather(tag, places(&self.segments), data)
+    }
+
+    /// Whether all segments are memory that is mapped here and may be read. It stays so until the session is released.
+    fn is_straight(&mut self, purpose: Purpose) -> bool {
+        let session = &mut self.session;
+        places(&self.segments).all(|place| session.reaches(purpose, Direction::Read, place))
     }
 
     /// Brings the buffer's first `len` bytes to the segments from the one at `index` on, as one request.
     fn scatter(&mut self, purpose: Purpose, index: usize, len: usize) -> Result<(), Status> {
-        self.let_go();
+        self.reach().let_go();
         let data = self.buffer.get(..len).unwrap_or_default();
         let tag = Tag::new(purpose, self.origin);
         let segments = self.segments.get(index..).unwrap_or_default();
@@ -272,37 +292,33 @@ impl DataPath {
     }
 }
 
-/// Reads what may be no memory that is mapped here.
-fn read(
-    session: &mut Session,
-    files: &mut Option<FileRing<Job>>,
-    tag: Tag,
-    address: u64,
-    data: &mut [u8],
-) -> Result<(), DmaError> {
-    let place = (address, data.len());
-    prepare(session, files, tag.purpose, Direction::Read, place);
-    session.read(tag, address, data)
+/// A thread's way to memory, and what the kernel does there meanwhile.
+struct Reach<'a> {
+    session: &'a mut Session,
+    files: &'a mut Option<FileRing<Job>>,
 }
 
-/// To be called before a request by the session that may have to be asked of somebody.
-fn prepare(
-    session: &mut Session,
-    files: &mut Option<FileRing<Job>>,
-    purpose: Purpose,
-    direction: Direction,
-    place: (u64, usize),
-) {
-    let moves = files.as_ref().is_some_and(FileRing::has_pinned);
-    if moves && !session.reaches(purpose, direction, place) {
-        let_go(session, files);
+impl Reach<'_> {
+    /// Reads what may be no memory that is mapped here.
+    fn read(&mut self, tag: Tag, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+        self.prepare(tag.purpose, Direction::Read, (address, data.len()));
+        self.session.read(tag, address, data)
     }
-}
 
-fn let_go(session: &mut Session, files: &mut Option<FileRing<Job>>) {
-    session.release();
-    if let Some(files) = files {
-        files.unpin();
+    /// To be called before a request by the session that may have to be asked of somebody.
+    fn prepare(&mut self, purpose: Purpose, direction: Direction, place: (u64, usize)) {
+        let moves = self.files.as_ref().is_some_and(FileRing::has_pinned);
+        if moves && !self.session.reaches(purpose, direction, place) {
+            self.let_go();
+        }
+    }
+
+    /// Waits until the kernel moves no data any more.
+    fn let_go(&mut self) {
+        self.session.release();
+        if let Some(files) = self.files {
+            files.unpin();
+        }
     }
 }
 
@@ -420,7 +436,8 @@ mod tests {
             work: Work::Data { durable: false },
         };
         let place = (&Arc::new(image), 0);
-        assert!(path.start(Direction::Write, place, false, job));
+        let (files, memory) = path.pin(Direction::Write).unwrap();
+        files.transfer(place, memory, false, job);
         assert!(path.files.as_mut().unwrap().submit());
         path.session.release();
         Some((path, client))

@@ -27,6 +27,8 @@ pub(crate) struct Io {
     tally: Tally,
     /// How often everything has been forgotten.
     era: u64,
+    /// Lists that are not in use: no command need allocate one.
+    lists: Vec<Vec<Extent>>,
 }
 
 /// How far a command has come.
@@ -60,6 +62,7 @@ impl Io {
             storage,
             tally: Tally::default(),
             era: 0,
+            lists: Vec::new(),
         }
     }
 
@@ -132,12 +135,14 @@ impl Io {
 
     /// The kernel has done what it was to do for a command.
     fn go_on(&mut self, job: Job, outcome: io::Result<()>) -> Result<Progress, Status> {
-        let Job { entry, work, .. } = &job;
+        let Job {
+            queue, entry, work, ..
+        } = job;
         let namespaces = &self.storage.namespaces;
         match work {
             Work::Data { durable } => {
                 let namespace = find(namespaces, entry.nsid.get())?;
-                let bytes = blocks(namespace, entry)?.len;
+                let bytes = blocks(namespace, &entry)?.len;
                 if entry.opcode == NvmOpcode::Read as u8 {
                     outcome.map_err(data_error(read_error(namespace)))?;
                     self.tally.read(bytes);
@@ -146,7 +151,7 @@ impl Io {
                     self.tally.wrote(bytes);
                     if !durable && !self.storage.write_cache() {
                         // The cache was turned off, and flushed, while this was under way.
-                        return self.flush(job.queue, entry);
+                        return self.flush(queue, &entry);
                     }
                 }
                 Ok(Progress::Done)
@@ -156,7 +161,12 @@ impl Io {
                 if let Some(namespace) = flushed {
                     outcome.map_err(write_error(namespace))?;
                 }
-                self.flush_rest(job.queue, entry, rest.clone())
+                self.flush_rest(queue, &entry, rest)
+            }
+            Work::Zero(rest) => {
+                let namespace = find(namespaces, entry.nsid.get())?;
+                outcome.map_err(write_error(namespace))?;
+                self.zero_rest(queue, &entry, rest)
             }
         }
     }
@@ -166,20 +176,13 @@ impl Io {
         self.data.files.as_mut().is_none_or(FileRing::submit)
     }
 
-    /// Forgets all commands. Those whose data the kernel moves have come to their end then; others that go on are nobody's.
+    /// Forgets all commands. Nothing that is done for them moves or changes data any more then.
     pub(crate) fn forget(&mut self) {
-        self.data.let_go();
         self.data.session.forget();
-        self.era += 1;
-    }
-
-    fn job(&self, queue: u16, entry: &SubmissionEntry, work: Work) -> Job {
-        Job {
-            era: self.era,
-            queue,
-            entry: *entry,
-            work,
+        if let Some(files) = &mut self.data.files {
+            files.stop();
         }
+        self.era += 1;
     }
 
     /// Has the health tell of everything that has been done.
@@ -216,7 +219,7 @@ impl Io {
             NvmOpcode::WriteZeroes => return self.write_zeroes(queue, entry),
             NvmOpcode::Compare => self.compare(entry)?,
             NvmOpcode::Verify => self.verify(entry)?,
-            NvmOpcode::DatasetManagement => self.dataset_management(entry)?,
+            NvmOpcode::DatasetManagement => return self.dataset_management(queue, entry),
             _ => return Err(Status::INVALID_OPCODE.with_dnr(true)),
         }
         Ok(Progress::Done)
@@ -244,7 +247,7 @@ impl Io {
     ) -> Result<Progress, Status> {
         let storage = self.storage.clone();
         while let Some(namespace) = rest.next().and_then(|at| storage.namespaces.get(at)) {
-            let job = self.job(queue, entry, Work::Flush(rest.clone()));
+            let job = Job::new(self.era, queue, entry, Work::Flush(rest.clone()));
             match (&mut self.data.files, namespace.backend().straight()) {
                 (Some(files), Straight::File(file)) => {
                     files.sync(file, job);
@@ -265,8 +268,9 @@ impl Io {
             Straight::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
                 let place = (file, extent.offset);
-                let job = self.job(queue, entry, Work::Data { durable: false });
-                if self.data.start(Direction::Write, place, false, job) {
+                let job = Job::new(self.era, queue, entry, Work::Data { durable: false });
+                if let Some((files, memory)) = self.data.pin(Direction::Write) {
+                    files.transfer(place, memory, false, job);
                     return Ok(Progress::UnderWay);
                 }
                 self.data.fill(Purpose::Payload, len, |data| {
@@ -293,8 +297,9 @@ impl Io {
                 let durable = control.fua() || !self.storage.write_cache();
                 self.data.locate(Purpose::Payload, entry, len)?;
                 let place = (file, extent.offset);
-                let job = self.job(queue, entry, Work::Data { durable });
-                if self.data.start(Direction::Read, place, durable, job) {
+                let job = Job::new(self.era, queue, entry, Work::Data { durable });
+                if let Some((files, memory)) = self.data.pin(Direction::Read) {
+                    files.transfer(place, memory, durable, job);
                     return Ok(Progress::UnderWay);
                 }
                 let data = self.data.gather(Purpose::Payload, len)?;
@@ -334,42 +339,67 @@ impl Io {
     fn write_zeroes(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let extent = blocks(namespace, entry)?;
-        let control = BlockRange::from(entry).control;
-        let backend = namespace.backend();
-        backend
-            .zero(extent.offset, extent.len, control.deac())
-            .map_err(write_error(namespace))?;
-        if control.fua() || !self.storage.write_cache() {
-            return self.flush(queue, entry);
-        }
-        Ok(Progress::Done)
+        let mut list = self.list();
+        list.push(extent);
+        self.zero_rest(queue, entry, list)
     }
 
     /// NVM Command Set 1.0, 3.2.3: deallocated blocks read as zero; the other attributes are hints.
-    fn dataset_management(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+    fn dataset_management(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+    ) -> Result<Progress, Status> {
+        let mut list = self.list();
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let command = DatasetManagement::from(entry);
         let len = command.ranges() * size_of::<DatasetRange>();
         let data = self.data.receive(Purpose::Control, entry, len)?;
         let ranges = <[DatasetRange]>::ref_from_bytes(data).map_err(|_| Status::INTERNAL_ERROR)?;
-        let extents = || {
-            ranges
-                .iter()
-                .map(|range| namespace.extent(range.slba.get(), range.nlb.get().into()))
-        };
-        extents()
-            .try_for_each(|extent| extent.map(|_| ()))
-            .map_err(out_of_range)?;
-        for extent in extents()
-            .flatten()
-            .filter(|extent| command.attributes.ad() && extent.len > 0)
-        {
-            namespace
-                .backend()
-                .zero(extent.offset, extent.len, true)
-                .map_err(write_error(namespace))?;
+        for range in ranges {
+            let extent = namespace.extent(range.slba.get(), range.nlb.get().into());
+            list.push(extent.map_err(out_of_range)?);
         }
-        Ok(())
+        list.retain(|extent| command.attributes.ad() && extent.len > 0);
+        self.zero_rest(queue, entry, list)
+    }
+
+    /// An empty list.
+    fn list(&mut self) -> Vec<Extent> {
+        let mut list = self.lists.pop().unwrap_or_default();
+        list.clear();
+        list
+    }
+
+    /// Makes these extents read as zero for a command, one after the other.
+    fn zero_rest(
+        &mut self,
+        queue: u16,
+        entry: &SubmissionEntry,
+        mut rest: Vec<Extent>,
+    ) -> Result<Progress, Status> {
+        let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
+        let control = BlockRange::from(entry).control;
+        let writes = entry.opcode == NvmOpcode::WriteZeroes as u8;
+        let deallocate = !writes || control.deac();
+        while let Some(Extent { offset, len }) = rest.pop() {
+            match (&mut self.data.files, namespace.backend().straight()) {
+                (Some(files), Straight::File(file)) => {
+                    let job = Job::new(self.era, queue, entry, Work::Zero(rest));
+                    files.zero(file, (offset, len), deallocate, job);
+                    return Ok(Progress::UnderWay);
+                }
+                _ => namespace
+                    .backend()
+                    .zero(offset, len, deallocate)
+                    .map_err(write_error(namespace))?,
+            }
+        }
+        self.lists.push(rest);
+        if writes && (control.fua() || !self.storage.write_cache()) {
+            return self.flush(queue, entry);
+        }
+        Ok(Progress::Done)
     }
 }
 

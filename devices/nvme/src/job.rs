@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use peerbar_nvme_spec::command::SubmissionEntry;
 
+use crate::namespace::Extent;
+
 /// A command that is under way.
 pub(crate) struct Job {
     /// How often everything had been forgotten when it began: it is nobody's any more once that has happened again.
@@ -20,4 +22,18 @@ pub(crate) enum Work {
     Data { durable: bool },
     /// It brings a namespace to stable storage. These, by their places, come after it.
     Flush(Range<usize>),
+    /// It makes blocks read as zero. These come after them.
+    Zero(Vec<Extent>),
+}
+
+impl Job {
+    /// What is done for a command of I/O queue `queue`.
+    pub(crate) fn new(era: u64, queue: u16, entry: &SubmissionEntry, work: Work) -> Self {
+        Self {
+            era,
+            queue,
+            entry: *entry,
+            work,
+        }
+    }
 }

@@ -22,11 +22,11 @@
 //!
 //! A worker fetches commands and posts completions in batches, and moves data by one copy where both sides are memory that
 //! is mapped here. Data of an image goes by the kernel (`peerbar_file_ring`), many commands at once, straight between the
-//! file and memory that is mapped here, and so do flushes: the worker goes on with other commands, of the same queue and
-//! others, and completes each when the kernel has. Whoever takes such memory away, or resets, waits for the kernel; a
-//! flush that goes on is forgotten by a reset. Between batches it looks at its doorbells: in a page of BAR0, which the guest
-//! may map if the workers never sleep ([`Poll::Always`]), or in the guest's own memory (Doorbell Buffer Config, for
-//! [`Poll::Adaptive`]). A batch of completions shares one interrupt; several do if the host asks for that (Interrupt
+//! file and memory that is mapped here, and so do flushes and zeroes: the worker goes on with other commands, of the same
+//! queue and others, and completes each when the kernel has. Whoever takes such memory away, or resets, waits for the
+//! kernel; a flush that goes on is forgotten by a reset. Between batches it looks at its doorbells: in a page of BAR0, which
+//! the guest may map if the workers never sleep ([`Poll::Always`]), or in the guest's own memory (Doorbell Buffer Config,
+//! for [`Poll::Adaptive`]). A batch of completions shares one interrupt; several do if the host asks for that (Interrupt
 //! Coalescing), or while it is still at work on the last one: `outbox.rs`, `messages.rs`. How a worker goes to sleep without
 //! missing a ring is in `alarm.rs` and `shadow.rs`. That and the way of a completion is tried in every order of events by
 //! `tests/models`.

@@ -1,4 +1,4 @@
-//! A worker, its queues in memory, and a namespace on a pipe: as slow as the test wants.
+//! A worker, its queues in memory, and namespaces on pipes: as slow as the test wants.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -26,12 +26,15 @@ const BLOCK: usize = 512;
 const RAM_BYTES: u64 = 0x4_0000;
 /// Where data goes, away from the queues.
 const DATA: u64 = 0x2_0000;
-/// NSIDs of a namespace on a pipe, and of one in memory.
+/// NSIDs of a namespace on a pipe that nothing comes out of, of one in memory, and of one on a pipe that takes nothing.
 const SLOW: u32 = 1;
 const FAST: u32 = 2;
+const FULL: u32 = 3;
 const ENTRIES: u32 = 4;
+/// How much a pipe holds.
+const FILLING: usize = 0x1000;
 
-/// A namespace whose blocks come out of a pipe.
+/// A namespace whose blocks come out of a pipe, or go into one.
 struct Slow(Arc<File>);
 
 impl Backend for Slow {
@@ -81,6 +84,8 @@ struct Scene {
     worker: Option<JoinHandle<()>>,
     /// What the slow namespace is waiting for.
     data: File,
+    /// Where the blocks of the full one go.
+    sink: File,
     tails: [u32; 3],
     heads: [u32; 3],
 }
@@ -102,11 +107,14 @@ impl Scene {
         requester.set_bus_master(true);
         let (slow, data) = rustix::pipe::pipe().unwrap();
         let slow = Slow(Arc::new(slow.into()));
+        let (sink, full) = full_pipe();
+        let full = Slow(Arc::new(full));
         let fast = RamBackend::new(1 << 20).unwrap();
         let block_bytes = BLOCK.try_into().unwrap();
         let storage = Storage::new(vec![
             Namespace::new(Box::new(slow), block_bytes),
             Namespace::new(Box::new(fast), block_bytes),
+            Namespace::new(Box::new(full), block_bytes),
         ]);
         let mut path = DataPath::new(requester.clone(), 1 << 16, Vec::new());
         let ring = FileRing::new(mailbox.bell(Owner(1)).unwrap().as_fd());
@@ -125,6 +133,7 @@ impl Scene {
             orders,
             worker: Some(std::thread::spawn(move || worker.run())),
             data: data.into(),
+            sink,
             tails: [0; 3],
             heads: [0; 3],
         };
@@ -160,11 +169,19 @@ impl Scene {
 
     /// Has queue `id` read a block of a namespace to `DATA` and the page of that number.
     fn read(&mut self, id: u16, nsid: u32, page: u64) {
+        self.command(id, NvmOpcode::Read, nsid, page);
+    }
+
+    /// Gives queue `id` a command on the first block of a namespace, whose data is at `DATA` in the page of that number.
+    fn command(&mut self, id: u16, opcode: NvmOpcode, nsid: u32, page: u64) {
         let mut entry = SubmissionEntry::new_zeroed();
-        entry.opcode = NvmOpcode::Read as u8;
+        entry.opcode = opcode as u8;
         entry.nsid = U32::new(nsid);
         entry.prp1.set(DATA + page * 0x1000);
         entry.cid.set(page.try_into().unwrap());
+        if opcode == NvmOpcode::DatasetManagement {
+            entry.cdw11.set(1 << 2); // AD: deallocate
+        }
         self.submit(id, &[entry]);
     }
 
@@ -211,6 +228,14 @@ impl Scene {
         self.data.write_all(&vec![7; blocks * BLOCK]).unwrap();
     }
 
+    /// The full namespace takes so many blocks, which are these.
+    fn empty(&mut self, blocks: usize) -> Vec<u8> {
+        let mut data = vec![0; FILLING + blocks * BLOCK];
+        self.sink.read_exact(&mut data).unwrap();
+        assert!(data.iter().take(FILLING).all(|byte| *byte == 7));
+        data.split_off(FILLING)
+    }
+
     fn page(&self, page: u64) -> [u8; BLOCK] {
         let mut data = [0; BLOCK];
         self.ram.read(DATA + page * 0x1000, &mut data).unwrap();
@@ -223,10 +248,20 @@ impl Drop for Scene {
         // What still waits for the slow namespace comes to an end with it.
         let (_, data) = rustix::pipe::pipe().unwrap();
         self.data = data.into();
+        (self.sink, _) = full_pipe();
         drop(self.order(Order::Leave));
         let ended = self.worker.take().unwrap().join();
         assert!(ended.is_ok() || std::thread::panicking());
     }
+}
+
+/// A pipe that takes nothing until `FILLING` bytes have been read from it.
+fn full_pipe() -> (File, File) {
+    let (reads, writes) = rustix::pipe::pipe().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&writes, FILLING).unwrap();
+    let mut writes = File::from(writes);
+    writes.write_all(&[7; FILLING]).unwrap();
+    (reads.into(), writes)
 }
 
 fn submissions(id: u16) -> u64 {
@@ -248,12 +283,67 @@ fn a_slow_command_holds_up_no_other_queue_and_none_behind_it() {
             scene.read(2, FAST, 2);
             assert_eq!(scene.wait(2), (2, 0), "{poll}");
         }
+        for opcode in [NvmOpcode::Compare, NvmOpcode::DatasetManagement] {
+            scene.command(2, opcode, FAST, 2);
+            assert_eq!(scene.wait(2), (2, 0), "{opcode:?}");
+        }
         scene.read(1, FAST, 3);
         assert_eq!(scene.wait(1), (3, 0), "{poll}");
         assert_eq!(scene.page(1), [0; BLOCK]);
         scene.get_on(1);
         assert_eq!(scene.wait(1), (1, 0), "{poll}");
         assert_eq!(scene.page(1), [7; BLOCK]);
+    }
+}
+
+#[test]
+fn blocks_that_are_zeroed_slowly_hold_up_no_other_queue() {
+    for opcode in [NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement] {
+        let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+            return;
+        };
+        let ranges: [u32; 4] = [0, 2, 0, 0]; // Two blocks from the first on.
+        scene.ram.write(DATA + 0x1000, ranges.as_bytes()).unwrap();
+        scene.command(1, opcode, FULL, 1);
+        for _ in 0..10 {
+            scene.read(2, FAST, 2);
+            assert_eq!(scene.wait(2), (2, 0), "{opcode:?}");
+        }
+        assert_eq!(scene.completion(1), None, "{opcode:?}");
+        let blocks = if opcode == NvmOpcode::WriteZeroes {
+            1
+        } else {
+            2
+        };
+        assert_eq!(scene.empty(blocks), vec![0; blocks * BLOCK]);
+        assert_eq!(scene.wait(1), (1, 0), "{opcode:?}");
+    }
+}
+
+#[test]
+fn no_block_is_zeroed_any_more_once_everything_is_forgotten() {
+    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        return;
+    };
+    let ranges: [u32; 4] = [0, 2048, 0, 0]; // All blocks.
+    scene.ram.write(DATA + 0x1000, ranges.as_bytes()).unwrap();
+    scene.command(1, NvmOpcode::DatasetManagement, FULL, 1);
+    assert_eq!(scene.empty(1), [0; BLOCK]);
+    let forgotten = scene.order(Order::Forget);
+    rustix::io::ioctl_fionbio(&scene.sink, true).unwrap();
+    let mut page = [0; 0x1000];
+    while forgotten.try_recv().is_err() {
+        let _ = scene.sink.read(&mut page);
+    }
+    while scene.sink.read(&mut page).is_ok() {}
+    scene.ram.write(0, &vec![0; 0x1_0000]).unwrap();
+    (scene.tails, scene.heads) = ([0; 3], [0; 3]);
+    scene.create_queues();
+    for _ in 0..10 {
+        scene.read(1, FAST, 3);
+        assert_eq!(scene.wait(1), (3, 0));
+        let error = scene.sink.read(&mut page).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 }
 
