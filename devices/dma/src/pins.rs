@@ -188,6 +188,19 @@ impl Pinned {
         self.pieces.iter().map(|piece| (&piece.span, piece.len))
     }
 
+    /// Reads `data.len()` bytes of the memory from `offset` on.
+    pub fn read(&self, mut offset: usize, mut data: &mut [u8]) -> Result<(), DmaFault> {
+        for (span, len) in self.memory() {
+            let skipped = offset.min(len);
+            offset -= skipped;
+            let (part, rest) = data.split_at_mut(data.len().min(len - skipped));
+            let read = span.file.read(span.offset + skipped as u64, part);
+            read.map_err(|_| DmaFault::NoMemory)?;
+            data = rest;
+        }
+        data.is_empty().then_some(()).ok_or(DmaFault::NoMemory)
+    }
+
     /// The request is over: its first `moved` bytes have been moved, and recorded as copies would be, and what came next
     /// failed if there is a fault.
     pub fn end(self, mut moved: usize, fault: Option<DmaFault>) {
@@ -310,6 +323,39 @@ mod tests {
                 (Route::GuestRam, count(2, 0x1000)),
             ]
         );
+    }
+
+    #[test]
+    fn pinned_memory_is_read_from_any_place_on_and_not_beyond_its_end() {
+        let requester = requester();
+        let data: Vec<u8> = (0..=255).collect();
+        let mut session = Session::new(requester.clone());
+        for (address, part) in [
+            (0x1f80, 0..0x80),
+            (0x2000, 0x80..0xc0),
+            (0x9000, 0xc0..0x100),
+        ] {
+            let write = requester.write(Purpose::Payload, address, &data[part]);
+            write.unwrap();
+        }
+        let places = [(0x1f80, 0xc0), (0x9000, 0x40)];
+        let pinned = session.pin(Purpose::Payload, Direction::Read, places);
+        let pinned = pinned.unwrap();
+        for (offset, len) in [
+            (0, 0x100),
+            (0x40, 0x90),
+            (0x80, 0x40),
+            (0xbf, 2),
+            (0x100, 0),
+        ] {
+            let mut read = vec![0; len];
+            assert_eq!(pinned.read(offset, &mut read), Ok(()));
+            assert_eq!(read, data[offset..offset + len], "{offset:#x}+{len:#x}");
+        }
+        for offset in [0xff, 0x100, usize::MAX] {
+            let read = pinned.read(offset, &mut [0; 2]);
+            assert_eq!(read, Err(DmaFault::NoMemory), "{offset:#x}");
+        }
     }
 
     #[test]

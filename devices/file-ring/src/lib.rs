@@ -12,6 +12,7 @@
 //!
 //! There is unsafe code here, since the kernel is given addresses.
 
+mod check;
 mod operation;
 mod transfer;
 mod zeroing;
@@ -23,8 +24,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use io_uring::IoUring;
-use peerbar_dma::Pinned;
+use peerbar_dma::{MemoryFile, Pinned, Span};
 
+pub use check::Differs;
+use check::{Check, STEP};
 use operation::{Operation, Progress, Stretch, Work};
 use transfer::{Addresses, Transfer};
 use zeroing::Zeroing;
@@ -51,6 +54,8 @@ pub struct FileRing<T> {
     ended: VecDeque<(T, io::Result<()>)>,
     /// Of transfers that have ended: no transfer need allocate any.
     spare: Vec<Addresses>,
+    /// What is read to be checked: a step for each place, sparse until read to.
+    checked: Arc<MemoryFile>,
 }
 
 impl<T> FileRing<T> {
@@ -63,6 +68,7 @@ impl<T> FileRing<T> {
         let _ = ring
             .submitter()
             .register_iowq_max_workers(&mut [THREADS, 0]);
+        let checked = MemoryFile::create("peerbar-file-ring", (MOST * STEP) as u64);
         Ok(Self {
             ring,
             operations: Vec::new(),
@@ -71,6 +77,7 @@ impl<T> FileRing<T> {
             stopping: false,
             ended: VecDeque::new(),
             spare: Vec::new(),
+            checked: Arc::new(checked.map_err(io::Error::other)?),
         })
     }
 
@@ -112,6 +119,32 @@ impl<T> FileRing<T> {
         self.start(Operation {
             file: file.clone(),
             work: Work::Transfer(transfer),
+            owner,
+        });
+    }
+
+    /// Starts to read `len` bytes of a file from `offset` on, and to compare them with pinned memory, if there is any: it fails
+    /// with [`Differs`] where they are not the same.
+    pub fn check(
+        &mut self,
+        file: &Arc<File>,
+        (offset, len): (u64, u64),
+        memory: Option<Pinned>,
+        owner: T,
+    ) {
+        let place = self.free.last().copied().unwrap_or(self.operations.len());
+        let room = Span {
+            file: self.checked.clone(),
+            offset: (place * STEP) as u64,
+        };
+        let check = match Check::new((offset, len), memory, room) {
+            Ok(check) => check,
+            Err(error) => return self.ended.push_back((owner, Err(error))),
+        };
+        self.pinned += usize::from(check.has_pinned());
+        self.start(Operation {
+            file: file.clone(),
+            work: Work::Check(check),
             owner,
         });
     }
@@ -158,10 +191,10 @@ impl<T> FileRing<T> {
             return;
         };
         let entry = operation.entry().user_data(place as u64);
-        // SAFETY: the entry names a file, and zeroes that are there for good, or a list of addresses and memory at these. The
-        // operation, which is kept until the kernel has told that the step is over, keeps all three: the file open, the list,
-        // whose items lie on the heap, in place and unchanged, the memory mapped. Other processes write that memory too;
-        // nobody holds a reference to it.
+        // SAFETY: the entry names a file, and zeroes that are there for good, or an address, or a list of addresses, and memory
+        // there. The operation, which is kept until the kernel has told that the step is over, keeps all three: the file
+        // open, the list, whose items lie on the heap, in place and unchanged, the memory mapped. Other processes write that
+        // memory too; nobody holds a reference to it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
             self.end(place, Err(io::ErrorKind::ResourceBusy.into()));
@@ -272,9 +305,16 @@ impl<T> FileRing<T> {
 
     /// Lets the memory go, if some is pinned for this.
     fn let_go(&mut self, work: Work, outcome: &io::Result<()>) {
-        if let Work::Transfer(transfer) = work {
-            self.pinned -= 1;
-            self.spare.push(transfer.end(outcome));
+        match work {
+            Work::Transfer(transfer) => {
+                self.pinned -= 1;
+                self.spare.push(transfer.end(outcome));
+            }
+            Work::Check(check) => {
+                self.pinned -= usize::from(check.has_pinned());
+                check.end(outcome);
+            }
+            Work::Zeroing(_) | Work::Sync(_) => {}
         }
     }
 }

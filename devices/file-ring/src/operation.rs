@@ -9,6 +9,7 @@ use io_uring::opcode;
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, FsyncFlags};
 
+use crate::check::Check;
 use crate::transfer::Transfer;
 use crate::zeroing::Zeroing;
 
@@ -23,6 +24,7 @@ pub(crate) struct Operation<T> {
 pub(crate) enum Work {
     Transfer(Transfer),
     Zeroing(Zeroing),
+    Check(Check),
     /// Brings what was written there to stable storage, but for what is not needed to find it (fdatasync(2)).
     Sync(Stretch),
 }
@@ -56,6 +58,7 @@ impl<T> Operation<T> {
         match &self.work {
             Work::Transfer(transfer) => transfer.entry(fd),
             Work::Zeroing(zeroing) => zeroing.entry(fd),
+            Work::Check(check) => check.entry(fd),
             Work::Sync(stretch) => opcode::Fsync::new(fd)
                 .offset(stretch.offset)
                 .len(stretch.len)
@@ -73,6 +76,7 @@ impl Work {
             (Self::Zeroing(zeroing), result) => zeroing.advance(result),
             (_, Err(error)) => Progress::Over(Err(error)),
             (Self::Transfer(transfer), Ok(count)) => transfer.advance(count),
+            (Self::Check(check), Ok(count)) => check.advance(count),
             (Self::Sync(_), Ok(_)) => Progress::Over(Ok(())),
         }
     }

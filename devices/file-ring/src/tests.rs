@@ -62,6 +62,15 @@ impl Scene {
         self.ring.transfer(place, memory.unwrap(), false, owner);
     }
 
+    /// Starts to compare a file from a place on with memory.
+    fn check(&mut self, (file, offset): (&Arc<File>, u64), memory: &[(u64, usize)], owner: u32) {
+        let mut session = Session::new(self.requester.clone());
+        let len = memory.iter().map(|(_, len)| *len as u64).sum();
+        let memory = session.pin(Purpose::Payload, Direction::Read, memory.iter().copied());
+        self.ring
+            .check(file, (offset, len), Some(memory.unwrap()), owner);
+    }
+
     /// Starts to bring the first page of RAM to a file's stable storage.
     fn store(&mut self, place: (&Arc<File>, u64), owner: u32) {
         let mut session = Session::new(self.requester.clone());
@@ -287,6 +296,74 @@ fn assert_zeroed(image: &File, len: usize, (offset, zeroed): (u64, u64)) {
     let (part, behind) = rest.split_at(usize::try_from(zeroed).unwrap());
     assert!(part.iter().all(|byte| *byte == 0));
     assert!(before.iter().chain(behind).all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_file_is_compared_with_memory_to_the_byte() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let len = 2 * check::STEP + 0x10;
+    let data = pattern(len);
+    let image = file(&[&[1; 0x100], &data[..]].concat());
+    // The first place lies in two mappings.
+    let places = [(0x1000, 0x1800), (0x8000, len - 0x1800)];
+    let (first, rest) = data.split_at(0x1800);
+    scene.ram.write(0x1000, first).unwrap();
+    scene.ram.write(0x8000, rest).unwrap();
+    scene.check((&image, 0x100), &places, 1);
+    assert!(matches!(scene.next(), (1, Ok(()))));
+    assert_eq!(scene.counts(), (3, len as u64, 0));
+    for (owner, address) in [(2, 0x1000), (3, 0x2000), (4, 0x8000 + len as u64 - 0x1801)] {
+        let [byte] = scene.ram(address, 1)[..] else {
+            panic!("more than a byte");
+        };
+        scene.ram.write(address, &[!byte]).unwrap();
+        scene.check((&image, 0x100), &places, owner);
+        let (ended, Err(error)) = scene.next() else {
+            panic!("{address:#x}: success");
+        };
+        assert_eq!(ended, owner);
+        assert!(error.get_ref().unwrap().is::<Differs>(), "{address:#x}");
+        scene.ram.write(address, &[byte]).unwrap();
+    }
+    assert!(!scene.ring.has_pinned() && scene.ring.is_empty());
+}
+
+#[test]
+fn a_file_is_read_to_its_end_and_what_is_beyond_is_an_error() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let image = file(&pattern(0x1_2345));
+    scene.ring.check(&image, (0x45, 0x1_2300), None, 1);
+    assert!(matches!(scene.next(), (1, Ok(()))));
+    scene.ring.check(&image, (0x45, 0x1_2301), None, 2);
+    let (2, Err(error)) = scene.next() else {
+        panic!("success");
+    };
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(scene.counts(), (0, 0, 0));
+}
+
+#[test]
+fn checks_that_go_on_at_once_read_to_places_of_their_own() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let (one, mut one_end) = pipe();
+    let (other, mut other_end) = pipe();
+    scene.ram.write(0x1000, &[1; 0x1000]).unwrap();
+    scene.ram.write(0x3000, &[2; 0x1000]).unwrap();
+    scene.check((&one, 0), &[(0x1000, 0x1000)], 1);
+    scene.check((&other, 0), &[(0x3000, 0x1000)], 2);
+    assert!(scene.ring.submit());
+    one_end.write_all(&[1; 0x1000]).unwrap();
+    other_end.write_all(&[2; 0x1000]).unwrap();
+    rustix::io::read(&scene.bell, &mut [0; 8]).unwrap();
+    let mut ended = [scene.next(), scene.next()].map(|(owner, end)| (owner, end.is_ok()));
+    ended.sort_unstable();
+    assert_eq!(ended, [(1, true), (2, true)]);
 }
 
 #[test]

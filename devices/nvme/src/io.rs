@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use peerbar_dma::{Direction, Origin, Purpose};
-use peerbar_file_ring::FileRing;
+use peerbar_file_ring::{Differs, FileRing};
 use peerbar_nvme_spec::command::nvm::{BlockRange, DatasetManagement, DatasetRange};
 use peerbar_nvme_spec::command::{NSID_ALL, NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
@@ -156,6 +156,14 @@ impl Io {
                 }
                 Ok(Progress::Done)
             }
+            Work::Check => {
+                let namespace = find(namespaces, entry.nsid.get())?;
+                outcome.map_err(check_error(namespace))?;
+                if entry.opcode == NvmOpcode::Compare as u8 {
+                    self.tally.read(blocks(namespace, &entry)?.len);
+                }
+                Ok(Progress::Done)
+            }
             Work::Flush(rest) => {
                 let flushed = rest.start.checked_sub(1).and_then(|at| namespaces.get(at));
                 if let Some(namespace) = flushed {
@@ -215,14 +223,13 @@ impl Io {
         // The others may take their time with the disk.
         self.data.session.release();
         match opcode {
-            NvmOpcode::Flush => return self.flush(queue, entry),
-            NvmOpcode::WriteZeroes => return self.write_zeroes(queue, entry),
-            NvmOpcode::Compare => self.compare(entry)?,
-            NvmOpcode::Verify => self.verify(entry)?,
-            NvmOpcode::DatasetManagement => return self.dataset_management(queue, entry),
-            _ => return Err(Status::INVALID_OPCODE.with_dnr(true)),
+            NvmOpcode::Flush => self.flush(queue, entry),
+            NvmOpcode::WriteZeroes => self.write_zeroes(queue, entry),
+            NvmOpcode::Compare => self.compare(queue, entry),
+            NvmOpcode::Verify => self.verify(queue, entry),
+            NvmOpcode::DatasetManagement => self.dataset_management(queue, entry),
+            _ => Err(Status::INVALID_OPCODE.with_dnr(true)),
         }
-        Ok(Progress::Done)
     }
 
     /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
@@ -311,10 +318,18 @@ impl Io {
         Ok(Progress::Done)
     }
 
-    fn compare(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+    fn compare(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
-        let mut data = self.data.receive(Purpose::Payload, entry, len)?;
+        self.data.locate(Purpose::Payload, entry, len)?;
+        if let Straight::File(file) = namespace.backend().straight()
+            && let Some((files, memory)) = self.data.pin(Direction::Read)
+        {
+            let job = Job::new(self.era, queue, entry, Work::Check);
+            files.check(file, (extent.offset, extent.len), Some(memory), job);
+            return Ok(Progress::UnderWay);
+        }
+        let mut data = self.data.gather(Purpose::Payload, len)?;
         in_steps(namespace, extent, |stored| {
             let (expected, rest) = data
                 .split_at_checked(stored.len())
@@ -327,13 +342,23 @@ impl Io {
             }
         })?;
         self.tally.read(extent.len);
-        Ok(())
+        Ok(Progress::Done)
     }
 
-    fn verify(&mut self, entry: &SubmissionEntry) -> Result<(), Status> {
+    /// Only what is in an image can have become unreadable.
+    fn verify(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
-        in_steps(namespace, blocks(namespace, entry)?, |_| Ok(()))?;
-        Ok(())
+        let extent = blocks(namespace, entry)?;
+        let Straight::File(file) = namespace.backend().straight() else {
+            return Ok(Progress::Done);
+        };
+        let Some(files) = &mut self.data.files else {
+            in_steps(namespace, extent, |_| Ok(()))?;
+            return Ok(Progress::Done);
+        };
+        let job = Job::new(self.era, queue, entry, Work::Check);
+        files.check(file, (extent.offset, extent.len), None, job);
+        Ok(Progress::UnderWay)
     }
 
     fn write_zeroes(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
@@ -481,6 +506,14 @@ fn data_error(other: impl Fn(io::Error) -> Status) -> impl Fn(io::Error) -> Stat
     move |error| match Errno::from_io_error(&error) {
         Some(Errno::FAULT) => Status::DATA_TRANSFER_ERROR,
         _ => other(error),
+    }
+}
+
+/// The status of a command whose blocks could not be read, or are not what they were compared with.
+fn check_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
+    move |error| match error.get_ref() {
+        Some(cause) if cause.is::<Differs>() => Status::COMPARE_FAILURE,
+        _ => data_error(read_error(namespace))(error),
     }
 }
 

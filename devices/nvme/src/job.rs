@@ -20,6 +20,8 @@ pub(crate) struct Job {
 pub(crate) enum Work {
     /// It moves the command's data, and brings what is written to stable storage, or leaves that to a Flush.
     Data { durable: bool },
+    /// It reads blocks, which may be compared with the command's data.
+    Check,
     /// It brings a namespace to stable storage. These, by their places, come after it.
     Flush(Range<usize>),
     /// It makes blocks read as zero. These come after them.

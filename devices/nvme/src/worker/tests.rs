@@ -297,6 +297,30 @@ fn a_slow_command_holds_up_no_other_queue_and_none_behind_it() {
 }
 
 #[test]
+fn blocks_that_are_read_slowly_to_be_checked_hold_up_no_other_queue() {
+    let differs = Status::COMPARE_FAILURE.with_more(true).into_bits();
+    let cases = [
+        (NvmOpcode::Verify, 0, 0),
+        (NvmOpcode::Compare, 7, 0),
+        (NvmOpcode::Compare, 8, differs),
+    ];
+    for (opcode, byte, status) in cases {
+        let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+            return;
+        };
+        scene.ram.write(DATA + 0x1000, &[byte; BLOCK]).unwrap();
+        scene.command(1, opcode, SLOW, 1);
+        for _ in 0..10 {
+            scene.read(2, FAST, 2);
+            assert_eq!(scene.wait(2), (2, 0), "{opcode:?}");
+        }
+        assert_eq!(scene.completion(1), None, "{opcode:?}");
+        scene.get_on(1);
+        assert_eq!(scene.wait(1), (1, status), "{opcode:?}");
+    }
+}
+
+#[test]
 fn blocks_that_are_zeroed_slowly_hold_up_no_other_queue() {
     for opcode in [NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement] {
         let Some(mut scene) = Scene::new(Poll::Adaptive) else {

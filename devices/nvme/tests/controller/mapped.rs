@@ -12,16 +12,19 @@ const ADMIN_HEAD: u64 = 0x1004;
 
 #[test]
 fn admin_commands_are_heard_of_while_a_worker_has_work() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 24).unwrap();
     let mut driver = Driver::with(&Config {
         poll: Poll::Always,
         workers: 1,
         block_bytes: 4096,
-        namespaces: vec![Source::Null(1 << 30)],
+        namespaces: vec![Source::File(image.path().into())],
+        io_uring: false,
         ..config()
     });
     driver.create_pair(2, Pair::new(DATA, DATA + 0x2_0000, 2048, 2048));
     for _ in 0..2047 {
-        driver.put(2, blocks(VERIFY, 0, 1 << 16));
+        driver.put(2, blocks(VERIFY, 0, 1 << 12));
     }
     driver.ring(2);
     // More than one, as the engine may still be up from what came before.
