@@ -68,13 +68,9 @@ pub(crate) struct Piece {
 }
 
 impl Pins {
-    /// An empty list for the pieces of a transfer.
-    pub(crate) fn pieces(&self) -> Vec<Piece> {
-        self.table.lock().spare.pop().unwrap_or_default()
-    }
-
-    /// A transfer begins; its place. To be called with the lock held under which its route was found.
-    pub(crate) fn begin(&self, pieces: &[Piece]) -> usize {
+    /// A transfer begins: its place, and an empty list for the pieces of the next. To be called with the lock held under which
+    /// its route was found.
+    fn begin(&self, pieces: &[Piece]) -> (usize, Vec<Piece>) {
         let mut table = self.table.lock();
         table.begun += 1;
         let number = Some(table.begun);
@@ -90,7 +86,7 @@ impl Pins {
                 .map(|piece| span(piece.address, piece.len as u64));
             transfer.spans.extend(spans);
         }
-        place
+        (place, table.spare.pop().unwrap_or_default())
     }
 
     fn end(&self, place: usize, mut pieces: Vec<Piece>) {
@@ -160,21 +156,23 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Pins what the pieces of a request are, whose routes were found under a lock that is still held.
+    /// Pins what the pieces of a request are, whose routes were found under a lock that is still held. Leaves an empty list for
+    /// the pieces of the next.
     pub(crate) fn new(
         requester: Arc<Requester>,
         tag: Tag,
         direction: Direction,
         started: u64,
-        pieces: Vec<Piece>,
+        pieces: &mut Vec<Piece>,
     ) -> Self {
+        let (place, spare) = requester.pins().begin(pieces);
         Self {
-            place: requester.pins().begin(&pieces),
             requester,
+            place,
             tag,
             direction,
             started,
-            pieces,
+            pieces: std::mem::replace(pieces, spare),
         }
     }
 

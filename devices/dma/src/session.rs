@@ -56,6 +56,8 @@ pub struct Session {
     words: [Option<Direct>; DIRECTIONS],
     /// Bytes that have been moved since the lock was taken.
     moved: usize,
+    /// An empty list for the pieces of what is pinned next: nothing need allocate one.
+    pieces: Vec<Piece>,
     /// Copies of one kind that are not counted yet: how many, and of how many bytes.
     uncounted: Option<(Entry, u64, u64)>,
 }
@@ -70,6 +72,7 @@ impl Session {
             routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
             words: [const { None }; DIRECTIONS],
             moved: 0,
+            pieces: Vec::new(),
             uncounted: None,
         }
     }
@@ -150,11 +153,12 @@ impl Session {
         })
     }
 
-    /// Writes `len` bytes of `memory` from `offset` on at `address`, by one copy, if all of it is memory that is mapped here.
-    /// If not, nothing is done.
-    pub fn write_from(
+    /// Moves `len` bytes between `address` and `memory` from `offset` on, which a read fills, by one copy, if all of what is
+    /// at the address is memory that is mapped here. If not, nothing is done.
+    pub fn transfer(
         &mut self,
         tag: impl Into<Tag>,
+        direction: Direction,
         address: u64,
         (memory, offset): (&MemoryFile, u64),
         len: usize,
@@ -163,8 +167,11 @@ impl Session {
             tag.into(),
             address,
             len,
-            Direction::Write,
-            |to, to_offset| memory.copy_to(offset, to, to_offset, len),
+            direction,
+            |there, at| match direction {
+                Direction::Read => there.copy_to(at, memory, offset, len),
+                Direction::Write => memory.copy_to(offset, there, at, len),
+            },
         )
     }
 
@@ -191,11 +198,17 @@ impl Session {
         let tag = tag.into();
         self.hold();
         let started = self.requester.started();
-        let mut pieces = self.requester.pins().pieces();
-        for place in places {
-            self.cut(tag.purpose, direction, place, &mut pieces)?;
+        let mut pieces = std::mem::take(&mut self.pieces);
+        let all = places
+            .into_iter()
+            .try_for_each(|place| self.cut(tag.purpose, direction, place, &mut pieces));
+        if all.is_none() {
+            pieces.clear();
         }
+        self.pieces = pieces;
+        all?;
         let requester = self.requester.clone();
+        let pieces = &mut self.pieces;
         Some(Pinned::new(requester, tag, direction, started, pieces))
     }
 
@@ -228,24 +241,6 @@ impl Session {
             }
         }
         Some(())
-    }
-
-    /// Reads `len` bytes at `address` into `memory` from `offset` on, by one copy, if all of it is memory that is mapped
-    /// here. If not, nothing is done.
-    pub fn read_into(
-        &mut self,
-        tag: impl Into<Tag>,
-        address: u64,
-        (memory, offset): (&MemoryFile, u64),
-        len: usize,
-    ) -> Option<Result<(), DmaError>> {
-        self.copy(
-            tag.into(),
-            address,
-            len,
-            Direction::Read,
-            |from, from_offset| from.copy_to(from_offset, memory, offset, len),
-        )
     }
 
     /// Looks at the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here. It is no request and not
@@ -414,10 +409,22 @@ mod tests {
         let mut session = Session::new(requester.clone());
         let disk = disk();
         for (address, route) in [(0x1800, Route::GuestRam), (0x9100, Route::OwnBar)] {
-            let moved = session.write_from(Purpose::Payload, address, (&disk, 0x10), 0x100);
+            let moved = session.transfer(
+                Purpose::Payload,
+                Direction::Write,
+                address,
+                (&disk, 0x10),
+                0x100,
+            );
             assert_eq!(moved, Some(Ok(())));
             disk.write(0x1000, &[0; 0x100]).unwrap();
-            let moved = session.read_into(Purpose::Payload, address, (&disk, 0x1000), 0x100);
+            let moved = session.transfer(
+                Purpose::Payload,
+                Direction::Read,
+                address,
+                (&disk, 0x1000),
+                0x100,
+            );
             assert_eq!(moved, Some(Ok(())));
             let mut back = [0; 0x100];
             disk.read(0x1000, &mut back).unwrap();
@@ -440,10 +447,11 @@ mod tests {
         let disk = disk();
         let places = [(0x1f00, 0x200), (0x3000, 8), (0x5000, 8), (0x8ff8, 16)];
         for (address, len) in places {
-            let moved = session.write_from(Purpose::Payload, address, (&disk, 0), len);
+            let moved =
+                session.transfer(Purpose::Payload, Direction::Write, address, (&disk, 0), len);
             assert_eq!(moved, None, "{address:#x}");
         }
-        let moved = session.write_from(Purpose::Payload, u64::MAX, (&disk, 0), 2);
+        let moved = session.transfer(Purpose::Payload, Direction::Write, u64::MAX, (&disk, 0), 2);
         assert_eq!(moved, None);
         assert_eq!(requester.counters().snapshot(), []);
         session
@@ -455,12 +463,30 @@ mod tests {
     }
 
     #[test]
+    fn a_pin_that_fails_keeps_no_memory_and_leaves_its_list_for_the_next() {
+        let (requester, _) = requester();
+        let mut session = Session::new(requester);
+        for _ in 0..2 {
+            let places = [(0x1000, 8), (0x5000, 8)];
+            let pinned = session.pin(Purpose::Payload, Direction::Write, places);
+            assert!(pinned.is_none());
+            assert!(session.pieces.is_empty() && session.pieces.capacity() > 0);
+        }
+        let list = session.pieces.as_ptr();
+        for _ in 0..2 {
+            let pinned = session.pin(Purpose::Payload, Direction::Write, [(0x1000, 8)]);
+            pinned.unwrap().end(8, None);
+        }
+        assert_eq!(session.pieces.as_ptr(), list, "two lists take turns");
+    }
+
+    #[test]
     fn once_a_change_is_answered_no_route_of_before_is_used() {
         let (requester, ram) = requester();
         let mut session = Session::new(requester.clone());
         let disk = disk();
         let write = |session: &mut Session, address| {
-            session.write_from(Purpose::Payload, address, (&disk, 0), 8)
+            session.transfer(Purpose::Payload, Direction::Write, address, (&disk, 0), 8)
         };
         assert_eq!(write(&mut session, 0x1000), Some(Ok(())));
         let session_holds = std::thread::scope(|scope| {
@@ -513,7 +539,7 @@ mod tests {
         assert_eq!(session.load(0x1004), Some(7));
         assert!(session.store(0x2004, 8));
         assert_eq!(
-            session.write_from(Purpose::Payload, 0x1000, (&disk(), 0), 8),
+            session.transfer(Purpose::Payload, Direction::Write, 0x1000, (&disk(), 0), 8),
             None
         );
     }
@@ -526,7 +552,13 @@ mod tests {
         std::thread::scope(|scope| {
             let change = scope.spawn(|| requester.unmap(0x1000, 0x1fff));
             while session
-                .write_from(Purpose::Payload, 0x1000, (&disk, 0), 0x1000)
+                .transfer(
+                    Purpose::Payload,
+                    Direction::Write,
+                    0x1000,
+                    (&disk, 0),
+                    0x1000,
+                )
                 .is_some()
             {}
             change.join().unwrap();

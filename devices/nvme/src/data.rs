@@ -150,9 +150,9 @@ impl DataPath {
         let straight = self.is_straight(Purpose::Payload);
         for segment in self.segments.iter().filter(|_| straight) {
             let place = (memory, offset + done as u64);
-            let moved = self
-                .session
-                .read_into(tag, segment.address, place, segment.len);
+            let moved =
+                self.session
+                    .transfer(tag, Direction::Read, segment.address, place, segment.len);
             match moved {
                 Some(outcome) => outcome.map_err(transfer_error)?,
                 None => break,
@@ -178,9 +178,9 @@ impl DataPath {
         let mut done = 0;
         for (index, segment) in self.segments.iter().enumerate() {
             let place = (memory, offset + done as u64);
-            let moved = self
-                .session
-                .write_from(tag, segment.address, place, segment.len);
+            let moved =
+                self.session
+                    .transfer(tag, Direction::Write, segment.address, place, segment.len);
             let Some(outcome) = moved else {
                 let rest = self.buffer.get_mut(..len - done).unwrap_or_default();
                 let filled = memory.read(offset + done as u64, rest);
