@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -24,7 +23,7 @@ pub(crate) struct Lab {
     /// The GPUs under test, in the order of the plan.
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) uevents: Uevents,
-    modules: Mutex<Modules>,
+    modules: Modules,
     /// The port to the launcher. While a check runs, nobody else writes to it.
     port: File,
     /// Whether the tools root is mounted.
@@ -49,7 +48,7 @@ impl Lab {
             controllers,
             gpus,
             uevents,
-            modules: Mutex::new(modules),
+            modules,
             port,
             tools,
             one_switch,
@@ -79,8 +78,7 @@ impl Lab {
 
     /// Loads a module that only some checks need.
     pub(crate) fn load_module(&self, name: &str) -> anyhow::Result<()> {
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        modules.load(name, "")
+        self.modules.load(name, "")
     }
 
     /// Has the server of the device `name` killed. Returns before it is dead.

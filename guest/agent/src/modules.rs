@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
 use rustix::io::Errno;
@@ -11,10 +12,15 @@ use rustix::system::finit_module;
 
 const DIRECTORY: &str = "/modules";
 
-/// The modules of the initramfs, and which of them have been asked for.
+/// The modules of the initramfs, and which of them have been asked for. Several threads may load some at once.
 #[derive(Debug)]
 pub(crate) struct Modules {
     index: Index,
+    asked_for: Mutex<AskedFor>,
+}
+
+#[derive(Debug, Default)]
+struct AskedFor {
     loaded: BTreeSet<String>,
     built_in: BTreeSet<String>,
 }
@@ -29,17 +35,17 @@ impl Modules {
         };
         Ok(Modules {
             index: Index::parse(&text),
-            loaded: BTreeSet::new(),
-            built_in: BTreeSet::new(),
+            asked_for: Mutex::default(),
         })
     }
 
     /// Loads `name` with `parameters`, its dependencies before it. One that is loaded already is fine; one that the
-    /// initramfs does not have is taken as built into the kernel.
-    pub(crate) fn load(&mut self, name: &str, parameters: &str) -> anyhow::Result<()> {
+    /// initramfs does not have is taken as built into the kernel. One that another thread is loading is waited for, by the
+    /// kernel.
+    pub(crate) fn load(&self, name: &str, parameters: &str) -> anyhow::Result<()> {
         let order = self.index.order(name);
         if order.is_empty() {
-            self.built_in.insert(name.to_owned());
+            self.asked_for().built_in.insert(name.to_owned());
             if !parameters.is_empty() {
                 bail!(
                     "module {name} is built into the kernel, so its parameters ({parameters}) cannot be set here; \
@@ -53,16 +59,23 @@ impl Modules {
             } else {
                 ""
             };
-            if self.loaded.insert(module.clone()) {
+            if !self.asked_for().loaded.contains(&module) {
                 insert(&module, own)?;
+                self.asked_for().loaded.insert(module);
             }
         }
         Ok(())
     }
 
     /// Names that were asked for and not found in the initramfs.
-    pub(crate) fn taken_as_built_in(&self) -> impl Iterator<Item = &str> {
-        self.built_in.iter().map(String::as_str)
+    pub(crate) fn taken_as_built_in(&self) -> Vec<String> {
+        self.asked_for().built_in.iter().cloned().collect()
+    }
+
+    fn asked_for(&self) -> MutexGuard<'_, AskedFor> {
+        self.asked_for
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

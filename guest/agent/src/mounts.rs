@@ -7,10 +7,14 @@ use anyhow::Context;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 
-/// Mounts `/proc`, `/sys`, `/dev`, `/tmp` and `/run`.
+/// Mounts `/sys`.
+pub(crate) fn sysfs() -> anyhow::Result<()> {
+    attach("sysfs", "/sys", "sysfs", None)
+}
+
+/// Mounts `/proc`, `/dev`, `/tmp` and `/run`.
 pub(crate) fn essential() -> anyhow::Result<()> {
     attach("proc", "/proc", "proc", None)?;
-    attach("sysfs", "/sys", "sysfs", None)?;
     attach("devtmpfs", "/dev", "devtmpfs", None)?;
     attach("tmpfs", "/tmp", "tmpfs", Some(c"mode=1777"))?;
     attach("tmpfs", "/run", "tmpfs", Some(c"mode=755"))

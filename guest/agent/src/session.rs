@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -28,9 +28,13 @@ const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// Whatever keeps the agent from reporting.
 pub(crate) fn run() -> anyhow::Result<()> {
+    mounts::sysfs()?;
+    // Some tenths of a second under emulation: the kernel reads its own debugging information, for which the first module
+    // would have to wait, too.
+    let watch = thread::spawn(Decisions::watch);
     mounts::essential()?;
     let uevents = Uevents::open()?;
-    let mut modules = Modules::open()?;
+    let modules = Modules::open()?;
     for driver in ["virtio_pci", "virtio_console"] {
         modules.load(driver, "")?;
     }
@@ -38,8 +42,6 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let for_checks = port.try_clone().context("cannot share the port")?;
     let mut report = KtapWriter::new(port);
     report.begin(u32::try_from(plan.checks.len())?)?;
-    // Some tenths of a second under emulation, which pass while the devices come up.
-    let watch = thread::spawn(Decisions::watch);
     match prepare(&plan, (modules, for_checks), uevents) {
         Ok(lab) => {
             report.ready(uptime_ms()?)?;
@@ -55,28 +57,28 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
 }
 
-/// Loads the drivers and waits for the devices.
-fn prepare(
-    plan: &Plan,
-    (mut modules, port): (Modules, File),
-    uevents: Uevents,
-) -> anyhow::Result<Lab> {
-    for module in &plan.modules {
-        modules.load(&module.name, &module.parameters)?;
-    }
-    if plan.tools {
-        tools::mount_root(&mut modules)?;
-    }
+/// Loads the drivers, and those of the tools beside them, and waits for the devices.
+fn prepare(plan: &Plan, (modules, port): (Modules, File), uevents: Uevents) -> anyhow::Result<Lab> {
+    thread::scope(|scope| {
+        let mount = || tools::mount_root(&modules);
+        let tools = plan.tools.then(|| scope.spawn(mount));
+        for module in &plan.modules {
+            modules.load(&module.name, &module.parameters)?;
+        }
+        let mounted = tools.map(ScopedJoinHandle::join).transpose();
+        mounted
+            .map_err(|_| anyhow!("the thread that mounts the tools panicked"))?
+            .unwrap_or(Ok(()))
+    })?;
     let roots = Roots::of_the_guest();
     let (controllers, gpus) = uevents.wait_for(DEVICE_PATIENCE, || {
         anyhow::Ok((roots.find_all(&plan.devices)?, gpus::find_all(&roots, plan)?))
     }).with_context(|| {
-        let built_in: Vec<&str> = modules.taken_as_built_in().collect();
         format!(
             "not all devices came up within {} s (modules taken as built into the kernel: {}; the console log has \
              the drivers' own words)",
             DEVICE_PATIENCE.as_secs(),
-            built_in.join(", ")
+            modules.taken_as_built_in().join(", ")
         )
     })?;
     let limit = Duration::from_secs(plan.check_seconds.into());

@@ -34,7 +34,7 @@ pub(crate) struct Ran {
 }
 
 /// Mounts the tools root, with the guest's own `/proc`, `/sys` and `/dev` inside.
-pub(crate) fn mount_root(modules: &mut Modules) -> anyhow::Result<()> {
+pub(crate) fn mount_root(modules: &Modules) -> anyhow::Result<()> {
     modules.load("9pnet_virtio", "")?;
     modules.load("9p", "")?;
     // The launcher exports it read-only and nobody changes it meanwhile, so the guest may cache all of it.
