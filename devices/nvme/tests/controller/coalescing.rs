@@ -3,11 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use peerbar_nvme::{Config, Source};
+
 use crate::command::{
     Command, FLUSH, VERIFY, blocks, delete_cq, delete_sq, get_feature, set_feature,
 };
 use crate::driver::{DATA, Driver, ENABLED, Pair};
-use crate::machine::{CC, PAGE};
+use crate::machine::{CC, MIB, PAGE, config};
 
 const COALESCING: u8 = 0x08;
 const VECTOR_CONFIGURATION: u8 = 0x09;
@@ -77,10 +79,13 @@ fn completions_share_messages_unless_that_is_disabled_for_their_vector() {
 }
 
 /// 7 batches of commands, for which there would be as many messages. The second one waits for four batches, and the third
-/// one comes with the last batch.
+/// one comes with the last batch. The commands are on memory: when images are done with theirs is up to the kernel.
 #[test]
 fn completions_share_messages_while_the_guest_does_not_answer_the_last() {
-    let mut driver = Driver::new();
+    let mut driver = Driver::with(&Config {
+        namespaces: vec![Source::Ram(MIB)],
+        ..config()
+    });
     driver.create_pair(2, Pair::new(DATA, DATA + 4 * PAGE, 256, 256));
     for _ in 0..COMMANDS {
         driver.put(2, blocks(VERIFY, 0, 1));
