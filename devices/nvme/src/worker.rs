@@ -417,9 +417,10 @@ impl Worker {
         let batch = std::mem::take(&mut self.batch);
         self.carry_out(index, batch.get(..count).unwrap_or_default());
         self.batch = batch;
+        self.write(place);
+        // Only now, as that may take a while to come from the guest's processor.
         let more = self.has_more(index);
-        self.post(place, more);
-        self.io.data.session.release();
+        self.interrupt(place, more);
         count > 0
     }
 
@@ -507,7 +508,8 @@ impl Worker {
         }
     }
 
-    /// Has the guest see the completions that are staged for a queue. It is interrupted for them by [`Worker::post`].
+    /// Has the guest see the completions that are staged for a queue. [`Worker::interrupt`] is to follow, before anything is
+    /// waited for.
     fn write(&mut self, place: usize) {
         self.io.settle();
         let Some((id, queue)) = self.outbox.queue(place) else {
@@ -519,26 +521,26 @@ impl Worker {
         let data = &mut self.io.data;
         let tag = Tag::new(Purpose::Completion, queue.origin());
         let posted = data.write_entries(tag, address, bytes, size_of::<CompletionEntry>());
-        data.session.release();
         if posted.is_err() {
+            data.session.release();
             log::debug!("queue {id}: completions cannot be posted");
             return self.mailbox.report(Registers::fatal);
         }
         self.outbox.written(place);
     }
 
-    /// Posts the completions that are staged for a queue, and interrupts for all that have been written since the last time.
-    /// `more`: further ones follow in no time.
-    fn post(&mut self, place: usize, more: bool) {
-        self.write(place);
-        let Some(posted) = self.outbox.posted(place, more) else {
-            return;
-        };
-        if self.outbox.waits_for_head(&posted) {
+    /// Interrupts for the completions of a queue that have been written since the last time. `more`: further ones follow in
+    /// no time.
+    fn interrupt(&mut self, place: usize, more: bool) {
+        let posted = self.outbox.posted(place, more);
+        let waits = |posted| self.outbox.waits_for_head(posted);
+        if posted.as_ref().is_some_and(waits) {
             self.take_head(place);
-            self.io.data.session.release();
         }
-        self.outbox.interrupt(posted);
+        self.io.data.session.release();
+        if let Some(posted) = posted {
+            self.outbox.interrupt(posted);
+        }
     }
 }
 

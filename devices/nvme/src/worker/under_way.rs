@@ -48,7 +48,8 @@ impl Worker {
         for place in (0..self.outbox.ids().count()).filter(|_| any) {
             let queue = self.outbox.queue(place);
             let more = queue.is_some_and(|(_, queue)| queue.has_promised());
-            self.post(place, more);
+            self.write(place);
+            self.interrupt(place, more);
         }
         any
     }
