@@ -215,7 +215,7 @@ impl Controller {
         self.admin.ring()?;
         let admin = &mut self.admin;
         let completion = wait("the completion of an admin command", || admin.pop())?;
-        self.admin.release()?;
+        self.admin.ring()?;
         match completion.status {
             0 => Ok(()),
             status => Err(Error::Command {

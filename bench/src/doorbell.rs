@@ -56,14 +56,20 @@ impl Doorbell {
         }
     }
 
-    /// Tells the controller of a new value.
-    pub(crate) fn ring(&mut self, value: u16) -> Result<(), Error> {
+    /// Stores a new value where the controller looks for it, if that is in memory.
+    fn store(&self, value: u16) -> Result<(), Error> {
+        let shadow = self.shadow.iter();
+        let mut shadow = shadow.filter(|_| value != self.last);
+        shadow.try_for_each(|shadow| shadow.memory.store32(shadow.value, u32::from(value)))
+    }
+
+    /// Wakes the controller for a new value, if it wants that.
+    fn wake(&mut self, value: u16) -> Result<(), Error> {
         let last = std::mem::replace(&mut self.last, value);
+        if value == last {
+            return Ok(());
+        }
         if let Some(shadow) = &self.shadow {
-            shadow.memory.store32(shadow.value, u32::from(value))?;
-            // The controller writes its event index before it looks at the value a last time: one of the two sees the
-            // other's store.
-            fence(Ordering::SeqCst);
             let event = shadow.memory.load32(shadow.event)?;
             if !is_awaited(event, value, last) {
                 return Ok(());
@@ -81,6 +87,20 @@ impl Doorbell {
     }
 }
 
+/// Tells the controller of new values of both doorbells of a queue pair. Their words are neighbours: the controller, which
+/// looks at the first, has no time to take their cache line away before the second is written.
+pub(crate) fn ring(bells: &mut [Doorbell; 2], values: [u16; 2]) -> Result<(), Error> {
+    for (bell, value) in bells.iter().zip(values) {
+        bell.store(value)?;
+    }
+    // The controller writes its event index before it looks at the value a last time: one of the two sees the other's store.
+    fence(Ordering::SeqCst);
+    for (bell, value) in bells.iter_mut().zip(values) {
+        bell.wake(value)?;
+    }
+    Ok(())
+}
+
 /// Whether the controller asked to be woken by one of the values after `last` up to `value` (NVMe Base 2.0, annex
 /// B.5: the event index, as all indices, wraps).
 fn is_awaited(event: u32, value: u16, last: u16) -> bool {
@@ -93,35 +113,36 @@ fn is_awaited(event: u32, value: u16, last: u16) -> bool {
 mod tests {
     use super::*;
 
-    fn doorbell() -> (Doorbell, Arc<Memory>, Arc<Memory>) {
+    /// A queue's doorbells, the page with their registers at 8 and 12, and that with the values at 16 and 20 and the event
+    /// indexes at 32 and 36.
+    fn doorbells() -> ([Doorbell; 2], Arc<Memory>, Arc<Memory>) {
         let memory = || Arc::new(Memory::create(4096).unwrap().0);
         let (page, shadows) = (memory(), memory());
-        let register = Register::Mapped {
-            page: page.clone(),
-            offset: 8,
-        };
-        let shadow = Shadow {
-            memory: shadows.clone(),
-            value: 16,
-            event: 32,
-        };
-        (Doorbell::new(register, Some(shadow)), page, shadows)
+        let bells = [0, 4].map(|at| {
+            let register = Register::Mapped {
+                page: page.clone(),
+                offset: 8 + at,
+            };
+            let shadow = Shadow {
+                memory: shadows.clone(),
+                value: 16 + at,
+                event: 32 + at,
+            };
+            Doorbell::new(register, Some(shadow))
+        });
+        (bells, page, shadows)
     }
 
     #[test]
-    fn the_register_is_left_alone_while_the_controller_looks() {
-        let (mut doorbell, page, shadows) = doorbell();
+    fn a_register_is_left_alone_while_the_controller_looks() {
+        let (mut bells, page, shadows) = doorbells();
         shadows.store32(32, 5).unwrap();
-        doorbell.ring(5).unwrap();
-        assert_eq!(
-            (page.load32(8).unwrap(), shadows.load32(16).unwrap()),
-            (0, 5)
-        );
-        doorbell.ring(6).unwrap();
-        assert_eq!(
-            (page.load32(8).unwrap(), shadows.load32(16).unwrap()),
-            (6, 6)
-        );
+        let words = |memory: &Memory, at| [at, at + 4].map(|at| memory.load32(at).unwrap());
+        for (values, registers) in [([5, 0], [0, 0]), ([6, 0], [6, 0]), ([6, 1], [6, 1])] {
+            ring(&mut bells, values).unwrap();
+            assert_eq!(words(&shadows, 16), values.map(u32::from));
+            assert_eq!(words(&page, 8), registers);
+        }
     }
 
     #[test]

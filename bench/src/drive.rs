@@ -114,7 +114,6 @@ fn turn(
     now: Instant,
 ) -> Result<usize, Error> {
     let mut less = 0;
-    let mut pushed = false;
     let mut next = Some(first);
     while let Some(completion) = next {
         let slot = lane.slots.get_mut(usize::from(completion.cid));
@@ -136,7 +135,6 @@ fn turn(
                 slot.aim(job.direction(), place);
                 slot.since = Some(now);
                 lane.queue.push(slot.entry())?;
-                pushed = true;
             }
             None => {
                 slot.since = None;
@@ -145,9 +143,6 @@ fn turn(
         }
         next = lane.queue.pop()?;
     }
-    if pushed {
-        lane.queue.ring()?;
-    }
-    lane.queue.release()?;
+    lane.queue.ring()?;
     Ok(less)
 }

@@ -21,6 +21,8 @@ const NULL_GOAL: f64 = 4e6;
 
 /// What the names of figures of the tail have at their end.
 const TAIL: &str = "/p99";
+/// And those that stand beside a copy, too.
+const TAIL_AND_COPY: &str = "/p99/and-copy";
 
 /// One line of what is measured.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +47,17 @@ impl Case {
 
     /// The name of the last of its figures, with which those of the others begin.
     fn last_name(&self) -> String {
-        let tail = if self.depth == 1 { TAIL } else { "" };
+        let tail = match (self.depth, self.copies_to_host()) {
+            (1, true) => TAIL_AND_COPY,
+            (1, false) => TAIL,
+            _ => "",
+        };
         self.name() + tail
+    }
+
+    /// Whether a transfer of it is a copy of a namespace's memory.
+    fn copies_to_host(&self) -> bool {
+        self.backend == "ram" && self.direction == Direction::Read
     }
 
     fn goal(&self) -> Option<Goal> {
@@ -148,17 +159,20 @@ fn one(
     let mut rounds = Vec::new();
     let mut limits = Vec::new();
     let mut trips = Vec::new();
+    let mut copies = Vec::new();
     for _ in 0..options.rounds() {
         limits.push(limit(case, options, bare)?);
         if case.depth == 1 {
-            trips.push(ping_pong(options.time())?);
+            trips.push(p99(&ping_pong(options.time())?));
+            if case.copies_to_host() {
+                let times = bare.copies.times(case.bytes, options.time())?;
+                copies.push(p99(&times));
+            }
         }
         rounds.push(session.round(case.direction, options.time())?);
     }
     let mut figures = vec![rate(case, &rounds, &limits)];
-    if case.depth == 1 {
-        figures.push(tail(case, &rounds, &trips));
-    }
+    figures.extend(tails(case, &rounds, &trips, &copies));
     Ok(figures)
 }
 
@@ -202,19 +216,34 @@ fn rate(case: &Case, rounds: &[Round], limits: &[f64]) -> Figure {
     }
 }
 
-/// The tail at depth 1, beside the round trips of a word between two threads.
-fn tail(case: &Case, rounds: &[Round], trips: &[Histogram<u64>]) -> Figure {
-    let p99 = |histogram| quantile_us(histogram, 0.99);
-    let pairs = rounds.iter().zip(trips);
-    let pairs: Vec<_> = pairs
-        .map(|(round, trips)| (p99(&round.latencies), p99(trips)))
-        .collect();
-    let beside = "p99 of a shared-memory ping-pong";
-    Figure {
-        goal: Some(Goal::RatioAtMost(2.0)),
-        latency_us: Some(latency(&merged(rounds))),
-        ..Figure::of_rounds(case.name() + TAIL, "us", false, beside, &pairs)
-    }
+fn p99(times: &Histogram<u64>) -> f64 {
+    quantile_us(times, 0.99)
+}
+
+/// The tail at depth 1, beside that of the round trips of a word between two threads, and beside the sum of that and the
+/// tail of single copies; each is one number for each round, or none.
+fn tails(case: &Case, rounds: &[Round], trips: &[f64], copies: &[f64]) -> Vec<Figure> {
+    let both = trips.iter().zip(copies).map(|(trip, copy)| trip + copy);
+    let both: Vec<f64> = both.collect();
+    let (trip, and_copy) = (
+        "p99 of a shared-memory ping-pong",
+        "that and p99 of a cold copy",
+    );
+    let goal = Some(Goal::RatioAtMost(2.0));
+    let figure = |end: &str, beside: &str, goal, others: &[f64]| {
+        let values = rounds.iter().map(|round| p99(&round.latencies));
+        let pairs: Vec<_> = values.zip(others.iter().copied()).collect();
+        (!pairs.is_empty()).then(|| Figure {
+            goal,
+            latency_us: Some(latency(&merged(rounds))),
+            ..Figure::of_rounds(case.name() + end, "us", false, beside, &pairs)
+        })
+    };
+    let figures = [
+        figure(TAIL, trip, goal, trips),
+        figure(TAIL_AND_COPY, and_copy, None, &both),
+    ];
+    figures.into_iter().flatten().collect()
 }
 
 fn merged(rounds: &[Round]) -> Histogram<u64> {
@@ -265,9 +294,12 @@ mod tests {
         let figure = rate(&case, &rounds, &[20.0, 50.0, 100.0]);
         assert_eq!((figure.value, figure.beside.value), (40.0, 50.0));
         assert_eq!(figure.ratio, 0.8);
-        let trips: Vec<_> = rounds.iter().map(|round| round.latencies.clone()).collect();
-        let figure = tail(&case, &rounds, &trips);
-        assert_eq!(figure.ratio, 1.0);
-        assert!((figure.value - 2.0).abs() < 0.01, "{}", figure.value);
+        let figures = tails(&case, &rounds, &[1.0, 2.0, 3.0], &[1.0, 2.0, 3.0]);
+        let ratios: Vec<f64> = figures.iter().map(|figure| figure.ratio).collect();
+        assert_eq!(ratios, [1.0, 0.5]);
+        let value = figures[0].value;
+        assert!((value - 2.0).abs() < 0.01, "{value}");
+        assert_eq!(tails(&case, &rounds, &[1.0; 3], &[]).len(), 1);
+        assert!(tails(&case, &rounds, &[], &[]).is_empty());
     }
 }

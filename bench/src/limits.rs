@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ use crate::spread::latencies;
 
 /// How often a loop looks at the clock.
 const BATCH: u32 = 64;
+/// How often a ping-pong is begun anew.
+const RHYTHMS: u32 = 20;
 
 /// Copies between memory of the kind that servers and guests have, by one thread.
 pub(crate) struct Copies {
@@ -70,6 +72,23 @@ impl Copies {
             rate: f64::from(copies) / begun.elapsed().as_secs_f64(),
             cpu_ns: cpu.as_secs_f64() * 1e9 / f64::from(copies),
         })
+    }
+
+    /// How long single copies of `bytes` bytes from random places of the disk take, in nanoseconds, each begun when the one
+    /// before is over.
+    pub(crate) fn times(&mut self, bytes: usize, time: Duration) -> Result<Histogram<u64>, Error> {
+        let mut times = latencies();
+        let mut now = Instant::now();
+        let until = now + time;
+        while now < until {
+            let place = self.rng.usize(..self.disk.bytes() / bytes) * bytes;
+            let place = self.disk.slice(place, bytes)?;
+            place.copy_to_volatile_slice(self.buffers.slice(0, bytes)?);
+            // Where the data has not come yet, the processor may go on to the clock.
+            fence(Ordering::SeqCst);
+            record(&mut times, &mut now);
+        }
+        Ok(times)
     }
 }
 
@@ -139,26 +158,40 @@ fn thread_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Round trips of a word between two threads that spin, in nanoseconds.
+/// Round trips of a word between two threads that spin, in nanoseconds. Two loops that wait for one another fall into one
+/// of a few rhythms, which differ by a factor of two and last: so they are begun anew now and then.
 pub(crate) fn ping_pong(time: Duration) -> Result<Histogram<u64>, Error> {
+    let mut times = latencies();
+    for _ in 0..RHYTHMS {
+        bounce_anew(time / RHYTHMS, &mut times)?;
+    }
+    Ok(times)
+}
+
+fn bounce_anew(time: Duration, times: &mut Histogram<u64>) -> Result<(), Error> {
     let (memory, _) = Memory::create(PAGE)?;
     // Cache lines that have nothing in common, even where they are fetched in pairs.
     let (ping, pong) = (0, 256);
     let over = AtomicBool::new(false);
-    let mut times = latencies();
     thread::scope(|scope| {
         let other = scope.spawn(|| {
+            let mut seen = 0;
             while !over.load(Ordering::Relaxed) {
-                memory.store32(pong, memory.load32(ping)?)?;
-                std::hint::spin_loop();
+                let number = memory.load32(ping)?;
+                if number == seen {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                // Not before: a store takes the other's cache line away.
+                memory.store32(pong, number)?;
+                seen = number;
             }
             Ok(())
         });
-        let rounds = bounce(&memory, [ping, pong], time, &mut times);
+        let rounds = bounce(&memory, [ping, pong], time, times);
         over.store(true, Ordering::Relaxed);
         rounds.and(joined(other.join()))
-    })?;
-    Ok(times)
+    })
 }
 
 fn bounce(
@@ -176,11 +209,16 @@ fn bounce(
         while memory.load32(pong)? != number {
             std::hint::spin_loop();
         }
-        let then = std::mem::replace(&mut now, Instant::now());
-        let nanoseconds = u64::try_from((now - then).as_nanos()).unwrap_or(u64::MAX);
-        times.saturating_record(nanoseconds);
+        record(times, &mut now);
     }
     Ok(())
+}
+
+/// Notes the time since `since`, which is now from then on.
+fn record(times: &mut Histogram<u64>, since: &mut Instant) {
+    let then = std::mem::replace(since, Instant::now());
+    let nanoseconds = u64::try_from((*since - then).as_nanos()).unwrap_or(u64::MAX);
+    times.saturating_record(nanoseconds);
 }
 
 /// Commands a second through a queue pair behind which a thread completes everything at once: with `depth` of them
@@ -278,6 +316,7 @@ mod tests {
             let copied = copies.rate(direction, PAGE, 4, SHORT).unwrap();
             assert!(copied.rate > 0.0 && copied.cpu_ns > 0.0);
         }
+        assert!(!copies.times(PAGE, SHORT).unwrap().is_empty());
         assert!(!ping_pong(SHORT).unwrap().is_empty());
         assert!(empty_ring(3, SHORT).unwrap() > 0.0);
     }

@@ -6,7 +6,7 @@ use peerbar_nvme_spec::command::SubmissionEntry;
 use zerocopy::IntoBytes;
 
 use crate::Error;
-use crate::doorbell::Doorbell;
+use crate::doorbell::{Doorbell, ring};
 use crate::memory::{Memory, Pages};
 
 /// Bytes of a submission queue entry.
@@ -61,13 +61,12 @@ pub(crate) struct QueuePair {
     head: u16,
     /// The phase of completions that are new.
     phase: bool,
-    tail_bell: Doorbell,
-    head_bell: Doorbell,
+    /// Those of tail and head.
+    bells: [Doorbell; 2],
 }
 
 impl QueuePair {
     pub(crate) fn new(id: u16, memory: Arc<Memory>, place: Place, bells: [Doorbell; 2]) -> Self {
-        let [tail_bell, head_bell] = bells;
         Self {
             id,
             memory,
@@ -75,8 +74,7 @@ impl QueuePair {
             tail: 0,
             head: 0,
             phase: true,
-            tail_bell,
-            head_bell,
+            bells,
         }
     }
 
@@ -90,9 +88,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Has the controller see what was pushed.
+    /// Has the controller see what was pushed, and gives the entries of the completions taken so far back to it.
     pub(crate) fn ring(&mut self) -> Result<(), Error> {
-        self.tail_bell.ring(self.tail)
+        ring(&mut self.bells, [self.tail, self.head])
     }
 
     /// Takes the next completion, if there is one.
@@ -110,10 +108,5 @@ impl QueuePair {
             cid: u16::from_le_bytes([cid0, cid1]),
             status: status >> 1,
         }))
-    }
-
-    /// Gives the entries of the completions taken so far back to the controller.
-    pub(crate) fn release(&mut self) -> Result<(), Error> {
-        self.head_bell.ring(self.head)
     }
 }

@@ -55,7 +55,7 @@ impl Stage for DiskStage {
     fn pop(&mut self) -> Result<Option<usize>, Error> {
         let Some(completion) = self.lane.queue.pop()? else {
             if std::mem::take(&mut self.taken) {
-                self.lane.queue.release()?;
+                self.lane.queue.ring()?;
             }
             return Ok(None);
         };
