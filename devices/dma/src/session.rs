@@ -259,6 +259,21 @@ impl Session {
         self.word(address, Direction::Write, store).is_some()
     }
 
+    /// Has the processor fetch `len` bytes at `address`, which may be read soon, if the last read for the same purpose was from
+    /// memory around them, and the session goes on from one request to the next. Nothing is looked at, and it is no request.
+    pub fn prefetch(&self, purpose: Purpose, address: u64, len: u64) {
+        let known = self.routes.get(purpose as usize);
+        let known = known.and_then(|routes| routes.get(Direction::Read as usize)?.as_ref());
+        let is_current = |fabric: &Fabric| fabric.generation == self.generation;
+        let holds = self.fabric.as_deref().is_some_and(is_current);
+        if let (true, Some(direct), Some(last)) = (holds, known, address.checked_add(len)) {
+            let offset = direct.offset(address, last);
+            offset
+                .into_iter()
+                .for_each(|offset| direct.span.file.prefetch(offset, len));
+        }
+    }
+
     fn word<T>(
         &mut self,
         address: u64,
@@ -527,6 +542,27 @@ mod tests {
         requester.unmap(0x1000, 0x1fff);
         assert_eq!(session.load(0x1004), None);
         assert_eq!(requester.counters().snapshot(), []);
+    }
+
+    #[test]
+    fn what_is_fetched_ahead_is_no_request_wherever_it_is() {
+        let (requester, _) = requester();
+        let mut session = Session::new(requester.clone());
+        let addresses = [0x1000, 0x1fff, 0x2000, 0x5000, u64::MAX];
+        let fetch = |session: &Session| {
+            addresses.map(|address| session.prefetch(Purpose::Command, address, 64))
+        };
+        fetch(&session);
+        session
+            .read(Purpose::Command, 0x1000, &mut [0; 64])
+            .unwrap();
+        fetch(&session);
+        session.release();
+        requester.unmap(0x1000, 0x1fff);
+        fetch(&session);
+        let counted = requester.counters().snapshot();
+        let requests: u64 = counted.iter().map(|(_, count)| count.requests).sum();
+        assert_eq!(requests, 1);
     }
 
     #[test]

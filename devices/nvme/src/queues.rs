@@ -86,6 +86,12 @@ impl SubmissionQueue {
         Position::new(self.seen, self.entries)
     }
 
+    /// Where the next entry to fetch is, or will be.
+    pub(crate) fn next_address(&self) -> u64 {
+        let skip = u64::from(self.head) * SUBMISSION_BYTES;
+        self.base.wrapping_add(skip)
+    }
+
     /// Whether there are entries to fetch.
     pub(crate) fn has_entries(&self) -> bool {
         self.head != self.tail
@@ -99,10 +105,7 @@ impl SubmissionQueue {
             self.entries
         };
         let count = usize::try_from(end - self.head).unwrap_or(most).min(most);
-        (count > 0).then(|| {
-            let skip = u64::from(self.head) * SUBMISSION_BYTES;
-            (self.base.wrapping_add(skip), count)
-        })
+        (count > 0).then(|| (self.next_address(), count))
     }
 
     /// So many of the next entries have been fetched.
@@ -281,12 +284,13 @@ mod tests {
     #[test]
     fn entries_are_taken_in_order_and_around_the_end() {
         let mut queue = SubmissionQueue::new(0x1000, 4, 1);
-        assert_eq!(queue.next(8), None);
+        assert_eq!((queue.next(8), queue.next_address()), (None, 0x1000));
         queue.set_tail(3).unwrap();
         assert_eq!(queue.next(2), Some((0x1000, 2)));
         queue.advance(2);
         assert_eq!(queue.next(8), Some((0x1080, 1)));
         queue.advance(1);
+        assert_eq!(queue.next_address(), 0x10c0);
         assert_eq!(queue.next(8), None);
         queue.set_tail(2).unwrap();
         assert_eq!(queue.next(8), Some((0x10c0, 1)), "up to the end");

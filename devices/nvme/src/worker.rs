@@ -20,7 +20,7 @@ use crate::mailbox::{ENGINE, Mailbox};
 use crate::messages::Messages;
 use crate::outbox::Outbox;
 use crate::poll::Poll;
-use crate::queues::{CompletionQueue, Position, SubmissionQueue};
+use crate::queues::{CompletionQueue, Position, SUBMISSION_BYTES, SubmissionQueue};
 use crate::registers::Registers;
 use crate::shadow::Shadow;
 
@@ -398,7 +398,13 @@ impl Worker {
             return false;
         };
         let (id, place) = (source.id, source.completion);
+        let next = source.queue.next_address();
         let tail = self.value(Doorbell::SubmissionTail(id));
+        // It comes from the guest's processor as the doorbell does, and may be on its way at the same time.
+        self.io
+            .data
+            .session
+            .prefetch(Purpose::Command, next, SUBMISSION_BYTES);
         let (Some(tail), Some(source)) = (tail, self.sources.get_mut(index)) else {
             self.lose_doorbell(id);
             return false;
