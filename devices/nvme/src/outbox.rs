@@ -80,7 +80,13 @@ impl Outbox {
     fn has_left(&self, vector: u16) -> bool {
         let queues = self.queues.iter().map(|(_, queue)| queue);
         let mut queues = queues.filter(|queue| queue.vector == Some(vector));
-        queues.any(CompletionQueue::has_left)
+        queues.any(|queue| queue.left() > 0)
+    }
+
+    /// How many completions the guest has left to take, of all queues.
+    pub(crate) fn left(&self) -> usize {
+        let left = self.queues.iter().map(|(_, queue)| queue.left());
+        usize::try_from(left.sum::<u32>()).unwrap_or(usize::MAX)
     }
 
     /// What was staged for a queue is in its memory. It is to be [`posted`](Outbox::posted) before anything is waited for.

@@ -97,6 +97,11 @@ impl SubmissionQueue {
         self.head != self.tail
     }
 
+    /// How many entries there are to fetch if the tail doorbell has this value.
+    pub(crate) fn waiting(&self, tail: u32) -> u32 {
+        distance(self.head, tail.min(self.entries), self.entries)
+    }
+
     /// Address and number of the next entries that lie one after the other, up to `most`, if there are any.
     pub(crate) fn next(&self, most: usize) -> Option<(u64, usize)> {
         let end = if self.head <= self.tail {
@@ -194,9 +199,9 @@ impl CompletionQueue {
         self.promised = self.promised.saturating_sub(1);
     }
 
-    /// Whether the guest has entries left to take.
-    pub(crate) fn has_left(&self) -> bool {
-        self.head != self.posted_tail()
+    /// How many entries the guest has left to take.
+    pub(crate) fn left(&self) -> u32 {
+        distance(self.head, self.posted_tail(), self.entries)
     }
 
     /// How far the guest has taken entries.

@@ -1,10 +1,14 @@
 //! A worker: a thread that owns some of the I/O queues, takes their commands, carries them out and posts their completions.
 
+mod company;
+mod gathering;
+mod pace;
 mod under_way;
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use peerbar_dma::{Origin, Purpose, Tag};
 use peerbar_nvme_spec::command::SubmissionEntry;
@@ -23,18 +27,13 @@ use crate::poll::Poll;
 use crate::queues::{CompletionQueue, Position, SUBMISSION_BYTES, SubmissionQueue};
 use crate::registers::Registers;
 use crate::shadow::Shadow;
+use pace::{Pace, Rest};
 
 /// How many commands of one queue are fetched and carried out before the next queue's turn.
 const BATCH: usize = 32;
 
 /// For how many bytes of the commands after it a completion waits at most before the guest can see it.
 const WAIT_BYTES: u64 = 32 << 10;
-
-/// How long a worker goes on looking for work after the last.
-const SPIN: Duration = Duration::from_micros(50);
-
-/// How often it looks before it looks at the clock, too.
-const LOOKS: u32 = 16;
 
 /// The worker that looks after the admin doorbells, if the guest may map them.
 const LOOKOUT: Owner = Owner(1);
@@ -83,30 +82,12 @@ pub(crate) struct Worker {
     batch: Vec<SubmissionEntry>,
     /// Values of the admin doorbells that the engine has been told of, if this is the [`LOOKOUT`].
     admin_seen: [u32; 2],
-    idle: Idle,
+    pace: Pace,
     /// Queues that are to be forgotten when none of their commands is under way, and whom to tell.
     removals: Vec<(u16, Done)>,
     /// To be told when every command there is has been carried out.
     finish: Option<Done>,
     leaving: bool,
-}
-
-/// How long there has been nothing to do.
-#[derive(Default)]
-struct Idle {
-    since: Option<Instant>,
-    looks: u32,
-}
-
-impl Idle {
-    /// Nothing was found once more; whether to go on looking.
-    fn looks_on(&mut self) -> bool {
-        self.looks = self.looks.wrapping_add(1);
-        if !self.looks.is_multiple_of(LOOKS) {
-            return true;
-        }
-        self.since.get_or_insert_with(Instant::now).elapsed() < SPIN
-    }
 }
 
 impl Worker {
@@ -129,7 +110,7 @@ impl Worker {
             sources: Vec::new(),
             batch: vec![SubmissionEntry::new_zeroed(); BATCH],
             admin_seen: [0; 2],
-            idle: Idle::default(),
+            pace: Pace::new(poll),
             removals: Vec::new(),
             finish: None,
             leaving: false,
@@ -138,6 +119,8 @@ impl Worker {
 
     /// Works until told to leave.
     pub(crate) fn run(mut self) {
+        // Naps are shorter than what the kernel adds to them. If it refuses they are longer.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         loop {
             // Taken first: who knocks after this makes for another round, however much of it is seen in this one.
             if self.mailbox.take_knock(self.owner) {
@@ -153,7 +136,8 @@ impl Worker {
             self.outbox.settle(!busy);
             self.tell_of_ends(busy);
             if busy {
-                self.idle = Idle::default();
+                let several = self.pace.pauses() && self.has_several();
+                self.pace.worked(several, Instant::now);
             } else {
                 self.rest();
             }
@@ -248,22 +232,23 @@ impl Worker {
 
     /// Nothing is left to do: goes on looking for a while, and then sleeps.
     fn rest(&mut self) {
-        let spins = match self.poll {
-            Poll::Always => true,
-            Poll::Never => false,
-            Poll::Adaptive => self.idle.looks_on(),
-        };
         if self.poll == Poll::Always {
             // The guest may have written them without a word.
             self.take_heads();
         }
-        if spins {
-            return std::hint::spin_loop();
-        }
         let mailbox = self.mailbox.clone();
-        let until = self.outbox.until();
-        mailbox.sleep(self.owner, until, || self.may_sleep());
-        self.idle = Idle::default();
+        let due = self.outbox.until();
+        match self.pace.rest(Instant::now) {
+            Rest::Look => std::hint::spin_loop(),
+            Rest::Nap(end) => {
+                let end = due.map_or(end, |due| due.min(end));
+                mailbox.sleep(self.owner, Some(end), || true);
+            }
+            Rest::Sleep => {
+                mailbox.sleep(self.owner, due, || self.may_sleep());
+                self.pace.slept(Instant::now);
+            }
+        }
     }
 
     /// Has the guest ring when it has something to do; whether there is nothing at this moment.
@@ -330,7 +315,7 @@ impl Worker {
 
     /// Gives every queue a turn; whether there was anything to do.
     fn turn(&mut self) -> bool {
-        if self.mailbox.quiet() {
+        if self.mailbox.quiet() || !self.have_gathered() {
             return false;
         }
         let mut busy = false;

@@ -182,7 +182,7 @@ impl Worker {
             self.post(*more);
         }
         self.outbox.settle(more.is_none());
-        self.outbox.queue(0).unwrap().1.has_left()
+        self.outbox.queue(0).unwrap().1.left() > 0
     }
 }
 

@@ -1,0 +1,349 @@
+//! How a worker waits for work: it looks without a pause, naps, or sleeps.
+//!
+//! A guest that has one command with us waits for it, so the worker looks without a pause, as long as work usually comes
+//! soon; through the first half of a long pause it naps ("hybrid polling"). A guest that submits further commands
+//! while it has others with us does not wait. To serve each of them at once would have it interrupted for each, and
+//! takes a processor from it where processors are short: so they gather ([`Gathering`]).
+
+use std::time::{Duration, Instant};
+
+use super::gathering::{Gathering, NAP, Verdict};
+use crate::poll::Poll;
+
+/// How often it looks before it looks at the clock, too.
+const LOOKS: u32 = 16;
+
+/// How long it looks for work that usually comes soon, at least and at most.
+const PATIENCE: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(300)];
+
+/// The shortest nap that is worth the way to sleep and back.
+const SHORTEST: Duration = Duration::from_micros(15);
+
+/// A guest that submits faster than this is served faster than anybody could nap.
+const SLOW: Duration = Duration::from_micros(3);
+
+/// How long nothing comes before a worker that naps sleeps.
+const WATCH: Duration = Duration::from_millis(1);
+
+/// How much more often than not a guest has several commands with us before they are left to gather: at first, and at most
+/// after that was not worth it.
+const PROOF: [u32; 2] = [8, 1024];
+
+/// What a worker does that has found nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// It looks again at once.
+    Look,
+    /// It looks again at this moment, or when somebody knocks. The guest need not ring.
+    Nap(Instant),
+    /// It sleeps until the guest rings.
+    Sleep,
+}
+
+/// A worker's pace.
+#[derive(Debug)]
+pub(super) struct Pace {
+    poll: Poll,
+    /// Since when there has been nothing to do, as far as somebody has looked at the clock.
+    since: Option<Instant>,
+    /// How often nothing was found since then, or since the nap.
+    looks: u32,
+    /// Whether it has napped since then.
+    napped: bool,
+    /// How long a pause is, usually.
+    pause: Duration,
+    /// How long it looks for work.
+    patience: Duration,
+    /// How much more often than not the guest had several commands with us when one came.
+    several: u32,
+    /// How much that must be.
+    proof: u32,
+    gathering: Option<Gathering>,
+}
+
+impl Pace {
+    pub(super) fn new(poll: Poll) -> Self {
+        let ([patience, _], [proof, _]) = (PATIENCE, PROOF);
+        Self {
+            poll,
+            since: None,
+            looks: 0,
+            napped: false,
+            pause: Duration::ZERO,
+            patience,
+            several: 0,
+            proof,
+            gathering: None,
+        }
+    }
+
+    /// Whether commands wait for others.
+    pub(super) fn gathers(&self) -> bool {
+        self.gathering.is_some()
+    }
+
+    /// Whether so many commands that wait for others are to be served now; `at_leisure`: the guest has taken all
+    /// completions.
+    pub(super) fn have_gathered(&mut self, waiting: u32, at_leisure: bool) -> bool {
+        let Some(gathering) = &mut self.gathering else {
+            return true;
+        };
+        let verdict = gathering.look(waiting, at_leisure);
+        if verdict == Verdict::GiveUp {
+            let [least, most] = PROOF;
+            self.proof = if gathering.was_worth {
+                least
+            } else {
+                (self.proof * 2).min(most)
+            };
+            self.gather_no_more();
+        }
+        verdict != Verdict::Wait
+    }
+
+    fn gather_no_more(&mut self) {
+        self.gathering = None;
+        self.several = 0;
+    }
+
+    /// Whether there was nothing to do for a while.
+    pub(super) fn pauses(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// There was something to do. `several`, after a pause: the guest has more than one command with us.
+    pub(super) fn worked(&mut self, several: bool, now: impl FnOnce() -> Instant) {
+        let looks = std::mem::take(&mut self.looks);
+        let napped = std::mem::take(&mut self.napped);
+        let Some(since) = self.since.take() else {
+            return;
+        };
+        if self.gathers() {
+            return;
+        }
+        let pause = now().saturating_duration_since(since);
+        // What came while it napped may have come at any time of it.
+        let came_early = napped && looks < LOOKS;
+        let likely = if came_early { pause / 2 } else { pause };
+        self.pause = (self.pause * 7 + likely) / 8;
+        if several && pause >= SLOW {
+            self.several += 1;
+        } else {
+            self.several = self.several.saturating_sub(1);
+        }
+        if self.several >= self.proof {
+            self.gathering = Some(Gathering::new());
+        }
+    }
+
+    /// Nothing was found once more.
+    pub(super) fn rest(&mut self, now: impl FnOnce() -> Instant) -> Rest {
+        match self.poll {
+            Poll::Always => return Rest::Look,
+            Poll::Never => return Rest::Sleep,
+            Poll::Adaptive => {}
+        }
+        self.looks = self.looks.wrapping_add(1);
+        if !self.gathers() && !self.looks.is_multiple_of(LOOKS) {
+            return Rest::Look;
+        }
+        let now = now();
+        let idle = now.saturating_duration_since(*self.since.get_or_insert(now));
+        if self.gathers() {
+            return if idle < WATCH {
+                Rest::Nap(now + NAP)
+            } else {
+                Rest::Sleep
+            };
+        }
+        if idle >= self.patience {
+            return Rest::Sleep;
+        }
+        let half = self.pause / 2;
+        if self.napped || half < SHORTEST || half > self.patience {
+            return Rest::Look;
+        }
+        (self.napped, self.looks) = (true, 0);
+        Rest::Nap(now + half)
+    }
+
+    /// It has slept. It looks longer the next time if that would have found what woke it, and less long if work is rare.
+    pub(super) fn slept(&mut self, now: impl FnOnce() -> Instant) {
+        let [least, most] = PATIENCE;
+        let idle = self
+            .since
+            .take()
+            .map(|since| now().saturating_duration_since(since));
+        let came_soon = idle.is_some_and(|idle| idle < most);
+        let patience = if came_soon {
+            self.patience * 2
+        } else {
+            self.patience / 2
+        };
+        self.patience = patience.clamp(least, most);
+        self.napped = false;
+        self.gather_no_more();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A worker's day, with a clock that only this moves on.
+    struct Day {
+        pace: Pace,
+        now: Instant,
+    }
+
+    impl Day {
+        fn new(poll: Poll) -> Self {
+            Self {
+                pace: Pace::new(poll),
+                now: Instant::now(),
+            }
+        }
+
+        /// Each look takes 50 ns.
+        fn rest(&mut self) -> Rest {
+            self.now += Duration::from_nanos(50);
+            let rest = self.pace.rest(|| self.now);
+            if let Rest::Nap(until) = rest {
+                self.now = until;
+            }
+            rest
+        }
+
+        /// Work comes after this time, in which the worker rests as it likes; what it did last.
+        fn work_after(&mut self, pause: Duration, several: bool) -> Rest {
+            let end = self.now + pause;
+            let mut rest = Rest::Look;
+            while self.now < end && rest != Rest::Sleep {
+                rest = self.rest();
+            }
+            self.now = self.now.max(end);
+            match rest {
+                Rest::Sleep => self.pace.slept(|| self.now),
+                _ => self.pace.worked(several, || self.now),
+            }
+            rest
+        }
+
+        /// How long it looks and naps when nothing comes.
+        fn until_sleep(&mut self) -> Duration {
+            let start = self.now;
+            while self.rest() != Rest::Sleep {}
+            self.pace.slept(|| self.now + Duration::from_secs(1));
+            self.now - start
+        }
+    }
+
+    const SOON: Duration = Duration::from_micros(10);
+
+    #[test]
+    fn one_never_rests_and_one_sleeps_at_once() {
+        let mut day = Day::new(Poll::Always);
+        assert!((0..10_000).all(|_| day.rest() == Rest::Look));
+        assert_eq!(Day::new(Poll::Never).rest(), Rest::Sleep);
+    }
+
+    #[test]
+    fn it_looks_longer_if_that_would_have_found_the_work() {
+        let mut day = Day::new(Poll::Adaptive);
+        let pause = Duration::from_micros(150);
+        let rests: Vec<Rest> = (0..5).map(|_| day.work_after(pause, false)).collect();
+        assert_eq!(rests[..3], [Rest::Sleep; 3], "20, 40 and 80 us");
+        assert_ne!(rests[4], Rest::Sleep);
+        assert!(day.until_sleep() >= pause);
+    }
+
+    #[test]
+    fn it_looks_less_long_if_work_is_rare() {
+        let mut day = Day::new(Poll::Adaptive);
+        for _ in 0..10 {
+            day.work_after(Duration::from_micros(250), false);
+        }
+        let patient = day.until_sleep();
+        for _ in 0..10 {
+            day.until_sleep();
+        }
+        let [least, _] = PATIENCE;
+        let short = day.until_sleep();
+        assert!(
+            short < patient && short < least * 2,
+            "{patient:?} {short:?}"
+        );
+    }
+
+    #[test]
+    fn it_naps_through_half_of_a_usual_pause() {
+        let mut day = Day::new(Poll::Adaptive);
+        for _ in 0..40 {
+            day.work_after(Duration::from_micros(100), false);
+        }
+        let start = day.now;
+        let nap = std::iter::repeat_with(|| day.rest()).find(|rest| *rest != Rest::Look);
+        let Some(Rest::Nap(until)) = nap else {
+            panic!("{nap:?}");
+        };
+        let nap = until - start;
+        assert!(
+            nap > Duration::from_micros(40) && nap < Duration::from_micros(60),
+            "{nap:?}"
+        );
+    }
+
+    #[test]
+    fn commands_gather_if_the_guest_has_several_with_us_again_and_again() {
+        let mut day = Day::new(Poll::Adaptive);
+        for _ in 0..7 {
+            day.work_after(SOON, true);
+            assert!(!day.pace.gathers());
+        }
+        day.work_after(SOON, true);
+        assert!(day.pace.gathers());
+        assert!(!day.pace.have_gathered(1, true));
+        assert!(day.pace.have_gathered(32, true));
+    }
+
+    #[test]
+    fn they_do_not_if_it_waits_for_each_or_is_fast() {
+        for (pause, several) in [(SOON, false), (Duration::from_micros(1), true)] {
+            let mut day = Day::new(Poll::Adaptive);
+            for _ in 0..100 {
+                day.work_after(pause, several);
+            }
+            assert!(!day.pace.gathers(), "{pause:?}");
+            assert!(day.pace.have_gathered(1, true));
+        }
+    }
+
+    #[test]
+    fn who_has_gathered_in_vain_takes_longer_to_do_it_again() {
+        let mut day = Day::new(Poll::Adaptive);
+        let mut proofs = Vec::new();
+        for _ in 0..3 {
+            let mut proof = 0;
+            while !day.pace.gathers() {
+                day.work_after(SOON, true);
+                proof += 1;
+            }
+            proofs.push(proof);
+            while day.pace.gathers() {
+                day.pace.have_gathered(1, true);
+            }
+        }
+        assert_eq!(proofs, [8, 16, 32]);
+    }
+
+    #[test]
+    fn a_worker_that_gathers_sleeps_at_last() {
+        let mut day = Day::new(Poll::Adaptive);
+        while !day.pace.gathers() {
+            day.work_after(SOON, true);
+        }
+        assert_eq!(day.rest(), Rest::Nap(day.now));
+        assert!(day.until_sleep() < WATCH + NAP * 2);
+        assert!(!day.pace.gathers());
+    }
+}
