@@ -1,5 +1,7 @@
 //! Doorbells in the guest's memory (NVMe Base 2.0, 5.8).
 
+use std::time::{Duration, Instant};
+
 use peerbar_nvme::{Config, Poll};
 
 use crate::command::{
@@ -31,6 +33,43 @@ fn every_command_is_heard_of_whether_the_worker_sleeps_or_not() {
             std::hint::spin_loop();
         }
     }
+}
+
+/// Submits `count` commands to queue 1 one by one, so slowly that others may be waited for; takes none of their completions.
+fn submit_slowly(driver: &mut Driver, count: usize) -> Vec<u16> {
+    let submit = |_| {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_micros(10) {
+            std::hint::spin_loop();
+        }
+        driver.submit(1, flush())
+    };
+    (0..count).map(submit).collect()
+}
+
+#[test]
+fn commands_that_wait_for_others_are_carried_out_however_few_they_are() {
+    let mut driver = driver();
+    for round in 0..200 {
+        let mut cids = submit_slowly(&mut driver, 1 + round % 15);
+        let mut taken: Vec<u16> = cids.iter().map(|_| driver.take(1).cid).collect();
+        // Flushes of images end in any order.
+        taken.sort_unstable();
+        cids.sort_unstable();
+        assert_eq!(taken, cids);
+    }
+}
+
+#[test]
+fn a_reset_waits_for_no_others() {
+    let mut driver = driver();
+    for _ in 0..20 {
+        submit_slowly(&mut driver, 15);
+        driver.disable();
+        driver.bring_up();
+        driver.use_shadow_doorbells();
+    }
+    driver.ok(1, flush());
 }
 
 #[test]
