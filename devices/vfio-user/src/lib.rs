@@ -30,6 +30,7 @@ mod dispatch;
 mod framing;
 mod irqs;
 mod listener;
+mod patience;
 mod pending;
 mod pieces;
 mod readiness;
