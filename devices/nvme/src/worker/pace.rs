@@ -14,7 +14,7 @@ use crate::poll::Poll;
 const LOOKS: u32 = 16;
 
 /// How long it looks for work that usually comes soon, at least and at most.
-const PATIENCE: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(300)];
+const PATIENCE: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(150)];
 
 /// The shortest nap that is worth the way to sleep and back.
 const SHORTEST: Duration = Duration::from_micros(15);
@@ -22,8 +22,11 @@ const SHORTEST: Duration = Duration::from_micros(15);
 /// A guest that submits faster than this is served faster than anybody could nap.
 const SLOW: Duration = Duration::from_micros(3);
 
-/// How long nothing comes before a worker that naps sleeps.
+/// How long it naps and looks now and then, if work usually comes within this time, before it sleeps.
 const WATCH: Duration = Duration::from_millis(1);
+
+/// A pause that is longer than this counts as one of this length.
+const LONG: Duration = Duration::from_millis(10);
 
 /// How much more often than not a guest has several commands with us before they are left to gather: at first, and at most
 /// after that was not worth it.
@@ -50,6 +53,8 @@ pub(super) struct Pace {
     looks: u32,
     /// Whether it has napped since then.
     napped: bool,
+    /// Whether it has lost patience since then.
+    gave_up: bool,
     /// How long a pause is, usually.
     pause: Duration,
     /// How long it looks for work.
@@ -69,6 +74,7 @@ impl Pace {
             since: None,
             looks: 0,
             napped: false,
+            gave_up: false,
             pause: Duration::ZERO,
             patience,
             several: 0,
@@ -114,18 +120,17 @@ impl Pace {
     /// There was something to do. `several`, after a pause: the guest has more than one command with us.
     pub(super) fn worked(&mut self, several: bool, now: impl FnOnce() -> Instant) {
         let looks = std::mem::take(&mut self.looks);
-        let napped = std::mem::take(&mut self.napped);
         let Some(since) = self.since.take() else {
             return;
         };
+        let napped = std::mem::take(&mut self.napped);
         if self.gathers() {
             return;
         }
         let pause = now().saturating_duration_since(since);
         // What came while it napped may have come at any time of it.
         let came_early = napped && looks < LOOKS;
-        let likely = if came_early { pause / 2 } else { pause };
-        self.pause = (self.pause * 7 + likely) / 8;
+        self.learn(if came_early { pause / 2 } else { pause });
         if several && pause >= SLOW {
             self.several += 1;
         } else {
@@ -144,7 +149,7 @@ impl Pace {
             Poll::Adaptive => {}
         }
         self.looks = self.looks.wrapping_add(1);
-        if !self.gathers() && !self.looks.is_multiple_of(LOOKS) {
+        if !self.gathers() && !self.gave_up && !self.looks.is_multiple_of(LOOKS) {
             return Rest::Look;
         }
         let now = now();
@@ -157,7 +162,12 @@ impl Pace {
             };
         }
         if idle >= self.patience {
-            return Rest::Sleep;
+            self.gave_up = true;
+            return if self.pause < WATCH && idle < WATCH {
+                Rest::Nap(now + NAP)
+            } else {
+                Rest::Sleep
+            };
         }
         let half = self.pause / 2;
         if self.napped || half < SHORTEST || half > self.patience {
@@ -167,22 +177,28 @@ impl Pace {
         Rest::Nap(now + half)
     }
 
-    /// It has slept. It looks longer the next time if that would have found what woke it, and less long if work is rare.
+    /// It has slept.
     pub(super) fn slept(&mut self, now: impl FnOnce() -> Instant) {
-        let [least, most] = PATIENCE;
-        let idle = self
-            .since
-            .take()
-            .map(|since| now().saturating_duration_since(since));
-        let came_soon = idle.is_some_and(|idle| idle < most);
-        let patience = if came_soon {
-            self.patience * 2
-        } else {
-            self.patience / 2
-        };
-        self.patience = patience.clamp(least, most);
-        self.napped = false;
+        if let Some(since) = self.since.take() {
+            self.learn(now().saturating_duration_since(since));
+        }
+        (self.looks, self.napped) = (0, false);
         self.gather_no_more();
+    }
+
+    /// Work has come after so long. It looks longer the next time if that would have found the work, and less long if work is
+    /// rare.
+    fn learn(&mut self, pause: Duration) {
+        self.pause = (self.pause * 7 + pause.min(LONG)) / 8;
+        if std::mem::take(&mut self.gave_up) {
+            let [least, most] = PATIENCE;
+            let patience = if pause < most {
+                self.patience * 2
+            } else {
+                self.patience / 2
+            };
+            self.patience = patience.clamp(least, most);
+        }
     }
 }
 
@@ -248,31 +264,29 @@ mod tests {
     }
 
     #[test]
-    fn it_looks_longer_if_that_would_have_found_the_work() {
+    fn it_looks_longer_if_that_would_have_found_the_work_and_less_long_if_work_is_rare() {
         let mut day = Day::new(Poll::Adaptive);
-        let pause = Duration::from_micros(150);
-        let rests: Vec<Rest> = (0..5).map(|_| day.work_after(pause, false)).collect();
-        assert_eq!(rests[..3], [Rest::Sleep; 3], "20, 40 and 80 us");
-        assert_ne!(rests[4], Rest::Sleep);
-        assert!(day.until_sleep() >= pause);
+        let mut patience_after = |pause| {
+            day.work_after(Duration::from_micros(pause), false);
+            day.pace.patience.as_micros()
+        };
+        assert_eq!(
+            [(); 5].map(|()| patience_after(120)),
+            [40, 80, 150, 150, 150]
+        );
+        assert_eq!([(); 4].map(|()| patience_after(200)), [75, 37, 20, 20]);
     }
 
     #[test]
-    fn it_looks_less_long_if_work_is_rare() {
+    fn it_naps_where_work_comes_within_a_millisecond_and_sleeps_where_it_does_not() {
         let mut day = Day::new(Poll::Adaptive);
-        for _ in 0..10 {
-            day.work_after(Duration::from_micros(250), false);
-        }
-        let patient = day.until_sleep();
-        for _ in 0..10 {
-            day.until_sleep();
-        }
+        let rest = day.work_after(Duration::from_micros(400), false);
+        assert!(matches!(rest, Rest::Nap(_)), "{rest:?}");
+        assert!(day.until_sleep() < WATCH + NAP * 2);
+        let rests = [(); 3].map(|()| day.work_after(Duration::from_millis(50), false));
+        assert_eq!(rests, [Rest::Sleep; 3]);
         let [least, _] = PATIENCE;
-        let short = day.until_sleep();
-        assert!(
-            short < patient && short < least * 2,
-            "{patient:?} {short:?}"
-        );
+        assert!(day.until_sleep() < least * 2);
     }
 
     #[test]
