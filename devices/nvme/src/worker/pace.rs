@@ -155,11 +155,13 @@ impl Pace {
         let now = now();
         let idle = now.saturating_duration_since(*self.since.get_or_insert(now));
         if self.gathers() {
-            return if idle < WATCH {
-                Rest::Nap(now + NAP)
-            } else {
-                Rest::Sleep
-            };
+            if idle < WATCH {
+                return Rest::Nap(now + NAP);
+            }
+            // A nap may have been a long one. The guest does not ring for what it has submitted, so all that waits is served
+            // before anybody sleeps.
+            self.gather_no_more();
+            return Rest::Look;
         }
         if idle >= self.patience {
             self.gave_up = true;
@@ -183,7 +185,7 @@ impl Pace {
             self.learn(now().saturating_duration_since(since));
         }
         (self.looks, self.napped) = (0, false);
-        self.gather_no_more();
+        self.several = 0;
     }
 
     /// Work has come after so long. It looks longer the next time if that would have found the work, and less long if work is
@@ -359,5 +361,19 @@ mod tests {
         assert_eq!(day.rest(), Rest::Nap(day.now));
         assert!(day.until_sleep() < WATCH + NAP * 2);
         assert!(!day.pace.gathers());
+    }
+
+    #[test]
+    fn whoever_overslept_serves_what_waits_before_it_sleeps() {
+        let mut day = Day::new(Poll::Adaptive);
+        while !day.pace.gathers() {
+            day.work_after(SOON, true);
+        }
+        while !day.pace.have_gathered(1, false) {
+            assert_ne!(day.rest(), Rest::Sleep);
+            day.now += WATCH;
+        }
+        assert!(!day.pace.gathers(), "not just because of many looks");
+        assert!(day.until_sleep() <= WATCH);
     }
 }
