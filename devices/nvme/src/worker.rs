@@ -238,7 +238,8 @@ impl Worker {
         }
         let mailbox = self.mailbox.clone();
         let due = self.outbox.until();
-        match self.pace.rest(Instant::now) {
+        let waits = self.sources.iter().any(|source| source.under_way > 0);
+        match self.pace.rest(waits, Instant::now) {
             Rest::Look => std::hint::spin_loop(),
             Rest::Nap(end) => {
                 let end = due.map_or(end, |due| due.min(end));

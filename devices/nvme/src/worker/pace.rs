@@ -55,6 +55,8 @@ pub(super) struct Pace {
     napped: bool,
     /// Whether it has lost patience since then.
     gave_up: bool,
+    /// Whether something of its own was under way meanwhile.
+    waits: bool,
     /// How long a pause is, usually.
     pause: Duration,
     /// How long it looks for work.
@@ -75,6 +77,7 @@ impl Pace {
             looks: 0,
             napped: false,
             gave_up: false,
+            waits: false,
             pause: Duration::ZERO,
             patience,
             several: 0,
@@ -124,7 +127,9 @@ impl Pace {
             return;
         };
         let napped = std::mem::take(&mut self.napped);
-        if self.gathers() {
+        let waited = std::mem::take(&mut self.waits);
+        if self.gathers() || waited {
+            self.gave_up = false;
             return;
         }
         let pause = now().saturating_duration_since(since);
@@ -141,8 +146,8 @@ impl Pace {
         }
     }
 
-    /// Nothing was found once more.
-    pub(super) fn rest(&mut self, now: impl FnOnce() -> Instant) -> Rest {
+    /// Nothing was found once more. `waits`: something of its own is under way, whose end says nothing of the guest.
+    pub(super) fn rest(&mut self, waits: bool, now: impl FnOnce() -> Instant) -> Rest {
         match self.poll {
             Poll::Always => return Rest::Look,
             Poll::Never => return Rest::Sleep,
@@ -154,6 +159,7 @@ impl Pace {
         }
         let now = now();
         let idle = now.saturating_duration_since(*self.since.get_or_insert(now));
+        self.waits |= waits;
         if self.gathers() {
             if idle < WATCH {
                 return Rest::Nap(now + NAP);
@@ -172,7 +178,7 @@ impl Pace {
             };
         }
         let half = self.pause / 2;
-        if self.napped || half < SHORTEST || half > self.patience {
+        if waits || self.napped || half < SHORTEST || half > self.patience {
             return Rest::Look;
         }
         (self.napped, self.looks) = (true, 0);
@@ -184,7 +190,7 @@ impl Pace {
         if let Some(since) = self.since.take() {
             self.learn(now().saturating_duration_since(since));
         }
-        (self.looks, self.napped) = (0, false);
+        (self.looks, self.napped, self.waits) = (0, false, false);
         self.several = 0;
     }
 
@@ -225,7 +231,7 @@ mod tests {
         /// Each look takes 50 ns.
         fn rest(&mut self) -> Rest {
             self.now += Duration::from_nanos(50);
-            let rest = self.pace.rest(|| self.now);
+            let rest = self.pace.rest(false, || self.now);
             if let Rest::Nap(until) = rest {
                 self.now = until;
             }
@@ -307,6 +313,21 @@ mod tests {
             nap > Duration::from_micros(40) && nap < Duration::from_micros(60),
             "{nap:?}"
         );
+    }
+
+    #[test]
+    fn the_end_of_its_own_operations_tells_nothing_of_the_guest() {
+        let mut day = Day::new(Poll::Adaptive);
+        for _ in 0..40 {
+            day.work_after(Duration::from_micros(100), false);
+        }
+        let pause = day.pace.pause;
+        for _ in 0..1000 {
+            day.now += Duration::from_nanos(50);
+            assert_eq!(day.pace.rest(true, || day.now), Rest::Look);
+        }
+        day.pace.worked(false, || day.now);
+        assert_eq!(day.pace.pause, pause);
     }
 
     #[test]
