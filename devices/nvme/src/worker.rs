@@ -406,6 +406,7 @@ impl Worker {
         }
         let room = self.room(place).min(self.share(index));
         let count = self.fetch(index, room.min(BATCH));
+        self.pace.served(u32::try_from(count).unwrap_or(u32::MAX));
         let batch = std::mem::take(&mut self.batch);
         self.carry_out(index, batch.get(..count).unwrap_or_default());
         self.batch = batch;

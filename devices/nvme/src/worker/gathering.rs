@@ -22,7 +22,10 @@ const AIM: [u32; 2] = [2, 32];
 /// A guest that stands still with fewer commands has too few for this.
 const WORTH: u32 = 4;
 
-/// How often that happens before it is given up.
+/// A guest that submits so many during one nap is too fast for this.
+const MANY: u32 = 8;
+
+/// How often either happens before it is given up.
 const PATIENCE: u32 = 4;
 
 /// What is to be done with the commands that wait.
@@ -42,10 +45,12 @@ pub(super) struct Gathering {
     /// How many there were at the last look, and how often they have been looked at.
     waiting: u32,
     looks: u32,
+    /// At how many of them there were more.
+    growths: u32,
     /// How many looks in a row nothing has come from a guest with nothing else to do.
     in_vain: u32,
     aim: u32,
-    /// How often the guest has stood still with too few commands since it last had enough.
+    /// How often the guest has stood still with too few commands, or had them all at once, since it last had enough.
     too_few: u32,
     /// Whether it ever had enough.
     pub(super) was_worth: bool,
@@ -57,6 +62,7 @@ impl Gathering {
         Self {
             waiting: 0,
             looks: 0,
+            growths: 0,
             in_vain: 0,
             aim,
             too_few: 0,
@@ -71,14 +77,14 @@ impl Gathering {
         }
         let grows = waiting > std::mem::replace(&mut self.waiting, waiting);
         self.looks += 1;
+        self.growths += u32::from(grows);
         self.in_vain = if at_leisure && !grows {
             self.in_vain + 1
         } else {
             0
         };
         let verdict = if waiting >= self.aim {
-            self.come();
-            Verdict::Serve
+            self.come()
         } else if self.in_vain >= IN_VAIN {
             self.stand_still(waiting)
         } else if self.looks >= LOOKS {
@@ -86,27 +92,35 @@ impl Gathering {
         } else {
             return Verdict::Wait;
         };
-        (self.waiting, self.looks, self.in_vain) = (0, 0, 0);
+        (self.waiting, self.looks, self.growths, self.in_vain) = (0, 0, 0, 0);
         verdict
     }
 
     /// As many have come as were aimed at.
-    fn come(&mut self) {
+    fn come(&mut self) -> Verdict {
         let [_, most] = AIM;
-        if self.aim >= WORTH {
+        let reached = self.aim;
+        self.aim = (reached + 1).min(most);
+        if self.growths > 1 && reached >= WORTH {
             self.too_few = 0;
             self.was_worth = true;
+        } else if reached >= MANY {
+            self.too_few += 1;
         }
-        self.aim = (self.aim + 1).min(most);
+        self.verdict()
     }
 
     /// The guest has waited with so many commands.
     fn stand_still(&mut self, waiting: u32) -> Verdict {
         let [least, _] = AIM;
         self.aim = (waiting / 2).max(least);
-        if waiting < WORTH {
+        if waiting < WORTH || self.growths < 2 {
             self.too_few += 1;
         }
+        self.verdict()
+    }
+
+    fn verdict(&self) -> Verdict {
         if self.too_few > PATIENCE {
             Verdict::GiveUp
         } else {
@@ -145,13 +159,11 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_come_together_are_served_up_to_a_batch() {
-        let mut gathering = Gathering::new();
-        for _ in 0..100 {
-            assert_eq!(gathering.look(100, true), Verdict::Serve);
+    fn a_guest_that_has_many_at_once_is_given_up() {
+        for depth in [4, 8, 16, 64] {
+            let (served, given_up) = guest_with(depth, depth, 400);
+            assert!(given_up, "{depth}: {served:?}");
         }
-        assert_eq!(gathering.look(31, true), Verdict::Wait);
-        assert_eq!(gathering.look(32, true), Verdict::Serve);
     }
 
     #[test]

@@ -19,8 +19,8 @@ const PATIENCE: [Duration; 2] = [Duration::from_micros(20), Duration::from_micro
 /// The shortest nap that is worth the way to sleep and back.
 const SHORTEST: Duration = Duration::from_micros(15);
 
-/// A guest that submits faster than this is served faster than anybody could nap.
-const SLOW: Duration = Duration::from_micros(3);
+/// A guest that has a command served more often than this has no time for naps.
+const SLOW: Duration = Duration::from_micros(5);
 
 /// How long it naps and looks now and then, if work usually comes within this time, before it sleeps.
 const WATCH: Duration = Duration::from_millis(1);
@@ -61,8 +61,11 @@ pub(super) struct Pace {
     pause: Duration,
     /// How long it looks for work.
     patience: Duration,
-    /// How much more often than not the guest had several commands with us when one came.
+    /// How much more often than not the guest had several commands with us when one came after a pause.
     several: u32,
+    /// How many commands have been served since it first had, and when that was.
+    served: u32,
+    first: Option<Instant>,
     /// How much that must be.
     proof: u32,
     gathering: Option<Gathering>,
@@ -81,6 +84,8 @@ impl Pace {
             pause: Duration::ZERO,
             patience,
             several: 0,
+            served: 0,
+            first: None,
             proof,
             gathering: None,
         }
@@ -113,6 +118,7 @@ impl Pace {
     fn gather_no_more(&mut self) {
         self.gathering = None;
         self.several = 0;
+        self.first = None;
     }
 
     /// Whether there was nothing to do for a while.
@@ -132,18 +138,44 @@ impl Pace {
             self.gave_up = false;
             return;
         }
-        let pause = now().saturating_duration_since(since);
-        // What came while it napped may have come at any time of it.
-        let came_early = napped && looks < LOOKS;
-        self.learn(if came_early { pause / 2 } else { pause });
-        if several && pause >= SLOW {
-            self.several += 1;
+        let now = now();
+        let pause = now.saturating_duration_since(since);
+        if napped && looks < LOOKS {
+            // The guest has waited for the nap to end: how long is not known, but the nap was too long.
+            self.pause /= 2;
+            self.gave_up = false;
         } else {
-            self.several = self.several.saturating_sub(1);
+            self.learn(pause);
         }
-        if self.several >= self.proof {
-            self.gathering = Some(Gathering::new());
+        self.gather_if_proved(several, now);
+    }
+
+    /// So many commands have been served.
+    pub(super) fn served(&mut self, count: u32) {
+        self.served = self.served.saturating_add(count);
+    }
+
+    /// Has commands gather if the guest has several with us, again and again, and has them served slowly.
+    fn gather_if_proved(&mut self, several: bool, now: Instant) {
+        self.several = if several {
+            self.several + 1
+        } else {
+            self.several.saturating_sub(1)
+        };
+        if self.several == 0 {
+            self.first = None;
+            return;
         }
+        let Some(first) = self.first else {
+            (self.first, self.served) = (Some(now), 0);
+            return;
+        };
+        if self.several < self.proof {
+            return;
+        }
+        let is_slow = now.saturating_duration_since(first) >= SLOW * self.served;
+        self.gather_no_more();
+        self.gathering = is_slow.then(Gathering::new);
     }
 
     /// Nothing was found once more. `waits`: something of its own is under way, whose end says nothing of the guest.
@@ -191,7 +223,7 @@ impl Pace {
             self.learn(now().saturating_duration_since(since));
         }
         (self.looks, self.napped, self.waits) = (0, false, false);
-        self.several = 0;
+        (self.several, self.first) = (0, None);
     }
 
     /// Work has come after so long. It looks longer the next time if that would have found the work, and less long if work is
@@ -248,7 +280,10 @@ mod tests {
             self.now = self.now.max(end);
             match rest {
                 Rest::Sleep => self.pace.slept(|| self.now),
-                _ => self.pace.worked(several, || self.now),
+                _ => {
+                    self.pace.served(1);
+                    self.pace.worked(several, || self.now);
+                }
             }
             rest
         }
