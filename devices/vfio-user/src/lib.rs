@@ -30,7 +30,6 @@ mod dispatch;
 mod framing;
 mod irqs;
 mod listener;
-mod patience;
 mod pending;
 mod pieces;
 mod readiness;

@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use thiserror::Error;
@@ -14,7 +14,6 @@ use crate::client::Client;
 use crate::device::Device;
 use crate::dispatch::{Answer, Request, dispatch};
 use crate::framing::{Deframer, FramingError, Message, Payload};
-use crate::patience::Patience;
 use crate::pending::Reply;
 use crate::stop::Stop;
 use crate::version::{self, MAX_TRANSFER};
@@ -90,7 +89,6 @@ pub(crate) fn serve_alone(
         options,
         door,
         client: None,
-        patience: Patience::new(),
     };
     let outcome = session.run();
     session.end(outcome)
@@ -104,7 +102,6 @@ struct Session<'a> {
     door: Option<&'a UnixListener>,
     /// There is one as soon as a version is agreed upon.
     client: Option<Client>,
-    patience: Patience,
 }
 
 impl Session<'_> {
@@ -122,14 +119,9 @@ impl Session<'_> {
 
     /// `None` when the client has hung up, or when we are to stop.
     fn next_message(&mut self, deframer: &mut Deframer) -> Result<Option<Message>, SessionError> {
-        let start = Instant::now();
         while !self.options.stop.is_triggered() {
             match socket::receive(&self.stream, deframer.space()) {
-                Err(Errno::AGAIN) if self.patience.lasts(start.elapsed()) => std::hint::spin_loop(),
-                Err(Errno::AGAIN) => {
-                    self.wait().map_err(SessionError::Receive)?;
-                    self.patience.slept(start.elapsed());
-                }
+                Err(Errno::AGAIN) => self.wait().map_err(SessionError::Receive)?,
                 Err(Errno::INTR) => {}
                 // So ends a client that has left something unread.
                 Err(Errno::CONNRESET) => break,
