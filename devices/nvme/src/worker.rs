@@ -136,7 +136,7 @@ impl Worker {
             self.outbox.settle(!busy);
             self.tell_of_ends(busy);
             if busy {
-                let several = self.pace.pauses() && self.has_several();
+                let several = self.pace.asks_for_several() && self.has_several();
                 self.pace.worked(several, Instant::now);
             } else {
                 self.rest();
@@ -236,16 +236,18 @@ impl Worker {
             // The guest may have written them without a word.
             self.take_heads();
         }
-        let mailbox = self.mailbox.clone();
-        let due = self.outbox.until();
-        let waits = self.sources.iter().any(|source| source.under_way > 0);
+        let sources = &self.sources;
+        let waits = || sources.iter().any(|source| source.under_way > 0);
         match self.pace.rest(waits, Instant::now) {
             Rest::Look => std::hint::spin_loop(),
             Rest::Nap(end) => {
+                let due = self.outbox.until();
                 let end = due.map_or(end, |due| due.min(end));
-                mailbox.sleep(self.owner, Some(end), || true);
+                self.mailbox.sleep(self.owner, Some(end), || true);
             }
             Rest::Sleep => {
+                let due = self.outbox.until();
+                let mailbox = self.mailbox.clone();
                 mailbox.sleep(self.owner, due, || self.may_sleep());
                 self.pace.slept(Instant::now);
             }

@@ -47,7 +47,21 @@ pub(super) enum Rest {
 #[derive(Debug)]
 pub(super) struct Pace {
     poll: Poll,
-    /// Since when there has been nothing to do, as far as somebody has looked at the clock.
+    idle: Idle,
+    /// How long a pause is, usually.
+    pause: Duration,
+    /// How long it looks for work.
+    patience: Duration,
+    streak: Option<Streak>,
+    /// How long that must become before commands gather.
+    proof: u32,
+    gathering: Option<Gathering>,
+}
+
+/// There has been nothing to do.
+#[derive(Debug, Default)]
+struct Idle {
+    /// Since when, as far as somebody has looked at the clock.
     since: Option<Instant>,
     /// How often nothing was found since then, or since the nap.
     looks: u32,
@@ -56,19 +70,17 @@ pub(super) struct Pace {
     /// Whether it has lost patience since then.
     gave_up: bool,
     /// Whether something of its own was under way meanwhile.
-    waits: bool,
-    /// How long a pause is, usually.
-    pause: Duration,
-    /// How long it looks for work.
-    patience: Duration,
-    /// How much more often than not the guest had several commands with us when one came after a pause.
+    waited: bool,
+}
+
+/// The guest had several commands with us when one came after a pause, again and again.
+#[derive(Debug)]
+struct Streak {
+    /// How much more often than not. It is over at 0.
     several: u32,
-    /// How many commands have been served since it first had, and when that was.
+    /// Since when, and how many commands have been served since then.
+    since: Instant,
     served: u32,
-    first: Option<Instant>,
-    /// How much that must be.
-    proof: u32,
-    gathering: Option<Gathering>,
 }
 
 impl Pace {
@@ -76,16 +88,10 @@ impl Pace {
         let ([patience, _], [proof, _]) = (PATIENCE, PROOF);
         Self {
             poll,
-            since: None,
-            looks: 0,
-            napped: false,
-            gave_up: false,
-            waits: false,
+            idle: Idle::default(),
             pause: Duration::ZERO,
             patience,
-            several: 0,
-            served: 0,
-            first: None,
+            streak: None,
             proof,
             gathering: None,
         }
@@ -117,81 +123,79 @@ impl Pace {
 
     fn gather_no_more(&mut self) {
         self.gathering = None;
-        self.several = 0;
-        self.first = None;
+        self.streak = None;
     }
 
-    /// Whether there was nothing to do for a while.
-    pub(super) fn pauses(&self) -> bool {
-        self.since.is_some()
+    /// Whether it matters how many commands the guest has with us, if there is something to do now.
+    pub(super) fn asks_for_several(&self) -> bool {
+        self.idle.since.is_some() && !self.gathers()
     }
 
-    /// There was something to do. `several`, after a pause: the guest has more than one command with us.
+    /// There was something to do. `several`, if it was asked for: the guest has more than one command with us.
     pub(super) fn worked(&mut self, several: bool, now: impl FnOnce() -> Instant) {
-        let looks = std::mem::take(&mut self.looks);
-        let Some(since) = self.since.take() else {
+        let idle = std::mem::take(&mut self.idle);
+        let Some(since) = idle.since.filter(|_| !self.gathers() && !idle.waited) else {
             return;
         };
-        let napped = std::mem::take(&mut self.napped);
-        let waited = std::mem::take(&mut self.waits);
-        if self.gathers() || waited {
-            self.gave_up = false;
-            return;
-        }
         let now = now();
-        let pause = now.saturating_duration_since(since);
-        if napped && looks < LOOKS {
+        if idle.napped && idle.looks < LOOKS {
             // The guest has waited for the nap to end: how long is not known, but the nap was too long.
             self.pause /= 2;
-            self.gave_up = false;
         } else {
-            self.learn(pause);
+            self.learn(now.saturating_duration_since(since), idle.gave_up);
         }
         self.gather_if_proved(several, now);
     }
 
     /// So many commands have been served.
     pub(super) fn served(&mut self, count: u32) {
-        self.served = self.served.saturating_add(count);
+        if let Some(streak) = &mut self.streak {
+            streak.served = streak.served.saturating_add(count);
+        }
     }
 
     /// Has commands gather if the guest has several with us, again and again, and has them served slowly.
     fn gather_if_proved(&mut self, several: bool, now: Instant) {
-        self.several = if several {
-            self.several + 1
-        } else {
-            self.several.saturating_sub(1)
-        };
-        if self.several == 0 {
-            self.first = None;
-            return;
-        }
-        let Some(first) = self.first else {
-            (self.first, self.served) = (Some(now), 0);
+        let Some(streak) = &mut self.streak else {
+            self.streak = several.then_some(Streak {
+                several: 1,
+                since: now,
+                served: 0,
+            });
             return;
         };
-        if self.several < self.proof {
+        if !several {
+            streak.several -= 1;
+            self.streak.take_if(|streak| streak.several == 0);
             return;
         }
-        let is_slow = now.saturating_duration_since(first) >= SLOW * self.served;
-        self.gather_no_more();
-        self.gathering = is_slow.then(Gathering::new);
+        streak.several += 1;
+        if streak.several >= self.proof {
+            let is_slow = now.saturating_duration_since(streak.since) >= SLOW * streak.served;
+            self.gather_no_more();
+            self.gathering = is_slow.then(Gathering::new);
+        }
     }
 
     /// Nothing was found once more. `waits`: something of its own is under way, whose end says nothing of the guest.
-    pub(super) fn rest(&mut self, waits: bool, now: impl FnOnce() -> Instant) -> Rest {
+    pub(super) fn rest(
+        &mut self,
+        waits: impl FnOnce() -> bool,
+        now: impl FnOnce() -> Instant,
+    ) -> Rest {
         match self.poll {
             Poll::Always => return Rest::Look,
             Poll::Never => return Rest::Sleep,
             Poll::Adaptive => {}
         }
-        self.looks = self.looks.wrapping_add(1);
-        if !self.gathers() && !self.gave_up && !self.looks.is_multiple_of(LOOKS) {
+        self.idle.looks = self.idle.looks.wrapping_add(1);
+        if !self.gathers() && !self.idle.gave_up && !self.idle.looks.is_multiple_of(LOOKS) {
             return Rest::Look;
         }
         let now = now();
-        let idle = now.saturating_duration_since(*self.since.get_or_insert(now));
-        self.waits |= waits;
+        let idle = now.saturating_duration_since(*self.idle.since.get_or_insert(now));
+        let waits = waits();
+        self.idle.waited |= waits;
         if self.gathers() {
             if idle < WATCH {
                 return Rest::Nap(now + NAP);
@@ -202,7 +206,7 @@ impl Pace {
             return Rest::Look;
         }
         if idle >= self.patience {
-            self.gave_up = true;
+            self.idle.gave_up = true;
             return if self.pause < WATCH && idle < WATCH {
                 Rest::Nap(now + NAP)
             } else {
@@ -210,27 +214,27 @@ impl Pace {
             };
         }
         let half = self.pause / 2;
-        if waits || self.napped || half < SHORTEST || half > self.patience {
+        if waits || self.idle.napped || half < SHORTEST || half > self.patience {
             return Rest::Look;
         }
-        (self.napped, self.looks) = (true, 0);
+        (self.idle.napped, self.idle.looks) = (true, 0);
         Rest::Nap(now + half)
     }
 
     /// It has slept.
     pub(super) fn slept(&mut self, now: impl FnOnce() -> Instant) {
-        if let Some(since) = self.since.take() {
-            self.learn(now().saturating_duration_since(since));
+        let idle = std::mem::take(&mut self.idle);
+        if let Some(since) = idle.since {
+            self.learn(now().saturating_duration_since(since), idle.gave_up);
         }
-        (self.looks, self.napped, self.waits) = (0, false, false);
-        (self.several, self.first) = (0, None);
+        self.gather_no_more();
     }
 
-    /// Work has come after so long. It looks longer the next time if that would have found the work, and less long if work is
-    /// rare.
-    fn learn(&mut self, pause: Duration) {
+    /// Work has come after so long. If it `gave_up` before that, it looks longer the next time if that would have found the
+    /// work, and less long if work is rare.
+    fn learn(&mut self, pause: Duration, gave_up: bool) {
         self.pause = (self.pause * 7 + pause.min(LONG)) / 8;
-        if std::mem::take(&mut self.gave_up) {
+        if gave_up {
             let [least, most] = PATIENCE;
             let patience = if pause < most {
                 self.patience * 2
@@ -263,7 +267,7 @@ mod tests {
         /// Each look takes 50 ns.
         fn rest(&mut self) -> Rest {
             self.now += Duration::from_nanos(50);
-            let rest = self.pace.rest(false, || self.now);
+            let rest = self.pace.rest(|| false, || self.now);
             if let Rest::Nap(until) = rest {
                 self.now = until;
             }
@@ -359,7 +363,7 @@ mod tests {
         let pause = day.pace.pause;
         for _ in 0..1000 {
             day.now += Duration::from_nanos(50);
-            assert_eq!(day.pace.rest(true, || day.now), Rest::Look);
+            assert_eq!(day.pace.rest(|| true, || day.now), Rest::Look);
         }
         day.pace.worked(false, || day.now);
         assert_eq!(day.pace.pause, pause);
