@@ -27,9 +27,10 @@ impl GuestImage {
         modules: &[String],
         agent: &Path,
     ) -> Result<Self, ImageError> {
+        let image = kernel.boot_image(cache)?;
         Ok(Self {
-            kernel: kernel.boot_image(cache)?,
-            initramfs: initramfs(cache, kernel, modules, agent)?,
+            initramfs: initramfs(cache, kernel, &image, modules, agent)?,
+            kernel: image,
             release: kernel.release.clone(),
         })
     }

@@ -11,16 +11,18 @@ use crate::cache::Kind;
 use crate::cpio::Archive;
 use crate::error::io_error;
 use crate::modules::{self, Module, Place, Tree};
-use crate::{Cache, ImageError, Kernel, cache};
+use crate::{Cache, ImageError, Kernel, cache, layout};
 
 const DIRECTORIES: [&str; 8] = [
     "dev", "mnt", "modules", "proc", "run", "sys", "tmp", "tools",
 ];
 
-/// The initramfs of `kernel` with `agent` as `/init`; made if the cache has none of these inputs.
+/// The initramfs of `kernel`, which is started from `image`, with `agent` as `/init`; made if the cache has none of these
+/// inputs.
 ///
 /// It holds `modules` and whatever they need, uncompressed, as `/modules/NAME.ko`, and `/modules/index`: a line `NAME
 /// NEED…` for each, after the lines of what it needs. Names are as in `/proc/modules`; what is built in is left out.
+/// `/layout` tells the agent what it must know of the kernel to watch it; of an image that is packed it tells nothing.
 ///
 /// # Errors
 /// [`ImageError::NoModule`] for one that the kernel lacks, [`ImageError::BadModule`], [`ImageError::BadAgent`], and
@@ -28,6 +30,7 @@ const DIRECTORIES: [&str; 8] = [
 pub fn initramfs(
     cache: &Cache,
     kernel: &Kernel,
+    image: &Path,
     modules: &[String],
     agent: &Path,
 ) -> Result<PathBuf, ImageError> {
@@ -42,6 +45,7 @@ pub fn initramfs(
     }
     let mut inputs = vec![
         cache::stamp(agent)?,
+        cache::stamp(image)?,
         kernel.release.clone(),
         tree.stamp.clone(),
     ];
@@ -52,7 +56,8 @@ pub fn initramfs(
         })?;
         let program = fs::read(agent).map_err(io_error("read", agent))?;
         check_agent(agent, &program)?;
-        fs::write(path, archive(&program, &modules)?).map_err(io_error("write", path))
+        let layout = layout::of(&fs::read(image).map_err(io_error("read", image))?);
+        fs::write(path, archive(&program, &layout, &modules)?).map_err(io_error("write", path))
     })
 }
 
@@ -100,13 +105,14 @@ fn check_agent(path: &Path, program: &[u8]) -> Result<(), ImageError> {
 }
 
 /// The archive, uncompressed: to unpack it costs a guest under emulation more time than to copy it.
-fn archive(agent: &[u8], modules: &[Module]) -> Result<Vec<u8>, ImageError> {
+fn archive(agent: &[u8], layout: &str, modules: &[Module]) -> Result<Vec<u8>, ImageError> {
     let mut archive = Archive::default();
     for name in DIRECTORIES {
         archive.directory(name)?;
     }
     archive.character_device("dev/console", 5, 1)?;
     archive.file("init", 0o755, agent)?;
+    archive.file("layout", 0o644, layout.as_bytes())?;
     archive.file("modules/index", 0o644, index(modules).as_bytes())?;
     for module in modules {
         archive.file(
@@ -160,6 +166,7 @@ mod tests {
     fn kernel(dir: &Path) -> Kernel {
         fs::write(dir.join("nvme.ko"), module(b"depends=nvme-core,virtio\0")).unwrap();
         fs::write(dir.join("nvme-core.ko"), module(b"depends=\0")).unwrap();
+        fs::write(dir.join("bzImage"), "packed").unwrap();
         fs::write(
             dir.join("modules.builtin"),
             "kernel/drivers/virtio/virtio.ko\n",
@@ -184,12 +191,21 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
+    fn made(
+        cache: &Cache,
+        kernel: &Kernel,
+        modules: &[String],
+        agent: &Path,
+    ) -> Result<PathBuf, ImageError> {
+        initramfs(cache, kernel, &kernel.image, modules, agent)
+    }
+
     #[test]
     fn it_holds_the_agent_and_the_modules_in_their_order() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
-        let path = initramfs(&cache, &kernel, &wanted(&["nvme", "virtio"]), &agent).unwrap();
+        let path = made(&cache, &kernel, &wanted(&["nvme", "virtio"]), &agent).unwrap();
         let entries = entries(&fs::read(path).unwrap());
         let names: Vec<_> = entries.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names[..8], DIRECTORIES);
@@ -198,6 +214,7 @@ mod tests {
             [
                 "dev/console",
                 "init",
+                "layout",
                 "modules/index",
                 "modules/nvme_core.ko",
                 "modules/nvme.ko",
@@ -215,7 +232,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
-        let make = |modules| initramfs(&cache, &kernel, &wanted(modules), &agent).unwrap();
+        let make = |modules| made(&cache, &kernel, &wanted(modules), &agent).unwrap();
         let first = make(&["nvme"]);
         assert_eq!(make(&["nvme"]), first);
         assert_ne!(make(&["nvme_core"]), first);
@@ -239,7 +256,7 @@ mod tests {
         fs::create_dir(added.parent().unwrap()).unwrap();
         fs::write(&added, module(b"depends=nvme-core\0")).unwrap();
         kernel.added.push(added);
-        let path = initramfs(&cache, &kernel, &wanted(&["peerbar_gpu"]), &agent).unwrap();
+        let path = made(&cache, &kernel, &wanted(&["peerbar_gpu"]), &agent).unwrap();
         assert_eq!(
             text_of(&entries(&fs::read(path).unwrap()), "modules/index"),
             "nvme_core\npeerbar_gpu nvme_core\n"
@@ -251,7 +268,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
-        let error = initramfs(&cache, &kernel, &wanted(&["9p"]), &agent)
+        let error = made(&cache, &kernel, &wanted(&["9p"]), &agent)
             .unwrap_err()
             .to_string();
         assert!(
@@ -259,7 +276,7 @@ mod tests {
             "{error}"
         );
         fs::write(dir.path().join("nvme-core.ko"), "nonsense").unwrap();
-        let error = initramfs(&cache, &kernel, &wanted(&["nvme"]), &agent).unwrap_err();
+        let error = made(&cache, &kernel, &wanted(&["nvme"]), &agent).unwrap_err();
         assert!(matches!(error, ImageError::BadModule { .. }), "{error}");
     }
 

@@ -7,13 +7,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use object::LittleEndian;
-use object::elf::FileHeader64;
-use object::read::elf::{FileHeader, SectionHeader};
-
 use crate::error::io_error;
 use crate::unpack::unpack;
-use crate::{ImageError, cache};
+use crate::{ImageError, cache, elf};
 
 const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.zst", ".ko.gz"];
 
@@ -187,11 +183,7 @@ fn normal(name: &str) -> String {
 
 /// What a module says that it depends on (Linux, `scripts/mod/modpost.c`, `add_depends`).
 fn needs_of(module: &[u8]) -> Option<Vec<String>> {
-    let header = FileHeader64::<LittleEndian>::parse(module).ok()?;
-    let endian = header.endian().ok()?;
-    let sections = header.sections(endian, module).ok()?;
-    let (_, section) = sections.section_by_name(endian, b".modinfo")?;
-    let facts = section.data(endian, module).ok()?;
+    let facts = elf::section(module, ".modinfo")?;
     let depends = facts
         .split(|&byte| byte == 0)
         .find_map(|fact| fact.strip_prefix(b"depends="))?;
@@ -222,30 +214,12 @@ pub(crate) fn option_of(module: &str) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::elf::tests::with_section;
     use crate::unpack::tests::{gzip, zstd};
 
-    /// An ELF file with nothing but a `.modinfo` section.
+    /// A module with nothing but its facts.
     pub(crate) fn module(modinfo: &[u8]) -> Vec<u8> {
-        let names = b"\0.modinfo\0.shstrtab\0";
-        let modinfo_at = 64_u64;
-        let names_at = modinfo_at + modinfo.len() as u64;
-        let sections_at = names_at + names.len() as u64;
-        let section = |name: u32, kind: u32, at: u64, size: usize| {
-            let mut header = [name, kind].map(u32::to_le_bytes).concat();
-            header.extend([0, 0, at, size as u64].map(u64::to_le_bytes).concat());
-            header.extend([0; 24]);
-            header
-        };
-        let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-        file.extend([1, 0, 62, 0, 1, 0, 0, 0]);
-        file.extend([0, 0, sections_at].map(u64::to_le_bytes).concat());
-        file.extend([0, 0, 0, 0, 64, 0, 0, 0, 0, 0, 64, 0, 3, 0, 2, 0]);
-        file.extend(modinfo);
-        file.extend(names);
-        file.extend(section(0, 0, 0, 0));
-        file.extend(section(1, 1, modinfo_at, modinfo.len()));
-        file.extend(section(10, 3, names_at, names.len()));
-        file
+        with_section(".modinfo", modinfo)
     }
 
     fn names(modules: &[Module]) -> Vec<&str> {

@@ -15,10 +15,8 @@ use crate::mounts;
 const TRACING: &str = "/sys/kernel/tracing";
 /// An instance of the tracing of its own: other users of it are not disturbed.
 const INSTANCE: &str = "/sys/kernel/tracing/instances/peerbar";
-/// Arguments and fields by their names, which the kernel knows from its own debugging information (Linux,
-/// Documentation/trace/fprobetrace.rst).
-const PROBE: &str = "f:peerbar/decision calc_map_type_and_dist%return provider=provider->dev.kobj.name:string \
-                     client=client->dev.kobj.name:string type=$retval\n";
+/// What the launcher has found in the kernel's debugging information (`peerbar_images::initramfs`).
+const LAYOUT: &str = "/layout";
 
 /// What the probe sees.
 #[derive(Debug)]
@@ -58,7 +56,12 @@ impl Decisions {
 
 fn set_probe() -> anyhow::Result<File> {
     mounts::tracing()?;
-    append(&Path::new(TRACING).join("dynamic_events"), PROBE)
+    let layout = fs::read_to_string(LAYOUT).with_context(|| format!("cannot read {LAYOUT}"))?;
+    let probe = probe(&layout).context(
+        "the kernel's image has no debugging information (CONFIG_DEBUG_INFO_BTF), or is packed in a way that it \
+         cannot be read",
+    )?;
+    append(&Path::new(TRACING).join("dynamic_events"), &probe)
         .context("the kernel takes no probe at calc_map_type_and_dist")?;
     fs::create_dir(INSTANCE).with_context(|| format!("cannot create {INSTANCE}"))?;
     let instance = Path::new(INSTANCE);
@@ -69,6 +72,24 @@ fn set_probe() -> anyhow::Result<File> {
         .custom_flags(i32::try_from(OFlags::NONBLOCK.bits())?)
         .open(&path);
     events.with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// The probe: a return of the function, with the names of both devices and what it returns (Linux,
+/// Documentation/trace/kprobetrace.rst).
+///
+/// By numbers, and no probe by fprobe, which knows names: under emulation the kernel takes a tenth of a second to look
+/// them up, and another to arm it, and the first module waits for both.
+fn probe(layout: &str) -> Option<String> {
+    let fact = |name: &str| -> Option<u32> {
+        let mut lines = layout.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    };
+    let name = fact("pci_dev.dev.kobj.name")?;
+    let (provider, client) = (fact("provider")?, fact("client")?);
+    Some(format!(
+        "r:peerbar/decision calc_map_type_and_dist provider=+0(+{name}($arg{provider})):string \
+         client=+0(+{name}($arg{client})):string type=%ax:s32\n"
+    ))
 }
 
 fn append(path: &Path, text: &str) -> anyhow::Result<()> {
@@ -106,6 +127,17 @@ fn decision(line: &str) -> Option<KernelDecision> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_probe_needs_all_that_is_known_of_the_kernel() {
+        let layout = "pci_dev.dev.kobj.name 208\nprovider 1\nclient 2\n";
+        let expected = "r:peerbar/decision calc_map_type_and_dist provider=+0(+208($arg1)):string \
+                        client=+0(+208($arg2)):string type=%ax:s32\n";
+        assert_eq!(probe(layout).as_deref(), Some(expected));
+        for line in layout.lines() {
+            assert_eq!(probe(&layout.replace(line, "")), None, "{line}");
+        }
+    }
 
     #[test]
     fn a_decision_is_read_from_its_event() {

@@ -29,8 +29,7 @@ const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
 /// Whatever keeps the agent from reporting.
 pub(crate) fn run() -> anyhow::Result<()> {
     mounts::sysfs()?;
-    // Some tenths of a second under emulation: the kernel reads its own debugging information, for which the first module
-    // would have to wait, too.
+    // The kernel patches itself for it, and no module can be loaded meanwhile.
     let watch = thread::spawn(Decisions::watch);
     mounts::essential()?;
     let uevents = Uevents::open()?;
