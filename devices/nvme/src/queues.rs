@@ -16,24 +16,19 @@ const MOST_STAGED: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadDoorbell;
 
-/// Where the guest is on its way around a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Position {
-    value: u32,
-    in_second_half: bool,
-}
+/// The place on the guest's way around a queue that was left behind last.
+#[derive(Clone, Debug, Default)]
+struct Milestone(u32);
 
-impl Position {
-    fn new(value: u32, entries: u32) -> Self {
-        Self {
-            value,
-            in_second_half: value >= entries / 2,
+impl Milestone {
+    /// The place just behind the guest, which is at `now`, if it has gone half a turn since the last such place. So from there it
+    /// is half a turn at least to that place, however far the guest goes in one step.
+    fn pass(&mut self, now: u32, entries: u32) -> Option<u32> {
+        if 2 * distance(self.0, now, entries) < entries {
+            return None;
         }
-    }
-
-    /// The value here, if the guest has gone from here to the other half: twice in each turn.
-    pub(crate) fn left_for(self, now: Self) -> Option<u32> {
-        (self.in_second_half != now.in_second_half).then_some(self.value)
+        self.0 = now;
+        Some((now + entries - 1) % entries)
     }
 }
 
@@ -46,6 +41,7 @@ pub(crate) struct SubmissionQueue {
     tail: u32,
     /// The doorbell's value that was looked at last, good or bad.
     seen: u32,
+    milestone: Milestone,
     /// The completion queue that it is bound to.
     pub(crate) completion: u16,
 }
@@ -59,6 +55,7 @@ impl SubmissionQueue {
             head: 0,
             tail: 0,
             seen: 0,
+            milestone: Milestone::default(),
             completion,
         }
     }
@@ -81,9 +78,9 @@ impl SubmissionQueue {
         self.seen
     }
 
-    /// Where the tail doorbell is.
-    pub(crate) fn tail_position(&self) -> Position {
-        Position::new(self.seen, self.entries)
+    /// A value that the tail doorbell has passed, if it is time to leave one behind.
+    pub(crate) fn passed(&mut self) -> Option<u32> {
+        self.milestone.pass(self.tail, self.entries)
     }
 
     /// Where the next entry to fetch is, or will be.
@@ -136,6 +133,7 @@ pub(crate) struct CompletionQueue {
     /// Where the next entry goes.
     tail: u32,
     seen: u32,
+    milestone: Milestone,
     phase: bool,
     /// How many entries commands that are under way will have.
     promised: u32,
@@ -156,6 +154,7 @@ impl CompletionQueue {
             head: 0,
             tail: 0,
             seen: 0,
+            milestone: Milestone::default(),
             phase: true,
             promised: 0,
             staged: Vec::with_capacity(MOST_STAGED),
@@ -209,9 +208,9 @@ impl CompletionQueue {
         self.head
     }
 
-    /// Where the head is.
-    pub(crate) fn head_position(&self) -> Position {
-        Position::new(self.head, self.entries)
+    /// A value that the head doorbell has passed, if it is time to leave one behind.
+    pub(crate) fn passed(&mut self) -> Option<u32> {
+        self.milestone.pass(self.head, self.entries)
     }
 
     /// How far entries have been posted.

@@ -39,7 +39,7 @@ impl Shadow {
     }
 
     /// Has the guest not ring: what it has passed already it does not pass again before it is once around its queue. To be
-    /// done twice in that time, or the last value that the guest was called at has it ring once a turn.
+    /// done twice in that time with what it has passed last, or it rings once a turn.
     pub(crate) fn leave_behind(self, session: &mut Session, doorbell: Doorbell, passed: u32) {
         if let Some(place) = place(self.events, doorbell) {
             // Who is about to sleep finds out if the page is gone.

@@ -24,7 +24,7 @@ use crate::mailbox::{ENGINE, Mailbox};
 use crate::messages::Messages;
 use crate::outbox::Outbox;
 use crate::poll::Poll;
-use crate::queues::{CompletionQueue, Position, SUBMISSION_BYTES, SubmissionQueue};
+use crate::queues::{CompletionQueue, SUBMISSION_BYTES, SubmissionQueue};
 use crate::registers::Registers;
 use crate::shadow::Shadow;
 use pace::{Pace, Rest};
@@ -341,8 +341,7 @@ impl Worker {
     }
 
     fn take_head(&mut self, place: usize) {
-        let queue = self.outbox.queue(place);
-        let Some((id, before)) = queue.map(|(id, queue)| (id, queue.head_position())) else {
+        let Some((id, _)) = self.outbox.queue(place) else {
             return;
         };
         let bell = Doorbell::CompletionHead(id);
@@ -350,15 +349,14 @@ impl Worker {
             return;
         };
         self.outbox.take_head(place, value);
-        if let Some((_, queue)) = self.outbox.queue(place) {
-            let now = queue.head_position();
-            self.leave_behind(bell, before, now);
-        }
+        let queue = self.outbox.queue(place);
+        let passed = queue.and_then(|(_, queue)| queue.passed());
+        self.leave_behind(bell, passed);
     }
 
     /// A doorbell has been looked at. Has the guest ring none while that goes on.
-    fn leave_behind(&mut self, doorbell: Doorbell, before: Position, now: Position) {
-        if let (Some(shadow), Some(passed)) = (self.shadow, before.left_for(now)) {
+    fn leave_behind(&mut self, doorbell: Doorbell, passed: Option<u32>) {
+        if let (Some(shadow), Some(passed)) = (self.shadow, passed) {
             shadow.leave_behind(&mut self.io.data.session, doorbell, passed);
         }
     }
@@ -397,12 +395,11 @@ impl Worker {
             self.lose_doorbell(id);
             return false;
         };
-        let before = source.queue.tail_position();
         if source.queue.set_tail(tail).is_err() {
             self.mailbox.tell_bad_value();
         }
-        let (now, has_entries) = (source.queue.tail_position(), source.queue.has_entries());
-        self.leave_behind(Doorbell::SubmissionTail(id), before, now);
+        let (passed, has_entries) = (source.queue.passed(), source.queue.has_entries());
+        self.leave_behind(Doorbell::SubmissionTail(id), passed);
         if !has_entries || self.removals.iter().any(|(gone, _)| *gone == id) {
             return false;
         }
