@@ -49,6 +49,7 @@ mod clock;
 mod counters;
 mod done;
 mod error;
+mod gate;
 mod link;
 mod link_speed;
 mod map;
@@ -63,6 +64,7 @@ mod route;
 #[cfg(test)]
 mod route_model;
 mod session;
+mod sync;
 mod tag;
 mod upstream;
 

@@ -2,10 +2,11 @@
 
 mod transfer;
 
+use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
 use peerbar_flight::{self as flight, Event, Recorder};
 
@@ -13,6 +14,7 @@ use crate::clock::{Clock, Monotonic};
 use crate::counters::Counters;
 use crate::done::Done;
 use crate::error::DmaError;
+use crate::gate::{Closed, Gate, Pass};
 use crate::link::{Link, METERS};
 use crate::link_speed::LinkSpeed;
 use crate::map::{Backing, MapError};
@@ -30,9 +32,11 @@ const EVERYWHERE: (u64, u64) = (0, u64::MAX);
 /// One function's way to memory; shared by all its threads.
 ///
 /// A request takes a read lock for the time of each direct copy and none while the client or a peer is asked, so the thread
-/// that changes the map waits at most for a copy of one piece, never for somebody else.
+/// that changes the map waits at most for a copy of one piece, never for somebody else. A session is inside the gate
+/// instead.
 pub struct Requester {
-    fabric: Arc<parking_lot::RwLock<Fabric>>,
+    fabric: parking_lot::RwLock<Fabric>,
+    gate: Arc<Gate>,
     pool: Mutex<MemoryPool>,
     upstream: RwLock<Option<Arc<dyn Upstream>>>,
     peers: RwLock<Option<Arc<dyn Peers>>>,
@@ -56,7 +60,8 @@ impl Requester {
 
     fn with_clock(clock: Box<dyn Clock>) -> Self {
         Self {
-            fabric: Arc::default(),
+            fabric: parking_lot::RwLock::default(),
+            gate: Arc::default(),
             pool: Mutex::default(),
             upstream: RwLock::new(None),
             peers: RwLock::new(None),
@@ -342,19 +347,43 @@ impl Requester {
         }
     }
 
-    fn fabric(&self) -> RwLockReadGuard<'_, Fabric> {
+    /// What routes depend on, which does not change until the guard is dropped.
+    pub(crate) fn fabric(&self) -> RwLockReadGuard<'_, Fabric> {
         self.fabric.read()
     }
 
-    /// What routes depend on, which does not change until the guard is dropped. Who has one asks for no other.
-    pub(crate) fn hold(&self) -> ArcRwLockReadGuard<RawRwLock, Fabric> {
-        self.fabric.read_arc()
+    /// A session's way to keep the fabric from changing. Who is inside may look at it, and changes it never.
+    pub(crate) fn pass(&self) -> Pass {
+        Pass::new(self.gate.clone())
     }
 
-    fn change(&self) -> RwLockWriteGuard<'_, Fabric> {
-        let mut fabric = self.fabric.write();
-        fabric.generation = fabric.generation.wrapping_add(1);
-        fabric
+    fn change(&self) -> Change<'_> {
+        // In this order: who is inside the gate takes the lock.
+        let closed = self.gate.close();
+        Change {
+            fabric: self.fabric.write(),
+            _closed: closed,
+        }
+    }
+}
+
+/// The fabric while nobody else uses it.
+struct Change<'a> {
+    fabric: RwLockWriteGuard<'a, Fabric>,
+    _closed: Closed<'a>,
+}
+
+impl Deref for Change<'_> {
+    type Target = Fabric;
+
+    fn deref(&self) -> &Fabric {
+        &self.fabric
+    }
+}
+
+impl DerefMut for Change<'_> {
+    fn deref_mut(&mut self) -> &mut Fabric {
+        &mut self.fabric
     }
 }
 

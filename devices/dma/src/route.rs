@@ -61,8 +61,6 @@ pub(crate) struct Fabric {
     /// The guest has the function ask for translations of addresses.
     pub(crate) ats: bool,
     pub(crate) atc: Mutex<Atc>,
-    /// How often something of this has changed.
-    pub(crate) generation: u64,
 }
 
 /// Where a piece of a request goes.

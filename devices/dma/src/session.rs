@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use parking_lot::{ArcRwLockReadGuard, RawRwLock};
 use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 
 use crate::counters::Entry;
 use crate::done::Done;
 use crate::error::{DmaError, DmaFault};
+use crate::gate::Pass;
 use crate::memory::{MemoryError, MemoryFile, Span};
 use crate::pins::{Piece, Pinned};
 use crate::requester::Requester;
-use crate::route::Fabric;
 use crate::tag::Tag;
 
 /// How much is copied before a change of the memory map gets its turn.
@@ -42,19 +41,20 @@ impl Direct {
 /// One thread's way to memory. What it asks for goes by the same routes, and into the same record, as what is asked of the
 /// [`Requester`]; what can be copied directly costs less.
 ///
-/// A session remembers the last direct route for each purpose and direction, and keeps the lock of what they depend on from
+/// A session remembers the last direct route for each purpose and direction, and keeps what they depend on from changing from
 /// one request to the next. So no change of the memory map, of a window or of bus mastering is answered until the session
 /// has been [released](Session::release), or has moved some 100 KiB, and from then on no route of before is used. **Release
 /// it before waiting for anything**: another lock, another thread, a disk.
 pub struct Session {
     requester: Arc<Requester>,
-    fabric: Option<ArcRwLockReadGuard<RawRwLock, Fabric>>,
-    /// Of the fabric that the routes were found in.
+    /// The session is inside while it relies on its routes.
+    pass: Pass,
+    /// How often the fabric had changed when the routes were found.
     generation: u64,
     routes: [[Option<Direct>; DIRECTIONS]; PURPOSES],
     /// Where words were looked at, by direction.
     words: [Option<Direct>; DIRECTIONS],
-    /// Bytes that have been moved since the lock was taken.
+    /// Bytes that have been moved since it went inside.
     moved: usize,
     /// An empty list for the pieces of what is pinned next: nothing need allocate one.
     pieces: Vec<Piece>,
@@ -63,11 +63,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session without routes, which holds no lock.
+    /// A session without routes, which keeps nothing from changing.
     pub fn new(requester: Arc<Requester>) -> Self {
         Self {
+            pass: requester.pass(),
             requester,
-            fabric: None,
             generation: 0,
             routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
             words: [const { None }; DIRECTIONS],
@@ -84,7 +84,7 @@ impl Session {
 
     /// Lets changes of the routes happen, and has everything counted.
     pub fn release(&mut self) {
-        self.fabric = None;
+        self.pass.leave();
         self.moved = 0;
         self.count();
     }
@@ -264,9 +264,8 @@ impl Session {
     pub fn prefetch(&self, purpose: Purpose, address: u64, len: u64) {
         let known = self.routes.get(purpose as usize);
         let known = known.and_then(|routes| routes.get(Direction::Read as usize)?.as_ref());
-        let is_current = |fabric: &Fabric| fabric.generation == self.generation;
-        let holds = self.fabric.as_deref().is_some_and(is_current);
-        if let (true, Some(direct), Some(last)) = (holds, known, address.checked_add(len)) {
+        let last = address.checked_add(len);
+        if let (true, Some(direct), Some(last)) = (self.pass.is_inside(), known, last) {
             let offset = direct.offset(address, last);
             offset
                 .into_iter()
@@ -282,11 +281,10 @@ impl Session {
     ) -> Option<T> {
         self.hold();
         let last = address.checked_add(size_of::<u32>() as u64 - 1)?;
-        let fabric = self.fabric.as_ref()?;
         let known = self.words.get_mut(direction as usize)?;
         known.take_if(|direct| direct.offset(address, last).is_none());
         if known.is_none() {
-            *known = fabric.word(address, direction);
+            *known = self.requester.fabric().word(address, direction);
         }
         let direct = known.as_ref()?;
         access(&direct.span.file, direct.offset(address, last)?)
@@ -327,21 +325,17 @@ impl Session {
         Some(outcome)
     }
 
-    /// Takes the lock, and forgets routes that something has changed since.
+    /// Keeps the fabric from changing, and forgets routes if it has changed.
+    #[inline]
     fn hold(&mut self) {
-        let Self {
-            requester,
-            fabric,
-            generation,
-            routes,
-            words,
-            ..
-        } = self;
-        let fabric = fabric.get_or_insert_with(|| requester.hold());
-        if *generation != fabric.generation {
-            *generation = fabric.generation;
-            *routes = Default::default();
-            *words = Default::default();
+        if self.pass.is_inside() {
+            return;
+        }
+        let generation = self.pass.enter();
+        if self.generation != generation {
+            self.generation = generation;
+            self.routes = Default::default();
+            self.words = Default::default();
         }
     }
 
@@ -355,12 +349,11 @@ impl Session {
         direction: Direction,
     ) -> Option<(&Direct, u64)> {
         let last = address.checked_add((len as u64).checked_sub(1)?)?;
-        let fabric = self.fabric.as_ref()?;
         let routes = self.routes.get_mut(purpose as usize)?;
         let known = routes.get_mut(direction as usize)?;
         let fits = |direct: &Direct| direct.offset(address, last).is_some();
         if !known.as_ref().is_some_and(fits) {
-            *known = fabric.direct(address, direction);
+            *known = self.requester.fabric().direct(address, direction);
         }
         let direct = known.as_ref()?;
         Some((direct, direct.offset(address, last)?))
