@@ -2,7 +2,6 @@
 //! each into a buffer that is then copied.
 #![allow(clippy::unwrap_used, missing_docs, reason = "benchmarks")]
 
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
-use peerbar_file_ring::FileRing;
+use peerbar_file_ring::{FileRing, RingFile};
 use rustix::event::{EventfdFlags, eventfd};
 
 const BYTES: usize = 16 << 20;
@@ -23,7 +22,7 @@ fn main() {
 }
 
 /// An image, and guest RAM of the same size.
-fn scene() -> (Arc<File>, Session) {
+fn scene() -> (RingFile, Session) {
     let image = tempfile::tempfile().unwrap();
     image.write_all_at(&vec![7; BYTES], 0).unwrap();
     let requester = Arc::new(Requester::new());
@@ -35,7 +34,7 @@ fn scene() -> (Arc<File>, Session) {
     requester
         .map(0, BYTES as u64, access, Some((fd, 0)))
         .unwrap();
-    (Arc::new(image), Session::new(requester))
+    (RingFile::new(image), Session::new(requester))
 }
 
 /// Places that follow no pattern, each of so many bytes.
@@ -81,7 +80,7 @@ fn reads_through_a_buffer(bencher: Bencher, bytes: usize) {
     let mut places = places(bytes);
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
         for address in places.by_ref().take(BATCH) {
-            image.read_exact_at(&mut buffer, address).unwrap();
+            image.file().read_exact_at(&mut buffer, address).unwrap();
             let requester = session.requester();
             requester.write(Purpose::Payload, address, &buffer).unwrap();
         }
@@ -98,7 +97,7 @@ fn writes_through_a_buffer(bencher: Bencher, bytes: usize) {
             let requester = session.requester();
             let read = requester.read(Purpose::Payload, address, &mut buffer);
             read.unwrap();
-            image.write_all_at(&buffer, address).unwrap();
+            image.file().write_all_at(&buffer, address).unwrap();
         }
     });
 }

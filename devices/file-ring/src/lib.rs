@@ -13,12 +13,12 @@
 //! There is unsafe code here, since the kernel is given addresses.
 
 mod check;
+mod file;
 mod operation;
 mod transfer;
 mod zeroing;
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use peerbar_dma::{MemoryFile, Pinned, Span};
 
 pub use check::Differs;
 use check::{Check, STEP};
+pub use file::RingFile;
 use operation::{Operation, Progress, Stretch, Work};
 use transfer::{Addresses, Transfer};
 use zeroing::Zeroing;
@@ -102,19 +103,25 @@ impl<T> FileRing<T> {
     }
 
     /// Starts to move data between pinned memory and a file from `offset` on: to the file if the memory is pinned to be read,
-    /// and with `durable` to stable storage.
+    /// and with `durable` to stable storage. If the file is in memory it has ended at once: io_uring would have a thread of its
+    /// own do it, as such file systems do not tell that they never wait.
     pub fn transfer(
         &mut self,
-        (file, offset): (&Arc<File>, u64),
+        (file, offset): (&RingFile, u64),
         memory: Pinned,
         durable: bool,
         owner: T,
     ) {
         let addresses = self.spare.pop().unwrap_or_default();
-        let transfer = match Transfer::new(memory, offset, durable, addresses) {
+        let mut transfer = match Transfer::new(memory, offset, durable, addresses) {
             Ok(transfer) => transfer,
             Err(error) => return self.ended.push_back((owner, Err(error))),
         };
+        if file.is_in_memory() {
+            let outcome = transfer.move_now(file.file());
+            self.spare.push(transfer.end(&outcome));
+            return self.ended.push_back((owner, outcome));
+        }
         self.pinned += 1;
         self.start(Operation {
             file: file.clone(),
@@ -127,7 +134,7 @@ impl<T> FileRing<T> {
     /// with [`Differs`] where they are not the same.
     pub fn check(
         &mut self,
-        file: &Arc<File>,
+        file: &RingFile,
         (offset, len): (u64, u64),
         memory: Option<Pinned>,
         owner: T,
@@ -150,7 +157,7 @@ impl<T> FileRing<T> {
     }
 
     /// Starts to bring all that was written to a file to stable storage.
-    pub fn sync(&mut self, file: &Arc<File>, owner: T) {
+    pub fn sync(&mut self, file: &RingFile, owner: T) {
         self.start(Operation {
             file: file.clone(),
             work: Work::Sync(Stretch::WHOLE),
@@ -160,13 +167,7 @@ impl<T> FileRing<T> {
 
     /// Starts to make `len` bytes of a file from `offset` on read as zero, and with `deallocate` gives their storage back too.
     /// They are written where the file system cannot do either.
-    pub fn zero(
-        &mut self,
-        file: &Arc<File>,
-        (offset, len): (u64, u64),
-        deallocate: bool,
-        owner: T,
-    ) {
+    pub fn zero(&mut self, file: &RingFile, (offset, len): (u64, u64), deallocate: bool, owner: T) {
         self.start(Operation {
             file: file.clone(),
             work: Work::Zeroing(Zeroing::new((offset, len), deallocate)),

@@ -1,21 +1,20 @@
 //! An operation of the kernel's on a file, step by step.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 
 use io_uring::opcode;
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, FsyncFlags};
 
 use crate::check::Check;
+use crate::file::RingFile;
 use crate::transfer::Transfer;
 use crate::zeroing::Zeroing;
 
 /// An operation that goes on. `T` is its owner's.
 pub(crate) struct Operation<T> {
-    pub(crate) file: Arc<File>,
+    pub(crate) file: RingFile,
     pub(crate) work: Work,
     pub(crate) owner: T,
 }
@@ -54,7 +53,7 @@ pub(crate) enum Progress {
 impl<T> Operation<T> {
     /// The next step of it, for the kernel.
     pub(crate) fn entry(&self) -> Entry {
-        let fd = Fd(self.file.as_raw_fd());
+        let fd = Fd(self.file.file().as_raw_fd());
         match &self.work {
             Work::Transfer(transfer) => transfer.entry(fd),
             Work::Zeroing(zeroing) => zeroing.entry(fd),

@@ -1,5 +1,6 @@
 //! Transfers with files that are there, and with pipes, which are slow until they are told.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -53,7 +54,7 @@ impl Scene {
     fn start(
         &mut self,
         direction: Direction,
-        place: (&Arc<File>, u64),
+        place: (&RingFile, u64),
         memory: &[(u64, usize)],
         owner: u32,
     ) {
@@ -63,7 +64,7 @@ impl Scene {
     }
 
     /// Starts to compare a file from a place on with memory.
-    fn check(&mut self, (file, offset): (&Arc<File>, u64), memory: &[(u64, usize)], owner: u32) {
+    fn check(&mut self, (file, offset): (&RingFile, u64), memory: &[(u64, usize)], owner: u32) {
         let mut session = Session::new(self.requester.clone());
         let len = memory.iter().map(|(_, len)| *len as u64).sum();
         let memory = session.pin(Purpose::Payload, Direction::Read, memory.iter().copied());
@@ -72,7 +73,7 @@ impl Scene {
     }
 
     /// Starts to bring the first page of RAM to a file's stable storage.
-    fn store(&mut self, place: (&Arc<File>, u64), owner: u32) {
+    fn store(&mut self, place: (&RingFile, u64), owner: u32) {
         let mut session = Session::new(self.requester.clone());
         let memory = session.pin(Purpose::Payload, Direction::Read, [(0, 0x1000)]);
         self.ring.transfer(place, memory.unwrap(), true, owner);
@@ -121,16 +122,16 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
-fn file(data: &[u8]) -> Arc<File> {
+fn file(data: &[u8]) -> RingFile {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(data).unwrap();
-    Arc::new(file)
+    RingFile::new(file)
 }
 
 /// A file that is empty until something is written to the other.
-fn pipe() -> (Arc<File>, File) {
+fn pipe() -> (RingFile, File) {
     let (reads, writes) = rustix::pipe::pipe().unwrap();
-    (Arc::new(reads.into()), writes.into())
+    (RingFile::new(reads.into()), writes.into())
 }
 
 #[test]
@@ -197,7 +198,7 @@ fn a_file_that_cannot_be_written_is_an_error() {
         return;
     };
     let image = tempfile::NamedTempFile::new().unwrap();
-    let image = Arc::new(File::open(image.path()).unwrap());
+    let image = RingFile::new(File::open(image.path()).unwrap());
     scene.start(Direction::Read, (&image, 0), &[(0x1000, 0x1000)], 1);
     assert!(matches!(scene.next(), (1, Err(_))));
     assert_eq!(scene.counts(), (0, 0, 0));
@@ -213,17 +214,43 @@ fn durable_data_is_in_the_file_and_what_cannot_be_made_durable_is_an_error() {
     scene.store((&image, 0x1000), 1);
     assert!(matches!(scene.next(), (1, Ok(()))));
     let mut data = vec![0; 0x1000];
-    image.read_exact_at(&mut data, 0x1000).unwrap();
+    image.file().read_exact_at(&mut data, 0x1000).unwrap();
     assert!(data == pattern(0x1000));
     // A pipe has no stable storage. What went into it is on record all the same, and once.
     let (reads, writes) = rustix::pipe::pipe().unwrap();
-    let pipe = Arc::new(writes.into());
+    let pipe = RingFile::new(writes.into());
     scene.store((&pipe, 0), 2);
     assert!(matches!(scene.next(), (2, Err(_))));
     let mut came = vec![0; 0x1000];
     assert_eq!(rustix::io::read(&reads, &mut came), Ok(0x1000));
     assert_eq!(scene.counts(), (2, 0x2000, 0));
     assert!(!scene.ring.has_pinned() && scene.ring.is_empty());
+}
+
+#[test]
+fn what_is_in_memory_is_moved_at_once() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let memory = MemoryFile::create("image", 0x5000).unwrap();
+    memory.write(0, &pattern(0x5000)).unwrap();
+    let image = RingFile::new(memory.file().try_clone().unwrap());
+    let places = [(0x1800, 0x1000), (0x6000, 0x2000)];
+    scene.start(Direction::Write, (&image, 0x1000), &places, 1);
+    scene.store((&image, 0x4000), 2);
+    scene.start(Direction::Write, (&image, 0x4000), &places, 3);
+    assert!(!scene.ring.has_pinned() && scene.ring.is_empty());
+    let mut ended = [(); 3].map(|()| scene.ring.take_ended().unwrap());
+    assert_eq!([0, 1, 2].map(|at: usize| ended[at].0), [1, 2, 3]);
+    assert!(ended[0].1.is_ok() && ended[1].1.is_ok());
+    let too_short = std::mem::replace(&mut ended[2].1, Ok(())).unwrap_err();
+    assert_eq!(too_short.kind(), io::ErrorKind::UnexpectedEof);
+    assert!(scene.ram(0x7000, 0x1000) == pattern(0x5000)[0x3000..0x4000]);
+    let mut data = vec![1; 0x1000];
+    memory.read(0x4000, &mut data).unwrap();
+    assert!(data == scene.ram(0, 0x1000));
+    // Two mappings meet at 0x2000.
+    assert_eq!(scene.counts(), (3 + 1 + 2, 0x3000 + 0x1000 + 0x1000, 0));
 }
 
 #[test]
@@ -250,12 +277,12 @@ fn a_slow_operation_holds_up_no_other_and_is_gone_on_with_after_a_part() {
 }
 
 /// A pipe that takes nothing until somebody reads from the other.
-fn full_pipe() -> (Arc<File>, File) {
+fn full_pipe() -> (RingFile, File) {
     let (reads, writes) = rustix::pipe::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writes, true).unwrap();
     while rustix::io::write(&writes, &[7; 4096]).is_ok() {}
     rustix::io::ioctl_fionbio(&writes, false).unwrap();
-    (Arc::new(writes.into()), reads.into())
+    (RingFile::new(writes.into()), reads.into())
 }
 
 #[test]
@@ -269,7 +296,7 @@ fn zeroed_parts_read_as_zero_and_their_storage_is_given_back_if_asked_for() {
         scene.ring.zero(&image, part, deallocate, owner);
         assert!(matches!(scene.next(), (ended, Ok(())) if ended == owner));
         assert_zeroed(&image, 0x10_0000, part);
-        let kept = image.metadata().unwrap().blocks() * 512;
+        let kept = image.file().metadata().unwrap().blocks() * 512;
         assert!(!deallocate || kept <= 0x4_0000, "{kept:#x}");
     }
 }
@@ -282,16 +309,16 @@ fn zeroes_are_written_where_the_file_system_has_no_other_way() {
     // tmpfs zeroes no range that keeps its storage.
     let memory = MemoryFile::create("image", 0x10_0000).unwrap();
     memory.write(0, &[7; 0x10_0000]).unwrap();
-    let image = Arc::new(memory.file().try_clone().unwrap());
+    let image = RingFile::new(memory.file().try_clone().unwrap());
     let part = (0x1001, 0x2_1234);
     scene.ring.zero(&image, part, false, 1);
     assert!(matches!(scene.next(), (1, Ok(()))));
     assert_zeroed(&image, 0x10_0000, part);
 }
 
-fn assert_zeroed(image: &File, len: usize, (offset, zeroed): (u64, u64)) {
+fn assert_zeroed(image: &RingFile, len: usize, (offset, zeroed): (u64, u64)) {
     let mut data = vec![1; len];
-    image.read_exact_at(&mut data, 0).unwrap();
+    image.file().read_exact_at(&mut data, 0).unwrap();
     let (before, rest) = data.split_at(usize::try_from(offset).unwrap());
     let (part, behind) = rest.split_at(usize::try_from(zeroed).unwrap());
     assert!(part.iter().all(|byte| *byte == 0));
@@ -372,7 +399,7 @@ fn what_cannot_be_zeroed_is_an_error() {
         return;
     };
     let image = tempfile::NamedTempFile::new().unwrap();
-    let image = Arc::new(File::open(image.path()).unwrap());
+    let image = RingFile::new(File::open(image.path()).unwrap());
     scene.ring.zero(&image, (0, 0x1000), true, 1);
     assert!(matches!(scene.next(), (1, Err(_))));
 }

@@ -1,11 +1,13 @@
 //! A transfer between pinned memory and a file, step by step.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 
 use io_uring::opcode;
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
-use libc::iovec;
+use libc::{c_int, iovec, off_t};
 use peerbar_dma::{Direction, DmaFault, Pinned};
 
 use crate::operation::{Progress, Stretch};
@@ -72,6 +74,38 @@ impl Transfer {
                 .offset(self.offset)
                 .build(),
         }
+    }
+
+    /// Moves all at once, to or from a file that is in memory: it is durable as soon as it can be.
+    pub(crate) fn move_now(&mut self, file: &File) -> io::Result<()> {
+        loop {
+            let moved = match self.step_now(file) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                moved => moved?,
+            };
+            match self.advance(moved) {
+                Progress::More => {}
+                Progress::ToSync(_) => return Ok(()),
+                Progress::Over(outcome) => return outcome,
+            }
+        }
+    }
+
+    /// Makes the next step; how many bytes it moved.
+    fn step_now(&self, file: &File) -> io::Result<usize> {
+        let parts = self.addresses.0.get(self.next..).unwrap_or_default();
+        let count = c_int::try_from(parts.len().min(MOST)).unwrap_or(0);
+        let (fd, parts) = (file.as_raw_fd(), parts.as_ptr());
+        let offset = off_t::try_from(self.offset).map_err(io::Error::other)?;
+        // SAFETY: there are `count` parts, which lie in memory that stays mapped as long as it is pinned. Other processes write
+        // it too; nobody holds a reference to it.
+        let moved = unsafe {
+            match self.memory.direction() {
+                Direction::Write => libc::preadv(fd, parts, count, offset),
+                Direction::Read => libc::pwritev(fd, parts, count, offset),
+            }
+        };
+        usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
     /// So many bytes more have been moved.

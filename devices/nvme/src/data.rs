@@ -358,6 +358,7 @@ mod tests {
     use std::time::Duration;
 
     use peerbar_dma::{Ask, Upstream, UpstreamError};
+    use peerbar_file_ring::RingFile;
     use zerocopy::FromZeros;
 
     use super::*;
@@ -435,7 +436,7 @@ mod tests {
             entry,
             work: Work::Data { durable: false },
         };
-        let place = (&Arc::new(image), 0);
+        let place = (&RingFile::new(image), 0);
         let (files, memory) = path.pin(Direction::Write).unwrap();
         files.transfer(place, memory, false, job);
         assert!(path.files.as_mut().unwrap().submit());

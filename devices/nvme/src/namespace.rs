@@ -4,12 +4,11 @@ mod file;
 mod null;
 mod ram;
 
-use std::fs::File;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerbar_dma::MemoryFile;
+use peerbar_file_ring::RingFile;
 use thiserror::Error;
 
 pub(crate) use file::FileBackend;
@@ -37,7 +36,7 @@ pub(crate) enum Straight<'a> {
     /// There is no data to move.
     Nothing,
     /// By the kernel between memory and this file, from offset 0 on.
-    File(&'a Arc<File>),
+    File(&'a RingFile),
 }
 
 /// Where a namespace's blocks are kept. Offsets and lengths are bytes inside [`Backend::size`].

@@ -1,11 +1,11 @@
 //! Blocks in a raw image file or on a block device of the host.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use peerbar_file_ring::RingFile;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::{Errno, ReadWriteFlags};
 use thiserror::Error;
@@ -47,7 +47,7 @@ pub enum ImageError {
 
 /// A raw image, locked against other runs for as long as it is open.
 pub(crate) struct FileBackend {
-    file: Arc<File>,
+    file: RingFile,
     size: u64,
 }
 
@@ -80,19 +80,25 @@ impl FileBackend {
         }
         let size = file.seek(SeekFrom::End(0)).map_err(open)?;
         Ok(Self {
-            file: Arc::new(file),
+            file: RingFile::new(file),
             size,
         })
     }
 
     fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> rustix::io::Result<()> {
-        rustix::fs::fallocate(&self.file, flags | FallocateFlags::KEEP_SIZE, offset, len)
+        rustix::fs::fallocate(
+            self.file.file(),
+            flags | FallocateFlags::KEEP_SIZE,
+            offset,
+            len,
+        )
     }
 
     fn write_zeroes(&self, mut offset: u64, mut len: u64) -> io::Result<()> {
         while len > 0 {
             let part = usize::try_from(len).map_or(ZEROES.len(), |len| len.min(ZEROES.len()));
             self.file
+                .file()
                 .write_all_at(ZEROES.get(..part).unwrap_or_default(), offset)?;
             offset += part as u64;
             len -= part as u64;
@@ -111,16 +117,16 @@ impl Backend for FileBackend {
     }
 
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(data, offset)
+        self.file.file().read_exact_at(data, offset)
     }
 
     fn write(&self, mut offset: u64, mut data: &[u8], durable: bool) -> io::Result<()> {
         if !durable {
-            return self.file.write_all_at(data, offset);
+            return self.file.file().write_all_at(data, offset);
         }
         while !data.is_empty() {
             let done = match rustix::io::pwritev2(
-                &self.file,
+                self.file.file(),
                 &[IoSlice::new(data)],
                 offset,
                 ReadWriteFlags::DSYNC,
@@ -150,12 +156,13 @@ impl Backend for FileBackend {
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.file.file().sync_data()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::MetadataExt;
 
     use super::*;

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use peerbar_dma::{MemoryFile, Requester};
-use peerbar_file_ring::FileRing;
+use peerbar_file_ring::{FileRing, RingFile};
 use peerbar_nvme_spec::command::NvmOpcode;
 use peerbar_pci::{InterruptMode, Interrupts};
 use zerocopy::little_endian::U32;
@@ -35,7 +35,7 @@ const ENTRIES: u32 = 4;
 const FILLING: usize = 0x1000;
 
 /// A namespace whose blocks come out of a pipe, or go into one.
-struct Slow(Arc<File>);
+struct Slow(RingFile);
 
 impl Backend for Slow {
     fn size(&self) -> u64 {
@@ -47,7 +47,7 @@ impl Backend for Slow {
     }
 
     fn read(&self, _offset: u64, data: &mut [u8]) -> io::Result<()> {
-        self.0.as_ref().read_exact(data)
+        self.0.file().read_exact(data)
     }
 
     fn write(&self, _offset: u64, _data: &[u8], _durable: bool) -> io::Result<()> {
@@ -106,9 +106,9 @@ impl Scene {
             .unwrap();
         requester.set_bus_master(true);
         let (slow, data) = rustix::pipe::pipe().unwrap();
-        let slow = Slow(Arc::new(slow.into()));
+        let slow = Slow(RingFile::new(slow.into()));
         let (sink, full) = full_pipe();
-        let full = Slow(Arc::new(full));
+        let full = Slow(RingFile::new(full));
         let fast = RamBackend::new(1 << 20).unwrap();
         let block_bytes = BLOCK.try_into().unwrap();
         let storage = Storage::new(vec![

@@ -1,0 +1,52 @@
+//! A file of a ring.
+
+use std::fs::File;
+use std::sync::Arc;
+
+/// A file that a ring moves data from and to.
+#[derive(Clone, Debug)]
+pub struct RingFile {
+    file: Arc<File>,
+    in_memory: bool,
+}
+
+impl RingFile {
+    /// This file.
+    pub fn new(file: File) -> Self {
+        Self {
+            in_memory: is_in_memory(&file),
+            file: Arc::new(file),
+        }
+    }
+
+    /// The file itself.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether all of its data is in memory, so that nobody waits for it and none is ever on stable storage.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.in_memory
+    }
+}
+
+/// Whether this is a file of tmpfs (statfs(2)).
+fn is_in_memory(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|about| about.f_type == libc::TMPFS_MAGIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_memory_is_known() {
+        let memory = peerbar_dma::MemoryFile::create("image", 4096).unwrap();
+        let memory = memory.file().try_clone().unwrap();
+        assert!(RingFile::new(memory).is_in_memory());
+        let elsewhere = File::open("/proc/self/exe").unwrap();
+        assert!(!RingFile::new(elsewhere).is_in_memory());
+        let (pipe, _) = rustix::pipe::pipe().unwrap();
+        assert!(!RingFile::new(pipe.into()).is_in_memory());
+    }
+}
