@@ -1,5 +1,7 @@
 //! How many commands the guest has with us: what tells whether they may wait for one another.
 
+use std::time::Instant;
+
 use peerbar_nvme_spec::registers::Doorbell;
 
 use super::Worker;
@@ -13,7 +15,7 @@ impl Worker {
         let waiting = self.waiting();
         self.take_heads();
         let at_leisure = self.outbox.left() == 0;
-        self.pace.have_gathered(waiting, at_leisure)
+        self.pace.have_gathered(waiting, at_leisure, Instant::now)
     }
 
     /// How many commands the guest has submitted that have not been fetched.
@@ -23,7 +25,7 @@ impl Worker {
             let id = self.sources.get(index).map(|source| source.id);
             let tail = id.and_then(|id| self.value(Doorbell::SubmissionTail(id)));
             if let (Some(tail), Some(source)) = (tail, self.sources.get(index)) {
-                waiting = waiting.saturating_add(source.queue.waiting(tail));
+                waiting = waiting.max(source.queue.waiting(tail));
             }
         }
         self.io.data.session.release();

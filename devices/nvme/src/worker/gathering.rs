@@ -1,20 +1,29 @@
 //! Commands that wait for others, to be served together.
 //!
-//! The worker naps meanwhile, and looks how many there are. It serves them when there are as many as it aims at, which is one
-//! more each time, or when no more come although the guest has taken all completions: then the guest has stood still,
-//! and the worker aims at half as many. So the guest always has something to do beside what waits here, and is
-//! interrupted as seldom as that permits.
+//! The worker naps until as many are likely to have come as it aims at, and looks how many there are. It aims at one more each
+//! time, until no more come although the guest has taken all completions: then the guest has stood still, and the worker aims
+//! at half as many. So the guest always has something to do beside what waits here, is interrupted as seldom as that
+//! permits, and shares its processors with few naps, each of which costs the same however long it is.
+//!
+//! A fast guest has submitted all that it will by the end of a short nap. So naps are short at first, and again after the guest
+//! has stood still, until it has been seen which it is.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a nap is: several times what it takes to fall asleep and to wake up.
-pub(super) const NAP: Duration = Duration::from_micros(25);
+/// A guest that has a command served more often than this has no time for naps.
+pub(super) const SLOW: Duration = Duration::from_micros(5);
 
-/// How many looks a command waits for others at most.
-const LOOKS: u32 = 8;
+/// A guest that takes longer than this for a command counts as one that takes so long.
+const SLOWEST: Duration = Duration::from_micros(50);
 
-/// How many looks at a guest that could submit more, and does not, tell that it stands still.
-const IN_VAIN: u32 = 3;
+/// How long a nap is, at least and at most.
+const NAP: [Duration; 2] = [Duration::from_micros(25), Duration::from_micros(400)];
+
+/// How long commands wait for others at most, once they have been seen.
+const WAIT: Duration = Duration::from_micros(400);
+
+/// How many looks in a row at a guest that could submit more, and does not, tell that it stands still.
+const IN_VAIN: u32 = 2;
 
 /// How many commands are aimed at, at least and at most. The most are fetched at once.
 const AIM: [u32; 2] = [2, 32];
@@ -22,7 +31,7 @@ const AIM: [u32; 2] = [2, 32];
 /// A guest that stands still with fewer commands has too few for this.
 const WORTH: u32 = 4;
 
-/// A guest that submits so many during one nap is too fast for this.
+/// A guest that submits so many during one short nap is too fast for this.
 const MANY: u32 = 8;
 
 /// How often either happens before it is given up.
@@ -42,90 +51,137 @@ pub(super) enum Verdict {
 /// How many commands are waited for, and how many have come.
 #[derive(Debug)]
 pub(super) struct Gathering {
-    /// How many there were at the last look, and how often they have been looked at.
-    waiting: u32,
-    looks: u32,
-    /// At how many of them there were more.
-    growths: u32,
-    /// How many looks in a row nothing has come from a guest with nothing else to do.
-    in_vain: u32,
+    round: Round,
     aim: u32,
-    /// How often the guest has stood still with too few commands, or had them all at once, since it last had enough.
-    too_few: u32,
-    /// Whether it ever had enough.
+    /// When the last were served.
+    served: Instant,
+    /// How long the guest takes for a command, usually.
+    each: Duration,
+    /// Whether the guest's speed is to be seen.
+    tries: bool,
+    /// How often it was too fast, or had too few, since it last was as wanted.
+    failures: u32,
+    /// Whether it ever was.
     pub(super) was_worth: bool,
 }
 
+/// What has come since the last commands were served.
+#[derive(Debug, Default)]
+struct Round {
+    /// How many there were at the last look.
+    waiting: u32,
+    /// When the first of them was seen.
+    since: Option<Instant>,
+    /// At how many looks there were more.
+    growths: u32,
+    /// How many looks in a row nothing has come from a guest with nothing else to do.
+    in_vain: u32,
+}
+
 impl Gathering {
-    pub(super) fn new() -> Self {
+    /// Begins with a guest that takes so long for a command.
+    pub(super) fn new(now: Instant, each: Duration) -> Self {
         let [aim, _] = AIM;
         Self {
-            waiting: 0,
-            looks: 0,
-            growths: 0,
-            in_vain: 0,
+            round: Round::default(),
             aim,
-            too_few: 0,
+            served: now,
+            each: each.min(SLOWEST),
+            tries: true,
+            failures: 0,
             was_worth: false,
         }
     }
 
-    /// So many commands wait at this look; `at_leisure`: the guest has taken all completions that there are.
-    pub(super) fn look(&mut self, waiting: u32, at_leisure: bool) -> Verdict {
+    /// Whether any waited at the last look.
+    pub(super) fn has_some(&self) -> bool {
+        self.round.waiting > 0
+    }
+
+    /// When it is worth looking again. It is early rather than late, as a nap takes longer than it should.
+    pub(super) fn until(&self, now: Instant) -> Instant {
+        let [least, most] = NAP;
+        if self.tries || self.round.in_vain > 0 {
+            return now + least;
+        }
+        let missing = self.aim.saturating_sub(self.round.waiting);
+        now + (self.each * missing)
+            .saturating_sub(least)
+            .clamp(least, most)
+    }
+
+    /// So many commands wait at this look, in the queue that has most; `at_leisure`: the guest has taken all completions that there are.
+    pub(super) fn look(&mut self, waiting: u32, at_leisure: bool, now: Instant) -> Verdict {
         if waiting == 0 {
             return Verdict::Wait;
         }
-        let grows = waiting > std::mem::replace(&mut self.waiting, waiting);
-        self.looks += 1;
-        self.growths += u32::from(grows);
-        self.in_vain = if at_leisure && !grows {
-            self.in_vain + 1
-        } else {
-            0
-        };
+        let waited = self.round.look(waiting, at_leisure, now);
         let verdict = if waiting >= self.aim {
             self.come()
-        } else if self.in_vain >= IN_VAIN {
-            self.stand_still(waiting)
-        } else if self.looks >= LOOKS {
+        } else if self.round.in_vain >= IN_VAIN {
+            self.stand_still()
+        } else if waited >= WAIT {
             Verdict::Serve
         } else {
             return Verdict::Wait;
         };
-        (self.waiting, self.looks, self.growths, self.in_vain) = (0, 0, 0, 0);
+        self.learn(now);
+        self.round = Round::default();
         verdict
     }
 
     /// As many have come as were aimed at.
     fn come(&mut self) -> Verdict {
         let [_, most] = AIM;
-        let reached = self.aim;
-        self.aim = (reached + 1).min(most);
-        if self.growths > 1 && reached >= WORTH {
-            self.too_few = 0;
-            self.was_worth = true;
-        } else if reached >= MANY {
-            self.too_few += 1;
-        }
-        self.verdict()
+        self.aim = (self.aim + 1).min(most);
+        self.judge(self.round.waiting >= MANY)
     }
 
-    /// The guest has waited with so many commands.
-    fn stand_still(&mut self, waiting: u32) -> Verdict {
+    /// The guest has waited for us.
+    fn stand_still(&mut self) -> Verdict {
         let [least, _] = AIM;
-        self.aim = (waiting / 2).max(least);
-        if waiting < WORTH || self.growths < 2 {
-            self.too_few += 1;
-        }
-        self.verdict()
+        self.aim = (self.round.waiting / 2).max(least);
+        let verdict = self.judge(true);
+        self.tries = true;
+        verdict
     }
 
-    fn verdict(&self) -> Verdict {
-        if self.too_few > PATIENCE {
+    /// Whether it goes on, if the guest's speed was to be seen. `all`: these were all that it has, or as many as a fast one has.
+    fn judge(&mut self, all: bool) -> Verdict {
+        if self.tries && self.round.growths > 1 && self.round.waiting >= WORTH {
+            (self.failures, self.was_worth, self.tries) = (0, true, false);
+        } else if self.tries && all {
+            self.failures += 1;
+        }
+        if self.failures > PATIENCE {
             Verdict::GiveUp
         } else {
             Verdict::Serve
         }
+    }
+
+    /// They are served now: how long the guest took for each, unless it has stood still.
+    fn learn(&mut self, now: Instant) {
+        let took = now.saturating_duration_since(self.served) / self.round.waiting.max(1);
+        self.served = now;
+        if self.round.in_vain == 0 {
+            self.tries |= took < SLOW;
+            self.each = (self.each * 3 + took.min(SLOWEST)) / 4;
+        }
+    }
+}
+
+impl Round {
+    /// How long the first of them has waited.
+    fn look(&mut self, waiting: u32, at_leisure: bool, now: Instant) -> Duration {
+        let grows = waiting > std::mem::replace(&mut self.waiting, waiting);
+        self.growths += u32::from(grows);
+        self.in_vain = if at_leisure && !grows {
+            self.in_vain + 1
+        } else {
+            0
+        };
+        now.saturating_duration_since(*self.since.get_or_insert(now))
     }
 }
 
@@ -133,69 +189,126 @@ impl Gathering {
 mod tests {
     use super::*;
 
-    /// A guest with so many commands that submits `speed` for each look, as long as it has some left; how many were served each
-    /// time, until so many looks are over or it is given up.
-    fn guest_with(depth: u32, speed: u32, looks: u32) -> (Vec<u32>, bool) {
-        let (mut gathering, mut served, mut waiting) = (Gathering::new(), Vec::new(), 0);
-        for _ in 0..looks {
-            waiting = (waiting + speed).min(depth);
-            let verdict = gathering.look(waiting, true);
+    /// What came of a guest's commands.
+    struct Told {
+        /// How many were served each time.
+        served: Vec<u32>,
+        naps: u32,
+        given_up: bool,
+    }
+
+    /// A guest with so many commands that takes `each` for one, as long as it has some left, and a worker whose naps are 20
+    /// microseconds too long, for so many naps or until the guest is given up.
+    fn guest_with(depth: u32, each: Duration, naps: u32) -> Told {
+        let mut now = Instant::now();
+        let mut gathering = Gathering::new(now, SLOW);
+        let mut told = Told {
+            served: Vec::new(),
+            naps: 0,
+            given_up: false,
+        };
+        // When the guest has submitted all commands that it has not submitted yet.
+        let mut done = now + each * depth;
+        while told.naps < naps && !told.given_up {
+            let left = done.saturating_duration_since(now).as_nanos();
+            let left = u32::try_from(left.div_ceil(each.as_nanos())).unwrap();
+            let waiting = depth - left.min(depth);
+            let verdict = gathering.look(waiting, true, now);
             if verdict != Verdict::Wait {
-                served.push(std::mem::take(&mut waiting));
+                told.served.push(waiting);
+                done = done.max(now) + each * waiting;
             }
-            if verdict == Verdict::GiveUp {
-                return (served, true);
-            }
+            told.given_up = verdict == Verdict::GiveUp;
+            now = gathering.until(now) + Duration::from_micros(20);
+            told.naps += 1;
         }
-        (served, false)
+        told
     }
 
+    const EACH: Duration = Duration::from_micros(12);
+
     #[test]
-    fn a_guest_that_goes_on_is_served_more_and_more_at_a_time() {
-        let (served, given_up) = guest_with(64, 1, 200);
+    fn a_guest_that_goes_on_is_served_more_and_more_at_a_time_with_few_naps() {
+        let Told {
+            served,
+            naps,
+            given_up,
+        } = guest_with(64, EACH, 400);
         assert!(!given_up);
-        assert_eq!(served[..4], [2, 3, 4, 5]);
-        assert_eq!(served.last(), Some(&LOOKS), "as many as come in time");
+        let [_, most] = AIM;
+        assert!(served.iter().rev().take(100).all(|count| *count >= most));
+        let turns = u32::try_from(served.len()).unwrap();
+        assert!(naps < turns * 2, "{naps} naps for {turns} turns");
     }
 
     #[test]
-    fn a_guest_that_has_many_at_once_is_given_up() {
-        for depth in [4, 8, 16, 64] {
-            let (served, given_up) = guest_with(depth, depth, 400);
-            assert!(given_up, "{depth}: {served:?}");
+    fn a_guest_that_has_all_at_once_is_given_up_soon() {
+        for depth in 2..200 {
+            let told = guest_with(depth, Duration::from_nanos(200), 400);
+            assert!(told.given_up, "{depth}: {:?}", told.served);
+            assert!(told.naps < 100, "{depth}: {}", told.naps);
         }
+    }
+
+    #[test]
+    fn a_guest_that_becomes_fast_is_given_up() {
+        let mut now = Instant::now();
+        let mut gathering = Gathering::new(now, EACH);
+        let mut look = |gathering: &mut Gathering, waiting| {
+            now += Duration::from_micros(45);
+            gathering.look(waiting, true, now)
+        };
+        for waiting in [1, 2, 1, 2, 3, 1, 2, 3, 4] {
+            look(&mut gathering, waiting);
+        }
+        assert!(gathering.was_worth && !gathering.tries);
+        let verdicts = std::iter::repeat_with(|| look(&mut gathering, 16));
+        assert!(verdicts.take(100).any(|verdict| verdict == Verdict::GiveUp));
     }
 
     #[test]
     fn half_as_many_are_aimed_at_when_the_guest_stands_still() {
-        let (served, given_up) = guest_with(6, 2, 200);
-        assert!(!given_up);
-        // The sixth time is in vain: seven were aimed at.
-        assert_eq!(served[..7], [2, 4, 4, 6, 6, 6, 4]);
+        let told = guest_with(16, EACH, 400);
+        assert!(!told.given_up);
+        let after = told.served.windows(2).filter(|two| two[0] == 16);
+        let (least, most) = (AIM[0], AIM[1]);
+        assert!(
+            told.served
+                .iter()
+                .all(|count| (least..most).contains(count))
+        );
+        assert!(after.clone().any(|two| two[1] < 12), "{:?}", told.served);
     }
 
     #[test]
     fn a_guest_with_few_commands_is_given_up() {
-        let (served, given_up) = guest_with(2, 1, 200);
-        assert!(given_up);
-        assert!(served.iter().all(|count| *count == 2));
+        for depth in 2..WORTH {
+            let told = guest_with(depth, EACH, 400);
+            assert!(told.given_up, "{depth}: {:?}", told.served);
+        }
     }
 
     #[test]
-    fn a_guest_that_takes_completions_does_not_stand_still() {
-        let mut gathering = Gathering::new();
-        for _ in 1..LOOKS {
-            assert_eq!(gathering.look(1, false), Verdict::Wait);
+    fn a_guest_that_takes_completions_does_not_stand_still_but_does_not_wait_for_ever() {
+        let mut now = Instant::now();
+        let mut gathering = Gathering::new(now, EACH);
+        let start = now;
+        while gathering.look(1, false, now) == Verdict::Wait {
+            now += Duration::from_micros(10);
         }
-        assert_eq!(gathering.look(1, false), Verdict::Serve, "but not for ever");
+        assert_eq!(now - start, WAIT);
     }
 
     #[test]
     fn nothing_is_served_if_nothing_waits() {
-        let mut gathering = Gathering::new();
+        let mut now = Instant::now();
+        let mut gathering = Gathering::new(now, EACH);
         for _ in 0..100 {
-            assert_eq!(gathering.look(0, true), Verdict::Wait);
+            now = gathering.until(now);
+            assert_eq!(gathering.look(0, true, now), Verdict::Wait);
+            assert!(!gathering.has_some());
         }
-        assert_eq!(gathering.look(1, true), Verdict::Wait);
+        assert_eq!(gathering.look(1, true, now), Verdict::Wait);
+        assert!(gathering.has_some());
     }
 }

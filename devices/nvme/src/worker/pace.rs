@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::gathering::{Gathering, NAP, Verdict};
+use super::gathering::{Gathering, SLOW, Verdict};
 use crate::poll::Poll;
 
 /// How often it looks before it looks at the clock, too.
@@ -19,13 +19,13 @@ const PATIENCE: [Duration; 2] = [Duration::from_micros(20), Duration::from_micro
 /// The shortest nap that is worth the way to sleep and back.
 const SHORTEST: Duration = Duration::from_micros(15);
 
-/// A guest that has a command served more often than this has no time for naps.
-const SLOW: Duration = Duration::from_micros(5);
+/// How long a nap is between looks for work that comes soon.
+const NAP: Duration = Duration::from_micros(25);
 
 /// How long it naps and looks now and then, if work usually comes within this time, before it sleeps.
 const WATCH: Duration = Duration::from_millis(1);
 
-/// A pause that is longer than this counts as one of this length.
+/// A pause that is longer than this counts as one of this length. Commands that gather are not napped beside for longer.
 const LONG: Duration = Duration::from_millis(10);
 
 /// How much more often than not a guest has several commands with us before they are left to gather: at first, and at most
@@ -104,11 +104,16 @@ impl Pace {
 
     /// Whether so many commands that wait for others are to be served now; `at_leisure`: the guest has taken all
     /// completions.
-    pub(super) fn have_gathered(&mut self, waiting: u32, at_leisure: bool) -> bool {
+    pub(super) fn have_gathered(
+        &mut self,
+        waiting: u32,
+        at_leisure: bool,
+        now: impl FnOnce() -> Instant,
+    ) -> bool {
         let Some(gathering) = &mut self.gathering else {
             return true;
         };
-        let verdict = gathering.look(waiting, at_leisure);
+        let verdict = gathering.look(waiting, at_leisure, now());
         if verdict == Verdict::GiveUp {
             let [least, most] = PROOF;
             self.proof = if gathering.was_worth {
@@ -171,9 +176,9 @@ impl Pace {
         }
         streak.several += 1;
         if streak.several >= self.proof {
-            let is_slow = now.saturating_duration_since(streak.since) >= SLOW * streak.served;
+            let each = now.saturating_duration_since(streak.since) / streak.served.max(1);
             self.gather_no_more();
-            self.gathering = is_slow.then(Gathering::new);
+            self.gathering = (each >= SLOW).then(|| Gathering::new(now, each));
         }
     }
 
@@ -196,9 +201,10 @@ impl Pace {
         let idle = now.saturating_duration_since(*self.idle.since.get_or_insert(now));
         let waits = waits();
         self.idle.waited |= waits;
-        if self.gathers() {
-            if idle < WATCH {
-                return Rest::Nap(now + NAP);
+        if let Some(gathering) = &self.gathering {
+            let most = if gathering.has_some() { LONG } else { WATCH };
+            if idle < most {
+                return Rest::Nap(gathering.until(now));
             }
             // A nap may have been a long one. The guest does not ring for what it has submitted, so all that waits is served
             // before anybody sleeps.
@@ -262,6 +268,10 @@ mod tests {
                 pace: Pace::new(poll),
                 now: Instant::now(),
             }
+        }
+
+        fn have_gathered(&mut self, waiting: u32, at_leisure: bool) -> bool {
+            self.pace.have_gathered(waiting, at_leisure, || self.now)
         }
 
         /// Each look takes 50 ns.
@@ -378,8 +388,8 @@ mod tests {
         }
         day.work_after(SOON, true);
         assert!(day.pace.gathers());
-        assert!(!day.pace.have_gathered(1, true));
-        assert!(day.pace.have_gathered(32, true));
+        assert!(!day.have_gathered(1, true));
+        assert!(day.have_gathered(32, true));
     }
 
     #[test]
@@ -390,7 +400,7 @@ mod tests {
                 day.work_after(pause, several);
             }
             assert!(!day.pace.gathers(), "{pause:?}");
-            assert!(day.pace.have_gathered(1, true));
+            assert!(day.have_gathered(1, true));
         }
     }
 
@@ -406,7 +416,7 @@ mod tests {
             }
             proofs.push(proof);
             while day.pace.gathers() {
-                day.pace.have_gathered(1, true);
+                day.have_gathered(1, true);
             }
         }
         assert_eq!(proofs, [8, 16, 32]);
@@ -418,8 +428,8 @@ mod tests {
         while !day.pace.gathers() {
             day.work_after(SOON, true);
         }
-        assert_eq!(day.rest(), Rest::Nap(day.now));
-        assert!(day.until_sleep() < WATCH + NAP * 2);
+        assert!(matches!(day.rest(), Rest::Nap(_)));
+        assert!(day.until_sleep() < WATCH * 2);
         assert!(!day.pace.gathers());
     }
 
@@ -429,11 +439,10 @@ mod tests {
         while !day.pace.gathers() {
             day.work_after(SOON, true);
         }
-        while !day.pace.have_gathered(1, false) {
+        while !day.have_gathered(1, false) {
             assert_ne!(day.rest(), Rest::Sleep);
             day.now += WATCH;
         }
-        assert!(!day.pace.gathers(), "not just because of many looks");
         assert!(day.until_sleep() <= WATCH);
     }
 }
