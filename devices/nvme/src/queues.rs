@@ -21,10 +21,10 @@ pub(crate) struct BadDoorbell;
 struct Milestone(u32);
 
 impl Milestone {
-    /// The place just behind the guest, which is at `now`, if it has gone half a turn since the last such place. So from there it
-    /// is half a turn at least to that place, however far the guest goes in one step.
-    fn pass(&mut self, now: u32, entries: u32) -> Option<u32> {
-        if 2 * distance(self.0, now, entries) < entries {
+    /// The place just behind the guest, which is at `now`, if it has gone so far since the last such place. Until it has gone as
+    /// far again, that place is ahead of it by all of the queue but this distance.
+    fn pass(&mut self, now: u32, entries: u32, far: u32) -> Option<u32> {
+        if distance(self.0, now, entries) < far {
             return None;
         }
         self.0 = now;
@@ -78,9 +78,11 @@ impl SubmissionQueue {
         self.seen
     }
 
-    /// A value that the tail doorbell has passed, if it is time to leave one behind.
+    /// A value that the tail doorbell has passed, if it is time to leave one behind: twice a turn, which lets the guest go half
+    /// a queue in one step.
     pub(crate) fn passed(&mut self) -> Option<u32> {
-        self.milestone.pass(self.tail, self.entries)
+        let half = self.entries.div_ceil(2);
+        self.milestone.pass(self.tail, self.entries, half)
     }
 
     /// Where the next entry to fetch is, or will be.
@@ -208,9 +210,10 @@ impl CompletionQueue {
         self.head
     }
 
-    /// A value that the head doorbell has passed, if it is time to leave one behind.
+    /// A value that the head doorbell has passed, if it is time to leave one behind: whenever it has moved, as it is looked at
+    /// when there is no room left, when the guest has gone almost once around.
     pub(crate) fn passed(&mut self) -> Option<u32> {
-        self.milestone.pass(self.head, self.entries)
+        self.milestone.pass(self.head, self.entries, 1)
     }
 
     /// How far entries have been posted.

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use peerbar_dma::{MemoryFile, Requester, Session};
+use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_nvme_spec::registers::Doorbell;
+use zerocopy::FromZeros;
 
-use crate::queues::SubmissionQueue;
+use crate::queues::{CompletionQueue, SubmissionQueue};
 use crate::shadow::Shadow;
 
 #[test]
@@ -69,6 +71,31 @@ fn a_guest_whose_doorbell_is_looked_at_rings_no_more() {
             }
             queue.set_tail(tail).unwrap();
             event = queue.passed().unwrap_or(event);
+        }
+        assert_eq!(rung, [0], "{step} of {entries} at a time");
+    }
+}
+
+#[test]
+fn a_guest_whose_completions_are_looked_at_when_there_is_no_room_rings_no_more() {
+    for (entries, step) in [(5, 2), (64, 8), (64, 32), (512, 256)] {
+        let mut queue = CompletionQueue::new(0, entries, None);
+        let (mut event, mut head) = (0, 0);
+        let mut rung = Vec::new();
+        for round in 0..8 * entries / step {
+            if queue.room() < usize::try_from(step).unwrap() {
+                queue.set_head(head).unwrap();
+                event = queue.passed().unwrap_or(event);
+            }
+            for _ in 0..step {
+                queue.stage(CompletionEntry::new_zeroed(), Status::SUCCESS);
+                queue.posted();
+            }
+            let next = (head + step) % entries;
+            if rings(event, head, next) {
+                rung.push(round);
+            }
+            head = next;
         }
         assert_eq!(rung, [0], "{step} of {entries} at a time");
     }
