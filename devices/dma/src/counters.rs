@@ -1,6 +1,7 @@
 //! The record of every DMA, summed: the witness of which way the data went.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 
@@ -76,12 +77,20 @@ pub struct Count {
 }
 
 /// Counters of one requester. They only grow, for as long as the device lives: a reset does not clear them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Counters {
+    shared: Ledger,
+    /// Each of one thread, which counts there without keeping others from it.
+    own: Mutex<Vec<Arc<Ledger>>>,
+}
+
+/// Counters that are summed with others.
+#[derive(Debug)]
+pub(crate) struct Ledger {
     entries: [[AtomicU64; 3]; ENTRIES],
 }
 
-impl Default for Counters {
+impl Default for Ledger {
     fn default() -> Self {
         Self {
             entries: [const { [const { AtomicU64::new(0) }; 3] }; ENTRIES],
@@ -89,40 +98,81 @@ impl Default for Counters {
     }
 }
 
-impl Counters {
+impl Ledger {
+    /// A piece has succeeded. Nobody else counts here.
     pub(crate) fn succeeded(&self, entry: Entry, bytes: u64) {
-        self.add(entry, 1, bytes);
+        if let Some([requests, sum, _]) = self.entries.get(entry.index()) {
+            for (counter, more) in [(requests, 1), (sum, bytes)] {
+                let was = counter.load(Ordering::Relaxed);
+                counter.store(was.wrapping_add(more), Ordering::Relaxed);
+            }
+        }
     }
 
-    /// So many pieces have succeeded, of so many bytes in all.
-    pub(crate) fn add(&self, entry: Entry, pieces: u64, bytes: u64) {
-        if let Some([requests, sum, _]) = self.entries.get(entry.index()) {
-            requests.fetch_add(pieces, Ordering::Relaxed);
+    fn counts(&self) -> impl Iterator<Item = [u64; 3]> {
+        let load = |counters: &[AtomicU64; 3]| {
+            counters
+                .each_ref()
+                .map(|counter| counter.load(Ordering::Relaxed))
+        };
+        self.entries.iter().map(load)
+    }
+
+    /// Adds what another one has counted.
+    fn add(&self, other: &Self) {
+        for (sums, counts) in self.entries.iter().zip(other.counts()) {
+            for (sum, count) in sums.iter().zip(counts) {
+                sum.fetch_add(count, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Counters {
+    /// A ledger of the caller's own.
+    pub(crate) fn open(&self) -> Arc<Ledger> {
+        let ledger = Arc::<Ledger>::default();
+        self.own().push(ledger.clone());
+        ledger
+    }
+
+    /// Nobody counts in a ledger any more.
+    pub(crate) fn close(&self, ledger: &Arc<Ledger>) {
+        let mut own = self.own();
+        own.retain(|other| !Arc::ptr_eq(other, ledger));
+        self.shared.add(ledger);
+    }
+
+    fn own(&self) -> MutexGuard<'_, Vec<Arc<Ledger>>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn succeeded(&self, entry: Entry, bytes: u64) {
+        if let Some([requests, sum, _]) = self.shared.entries.get(entry.index()) {
+            requests.fetch_add(1, Ordering::Relaxed);
             sum.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn failed(&self, entry: Entry) {
-        if let Some([_, _, failures]) = self.entries.get(entry.index()) {
+        if let Some([_, _, failures]) = self.shared.entries.get(entry.index()) {
             failures.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Every combination that has occurred, with its counts.
     pub fn snapshot(&self) -> Vec<(Entry, Count)> {
+        let sum = Ledger::default();
+        let own = self.own();
+        sum.add(&self.shared);
+        own.iter().for_each(|ledger| sum.add(ledger));
+        let count = |[requests, bytes, failures]: [u64; 3]| Count {
+            requests,
+            bytes,
+            failures,
+        };
         Entry::all()
-            .zip(&self.entries)
-            .map(|(entry, [requests, bytes, failures])| {
-                let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-                (
-                    entry,
-                    Count {
-                        requests: load(requests),
-                        bytes: load(bytes),
-                        failures: load(failures),
-                    },
-                )
-            })
+            .zip(sum.counts().map(count))
             .filter(|(_, count)| *count != Count::default())
             .collect()
     }
@@ -191,6 +241,36 @@ mod tests {
             .collect();
         assert_eq!(said, counted);
         assert!(page.iter().all(|e| (e.requests, e.failures) == (1, 1)));
+    }
+
+    #[test]
+    fn what_threads_have_counted_for_themselves_is_part_of_the_sum_even_after_them() {
+        let counters = Counters::default();
+        let entry = Entry {
+            purpose: Purpose::Payload,
+            route: Route::GuestRam,
+            completer: Completer::GuestRam,
+            direction: Direction::Read,
+        };
+        let count = |requests, bytes| {
+            let failures = 0;
+            vec![(
+                entry,
+                Count {
+                    requests,
+                    bytes,
+                    failures,
+                },
+            )]
+        };
+        let ledgers = [(); 2].map(|()| counters.open());
+        counters.succeeded(entry, 1);
+        ledgers[0].succeeded(entry, 10);
+        ledgers[1].succeeded(entry, 100);
+        assert_eq!(counters.snapshot(), count(3, 111));
+        counters.close(&ledgers[0]);
+        ledgers[1].succeeded(entry, 100);
+        assert_eq!(counters.snapshot(), count(4, 211));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 
-use crate::counters::Entry;
+use crate::counters::Ledger;
 use crate::done::Done;
 use crate::error::{DmaError, DmaFault};
 use crate::gate::Pass;
@@ -58,8 +58,8 @@ pub struct Session {
     moved: usize,
     /// An empty list for the pieces of what is pinned next: nothing need allocate one.
     pieces: Vec<Piece>,
-    /// Copies of one kind that are not counted yet: how many, and of how many bytes.
-    uncounted: Option<(Entry, u64, u64)>,
+    /// Where its copies are counted.
+    ledger: Arc<Ledger>,
 }
 
 impl Session {
@@ -67,13 +67,13 @@ impl Session {
     pub fn new(requester: Arc<Requester>) -> Self {
         Self {
             pass: requester.pass(),
+            ledger: requester.counters().open(),
             requester,
             generation: 0,
             routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
             words: [const { None }; DIRECTIONS],
             moved: 0,
             pieces: Vec::new(),
-            uncounted: None,
         }
     }
 
@@ -82,28 +82,10 @@ impl Session {
         &self.requester
     }
 
-    /// Lets changes of the routes happen, and has everything counted.
+    /// Lets changes of the routes happen.
     pub fn release(&mut self) {
         self.pass.leave();
         self.moved = 0;
-        self.count();
-    }
-
-    /// Threads that count each copy by itself would keep one another from the counters.
-    fn count(&mut self) {
-        if let Some((entry, pieces, bytes)) = self.uncounted.take() {
-            self.requester.counters().add(entry, pieces, bytes);
-        }
-    }
-
-    /// A copy has succeeded.
-    fn count_later(&mut self, entry: Entry, len: usize) {
-        if self.uncounted.is_some_and(|(kind, ..)| kind != entry) {
-            self.count();
-        }
-        let (_, pieces, bytes) = self.uncounted.get_or_insert((entry, 0, 0));
-        *pieces += 1;
-        *bytes = bytes.saturating_add(len as u64);
     }
 
     /// Releases it and forgets the routes, and with them memory that may be nobody's any more.
@@ -137,7 +119,6 @@ impl Session {
         data: &[u8],
         entry_bytes: usize,
     ) -> Result<(), DmaError> {
-        self.count();
         let tag = tag.into();
         let len = data.len();
         let done = self.copy(tag, address, len, Direction::Write, |memory, offset| {
@@ -313,7 +294,8 @@ impl Session {
         let (place, extent) = ((address, started), (direction, len));
         let outcome = if done.outcome.is_ok() {
             self.requester.record(tag, place, extent, &done);
-            self.count_later(done.entry(tag, direction), len);
+            self.ledger
+                .succeeded(done.entry(tag, direction), len as u64);
             Ok(())
         } else {
             self.requester.account(tag, place, extent, &done)
@@ -362,7 +344,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.count();
+        self.requester.counters().close(&self.ledger);
     }
 }
 
