@@ -12,7 +12,6 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use crate::devices::Controller;
 use crate::lab::Lab;
 use crate::memory::Memory;
-use crate::tools;
 
 /// How much is written at once when a file is made, in bytes.
 const STEP: usize = 1 << 20;
@@ -126,10 +125,10 @@ fn set(parameter: &str, value: &str) -> anyhow::Result<()> {
 }
 
 fn run(lab: &Lab, line: &str) -> anyhow::Result<()> {
-    if !lab.tools {
-        bail!("a file system takes the tools root, which the plan does not have");
-    }
-    let ran = tools::run(line, lab.limit)?;
+    let tools = lab
+        .tools()?
+        .context("a file system takes the tools root, which the plan does not have")?;
+    let ran = tools.run(line, lab.limit)?;
     if ran.timed_out || ran.code() != 0 {
         bail!("{line} ended with status {}:\n{}", ran.code(), ran.output);
     }

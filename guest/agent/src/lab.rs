@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -13,6 +14,7 @@ use crate::gpus::Gpu;
 use crate::modules::Modules;
 use crate::p2pmem::Pool;
 use crate::pattern::Pattern;
+use crate::tools::Tools;
 use crate::uevents::Uevents;
 
 /// The guest, ready for checks.
@@ -26,8 +28,10 @@ pub(crate) struct Lab {
     modules: Modules,
     /// The port to the launcher. While a check runs, nobody else writes to it.
     port: File,
-    /// Whether the tools root is mounted.
-    pub(crate) tools: bool,
+    /// Whether there is a tools root.
+    has_tools: bool,
+    /// It, once somebody has needed it.
+    tools: Mutex<Option<Tools>>,
     /// As [`peerbar_report::Plan::one_switch`].
     pub(crate) one_switch: bool,
     /// Time that each check has.
@@ -41,7 +45,7 @@ impl Lab {
         gpus: Vec<Gpu>,
         uevents: Uevents,
         (modules, port): (Modules, File),
-        (tools, one_switch): (bool, bool),
+        (has_tools, one_switch): (bool, bool),
         limit: Duration,
     ) -> Self {
         Lab {
@@ -50,7 +54,8 @@ impl Lab {
             uevents,
             modules,
             port,
-            tools,
+            has_tools,
+            tools: Mutex::default(),
             one_switch,
             limit,
             rounds: AtomicU64::new(0),
@@ -74,6 +79,16 @@ impl Lab {
                 names.join(", ")
             )
         })
+    }
+
+    /// The tools root, if the plan has one. The first who asks has it mounted: that takes a tenth of a second under
+    /// emulation, for which nobody else is to wait.
+    pub(crate) fn tools(&self) -> anyhow::Result<Option<Tools>> {
+        let mut tools = self.tools.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.has_tools && tools.is_none() {
+            *tools = Some(Tools::mount(&self.modules)?);
+        }
+        Ok(*tools)
     }
 
     /// Loads a module that only some checks need.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -56,19 +56,11 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
 }
 
-/// Loads the drivers, and those of the tools beside them, and waits for the devices.
+/// Loads the drivers, and waits for the devices.
 fn prepare(plan: &Plan, (modules, port): (Modules, File), uevents: Uevents) -> anyhow::Result<Lab> {
-    thread::scope(|scope| {
-        let mount = || tools::mount_root(&modules);
-        let tools = plan.tools.then(|| scope.spawn(mount));
-        for module in &plan.modules {
-            modules.load(&module.name, &module.parameters)?;
-        }
-        let mounted = tools.map(ScopedJoinHandle::join).transpose();
-        mounted
-            .map_err(|_| anyhow!("the thread that mounts the tools panicked"))?
-            .unwrap_or(Ok(()))
-    })?;
+    for module in &plan.modules {
+        modules.load(&module.name, &module.parameters)?;
+    }
     let roots = Roots::of_the_guest();
     let (controllers, gpus) = uevents.wait_for(DEVICE_PATIENCE, || {
         anyhow::Ok((roots.find_all(&plan.devices)?, gpus::find_all(&roots, plan)?))

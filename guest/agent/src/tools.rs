@@ -33,27 +33,51 @@ pub(crate) struct Ran {
     pub(crate) output: String,
 }
 
-/// Mounts the tools root, with the guest's own `/proc`, `/sys` and `/dev` inside.
-pub(crate) fn mount_root(modules: &Modules) -> anyhow::Result<()> {
-    modules.load("9pnet_virtio", "")?;
-    modules.load("9p", "")?;
-    // The launcher exports it read-only and nobody changes it meanwhile, so the guest may cache all of it.
-    let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=loose";
-    mount(Plan::TOOLS_TAG, ROOT, "9p", MountFlags::RDONLY, options).with_context(|| {
-        let tag = Plan::TOOLS_TAG;
-        format!("cannot mount the tools root; QEMU needs a 9p export with the mount tag {tag:?}")
-    })?;
-    for shared in ["/proc", "/sys", "/dev"] {
-        let inside = inside(shared)?;
-        mount_bind_recursive(shared, &inside)
-            .with_context(|| format!("cannot bind {shared} to {inside}"))?;
+/// The tools root, mounted, with the guest's own `/proc`, `/sys` and `/dev` inside.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tools(());
+
+impl Tools {
+    /// Mounts it.
+    pub(crate) fn mount(modules: &Modules) -> anyhow::Result<Self> {
+        modules.load("9pnet_virtio", "")?;
+        modules.load("9p", "")?;
+        // The launcher exports it read-only and nobody changes it meanwhile, so the guest may cache all of it.
+        let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=loose";
+        mount(Plan::TOOLS_TAG, ROOT, "9p", MountFlags::RDONLY, options).with_context(|| {
+            let tag = Plan::TOOLS_TAG;
+            format!(
+                "cannot mount the tools root; QEMU needs a 9p export with the mount tag {tag:?}"
+            )
+        })?;
+        for shared in ["/proc", "/sys", "/dev"] {
+            let inside = inside(shared)?;
+            mount_bind_recursive(shared, &inside)
+                .with_context(|| format!("cannot bind {shared} to {inside}"))?;
+        }
+        for scratch in ["/tmp", "/run"] {
+            let inside = inside(scratch)?;
+            mount("tmpfs", &inside, "tmpfs", MountFlags::empty(), c"mode=1777")
+                .with_context(|| format!("cannot mount tmpfs on {inside}"))?;
+        }
+        Ok(Self(()))
     }
-    for scratch in ["/tmp", "/run"] {
-        let inside = inside(scratch)?;
-        mount("tmpfs", &inside, "tmpfs", MountFlags::empty(), c"mode=1777")
-            .with_context(|| format!("cannot mount tmpfs on {inside}"))?;
+
+    /// Runs `line` with its shell, for at most `limit`.
+    pub(crate) fn run(self, line: &str, limit: Duration) -> anyhow::Result<Ran> {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", line]).env_clear().envs([
+            (
+                "PATH",
+                "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            ),
+            ("HOME", "/tmp"),
+            ("LC_ALL", "C.UTF-8"),
+        ]);
+        // SAFETY: between fork and exec this makes two system calls and touches no memory but constants.
+        unsafe { command.pre_exec(enter_root) };
+        capture(command, limit)
     }
-    Ok(())
 }
 
 fn inside(directory: &str) -> anyhow::Result<String> {
@@ -63,22 +87,6 @@ fn inside(directory: &str) -> anyhow::Result<String> {
         "the tools root has no directory {directory}; build it again"
     );
     Ok(path)
-}
-
-/// Runs `line` with the tools root's shell, for at most `limit`.
-pub(crate) fn run(line: &str, limit: Duration) -> anyhow::Result<Ran> {
-    let mut command = Command::new("/bin/sh");
-    command.args(["-c", line]).env_clear().envs([
-        (
-            "PATH",
-            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        ),
-        ("HOME", "/tmp"),
-        ("LC_ALL", "C.UTF-8"),
-    ]);
-    // SAFETY: between fork and exec this makes two system calls and touches no memory but constants.
-    unsafe { command.pre_exec(enter_root) };
-    capture(command, limit)
 }
 
 fn enter_root() -> io::Result<()> {

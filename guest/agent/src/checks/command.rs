@@ -8,18 +8,18 @@ use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::gpus::Gpu;
 use crate::lab::Lab;
-use crate::tools::{self, Ran};
+use crate::tools::Ran;
 
 /// Lines of the output that are shown of a command that failed.
 const SHOWN: usize = 60;
 
 pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow::Result<Outcome> {
-    if !lab.tools {
+    let Some(tools) = lab.tools()? else {
         return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
-    }
+    };
     let line = fill_in(&command.run, &lab.controllers, &lab.gpus)?;
     let mut witness = Witness::new(lab);
-    let ran = witness.watch(|| tools::run(&line, lab.limit))?;
+    let ran = witness.watch(|| tools.run(&line, lab.limit))?;
     witness.tell(measure);
     let failures = match command.through {
         Some(_) => witness.traffic()?.failures(),

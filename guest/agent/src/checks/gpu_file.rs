@@ -29,7 +29,7 @@ const REQUESTS: u64 = 8;
 const STALE: u64 = 0x5741_4c45_5741_4c45;
 
 pub(super) fn run(lab: &Lab, check: &GpuFile, measure: &mut Measure) -> anyhow::Result<Outcome> {
-    if check.on != Medium::Raw && !lab.tools {
+    if check.on != Medium::Raw && lab.tools()?.is_none() {
         return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
     }
     let layout = Layout::of(&check.sizes, &check.offsets, check.threads)?;
