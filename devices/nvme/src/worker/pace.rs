@@ -1,7 +1,7 @@
 //! How a worker waits for work: it looks without a pause, naps, or sleeps.
 //!
 //! A guest that has one command with us waits for it, so the worker looks without a pause, as long as work usually comes
-//! soon; through the first half of a long pause it naps ("hybrid polling"). A guest that submits further commands
+//! soon; through the greater part of a long pause it naps ("hybrid polling"). A guest that submits further commands
 //! while it has others with us does not wait. To serve each of them at once would have it interrupted for each, and
 //! takes a processor from it where processors are short: so they gather ([`Gathering`]).
 
@@ -219,12 +219,12 @@ impl Pace {
                 Rest::Sleep
             };
         }
-        let half = self.pause / 2;
-        if waits || self.idle.napped || half < SHORTEST || half > self.patience {
+        let nap = self.pause * 5 / 8;
+        if waits || self.idle.napped || nap < SHORTEST || nap > self.patience {
             return Rest::Look;
         }
         (self.idle.napped, self.idle.looks) = (true, 0);
-        Rest::Nap(now + half)
+        Rest::Nap(now + nap)
     }
 
     /// It has slept.
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn it_naps_through_half_of_a_usual_pause() {
+    fn it_naps_through_the_greater_part_of_a_usual_pause() {
         let mut day = Day::new(Poll::Adaptive);
         for _ in 0..40 {
             day.work_after(Duration::from_micros(100), false);
@@ -359,7 +359,7 @@ mod tests {
         };
         let nap = until - start;
         assert!(
-            nap > Duration::from_micros(40) && nap < Duration::from_micros(60),
+            nap > Duration::from_micros(50) && nap < Duration::from_micros(75),
             "{nap:?}"
         );
     }
