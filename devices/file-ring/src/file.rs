@@ -30,9 +30,10 @@ impl RingFile {
     }
 }
 
-/// Whether this is a file of tmpfs (statfs(2)).
+/// Whether this is a file of tmpfs (statfs(2)), and not just the name of a disk there, as those in `/dev` are.
 fn is_in_memory(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|about| about.f_type == libc::TMPFS_MAGIC)
+    file.metadata().is_ok_and(|about| about.is_file())
+        && rustix::fs::fstatfs(file).is_ok_and(|about| about.f_type == libc::TMPFS_MAGIC)
 }
 
 #[cfg(test)]
@@ -48,5 +49,8 @@ mod tests {
         assert!(!RingFile::new(elsewhere).is_in_memory());
         let (pipe, _) = rustix::pipe::pipe().unwrap();
         assert!(!RingFile::new(pipe.into()).is_in_memory());
+        // Where there is a tmpfs at /dev, it is the name of a device that lies there.
+        let device = File::open("/dev/null").unwrap();
+        assert!(!RingFile::new(device).is_in_memory());
     }
 }
