@@ -108,6 +108,8 @@ impl DataPath {
         let files = self.files.as_mut()?;
         let tag = Tag::new(Purpose::Payload, self.origin);
         let memory = self.session.pin(tag, direction, places(&self.segments))?;
+        // Who takes this memory away waits for the pin from here on, and for the move, however long it takes; others do not.
+        self.session.release();
         Some((files, memory))
     }
 
@@ -440,8 +442,22 @@ mod tests {
         let (files, memory) = path.pin(Direction::Write).unwrap();
         files.transfer(place, memory, false, job);
         assert!(path.files.as_mut().unwrap().submit());
-        path.session.release();
         Some((path, client))
+    }
+
+    #[test]
+    fn who_unmaps_other_memory_does_not_wait_for_a_transfer() {
+        let Some((path, client)) = pinned() else {
+            return;
+        };
+        let (done, wait) = channel();
+        let requester = client.requester.clone();
+        std::thread::spawn(move || {
+            requester.unmap(BEYOND, BEYOND + 0xfff);
+            done.send(())
+        });
+        assert_eq!(wait.recv_timeout(PATIENCE), Ok(()));
+        assert!(path.files.is_some_and(|files| files.has_pinned()));
     }
 
     #[test]
