@@ -19,6 +19,7 @@ mod events;
 mod failures;
 mod features;
 mod garbage;
+mod habits;
 mod identify;
 mod logs;
 mod machine;

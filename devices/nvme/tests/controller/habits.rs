@@ -1,0 +1,133 @@
+//! A guest of random habits with doorbells in memory: queues of all sizes, bursts and pauses, completions that it takes late
+//! or does not tell of. None of its commands is left to a worker that sleeps.
+
+use std::time::{Duration, Instant};
+
+use peerbar_nvme::{Config, Poll};
+
+use crate::command::{Command, FLUSH, READ, blocks, delete_cq, delete_sq};
+use crate::driver::{DATA, Driver, Pair};
+use crate::machine::{PATIENCE, config};
+
+const IDS: [u16; 2] = [2, 3];
+const SIZES: [u32; 8] = [2, 3, 4, 5, 17, 33, 64, 128];
+/// Microseconds; most are none.
+const PAUSES: [u64; 32] = {
+    let mut pauses = [0; 32];
+    [pauses[0], pauses[1], pauses[2], pauses[3]] = [1200, 300, 60, 60];
+    [pauses[4], pauses[5], pauses[6], pauses[7]] = [8; 4];
+    pauses
+};
+
+struct Guest {
+    driver: Driver,
+    random: u64,
+    /// How many commands have been submitted to each queue whose completions have not been taken.
+    out: [u32; 2],
+}
+
+impl Guest {
+    /// Some number below this one (xorshift64).
+    fn below(&mut self, end: u32) -> u32 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % u64::from(end)) as u32
+    }
+
+    fn one_of<T: Copy>(&mut self, things: &[T]) -> T {
+        things[self.below(things.len() as u32) as usize]
+    }
+
+    fn create_queues(&mut self) {
+        for id in IDS {
+            let at = DATA + 0x4_0000 * u64::from(id);
+            let [sq, cq] = [(); 2].map(|()| self.one_of(&SIZES));
+            let pair = Pair::new(at, at + 0x1_0000, sq, cq);
+            self.driver.create_pair(id, pair);
+        }
+    }
+
+    /// The queues go, one or the other with a command that nobody has fetched yet.
+    fn delete_queues(&mut self) {
+        for id in IDS {
+            if self.below(2) == 0 {
+                self.driver.submit(id, Command::new(FLUSH, 1, &[]));
+            }
+            self.driver.ok(0, delete_sq(id));
+            self.driver.ok(0, delete_cq(id));
+        }
+    }
+
+    /// Submits up to `most` commands, with a doorbell for each or with one for all.
+    fn submit(&mut self, which: usize, most: u32, each: bool) {
+        let id = IDS[which];
+        let free = self.driver.pair(id).sq_entries - 1 - self.out[which];
+        let count = self.below(most.min(free) + 1);
+        for left in (0..count).rev() {
+            let block = self.below(100).into();
+            self.driver.put(id, blocks(READ, block, 1).at(DATA, 0));
+            if each || left == 0 {
+                self.driver.ring(id);
+            }
+        }
+        self.out[which] += count;
+    }
+
+    /// Takes some of the completions that are there, and sometimes tells of them.
+    fn take_some(&mut self, which: usize) {
+        let id = IDS[which];
+        for _ in 0..self.below(self.out[which] + 1) {
+            self.out[which] -= u32::from(self.driver.poll(id).is_some());
+        }
+        if self.below(2) == 0 {
+            self.driver.acknowledge(id);
+        }
+    }
+
+    /// Takes all completions that are yet to come, and does nothing else.
+    fn take_all(&mut self, which: usize) {
+        let id = IDS[which];
+        self.driver.acknowledge(id);
+        let start = Instant::now();
+        while self.out[which] > 0 {
+            if self.driver.poll(id).is_some() {
+                self.out[which] -= 1;
+                self.driver.acknowledge(id);
+            }
+            let (left, pair) = (self.out[which], *self.driver.pair(id));
+            assert!(start.elapsed() < PATIENCE, "{left} do not come: {pair:?}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn no_command_of_a_guest_is_left_to_a_worker_that_sleeps() {
+    let adaptive = Config {
+        poll: Poll::Adaptive,
+        ..config()
+    };
+    let mut guest = Guest {
+        driver: Driver::with(&adaptive),
+        random: 0x9e37_79b9,
+        out: [0; 2],
+    };
+    guest.driver.use_shadow_doorbells();
+    for _ in 0..16 {
+        guest.create_queues();
+        let (most, each) = guest.one_of(&[(1, true), (3, true), (128, false)]);
+        for _ in 0..300 {
+            let [from, to] = [(); 2].map(|()| guest.below(2) as usize);
+            guest.submit(from, most, each);
+            let pause = Duration::from_micros(guest.one_of(&PAUSES));
+            let start = Instant::now();
+            while start.elapsed() < pause {
+                std::hint::spin_loop();
+            }
+            guest.take_some(to);
+        }
+        (0..IDS.len()).for_each(|which| guest.take_all(which));
+        guest.delete_queues();
+    }
+}
