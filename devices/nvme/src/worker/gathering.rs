@@ -5,8 +5,8 @@
 //! at half as many. So the guest always has something to do beside what waits here, is interrupted as seldom as that
 //! permits, and shares its processors with few naps, each of which costs the same however long it is.
 //!
-//! A fast guest has submitted all that it will by the end of a short nap. So naps are short at first, and again after the guest
-//! has stood still, until it has been seen which it is.
+//! A fast guest has submitted all that it will by the end of a short nap. So naps are short at first, now and then, and after
+//! the guest has stood still, until it has been seen which it is: how much has come by the end of a long nap tells nothing.
 
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,12 @@ const MANY: u32 = 8;
 /// How often either happens before it is given up.
 const PATIENCE: u32 = 4;
 
+/// After commands have been served so often it is tried again whether the guest is slow.
+const AGAIN: u32 = 16;
+
+/// A guest that has been slow so often when that was tried is likely to be so again.
+const OFTEN: u32 = 3;
+
 /// What is to be done with the commands that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -61,8 +67,10 @@ pub(super) struct Gathering {
     tries: bool,
     /// How often it was too fast, or had too few, since it last was as wanted.
     failures: u32,
-    /// Whether it ever was.
-    pub(super) was_worth: bool,
+    /// How often it was as wanted.
+    successes: u32,
+    /// How often commands have been served since then.
+    turns: u32,
 }
 
 /// What has come since the last commands were served.
@@ -89,8 +97,14 @@ impl Gathering {
             each: each.min(SLOWEST),
             tries: true,
             failures: 0,
-            was_worth: false,
+            successes: 0,
+            turns: 0,
         }
+    }
+
+    /// Whether it has been worth the waiting.
+    pub(super) fn was_worth(&self) -> bool {
+        self.successes >= OFTEN
     }
 
     /// Whether any waited at the last look.
@@ -101,7 +115,8 @@ impl Gathering {
     /// When it is worth looking again. It is early rather than late, as a nap takes longer than it should.
     pub(super) fn until(&self, now: Instant) -> Instant {
         let [least, most] = NAP;
-        if self.tries || self.round.in_vain > 0 {
+        let tries = self.tries && self.round.growths < 2;
+        if tries || self.round.in_vain > 0 {
             return now + least;
         }
         let missing = self.aim.saturating_sub(self.round.waiting);
@@ -127,6 +142,8 @@ impl Gathering {
         };
         self.learn(now);
         self.round = Round::default();
+        self.turns = self.turns.saturating_add(1);
+        self.tries |= self.turns >= AGAIN;
         verdict
     }
 
@@ -149,7 +166,8 @@ impl Gathering {
     /// Whether it goes on, if the guest's speed was to be seen. `all`: these were all that it has, or as many as a fast one has.
     fn judge(&mut self, all: bool) -> Verdict {
         if self.tries && self.round.growths > 1 && self.round.waiting >= WORTH {
-            (self.failures, self.was_worth, self.tries) = (0, true, false);
+            (self.failures, self.turns, self.tries) = (0, 0, false);
+            self.successes = self.successes.saturating_add(1);
         } else if self.tries && all {
             self.failures += 1;
         }
@@ -197,32 +215,50 @@ mod tests {
         given_up: bool,
     }
 
-    /// A guest with so many commands that takes `each` for one, as long as it has some left, and a worker whose naps are 20
-    /// microseconds too long, for so many naps or until the guest is given up.
-    fn guest_with(depth: u32, each: Duration, naps: u32) -> Told {
-        let mut now = Instant::now();
-        let mut gathering = Gathering::new(now, SLOW);
-        let mut told = Told {
-            served: Vec::new(),
-            naps: 0,
-            given_up: false,
-        };
-        // When the guest has submitted all commands that it has not submitted yet.
-        let mut done = now + each * depth;
-        while told.naps < naps && !told.given_up {
-            let left = done.saturating_duration_since(now).as_nanos();
-            let left = u32::try_from(left.div_ceil(each.as_nanos())).unwrap();
-            let waiting = depth - left.min(depth);
-            let verdict = gathering.look(waiting, true, now);
-            if verdict != Verdict::Wait {
-                told.served.push(waiting);
-                done = done.max(now) + each * waiting;
+    /// A guest, and a worker whose naps are 20 microseconds too long.
+    struct Scene {
+        gathering: Gathering,
+        now: Instant,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let now = Instant::now();
+            Self {
+                gathering: Gathering::new(now, SLOW),
+                now,
             }
-            told.given_up = verdict == Verdict::GiveUp;
-            now = gathering.until(now) + Duration::from_micros(20);
-            told.naps += 1;
         }
-        told
+
+        /// The guest has so many commands and takes `each` for one, as long as it has some left, for so many naps or until it
+        /// is given up.
+        fn go_on(&mut self, depth: u32, each: Duration, naps: u32) -> Told {
+            let mut told = Told {
+                served: Vec::new(),
+                naps: 0,
+                given_up: false,
+            };
+            // When the guest has submitted all commands that it has not submitted yet.
+            let mut done = self.now + each * depth;
+            while told.naps < naps && !told.given_up {
+                let left = done.saturating_duration_since(self.now).as_nanos();
+                let left = u32::try_from(left.div_ceil(each.as_nanos())).unwrap();
+                let waiting = depth - left.min(depth);
+                let verdict = self.gathering.look(waiting, true, self.now);
+                if verdict != Verdict::Wait {
+                    told.served.push(waiting);
+                    done = done.max(self.now) + each * waiting;
+                }
+                told.given_up = verdict == Verdict::GiveUp;
+                self.now = self.gathering.until(self.now) + Duration::from_micros(20);
+                told.naps += 1;
+            }
+            told
+        }
+    }
+
+    fn guest_with(depth: u32, each: Duration, naps: u32) -> Told {
+        Scene::new().go_on(depth, each, naps)
     }
 
     const EACH: Duration = Duration::from_micros(12);
@@ -251,19 +287,14 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_becomes_fast_is_given_up() {
-        let mut now = Instant::now();
-        let mut gathering = Gathering::new(now, EACH);
-        let mut look = |gathering: &mut Gathering, waiting| {
-            now += Duration::from_micros(45);
-            gathering.look(waiting, true, now)
-        };
-        for waiting in [1, 2, 1, 2, 3, 1, 2, 3, 4] {
-            look(&mut gathering, waiting);
+    fn a_guest_that_becomes_fast_is_given_up_soon() {
+        for depth in 2..200 {
+            let mut scene = Scene::new();
+            assert!(!scene.go_on(64, EACH, 200).given_up);
+            let told = scene.go_on(depth, Duration::from_nanos(200), 400);
+            assert!(told.given_up, "{depth}: {:?}", told.served);
+            assert!(told.naps < 100, "{depth}: {}", told.naps);
         }
-        assert!(gathering.was_worth && !gathering.tries);
-        let verdicts = std::iter::repeat_with(|| look(&mut gathering, 16));
-        assert!(verdicts.take(100).any(|verdict| verdict == Verdict::GiveUp));
     }
 
     #[test]

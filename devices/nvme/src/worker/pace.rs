@@ -116,7 +116,7 @@ impl Pace {
         let verdict = gathering.look(waiting, at_leisure, now());
         if verdict == Verdict::GiveUp {
             let [least, most] = PROOF;
-            self.proof = if gathering.was_worth {
+            self.proof = if gathering.was_worth() {
                 least
             } else {
                 (self.proof * 2).min(most)
