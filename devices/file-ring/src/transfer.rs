@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use io_uring::opcode;
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
-use libc::{c_int, iovec, off_t};
+use libc::{iovec, off_t};
 use peerbar_dma::{Direction, DmaFault, Pinned};
 
 use crate::operation::{Progress, Stretch};
@@ -64,16 +64,22 @@ impl Transfer {
 
     /// The next step.
     pub(crate) fn entry(&self, file: Fd) -> Entry {
-        let parts = self.addresses.0.get(self.next..).unwrap_or_default();
-        let count = u32::try_from(parts.len().min(MOST)).unwrap_or(0);
+        let (parts, count) = self.next_parts();
         match self.memory.direction() {
-            Direction::Write => opcode::Readv::new(file, parts.as_ptr(), count)
+            Direction::Write => opcode::Readv::new(file, parts, count.into())
                 .offset(self.offset)
                 .build(),
-            Direction::Read => opcode::Writev::new(file, parts.as_ptr(), count)
+            Direction::Read => opcode::Writev::new(file, parts, count.into())
                 .offset(self.offset)
                 .build(),
         }
+    }
+
+    /// Where the next step's stretches of memory are, and how many.
+    fn next_parts(&self) -> (*const iovec, u16) {
+        let parts = self.addresses.0.get(self.next..).unwrap_or_default();
+        let count = parts.len().min(MOST);
+        (parts.as_ptr(), u16::try_from(count).unwrap_or(0))
     }
 
     /// Moves all at once, to or from a file that is in memory: it is durable as soon as it can be.
@@ -93,16 +99,14 @@ impl Transfer {
 
     /// Makes the next step; how many bytes it moved.
     fn step_now(&self, file: &File) -> io::Result<usize> {
-        let parts = self.addresses.0.get(self.next..).unwrap_or_default();
-        let count = c_int::try_from(parts.len().min(MOST)).unwrap_or(0);
-        let (fd, parts) = (file.as_raw_fd(), parts.as_ptr());
+        let (fd, (parts, count)) = (file.as_raw_fd(), self.next_parts());
         let offset = off_t::try_from(self.offset).map_err(io::Error::other)?;
         // SAFETY: there are `count` parts, which lie in memory that stays mapped as long as it is pinned. Other processes write
         // it too; nobody holds a reference to it.
         let moved = unsafe {
             match self.memory.direction() {
-                Direction::Write => libc::preadv(fd, parts, count, offset),
-                Direction::Read => libc::pwritev(fd, parts, count, offset),
+                Direction::Write => libc::preadv(fd, parts, count.into(), offset),
+                Direction::Read => libc::pwritev(fd, parts, count.into(), offset),
             }
         };
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())

@@ -10,8 +10,8 @@ use thiserror::Error;
 pub enum Poll {
     /// It sleeps at once. The guest's doorbells wake it.
     Never,
-    /// It goes on looking for a short time, naps for a while where work may come soon, then sleeps. The guest may keep doorbells in its own memory, where it only
-    /// tells of those that must wake a sleeper (NVMe Base 2.0, 5.8).
+    /// It goes on looking for a short time, naps for a while where work may come soon, then sleeps. The guest may keep
+    /// doorbells in its own memory, where it only tells of those that must wake a sleeper (NVMe Base 2.0, 5.8).
     #[default]
     Adaptive,
     /// It goes on looking for ever, on a processor of its own. The guest may map the doorbells.

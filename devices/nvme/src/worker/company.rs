@@ -18,7 +18,7 @@ impl Worker {
         self.pace.have_gathered(waiting, at_leisure, Instant::now)
     }
 
-    /// How many commands the guest has submitted that have not been fetched.
+    /// How many commands the guest has submitted that have not been fetched, to the queue that has most.
     fn waiting(&mut self) -> u32 {
         let mut waiting: u32 = 0;
         for index in 0..self.sources.len() {

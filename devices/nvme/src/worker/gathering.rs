@@ -16,8 +16,11 @@ pub(super) const SLOW: Duration = Duration::from_micros(5);
 /// A guest that takes longer than this for a command counts as one that takes so long.
 const SLOWEST: Duration = Duration::from_micros(50);
 
-/// How long a nap is, at least and at most.
-const NAP: [Duration; 2] = [Duration::from_micros(25), Duration::from_micros(400)];
+/// The shortest nap: several times what it takes to fall asleep and to wake up.
+pub(super) const NAP: Duration = Duration::from_micros(25);
+
+/// The longest one.
+const LONGEST: Duration = Duration::from_micros(400);
 
 /// How long commands wait for others at most, once they have been seen.
 const WAIT: Duration = Duration::from_micros(400);
@@ -114,18 +117,17 @@ impl Gathering {
 
     /// When it is worth looking again. It is early rather than late, as a nap takes longer than it should.
     pub(super) fn until(&self, now: Instant) -> Instant {
-        let [least, most] = NAP;
         let tries = self.tries && self.round.growths < 2;
         if tries || self.round.in_vain > 0 {
-            return now + least;
+            return now + NAP;
         }
         let missing = self.aim.saturating_sub(self.round.waiting);
-        now + (self.each * missing)
-            .saturating_sub(least)
-            .clamp(least, most)
+        let nap = (self.each * missing).saturating_sub(NAP);
+        now + nap.clamp(NAP, LONGEST)
     }
 
-    /// So many commands wait at this look, in the queue that has most; `at_leisure`: the guest has taken all completions that there are.
+    /// So many commands wait at this look, in the queue that has most; `at_leisure`: the guest has taken all completions that
+    /// there are.
     pub(super) fn look(&mut self, waiting: u32, at_leisure: bool, now: Instant) -> Verdict {
         if waiting == 0 {
             return Verdict::Wait;

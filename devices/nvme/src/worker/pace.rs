@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::gathering::{Gathering, SLOW, Verdict};
+use super::gathering::{Gathering, NAP, SLOW, Verdict};
 use crate::poll::Poll;
 
 /// How often it looks before it looks at the clock, too.
@@ -18,9 +18,6 @@ const PATIENCE: [Duration; 2] = [Duration::from_micros(20), Duration::from_micro
 
 /// The shortest nap that is worth the way to sleep and back.
 const SHORTEST: Duration = Duration::from_micros(15);
-
-/// How long a nap is between looks for work that comes soon.
-const NAP: Duration = Duration::from_micros(25);
 
 /// How long it naps and looks now and then, if work usually comes within this time, before it sleeps.
 const WATCH: Duration = Duration::from_millis(1);
@@ -428,8 +425,8 @@ mod tests {
         while !day.pace.gathers() {
             day.work_after(SOON, true);
         }
-        assert!(matches!(day.rest(), Rest::Nap(_)));
-        assert!(day.until_sleep() < WATCH * 2);
+        assert_eq!(day.rest(), Rest::Nap(day.now));
+        assert!(day.until_sleep() < WATCH + NAP * 2);
         assert!(!day.pace.gathers());
     }
 
@@ -444,5 +441,18 @@ mod tests {
             day.now += WATCH;
         }
         assert!(day.until_sleep() <= WATCH);
+        assert!(!day.pace.gathers());
+    }
+
+    #[test]
+    fn a_worker_that_may_serve_nothing_sleeps_though_commands_wait() {
+        let mut day = Day::new(Poll::Adaptive);
+        while !day.pace.gathers() {
+            day.work_after(SOON, true);
+        }
+        assert!(!day.have_gathered(1, false));
+        let until_sleep = day.until_sleep();
+        assert!(until_sleep >= LONG && until_sleep < LONG + WATCH);
+        assert!(!day.pace.gathers());
     }
 }
