@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use peerbar_nvme::{Config, Poll};
 
 use crate::command::{Command, FLUSH, READ, blocks, delete_cq, delete_sq};
@@ -21,22 +22,14 @@ const PAUSES: [u64; 32] = {
 
 struct Guest {
     driver: Driver,
-    random: u64,
+    random: Rng,
     /// How many commands have been submitted to each queue whose completions have not been taken.
     out: [u32; 2],
 }
 
 impl Guest {
-    /// Some number below this one (xorshift64).
-    fn below(&mut self, end: u32) -> u32 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % u64::from(end)) as u32
-    }
-
     fn one_of<T: Copy>(&mut self, things: &[T]) -> T {
-        things[self.below(things.len() as u32) as usize]
+        *self.random.choice(things).unwrap()
     }
 
     fn create_queues(&mut self) {
@@ -51,7 +44,7 @@ impl Guest {
     /// The queues go, one or the other with a command that nobody has fetched yet.
     fn delete_queues(&mut self) {
         for id in IDS {
-            if self.below(2) == 0 {
+            if self.random.bool() {
                 self.driver.submit(id, Command::new(FLUSH, 1, &[]));
             }
             self.driver.ok(0, delete_sq(id));
@@ -63,9 +56,9 @@ impl Guest {
     fn submit(&mut self, which: usize, most: u32, each: bool) {
         let id = IDS[which];
         let free = self.driver.pair(id).sq_entries - 1 - self.out[which];
-        let count = self.below(most.min(free) + 1);
+        let count = self.random.u32(..=most.min(free));
         for left in (0..count).rev() {
-            let block = self.below(100).into();
+            let block = self.random.u64(..100);
             self.driver.put(id, blocks(READ, block, 1).at(DATA, 0));
             if each || left == 0 {
                 self.driver.ring(id);
@@ -77,10 +70,10 @@ impl Guest {
     /// Takes some of the completions that are there, and sometimes tells of them.
     fn take_some(&mut self, which: usize) {
         let id = IDS[which];
-        for _ in 0..self.below(self.out[which] + 1) {
+        for _ in 0..self.random.u32(..=self.out[which]) {
             self.out[which] -= u32::from(self.driver.poll(id).is_some());
         }
-        if self.below(2) == 0 {
+        if self.random.bool() {
             self.driver.acknowledge(id);
         }
     }
@@ -122,7 +115,7 @@ fn no_command_of_a_guest_is_left_to_a_worker_that_sleeps() {
     };
     let mut guest = Guest {
         driver: Driver::with(&adaptive),
-        random: 0x9e37_79b9,
+        random: Rng::with_seed(4),
         out: [0; 2],
     };
     guest.driver.use_shadow_doorbells();
@@ -130,7 +123,7 @@ fn no_command_of_a_guest_is_left_to_a_worker_that_sleeps() {
         guest.create_queues();
         let (most, each) = guest.one_of(&[(1, true), (3, true), (128, false)]);
         for _ in 0..300 {
-            let [from, to] = [(); 2].map(|()| guest.below(2) as usize);
+            let [from, to] = [(); 2].map(|()| guest.random.usize(..2));
             guest.submit(from, most, each);
             pause(guest.one_of(&PAUSES));
             guest.take_some(to);
