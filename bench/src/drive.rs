@@ -8,7 +8,7 @@ use crate::queue::Completion;
 
 /// How long nothing may complete.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many times in vain all lanes are looked at before the processor is offered to others.
+/// How many times in vain all lanes are looked at before the processor is left to others.
 const SPINS: u32 = 20_000;
 
 /// What is to be done with the commands.
@@ -23,18 +23,21 @@ pub(crate) trait Job {
 
 /// What is left to do for who waits for completions.
 pub(crate) struct Patience {
-    /// Looks in vain since the last completion or offer, and how many there may be.
+    /// Looks in vain since the last completion or nap, and how many there may be.
     vain: u32,
     spins: u32,
+    /// None: the processor is offered to others, no more.
+    nap: Option<Duration>,
     last: Instant,
 }
 
 impl Patience {
-    /// Waiting begins at `now`. The processor is offered to others after `spins` looks in vain.
-    pub(crate) fn new(now: Instant, spins: u32) -> Self {
+    /// Waiting begins at `now`. After `spins` looks in vain the processor is left to others: for a `nap`, or if they want it.
+    pub(crate) fn new(now: Instant, spins: u32, nap: Option<Duration>) -> Self {
         Self {
             vain: 0,
             spins,
+            nap,
             last: now,
         }
     }
@@ -44,7 +47,7 @@ impl Patience {
         (self.vain, self.last) = (0, now);
     }
 
-    /// Nothing has: to be looked at again. Offers the processor to others now and then, and gives up in the end.
+    /// Nothing has: to be looked at again. Leaves the processor to others now and then, and gives up in the end.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         self.vain += 1;
         if self.vain < self.spins {
@@ -52,7 +55,10 @@ impl Patience {
             return Ok(());
         }
         self.vain = 0;
-        std::thread::yield_now();
+        match self.nap {
+            Some(nap) => std::thread::sleep(nap),
+            None => std::thread::yield_now(),
+        }
         if self.last.elapsed() > PATIENCE {
             return Err(Error::Late {
                 what: "a completion",
@@ -70,7 +76,7 @@ pub(crate) fn drive(lanes: &mut [Lane], job: &mut impl Job) -> Result<(), Error>
     for lane in lanes.iter_mut() {
         outstanding += fill(lane, job, now)?;
     }
-    let mut patience = Patience::new(now, SPINS);
+    let mut patience = Patience::new(now, SPINS, None);
     while outstanding > 0 {
         let mut progress = false;
         for lane in lanes.iter_mut() {

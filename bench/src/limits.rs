@@ -25,7 +25,7 @@ const BATCH: u32 = 64;
 /// How often a ping-pong is begun anew.
 const RHYTHMS: u32 = 20;
 
-/// Copies between memory of the kind that servers and guests have, by one thread.
+/// Copies between memory of the kind that servers and guests have, by one thread or by two.
 pub(crate) struct Copies {
     disk: Memory,
     buffers: Memory,
@@ -51,12 +51,42 @@ impl Copies {
         buffers: usize,
         time: Duration,
     ) -> Result<Copied, Error> {
+        let rng = self.rng.fork();
+        self.copy(direction, bytes, buffers, time, rng)
+    }
+
+    /// The same in both directions at once, each by a thread of its own: reads and writes.
+    pub(crate) fn rates_at_once(
+        &mut self,
+        bytes: usize,
+        buffers: usize,
+        time: Duration,
+    ) -> Result<[Copied; 2], Error> {
+        let rngs = [self.rng.fork(), self.rng.fork()];
+        let copies = &*self;
+        thread::scope(|scope| {
+            let [reads, writes] = rngs;
+            let other =
+                scope.spawn(move || copies.copy(Direction::Write, bytes, buffers, time, writes));
+            let read = copies.copy(Direction::Read, bytes, buffers, time, reads);
+            Ok([read?, joined(other.join())?])
+        })
+    }
+
+    fn copy(
+        &self,
+        direction: Direction,
+        bytes: usize,
+        buffers: usize,
+        time: Duration,
+        mut rng: Rng,
+    ) -> Result<Copied, Error> {
         let (begun, running) = (Instant::now(), thread_time());
         let mut copies = 0_u32;
         let mut buffer = 0;
         while begun.elapsed() < time {
             for _ in 0..BATCH {
-                let place = self.rng.usize(..self.disk.bytes() / bytes) * bytes;
+                let place = rng.usize(..self.disk.bytes() / bytes) * bytes;
                 let place = self.disk.slice(place, bytes)?;
                 let buffered = self.buffers.slice(buffer * bytes, bytes)?;
                 match direction {
@@ -316,6 +346,11 @@ mod tests {
             let copied = copies.rate(direction, PAGE, 4, SHORT).unwrap();
             assert!(copied.rate > 0.0 && copied.cpu_ns > 0.0);
         }
+        let both = copies.rates_at_once(PAGE, 4, SHORT).unwrap();
+        assert!(
+            both.iter()
+                .all(|copied| copied.rate > 0.0 && copied.cpu_ns > 0.0)
+        );
         assert!(!copies.times(PAGE, SHORT).unwrap().is_empty());
         assert!(!ping_pong(SHORT).unwrap().is_empty());
         assert!(empty_ring(3, SHORT).unwrap() > 0.0);

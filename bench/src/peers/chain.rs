@@ -6,7 +6,7 @@ use crate::Error;
 use crate::drive::Patience;
 use crate::lane::{Direction, Lane, Place};
 
-/// How many times in vain all stages are looked at before the processor is offered to others: servers, and the client that
+/// How many times in vain all stages are looked at before the processor is left to others: servers, and the client that
 /// answers their messages, need more of them than small machines have.
 const SPINS: u32 = 50;
 
@@ -83,14 +83,16 @@ pub(crate) struct Run {
     pub(crate) time: Duration,
 }
 
-/// Sends transfers through `stages` as long as `next` has places for them, each with one of `buffers` buffers.
+/// Sends transfers through `stages` as long as `next` has places for them, each with one of `buffers` buffers, and naps if
+/// there is a time for it while they have nothing to tell.
 pub(crate) fn run(
     stages: &mut [Box<dyn Stage>],
     buffers: usize,
+    nap: Option<Duration>,
     next: &mut dyn FnMut() -> Option<Place>,
 ) -> Result<Run, Error> {
     let begun = Instant::now();
-    let mut patience = Patience::new(begun, SPINS);
+    let mut patience = Patience::new(begun, SPINS, nap);
     let mut chain = Chain {
         stages,
         places: vec![None; buffers],
@@ -217,7 +219,7 @@ mod tests {
         let [first, second] = stages.each_ref().map(|stage| stage.done.clone());
         let mut stages = stages.map(|stage| Box::new(stage) as Box<dyn Stage>);
         let mut places = (0..10).map(|offset| Place { nsid: 1, offset });
-        let run = run(&mut stages, 3, &mut || places.next()).unwrap();
+        let run = run(&mut stages, 3, None, &mut || places.next()).unwrap();
         assert_eq!(run.transfers, 10);
         let sorted = |done: &RefCell<Vec<(usize, Place)>>| {
             let done = done.borrow();

@@ -1,5 +1,7 @@
 //! The ways that data can take between two devices, and the check that they have taken them.
 
+use std::time::Duration;
+
 use peerbar_nvme_spec::dma_log::Route;
 
 use super::chain::{self, DiskStage, Stage};
@@ -12,6 +14,11 @@ use crate::jobs::{Extent, Fill, exact};
 use crate::lane::{Buffer, Direction, Lane, Place, Slot};
 use crate::memory::PAGE;
 use crate::setup::entries;
+
+/// Of what is outstanding, how many bytes there are for each nanosecond of a nap. One processor copies 20 to 30 in that time.
+const NAP_BYTES: u64 = 256;
+/// The shortest nap.
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
 
 /// How many buffers there are in each memory, from its start on, and how large they are.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +41,14 @@ impl Buffers {
     /// What all of them take of guest RAM, with what else has to be there.
     pub(crate) fn ram_bytes(self) -> usize {
         usize::from(self.count) * self.bytes + CopyEngine::ROOM
+    }
+
+    /// For how long a driver may leave the devices alone that have commands for all of them: less than a quarter of the time in
+    /// which one of them copies so much, with what the kernel adds. None if that is hardly worth the way to sleep and back.
+    fn nap(self) -> Option<Duration> {
+        let outstanding = u64::from(self.count) * u64::try_from(self.bytes).unwrap_or(u64::MAX);
+        let nap = Duration::from_nanos(outstanding / NAP_BYTES);
+        (nap >= SHORTEST_NAP).then_some(nap)
     }
 
     fn of(self, room: &Room) -> impl Iterator<Item = Buffer> {
@@ -84,7 +99,9 @@ pub(crate) fn fill(fabric: &mut Fabric, buffers: Buffers) -> Result<(), Error> {
     buffers.spoil(&fabric.ram)?;
     let mut write = [buffers.stage(&mut fabric.other, Direction::Write, &fabric.ram)?];
     let mut places = (0..).map_while(|number| extent.place(number));
-    chain::run(&mut write, buffers.count.into(), &mut || places.next())?;
+    chain::run(&mut write, buffers.count.into(), None, &mut || {
+        places.next()
+    })?;
     Ok(())
 }
 
@@ -105,14 +122,6 @@ impl Flow {
         match self {
             Self::DiskToVram => "vram",
             Self::DiskToDisk => "cmb",
-        }
-    }
-
-    /// How often data are copied that go straight.
-    pub(crate) fn copies(self) -> u32 {
-        match self {
-            Self::DiskToVram => 1,
-            Self::DiskToDisk => 2,
         }
     }
 
@@ -260,7 +269,7 @@ impl Way {
         if !self.back.is_empty() {
             self.buffers.spoil(&self.room)?;
             let mut next = places();
-            chain::run(&mut self.back, count.into(), &mut || next.next())?;
+            chain::run(&mut self.back, count.into(), None, &mut || next.next())?;
         }
         let mut compared = self.buffers.of(&self.room).zip(places());
         compared.try_for_each(|(buffer, place)| buffer.compare(place))
@@ -273,7 +282,8 @@ impl Way {
         next: &mut dyn FnMut() -> Option<Place>,
     ) -> Result<Done, Error> {
         let (traffic, cpu) = (fabric.traffic()?, fabric.cpu_time()?);
-        let run = chain::run(&mut self.stages, self.buffers.count.into(), next)?;
+        let Buffers { count, .. } = self.buffers;
+        let run = chain::run(&mut self.stages, count.into(), self.buffers.nap(), next)?;
         let cpu = fabric.cpu_time()?.saturating_sub(cpu);
         let moved = since(&traffic, fabric.traffic()?);
         let bytes = run.transfers * self.buffers.extent().bytes;
