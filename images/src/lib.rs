@@ -39,6 +39,6 @@ pub use guest::GuestImage;
 pub use initramfs::initramfs;
 pub use kernel::Kernel;
 pub use manifest::Manifest;
-pub use qemu::{Origin, Qemu};
+pub use qemu::{Origin, QBOOT, Qemu};
 pub use root::Root;
 pub use version::Version;

@@ -21,6 +21,9 @@ const OLDEST: Version = Version {
     micro: 1,
 };
 
+/// The firmware that starts a kernel and does little else, as QEMU's builds name its file. Some distributions leave it out.
+pub const QBOOT: &str = "qboot.rom";
+
 /// A QEMU that is fit for peerbar, and how to start it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qemu {
@@ -34,6 +37,8 @@ pub struct Qemu {
     pub version: Version,
     /// Where it comes from.
     pub origin: Origin,
+    /// Whether it finds a firmware [`QBOOT`].
+    pub qboot: bool,
 }
 
 /// Where a QEMU comes from.
@@ -82,12 +87,13 @@ impl Qemu {
 
     pub(crate) fn in_tree(tree: &Path, version: Version) -> Self {
         let libraries = tree.join("usr/lib/x86_64-linux-gnu");
+        let data = tree.join("usr/share/qemu");
         let args = [
             "--library-path".into(),
             libraries.clone().into_os_string(),
             tree.join("usr/bin").join(PROGRAM).into_os_string(),
             "-L".into(),
-            tree.join("usr/share/qemu").into_os_string(),
+            data.clone().into_os_string(),
             "-L".into(),
             tree.join("usr/share/seabios").into_os_string(),
         ];
@@ -100,6 +106,7 @@ impl Qemu {
             )],
             version,
             origin: Origin::Root,
+            qboot: has_qboot(&[data]),
         }
     }
 
@@ -116,7 +123,7 @@ impl Qemu {
                 .filter(|path| path.is_file())
                 .ok_or_else(no_qemu)?
         };
-        let mut qemu = Self::plain(program, Origin::Named);
+        let qemu = Self::plain(program, Origin::Named);
         let probe = qemu.probe()?;
         if probe.version < OLDEST {
             return Err(ImageError::QemuTooOld {
@@ -128,17 +135,13 @@ impl Qemu {
         if !probe.vfio_user {
             return Err(ImageError::QemuWithoutVfioUser { path: qemu.program });
         }
-        qemu.version = probe.version;
-        Ok(qemu)
+        Ok(qemu.told(probe))
     }
 
     fn on_path(cache: &Cache) -> Option<Self> {
-        let mut qemu = Self::plain(search(OsStr::new(PROGRAM))?, Origin::Path);
+        let qemu = Self::plain(search(OsStr::new(PROGRAM))?, Origin::Path);
         match qemu.remembered_probe(cache) {
-            Ok(probe) if probe.is_fit() => {
-                qemu.version = probe.version;
-                Some(qemu)
-            }
+            Ok(probe) if probe.is_fit() => Some(qemu.told(probe)),
             Ok(probe) => {
                 log::info!(
                     "{} is not fit, so it is left alone: {probe:?}",
@@ -160,6 +163,16 @@ impl Qemu {
             env: Vec::new(),
             version: Version::default(),
             origin,
+            qboot: false,
+        }
+    }
+
+    /// With what it says of itself.
+    fn told(self, probe: Probe) -> Self {
+        Self {
+            version: probe.version,
+            qboot: has_qboot(&probe.firmware),
+            ..self
         }
     }
 
@@ -173,12 +186,19 @@ impl Qemu {
         })?;
         let vfio_user =
             version >= OLDEST && self.ask("-device help")?.contains("\"vfio-user-pci\"");
-        Ok(Probe { version, vfio_user })
+        let firmware = self.ask("-L help")?.lines().map(PathBuf::from).collect();
+        Ok(Probe {
+            version,
+            vfio_user,
+            firmware,
+        })
     }
 
     /// As [`Qemu::probe`], but a program that has not changed since is not asked again.
     fn remembered_probe(&self, cache: &Cache) -> Result<Probe, ImageError> {
-        let key = cache::key([cache::stamp(&self.program)?]);
+        // What it is asked decides, too: an entry of before has no answer to a new question.
+        let asked = "-version, -device help, -L help";
+        let key = cache::key([cache::stamp(&self.program)?.as_str(), asked]);
         let path = cache.entry(Kind::Probe, &key, |path, _| {
             let probe = serde_json::json!(self.probe()?);
             fs::write(path, probe.to_string()).map_err(io_error("write", path))
@@ -203,17 +223,23 @@ impl Qemu {
 }
 
 /// What a QEMU says about itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Probe {
     pub(crate) version: Version,
     /// Whether it has the device `vfio-user-pci`.
     pub(crate) vfio_user: bool,
+    /// The folders that it takes firmware from.
+    pub(crate) firmware: Vec<PathBuf>,
 }
 
 impl Probe {
     pub(crate) fn is_fit(&self) -> bool {
         self.version >= OLDEST && self.vfio_user
     }
+}
+
+fn has_qboot(folders: &[PathBuf]) -> bool {
+    folders.iter().any(|folder| folder.join(QBOOT).is_file())
 }
 
 /// The file that a shell would run as `name`.
@@ -234,7 +260,7 @@ mod tests {
         let path = dir.join("qemu");
         let script = format!(
             "#!/bin/sh\necho asked >> {0}/asked\ncase $1 in\n-version) echo 'QEMU emulator version {version} (Fake)';;\n\
-             -device) echo 'name \"{device}\", bus PCI';;\nesac\n",
+             -device) echo 'name \"{device}\", bus PCI';;\n-L) echo {0};;\nesac\n",
             dir.display()
         );
         // Written by another process: a descriptor of this one, open for writing in a child that another test
@@ -284,6 +310,9 @@ mod tests {
         let named = |version, device| Qemu::named(&fake(dir.path(), version, device));
         let qemu = named("11.0.0", "vfio-user-pci").unwrap();
         assert_eq!((qemu.version.major, qemu.origin), (11, Origin::Named));
+        assert!(!qemu.qboot);
+        fs::write(dir.path().join(QBOOT), "").unwrap();
+        assert!(named("11.0.0", "vfio-user-pci").unwrap().qboot);
         assert!(matches!(
             named("10.1.0", "vfio-user-pci"),
             Err(ImageError::QemuTooOld { needed: OLDEST, .. })
@@ -317,13 +346,13 @@ mod tests {
         };
         let qemu = Qemu::plain(fake(dir.path(), "11.1.3", "vfio-user-pci"), Origin::Path);
         let first = qemu.remembered_probe(&cache).unwrap();
-        assert!(first.is_fit());
+        assert!(first.is_fit() && first.firmware == [dir.path()]);
         assert_eq!(
             (qemu.remembered_probe(&cache).unwrap(), asked()),
-            (first, 2)
+            (first, 3)
         );
         fake(dir.path(), "10.0.2", "vfio-pci");
         assert!(!qemu.remembered_probe(&cache).unwrap().is_fit());
-        assert_eq!(asked(), 3);
+        assert_eq!(asked(), 5);
     }
 }

@@ -6,8 +6,12 @@ use anyhow::{Context, anyhow};
 use peerbar_images::{Cache, GuestImage, ImageError, Kernel, Qemu, Root};
 use serde_json::{Value, json};
 
+use crate::accel::Accel;
 use crate::cli::Own;
 use crate::exit::Failure;
+use crate::firmware::Firmware;
+use crate::qemu::Boot;
+use crate::scenario::Machine;
 use crate::signals::Signals;
 
 /// Everything that is there before a guest starts.
@@ -62,6 +66,21 @@ impl Artifacts {
         let kernel = with_own_drivers(kernel, modules, cache, root.as_ref())?;
         let guest = GuestImage::prepare(cache, &kernel, modules, init).map_err(blame)?;
         Ok(Self { qemu, guest, root })
+    }
+
+    /// The `machine` that boots it.
+    pub(crate) fn boot<'a>(&'a self, machine: &'a Machine) -> Boot<'a> {
+        Boot {
+            accel: Accel::detect(),
+            machine,
+            firmware: if self.qemu.qboot {
+                machine.firmware
+            } else {
+                Firmware::Seabios
+            },
+            kernel: &self.guest.kernel,
+            initramfs: &self.guest.initramfs,
+        }
     }
 
     /// Versions of all of it, for the record.

@@ -18,6 +18,7 @@ mod dry_run;
 mod exit;
 mod explain;
 mod fabric;
+mod firmware;
 mod folder;
 mod guest;
 mod inbox;

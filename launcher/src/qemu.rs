@@ -6,6 +6,7 @@ use peerbar_report::{PORT, Plan};
 use serde_json::json;
 
 use crate::accel::Accel;
+use crate::firmware::Firmware;
 use crate::scenario::{Device, Machine, Model, Namespace, Nvme, Place, Scenario, first_buses};
 use crate::socket_folder::SCRATCH;
 
@@ -31,6 +32,8 @@ pub(crate) struct Boot<'a> {
     pub accel: Accel,
     /// CPU, memory and extra kernel parameters.
     pub machine: &'a Machine,
+    /// What starts the kernel.
+    pub firmware: Firmware,
     /// Kernel image.
     pub kernel: &'a Path,
     /// Initial RAM file system.
@@ -65,6 +68,9 @@ pub(crate) fn bare(boot: &Boot<'_>) -> Vec<String> {
     words.option("-smp", machine.cpus.to_string());
     words.option("-m", format!("{}B", machine.memory));
     words.option("-object", memory);
+    if let Some(file) = boot.firmware.file() {
+        words.option("-bios", file);
+    }
     words.option("-chardev", "stdio,id=console,signal=off");
     words.option("-serial", "chardev:console");
     words.option("-kernel", boot.kernel.display().to_string());
@@ -106,6 +112,9 @@ pub(crate) fn lab(
             "-device",
             format!("virtio-9p-pci,fsdev=tools,mount_tag={}", Plan::TOOLS_TAG),
         );
+    }
+    if let Some(window) = boot.firmware.window(scenario.bars()) {
+        words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
     }
     fabric(&mut words, scenario, sockets);
     words.0
@@ -282,6 +291,7 @@ mod tests {
         let boot = Boot {
             accel: Accel::Tcg { tsc_khz: None },
             machine: &scenario.machine,
+            firmware: scenario.machine.firmware,
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
         };
@@ -307,6 +317,8 @@ EPYC
 536870912B
 -object
 memory-backend-memfd,id=ram,size=536870912,share=on
+-bios
+qboot.rom
 -chardev
 stdio,id=console,signal=off
 -serial
@@ -379,6 +391,21 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         assert!(text.contains(bridge), "{text}");
         let disk = "pcie-root-port,id=root.disk1,bus=b0,chassis=3,slot=3\n-device\n{\"bus\":\"root.disk1\"";
         assert!(text.contains(disk), "{text}");
+    }
+
+    #[test]
+    fn large_bars_get_a_window_that_holds_them_unless_the_firmware_assigns_them() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.gpus[0].aperture = 16 << 30;
+        let window = "-global\nq35-pcihost.pci-hole64-size=34493956096\n-device\npcie-root-port";
+        let text = arguments(&scenario, None);
+        assert!(text.contains(window), "{text}");
+        scenario.machine.firmware = Firmware::Seabios;
+        let text = arguments(&scenario, None);
+        assert!(
+            !text.contains("-global") && !text.contains("-bios"),
+            "{text}"
+        );
     }
 
     #[test]

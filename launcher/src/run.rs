@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, anyhow};
 use peerbar_report::{Line, Verdict as CheckVerdict};
 
-use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
 use crate::child::last_words;
 use crate::cli;
@@ -47,12 +46,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         &agent,
         &signals,
     )?;
-    let boot = Boot {
-        accel: Accel::detect(),
-        machine: &scenario.machine,
-        kernel: &artifacts.guest.kernel,
-        initramfs: &artifacts.guest.initramfs,
-    };
+    let boot = artifacts.boot(&scenario.machine);
     if options.dry_run {
         print(&dry_run::text(&artifacts, &boot, &scenario)?)?;
         return Ok(ExitCode::SUCCESS);

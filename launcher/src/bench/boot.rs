@@ -6,7 +6,6 @@ use anyhow::{Context, anyhow};
 use peerbar_bench::{Figure, Goal, Report};
 use peerbar_report::Line;
 
-use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
 use crate::cli::BenchBoot;
 use crate::exit::Failure;
@@ -14,7 +13,7 @@ use crate::folder::Folder;
 use crate::guest::{self, Guest, News};
 use crate::inbox::{Event, Inbox, Voice};
 use crate::progress::Progress;
-use crate::qemu::{self, Boot, Sockets};
+use crate::qemu::{self, Sockets};
 use crate::scenario::Scenario;
 use crate::signals::Signals;
 use crate::socket_folder::SocketFolder;
@@ -40,6 +39,10 @@ pub(super) fn measure(
     let ours = prepare(&modules, "peerbar-agent")?;
     let plain = prepare(&[], "empty-init")?;
     super::add_versions(report, &ours);
+    let firmware = ours.boot(&scenario.machine).firmware.word();
+    report
+        .versions
+        .insert("firmware".to_owned(), firmware.to_owned());
     let mut progress = Progress::new();
     let mut times = Vec::new();
     for number in 1..=options.boots {
@@ -76,7 +79,7 @@ fn boot_plain(
     signals: &Signals,
 ) -> Result<Duration, Failure> {
     let mut command = artifacts.qemu.command();
-    command.args(qemu::bare(&of(artifacts, scenario)));
+    command.args(qemu::bare(&artifacts.boot(&scenario.machine)));
     let mut inbox = Inbox::new(signals);
     let started = Instant::now();
     let mut qemu = guest::spawn(&command, folder)?;
@@ -116,7 +119,7 @@ fn boot_ours(
     let started = Instant::now();
     let mut guest = Guest::start(
         artifacts,
-        &of(artifacts, scenario),
+        &artifacts.boot(&scenario.machine),
         scenario,
         &sockets,
         folder,
@@ -136,15 +139,6 @@ fn boot_ours(
     let time = started.elapsed();
     guest.stop()?;
     Ok(time)
-}
-
-fn of<'a>(artifacts: &'a Artifacts, scenario: &'a Scenario) -> Boot<'a> {
-    Boot {
-        accel: Accel::detect(),
-        machine: &scenario.machine,
-        kernel: &artifacts.guest.kernel,
-        initramfs: &artifacts.guest.initramfs,
-    }
 }
 
 fn gone(what: &str, folder: &Folder) -> Failure {

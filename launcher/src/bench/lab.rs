@@ -10,14 +10,13 @@ use peerbar_report::{Check, Command, Line, Verdict};
 
 use super::device_time::{self, Recorded};
 use super::fio::{self, Outcome};
-use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
 use crate::cli::{BenchExtent, Own};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::guest::{Guest, News};
 use crate::progress::Progress;
-use crate::qemu::{Boot, Sockets};
+use crate::qemu::Sockets;
 use crate::report::Row;
 use crate::scenario::Scenario;
 use crate::signals::Signals;
@@ -213,12 +212,7 @@ impl Lab<'_> {
         let folder = Folder::create(self.folder.path(), &scenario.name, SystemTime::now())?;
         let temporary = SocketFolder::create()?;
         let sockets = Sockets::in_folder(temporary.path());
-        let boot = Boot {
-            accel: Accel::detect(),
-            machine: &scenario.machine,
-            kernel: &artifacts.guest.kernel,
-            initramfs: &artifacts.guest.initramfs,
-        };
+        let boot = artifacts.boot(&scenario.machine);
         let mut progress = Progress::new();
         progress.stage(&format!("{}: a guest boots", scenario.name));
         let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, self.signals)?;

@@ -8,6 +8,7 @@ use toml::Spanned;
 use super::Model;
 use super::check::CheckTable;
 use super::sanitize::{self, Sanitize};
+use crate::firmware::Firmware;
 use crate::iommu::Iommu;
 use crate::size::Size;
 use crate::timeout::Timeout;
@@ -43,6 +44,7 @@ pub(super) struct MachineTable {
     pub(super) cpu: Option<String>,
     pub(super) memory: Option<Spanned<Size>>,
     pub(super) cpus: Option<Spanned<u32>>,
+    pub(super) firmware: Option<Spanned<Firmware>>,
     #[serde(default)]
     pub(super) iommu: Iommu,
     #[serde(default)]

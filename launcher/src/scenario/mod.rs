@@ -35,6 +35,7 @@ pub(crate) use gpu::Gpu;
 pub(crate) use place::Place;
 pub(crate) use sanitize::Sanitize;
 
+use crate::firmware::Firmware;
 use crate::iommu::Iommu;
 
 const DEMO: &str = include_str!("../../../scenarios/demo.toml");
@@ -79,6 +80,8 @@ pub(crate) struct Machine {
     pub memory: u64,
     /// Virtual CPUs.
     pub cpus: u32,
+    /// What starts the kernel, if QEMU has it.
+    pub firmware: Firmware,
     /// The IOMMU.
     pub iommu: Iommu,
     /// Parameters for the guest's kernel beyond ours.
@@ -191,6 +194,13 @@ impl Scenario {
         let mut scenario = validate::scenario(file, folder).map_err(located)?;
         scenario.text = text;
         Ok(scenario)
+    }
+
+    /// What the prefetchable BARs of all devices take, in bytes.
+    pub(crate) fn bars(&self) -> u64 {
+        let cmbs = self.nvmes.iter().filter_map(|nvme| nvme.cmb);
+        let apertures = self.gpus.iter().map(|gpu| gpu.aperture);
+        cmbs.chain(apertures).fold(0, u64::saturating_add)
     }
 
     /// Refuses to kill the server of a device that no check wants to lose.
@@ -378,6 +388,24 @@ mod tests {
             nvme("cmb = \"64MB\""),
             "x.toml:8: `64MB` is no size: write bytes, or a number with K, M or G, such as `64M`"
         );
+    }
+
+    #[test]
+    fn a_firmware_that_assigns_nothing_has_only_the_machine_s_own_host_bridge() {
+        let firmware = |machine: &str, bridges: &str| {
+            let check = "[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n";
+            let text = format!("{HEAD}{DISK}{check}[machine]\n{machine}\n{bridges}");
+            parse(text).map(|scenario| scenario.machine.firmware)
+        };
+        let bridge = "[[host-bridge]]\nname = \"b0\"\n";
+        let (qboot, seabios) = ("firmware = \"qboot\"", "firmware = \"seabios\"");
+        assert_eq!(firmware("", ""), Ok(Firmware::Qboot));
+        assert_eq!(firmware(qboot, ""), Ok(Firmware::Qboot));
+        assert_eq!(firmware(seabios, ""), Ok(Firmware::Seabios));
+        assert_eq!(firmware("", bridge), Ok(Firmware::Seabios));
+        let told = "x.toml:13: `firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below \
+                    b0: leave it out";
+        assert_eq!(firmware(qboot, bridge), Err(told.to_owned()));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::place::Places;
 use super::sanitize;
 use super::together;
 use super::{Gpu, Machine, Model, Nvme, Scenario, Switch};
+use crate::firmware::Firmware;
 use crate::size::Size;
 
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
@@ -43,7 +44,7 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     let p2pmem = together::P2pmem::of(&file);
     let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &places, folder)?;
     let switches = switches(file.switch, &places)?;
-    let machine = machine(file.machine, &nvmes, &gpus)?;
+    let machine = machine(file.machine, &places, &nvmes, &gpus)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
     let devices = Devices {
         nvmes: &nvmes,
@@ -161,7 +162,12 @@ fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
     Ok(bytes)
 }
 
-fn machine(table: MachineTable, nvmes: &[Nvme], gpus: &[Gpu]) -> Result<Machine, Problem> {
+fn machine(
+    table: MachineTable,
+    places: &Places,
+    nvmes: &[Nvme],
+    gpus: &[Gpu],
+) -> Result<Machine, Problem> {
     let recorded = !gpus.is_empty() || nvmes.iter().any(|nvme| nvme.model == Model::Peerbar);
     let cpus = match table.cpus {
         Some(cpus) if !(1..=64).contains(cpus.get_ref()) => {
@@ -176,12 +182,33 @@ fn machine(table: MachineTable, nvmes: &[Nvme], gpus: &[Gpu]) -> Result<Machine,
         cpu: table.cpu.unwrap_or_else(|| "EPYC".to_owned()),
         memory: table.memory.map_or(Ok(DEFAULT_MEMORY), memory)?,
         cpus,
+        firmware: firmware(table.firmware, &places.host_bridges)?,
         iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
         sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
         ats: nvmes.iter().any(|nvme| nvme.ats) || gpus.iter().any(|gpu| gpu.ats),
         virtio_gpu: table.virtio_gpu,
     })
+}
+
+/// The faster one, but below a host bridge beside the machine's own QEMU tells the guest only of windows that the firmware
+/// has assigned (QEMU hw/i386/acpi-build.c).
+fn firmware(
+    wanted: Option<Spanned<Firmware>>,
+    host_bridges: &[String],
+) -> Result<Firmware, Problem> {
+    match (wanted, host_bridges.first()) {
+        (Some(wanted), Some(bridge)) if *wanted.get_ref() == Firmware::Qboot => Err(Problem::new(
+            wanted.span(),
+            format!(
+                "`firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below {bridge}: \
+                 leave it out"
+            ),
+        )),
+        (Some(wanted), _) => Ok(wanted.into_inner()),
+        (None, Some(_)) => Ok(Firmware::Seabios),
+        (None, None) => Ok(Firmware::Qboot),
+    }
 }
 
 /// The agent reads a GPU's counters out of its registers, which the kernel keeps from programs otherwise.
