@@ -32,7 +32,8 @@ use pace::{Pace, Rest};
 /// How many commands of one queue are fetched and carried out before the next queue's turn.
 const BATCH: usize = 32;
 
-/// For how many bytes of the commands after it a completion waits at most before the guest can see it.
+/// For how many bytes of the commands after it a completion waits at most before the guest can see it. It does not wait for
+/// more than half of its batch.
 const WAIT_BYTES: u64 = 32 << 10;
 
 /// The worker that looks after the admin doorbells, if the guest may map them.
@@ -422,9 +423,10 @@ impl Worker {
         let Some((id, place)) = source.map(|source| (source.id, source.completion)) else {
             return;
         };
+        let half = commands.len() / 2;
         let mut coming = commands.iter();
         self.io.expect(coming.next());
-        for entry in commands {
+        for (number, entry) in (1..).zip(commands) {
             if self.mailbox.quiet() {
                 break;
             }
@@ -433,7 +435,8 @@ impl Worker {
                 Some(status) => self.complete(index, entry, status),
                 None => self.set_under_way(index),
             }
-            if self.io.moved() >= WAIT_BYTES {
+            // With half of few commands the guest goes on while the other half is carried out.
+            if number == half || self.io.moved() >= WAIT_BYTES {
                 self.write(place);
             }
         }

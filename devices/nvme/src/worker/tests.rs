@@ -388,31 +388,44 @@ fn a_completion_queue_keeps_room_for_commands_that_are_under_way() {
     assert_eq!(scene.wait(1), (4, 0));
 }
 
-#[test]
-fn much_data_is_completed_before_the_commands_behind_it() {
-    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
-        return;
-    };
+/// Reads of a page, of more than others wait for, and of what the worker itself waits for, as it goes to no memory.
+fn a_small_a_large_and_a_slow_read(ram: &MemoryFile) -> [SubmissionEntry; 3] {
     let pages = WAIT_BYTES / 0x1000;
     let list: Vec<u8> = (1..pages)
         .flat_map(|page| (DATA + page * 0x1000).to_le_bytes())
         .collect();
-    scene.ram.write(DATA + pages * 0x1000, &list).unwrap();
-    let mut large = SubmissionEntry::new_zeroed();
-    large.opcode = NvmOpcode::Read as u8;
-    large.nsid = U32::new(FAST);
-    large.prp1.set(DATA);
+    ram.write(DATA + pages * 0x1000, &list).unwrap();
+    let places = [(0, FAST, DATA), (1, FAST, DATA), (2, SLOW, RAM_BYTES)];
+    let mut commands = places.map(|(cid, nsid, address)| {
+        let mut command = SubmissionEntry::new_zeroed();
+        command.opcode = NvmOpcode::Read as u8;
+        command.cid.set(cid);
+        command.nsid.set(nsid);
+        command.prp1.set(address);
+        command
+    });
+    let [_, large, _] = &mut commands;
     large.prp2.set(DATA + pages * 0x1000);
     large.cdw12 = U32::new(u32::try_from(WAIT_BYTES).unwrap() / 512 - 1);
-    let mut slow = SubmissionEntry::new_zeroed();
-    slow.opcode = NvmOpcode::Verify as u8;
-    slow.nsid = U32::new(SLOW);
-    slow.cid.set(1);
-    scene.submit(1, &[large, slow]);
-    assert_eq!(scene.wait(1), (0, 0));
-    assert_eq!(scene.completion(1), None);
-    scene.get_on(1);
-    assert_eq!(scene.wait(1), (1, 0));
+    commands
+}
+
+#[test]
+fn half_a_batch_and_much_data_are_completed_before_the_commands_behind_them() {
+    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        return;
+    };
+    let [small, large, slow] = a_small_a_large_and_a_slow_read(&scene.ram);
+    for batch in [&[small, slow][..], &[small, large, slow]] {
+        scene.submit(1, batch);
+        for command in batch.iter().filter(|command| command.cid != slow.cid) {
+            assert_eq!(scene.wait(1), (command.cid.get(), 0));
+        }
+        assert_eq!(scene.completion(1), None);
+        scene.get_on(1);
+        let error = Status::DATA_TRANSFER_ERROR.with_more(true).into_bits();
+        assert_eq!(scene.wait(1), (slow.cid.get(), error));
+    }
 }
 
 #[test]
