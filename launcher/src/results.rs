@@ -7,9 +7,11 @@ use anyhow::Context;
 use peerbar_report::Verdict as CheckVerdict;
 use serde_json::json;
 
+use crate::child::last_words;
 use crate::comparison::comparison;
 use crate::console::Console;
 use crate::folder::Folder;
+use crate::guest::QEMU_LOG;
 use crate::report::{Report, Row};
 use crate::say::say;
 use crate::scenario::Scenario;
@@ -50,6 +52,7 @@ pub(crate) fn conclude(
         report: &end,
         trouble: run.console.trouble(),
         complaint: run.complaint.as_deref(),
+        qemu: &last_words(&folder.path().join(QEMU_LOG)),
     };
     let verdict = judge(&evidence);
     let results = json!({

@@ -109,6 +109,7 @@ fn boot_and_check(
     }
     let seconds = guest.started().elapsed().as_secs_f64();
     let (console, report, mut complaint) = guest.stop()?;
+    let ending = ending.caused_by(complaint.as_deref());
     drop(progress);
     if let (Some(wanted), None) = (&scenario.machine.sanitize, &complaint) {
         complaint = debugger::complaint(folder.path(), wanted)?;

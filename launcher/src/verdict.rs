@@ -31,6 +31,20 @@ pub(crate) enum Ending {
     StayedOn(u64),
 }
 
+impl Ending {
+    /// With a server that `failed` as the cause, if QEMU has crashed: QEMU 11.1 may abort when a server goes from under a
+    /// request (`error_setv: Assertion`), and which of the two ends is seen first is chance. A QEMU that crashes by
+    /// itself makes no server fail.
+    pub(crate) fn caused_by(self, failed: Option<&str>) -> Self {
+        match (self, failed) {
+            (Self::Ended(status), Some(words)) if !status.success() => {
+                Self::ServerDied(words.to_owned())
+            }
+            (ending, _) => ending,
+        }
+    }
+}
+
 /// All that a run is judged by.
 pub(crate) struct Evidence<'a> {
     /// Why it stopped being watched.
@@ -45,6 +59,8 @@ pub(crate) struct Evidence<'a> {
     pub(crate) trouble: Option<&'a str>,
     /// About a server that did not end well.
     pub(crate) complaint: Option<&'a str>,
+    /// The last line that QEMU said itself.
+    pub(crate) qemu: &'a str,
 }
 
 /// Judges a run. Only a run that is clean in every respect has passed.
@@ -68,7 +84,10 @@ pub(crate) fn judge(evidence: &Evidence<'_>) -> Verdict {
                 Outcome::GuestDied,
                 format!("{error}; the console says: {trouble}"),
             ),
-            (Err(error), None) => (Outcome::GuestDied, format!("{error} (QEMU: {status})")),
+            (Err(error), None) => (
+                Outcome::GuestDied,
+                format!("{error}; QEMU ended ({status}): {}", evidence.qemu),
+            ),
             (Ok(()), _) => match flaw(evidence, *status) {
                 Some(flaw) => (Outcome::Failed, flaw),
                 None => (Outcome::Passed, praise(evidence.asked)),
@@ -124,6 +143,7 @@ mod tests {
         report: &Ok(()),
         trouble: None,
         complaint: None,
+        qemu: "without a word",
     };
 
     fn rows(verdicts: &[CheckVerdict]) -> Vec<Row> {
@@ -204,6 +224,35 @@ mod tests {
             (verdict.outcome, verdict.reason.as_str()),
             (Outcome::GuestDied, reason)
         );
+    }
+
+    #[test]
+    fn a_server_that_failed_is_why_qemu_crashed() {
+        const ABORT: i32 = 6;
+        let report = &Err(KtapError::Incomplete {
+            seen: 0,
+            planned: 1,
+        });
+        let judged = |status, failed| {
+            let verdict = judge(&Evidence {
+                ending: &ended(status).caused_by(failed),
+                report,
+                qemu: "error.c:62: Assertion",
+                ..WELL
+            });
+            (verdict.outcome, verdict.reason)
+        };
+        let failed = "server disk0 ended (signal: 9 (SIGKILL)): without a word";
+        assert_eq!(
+            judged(ABORT, Some(failed)),
+            (Outcome::Failed, failed.to_owned())
+        );
+        let crashed = "the report ends after 0 of 1 results; QEMU ended (signal: 6 (SIGABRT)): error.c:62: Assertion";
+        assert_eq!(
+            judged(ABORT, None),
+            (Outcome::GuestDied, crashed.to_owned())
+        );
+        assert_eq!(judged(0, Some(failed)).0, Outcome::GuestDied);
     }
 
     #[test]
