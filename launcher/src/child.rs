@@ -73,7 +73,7 @@ impl Child {
     }
 
     /// Whether it has ended, or does within `grace`; a signal to this process cuts the wait short.
-    pub(crate) fn ends_within(&self, grace: Duration) -> anyhow::Result<bool> {
+    fn ends_within(&self, grace: Duration) -> anyhow::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let timeout = Timespec::try_from(grace).context("the grace is too long")?;
         match poll(&mut fds, Some(&timeout)) {

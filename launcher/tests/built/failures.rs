@@ -154,6 +154,26 @@ fn a_dead_server_is_a_failed_run() {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
+fn a_guest_that_dies_of_its_server_is_not_to_blame() {
+    let mut run = start(SCENARIO).unwrap();
+    run.wait_until_it_says("the guest is ready").unwrap();
+    let children = children(&run).unwrap();
+    let of_server = |(name, _): &&(String, Pid)| name.contains("peerbar-nvme");
+    let server = children.iter().find(of_server).unwrap();
+    let qemu = children.iter().find(|child| !of_server(child)).unwrap();
+    let ended = pidfd_open(server.1, PidfdFlags::empty()).unwrap();
+    kill_process(server.1, Signal::TERM).unwrap();
+    assert!(ends(&ended).unwrap());
+    // It may have been ended already, because of its server.
+    let _ = kill_process(qemu.1, Signal::KILL);
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(1), "{results}{progress}");
+    let words = "failed: server disk ended (exit status: 0)";
+    assert!(results.contains(words), "{results}");
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
 fn a_signal_ends_everything_in_order() {
     for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
         let mut run = start(SCENARIO).unwrap();
