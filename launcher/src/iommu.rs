@@ -61,7 +61,10 @@ impl Iommu {
             Self::None => "",
             Self::Intel => "intel_iommu=on iommu=nopt",
             Self::IntelPassthrough => "intel_iommu=on iommu=pt",
-            Self::Amd | Self::Virtio => "iommu=nopt",
+            Self::Amd => "iommu=nopt",
+            // Its driver is a module, for which the kernel would have other devices wait for 10 s, the port that brings
+            // the agent's plan among them, and then do without.
+            Self::Virtio => "iommu=nopt deferred_probe_timeout=0",
         }
     }
 

@@ -435,7 +435,9 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         let text = arguments(&scenario, None);
         assert!(text.contains("memory-backend=ram\n-accel"), "{text}");
         assert!(
-            text.contains("iommu=nopt iomem=relaxed\n-device\nvirtio-iommu-pci\n"),
+            text.contains(
+                "iommu=nopt deferred_probe_timeout=0 iomem=relaxed\n-device\nvirtio-iommu-pci\n"
+            ),
             "{text}"
         );
     }
