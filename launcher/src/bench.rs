@@ -21,7 +21,6 @@ use peerbar_bench::{
 };
 
 use self::lab::Lab;
-use crate::accel::Accel;
 use crate::artifacts::{Artifacts, beside};
 use crate::cli::{Bench, BenchBoot, BenchExtent, BenchGuest, BenchHost};
 use crate::exit::Failure;
@@ -29,6 +28,7 @@ use crate::folder::Folder;
 use crate::leash;
 use crate::progress::Progress;
 use crate::results::print;
+use crate::scenario::Machine;
 use crate::signals::Signals;
 
 /// The file with the figures in a run's folder.
@@ -142,13 +142,15 @@ fn add_extent(report: &mut Report, extent: &BenchExtent) {
         .insert("rounds".to_owned(), rounds.to_owned());
 }
 
-/// Notes what a guest was made of.
-fn add_versions(report: &mut Report, artifacts: &Artifacts) {
+/// Notes what a guest was made of, and by what it started on `machine`.
+fn add_versions(report: &mut Report, artifacts: &Artifacts, machine: &Machine) {
+    let boot = artifacts.boot(machine);
     let versions = [
         ("peerbar", env!("CARGO_PKG_VERSION").to_owned()),
         ("qemu", artifacts.qemu.version.to_string()),
         ("guest kernel", artifacts.guest.release.clone()),
-        ("accelerator", Accel::detect().argument().to_owned()),
+        ("accelerator", boot.accel.argument().to_owned()),
+        ("firmware", boot.firmware.word().to_owned()),
     ];
     for (name, version) in versions {
         report.versions.insert(name.to_owned(), version);

@@ -38,11 +38,7 @@ pub(super) fn measure(
     };
     let ours = prepare(&modules, "peerbar-agent")?;
     let plain = prepare(&[], "empty-init")?;
-    super::add_versions(report, &ours);
-    let firmware = ours.boot(&scenario.machine).firmware.word();
-    report
-        .versions
-        .insert("firmware".to_owned(), firmware.to_owned());
+    super::add_versions(report, &ours, &scenario.machine);
     let mut progress = Progress::new();
     let mut times = Vec::new();
     for number in 1..=options.boots {

@@ -179,7 +179,7 @@ impl Lab<'_> {
             scenario.checks.push(check);
         }
         let artifacts = self.prepare(&scenario)?;
-        super::add_versions(&mut self.report, &artifacts);
+        super::add_versions(&mut self.report, &artifacts, &scenario.machine);
         let mut rows = self.boot(&scenario, &artifacts, &names)?.into_iter();
         let (version, ..) = rows.next().context("fio is not there")?;
         let starts = rows.by_ref().take(STARTS).map(|(_, cost, _)| cost);
