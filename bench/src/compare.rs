@@ -7,7 +7,8 @@ use crate::figure::{Figure, readable};
 use crate::table::table;
 
 /// Every figure of either report, in both: the values, and the ratios to what stood beside them, which say more when
-/// machines or their loads differ. The last column is above 1 where the second report is the better one.
+/// machines or their loads differ. The last column is above 1 where the second report is the better one, and a dash where
+/// the ratios are to different things.
 pub fn compare(first: &Report, second: &Report) -> String {
     let header = [
         "figure",
@@ -33,6 +34,7 @@ pub fn compare(first: &Report, second: &Report) -> String {
         .collect();
     let mut text = format!("A: {}\nB: {}\n", origin(first), origin(second));
     text += &differences(first, second);
+    text += &other_yardsticks(first, second);
     text += &format!("{table}\n");
     if !new.is_empty() {
         text += &format!("only in B: {}\n", new.join(", "));
@@ -62,11 +64,31 @@ fn differences(first: &Report, second: &Report) -> String {
     told.collect()
 }
 
+/// The figures that stand beside something else in `second`.
+fn other_yardsticks(first: &Report, second: &Report) -> String {
+    let pairs = first.figures.iter().filter_map(|a| {
+        let b = second.figures.iter().find(|b| b.name == a.name)?;
+        (a.beside.what != b.beside.what).then_some((a, b))
+    });
+    let told = pairs.map(|(a, b)| {
+        let name = &a.name;
+        format!(
+            "they differ in what {name} stands beside: `{}` and `{}`\n",
+            a.beside.what, b.beside.what
+        )
+    });
+    told.collect()
+}
+
 fn row(a: &Figure, b: Option<&Figure>) -> [String; 8] {
     let with = |text: &dyn Fn(&Figure) -> String| b.map_or_else(|| "-".to_owned(), text);
     let better = |b: &Figure| {
         let by = b.ratio / a.ratio;
-        if a.more_is_better { by } else { by.recip() }
+        match (a.beside.what == b.beside.what, a.more_is_better) {
+            (false, _) => "-".to_owned(),
+            (true, true) => format!("{by:.2}"),
+            (true, false) => format!("{:.2}", by.recip()),
+        }
     };
     [
         a.name.clone(),
@@ -76,7 +98,7 @@ fn row(a: &Figure, b: Option<&Figure>) -> [String; 8] {
         with(&|b| format!("{:.2}", b.value / a.value)),
         format!("{:.2}", a.ratio),
         with(&|b| format!("{:.2}", b.ratio)),
-        with(&|b| format!("{:.2}", better(b))),
+        with(&better),
     ]
 }
 
@@ -116,5 +138,18 @@ mod tests {
         assert!(!text.contains("differ in x/1"), "{text}");
         assert!(text.contains("only in B: w\n"), "{text}");
         assert!(row(&a.figures[2], None).contains(&"-".to_owned()));
+    }
+
+    #[test]
+    fn ratios_to_different_things_make_nothing_better() {
+        let (mut a, mut b) = (Report::begin(), Report::begin());
+        a.figures = vec![figure("x", true, 100.0, 0.4)];
+        b.figures = vec![figure("x", true, 100.0, 0.8)];
+        b.figures[0].beside.what = "two loops".to_owned();
+        assert_eq!(row(&a.figures[0], b.figures.first())[7], "-");
+        let text = compare(&a, &b);
+        let told = "they differ in what x stands beside: `a loop` and `two loops`\n";
+        assert!(text.contains(told), "{text}");
+        assert!(!compare(&a, &a).contains("stands beside"));
     }
 }
