@@ -73,6 +73,21 @@ enum Rings {
     AtTheEnd,
 }
 
+/// Commands that a worker carries out in one go.
+#[derive(Clone, Copy)]
+struct Batch {
+    commands: u32,
+    /// More of them follow in the next round.
+    more: bool,
+}
+
+const ONE: Batch = Batch {
+    commands: 1,
+    more: false,
+};
+const ONE_OF_MORE: Batch = Batch { more: true, ..ONE };
+const TWO: Batch = Batch { commands: 2, ..ONE };
+
 /// A controller with one queue, and its guest.
 struct Scene {
     mailbox: Arc<Mailbox>,
@@ -149,13 +164,15 @@ impl Worker {
         }
     }
 
-    /// Carries out a command.
-    fn post(&mut self, more: bool) {
-        let (_, queue) = self.outbox.queue(0).unwrap();
-        queue.stage(CompletionEntry::new_zeroed(), Status::SUCCESS);
-        self.scene.entries[self.tail].store(1, Ordering::Release);
-        self.tail += 1;
-        self.outbox.written(0);
+    /// Carries out a batch of commands. The guest can see the completion of each before it is interrupted for all.
+    fn post(&mut self, Batch { commands, more }: Batch) {
+        for _ in 0..commands {
+            let (_, queue) = self.outbox.queue(0).unwrap();
+            queue.stage(CompletionEntry::new_zeroed(), Status::SUCCESS);
+            self.scene.entries[self.tail].store(1, Ordering::Release);
+            self.tail += 1;
+            self.outbox.written(0);
+        }
         let posted = self.outbox.posted(0, more).unwrap();
         if self.outbox.waits_for_head(&posted) {
             self.take_head();
@@ -168,8 +185,8 @@ impl Worker {
         self.outbox.take_head(0, head);
     }
 
-    /// A round of work, with a command to carry out or without; whether the guest has completions left to take.
-    fn round(&mut self, more: Option<&bool>) -> bool {
+    /// A round of work, with commands to carry out or without; whether the guest has completions left to take.
+    fn round(&mut self, batch: Option<Batch>) -> bool {
         let mailbox = self.scene.mailbox.clone();
         if mailbox.take_knock(WORKER) {
             self.take_head();
@@ -178,33 +195,33 @@ impl Worker {
             }
             self.outbox.settle(false);
         }
-        if let Some(more) = more {
-            self.post(*more);
+        if let Some(batch) = batch {
+            self.post(batch);
         }
-        self.outbox.settle(more.is_none());
+        self.outbox.settle(batch.is_none());
         self.outbox.queue(0).unwrap().1.left() > 0
     }
 }
 
-/// The guest takes as many completions as a worker posts, each of which says whether more follow.
+/// The guest takes as many completions as a worker posts.
 fn every_completion_is_taken(
     mode: InterruptMode,
     rings: Rings,
     wish: InterruptCoalescing,
-    posts: &'static [bool],
+    batches: &'static [Batch],
 ) {
     every_order(PREEMPTIONS, move || {
         let scene = Scene::new(mode);
         let guest = scene.clone();
         let guest = thread::spawn(move || {
-            guest.take(posts.len().try_into().unwrap(), rings);
+            guest.take(batches.iter().map(|batch| batch.commands).sum(), rings);
             if guest.line.mode == InterruptMode::Pin {
                 guest.line.over.store(true, Ordering::SeqCst);
             }
         });
         let mut worker = Worker::new(scene.clone(), wish);
-        for more in posts {
-            worker.round(Some(more));
+        for batch in batches {
+            worker.round(Some(*batch));
         }
         while worker.round(None) {
             scene.mailbox.sleep(WORKER, None, || true);
@@ -219,19 +236,40 @@ const NO_WISH: InterruptCoalescing = InterruptCoalescing::new();
 #[test]
 fn no_message_is_missed_that_was_held_back_while_the_guest_was_at_work() {
     for rings in [Rings::EachTime, Rings::AtTheEnd] {
-        every_completion_is_taken(InterruptMode::MsiX, rings, NO_WISH, &[true, true]);
+        every_completion_is_taken(
+            InterruptMode::MsiX,
+            rings,
+            NO_WISH,
+            &[ONE_OF_MORE, ONE_OF_MORE],
+        );
+    }
+}
+
+#[test]
+fn no_message_is_missed_if_part_of_a_batch_was_taken_before_it() {
+    for (mode, batches) in [
+        (InterruptMode::MsiX, &[TWO][..]),
+        (InterruptMode::MsiX, &[ONE_OF_MORE, TWO]),
+        (InterruptMode::Pin, &[TWO]),
+    ] {
+        every_completion_is_taken(mode, Rings::EachTime, NO_WISH, batches);
     }
 }
 
 #[test]
 fn no_message_is_missed_that_the_host_wants_for_two() {
     let wish = NO_WISH.with_thr(1).with_time(255);
-    every_completion_is_taken(InterruptMode::MsiX, Rings::EachTime, wish, &[false, false]);
+    every_completion_is_taken(InterruptMode::MsiX, Rings::EachTime, wish, &[ONE, ONE]);
 }
 
 #[test]
 fn the_pin_is_up_for_what_is_left_and_not_once_all_is_taken() {
-    every_completion_is_taken(InterruptMode::Pin, Rings::EachTime, NO_WISH, &[true, false]);
+    every_completion_is_taken(
+        InterruptMode::Pin,
+        Rings::EachTime,
+        NO_WISH,
+        &[ONE_OF_MORE, ONE],
+    );
 }
 
 #[test]
@@ -243,7 +281,7 @@ fn the_pin_that_another_thread_raises_is_up_for_something() {
         let engine = scene.clone();
         let engine = thread::spawn(move || engine.mailbox.update_pin());
         let mut worker = Worker::new(scene.clone(), NO_WISH);
-        worker.round(Some(&false));
+        worker.round(Some(ONE));
         engine.join().unwrap();
         while worker.round(None) {
             scene.mailbox.sleep(WORKER, None, || true);
@@ -285,8 +323,8 @@ fn nothing_comes_after_a_reset_has_been_answered() {
                 guest.line.over.store(true, Ordering::SeqCst);
             });
             let mut worker = Worker::new(scene.clone(), NO_WISH);
-            worker.post(true);
-            worker.post(true);
+            worker.post(ONE_OF_MORE);
+            worker.post(ONE_OF_MORE);
             while !scene.mailbox.quiet() {
                 thread::yield_now();
             }
