@@ -183,13 +183,15 @@ pub(crate) fn start(
     Ok(servers)
 }
 
-/// Asks each server to go, and waits until it has, the last first, so that a switch outlives what is below it. A server that does not end well may have lost data; what there is
-/// to say about the first such is returned.
+/// Asks each server to go, and waits until it has, the last first, so that a switch outlives what is below it. A server that
+/// does not end well may have lost data, and one that has ended unasked has left its guest; what there is to say about the
+/// first such is returned.
 pub(crate) fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
     let mut complaint = None;
     for server in servers.iter_mut().rev() {
+        let unasked = server.child.ended()?.is_some();
         let status = server.child.end(END)?;
-        if !status.success() && !server.lost {
+        if (unasked || !status.success()) && !server.lost {
             complaint.get_or_insert_with(|| epitaph(server, status));
         }
     }
