@@ -19,7 +19,7 @@ pub(in crate::checks) fn run(lab: &Lab, gpu: &str, measure: &mut Measure) -> any
     let mut bench = Bench::new(lab, gpu)?;
     let open = || lab.uevents.wait_for(PATIENCE, Card::open);
     of_virtio_gpu(&mut bench, open()?).context("memory of virtio-gpu")?;
-    for_virtio_gpu(&mut bench, gpu, &open()?).context("memory of the GPU")?;
+    for_virtio_gpu(&mut bench, (lab, gpu), &open()?).context("memory of the GPU")?;
     measure.bytes = bench.bytes;
     bench.witness.tell(measure);
     judge(
@@ -48,7 +48,11 @@ fn of_virtio_gpu(bench: &mut Bench<'_>, card: Card) -> anyhow::Result<()> {
 
 /// An export is refused to virtio-gpu, which leaves nothing behind: the export is as good as before, and once it is gone all
 /// of its memory is free.
-fn for_virtio_gpu(bench: &mut Bench<'_>, gpu: &Gpu, card: &Card) -> anyhow::Result<()> {
+fn for_virtio_gpu(
+    bench: &mut Bench<'_>,
+    (lab, gpu): (&Lab, &Gpu),
+    card: &Card,
+) -> anyhow::Result<()> {
     let free = || anyhow::Ok(gpu.pool().state()?.available);
     let before = free()?;
     let buffer = bench.gpu.allocate(HALF)?;
@@ -68,12 +72,15 @@ fn for_virtio_gpu(bench: &mut Bench<'_>, gpu: &Gpu, card: &Card) -> anyhow::Resu
     is_refused(card, &dma_buf, libc::ENODEV).context("once it is revoked")?;
     bench.is_refused(&imported).context("once it is revoked")?;
     drop((imported, dma_buf, buffer));
-    let after = free()?;
-    ensure!(
-        after == before,
-        "{before} bytes of VRAM were free, now {after} are"
-    );
-    Ok(())
+    // The last user may be a worker of the kernel.
+    lab.uevents.wait_for(PATIENCE, || {
+        let after = free()?;
+        ensure!(
+            after == before,
+            "{before} bytes of VRAM were free, now {after} are"
+        );
+        Ok(())
+    })
 }
 
 fn is_refused(card: &Card, dma_buf: &OwnedFd, wanted: i32) -> anyhow::Result<()> {
