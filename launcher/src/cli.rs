@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::PathBuf;
 
+use clap::builder::RangedI64ValueParser;
 use clap::{Args, Parser, Subcommand};
+use peerbar_nvme::{Poll, WORKERS};
 
 use crate::iommu::Iommu;
 use crate::leash;
@@ -64,12 +66,25 @@ pub(crate) struct Run {
     /// Time limit for the guest, as `90s` or `2m` [default: the scenario's].
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<Timeout>,
+    /// Threads that share the I/O queues of each disk, 1 to 64 [default: the scenario's].
+    #[arg(long, value_name = "NUMBER", value_parser = workers())]
+    pub workers: Option<u8>,
+    /// When those threads sleep: `never` looks for no work, `adaptive` for a while, `always` for ever [default: the
+    /// scenario's].
+    #[arg(long, value_name = "MODE")]
+    pub poll: Option<Poll>,
     /// Folder that gets a folder for each run.
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub runs: PathBuf,
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,
+}
+
+/// Takes as many workers as a controller does.
+fn workers() -> RangedI64ValueParser<u8> {
+    let (least, most) = (*WORKERS.start(), *WORKERS.end());
+    RangedI64ValueParser::new().range(i64::from(least)..=i64::from(most))
 }
 
 /// Says which way peer-to-peer DMA takes, and why. Ends with exit code 1 if the guest's kernel did not do what its rule says.

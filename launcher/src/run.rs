@@ -38,6 +38,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
     if let Some(timeout) = options.timeout {
         scenario.timeout = timeout.0;
     }
+    scenario.serve_disks_by(options.workers, options.poll);
     let agent = beside("peerbar-agent")?;
     let artifacts = Artifacts::prepare(
         &options.own,

@@ -203,6 +203,15 @@ impl Scenario {
         cmbs.chain(apertures).fold(0, u64::saturating_add)
     }
 
+    /// Has our disks' queues served by so many workers that wait in this way, whatever their tables say.
+    pub(crate) fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<Poll>) {
+        let own = |nvme: &&mut Nvme| nvme.model == Model::Peerbar;
+        for nvme in self.nvmes.iter_mut().filter(own) {
+            nvme.workers = workers.or(nvme.workers);
+            nvme.poll = poll.or(nvme.poll);
+        }
+    }
+
     /// Refuses to kill the server of a device that no check wants to lose.
     pub(crate) fn may_lose(&self, name: &str) -> anyhow::Result<()> {
         let wants = |check: &Check| matches!(check, Check::GpuLost { gpu, .. } if gpu == name);
@@ -406,6 +415,18 @@ mod tests {
         let told = "x.toml:13: `firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below \
                     b0: leave it out";
         assert_eq!(firmware(qboot, bridge), Err(told.to_owned()));
+    }
+
+    #[test]
+    fn a_run_may_say_how_our_disks_are_served() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[0].model = Model::Qemu;
+        scenario.nvmes[1].workers = Some(2);
+        scenario.serve_disks_by(None, Some(Poll::Always));
+        let ways: Vec<_> = scenario.nvmes.iter().map(|n| (n.workers, n.poll)).collect();
+        assert_eq!(ways, [(None, None), (Some(2), Some(Poll::Always))]);
+        scenario.serve_disks_by(Some(3), None);
+        assert_eq!(scenario.nvmes[1].workers, Some(3));
     }
 
     #[test]
