@@ -267,6 +267,15 @@ mod tests {
             }
         }
 
+        /// The worker has just begun to let commands gather.
+        fn of_a_slow_guest() -> Self {
+            let mut day = Self::new(Poll::Adaptive);
+            while !day.pace.gathers() {
+                day.work_after(SOON, true);
+            }
+            day
+        }
+
         fn have_gathered(&mut self, waiting: u32, at_leisure: bool) -> bool {
             self.pace.have_gathered(waiting, at_leisure, || self.now)
         }
@@ -421,10 +430,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_gathers_sleeps_at_last() {
-        let mut day = Day::new(Poll::Adaptive);
-        while !day.pace.gathers() {
-            day.work_after(SOON, true);
-        }
+        let mut day = Day::of_a_slow_guest();
         assert_eq!(day.rest(), Rest::Nap(day.now));
         assert!(day.until_sleep() < WATCH + NAP * 2);
         assert!(!day.pace.gathers());
@@ -432,10 +438,7 @@ mod tests {
 
     #[test]
     fn whoever_overslept_serves_what_waits_before_it_sleeps() {
-        let mut day = Day::new(Poll::Adaptive);
-        while !day.pace.gathers() {
-            day.work_after(SOON, true);
-        }
+        let mut day = Day::of_a_slow_guest();
         while !day.have_gathered(1, false) {
             assert_ne!(day.rest(), Rest::Sleep);
             day.now += WATCH;
@@ -446,10 +449,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_may_serve_nothing_sleeps_though_commands_wait() {
-        let mut day = Day::new(Poll::Adaptive);
-        while !day.pace.gathers() {
-            day.work_after(SOON, true);
-        }
+        let mut day = Day::of_a_slow_guest();
         assert!(!day.have_gathered(1, false));
         let until_sleep = day.until_sleep();
         assert!(until_sleep >= LONG && until_sleep < LONG + WATCH);
