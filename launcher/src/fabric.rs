@@ -1,7 +1,7 @@
 //! A scenario's fabric, as the guest's kernel will find it: what [`peerbar_rule`] needs to know before anything runs.
 
 use peerbar_rule::{
-    AcsControl, DeviceId, Fabric, Function, FunctionId, HostBridgeId, Kind, Platform, Release,
+    AcsControl, DeviceId, Function, FunctionId, HostBridgeId, Kind, PciTree, Platform, Release,
 };
 
 use crate::cpu;
@@ -25,8 +25,8 @@ const fn id(vendor: u16, device: u16) -> DeviceId {
 }
 
 /// The fabric of `scenario`. Devices and bridges have the scenario's names, ports those of QEMU's command line.
-pub(crate) fn fabric(scenario: &Scenario) -> Fabric {
-    let mut fabric = Fabric::default();
+pub(crate) fn fabric(scenario: &Scenario) -> PciTree {
+    let mut fabric = PciTree::default();
     let mut roots = vec![(None, fabric.add_host_bridge("pcie.0", Some(Q35)))];
     for name in &scenario.host_bridges {
         // The first and only kind of device on the bus of such a bridge is a root port.
@@ -53,7 +53,7 @@ pub(crate) fn fabric(scenario: &Scenario) -> Fabric {
 
 /// Adds the port above what is called `name`; nothing if its place is not there, which no scenario that makes sense has.
 fn port(
-    fabric: &mut Fabric,
+    fabric: &mut PciTree,
     roots: &[(Option<&str>, HostBridgeId)],
     place: &Place,
     name: &str,

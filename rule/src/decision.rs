@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::acs::AcsControl;
-use crate::fabric::{DeviceId, Fabric, FunctionId, HostBridgeId};
 use crate::host_bridges;
+use crate::pci_tree::{DeviceId, FunctionId, HostBridgeId, PciTree};
 use crate::platform::{Cpu, Platform};
 use crate::walk::{Climb, climb, meeting, redirects};
 
@@ -94,27 +94,25 @@ pub enum Permit {
     OnlyWithin(HostBridgeId, DeviceId),
 }
 
-/// Decides how `client` may reach the memory of `provider`; nothing if one of them is not in `fabric`.
+/// Decides how `client` may reach the memory of `provider`; nothing if one of them is not in `tree`.
 pub fn decide(
-    fabric: &Fabric,
+    tree: &PciTree,
     platform: &Platform,
     provider: FunctionId,
     client: FunctionId,
 ) -> Option<Decision> {
-    let (provider, client) = (climb(fabric, provider)?, climb(fabric, client)?);
+    let (provider, client) = (climb(tree, provider)?, climb(tree, client)?);
     let ascent = match meeting(&provider, &client) {
         None => Ascent::NoCommonBridge,
         Some(meeting) => {
-            let redirects = redirects(fabric, &provider, &client, meeting);
+            let redirects = redirects(tree, &provider, &client, meeting);
             if redirects.is_empty() {
                 return Some(straight(&provider, &client, meeting));
             }
             Ascent::Redirected(redirects)
         }
     };
-    Some(through_the_root(
-        fabric, platform, &provider, &client, ascent,
-    ))
+    Some(through_the_root(tree, platform, &provider, &client, ascent))
 }
 
 /// From client up to the meeting point and down to the provider.
@@ -139,7 +137,7 @@ fn straight(provider: &Climb, client: &Climb, (up, down): (usize, usize)) -> Dec
 
 /// From client up to its host bridge, over to the provider's, and down.
 fn through_the_root(
-    fabric: &Fabric,
+    tree: &PciTree,
     platform: &Platform,
     provider: &Climb,
     client: &Climb,
@@ -153,7 +151,7 @@ fn through_the_root(
             .len()
             .saturating_add(client.functions.len()),
     };
-    let permit = permit(fabric, platform, provider.host_bridge, client.host_bridge);
+    let permit = permit(tree, platform, provider.host_bridge, client.host_bridge);
     let verdict = match permit {
         Permit::NotListed(..) | Permit::OnlyWithin(..) => Verdict::NotSupported,
         _ if platform.translates => Verdict::ThroughHostBridgeIova,
@@ -180,7 +178,7 @@ fn through_the_root(
 
 /// Asks for the processor first, then for the host bridges, the provider's before the client's, as the kernel does.
 fn permit(
-    fabric: &Fabric,
+    tree: &PciTree,
     platform: &Platform,
     provider: HostBridgeId,
     client: HostBridgeId,
@@ -190,7 +188,7 @@ fn permit(
     }
     let within = provider == client;
     let refused = [provider, client].into_iter().find_map(|bridge| {
-        let known_by = fabric.host_bridge(bridge)?.known_by;
+        let known_by = tree.host_bridge(bridge)?.known_by;
         let Some(id) = known_by else {
             return Some(Permit::NotListed(bridge, None));
         };

@@ -1,7 +1,7 @@
 //! The host bridges that Linux trusts to forward requests from peer to peer, whatever the processor
 //! (drivers/pci/p2pdma.c, `pci_p2pdma_whitelist`).
 
-use crate::fabric::DeviceId;
+use crate::pci_tree::DeviceId;
 use crate::platform::Release;
 
 /// An entry of the list.

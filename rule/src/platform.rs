@@ -1,10 +1,10 @@
-//! What decides beside the fabric: processor, IOMMU, version of the kernel.
+//! What decides beside the PCI tree: processor, IOMMU, version of the kernel.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The machine around a fabric.
+/// The machine around a PCI tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Platform {
     /// The first processor.

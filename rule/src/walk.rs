@@ -1,7 +1,7 @@
 //! The ways from two functions up to where they meet.
 
 use crate::decision::Redirect;
-use crate::fabric::{Fabric, FunctionId, HostBridgeId, Parent};
+use crate::pci_tree::{FunctionId, HostBridgeId, Parent, PciTree};
 
 /// What is above a function.
 #[derive(Debug)]
@@ -12,14 +12,14 @@ pub(crate) struct Climb {
     pub(crate) host_bridge: HostBridgeId,
 }
 
-/// What is above `function`; nothing if it is of another fabric.
-pub(crate) fn climb(fabric: &Fabric, function: FunctionId) -> Option<Climb> {
+/// What is above `function`; nothing if it is of another tree.
+pub(crate) fn climb(tree: &PciTree, function: FunctionId) -> Option<Climb> {
     let mut functions = vec![function];
     let mut at = function;
     loop {
-        match fabric.parent(at)? {
+        match tree.parent(at)? {
             Parent::HostBridge(host_bridge) => {
-                fabric.host_bridge(host_bridge)?;
+                tree.host_bridge(host_bridge)?;
                 return Some(Climb {
                     functions,
                     host_bridge,
@@ -48,7 +48,7 @@ pub(crate) fn meeting(provider: &Climb, client: &Climb) -> Option<(usize, usize)
 /// The functions that redirect, of all from the provider up to and with the meeting point, then of those from the client
 /// up to and without it.
 pub(crate) fn redirects(
-    fabric: &Fabric,
+    tree: &PciTree,
     provider: &Climb,
     client: &Climb,
     (up, down): (usize, usize),
@@ -56,7 +56,7 @@ pub(crate) fn redirects(
     let of_provider = provider.functions.iter().take(up.saturating_add(1));
     let of_client = client.functions.iter().take(down);
     let redirect = |id: &FunctionId| {
-        let bits = fabric.function(*id)?.redirecting();
+        let bits = tree.function(*id)?.redirecting();
         (!bits.is_empty()).then_some(Redirect { at: *id, bits })
     };
     of_provider.chain(of_client).filter_map(redirect).collect()

@@ -1,10 +1,10 @@
 //! A decision in words.
 
 use crate::decision::{Ascent, Decision, Hop, Permit, Reason};
-use crate::fabric::{Fabric, FunctionId, HostBridgeId};
+use crate::pci_tree::{FunctionId, HostBridgeId, PciTree};
 
-impl Fabric {
-    /// What people call the place `hop`; empty if it is of another fabric.
+impl PciTree {
+    /// What people call the place `hop`; empty if it is of another tree.
     pub fn name(&self, hop: Hop) -> &str {
         match hop {
             Hop::Function(id) => self.function(id).map_or("", |function| &function.name),
@@ -22,13 +22,13 @@ impl Fabric {
 }
 
 impl Decision {
-    /// Why it is so, in one sentence without an end, with the names of `fabric`.
-    pub fn why(&self, fabric: &Fabric) -> String {
+    /// Why it is so, in one sentence without an end, with the names of `tree`.
+    pub fn why(&self, tree: &PciTree) -> String {
         match &self.reason {
             Reason::OwnMemory => "the memory is the client's own".to_owned(),
             Reason::CommonBridge(bridge) => format!(
                 "{} is above both, and no port on the way redirects",
-                fabric.function_name(*bridge)
+                tree.function_name(*bridge)
             ),
             Reason::RootComplex { ascent, permit } => {
                 let joint = if self.verdict.is_supported() {
@@ -38,48 +38,48 @@ impl Decision {
                 };
                 format!(
                     "{}, {joint} {}",
-                    why_up(ascent, fabric),
-                    whether(permit, fabric)
+                    why_up(ascent, tree),
+                    whether(permit, tree)
                 )
             }
         }
     }
 }
 
-fn why_up(ascent: &Ascent, fabric: &Fabric) -> String {
+fn why_up(ascent: &Ascent, tree: &PciTree) -> String {
     match ascent {
         Ascent::NoCommonBridge => "no bridge is above both".to_owned(),
         Ascent::Redirected(redirects) => {
-            let ports = redirects.iter().map(|redirect| {
-                format!("{} ({})", fabric.function_name(redirect.at), redirect.bits)
-            });
+            let ports = redirects
+                .iter()
+                .map(|redirect| format!("{} ({})", tree.function_name(redirect.at), redirect.bits));
             let ports: Vec<String> = ports.collect();
             format!("ACS sends requests to peers up at {}", ports.join(" and "))
         }
     }
 }
 
-fn whether(permit: &Permit, fabric: &Fabric) -> String {
+fn whether(permit: &Permit, tree: &PciTree) -> String {
     match permit {
         Permit::Cpu(cpu) => {
             format!("the root complex of this processor ({cpu}: Zen or later) is trusted")
         }
         Permit::Listed(bridge) => format!(
             "host bridge {} is on the kernel's list",
-            fabric.bridge_name(*bridge)
+            tree.bridge_name(*bridge)
         ),
         Permit::NotListed(bridge, Some(id)) => format!(
             "host bridge {} ({id}) is not on the kernel's list, nor is the processor an AMD Zen or later",
-            fabric.bridge_name(*bridge)
+            tree.bridge_name(*bridge)
         ),
         Permit::NotListed(bridge, None) => format!(
             "host bridge {} has no device by which the kernel's list could name it, nor is the processor an AMD Zen or \
              later",
-            fabric.bridge_name(*bridge)
+            tree.bridge_name(*bridge)
         ),
         Permit::OnlyWithin(bridge, id) => format!(
             "host bridge {} ({id}) is on the kernel's list for peers that are both below it only",
-            fabric.bridge_name(*bridge)
+            tree.bridge_name(*bridge)
         ),
     }
 }

@@ -18,7 +18,7 @@ use crate::modules::Modules;
 use crate::port::Port;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{fabric, gpus, mounts, tools};
+use crate::{gpus, mounts, pci_tree, tools};
 
 /// How long the devices may take to come up.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
@@ -89,7 +89,7 @@ fn work_off(
     mut decisions: Decisions,
     report: &mut KtapWriter<File>,
 ) -> anyhow::Result<()> {
-    for evidence in fabric::found(lab).iter().chain(decisions.is_blind()) {
+    for evidence in pci_tree::found(lab).iter().chain(decisions.is_blind()) {
         report.evidence(evidence)?;
     }
     let mut log = KernelLog::open()?;

@@ -1,6 +1,6 @@
 //! What to change for another outcome. Each change is tried on the rule before it is told.
 
-use peerbar_rule::{AcsControl, Ascent, Decision, Fabric, Hop, Platform, Reason, Verdict};
+use peerbar_rule::{AcsControl, Ascent, Decision, Hop, PciTree, Platform, Reason, Verdict};
 use serde::Serialize;
 
 use super::case::{Case, decide_in};
@@ -52,7 +52,7 @@ fn rank(verdict: Verdict) -> u8 {
 }
 
 /// The guest's ports that redirect told not to. In a scenario ports have no addresses to name them by.
-fn without_redirection(case: &Case, now: &Decision) -> Option<(Fabric, String)> {
+fn without_redirection(case: &Case, now: &Decision) -> Option<(PciTree, String)> {
     let guest = case.guest.as_ref()?;
     let Reason::RootComplex {
         ascent: Ascent::Redirected(redirects),
@@ -73,7 +73,7 @@ fn without_redirection(case: &Case, now: &Decision) -> Option<(Fabric, String)> 
     Some((fabric, change))
 }
 
-fn other_cpu(case: &Case, platform: Platform) -> Option<(Fabric, Platform, String)> {
+fn other_cpu(case: &Case, platform: Platform) -> Option<(PciTree, Platform, String)> {
     let cpu = cpu::of_model(TRUSTED_CPU)?;
     let change = format!("in [machine]: cpu = \"{TRUSTED_CPU}\"");
     Some((case.fabric.clone(), Platform { cpu, ..platform }, change))

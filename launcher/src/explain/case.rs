@@ -1,7 +1,7 @@
 //! What is explained: a machine that was run or will be, as the rule sees it.
 
 use anyhow::anyhow;
-use peerbar_rule::{Decision, Fabric, Platform, Release, decide};
+use peerbar_rule::{Decision, PciTree, Platform, Release, decide};
 
 use super::guest::Guest;
 use super::pairs::Pair;
@@ -15,7 +15,7 @@ pub(crate) struct Case {
     /// What it is made from.
     pub scenario: Scenario,
     /// Its fabric: the guest's if there was one, else the scenario's.
-    pub fabric: Fabric,
+    pub fabric: PciTree,
     /// What is around it; whether an IOMMU translates may differ from client to client.
     platform: Platform,
     /// The guest that was run.
@@ -89,7 +89,7 @@ impl Case {
 }
 
 /// What the rule says of `pair` in `fabric`; nothing if one of both is not in it.
-pub(crate) fn decide_in(fabric: &Fabric, platform: &Platform, pair: &Pair) -> Option<Decision> {
+pub(crate) fn decide_in(fabric: &PciTree, platform: &Platform, pair: &Pair) -> Option<Decision> {
     let (provider, client) = (fabric.find(&pair.provider)?, fabric.find(&pair.client)?);
     decide(fabric, platform, provider, client)
 }

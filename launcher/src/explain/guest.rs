@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use peerbar_report::{Evidence, GuestPlatform, PciFunction};
 use peerbar_rule::{
-    AcsControl, Cpu, DeviceId, Fabric, Function, HostBridge, Kind, Parent, Platform, Release,
+    AcsControl, Cpu, DeviceId, Function, HostBridge, Kind, Parent, PciTree, Platform, Release,
     Vendor,
 };
 
@@ -34,7 +34,7 @@ impl Guest {
     }
 
     /// Gives ports the names that they have in `expected`, found from below: the same number of steps above the same device.
-    pub(crate) fn name_ports(&mut self, expected: &Fabric) {
+    pub(crate) fn name_ports(&mut self, expected: &PciTree) {
         let devices: Vec<(String, String)> = self
             .functions
             .iter()
@@ -87,8 +87,8 @@ impl Guest {
     }
 
     /// Its fabric: devices under test by their names, all else by their addresses.
-    pub(crate) fn fabric(&self) -> Fabric {
-        let mut fabric = Fabric::default();
+    pub(crate) fn fabric(&self) -> PciTree {
+        let mut fabric = PciTree::default();
         let mut places: BTreeMap<&str, Parent> = BTreeMap::new();
         for function in &self.functions {
             let (parent, id) = (function.parent.as_str(), id(function));
@@ -289,7 +289,7 @@ pub(crate) mod tests {
 
     #[test]
     fn ports_are_named_after_those_of_the_scenario() {
-        let mut expected = Fabric::default();
+        let mut expected = PciTree::default();
         let root = expected.add_host_bridge("pcie.0", None);
         let id = DeviceId {
             vendor: 0,

@@ -1,89 +1,89 @@
-//! One fabric for each way that the kernel's function can take.
+//! One tree for each way that the kernel's function can take.
 
 use peerbar_rule::{
-    AcsControl, Ascent, Cpu, Decision, Fabric, FunctionId, Hop, Kind, Permit, Platform, Reason,
+    AcsControl, Ascent, Cpu, Decision, FunctionId, Hop, Kind, PciTree, Permit, Platform, Reason,
     Release, Vendor, Verdict, decide,
 };
 
-use crate::fabrics::{
+use crate::trees::{
     HASWELL_E, ICE_LAKE, INTEL, Q35, REDIRECTS, ZEN, function, id, platform, slot, switch,
 };
 
 /// The names on the way.
-fn way<'a>(fabric: &'a Fabric, decision: &Decision) -> Vec<&'a str> {
-    decision.path.iter().map(|hop| fabric.name(*hop)).collect()
+fn way<'a>(tree: &'a PciTree, decision: &Decision) -> Vec<&'a str> {
+    decision.path.iter().map(|hop| tree.name(*hop)).collect()
 }
 
 fn decided(
-    fabric: &Fabric,
+    tree: &PciTree,
     platform: &Platform,
     (provider, client): (FunctionId, FunctionId),
 ) -> Decision {
-    decide(fabric, platform, provider, client).unwrap()
+    decide(tree, platform, provider, client).unwrap()
 }
 
 /// The name of the place that decided.
-fn decisive<'a>(fabric: &'a Fabric, decision: &Decision) -> &'a str {
-    fabric.name(decision.decisive().unwrap())
+fn decisive<'a>(tree: &'a PciTree, decision: &Decision) -> &'a str {
+    tree.name(decision.decisive().unwrap())
 }
 
-fn one_switch(acs_of_client: Option<AcsControl>) -> (Fabric, (FunctionId, FunctionId)) {
-    let mut fabric = Fabric::default();
-    let root = fabric.add_host_bridge("pcie.0", Some(Q35));
-    let upstream = switch(&mut fabric, root, "switch0");
-    let provider = slot(&mut fabric, upstream, Kind::DownstreamPort, "gpu", None);
+fn one_switch(acs_of_client: Option<AcsControl>) -> (PciTree, (FunctionId, FunctionId)) {
+    let mut tree = PciTree::default();
+    let root = tree.add_host_bridge("pcie.0", Some(Q35));
+    let upstream = switch(&mut tree, root, "switch0");
+    let provider = slot(&mut tree, upstream, Kind::DownstreamPort, "gpu", None);
     let client = slot(
-        &mut fabric,
+        &mut tree,
         upstream,
         Kind::DownstreamPort,
         "disk",
         acs_of_client,
     );
-    (fabric, (provider, client))
+    (tree, (provider, client))
 }
 
-fn root_ports(bridges: [peerbar_rule::DeviceId; 2]) -> (Fabric, (FunctionId, FunctionId)) {
-    let mut fabric = Fabric::default();
+fn root_ports(bridges: [peerbar_rule::DeviceId; 2]) -> (PciTree, (FunctionId, FunctionId)) {
+    let mut tree = PciTree::default();
     let [a, b] = bridges;
-    let first = fabric.add_host_bridge("bridge a", Some(a));
+    let first = tree.add_host_bridge("bridge a", Some(a));
     let second = if a == b {
         first
     } else {
-        fabric.add_host_bridge("bridge b", Some(b))
+        tree.add_host_bridge("bridge b", Some(b))
     };
     let acs = Some(REDIRECTS);
-    let provider = slot(&mut fabric, first, Kind::RootPort, "gpu", acs);
-    let client = slot(&mut fabric, second, Kind::RootPort, "disk", acs);
-    (fabric, (provider, client))
+    let provider = slot(&mut tree, first, Kind::RootPort, "gpu", acs);
+    let client = slot(&mut tree, second, Kind::RootPort, "disk", acs);
+    (tree, (provider, client))
 }
 
 #[test]
 fn a_device_reaches_its_own_memory_by_bus_address() {
-    let (fabric, (provider, _)) = root_ports([Q35, Q35]);
-    let decision = decided(&fabric, &platform(INTEL), (provider, provider));
+    let (tree, (provider, _)) = root_ports([Q35, Q35]);
+    let decision = decided(&tree, &platform(INTEL), (provider, provider));
     assert_eq!(decision.verdict, Verdict::BusAddress);
     assert_eq!(
         (decision.distance, &decision.reason),
         (0, &Reason::OwnMemory)
     );
-    assert_eq!(way(&fabric, &decision), ["gpu"]);
-    assert_eq!(decisive(&fabric, &decision), "gpu");
+    assert_eq!(way(&tree, &decision), ["gpu"]);
+    assert_eq!(decisive(&tree, &decision), "gpu");
 }
 
 #[test]
 fn below_one_switch_it_is_the_bus_address_though_the_root_port_redirects() {
-    let (fabric, pair) = one_switch(None);
+    let (tree, pair) = one_switch(None);
     let mut platform = platform(INTEL);
     for translates in [false, true] {
         platform.translates = translates;
-        let decision = decided(&fabric, &platform, pair);
+        let decision = decided(&tree, &platform, pair);
         assert_eq!(decision.verdict, Verdict::BusAddress);
         assert_eq!(decision.distance, 4);
         let expected = ["disk", "port of disk", "switch0", "port of gpu", "gpu"];
-        assert_eq!(way(&fabric, &decision), expected);
-        assert_eq!(decisive(&fabric, &decision), "switch0");
+        assert_eq!(way(&tree, &decision), expected);
+        assert_eq!(decisive(&tree, &decision), "switch0");
         assert_eq!(
-            decision.why(&fabric),
+            decision.why(&tree),
             "switch0 is above both, and no port on the way redirects"
         );
     }
@@ -91,8 +91,8 @@ fn below_one_switch_it_is_the_bus_address_though_the_root_port_redirects() {
 
 #[test]
 fn a_downstream_port_that_redirects_sends_it_up_to_the_root() {
-    let (fabric, pair) = one_switch(Some(AcsControl(0x04)));
-    let decision = decided(&fabric, &platform(ZEN), pair);
+    let (tree, pair) = one_switch(Some(AcsControl(0x04)));
+    let decision = decided(&tree, &platform(ZEN), pair);
     assert_eq!(decision.verdict, Verdict::ThroughHostBridgePhysical);
     assert_eq!(
         decision.distance, 4,
@@ -109,16 +109,16 @@ fn a_downstream_port_that_redirects_sends_it_up_to_the_root() {
         "port of gpu",
         "gpu",
     ];
-    assert_eq!(way(&fabric, &decision), expected);
-    assert_eq!(decisive(&fabric, &decision), "port of disk");
+    assert_eq!(way(&tree, &decision), expected);
+    assert_eq!(decisive(&tree, &decision), "port of disk");
     assert_eq!(
-        decision.why(&fabric),
+        decision.why(&tree),
         "ACS sends requests to peers up at port of disk (P2P request redirect), and the root complex of this processor \
          (AMD family 0x17: Zen or later) is trusted"
     );
-    let refused = decided(&fabric, &platform(INTEL), pair);
+    let refused = decided(&tree, &platform(INTEL), pair);
     assert_eq!(refused.verdict, Verdict::NotSupported);
-    assert_eq!(decisive(&fabric, &refused), "pcie.0");
+    assert_eq!(decisive(&tree, &refused), "pcie.0");
 }
 
 #[test]
@@ -128,8 +128,8 @@ fn each_redirecting_bit_counts_and_the_others_do_not() {
         .into_iter()
         .chain([(0x10, false), (0x20, true), (0x40, false)])
     {
-        let (fabric, pair) = one_switch(Some(AcsControl(bit)));
-        let decision = decided(&fabric, &platform(ZEN), pair);
+        let (tree, pair) = one_switch(Some(AcsControl(bit)));
+        let decision = decided(&tree, &platform(ZEN), pair);
         assert_eq!(
             decision.verdict != Verdict::BusAddress,
             redirects,
@@ -144,59 +144,59 @@ fn two_functions_below_one_root_port_meet_there_and_it_counts() {
         (None, Verdict::BusAddress),
         (Some(REDIRECTS), Verdict::NotSupported),
     ] {
-        let mut fabric = Fabric::default();
-        let root = fabric.add_host_bridge("pcie.0", Some(Q35));
-        let port = fabric.add(root, function(Kind::RootPort, "port", acs));
-        let provider = fabric.add(port, function(Kind::Endpoint, "function 0", None));
-        let client = fabric.add(port, function(Kind::Endpoint, "function 1", None));
-        let decision = decided(&fabric, &platform(INTEL), (provider, client));
+        let mut tree = PciTree::default();
+        let root = tree.add_host_bridge("pcie.0", Some(Q35));
+        let port = tree.add(root, function(Kind::RootPort, "port", acs));
+        let provider = tree.add(port, function(Kind::Endpoint, "function 0", None));
+        let client = tree.add(port, function(Kind::Endpoint, "function 1", None));
+        let decision = decided(&tree, &platform(INTEL), (provider, client));
         assert_eq!((decision.verdict, decision.distance), (verdict, 2));
     }
 }
 
 #[test]
 fn switches_in_a_row_meet_at_the_lowest_common_port() {
-    let mut fabric = Fabric::default();
-    let root = fabric.add_host_bridge("pcie.0", Some(Q35));
-    let outer = switch(&mut fabric, root, "outer");
-    let provider = slot(&mut fabric, outer, Kind::DownstreamPort, "gpu", None);
-    let between = fabric.add(outer, function(Kind::DownstreamPort, "between", None));
-    let inner = fabric.add(between, function(Kind::UpstreamPort, "inner", None));
-    let client = slot(&mut fabric, inner, Kind::DownstreamPort, "disk", None);
-    let decision = decided(&fabric, &platform(INTEL), (provider, client));
+    let mut tree = PciTree::default();
+    let root = tree.add_host_bridge("pcie.0", Some(Q35));
+    let outer = switch(&mut tree, root, "outer");
+    let provider = slot(&mut tree, outer, Kind::DownstreamPort, "gpu", None);
+    let between = tree.add(outer, function(Kind::DownstreamPort, "between", None));
+    let inner = tree.add(between, function(Kind::UpstreamPort, "inner", None));
+    let client = slot(&mut tree, inner, Kind::DownstreamPort, "disk", None);
+    let decision = decided(&tree, &platform(INTEL), (provider, client));
     assert_eq!(
         (decision.verdict, decision.distance),
         (Verdict::BusAddress, 6)
     );
-    assert_eq!(decisive(&fabric, &decision), "outer");
+    assert_eq!(decisive(&tree, &decision), "outer");
 }
 
 #[test]
 fn through_the_root_it_is_the_processor_that_is_asked_first() {
-    let (fabric, pair) = root_ports([Q35, Q35]);
+    let (tree, pair) = root_ports([Q35, Q35]);
     let mut zen = platform(ZEN);
     assert_eq!(
-        decided(&fabric, &zen, pair).verdict,
+        decided(&tree, &zen, pair).verdict,
         Verdict::ThroughHostBridgePhysical
     );
     zen.translates = true;
-    let decision = decided(&fabric, &zen, pair);
+    let decision = decided(&tree, &zen, pair);
     assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
     assert_eq!(decision.distance, 4, "two functions up on both sides");
     let expected = ["disk", "port of disk", "bridge a", "port of gpu", "gpu"];
-    assert_eq!(way(&fabric, &decision), expected);
-    assert_eq!(decisive(&fabric, &decision), "bridge a");
+    assert_eq!(way(&tree, &decision), expected);
+    assert_eq!(decisive(&tree, &decision), "bridge a");
 }
 
 #[test]
 fn an_unknown_host_bridge_is_refused_by_its_ids() {
-    let (fabric, pair) = root_ports([Q35, Q35]);
+    let (tree, pair) = root_ports([Q35, Q35]);
     let older_amd = Cpu {
         vendor: Vendor::Amd,
         family: 0x15,
     };
     for cpu in [INTEL, older_amd] {
-        let decision = decided(&fabric, &platform(cpu), pair);
+        let decision = decided(&tree, &platform(cpu), pair);
         assert_eq!(decision.verdict, Verdict::NotSupported);
         let Some(Hop::HostBridge(bridge)) = decision.decisive() else {
             panic!("{decision:?}")
@@ -207,7 +207,7 @@ fn an_unknown_host_bridge_is_refused_by_its_ids() {
         };
         assert_eq!(decision.reason, reason);
         assert_eq!(
-            decision.why(&fabric),
+            decision.why(&tree),
             "no bridge is above both, but host bridge bridge a (8086:29c0) is not on the kernel's list, nor is the processor \
              an AMD Zen or later"
         );
@@ -217,8 +217,8 @@ fn an_unknown_host_bridge_is_refused_by_its_ids() {
 #[test]
 fn a_listed_host_bridge_may_be_good_for_peers_below_itself_only() {
     let verdict = |bridges| {
-        let (fabric, pair) = root_ports(bridges);
-        decided(&fabric, &platform(INTEL), pair).verdict
+        let (tree, pair) = root_ports(bridges);
+        decided(&tree, &platform(INTEL), pair).verdict
     };
     let through = Verdict::ThroughHostBridgePhysical;
     assert_eq!(verdict([HASWELL_E, HASWELL_E]), through);
@@ -230,54 +230,54 @@ fn a_listed_host_bridge_may_be_good_for_peers_below_itself_only() {
 
 #[test]
 fn the_refusing_host_bridge_is_the_one_that_is_named() {
-    let (fabric, pair) = root_ports([ICE_LAKE, Q35]);
-    let decision = decided(&fabric, &platform(INTEL), pair);
-    assert_eq!(decisive(&fabric, &decision), "bridge b");
-    let (fabric, pair) = root_ports([HASWELL_E, ICE_LAKE]);
-    let decision = decided(&fabric, &platform(INTEL), pair);
-    assert_eq!(decisive(&fabric, &decision), "bridge a");
+    let (tree, pair) = root_ports([ICE_LAKE, Q35]);
+    let decision = decided(&tree, &platform(INTEL), pair);
+    assert_eq!(decisive(&tree, &decision), "bridge b");
+    let (tree, pair) = root_ports([HASWELL_E, ICE_LAKE]);
+    let decision = decided(&tree, &platform(INTEL), pair);
+    assert_eq!(decisive(&tree, &decision), "bridge a");
     assert!(
         decision
-            .why(&fabric)
+            .why(&tree)
             .ends_with("for peers that are both below it only")
     );
 }
 
 #[test]
 fn a_host_bridge_that_the_kernel_knows_by_nothing_is_refused() {
-    let mut fabric = Fabric::default();
-    let root = fabric.add_host_bridge("pcie.0", None);
-    let provider = fabric.add(root, function(Kind::IntegratedEndpoint, "a", None));
-    let client = fabric.add(root, function(Kind::IntegratedEndpoint, "b", None));
-    let decision = decided(&fabric, &platform(INTEL), (provider, client));
+    let mut tree = PciTree::default();
+    let root = tree.add_host_bridge("pcie.0", None);
+    let provider = tree.add(root, function(Kind::IntegratedEndpoint, "a", None));
+    let client = tree.add(root, function(Kind::IntegratedEndpoint, "b", None));
+    let decision = decided(&tree, &platform(INTEL), (provider, client));
     assert_eq!(
         (decision.verdict, decision.distance),
         (Verdict::NotSupported, 2)
     );
-    let decision = decided(&fabric, &platform(ZEN), (provider, client));
+    let decision = decided(&tree, &platform(ZEN), (provider, client));
     assert_eq!(decision.verdict, Verdict::ThroughHostBridgePhysical);
-    assert_eq!(way(&fabric, &decision), ["b", "pcie.0", "a"]);
+    assert_eq!(way(&tree, &decision), ["b", "pcie.0", "a"]);
 }
 
 #[test]
 fn an_older_kernel_has_a_shorter_list() {
     let google = id(0x1ae0, 0x1);
-    let (fabric, pair) = root_ports([google, google]);
+    let (tree, pair) = root_ports([google, google]);
     let mut platform = platform(INTEL);
-    assert!(decided(&fabric, &platform, pair).verdict.is_supported());
+    assert!(decided(&tree, &platform, pair).verdict.is_supported());
     platform.kernel = Release {
         major: 6,
         minor: 13,
     };
-    assert!(!decided(&fabric, &platform, pair).verdict.is_supported());
+    assert!(!decided(&tree, &platform, pair).verdict.is_supported());
 }
 
 #[test]
-fn a_function_of_another_fabric_is_no_pair() {
-    let (fabric, (provider, client)) = one_switch(None);
+fn a_function_of_another_tree_is_no_pair() {
+    let (tree, (provider, client)) = one_switch(None);
     assert_eq!(
-        decide(&Fabric::default(), &platform(ZEN), provider, client),
+        decide(&PciTree::default(), &platform(ZEN), provider, client),
         None
     );
-    assert!(decide(&fabric, &platform(ZEN), provider, client).is_some());
+    assert!(decide(&tree, &platform(ZEN), provider, client).is_some());
 }

@@ -4,5 +4,5 @@
 #![allow(clippy::indexing_slicing, clippy::unwrap_used)]
 
 mod cases;
-mod fabrics;
 mod properties;
+mod trees;

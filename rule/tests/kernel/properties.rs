@@ -1,16 +1,16 @@
-//! What must hold in every fabric, and the rule against a slow model of it.
+//! What must hold in every tree, and the rule against a slow model of it.
 
 use std::collections::BTreeSet;
 
 use peerbar_rule::{
-    AcsControl, Cpu, DeviceId, Fabric, Function, FunctionId, HostBridge, Kind, Parent, Platform,
+    AcsControl, Cpu, DeviceId, Function, FunctionId, HostBridge, Kind, Parent, PciTree, Platform,
     Release, Vendor, Verdict, decide,
 };
 use proptest::prelude::*;
 
-use crate::fabrics::{HASWELL_E, ICE_LAKE, Q35};
+use crate::trees::{HASWELL_E, ICE_LAKE, Q35};
 
-/// A fabric before it is built: what is plugged into what, by numbers that are taken modulo what is there.
+/// A tree before it is built: what is plugged into what, by numbers that are taken modulo what is there.
 #[derive(Clone, Debug)]
 struct Sketch {
     bridges: Vec<Option<DeviceId>>,
@@ -18,21 +18,21 @@ struct Sketch {
 }
 
 impl Sketch {
-    fn build(&self, more_acs: u16) -> (Fabric, Vec<FunctionId>) {
-        let mut fabric = Fabric::default();
+    fn build(&self, more_acs: u16) -> (PciTree, Vec<FunctionId>) {
+        let mut tree = PciTree::default();
         let mut parents: Vec<Parent> = Vec::new();
         for known_by in &self.bridges {
-            parents.push(fabric.add_host_bridge("bridge", *known_by).into());
+            parents.push(tree.add_host_bridge("bridge", *known_by).into());
         }
         let mut functions = Vec::new();
         for (number, (parent, acs)) in self.functions.iter().enumerate() {
             let control = AcsControl(acs | more_acs);
             let function = Function::new(number.to_string(), Kind::Other, Q35).with_acs(control);
-            let id = fabric.add(parents[parent % parents.len()], function);
+            let id = tree.add(parents[parent % parents.len()], function);
             parents.push(id.into());
             functions.push(id);
         }
-        (fabric, functions)
+        (tree, functions)
     }
 }
 
@@ -62,43 +62,43 @@ fn platforms() -> impl Strategy<Value = Platform> {
 }
 
 /// All functions above one, itself included.
-fn above(fabric: &Fabric, function: FunctionId) -> BTreeSet<FunctionId> {
+fn above(tree: &PciTree, function: FunctionId) -> BTreeSet<FunctionId> {
     let mut all = BTreeSet::from([function]);
     let mut at = function;
-    while let Some(Parent::Bridge(bridge)) = fabric.parent(at) {
+    while let Some(Parent::Bridge(bridge)) = tree.parent(at) {
         all.insert(bridge);
         at = bridge;
     }
     all
 }
 
-fn bridge_of(fabric: &Fabric, function: FunctionId) -> Option<HostBridge> {
-    let top = above(fabric, function)
+fn bridge_of(tree: &PciTree, function: FunctionId) -> Option<HostBridge> {
+    let top = above(tree, function)
         .into_iter()
-        .find_map(|id| match fabric.parent(id) {
+        .find_map(|id| match tree.parent(id) {
             Some(Parent::HostBridge(bridge)) => Some(bridge),
             _ => None,
         });
-    fabric.host_bridge(top?).cloned()
+    tree.host_bridge(top?).cloned()
 }
 
 /// The same decision by sets: a request stays below the root if there is a common ancestor and nothing below it, nor the
 /// lowest itself, redirects.
-fn model(fabric: &Fabric, platform: &Platform, a: FunctionId, b: FunctionId) -> Verdict {
-    let (above_a, above_b) = (above(fabric, a), above(fabric, b));
+fn model(tree: &PciTree, platform: &Platform, a: FunctionId, b: FunctionId) -> Verdict {
+    let (above_a, above_b) = (above(tree, a), above(tree, b));
     // Ids grow downwards, so the greatest common one is the lowest.
     let lowest = above_a.intersection(&above_b).max().copied();
     if let Some(lowest) = lowest {
         let between = above_a.union(&above_b).filter(|id| **id >= lowest);
         let own = |id: &&FunctionId| above_a.contains(id) != above_b.contains(id) || **id == lowest;
         let mut passed = between.filter(own);
-        if passed.all(|id| fabric.function(*id).unwrap().redirecting().is_empty()) {
+        if passed.all(|id| tree.function(*id).unwrap().redirecting().is_empty()) {
             return Verdict::BusAddress;
         }
     }
-    let root = |above: &BTreeSet<FunctionId>| fabric.parent(*above.first().unwrap());
+    let root = |above: &BTreeSet<FunctionId>| tree.parent(*above.first().unwrap());
     let same_root = root(&above_a) == root(&above_b);
-    let trusted = |function| match bridge_of(fabric, function).unwrap().known_by {
+    let trusted = |function| match bridge_of(tree, function).unwrap().known_by {
         Some(ICE_LAKE) => true,
         Some(HASWELL_E) => same_root,
         _ => false,
@@ -114,10 +114,10 @@ fn model(fabric: &Fabric, platform: &Platform, a: FunctionId, b: FunctionId) -> 
 proptest! {
     #[test]
     fn the_rule_is_its_model(sketch in sketches(), platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
-        let (fabric, functions) = sketch.build(0);
+        let (tree, functions) = sketch.build(0);
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
-        let decision = decide(&fabric, &platform, a, b).unwrap();
-        prop_assert_eq!(decision.verdict, model(&fabric, &platform, a, b));
+        let decision = decide(&tree, &platform, a, b).unwrap();
+        prop_assert_eq!(decision.verdict, model(&tree, &platform, a, b));
         prop_assert_eq!(decision.path.first(), Some(&peerbar_rule::Hop::Function(b)));
         prop_assert_eq!(decision.path.last(), Some(&peerbar_rule::Hop::Function(a)));
         prop_assert!(decision.path.contains(&decision.decisive().unwrap()));
@@ -125,9 +125,9 @@ proptest! {
 
     #[test]
     fn provider_and_client_may_change_places(sketch in sketches(), platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
-        let (fabric, functions) = sketch.build(0);
+        let (tree, functions) = sketch.build(0);
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
-        let (there, back) = (decide(&fabric, &platform, a, b).unwrap(), decide(&fabric, &platform, b, a).unwrap());
+        let (there, back) = (decide(&tree, &platform, a, b).unwrap(), decide(&tree, &platform, b, a).unwrap());
         prop_assert_eq!((there.verdict, there.distance), (back.verdict, back.distance));
     }
 
@@ -142,19 +142,19 @@ proptest! {
     #[test]
     fn on_zen_nothing_is_refused(sketch in sketches(), mut platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
         platform.cpu = Cpu { vendor: Vendor::Amd, family: platform.cpu.family.max(0x17) };
-        let (fabric, functions) = sketch.build(0);
+        let (tree, functions) = sketch.build(0);
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
-        prop_assert!(decide(&fabric, &platform, a, b).unwrap().verdict.is_supported());
+        prop_assert!(decide(&tree, &platform, a, b).unwrap().verdict.is_supported());
     }
 
     #[test]
     fn translation_changes_the_address_and_nothing_else(sketch in sketches(), mut platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
-        let (fabric, functions) = sketch.build(0);
+        let (tree, functions) = sketch.build(0);
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
         platform.translates = true;
-        let with = decide(&fabric, &platform, a, b).unwrap();
+        let with = decide(&tree, &platform, a, b).unwrap();
         platform.translates = false;
-        let without = decide(&fabric, &platform, a, b).unwrap();
+        let without = decide(&tree, &platform, a, b).unwrap();
         prop_assert_eq!(with.verdict.map_type(), without.verdict.map_type());
         prop_assert_eq!((with.reason, with.path), (without.reason, without.path));
     }

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::acs::AcsControl;
 
-/// A fabric: host bridges, and below each of them ports and endpoints.
+/// Host bridges, and below each of them ports and endpoints.
 ///
-/// An id is good for the fabric that gave it, and for its clones. Nothing is ever unplugged.
+/// An id is valid in the tree that returned it, and for its clones. Nothing is ever unplugged.
 #[derive(Clone, Debug, Default)]
-pub struct Fabric {
+pub struct PciTree {
     host_bridges: Vec<HostBridge>,
     functions: Vec<Placed>,
 }
@@ -21,7 +21,7 @@ struct Placed {
     parent: Parent,
 }
 
-/// A way from the processor's side into the fabric: a root bus.
+/// A root bus and what joins it to the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostBridge {
     /// What people call it.
@@ -35,7 +35,7 @@ pub struct HostBridge {
 pub struct Function {
     /// What people call it: the name in a scenario, or the address.
     pub name: String,
-    /// What it is in the fabric.
+    /// What it is in the tree.
     pub kind: Kind,
     /// What it says that it is.
     pub id: DeviceId,
@@ -43,7 +43,7 @@ pub struct Function {
     pub acs: Option<AcsControl>,
 }
 
-/// What a function is in the fabric (PCIe Base 6.0, 7.5.3.2, Device/Port Type).
+/// What a function is in the tree (PCIe Base 6.0, 7.5.3.2, Device/Port Type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -70,11 +70,11 @@ pub struct DeviceId {
     pub device: u16,
 }
 
-/// A host bridge of a fabric.
+/// A host bridge of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostBridgeId(usize);
 
-/// A function of a fabric.
+/// A function of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FunctionId(usize);
 
@@ -133,7 +133,7 @@ impl Function {
     }
 }
 
-impl Fabric {
+impl PciTree {
     /// Adds a host bridge, which the kernel knows by `known_by` (see [`HostBridge::known_by`]).
     pub fn add_host_bridge(
         &mut self,
@@ -221,15 +221,15 @@ mod tests {
 
     #[test]
     fn functions_are_found_by_name_and_know_where_they_are() {
-        let mut fabric = Fabric::default();
-        let root = fabric.add_host_bridge("pcie.0", Some(ID));
-        let port = fabric.add(root, Function::new("port", Kind::RootPort, ID));
-        let disk = fabric.add(port, Function::new("disk", Kind::Endpoint, ID));
-        assert_eq!(fabric.find("disk"), Some(disk));
-        assert_eq!(fabric.find("gpu"), None);
-        assert_eq!(fabric.parent(disk), Some(Parent::Bridge(port)));
-        assert_eq!(fabric.parent(port), Some(Parent::HostBridge(root)));
-        let names: Vec<&str> = fabric.functions().map(|(_, f)| f.name.as_str()).collect();
+        let mut tree = PciTree::default();
+        let root = tree.add_host_bridge("pcie.0", Some(ID));
+        let port = tree.add(root, Function::new("port", Kind::RootPort, ID));
+        let disk = tree.add(port, Function::new("disk", Kind::Endpoint, ID));
+        assert_eq!(tree.find("disk"), Some(disk));
+        assert_eq!(tree.find("gpu"), None);
+        assert_eq!(tree.parent(disk), Some(Parent::Bridge(port)));
+        assert_eq!(tree.parent(port), Some(Parent::HostBridge(root)));
+        let names: Vec<&str> = tree.functions().map(|(_, f)| f.name.as_str()).collect();
         assert_eq!(names, ["port", "disk"]);
     }
 

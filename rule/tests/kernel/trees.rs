@@ -1,7 +1,7 @@
-//! Fabrics as people build them, for the tests.
+//! Trees as people build them, for the tests.
 
 use peerbar_rule::{
-    AcsControl, Cpu, DeviceId, Fabric, Function, FunctionId, HostBridgeId, Kind, Parent, Platform,
+    AcsControl, Cpu, DeviceId, Function, FunctionId, HostBridgeId, Kind, Parent, PciTree, Platform,
     Release, Vendor,
 };
 
@@ -43,23 +43,23 @@ pub(crate) fn function(kind: Kind, name: &str, acs: Option<AcsControl>) -> Funct
 
 /// A port of this kind, or bus of a host bridge, and below it an endpoint.
 pub(crate) fn slot(
-    fabric: &mut Fabric,
+    tree: &mut PciTree,
     parent: impl Into<Parent>,
     kind: Kind,
     name: &str,
     acs: Option<AcsControl>,
 ) -> FunctionId {
-    let port = fabric.add(parent, function(kind, &format!("port of {name}"), acs));
-    fabric.add(port, function(Kind::Endpoint, name, None))
+    let port = tree.add(parent, function(kind, &format!("port of {name}"), acs));
+    tree.add(port, function(Kind::Endpoint, name, None))
 }
 
 /// A root port and below it a switch: its upstream port.
-pub(crate) fn switch(fabric: &mut Fabric, root: HostBridgeId, name: &str) -> FunctionId {
+pub(crate) fn switch(tree: &mut PciTree, root: HostBridgeId, name: &str) -> FunctionId {
     let port = function(
         Kind::RootPort,
         &format!("root port of {name}"),
         Some(REDIRECTS),
     );
-    let port = fabric.add(root, port);
-    fabric.add(port, function(Kind::UpstreamPort, name, None))
+    let port = tree.add(root, port);
+    tree.add(port, function(Kind::UpstreamPort, name, None))
 }

@@ -1,4 +1,4 @@
-//! The PCI fabric that the guest's kernel found, as sysfs shows it.
+//! The PCI tree that the guest's kernel found, as sysfs shows it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
