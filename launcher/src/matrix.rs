@@ -63,7 +63,8 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     let orders: Vec<Order> = orders.collect();
     // What has to be fetched or built is, once and before several runs ask for it.
     let artifacts = artifacts(options, &orders, &signals)?;
-    let rules = rules(&boots, &orders, &artifacts.guest.release)?;
+    let kernel = kernel(&artifacts.guest.release)?;
+    let rules = rules(&boots, &orders, kernel)?;
     let folder = Folder::create(&options.runs, "matrix", SystemTime::now())?;
     folder.begin(None, artifacts.versions())?;
     if let Err(failure) = boots::run(&orders, &own(options), jobs(options), &folder, &signals) {
@@ -71,6 +72,7 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
         return Err(failure);
     }
     let mut filled = Filled::empty(options.device, artifacts.versions());
+    filled.caveat = kernel.caveat();
     for ((boot, order), rules) in boots.iter().zip(&orders).zip(rules) {
         filled.take(boot, &order.name, rules, folder.path());
     }
@@ -101,10 +103,13 @@ fn artifacts(
     Artifacts::prepare(&options.own, &modules, scenario.tools, &agent, signals)
 }
 
+fn kernel(release: &str) -> Result<Release, Failure> {
+    Ok(Release::parse(release)
+        .with_context(|| format!("the kernel's release `{release}` has no number"))?)
+}
+
 /// What the kernel's rule says of each cell of each boot.
-fn rules(boots: &[Boot], orders: &[Order], release: &str) -> Result<Vec<Vec<Rule>>, Failure> {
-    let kernel = Release::parse(release)
-        .with_context(|| format!("the kernel's release `{release}` has no number"))?;
+fn rules(boots: &[Boot], orders: &[Order], kernel: Release) -> Result<Vec<Vec<Rule>>, Failure> {
     let of_boot = |(boot, order): (&Boot, &Order)| {
         let scenario = parsed(order)?;
         let rules = boot
@@ -144,6 +149,8 @@ struct Filled {
     device: Device,
     versions: Value,
     seconds: f64,
+    /// Why the rule may not be that of this kernel.
+    caveat: Option<String>,
     /// What went wrong with boots beyond their cells.
     flaws: Vec<String>,
     cells: Vec<Cell>,
@@ -155,6 +162,7 @@ impl Filled {
             device,
             versions,
             seconds: 0.0,
+            caveat: None,
             flaws: Vec::new(),
             cells: Vec::new(),
         }
@@ -229,7 +237,7 @@ impl Filled {
             let alike = cells.filter(|cell| cell.disagreement.as_ref() == Some(disagreement));
             text.extend(alike.map(|cell| format!("  {}\n", cell.title())));
         }
-        for flaw in &self.flaws {
+        for flaw in self.flaws.iter().chain(&self.caveat) {
             text += &format!("{flaw}\n");
         }
         let all = self.cells.len();
@@ -282,6 +290,20 @@ mod tests {
         let mut flawed = filled(Device::Peerbar, vec![cell("EPYC")]);
         flawed.flaws.push("b0: the console says: BUG".to_owned());
         assert_eq!(flawed.outcome(), Outcome::Failed);
+    }
+
+    #[test]
+    fn kernel_newer_than_the_rule_is_named_and_fails_nothing() {
+        let right = upstream();
+        let cells = vec![at("EPYC", Topology::RootPorts, Ok(&right))];
+        let mut filled = filled(Device::Peerbar, cells);
+        filled.caveat = kernel("99.0.1-next").unwrap().caveat();
+        let summary = filled.summary("m".as_ref());
+        assert!(
+            summary.starts_with("\nLinux 99.0 is newer than"),
+            "{summary}"
+        );
+        assert_eq!(filled.outcome(), Outcome::Passed);
     }
 
     #[test]

@@ -8,20 +8,22 @@ use crate::platform::Release;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     vendor: u16,
-    /// None stands for all devices of the vendor.
+    /// `None` stands for all devices of the vendor.
     device: Option<u16>,
     /// Whether both functions must be below this one host bridge.
     pub(crate) same_only: bool,
-    /// The first release with it. Stable releases of older series have taken some of them over, which is not known here.
+    /// The first release with it. Backports to older stable series are not considered.
     since: Release,
 }
 
 const INTEL: u16 = 0x8086;
 const GOOGLE: u16 = 0x1ae0;
+const NVIDIA: u16 = 0x10de;
 
 const OLD: Release = Release { major: 6, minor: 0 };
 const V7_1: Release = Release { major: 7, minor: 1 };
 const V7_2: Release = Release { major: 7, minor: 2 };
+const V7_3: Release = Release { major: 7, minor: 3 };
 
 const fn entry(vendor: u16, device: Option<u16>, same_only: bool, since: Release) -> Entry {
     Entry {
@@ -32,8 +34,8 @@ const fn entry(vendor: u16, device: Option<u16>, same_only: bool, since: Release
     }
 }
 
-/// Compared with the table in the image of a Linux 7.2.12.
-const ENTRIES: [Entry; 21] = [
+/// The table of Linux 7.3.4, with the release that added each entry.
+const ENTRIES: [Entry; 25] = [
     // Xeon E5, v3 of E5 and E7.
     entry(INTEL, Some(0x3c00), true, OLD),
     entry(INTEL, Some(0x3c01), true, OLD),
@@ -59,16 +61,21 @@ const ENTRIES: [Entry; 21] = [
     entry(INTEL, Some(0x4944), false, V7_2),
     entry(INTEL, Some(0x4946), false, V7_2),
     entry(INTEL, Some(0x4948), false, V7_2),
+    // Processors with host bridges of NVIDIA's.
+    entry(NVIDIA, Some(0x2f95), false, V7_3),
+    entry(NVIDIA, Some(0x2f96), false, V7_3),
+    entry(NVIDIA, Some(0x2f97), false, V7_3),
+    entry(NVIDIA, Some(0x2f98), false, V7_3),
 ];
 
 /// The entry for a host bridge known by `id` in the list of `kernel`.
 pub(crate) fn find(id: DeviceId, kernel: Release) -> Option<Entry> {
-    let fits = |entry: &&Entry| {
+    let matches = |entry: &&Entry| {
         entry.vendor == id.vendor
             && entry.device.is_none_or(|device| device == id.device)
             && entry.since <= kernel
     };
-    ENTRIES.iter().find(fits).copied()
+    ENTRIES.iter().find(matches).copied()
 }
 
 #[cfg(test)]
@@ -80,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_tells_old_xeons_from_newer_ones() {
+    fn old_xeons_are_listed_for_same_bridge_only() {
         assert_eq!(same_only(INTEL, 0x2f00, Release::NEWEST), Some(true));
         assert_eq!(same_only(INTEL, 0x09a2, Release::NEWEST), Some(false));
         assert_eq!(
@@ -96,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_grew_with_the_releases() {
+    fn later_releases_list_more_host_bridges() {
         let older = Release {
             major: 6,
             minor: 13,
@@ -106,5 +113,11 @@ mod tests {
         assert_eq!(same_only(INTEL, 0x4948, V7_1), None);
         assert_eq!(same_only(INTEL, 0x4948, V7_2), Some(false));
         assert_eq!(same_only(INTEL, 0x2030, older), Some(false));
+        assert_eq!(same_only(NVIDIA, 0x2f95, V7_2), None);
+        for device in 0x2f95..=0x2f98 {
+            assert_eq!(same_only(NVIDIA, device, V7_3), Some(false));
+        }
+        assert_eq!(same_only(NVIDIA, 0x2f94, V7_3), None);
+        assert_eq!(same_only(NVIDIA, 0x2f99, V7_3), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What decides beside the PCI tree: processor, IOMMU, version of the kernel.
+//! What the decision depends on beside the PCI tree: processor, IOMMU, kernel release.
 
 use std::fmt;
 
@@ -11,20 +11,20 @@ pub struct Platform {
     pub cpu: Cpu,
     /// Whether an IOMMU translates the client's requests, so that the kernel gives it IOVAs.
     pub translates: bool,
-    /// Whose rule it is.
+    /// The kernel's release.
     pub kernel: Release,
 }
 
-/// A processor, as CPUID tells it.
+/// A processor, as CPUID describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// Who made it.
+    /// Its vendor.
     pub vendor: Vendor,
     /// Its family, extended family added: 0x17 is Zen.
     pub family: u32,
 }
 
-/// Who made a processor.
+/// The vendor of a processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Vendor {
@@ -32,12 +32,12 @@ pub enum Vendor {
     Amd,
     /// `GenuineIntel`.
     Intel,
-    /// Any other, Hygon among them: its processors derive from Zen, and Linux does not count them.
+    /// Any other. Hygon is among them: its processors derive from Zen, but Linux does not trust them.
     Other,
 }
 
 impl Vendor {
-    /// The vendor of CPUID's name, which is `vendor_id` in /proc/cpuinfo.
+    /// The vendor with this name in CPUID, which is `vendor_id` in /proc/cpuinfo.
     pub fn from_id(id: &str) -> Self {
         match id {
             "AuthenticAMD" => Self::Amd,
@@ -48,7 +48,7 @@ impl Vendor {
 }
 
 impl Cpu {
-    /// The first family of AMD's whose root complexes are all taken to forward requests from peer to peer.
+    /// The first AMD family whose root complexes Linux trusts to forward peer-to-peer requests.
     const ZEN: u32 = 0x17;
 
     /// Whether Linux trusts any root complex of this processor (drivers/pci/p2pdma.c, `cpu_supports_p2pdma`).
@@ -68,7 +68,7 @@ impl fmt::Display for Cpu {
     }
 }
 
-/// Version of a kernel as far as the rule changed with it.
+/// A kernel release, as far as the rule depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
     /// First number.
@@ -78,10 +78,21 @@ pub struct Release {
 }
 
 impl Release {
-    /// The newest whose rule is known here.
-    pub const NEWEST: Self = Self { major: 7, minor: 2 };
+    /// The newest release that this crate has been compared with.
+    pub const NEWEST: Self = Self { major: 7, minor: 3 };
 
-    /// Reads what `uname -r` says: `7.2.12+deb13-amd64`, `6.13.0-rc4`. Nothing if it does not start with two numbers.
+    /// A warning for a kernel newer than [`Self::NEWEST`], whose rule may have changed.
+    pub fn caveat(self) -> Option<String> {
+        let newest = Self::NEWEST;
+        (self > newest).then(|| {
+            format!(
+                "Linux {self} is newer than Linux {newest}, the last release that this rule was compared with: a decision \
+                 through a host bridge may differ"
+            )
+        })
+    }
+
+    /// Parses the output of `uname -r`: `7.2.12+deb13-amd64`, `6.13.0-rc4`. `None` if it does not start with two numbers.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit());
         let major = numbers.next()?.parse().ok()?;
@@ -101,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_release_is_its_first_two_numbers() {
+    fn release_is_parsed_from_its_first_two_numbers() {
         let release = |major, minor| Some(Release { major, minor });
         assert_eq!(Release::parse("7.2.12+deb13-amd64"), release(7, 2));
         assert_eq!(Release::parse("6.13-rc1"), release(6, 13));
@@ -111,7 +122,19 @@ mod tests {
     }
 
     #[test]
-    fn zen_and_later_of_amd_alone_are_trusted() {
+    fn only_a_newer_release_has_a_caveat() {
+        let minor = |minor| Release { major: 7, minor };
+        assert_eq!(Release::NEWEST.caveat(), None);
+        assert_eq!(minor(0).caveat(), None);
+        let caveat = minor(4).caveat().unwrap();
+        assert!(
+            caveat.starts_with("Linux 7.4 is newer than Linux 7.3"),
+            "{caveat}"
+        );
+    }
+
+    #[test]
+    fn only_amd_zen_and_later_is_trusted() {
         let trusted = |vendor, family| Cpu { vendor, family }.is_trusted();
         assert!(trusted(Vendor::from_id("AuthenticAMD"), 0x17));
         assert!(trusted(Vendor::Amd, 0x1a));

@@ -97,12 +97,13 @@ impl Explanation {
     /// Explains `pair`; nothing if one of both is not there.
     pub(crate) fn of(case: &Case, pair: &Pair) -> Option<Self> {
         let decision = case.decide(pair)?;
+        let caveat = case.platform(&pair.client).kernel.caveat();
         Some(Self {
             provider: pair.provider.clone(),
             client: pair.client.clone(),
             kernel: Kernel::of(case, pair, decision.verdict),
             checks: seen(case, pair),
-            notes: notes(case, pair),
+            notes: notes(case, pair).into_iter().chain(caveat).collect(),
             changes: advice::for_pair(case, pair, &decision),
             rule: Ruling::of(case, pair, &decision),
         })

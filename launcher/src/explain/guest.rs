@@ -220,6 +220,15 @@ pub(crate) mod tests {
 
     /// Two disks below root ports of a q35 with an IOMMU and this processor; the kernel chose `map_type`.
     pub(crate) fn root_ports(cpu_vendor: &str, cpu_family: u32, map_type: u32) -> Vec<Evidence> {
+        root_ports_under("7.2.12+deb13-amd64", (cpu_vendor, cpu_family), map_type)
+    }
+
+    /// The same under the kernel `release`.
+    pub(crate) fn root_ports_under(
+        release: &str,
+        (cpu_vendor, cpu_family): (&str, u32),
+        map_type: u32,
+    ) -> Vec<Evidence> {
         let port = |address: &str| {
             let acs = AcsRegisters {
                 capability: 0x5f,
@@ -234,7 +243,7 @@ pub(crate) mod tests {
             named(name, function(address, parent, (0x1b36, 0x10), 0))
         };
         let platform = GuestPlatform {
-            release: "7.2.12+deb13-amd64".to_owned(),
+            release: release.to_owned(),
             command_line: String::new(),
             cpu_vendor: cpu_vendor.to_owned(),
             cpu_family,

@@ -108,7 +108,7 @@ mod tests {
     use peerbar_report::{Measure, Route};
 
     use super::super::case::Case;
-    use super::super::guest::tests::root_ports;
+    use super::super::guest::tests::root_ports_under;
     use super::super::pairs::Pair;
     use super::super::recorded::{CheckResult, Recorded};
     use super::*;
@@ -136,6 +136,10 @@ offsets = [0]
 "#;
 
     fn explained(map_type: u32) -> Explanation {
+        explained_under("7.2.12", map_type)
+    }
+
+    fn explained_under(release: &str, map_type: u32) -> Explanation {
         let measure = Measure {
             routes: [(Route::Upstream, 4096), (Route::Refused, 0)].into(),
             peer_bytes: 4096,
@@ -154,8 +158,8 @@ offsets = [0]
                 reason: String::new(),
             },
             scenario: Scenario::parse("x.toml".as_ref(), SCENARIO.to_owned()).unwrap(),
-            release: "7.2.12".to_owned(),
-            evidence: root_ports("GenuineIntel", 6, map_type),
+            release: release.to_owned(),
+            evidence: root_ports_under(release, ("GenuineIntel", 6), map_type),
             results: vec![result],
         };
         let case = Case::of_run(run).unwrap();
@@ -180,6 +184,15 @@ an AMD Zen or later (Linux 7.2)
            [[switch]] name = \"switch0\", in [[nvme]] a and [[nvme]] b: below = \"switch0\": bus address
 ";
         assert_eq!(text(&explained(2)), expected);
+    }
+
+    #[test]
+    fn kernel_newer_than_the_rule_is_explained_with_a_note() {
+        let note = "Linux 99.0 is newer than Linux ";
+        let newer = text(&explained_under("99.0.1-next", 2));
+        assert!(newer.contains(note), "{newer}");
+        assert!(newer.contains("chose map type 2, as the rule says"));
+        assert!(!text(&explained(2)).contains(note));
     }
 
     #[test]
