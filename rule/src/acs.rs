@@ -1,4 +1,4 @@
-//! Access Control Services: what a port does with requests from peer to peer (PCIe Base 6.0, 7.7.11).
+//! Access Control Services: what a port does with peer-to-peer requests (PCIe Base 6.0, 7.7.11).
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct AcsControl(pub u16);
 
-/// Bits that Linux knows, with the letters that `lspci` has for them.
+/// The bits that Linux knows: value, name, name in `lspci`.
 const NAMES: [(u16, &str, &str); 7] = [
     (0x01, "source validation", "SrcValid"),
     (0x02, "translation blocking", "TransBlk"),
@@ -21,19 +21,19 @@ const NAMES: [(u16, &str, &str); 7] = [
 ];
 
 impl AcsControl {
-    /// Request redirect, completion redirect, egress control: with any of them Linux takes it that requests do not go
+    /// Request redirect, completion redirect, egress control: with any of them Linux assumes that requests do not go
     /// straight to a peer (drivers/pci/p2pdma.c, `pci_bridge_has_acs_redir`).
     const REDIRECTING: u16 = 0x04 | 0x08 | 0x20;
     /// Source validation, request redirect, completion redirect, upstream forwarding (drivers/pci/pci.c,
     /// `pci_std_enable_acs`).
     const ENABLED_BY_LINUX: u16 = 0x01 | 0x04 | 0x08 | 0x10;
 
-    /// What Linux sets in a function with the ACS Capability register `capability` as soon as the machine has an IOMMU.
+    /// The value that Linux writes to a function with ACS capabilities `capability` on a machine with an IOMMU.
     pub fn with_an_iommu(capability: u16) -> Self {
         Self(capability & Self::ENABLED_BY_LINUX)
     }
 
-    /// The bits among these that keep requests from going straight to a peer.
+    /// Those of the bits that keep requests from going straight to a peer.
     pub fn redirecting(self) -> Self {
         Self(self.0 & Self::REDIRECTING)
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn linux_sets_four_of_what_a_root_port_of_qemu_can() {
+    fn linux_enables_four_acs_bits_in_a_root_port_of_qemu() {
         let control = AcsControl::with_an_iommu(0x5f);
         assert_eq!(control, AcsControl(0x1d));
         assert_eq!(control.redirecting(), AcsControl(0x0c));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn validation_and_translation_alone_redirect_nothing() {
+    fn source_validation_and_translation_blocking_do_not_redirect() {
         assert!(
             AcsControl(0x01 | 0x02 | 0x10 | 0x40)
                 .redirecting()

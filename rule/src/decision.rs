@@ -13,12 +13,12 @@ use crate::walk::{Climb, climb, meeting, redirects};
 /// How a client may reach a provider's memory, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What the kernel makes of it.
+    /// The kernel's map type.
     pub verdict: Verdict,
-    /// The kernel's measure of how far they are from each other: steps up to where they meet, from both sides. Of several
-    /// providers it takes the nearest.
+    /// The kernel's measure of distance: hops from both sides up to where they meet. Of several providers the kernel
+    /// takes the nearest.
     pub distance: usize,
-    /// The way of a request from client to provider, both of them included.
+    /// The path of a request from client to provider, both included.
     pub path: Vec<Hop>,
     /// What decided.
     pub reason: Reason,
@@ -38,7 +38,7 @@ pub enum Verdict {
     NotSupported,
 }
 
-/// A place that a request passes.
+/// One hop of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hop {
     /// A function: the client, a port, the provider.
@@ -50,15 +50,15 @@ pub enum Hop {
 /// What decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It is the client's own memory.
+    /// The memory is the client's own.
     OwnMemory,
-    /// Both are below this bridge, and none on the way redirects.
+    /// Both are below this bridge, and no port on the path redirects.
     CommonBridge(FunctionId),
     /// Requests must go through the root complex.
     RootComplex {
-        /// Why they must.
+        /// Why the request must go up.
         ascent: Ascent,
-        /// Whether they may.
+        /// Whether the root complex may forward it.
         permit: Permit,
     },
 }
@@ -68,33 +68,33 @@ pub enum Reason {
 pub enum Ascent {
     /// No bridge is above both.
     NoCommonBridge,
-    /// These functions, one at least, redirect requests from peer to peer.
+    /// These functions redirect peer-to-peer requests; at least one.
     Redirected(Vec<Redirect>),
 }
 
-/// A function that redirects.
+/// A function that redirects, and the bits that make it do so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Redirect {
     /// The function.
     pub at: FunctionId,
-    /// Those of its ACS bits that do it.
+    /// Its ACS bits that redirect.
     pub bits: AcsControl,
 }
 
-/// Whether requests from peer to peer may go through the root complex.
+/// Whether peer-to-peer requests may go through the root complex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permit {
-    /// They may: the processor's root complexes are trusted, whatever the list says.
+    /// Yes: Linux trusts every root complex of this processor.
     Cpu(Cpu),
-    /// They may: the host bridge, or both, are on the list. This is the client's.
+    /// Yes: the host bridges of both are on the list. This is the client's.
     Listed(HostBridgeId),
-    /// They may not: this host bridge is not on the list under its IDs; none if the kernel knows it by none.
+    /// No: this host bridge is not on the list under this ID; `None` if the kernel finds no ID for it.
     NotListed(HostBridgeId, Option<DeviceId>),
-    /// They may not: this host bridge is on the list for peers that are both below it.
+    /// No: this host bridge is on the list only for peers that are both below it.
     OnlyWithin(HostBridgeId, DeviceId),
 }
 
-/// Decides how `client` may reach the memory of `provider`; nothing if one of them is not in `tree`.
+/// Decides how `client` may reach the memory of `provider`; `None` if one of them is not in `tree`.
 pub fn decide(
     tree: &PciTree,
     platform: &Platform,
@@ -176,7 +176,7 @@ fn through_the_root(
     }
 }
 
-/// Asks for the processor first, then for the host bridges, the provider's before the client's, as the kernel does.
+/// Checks the processor, then the provider's host bridge, then the client's, as the kernel does.
 fn permit(
     tree: &PciTree,
     platform: &Platform,
@@ -202,8 +202,8 @@ fn permit(
 }
 
 impl Decision {
-    /// The place on the way that decided: the common bridge; the first port that redirects; the host bridge that is, or is
-    /// not, trusted; the function whose own memory it is.
+    /// The hop that decided: the common bridge; the first port that redirects; the host bridge that is, or is
+    /// not, trusted; the function that owns the memory.
     pub fn decisive(&self) -> Option<Hop> {
         match &self.reason {
             Reason::OwnMemory => self.path.first().copied(),
@@ -226,7 +226,7 @@ impl Decision {
 }
 
 impl Verdict {
-    /// Whether the kernel lets the transfer happen.
+    /// Whether the kernel permits the transfer.
     pub fn is_supported(self) -> bool {
         self != Self::NotSupported
     }

@@ -1,4 +1,4 @@
-//! The tree of what is plugged into what.
+//! The PCI tree: host bridges, ports and endpoints.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use crate::acs::AcsControl;
 
 /// Host bridges, and below each of them ports and endpoints.
 ///
-/// An id is valid in the tree that returned it, and for its clones. Nothing is ever unplugged.
+/// An id is valid in the tree that returned it, and for its clones. Nothing is ever removed.
 #[derive(Clone, Debug, Default)]
 pub struct PciTree {
     host_bridges: Vec<HostBridge>,
-    functions: Vec<Placed>,
+    functions: Vec<Node>,
 }
 
 #[derive(Clone, Debug)]
-struct Placed {
+struct Node {
     function: Function,
     parent: Parent,
 }
@@ -24,34 +24,34 @@ struct Placed {
 /// A root bus and what joins it to the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostBridge {
-    /// What people call it.
+    /// Its name in output.
     pub name: String,
-    /// What the kernel's list is searched for, see [`HostBridge::known_by`].
+    /// The ID that the kernel looks up in its list, see [`HostBridge::known_by`].
     pub known_by: Option<DeviceId>,
 }
 
 /// A PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// What people call it: the name in a scenario, or the address.
+    /// Its name in output: the scenario's name, or the address.
     pub name: String,
-    /// What it is in the tree.
+    /// Its PCIe device or port type.
     pub kind: Kind,
-    /// What it says that it is.
+    /// Its vendor and device ID.
     pub id: DeviceId,
-    /// Its ACS Control register; none if it has no ACS capability.
+    /// Its ACS Control register; `None` without an ACS capability.
     pub acs: Option<AcsControl>,
 }
 
-/// What a function is in the tree (PCIe Base 6.0, 7.5.3.2, Device/Port Type).
+/// Type of a function (PCIe Base 6.0, 7.5.3.2, Device/Port Type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// Root port of a root complex.
     RootPort,
-    /// A switch's port towards the root.
+    /// A switch's upstream port.
     UpstreamPort,
-    /// A switch's port away from the root.
+    /// A switch's downstream port.
     DownstreamPort,
     /// An endpoint in a slot.
     Endpoint,
@@ -78,7 +78,7 @@ pub struct HostBridgeId(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FunctionId(usize);
 
-/// What a function is plugged into.
+/// What a function is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parent {
     /// The root bus of a host bridge.
@@ -100,9 +100,9 @@ impl From<FunctionId> for Parent {
 }
 
 impl HostBridge {
-    /// The IDs for which the kernel searches its list of host bridges, from the first function on a root bus: that
-    /// function's, if it is at device 0, function 0, or is a root port; else none, and then the host bridge is on no list
-    /// (Linux drivers/pci/p2pdma.c, `pci_host_bridge_dev`). `devfn` is the function's place, device times 8 plus function.
+    /// The ID that the kernel looks up for a host bridge, from the first function on its root bus: that function's ID if
+    /// it is at device 0, function 0, or is a root port; else `None`, and the host bridge is on no list (Linux
+    /// drivers/pci/p2pdma.c, `pci_host_bridge_dev`). `devfn` is device times 8 plus function.
     pub fn known_by(devfn: u8, kind: Kind, id: DeviceId) -> Option<DeviceId> {
         (devfn == 0 || kind == Kind::RootPort).then_some(id)
     }
@@ -119,7 +119,7 @@ impl Function {
         }
     }
 
-    /// The same with this ACS Control register.
+    /// Sets the ACS Control register.
     pub fn with_acs(self, control: AcsControl) -> Self {
         Self {
             acs: Some(control),
@@ -127,14 +127,14 @@ impl Function {
         }
     }
 
-    /// The ACS bits that keep it from letting requests go straight to a peer.
+    /// The ACS bits that keep requests from going straight to a peer.
     pub fn redirecting(&self) -> AcsControl {
         self.acs.unwrap_or_default().redirecting()
     }
 }
 
 impl PciTree {
-    /// Adds a host bridge, which the kernel knows by `known_by` (see [`HostBridge::known_by`]).
+    /// Adds a host bridge that the kernel looks up by `known_by` (see [`HostBridge::known_by`]).
     pub fn add_host_bridge(
         &mut self,
         name: impl Into<String>,
@@ -148,24 +148,24 @@ impl PciTree {
         id
     }
 
-    /// Plugs `function` into `parent`.
+    /// Attaches `function` to `parent`.
     pub fn add(&mut self, parent: impl Into<Parent>, function: Function) -> FunctionId {
         let id = FunctionId(self.functions.len());
         let parent = parent.into();
-        self.functions.push(Placed { function, parent });
+        self.functions.push(Node { function, parent });
         id
     }
 
-    /// Gives the function of this id another ACS Control register.
+    /// Replaces the ACS Control register of the function of this id.
     pub fn set_acs(&mut self, id: FunctionId, control: AcsControl) {
-        if let Some(placed) = self.functions.get_mut(id.0) {
-            placed.function.acs = Some(control);
+        if let Some(node) = self.functions.get_mut(id.0) {
+            node.function.acs = Some(control);
         }
     }
 
     /// The function of this id.
     pub fn function(&self, id: FunctionId) -> Option<&Function> {
-        self.functions.get(id.0).map(|placed| &placed.function)
+        self.functions.get(id.0).map(|node| &node.function)
     }
 
     /// The host bridge of this id.
@@ -173,21 +173,21 @@ impl PciTree {
         self.host_bridges.get(id.0)
     }
 
-    /// What the function of this id is plugged into.
+    /// What the function of this id is attached to.
     pub fn parent(&self, id: FunctionId) -> Option<Parent> {
-        self.functions.get(id.0).map(|placed| placed.parent)
+        self.functions.get(id.0).map(|node| node.parent)
     }
 
     /// The first function of this name.
     pub fn find(&self, name: &str) -> Option<FunctionId> {
-        let named = |placed: &Placed| placed.function.name == name;
+        let named = |node: &Node| node.function.name == name;
         self.functions.iter().position(named).map(FunctionId)
     }
 
     /// All functions, in the order in which they were added.
     pub fn functions(&self) -> impl Iterator<Item = (FunctionId, &Function)> {
         let ids = (0..).map(FunctionId);
-        ids.zip(self.functions.iter().map(|placed| &placed.function))
+        ids.zip(self.functions.iter().map(|node| &node.function))
     }
 }
 
@@ -220,7 +220,7 @@ mod tests {
     };
 
     #[test]
-    fn functions_are_found_by_name_and_know_where_they_are() {
+    fn functions_are_found_by_name_with_their_parents() {
         let mut tree = PciTree::default();
         let root = tree.add_host_bridge("pcie.0", Some(ID));
         let port = tree.add(root, Function::new("port", Kind::RootPort, ID));

@@ -1,4 +1,4 @@
-//! The ways from two functions up to where they meet.
+//! The paths from two functions up to where they meet.
 
 use crate::decision::Redirect;
 use crate::pci_tree::{FunctionId, HostBridgeId, Parent, PciTree};
@@ -12,7 +12,7 @@ pub(crate) struct Climb {
     pub(crate) host_bridge: HostBridgeId,
 }
 
-/// What is above `function`; nothing if it is of another tree.
+/// What is above `function`; `None` if it is of another tree.
 pub(crate) fn climb(tree: &PciTree, function: FunctionId) -> Option<Climb> {
     let mut functions = vec![function];
     let mut at = function;
@@ -25,7 +25,7 @@ pub(crate) fn climb(tree: &PciTree, function: FunctionId) -> Option<Climb> {
                     host_bridge,
                 });
             }
-            // A parent was there before its child, so this comes to an end.
+            // A parent is added before its child, so this loop terminates.
             Parent::Bridge(bridge) if bridge < at => {
                 functions.push(bridge);
                 at = bridge;
@@ -35,7 +35,7 @@ pub(crate) fn climb(tree: &PciTree, function: FunctionId) -> Option<Climb> {
     }
 }
 
-/// Where two climbs meet: how many steps of each are below the lowest function that is in both. It may be an end itself.
+/// How many hops of each climb are below the lowest function in both. That function may be one of the ends.
 pub(crate) fn meeting(provider: &Climb, client: &Climb) -> Option<(usize, usize)> {
     let mut steps = provider.functions.iter().enumerate();
     steps.find_map(|(up, function)| {
@@ -45,8 +45,8 @@ pub(crate) fn meeting(provider: &Climb, client: &Climb) -> Option<(usize, usize)
     })
 }
 
-/// The functions that redirect, of all from the provider up to and with the meeting point, then of those from the client
-/// up to and without it.
+/// The functions that redirect: from the provider up to the meeting point inclusive, then from the client up to it
+/// exclusive.
 pub(crate) fn redirects(
     tree: &PciTree,
     provider: &Climb,

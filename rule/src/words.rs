@@ -4,7 +4,7 @@ use crate::decision::{Ascent, Decision, Hop, Permit, Reason};
 use crate::pci_tree::{FunctionId, HostBridgeId, PciTree};
 
 impl PciTree {
-    /// What people call the place `hop`; empty if it is of another tree.
+    /// The name of `hop`; empty if it is of another tree.
     pub fn name(&self, hop: Hop) -> &str {
         match hop {
             Hop::Function(id) => self.function(id).map_or("", |function| &function.name),
@@ -22,7 +22,7 @@ impl PciTree {
 }
 
 impl Decision {
-    /// Why it is so, in one sentence without an end, with the names of `tree`.
+    /// The reason, as a sentence without a full stop, with the names of `tree`.
     pub fn why(&self, tree: &PciTree) -> String {
         match &self.reason {
             Reason::OwnMemory => "the memory is the client's own".to_owned(),

@@ -1,4 +1,4 @@
-//! One tree for each way that the kernel's function can take.
+//! One tree for each path through the kernel's function.
 
 use peerbar_rule::{
     AcsControl, Ascent, Cpu, Decision, FunctionId, Hop, Kind, PciTree, Permit, Platform, Reason,
@@ -9,8 +9,8 @@ use crate::trees::{
     HASWELL_E, ICE_LAKE, INTEL, Q35, REDIRECTS, ZEN, function, id, platform, slot, switch,
 };
 
-/// The names on the way.
-fn way<'a>(tree: &'a PciTree, decision: &Decision) -> Vec<&'a str> {
+/// The names of the hops.
+fn hops<'a>(tree: &'a PciTree, decision: &Decision) -> Vec<&'a str> {
     decision.path.iter().map(|hop| tree.name(*hop)).collect()
 }
 
@@ -22,7 +22,7 @@ fn decided(
     decide(tree, platform, provider, client).unwrap()
 }
 
-/// The name of the place that decided.
+/// The name of the hop that decided.
 fn decisive<'a>(tree: &'a PciTree, decision: &Decision) -> &'a str {
     tree.name(decision.decisive().unwrap())
 }
@@ -58,7 +58,7 @@ fn root_ports(bridges: [peerbar_rule::DeviceId; 2]) -> (PciTree, (FunctionId, Fu
 }
 
 #[test]
-fn a_device_reaches_its_own_memory_by_bus_address() {
+fn own_memory_is_reached_by_bus_address() {
     let (tree, (provider, _)) = root_ports([Q35, Q35]);
     let decision = decided(&tree, &platform(INTEL), (provider, provider));
     assert_eq!(decision.verdict, Verdict::BusAddress);
@@ -66,12 +66,12 @@ fn a_device_reaches_its_own_memory_by_bus_address() {
         (decision.distance, &decision.reason),
         (0, &Reason::OwnMemory)
     );
-    assert_eq!(way(&tree, &decision), ["gpu"]);
+    assert_eq!(hops(&tree, &decision), ["gpu"]);
     assert_eq!(decisive(&tree, &decision), "gpu");
 }
 
 #[test]
-fn below_one_switch_it_is_the_bus_address_though_the_root_port_redirects() {
+fn peers_below_one_switch_use_the_bus_address() {
     let (tree, pair) = one_switch(None);
     let mut platform = platform(INTEL);
     for translates in [false, true] {
@@ -80,7 +80,7 @@ fn below_one_switch_it_is_the_bus_address_though_the_root_port_redirects() {
         assert_eq!(decision.verdict, Verdict::BusAddress);
         assert_eq!(decision.distance, 4);
         let expected = ["disk", "port of disk", "switch0", "port of gpu", "gpu"];
-        assert_eq!(way(&tree, &decision), expected);
+        assert_eq!(hops(&tree, &decision), expected);
         assert_eq!(decisive(&tree, &decision), "switch0");
         assert_eq!(
             decision.why(&tree),
@@ -90,7 +90,7 @@ fn below_one_switch_it_is_the_bus_address_though_the_root_port_redirects() {
 }
 
 #[test]
-fn a_downstream_port_that_redirects_sends_it_up_to_the_root() {
+fn redirecting_downstream_port_sends_requests_to_the_root() {
     let (tree, pair) = one_switch(Some(AcsControl(0x04)));
     let decision = decided(&tree, &platform(ZEN), pair);
     assert_eq!(decision.verdict, Verdict::ThroughHostBridgePhysical);
@@ -109,7 +109,7 @@ fn a_downstream_port_that_redirects_sends_it_up_to_the_root() {
         "port of gpu",
         "gpu",
     ];
-    assert_eq!(way(&tree, &decision), expected);
+    assert_eq!(hops(&tree, &decision), expected);
     assert_eq!(decisive(&tree, &decision), "port of disk");
     assert_eq!(
         decision.why(&tree),
@@ -122,7 +122,7 @@ fn a_downstream_port_that_redirects_sends_it_up_to_the_root() {
 }
 
 #[test]
-fn each_redirecting_bit_counts_and_the_others_do_not() {
+fn only_redirecting_acs_bits_change_the_verdict() {
     let bits = [(0x01, false), (0x02, false), (0x04, true), (0x08, true)];
     for (bit, redirects) in bits
         .into_iter()
@@ -139,7 +139,7 @@ fn each_redirecting_bit_counts_and_the_others_do_not() {
 }
 
 #[test]
-fn two_functions_below_one_root_port_meet_there_and_it_counts() {
+fn functions_below_one_root_port_depend_on_its_acs() {
     for (acs, verdict) in [
         (None, Verdict::BusAddress),
         (Some(REDIRECTS), Verdict::NotSupported),
@@ -155,7 +155,7 @@ fn two_functions_below_one_root_port_meet_there_and_it_counts() {
 }
 
 #[test]
-fn switches_in_a_row_meet_at_the_lowest_common_port() {
+fn cascaded_switches_meet_at_the_lowest_common_port() {
     let mut tree = PciTree::default();
     let root = tree.add_host_bridge("pcie.0", Some(Q35));
     let outer = switch(&mut tree, root, "outer");
@@ -172,7 +172,7 @@ fn switches_in_a_row_meet_at_the_lowest_common_port() {
 }
 
 #[test]
-fn through_the_root_it_is_the_processor_that_is_asked_first() {
+fn trusted_processor_decides_before_the_host_bridge_list() {
     let (tree, pair) = root_ports([Q35, Q35]);
     let mut zen = platform(ZEN);
     assert_eq!(
@@ -184,12 +184,12 @@ fn through_the_root_it_is_the_processor_that_is_asked_first() {
     assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
     assert_eq!(decision.distance, 4, "two functions up on both sides");
     let expected = ["disk", "port of disk", "bridge a", "port of gpu", "gpu"];
-    assert_eq!(way(&tree, &decision), expected);
+    assert_eq!(hops(&tree, &decision), expected);
     assert_eq!(decisive(&tree, &decision), "bridge a");
 }
 
 #[test]
-fn an_unknown_host_bridge_is_refused_by_its_ids() {
+fn unlisted_host_bridge_is_refused_with_its_id() {
     let (tree, pair) = root_ports([Q35, Q35]);
     let older_amd = Cpu {
         vendor: Vendor::Amd,
@@ -215,7 +215,7 @@ fn an_unknown_host_bridge_is_refused_by_its_ids() {
 }
 
 #[test]
-fn a_listed_host_bridge_may_be_good_for_peers_below_itself_only() {
+fn same_bridge_entry_refuses_peers_of_another_bridge() {
     let verdict = |bridges| {
         let (tree, pair) = root_ports(bridges);
         decided(&tree, &platform(INTEL), pair).verdict
@@ -229,7 +229,7 @@ fn a_listed_host_bridge_may_be_good_for_peers_below_itself_only() {
 }
 
 #[test]
-fn the_refusing_host_bridge_is_the_one_that_is_named() {
+fn refusal_names_the_refusing_host_bridge() {
     let (tree, pair) = root_ports([ICE_LAKE, Q35]);
     let decision = decided(&tree, &platform(INTEL), pair);
     assert_eq!(decisive(&tree, &decision), "bridge b");
@@ -244,7 +244,7 @@ fn the_refusing_host_bridge_is_the_one_that_is_named() {
 }
 
 #[test]
-fn a_host_bridge_that_the_kernel_knows_by_nothing_is_refused() {
+fn host_bridge_without_an_id_is_refused() {
     let mut tree = PciTree::default();
     let root = tree.add_host_bridge("pcie.0", None);
     let provider = tree.add(root, function(Kind::IntegratedEndpoint, "a", None));
@@ -256,11 +256,11 @@ fn a_host_bridge_that_the_kernel_knows_by_nothing_is_refused() {
     );
     let decision = decided(&tree, &platform(ZEN), (provider, client));
     assert_eq!(decision.verdict, Verdict::ThroughHostBridgePhysical);
-    assert_eq!(way(&tree, &decision), ["b", "pcie.0", "a"]);
+    assert_eq!(hops(&tree, &decision), ["b", "pcie.0", "a"]);
 }
 
 #[test]
-fn an_older_kernel_has_a_shorter_list() {
+fn older_kernel_does_not_know_later_entries() {
     let google = id(0x1ae0, 0x1);
     let (tree, pair) = root_ports([google, google]);
     let mut platform = platform(INTEL);
@@ -273,7 +273,7 @@ fn an_older_kernel_has_a_shorter_list() {
 }
 
 #[test]
-fn a_function_of_another_tree_is_no_pair() {
+fn function_of_another_tree_yields_none() {
     let (tree, (provider, client)) = one_switch(None);
     assert_eq!(
         decide(&PciTree::default(), &platform(ZEN), provider, client),

@@ -1,4 +1,4 @@
-//! What must hold in every tree, and the rule against a slow model of it.
+//! Properties of every tree, and the rule compared with a slow model.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::trees::{HASWELL_E, ICE_LAKE, Q35};
 
-/// A tree before it is built: what is plugged into what, by numbers that are taken modulo what is there.
+/// A generated tree: each function has the index of its parent, modulo the number of possible parents.
 #[derive(Clone, Debug)]
 struct Sketch {
     bridges: Vec<Option<DeviceId>>,
@@ -113,7 +113,7 @@ fn model(tree: &PciTree, platform: &Platform, a: FunctionId, b: FunctionId) -> V
 
 proptest! {
     #[test]
-    fn the_rule_is_its_model(sketch in sketches(), platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
+    fn decision_equals_the_model(sketch in sketches(), platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
         let (tree, functions) = sketch.build(0);
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
         let decision = decide(&tree, &platform, a, b).unwrap();
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn provider_and_client_may_change_places(sketch in sketches(), platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
+    fn decision_is_symmetric(sketch in sketches(), platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
         let (tree, functions) = sketch.build(0);
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
         let (there, back) = (decide(&tree, &platform, a, b).unwrap(), decide(&tree, &platform, b, a).unwrap());
@@ -132,7 +132,7 @@ proptest! {
     }
 
     #[test]
-    fn more_acs_never_shortens_a_way(sketch in sketches(), platform in platforms(), more in 0..0x80u16, a in any::<usize>(), b in any::<usize>()) {
+    fn more_acs_never_shortens_a_path(sketch in sketches(), platform in platforms(), more in 0..0x80u16, a in any::<usize>(), b in any::<usize>()) {
         let ((before, functions), (after, _)) = (sketch.build(0), sketch.build(more));
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
         let (before, after) = (decide(&before, &platform, a, b).unwrap().verdict, decide(&after, &platform, a, b).unwrap().verdict);
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn on_zen_nothing_is_refused(sketch in sketches(), mut platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
+    fn zen_refuses_nothing(sketch in sketches(), mut platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
         platform.cpu = Cpu { vendor: Vendor::Amd, family: platform.cpu.family.max(0x17) };
         let (tree, functions) = sketch.build(0);
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn translation_changes_the_address_and_nothing_else(sketch in sketches(), mut platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
+    fn translation_changes_only_the_address(sketch in sketches(), mut platform in platforms(), a in any::<usize>(), b in any::<usize>()) {
         let (tree, functions) = sketch.build(0);
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
         platform.translates = true;

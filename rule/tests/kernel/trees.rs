@@ -1,4 +1,4 @@
-//! Trees as people build them, for the tests.
+//! Typical trees for the tests.
 
 use peerbar_rule::{
     AcsControl, Cpu, DeviceId, Function, FunctionId, HostBridgeId, Kind, Parent, PciTree, Platform,
@@ -27,7 +27,7 @@ pub(crate) const fn id(vendor: u16, device: u16) -> DeviceId {
     DeviceId { vendor, device }
 }
 
-/// Linux 7.2 without an IOMMU on this processor.
+/// The newest known kernel on this processor, without an IOMMU.
 pub(crate) fn platform(cpu: Cpu) -> Platform {
     Platform {
         cpu,
