@@ -21,15 +21,15 @@ use peerbar_bench::{
 };
 
 use self::lab::Lab;
-use crate::artifacts::{Artifacts, beside};
 use crate::cli::{Bench, BenchBoot, BenchExtent, BenchGuest, BenchHost};
-use crate::exit::Failure;
-use crate::folder::Folder;
-use crate::leash;
-use crate::progress::Progress;
-use crate::results::print;
-use crate::scenario::Machine;
-use crate::signals::Signals;
+use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::exit::Failure;
+use peerbar_lab::folder::Folder;
+use peerbar_lab::leash;
+use peerbar_lab::progress::Progress;
+use peerbar_lab::scenario::Machine;
+use peerbar_lab::signals::Signals;
+use peerbar_lab::terminal::print;
 
 /// The file with the figures in a run's folder.
 const RESULTS: &str = "results.json";
@@ -74,7 +74,7 @@ fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure>
         only: extent.only.clone(),
     };
     let folder = Folder::create(&extent.runs, name, SystemTime::now())?;
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let mut report = Report::begin();
     add_extent(&mut report, extent);
     report

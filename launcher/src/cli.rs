@@ -6,12 +6,13 @@ use std::path::PathBuf;
 
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, Parser, Subcommand};
+use peerbar_lab::artifacts::Own;
 use peerbar_nvme::{Poll, WORKERS};
 
-use crate::iommu::Iommu;
-use crate::leash;
 use crate::matrix::{Device, Flow, Topology};
-use crate::timeout::Timeout;
+use peerbar_lab::iommu::Iommu;
+use peerbar_lab::leash;
+use peerbar_lab::timeout::Timeout;
 
 /// A PCIe peer-to-peer DMA lab without hardware.
 #[derive(Parser)]
@@ -167,20 +168,6 @@ pub(crate) struct Debugger {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-}
-
-/// The user's own pieces, in place of ours.
-#[derive(Args)]
-pub(crate) struct Own {
-    /// QEMU to use [default: the one on PATH if it has vfio-user, else peerbar's own].
-    #[arg(long, value_name = "PATH")]
-    pub qemu: Option<PathBuf>,
-    /// Kernel to boot: a bzImage, a vmlinux or a build tree [default: peerbar's own].
-    #[arg(long, value_name = "PATH")]
-    pub kernel: Option<PathBuf>,
-    /// Modules of that kernel: lib/modules/RELEASE, or a folder that contains it.
-    #[arg(long, value_name = "DIR", requires = "kernel")]
-    pub modules: Option<PathBuf>,
 }
 
 /// What to measure.

@@ -2,8 +2,8 @@
 
 use peerbar_report::{Check, GpuFile, Verdict};
 
-use crate::report::Row;
-use crate::size::human;
+use peerbar_lab::report::Row;
+use peerbar_lab::size::human;
 
 /// A line for each pair of passed checks that differ in nothing but the detour.
 pub(crate) fn comparison(checks: &[Check], rows: &[Row]) -> String {

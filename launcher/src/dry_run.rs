@@ -5,11 +5,11 @@
 
 use std::path::Path;
 
-use crate::artifacts::{Artifacts, beside};
-use crate::daemons;
-use crate::exit::Failure;
-use crate::qemu::{self, Boot, Sockets};
-use crate::scenario::Scenario;
+use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::daemons;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::qemu::{self, Boot, Sockets};
+use peerbar_lab::scenario::Scenario;
 
 /// Stands for the folder that a run makes for its sockets.
 const SOCKETS: &str = "/tmp/peerbar";

@@ -1,48 +1,24 @@
 //! One command: scenario -> devices + QEMU -> checks -> results.
 //!
-//! Results go to stdout, progress and errors to stderr. The exit code is one of [`exit`]'s.
+//! Results go to stdout, progress and errors to stderr. The exit code is one of [`peerbar_lab::exit`]'s.
 
 #![deny(unsafe_code)]
 
-mod accel;
-mod artifacts;
 mod bench;
-mod child;
 mod cli;
 mod comparison;
-mod console;
-mod cpu;
-mod daemons;
 mod debugger;
 mod dry_run;
-mod exit;
 mod explain;
-mod fabric;
-mod firmware;
-mod folder;
-mod guest;
-mod inbox;
-mod iommu;
-mod leash;
 mod matrix;
-mod progress;
-mod qemu;
-mod report;
 mod results;
 mod run;
-mod say;
-mod scenario;
-mod signals;
-mod size;
-mod socket_folder;
 mod table;
-mod timeout;
-mod tsc;
-mod verdict;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use peerbar_lab::leash;
 
 use crate::cli::{Cli, Command};
 

@@ -32,13 +32,13 @@ use self::cell::{Cell, Rule};
 use self::selection::Boot;
 pub(crate) use self::topology::{Flow, Topology};
 use self::way::Way;
-use crate::artifacts::{Artifacts, beside};
 use crate::cli;
-use crate::exit::{Failure, Outcome};
-use crate::folder::Folder;
-use crate::results::{colours, print};
-use crate::scenario::Scenario;
-use crate::signals::Signals;
+use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::folder::Folder;
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::signals::Signals;
+use peerbar_lab::terminal::{colours, print};
 
 /// Version of what `--json` prints; it changes with what a reader would have to change for.
 const FORMAT: u32 = 1;

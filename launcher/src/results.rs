@@ -1,22 +1,20 @@
 //! Results: kept in the run's folder, shown to people.
 
-use std::io::{ErrorKind, IsTerminal, Write, stdout};
 use std::path::Path;
 
-use anyhow::Context;
 use peerbar_report::Verdict as CheckVerdict;
 use serde_json::json;
 
-use crate::child::last_words;
 use crate::comparison::comparison;
-use crate::console::Console;
-use crate::folder::Folder;
-use crate::guest::QEMU_LOG;
-use crate::report::{Report, Row};
-use crate::say::say;
-use crate::scenario::Scenario;
 use crate::table::table;
-use crate::verdict::{Ending, Evidence, Verdict, judge};
+use peerbar_lab::child::last_words;
+use peerbar_lab::console::Console;
+use peerbar_lab::folder::Folder;
+use peerbar_lab::guest::QEMU_LOG;
+use peerbar_lab::report::{Report, Row};
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::terminal::{colours, columns, say};
+use peerbar_lab::verdict::{Ending, Evidence, Verdict, judge};
 
 /// What a run leaves: the results of its checks.
 pub(crate) const RESULTS: &str = "results.json";
@@ -81,17 +79,6 @@ pub(crate) fn conclude(
     Ok((verdict, text))
 }
 
-/// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
-pub(crate) fn colours() -> bool {
-    stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
-/// Width of the terminal that results go to; none elsewhere, or if it does not know.
-fn columns() -> Option<u16> {
-    let size = rustix::termios::tcgetwinsize(stdout()).ok()?;
-    (size.ws_col > 0).then_some(size.ws_col)
-}
-
 /// Shows what was said about the checks that did not pass, and what was said last without a result.
 fn unfold_checks(rows: &[Row], rest: &[String]) {
     for row in rows.iter().filter(|row| row.verdict != CheckVerdict::Pass) {
@@ -120,13 +107,5 @@ fn unfold_console(console: &Console, folder: &Path) {
             file.display()
         ));
         tail.iter().for_each(|line| say(format_args!("  {line}")));
-    }
-}
-
-/// Prints a result. A reader that has seen enough of it is no failure.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    match stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to standard output"),
     }
 }

@@ -7,21 +7,22 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, anyhow};
 use peerbar_report::{Line, Verdict as CheckVerdict};
 
-use crate::artifacts::{Artifacts, beside};
-use crate::child::last_words;
 use crate::cli;
 use crate::debugger;
 use crate::dry_run;
-use crate::exit::Failure;
-use crate::folder::Folder;
-use crate::guest::{Guest, News, QEMU_LOG};
-use crate::progress::Progress;
-use crate::qemu::{Boot, Sockets};
-use crate::results::{Ran, conclude, print};
-use crate::scenario::Scenario;
-use crate::signals::Signals;
-use crate::socket_folder::SocketFolder;
-use crate::verdict::{Ending, Verdict};
+use crate::results::{Ran, conclude};
+use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::child::last_words;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::folder::Folder;
+use peerbar_lab::guest::{Guest, News, QEMU_LOG};
+use peerbar_lab::progress::Progress;
+use peerbar_lab::qemu::{Boot, Sockets};
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::signals::Signals;
+use peerbar_lab::socket_folder::SocketFolder;
+use peerbar_lab::terminal::print;
+use peerbar_lab::verdict::{Ending, Verdict};
 
 /// What a run leaves: the text of its scenario.
 pub(crate) const SCENARIO: &str = "scenario.toml";
@@ -90,7 +91,7 @@ fn boot_and_check(
 ) -> Result<(Verdict, String), Failure> {
     let temporary = SocketFolder::create()?;
     let sockets = Sockets::in_folder(temporary.path());
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     progress.stage(&format!(
         "{}: QEMU {} ({}), Linux {}, {} devices",
         scenario.name,

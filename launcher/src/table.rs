@@ -6,8 +6,8 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Color, ContentArrangement, Table};
 use peerbar_report::{Route, Verdict};
 
-use crate::report::Row;
-use crate::size::{human, throughput};
+use peerbar_lab::report::Row;
+use peerbar_lab::size::{human, throughput};
 
 const HEADER: [&str; 7] = [
     "check",

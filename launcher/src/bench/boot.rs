@@ -6,17 +6,17 @@ use anyhow::{Context, anyhow};
 use peerbar_bench::{Figure, Goal, Report};
 use peerbar_report::Line;
 
-use crate::artifacts::{Artifacts, beside};
 use crate::cli::BenchBoot;
-use crate::exit::Failure;
-use crate::folder::Folder;
-use crate::guest::{self, Guest, News};
-use crate::inbox::{Event, Inbox, Voice};
-use crate::progress::Progress;
-use crate::qemu::{self, Sockets};
-use crate::scenario::Scenario;
-use crate::signals::Signals;
-use crate::socket_folder::SocketFolder;
+use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::exit::Failure;
+use peerbar_lab::folder::Folder;
+use peerbar_lab::guest::{self, Guest, News};
+use peerbar_lab::inbox::{Event, Inbox, Voice};
+use peerbar_lab::progress::Progress;
+use peerbar_lab::qemu::{self, Sockets};
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::signals::Signals;
+use peerbar_lab::socket_folder::SocketFolder;
 
 /// How long one boot may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ pub(super) fn measure(
     let ours = prepare(&modules, "peerbar-agent")?;
     let plain = prepare(&[], "empty-init")?;
     super::add_versions(report, &ours, &scenario.machine);
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let mut times = Vec::new();
     for number in 1..=options.boots {
         progress.stage(&format!("boot {number} of {}", options.boots));

@@ -13,8 +13,8 @@ use peerbar_bench::median;
 use peerbar_flight::{Event, FlightFile, Level, Origin, Outcome, Purpose, Record, Route};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::daemons;
-use crate::scenario::Scenario;
+use peerbar_lab::daemons;
+use peerbar_lab::scenario::Scenario;
 
 /// What each device has recorded, by its name in the scenario.
 #[derive(Clone, Debug, Default)]

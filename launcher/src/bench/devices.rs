@@ -8,8 +8,8 @@ use serde_json::json;
 
 use super::fio::{Load, Pattern};
 use super::lab::{self, Done, Lab};
-use crate::exit::Failure;
-use crate::scenario::Scenario;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::scenario::Scenario;
 
 /// How many controllers, the first of which the others are measured by.
 const COUNTS: [usize; 3] = [1, 4, 16];

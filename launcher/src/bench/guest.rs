@@ -5,7 +5,7 @@ use peerbar_bench::{Figure, Goal};
 use super::fio::{Load, Pattern};
 use super::lab::{Lab, Loaded};
 use super::versus::{Backing, THEIRS, Versus};
-use crate::exit::Failure;
+use peerbar_lab::exit::Failure;
 
 /// What the names of figures of processor time have at their end.
 const COST: &str = "/host-cpu";

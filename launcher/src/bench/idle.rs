@@ -8,8 +8,8 @@ use peerbar_bench::{Figure, Goal};
 
 use super::fio::{Load, Pattern};
 use super::lab::{self, Cost, Done, Lab};
-use crate::exit::Failure;
-use crate::scenario::Scenario;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::scenario::Scenario;
 
 /// Two disks for each way of polling that lets a worker sleep.
 const SCENARIO: &str = r#"
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
     use crate::bench::device_time::Recorded;
-    use crate::report::Row;
+    use peerbar_lab::report::Row;
 
     fn done(output: &str, moved: u64, servers: [u64; 2]) -> Done {
         let [adaptive, never] = servers.map(Duration::from_millis);

@@ -5,7 +5,7 @@ use peerbar_bench::Figure;
 use super::fio::{Load, Pattern};
 use super::lab::{Lab, Loaded};
 use super::versus::{Backing, Versus};
-use crate::exit::Failure;
+use peerbar_lab::exit::Failure;
 
 /// What the others are measured by.
 const NONE: &str = "none";

@@ -10,17 +10,18 @@ use peerbar_report::{Check, Command, Line, Verdict};
 
 use super::device_time::{self, Recorded};
 use super::fio::{self, Outcome};
-use crate::artifacts::{Artifacts, beside};
-use crate::cli::{BenchExtent, Own};
-use crate::exit::Failure;
-use crate::folder::Folder;
-use crate::guest::{Guest, News};
-use crate::progress::Progress;
-use crate::qemu::Sockets;
-use crate::report::Row;
-use crate::scenario::Scenario;
-use crate::signals::Signals;
-use crate::socket_folder::SocketFolder;
+use crate::cli::BenchExtent;
+use peerbar_lab::artifacts::Own;
+use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::exit::Failure;
+use peerbar_lab::folder::Folder;
+use peerbar_lab::guest::{Guest, News};
+use peerbar_lab::progress::Progress;
+use peerbar_lab::qemu::Sockets;
+use peerbar_lab::report::Row;
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::signals::Signals;
+use peerbar_lab::socket_folder::SocketFolder;
 
 /// How long a guest may take until it is ready.
 const START: Duration = Duration::from_secs(60);
@@ -213,7 +214,7 @@ impl Lab<'_> {
         let temporary = SocketFolder::create()?;
         let sockets = Sockets::in_folder(temporary.path());
         let boot = artifacts.boot(&scenario.machine);
-        let mut progress = Progress::new();
+        let mut progress = Progress::default();
         progress.stage(&format!("{}: a guest boots", scenario.name));
         let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, self.signals)?;
         let seen = follow(&mut guest, scenario, names, &mut progress)?;

@@ -10,9 +10,9 @@ use peerbar_report::{Buffer, Calls, Check, Copy, GpuFile, Measure, Medium, Route
 use super::device_time::Way;
 use super::fio::{Load, Pattern};
 use super::lab::{self, Done, Lab, Pair};
-use crate::exit::Failure;
-use crate::scenario::Scenario;
-use crate::size::Size;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::size::Size;
 
 /// Two disks, one with a CMB, and a GPU below one switch; and a disk elsewhere, which has to ask QEMU for what the others
 /// reach by themselves.
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
     use crate::bench::device_time::Recorded;
     use crate::bench::lab::Cost;
-    use crate::report::Row;
+    use peerbar_lab::report::Row;
 
     #[test]
     fn every_figure_has_a_name_of_its_own() {

@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use super::fio::Load;
 use super::lab::{self, Done, Lab, Loaded, Pair};
-use crate::exit::Failure;
-use crate::scenario::Scenario;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::scenario::Scenario;
 
 /// What ours is measured by.
 pub(super) const THEIRS: &str = "QEMU's own NVMe";
@@ -115,8 +115,8 @@ fn images() -> anyhow::Result<TempDir> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::iommu::Iommu;
-    use crate::scenario::{Model, Namespace};
+    use peerbar_lab::iommu::Iommu;
+    use peerbar_lab::scenario::{Model, Namespace};
 
     #[test]
     fn the_scenario_makes_sense() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::line::line;
 use super::recorded::Recorded;
-use crate::results::print;
+use peerbar_lab::terminal::print;
 
 /// How often is looked for new records, which nobody tells of.
 const LOOK: Duration = Duration::from_millis(100);

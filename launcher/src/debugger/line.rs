@@ -5,7 +5,7 @@ use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 
 use super::behind::{Behind, window_name};
 use super::recorded::{Device, Recorded};
-use crate::size::human;
+use peerbar_lab::size::human;
 
 /// All records of all devices in the order of their times.
 pub(super) fn history(recorded: &Recorded) -> String {

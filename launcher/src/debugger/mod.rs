@@ -17,9 +17,9 @@ use peerbar_flight::{Finding, FindingKind};
 use recorded::Recorded;
 
 use crate::cli;
-use crate::exit::Failure;
-use crate::results::print;
-use crate::scenario::Sanitize;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::scenario::Sanitize;
+use peerbar_lab::terminal::print;
 
 /// Exit code if the sanitizer has found something.
 const FINDINGS: u8 = 1;

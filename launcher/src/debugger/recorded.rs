@@ -10,7 +10,7 @@ use peerbar_flight::{
 
 use super::behind::Ram;
 use super::kernel::Kernel;
-use crate::scenario::Scenario;
+use peerbar_lab::scenario::Scenario;
 
 /// What is known of a run.
 pub(crate) struct Recorded {

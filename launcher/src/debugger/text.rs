@@ -9,7 +9,7 @@ use super::data::busiest_second;
 use super::line::{access, direction, operation, range, span};
 use super::recorded::{Device, Recorded};
 use crate::cli;
-use crate::size::human;
+use peerbar_lab::size::human;
 
 /// Mappings and faults that are shown of a device unless all are wanted.
 const FEW: usize = 16;

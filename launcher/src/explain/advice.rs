@@ -5,9 +5,9 @@ use serde::Serialize;
 
 use super::case::{Case, decide_in};
 use super::pairs::Pair;
-use crate::cpu;
-use crate::fabric::fabric;
-use crate::scenario::{Device, Place, Scenario, Switch};
+use peerbar_lab::cpu;
+use peerbar_lab::fabric::fabric;
+use peerbar_lab::scenario::{Device, Place, Scenario, Switch};
 
 /// A model whose root complexes Linux trusts.
 const TRUSTED_CPU: &str = "EPYC";
@@ -124,8 +124,8 @@ mod tests {
     use super::super::guest::tests::root_ports;
     use super::super::recorded::Recorded;
     use super::*;
-    use crate::exit::Outcome;
-    use crate::verdict;
+    use peerbar_lab::exit::Outcome;
+    use peerbar_lab::verdict;
 
     fn advice(scenario: &Scenario, now: Verdict) -> Vec<(String, Verdict)> {
         let pair = Pair {

@@ -6,9 +6,9 @@ use peerbar_rule::{Decision, PciTree, Platform, Release, decide};
 use super::guest::Guest;
 use super::pairs::Pair;
 use super::recorded::{CheckResult, Recorded};
-use crate::exit::Failure;
-use crate::fabric::{fabric, platform};
-use crate::scenario::{Machine, Scenario};
+use peerbar_lab::exit::Failure;
+use peerbar_lab::fabric::{fabric, platform};
+use peerbar_lab::scenario::{Machine, Scenario};
 
 /// A machine whose pairs can be decided about.
 pub(crate) struct Case {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::advice::{self, Advice};
 use super::case::Case;
 use super::pairs::{self, Pair};
-use crate::scenario::Device;
+use peerbar_lab::scenario::Device;
 
 /// Why a client's DMA reaches a provider's memory as it does, or not.
 #[derive(Debug, Serialize)]

@@ -22,9 +22,9 @@ use pairs::Pair;
 use recorded::Recorded;
 
 use crate::cli;
-use crate::exit::{Failure, Outcome};
-use crate::results::print;
-use crate::scenario::{Device, Scenario};
+use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::scenario::{Device, Scenario};
+use peerbar_lab::terminal::print;
 
 /// What is said of a machine without pairs.
 const NOTHING: &str = "nothing to explain: no device has memory for others; give an [[nvme]] a `cmb`, or add a [[gpu]]\n";
@@ -123,8 +123,8 @@ fn shown(occasion: &str, explanations: &[Explanation], as_json: bool) -> anyhow:
 mod tests {
     use super::guest::tests::root_ports;
     use super::*;
-    use crate::exit::Outcome;
-    use crate::verdict::Verdict;
+    use peerbar_lab::exit::Outcome;
+    use peerbar_lab::verdict::Verdict;
 
     const NO_MEMORY: &str = r#"
 name = "bare"

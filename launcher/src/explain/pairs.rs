@@ -2,7 +2,7 @@
 
 use peerbar_report::{Buffer, Check};
 
-use crate::scenario::{Device, Scenario};
+use peerbar_lab::scenario::{Device, Scenario};
 
 /// Whose memory, and whose DMA.
 #[derive(Clone, Debug, PartialEq, Eq)]

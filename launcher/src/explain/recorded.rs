@@ -8,12 +8,12 @@ use peerbar_report::{Evidence, Measure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::exit::Failure;
-use crate::folder::STARTED;
 use crate::results::{EVIDENCE, RESULTS};
 use crate::run::SCENARIO;
-use crate::scenario::Scenario;
-use crate::verdict::Verdict;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::folder::STARTED;
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::verdict::Verdict;
 
 /// A run that is over.
 pub(crate) struct Recorded {

@@ -1,8 +1,8 @@
 //! An explanation for people.
 
 use super::explanation::{Explanation, Kernel, Place, Seen};
-use crate::size::human;
 use crate::table::word;
+use peerbar_lab::size::human;
 
 /// Width of the words before a block of lines.
 const MARGIN: usize = 9;
@@ -112,9 +112,9 @@ mod tests {
     use super::super::pairs::Pair;
     use super::super::recorded::{CheckResult, Recorded};
     use super::*;
-    use crate::exit::Outcome;
-    use crate::scenario::Scenario;
-    use crate::verdict::Verdict;
+    use peerbar_lab::exit::Outcome;
+    use peerbar_lab::scenario::Scenario;
+    use peerbar_lab::verdict::Verdict;
 
     const SCENARIO: &str = r#"
 name = "x"

@@ -11,15 +11,15 @@ use anyhow::{Context, anyhow};
 use super::cell::Tried;
 use super::kernel::Kernel;
 use super::topology::Pair;
-use crate::child::{Child, last_words};
-use crate::exit::{Failure, Outcome};
 use crate::explain::guest::Guest;
 use crate::explain::recorded::{CheckResult, Recorded};
-use crate::folder::Folder;
-use crate::inbox::{Event, Inbox, Voice};
-use crate::leash;
-use crate::progress::Progress;
-use crate::signals::Signals;
+use peerbar_lab::child::{Child, last_words};
+use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::folder::Folder;
+use peerbar_lab::inbox::{Event, Inbox, Voice};
+use peerbar_lab::leash;
+use peerbar_lab::progress::Progress;
+use peerbar_lab::signals::Signals;
 
 /// How long a run may take to end in order after it was asked to.
 const END: Duration = Duration::from_secs(20);
@@ -61,7 +61,7 @@ pub(super) fn run(
     folder: &Folder,
     signals: &Signals,
 ) -> Result<(), Failure> {
-    let mut progress = Progress::new();
+    let mut progress = Progress::default();
     let mut inbox = Inbox::new(signals);
     let mut running: BTreeMap<usize, Child> = BTreeMap::new();
     let mut waiting = orders.iter().enumerate();

@@ -12,9 +12,9 @@ use super::kernel::Kernel;
 use super::topology::{Flow, Pair, Topology};
 use super::way::Way;
 use crate::explain::recorded::CheckResult;
-use crate::fabric::{fabric, platform};
-use crate::iommu::Iommu;
-use crate::scenario::Scenario;
+use peerbar_lab::fabric::{fabric, platform};
+use peerbar_lab::iommu::Iommu;
+use peerbar_lab::scenario::Scenario;
 
 /// Where in the matrix a cell is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::topology::Pair;
 use crate::explain::guest::Guest;
-use crate::iommu::Iommu;
+use peerbar_lab::iommu::Iommu;
 
 /// What the guest's kernel did with one pair.
 #[derive(Clone, Debug, Default, Serialize)]

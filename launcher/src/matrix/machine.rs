@@ -11,7 +11,7 @@
 //! bridge0 ── root port ─ bridge-cmb
 //! ```
 
-use crate::iommu::Iommu;
+use peerbar_lab::iommu::Iommu;
 
 use super::Device;
 use super::topology::Pair;
@@ -91,7 +91,7 @@ mod tests {
 
     use super::super::topology::{Flow, Topology};
     use super::*;
-    use crate::scenario::Scenario;
+    use peerbar_lab::scenario::Scenario;
 
     #[test]
     fn the_machine_makes_sense_with_every_pair() {

@@ -7,8 +7,8 @@ use super::Device;
 use super::cell::Spot;
 use super::topology::{Flow, Pair, Topology};
 use crate::cli;
-use crate::cpu;
-use crate::iommu::Iommu;
+use peerbar_lab::cpu;
+use peerbar_lab::iommu::Iommu;
 
 /// A CPU whose root complexes Linux trusts, and one with those of QEMU's machine, which it does not.
 const CPUS: [&str; 2] = ["EPYC", "Haswell"];

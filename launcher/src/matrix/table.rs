@@ -7,7 +7,7 @@ use comfy_table::{Attribute, Cell as TableCell, Color, Table};
 
 use super::cell::{Cell, Spot};
 use super::way::Way;
-use crate::iommu::Iommu;
+use peerbar_lab::iommu::Iommu;
 
 /// A table for each processor, with a row for each topology and flow and a column for each IOMMU; coloured if `colour`.
 pub(super) fn tables(cells: &[Cell], colour: bool) -> String {

@@ -1,0 +1,148 @@
+//! What a run is made of: QEMU, a kernel, an initramfs, our own programs.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use peerbar_images::{Cache, GuestImage, ImageError, Kernel, Qemu, Root};
+use serde_json::{Value, json};
+
+use crate::accel::Accel;
+use crate::exit::Failure;
+use crate::firmware::Firmware;
+use crate::qemu::Boot;
+use crate::scenario::Machine;
+use crate::signals::Signals;
+
+/// The user's own pieces, in place of ours.
+#[derive(Args)]
+pub struct Own {
+    /// QEMU to use [default: the one on PATH if it has vfio-user, else peerbar's own].
+    #[arg(long, value_name = "PATH")]
+    pub qemu: Option<PathBuf>,
+    /// Kernel to boot: a bzImage, a vmlinux or a build tree [default: peerbar's own].
+    #[arg(long, value_name = "PATH")]
+    pub kernel: Option<PathBuf>,
+    /// Modules of that kernel: lib/modules/RELEASE, or a folder that contains it.
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    pub modules: Option<PathBuf>,
+}
+
+/// Everything that is there before a guest starts.
+pub struct Artifacts {
+    /// The QEMU to start.
+    pub qemu: Qemu,
+    /// What the guest boots from.
+    pub guest: GuestImage,
+    /// The Debian tree, if anything of it is used.
+    pub root: Option<Root>,
+}
+
+impl Artifacts {
+    /// Finds or makes all of it, with `init` as the guest's first program and `modules` in its initramfs. The tree is
+    /// made only if it is the user's lack of a QEMU or a kernel that asks for it, or `tools` does. A signal ends it.
+    pub fn prepare(
+        own: &Own,
+        modules: &[String],
+        tools: bool,
+        init: &Path,
+        signals: &Signals,
+    ) -> Result<Self, Failure> {
+        let cache = Cache::open()?.stopped_by(signals.any()?);
+        let made = Self::make(own, modules, tools, init, &cache);
+        match signals.pending()? {
+            Some(signal) => Err(Failure::Interrupted(signal)),
+            None => made,
+        }
+    }
+
+    fn make(
+        own: &Own,
+        modules: &[String],
+        tools: bool,
+        init: &Path,
+        cache: &Cache,
+    ) -> Result<Self, Failure> {
+        let qemu = Qemu::find(own.qemu.as_deref(), cache).map_err(|error| match own.qemu {
+            Some(_) => Failure::Usage(error.into()),
+            None => error.into(),
+        })?;
+        let root = if tools || own.kernel.is_none() {
+            Some(Root::get(cache)?)
+        } else {
+            None
+        };
+        let kernel = match (&own.kernel, &root) {
+            (Some(kernel), _) => Kernel::user(kernel, own.modules.as_deref()).map_err(blame)?,
+            (None, Some(root)) => Kernel::from_root(root),
+            (None, None) => return Err(anyhow!("there is no kernel").into()),
+        };
+        let kernel = with_own_drivers(kernel, modules, cache, root.as_ref())?;
+        let guest = GuestImage::prepare(cache, &kernel, modules, init).map_err(blame)?;
+        Ok(Self { qemu, guest, root })
+    }
+
+    /// The `machine` that boots it.
+    pub fn boot<'a>(&'a self, machine: &'a Machine) -> Boot<'a> {
+        Boot {
+            accel: Accel::detect(),
+            machine,
+            firmware: if self.qemu.qboot {
+                machine.firmware
+            } else {
+                Firmware::Seabios
+            },
+            kernel: &self.guest.kernel,
+            initramfs: &self.guest.initramfs,
+        }
+    }
+
+    /// Versions of all of it, for the record.
+    pub fn versions(&self) -> Value {
+        json!({
+            "peerbar": env!("CARGO_PKG_VERSION"),
+            "qemu": self.qemu.version.to_string(),
+            "kernel": self.guest.release,
+            "packages": self.root.as_ref().map(|root| &root.manifest().packages),
+        })
+    }
+}
+
+/// The kernel with the drivers of this project, if any of `modules` is one of them.
+fn with_own_drivers(
+    kernel: Kernel,
+    modules: &[String],
+    cache: &Cache,
+    root: Option<&Root>,
+) -> Result<Kernel, Failure> {
+    if !modules.iter().any(|name| name.starts_with("peerbar_")) {
+        return Ok(kernel);
+    }
+    let rules = beside("gpu-driver/Kbuild")?;
+    let sources = rules.parent().unwrap_or(&rules);
+    kernel.with_sources(cache, root, sources).map_err(blame)
+}
+
+/// The file `name` of this project, which stands beside this program.
+pub fn beside(name: &str) -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let path = own.with_file_name(name);
+    if !path.is_file() {
+        let message = format!(
+            "{name} is missing: {} is no file; run scripts/build",
+            path.display()
+        );
+        return Err(anyhow!(message).into());
+    }
+    Ok(path)
+}
+
+/// What an argument about the kernel names wrongly is the user's doing, all else the machine's.
+fn blame(error: ImageError) -> Failure {
+    use ImageError::{CutOff, NoBuildTree, NoKernel, NoModules, NoPvh, NotAKernel};
+    match error {
+        NoKernel { .. } | NotAKernel { .. } | NoPvh { .. } => Failure::Usage(error.into()),
+        CutOff { .. } | NoModules { .. } | NoBuildTree { .. } => Failure::Usage(error.into()),
+        _ => Failure::Environment(error.into()),
+    }
+}

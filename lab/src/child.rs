@@ -1,0 +1,174 @@
+//! A child process that is always reaped.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child as StdChild, ChildStdout, Command, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// A running or ended child. Dropped, it is killed and reaped.
+pub struct Child {
+    child: StdChild,
+    pidfd: OwnedFd,
+}
+
+impl Child {
+    /// Starts `command`.
+    pub fn spawn(mut command: Command) -> anyhow::Result<Self> {
+        let program = command.get_program().to_owned();
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        match open(&child) {
+            Ok(pidfd) => Ok(Self { child, pidfd }),
+            Err(error) => {
+                child
+                    .kill()
+                    .and_then(|()| child.wait())
+                    .context("cannot end a child")?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Its standard output, if that is a pipe; once.
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Becomes readable when the child ends.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        self.child.try_wait().context("cannot ask after a child")
+    }
+
+    /// Asks it to end, and kills it if it has not within `grace`.
+    pub fn end(&mut self, grace: Duration) -> anyhow::Result<ExitStatus> {
+        if self.ended()?.is_none() {
+            pidfd_send_signal(&self.pidfd, Signal::TERM).context("cannot end a child")?;
+        }
+        if !self.ends_within(grace)? {
+            self.child.kill().context("cannot kill a child")?;
+        }
+        self.child.wait().context("cannot reap a child")
+    }
+
+    /// Kills it, if it has not ended.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill().context("cannot kill a child")
+    }
+
+    /// Whether it has ended, or does within `grace`; a signal to this process cuts the wait short.
+    fn ends_within(&self, grace: Duration) -> anyhow::Result<bool> {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let timeout = Timespec::try_from(grace).context("the grace is too long")?;
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(anyhow!(error).context("cannot wait for a child")),
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // A child that has been reaped is not signalled again by the standard library.
+        if self.child.kill().and_then(|()| self.child.wait()).is_err() {
+            log::warn!("cannot end the child {}", self.child.id());
+        }
+    }
+}
+
+/// The last line of the log file of a child, for a message of one line.
+pub fn last_words(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.unwrap_or("without a word").to_owned()
+}
+
+fn open(child: &StdChild) -> anyhow::Result<OwnedFd> {
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("a child without a pid")?;
+    pidfd_open(pid, PidfdFlags::empty()).context("cannot watch a child (pidfd_open)")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+    use std::time::Instant;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn shell(script: &str) -> Child {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        Child::spawn(command).unwrap()
+    }
+
+    fn is_gone(pid: u32) -> bool {
+        !Path::new(&format!("/proc/{pid}")).exists()
+    }
+
+    #[test]
+    fn a_child_that_listens_ends_at_once() {
+        let mut child = shell("exec sleep 60");
+        let begun = Instant::now();
+        let status = child.end(LONG).unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(15)
+        );
+        assert!(begun.elapsed() < LONG);
+    }
+
+    #[test]
+    fn a_deaf_child_is_killed_after_the_grace() {
+        let mut child = shell("trap '' TERM; echo up; exec sleep 60");
+        let mut stdout = child.take_stdout().unwrap();
+        std::io::Read::read_exact(&mut stdout, &mut [0; 3]).unwrap();
+        let status = child.end(Duration::from_millis(50)).unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9)
+        );
+    }
+
+    #[test]
+    fn a_dropped_child_is_reaped() {
+        let child = shell("exec sleep 60");
+        let pid = child.child.id();
+        assert!(!is_gone(pid));
+        drop(child);
+        assert!(is_gone(pid));
+    }
+
+    #[test]
+    fn the_last_words_are_the_last_line_with_words() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(last_words(log.path()), "without a word");
+        fs::write(log.path(), "first\nlast\n\n").unwrap();
+        assert_eq!(last_words(log.path()), "last");
+    }
+}

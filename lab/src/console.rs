@@ -1,0 +1,197 @@
+//! The guest's serial console: kept in a file, searched for a kernel in trouble.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
+
+use anyhow::Context;
+
+/// Lines that are shown when a run fails.
+const TAIL: usize = 30;
+/// Longest piece of a line that is looked at as one.
+const LONGEST: usize = 4096;
+/// A guest that says more than this is not heard any more; the disk is the host's.
+const LARGEST: usize = 64 << 20;
+
+/// How the kernel begins a line when something is broken, after the time stamp.
+const TROUBLES: [&str; 10] = [
+    "BUG: ",
+    "WARNING: ",
+    "Oops",
+    "Kernel panic",
+    "general protection fault",
+    "INFO: task ",
+    "INFO: rcu",
+    "rcu: INFO: ",
+    "watchdog: BUG",
+    "unregister_netdevice: waiting",
+];
+/// What may follow any of them, or stand alone; it says less than they do.
+const LEAST: &str = "Call Trace:";
+
+/// What the console has said so far.
+pub struct Console {
+    file: File,
+    written: usize,
+    partial: Vec<u8>,
+    tail: VecDeque<String>,
+    trouble: Option<Trouble>,
+}
+
+/// A line that shows a kernel in trouble.
+struct Trouble {
+    line: String,
+    weight: Weight,
+}
+
+/// How much a line of trouble says.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Weight {
+    /// That there is trouble.
+    Trace,
+    /// Which trouble.
+    Cause,
+}
+
+impl Console {
+    /// A console that is kept in `file`.
+    pub fn new(file: File) -> Self {
+        Self {
+            file,
+            written: 0,
+            partial: Vec::new(),
+            tail: VecDeque::new(),
+            trouble: None,
+        }
+    }
+
+    /// Takes the next bytes and returns the lines that they complete.
+    pub fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<String>> {
+        let room = LARGEST.saturating_sub(self.written);
+        let kept = bytes.get(..room).unwrap_or(bytes);
+        self.file
+            .write_all(kept)
+            .context("cannot write the console's log")?;
+        self.written = self.written.saturating_add(kept.len());
+        let mut lines = Vec::new();
+        for &byte in bytes {
+            match byte {
+                b'\n' => lines.push(self.end_line()),
+                _ if self.partial.len() == LONGEST => {
+                    lines.push(self.end_line());
+                    self.partial.push(byte);
+                }
+                _ => self.partial.push(byte),
+            }
+        }
+        Ok(lines)
+    }
+
+    /// The first line that shows a kernel in trouble; one that only begins a trace if there is no better.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_ref().map(|trouble| trouble.line.as_str())
+    }
+
+    /// The last lines, the unfinished one included.
+    pub fn tail(&self) -> Vec<String> {
+        let unfinished = Some(printable(&self.partial)).filter(|line| !line.is_empty());
+        self.tail.iter().cloned().chain(unfinished).collect()
+    }
+
+    fn end_line(&mut self) -> String {
+        let line = printable(&std::mem::take(&mut self.partial));
+        let known = self.trouble.as_ref().map(|trouble| trouble.weight);
+        if let Some(weight) = weight(&line).filter(|weight| Some(*weight) > known) {
+            self.trouble = Some(Trouble {
+                line: line.clone(),
+                weight,
+            });
+        }
+        if self.tail.len() == TAIL {
+            self.tail.pop_front();
+        }
+        self.tail.push_back(line.clone());
+        line
+    }
+}
+
+/// None if the line shows no trouble.
+fn weight(line: &str) -> Option<Weight> {
+    let text = match line
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once("] "))
+    {
+        Some((_, text)) => text,
+        None => line,
+    };
+    if TROUBLES.iter().any(|trouble| text.starts_with(trouble)) {
+        return Some(Weight::Cause);
+    }
+    text.starts_with(LEAST).then_some(Weight::Trace)
+}
+
+/// The guest must not steer the terminal that its words are shown on.
+fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.trim_end()
+        .chars()
+        .filter(|&character| character == '\t' || !character.is_control())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn console() -> Console {
+        Console::new(tempfile::tempfile().unwrap())
+    }
+
+    #[test]
+    fn lines_come_out_whole_and_harmless() {
+        let mut console = console();
+        assert_eq!(console.take(b"[    0.1] on").unwrap(), Vec::<String>::new());
+        assert_eq!(
+            console.take(b"e\r\ntwo\x1b[2J\nthr").unwrap(),
+            ["[    0.1] one", "two[2J"]
+        );
+        assert_eq!(console.tail(), ["[    0.1] one", "two[2J", "thr"]);
+        assert_eq!(console.trouble(), None);
+    }
+
+    #[test]
+    fn the_first_trouble_is_remembered() {
+        let mut console = console();
+        console
+            .take(b"[    1.0] nvme: WARNING: not at the start\n")
+            .unwrap();
+        assert_eq!(console.trouble(), None);
+        console
+            .take(b"[    1.1] WARNING: kernel/x.c:1 at f, CPU#0\n[    1.2] BUG: later\n")
+            .unwrap();
+        assert_eq!(
+            console.trouble(),
+            Some("[    1.1] WARNING: kernel/x.c:1 at f, CPU#0")
+        );
+    }
+
+    #[test]
+    fn a_trace_is_the_last_choice() {
+        let mut console = console();
+        console.take(b"[    1.0] Call Trace:\n").unwrap();
+        assert_eq!(console.trouble(), Some("[    1.0] Call Trace:"));
+        console
+            .take(b"[    1.1] Kernel panic - not syncing: x\n[    1.2] Call Trace:\n")
+            .unwrap();
+        let panic = "[    1.1] Kernel panic - not syncing: x";
+        assert_eq!(console.trouble(), Some(panic));
+    }
+
+    #[test]
+    fn an_endless_line_and_many_lines_stay_bounded() {
+        let mut console = console();
+        assert_eq!(console.take(&[b'x'; LONGEST * 3 + 1]).unwrap().len(), 3);
+        console.take(&b"\n".repeat(1000)).unwrap();
+        assert_eq!(console.tail().len(), TAIL);
+    }
+}

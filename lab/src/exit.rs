@@ -1,0 +1,137 @@
+//! How the command ends, as exit codes.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use anyhow::Error;
+use peerbar_images::ImageError;
+use serde::{Deserialize, Serialize};
+
+use crate::scenario::ScenarioError;
+use crate::terminal::say;
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Every check passed.
+    Passed,
+    /// A check failed, or the run as a whole is not clean.
+    Failed,
+    /// The time limit passed.
+    TimedOut,
+    /// The guest ended before its report did.
+    GuestDied,
+    /// A signal of this number ended the run.
+    Interrupted(i32),
+}
+
+impl Outcome {
+    /// Exit code; signals as a shell counts them.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Passed => 0,
+            Self::Failed => 1,
+            Self::TimedOut => 124,
+            Self::GuestDied => 255,
+            Self::Interrupted(signal) => {
+                u8::try_from(signal.saturating_add(128)).unwrap_or(u8::MAX)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("passed"),
+            Self::Failed => f.write_str("failed"),
+            Self::TimedOut => f.write_str("timed out"),
+            Self::GuestDied => f.write_str("guest died"),
+            Self::Interrupted(_) => f.write_str("interrupted"),
+        }
+    }
+}
+
+/// Why nothing could be run at all.
+#[derive(Debug)]
+pub enum Failure {
+    /// The user asked for something that cannot be.
+    Usage(Error),
+    /// The machine lacks something, or refuses it.
+    Environment(Error),
+    /// A signal of this number came first.
+    Interrupted(i32),
+}
+
+impl Failure {
+    /// Exit code (sysexits.h: 69 is `EX_UNAVAILABLE`).
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Environment(_) => 69,
+            Self::Interrupted(signal) => Outcome::Interrupted(*signal).code(),
+        }
+    }
+
+    /// Says why on one line of stderr and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        say(format_args!("peerbar: {self}"));
+        ExitCode::from(self.code())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(error) | Self::Environment(error) => write!(f, "{error:#}"),
+            Self::Interrupted(signal) => write!(f, "ended by signal {signal}"),
+        }
+    }
+}
+
+/// What is not known to be the user's doing is the machine's.
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Environment(error)
+    }
+}
+
+impl From<ScenarioError> for Failure {
+    fn from(error: ScenarioError) -> Self {
+        Self::Usage(error.into())
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Self {
+        Self::Environment(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn outcomes_have_the_documented_codes() {
+        let outcomes = [
+            Outcome::Passed,
+            Outcome::Failed,
+            Outcome::TimedOut,
+            Outcome::GuestDied,
+            Outcome::Interrupted(2),
+            Outcome::Interrupted(15),
+        ];
+        assert_eq!(outcomes.map(Outcome::code), [0, 1, 124, 255, 130, 143]);
+    }
+
+    #[test]
+    fn failures_have_the_documented_codes() {
+        assert_eq!(Failure::Usage(anyhow!("x")).code(), 2);
+        assert_eq!(Failure::from(anyhow!("x")).code(), 69);
+        assert_eq!(Failure::Interrupted(2).code(), 130);
+    }
+}

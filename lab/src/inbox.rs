@@ -1,0 +1,247 @@
+//! Everything that a run waits for, in one place: output, connections, ends of children, signals.
+
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::signals::Signals;
+
+/// Whom a source belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voice {
+    /// The guest's agent.
+    Report,
+    /// The guest's serial console.
+    Console,
+    /// QEMU itself.
+    Qemu,
+    /// The device server of this index.
+    Server(usize),
+    /// The run of this index, which is a process of its own.
+    Run(usize),
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event {
+    /// Bytes arrived.
+    Data(Voice, Vec<u8>),
+    /// No more bytes will.
+    Closed(Voice),
+    /// A peer connected; the listener is no longer watched.
+    Connected(UnixStream),
+    /// A child ended.
+    Ended(Voice),
+    /// This process was asked to end by the signal of this number.
+    Signal(i32),
+}
+
+enum Source {
+    Bytes(Box<dyn ReadFd>),
+    Listener(UnixListener),
+    Child(OwnedFd),
+}
+
+trait ReadFd: Read + AsFd {}
+impl<R: Read + AsFd> ReadFd for R {}
+
+/// Waits for any of its sources.
+pub struct Inbox<'a> {
+    signals: &'a Signals,
+    sources: Vec<(Voice, Source)>,
+}
+
+impl<'a> Inbox<'a> {
+    /// An inbox that receives `signals`.
+    pub fn new(signals: &'a Signals) -> Self {
+        Self {
+            signals,
+            sources: Vec::new(),
+        }
+    }
+
+    /// Waits for bytes of `stream`.
+    pub fn add_bytes(&mut self, voice: Voice, stream: impl Read + AsFd + 'static) {
+        self.sources.push((voice, Source::Bytes(Box::new(stream))));
+    }
+
+    /// Waits for the first connection to `listener`.
+    pub fn add_listener(&mut self, voice: Voice, listener: UnixListener) {
+        self.sources.push((voice, Source::Listener(listener)));
+    }
+
+    /// Waits for the end of the child behind `pidfd`.
+    pub fn add_child(&mut self, voice: Voice, pidfd: BorrowedFd<'_>) -> anyhow::Result<()> {
+        let pidfd = pidfd.try_clone_to_owned().context("cannot watch a child")?;
+        self.sources.push((voice, Source::Child(pidfd)));
+        Ok(())
+    }
+
+    /// The next event, or none after `deadline`. Of several, a signal comes first, then what was added first.
+    pub fn next(&mut self, deadline: Instant) -> anyhow::Result<Option<Event>> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let timeout = Timespec::try_from(left).context("the deadline is too far")?;
+            let sources = self.sources.iter().map(|(_, source)| source.fd());
+            let fds = self.signals.fds().chain(sources);
+            let mut fds: Vec<PollFd<'_>> = fds
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(anyhow!(error).context("cannot wait for events")),
+            }
+            let Some(ready) = fds.iter().position(|fd| !fd.revents().is_empty()) else {
+                continue;
+            };
+            return self.take(ready).map(Some);
+        }
+    }
+
+    fn take(&mut self, ready: usize) -> anyhow::Result<Event> {
+        if let Some(number) = self.signals.take(ready)? {
+            return Ok(Event::Signal(number));
+        }
+        let index = ready - self.signals.fds().count();
+        let (voice, source) = self
+            .sources
+            .get_mut(index)
+            .context("an event without a source")?;
+        let voice = *voice;
+        let event = match source {
+            Source::Bytes(stream) => match read_some(stream) {
+                Some(bytes) => return Ok(Event::Data(voice, bytes)),
+                None => Event::Closed(voice),
+            },
+            Source::Listener(listener) => {
+                Event::Connected(listener.accept().context("cannot accept")?.0)
+            }
+            Source::Child(_) => Event::Ended(voice),
+        };
+        self.sources.remove(index);
+        Ok(event)
+    }
+}
+
+impl Source {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Bytes(stream) => stream.as_fd(),
+            Self::Listener(listener) => listener.as_fd(),
+            Self::Child(pidfd) => pidfd.as_fd(),
+        }
+    }
+}
+
+/// A peer that is gone says so by an error as well as by an end of file.
+fn read_some(stream: &mut impl Read) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(length) if length > 0 => {
+                bytes.truncate(length);
+                return Some(bytes);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Ok(_) | Err(_) => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use signal_hook::consts::SIGHUP;
+    use signal_hook::low_level::raise;
+
+    use super::*;
+    use crate::child::Child;
+
+    /// A signal reaches every listener of the process, so these tests run one at a time.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(30)
+    }
+
+    #[test]
+    fn a_child_s_words_come_before_its_end() {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "echo hello"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut child = Child::spawn(command).unwrap();
+        let _alone = ALONE.lock();
+        let signals = Signals::new().unwrap();
+        let mut inbox = Inbox::new(&signals);
+        inbox.add_bytes(Voice::Console, child.take_stdout().unwrap());
+        inbox.add_child(Voice::Qemu, child.pidfd()).unwrap();
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            seen.push(format!("{:?}", inbox.next(soon()).unwrap().unwrap()));
+        }
+        assert_eq!(
+            seen[0],
+            format!("{:?}", Event::Data(Voice::Console, b"hello\n".to_vec()))
+        );
+        assert!(seen.contains(&"Closed(Console)".to_owned()), "{seen:?}");
+        assert!(seen.contains(&"Ended(Qemu)".to_owned()), "{seen:?}");
+        assert!(inbox.next(Instant::now()).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_first_connection_is_handed_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _alone = ALONE.lock();
+        let signals = Signals::new().unwrap();
+        let mut inbox = Inbox::new(&signals);
+        inbox.add_listener(Voice::Report, UnixListener::bind(&path).unwrap());
+        let mut peer = UnixStream::connect(&path).unwrap();
+        let Some(Event::Connected(stream)) = inbox.next(soon()).unwrap() else {
+            panic!("no connection")
+        };
+        inbox.add_bytes(Voice::Report, stream);
+        peer.write_all(b"x").unwrap();
+        assert!(
+            matches!(inbox.next(soon()).unwrap(), Some(Event::Data(Voice::Report, bytes)) if bytes == b"x")
+        );
+        drop(peer);
+        assert!(matches!(
+            inbox.next(soon()).unwrap(),
+            Some(Event::Closed(Voice::Report))
+        ));
+    }
+
+    #[test]
+    fn a_signal_comes_first_and_a_flood_does_not_hide_the_deadline() {
+        let _alone = ALONE.lock();
+        let signals = Signals::new().unwrap();
+        let mut inbox = Inbox::new(&signals);
+        inbox.add_bytes(Voice::Console, std::fs::File::open("/dev/zero").unwrap());
+        assert!(matches!(inbox.next(soon()).unwrap(), Some(Event::Data(..))));
+        assert!(inbox.next(Instant::now()).unwrap().is_none());
+        assert_eq!(signals.pending().unwrap(), None);
+        raise(SIGHUP).unwrap();
+        assert_eq!(signals.pending().unwrap(), Some(SIGHUP));
+        assert!(matches!(
+            inbox.next(soon()).unwrap(),
+            Some(Event::Signal(SIGHUP))
+        ));
+    }
+}

@@ -1,0 +1,83 @@
+//! The guest's IOMMU: what QEMU and the kernel must be told of it.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// Which IOMMU the machine has, and whether the kernel has it translate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Iommu {
+    /// There is none.
+    #[default]
+    None,
+    /// Intel's, translating. Its caching mode has every map and unmap reach the devices' servers.
+    Intel,
+    /// Intel's, which lets everything pass.
+    IntelPassthrough,
+    /// AMD's, translating.
+    Amd,
+    /// virtio's, translating.
+    Virtio,
+}
+
+impl Iommu {
+    /// As a scenario calls it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Intel => "intel",
+            Self::IntelPassthrough => "intel-passthrough",
+            Self::Amd => "amd",
+            Self::Virtio => "virtio",
+        }
+    }
+
+    /// What is added to QEMU's `-M`: interrupts that an IOMMU of Intel's or AMD's could remap are split.
+    pub fn machine(self) -> &'static str {
+        match self {
+            Self::None | Self::Virtio => "",
+            Self::Intel | Self::IntelPassthrough | Self::Amd => ",kernel-irqchip=split",
+        }
+    }
+
+    /// The device, which must come before all others. With `ats` it answers devices that ask for translations, if it can.
+    pub fn device(self, ats: bool) -> Option<&'static str> {
+        match self {
+            Self::Intel | Self::IntelPassthrough if ats => {
+                Some("intel-iommu,caching-mode=on,intremap=off,device-iotlb=on")
+            }
+            Self::None => None,
+            Self::Intel | Self::IntelPassthrough => {
+                Some("intel-iommu,caching-mode=on,intremap=off")
+            }
+            Self::Amd => Some("amd-iommu,dma-remap=on"),
+            Self::Virtio => Some("virtio-iommu-pci"),
+        }
+    }
+
+    /// Parameters for the guest's kernel.
+    pub fn kernel_parameters(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Intel => "intel_iommu=on iommu=nopt",
+            Self::IntelPassthrough => "intel_iommu=on iommu=pt",
+            Self::Amd => "iommu=nopt",
+            // Its driver is a module, for which the kernel would have other devices wait for 10 s, the port that brings
+            // the agent's plan among them, and then do without.
+            Self::Virtio => "iommu=nopt deferred_probe_timeout=0",
+        }
+    }
+
+    /// Whether the kernel has it translate the devices' requests.
+    pub fn translates(self) -> bool {
+        match self {
+            Self::None | Self::IntelPassthrough => false,
+            Self::Intel | Self::Amd | Self::Virtio => true,
+        }
+    }
+
+    /// The module that must be there before any device's driver.
+    pub fn module(self) -> Option<&'static str> {
+        (self == Self::Virtio).then_some("virtio_iommu")
+    }
+}

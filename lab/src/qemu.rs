@@ -1,0 +1,457 @@
+//! QEMU's arguments. Pure: what goes in are paths and a scenario, what comes out is a list of words.
+
+use std::path::{Path, PathBuf};
+
+use peerbar_report::{PORT, Plan};
+use serde_json::json;
+
+use crate::accel::Accel;
+use crate::firmware::Firmware;
+use crate::scenario::{Device, Machine, Model, Namespace, Nvme, Place, Scenario, first_buses};
+use crate::socket_folder::SCRATCH;
+
+/// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server under a debugger,
+/// or on a loaded machine, is not dead.
+const SERVER_TIMEOUT_MS: u32 = 600_000;
+
+/// What is faster without: no hardware of this kind is in the lab, and the guest need not look for it.
+const MACHINE: &str = "q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram";
+
+/// The bus of the machine's own host bridge.
+const ROOT_BUS: &str = "pcie.0";
+
+/// Kernel parameters of every boot. `quiet` hides what a healthy boot says, `loglevel=5` lets warnings through
+/// again because the console is searched for them; the rest skips work that a lab has no use for.
+const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off \
+    tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on \
+    rcupdate.rcu_expedited=1";
+
+/// A machine and what it boots, without any device of ours.
+pub struct Boot<'a> {
+    /// The accelerator.
+    pub accel: Accel,
+    /// CPU, memory and extra kernel parameters.
+    pub machine: &'a Machine,
+    /// What starts the kernel.
+    pub firmware: Firmware,
+    /// Kernel image.
+    pub kernel: &'a Path,
+    /// Initial RAM file system.
+    pub initramfs: &'a Path,
+}
+
+/// Arguments of a bare machine whose console is QEMU's standard output.
+pub fn bare(boot: &Boot<'_>) -> Vec<String> {
+    let machine = boot.machine;
+    let memory = format!(
+        "memory-backend-memfd,id=ram,size={},share=on",
+        machine.memory
+    );
+    let of_accel = boot.accel.kernel_parameters();
+    let parameters = [
+        KERNEL_PARAMETERS,
+        &of_accel,
+        machine.iommu.kernel_parameters(),
+        &machine.kernel_parameters,
+    ];
+    let parameters = parameters.iter().filter(|words| !words.is_empty());
+    let parameters: Vec<&str> = parameters.copied().collect();
+    let mut words = Words::default();
+    words
+        .flag("-nodefaults")
+        .flag("-no-user-config")
+        .flag("-no-reboot");
+    words.option("-display", "none");
+    words.option("-M", MACHINE.to_owned() + machine.iommu.machine());
+    words.option("-accel", boot.accel.argument());
+    words.option("-cpu", &machine.cpu);
+    words.option("-smp", machine.cpus.to_string());
+    words.option("-m", format!("{}B", machine.memory));
+    words.option("-object", memory);
+    if let Some(file) = boot.firmware.file() {
+        words.option("-bios", file);
+    }
+    words.option("-chardev", "stdio,id=console,signal=off");
+    words.option("-serial", "chardev:console");
+    words.option("-kernel", boot.kernel.display().to_string());
+    words.option("-initrd", boot.initramfs.display().to_string());
+    words.option("-append", parameters.join(" "));
+    if let Some(iommu) = machine.iommu.device(machine.ats) {
+        words.option("-device", iommu);
+    }
+    words.0
+}
+
+/// Arguments of a scenario: the bare machine, the report's port, the ports and the devices below them.
+pub fn lab(
+    boot: &Boot<'_>,
+    scenario: &Scenario,
+    sockets: &Sockets,
+    tools: Option<&Path>,
+) -> Vec<String> {
+    let mut words = Words(bare(boot));
+    words.option(
+        "-chardev",
+        format!("socket,id=report,path={}", escaped(&sockets.report())),
+    );
+    words.option("-device", "virtio-serial-pci");
+    words.option(
+        "-device",
+        format!("virtserialport,chardev=report,name={PORT}"),
+    );
+    if boot.machine.virtio_gpu {
+        words.option("-device", "virtio-gpu-pci");
+    }
+    if let Some(root) = tools {
+        let export = format!(
+            "local,id=tools,path={},security_model=none,readonly=on",
+            escaped(root)
+        );
+        words.option("-fsdev", export);
+        words.option(
+            "-device",
+            format!("virtio-9p-pci,fsdev=tools,mount_tag={}", Plan::TOOLS_TAG),
+        );
+    }
+    if let Some(window) = boot.firmware.window(scenario.bars()) {
+        words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
+    }
+    fabric(&mut words, scenario, sockets);
+    words.0
+}
+
+/// Host bridges, switches, ports, and the devices below them.
+fn fabric(words: &mut Words, scenario: &Scenario, sockets: &Sockets) {
+    let bridges = &scenario.host_bridges;
+    for (bridge, bus) in bridges.iter().zip(first_buses(bridges.len())) {
+        words.option(
+            "-device",
+            format!("pxb-pcie,id={bridge},bus={ROOT_BUS},bus_nr={bus}"),
+        );
+    }
+    let mut chassis = 1..;
+    for switch in &scenario.switches {
+        let port = words.port(&switch.name, &switch.place, chassis.next());
+        words.option(
+            "-device",
+            format!("x3130-upstream,id={},bus={port}", switch.name),
+        );
+    }
+    for device in scenario.devices() {
+        let port = words.port(device.name(), device.place(), chassis.next());
+        match device {
+            Device::Nvme(nvme) if nvme.model == Model::Qemu => {
+                words.qemu_nvme(nvme, &port, sockets)
+            }
+            device => words.option("-device", vfio_user(device, &port, &sockets.server(device))),
+        }
+    }
+}
+
+/// Where the sockets of one run are.
+pub struct Sockets {
+    folder: PathBuf,
+}
+
+impl Sockets {
+    /// Longest path that fits a socket address, without its end (unix(7), `sun_path`).
+    const LONGEST: usize = 107;
+
+    /// The sockets of the folder `folder`.
+    pub fn in_folder(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+        }
+    }
+
+    /// The report's socket: the launcher listens, QEMU connects.
+    pub fn report(&self) -> PathBuf {
+        self.folder.join("report.sock")
+    }
+
+    /// The socket of the switch `name`: it listens, the servers of devices below it connect.
+    pub fn switch(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("switch-{name}.sock"))
+    }
+
+    /// The socket of the server of `device`: it listens, QEMU connects.
+    pub fn server(&self, device: Device<'_>) -> PathBuf {
+        let name = format!("{}-{}.sock", device.kind(), device.name());
+        self.folder.join(name)
+    }
+
+    /// The image behind the namespace of QEMU's own controller `name`, which is gone with the run.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.folder.join(name).with_extension(SCRATCH)
+    }
+
+    /// The first socket of `scenario` whose path is too long for an address.
+    pub fn too_long(&self, scenario: &Scenario) -> Option<PathBuf> {
+        let servers = scenario.devices().map(|device| self.server(device));
+        let switches = scenario.switches.iter();
+        let switches = switches.map(|switch| self.switch(&switch.name));
+        servers
+            .chain(switches)
+            .chain([self.report()])
+            .find(|path| path.as_os_str().len() > Self::LONGEST)
+    }
+}
+
+#[derive(Default)]
+struct Words(Vec<String>);
+
+impl Words {
+    fn flag(&mut self, flag: &str) -> &mut Self {
+        self.0.push(flag.to_owned());
+        self
+    }
+
+    fn option(&mut self, flag: &str, value: impl Into<String>) {
+        self.0.extend([flag.to_owned(), value.into()]);
+    }
+
+    /// QEMU's own NVMe controller at `port`, and what is behind its namespace.
+    fn qemu_nvme(&mut self, nvme: &Nvme, port: &str, sockets: &Sockets) {
+        let node = format!("image.{}", nvme.name);
+        let image = |path: &Path| {
+            let file = json!({"driver": "file", "filename": path.display().to_string()});
+            json!({"driver": "raw", "node-name": node, "file": file})
+        };
+        let blockdev = match nvme.namespaces.first() {
+            Some(Namespace::File { path, .. }) => image(path),
+            Some(Namespace::Null(bytes)) => {
+                json!({"driver": "null-co", "node-name": node, "size": bytes})
+            }
+            Some(Namespace::Ram(_)) | None => image(&sockets.scratch(&nvme.name)),
+        };
+        self.option("-blockdev", blockdev.to_string());
+        let cmb = nvme.cmb.unwrap_or(0) >> 20;
+        let device = json!({
+            "driver": "nvme",
+            "id": nvme.name,
+            "serial": nvme.name,
+            "bus": port,
+            "drive": node,
+            "cmb_size_mb": cmb,
+        });
+        self.option("-device", device.to_string());
+    }
+
+    /// A port at `place` for what has the name `below`; returns its identifier, which is nobody else's, for names of a
+    /// scenario hold no dot.
+    fn port(&mut self, below: &str, place: &Place, chassis: Option<u32>) -> String {
+        let number = chassis.unwrap_or_default();
+        let (model, bus, id) = match place {
+            Place::Root => ("pcie-root-port", ROOT_BUS, format!("root.{below}")),
+            Place::HostBridge(bridge) => {
+                ("pcie-root-port", bridge.as_str(), format!("root.{below}"))
+            }
+            Place::Switch(switch) => (
+                "xio3130-downstream",
+                switch.as_str(),
+                format!("{switch}.{below}"),
+            ),
+        };
+        self.option(
+            "-device",
+            format!("{model},id={id},bus={bus},chassis={number},slot={number}"),
+        );
+        id
+    }
+}
+
+fn vfio_user(device: Device<'_>, bus: &str, socket: &Path) -> String {
+    let socket = socket.display().to_string();
+    let mut properties = json!({
+        "driver": "vfio-user-pci",
+        "id": device.name(),
+        "bus": bus,
+        "socket": {"type": "unix", "path": socket},
+        "x-msg-timeout": SERVER_TIMEOUT_MS,
+    });
+    if let (Device::Gpu(_, number), Some(properties)) = (device, properties.as_object_mut()) {
+        // A GPU has no serial number: this is what the guest knows it by.
+        properties.insert("x-pci-sub-device-id".to_owned(), number.into());
+    }
+    properties.to_string()
+}
+
+/// A comma inside a value of QEMU's `key=value,…` form is written twice.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+
+    use super::*;
+    use crate::iommu::Iommu;
+
+    fn arguments(scenario: &Scenario, tools: Option<&Path>) -> String {
+        let boot = Boot {
+            accel: Accel::Tcg { tsc_khz: None },
+            machine: &scenario.machine,
+            firmware: scenario.machine.firmware,
+            kernel: Path::new("/k"),
+            initramfs: Path::new("/i"),
+        };
+        lab(&boot, scenario, &Sockets::in_folder(Path::new("/s")), tools).join("\n")
+    }
+
+    #[test]
+    fn the_demo_has_two_controllers_and_a_gpu_below_one_switch() {
+        let expected = r#"-nodefaults
+-no-user-config
+-no-reboot
+-display
+none
+-M
+q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram
+-accel
+tcg,thread=multi
+-cpu
+EPYC
+-smp
+2
+-m
+536870912B
+-object
+memory-backend-memfd,id=ram,size=536870912,share=on
+-bios
+qboot.rom
+-chardev
+stdio,id=console,signal=off
+-serial
+chardev:console
+-kernel
+/k
+-initrd
+/i
+-append
+console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 iomem=relaxed
+-chardev
+socket,id=report,path=/s/report.sock
+-device
+virtio-serial-pci
+-device
+virtserialport,chardev=report,name=org.peerbar.report
+-device
+pcie-root-port,id=root.switch0,bus=pcie.0,chassis=1,slot=1
+-device
+x3130-upstream,id=switch0,bus=root.switch0
+-device
+xio3130-downstream,id=switch0.disk0,bus=switch0,chassis=2,slot=2
+-device
+{"bus":"switch0.disk0","driver":"vfio-user-pci","id":"disk0","socket":{"path":"/s/nvme-disk0.sock","type":"unix"},"x-msg-timeout":600000}
+-device
+xio3130-downstream,id=switch0.disk1,bus=switch0,chassis=3,slot=3
+-device
+{"bus":"switch0.disk1","driver":"vfio-user-pci","id":"disk1","socket":{"path":"/s/nvme-disk1.sock","type":"unix"},"x-msg-timeout":600000}
+-device
+xio3130-downstream,id=switch0.gpu0,bus=switch0,chassis=4,slot=4
+-device
+{"bus":"switch0.gpu0","driver":"vfio-user-pci","id":"gpu0","socket":{"path":"/s/gpu-gpu0.sock","type":"unix"},"x-msg-timeout":600000,"x-pci-sub-device-id":1}"#;
+        assert_eq!(arguments(&Scenario::demo().unwrap(), None), expected);
+    }
+
+    #[test]
+    fn a_controller_outside_a_switch_gets_a_root_port_and_tools_an_export() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.switches.clear();
+        scenario.nvmes.truncate(1);
+        scenario.gpus.clear();
+        scenario.nvmes[0].place = Place::Root;
+        scenario.machine.kernel_parameters = "iommu=pt".to_owned();
+        let text = arguments(&scenario, Some(Path::new("/a,b")));
+        let tail = r#"-fsdev
+local,id=tools,path=/a,,b,security_model=none,readonly=on
+-device
+virtio-9p-pci,fsdev=tools,mount_tag=tools
+-device
+pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
+-device
+{"bus":"root.disk0","driver":"vfio-user-pci","id":"disk0","socket":{"path":"/s/nvme-disk0.sock","type":"unix"},"x-msg-timeout":600000}"#;
+        assert!(text.ends_with(tail), "{text}");
+        assert!(
+            text.contains("rcupdate.rcu_expedited=1 iommu=pt\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn switches_and_controllers_can_be_below_further_host_bridges() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.host_bridges = vec!["b0".to_owned()];
+        scenario.switches[0].place = Place::HostBridge("b0".to_owned());
+        scenario.nvmes[1].place = Place::HostBridge("b0".to_owned());
+        let text = arguments(&scenario, None);
+        let bridge = "-device\npxb-pcie,id=b0,bus=pcie.0,bus_nr=128\n\
+            -device\npcie-root-port,id=root.switch0,bus=b0,chassis=1,slot=1\n\
+            -device\nx3130-upstream,id=switch0,bus=root.switch0\n";
+        assert!(text.contains(bridge), "{text}");
+        let disk = "pcie-root-port,id=root.disk1,bus=b0,chassis=3,slot=3\n-device\n{\"bus\":\"root.disk1\"";
+        assert!(text.contains(disk), "{text}");
+    }
+
+    #[test]
+    fn large_bars_get_a_window_that_holds_them_unless_the_firmware_assigns_them() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.gpus[0].aperture = 16 << 30;
+        let window = "-global\nq35-pcihost.pci-hole64-size=34493956096\n-device\npcie-root-port";
+        let text = arguments(&scenario, None);
+        assert!(text.contains(window), "{text}");
+        scenario.machine.firmware = Firmware::Seabios;
+        let text = arguments(&scenario, None);
+        assert!(
+            !text.contains("-global") && !text.contains("-bios"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_controller_of_qemu_s_own_has_an_image() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[0].model = Model::Qemu;
+        let text = arguments(&scenario, None);
+        let expected = r#"-blockdev
+{"driver":"raw","file":{"driver":"file","filename":"/s/disk0.img"},"node-name":"image.disk0"}
+-device
+{"bus":"switch0.disk0","cmb_size_mb":64,"drive":"image.disk0","driver":"nvme","id":"disk0","serial":"disk0"}
+"#;
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn an_iommu_comes_before_what_is_behind_it_and_the_kernel_is_told() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.machine.iommu = Iommu::Intel;
+        let text = arguments(&scenario, None);
+        let machine = "memory-backend=ram,kernel-irqchip=split\n-accel";
+        assert!(text.contains(machine), "{text}");
+        let kernel = "rcu_expedited=1 intel_iommu=on iommu=nopt iomem=relaxed\n\
+            -device\nintel-iommu,caching-mode=on,intremap=off\n-chardev";
+        assert!(text.contains(kernel), "{text}");
+        scenario.machine.iommu = Iommu::Virtio;
+        let text = arguments(&scenario, None);
+        assert!(text.contains("memory-backend=ram\n-accel"), "{text}");
+        assert!(
+            text.contains(
+                "iommu=nopt deferred_probe_timeout=0 iomem=relaxed\n-device\nvirtio-iommu-pci\n"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn socket_paths_must_fit_an_address() {
+        let scenario = Scenario::demo().unwrap();
+        let longest =
+            "/".to_owned() + &"x".repeat(Sockets::LONGEST - "//switch-switch0.sock".len());
+        assert_eq!(
+            Sockets::in_folder(Path::new(&longest)).too_long(&scenario),
+            None
+        );
+        let longer = Sockets::in_folder(Path::new(&(longest + "x")));
+        assert_eq!(longer.too_long(&scenario), Some(longer.switch("switch0")));
+    }
+}

@@ -1,0 +1,182 @@
+//! What the guest's agent has reported so far.
+
+use std::fs::File;
+use std::io::Write;
+
+use anyhow::Context;
+use peerbar_report::{Evidence, KtapError, KtapReader, Line, Measure, Verdict};
+use serde::{Serialize, Serializer};
+
+/// Longest report in bytes; a guest that says more is out of its mind.
+const LARGEST: usize = 16 << 20;
+/// Most diagnostic lines that are kept for one check; the file has them all.
+const MOST_DIAGNOSTICS: usize = 200;
+/// Most pieces of evidence that are kept: functions of a full machine, and decisions on many of their pairs.
+const MOST_EVIDENCE: usize = 10_000;
+
+/// The report of one boot.
+pub struct Report {
+    file: File,
+    written: usize,
+    reader: KtapReader,
+    pending: Pending,
+    rows: Vec<Row>,
+    evidence: Vec<Evidence>,
+}
+
+/// What was said about the check whose result comes next.
+#[derive(Default)]
+struct Pending {
+    measure: Option<Measure>,
+    diagnostics: Vec<String>,
+}
+
+/// One check's result.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// Name of the check.
+    pub name: String,
+    /// How it ended.
+    #[serde(serialize_with = "verdict_word")]
+    pub verdict: Verdict,
+    /// Its figures.
+    pub measure: Measure,
+    /// What the agent said about it.
+    pub diagnostics: Vec<String>,
+}
+
+fn verdict_word<S: Serializer>(verdict: &Verdict, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail => "fail",
+        Verdict::Skip(_) => "skip",
+    })
+}
+
+impl Report {
+    /// A report that is kept in `file`.
+    pub fn new(file: File) -> Self {
+        let reader = KtapReader::new();
+        Self {
+            file,
+            written: 0,
+            reader,
+            pending: Pending::default(),
+            rows: Vec::new(),
+            evidence: Vec::new(),
+        }
+    }
+
+    /// Takes the next bytes and returns the lines that they complete.
+    pub fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<Line>> {
+        let room = LARGEST.saturating_sub(self.written);
+        let bytes = bytes.get(..room).unwrap_or(bytes);
+        self.file
+            .write_all(bytes)
+            .context("cannot write the report")?;
+        self.written = self.written.saturating_add(bytes.len());
+        let lines = self.reader.feed(bytes);
+        for line in &lines {
+            self.account(line);
+        }
+        Ok(lines)
+    }
+
+    /// Whether every check that was announced has a result.
+    pub fn complete(&self) -> bool {
+        self.reader.complete()
+    }
+
+    /// Whether nothing has been reported.
+    pub fn is_empty(&self) -> bool {
+        self.written == 0
+    }
+
+    /// What the guest knows of peer-to-peer DMA.
+    pub fn evidence(&self) -> &[Evidence] {
+        &self.evidence
+    }
+
+    /// Ends the report: its rows, what was said last without a result, and whether it keeps its own promises.
+    pub fn finish(self) -> (Vec<Row>, Vec<String>, Result<(), KtapError>) {
+        (self.rows, self.pending.diagnostics, self.reader.finish())
+    }
+
+    fn account(&mut self, line: &Line) {
+        match line {
+            Line::Measure(measure) => self.pending.measure = Some(measure.clone()),
+            Line::Evidence(evidence) if self.evidence.len() < MOST_EVIDENCE => {
+                self.evidence.push(evidence.clone());
+            }
+            Line::Diagnostic(text) if self.pending.diagnostics.len() < MOST_DIAGNOSTICS => {
+                self.pending.diagnostics.push(text.clone());
+            }
+            Line::Result { name, verdict, .. } => {
+                let Pending {
+                    measure,
+                    diagnostics,
+                } = std::mem::take(&mut self.pending);
+                let measure = measure.unwrap_or_default();
+                self.rows.push(Row {
+                    name: name.clone(),
+                    verdict: verdict.clone(),
+                    measure,
+                    diagnostics,
+                });
+            }
+            Line::Version
+            | Line::Plan(_)
+            | Line::Ready(_)
+            | Line::Kill(_)
+            | Line::Evidence(_)
+            | Line::Diagnostic(_)
+            | Line::Unknown(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_the_figures_and_words_before_its_result() {
+        let mut report = Report::new(tempfile::tempfile().unwrap());
+        let measure = r##"# measure {"sizes":"4K","bytes":4096,"seconds":0.5,"routes":{"own-bar":4096},"peer_bytes":4096,"ram_bytes":0}"##;
+        let text = format!(
+            "KTAP version 1\n1..2\n# ready 7\n{measure}\n# why\nnot ok 1 - copy\nok 2 - reset\n# after"
+        );
+        report.take(text.as_bytes()).unwrap();
+        assert!(report.complete());
+        let (rows, rest, end) = report.finish();
+        let [copy, reset] = rows.as_slice() else {
+            panic!("{rows:?}")
+        };
+        assert_eq!(
+            (copy.name.as_str(), &copy.verdict),
+            ("copy", &Verdict::Fail)
+        );
+        assert_eq!(
+            (copy.measure.peer_bytes, copy.diagnostics.as_slice()),
+            (4096, ["why".to_owned()].as_slice())
+        );
+        assert_eq!(
+            (reset.name.as_str(), &reset.verdict),
+            ("reset", &Verdict::Pass)
+        );
+        assert_eq!((rest, end), (Vec::new(), Ok(())));
+    }
+
+    #[test]
+    fn a_report_without_end_is_cut() {
+        let mut report = Report::new(tempfile::tempfile().unwrap());
+        report.take(b"KTAP version 1\n1..1\n").unwrap();
+        for _ in 0..20 {
+            report.take(&b"# diagnostic\n".repeat(100_000)).unwrap();
+        }
+        assert_eq!(report.written, LARGEST);
+        assert_eq!(report.pending.diagnostics.len(), MOST_DIAGNOSTICS);
+        report.take(b"ok 1 - late\n").unwrap();
+        assert!(!report.complete());
+    }
+}

@@ -1,0 +1,75 @@
+//! Why a scenario is refused, with the place in its file.
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// A scenario that cannot be run.
+#[derive(Debug, Error)]
+pub enum ScenarioError {
+    /// The file cannot be read.
+    #[error("{}: cannot read the scenario", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Its contents are refused.
+    #[error("{}:{line}: {message}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// Line in it, from 1.
+        line: usize,
+        /// What is wrong, and what is allowed.
+        message: String,
+    },
+}
+
+/// What is wrong at a byte range of the file.
+#[derive(Debug)]
+pub(super) struct Problem {
+    pub(super) at: Range<usize>,
+    /// What else of the file has a part in it.
+    other: Option<Range<usize>>,
+    pub(super) message: String,
+}
+
+impl Problem {
+    pub(super) fn new(at: Range<usize>, message: impl Into<String>) -> Self {
+        Self {
+            at,
+            other: None,
+            message: message.into(),
+        }
+    }
+
+    /// The problem, which `other` has a part in.
+    pub(super) fn with(mut self, other: Range<usize>) -> Self {
+        self.other = Some(other);
+        self
+    }
+
+    /// Turns byte ranges into lines of `text`.
+    pub(super) fn locate(self, path: PathBuf, text: &str) -> ScenarioError {
+        let line = line(&self.at, text);
+        let message = match self.other {
+            Some(other) => format!("{} (see line {})", self.message, self::line(&other, text)),
+            None => self.message,
+        };
+        ScenarioError::Invalid {
+            path,
+            line,
+            message,
+        }
+    }
+}
+
+/// The line of `text` in which `at` starts, counted from 1.
+fn line(at: &Range<usize>, text: &str) -> usize {
+    let before = text.get(..at.start).unwrap_or(text);
+    before.matches('\n').count() + 1
+}

@@ -1,0 +1,151 @@
+//! A `[[gpu]]` table that makes sense.
+
+use peerbar_dma::LinkSpeed;
+use peerbar_switch::LinkMode;
+use toml::Spanned;
+
+use super::error::Problem;
+use super::file::{GpuMode, GpuTable};
+use super::link::{link, speed};
+use super::place::{Place, Places};
+use crate::size::Size;
+
+/// Sizes that `peerbar-gpu` takes for an aperture: powers of two between these.
+const LEAST_APERTURE: u64 = 2 << 20;
+const MOST_APERTURE: u64 = 16 << 30;
+/// What `peerbar-gpu` takes VRAM in multiples of.
+const VRAM_UNIT: u64 = 2 << 20;
+const DEFAULT: u64 = 256 << 20;
+
+/// A GPU.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    /// Name in the scenario, identifier in QEMU.
+    pub name: String,
+    /// Where it is.
+    pub place: Place,
+    /// What the switch does with its requests to peers.
+    pub link: LinkMode,
+    /// How fast its link is.
+    pub link_speed: LinkSpeed,
+    /// Whether it offers address translation services.
+    pub ats: bool,
+    /// Size of its memory in bytes.
+    pub vram: u64,
+    /// Size of its aperture in bytes.
+    pub aperture: u64,
+    /// Whether the aperture is a window.
+    pub window: bool,
+}
+
+/// Checks one GPU, whose name is known to fit.
+pub(super) fn gpu(table: GpuTable, places: &Places) -> Result<Gpu, Problem> {
+    let name = table.name.into_inner();
+    let place = places.of_device(table.below)?;
+    let link = link(table.link, &name, &place)?;
+    let link_speed = speed(table.link_latency, table.link_bandwidth)?;
+    let vram = table.vram.map_or(Ok(DEFAULT), vram)?;
+    let aperture = match table.aperture {
+        Some(size) => aperture(size, vram)?,
+        None => largest_aperture(vram),
+    };
+    Ok(Gpu {
+        name,
+        place,
+        link,
+        link_speed,
+        ats: table.ats.is_some_and(Spanned::into_inner),
+        vram,
+        aperture,
+        window: matches!(table.mode, Some(GpuMode::Window)),
+    })
+}
+
+fn vram(size: Spanned<Size>) -> Result<u64, Problem> {
+    let bytes = size.get_ref().0;
+    if bytes == 0 || !bytes.is_multiple_of(VRAM_UNIT) {
+        let message = format!(
+            "`vram = \"{}\"`: GPU memory comes in multiples of {}",
+            size.get_ref(),
+            Size(VRAM_UNIT)
+        );
+        return Err(Problem::new(size.span(), message));
+    }
+    Ok(bytes)
+}
+
+fn aperture(size: Spanned<Size>, vram: u64) -> Result<u64, Problem> {
+    let bytes = size.get_ref().0;
+    let shown = size.get_ref();
+    if !bytes.is_power_of_two() || !(LEAST_APERTURE..=MOST_APERTURE).contains(&bytes) {
+        let message = format!(
+            "`aperture = \"{shown}\"`: a BAR is a power of two, from {} to {}",
+            Size(LEAST_APERTURE),
+            Size(MOST_APERTURE)
+        );
+        return Err(Problem::new(size.span(), message));
+    }
+    if bytes > vram {
+        let message = format!(
+            "`aperture = \"{shown}\"` is more than the {} of VRAM behind it",
+            Size(vram)
+        );
+        return Err(Problem::new(size.span(), message));
+    }
+    Ok(bytes)
+}
+
+/// The largest aperture up to the default that `vram` has the memory for.
+fn largest_aperture(vram: u64) -> u64 {
+    1 << vram.clamp(1, DEFAULT).ilog2()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(vram: Option<u64>, aperture: Option<u64>) -> Result<(u64, u64), String> {
+        let size = |bytes| Spanned::new(0..1, Size(bytes));
+        let table = GpuTable {
+            name: Spanned::new(0..1, "gpu0".to_owned()),
+            below: None,
+            link: None,
+            link_latency: None,
+            link_bandwidth: None,
+            ats: None,
+            vram: vram.map(size),
+            aperture: aperture.map(size),
+            mode: None,
+        };
+        let places = Places {
+            host_bridges: Vec::new(),
+            switches: Vec::new(),
+        };
+        gpu(table, &places)
+            .map(|gpu| (gpu.vram, gpu.aperture))
+            .map_err(|problem| problem.locate("x.toml".into(), "").to_string())
+    }
+
+    #[test]
+    fn sizes_that_are_left_out_fit_the_others() {
+        assert_eq!(table(None, None), Ok((256 << 20, 256 << 20)));
+        assert_eq!(table(Some(6 << 20), None), Ok((6 << 20, 4 << 20)));
+        assert_eq!(table(Some(4 << 30), None), Ok((4 << 30, 256 << 20)));
+        let own = table(Some(4 << 30), Some(1 << 30));
+        assert_eq!(own, Ok((4 << 30, 1 << 30)));
+    }
+
+    #[test]
+    fn sizes_that_no_gpu_has_are_refused_by_their_name() {
+        for (vram, aperture, key) in [
+            (Some(3 << 20), None, "`vram"),
+            (Some(0), None, "`vram"),
+            (None, Some(3 << 20), "`aperture"),
+            (None, Some(1 << 20), "`aperture"),
+            (None, Some(512 << 20), "`aperture"),
+        ] {
+            let error = table(vram, aperture).unwrap_err();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+}

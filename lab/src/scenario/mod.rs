@@ -1,0 +1,643 @@
+//! A scenario: which devices are where, what the machine around them is, and what is checked.
+//!
+//! [`Scenario::load`] reads a file, [`Scenario::demo`] the one that is built in. What they return makes sense as a
+//! whole; what does not is refused with the line that is wrong.
+
+mod buses;
+mod check;
+mod device;
+mod error;
+mod file;
+mod gpu;
+mod link;
+mod nvme;
+mod place;
+mod qemu_nvme;
+mod sanitize;
+mod together;
+mod validate;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use peerbar_dma::LinkSpeed;
+use peerbar_flight::Level;
+use peerbar_nvme::{Poll, SeededFault};
+use peerbar_report::{Buffer, Check, Medium, Module, Plan};
+use peerbar_switch::LinkMode;
+use serde::Deserialize;
+
+pub use buses::first_buses;
+pub use device::Device;
+pub use error::ScenarioError;
+pub use gpu::Gpu;
+pub use place::Place;
+pub use sanitize::Sanitize;
+
+use crate::firmware::Firmware;
+use crate::iommu::Iommu;
+
+const DEMO: &str = include_str!("../../../scenarios/demo.toml");
+
+/// A scenario that makes sense.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Its name, fit for a folder's name.
+    pub name: String,
+    /// The text that it was read from.
+    pub text: String,
+    /// How long the guest may run.
+    pub timeout: Duration,
+    /// The virtual machine around the devices.
+    pub machine: Machine,
+    /// Names of the host bridges beside the machine's own.
+    pub host_bridges: Vec<String>,
+    /// How much the devices record: everything if that is looked at.
+    pub recording: Level,
+    /// The PCIe switches.
+    pub switches: Vec<Switch>,
+    /// The NVMe controllers.
+    pub nvmes: Vec<Nvme>,
+    /// The GPUs.
+    pub gpus: Vec<Gpu>,
+    /// Kernel modules that are loaded before the first check.
+    pub modules: Vec<Module>,
+    /// Whether the guest gets the tools root.
+    pub tools: bool,
+    /// The checks, in order.
+    pub checks: Vec<Check>,
+    /// What the scenario calls each of them, if it does.
+    pub labels: Vec<Option<String>>,
+}
+
+/// The virtual machine around the devices.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// CPU model, as for `-cpu`.
+    pub cpu: String,
+    /// Guest RAM in bytes.
+    pub memory: u64,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// What starts the kernel, if QEMU has it.
+    pub firmware: Firmware,
+    /// The IOMMU.
+    pub iommu: Iommu,
+    /// Parameters for the guest's kernel beyond ours.
+    pub kernel_parameters: String,
+    /// If the sanitizer watches all DMA, what it must find.
+    pub sanitize: Option<Sanitize>,
+    /// Whether some device offers address translation services, so that the IOMMU shall, too.
+    pub ats: bool,
+    /// Whether it has QEMU's virtio-gpu, whose memory is the guest's.
+    pub virtio_gpu: bool,
+}
+
+/// A PCIe switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// Its name.
+    pub name: String,
+    /// Where it is: never below another switch.
+    pub place: Place,
+}
+
+/// An NVMe controller.
+#[derive(Clone, Debug)]
+pub struct Nvme {
+    /// Name in the scenario, serial number in the guest, identifier in QEMU.
+    pub name: String,
+    /// Whose it is.
+    pub model: Model,
+    /// Where it is.
+    pub place: Place,
+    /// What the switch does with its requests to peers.
+    pub link: LinkMode,
+    /// How fast its link is.
+    pub link_speed: LinkSpeed,
+    /// Whether it offers address translation services.
+    pub ats: bool,
+    /// Size of the Controller Memory Buffer in bytes.
+    pub cmb: Option<u64>,
+    /// Whether submission queues may lie in it.
+    pub cmb_queues: bool,
+    /// Size of a logical block in bytes.
+    pub block_size: u32,
+    /// Largest data transfer as a power of two of 4 KiB pages, the server's own choice if none.
+    pub mdts: Option<u8>,
+    /// How many threads share the I/O queues, the server's own choice if none.
+    pub workers: Option<u8>,
+    /// How those threads learn of new commands, the server's own choice if none.
+    pub poll: Option<Poll>,
+    /// Size of the first namespace in bytes.
+    pub disk_bytes: u64,
+    /// Its namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// What it does wrong on purpose.
+    pub seeded_faults: Vec<SeededFault>,
+}
+
+/// Whose model of an NVMe controller it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Model {
+    /// Ours, served by a `peerbar-nvme`.
+    #[default]
+    Peerbar,
+    /// QEMU's own, to compare with: it routes nothing below a switch, and keeps no record of its DMA.
+    Qemu,
+}
+
+/// What a namespace is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Namespace {
+    /// Zeroed memory of so many bytes, gone with the run.
+    Ram(u64),
+    /// Nothing, of so many bytes.
+    Null(u64),
+    /// A raw image.
+    File {
+        /// The image.
+        path: PathBuf,
+        /// Size in bytes with which a missing image is created.
+        create: Option<u64>,
+    },
+}
+
+impl Scenario {
+    /// Path of the built-in scenario below the project, as its messages name it.
+    pub const DEMO_PATH: &str = "scenarios/demo.toml";
+
+    /// Reads a scenario file. Paths of images in it are relative to its folder.
+    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+        let text = fs::read_to_string(path).map_err(|source| ScenarioError::Unreadable {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(path, text)
+    }
+
+    /// The built-in demo.
+    pub fn demo() -> Result<Self, ScenarioError> {
+        Self::parse(Path::new(Self::DEMO_PATH), DEMO.to_owned())
+    }
+
+    /// Reads a scenario's text, which messages say to be from `path`.
+    pub fn parse(path: &Path, text: String) -> Result<Self, ScenarioError> {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let located = |problem: error::Problem| problem.locate(path.to_owned(), &text);
+        let file: file::File = toml::from_str(&text).map_err(|error| {
+            let at = error.span().unwrap_or(0..0);
+            located(error::Problem::new(at, error.message().replace('\n', ", ")))
+        })?;
+        let mut scenario = validate::scenario(file, folder).map_err(located)?;
+        scenario.text = text;
+        Ok(scenario)
+    }
+
+    /// What the prefetchable BARs of all devices take, in bytes.
+    pub fn bars(&self) -> u64 {
+        let cmbs = self.nvmes.iter().filter_map(|nvme| nvme.cmb);
+        let apertures = self.gpus.iter().map(|gpu| gpu.aperture);
+        cmbs.chain(apertures).fold(0, u64::saturating_add)
+    }
+
+    /// Has our disks' queues served by so many workers that wait in this way, whatever their tables say.
+    pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<Poll>) {
+        let own = |nvme: &&mut Nvme| nvme.model == Model::Peerbar;
+        for nvme in self.nvmes.iter_mut().filter(own) {
+            nvme.workers = workers.or(nvme.workers);
+            nvme.poll = poll.or(nvme.poll);
+        }
+    }
+
+    /// Refuses to kill the server of a device that no check wants to lose.
+    pub fn may_lose(&self, name: &str) -> anyhow::Result<()> {
+        let wants = |check: &Check| matches!(check, Check::GpuLost { gpu, .. } if gpu == name);
+        anyhow::ensure!(
+            self.checks.iter().any(wants),
+            "the guest asks for the death of {name}, which no `gpu-lost` check names"
+        );
+        Ok(())
+    }
+
+    /// What the guest's agent is asked to do.
+    pub fn plan(&self) -> Plan {
+        let device = |nvme: &Nvme| peerbar_report::Device {
+            name: nvme.name.clone(),
+            cmb_bytes: nvme.cmb.unwrap_or(0),
+        };
+        let gpu = |gpu: &Gpu| peerbar_report::Gpu {
+            name: gpu.name.clone(),
+            vram_bytes: gpu.vram,
+            aperture_bytes: gpu.aperture,
+            window: gpu.window,
+        };
+        Plan {
+            modules: self.modules.clone(),
+            devices: self.nvmes.iter().map(device).collect(),
+            gpus: self.gpus.iter().map(gpu).collect(),
+            one_switch: self.one_switch(),
+            tools: self.tools,
+            check_seconds: self.check_seconds(),
+            checks: self.checks.clone(),
+        }
+    }
+
+    /// Whether all devices are below one switch, which routes between them.
+    fn one_switch(&self) -> bool {
+        let mut devices = self.devices();
+        let first = devices.next().and_then(|device| device.place().switch());
+        first.is_some()
+            && self
+                .devices()
+                .all(|device| device.place().switch() == first && device.link() == LinkMode::Route)
+    }
+
+    /// What the scenario calls check `number`, counted from 1, if it does.
+    pub fn label(&self, number: u32) -> Option<&str> {
+        let index = usize::try_from(number).ok()?.checked_sub(1)?;
+        self.labels.get(index)?.as_deref()
+    }
+
+    /// The agent must give a hung check up, and say so, before the launcher gives up the guest.
+    fn check_seconds(&self) -> u32 {
+        let half = self.timeout.as_secs().div_ceil(2);
+        u32::try_from(half).map_or(Plan::CHECK_SECONDS, |half| half.min(Plan::CHECK_SECONDS))
+    }
+
+    /// Names of the modules that the initramfs must hold: besides those of the plan the ones that the agent loads when
+    /// it needs them.
+    pub fn initramfs_modules(&self) -> Vec<String> {
+        let on = |medium| move |check: &Check| matches!(check, Check::GpuFile(file) if file.on == medium);
+        let lent = |check: &Check| {
+            matches!(
+                check,
+                Check::GpuDmaBuf {
+                    with: Buffer::P2pmem(_),
+                    ..
+                }
+            )
+        };
+        let lent = self.checks.iter().any(lent);
+        let needed = [
+            ("vfio_iommu_type1", lent),
+            ("vfio_pci", lent),
+            ("9p", self.tools),
+            ("9pnet_virtio", self.tools),
+            ("ext4", self.checks.iter().any(on(Medium::Ext4))),
+            ("xfs", self.checks.iter().any(on(Medium::Xfs))),
+        ];
+        let needed = needed.into_iter().filter(|(_, needed)| *needed);
+        let own = self.modules.iter().map(|module| module.name.clone());
+        own.chain(needed.map(|(name, _)| name.to_owned())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "name = \"x\"\n\n[[switch]]\nname = \"s0\"\n\n[[nvme]]\nname = \"d0\"\n";
+    const DISK: &str = "namespaces = [{ ram = \"1M\" }]\n";
+
+    fn parse(text: String) -> Result<Scenario, String> {
+        Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+    }
+
+    /// A scenario with these lines about its only controller, from line 8 on.
+    fn nvme(lines: &str) -> String {
+        parse(format!(
+            "{HEAD}{lines}\n[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n"
+        ))
+        .unwrap_err()
+    }
+
+    /// A scenario with these lines as its only check, from line 12 on.
+    fn check(lines: &str) -> String {
+        parse(format!("{HEAD}cmb = \"2M\"\n{DISK}\n[[check]]\n{lines}\n")).unwrap_err()
+    }
+
+    #[test]
+    fn the_demo_makes_sense() {
+        let demo = Scenario::demo().unwrap();
+        let plan = demo.plan();
+        let devices: Vec<(&str, u64)> = plan
+            .devices
+            .iter()
+            .map(|device| (device.name.as_str(), device.cmb_bytes))
+            .collect();
+        assert_eq!(devices, [("disk0", 64 << 20), ("disk1", 0)]);
+        assert_eq!(plan.gpus.len(), 1);
+        let modules = ["nvme", "peerbar_gpu", "9p", "9pnet_virtio", "ext4", "xfs"];
+        assert_eq!(demo.initramfs_modules(), modules);
+        assert_eq!(plan.check_seconds, 45);
+        assert_eq!(demo.text, DEMO);
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_default() {
+        let scenario = parse(
+            format!("tools = true\n{HEAD}{DISK}check = []\n").replace("check = []\n", "")
+                + "[[check]]\nkind = \"command\"\nrun = \"true\"\n",
+        )
+        .unwrap();
+        let Machine {
+            cpu, memory, cpus, ..
+        } = scenario.machine.clone();
+        assert_eq!((cpu.as_str(), memory, cpus), ("EPYC", 512 << 20, 2));
+        assert_eq!(scenario.initramfs_modules(), ["nvme", "9p", "9pnet_virtio"]);
+        let [nvme] = scenario.nvmes.as_slice() else {
+            panic!("{:?}", scenario.nvmes)
+        };
+        assert_eq!(
+            (nvme.cmb, nvme.block_size, &nvme.place),
+            (None, 512, &Place::Root)
+        );
+    }
+
+    #[test]
+    fn an_iommu_s_driver_is_loaded_first() {
+        let machine = "name = \"x\"\n[machine]\niommu = \"virtio\"\n";
+        let check = "[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n";
+        let text = format!("{HEAD}{DISK}{check}").replacen("name = \"x\"\n", machine, 1);
+        let scenario = parse(text).unwrap();
+        assert_eq!(scenario.initramfs_modules(), ["virtio_iommu", "nvme"]);
+        let module = "[[module]]\nname = \"nvme\"\nparameters = \"use_cmb_sqes=0\"\n";
+        let scenario = parse(scenario.text + module).unwrap();
+        assert_eq!(scenario.initramfs_modules(), ["virtio_iommu", "nvme"]);
+    }
+
+    #[test]
+    fn what_is_sanitized_is_recorded() {
+        let recording = |lines: &str| {
+            let machine = format!("name = \"x\"\n[machine]\niommu = \"virtio\"\n{lines}");
+            let check = "[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n";
+            let text = format!("{HEAD}{DISK}{check}").replacen("name = \"x\"\n", &machine, 1);
+            parse(text).unwrap().recording
+        };
+        assert_eq!(recording(""), Level::Maps);
+        assert_eq!(recording("sanitize = true\n"), Level::All);
+    }
+
+    #[test]
+    fn mistakes_in_the_file_are_told_with_their_line() {
+        let unclosed = parse("name = \"x\nnvme = []\n".to_owned()).unwrap_err();
+        assert!(
+            unclosed.starts_with("x.toml:1: invalid basic string"),
+            "{unclosed}"
+        );
+        assert_eq!(
+            parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
+            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `block-size`, \
+             `mdts`, `workers`, `poll`, `seed-fault`, `namespaces`"
+        );
+        assert_eq!(
+            nvme("cmb = \"64MB\""),
+            "x.toml:8: `64MB` is no size: write bytes, or a number with K, M or G, such as `64M`"
+        );
+    }
+
+    #[test]
+    fn a_firmware_that_assigns_nothing_has_only_the_machine_s_own_host_bridge() {
+        let firmware = |machine: &str, bridges: &str| {
+            let check = "[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n";
+            let text = format!("{HEAD}{DISK}{check}[machine]\n{machine}\n{bridges}");
+            parse(text).map(|scenario| scenario.machine.firmware)
+        };
+        let bridge = "[[host-bridge]]\nname = \"b0\"\n";
+        let (qboot, seabios) = ("firmware = \"qboot\"", "firmware = \"seabios\"");
+        assert_eq!(firmware("", ""), Ok(Firmware::Qboot));
+        assert_eq!(firmware(qboot, ""), Ok(Firmware::Qboot));
+        assert_eq!(firmware(seabios, ""), Ok(Firmware::Seabios));
+        assert_eq!(firmware("", bridge), Ok(Firmware::Seabios));
+        let told = "x.toml:13: `firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below \
+                    b0: leave it out";
+        assert_eq!(firmware(qboot, bridge), Err(told.to_owned()));
+    }
+
+    #[test]
+    fn a_run_may_say_how_our_disks_are_served() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[0].model = Model::Qemu;
+        scenario.nvmes[1].workers = Some(2);
+        scenario.serve_disks_by(None, Some(Poll::Always));
+        let ways: Vec<_> = scenario.nvmes.iter().map(|n| (n.workers, n.poll)).collect();
+        assert_eq!(ways, [(None, None), (Some(2), Some(Poll::Always))]);
+        scenario.serve_disks_by(Some(3), None);
+        assert_eq!(scenario.nvmes[1].workers, Some(3));
+    }
+
+    #[test]
+    fn mistakes_about_a_controller_are_told_with_their_line() {
+        let cases = [
+            (
+                format!("below = \"s1\"\n{DISK}"),
+                "8: no [[switch]] or [[host-bridge]] is named `s1`: declare it, or leave `below` out",
+            ),
+            (
+                format!("link = \"drop\"\n{DISK}"),
+                "8: `d0` is below no switch: give it a `below`, or leave `link` out",
+            ),
+            (
+                format!("below = \"s0\"\nlink = \"lossy\"\n{DISK}"),
+                "9: link mode \"lossy\" is none of route, redirect, unsupported-request, drop",
+            ),
+            (
+                format!("{DISK}link-latency = \"2\""),
+                "9: `link-latency`: `2` is no latency: write one up to 100ms, such as 2us or 500ns",
+            ),
+            (
+                format!("{DISK}link-bandwidth = \"4G\""),
+                "9: `link-bandwidth`: `4G` is no bandwidth: write one from 1MiB/s on, such as 4GiB/s",
+            ),
+            (
+                format!("cmb = \"3M\"\n{DISK}"),
+                "8: `cmb = \"3M\"`: Linux takes multiples of 2M only, and 64G is the most",
+            ),
+            (
+                format!("cmb = 0\n{DISK}"),
+                "8: `cmb = \"0\"`: Linux takes multiples of 2M only, and 64G is the most",
+            ),
+            (
+                format!("cmb = \"65538M\"\n{DISK}"),
+                "8: `cmb = \"65538M\"`: Linux takes multiples of 2M only, and 64G is the most",
+            ),
+            (
+                format!("{DISK}cmb-queues = true"),
+                "9: `d0` has no CMB for queues: give it a `cmb`",
+            ),
+            (
+                format!("{DISK}block-size = 1024"),
+                "9: `block-size = 1024`: blocks have 512 or 4096 bytes",
+            ),
+            (format!("{DISK}mdts = 11"), "9: `mdts = 11`: from 1 to 10"),
+            (
+                format!("{DISK}workers = 0"),
+                "9: `workers = 0`: from 1 to 64",
+            ),
+            (
+                format!("{DISK}workers = 1000"),
+                "9: `workers = 1000`: from 1 to 64",
+            ),
+            (
+                format!("{DISK}poll = \"often\""),
+                "9: `poll`: `often` is none of never, adaptive, always",
+            ),
+            (
+                format!("{DISK}seed-fault = [\"lost:1\"]"),
+                "9: `seed-fault`: `lost:1` is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, \
+                 wraps, after-unmap, past-end, write-back",
+            ),
+            (
+                "namespaces = []".to_owned(),
+                "8: `d0` has no namespace: write `namespaces = [{ ram = \"64M\" }]`",
+            ),
+            (
+                "block-size = 4096\nnamespaces = [{ ram = 512 }]".to_owned(),
+                "9: a namespace of 512 bytes is smaller than one block of 4096",
+            ),
+            (
+                "namespaces = [{ ram = 512, size = 512 }]".to_owned(),
+                "8: a namespace is `{ ram = SIZE }`, `{ null = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`",
+            ),
+            (
+                "namespaces = [{ file = \"no/such.img\" }]".to_owned(),
+                "8: image no/such.img cannot be used (No such file or directory (os error 2)): give a `size` to have \
+                 it created",
+            ),
+            (
+                format!("{DISK}[[nvme]]\nname = \"s0\"\n{DISK}"),
+                "10: the name `s0` is taken: every bridge, switch, device and module needs its own",
+            ),
+            (
+                format!("{DISK}[[nvme]]\nname = \"a disk\"\n{DISK}"),
+                "10: `a disk` is no name: a letter first, then letters, digits, `-` and `_`, 20 at most",
+            ),
+        ];
+        for (lines, message) in cases {
+            assert_eq!(nvme(&lines), format!("x.toml:{message}"));
+        }
+    }
+
+    #[test]
+    fn mistakes_about_a_check_are_told_with_their_line() {
+        let copy = "kind = \"copy\"\nfrom = \"d0\"\nto = \"d0\"\nthrough = \"guest-ram\"\n";
+        let cases = [
+            (
+                "kind = \"provider\"\ndevice = \"d9\"".to_owned(),
+                "13: no [[nvme]] is named `d9`: there is d0",
+            ),
+            (
+                "kind = \"provider\"".to_owned(),
+                "12: a check of this kind needs the key `device`",
+            ),
+            (
+                "kind = \"provider\"\ndevice = \"d0\"\nfrom = \"d0\"".to_owned(),
+                "14: a check of this kind has no key `from`",
+            ),
+            (
+                "kind = \"queues-in-cmb\"\ndevice = \"d0\"".to_owned(),
+                "13: `d0` takes no queues in a CMB: give [[nvme]] d0 `cmb-queues = true`",
+            ),
+            (
+                format!("{copy}sizes = [\"6K\"]\noffsets = [0]"),
+                "16: `sizes`: 6K is no multiple of 4K",
+            ),
+            (
+                format!("{copy}sizes = [\"4K\"]\noffsets = [100]"),
+                "17: `offsets`: 100 is no multiple of 512",
+            ),
+            (
+                format!("{copy}sizes = []\noffsets = [0]"),
+                "16: `sizes` is empty: a copy needs at least one",
+            ),
+            (
+                format!("{copy}sizes = [\"512K\"]\noffsets = [\"4K\"]"),
+                "16: 1 x 2 areas of 512K at 4K do not fit a disk of 1M: enlarge the namespaces",
+            ),
+            (
+                format!("{copy}sizes = [\"4K\"]\noffsets = [0]\nthreads = 0"),
+                "18: `threads = 0`: from 1 to 64 threads can copy",
+            ),
+            (
+                "kind = \"controller-reset\"\ndevice = \"d0\"\nname = \"a\\u001b[2J\"".to_owned(),
+                "14: the name \"a\\u{1b}[2J\" has control characters, line breaks perhaps: leave them out",
+            ),
+        ];
+        for (lines, message) in cases {
+            assert_eq!(check(&lines), format!("x.toml:{message}"));
+        }
+        let unknown = check("kind = \"copied\"");
+        let start = "x.toml:12: unknown variant `copied`, expected one of `provider`, ";
+        assert!(unknown.starts_with(start), "{unknown}");
+    }
+
+    #[test]
+    fn what_a_guest_could_not_do_is_refused() {
+        let refused = |top: &str, check: &str| parse(format!("{top}{HEAD}{DISK}{check}"));
+        let command = "[[check]]\nkind = \"command\"\nrun = \"true\"\n";
+        assert_eq!(
+            refused("", command).unwrap_err(),
+            "x.toml:10: a command is run in the tools root: write `tools = true` at the top"
+        );
+        assert_eq!(
+            refused("", "").unwrap_err(),
+            "x.toml:1: there is no [[check]]: a run without checks shows nothing"
+        );
+        assert_eq!(
+            parse("timeout = \"9s\"\nname = \"x\"\n".to_owned()).unwrap_err(),
+            "x.toml:2: there is no device: add an [[nvme]] or a [[gpu]]"
+        );
+        for memory in ["0", "94M", "97M"] {
+            let top = format!("tools = true\nmachine = {{ memory = \"{memory}\" }}\n");
+            let message = format!(
+                "x.toml:2: `memory = \"{memory}\"`: a guest takes 96M or more, in multiples of 2M"
+            );
+            assert_eq!(refused(&top, command).unwrap_err(), message);
+        }
+    }
+
+    #[test]
+    fn a_provider_needs_a_cmb() {
+        let text =
+            format!("{HEAD}{DISK}\n[[check]]\nkind = \"pool-exhausted\"\nprovider = \"d0\"\n");
+        assert_eq!(
+            parse(text).unwrap_err(),
+            "x.toml:12: `d0` has no p2pmem: give [[nvme]] d0 a `cmb`"
+        );
+    }
+
+    #[test]
+    fn an_image_is_used_as_it_is_or_created() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("d.img"), [0; 1024]).unwrap();
+        let load = |namespace: &str| {
+            let text = format!(
+                "{HEAD}namespaces = [{namespace}]\n[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n"
+            );
+            let path = folder.path().join("x.toml");
+            fs::write(&path, text).unwrap();
+            Scenario::load(&path).map(|scenario| scenario.nvmes[0].namespaces[0].clone())
+        };
+        let file = |name: &str, create| Namespace::File {
+            path: folder.path().join(name),
+            create,
+        };
+        assert_eq!(load("{ file = \"d.img\" }").unwrap(), file("d.img", None));
+        assert_eq!(
+            load("{ file = \"new.img\", size = \"4K\" }").unwrap(),
+            file("new.img", Some(4096))
+        );
+        let error = load("{ file = \"d.img\", size = \"4K\" }")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("d.img has 1024 bytes, not 4096: leave `size` out"),
+            "{error}"
+        );
+        let error = load("{ file = \".\" }").unwrap_err().to_string();
+        assert!(error.ends_with("is no regular file"), "{error}");
+    }
+}

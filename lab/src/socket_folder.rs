@@ -1,0 +1,138 @@
+//! The folder for a run's sockets, gone with the run.
+//!
+//! A launcher that is killed outright cannot remove its folder. The next one does: what tells it that a folder is
+//! nobody's any more is a lock, which ends with the process that holds it.
+
+use std::fs::{self, DirEntry, File};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use anyhow::Context;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::geteuid;
+use tempfile::TempDir;
+
+const PREFIX: &str = "peerbar-run-";
+const LOCK: &str = "lock";
+/// Extension of images that are gone with the run.
+pub const SCRATCH: &str = "img";
+
+/// A folder for sockets. Dropped, it is removed with all that is in it.
+pub struct SocketFolder {
+    folder: TempDir,
+    _lock: File,
+}
+
+impl SocketFolder {
+    /// Makes one where temporary files go, and removes those that killed runs have left there.
+    pub fn create() -> anyhow::Result<Self> {
+        let place = std::env::temp_dir();
+        sweep(&place);
+        Self::create_in(&place)
+            .with_context(|| format!("cannot make a folder for sockets in {}", place.display()))
+    }
+
+    fn create_in(place: &Path) -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
+        // The lock gets its name once it is held, so nobody ever finds it free before its time.
+        let unnamed = folder.path().join("lock.new");
+        let lock = File::create_new(&unnamed)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        fs::rename(&unnamed, folder.path().join(LOCK))?;
+        Ok(Self {
+            folder,
+            _lock: lock,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Removes the folders in `place` that are nobody's any more. What cannot be removed is in nobody's way.
+fn sweep(place: &Path) {
+    let entries = fs::read_dir(place).into_iter().flatten().flatten();
+    for entry in entries.filter(is_ours) {
+        if let Err(error) = remove_abandoned(&entry.path()) {
+            log::debug!("{} stays: {error}", entry.path().display());
+        }
+    }
+}
+
+fn is_ours(entry: &DirEntry) -> bool {
+    let named = entry.file_name().to_string_lossy().starts_with(PREFIX);
+    let ours = |metadata: fs::Metadata| metadata.is_dir() && metadata.uid() == geteuid().as_raw();
+    named && entry.metadata().is_ok_and(ours)
+}
+
+/// Removes a run's sockets, its scratch images, its lock and its folder, unless the lock is held; a folder with anything else in it stays.
+fn remove_abandoned(folder: &Path) -> io::Result<()> {
+    let lock = File::open(folder.join(LOCK))?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let is_image = entry
+            .path()
+            .extension()
+            .is_some_and(|extension| extension == SCRATCH);
+        if entry.file_type()?.is_socket() || is_image || entry.file_name() == LOCK {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    fs::remove_dir(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// The folder of a run that was killed, with a socket in it.
+    fn killed(place: &Path) -> PathBuf {
+        let SocketFolder { folder, _lock } = SocketFolder::create_in(place).unwrap();
+        let path = folder.keep();
+        UnixListener::bind(path.join("report.sock")).unwrap();
+        fs::write(path.join("disk0.img"), "").unwrap();
+        path
+    }
+
+    #[test]
+    fn a_folder_goes_with_its_run() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::create_in(place.path()).unwrap();
+        let path = folder.path().to_owned();
+        assert!(path.is_dir());
+        drop(folder);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let dead = killed(place.path());
+        let alive = SocketFolder::create_in(place.path()).unwrap();
+        sweep(place.path());
+        assert!(!dead.exists());
+        assert!(alive.path().join(LOCK).exists());
+    }
+
+    #[test]
+    fn what_is_not_a_run_s_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let unlocked = place.path().join("peerbar-run-x");
+        let other = place.path().join("peerbar-cache");
+        fs::create_dir(&unlocked).unwrap();
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join(LOCK), "").unwrap();
+        let used = killed(place.path());
+        fs::write(used.join("notes"), "mine").unwrap();
+        sweep(place.path());
+        assert!(unlocked.exists() && other.join(LOCK).exists());
+        assert_eq!(fs::read_to_string(used.join("notes")).unwrap(), "mine");
+    }
+}

@@ -1,0 +1,30 @@
+//! Output for people: results on stdout, progress and errors on stderr.
+
+use std::fmt::Display;
+use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
+
+use anyhow::Context;
+
+/// Says a line. That nobody hears it any more, since a reader or a terminal is gone, is no reason not to go on.
+pub fn say(line: impl Display) {
+    let _ = writeln!(stderr(), "{line}");
+}
+
+/// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
+pub fn colours() -> bool {
+    stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Width of the terminal that results go to; none elsewhere, or if it does not know.
+pub fn columns() -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col)
+}
+
+/// Prints a result. A reader that has seen enough of it is no failure.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    match stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
+    }
+}

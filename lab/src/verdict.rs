@@ -1,0 +1,277 @@
+//! How a run ended, and why.
+
+use std::process::ExitStatus;
+
+use peerbar_report::{KtapError, Verdict as CheckVerdict};
+use serde::{Deserialize, Serialize};
+
+use crate::exit::Outcome;
+use crate::report::Row;
+
+/// How a run ended, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// How.
+    pub outcome: Outcome,
+    /// Why, in one line.
+    pub reason: String,
+}
+
+/// Why a run stopped being watched.
+pub enum Ending {
+    /// QEMU ended by itself.
+    Ended(ExitStatus),
+    /// A server died; its last words.
+    ServerDied(String),
+    /// A signal came.
+    Signal(i32),
+    /// The guest did not end in time: its whole time in seconds.
+    TimedOut(u64),
+    /// Its report was complete, but it did not power off in time: so many seconds.
+    StayedOn(u64),
+}
+
+impl Ending {
+    /// With a server that `failed` as the cause, if QEMU has crashed: QEMU 11.1 may abort when a server goes from under a
+    /// request (`error_setv: Assertion`), and which of the two ends is seen first is chance. A QEMU that crashes by
+    /// itself makes no server fail.
+    pub fn caused_by(self, failed: Option<&str>) -> Self {
+        match (self, failed) {
+            (Self::Ended(status), Some(words)) if !status.success() => {
+                Self::ServerDied(words.to_owned())
+            }
+            (ending, _) => ending,
+        }
+    }
+}
+
+/// All that a run is judged by.
+pub struct Evidence<'a> {
+    /// Why it stopped being watched.
+    pub ending: &'a Ending,
+    /// How many checks were asked for.
+    pub asked: usize,
+    /// The results.
+    pub rows: &'a [Row],
+    /// Whether the report keeps its own promises.
+    pub report: &'a Result<(), KtapError>,
+    /// The first line of the console that shows a kernel in trouble.
+    pub trouble: Option<&'a str>,
+    /// About a server that did not end well.
+    pub complaint: Option<&'a str>,
+    /// The last line that QEMU said itself.
+    pub qemu: &'a str,
+}
+
+/// Judges a run. Only a run that is clean in every respect has passed.
+pub fn judge(evidence: &Evidence<'_>) -> Verdict {
+    let (outcome, reason) = match evidence.ending {
+        Ending::Signal(signal) => (
+            Outcome::Interrupted(*signal),
+            format!("ended by signal {signal}"),
+        ),
+        Ending::ServerDied(words) => (Outcome::Failed, words.clone()),
+        Ending::TimedOut(seconds) => (
+            Outcome::TimedOut,
+            format!("the guest was not done after {seconds} s"),
+        ),
+        Ending::StayedOn(seconds) => (
+            Outcome::TimedOut,
+            format!("the guest did not power off within {seconds} s after its last check"),
+        ),
+        Ending::Ended(status) => match (evidence.report, evidence.trouble) {
+            (Err(error), Some(trouble)) => (
+                Outcome::GuestDied,
+                format!("{error}; the console says: {trouble}"),
+            ),
+            (Err(error), None) => (
+                Outcome::GuestDied,
+                format!("{error}; QEMU ended ({status}): {}", evidence.qemu),
+            ),
+            (Ok(()), _) => match flaw(evidence, *status) {
+                Some(flaw) => (Outcome::Failed, flaw),
+                None => (Outcome::Passed, praise(evidence.asked)),
+            },
+        },
+    };
+    Verdict { outcome, reason }
+}
+
+fn praise(checks: usize) -> String {
+    match checks {
+        1 => "the only check passed".to_owned(),
+        _ => format!("all {checks} checks passed"),
+    }
+}
+
+/// What is wrong with a run whose report is complete.
+fn flaw(evidence: &Evidence<'_>, status: ExitStatus) -> Option<String> {
+    let (rows, asked) = (evidence.rows.len(), evidence.asked);
+    let passed = evidence
+        .rows
+        .iter()
+        .filter(|row| row.verdict == CheckVerdict::Pass)
+        .count();
+    if let Some(trouble) = evidence.trouble {
+        Some(format!("the console says: {trouble}"))
+    } else if let Some(complaint) = evidence.complaint {
+        Some(complaint.to_owned())
+    } else if !status.success() {
+        Some(format!("QEMU ended with {status}"))
+    } else if rows != asked || rows == 0 {
+        Some(format!("the agent reports {rows} checks of {asked}"))
+    } else if passed < rows {
+        Some(format!("{} of {rows} checks did not pass", rows - passed))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use peerbar_report::Measure;
+
+    use super::*;
+
+    const PASS: CheckVerdict = CheckVerdict::Pass;
+    const WELL: Evidence<'_> = Evidence {
+        ending: &Ending::StayedOn(0),
+        asked: 1,
+        rows: &[],
+        report: &Ok(()),
+        trouble: None,
+        complaint: None,
+        qemu: "without a word",
+    };
+
+    fn rows(verdicts: &[CheckVerdict]) -> Vec<Row> {
+        let row = |verdict: &CheckVerdict| Row {
+            name: "copy".to_owned(),
+            verdict: verdict.clone(),
+            measure: Measure::default(),
+            diagnostics: Vec::new(),
+        };
+        verdicts.iter().map(row).collect()
+    }
+
+    fn ended(status: i32) -> Ending {
+        Ending::Ended(ExitStatus::from_raw(status))
+    }
+
+    #[test]
+    fn a_run_passes_only_if_every_check_does() {
+        let judged = |asked, verdicts: &[CheckVerdict]| {
+            let (ending, rows) = (ended(0), rows(verdicts));
+            judge(&Evidence {
+                ending: &ending,
+                asked,
+                rows: &rows,
+                ..WELL
+            })
+            .outcome
+        };
+        assert_eq!(judged(2, &[PASS, PASS]), Outcome::Passed);
+        assert_eq!(judged(0, &[]), Outcome::Failed);
+        assert_eq!(judged(3, &[PASS, PASS]), Outcome::Failed);
+        assert_eq!(judged(2, &[PASS, CheckVerdict::Fail]), Outcome::Failed);
+        assert_eq!(
+            judged(2, &[PASS, CheckVerdict::Skip("no fio".to_owned())]),
+            Outcome::Failed
+        );
+    }
+
+    #[test]
+    fn a_run_passes_only_if_all_around_the_checks_is_well() {
+        let rows = rows(&[PASS]);
+        let judged = |status, evidence: Evidence<'_>| {
+            judge(&Evidence {
+                ending: &ended(status),
+                rows: &rows,
+                ..evidence
+            })
+            .reason
+        };
+        assert_eq!(judged(0, WELL), "the only check passed");
+        assert_eq!(judged(256, WELL), "QEMU ended with exit status: 1");
+        let trouble = Some("WARNING: x");
+        assert_eq!(
+            judged(0, Evidence { trouble, ..WELL }),
+            "the console says: WARNING: x"
+        );
+        let words = "server disk0 ended (exit status: 101): panicked";
+        let complaint = Some(words);
+        assert_eq!(judged(0, Evidence { complaint, ..WELL }), words);
+    }
+
+    #[test]
+    fn the_reason_names_what_the_kernel_said() {
+        let report = &Err(KtapError::Incomplete {
+            seen: 3,
+            planned: 10,
+        });
+        let trouble = Some("Kernel panic - not syncing");
+        let verdict = judge(&Evidence {
+            ending: &ended(0),
+            report,
+            trouble,
+            ..WELL
+        });
+        let reason =
+            "the report ends after 3 of 10 results; the console says: Kernel panic - not syncing";
+        assert_eq!(
+            (verdict.outcome, verdict.reason.as_str()),
+            (Outcome::GuestDied, reason)
+        );
+    }
+
+    #[test]
+    fn a_server_that_failed_is_why_qemu_crashed() {
+        const ABORT: i32 = 6;
+        let report = &Err(KtapError::Incomplete {
+            seen: 0,
+            planned: 1,
+        });
+        let judged = |status, failed| {
+            let verdict = judge(&Evidence {
+                ending: &ended(status).caused_by(failed),
+                report,
+                qemu: "error.c:62: Assertion",
+                ..WELL
+            });
+            (verdict.outcome, verdict.reason)
+        };
+        let failed = "server disk0 ended (signal: 9 (SIGKILL)): without a word";
+        assert_eq!(
+            judged(ABORT, Some(failed)),
+            (Outcome::Failed, failed.to_owned())
+        );
+        let crashed = "the report ends after 0 of 1 results; QEMU ended (signal: 6 (SIGABRT)): error.c:62: Assertion";
+        assert_eq!(
+            judged(ABORT, None),
+            (Outcome::GuestDied, crashed.to_owned())
+        );
+        assert_eq!(judged(0, Some(failed)).0, Outcome::GuestDied);
+    }
+
+    #[test]
+    fn what_ends_a_run_from_outside_is_not_a_verdict_on_the_checks() {
+        let rows = rows(&[PASS]);
+        let judged = |ending: Ending| {
+            judge(&Evidence {
+                ending: &ending,
+                rows: &rows,
+                ..WELL
+            })
+            .outcome
+        };
+        assert_eq!(judged(Ending::Signal(2)), Outcome::Interrupted(2));
+        assert_eq!(judged(Ending::TimedOut(60)), Outcome::TimedOut);
+        assert_eq!(judged(Ending::StayedOn(10)), Outcome::TimedOut);
+        assert_eq!(
+            judged(Ending::ServerDied("server disk0 ended".to_owned())),
+            Outcome::Failed
+        );
+    }
+}
