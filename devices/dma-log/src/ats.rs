@@ -15,11 +15,11 @@ pub struct AtsCounts {
     pub hits: u64,
     /// Translations asked for.
     pub asked: u64,
-    /// Of those, the ones that were refused: no mapping, no permission, or no address that could be told.
+    /// Of those, the ones that were refused: no mapping, no permission, or no known address.
     pub refused: u64,
     /// Cached translations that the guest's unmapping has taken away.
     pub invalidated: u64,
-    /// Cached translations that had to make room for others.
+    /// Cached translations that were evicted for others.
     pub evicted: u64,
     /// Translations in the cache at this moment.
     pub cached: u64,
@@ -28,7 +28,15 @@ pub struct AtsCounts {
 impl AtsCounts {
     /// The page.
     pub fn page(&self) -> Vec<u8> {
-        let words: [u64; WORDS] = [
+        self.words()
+            .into_iter()
+            .flat_map(u64::to_le_bytes)
+            .collect()
+    }
+
+    /// The words of the page.
+    pub(crate) fn words(&self) -> [u64; WORDS] {
+        [
             VERSION,
             self.enabled.into(),
             self.hits,
@@ -37,8 +45,30 @@ impl AtsCounts {
             self.invalidated,
             self.evicted,
             self.cached,
-        ];
-        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+        ]
+    }
+
+    /// What the words of a page say.
+    pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
+        let [
+            _version,
+            enabled,
+            hits,
+            asked,
+            refused,
+            invalidated,
+            evicted,
+            cached,
+        ] = words;
+        Self {
+            enabled: enabled != 0,
+            hits,
+            asked,
+            refused,
+            invalidated,
+            evicted,
+            cached,
+        }
     }
 }
 
@@ -47,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_count_has_its_place() {
+    fn page_has_each_count_at_its_offset() {
         let counts = AtsCounts {
             enabled: true,
             hits: 2,
@@ -65,5 +95,6 @@ mod tests {
             .map(|word| u64::from_le_bytes(*word))
             .collect();
         assert_eq!(words, [1, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(AtsCounts::from_words(counts.words()), counts);
     }
 }

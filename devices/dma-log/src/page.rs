@@ -31,6 +31,7 @@ use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, try_transmute};
 
+use crate::kind::DmaKind;
 use crate::words::{Completer, Direction, Purpose, Route};
 
 /// What the page starts with.
@@ -40,7 +41,7 @@ pub const SIGNATURE: [u8; 8] = *b"PEERBAR\0";
 pub const VERSION: u32 = 2;
 
 /// The most entries a page has: 5 purposes, 5 routes, 5 completers, 2 directions.
-pub const MAX_ENTRIES: usize = 5 * 5 * 5 * 2;
+pub const MAX_ENTRIES: usize = DmaKind::COUNT;
 
 /// The most bytes a page has.
 pub const MAX_SIZE: usize = size_of::<RawHeader>() + MAX_ENTRIES * size_of::<RawEntry>();
@@ -55,7 +56,7 @@ pub struct Entry {
     pub purpose: Purpose,
     /// The way that they took.
     pub route: Route,
-    /// Who owns the memory that they met.
+    /// The owner of the memory that they met.
     pub completer: Completer,
     /// Which way their data went.
     pub direction: Direction,
@@ -67,12 +68,33 @@ pub struct Entry {
     pub failures: u64,
 }
 
-/// What tells one entry from another, in the order of a page.
-type Combination = (Purpose, Route, Completer, Direction);
-
 impl Entry {
-    fn combination(&self) -> Combination {
-        (self.purpose, self.route, self.completer, self.direction)
+    /// An entry of that kind that counts nothing.
+    pub fn none(kind: DmaKind) -> Self {
+        Self {
+            purpose: kind.purpose,
+            route: kind.route,
+            completer: kind.completer,
+            direction: kind.direction,
+            requests: 0,
+            bytes: 0,
+            failures: 0,
+        }
+    }
+
+    /// What distinguishes it from other entries.
+    pub fn kind(&self) -> DmaKind {
+        DmaKind {
+            purpose: self.purpose,
+            route: self.route,
+            completer: self.completer,
+            direction: self.direction,
+        }
+    }
+
+    /// Whether it counts anything.
+    pub(crate) fn occurred(&self) -> bool {
+        self.requests != 0 || self.failures != 0
     }
 
     fn add(&mut self, other: &Self) {
@@ -187,11 +209,11 @@ impl RawEntry {
 
 /// A page of `entries`. Entries of the same combination are added up, and those that count nothing are left out.
 pub fn encode(entries: impl IntoIterator<Item = Entry>) -> Vec<u8> {
-    let mut combinations: BTreeMap<Combination, Entry> = BTreeMap::new();
+    let mut combinations: BTreeMap<DmaKind, Entry> = BTreeMap::new();
     for entry in entries {
-        if entry.requests != 0 || entry.failures != 0 {
+        if entry.occurred() {
             combinations
-                .entry(entry.combination())
+                .entry(entry.kind())
                 .and_modify(|sum| sum.add(&entry))
                 .or_insert(entry);
         }
@@ -228,7 +250,7 @@ pub fn parse(page: &[u8]) -> Result<Vec<Entry>, DmaLogError> {
     let mut entries = Vec::with_capacity(count);
     for (number, raw) in raw.iter().enumerate() {
         let entry = raw.decode(number)?;
-        if !seen.insert(entry.combination()) {
+        if !seen.insert(entry.kind()) {
             return Err(DmaLogError::Repeated { entry: number });
         }
         entries.push(entry);
@@ -280,47 +302,15 @@ mod tests {
         failures: u64::MAX,
     };
 
-    /// Every combination there is, each with other counts.
+    /// Every kind, each with other counts.
     fn all() -> Vec<Entry> {
-        let mut entries = Vec::new();
-        for purpose in [
-            Purpose::Command,
-            Purpose::Completion,
-            Purpose::List,
-            Purpose::Control,
-            Purpose::Payload,
-        ] {
-            for route in [
-                Route::OwnBar,
-                Route::Peer,
-                Route::GuestRam,
-                Route::Upstream,
-                Route::Refused,
-            ] {
-                for completer in [
-                    Completer::OwnMemory,
-                    Completer::GuestRam,
-                    Completer::PeerBar,
-                    Completer::Nobody,
-                    Completer::Unknown,
-                ] {
-                    for direction in [Direction::Read, Direction::Write] {
-                        let requests = entries.len() as u64 + 1;
-                        let (bytes, failures) = (requests * 4096, requests % 3);
-                        entries.push(Entry {
-                            purpose,
-                            route,
-                            completer,
-                            direction,
-                            requests,
-                            bytes,
-                            failures,
-                        });
-                    }
-                }
-            }
-        }
-        entries
+        let entries = (1..).zip(DmaKind::all()).map(|(requests, kind)| Entry {
+            requests,
+            bytes: requests * 4096,
+            failures: requests % 3,
+            ..Entry::none(kind)
+        });
+        entries.collect()
     }
 
     /// A page of two entries with one byte changed.

@@ -93,12 +93,13 @@ impl Atc {
         Some(found)
     }
 
-    /// Takes away every translation that meets the addresses from `first` to `last`.
-    pub(crate) fn invalidate(&mut self, first: u64, last: u64) {
+    /// Takes away every translation that meets the addresses from `first` to `last`; whether there was any.
+    pub(crate) fn invalidate(&mut self, first: u64, last: u64) -> bool {
         let before = self.translations.len();
         self.remove(first, last);
         let gone = before.saturating_sub(self.translations.len());
         self.counts.invalidated += gone as u64;
+        gone > 0
     }
 
     /// Empties the cache.

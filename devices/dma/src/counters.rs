@@ -1,209 +1,173 @@
 //! The record of every DMA, summed: the witness of which way the data went.
 
+mod file;
+
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use peerbar_dma_log::{Completer, Direction, Purpose, Route};
+use parking_lot::Mutex;
+use peerbar_dma_log::counter_file::{NUMBERS, SHARED_SLOT, SLOTS};
+use peerbar_dma_log::{AtsCounts, DmaKind, Entry};
 
-const PURPOSES: [Purpose; 5] = [
-    Purpose::Command,
-    Purpose::Completion,
-    Purpose::List,
-    Purpose::Control,
-    Purpose::Payload,
-];
-const ROUTES: [Route; 5] = [
-    Route::OwnBar,
-    Route::Peer,
-    Route::GuestRam,
-    Route::Upstream,
-    Route::Refused,
-];
-const COMPLETERS: [Completer; 5] = [
-    Completer::OwnMemory,
-    Completer::GuestRam,
-    Completer::PeerBar,
-    Completer::Nobody,
-    Completer::Unknown,
-];
-const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
-const ENTRIES: usize = PURPOSES.len() * ROUTES.len() * COMPLETERS.len() * DIRECTIONS.len();
-
-/// What a DMA was and which way it went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Entry {
-    /// What it was for.
-    pub purpose: Purpose,
-    /// The way that it took.
-    pub route: Route,
-    /// Who owns the memory that it met.
-    pub completer: Completer,
-    /// Which way the data went.
-    pub direction: Direction,
-}
-
-impl Entry {
-    fn index(self) -> usize {
-        let index = self.purpose as usize * ROUTES.len() + self.route as usize;
-        let index = index * COMPLETERS.len() + self.completer as usize;
-        index * DIRECTIONS.len() + self.direction as usize
-    }
-
-    fn all() -> impl Iterator<Item = Self> {
-        PURPOSES.into_iter().flat_map(|purpose| {
-            ROUTES.into_iter().flat_map(move |route| {
-                COMPLETERS.into_iter().flat_map(move |completer| {
-                    DIRECTIONS.into_iter().map(move |direction| Self {
-                        purpose,
-                        route,
-                        completer,
-                        direction,
-                    })
-                })
-            })
-        })
-    }
-}
+pub use file::{CounterFile, CounterFileError};
 
 /// How often, and how much.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Pieces that succeeded.
+    /// Segments that succeeded.
     pub requests: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Pieces that failed.
+    /// Segments that failed.
     pub failures: u64,
 }
 
 /// Counters of one requester. They only grow, for as long as the device lives: a reset does not clear them.
-#[derive(Debug, Default)]
-pub struct Counters {
-    shared: Ledger,
-    /// Each of one thread, which counts there without keeping others from it.
-    own: Mutex<Vec<Arc<Ledger>>>,
-}
-
-/// Counters that are summed with others.
+///
+/// They are the sums over slots. Each session has a slot of its own, so that it counts without an atomic addition.
 #[derive(Debug)]
-pub(crate) struct Ledger {
-    entries: [[AtomicU64; 3]; ENTRIES],
+pub struct Counters {
+    /// Counts from before a file was shared: the numbers of each kind in each slot.
+    own: Box<[[AtomicU64; NUMBERS]]>,
+    /// What has been counted since.
+    file: OnceLock<CounterFile>,
+    free: Mutex<Vec<usize>>,
 }
 
-impl Default for Ledger {
+impl Default for Counters {
     fn default() -> Self {
+        let zero = || [const { AtomicU64::new(0) }; NUMBERS];
         Self {
-            entries: [const { [const { AtomicU64::new(0) }; 3] }; ENTRIES],
+            own: (0..SLOTS * DmaKind::COUNT).map(|_| zero()).collect(),
+            file: OnceLock::new(),
+            free: Mutex::new((SHARED_SLOT + 1..SLOTS).rev().collect()),
         }
     }
 }
 
-impl Ledger {
-    /// A piece has succeeded. Nobody else counts here.
-    pub(crate) fn succeeded(&self, entry: Entry, bytes: u64) {
-        if let Some([requests, sum, _]) = self.entries.get(entry.index()) {
-            for (counter, more) in [(requests, 1), (sum, bytes)] {
-                let was = counter.load(Ordering::Relaxed);
-                counter.store(was.wrapping_add(more), Ordering::Relaxed);
-            }
+/// A slot with one writer. It keeps its counts for the next session, so that sums never go back.
+#[derive(Debug)]
+pub(crate) struct Slot(usize);
+
+impl Slot {
+    /// A segment has succeeded.
+    #[inline]
+    pub(crate) fn succeeded(&self, counters: &Counters, kind: DmaKind, bytes: u64) {
+        if self.0 == SHARED_SLOT {
+            return counters.succeeded(kind, bytes);
         }
-    }
-
-    fn counts(&self) -> impl Iterator<Item = [u64; 3]> {
-        let load = |counters: &[AtomicU64; 3]| {
-            counters
-                .each_ref()
-                .map(|counter| counter.load(Ordering::Relaxed))
-        };
-        self.entries.iter().map(load)
-    }
-
-    /// Adds what another one has counted.
-    fn add(&self, other: &Self) {
-        for (sums, counts) in self.entries.iter().zip(other.counts()) {
-            for (sum, count) in sums.iter().zip(counts) {
-                sum.fetch_add(count, Ordering::Relaxed);
+        if let Some([requests, sum, _]) = counters.numbers(self.0, kind) {
+            for (number, more) in [(requests, 1), (sum, bytes)] {
+                let was = number.load(Ordering::Relaxed);
+                number.store(was.wrapping_add(more), Ordering::Relaxed);
             }
         }
     }
 }
 
 impl Counters {
-    /// A ledger of the caller's own.
-    pub(crate) fn open(&self) -> Arc<Ledger> {
-        let ledger = Arc::<Ledger>::default();
-        self.own().push(ledger.clone());
-        ledger
+    /// Counts in this file from now on, for as long as the function lives. A second file is dropped.
+    pub(crate) fn share(&self, file: CounterFile) {
+        if self.file.set(file).is_err() {
+            log::error!("a function has one counter file");
+        }
     }
 
-    /// Nobody counts in a ledger any more.
-    pub(crate) fn close(&self, ledger: &Arc<Ledger>) {
-        let mut own = self.own();
-        own.retain(|other| !Arc::ptr_eq(other, ledger));
-        self.shared.add(ledger);
+    /// A slot for the caller alone; the shared one if there are too many callers.
+    pub(crate) fn open(&self) -> Slot {
+        Slot(self.free.lock().pop().unwrap_or(SHARED_SLOT))
     }
 
-    fn own(&self) -> MutexGuard<'_, Vec<Arc<Ledger>>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Nobody counts in a slot any more.
+    pub(crate) fn close(&self, slot: &Slot) {
+        if slot.0 != SHARED_SLOT {
+            self.free.lock().push(slot.0);
+        }
     }
 
-    pub(crate) fn succeeded(&self, entry: Entry, bytes: u64) {
-        if let Some([requests, sum, _]) = self.shared.entries.get(entry.index()) {
+    pub(crate) fn succeeded(&self, kind: DmaKind, bytes: u64) {
+        if let Some([requests, sum, _]) = self.numbers(SHARED_SLOT, kind) {
             requests.fetch_add(1, Ordering::Relaxed);
             sum.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn failed(&self, entry: Entry) {
-        if let Some([_, _, failures]) = self.shared.entries.get(entry.index()) {
+    pub(crate) fn failed(&self, kind: DmaKind) {
+        if let Some([_, _, failures]) = self.numbers(SHARED_SLOT, kind) {
             failures.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Every combination that has occurred, with its counts.
-    pub fn snapshot(&self) -> Vec<(Entry, Count)> {
-        let sum = Ledger::default();
-        let own = self.own();
-        sum.add(&self.shared);
-        own.iter().for_each(|ledger| sum.add(ledger));
-        let count = |[requests, bytes, failures]: [u64; 3]| Count {
-            requests,
-            bytes,
-            failures,
-        };
-        Entry::all()
-            .zip(sum.counts().map(count))
+    /// Shares what the translation cache has done.
+    pub(crate) fn set_ats(&self, counts: &AtsCounts) {
+        if let Some(file) = self.file.get() {
+            file.set_ats(counts);
+        }
+    }
+
+    /// The numbers of a kind in that slot, where they are counted now.
+    #[inline]
+    fn numbers(&self, slot: usize, kind: DmaKind) -> Option<[&AtomicU64; NUMBERS]> {
+        match self.file.get() {
+            Some(file) => file.numbers(slot, kind),
+            None => self.own_numbers(slot, kind),
+        }
+    }
+
+    fn own_numbers(&self, slot: usize, kind: DmaKind) -> Option<[&AtomicU64; NUMBERS]> {
+        let numbers = self.own.get(slot * DmaKind::COUNT + kind.index());
+        numbers.map(|numbers| numbers.each_ref())
+    }
+
+    /// The sums of a kind over all slots.
+    fn sum(&self, kind: DmaKind) -> Count {
+        let slots = || 0..SLOTS;
+        let file = self.file.get();
+        let shared = file
+            .into_iter()
+            .flat_map(|file| slots().map(|slot| file.numbers(slot, kind)));
+        let own = slots().map(|slot| self.own_numbers(slot, kind));
+        own.chain(shared)
+            .flatten()
+            .fold(Count::default(), |sum, numbers| {
+                let [requests, bytes, failures] =
+                    numbers.map(|number| number.load(Ordering::Relaxed));
+                Count {
+                    requests: sum.requests.wrapping_add(requests),
+                    bytes: sum.bytes.wrapping_add(bytes),
+                    failures: sum.failures.wrapping_add(failures),
+                }
+            })
+    }
+
+    /// Every kind that has occurred, with its counts.
+    pub fn snapshot(&self) -> Vec<(DmaKind, Count)> {
+        let counts = DmaKind::all().map(|kind| (kind, self.sum(kind)));
+        counts
             .filter(|(_, count)| *count != Count::default())
             .collect()
     }
 
     /// The same as the page that a device shows its guest ([`peerbar_dma_log`]).
     pub fn page(&self) -> Vec<u8> {
-        let entries = self.snapshot();
-        peerbar_dma_log::encode(
-            entries
-                .into_iter()
-                .map(|(entry, count)| peerbar_dma_log::Entry {
-                    purpose: entry.purpose,
-                    route: entry.route,
-                    completer: entry.completer,
-                    direction: entry.direction,
-                    requests: count.requests,
-                    bytes: count.bytes,
-                    failures: count.failures,
-                }),
-        )
+        peerbar_dma_log::encode(self.snapshot().into_iter().map(|(kind, count)| Entry {
+            requests: count.requests,
+            bytes: count.bytes,
+            failures: count.failures,
+            ..Entry::none(kind)
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Completer, Direction, Purpose, Route};
 
     #[test]
     fn every_combination_has_a_counter_of_its_own() {
         let counters = Counters::default();
-        for (number, entry) in Entry::all().enumerate() {
+        for (number, entry) in DmaKind::all().enumerate() {
             assert_eq!(entry.index(), number);
             counters.succeeded(entry, number as u64 + 1);
         }
@@ -225,7 +189,7 @@ mod tests {
     #[test]
     fn the_page_says_what_the_counters_say() {
         let counters = Counters::default();
-        for (number, entry) in Entry::all().enumerate() {
+        for (number, entry) in DmaKind::all().enumerate() {
             counters.succeeded(entry, number as u64 + 1);
             counters.failed(entry);
         }
@@ -244,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn what_threads_have_counted_for_themselves_is_part_of_the_sum_even_after_them() {
+    fn slots_of_threads_are_part_of_the_sum_after_they_close() {
         let counters = Counters::default();
-        let entry = Entry {
+        let entry = DmaKind {
             purpose: Purpose::Payload,
             route: Route::GuestRam,
             completer: Completer::GuestRam,
@@ -263,20 +227,22 @@ mod tests {
                 },
             )]
         };
-        let ledgers = [(); 2].map(|()| counters.open());
+        let slots = [(); 2].map(|()| counters.open());
         counters.succeeded(entry, 1);
-        ledgers[0].succeeded(entry, 10);
-        ledgers[1].succeeded(entry, 100);
+        slots[0].succeeded(&counters, entry, 10);
+        slots[1].succeeded(&counters, entry, 100);
         assert_eq!(counters.snapshot(), count(3, 111));
-        counters.close(&ledgers[0]);
-        ledgers[1].succeeded(entry, 100);
-        assert_eq!(counters.snapshot(), count(4, 211));
+        counters.close(&slots[0]);
+        let again = counters.open();
+        again.succeeded(&counters, entry, 1000);
+        slots[1].succeeded(&counters, entry, 100);
+        assert_eq!(counters.snapshot(), count(5, 1211));
     }
 
     #[test]
     fn a_failure_is_no_success() {
         let counters = Counters::default();
-        let entry = Entry {
+        let entry = DmaKind {
             purpose: Purpose::Payload,
             route: Route::Upstream,
             completer: Completer::Nobody,

@@ -1,9 +1,8 @@
 //! What came of a piece of a request: which way it went, whose memory it met, and whether that went well.
 
-use peerbar_dma_log::{Completer, Direction, Route};
+use peerbar_dma_log::{Completer, Direction, DmaKind, Route};
 
 use crate::buffer::Buffer;
-use crate::counters::Entry;
 use crate::error::DmaFault;
 use crate::peers::PeerError;
 use crate::tag::Tag;
@@ -18,8 +17,8 @@ pub(crate) struct Done {
 
 impl Done {
     /// What it was and which way it went.
-    pub(crate) fn entry(&self, tag: Tag, direction: Direction) -> Entry {
-        Entry {
+    pub(crate) fn kind(&self, tag: Tag, direction: Direction) -> DmaKind {
+        DmaKind {
             purpose: tag.purpose,
             route: self.route,
             completer: self.met(),

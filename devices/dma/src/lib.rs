@@ -69,14 +69,14 @@ mod tag;
 mod upstream;
 
 pub use buffer::Buffer;
-pub use counters::{Count, Counters, Entry};
+pub use counters::{Count, CounterFile, CounterFileError, Counters};
 pub use error::{DmaError, DmaFault};
 pub use link::Link;
 pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLatency};
 pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
 pub use pages::{PageError, PageTable};
-pub use peerbar_dma_log::{AtsCounts, Completer, Direction, Origin, Purpose, Route};
+pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purpose, Route};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use pins::{Ending, Pinned};
 pub use requester::Requester;

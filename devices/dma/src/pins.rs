@@ -243,10 +243,10 @@ impl Drop for Pinned {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use peerbar_dma_log::Purpose;
+    use peerbar_dma_log::{DmaKind, Purpose};
 
     use super::*;
-    use crate::counters::{Count, Entry};
+    use crate::counters::Count;
     use crate::{
         MemoryFile, PeerId, PeerMemory, PeerWindow, Session, Window, WindowId, WindowMemory,
     };
@@ -297,7 +297,7 @@ mod tests {
         let counts = requester.counters().snapshot();
         let counts = counts.into_iter();
         counts
-            .map(|(Entry { route, .. }, count)| (route, count))
+            .map(|(DmaKind { route, .. }, count)| (route, count))
             .collect()
     }
 

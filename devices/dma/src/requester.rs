@@ -11,7 +11,7 @@ use peerbar_dma_log::{AtsCounts, Direction, Origin};
 use peerbar_flight::{self as flight, Event, Recorder};
 
 use crate::clock::{Clock, Monotonic};
-use crate::counters::Counters;
+use crate::counters::{CounterFile, Counters};
 use crate::done::Done;
 use crate::error::DmaError;
 use crate::gate::{Closed, Gate, Pass};
@@ -82,6 +82,13 @@ impl Requester {
         if self.recorder.set(recorder).is_err() {
             log::error!("a function has one flight recorder");
         }
+    }
+
+    /// Counts in this file from now on, for as long as the function lives, so that other processes see its counters. A
+    /// second file is dropped.
+    pub fn count_in(&self, file: CounterFile) {
+        self.counters.share(file);
+        self.share_ats(&self.fabric());
     }
 
     /// Notes that a command is taken up. `opcode` is what it asks for, as its device numbers that.
@@ -176,13 +183,17 @@ impl Requester {
         if !on {
             fabric.atc().clear();
         }
+        self.share_ats(&fabric);
     }
 
     /// What has become of the translations that the function asked for.
     pub fn ats_counts(&self) -> AtsCounts {
-        let fabric = self.fabric();
-        let atc = fabric.atc.lock().unwrap_or_else(PoisonError::into_inner);
-        atc.counts(fabric.ats)
+        self.fabric().ats_counts()
+    }
+
+    /// Shares what has become of the translations.
+    fn share_ats(&self, fabric: &Fabric) {
+        self.counters.set_ats(&fabric.ats_counts());
     }
 
     /// Transfers on the function's own link take time from now on.
@@ -280,7 +291,9 @@ impl Requester {
     pub fn unmap(&self, iova: u64, last: u64) {
         let mut fabric = self.change();
         fabric.map.unmap(iova, last);
-        fabric.atc().invalidate(iova, last);
+        if fabric.atc().invalidate(iova, last) {
+            self.share_ats(&fabric);
+        }
         if self.pins.meet((iova, last)) {
             // It is recorded after what is still to come by this mapping.
             drop(fabric);
@@ -303,7 +316,7 @@ impl Requester {
         (direction, len): (Direction, usize),
         done: &Done,
     ) -> Result<(), DmaError> {
-        let entry = done.entry(tag, direction);
+        let entry = done.kind(tag, direction);
         match done.outcome {
             Ok(()) => self.counters.succeeded(entry, len as u64),
             Err(_) => self.counters.failed(entry),

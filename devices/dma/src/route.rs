@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use peerbar_dma_log::{Completer, Direction, Route};
+use peerbar_dma_log::{AtsCounts, Completer, Direction, Route};
 
 use crate::atc::{Atc, Translated};
 use crate::link::{Lanes, Links};
@@ -244,6 +244,12 @@ impl Fabric {
             len: at_most(len, left),
             skip,
         })
+    }
+
+    /// What has become of the translations that the function asked for.
+    pub(crate) fn ats_counts(&self) -> AtsCounts {
+        let atc = self.atc.lock().unwrap_or_else(PoisonError::into_inner);
+        atc.counts(self.ats)
     }
 
     /// The translations that the function keeps, for who changes the fabric.

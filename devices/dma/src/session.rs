@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use peerbar_dma_log::{Completer, Direction, Purpose, Route};
 
-use crate::counters::Ledger;
+use crate::counters::Slot;
 use crate::done::Done;
 use crate::error::{DmaError, DmaFault};
 use crate::gate::Pass;
@@ -59,7 +59,7 @@ pub struct Session {
     /// An empty list for the pieces of what is pinned next: nothing need allocate one.
     pieces: Vec<Piece>,
     /// Where its copies are counted.
-    ledger: Arc<Ledger>,
+    slot: Slot,
 }
 
 impl Session {
@@ -67,7 +67,7 @@ impl Session {
     pub fn new(requester: Arc<Requester>) -> Self {
         Self {
             pass: requester.pass(),
-            ledger: requester.counters().open(),
+            slot: requester.counters().open(),
             requester,
             generation: 0,
             routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
@@ -294,8 +294,8 @@ impl Session {
         let (place, extent) = ((address, started), (direction, len));
         let outcome = if done.outcome.is_ok() {
             self.requester.record(tag, place, extent, &done);
-            self.ledger
-                .succeeded(done.entry(tag, direction), len as u64);
+            let (counters, kind) = (self.requester.counters(), done.kind(tag, direction));
+            self.slot.succeeded(counters, kind, len as u64);
             Ok(())
         } else {
             self.requester.account(tag, place, extent, &done)
@@ -344,7 +344,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.requester.counters().close(&self.ledger);
+        self.requester.counters().close(&self.slot);
     }
 }
 
@@ -352,7 +352,7 @@ impl Drop for Session {
 mod tests {
     use super::*;
     use crate::counters::Count;
-    use crate::{Entry, Window, WindowId, WindowMemory};
+    use crate::{DmaKind, Window, WindowId, WindowMemory};
 
     /// RAM at 0x1000..0x3000 in two mappings of one file, read-only RAM at 0x3000, own memory at 0x9000..0xa000.
     fn requester() -> (Arc<Requester>, MemoryFile) {
@@ -385,7 +385,7 @@ mod tests {
     }
 
     fn payload(requester: &Requester, route: Route, direction: Direction) -> Count {
-        let is = |entry: &Entry| {
+        let is = |entry: &DmaKind| {
             (entry.purpose, entry.route, entry.direction) == (Purpose::Payload, route, direction)
         };
         let found = requester.counters().snapshot();

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Ask, Buffer, Link, MapError, MemoryFile, PageTable, Requester, Span, Upstream, UpstreamError,
-    Window, WindowId, WindowMemory,
+    Ask, Buffer, CounterFile, Link, MapError, MemoryFile, PageTable, Requester, Span, Upstream,
+    UpstreamError, Window, WindowId, WindowMemory,
 };
 use peerbar_flight::Recorder;
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
@@ -109,6 +109,11 @@ impl<F: Function> Endpoint<F> {
     /// Has all DMA of the function, and what it depends on, recorded from now on.
     pub fn record_in(&self, recorder: Recorder) {
         self.requester.record_in(recorder);
+    }
+
+    /// Has all DMA of the function counted in this file from now on.
+    pub fn count_in(&self, file: CounterFile) {
+        self.requester.count_in(file);
     }
 
     /// Puts a function on its bus. `memory` has what is behind each BAR of `config`, in order.

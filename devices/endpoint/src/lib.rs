@@ -17,4 +17,4 @@ mod switch_port;
 pub use endpoint::{BarMemory, Endpoint};
 pub use interrupts::Vectors;
 pub use peerbar_switch::AttachError;
-pub use recording::Recording;
+pub use recording::{Recording, RecordingError};

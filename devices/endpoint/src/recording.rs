@@ -1,10 +1,12 @@
-//! The flight recorder, as a part of every daemon's command line.
+//! The flight recorder and the counter file, as a part of every daemon's command line.
 
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use peerbar_dma::{CounterFile, CounterFileError};
 use peerbar_flight::{Level, RecordError, Recorder};
 use peerbar_pci::Function;
+use thiserror::Error;
 
 use crate::Endpoint;
 
@@ -17,6 +19,9 @@ pub struct Recording {
     /// How much is recorded
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = What::Maps, requires = "flight")]
     record: What,
+    /// Count DMA in this file, which is replaced; other processes may read it at any time [default: none]
+    #[arg(long, value_name = "FILE")]
+    counters: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -27,9 +32,23 @@ enum What {
     All,
 }
 
+/// Why a device cannot record.
+#[derive(Debug, Error)]
+pub enum RecordingError {
+    /// Its flight record cannot be made.
+    #[error(transparent)]
+    Flight(#[from] RecordError),
+    /// Its counter file cannot be made.
+    #[error(transparent)]
+    Counters(#[from] CounterFileError),
+}
+
 impl Recording {
-    /// Has the device record, under the name of the file.
-    pub fn start<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), RecordError> {
+    /// Has the device record, under the name of the flight record's file, and count.
+    pub fn start<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), RecordingError> {
+        if let Some(path) = &self.counters {
+            endpoint.count_in(CounterFile::create(path)?);
+        }
         let Some(path) = &self.flight else {
             return Ok(());
         };

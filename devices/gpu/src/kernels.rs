@@ -304,7 +304,7 @@ mod tests {
         };
         let requests = |work: &Work, direction| {
             let counts = work.memory.requester().counters().snapshot();
-            let of = |(entry, count): &(peerbar_dma::Entry, peerbar_dma::Count)| {
+            let of = |(entry, count): &(peerbar_dma::DmaKind, peerbar_dma::Count)| {
                 let wanted = entry.route == Route::GuestRam
                     && entry.completer == Completer::GuestRam
                     && entry.direction == direction;

@@ -3,13 +3,13 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
+use peerbar_dma_log::{Completer, Direction, DmaKind, Origin, Purpose, Route};
 
 use super::transfer::{NAP, PROBE};
 use super::*;
 use crate::MemoryFile;
 use crate::buffer::Buffer;
-use crate::counters::{Count, Entry};
+use crate::counters::Count;
 use crate::error::DmaFault;
 use crate::link_speed::{Bandwidth, Latency};
 use crate::pages::PageTable;
@@ -95,7 +95,7 @@ fn requester() -> (Requester, Arc<Client>) {
 }
 
 fn count(requester: &Requester, route: Route, completer: Completer, direction: Direction) -> Count {
-    let wanted = Entry {
+    let wanted = DmaKind {
         purpose: Purpose::Payload,
         route,
         completer,

@@ -132,6 +132,9 @@ impl Requester {
         let started = self.started();
         let fabric = self.fabric();
         let piece = fabric.route(address, buffer.len(), buffer.direction());
+        if fabric.ats {
+            self.share_ats(&fabric);
+        }
         let mut part = buffer.take(piece.len);
         let (direction, len) = part.extent();
         let lanes = fabric.lanes(&piece.target, direction);

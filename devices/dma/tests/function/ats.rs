@@ -8,7 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use peerbar_dma::{MemoryFile, PeerId, PeerMemory, PeerRouting, PeerWindow, Purpose, Requester};
+use peerbar_dma::{
+    CounterFile, MemoryFile, PeerId, PeerMemory, PeerRouting, PeerWindow, Purpose, Requester,
+};
+use peerbar_dma_log::counter_file::Reader;
 use proptest::prelude::*;
 
 use crate::nothing::Nothing;
@@ -187,6 +190,12 @@ fn wait_until(what: &str, mut come: impl FnMut() -> bool) {
 #[test]
 fn once_an_unmap_has_returned_no_kept_translation_is_used() {
     let world = world(PeerRouting::Route, true);
+    let folder = tempfile::TempDir::new().unwrap();
+    let path = folder.path().join("device.counters");
+    world
+        .requester
+        .count_in(CounterFile::create(&path).unwrap());
+    let counters = Reader::open(&path).unwrap();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _ending = Ending(&ended);
@@ -220,6 +229,7 @@ fn once_an_unmap_has_returned_no_kept_translation_is_used() {
     });
     let counts = world.requester.ats_counts();
     assert!(counts.invalidated >= 200, "{counts:?}");
+    assert_eq!(counters.read().unwrap().ats, counts);
 }
 
 #[test]

@@ -7,6 +7,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use peerbar_dma_log::counter_file::{DeviceCounters, Reader};
+use peerbar_dma_log::{Direction, Purpose, Route};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -27,6 +29,8 @@ impl Daemon {
         let mut child = Command::new(env!("CARGO_BIN_EXE_peerbar-gpu"))
             .arg("--socket-path")
             .arg(folder.path().join("socket"))
+            .arg("--counters")
+            .arg(folder.path().join("counters"))
             .args(args)
             .stdout(Stdio::piped())
             .spawn()
@@ -37,6 +41,11 @@ impl Daemon {
         let daemon = Self { child, folder };
         assert_eq!(line, "ready\n");
         daemon
+    }
+
+    fn counters(&self) -> DeviceCounters {
+        let reader = Reader::open(&self.folder.path().join("counters"));
+        reader.unwrap().read().unwrap()
     }
 
     fn client(&self) -> Client {
@@ -155,6 +164,23 @@ fn it_copies_from_the_client_s_memory_into_the_memory_that_it_lends() {
     let file = vram.file_offset.as_ref().unwrap().file();
     file.read_exact_at(&mut data, 0x4000).unwrap();
     assert_eq!(&data, b"peer to peer");
+    let entries = daemon.counters().entries;
+    let payload = entries.iter().filter(|e| e.purpose == Purpose::Payload);
+    let payload: Vec<_> = payload.map(|e| (e.route, e.direction, e.bytes)).collect();
+    assert_eq!(payload, [(Route::GuestRam, Direction::Read, 12)]);
+}
+
+#[test]
+fn counters_outlive_a_daemon_that_is_killed() {
+    let mut daemon = Daemon::start(&["--vram", "2M"]);
+    let before = daemon.counters();
+    assert_eq!(
+        (before.process, before.entries),
+        (daemon.child.id(), vec![])
+    );
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    assert_eq!(daemon.counters().process, daemon.child.id());
 }
 
 #[test]

@@ -1,0 +1,169 @@
+//! The counter file of a device: where it counts once it shares its counters ([`counter_file`]).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use peerbar_dma_log::{AtsCounts, DmaKind, counter_file};
+use thiserror::Error;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+/// Why counters cannot be shared.
+#[derive(Debug, Error)]
+#[error("counter file: cannot {action}")]
+pub struct CounterFileError {
+    /// What was tried.
+    action: &'static str,
+    /// Why it failed.
+    source: io::Error,
+}
+
+/// A mapped counter file.
+///
+/// The file must not be cut short while the device runs: its process would be killed (SIGBUS).
+#[derive(Debug)]
+pub struct CounterFile {
+    region: MmapRegion,
+}
+
+impl CounterFile {
+    /// Makes the file at `path`, in place of one that is there.
+    pub fn create(path: &Path) -> Result<Self, CounterFileError> {
+        let step = |action| move |source| CounterFileError { action, source };
+        // A device that still counts in the old file keeps it.
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(step("replace the file")(error));
+            }
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).open(path);
+        let region = map(file.map_err(step("make the file"))?).map_err(step("map the file"))?;
+        let written = region
+            .as_volatile_slice()
+            .write_slice(&counter_file::header(std::process::id()), 0);
+        written.map_err(|error| step("write the file")(io::Error::other(error)))?;
+        Ok(Self { region })
+    }
+
+    /// The numbers of a kind in that slot: DMAs that succeeded, their bytes, DMAs that failed.
+    #[inline]
+    pub(super) fn numbers(&self, slot: usize, kind: DmaKind) -> Option<[&AtomicU64; 3]> {
+        let at = counter_file::numbers_at(slot, kind);
+        let number = |index: usize| self.region.get_atomic_ref(at + index * 8).ok();
+        Some([number(0)?, number(1)?, number(2)?])
+    }
+
+    pub(super) fn set_ats(&self, counts: &AtsCounts) {
+        for (at, number) in counter_file::ats_numbers(counts) {
+            if let Ok(counter) = self.region.get_atomic_ref::<AtomicU64>(at) {
+                counter.store(number, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn map(file: File) -> io::Result<MmapRegion> {
+    file.set_len(counter_file::FILE_BYTES as u64)?;
+    MmapRegion::from_file(FileOffset::new(file, 0), counter_file::FILE_BYTES)
+        .map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma_log::counter_file::Reader;
+
+    use super::*;
+    use crate::counters::Counters;
+    use crate::{Completer, Direction, Purpose, Route};
+
+    const KIND: DmaKind = DmaKind {
+        purpose: Purpose::Payload,
+        route: Route::GuestRam,
+        completer: Completer::GuestRam,
+        direction: Direction::Read,
+    };
+
+    #[test]
+    fn reader_sees_each_count_at_once_and_after_the_end() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("device.counters");
+        let counters = Counters::default();
+        counters.share(CounterFile::create(&path).unwrap());
+        let reader = Reader::open(&path).unwrap();
+        let read = || reader.read().unwrap();
+        assert_eq!(read().process, std::process::id());
+        assert_eq!(read().entries, []);
+        let slot = counters.open();
+        slot.succeeded(&counters, KIND, 512);
+        counters.succeeded(KIND, 8);
+        counters.failed(KIND);
+        let ats = AtsCounts {
+            enabled: true,
+            hits: 3,
+            ..AtsCounts::default()
+        };
+        counters.set_ats(&ats);
+        let entries = read().entries;
+        let [entry] = &entries[..] else {
+            panic!("{entries:?}");
+        };
+        assert_eq!(entry.kind(), KIND);
+        assert_eq!((entry.requests, entry.bytes, entry.failures), (2, 520, 1));
+        assert_eq!(read().ats, ats);
+        assert_eq!(peerbar_dma_log::parse(&counters.page()).unwrap(), entries);
+        drop(counters);
+        assert_eq!(read().entries, entries);
+    }
+
+    #[test]
+    fn counts_before_sharing_stay_in_the_page() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("device.counters");
+        let counters = Counters::default();
+        let slot = counters.open();
+        slot.succeeded(&counters, KIND, 1);
+        counters.share(CounterFile::create(&path).unwrap());
+        slot.succeeded(&counters, KIND, 10);
+        let page = peerbar_dma_log::parse(&counters.page()).unwrap();
+        assert_eq!((page[0].requests, page[0].bytes), (2, 11));
+        assert_eq!(
+            Reader::open(&path).unwrap().read().unwrap().entries[0].bytes,
+            10
+        );
+    }
+
+    #[test]
+    fn reads_during_counting_are_consistent() {
+        const DMAS: u64 = 200_000;
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("device.counters");
+        let counters = Counters::default();
+        counters.share(CounterFile::create(&path).unwrap());
+        let reader = Reader::open(&path).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let slot = counters.open();
+                    (0..DMAS).for_each(|_| slot.succeeded(&counters, KIND, 1 << 32));
+                });
+            }
+            let mut before = 0;
+            while before < 2 * DMAS {
+                let entries = reader.read().unwrap().entries;
+                let requests = entries.first().map_or(0, |entry| entry.requests);
+                assert!((before..=2 * DMAS).contains(&requests), "{requests}");
+                before = requests;
+            }
+        });
+        assert_eq!(reader.read().unwrap().entries[0].bytes, (2 * DMAS) << 32);
+    }
+
+    #[test]
+    fn file_in_a_missing_folder_is_an_error() {
+        let error = CounterFile::create(Path::new("/nowhere/device.counters")).unwrap_err();
+        assert_eq!(error.to_string(), "counter file: cannot make the file");
+    }
+}
