@@ -1,0 +1,134 @@
+//! Every link in the documents has a target, and every path of the sources that they name exists.
+
+// Clippy sees tests only in functions that are marked so, not in what they call.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Documents outside the book.
+const BESIDE_THE_BOOK: [&str; 5] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "devices/gpu/INTERFACE.md",
+    "guest/gpu-driver/README.md",
+];
+
+fn project() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn book() -> PathBuf {
+    project().join("docs/src")
+}
+
+fn chapters() -> Vec<PathBuf> {
+    let files = fs::read_dir(book()).unwrap().map(|file| file.unwrap().path());
+    let is_chapter = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
+    files.filter(is_chapter).collect()
+}
+
+fn documents() -> Vec<PathBuf> {
+    let beside = BESIDE_THE_BOOK.map(|path| project().join(path));
+    chapters().into_iter().chain(beside).collect()
+}
+
+/// The text without code blocks, in which brackets and paths are somebody else's syntax.
+fn prose(document: &Path) -> String {
+    let text = fs::read_to_string(document).unwrap();
+    text.split("\n```").step_by(2).collect()
+}
+
+/// Targets of `[text](target)`, without those on the web.
+fn links(prose: &str) -> impl Iterator<Item = &str> {
+    let targets = prose.split("](").skip(1);
+    let targets = targets.filter_map(|rest| rest.split_once(')'));
+    targets
+        .map(|(target, _)| target)
+        .filter(|target| !target.contains("://"))
+}
+
+/// Paths in backticks that start with a folder of the project.
+fn paths(prose: &str) -> impl Iterator<Item = &str> {
+    let quoted = prose.split('`').skip(1).step_by(2);
+    quoted.filter(|quoted| {
+        let folder = quoted.split_once('/').map_or("", |(folder, _)| folder);
+        let is_path = !quoted.contains([' ', '{', '*', '<']);
+        is_path && !folder.is_empty() && !folder.starts_with('.') && project().join(folder).is_dir()
+    })
+}
+
+/// The anchors of a document's headings, as GitHub and mdBook make them.
+fn anchors(document: &Path) -> Vec<String> {
+    let text = prose(document);
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let kept = heading.trim_start_matches('#').trim().chars();
+        let kept = kept.filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    };
+    headings.map(anchor).collect()
+}
+
+fn broken_link(document: &Path, link: &str) -> Option<String> {
+    let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+    let target = match path {
+        "" => document.to_owned(),
+        path => document.parent().unwrap().join(path),
+    };
+    let is_in_the_book = document.starts_with(book());
+    let at = format!("{}: {link}", document.display());
+    if !target.exists() {
+        return Some(format!("{at}: no such file"));
+    }
+    if is_in_the_book && !target.canonicalize().unwrap().starts_with(book()) {
+        return Some(format!("{at}: outside the book"));
+    }
+    let has_anchor = anchor.is_empty() || anchors(&target).iter().any(|known| known == anchor);
+    (!has_anchor).then(|| format!("{at}: no such heading"))
+}
+
+#[test]
+fn every_link_has_a_target() {
+    let documents = documents();
+    let broken: Vec<String> = documents
+        .iter()
+        .flat_map(|document| {
+            let text = prose(document);
+            let broken = links(&text).filter_map(|link| broken_link(document, link));
+            broken.collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn every_named_path_exists() {
+    let mut named: usize = 0;
+    for document in documents() {
+        let text = prose(&document);
+        for path in paths(&text) {
+            named += 1;
+            let exists = project().join(path).exists();
+            assert!(exists, "{}: {path} does not exist", document.display());
+        }
+    }
+    assert!(named > 20, "{named} paths were recognised");
+}
+
+#[test]
+fn every_chapter_is_in_the_summary() {
+    let summary = fs::read_to_string(book().join("SUMMARY.md")).unwrap();
+    for chapter in chapters() {
+        let name = chapter.file_name().unwrap().to_string_lossy().into_owned();
+        let is_listed = name == "SUMMARY.md" || summary.contains(&format!("({name})"));
+        assert!(is_listed, "{name} is not in SUMMARY.md");
+    }
+}
+
+#[test]
+fn readme_fits_its_budget() {
+    let readme = fs::read(project().join("README.md")).unwrap();
+    assert!(readme.len() <= 5 * 1024, "{} bytes", readme.len());
+}
