@@ -24,7 +24,9 @@ fn book() -> PathBuf {
 }
 
 fn chapters() -> Vec<PathBuf> {
-    let files = fs::read_dir(book()).unwrap().map(|file| file.unwrap().path());
+    let files = fs::read_dir(book())
+        .unwrap()
+        .map(|file| file.unwrap().path());
     let is_chapter = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "md");
     files.filter(is_chapter).collect()
 }
@@ -49,13 +51,17 @@ fn links(prose: &str) -> impl Iterator<Item = &str> {
         .filter(|target| !target.contains("://"))
 }
 
+/// What builds and runs leave behind.
+const GENERATED: [&str; 2] = ["target", "runs"];
+
 /// Paths in backticks that start with a folder of the project.
 fn paths(prose: &str) -> impl Iterator<Item = &str> {
     let quoted = prose.split('`').skip(1).step_by(2);
     quoted.filter(|quoted| {
         let folder = quoted.split_once('/').map_or("", |(folder, _)| folder);
         let is_path = !quoted.contains([' ', '{', '*', '<']);
-        is_path && !folder.is_empty() && !folder.starts_with('.') && project().join(folder).is_dir()
+        let is_source = !folder.is_empty() && !GENERATED.contains(&folder);
+        is_path && is_source && project().join(folder).is_dir()
     })
 }
 
