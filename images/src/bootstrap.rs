@@ -1,4 +1,4 @@
-//! One run of mmdebstrap: its arguments, and what its output says about how far it is.
+//! One run of mmdebstrap: its arguments, and the progress in its output.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ const TAIL: usize = 12;
 
 /// Makes the root of the recipe in `target`, with the packages left in its apt cache.
 ///
-/// Returns whether the suite's release file had expired, in which case its date, and nothing else, was not checked.
+/// Returns whether the suite's release file had expired, in which case the date check was off, and only that.
 pub(crate) fn run(
     target: &Path,
     mirror: Option<&str>,
@@ -139,7 +139,7 @@ fn attempt(
                 .map_err(io_error("share the pipe of", Path::new("mmdebstrap")))?,
         )
         .stderr(input)
-        // It is asked to end by us alone, and then cleans up.
+        // Only this process asks it to end, so that it cleans up.
         .process_group(0)
         .spawn()
         .map_err(|error| match error.kind() {
@@ -177,8 +177,8 @@ fn follow(
     Ok(seen)
 }
 
-/// Does `work`, which ends with the processes of `group`; asks them to end if the work is to be stopped. Returns whether
-/// it was.
+/// Runs `work`, which ends when the processes of `group` end. Terminates them if the work is to stop, and returns whether
+/// it did.
 fn end_if_stopped<T>(
     group: Pid,
     lock: &BuildLock,
@@ -202,7 +202,7 @@ fn end_if_stopped<T>(
     })
 }
 
-/// What the output has said so far.
+/// The state of the output up to now.
 #[derive(Default)]
 struct Output {
     packages: u64,
@@ -220,7 +220,7 @@ impl Output {
                 progress.say(&format!("{} packages, {size} to download", self.packages));
                 progress.part("downloading", self.packages);
             }
-            // Before the packages are counted, what is fetched are lists.
+            // Downloads before the count of packages are package lists.
             Some(Sign::Download(name)) if self.packages > 0 => progress.step(name),
             Some(Sign::Unpack(name)) => {
                 if !self.unpacking {
@@ -239,7 +239,7 @@ impl Output {
         if self.first_error.is_none() {
             self.first_error = line.strip_prefix("E: ").map(str::to_owned);
         }
-        // What `--debug` adds, for the sake of the progress, tells a user nothing: its own lines and backtraces.
+        // `--debug` is on for the progress; its own lines and backtraces do not help a user.
         if line.is_empty() || line.starts_with('\t') || line.starts_with("D: ") {
             return;
         }
@@ -250,12 +250,12 @@ impl Output {
     }
 }
 
-/// A line of apt's or mmdebstrap's output that tells how far they are.
+/// A line of apt's or mmdebstrap's output that shows progress.
 #[derive(Debug, PartialEq, Eq)]
 enum Sign<'a> {
-    /// So many packages will come.
+    /// The number of packages to install.
     Packages(u64),
-    /// So much is to be downloaded, as apt writes it: "263 MB".
+    /// The size of the download, as apt writes it: "263 MB".
     Size(&'a str),
     /// A package, or a list of packages, is being downloaded.
     Download(&'a str),
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_names_no_archive_of_its_own() {
+    fn arguments_without_mirror_name_no_archive() {
         let arguments = arguments(Path::new("/cache/root"), None, DateCheck::On);
         assert_eq!(arguments.last().map(String::as_str), Some("/cache/root"));
         assert!(
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_comes_last_and_an_expired_suite_loses_only_its_date_check() {
+    fn mirror_is_last_and_expired_suite_skips_only_the_date_check() {
         let arguments = arguments(
             Path::new("/cache/root"),
             Some("http://a.example/debian"),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_are_read() {
+    fn output_lines_are_recognised() {
         assert_eq!(
             Sign::of("0 upgraded, 179 newly installed, 0 to remove and 0 not upgraded."),
             Some(Sign::Packages(179))
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_keeps_the_first_error_and_the_last_lines() {
+    fn failure_keeps_the_first_error_and_the_last_lines() {
         let progress = Progress::start("a test");
         let mut output = Output::default();
         for count in 0..40 {

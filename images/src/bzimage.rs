@@ -20,7 +20,7 @@ const SECTOR: usize = 512;
 /// Type of the ELF note, of the owner "Xen", with the entry point of a PVH boot (Xen, `public/elfnote.h`).
 const XEN_ELFNOTE_PHYS32_ENTRY: NoteType = NoteType(18);
 
-/// Release of the kernel, as `uname -r` says it; none if this is no bzImage.
+/// Release of the kernel, as in `uname -r`; `None` if this is no bzImage.
 pub(crate) fn release(image: &[u8]) -> Option<String> {
     if image.get(MAGIC..PROTOCOL)? != b"HdrS" {
         return None;
@@ -34,16 +34,16 @@ pub(crate) fn release(image: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// How many bytes a bzImage must have at least to hold its whole payload, if `image` has fewer.
+/// The least size in bytes that holds the whole payload of a bzImage, if `image` is smaller.
 pub(crate) fn cut(image: &[u8]) -> Option<usize> {
     payload_place(image)
         .map(|place| place.end)
         .filter(|&end| end > image.len())
 }
 
-/// The kernel proper, uncompressed, if QEMU can start it as it is; else the reason why not.
+/// The uncompressed kernel if QEMU can start it, or the reason why not.
 ///
-/// A guest then spares the time to unpack itself, which is long where every instruction is emulated.
+/// Such a guest need not unpack itself, which takes seconds under emulation.
 pub(crate) fn vmlinux(image: &[u8]) -> Result<Vec<u8>, String> {
     let payload = payload(image).ok_or("its header names no payload")?;
     let kernel =
@@ -59,12 +59,12 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     image.get(payload_place(image)?)
 }
 
-/// Where the header says that the payload is; none without such a header.
+/// The payload's range according to the header; `None` without such a header.
 fn payload_place(image: &[u8]) -> Option<Range<usize>> {
     if image.get(MAGIC..PROTOCOL)? != b"HdrS" || u16_at(image, PROTOCOL)? < PAYLOAD_PROTOCOL {
         return None;
     }
-    // Zero stands for four, for the sake of the oldest boot loaders.
+    // Zero stands for four, for compatibility with old boot loaders.
     let setup = match *image.get(SETUP_SECTS)? {
         0 => 4,
         sectors => usize::from(sectors),
@@ -75,7 +75,7 @@ fn payload_place(image: &[u8]) -> Option<Range<usize>> {
     Some(start..start.checked_add(usize_at(image, PAYLOAD_LENGTH)?)?)
 }
 
-/// None if this is no ELF file for x86-64.
+/// `None` if this is no ELF file for x86-64.
 pub(crate) fn has_pvh_entry(kernel: &[u8]) -> Option<bool> {
     let header = FileHeader64::<LittleEndian>::parse(kernel).ok()?;
     let endian = header.endian().ok()?;
@@ -98,7 +98,7 @@ pub(crate) fn has_pvh_entry(kernel: &[u8]) -> Option<bool> {
     Some(found)
 }
 
-/// Release of the kernel in an ELF file, by the banner that it greets with; none if it carries no banner.
+/// Release of the kernel in an ELF file, by its version banner; `None` without a banner.
 pub(crate) fn release_of_elf(kernel: &[u8]) -> Option<String> {
     const BANNER: &[u8] = b"Linux version ";
     if !kernel.starts_with(b"\x7fELF") {
@@ -136,7 +136,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::unpack::tests::{gzip, zstd};
 
-    /// An ELF file whose only segment is a note of `owner`.
+    /// An ELF file with one segment, a note of `owner`.
     pub(crate) fn elf(owner: &[u8; 4], n_type: u32) -> Vec<u8> {
         let note_at = 64 + 56;
         let mut file = Vec::new();
@@ -171,7 +171,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_kernel_proper_is_unpacked() {
+    fn payload_is_unpacked() {
         let kernel = elf(b"Xen\0", 18);
         assert_eq!(vmlinux(&bzimage(&gzip(&kernel), 1)).unwrap(), kernel);
         assert_eq!(vmlinux(&bzimage(&zstd(&kernel), 0)).unwrap(), kernel);
@@ -179,7 +179,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_kernel_that_cannot_be_started_so_says_why() {
+    fn kernel_without_pvh_or_known_packing_names_the_reason() {
         let reason = |kernel: &[u8]| vmlinux(&bzimage(kernel, 1)).unwrap_err();
         assert!(reason(&elf(b"Xen\0", 17)).contains("CONFIG_PVH"));
         assert!(reason(&elf(b"GNU\0", 18)).contains("CONFIG_PVH"));
@@ -189,7 +189,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_header_that_lies_about_its_payload_is_refused() {
+    fn header_with_wrong_payload_range_is_refused() {
         let mut image = bzimage(b"x", 1);
         for offset in [PAYLOAD_OFFSET, PAYLOAD_LENGTH] {
             image[offset..offset + 4].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -199,7 +199,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_image_without_its_end_says_what_it_lacks() {
+    fn truncated_image_names_the_needed_size() {
         let image = bzimage(&[7; 100], 1);
         let whole = image.len() - 32;
         assert_eq!(cut(&image), None);
@@ -209,7 +209,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_release_is_read() {
+    fn release_is_read_from_bzimage_and_elf() {
         let image = bzimage(b"x", 1);
         assert_eq!(release(&image).as_deref(), Some("7.2.12-x"));
         assert_eq!(release(&image[..SECTOR]), None);

@@ -1,7 +1,7 @@
-//! The folder where everything that is costly to make is kept.
+//! The cache folder of everything that takes long to build.
 //!
-//! An entry is a file or a folder whose name carries a hash of what it was made of, so it is either right or not
-//! there. It is made in a work folder beside and renamed into place: an interrupted build leaves only a work
+//! An entry is a file or a folder whose name contains a hash of its inputs, so it is either right or
+//! missing. It is built in a work folder beside and renamed into place: an interrupted build leaves only a work
 //! folder, which the next build removes.
 
 use std::env;
@@ -65,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// How long an entry that nobody uses is kept: what is made in a second need not wait long.
+    /// How long an unused entry is kept: shorter if it takes only a second to build.
     fn lifetime(self) -> Duration {
         match self {
             Self::Root => 30 * DAY,
@@ -73,7 +73,7 @@ impl Kind {
         }
     }
 
-    /// The kind of the entry of that name; none if it is no entry.
+    /// The kind of the entry of this name; `None` if it is no entry.
     fn of(name: &str) -> Option<Self> {
         let is_key = |key: &str| {
             key.len() == KEY_DIGITS && key.bytes().all(|digit| digit.is_ascii_hexdigit())
@@ -119,7 +119,7 @@ impl Cache {
         Ok(Self { dir, stop: None })
     }
 
-    /// The same cache, where long work ends with [`ImageError::Stopped`], and leaves nothing, once `stop` is readable.
+    /// The same cache, where long work ends with [`ImageError::Stopped`], and leaves nothing behind, once `stop` is readable.
     #[must_use]
     pub fn stopped_by(self, stop: OwnedFd) -> Self {
         Self {
@@ -134,8 +134,8 @@ impl Cache {
         &self.dir
     }
 
-    /// The entry of that kind and key; if it is missing, `build` makes it at the path that it is given, while nobody
-    /// else builds. It must not ask for another entry.
+    /// The entry of this kind and key. If it is missing, `build` creates it at the path that it gets, under the build
+    /// lock. `build` must not request another entry.
     pub(crate) fn entry(
         &self,
         kind: Kind,
@@ -163,7 +163,7 @@ impl Cache {
 
     /// Whether the entry is there; it then counts as used today.
     fn is_fresh(&self, path: &Path) -> bool {
-        // A cache that others own can be used as well, so failing to note the use is no failure.
+        // A cache that another user owns works too, so a failure to record the use is ignored.
         path.exists() && {
             let _ = File::open(path).and_then(|entry| entry.set_modified(SystemTime::now()));
             true
@@ -189,7 +189,7 @@ impl Cache {
                 "waiting for another build in {}",
                 self.dir.display()
             ));
-            // A lock cannot be waited for together with a descriptor, so it is asked after now and then.
+            // A file lock cannot be polled together with a descriptor, so it is retried periodically.
             while !lock.try_take()? {
                 if lock.wait_for_stop(&[], Some(&LOCK_PAUSE))? {
                     return Err(ImageError::Stopped);
@@ -199,8 +199,8 @@ impl Cache {
         Ok(lock)
     }
 
-    /// Removes what dead builds have left, and what nobody uses any more; nothing that is not ours, since the user may
-    /// keep other things in that folder. Only with the lock held.
+    /// Removes leftovers of dead builds, and unused entries. It leaves foreign files, since the user may keep some in
+    /// that folder. The caller holds the lock.
     fn sweep(&self) -> Result<(), ImageError> {
         for found in fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))? {
             let found = found.map_err(io_error("list", &self.dir))?;
@@ -245,7 +245,7 @@ impl BuildLock {
         }
     }
 
-    /// Waits until the work is to end, one of `others` is ready, or `limit` is over: whether the work is to end.
+    /// Waits until the work is to stop, one of `others` is ready, or `limit` passes. Returns whether the work is to stop.
     pub(crate) fn wait_for_stop(
         &self,
         others: &[BorrowedFd<'_>],
@@ -263,7 +263,7 @@ impl BuildLock {
     }
 
     /// The lock as an (empty) standard input of a child: if this process is killed, the lock stays taken until the
-    /// last of its children has ended too, so that nobody removes a work folder under a live writer.
+    /// last of its children has ended too, so that no other build removes the work folder of a live writer.
     pub(crate) fn stdin(&self) -> Result<File, ImageError> {
         self.file.try_clone().map_err(io_error("share", &self.path))
     }
@@ -284,7 +284,7 @@ pub(crate) fn key<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> String 
         .collect()
 }
 
-/// What tells one state of a file from another without reading it: path, size in bytes, time of change.
+/// Identifies the state of a file without reading it: path, size in bytes, time of change.
 pub(crate) fn stamp(path: &Path) -> Result<String, ImageError> {
     let path = path.canonicalize().map_err(io_error("find", path))?;
     let metadata = path.metadata().map_err(io_error("read", &path))?;
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_built_once() {
+    fn entry_is_built_once() {
         let (_dir, cache) = cache();
         let builds = Cell::new(0);
         let build = |path: &Path, _: &BuildLock| {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_build_leaves_nothing() {
+    fn failed_build_leaves_nothing() {
         let (_dir, cache) = cache();
         let failed = cache.entry(Kind::Kernel, KEY, |path, _| {
             fs::create_dir(path).unwrap();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_removes_dead_work_and_unused_entries_only() {
+    fn build_removes_only_dead_work_and_unused_entries() {
         let (_dir, cache) = cache();
         let dead = cache.path().join(format!("{WORK_PREFIX}x/entry/root"));
         fs::create_dir_all(dead).unwrap();
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_of_two_builders_waits_and_finds_it_made() {
+    fn second_builder_waits_and_finds_the_entry() {
         let (_dir, cache) = cache();
         let other = cache.clone();
         let (started, start) = mpsc::channel();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_outlives_its_builder_in_a_child() {
+    fn lock_outlives_its_builder_in_a_child() {
         let (_dir, cache) = cache();
         let lock = cache.lock().unwrap();
         let mut child = lock.stdin().unwrap();
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_tell_parts_apart() {
+    fn keys_distinguish_parts() {
         assert_eq!(key(["a", "b"]).len(), 16);
         assert_ne!(key(["ab", "c"]), key(["a", "bc"]));
         assert_eq!(key(["ab", "c"]), key(["ab", "c"]));

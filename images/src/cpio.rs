@@ -9,8 +9,8 @@ const CHARACTER: u32 = 0o020_000;
 /// The entry that ends an archive.
 const TRAILER: &str = "TRAILER!!!";
 
-/// An archive in the making. Everything in it belongs to root and is of the beginning of time, so that the same
-/// content makes the same archive.
+/// An archive under construction. Every entry belongs to root and has time 0, so that equal content gives an equal
+/// archive.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_is_as_the_kernel_reads_it() {
+    fn archive_has_the_newc_layout() {
         let mut archive = Archive::default();
         archive.directory("dev").unwrap();
         archive.character_device("dev/console", 5, 1).unwrap();

@@ -4,7 +4,7 @@ use object::LittleEndian;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, SectionHeader};
 
-/// What is in the section `name` of `file`; none if it has no such section, or is no such file.
+/// The content of section `name` of `file`; `None` if there is no such section, or `file` is no ELF file.
 pub(crate) fn section<'a>(file: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let header = FileHeader64::<LittleEndian>::parse(file).ok()?;
     let endian = header.endian().ok()?;
@@ -43,7 +43,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_section_is_found_by_its_name() {
+    fn section_is_found_by_name() {
         let file = with_section(".BTF", b"abc");
         assert_eq!(section(&file, ".BTF"), Some(b"abc".as_slice()));
         assert_eq!(section(&file, ".modinfo"), None);

@@ -3,26 +3,26 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a piece of the lab is not there. Everything but the variants whose doc says "the user's argument" is a
-/// matter of the machine.
+/// Why a part of the guest or QEMU is not available. Variants that name "the user's argument" are wrong usage; all others are
+/// faults of the machine.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Nothing says where the cache may be.
+    /// No environment variable names a folder for the cache.
     #[error(
         "no place for the cache: PEERBAR_CACHE, XDG_CACHE_HOME and HOME are unset; set PEERBAR_CACHE to a folder"
     )]
     NoCacheDir,
-    /// Whoever asked for it has changed their mind ([`crate::Cache::stopped_by`]).
+    /// The caller has stopped the work ([`crate::Cache::stopped_by`]).
     #[error("stopped before it was made")]
     Stopped,
     /// A file or folder cannot be read, written or made.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried: "read", "create".
+        /// The action: "read", "create".
         action: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The tool that makes the root is not installed.
@@ -44,15 +44,15 @@ pub enum ImageError {
         /// The file with its whole output.
         log: PathBuf,
     },
-    /// The root lacks something that the recipe promises.
+    /// The root lacks a part of the recipe.
     #[error("mmdebstrap made a root without {what}; all of its output is in {}", log.display())]
     BrokenRoot {
-        /// What is not there.
+        /// The missing part.
         what: &'static str,
         /// The file with its whole output.
         log: PathBuf,
     },
-    /// The manifest beside the root cannot be understood.
+    /// The manifest beside the root cannot be parsed.
     #[error("cannot understand {}; remove {} and run again", path.display(), entry.display())]
     Manifest {
         /// The manifest.
@@ -174,7 +174,7 @@ pub enum ImageError {
         /// The file with its whole output.
         log: PathBuf,
     },
-    /// A module's file cannot be understood.
+    /// A module's file cannot be parsed.
     #[error("{} is no kernel module: {reason}", path.display())]
     BadModule {
         /// The file.

@@ -10,8 +10,8 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use crate::cache::Kind;
 use crate::cpio::Archive;
 use crate::error::io_error;
-use crate::modules::{self, Module, Place, Tree};
-use crate::{Cache, ImageError, Kernel, cache, layout};
+use crate::modules::{self, Module, ModuleSource, Tree};
+use crate::{Cache, ImageError, Kernel, btf, cache};
 
 const DIRECTORIES: [&str; 8] = [
     "dev", "mnt", "modules", "proc", "run", "sys", "tmp", "tools",
@@ -22,7 +22,7 @@ const DIRECTORIES: [&str; 8] = [
 ///
 /// It holds `modules` and whatever they need, uncompressed, as `/modules/NAME.ko`, and `/modules/index`: a line `NAME
 /// NEED…` for each, after the lines of what it needs. Names are as in `/proc/modules`; what is built in is left out.
-/// `/layout` tells the agent what it must know of the kernel to watch it; of an image that is packed it tells nothing.
+/// `/layout` has the facts by which the agent watches the kernel; it is empty for a packed image.
 ///
 /// # Errors
 /// [`ImageError::NoModule`] for one that the kernel lacks, [`ImageError::BadModule`], [`ImageError::BadAgent`], and
@@ -56,7 +56,7 @@ pub fn initramfs(
         })?;
         let program = fs::read(agent).map_err(io_error("read", agent))?;
         check_agent(agent, &program)?;
-        let layout = layout::of(&fs::read(image).map_err(io_error("read", image))?);
+        let layout = btf::facts(&fs::read(image).map_err(io_error("read", image))?);
         fs::write(path, archive(&program, &layout, &modules)?).map_err(io_error("write", path))
     })
 }
@@ -68,8 +68,8 @@ fn load(
     needed_by: Option<&str>,
 ) -> Result<Option<Module>, ImageError> {
     match tree.find(name) {
-        Some(Place::File(path)) => Module::read(name, path).map(Some),
-        Some(Place::BuiltIn) => Ok(None),
+        Some(ModuleSource::File(path)) => Module::read(name, path).map(Some),
+        Some(ModuleSource::BuiltIn) => Ok(None),
         None => Err(ImageError::NoModule {
             name: name.to_owned(),
             needed_by: needed_by.map(str::to_owned),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn it_holds_the_agent_and_the_modules_in_their_order() {
+    fn archive_holds_agent_and_modules_in_load_order() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_made_anew_when_an_input_changes() {
+    fn changed_input_rebuilds_the_initramfs() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn an_added_module_comes_with_what_it_needs() {
+    fn added_module_brings_its_dependencies() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let (mut kernel, agent) = (kernel(dir.path()), agent(dir.path()));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_lacks_is_named() {
+    fn missing_module_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_could_not_start_is_refused() {
+    fn dynamic_agent_is_refused() {
         let this_test = std::env::current_exe().unwrap();
         let error = check_agent(&this_test, &fs::read(&this_test).unwrap())
             .unwrap_err()

@@ -86,7 +86,7 @@ impl Kernel {
     }
 
     /// What QEMU should be given as `-kernel`: the kernel proper, unpacked, if it can be started so, since a guest under
-    /// emulation takes seconds to unpack itself; else the image as it is.
+    /// emulation takes seconds to unpack itself; otherwise the unchanged image.
     ///
     /// # Errors
     /// [`ImageError::Io`] if the image cannot be read or the cache cannot be written.
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_tree_is_a_kernel_with_its_modules() {
+    fn build_tree_is_a_kernel_with_its_modules() {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().canonicalize().unwrap();
         write(&tree.join(BUILT_IMAGE), &bzimage(b"x", 1));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_kernel_is_refused() {
+    fn file_that_is_no_kernel_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kernel");
         assert!(matches!(
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_boot_image_is_unpacked_where_that_can_be_started() {
+    fn boot_image_is_unpacked_if_qemu_can_start_it() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let fit = elf(b"Xen\0", 18);

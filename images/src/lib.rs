@@ -1,9 +1,9 @@
-//! How QEMU, the guest kernel, the initramfs and the guest's root come to be.
+//! Gets QEMU, the guest kernel, the initramfs and the guest's root.
 //!
-//! Four pieces, each kept in a [`Cache`] and made only if it is missing there:
+//! Four artifacts, each built only if the [`Cache`] lacks it:
 //! - the [`Root`]: a Debian tree with QEMU, a kernel and tools, made by mmdebstrap from the archive that the host's apt
-//!   uses. It is the only piece that takes the network;
-//! - [`Qemu`]: the user's, the host's or the root's, whichever is fit;
+//!   uses. Only this one needs the network;
+//! - [`Qemu`]: the user's, the host's or the root's, the first that has vfio-user;
 //! - the [`Kernel`]: the root's or the user's, unpacked so that it boots faster, with drivers of our own built for it;
 //! - the [`initramfs`]: the agent and the modules that the guest needs.
 //!
@@ -12,15 +12,15 @@
 #![forbid(unsafe_code)]
 
 mod bootstrap;
+mod btf;
 mod bzimage;
 mod cache;
 mod cpio;
 mod elf;
 mod error;
-mod guest;
+mod guest_image;
 mod initramfs;
 mod kernel;
-mod layout;
 mod manifest;
 mod mirror;
 mod modules;
@@ -35,7 +35,7 @@ mod version;
 
 pub use cache::Cache;
 pub use error::ImageError;
-pub use guest::GuestImage;
+pub use guest_image::GuestImage;
 pub use initramfs::initramfs;
 pub use kernel::Kernel;
 pub use manifest::Manifest;

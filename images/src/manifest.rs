@@ -12,7 +12,7 @@ use crate::error::io_error;
 use crate::recipe::LAB_PACKAGES;
 use crate::version::Version;
 
-/// The record kept beside a root, so that every run can say what it ran on.
+/// The record kept beside a root, so that every run can report its versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of its QEMU, as QEMU itself says it.
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_names_what_was_asked_for() {
+    fn package_line_names_the_requested_versions() {
         let packages = [("fio", "3.39-1"), ("libc6", "2.41-12"), ("sed", "4.9-2")];
         let manifest = Manifest {
             qemu: Version {

@@ -1,4 +1,4 @@
-//! Which Debian archive to ask: the one that this machine's apt uses anyway.
+//! The Debian archive to use: that of this machine's apt.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ const FORMAT: &str = "$(REPO_URI)|$(RELEASE)|$(COMPONENT)|$(ORIGIN)|$(LABEL)";
 /// Where apt has never run, it knows neither origin nor label of its archives; these names are Debian's only.
 const DEBIAN_RELEASES: &[&str] = &["bookworm", "oldstable", "stable", "trixie"];
 
-/// URL of a Debian archive: `$PEERBAR_MIRROR`, else the one of the host's apt, else none, which leaves the choice to
+/// URL of a Debian archive: `$PEERBAR_MIRROR`, else that of the host's apt, else `None`, which leaves the choice to
 /// mmdebstrap.
 pub(crate) fn find() -> Option<String> {
     if let Some(mirror) = env::var("PEERBAR_MIRROR")
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_main_suite_of_debian_is_chosen() {
+    fn main_suite_of_debian_is_chosen() {
         let targets = "http://a.example/debian-security/|bookworm-security|main|Debian|Debian-Security\n\
                        http://b.example/vendor/|stable|main|Vendor|Vendor\n\
                        http://c.example/debian/|bookworm-updates|main|Debian|Debian\n\
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn an_apt_that_never_ran_is_understood() {
+    fn apt_without_lists_is_understood() {
         let targets = "http://a.example/debian-security/|trixie-security|main|$(ORIGIN)|$(LABEL)\n\
                        http://b.example/ubuntu/|noble|main|$(ORIGIN)|$(LABEL)\n\
                        http://c.example/debian/|trixie|main|$(ORIGIN)|$(LABEL)\n";

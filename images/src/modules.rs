@@ -50,7 +50,7 @@ impl Tree {
         let mut entries: Vec<_> = fs::read_dir(dir)
             .and_then(Iterator::collect::<Result<_, _>>)
             .map_err(io_error("list", dir))?;
-        // Modules that somebody added to a kernel win over the kernel's own, as in depmod(8).
+        // Modules added to a kernel take precedence over the kernel's own, as in depmod(8).
         entries.sort_by_key(|entry: &fs::DirEntry| {
             (entry.file_name() == "updates", entry.file_name())
         });
@@ -77,18 +77,18 @@ impl Tree {
         Ok(())
     }
 
-    /// Where `name` is; none if it is nowhere.
-    pub(crate) fn find(&self, name: &str) -> Option<Place<'_>> {
+    /// The source of module `name`; `None` if there is none.
+    pub(crate) fn find(&self, name: &str) -> Option<ModuleSource<'_>> {
         match self.files.get(name) {
-            Some(path) => Some(Place::File(path)),
-            None => self.builtin.contains(name).then_some(Place::BuiltIn),
+            Some(path) => Some(ModuleSource::File(path)),
+            None => self.builtin.contains(name).then_some(ModuleSource::BuiltIn),
         }
     }
 }
 
 /// Where a module is.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Place<'a> {
+pub(crate) enum ModuleSource<'a> {
     File(&'a Path),
     BuiltIn,
 }
@@ -123,10 +123,10 @@ impl Module {
     }
 }
 
-/// Gives a module by its name and the name of the module that needs it, or none if it is built in.
+/// Returns a module by its name and the name of the module that needs it; `None` if it is built in.
 type Load<'a> = dyn FnMut(&str, Option<&str>) -> Result<Option<Module>, ImageError> + 'a;
 
-/// `wanted` and all that they need, each after what it needs.
+/// `wanted` and their dependencies, each after its own dependencies.
 pub(crate) fn in_order(wanted: &[String], load: &mut Load<'_>) -> Result<Vec<Module>, ImageError> {
     let mut order = Order {
         load,
@@ -167,7 +167,7 @@ impl Order<'_, '_> {
     }
 }
 
-/// The name of the module in a file, as in `/proc/modules`; none if the file is no module.
+/// The name of the module in a file, as in `/proc/modules`; `None` if the file is no module.
 fn name_of(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     SUFFIXES
@@ -270,7 +270,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_missing_module_is_named_with_the_option_that_builds_it() {
+    fn missing_module_is_named_with_its_config_option() {
         let error = order(&["virtio-iommu"]).unwrap_err().to_string();
         assert!(
             error.contains("kernel 7.2 has no module virtio_iommu:"),
@@ -298,7 +298,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_tree_knows_files_of_any_packing_and_what_is_built_in() {
+    fn tree_finds_packed_files_and_built_in_modules() {
         let dir = tempfile::tempdir().unwrap();
         let plain = module(b"depends=\0");
         for (file, content) in [
@@ -319,12 +319,12 @@ pub(crate) mod tests {
         }
         let tree = Tree::read(dir.path()).unwrap();
         for name in ["nvme_core", "9p", "netfs", "gve"] {
-            let Some(Place::File(path)) = tree.find(name) else {
+            let Some(ModuleSource::File(path)) = tree.find(name) else {
                 panic!("{name} is no file")
             };
             assert_eq!(Module::read(name, path).unwrap().content, plain);
         }
-        assert_eq!(tree.find("virtio_pci"), Some(Place::BuiltIn));
+        assert_eq!(tree.find("virtio_pci"), Some(ModuleSource::BuiltIn));
         assert_eq!(tree.find("hidden"), None);
         fs::write(dir.path().join("kernel/drivers/nvme-core.ko"), b"changed").unwrap();
         assert_ne!(Tree::read(dir.path()).unwrap().stamp, tree.stamp);

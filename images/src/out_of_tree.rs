@@ -269,7 +269,7 @@ fn modules_in(dir: &Path) -> Result<Vec<PathBuf>, ImageError> {
 mod tests {
     use super::*;
 
-    /// A build tree whose "compiler" is `rule`, a driver's sources, and a cache.
+    /// A build tree with the "compiler" `rule`, a driver's sources, and a cache.
     fn lab(rule: &str) -> (tempfile::TempDir, Cache, Kernel, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("tree");
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_tells_the_first_complaint_and_leaves_the_log() {
+    fn failed_make_reports_first_error_and_keeps_the_log() {
         let rule = "@echo 'a.c:1: warning: w'; echo 'a.c:2: error: e [-Werror]'; false";
         let (_dir, cache, kernel, sources) = lab(rule);
         let error = build(&cache, &kernel, None, &sources).unwrap_err();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_a_build_tree_is_refused() {
+    fn kernel_without_a_build_tree_is_refused() {
         let (dir, cache, mut kernel, sources) = lab("false");
         fs::remove_file(dir.path().join("tree/Makefile")).unwrap();
         let error = build(&cache, &kernel, None, &sources).unwrap_err();
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installed_kernel_links_to_its_build_tree() {
+    fn installed_kernel_links_to_its_build_tree() {
         let (dir, _cache, mut kernel, _sources) = lab("false");
         let installed = dir.path().join("installed");
         fs::create_dir(&installed).unwrap();

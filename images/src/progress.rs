@@ -10,7 +10,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Announces work whose length is not known yet.
+    /// Announces work of unknown length.
     pub(crate) fn start(what: &str) -> Self {
         let bar = ProgressBar::new_spinner();
         bar.set_style(ProgressStyle::default_spinner());
@@ -45,7 +45,7 @@ impl Progress {
     }
 }
 
-/// Says a line on standard error. That nobody hears it any more is no reason not to go on.
+/// Prints a line on standard error, and ignores that it may be closed.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(stderr(), "peerbar: {line}");
 }

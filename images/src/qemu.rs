@@ -21,7 +21,7 @@ const OLDEST: Version = Version {
     micro: 1,
 };
 
-/// The firmware that starts a kernel and does little else, as QEMU's builds name its file. Some distributions leave it out.
+/// File name of the minimal firmware in QEMU's builds. Some distributions leave it out.
 pub const QBOOT: &str = "qboot.rom";
 
 /// A QEMU that is fit for peerbar, and how to start it.
@@ -29,19 +29,19 @@ pub const QBOOT: &str = "qboot.rom";
 pub struct Qemu {
     /// The program: QEMU itself, or the dynamic loader of the root.
     pub program: PathBuf,
-    /// What comes before any option of a virtual machine.
+    /// Arguments before those of the virtual machine.
     pub args: Vec<OsString>,
     /// What it needs in its environment.
     pub env: Vec<(OsString, OsString)>,
     /// Its version.
     pub version: Version,
-    /// Where it comes from.
+    /// Its origin.
     pub origin: Origin,
     /// Whether it finds a firmware [`QBOOT`].
     pub qboot: bool,
 }
 
-/// Where a QEMU comes from.
+/// Origin of a QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The user named it.
@@ -53,7 +53,7 @@ pub enum Origin {
 }
 
 impl Qemu {
-    /// The QEMU at `explicit`, else the one on `PATH` if it is fit, else the one of the [`Root`], which is made if the
+    /// The QEMU at `explicit`, else the one on `PATH` if it has vfio-user, else the one of the [`Root`], which is made if the
     /// cache has none. Fit means 10.1.1 or later with a `vfio-user-pci` device.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Qemu {
         Self::in_tree(root.path(), root.manifest().qemu)
     }
 
-    /// A command that starts it; the options of a virtual machine are still to come.
+    /// A command that starts it, without the options of a virtual machine.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
@@ -167,7 +167,7 @@ impl Qemu {
         }
     }
 
-    /// With what it says of itself.
+    /// Its own report.
     fn told(self, probe: Probe) -> Self {
         Self {
             version: probe.version,
@@ -176,7 +176,7 @@ impl Qemu {
         }
     }
 
-    /// Asks the program what it is.
+    /// Queries the program's version and devices.
     pub(crate) fn probe(&self) -> Result<Probe, ImageError> {
         let answer = self.ask("-version")?;
         let version = Version::of_answer(&answer).ok_or_else(|| ImageError::NotQemu {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_s_qemu_starts_through_its_own_loader() {
+    fn qemu_of_the_root_starts_through_its_own_loader() {
         let qemu = Qemu::in_tree(Path::new("/r"), OLDEST);
         let line: Vec<_> = qemu
             .command()
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_qemu_must_be_fit() {
+    fn named_qemu_is_refused_unless_usable() {
         let dir = tempfile::tempdir().unwrap();
         let named = |version, device| Qemu::named(&fake(dir.path(), version, device));
         let qemu = named("11.0.0", "vfio-user-pci").unwrap();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_asked_again_only_when_it_changed() {
+    fn program_is_queried_again_only_after_a_change() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let asked = || {

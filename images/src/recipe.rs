@@ -1,14 +1,14 @@
-//! What goes into the root. Nothing is pinned to a version: backports move on, and the manifest records what was got.
+//! The content of the root. No version is pinned, because backports move on; the manifest records the versions.
 
 use crate::cache;
 
-/// The Debian suite that the root comes from.
+/// The Debian suite of the root.
 pub(crate) const SUITE: &str = "trixie";
 
 /// The suite that has a QEMU with a vfio-user client and a kernel with p2pdma.
 pub(crate) const BACKPORTS: &str = "trixie-backports";
 
-/// What the lab is about. What packages depend on comes along, what they recommend does not.
+/// The packages. Their dependencies are included, their recommendations are not.
 pub(crate) const LAB_PACKAGES: &[&str] = &[
     // The virtual machine.
     "linux-image-amd64",

@@ -122,7 +122,7 @@ fn qemu_version(tree: &Path, log: &Path) -> Result<Version, ImageError> {
     }
 }
 
-/// The release of the kernel, which has to come with the headers of that very kernel.
+/// The release of the kernel, which must have its headers in the root.
 fn kernel_release(tree: &Path, log: &Path) -> Result<String, ImageError> {
     let broken = |what| ImageError::BrokenRoot {
         what,
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_the_one_with_an_image() {
+    fn kernel_of_the_root_is_the_one_with_an_image() {
         let (_dir, tree) = tree();
         let log = Path::new("the log");
         assert!(matches!(
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_without_qemu_is_broken() {
+    fn root_without_qemu_is_an_error() {
         let (_dir, tree) = tree();
         let error = qemu_version(&tree, Path::new("the log")).unwrap_err();
         assert!(

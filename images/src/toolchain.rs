@@ -15,7 +15,7 @@ use crate::error::io_error;
 
 /// What Debian puts before the name of a compiler or linker for x86-64.
 const PREFIX: &str = "x86_64-linux-gnu-";
-/// What Debian's chooser programs in the kernel's build tools start, told by their own name's end.
+/// What Debian's chooser programs in the kernel's build tools start, by the end of their own name.
 const CHOICES: [&str; 2] = [".real-x86", ".real-lsb-64"];
 
 /// A folder from which modules for the root's kernel can be built.
@@ -78,7 +78,7 @@ impl Toolchain {
             match name.as_str() {
                 "Makefile" => self.make_makefile(&from, &to, loader.tree)?,
                 "scripts" | "tools" => loader.mirror(&from, &to)?,
-                // Of the kernel itself, for type information that nobody reads here.
+                // Of the kernel itself, for type information that is not used here.
                 "vmlinux" => {}
                 _ => symlink(&from, &to).map_err(io_error("create", &to))?,
             }
@@ -139,7 +139,7 @@ impl Loader<'_> {
             .map_err(io_error("change the mode of", path))
     }
 
-    /// The folder `from` as `to`: programs become scripts, all else links.
+    /// The folder `from` as `to`: programs become scripts, other files links.
     fn mirror(&self, from: &Path, to: &Path) -> Result<(), ImageError> {
         fs::create_dir(to).map_err(io_error("create", to))?;
         for name in names_in(from)? {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_s_tools_are_scripts_and_its_places_are_right() {
+    fn toolchain_wraps_programs_and_links_other_files() {
         let (dir, tree) = root();
         let made = Toolchain::make(&tree, "7.2-x", &dir.path().join("made")).unwrap();
         let text = |name: &str| fs::read_to_string(made.kernel.join(name)).unwrap();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_without_headers_or_compiler_is_told_apart() {
+    fn root_without_headers_differs_from_one_without_compiler() {
         let (_dir, tree) = root();
         assert!(is_in(&tree, "7.2-x"));
         assert!(!is_in(&tree, "7.3-x"));

@@ -8,7 +8,7 @@ use ruzstd::decoding::StreamingDecoder;
 /// No kernel and no module is bigger than this once unpacked; a damaged one may claim to be.
 const LIMIT: u64 = 1 << 30;
 
-/// The content of a gzip, xz or zstd stream, which whatever follows it does not hurt; anything else as it is.
+/// The content of a gzip, xz or zstd stream, which may have trailing bytes; other input unchanged.
 pub(crate) fn unpack(bytes: &[u8]) -> io::Result<Cow<'_, [u8]>> {
     match bytes {
         [0x1f, 0x8b, ..] => read(flate2::bufread::GzDecoder::new(bytes)),
@@ -62,7 +62,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_follows_a_stream_is_left_alone() {
+    fn bytes_after_a_stream_are_ignored() {
         for mut stream in [gzip(b"peerbar\n"), zstd(b"peerbar\n"), XZ.to_vec()] {
             stream.extend([8, 0, 0, 0]);
             assert_eq!(*unpack(&stream).unwrap(), *b"peerbar\n");
@@ -70,7 +70,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_damaged_stream_is_an_error() {
+    fn damaged_stream_is_an_error() {
         for stream in [gzip(b"peerbar\n"), zstd(b"peerbar\n"), XZ.to_vec()] {
             assert!(unpack(&stream[..stream.len() / 2]).is_err());
         }

@@ -1,4 +1,4 @@
-//! What a guest boots from.
+//! The files that a guest boots from.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ pub struct GuestImage {
     pub kernel: PathBuf,
     /// For `-initrd`.
     pub initramfs: PathBuf,
-    /// The kernel's release, as `uname -r` says it.
+    /// The kernel's release, as in `uname -r`.
     pub release: String,
 }
 
 impl GuestImage {
-    /// The files for `kernel` with the static program `agent` as the guest's first program, and `modules` with all that
-    /// they need.
+    /// The files for `kernel` with the static program `agent` as the guest's init, and `modules` with their
+    /// dependencies.
     ///
     /// # Errors
     /// As [`Kernel::boot_image`] and [`initramfs`].

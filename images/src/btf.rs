@@ -1,13 +1,11 @@
-//! What the agent must know of the kernel to watch it, from the kernel's own debugging information (BTF; Linux,
-//! `Documentation/bpf/btf.rst`).
-//!
-//! The kernel could look it up itself, but a guest under emulation takes a tenth of a second for that at each boot.
+//! Facts about the kernel by which the agent watches it, from the kernel's debugging information (BTF; Linux,
+//! `Documentation/bpf/btf.rst`). The guest's kernel could look them up itself, but that is slow under emulation.
 
 use crate::elf;
 
 /// First two bytes of the information.
 const MAGIC: u16 = 0xeb9f;
-/// Bytes of a type before what is special to its kind.
+/// Bytes of a type before the part that depends on its kind.
 const TYPE_SIZE: usize = 12;
 const MEMBER_SIZE: usize = 12;
 const PARAMETER_SIZE: usize = 8;
@@ -23,10 +21,10 @@ const PROTOTYPE: u32 = 13;
 /// The function that decides how one PCI function reaches another's memory (Linux, drivers/pci/p2pdma.c).
 const DECIDES: &str = "calc_map_type_and_dist";
 
-/// Lines for the agent: `pci_dev.dev.kobj.name BYTES`, how far behind the start of a `pci_dev` the pointer to its name is,
-/// and `provider N` and `client N`, which parameters these are of the function that decides on peer-to-peer DMA. Those
-/// that `kernel`, an ELF file, does not tell are not there.
-pub(crate) fn of(kernel: &[u8]) -> String {
+/// Lines for the agent: `pci_dev.dev.kobj.name BYTES`, the offset of the pointer to its name in a `pci_dev`; `provider N` and
+/// `client N`, the positions of these parameters of the function that decides on peer-to-peer DMA. Facts that `kernel`, an
+/// ELF file, does not contain are left out.
+pub(crate) fn facts(kernel: &[u8]) -> String {
     let Some(btf) = elf::section(kernel, ".BTF").and_then(Btf::parse) else {
         return String::new();
     };
@@ -55,7 +53,7 @@ struct Type<'a> {
     kind: u32,
     /// Whether offsets of members share their word with the size of a bit field.
     bit_fields: bool,
-    /// The type that this one is made of, if it is made of one.
+    /// The type that this one refers to, if any.
     of: u32,
     /// Members, or parameters.
     parts: &'a [u8],
@@ -119,10 +117,10 @@ impl<'a> Btf<'a> {
         Some((word(member, 2)? & mask, word(member, 1)?))
     }
 
-    /// The type of this number, without the names and qualifiers that are around it.
+    /// The type of this number, without typedefs and qualifiers.
     fn plain(&self, number: u32) -> Option<Type<'a>> {
         let mut found = self.numbered(number)?;
-        // As many as there are types, for broken ones may go around in a circle.
+        // At most one step for each type, since broken types may form a cycle.
         for _ in &self.types {
             match found.kind {
                 TYPEDEF | VOLATILE | CONST => found = self.numbered(found.of)?,
@@ -151,7 +149,7 @@ impl<'a> Btf<'a> {
 }
 
 impl<'a> Type<'a> {
-    /// The type at the start of `bytes`, and what comes after it.
+    /// The type at the start of `bytes`, and the rest.
     fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let (name, info, of) = (word(bytes, 0)?, word(bytes, 1)?, word(bytes, 2)?);
         let kind = info >> 24 & 0x1f;
@@ -252,23 +250,23 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_found_through_structures_and_names_of_types() {
+    fn member_is_found_through_structures_and_typedefs() {
         let expected = "pci_dev.dev.kobj.name 28\nprovider 2\nclient 1\n";
         for device in [1, 2, 3] {
-            assert_eq!(of(&kernel(device)), expected);
+            assert_eq!(facts(&kernel(device)), expected);
         }
     }
 
     #[test]
-    fn what_a_kernel_does_not_tell_is_not_there() {
+    fn facts_that_a_kernel_lacks_are_left_out() {
         for device in [0, 4, 5, 6, 9, u32::MAX] {
-            assert_eq!(of(&kernel(device)), "provider 2\nclient 1\n", "{device}");
+            assert_eq!(facts(&kernel(device)), "provider 2\nclient 1\n", "{device}");
         }
-        assert_eq!(of(b"no kernel"), "");
+        assert_eq!(facts(b"no kernel"), "");
         let whole = kernel(1);
         let section = elf::section(&whole, ".BTF").unwrap();
         for end in 0..section.len() {
-            assert_eq!(of(&with_section(".BTF", &section[..end])), "");
+            assert_eq!(facts(&with_section(".BTF", &section[..end])), "");
         }
     }
 }
