@@ -13,6 +13,8 @@ mod link;
 mod nvme;
 mod place;
 mod qemu_nvme;
+#[cfg(test)]
+mod reference;
 mod sanitize;
 mod together;
 mod validate;
