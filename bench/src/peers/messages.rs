@@ -104,7 +104,7 @@ impl Between {
         let asked = |address| self.asked.iter().any(|asked| asked.address == address);
         let hidden =
             message.header.command.get() == DMA_MAP && number(data, MAP_ADDRESS).is_some_and(asked);
-        let descriptor = message.descriptors.first().filter(|_| !hidden);
+        let descriptor = message.descriptors.kept.first().filter(|_| !hidden);
         self.tell_server(&message.header, data, &[], descriptor)
     }
 
@@ -119,7 +119,7 @@ impl Between {
                 &header,
                 data,
                 &[],
-                message.descriptors.first(),
+                message.descriptors.kept.first(),
             ),
         }
     }
@@ -194,6 +194,9 @@ fn tell(
 fn messages(stream: &UnixStream, take: &dyn Fn(Message) -> Result<(), Errno>) -> Result<(), Errno> {
     let mut deframer = Deframer::new(LIMIT);
     loop {
+        while let Some(message) = deframer.next_message().map_err(|_| Errno::PROTO)? {
+            take(message)?;
+        }
         let received = match receive(stream, deframer.space()) {
             Err(Errno::AGAIN) => {
                 poll(&mut [PollFd::new(stream, PollFlags::IN)], None)?;
@@ -204,11 +207,7 @@ fn messages(stream: &UnixStream, take: &dyn Fn(Message) -> Result<(), Errno>) ->
         if received.bytes == 0 {
             return Ok(());
         }
-        let (descriptors, lost) = (received.descriptors, received.descriptors_lost);
-        let message = deframer.filled(received.bytes, descriptors, lost);
-        if let Some(message) = message.map_err(|_| Errno::PROTO)? {
-            take(message)?;
-        }
+        deframer.filled(received.bytes, received.descriptors);
     }
 }
 
@@ -251,7 +250,7 @@ mod tests {
         let came = std::cell::Cell::new(None);
         let _ = messages(stream, &|message| {
             let whole = [message.header.as_bytes(), bytes(&message)?].concat();
-            came.set(Some((whole, !message.descriptors.is_empty())));
+            came.set(Some((whole, !message.descriptors.kept.is_empty())));
             Err(Errno::CANCELED)
         });
         came.take().unwrap()

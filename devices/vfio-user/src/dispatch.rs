@@ -7,6 +7,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::device::{Device, DmaMap, DmaSpan};
+use crate::framing::Descriptors;
 use crate::wire::{self, command};
 use crate::{access, irqs, region_info};
 
@@ -15,9 +16,7 @@ pub(crate) struct Request<'p> {
     pub(crate) command: u16,
     pub(crate) payload: &'p [u8],
     /// Dropped, and so closed, by every command that has no use for them.
-    pub(crate) descriptors: Vec<OwnedFd>,
-    /// Some of the descriptors that the client sent are missing.
-    pub(crate) descriptors_lost: bool,
+    pub(crate) descriptors: Descriptors,
 }
 
 /// What a reply carries.
@@ -101,20 +100,19 @@ fn dma_map<'d>(device: &mut dyn Device, request: Request<'_>) -> Result<Answer<'
         size,
         readable: flags & READ != 0,
         writable: flags & WRITE != 0,
-        memory: lent_memory(map, request.descriptors, request.descriptors_lost)?,
+        memory: lent_memory(map, request.descriptors)?,
     })?;
     Ok(Answer::default())
 }
 
 fn lent_memory(
     map: &wire::DmaMap,
-    descriptors: Vec<OwnedFd>,
-    lost: bool,
+    descriptors: Descriptors,
 ) -> Result<Option<(OwnedFd, u64)>, Errno> {
-    if lost {
+    if descriptors.lost {
         return Err(Errno::MFILE);
     }
-    let mut descriptors = descriptors.into_iter();
+    let mut descriptors = descriptors.kept.into_iter();
     let (first, second) = (descriptors.next(), descriptors.next());
     let offset = map.offset.get();
     match (first, second) {

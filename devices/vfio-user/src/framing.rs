@@ -1,22 +1,29 @@
 //! Bytes and descriptors in, whole messages out. Knows no socket, and takes any input without failing in any other way
 //! than [`FramingError`].
 //!
-//! The reader asks [`Deframer::space`] where the next bytes belong and never reads beyond it: first exactly a header,
-//! then exactly its payload. So the descriptors that come along belong to the message that is being read, and to no
-//! other.
+//! The reader takes all messages that are complete ([`Deframer::next_message`]), then receives into [`Deframer::space`]
+//! and reports what came ([`Deframer::filled`]). One reception can bring several messages. What is missing of a payload
+//! is received straight into that payload, and nothing beyond it.
+//!
+//! # Descriptors
+//! A Unix stream attaches descriptors to the first byte of the sendmsg(2) that they came with, and no recvmsg(2) returns
+//! bytes from beyond a sendmsg that carries some (unix(7); Linux, `unix_stream_read_generic`). So the descriptors of a
+//! reception belong to the message that its last byte belongs to, as long as the client sends no two messages by one
+//! sendmsg with descriptors.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use thiserror::Error;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::FromBytes;
 
 use crate::wire::{HEADER_SIZE, Header};
 
 /// How many descriptors one message may carry. QEMU's own limit is the same.
 pub const MAX_DESCRIPTORS: usize = 16;
 
-/// How many bytes of an unwanted payload are read at a time.
-const DRAIN_SIZE: usize = 4096;
+/// How many bytes are received at once where no payload has been begun: all messages but transfers of more than a page.
+const BUFFER_SIZE: usize = 8192;
 
 /// Why a stream can no longer be cut into messages.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -36,10 +43,8 @@ pub struct Message {
     pub header: Header,
     /// What came after the header.
     pub payload: Payload,
-    /// The descriptors that came along, at most [`MAX_DESCRIPTORS`].
-    pub descriptors: Vec<OwnedFd>,
-    /// There were more descriptors, or this process may have no more. Those that are missing are closed.
-    pub descriptors_lost: bool,
+    /// What came along.
+    pub descriptors: Descriptors,
 }
 
 /// What came after a header.
@@ -51,25 +56,45 @@ pub enum Payload {
     TooLong,
 }
 
+/// The descriptors that came with a message.
+#[derive(Debug, Default)]
+pub struct Descriptors {
+    /// At most [`MAX_DESCRIPTORS`], close-on-exec.
+    pub kept: Vec<OwnedFd>,
+    /// There were more, or this process may have no more. Those that are missing are closed.
+    pub lost: bool,
+}
+
+impl Descriptors {
+    fn add(&mut self, others: Self) {
+        let free = MAX_DESCRIPTORS.saturating_sub(self.kept.len());
+        self.lost |= others.lost || others.kept.len() > free;
+        self.kept.extend(others.kept.into_iter().take(free));
+    }
+}
+
 /// Cuts a stream into messages.
 #[derive(Debug)]
 pub struct Deframer {
     limit: usize,
-    header: Header,
+    buffer: Box<[u8; BUFFER_SIZE]>,
+    /// The bytes of the buffer that no message has taken yet.
+    unread: Range<usize>,
     part: Part,
-    /// How many bytes of the part are there.
-    filled: usize,
-    descriptors: Vec<OwnedFd>,
-    descriptors_lost: bool,
+    /// Descriptors of the message that is being read, from earlier receptions.
+    begun: Descriptors,
+    /// Descriptors of the last reception, and so of the message that its last byte belongs to.
+    latest: Descriptors,
 }
 
 /// Which part of a message is being read.
 #[derive(Debug)]
 enum Part {
     Header,
-    Payload(Vec<u8>),
-    /// A payload nobody will see: where it goes, and how much of it is still to come.
-    Drain(Box<[u8; DRAIN_SIZE]>, usize),
+    /// A payload, and how many bytes of it are there.
+    Payload(Header, Vec<u8>, usize),
+    /// A payload that is thrown away, and how many bytes of it are still to come.
+    Drain(Header, usize),
 }
 
 impl Deframer {
@@ -77,99 +102,110 @@ impl Deframer {
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
-            header: Header::new_zeroed(),
+            buffer: Box::new([0; BUFFER_SIZE]),
+            unread: 0..0,
             part: Part::Header,
-            filled: 0,
-            descriptors: Vec::new(),
-            descriptors_lost: false,
+            begun: Descriptors::default(),
+            latest: Descriptors::default(),
         }
     }
 
-    /// Where the next bytes of the stream belong. Never empty.
+    /// Where the next bytes of the stream belong, if [`Deframer::next_message`] had no more messages. Never empty then.
     pub fn space(&mut self) -> &mut [u8] {
-        let part = match &mut self.part {
-            Part::Header => self.header.as_mut_bytes(),
-            Part::Payload(payload) => payload.as_mut_slice(),
-            Part::Drain(scratch, left) => {
-                let count = DRAIN_SIZE.min(*left);
-                return scratch.get_mut(..count).unwrap_or_default();
-            }
-        };
-        part.get_mut(self.filled..).unwrap_or_default()
+        if let Part::Payload(_, payload, filled) = &mut self.part {
+            return payload.get_mut(*filled..).unwrap_or_default();
+        }
+        // Less than a header.
+        let kept = self.unread.len();
+        self.buffer.copy_within(self.unread.clone(), 0);
+        self.unread = 0..kept;
+        self.buffer.get_mut(kept..).unwrap_or_default()
     }
 
     /// Takes note that the first `count` bytes of [`Deframer::space`] are filled, and of the descriptors that came with
-    /// them. Returns the message that this completes.
-    pub fn filled(
-        &mut self,
-        count: usize,
-        descriptors: Vec<OwnedFd>,
-        lost: bool,
-    ) -> Result<Option<Message>, FramingError> {
-        let space = self.space().len();
-        self.keep(descriptors, lost);
-        match &mut self.part {
-            Part::Drain(_, left) => *left = left.saturating_sub(count),
-            Part::Header | Part::Payload(_) => self.filled = self.filled.saturating_add(count),
+    /// them.
+    pub fn filled(&mut self, count: usize, descriptors: Descriptors) {
+        self.begun
+            .add(std::mem::replace(&mut self.latest, descriptors));
+        let (filled, most) = match &mut self.part {
+            Part::Payload(_, payload, filled) => (filled, payload.len()),
+            Part::Header | Part::Drain(..) => (&mut self.unread.end, BUFFER_SIZE),
+        };
+        *filled = filled.saturating_add(count).min(most);
+    }
+
+    /// The next message, if all of it is there.
+    pub fn next_message(&mut self) -> Result<Option<Message>, FramingError> {
+        loop {
+            match &mut self.part {
+                Part::Header => {
+                    let unread = self.buffer.get(self.unread.clone()).unwrap_or_default();
+                    let Ok((header, rest)) = Header::read_from_prefix(unread) else {
+                        return Ok(None);
+                    };
+                    let (part, taken) = begin(header, rest, self.limit)?;
+                    self.unread.start += HEADER_SIZE + taken;
+                    self.part = part;
+                }
+                Part::Payload(_, payload, filled) if *filled < payload.len() => return Ok(None),
+                Part::Drain(_, left) if *left > 0 => {
+                    let taken = self.unread.len().min(*left);
+                    if taken == 0 {
+                        return Ok(None);
+                    }
+                    self.unread.start += taken;
+                    *left -= taken;
+                }
+                Part::Payload(..) | Part::Drain(..) => return Ok(self.take()),
+            }
         }
-        let drained = matches!(self.part, Part::Drain(_, left) if left > 0);
-        if count < space || drained {
-            return Ok(None);
-        }
-        self.part_complete()
     }
 
     /// The stream has ended. An error if that is inside a message.
     pub fn end(&mut self) -> Result<(), FramingError> {
-        match &self.part {
-            Part::Header if self.filled == 0 => Ok(()),
-            Part::Drain(_, left) => Err(FramingError::CutShort(*left)),
-            Part::Header | Part::Payload(_) => Err(FramingError::CutShort(self.space().len())),
-        }
-    }
-
-    fn keep(&mut self, descriptors: Vec<OwnedFd>, lost: bool) {
-        let room = MAX_DESCRIPTORS.saturating_sub(self.descriptors.len());
-        self.descriptors_lost |= lost || descriptors.len() > room;
-        self.descriptors.extend(descriptors.into_iter().take(room));
-    }
-
-    fn part_complete(&mut self) -> Result<Option<Message>, FramingError> {
-        self.filled = 0;
-        let payload = match std::mem::replace(&mut self.part, Part::Header) {
-            Part::Header => match self.payload_size()? {
-                0 => Payload::Whole(Vec::new()),
-                size => {
-                    self.part = self.part_for(size);
-                    return Ok(None);
-                }
-            },
-            Part::Payload(payload) => Payload::Whole(payload),
-            Part::Drain(..) => Payload::TooLong,
+        let missing = match &self.part {
+            Part::Header if self.unread.is_empty() => return Ok(()),
+            Part::Header => HEADER_SIZE.saturating_sub(self.unread.len()),
+            Part::Payload(_, payload, filled) => payload.len().saturating_sub(*filled),
+            Part::Drain(_, left) => *left,
         };
-        Ok(Some(Message {
-            header: self.header,
-            payload,
-            descriptors: std::mem::take(&mut self.descriptors),
-            descriptors_lost: std::mem::take(&mut self.descriptors_lost),
-        }))
+        Err(FramingError::CutShort(missing))
     }
 
-    fn payload_size(&self) -> Result<usize, FramingError> {
-        let size = self.header.size.get();
-        usize::try_from(size)
-            .ok()
-            .and_then(|size| size.checked_sub(HEADER_SIZE))
-            .ok_or(FramingError::TooShort(size))
-    }
-
-    fn part_for(&self, size: usize) -> Part {
-        if size <= self.limit {
-            Part::Payload(vec![0; size])
-        } else {
-            Part::Drain(Box::new([0; DRAIN_SIZE]), size)
+    /// The message that is complete.
+    fn take(&mut self) -> Option<Message> {
+        let (header, payload) = match std::mem::replace(&mut self.part, Part::Header) {
+            Part::Header => return None,
+            Part::Payload(header, payload, _) => (header, Payload::Whole(payload)),
+            Part::Drain(header, _) => (header, Payload::TooLong),
+        };
+        let mut descriptors = std::mem::take(&mut self.begun);
+        if self.unread.is_empty() {
+            descriptors.add(std::mem::take(&mut self.latest));
         }
+        Some(Message {
+            header,
+            payload,
+            descriptors,
+        })
     }
+}
+
+/// What follows `header`, as far as it is at the beginning of `received`; how many bytes that is.
+fn begin(header: Header, received: &[u8], limit: usize) -> Result<(Part, usize), FramingError> {
+    let size = header.size.get();
+    let size = usize::try_from(size)
+        .ok()
+        .and_then(|size| size.checked_sub(HEADER_SIZE))
+        .ok_or(FramingError::TooShort(size))?;
+    if size > limit {
+        return Ok((Part::Drain(header, size), 0));
+    }
+    let taken = received.len().min(size);
+    let mut payload = Vec::with_capacity(size);
+    payload.extend_from_slice(received.get(..taken).unwrap_or_default());
+    payload.resize(size, 0);
+    Ok((Part::Payload(header, payload, taken), taken))
 }
 
 #[cfg(test)]
@@ -177,6 +213,7 @@ mod tests {
     use std::fs::File;
 
     use proptest::prelude::*;
+    use zerocopy::IntoBytes;
     use zerocopy::little_endian::{U16, U32};
 
     use super::*;
@@ -194,31 +231,51 @@ mod tests {
         [header.as_bytes(), payload].concat()
     }
 
-    /// Feeds `bytes` in pieces whose sizes come from `cuts`, round and round.
+    /// Receives the first bytes of `bytes`, at most `most`, and `count` descriptors; the rest.
+    fn receive<'b>(
+        deframer: &mut Deframer,
+        bytes: &'b [u8],
+        most: usize,
+        count: usize,
+    ) -> &'b [u8] {
+        let space = deframer.space();
+        assert!(!space.is_empty());
+        let (received, rest) = bytes.split_at(space.len().min(bytes.len()).min(most));
+        space[..received.len()].copy_from_slice(received);
+        let kept = (0..count).map(|_| File::open("/dev/null").unwrap().into());
+        let descriptors = Descriptors {
+            kept: kept.collect(),
+            lost: false,
+        };
+        deframer.filled(received.len(), descriptors);
+        rest
+    }
+
+    fn messages(deframer: &mut Deframer) -> Result<Vec<Message>, FramingError> {
+        std::iter::from_fn(|| deframer.next_message().transpose()).collect()
+    }
+
+    /// Feeds `bytes` in parts whose sizes come from `cuts`, round and round.
     fn feed(
         deframer: &mut Deframer,
         mut bytes: &[u8],
         cuts: &[usize],
     ) -> Result<Vec<Message>, FramingError> {
-        let mut messages = Vec::new();
+        let mut all = Vec::new();
         for cut in cuts.iter().cycle() {
             if bytes.is_empty() {
                 break;
             }
-            let space = deframer.space();
-            assert!(!space.is_empty());
-            let count = space.len().min(bytes.len()).min(*cut);
-            let (piece, rest) = bytes.split_at(count);
-            space[..count].copy_from_slice(piece);
-            bytes = rest;
-            messages.extend(deframer.filled(count, Vec::new(), false)?);
+            bytes = receive(deframer, bytes, *cut, 0);
+            all.extend(messages(deframer)?);
         }
-        Ok(messages)
+        Ok(all)
     }
 
-    fn descriptors(count: usize) -> Vec<OwnedFd> {
-        (0..count)
-            .map(|_| File::open("/dev/null").unwrap().into())
+    /// The id of each message and how many descriptors came with it.
+    fn ids_and_descriptors(messages: &[Message]) -> Vec<(u16, usize)> {
+        let each = messages.iter();
+        each.map(|message| (message.header.id.get(), message.descriptors.kept.len()))
             .collect()
     }
 
@@ -226,7 +283,7 @@ mod tests {
         #[test]
         fn any_cut_gives_the_same_messages(
             payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..2 * LIMIT), 1..8),
-            cuts in prop::collection::vec(1_usize..500, 1..20),
+            cuts in prop::collection::vec(1_usize..5000, 1..20),
         ) {
             let stream: Vec<u8> = (0..)
                 .zip(&payloads)
@@ -265,17 +322,18 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_payload_is_drained_through_a_small_space() {
+    fn huge_payload_is_drained_through_a_small_space() {
         let mut header = message(7, &[]);
         header[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
         let mut deframer = Deframer::new(LIMIT);
         assert!(feed(&mut deframer, &header, &[16]).unwrap().is_empty());
         let mut left = u32::MAX as usize - HEADER_SIZE;
         let message = loop {
-            let space = deframer.space().len();
-            assert!(space > 0 && space <= DRAIN_SIZE);
+            let space = deframer.space().len().min(left);
+            assert!(space > 0 && space <= BUFFER_SIZE);
             left -= space;
-            if let Some(message) = deframer.filled(space, Vec::new(), false).unwrap() {
+            deframer.filled(space, Descriptors::default());
+            if let Some(message) = deframer.next_message().unwrap() {
                 break message;
             }
         };
@@ -285,42 +343,82 @@ mod tests {
     }
 
     #[test]
+    fn drained_payload_leaves_the_next_message_whole() {
+        let stream = [message(1, &[1; 3 * LIMIT]), message(2, &[2; 8])].concat();
+        let mut deframer = Deframer::new(LIMIT);
+        receive(&mut deframer, &stream, stream.len(), 0);
+        let messages = messages(&mut deframer).unwrap();
+        assert_eq!(messages[0].payload, Payload::TooLong);
+        assert_eq!(messages[1].payload, Payload::Whole(vec![2; 8]));
+        assert_eq!(deframer.end(), Ok(()));
+    }
+
+    #[test]
+    fn one_reception_gives_all_its_messages() {
+        let stream: Vec<u8> = (0..100).flat_map(|id| message(id, &[7; 24])).collect();
+        let mut deframer = Deframer::new(LIMIT);
+        assert!(receive(&mut deframer, &stream, stream.len(), 1).is_empty());
+        let got = ids_and_descriptors(&messages(&mut deframer).unwrap());
+        let expected: Vec<_> = (0..100).map(|id| (id, usize::from(id == 99))).collect();
+        assert_eq!(got, expected, "descriptors belong to the last one");
+    }
+
+    #[test]
     fn descriptors_stay_with_the_message_they_came_with() {
         let mut deframer = Deframer::new(LIMIT);
-        deframer.space().copy_from_slice(&message(1, &[0; 4])[..16]);
-        assert!(
-            deframer
-                .filled(16, descriptors(2), false)
-                .unwrap()
-                .is_none()
-        );
-        let first = deframer.filled(4, descriptors(1), false).unwrap().unwrap();
-        assert_eq!(first.descriptors.len(), 3);
-        assert!(!first.descriptors_lost);
-        deframer.space().copy_from_slice(&message(2, &[]));
-        let second = deframer.filled(16, Vec::new(), false).unwrap().unwrap();
-        assert!(second.descriptors.is_empty());
+        let first = message(1, &[0; 4]);
+        receive(&mut deframer, &first, 16, 2);
+        assert!(deframer.next_message().unwrap().is_none());
+        receive(&mut deframer, &first[16..], 4, 1);
+        let first = deframer.next_message().unwrap().unwrap();
+        assert_eq!(first.descriptors.kept.len(), 3);
+        assert!(!first.descriptors.lost);
+        receive(&mut deframer, &message(2, &[]), 16, 0);
+        let second = deframer.next_message().unwrap().unwrap();
+        assert!(second.descriptors.kept.is_empty());
     }
 
     #[test]
-    fn descriptors_beyond_the_limit_are_dropped_and_that_is_told() {
+    fn descriptors_of_a_begun_message_wait_for_its_end() {
+        let stream = [message(1, &[0; 8]), message(2, &[0; 4]), message(3, &[])].concat();
+        // The second reception ends in the header of message 2, in its payload, in the header of message 3.
+        for (cut, expected) in [
+            (30, [(1, 1), (2, 2), (3, 3)]),
+            (42, [(1, 1), (2, 5), (3, 3)]),
+            (45, [(1, 1), (2, 0), (3, 5)]),
+        ] {
+            let mut deframer = Deframer::new(LIMIT);
+            let mut bytes = receive(&mut deframer, &stream, 10, 1);
+            assert!(deframer.next_message().unwrap().is_none());
+            bytes = receive(&mut deframer, bytes, cut - 10, 2);
+            let mut all = messages(&mut deframer).unwrap();
+            while !bytes.is_empty() {
+                bytes = receive(&mut deframer, bytes, 100, 3);
+                all.extend(messages(&mut deframer).unwrap());
+            }
+            assert_eq!(ids_and_descriptors(&all), expected, "{cut}");
+        }
+    }
+
+    #[test]
+    fn descriptors_beyond_the_limit_are_dropped_and_reported() {
         let mut deframer = Deframer::new(LIMIT);
-        deframer.space().copy_from_slice(&message(1, &[]));
-        let message = deframer
-            .filled(16, descriptors(MAX_DESCRIPTORS + 1), false)
-            .unwrap()
-            .unwrap();
-        assert_eq!(message.descriptors.len(), MAX_DESCRIPTORS);
-        assert!(message.descriptors_lost);
+        receive(&mut deframer, &message(1, &[]), 16, MAX_DESCRIPTORS + 1);
+        let message = deframer.next_message().unwrap().unwrap();
+        assert_eq!(message.descriptors.kept.len(), MAX_DESCRIPTORS);
+        assert!(message.descriptors.lost);
     }
 
     #[test]
-    fn the_end_inside_a_message_is_an_error() {
+    fn end_inside_a_message_is_an_error() {
         let whole = message(1, &[0; 8]);
         for (cut, missing) in [(1, 15), (15, 1), (16, 8), (20, 4)] {
             let mut deframer = Deframer::new(LIMIT);
             feed(&mut deframer, &whole[..cut], &[100]).unwrap();
             assert_eq!(deframer.end(), Err(FramingError::CutShort(missing)));
         }
+        let mut deframer = Deframer::new(4);
+        feed(&mut deframer, &whole[..20], &[100]).unwrap();
+        assert_eq!(deframer.end(), Err(FramingError::CutShort(4)), "drained");
     }
 }

@@ -8,6 +8,7 @@ use zerocopy::little_endian::U32;
 
 use crate::device::{Device, IrqAction};
 use crate::dispatch::{Answer, Request, check_argsz, parse};
+use crate::framing::Descriptors;
 use crate::wire::irq_info::{AUTOMASKED, EVENTFD, MASKABLE};
 use crate::wire::set_irqs::{
     ACTION, DATA, DATA_BOOL, DATA_EVENTFD, DATA_NONE, MASK, TRIGGER, UNMASK,
@@ -46,7 +47,7 @@ pub(crate) fn set<'d>(device: &mut dyn Device, request: Request<'_>) -> Result<A
         (DATA_NONE, _) => vectors.set(device, by_message(action)?)?,
         (DATA_BOOL, _) => vectors.set_where(device, data, action)?,
         (DATA_EVENTFD, TRIGGER) => {
-            let events = vectors.events(request.descriptors, request.descriptors_lost)?;
+            let events = vectors.events(request.descriptors)?;
             vectors.set(device, IrqAction::Events(events))?;
         }
         (DATA_EVENTFD, MASK | UNMASK) => return Err(Errno::NOTSUP),
@@ -108,14 +109,14 @@ impl Vectors {
     }
 
     /// One event for each vector; no descriptor at all takes them all away.
-    fn events(self, sent: Vec<OwnedFd>, lost: bool) -> Result<Vec<Option<OwnedFd>>, Errno> {
-        if lost {
+    fn events(self, sent: Descriptors) -> Result<Vec<Option<OwnedFd>>, Errno> {
+        if sent.lost {
             return Err(Errno::MFILE);
         }
         let count = usize::try_from(self.count).map_err(|_| Errno::INVAL)?;
-        match sent.len() {
+        match sent.kept.len() {
             0 => Ok((0..count).map(|_| None).collect()),
-            len if len == count => Ok(sent.into_iter().map(Some).collect()),
+            len if len == count => Ok(sent.kept.into_iter().map(Some).collect()),
             _ => Err(Errno::INVAL),
         }
     }

@@ -45,7 +45,7 @@ mod writer;
 pub use call::{Data, Request};
 pub use client::{Client, RequestError};
 pub use device::{Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping};
-pub use framing::{Deframer, FramingError, MAX_DESCRIPTORS, Message, Payload};
+pub use framing::{Deframer, Descriptors, FramingError, MAX_DESCRIPTORS, Message, Payload};
 pub use listener::{ListenError, Listener};
 pub use peerbar_socket_file::BindError;
 pub use server::{Options, SessionError, serve};

@@ -89,6 +89,7 @@ pub(crate) fn serve_alone(
         options,
         door,
         client: None,
+        drained: false,
     };
     let outcome = session.run();
     session.end(outcome)
@@ -102,6 +103,8 @@ struct Session<'a> {
     door: Option<&'a UnixListener>,
     /// There is one as soon as a version is agreed upon.
     client: Option<Client>,
+    /// The last reception took all that was there.
+    drained: bool,
 }
 
 impl Session<'_> {
@@ -120,8 +123,16 @@ impl Session<'_> {
     /// `None` when the client has hung up, or when we are to stop.
     fn next_message(&mut self, deframer: &mut Deframer) -> Result<Option<Message>, SessionError> {
         while !self.options.stop.is_triggered() {
-            match socket::receive(&self.stream, deframer.space()) {
-                Err(Errno::AGAIN) => self.wait().map_err(SessionError::Receive)?,
+            if let Some(message) = deframer.next_message()? {
+                return Ok(Some(message));
+            }
+            if std::mem::take(&mut self.drained) {
+                self.wait().map_err(SessionError::Receive)?;
+            }
+            let space = deframer.space();
+            let size = space.len();
+            match socket::receive(&self.stream, space) {
+                Err(Errno::AGAIN) => self.drained = true,
                 Err(Errno::INTR) => {}
                 // So ends a client that has left something unread.
                 Err(Errno::CONNRESET) => break,
@@ -131,10 +142,9 @@ impl Session<'_> {
                     break;
                 }
                 Ok(received) => {
-                    let (descriptors, lost) = (received.descriptors, received.descriptors_lost);
-                    if let Some(message) = deframer.filled(received.bytes, descriptors, lost)? {
-                        return Ok(Some(message));
-                    }
+                    // A reception also ends where descriptors came, whatever is behind them.
+                    self.drained = received.bytes < size && received.descriptors.kept.is_empty();
+                    deframer.filled(received.bytes, received.descriptors);
                 }
             }
         }
@@ -184,7 +194,6 @@ impl Session<'_> {
                     command,
                     payload,
                     descriptors: message.descriptors,
-                    descriptors_lost: message.descriptors_lost,
                 };
                 dispatch(self.device, request)
             }

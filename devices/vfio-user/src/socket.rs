@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -14,17 +14,15 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::framing::MAX_DESCRIPTORS;
+use crate::framing::{Descriptors, MAX_DESCRIPTORS};
 
 /// What one call of [`receive`] brought.
 #[derive(Debug)]
 pub struct Received {
     /// How many bytes; 0 is the end of the stream.
     pub bytes: usize,
-    /// The descriptors that came with them, close-on-exec.
-    pub descriptors: Vec<OwnedFd>,
-    /// The kernel closed some that found no room.
-    pub descriptors_lost: bool,
+    /// The descriptors that came with them.
+    pub descriptors: Descriptors,
 }
 
 /// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing. For what [`Deframer`] puts together.
@@ -35,7 +33,7 @@ pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno>
     let mut control = RecvAncillaryBuffer::new(&mut room);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(stream, &mut [IoSliceMut::new(space)], &mut control, flags)?;
-    let descriptors = control
+    let kept = control
         .drain()
         .filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
@@ -45,8 +43,11 @@ pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno>
         .collect();
     Ok(Received {
         bytes: received.bytes,
-        descriptors,
-        descriptors_lost: received.flags.contains(ReturnFlags::CTRUNC),
+        descriptors: Descriptors {
+            kept,
+            // The kernel has closed those that found no free entry.
+            lost: received.flags.contains(ReturnFlags::CTRUNC),
+        },
     })
 }
 
@@ -146,11 +147,11 @@ mod tests {
         send(&ours, &mut parts, Some(null.as_fd()), soon()).unwrap();
         let mut space = [0; 2];
         let first = receive(&theirs, &mut space).unwrap();
-        assert_eq!((first.bytes, first.descriptors.len()), (2, 1));
-        let flags = rustix::io::fcntl_getfd(&first.descriptors[0]).unwrap();
+        assert_eq!((first.bytes, first.descriptors.kept.len()), (2, 1));
+        let flags = rustix::io::fcntl_getfd(&first.descriptors.kept[0]).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         let second = receive(&theirs, &mut space).unwrap();
-        assert_eq!((second.bytes, second.descriptors.len()), (2, 0));
+        assert_eq!((second.bytes, second.descriptors.kept.len()), (2, 0));
         assert!(matches!(receive(&theirs, &mut space), Err(Errno::AGAIN)));
     }
 }

@@ -1,13 +1,14 @@
 //! Whatever descriptors a client sends, none stays behind.
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use peerbar_vfio_user::{Options, Stop, serve};
+use peerbar_vfio_user::{DmaSpan, Options, Stop, serve};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::board::{Rig, board};
+use crate::board::{Call, Rig, board};
 use crate::raw::*;
 
 /// How many descriptors of this process lead to what `/proc` calls by a name with `part` in it. Other tests run in the
@@ -40,6 +41,65 @@ fn descriptors_that_nobody_asked_for_are_closed_at_once() {
     rig.raw.ask_with(2, &dma_map(3, 0, 0, 1), &fds).errno();
     rig.raw.ask(13, &[]).ok();
     assert_eq!(open_descriptors("memfd:unasked"), 1);
+}
+
+/// The kernel attaches descriptors to a sendmsg, and one recvmsg of the server may return the bytes of several.
+#[test]
+fn back_to_back_messages_keep_their_descriptors() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut raw = RawClient::new(ours);
+    raw.send(&message(1, 1, 0, &version(0, 0, "{}")));
+    let events: Vec<OwnedFd> = (0..60)
+        .map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+        .collect();
+    let mut expected = vec![Call::Attached];
+    for (round, pair) in (0_u32..).zip(events.chunks(2)) {
+        let vector = round % 7;
+        let pair = [pair[0].as_fd(), pair[1].as_fd()];
+        let ask = set_irqs(0x24, 2, vector, 2);
+        raw.send_with(&message(2, 8, NO_REPLY, &ask), &pair);
+        expected.push(Call::Irqs(2, vector, 2, "2 events".into()));
+        for iova in 0..u64::from(round % 4) {
+            let unmap = dma_unmap(0, iova, 1);
+            raw.send(&message(3, 3, NO_REPLY, &unmap));
+            expected.push(Call::Unmap(DmaSpan { iova, last: iova }));
+        }
+        let offset = u64::from(round) << 12;
+        let lent = (round % 3 == 0).then_some(pair[0]);
+        let map = message(4, 2, NO_REPLY, &dma_map(3, offset, offset, 4096));
+        raw.send_with(&map, lent.as_slice());
+        let offset_if_lent = lent.map(|_| offset);
+        expected.push(Call::Map(offset, 4096, true, true, offset_if_lent));
+        if round % 5 == 0 {
+            // Longer than what is received at once.
+            let data = vec![round as u8; 0x1000];
+            let write = [region_access(2, 0, 0x1000), data.clone()].concat();
+            raw.send(&message(5, 10, NO_REPLY, &write).repeat(3));
+            expected.extend((0..3).map(|_| Call::Write(2, 0, data.clone())));
+        }
+    }
+    raw.send(&message(6, 13, 0, &[]));
+    expected.extend([Call::Reset, Call::Detached]);
+
+    let (mut board, calls, _clients) = board();
+    let session = std::thread::spawn(move || {
+        serve(theirs, &mut board, &Options::new(Stop::new().unwrap())).unwrap();
+    });
+    raw.receive().ok();
+    raw.receive().ok();
+    drop(raw);
+    session.join().unwrap();
+    let told: Vec<Call> = calls.into_iter().collect();
+    assert_eq!(told, expected);
+    for (round, pair) in (0_u64..).zip(events.chunks(2)) {
+        let counts = [0, 1].map(|event: usize| {
+            let mut count = [0; 8];
+            rustix::io::read(&pair[event], &mut count).unwrap();
+            u64::from_ne_bytes(count)
+        });
+        let vector = round % 7;
+        assert_eq!(counts, [vector + 1, vector + 2], "round {round}");
+    }
 }
 
 #[test]
