@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Args;
 use peerbar_images::{Cache, GuestImage, ImageError, Kernel, Qemu, Root};
 use serde_json::{Value, json};
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::accel::Accel;
 use crate::exit::Failure;
 use crate::firmware::Firmware;
+use crate::programs::program;
 use crate::qemu::Boot;
 use crate::scenario::Machine;
 use crate::signals::Signals;
@@ -73,12 +74,14 @@ impl Artifacts {
             None
         };
         let kernel = match (&own.kernel, &root) {
-            (Some(kernel), _) => Kernel::user(kernel, own.modules.as_deref()).map_err(blame)?,
+            (Some(kernel), _) => {
+                Kernel::user(kernel, own.modules.as_deref()).map_err(kernel_failure)?
+            }
             (None, Some(root)) => Kernel::from_root(root),
             (None, None) => return Err(anyhow!("there is no kernel").into()),
         };
         let kernel = with_own_drivers(kernel, modules, cache, root.as_ref())?;
-        let guest = GuestImage::prepare(cache, &kernel, modules, init).map_err(blame)?;
+        let guest = GuestImage::prepare(cache, &kernel, modules, init).map_err(kernel_failure)?;
         Ok(Self { qemu, guest, root })
     }
 
@@ -118,27 +121,15 @@ fn with_own_drivers(
     if !modules.iter().any(|name| name.starts_with("peerbar_")) {
         return Ok(kernel);
     }
-    let rules = beside("gpu-driver/Kbuild")?;
+    let rules = program("gpu-driver/Kbuild")?;
     let sources = rules.parent().unwrap_or(&rules);
-    kernel.with_sources(cache, root, sources).map_err(blame)
+    kernel
+        .with_sources(cache, root, sources)
+        .map_err(kernel_failure)
 }
 
-/// The file `name` of this project, which stands beside this program.
-pub fn beside(name: &str) -> Result<PathBuf, Failure> {
-    let own = std::env::current_exe().context("cannot find this program's own file")?;
-    let path = own.with_file_name(name);
-    if !path.is_file() {
-        let message = format!(
-            "{name} is missing: {} is no file; run scripts/build",
-            path.display()
-        );
-        return Err(anyhow!(message).into());
-    }
-    Ok(path)
-}
-
-/// What an argument about the kernel names wrongly is the user's doing, all else the machine's.
-fn blame(error: ImageError) -> Failure {
+/// An argument that names the wrong kernel is the user's mistake, any other error the machine's.
+fn kernel_failure(error: ImageError) -> Failure {
     use ImageError::{CutOff, NoBuildTree, NoKernel, NoModules, NoPvh, NotAKernel};
     match error {
         NoKernel { .. } | NotAKernel { .. } | NoPvh { .. } => Failure::Usage(error.into()),

@@ -94,7 +94,7 @@ impl Drop for Child {
 }
 
 /// The last line of the log file of a child, for a message of one line.
-pub fn last_words(log: &Path) -> String {
+pub fn last_line(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let last = text.lines().rev().find(|line| !line.trim().is_empty());
@@ -165,10 +165,10 @@ mod tests {
     }
 
     #[test]
-    fn the_last_words_are_the_last_line_with_words() {
+    fn the_last_line_are_the_last_line_with_words() {
         let log = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(last_words(log.path()), "without a word");
+        assert_eq!(last_line(log.path()), "without a word");
         fs::write(log.path(), "first\nlast\n\n").unwrap();
-        assert_eq!(last_words(log.path()), "last");
+        assert_eq!(last_line(log.path()), "last");
     }
 }

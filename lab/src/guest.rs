@@ -11,19 +11,20 @@ use peerbar_report::Line;
 use crate::artifacts::Artifacts;
 use crate::child::Child;
 use crate::console::Console;
-use crate::daemons::{self, Server};
+use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::Folder;
-use crate::inbox::{Event, Inbox, Voice};
-use crate::leash;
+use crate::parent_death;
 use crate::qemu::{self, Boot, Sockets};
 use crate::report::Report;
 use crate::scenario::Scenario;
+use crate::servers::{self, Server};
 use crate::signals::Signals;
+use crate::topology::Topology;
 
-/// QEMU's own words in a run's folder.
+/// QEMU's own output in a run's folder.
 pub const QEMU_LOG: &str = "qemu.log";
-/// How long QEMU may take to go after it was asked to.
+/// How long QEMU may take to end after it was asked to.
 const END: Duration = Duration::from_secs(2);
 /// How long QEMU may take to fetch the plan from its socket.
 const PLAN: Duration = Duration::from_secs(5);
@@ -32,28 +33,28 @@ const PLAN: Duration = Duration::from_secs(5);
 pub struct Guest<'a> {
     qemu: Child,
     servers: Vec<Server>,
-    inbox: Inbox<'a>,
+    events: Events<'a>,
     plan: String,
     started: Instant,
     /// How QEMU ended, if it has.
     ended: Option<ExitStatus>,
     /// How many of console and report are still open.
     open: usize,
-    /// What the console has said.
+    /// Its serial console.
     pub console: Console,
-    /// What the agent has reported.
+    /// The agent's report.
     pub report: Report,
 }
 
-/// What is new about a guest.
-pub enum News {
+/// What a guest did.
+pub enum GuestEvent {
     /// Lines of the console.
     Console(Vec<String>),
     /// Lines of the report.
     Report(Vec<Line>),
-    /// QEMU has ended, and all that it said has been told.
+    /// QEMU has ended, and all its output has been returned.
     Ended(ExitStatus),
-    /// A server has ended that should not have; what there is to say about it.
+    /// A server has ended that should not have: its exit message.
     ServerDied(String),
     /// This process was asked to end by a signal.
     Signal(i32),
@@ -71,32 +72,33 @@ impl<'a> Guest<'a> {
         folder: &Folder,
         signals: &'a Signals,
     ) -> Result<Self, Failure> {
-        let mut inbox = Inbox::new(signals);
-        let report = listen(sockets, scenario)?;
-        let servers = daemons::start(scenario, sockets, folder, &mut inbox)?;
+        let topology = Topology::of(scenario);
+        let mut events = Events::new(signals);
+        let report = listen(sockets, &topology)?;
+        let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
         let tools = artifacts
             .root
             .as_ref()
             .filter(|_| scenario.tools)
             .map(|root| root.path());
         let mut command = artifacts.qemu.command();
-        command.args(qemu::lab(boot, scenario, sockets, tools));
+        command.args(qemu::arguments(boot, &topology, sockets, tools));
         let plan = serde_json::to_string(&scenario.plan()).context("cannot write the plan")? + "\n";
-        inbox.add_listener(Voice::Report, report);
+        events.add_listener(EventSource::Report, report);
         let started = Instant::now();
         let mut qemu = spawn(&command, folder)?;
-        inbox.add_bytes(
-            Voice::Console,
+        events.add_bytes(
+            EventSource::Console,
             qemu.take_stdout().context("QEMU has no standard output")?,
         );
-        inbox.add_child(Voice::Qemu, qemu.pidfd())?;
+        events.add_child(EventSource::Qemu, qemu.pidfd())?;
         for (index, server) in servers.iter().enumerate() {
-            inbox.add_child(Voice::Server(index), server.child.pidfd())?;
+            events.add_child(EventSource::Server(index), server.child.pidfd())?;
         }
         Ok(Self {
             qemu,
             servers,
-            inbox,
+            events,
             plan,
             started,
             ended: None,
@@ -127,31 +129,31 @@ impl<'a> Guest<'a> {
         self.console.tail().is_empty() && self.report.is_empty()
     }
 
-    /// Waits for news until `deadline`.
-    pub fn news(&mut self, deadline: Instant) -> anyhow::Result<News> {
+    /// Waits for the next event until `deadline`.
+    pub fn next_event(&mut self, deadline: Instant) -> anyhow::Result<GuestEvent> {
         loop {
             if let Some(status) = self.ended.filter(|_| self.open == 0) {
-                return Ok(News::Ended(status));
+                return Ok(GuestEvent::Ended(status));
             }
-            let Some(event) = self.inbox.next(deadline)? else {
-                return Ok(News::Late);
+            let Some(event) = self.events.next(deadline)? else {
+                return Ok(GuestEvent::Late);
             };
             match event {
-                Event::Data(Voice::Console, bytes) => {
-                    return Ok(News::Console(self.console.take(&bytes)?));
+                Event::Data(EventSource::Console, bytes) => {
+                    return Ok(GuestEvent::Console(self.console.take(&bytes)?));
                 }
-                Event::Data(Voice::Report, bytes) => {
-                    return Ok(News::Report(self.report.take(&bytes)?));
+                Event::Data(EventSource::Report, bytes) => {
+                    return Ok(GuestEvent::Report(self.report.take(&bytes)?));
                 }
-                Event::Signal(signal) => return Ok(News::Signal(signal)),
+                Event::Signal(signal) => return Ok(GuestEvent::Signal(signal)),
                 Event::Connected(stream) => self.connected(stream)?,
-                Event::Closed(Voice::Console | Voice::Report) => {
+                Event::Closed(EventSource::Console | EventSource::Report) => {
                     self.open = self.open.saturating_sub(1)
                 }
-                Event::Ended(Voice::Qemu) => self.ended = self.qemu.ended()?,
-                Event::Ended(Voice::Server(index)) => {
-                    if let Some(words) = self.server_ended(index)? {
-                        return Ok(News::ServerDied(words));
+                Event::Ended(EventSource::Qemu) => self.ended = self.qemu.ended()?,
+                Event::Ended(EventSource::Server(index)) => {
+                    if let Some(message) = self.server_ended(index)? {
+                        return Ok(GuestEvent::ServerDied(message));
                     }
                 }
                 Event::Data(..) | Event::Closed(_) | Event::Ended(_) => {}
@@ -162,15 +164,17 @@ impl<'a> Guest<'a> {
     /// Kills the server of `name`, because a check has asked for it: the guest sees the device pulled out.
     pub fn lose(&mut self, name: &str) -> anyhow::Result<()> {
         let server = self.servers.iter_mut().find(|server| server.name == name);
-        let server = server.with_context(|| format!("a check wants {name} dead, of no server"))?;
+        let server = server.with_context(|| {
+            format!("a check asks for the death of {name}, which has no server")
+        })?;
         server.lost = true;
         server.child.kill()
     }
 
-    /// Ends QEMU if it has not ended, then the servers: what there is to say about one that did not end well.
+    /// Ends QEMU if it has not ended, then the servers; the last value is the exit message of the first server that failed.
     pub fn stop(mut self) -> anyhow::Result<(Console, Report, Option<String>)> {
         self.qemu.end(END)?;
-        let complaint = daemons::stop(&mut self.servers)?;
+        let complaint = servers::stop(&mut self.servers)?;
         Ok((self.console, self.report, complaint))
     }
 
@@ -181,36 +185,37 @@ impl<'a> Guest<'a> {
         stream
             .write_all(self.plan.as_bytes())
             .context("QEMU does not take the plan for the agent")?;
-        self.inbox.add_bytes(Voice::Report, stream);
+        self.events.add_bytes(EventSource::Report, stream);
         self.open = self.open.saturating_add(1);
         Ok(())
     }
 
-    /// What there is to say about a server that has ended. It serves on when QEMU has left it, so nobody but a check may
-    /// have wanted that, however well it has ended; and what becomes of the guest from then on is no fault of its own.
+    /// The exit message of a server that has ended, unless a check asked for its death. A server goes on when QEMU leaves it, so
+    /// any other end is a fault, whatever its status.
     fn server_ended(&mut self, index: usize) -> anyhow::Result<Option<String>> {
         let server = self.servers.get_mut(index).context("an end of no server")?;
         let status = server
             .child
             .ended()?
             .context("a server that ended and did not")?;
-        Ok((!server.lost).then(|| daemons::epitaph(server, status)))
+        Ok((!server.lost).then(|| servers::exit_message(server, status)))
     }
 }
 
-/// Starts QEMU with its console on a pipe and its own words in `qemu.log`.
-pub fn spawn(command: &Command, folder: &Folder) -> anyhow::Result<Child> {
+/// Starts QEMU with its console on a pipe and its own output in `qemu.log`.
+pub fn spawn(command: &Command, folder: &Folder) -> Result<Child, Failure> {
     let stderr = folder.file(QEMU_LOG)?;
-    let mut held = leash::held(command);
-    held.stdin(Stdio::null())
+    let mut wrapped = parent_death::wrapped(command)?;
+    wrapped
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(stderr);
-    Child::spawn(held)
+    Ok(Child::spawn(wrapped)?)
 }
 
 /// Listens for QEMU, once it is known that all paths fit an address.
-fn listen(sockets: &Sockets, scenario: &Scenario) -> anyhow::Result<UnixListener> {
-    if let Some(path) = sockets.too_long(scenario) {
+fn listen(sockets: &Sockets, topology: &Topology<'_>) -> anyhow::Result<UnixListener> {
+    if let Some(path) = sockets.too_long(topology) {
         let path = path.display();
         bail!(
             "{path} is longer than the 107 bytes of a socket address; set TMPDIR to a shorter folder"

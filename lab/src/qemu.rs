@@ -7,21 +7,19 @@ use serde_json::json;
 
 use crate::accel::Accel;
 use crate::firmware::Firmware;
-use crate::scenario::{Device, Machine, Model, Namespace, Nvme, Place, Scenario, first_buses};
+use crate::scenario::{DeviceSpec, Machine, Model, Namespace, Nvme};
 use crate::socket_folder::SCRATCH;
+use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
 
 /// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server under a debugger,
 /// or on a loaded machine, is not dead.
 const SERVER_TIMEOUT_MS: u32 = 600_000;
 
-/// What is faster without: no hardware of this kind is in the lab, and the guest need not look for it.
+/// What is faster without: the guest need not look for hardware of these kinds.
 const MACHINE: &str = "q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram";
 
-/// The bus of the machine's own host bridge.
-const ROOT_BUS: &str = "pcie.0";
-
 /// Kernel parameters of every boot. `quiet` hides what a healthy boot says, `loglevel=5` lets warnings through
-/// again because the console is searched for them; the rest skips work that a lab has no use for.
+/// again because the console is searched for them; the rest skips work that no scenario needs.
 const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off \
     tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on \
     rcupdate.rcu_expedited=1";
@@ -82,10 +80,10 @@ pub fn bare(boot: &Boot<'_>) -> Vec<String> {
     words.0
 }
 
-/// Arguments of a scenario: the bare machine, the report's port, the ports and the devices below them.
-pub fn lab(
+/// Arguments of a topology: the bare machine, the report's port, the ports and the devices below them.
+pub fn arguments(
     boot: &Boot<'_>,
-    scenario: &Scenario,
+    topology: &Topology<'_>,
     sockets: &Sockets,
     tools: Option<&Path>,
 ) -> Vec<String> {
@@ -113,38 +111,37 @@ pub fn lab(
             format!("virtio-9p-pci,fsdev=tools,mount_tag={}", Plan::TOOLS_TAG),
         );
     }
-    if let Some(window) = boot.firmware.window(scenario.bars()) {
+    if let Some(window) = boot.firmware.window(topology.bar_bytes()) {
         words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
     }
-    fabric(&mut words, scenario, sockets);
+    functions(&mut words, topology, sockets);
     words.0
 }
 
 /// Host bridges, switches, ports, and the devices below them.
-fn fabric(words: &mut Words, scenario: &Scenario, sockets: &Sockets) {
-    let bridges = &scenario.host_bridges;
-    for (bridge, bus) in bridges.iter().zip(first_buses(bridges.len())) {
+fn functions(words: &mut Words, topology: &Topology<'_>, sockets: &Sockets) {
+    for bridge in topology.host_bridges.iter().skip(1) {
+        let (id, bus) = (bridge.id, bridge.bus_number);
         words.option(
             "-device",
-            format!("pxb-pcie,id={bridge},bus={ROOT_BUS},bus_nr={bus}"),
+            format!("pxb-pcie,id={id},bus={ROOT_BUS},bus_nr={bus}"),
         );
     }
-    let mut chassis = 1..;
-    for switch in &scenario.switches {
-        let port = words.port(&switch.name, &switch.place, chassis.next());
-        words.option(
-            "-device",
-            format!("x3130-upstream,id={},bus={port}", switch.name),
-        );
-    }
-    for device in scenario.devices() {
-        let port = words.port(device.name(), device.place(), chassis.next());
-        match device {
-            Device::Nvme(nvme) if nvme.model == Model::Qemu => {
-                words.qemu_nvme(nvme, &port, sockets)
+    for Function { id, bus, kind } in &topology.functions {
+        let port = |model: &str, slot: &u32| {
+            format!("{model},id={id},bus={bus},chassis={slot},slot={slot}")
+        };
+        let device = match kind {
+            FunctionKind::RootPort(slot) => port("pcie-root-port", slot),
+            FunctionKind::DownstreamPort(slot) => port("xio3130-downstream", slot),
+            FunctionKind::UpstreamPort => format!("x3130-upstream,id={id},bus={bus}"),
+            FunctionKind::Device(DeviceSpec::Nvme(nvme)) if nvme.model == Model::Qemu => {
+                words.option("-blockdev", image(nvme, sockets));
+                qemu_nvme(nvme, bus)
             }
-            device => words.option("-device", vfio_user(device, &port, &sockets.server(device))),
-        }
+            FunctionKind::Device(device) => vfio_user(*device, bus, &sockets.server(*device)),
+        };
+        words.option("-device", device);
     }
 }
 
@@ -175,7 +172,7 @@ impl Sockets {
     }
 
     /// The socket of the server of `device`: it listens, QEMU connects.
-    pub fn server(&self, device: Device<'_>) -> PathBuf {
+    pub fn server(&self, device: DeviceSpec<'_>) -> PathBuf {
         let name = format!("{}-{}.sock", device.kind(), device.name());
         self.folder.join(name)
     }
@@ -185,11 +182,10 @@ impl Sockets {
         self.folder.join(name).with_extension(SCRATCH)
     }
 
-    /// The first socket of `scenario` whose path is too long for an address.
-    pub fn too_long(&self, scenario: &Scenario) -> Option<PathBuf> {
-        let servers = scenario.devices().map(|device| self.server(device));
-        let switches = scenario.switches.iter();
-        let switches = switches.map(|switch| self.switch(&switch.name));
+    /// The first socket of `topology` whose path is too long for an address.
+    pub fn too_long(&self, topology: &Topology<'_>) -> Option<PathBuf> {
+        let servers = topology.devices().map(|device| self.server(device));
+        let switches = topology.switches().map(|switch| self.switch(switch));
         servers
             .chain(switches)
             .chain([self.report()])
@@ -209,58 +205,43 @@ impl Words {
     fn option(&mut self, flag: &str, value: impl Into<String>) {
         self.0.extend([flag.to_owned(), value.into()]);
     }
-
-    /// QEMU's own NVMe controller at `port`, and what is behind its namespace.
-    fn qemu_nvme(&mut self, nvme: &Nvme, port: &str, sockets: &Sockets) {
-        let node = format!("image.{}", nvme.name);
-        let image = |path: &Path| {
-            let file = json!({"driver": "file", "filename": path.display().to_string()});
-            json!({"driver": "raw", "node-name": node, "file": file})
-        };
-        let blockdev = match nvme.namespaces.first() {
-            Some(Namespace::File { path, .. }) => image(path),
-            Some(Namespace::Null(bytes)) => {
-                json!({"driver": "null-co", "node-name": node, "size": bytes})
-            }
-            Some(Namespace::Ram(_)) | None => image(&sockets.scratch(&nvme.name)),
-        };
-        self.option("-blockdev", blockdev.to_string());
-        let cmb = nvme.cmb.unwrap_or(0) >> 20;
-        let device = json!({
-            "driver": "nvme",
-            "id": nvme.name,
-            "serial": nvme.name,
-            "bus": port,
-            "drive": node,
-            "cmb_size_mb": cmb,
-        });
-        self.option("-device", device.to_string());
-    }
-
-    /// A port at `place` for what has the name `below`; returns its identifier, which is nobody else's, for names of a
-    /// scenario hold no dot.
-    fn port(&mut self, below: &str, place: &Place, chassis: Option<u32>) -> String {
-        let number = chassis.unwrap_or_default();
-        let (model, bus, id) = match place {
-            Place::Root => ("pcie-root-port", ROOT_BUS, format!("root.{below}")),
-            Place::HostBridge(bridge) => {
-                ("pcie-root-port", bridge.as_str(), format!("root.{below}"))
-            }
-            Place::Switch(switch) => (
-                "xio3130-downstream",
-                switch.as_str(),
-                format!("{switch}.{below}"),
-            ),
-        };
-        self.option(
-            "-device",
-            format!("{model},id={id},bus={bus},chassis={number},slot={number}"),
-        );
-        id
-    }
 }
 
-fn vfio_user(device: Device<'_>, bus: &str, socket: &Path) -> String {
+/// Identifier of what is behind the namespace of QEMU's own NVMe controller.
+fn image_node(nvme: &Nvme) -> String {
+    format!("image.{}", nvme.name)
+}
+
+/// What is behind the namespace of QEMU's own NVMe controller.
+fn image(nvme: &Nvme, sockets: &Sockets) -> String {
+    let node = image_node(nvme);
+    let image = |path: &Path| {
+        let file = json!({"driver": "file", "filename": path.display().to_string()});
+        json!({"driver": "raw", "node-name": node, "file": file})
+    };
+    let blockdev = match nvme.namespaces.first() {
+        Some(Namespace::File { path, .. }) => image(path),
+        Some(Namespace::Null(bytes)) => {
+            json!({"driver": "null-co", "node-name": node, "size": bytes})
+        }
+        Some(Namespace::Ram(_)) | None => image(&sockets.scratch(&nvme.name)),
+    };
+    blockdev.to_string()
+}
+
+fn qemu_nvme(nvme: &Nvme, bus: &str) -> String {
+    let device = json!({
+        "driver": "nvme",
+        "id": nvme.name,
+        "serial": nvme.name,
+        "bus": bus,
+        "drive": image_node(nvme),
+        "cmb_size_mb": nvme.cmb.unwrap_or(0) >> 20,
+    });
+    device.to_string()
+}
+
+fn vfio_user(device: DeviceSpec<'_>, bus: &str, socket: &Path) -> String {
     let socket = socket.display().to_string();
     let mut properties = json!({
         "driver": "vfio-user-pci",
@@ -269,7 +250,7 @@ fn vfio_user(device: Device<'_>, bus: &str, socket: &Path) -> String {
         "socket": {"type": "unix", "path": socket},
         "x-msg-timeout": SERVER_TIMEOUT_MS,
     });
-    if let (Device::Gpu(_, number), Some(properties)) = (device, properties.as_object_mut()) {
+    if let (DeviceSpec::Gpu(_, number), Some(properties)) = (device, properties.as_object_mut()) {
         // A GPU has no serial number: this is what the guest knows it by.
         properties.insert("x-pci-sub-device-id".to_owned(), number.into());
     }
@@ -286,6 +267,7 @@ mod tests {
 
     use super::*;
     use crate::iommu::Iommu;
+    use crate::scenario::{AttachPoint, Scenario};
 
     fn arguments(scenario: &Scenario, tools: Option<&Path>) -> String {
         let boot = Boot {
@@ -295,7 +277,8 @@ mod tests {
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
         };
-        lab(&boot, scenario, &Sockets::in_folder(Path::new("/s")), tools).join("\n")
+        let sockets = Sockets::in_folder(Path::new("/s"));
+        super::arguments(&boot, &Topology::of(scenario), &sockets, tools).join("\n")
     }
 
     #[test]
@@ -360,7 +343,7 @@ xio3130-downstream,id=switch0.gpu0,bus=switch0,chassis=4,slot=4
         scenario.switches.clear();
         scenario.nvmes.truncate(1);
         scenario.gpus.clear();
-        scenario.nvmes[0].place = Place::Root;
+        scenario.nvmes[0].attach = AttachPoint::Root;
         scenario.machine.kernel_parameters = "iommu=pt".to_owned();
         let text = arguments(&scenario, Some(Path::new("/a,b")));
         let tail = r#"-fsdev
@@ -382,8 +365,8 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     fn switches_and_controllers_can_be_below_further_host_bridges() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.host_bridges = vec!["b0".to_owned()];
-        scenario.switches[0].place = Place::HostBridge("b0".to_owned());
-        scenario.nvmes[1].place = Place::HostBridge("b0".to_owned());
+        scenario.switches[0].attach = AttachPoint::HostBridge("b0".to_owned());
+        scenario.nvmes[1].attach = AttachPoint::HostBridge("b0".to_owned());
         let text = arguments(&scenario, None);
         let bridge = "-device\npxb-pcie,id=b0,bus=pcie.0,bus_nr=128\n\
             -device\npcie-root-port,id=root.switch0,bus=b0,chassis=1,slot=1\n\
@@ -448,10 +431,13 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         let longest =
             "/".to_owned() + &"x".repeat(Sockets::LONGEST - "//switch-switch0.sock".len());
         assert_eq!(
-            Sockets::in_folder(Path::new(&longest)).too_long(&scenario),
+            Sockets::in_folder(Path::new(&longest)).too_long(&Topology::of(&scenario)),
             None
         );
         let longer = Sockets::in_folder(Path::new(&(longest + "x")));
-        assert_eq!(longer.too_long(&scenario), Some(longer.switch("switch0")));
+        assert_eq!(
+            longer.too_long(&Topology::of(&scenario)),
+            Some(longer.switch("switch0"))
+        );
     }
 }

@@ -22,10 +22,11 @@ use peerbar_bench::{
 
 use self::lab::Lab;
 use crate::cli::{Bench, BenchBoot, BenchExtent, BenchGuest, BenchHost};
-use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
-use peerbar_lab::leash;
+use peerbar_lab::parent_death;
+use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::scenario::Machine;
 use peerbar_lab::signals::Signals;
@@ -63,8 +64,8 @@ fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure>
     let extent = &options.extent;
     let signals = Signals::new()?;
     let how = Options {
-        under: leash::words().into(),
-        server: beside("peerbar-nvme")?,
+        under: parent_death::words()?.into(),
+        server: program("peerbar-nvme")?,
         words: options
             .server
             .split_whitespace()

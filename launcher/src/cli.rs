@@ -9,9 +9,9 @@ use clap::{Args, Parser, Subcommand};
 use peerbar_lab::artifacts::Own;
 use peerbar_nvme::{Poll, WORKERS};
 
-use crate::matrix::{Device, Flow, Topology};
+use crate::matrix::{Flow, Placement, TestedDevices};
 use peerbar_lab::iommu::Iommu;
-use peerbar_lab::leash;
+use peerbar_lab::parent_death;
 use peerbar_lab::timeout::Timeout;
 
 /// A PCIe peer-to-peer DMA lab without hardware.
@@ -43,8 +43,8 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Bench(Bench),
     /// Becomes a program that dies with its parent; used by peerbar itself.
-    #[command(name = leash::NAME, hide = true)]
-    Leash {
+    #[command(name = parent_death::NAME, hide = true)]
+    DieWithParent {
         /// The parent's process.
         parent: i32,
         /// The program and its arguments.
@@ -120,7 +120,7 @@ pub(crate) struct Matrix {
     pub cpu: Vec<String>,
     /// Topologies, parted by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub topology: Vec<Topology>,
+    pub topology: Vec<Placement>,
     /// Flows, parted by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub flow: Vec<Flow>,
@@ -128,8 +128,8 @@ pub(crate) struct Matrix {
     #[arg(long, conflicts_with_all = ["iommu", "cpu"])]
     pub quick: bool,
     /// Whose devices are tried.
-    #[arg(long, value_enum, default_value_t = Device::Peerbar)]
-    pub device: Device,
+    #[arg(long, value_enum, default_value_t = TestedDevices::Peerbar)]
+    pub device: TestedDevices,
     /// Print the matrix as JSON.
     #[arg(long)]
     pub json: bool,

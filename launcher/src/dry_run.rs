@@ -5,11 +5,13 @@
 
 use std::path::Path;
 
-use peerbar_lab::artifacts::{Artifacts, beside};
-use peerbar_lab::daemons;
+use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
+use peerbar_lab::programs::program;
 use peerbar_lab::qemu::{self, Boot, Sockets};
 use peerbar_lab::scenario::Scenario;
+use peerbar_lab::server_arguments::server_commands;
+use peerbar_lab::topology::Topology;
 
 /// Stands for the folder that a run makes for its sockets.
 const SOCKETS: &str = "/tmp/peerbar";
@@ -25,9 +27,11 @@ pub(crate) fn text(
         "# A run makes {SOCKETS}, a folder of its own, and listens at {} before it starts these:\n",
         sockets.report().display()
     );
-    for order in daemons::orders(scenario, &sockets).into_iter().flatten() {
-        let server = beside(order.program)?.display().to_string();
-        text += &line([server].into_iter().chain(order.arguments));
+    let topology = Topology::of(scenario);
+    let servers = server_commands(&topology, scenario.recording, &sockets);
+    for server in servers.into_iter().flatten() {
+        let path = program(server.program)?.display().to_string();
+        text += &line([path].into_iter().chain(server.arguments));
     }
     let tools = artifacts
         .root
@@ -41,7 +45,7 @@ pub(crate) fn text(
         .map(|(name, value)| format!("{}={}", name.display(), value.display()));
     let program = [qemu.program.display().to_string()].into_iter();
     let leading = qemu.args.iter().map(|word| word.display().to_string());
-    let words = qemu::lab(boot, scenario, &sockets, tools);
+    let words = qemu::arguments(boot, &topology, &sockets, tools);
     text += &line(
         ["env".to_owned()]
             .into_iter()

@@ -18,7 +18,7 @@ mod table;
 use std::process::ExitCode;
 
 use clap::Parser;
-use peerbar_lab::leash;
+use peerbar_lab::parent_death;
 
 use crate::cli::{Cli, Command};
 
@@ -30,7 +30,9 @@ fn main() -> ExitCode {
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => debugger::iommu(&options),
         Command::Bench(what) => bench::run(&what),
-        Command::Leash { parent, words } => Err(leash::become_held(parent, &words)),
+        Command::DieWithParent { parent, words } => {
+            Err(parent_death::become_program(parent, &words))
+        }
     };
     result.unwrap_or_else(|failure| failure.report())
 }

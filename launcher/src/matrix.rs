@@ -8,10 +8,10 @@ mod boots;
 mod cell;
 mod kernel;
 mod machine;
+mod placement;
 mod selection;
 mod table;
-mod topology;
-mod way;
+mod transfer_outcome;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -29,13 +29,14 @@ use serde_json::{Value, json};
 
 use self::boots::{Left, Order};
 use self::cell::{Cell, Rule};
+pub(crate) use self::placement::{Flow, Placement};
 use self::selection::Boot;
-pub(crate) use self::topology::{Flow, Topology};
-use self::way::Way;
+use self::transfer_outcome::TransferOutcome;
 use crate::cli;
-use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::folder::Folder;
+use peerbar_lab::programs::program;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{colours, print};
@@ -46,7 +47,7 @@ const FORMAT: u32 = 1;
 /// Whose devices are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Device {
+pub(crate) enum TestedDevices {
     /// Ours.
     Peerbar,
     /// QEMU's own NVMe controller, to compare with. It keeps no record of its DMA.
@@ -80,7 +81,7 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     filled.conclude(options.json, &folder)
 }
 
-fn order(boot: &Boot, number: usize, device: Device) -> Order {
+fn order(boot: &Boot, number: usize, device: TestedDevices) -> Order {
     let name = boot.name(number);
     let pairs: Vec<_> = boot.cells.iter().map(|(.., pair)| *pair).collect();
     let scenario = machine::scenario(&name, device, boot.iommu, &boot.cpu, &pairs);
@@ -98,7 +99,7 @@ fn artifacts(
     signals: &Signals,
 ) -> Result<Artifacts, Failure> {
     let scenario = parsed(orders.first().context("there is no boot")?)?;
-    let agent = beside("peerbar-agent")?;
+    let agent = program("peerbar-agent")?;
     let modules = scenario.initramfs_modules();
     Artifacts::prepare(&options.own, &modules, scenario.tools, &agent, signals)
 }
@@ -146,7 +147,7 @@ fn jobs(options: &cli::Matrix) -> usize {
 /// A matrix that is filled.
 #[derive(Serialize)]
 struct Filled {
-    device: Device,
+    device: TestedDevices,
     versions: Value,
     seconds: f64,
     /// Why the rule may not be that of this kernel.
@@ -157,7 +158,7 @@ struct Filled {
 }
 
 impl Filled {
-    fn empty(device: Device, versions: Value) -> Self {
+    fn empty(device: TestedDevices, versions: Value) -> Self {
         Self {
             device,
             versions,
@@ -194,8 +195,8 @@ impl Filled {
     /// Of our devices every cell must agree with the rule. Of QEMU's every cell must have been tried, whatever it shows.
     fn outcome(&self) -> Outcome {
         let is_bad = |cell: &Cell| match self.device {
-            Device::Peerbar => cell.disagreement.is_some(),
-            Device::QemuNvme => cell.seen.way == Way::NotRun,
+            TestedDevices::Peerbar => cell.disagreement.is_some(),
+            TestedDevices::QemuNvme => cell.seen.way == TransferOutcome::NotRun,
         };
         if self.cells.iter().any(is_bad) || !self.flaws.is_empty() {
             Outcome::Failed
@@ -249,7 +250,7 @@ impl Filled {
         let wrong = self
             .cells
             .iter()
-            .filter(|cell| cell.seen.way == Way::Wrong)
+            .filter(|cell| cell.seen.way == TransferOutcome::Wrong)
             .count();
         text + &format!(
             "{agreeing} of {all} cells agree with the kernel's rule; success with wrong data in {wrong} ({:.1} s; all of it is \
@@ -265,7 +266,7 @@ mod tests {
     use super::cell::tests::{at, upstream};
     use super::*;
 
-    fn filled(device: Device, cells: Vec<Cell>) -> Filled {
+    fn filled(device: TestedDevices, cells: Vec<Cell>) -> Filled {
         Filled {
             cells,
             seconds: 1.0,
@@ -276,18 +277,24 @@ mod tests {
     #[test]
     fn one_disagreement_fails_our_matrix_and_only_what_was_not_run_qemu_s() {
         let right = upstream();
-        let cell = |cpu| at(cpu, Topology::RootPorts, Ok(&right));
-        let late = at("EPYC", Topology::RootPorts, Err("late"));
+        let cell = |cpu| at(cpu, Placement::RootPorts, Ok(&right));
+        let late = at("EPYC", Placement::RootPorts, Err("late"));
         let outcome = |device, cells| filled(device, cells).outcome();
         assert_eq!(
-            outcome(Device::Peerbar, vec![cell("EPYC")]),
+            outcome(TestedDevices::Peerbar, vec![cell("EPYC")]),
             Outcome::Passed
         );
         let mixed = vec![cell("EPYC"), cell("Haswell")];
-        assert_eq!(outcome(Device::Peerbar, mixed.clone()), Outcome::Failed);
-        assert_eq!(outcome(Device::QemuNvme, mixed), Outcome::Passed);
-        assert_eq!(outcome(Device::QemuNvme, vec![late]), Outcome::Failed);
-        let mut flawed = filled(Device::Peerbar, vec![cell("EPYC")]);
+        assert_eq!(
+            outcome(TestedDevices::Peerbar, mixed.clone()),
+            Outcome::Failed
+        );
+        assert_eq!(outcome(TestedDevices::QemuNvme, mixed), Outcome::Passed);
+        assert_eq!(
+            outcome(TestedDevices::QemuNvme, vec![late]),
+            Outcome::Failed
+        );
+        let mut flawed = filled(TestedDevices::Peerbar, vec![cell("EPYC")]);
         flawed.flaws.push("b0: the console says: BUG".to_owned());
         assert_eq!(flawed.outcome(), Outcome::Failed);
     }
@@ -295,8 +302,8 @@ mod tests {
     #[test]
     fn kernel_newer_than_the_rule_is_named_and_fails_nothing() {
         let right = upstream();
-        let cells = vec![at("EPYC", Topology::RootPorts, Ok(&right))];
-        let mut filled = filled(Device::Peerbar, cells);
+        let cells = vec![at("EPYC", Placement::RootPorts, Ok(&right))];
+        let mut filled = filled(TestedDevices::Peerbar, cells);
         filled.caveat = kernel("99.0.1-next").unwrap().caveat();
         let summary = filled.summary("m".as_ref());
         assert!(
@@ -308,9 +315,9 @@ mod tests {
 
     #[test]
     fn cells_that_disagree_alike_are_told_once() {
-        let late = |cpu| at(cpu, Topology::RootPorts, Err("late"));
-        let summary =
-            filled(Device::Peerbar, vec![late("EPYC"), late("Haswell")]).summary("m".as_ref());
+        let late = |cpu| at(cpu, Placement::RootPorts, Err("late"));
+        let summary = filled(TestedDevices::Peerbar, vec![late("EPYC"), late("Haswell")])
+            .summary("m".as_ref());
         let expected = "
 late
   EPYC, none, root ports, NVMe-CMB-NVMe (root-disk to root-cmb)

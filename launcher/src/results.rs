@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::comparison::comparison;
 use crate::table::table;
-use peerbar_lab::child::last_words;
+use peerbar_lab::child::last_line;
 use peerbar_lab::console::Console;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::QEMU_LOG;
@@ -50,7 +50,7 @@ pub(crate) fn conclude(
         report: &end,
         trouble: run.console.trouble(),
         complaint: run.complaint.as_deref(),
-        qemu: &last_words(&folder.path().join(QEMU_LOG)),
+        qemu: &last_line(&folder.path().join(QEMU_LOG)),
     };
     let verdict = judge(&evidence);
     let results = json!({

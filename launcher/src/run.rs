@@ -11,11 +11,12 @@ use crate::cli;
 use crate::debugger;
 use crate::dry_run;
 use crate::results::{Ran, conclude};
-use peerbar_lab::artifacts::{Artifacts, beside};
-use peerbar_lab::child::last_words;
+use peerbar_lab::artifacts::Artifacts;
+use peerbar_lab::child::last_line;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
-use peerbar_lab::guest::{Guest, News, QEMU_LOG};
+use peerbar_lab::guest::{Guest, GuestEvent, QEMU_LOG};
+use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::{Boot, Sockets};
 use peerbar_lab::scenario::Scenario;
@@ -40,7 +41,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         scenario.timeout = timeout.0;
     }
     scenario.serve_disks_by(options.workers, options.poll);
-    let agent = beside("peerbar-agent")?;
+    let agent = program("peerbar-agent")?;
     let artifacts = Artifacts::prepare(
         &options.own,
         &scenario.initramfs_modules(),
@@ -106,7 +107,7 @@ fn boot_and_check(
         && !status.success()
         && guest.is_silent()
     {
-        let words = last_words(&folder.path().join(QEMU_LOG));
+        let words = last_line(&folder.path().join(QEMU_LOG));
         return Err(anyhow!("QEMU does not start ({status}): {words}").into());
     }
     let seconds = guest.started().elapsed().as_secs_f64();
@@ -136,9 +137,11 @@ fn watch(
     let mut deadline = guest.started() + scenario.timeout;
     let mut done = false;
     loop {
-        match guest.news(deadline)? {
-            News::Console(lines) => lines.iter().for_each(|line| show(progress, verbose, line)),
-            News::Report(lines) => {
+        match guest.next_event(deadline)? {
+            GuestEvent::Console(lines) => {
+                lines.iter().for_each(|line| show(progress, verbose, line))
+            }
+            GuestEvent::Report(lines) => {
                 for line in &lines {
                     tell(progress, verbose, line, scenario);
                     if let Line::Kill(name) = line {
@@ -151,11 +154,11 @@ fn watch(
                     deadline = Instant::now() + POWER_OFF;
                 }
             }
-            News::Ended(status) => return Ok(Ending::Ended(status)),
-            News::ServerDied(words) => return Ok(Ending::ServerDied(words)),
-            News::Signal(signal) => return Ok(Ending::Signal(signal)),
-            News::Late if done => return Ok(Ending::StayedOn(POWER_OFF.as_secs())),
-            News::Late => return Ok(Ending::TimedOut(scenario.timeout.as_secs())),
+            GuestEvent::Ended(status) => return Ok(Ending::Ended(status)),
+            GuestEvent::ServerDied(words) => return Ok(Ending::ServerDied(words)),
+            GuestEvent::Signal(signal) => return Ok(Ending::Signal(signal)),
+            GuestEvent::Late if done => return Ok(Ending::StayedOn(POWER_OFF.as_secs())),
+            GuestEvent::Late => return Ok(Ending::TimedOut(scenario.timeout.as_secs())),
         }
     }
 }

@@ -4,10 +4,10 @@ use peerbar_dma::LinkSpeed;
 use peerbar_switch::LinkMode;
 use toml::Spanned;
 
+use super::attach::{AttachPoint, AttachPoints};
 use super::error::Problem;
 use super::file::{GpuMode, GpuTable};
 use super::link::{link, speed};
-use super::place::{Place, Places};
 use crate::size::Size;
 
 /// Sizes that `peerbar-gpu` takes for an aperture: powers of two between these.
@@ -22,8 +22,8 @@ const DEFAULT: u64 = 256 << 20;
 pub struct Gpu {
     /// Name in the scenario, identifier in QEMU.
     pub name: String,
-    /// Where it is.
-    pub place: Place,
+    /// What it is plugged into.
+    pub attach: AttachPoint,
     /// What the switch does with its requests to peers.
     pub link: LinkMode,
     /// How fast its link is.
@@ -39,10 +39,10 @@ pub struct Gpu {
 }
 
 /// Checks one GPU, whose name is known to fit.
-pub(super) fn gpu(table: GpuTable, places: &Places) -> Result<Gpu, Problem> {
+pub(super) fn gpu(table: GpuTable, attach_points: &AttachPoints) -> Result<Gpu, Problem> {
     let name = table.name.into_inner();
-    let place = places.of_device(table.below)?;
-    let link = link(table.link, &name, &place)?;
+    let attach = attach_points.of_device(table.below)?;
+    let link = link(table.link, &name, &attach)?;
     let link_speed = speed(table.link_latency, table.link_bandwidth)?;
     let vram = table.vram.map_or(Ok(DEFAULT), vram)?;
     let aperture = match table.aperture {
@@ -51,7 +51,7 @@ pub(super) fn gpu(table: GpuTable, places: &Places) -> Result<Gpu, Problem> {
     };
     Ok(Gpu {
         name,
-        place,
+        attach,
         link,
         link_speed,
         ats: table.ats.is_some_and(Spanned::into_inner),
@@ -117,11 +117,11 @@ mod tests {
             aperture: aperture.map(size),
             mode: None,
         };
-        let places = Places {
+        let attach_points = AttachPoints {
             host_bridges: Vec::new(),
             switches: Vec::new(),
         };
-        gpu(table, &places)
+        gpu(table, &attach_points)
             .map(|gpu| (gpu.vram, gpu.aperture))
             .map_err(|problem| problem.locate("x.toml".into(), "").to_string())
     }

@@ -4,19 +4,19 @@ use peerbar_dma::{LinkSpeed, UnknownBandwidth, UnknownLatency};
 use peerbar_switch::{LinkMode, UnknownLinkMode};
 use toml::Spanned;
 
+use super::attach::AttachPoint;
 use super::error::Problem;
-use super::place::Place;
 
-/// Checks the link of the device `name`, which is at `place`.
+/// Checks the link of the device `name`, which is at `attach`.
 pub(super) fn link(
     word: Option<Spanned<String>>,
     name: &str,
-    place: &Place,
+    attach: &AttachPoint,
 ) -> Result<LinkMode, Problem> {
     let Some(word) = word else {
         return Ok(LinkMode::Route);
     };
-    if place.switch().is_none() {
+    if attach.switch().is_none() {
         let message =
             format!("`{name}` is below no switch: give it a `below`, or leave `link` out");
         return Err(Problem::new(word.span(), message));

@@ -3,7 +3,8 @@
 //! [`Scenario::load`] reads a file, [`Scenario::demo`] the one that is built in. What they return makes sense as a
 //! whole; what does not is refused with the line that is wrong.
 
-mod buses;
+mod attach;
+mod bus_numbers;
 mod check;
 mod device;
 mod error;
@@ -11,7 +12,6 @@ mod file;
 mod gpu;
 mod link;
 mod nvme;
-mod place;
 mod qemu_nvme;
 #[cfg(test)]
 mod reference;
@@ -30,15 +30,16 @@ use peerbar_report::{Buffer, Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
 
-pub use buses::first_buses;
-pub use device::Device;
+pub use attach::AttachPoint;
+pub use bus_numbers::first_buses;
+pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use gpu::Gpu;
-pub use place::Place;
 pub use sanitize::Sanitize;
 
 use crate::firmware::Firmware;
 use crate::iommu::Iommu;
+use crate::topology::Topology;
 
 const DEMO: &str = include_str!("../../../scenarios/demo.toml");
 
@@ -101,8 +102,8 @@ pub struct Machine {
 pub struct Switch {
     /// Its name.
     pub name: String,
-    /// Where it is: never below another switch.
-    pub place: Place,
+    /// What it is plugged into: never below another switch.
+    pub attach: AttachPoint,
 }
 
 /// An NVMe controller.
@@ -112,8 +113,8 @@ pub struct Nvme {
     pub name: String,
     /// Whose it is.
     pub model: Model,
-    /// Where it is.
-    pub place: Place,
+    /// What it is plugged into.
+    pub attach: AttachPoint,
     /// What the switch does with its requests to peers.
     pub link: LinkMode,
     /// How fast its link is.
@@ -198,13 +199,6 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// What the prefetchable BARs of all devices take, in bytes.
-    pub fn bars(&self) -> u64 {
-        let cmbs = self.nvmes.iter().filter_map(|nvme| nvme.cmb);
-        let apertures = self.gpus.iter().map(|gpu| gpu.aperture);
-        cmbs.chain(apertures).fold(0, u64::saturating_add)
-    }
-
     /// Has our disks' queues served by so many workers that wait in this way, whatever their tables say.
     pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<Poll>) {
         let own = |nvme: &&mut Nvme| nvme.model == Model::Peerbar;
@@ -240,21 +234,11 @@ impl Scenario {
             modules: self.modules.clone(),
             devices: self.nvmes.iter().map(device).collect(),
             gpus: self.gpus.iter().map(gpu).collect(),
-            one_switch: self.one_switch(),
+            one_switch: Topology::of(self).is_one_switch(),
             tools: self.tools,
             check_seconds: self.check_seconds(),
             checks: self.checks.clone(),
         }
-    }
-
-    /// Whether all devices are below one switch, which routes between them.
-    fn one_switch(&self) -> bool {
-        let mut devices = self.devices();
-        let first = devices.next().and_then(|device| device.place().switch());
-        first.is_some()
-            && self
-                .devices()
-                .all(|device| device.place().switch() == first && device.link() == LinkMode::Route)
     }
 
     /// What the scenario calls check `number`, counted from 1, if it does.
@@ -354,8 +338,8 @@ mod tests {
             panic!("{:?}", scenario.nvmes)
         };
         assert_eq!(
-            (nvme.cmb, nvme.block_size, &nvme.place),
-            (None, 512, &Place::Root)
+            (nvme.cmb, nvme.block_size, &nvme.attach),
+            (None, 512, &AttachPoint::Root)
         );
     }
 

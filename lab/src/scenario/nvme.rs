@@ -6,10 +6,10 @@ use std::path::Path;
 use peerbar_nvme::{Poll, SeededFault, UnknownFault, WORKERS};
 use toml::Spanned;
 
+use super::attach::AttachPoints;
 use super::error::Problem;
 use super::file::{NamespaceTable, NvmeTable};
 use super::link::{link, speed};
-use super::place::Places;
 use super::qemu_nvme;
 use super::{Model, Namespace, Nvme};
 use crate::size::Size;
@@ -22,13 +22,17 @@ const LARGEST_CMB: u64 = 64 << 30;
 const MDTS: std::ops::RangeInclusive<u8> = 1..=10;
 
 /// Checks one controller, whose name is known to fit; images are relative to `folder`.
-pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<Nvme, Problem> {
+pub(super) fn nvme(
+    table: NvmeTable,
+    attach_points: &AttachPoints,
+    folder: &Path,
+) -> Result<Nvme, Problem> {
     if table.model == Model::Qemu {
         qemu_nvme::check(&table)?;
     }
     let name = table.name.into_inner();
-    let place = places.of_device(table.below)?;
-    let link = link(table.link, &name, &place)?;
+    let attach = attach_points.of_device(table.below)?;
+    let link = link(table.link, &name, &attach)?;
     let link_speed = speed(table.link_latency, table.link_bandwidth)?;
     let cmb = table.cmb.map(cmb).transpose()?;
     let cmb_queues = table
@@ -45,7 +49,7 @@ pub(super) fn nvme(table: NvmeTable, places: &Places, folder: &Path) -> Result<N
     Ok(Nvme {
         name,
         model: table.model,
-        place,
+        attach,
         link,
         link_speed,
         ats: table.ats.is_some_and(Spanned::into_inner),

@@ -8,7 +8,8 @@ use peerbar_flight::Level;
 use peerbar_report::{Check, Module};
 use toml::Spanned;
 
-use super::buses;
+use super::attach::AttachPoints;
+use super::bus_numbers;
 use super::check::{CheckTable, Devices};
 use super::error::Problem;
 use super::file::{
@@ -16,7 +17,6 @@ use super::file::{
 };
 use super::gpu::gpu;
 use super::nvme::nvme;
-use super::place::Places;
 use super::sanitize;
 use super::together;
 use super::{Gpu, Machine, Model, Nvme, Scenario, Switch};
@@ -37,14 +37,14 @@ pub(super) const MEMORY_UNIT: u64 = 2 << 20;
 pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     let name = fitting(file.name.clone(), LONGEST_SCENARIO)?;
     complete(&file)?;
-    let places = places(&file.host_bridge, &file.switch)?;
+    let attach_points = attach_points(&file.host_bridge, &file.switch)?;
     together::ports(&file)?;
-    buses::fit(&file)?;
+    bus_numbers::fit(&file)?;
     together::images(&file, folder)?;
     let p2pmem = together::P2pmem::of(&file);
-    let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &places, folder)?;
-    let switches = switches(file.switch, &places)?;
-    let machine = machine(file.machine, &places, &nvmes, &gpus)?;
+    let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &attach_points, folder)?;
+    let switches = switches(file.switch, &attach_points)?;
+    let machine = machine(file.machine, &attach_points, &nvmes, &gpus)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
     let devices = Devices {
         nvmes: &nvmes,
@@ -74,7 +74,7 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
             None => Level::Maps,
         },
         machine,
-        host_bridges: places.host_bridges,
+        host_bridges: attach_points.host_bridges,
         switches,
         nvmes,
         gpus,
@@ -97,22 +97,28 @@ fn complete(file: &File) -> Result<(), Problem> {
     Err(Problem::new(file.name.span(), lacking))
 }
 
-fn places(bridges: &[HostBridgeTable], switches: &[SwitchTable]) -> Result<Places, Problem> {
+fn attach_points(
+    bridges: &[HostBridgeTable],
+    switches: &[SwitchTable],
+) -> Result<AttachPoints, Problem> {
     let names = bridges.iter().map(|bridge| bridge.name.clone());
     let host_bridges = unique(names, &[], LONGEST_SERIAL)?;
     let names = switches.iter().map(|switch| switch.name.clone());
     let switches = unique(names, &host_bridges, LONGEST_SERIAL)?;
-    Ok(Places {
+    Ok(AttachPoints {
         host_bridges,
         switches,
     })
 }
 
-fn switches(tables: Vec<SwitchTable>, places: &Places) -> Result<Vec<Switch>, Problem> {
+fn switches(
+    tables: Vec<SwitchTable>,
+    attach_points: &AttachPoints,
+) -> Result<Vec<Switch>, Problem> {
     let switches = tables.into_iter().map(|table| {
         Ok(Switch {
             name: table.name.into_inner(),
-            place: places.of_switch(table.below)?,
+            attach: attach_points.of_switch(table.below)?,
         })
     });
     switches.collect()
@@ -121,18 +127,22 @@ fn switches(tables: Vec<SwitchTable>, places: &Places) -> Result<Vec<Switch>, Pr
 fn endpoints(
     nvmes: Vec<NvmeTable>,
     gpus: Vec<GpuTable>,
-    places: &Places,
+    attach_points: &AttachPoints,
     folder: &Path,
 ) -> Result<(Vec<Nvme>, Vec<Gpu>), Problem> {
     let names = nvmes.iter().map(|nvme| nvme.name.clone());
-    let taken = unique(names, &places.names(), LONGEST_SERIAL)?;
+    let taken = unique(names, &attach_points.names(), LONGEST_SERIAL)?;
     let nvmes = nvmes
         .into_iter()
-        .map(|table| nvme(table, places, folder))
+        .map(|table| nvme(table, attach_points, folder))
         .collect::<Result<_, _>>()?;
     let names = gpus.iter().map(|gpu| gpu.name.clone());
-    unique(names, &[places.names(), taken].concat(), LONGEST_SERIAL)?;
-    let gpus = gpus.into_iter().map(|table| gpu(table, places));
+    unique(
+        names,
+        &[attach_points.names(), taken].concat(),
+        LONGEST_SERIAL,
+    )?;
+    let gpus = gpus.into_iter().map(|table| gpu(table, attach_points));
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
 }
 
@@ -164,7 +174,7 @@ fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
 
 fn machine(
     table: MachineTable,
-    places: &Places,
+    attach_points: &AttachPoints,
     nvmes: &[Nvme],
     gpus: &[Gpu],
 ) -> Result<Machine, Problem> {
@@ -182,7 +192,7 @@ fn machine(
         cpu: table.cpu.unwrap_or_else(|| "EPYC".to_owned()),
         memory: table.memory.map_or(Ok(DEFAULT_MEMORY), memory)?,
         cpus,
-        firmware: firmware(table.firmware, &places.host_bridges)?,
+        firmware: firmware(table.firmware, &attach_points.host_bridges)?,
         iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
         sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,

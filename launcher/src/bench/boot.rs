@@ -7,11 +7,12 @@ use peerbar_bench::{Figure, Goal, Report};
 use peerbar_report::Line;
 
 use crate::cli::BenchBoot;
-use peerbar_lab::artifacts::{Artifacts, beside};
+use peerbar_lab::artifacts::Artifacts;
+use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
-use peerbar_lab::guest::{self, Guest, News};
-use peerbar_lab::inbox::{Event, Inbox, Voice};
+use peerbar_lab::guest::{self, Guest, GuestEvent};
+use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::{self, Sockets};
 use peerbar_lab::scenario::Scenario;
@@ -34,7 +35,7 @@ pub(super) fn measure(
     scenario.checks.clear();
     let modules = scenario.initramfs_modules();
     let prepare = |modules: &[String], init| {
-        Artifacts::prepare(&options.own, modules, false, &beside(init)?, &signals)
+        Artifacts::prepare(&options.own, modules, false, &program(init)?, &signals)
     };
     let ours = prepare(&modules, "peerbar-agent")?;
     let plain = prepare(&[], "empty-init")?;
@@ -76,16 +77,16 @@ fn boot_plain(
 ) -> Result<Duration, Failure> {
     let mut command = artifacts.qemu.command();
     command.args(qemu::bare(&artifacts.boot(&scenario.machine)));
-    let mut inbox = Inbox::new(signals);
+    let mut events = Events::new(signals);
     let started = Instant::now();
     let mut qemu = guest::spawn(&command, folder)?;
-    inbox.add_bytes(
-        Voice::Console,
+    events.add_bytes(
+        EventSource::Console,
         qemu.take_stdout().context("QEMU has no standard output")?,
     );
     let mut said = Vec::new();
     loop {
-        match inbox.next(started + LIMIT)? {
+        match events.next(started + LIMIT)? {
             Some(Event::Data(_, bytes)) => said.extend(bytes),
             Some(Event::Signal(signal)) => return Err(Failure::Interrupted(signal)),
             Some(_) => return Err(gone("the plain guest ended", folder)),
@@ -123,13 +124,17 @@ fn boot_ours(
     )?;
     let deadline = started + LIMIT;
     loop {
-        match guest.news(deadline)? {
-            News::Report(lines) if lines.iter().any(|line| matches!(line, Line::Ready(_))) => break,
-            News::Report(_) | News::Console(_) => {}
-            News::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            News::ServerDied(words) => return Err(anyhow!(words).into()),
-            News::Ended(_) => return Err(gone("our guest ended", folder)),
-            News::Late => return Err(gone("our guest is late", folder)),
+        match guest.next_event(deadline)? {
+            GuestEvent::Report(lines)
+                if lines.iter().any(|line| matches!(line, Line::Ready(_))) =>
+            {
+                break;
+            }
+            GuestEvent::Report(_) | GuestEvent::Console(_) => {}
+            GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
+            GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
+            GuestEvent::Ended(_) => return Err(gone("our guest ended", folder)),
+            GuestEvent::Late => return Err(gone("our guest is late", folder)),
         }
     }
     let time = started.elapsed();

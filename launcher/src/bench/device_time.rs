@@ -13,8 +13,8 @@ use peerbar_bench::median;
 use peerbar_flight::{Event, FlightFile, Level, Origin, Outcome, Purpose, Record, Route};
 use rustix::time::{ClockId, clock_gettime};
 
-use peerbar_lab::daemons;
 use peerbar_lab::scenario::Scenario;
+use peerbar_lab::servers;
 
 /// What each device has recorded, by its name in the scenario.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +41,7 @@ impl Recorded {
             return Ok(recorded);
         }
         for device in scenario.devices().filter(|device| device.is_ours()) {
-            let path = daemons::flight_record(folder, device.name());
+            let path = servers::flight_record(folder, device.name());
             let flight = FlightFile::open(&path).and_then(|file| file.read());
             let flight = flight.with_context(|| path.display().to_string())?;
             let lost = flight.overwritten.saturating_add(flight.torn);
@@ -285,7 +285,7 @@ mod tests {
                 .is_empty()
         );
         scenario.recording = Level::All;
-        let path = daemons::flight_record(folder.path(), "disk0");
+        let path = servers::flight_record(folder.path(), "disk0");
         let missing = Recorded::read(&scenario, folder.path()).unwrap_err();
         assert!(missing.to_string().contains("disk0.flight"), "{missing:#}");
         let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();

@@ -11,11 +11,12 @@ use peerbar_report::{Check, Command, Line, Verdict};
 use super::device_time::{self, Recorded};
 use super::fio::{self, Outcome};
 use crate::cli::BenchExtent;
+use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::artifacts::Own;
-use peerbar_lab::artifacts::{Artifacts, beside};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
-use peerbar_lab::guest::{Guest, News};
+use peerbar_lab::guest::{Guest, GuestEvent};
+use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::report::Row;
@@ -199,7 +200,7 @@ impl Lab<'_> {
 
     /// What a guest of `scenario` boots from.
     fn prepare(&self, scenario: &Scenario) -> Result<Artifacts, Failure> {
-        let agent = beside("peerbar-agent")?;
+        let agent = program("peerbar-agent")?;
         let modules = scenario.initramfs_modules();
         Artifacts::prepare(self.own, &modules, scenario.tools, &agent, self.signals)
     }
@@ -248,13 +249,15 @@ fn follow(
     let mut seen = Vec::new();
     let mut deadline = guest.started() + START;
     while seen.len() < scenario.checks.len() {
-        let lines = match guest.news(deadline)? {
-            News::Report(lines) => lines,
-            News::Console(_) => continue,
-            News::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            News::ServerDied(words) => return Err(anyhow!(words).into()),
-            News::Ended(status) => return Err(anyhow!("the guest ended early ({status})").into()),
-            News::Late => return Err(anyhow!("the guest does not get on").into()),
+        let lines = match guest.next_event(deadline)? {
+            GuestEvent::Report(lines) => lines,
+            GuestEvent::Console(_) => continue,
+            GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
+            GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
+            GuestEvent::Ended(status) => {
+                return Err(anyhow!("the guest ended early ({status})").into());
+            }
+            GuestEvent::Late => return Err(anyhow!("the guest does not get on").into()),
         };
         for line in lines {
             match line {

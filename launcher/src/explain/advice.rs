@@ -6,8 +6,7 @@ use serde::Serialize;
 use super::case::{Case, decide_in};
 use super::pairs::Pair;
 use peerbar_lab::cpu;
-use peerbar_lab::fabric::fabric;
-use peerbar_lab::scenario::{Device, Place, Scenario, Switch};
+use peerbar_lab::scenario::{AttachPoint, DeviceSpec, Scenario, Switch};
 
 /// A model whose root complexes Linux trusts.
 const TRUSTED_CPU: &str = "EPYC";
@@ -26,17 +25,17 @@ pub(crate) struct Advice {
 /// The changes of `case` that give `pair` more than `now`, the smallest first.
 pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> {
     let here = case.platform(&pair.client);
-    let elsewhere = |(scenario, change)| (fabric(&scenario), here, change);
+    let elsewhere = |(scenario, change): (Scenario, String)| (scenario.pci_tree(), here, change);
     let trials = [
-        without_redirection(case, now).map(|(fabric, change)| (fabric, here, change)),
+        without_redirection(case, now).map(|(tree, change)| (tree, here, change)),
         other_cpu(case, here),
         Some(elsewhere(one_switch(&case.scenario, pair))),
     ];
     let tried = trials
         .into_iter()
         .flatten()
-        .filter_map(|(fabric, platform, change)| {
-            let verdict = decide_in(&fabric, &platform, pair)?.verdict;
+        .filter_map(|(tree, platform, change)| {
+            let verdict = decide_in(&tree, &platform, pair)?.verdict;
             (rank(verdict) > rank(now.verdict)).then_some(Advice { change, verdict })
         });
     tried.collect()
@@ -61,37 +60,37 @@ fn without_redirection(case: &Case, now: &Decision) -> Option<(PciTree, String)>
     else {
         return None;
     };
-    let mut fabric = case.fabric.clone();
+    let mut tree = case.tree.clone();
     let mut addresses = Vec::new();
     for redirect in redirects {
-        let name = case.fabric.name(Hop::Function(redirect.at));
+        let name = case.tree.name(Hop::Function(redirect.at));
         addresses.push(guest.function(name)?.address.clone());
-        fabric.set_acs(redirect.at, AcsControl::default());
+        tree.set_acs(redirect.at, AcsControl::default());
     }
     let list = addresses.join(";");
     let change = format!("in [machine]: kernel-parameters = \"pci=disable_acs_redir={list}\"");
-    Some((fabric, change))
+    Some((tree, change))
 }
 
 fn other_cpu(case: &Case, platform: Platform) -> Option<(PciTree, Platform, String)> {
     let cpu = cpu::of_model(TRUSTED_CPU)?;
     let change = format!("in [machine]: cpu = \"{TRUSTED_CPU}\"");
-    Some((case.fabric.clone(), Platform { cpu, ..platform }, change))
+    Some((case.tree.clone(), Platform { cpu, ..platform }, change))
 }
 
 /// Both below one switch: the one that one of them is below, or the first, or a new one.
 fn one_switch(scenario: &Scenario, pair: &Pair) -> (Scenario, String) {
-    let of_pair = |device: &Device<'_>| pair.has(device.name());
-    let places = scenario.devices().filter(of_pair).map(Device::place);
-    let above = places.filter_map(Place::switch).next();
+    let of_pair = |device: &DeviceSpec<'_>| pair.has(device.name());
+    let attach_points = scenario.devices().filter(of_pair).map(DeviceSpec::attach);
+    let above = attach_points.filter_map(AttachPoint::switch).next();
     let first = scenario.switches.first().map(|switch| switch.name.as_str());
     let known = above.or(first);
     let name = known.unwrap_or(NEW_SWITCH);
-    let below = Place::Switch(name.to_owned());
+    let below = AttachPoint::Switch(name.to_owned());
 
     let moved = scenario
         .devices()
-        .filter(|device| of_pair(device) && *device.place() != below)
+        .filter(|device| of_pair(device) && *device.attach() != below)
         .map(|device| format!("[[{}]] {}", device.kind(), device.name()));
     let moved: Vec<String> = moved.collect();
     let mut change = format!("in {}: below = \"{name}\"", moved.join(" and "));
@@ -100,20 +99,20 @@ fn one_switch(scenario: &Scenario, pair: &Pair) -> (Scenario, String) {
         change = format!("[[switch]] name = \"{name}\", {change}");
         scenario.switches.push(Switch {
             name: name.to_owned(),
-            place: Place::Root,
+            attach: AttachPoint::Root,
         });
     }
     move_pair(&mut scenario, pair, &below);
     (scenario, change)
 }
 
-fn move_pair(scenario: &mut Scenario, pair: &Pair, to: &Place) {
+fn move_pair(scenario: &mut Scenario, pair: &Pair, to: &AttachPoint) {
     let nvmes = scenario.nvmes.iter_mut();
-    let nvmes = nvmes.map(|nvme| (&nvme.name, &mut nvme.place));
+    let nvmes = nvmes.map(|nvme| (&nvme.name, &mut nvme.attach));
     let gpus = scenario.gpus.iter_mut();
-    let gpus = gpus.map(|gpu| (&gpu.name, &mut gpu.place));
-    for (_, place) in nvmes.chain(gpus).filter(|(name, _)| pair.has(name)) {
-        *place = to.clone();
+    let gpus = gpus.map(|gpu| (&gpu.name, &mut gpu.attach));
+    for (_, attach) in nvmes.chain(gpus).filter(|(name, _)| pair.has(name)) {
+        *attach = to.clone();
     }
 }
 
@@ -121,7 +120,7 @@ fn move_pair(scenario: &mut Scenario, pair: &Pair, to: &Place) {
 mod tests {
     use peerbar_report::Evidence;
 
-    use super::super::guest::tests::root_ports;
+    use super::super::observed_guest::tests::root_ports;
     use super::super::recorded::Recorded;
     use super::*;
     use peerbar_lab::exit::Outcome;
@@ -145,7 +144,7 @@ mod tests {
     fn a_refusal_is_lifted_by_another_processor_or_by_a_switch() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.machine.cpu = "Haswell".to_owned();
-        scenario.nvmes[0].place = Place::Root;
+        scenario.nvmes[0].attach = AttachPoint::Root;
         let changes = advice(&scenario, Verdict::NotSupported);
         let expected = [
             (
@@ -170,8 +169,8 @@ mod tests {
         scenario
             .nvmes
             .iter_mut()
-            .for_each(|nvme| nvme.place = Place::Root);
-        scenario.gpus[0].place = Place::Root;
+            .for_each(|nvme| nvme.attach = AttachPoint::Root);
+        scenario.gpus[0].attach = AttachPoint::Root;
         let changes = advice(&scenario, Verdict::ThroughHostBridgePhysical);
         let expected = "[[switch]] name = \"switch0\", in [[nvme]] disk0 and [[gpu]] gpu0: below = \"switch0\"";
         assert_eq!(changes, [(expected.to_owned(), Verdict::BusAddress)]);

@@ -3,23 +3,23 @@
 use anyhow::anyhow;
 use peerbar_rule::{Decision, PciTree, Platform, Release, decide};
 
-use super::guest::Guest;
+use super::observed_guest::ObservedGuest;
 use super::pairs::Pair;
 use super::recorded::{CheckResult, Recorded};
 use peerbar_lab::exit::Failure;
-use peerbar_lab::fabric::{fabric, platform};
+use peerbar_lab::pci_tree::platform;
 use peerbar_lab::scenario::{Machine, Scenario};
 
 /// A machine whose pairs can be decided about.
 pub(crate) struct Case {
     /// What it is made from.
     pub scenario: Scenario,
-    /// Its fabric: the guest's if there was one, else the scenario's.
-    pub fabric: PciTree,
+    /// Its tree: the guest's if there was one, else the scenario's.
+    pub tree: PciTree,
     /// What is around it; whether an IOMMU translates may differ from client to client.
     platform: Platform,
     /// The guest that was run.
-    pub guest: Option<Guest>,
+    pub guest: Option<ObservedGuest>,
     /// What its checks came to.
     pub results: Vec<CheckResult>,
 }
@@ -28,7 +28,7 @@ impl Case {
     /// What `scenario` will be under a kernel of the newest release whose rule is known.
     pub(crate) fn of_scenario(scenario: Scenario) -> Result<Self, Failure> {
         Ok(Self {
-            fabric: fabric(&scenario),
+            tree: scenario.pci_tree(),
             platform: expected(&scenario.machine, Release::NEWEST)?,
             scenario,
             guest: None,
@@ -50,20 +50,20 @@ impl Case {
                 "the run's kernel {release:?} has no release that starts with two numbers"
             ))
         })?;
-        let mut guest = Guest::of(evidence);
+        let mut guest = ObservedGuest::of(evidence);
         if let Some(guest) = &mut guest {
-            guest.name_ports(&fabric(&scenario));
+            guest.name_ports(&scenario.pci_tree());
         }
-        let (fabric, platform) = match guest
+        let (tree, platform) = match guest
             .as_ref()
-            .and_then(|guest| Some((guest.fabric(), guest.platform(false)?)))
+            .and_then(|guest| Some((guest.tree(), guest.platform(false)?)))
         {
             Some(found) => found,
-            None => (fabric(&scenario), expected(&scenario.machine, kernel)?),
+            None => (scenario.pci_tree(), expected(&scenario.machine, kernel)?),
         };
         Ok(Self {
             scenario,
-            fabric,
+            tree,
             platform,
             guest,
             results,
@@ -82,16 +82,16 @@ impl Case {
         }
     }
 
-    /// What the rule says of `pair`; nothing if one of both is not in the fabric.
+    /// What the rule says of `pair`; nothing if one of both is not in the tree.
     pub(crate) fn decide(&self, pair: &Pair) -> Option<Decision> {
-        decide_in(&self.fabric, &self.platform(&pair.client), pair)
+        decide_in(&self.tree, &self.platform(&pair.client), pair)
     }
 }
 
-/// What the rule says of `pair` in `fabric`; nothing if one of both is not in it.
-pub(crate) fn decide_in(fabric: &PciTree, platform: &Platform, pair: &Pair) -> Option<Decision> {
-    let (provider, client) = (fabric.find(&pair.provider)?, fabric.find(&pair.client)?);
-    decide(fabric, platform, provider, client)
+/// What the rule says of `pair` in `tree`; nothing if one of both is not in it.
+pub(crate) fn decide_in(tree: &PciTree, platform: &Platform, pair: &Pair) -> Option<Decision> {
+    let (provider, client) = (tree.find(&pair.provider)?, tree.find(&pair.client)?);
+    decide(tree, platform, provider, client)
 }
 
 fn expected(machine: &Machine, kernel: Release) -> Result<Platform, Failure> {

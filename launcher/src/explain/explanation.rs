@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::advice::{self, Advice};
 use super::case::Case;
 use super::pairs::{self, Pair};
-use peerbar_lab::scenario::Device;
+use peerbar_lab::scenario::DeviceSpec;
 
 /// Why a client's DMA reaches a provider's memory as it does, or not.
 #[derive(Debug, Serialize)]
@@ -43,12 +43,12 @@ pub(crate) struct Ruling {
     /// The kernel's measure of how far they are from each other.
     pub distance: usize,
     /// The way of a request, from the client to the provider.
-    pub path: Vec<Place>,
+    pub path: Vec<AttachPoint>,
 }
 
 /// A place on the way.
 #[derive(Debug, Serialize)]
-pub(crate) struct Place {
+pub(crate) struct AttachPoint {
     /// Its name.
     pub name: String,
     /// Its address in the guest, where that is not the name.
@@ -135,11 +135,11 @@ fn notes(case: &Case, pair: &Pair) -> Vec<String> {
     let mut notes = Vec::new();
     let named = |name: &str| case.scenario.devices().find(|device| device.name() == name);
     match named(&pair.provider) {
-        Some(Device::Gpu(gpu, _)) if gpu.window => notes.push(format!(
+        Some(DeviceSpec::Gpu(gpu, _)) if gpu.window => notes.push(format!(
             "the aperture of {} is a window (`mode = \"window\"`): it is no p2pmem, and no disk can be pointed at it",
             gpu.name
         )),
-        Some(Device::Nvme(nvme)) if nvme.cmb.is_none() => notes.push(format!(
+        Some(DeviceSpec::Nvme(nvme)) if nvme.cmb.is_none() => notes.push(format!(
             "{0} has no memory for others: give [[nvme]] {0} a `cmb`",
             nvme.name
         )),
@@ -175,10 +175,10 @@ impl Kernel {
 impl Ruling {
     fn of(case: &Case, pair: &Pair, decision: &Decision) -> Self {
         let decisive = decision.decisive();
-        let place = |hop: &Hop| Place::of(case, *hop, Some(*hop) == decisive);
+        let place = |hop: &Hop| AttachPoint::of(case, *hop, Some(*hop) == decisive);
         Self {
             verdict: decision.verdict,
-            why: decision.why(&case.fabric),
+            why: decision.why(&case.tree),
             release: case.platform(&pair.client).kernel.to_string(),
             distance: decision.distance,
             path: decision.path.iter().map(place).collect(),
@@ -186,17 +186,17 @@ impl Ruling {
     }
 }
 
-impl Place {
+impl AttachPoint {
     fn of(case: &Case, hop: Hop, decides: bool) -> Self {
-        let name = case.fabric.name(hop);
+        let name = case.tree.name(hop);
         let found = case.guest.as_ref().and_then(|guest| guest.function(name));
         let address = found.map(|function| function.address.clone());
         let (kind, id, acs) = match hop {
             Hop::HostBridge(bridge) => {
-                let known_by = case.fabric.host_bridge(bridge).and_then(|b| b.known_by);
+                let known_by = case.tree.host_bridge(bridge).and_then(|b| b.known_by);
                 ("host bridge".to_owned(), known_by, None)
             }
-            Hop::Function(function) => match case.fabric.function(function) {
+            Hop::Function(function) => match case.tree.function(function) {
                 Some(function) => (function.kind.to_string(), Some(function.id), function.acs),
                 None => (String::new(), None, None),
             },

@@ -6,7 +6,7 @@
 mod advice;
 mod case;
 mod explanation;
-pub(crate) mod guest;
+pub(crate) mod observed_guest;
 mod pairs;
 pub(crate) mod recorded;
 mod text;
@@ -23,7 +23,7 @@ use recorded::Recorded;
 
 use crate::cli;
 use peerbar_lab::exit::{Failure, Outcome};
-use peerbar_lab::scenario::{Device, Scenario};
+use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::print;
 
 /// What is said of a machine without pairs.
@@ -69,11 +69,11 @@ fn explained(case: &Case, pairs: &[Pair]) -> Result<Vec<Explanation>, Failure> {
 fn asked(case: &Case, options: &cli::Explain) -> Result<(String, Vec<Pair>), Failure> {
     if let Some(provider) = &options.provider {
         let provider = named(case, provider)?;
-        let clients: Vec<Device<'_>> = match &options.client {
+        let clients: Vec<DeviceSpec<'_>> = match &options.client {
             Some(client) => vec![named(case, client)?],
             None => case.scenario.devices().collect(),
         };
-        let pair = |client: &Device<'_>| Pair::of(provider.name(), client.name());
+        let pair = |client: &DeviceSpec<'_>| Pair::of(provider.name(), client.name());
         return Ok((String::new(), clients.iter().map(pair).collect()));
     }
     let checks = case.scenario.checks.iter().zip(&case.results);
@@ -93,10 +93,10 @@ fn asked(case: &Case, options: &cli::Explain) -> Result<(String, Vec<Pair>), Fai
     Ok(failed.unwrap_or_else(|| (String::new(), pairs::all(&case.scenario))))
 }
 
-fn named<'a>(case: &'a Case, name: &str) -> Result<Device<'a>, Failure> {
+fn named<'a>(case: &'a Case, name: &str) -> Result<DeviceSpec<'a>, Failure> {
     let found = case.scenario.devices().find(|device| device.name() == name);
     found.ok_or_else(|| {
-        let names: Vec<&str> = case.scenario.devices().map(Device::name).collect();
+        let names: Vec<&str> = case.scenario.devices().map(DeviceSpec::name).collect();
         Failure::Usage(anyhow!(
             "no device is named `{name}`: there is {}",
             names.join(", ")
@@ -121,7 +121,7 @@ fn shown(occasion: &str, explanations: &[Explanation], as_json: bool) -> anyhow:
 
 #[cfg(test)]
 mod tests {
-    use super::guest::tests::root_ports;
+    use super::observed_guest::tests::root_ports;
     use super::*;
     use peerbar_lab::exit::Outcome;
     use peerbar_lab::verdict::Verdict;

@@ -2,7 +2,7 @@
 
 use peerbar_report::{Buffer, Check};
 
-use peerbar_lab::scenario::{Device, Scenario};
+use peerbar_lab::scenario::{DeviceSpec, Scenario};
 
 /// Whose memory, and whose DMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,13 +30,13 @@ impl Pair {
 
 /// All pairs of `scenario`: of each device with memory for others, its own use of it among them where it has one.
 pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
-    let provides = |device: &Device<'_>| match device {
-        Device::Nvme(nvme) => nvme.cmb.is_some(),
-        Device::Gpu(gpu, _) => !gpu.window,
+    let provides = |device: &DeviceSpec<'_>| match device {
+        DeviceSpec::Nvme(nvme) => nvme.cmb.is_some(),
+        DeviceSpec::Gpu(gpu, _) => !gpu.window,
     };
     // A GPU's own memory is no p2pmem to itself: it is addressed without the kernel.
-    let uses = |provider: Device<'_>, client: Device<'_>| {
-        provider.name() != client.name() || matches!(client, Device::Nvme(_))
+    let uses = |provider: DeviceSpec<'_>, client: DeviceSpec<'_>| {
+        provider.name() != client.name() || matches!(client, DeviceSpec::Nvme(_))
     };
     let mut pairs = Vec::new();
     for provider in scenario.devices().filter(provides) {

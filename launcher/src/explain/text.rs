@@ -1,6 +1,6 @@
 //! An explanation for people.
 
-use super::explanation::{Explanation, Kernel, Place, Seen};
+use super::explanation::{AttachPoint, Explanation, Kernel, Seen};
 use crate::table::word;
 use peerbar_lab::size::human;
 
@@ -40,14 +40,14 @@ fn block(word: &str, lines: &[String]) -> String {
         .collect()
 }
 
-fn path(path: &[Place]) -> Vec<String> {
-    let name = |place: &Place| match &place.address {
+fn path(path: &[AttachPoint]) -> Vec<String> {
+    let name = |place: &AttachPoint| match &place.address {
         Some(address) => format!("{} {address}", place.name),
         None => place.name.clone(),
     };
     let longest = path.iter().map(|place| name(place).chars().count()).max();
     let width = longest.unwrap_or_default();
-    let line = |place: &Place| {
+    let line = |place: &AttachPoint| {
         let id = place.id.as_ref().map(|id| format!(", {id}"));
         let acs = place.acs.as_ref().map(|acs| format!(", ACS: {acs}"));
         let mark = if place.decides { "  <- decides" } else { "" };
@@ -108,7 +108,7 @@ mod tests {
     use peerbar_report::{Measure, Route};
 
     use super::super::case::Case;
-    use super::super::guest::tests::root_ports_under;
+    use super::super::observed_guest::tests::root_ports_under;
     use super::super::pairs::Pair;
     use super::super::recorded::{CheckResult, Recorded};
     use super::*;

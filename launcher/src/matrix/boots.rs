@@ -10,14 +10,14 @@ use anyhow::{Context, anyhow};
 
 use super::cell::Tried;
 use super::kernel::Kernel;
-use super::topology::Pair;
-use crate::explain::guest::Guest;
+use super::placement::Pair;
+use crate::explain::observed_guest::ObservedGuest;
 use crate::explain::recorded::{CheckResult, Recorded};
-use peerbar_lab::child::{Child, last_words};
+use peerbar_lab::child::{Child, last_line};
+use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::folder::Folder;
-use peerbar_lab::inbox::{Event, Inbox, Voice};
-use peerbar_lab::leash;
+use peerbar_lab::parent_death;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::signals::Signals;
 
@@ -37,7 +37,7 @@ pub(super) struct Order {
 /// What a run has left.
 pub(super) struct Left {
     results: Vec<CheckResult>,
-    guest: Guest,
+    guest: ObservedGuest,
     /// What is wrong with it beyond its checks.
     pub(super) flaw: Option<String>,
 }
@@ -62,14 +62,14 @@ pub(super) fn run(
     signals: &Signals,
 ) -> Result<(), Failure> {
     let mut progress = Progress::default();
-    let mut inbox = Inbox::new(signals);
+    let mut events = Events::new(signals);
     let mut running: BTreeMap<usize, Child> = BTreeMap::new();
     let mut waiting = orders.iter().enumerate();
     let mut done: usize = 0;
     loop {
         for (index, order) in waiting.by_ref().take(jobs.saturating_sub(running.len())) {
             let child = start(order, own, folder)?;
-            inbox.add_child(Voice::Run(index), child.pidfd())?;
+            events.add_child(EventSource::Run(index), child.pidfd())?;
             running.insert(index, child);
             progress.stage(&format!(
                 "boot {} of {}: {}",
@@ -81,8 +81,8 @@ pub(super) fn run(
         if running.is_empty() {
             return Ok(());
         }
-        match inbox.next(Instant::now() + NEWS)? {
-            Some(Event::Ended(Voice::Run(index))) => {
+        match events.next(Instant::now() + NEWS)? {
+            Some(Event::Ended(EventSource::Run(index))) => {
                 running.remove(&index);
                 done = done.saturating_add(1);
                 let name = orders.get(index).map_or("", |order| &order.name);
@@ -99,7 +99,7 @@ pub(super) fn run(
     }
 }
 
-fn start(order: &Order, own: &[OsString], folder: &Folder) -> anyhow::Result<Child> {
+fn start(order: &Order, own: &[OsString], folder: &Folder) -> Result<Child, Failure> {
     let scenario = format!("{}.toml", order.name);
     folder.write(&scenario, &order.scenario)?;
     let log = folder.file(&log_name(&order.name))?;
@@ -110,11 +110,12 @@ fn start(order: &Order, own: &[OsString], folder: &Folder) -> anyhow::Result<Chi
         .arg("--runs")
         .arg(folder.path().join(&order.name))
         .args(own);
-    let mut held = leash::held(&command);
-    held.stdin(Stdio::null())
+    let mut wrapped = parent_death::wrapped(&command)?;
+    wrapped
+        .stdin(Stdio::null())
         .stdout(log.try_clone().context("cannot share a log")?)
         .stderr(log);
-    Child::spawn(held)
+    Ok(Child::spawn(wrapped)?)
 }
 
 fn log_name(order: &str) -> String {
@@ -132,7 +133,7 @@ pub(super) fn folder_of(name: &str, folder: &Path) -> PathBuf {
 /// What it said last, if it has left nothing.
 pub(super) fn left(name: &str, folder: &Path) -> anyhow::Result<Left> {
     let told = || {
-        let words = last_words(&folder.join(log_name(name)));
+        let words = last_line(&folder.join(log_name(name)));
         anyhow!("the boot has no results: {words}")
     };
     let run = Recorded::read(&folder_of(name, folder)).map_err(|_| told())?;
@@ -140,7 +141,7 @@ pub(super) fn left(name: &str, folder: &Path) -> anyhow::Result<Left> {
     let beyond = failed && run.results.iter().all(CheckResult::passed);
     Ok(Left {
         results: run.results,
-        guest: Guest::of(run.evidence).ok_or_else(told)?,
+        guest: ObservedGuest::of(run.evidence).ok_or_else(told)?,
         flaw: beyond.then_some(run.verdict.reason),
     })
 }

@@ -7,13 +7,13 @@ use peerbar_report::{Probed, Transfer};
 use peerbar_rule::{Release, decide};
 use serde::Serialize;
 
-use super::Device;
+use super::TestedDevices;
 use super::kernel::Kernel;
-use super::topology::{Flow, Pair, Topology};
-use super::way::Way;
+use super::placement::{Flow, Pair, Placement};
+use super::transfer_outcome::TransferOutcome;
 use crate::explain::recorded::CheckResult;
-use peerbar_lab::fabric::{fabric, platform};
 use peerbar_lab::iommu::Iommu;
+use peerbar_lab::pci_tree::platform;
 use peerbar_lab::scenario::Scenario;
 
 /// Where in the matrix a cell is.
@@ -24,7 +24,7 @@ pub(crate) struct Spot {
     /// Its IOMMU.
     pub(crate) iommu: Iommu,
     /// Where the devices are.
-    pub(crate) topology: Topology,
+    pub(crate) topology: Placement,
     /// What they do.
     pub(crate) flow: Flow,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Spot {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Rule {
     /// The way that data must take.
-    pub(crate) way: Way,
+    pub(crate) way: TransferOutcome,
     /// The mapping that the kernel makes.
     mapping: peerbar_rule::Verdict,
     /// Why, in a sentence.
@@ -46,7 +46,7 @@ pub(crate) struct Rule {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Seen {
     /// In one word.
-    pub(crate) way: Way,
+    pub(crate) way: TransferOutcome,
     /// What the agent tells; none if the cell was not run.
     #[serde(flatten)]
     probed: Option<Probed>,
@@ -83,34 +83,36 @@ pub(super) struct Tried {
 }
 
 impl Tried {
-    fn way(&self) -> Way {
+    fn way(&self) -> TransferOutcome {
         let measure = &self.check.measure;
         let probed = measure.probe.as_ref();
-        probed.map_or(Way::NotRun, |probed| Way::seen(probed, measure.bytes))
+        probed.map_or(TransferOutcome::NotRun, |probed| {
+            TransferOutcome::seen(probed, measure.bytes)
+        })
     }
 }
 
 impl Rule {
     /// The kernel's rule for `pair` in `scenario`.
     pub(super) fn of(scenario: &Scenario, kernel: Release, pair: Pair) -> anyhow::Result<Self> {
-        let fabric = fabric(scenario);
+        let tree = scenario.pci_tree();
         let cpu = &scenario.machine.cpu;
         let platform = platform(&scenario.machine, kernel)
             .with_context(|| format!("what the kernel takes the CPU `{cpu}` for is not known here: name a model of QEMU's"))?;
         let find = |name| {
-            let found = fabric.find(name);
+            let found = tree.find(name);
             found.ok_or_else(|| anyhow!("the machine has no `{name}`"))
         };
-        let decision = decide(&fabric, &platform, find(pair.provider)?, find(pair.client)?);
-        let decision = decision.context("the rule does not know the fabric")?;
+        let decision = decide(&tree, &platform, find(pair.provider)?, find(pair.client)?);
+        let decision = decision.context("the rule does not know the tree")?;
         Ok(Self {
-            way: Way::ruled(&decision),
+            way: TransferOutcome::ruled(&decision),
             mapping: decision.verdict,
-            why: decision.why(&fabric),
+            why: decision.why(&tree),
             path: decision
                 .path
                 .iter()
-                .map(|hop| fabric.name(*hop).to_owned())
+                .map(|hop| tree.name(*hop).to_owned())
                 .collect(),
         })
     }
@@ -131,7 +133,7 @@ impl Cell {
     pub(super) fn judged(
         spot: Spot,
         pair: Pair,
-        device: Device,
+        device: TestedDevices,
         rule: Rule,
         run: PathBuf,
         tried: Result<Tried, String>,
@@ -141,7 +143,7 @@ impl Cell {
                 let way = tried.way();
                 (way, disagreement(spot.iommu, device, &rule, way, tried))
             }
-            Err(reason) => (Way::NotRun, Some(reason.clone())),
+            Err(reason) => (TransferOutcome::NotRun, Some(reason.clone())),
         };
         let tried = tried
             .ok()
@@ -179,9 +181,9 @@ impl Spot {
 /// Why what was seen is not what the rule says, in one sentence; none if it is.
 fn disagreement(
     iommu: Iommu,
-    device: Device,
+    device: TestedDevices,
     rule: &Rule,
-    seen: Way,
+    seen: TransferOutcome,
     Tried { check, kernel }: &Tried,
 ) -> Option<String> {
     let said = check.diagnostics.join("; ");
@@ -192,8 +194,9 @@ fn disagreement(
         return Some(objection);
     }
     // Right data without a record is all that can be seen of QEMU's controller.
-    let unrecorded =
-        device == Device::QemuNvme && seen == Way::Unrecorded && rule.way != Way::Refused;
+    let unrecorded = device == TestedDevices::QemuNvme
+        && seen == TransferOutcome::Unrecorded
+        && rule.way != TransferOutcome::Refused;
     if seen != rule.way && !unrecorded {
         let told = told(probed).map_or(String::new(), |told| format!(": {told}"));
         let logged = probed.fault.as_ref();
@@ -259,16 +262,16 @@ pub(super) mod tests {
     /// The cell of two disks of ours without an IOMMU, where the kernel has done as the rule says.
     pub(in super::super) fn at(
         cpu: &str,
-        topology: Topology,
+        topology: Placement,
         check: Result<&CheckResult, &str>,
     ) -> Cell {
-        cell(Device::Peerbar, cpu, topology, check)
+        cell(TestedDevices::Peerbar, cpu, topology, check)
     }
 
     fn cell(
-        device: Device,
+        device: TestedDevices,
         cpu: &str,
-        topology: Topology,
+        topology: Placement,
         check: Result<&CheckResult, &str>,
     ) -> Cell {
         let (flow, iommu) = (Flow::NvmeCmbNvme, Iommu::None);
@@ -290,44 +293,50 @@ pub(super) mod tests {
     }
 
     /// What disagrees where two disks of `device` are at root ports of an EPYC.
-    fn disagreement(device: Device, check: Result<&CheckResult, &str>) -> Option<String> {
-        cell(device, "EPYC", Topology::RootPorts, check).disagreement
+    fn disagreement(device: TestedDevices, check: Result<&CheckResult, &str>) -> Option<String> {
+        cell(device, "EPYC", Placement::RootPorts, check).disagreement
     }
 
     #[test]
     fn rule_and_record_must_be_the_same() {
         let right = upstream();
-        let agreed = at("EPYC", Topology::RootPorts, Ok(&right));
+        let agreed = at("EPYC", Placement::RootPorts, Ok(&right));
         assert_eq!(
             (agreed.seen.way, agreed.disagreement),
-            (Way::HostBridge, None)
+            (TransferOutcome::HostBridge, None)
         );
-        let against = at("Haswell", Topology::RootPorts, Ok(&right));
-        assert_eq!(against.rule.way, Way::Refused);
+        let against = at("Haswell", Placement::RootPorts, Ok(&right));
+        assert_eq!(against.rule.way, TransferOutcome::Refused);
         let told = against.disagreement.unwrap();
         assert!(
             told.starts_with("the rule says: refused by the kernel"),
             "{told}"
         );
-        let below = at("Haswell", Topology::OneSwitch, Ok(&right));
-        assert_eq!(below.rule.way, Way::Peer);
+        let below = at("Haswell", Placement::OneSwitch, Ok(&right));
+        assert_eq!(below.rule.way, TransferOutcome::Peer);
         assert!(below.disagreement.is_some());
     }
 
     #[test]
     fn our_devices_must_have_a_record_and_qemu_s_have_none() {
         let right = checked(None);
-        let ours = disagreement(Device::Peerbar, Ok(&right));
+        let ours = disagreement(TestedDevices::Peerbar, Ok(&right));
         assert!(ours.unwrap().contains("there is no record"));
-        assert_eq!(disagreement(Device::QemuNvme, Ok(&right)), None);
-        let refused = cell(Device::QemuNvme, "Haswell", Topology::RootPorts, Ok(&right));
+        assert_eq!(disagreement(TestedDevices::QemuNvme, Ok(&right)), None);
+        let refused = cell(
+            TestedDevices::QemuNvme,
+            "Haswell",
+            Placement::RootPorts,
+            Ok(&right),
+        );
         assert!(refused.disagreement.is_some());
     }
 
     #[test]
     fn faults_failed_checks_and_boots_disagree() {
-        let told =
-            |check: Result<&CheckResult, &str>| disagreement(Device::Peerbar, check).unwrap();
+        let told = |check: Result<&CheckResult, &str>| {
+            disagreement(TestedDevices::Peerbar, check).unwrap()
+        };
         let mut faulty = upstream();
         let probe = faulty.measure.probe.as_mut().unwrap();
         (probe.faults, probe.fault) = (2, Some("DMAR: x".to_owned()));
@@ -350,7 +359,7 @@ pub(super) mod tests {
         let probe = wrong.measure.probe.as_mut().unwrap();
         let message = "1 of 8192 bytes are wrong".to_owned();
         (probe.read, probe.fault) = (Transfer::Wrong { message }, Some("DMAR: x".to_owned()));
-        for device in [Device::Peerbar, Device::QemuNvme] {
+        for device in [TestedDevices::Peerbar, TestedDevices::QemuNvme] {
             let told = disagreement(device, Ok(&wrong)).unwrap();
             let end =
                 "with wrong data: 1 of 8192 bytes are wrong; the guest's kernel logs: DMAR: x";

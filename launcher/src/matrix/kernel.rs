@@ -3,8 +3,8 @@
 use peerbar_rule::Verdict;
 use serde::Serialize;
 
-use super::topology::Pair;
-use crate::explain::guest::Guest;
+use super::placement::Pair;
+use crate::explain::observed_guest::ObservedGuest;
 use peerbar_lab::iommu::Iommu;
 
 /// What the guest's kernel did with one pair.
@@ -20,7 +20,7 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// What `guest` says of `pair`.
-    pub(super) fn of(guest: &Guest, pair: Pair) -> Self {
+    pub(super) fn of(guest: &ObservedGuest, pair: Pair) -> Self {
         let client = guest.function(pair.client);
         let group = client.and_then(|client| client.iommu_group.as_ref());
         Self {

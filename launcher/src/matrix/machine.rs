@@ -13,8 +13,8 @@
 
 use peerbar_lab::iommu::Iommu;
 
-use super::Device;
-use super::topology::Pair;
+use super::TestedDevices;
+use super::placement::Pair;
 
 /// Name, what it is below, and whether it has a CMB.
 const DISKS: [(&str, Option<&str>, bool); 6] = [
@@ -51,7 +51,7 @@ parameters = "use_cmb_sqes=0"
 /// The scenario file of one boot: one processor, so that as many boots as the host has processors run at once.
 pub(super) fn scenario(
     name: &str,
-    device: Device,
+    device: TestedDevices,
     iommu: Iommu,
     cpu: &str,
     pairs: &[Pair],
@@ -64,11 +64,17 @@ pub(super) fn scenario(
     for (name, below, has_cmb) in DISKS {
         text += &format!("[[nvme]]\nname = {name:?}\n");
         text += &line("below", below);
-        text += &line("model", (device == Device::QemuNvme).then_some("qemu"));
+        text += &line(
+            "model",
+            (device == TestedDevices::QemuNvme).then_some("qemu"),
+        );
         text += &line("cmb", has_cmb.then_some("16M"));
         text += "namespaces = [{ ram = \"16M\" }]\n\n";
     }
-    for (name, below) in GPUS.into_iter().filter(|_| device == Device::Peerbar) {
+    for (name, below) in GPUS
+        .into_iter()
+        .filter(|_| device == TestedDevices::Peerbar)
+    {
         text += &format!("[[gpu]]\nname = {name:?}\n");
         text += &line("below", below);
         text += "vram = \"16M\"\n\n";
@@ -89,14 +95,14 @@ fn line(key: &str, value: Option<&str>) -> String {
 mod tests {
     use clap::ValueEnum;
 
-    use super::super::topology::{Flow, Topology};
+    use super::super::placement::{Flow, Placement};
     use super::*;
     use peerbar_lab::scenario::Scenario;
 
     #[test]
     fn the_machine_makes_sense_with_every_pair() {
-        for device in [Device::Peerbar, Device::QemuNvme] {
-            let pairs: Vec<Pair> = Topology::value_variants()
+        for device in [TestedDevices::Peerbar, TestedDevices::QemuNvme] {
+            let pairs: Vec<Pair> = Placement::value_variants()
                 .iter()
                 .flat_map(|topology| {
                     let flows = Flow::value_variants().iter();

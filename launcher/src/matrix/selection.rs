@@ -3,9 +3,9 @@
 use anyhow::{bail, ensure};
 use clap::ValueEnum;
 
-use super::Device;
+use super::TestedDevices;
 use super::cell::Spot;
-use super::topology::{Flow, Pair, Topology};
+use super::placement::{Flow, Pair, Placement};
 use crate::cli;
 use peerbar_lab::cpu;
 use peerbar_lab::iommu::Iommu;
@@ -25,12 +25,12 @@ const QUICK: [(&str, Iommu); 3] = [
 pub(super) struct Boot {
     pub(super) cpu: String,
     pub(super) iommu: Iommu,
-    pub(super) cells: Vec<(Topology, Flow, Pair)>,
+    pub(super) cells: Vec<(Placement, Flow, Pair)>,
 }
 
 impl Boot {
     /// Where in the matrix a cell of it is.
-    pub(super) fn spot(&self, topology: Topology, flow: Flow) -> Spot {
+    pub(super) fn spot(&self, topology: Placement, flow: Flow) -> Spot {
         Spot {
             cpu: self.cpu.clone(),
             iommu: self.iommu,
@@ -87,8 +87,8 @@ fn machines(options: &cli::Matrix) -> Vec<(String, Iommu)> {
     machines.collect()
 }
 
-fn cells(options: &cli::Matrix) -> Vec<(Topology, Flow, Pair)> {
-    let device: Device = options.device;
+fn cells(options: &cli::Matrix) -> Vec<(Placement, Flow, Pair)> {
+    let device: TestedDevices = options.device;
     let flows = all_if_none(&options.flow);
     let topologies = all_if_none(&options.topology).into_iter();
     let cells = topologies.flat_map(|topology| {

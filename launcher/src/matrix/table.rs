@@ -6,7 +6,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{Attribute, Cell as TableCell, Color, Table};
 
 use super::cell::{Cell, Spot};
-use super::way::Way;
+use super::transfer_outcome::TransferOutcome;
 use peerbar_lab::iommu::Iommu;
 
 /// A table for each processor, with a row for each topology and flow and a column for each IOMMU; coloured if `colour`.
@@ -70,7 +70,7 @@ fn entry(cell: &Cell, colour: bool) -> TableCell {
     let entry = TableCell::new(word(cell));
     match (&cell.disagreement, colour) {
         (Some(_), true) => entry.fg(Color::Red).add_attribute(Attribute::Bold),
-        (None, true) if cell.seen.way == Way::Refused => entry.fg(Color::Yellow),
+        (None, true) if cell.seen.way == TransferOutcome::Refused => entry.fg(Color::Yellow),
         (None, true) => entry.fg(Color::Green),
         (_, false) => entry,
     }
@@ -97,17 +97,17 @@ fn short(iommu: Iommu) -> &'static str {
 fn legend(cells: &[Cell]) -> String {
     let mut text = "Legend:\n".to_owned();
     let all = [
-        Way::OwnMemory,
-        Way::Peer,
-        Way::HostBridge,
-        Way::Refused,
-        Way::Unrecorded,
-        Way::Mixed,
-        Way::Failed,
-        Way::Wrong,
-        Way::NotRun,
+        TransferOutcome::OwnMemory,
+        TransferOutcome::Peer,
+        TransferOutcome::HostBridge,
+        TransferOutcome::Refused,
+        TransferOutcome::Unrecorded,
+        TransferOutcome::Mixed,
+        TransferOutcome::Failed,
+        TransferOutcome::Wrong,
+        TransferOutcome::NotRun,
     ];
-    let is_used = |way: &Way| {
+    let is_used = |way: &TransferOutcome| {
         let shows = |cell: &Cell| {
             cell.seen.way == *way || cell.disagreement.is_some() && cell.rule.way == *way
         };
@@ -159,7 +159,7 @@ fn distinct<'a, T: PartialEq>(
 #[cfg(test)]
 mod tests {
     use super::super::cell::tests::{at, upstream};
-    use super::super::topology::Topology;
+    use super::super::placement::Placement;
     use super::*;
 
     #[test]
@@ -172,11 +172,11 @@ mod tests {
             cell
         };
         let cells = [
-            at("EPYC", Topology::RootPorts, Ok(&right)),
-            in_passthrough(at("EPYC", Topology::RootPorts, Ok(&faulty))),
-            at("EPYC", Topology::OneSwitch, Ok(&right)),
-            in_passthrough(at("EPYC", Topology::OneSwitch, Err("late"))),
-            at("Haswell", Topology::RootPorts, Ok(&right)),
+            at("EPYC", Placement::RootPorts, Ok(&right)),
+            in_passthrough(at("EPYC", Placement::RootPorts, Ok(&faulty))),
+            at("EPYC", Placement::OneSwitch, Ok(&right)),
+            in_passthrough(at("EPYC", Placement::OneSwitch, Err("late"))),
+            at("Haswell", Placement::RootPorts, Ok(&right)),
         ];
         let expected = " EPYC                       none        intel-pt
  root ports  NVMe-CMB-NVMe  PHB         PHB (!)

@@ -3,12 +3,12 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::Device;
+use super::TestedDevices;
 
 /// Where provider and client are to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Topology {
+pub(crate) enum Placement {
     /// Below one switch.
     OneSwitch,
     /// Below two switches, each below a root port of one host bridge.
@@ -40,7 +40,7 @@ pub(super) struct Pair {
     pub(super) client: &'static str,
 }
 
-impl Topology {
+impl Placement {
     /// As a table calls it.
     pub(super) fn label(self) -> &'static str {
         match self {
@@ -53,7 +53,7 @@ impl Topology {
     }
 
     /// Who does `flow` here on a machine of `device`; nobody if it makes no sense.
-    pub(super) fn pair(self, flow: Flow, device: Device) -> Option<Pair> {
+    pub(super) fn pair(self, flow: Flow, device: TestedDevices) -> Option<Pair> {
         let (disk, gpu, cmb) = match self {
             Self::OneSwitch => ("sw0-disk", "sw0-gpu", "sw0-cmb"),
             Self::TwoSwitches => ("sw1-cmb", "sw0-gpu", "sw1-cmb"),
@@ -72,7 +72,7 @@ impl Topology {
             Flow::NvmeVram => (gpu, disk),
             Flow::GpuCmb => (cmb, gpu),
         };
-        let has_gpus = device == Device::Peerbar && self != Self::OwnCmb;
+        let has_gpus = device == TestedDevices::Peerbar && self != Self::OwnCmb;
         (has_gpus || flow == Flow::NvmeCmbNvme).then_some(Pair { provider, client })
     }
 }
@@ -95,27 +95,27 @@ mod tests {
     #[test]
     fn every_flow_is_tried_everywhere_but_where_there_is_one_device_only() {
         let count = |device| {
-            let all = Topology::value_variants().iter().flat_map(|topology| {
+            let all = Placement::value_variants().iter().flat_map(|topology| {
                 let flows = Flow::value_variants().iter();
                 flows.filter_map(move |flow| topology.pair(*flow, device))
             });
             all.count()
         };
-        assert_eq!(count(Device::Peerbar), 4 * 3 + 1);
-        assert_eq!(count(Device::QemuNvme), 5);
+        assert_eq!(count(TestedDevices::Peerbar), 4 * 3 + 1);
+        assert_eq!(count(TestedDevices::QemuNvme), 5);
     }
 
     #[test]
     fn provider_and_client_differ_except_for_the_own_memory() {
-        for topology in Topology::value_variants() {
+        for topology in Placement::value_variants() {
             for flow in Flow::value_variants() {
-                let Some(pair) = topology.pair(*flow, Device::Peerbar) else {
+                let Some(pair) = topology.pair(*flow, TestedDevices::Peerbar) else {
                     continue;
                 };
                 let is_own = pair.provider == pair.client;
                 assert_eq!(
                     is_own,
-                    *topology == Topology::OwnCmb,
+                    *topology == Placement::OwnCmb,
                     "{topology:?} {flow:?}"
                 );
             }

@@ -1,19 +1,20 @@
-//! A scenario's fabric, as the guest's kernel will find it: what [`peerbar_rule`] needs to know before anything runs.
+//! A topology as [`peerbar_rule`] needs it: the tree that the guest's kernel will find, known before anything runs.
 
-use peerbar_rule::{
-    AcsControl, DeviceId, Function, FunctionId, HostBridgeId, Kind, PciTree, Platform, Release,
-};
+use std::collections::BTreeMap;
+
+use peerbar_rule::{AcsControl, DeviceId, Kind, Parent, PciTree, Platform, Release};
 
 use crate::cpu;
 use crate::iommu::Iommu;
-use crate::scenario::{Device, Machine, Place, Scenario, Switch};
+use crate::scenario::{DeviceSpec, Machine, Scenario};
+use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
 
-/// What QEMU's parts say that they are.
+/// IDs of QEMU's parts.
 const Q35: DeviceId = id(0x8086, 0x29c0);
 const ROOT_PORT: DeviceId = id(0x1b36, 0x000c);
 const UPSTREAM_PORT: DeviceId = id(0x104c, 0x8232);
 const DOWNSTREAM_PORT: DeviceId = id(0x104c, 0x8233);
-/// What our devices say.
+/// IDs of our devices.
 const NVME: DeviceId = id(0x1b36, 0x0010);
 const GPU: DeviceId = id(0x1af4, 0x10f0);
 
@@ -24,64 +25,56 @@ const fn id(vendor: u16, device: u16) -> DeviceId {
     DeviceId { vendor, device }
 }
 
-/// The fabric of `scenario`. Devices and bridges have the scenario's names, ports those of QEMU's command line.
-pub fn fabric(scenario: &Scenario) -> PciTree {
-    let mut fabric = PciTree::default();
-    let mut roots = vec![(None, fabric.add_host_bridge("pcie.0", Some(Q35)))];
-    for name in &scenario.host_bridges {
-        // The first and only kind of device on the bus of such a bridge is a root port.
-        let bridge = fabric.add_host_bridge(name, Some(ROOT_PORT));
-        roots.push((Some(name.as_str()), bridge));
-    }
-    let iommu = scenario.machine.iommu;
-    for Switch { name, place } in &scenario.switches {
-        let port = port(&mut fabric, &roots, place, name, iommu);
-        let upstream = Function::new(name, Kind::UpstreamPort, UPSTREAM_PORT);
-        port.map(|port| fabric.add(port, upstream));
-    }
-    for device in scenario.devices() {
-        let id = match device {
-            Device::Nvme(_) => NVME,
-            Device::Gpu(..) => GPU,
-        };
-        let port = port(&mut fabric, &roots, device.place(), device.name(), iommu);
-        let endpoint = Function::new(device.name(), Kind::Endpoint, id);
-        port.map(|port| fabric.add(port, endpoint));
-    }
-    fabric
-}
-
-/// Adds the port above what is called `name`; nothing if its place is not there, which no scenario that makes sense has.
-fn port(
-    fabric: &mut PciTree,
-    roots: &[(Option<&str>, HostBridgeId)],
-    place: &Place,
-    name: &str,
-    iommu: Iommu,
-) -> Option<FunctionId> {
-    let root = match place {
-        Place::Switch(switch) => {
-            let port = Function::new(
-                format!("{switch}.{name}"),
-                Kind::DownstreamPort,
-                DOWNSTREAM_PORT,
-            );
-            return Some(fabric.add(fabric.find(switch)?, port));
+impl Topology<'_> {
+    /// The tree that the guest's kernel will find, with the kernel's settings for `iommu`. Devices and bridges have the
+    /// scenario's names, ports those of QEMU's command line.
+    pub fn pci_tree(&self, iommu: Iommu) -> PciTree {
+        let mut tree = PciTree::default();
+        let mut parents: BTreeMap<&str, Parent> = BTreeMap::new();
+        for bridge in &self.host_bridges {
+            // The kernel knows a bridge by the first device on its bus. On a further one that is a root port.
+            let known_by = if bridge.id == ROOT_BUS {
+                Q35
+            } else {
+                ROOT_PORT
+            };
+            let id = tree.add_host_bridge(bridge.id, Some(known_by));
+            parents.insert(bridge.id, id.into());
         }
-        Place::HostBridge(bridge) => Some(bridge.as_str()),
-        Place::Root => None,
-    };
-    let (_, bridge) = roots.iter().find(|(name, _)| *name == root)?;
-    Some(fabric.add(*bridge, root_port(name, iommu)))
+        for Function { id, bus, kind } in &self.functions {
+            if let Some(parent) = parents.get(bus.as_str()) {
+                let added = tree.add(*parent, function(id, kind, iommu));
+                parents.insert(id, added.into());
+            }
+        }
+        tree
+    }
 }
 
-/// The kernel switches ACS on where it can as soon as there is an IOMMU, also one that lets everything pass.
-fn root_port(of: &str, iommu: Iommu) -> Function {
-    let control = match iommu {
+fn function(id: &str, kind: &FunctionKind<'_>, iommu: Iommu) -> peerbar_rule::Function {
+    let (kind, device) = match kind {
+        FunctionKind::RootPort(_) => (Kind::RootPort, ROOT_PORT),
+        FunctionKind::UpstreamPort => (Kind::UpstreamPort, UPSTREAM_PORT),
+        FunctionKind::DownstreamPort(_) => (Kind::DownstreamPort, DOWNSTREAM_PORT),
+        FunctionKind::Device(DeviceSpec::Nvme(_)) => (Kind::Endpoint, NVME),
+        FunctionKind::Device(DeviceSpec::Gpu(..)) => (Kind::Endpoint, GPU),
+    };
+    let function = peerbar_rule::Function::new(id, kind, device);
+    if kind != Kind::RootPort {
+        return function;
+    }
+    // The kernel enables ACS where it can as soon as there is an IOMMU, also one that lets everything pass.
+    function.with_acs(match iommu {
         Iommu::None => AcsControl::default(),
         _ => AcsControl::with_an_iommu(ROOT_PORT_ACS),
-    };
-    Function::new(format!("root.{of}"), Kind::RootPort, ROOT_PORT).with_acs(control)
+    })
+}
+
+impl Scenario {
+    /// [`Topology::pci_tree`] of this scenario.
+    pub fn pci_tree(&self) -> PciTree {
+        Topology::of(self).pci_tree(self.machine.iommu)
+    }
 }
 
 /// The platform of `machine` under a kernel of `kernel`; nothing if the CPU model's name does not tell its family. The
@@ -99,12 +92,13 @@ mod tests {
     use peerbar_rule::{Verdict, decide};
 
     use super::*;
+    use crate::scenario::AttachPoint;
 
     fn verdict(scenario: &Scenario, provider: &str, client: &str) -> Verdict {
-        let fabric = fabric(scenario);
+        let tree = scenario.pci_tree();
         let platform = platform(&scenario.machine, Release::NEWEST).unwrap();
-        let find = |name| fabric.find(name).unwrap();
-        decide(&fabric, &platform, find(provider), find(client))
+        let find = |name| tree.find(name).unwrap();
+        decide(&tree, &platform, find(provider), find(client))
             .unwrap()
             .verdict
     }
@@ -122,7 +116,7 @@ mod tests {
     #[test]
     fn outside_a_switch_the_processor_and_the_iommu_count() {
         let mut demo = Scenario::demo().unwrap();
-        demo.nvmes[0].place = Place::Root;
+        demo.nvmes[0].attach = AttachPoint::Root;
         let physical = Verdict::ThroughHostBridgePhysical;
         assert_eq!(verdict(&demo, "gpu0", "disk0"), physical);
         demo.machine.iommu = Iommu::IntelPassthrough;
@@ -140,16 +134,16 @@ mod tests {
     fn a_further_host_bridge_is_another_root() {
         let mut demo = Scenario::demo().unwrap();
         demo.host_bridges.push("bridge0".to_owned());
-        demo.switches[0].place = Place::HostBridge("bridge0".to_owned());
-        demo.nvmes[0].place = Place::Root;
+        demo.switches[0].attach = AttachPoint::HostBridge("bridge0".to_owned());
+        demo.nvmes[0].attach = AttachPoint::Root;
         assert_eq!(verdict(&demo, "gpu0", "disk1"), Verdict::BusAddress);
         let physical = Verdict::ThroughHostBridgePhysical;
         assert_eq!(verdict(&demo, "gpu0", "disk0"), physical);
-        let fabric = fabric(&demo);
+        let tree = demo.pci_tree();
         let platform = platform(&demo.machine, Release::NEWEST).unwrap();
-        let find = |name| fabric.find(name).unwrap();
-        let decision = decide(&fabric, &platform, find("gpu0"), find("disk0")).unwrap();
-        let way: Vec<&str> = decision.path.iter().map(|hop| fabric.name(*hop)).collect();
+        let find = |name| tree.find(name).unwrap();
+        let decision = decide(&tree, &platform, find("gpu0"), find("disk0")).unwrap();
+        let way: Vec<&str> = decision.path.iter().map(|hop| tree.name(*hop)).collect();
         let expected = [
             "disk0",
             "root.disk0",
@@ -167,9 +161,9 @@ mod tests {
     fn an_iommu_switches_acs_on_at_root_ports() {
         let mut demo = Scenario::demo().unwrap();
         let redirecting = |demo: &Scenario, name: &str| {
-            let fabric = fabric(demo);
-            let port = fabric.find(name).unwrap();
-            fabric.function(port).unwrap().redirecting()
+            let tree = demo.pci_tree();
+            let port = tree.find(name).unwrap();
+            tree.function(port).unwrap().redirecting()
         };
         assert!(redirecting(&demo, "root.switch0").is_empty());
         demo.machine.iommu = Iommu::IntelPassthrough;

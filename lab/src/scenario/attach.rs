@@ -1,12 +1,12 @@
-//! Where in the PCI fabric switches and devices hang.
+//! What switches and devices are plugged into.
 
 use toml::Spanned;
 
 use super::error::Problem;
 
-/// Where a switch or a device hangs.
+/// What a switch or a device is plugged into.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum AttachPoint {
     /// A root port of its own below the machine's host bridge.
     #[default]
     Root,
@@ -16,48 +16,52 @@ pub enum Place {
     Switch(String),
 }
 
-impl Place {
+impl AttachPoint {
     /// The switch above, if any.
     pub fn switch(&self) -> Option<&str> {
         match self {
-            Place::Switch(name) => Some(name),
-            Place::Root | Place::HostBridge(_) => None,
+            AttachPoint::Switch(name) => Some(name),
+            AttachPoint::Root | AttachPoint::HostBridge(_) => None,
         }
     }
 }
 
 /// What a scenario declares that others can be below of.
-pub(super) struct Places {
+pub(super) struct AttachPoints {
     pub(super) host_bridges: Vec<String>,
     pub(super) switches: Vec<String>,
 }
 
-impl Places {
+impl AttachPoints {
     /// All names in it.
     pub(super) fn names(&self) -> Vec<String> {
         [self.host_bridges.as_slice(), &self.switches].concat()
     }
 
     /// Where a device is that is said to be `below`.
-    pub(super) fn of_device(&self, below: Option<Spanned<String>>) -> Result<Place, Problem> {
+    pub(super) fn of_device(&self, below: Option<Spanned<String>>) -> Result<AttachPoint, Problem> {
         match below {
             Some(switch) if self.switches.contains(switch.get_ref()) => {
-                Ok(Place::Switch(switch.into_inner()))
+                Ok(AttachPoint::Switch(switch.into_inner()))
             }
             below => self.below_root(below, "[[switch]] or [[host-bridge]]"),
         }
     }
 
     /// Where a switch is that is said to be `below`.
-    pub(super) fn of_switch(&self, below: Option<Spanned<String>>) -> Result<Place, Problem> {
+    pub(super) fn of_switch(&self, below: Option<Spanned<String>>) -> Result<AttachPoint, Problem> {
         self.below_root(below, "[[host-bridge]]")
     }
 
-    fn below_root(&self, below: Option<Spanned<String>>, kinds: &str) -> Result<Place, Problem> {
+    fn below_root(
+        &self,
+        below: Option<Spanned<String>>,
+        kinds: &str,
+    ) -> Result<AttachPoint, Problem> {
         match below {
-            None => Ok(Place::Root),
+            None => Ok(AttachPoint::Root),
             Some(bridge) if self.host_bridges.contains(bridge.get_ref()) => {
-                Ok(Place::HostBridge(bridge.into_inner()))
+                Ok(AttachPoint::HostBridge(bridge.into_inner()))
             }
             Some(unknown) => {
                 let message = format!(

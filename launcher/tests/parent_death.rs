@@ -1,4 +1,4 @@
-//! A child on a leash dies with its parent, however that dies.
+//! A child behind the parent-death wrapper dies with its parent, however that dies.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -10,8 +10,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 const PEERBAR: &str = env!("CARGO_BIN_EXE_peerbar");
 
 #[test]
-fn a_killed_parent_takes_its_child_along() {
-    let script = format!("'{PEERBAR}' leash $$ sh -c 'echo $$; exec sleep 60' & wait");
+fn killed_parent_ends_its_child() {
+    let script = format!("'{PEERBAR}' die-with-parent $$ sh -c 'echo $$; exec sleep 60' & wait");
     let mut parent = Command::new("sh")
         .args(["-c", &script])
         .stdout(Stdio::piped())
@@ -34,9 +34,9 @@ fn a_killed_parent_takes_its_child_along() {
 }
 
 #[test]
-fn nobody_is_held_by_a_stranger() {
+fn other_parent_is_refused() {
     let output = Command::new(PEERBAR)
-        .args(["leash", "1", "true"])
+        .args(["die-with-parent", "1", "true"])
         .process_group(0)
         .output()
         .unwrap();
@@ -48,10 +48,10 @@ fn nobody_is_held_by_a_stranger() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_named() {
+fn missing_program_is_named() {
     let own = std::process::id().to_string();
     let output = Command::new(PEERBAR)
-        .args(["leash", &own, "/no/such/program"])
+        .args(["die-with-parent", &own, "/no/such/program"])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(69));

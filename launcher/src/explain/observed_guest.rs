@@ -1,4 +1,4 @@
-//! The guest's side: the fabric that its kernel found, and what the kernel decided and said.
+//! The guest's side: the tree that its kernel found, and what the kernel decided and said.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use peerbar_rule::{
 };
 
 /// Evidence of one guest.
-pub(crate) struct Guest {
+pub(crate) struct ObservedGuest {
     platform: GuestPlatform,
     functions: Vec<PciFunction>,
     evidence: Vec<Evidence>,
 }
 
-impl Guest {
-    /// The guest of `evidence`; nothing if it was gone before it could tell of its fabric.
+impl ObservedGuest {
+    /// The guest of `evidence`; nothing if it was gone before it could tell of its tree.
     pub(crate) fn of(evidence: Vec<Evidence>) -> Option<Self> {
         let platform = evidence.iter().find_map(|piece| match piece {
             Evidence::Platform(platform) => Some(platform.clone()),
@@ -86,23 +86,23 @@ impl Guest {
         group.is_some_and(|group| group.kind.starts_with("DMA"))
     }
 
-    /// Its fabric: devices under test by their names, all else by their addresses.
-    pub(crate) fn fabric(&self) -> PciTree {
-        let mut fabric = PciTree::default();
+    /// Its tree: devices under test by their names, all else by their addresses.
+    pub(crate) fn tree(&self) -> PciTree {
+        let mut tree = PciTree::default();
         let mut places: BTreeMap<&str, Parent> = BTreeMap::new();
         for function in &self.functions {
             let (parent, id) = (function.parent.as_str(), id(function));
             let parent = *places.entry(parent).or_insert_with(|| {
                 // Functions come in the order of their addresses, so this one is the first on its root bus.
                 let known_by = HostBridge::known_by(devfn(&function.address), kind(function), id);
-                fabric.add_host_bridge(parent, known_by).into()
+                tree.add_host_bridge(parent, known_by).into()
             });
             let acs = function.acs.map(|acs| AcsControl(acs.control));
             let plain = Function::new(called(function), kind(function), id);
-            let bridge = fabric.add(parent, Function { acs, ..plain });
+            let bridge = tree.add(parent, Function { acs, ..plain });
             places.insert(&function.address, bridge.into());
         }
-        fabric
+        tree
     }
 
     /// The map type that the kernel chose last for DMA of `client` to memory of `provider`.
@@ -157,7 +157,7 @@ fn id(function: &PciFunction) -> DeviceId {
     }
 }
 
-/// Device/Port Type (PCIe Base 6.0, 7.5.3.2).
+/// DeviceSpec/Port Type (PCIe Base 6.0, 7.5.3.2).
 fn kind(function: &PciFunction) -> Kind {
     match function.port_type {
         Some(0x0 | 0x1) => Kind::Endpoint,
@@ -169,7 +169,7 @@ fn kind(function: &PciFunction) -> Kind {
     }
 }
 
-/// Device times 8 plus function of an address such as `0000:00:1f.2`; 255, which is no root's first, of anything else.
+/// DeviceSpec times 8 plus function of an address such as `0000:00:1f.2`; 255, which is no root's first, of anything else.
 fn devfn(address: &str) -> u8 {
     let place = address
         .rsplit(':')
@@ -273,26 +273,26 @@ pub(crate) mod tests {
         ]
     }
 
-    fn of(cpu_vendor: &str, cpu_family: u32, map_type: u32) -> Guest {
-        Guest::of(root_ports(cpu_vendor, cpu_family, map_type)).unwrap()
+    fn of(cpu_vendor: &str, cpu_family: u32, map_type: u32) -> ObservedGuest {
+        ObservedGuest::of(root_ports(cpu_vendor, cpu_family, map_type)).unwrap()
     }
 
     #[test]
-    fn the_guest_s_fabric_is_what_its_sysfs_shows() {
+    fn the_guest_s_tree_is_what_its_sysfs_shows() {
         let guest = of("GenuineIntel", 6, 2);
-        let fabric = guest.fabric();
+        let tree = guest.tree();
         let platform = guest.platform(guest.translates("b")).unwrap();
-        let find = |name| fabric.find(name).unwrap();
-        let decision = decide(&fabric, &platform, find("a"), find("b")).unwrap();
+        let find = |name| tree.find(name).unwrap();
+        let decision = decide(&tree, &platform, find("a"), find("b")).unwrap();
         assert_eq!(decision.verdict, Verdict::NotSupported);
-        let way: Vec<&str> = decision.path.iter().map(|hop| fabric.name(*hop)).collect();
+        let way: Vec<&str> = decision.path.iter().map(|hop| tree.name(*hop)).collect();
         assert_eq!(
             way,
             ["b", "0000:00:03.0", "pci0000:00", "0000:00:02.0", "a"]
         );
-        assert!(decision.why(&fabric).contains("(8086:29c0)"));
+        assert!(decision.why(&tree).contains("(8086:29c0)"));
         let zen = of("AuthenticAMD", 23, 4).platform(true).unwrap();
-        let decision = decide(&fabric, &zen, find("a"), find("b")).unwrap();
+        let decision = decide(&tree, &zen, find("a"), find("b")).unwrap();
         assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
     }
 
@@ -310,7 +310,7 @@ pub(crate) mod tests {
         guest.name_ports(&expected);
         assert_eq!(guest.function("root.b").unwrap().address, "0000:00:03.0");
         assert!(guest.function("0000:00:02.0").is_some());
-        assert_eq!(guest.fabric().find("0000:00:03.0"), None);
+        assert_eq!(guest.tree().find("0000:00:03.0"), None);
     }
 
     #[test]
@@ -331,6 +331,6 @@ pub(crate) mod tests {
 
     #[test]
     fn without_its_platform_a_guest_is_none() {
-        assert!(Guest::of(vec![Evidence::Unwatched(String::new())]).is_none());
+        assert!(ObservedGuest::of(vec![Evidence::Unwatched(String::new())]).is_none());
     }
 }

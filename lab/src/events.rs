@@ -11,9 +11,9 @@ use rustix::io::Errno;
 
 use crate::signals::Signals;
 
-/// Whom a source belongs to.
+/// What an event comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Voice {
+pub enum EventSource {
     /// The guest's agent.
     Report,
     /// The guest's serial console.
@@ -30,13 +30,13 @@ pub enum Voice {
 #[derive(Debug)]
 pub enum Event {
     /// Bytes arrived.
-    Data(Voice, Vec<u8>),
+    Data(EventSource, Vec<u8>),
     /// No more bytes will.
-    Closed(Voice),
+    Closed(EventSource),
     /// A peer connected; the listener is no longer watched.
     Connected(UnixStream),
     /// A child ended.
-    Ended(Voice),
+    Ended(EventSource),
     /// This process was asked to end by the signal of this number.
     Signal(i32),
 }
@@ -51,13 +51,13 @@ trait ReadFd: Read + AsFd {}
 impl<R: Read + AsFd> ReadFd for R {}
 
 /// Waits for any of its sources.
-pub struct Inbox<'a> {
+pub struct Events<'a> {
     signals: &'a Signals,
-    sources: Vec<(Voice, Source)>,
+    sources: Vec<(EventSource, Source)>,
 }
 
-impl<'a> Inbox<'a> {
-    /// An inbox that receives `signals`.
+impl<'a> Events<'a> {
+    /// An events that receives `signals`.
     pub fn new(signals: &'a Signals) -> Self {
         Self {
             signals,
@@ -66,19 +66,19 @@ impl<'a> Inbox<'a> {
     }
 
     /// Waits for bytes of `stream`.
-    pub fn add_bytes(&mut self, voice: Voice, stream: impl Read + AsFd + 'static) {
-        self.sources.push((voice, Source::Bytes(Box::new(stream))));
+    pub fn add_bytes(&mut self, of: EventSource, stream: impl Read + AsFd + 'static) {
+        self.sources.push((of, Source::Bytes(Box::new(stream))));
     }
 
     /// Waits for the first connection to `listener`.
-    pub fn add_listener(&mut self, voice: Voice, listener: UnixListener) {
-        self.sources.push((voice, Source::Listener(listener)));
+    pub fn add_listener(&mut self, of: EventSource, listener: UnixListener) {
+        self.sources.push((of, Source::Listener(listener)));
     }
 
     /// Waits for the end of the child behind `pidfd`.
-    pub fn add_child(&mut self, voice: Voice, pidfd: BorrowedFd<'_>) -> anyhow::Result<()> {
+    pub fn add_child(&mut self, of: EventSource, pidfd: BorrowedFd<'_>) -> anyhow::Result<()> {
         let pidfd = pidfd.try_clone_to_owned().context("cannot watch a child")?;
-        self.sources.push((voice, Source::Child(pidfd)));
+        self.sources.push((of, Source::Child(pidfd)));
         Ok(())
     }
 
@@ -113,20 +113,20 @@ impl<'a> Inbox<'a> {
             return Ok(Event::Signal(number));
         }
         let index = ready - self.signals.fds().count();
-        let (voice, source) = self
+        let (of, source) = self
             .sources
             .get_mut(index)
             .context("an event without a source")?;
-        let voice = *voice;
+        let of = *of;
         let event = match source {
             Source::Bytes(stream) => match read_some(stream) {
-                Some(bytes) => return Ok(Event::Data(voice, bytes)),
-                None => Event::Closed(voice),
+                Some(bytes) => return Ok(Event::Data(of, bytes)),
+                None => Event::Closed(of),
             },
             Source::Listener(listener) => {
                 Event::Connected(listener.accept().context("cannot accept")?.0)
             }
-            Source::Child(_) => Event::Ended(voice),
+            Source::Child(_) => Event::Ended(of),
         };
         self.sources.remove(index);
         Ok(event)
@@ -188,20 +188,23 @@ mod tests {
         let mut child = Child::spawn(command).unwrap();
         let _alone = ALONE.lock();
         let signals = Signals::new().unwrap();
-        let mut inbox = Inbox::new(&signals);
-        inbox.add_bytes(Voice::Console, child.take_stdout().unwrap());
-        inbox.add_child(Voice::Qemu, child.pidfd()).unwrap();
+        let mut events = Events::new(&signals);
+        events.add_bytes(EventSource::Console, child.take_stdout().unwrap());
+        events.add_child(EventSource::Qemu, child.pidfd()).unwrap();
         let mut seen = Vec::new();
         for _ in 0..3 {
-            seen.push(format!("{:?}", inbox.next(soon()).unwrap().unwrap()));
+            seen.push(format!("{:?}", events.next(soon()).unwrap().unwrap()));
         }
         assert_eq!(
             seen[0],
-            format!("{:?}", Event::Data(Voice::Console, b"hello\n".to_vec()))
+            format!(
+                "{:?}",
+                Event::Data(EventSource::Console, b"hello\n".to_vec())
+            )
         );
         assert!(seen.contains(&"Closed(Console)".to_owned()), "{seen:?}");
         assert!(seen.contains(&"Ended(Qemu)".to_owned()), "{seen:?}");
-        assert!(inbox.next(Instant::now()).unwrap().is_none());
+        assert!(events.next(Instant::now()).unwrap().is_none());
     }
 
     #[test]
@@ -210,21 +213,21 @@ mod tests {
         let path = folder.path().join("s");
         let _alone = ALONE.lock();
         let signals = Signals::new().unwrap();
-        let mut inbox = Inbox::new(&signals);
-        inbox.add_listener(Voice::Report, UnixListener::bind(&path).unwrap());
+        let mut events = Events::new(&signals);
+        events.add_listener(EventSource::Report, UnixListener::bind(&path).unwrap());
         let mut peer = UnixStream::connect(&path).unwrap();
-        let Some(Event::Connected(stream)) = inbox.next(soon()).unwrap() else {
+        let Some(Event::Connected(stream)) = events.next(soon()).unwrap() else {
             panic!("no connection")
         };
-        inbox.add_bytes(Voice::Report, stream);
+        events.add_bytes(EventSource::Report, stream);
         peer.write_all(b"x").unwrap();
         assert!(
-            matches!(inbox.next(soon()).unwrap(), Some(Event::Data(Voice::Report, bytes)) if bytes == b"x")
+            matches!(events.next(soon()).unwrap(), Some(Event::Data(EventSource::Report, bytes)) if bytes == b"x")
         );
         drop(peer);
         assert!(matches!(
-            inbox.next(soon()).unwrap(),
-            Some(Event::Closed(Voice::Report))
+            events.next(soon()).unwrap(),
+            Some(Event::Closed(EventSource::Report))
         ));
     }
 
@@ -232,15 +235,21 @@ mod tests {
     fn a_signal_comes_first_and_a_flood_does_not_hide_the_deadline() {
         let _alone = ALONE.lock();
         let signals = Signals::new().unwrap();
-        let mut inbox = Inbox::new(&signals);
-        inbox.add_bytes(Voice::Console, std::fs::File::open("/dev/zero").unwrap());
-        assert!(matches!(inbox.next(soon()).unwrap(), Some(Event::Data(..))));
-        assert!(inbox.next(Instant::now()).unwrap().is_none());
+        let mut events = Events::new(&signals);
+        events.add_bytes(
+            EventSource::Console,
+            std::fs::File::open("/dev/zero").unwrap(),
+        );
+        assert!(matches!(
+            events.next(soon()).unwrap(),
+            Some(Event::Data(..))
+        ));
+        assert!(events.next(Instant::now()).unwrap().is_none());
         assert_eq!(signals.pending().unwrap(), None);
         raise(SIGHUP).unwrap();
         assert_eq!(signals.pending().unwrap(), Some(SIGHUP));
         assert!(matches!(
-            inbox.next(soon()).unwrap(),
+            events.next(soon()).unwrap(),
             Some(Event::Signal(SIGHUP))
         ));
     }

@@ -14,7 +14,7 @@ const EREMOTEIO: i32 = 121;
 /// The way that data takes between two devices, or why it takes none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Way {
+pub(crate) enum TransferOutcome {
     /// Inside the device whose own memory it is.
     OwnMemory,
     /// Straight from device to device below a switch.
@@ -35,7 +35,7 @@ pub(crate) enum Way {
     NotRun,
 }
 
-impl Way {
+impl TransferOutcome {
     /// What the kernel's rule says.
     pub(super) fn ruled(decision: &Decision) -> Self {
         match (decision.verdict, &decision.reason) {
@@ -86,7 +86,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for TransferOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OwnMemory => "the device's own memory, never left",
@@ -106,16 +106,16 @@ impl fmt::Display for Way {
 
 /// The way by the record: one route that has carried all of the data. A device with its own memory at both ends moves twice
 /// as much.
-fn recorded(record: &Record, bytes: u64) -> Way {
+fn recorded(record: &Record, bytes: u64) -> TransferOutcome {
     let mut taken = record.routes.iter().filter(|(_, moved)| **moved > 0);
     match (taken.next(), taken.next()) {
         (Some((route, moved)), None) if *moved >= bytes && record.failures == 0 => match route {
-            Route::OwnBar => Way::OwnMemory,
-            Route::Peer => Way::Peer,
-            Route::Upstream => Way::HostBridge,
-            _ => Way::Mixed,
+            Route::OwnBar => TransferOutcome::OwnMemory,
+            Route::Peer => TransferOutcome::Peer,
+            Route::Upstream => TransferOutcome::HostBridge,
+            _ => TransferOutcome::Mixed,
         },
-        _ => Way::Mixed,
+        _ => TransferOutcome::Mixed,
     }
 }
 
@@ -160,39 +160,54 @@ mod tests {
     #[test]
     fn right_data_is_told_by_the_route_that_carried_all_of_it() {
         let seen = |routes: &[(Route, u64)], failures| {
-            Way::seen(&probed(Transfer::Right, routes, failures), 8192)
+            TransferOutcome::seen(&probed(Transfer::Right, routes, failures), 8192)
         };
-        assert_eq!(seen(&[(Route::Peer, 8192)], 0), Way::Peer);
-        assert_eq!(seen(&[(Route::Upstream, 8192)], 0), Way::HostBridge);
-        assert_eq!(seen(&[(Route::OwnBar, 16384)], 0), Way::OwnMemory);
-        assert_eq!(seen(&[(Route::Peer, 4096)], 0), Way::Mixed);
-        assert_eq!(seen(&[(Route::Peer, 8192)], 1), Way::Mixed);
+        assert_eq!(seen(&[(Route::Peer, 8192)], 0), TransferOutcome::Peer);
+        assert_eq!(
+            seen(&[(Route::Upstream, 8192)], 0),
+            TransferOutcome::HostBridge
+        );
+        assert_eq!(
+            seen(&[(Route::OwnBar, 16384)], 0),
+            TransferOutcome::OwnMemory
+        );
+        assert_eq!(seen(&[(Route::Peer, 4096)], 0), TransferOutcome::Mixed);
+        assert_eq!(seen(&[(Route::Peer, 8192)], 1), TransferOutcome::Mixed);
         assert_eq!(
             seen(&[(Route::Peer, 8192), (Route::Upstream, 1)], 0),
-            Way::Mixed
+            TransferOutcome::Mixed
         );
-        assert_eq!(seen(&[(Route::GuestRam, 8192)], 0), Way::Mixed);
-        assert_eq!(seen(&[], 0), Way::Mixed);
+        assert_eq!(seen(&[(Route::GuestRam, 8192)], 0), TransferOutcome::Mixed);
+        assert_eq!(seen(&[], 0), TransferOutcome::Mixed);
         let mut unwitnessed = probed(Transfer::Right, &[], 0);
         unwitnessed.record = None;
-        assert_eq!(Way::seen(&unwitnessed, 8192), Way::Unrecorded);
+        assert_eq!(
+            TransferOutcome::seen(&unwitnessed, 8192),
+            TransferOutcome::Unrecorded
+        );
     }
 
     #[test]
     fn only_what_no_device_has_tried_was_refused_by_the_kernel() {
         let refused = probed(failed(EINVAL), &[], 0);
-        assert_eq!(Way::seen(&refused, 0), Way::Refused);
+        assert_eq!(TransferOutcome::seen(&refused, 0), TransferOutcome::Refused);
         assert_eq!(
-            Way::seen(&probed(failed(EREMOTEIO), &[], 0), 0),
-            Way::Refused
+            TransferOutcome::seen(&probed(failed(EREMOTEIO), &[], 0), 0),
+            TransferOutcome::Refused
         );
-        assert_eq!(Way::seen(&probed(failed(5), &[], 0), 0), Way::Failed);
-        assert_eq!(Way::seen(&probed(failed(EINVAL), &[], 1), 0), Way::Failed);
+        assert_eq!(
+            TransferOutcome::seen(&probed(failed(5), &[], 0), 0),
+            TransferOutcome::Failed
+        );
+        assert_eq!(
+            TransferOutcome::seen(&probed(failed(EINVAL), &[], 1), 0),
+            TransferOutcome::Failed
+        );
         let half = Probed {
             read: Transfer::Right,
             ..refused
         };
-        assert_eq!(Way::seen(&half, 4096), Way::Failed);
+        assert_eq!(TransferOutcome::seen(&half, 4096), TransferOutcome::Failed);
     }
 
     #[test]
@@ -202,6 +217,6 @@ mod tests {
         };
         let mut probed = probed(failed(EINVAL), &[(Route::Peer, 8192)], 0);
         probed.read = wrong;
-        assert_eq!(Way::seen(&probed, 8192), Way::Wrong);
+        assert_eq!(TransferOutcome::seen(&probed, 8192), TransferOutcome::Wrong);
     }
 }

@@ -1,0 +1,79 @@
+//! The parent-death wrapper: children never outlive the process that starts them.
+//!
+//! A child is started through `peerbar die-with-parent`, which asks the kernel for SIGKILL at its parent's death and then
+//! becomes the program that was wanted. So even a process that is killed outright leaves no child behind, and no code has
+//! to run between fork and exec.
+
+use std::env::current_exe;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::anyhow;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use crate::exit::Failure;
+use crate::programs::program;
+
+/// The hidden subcommand's name.
+pub const NAME: &str = "die-with-parent";
+/// The program that has it.
+const WRAPPER: &str = "peerbar";
+/// This very program, even if its file has been replaced by a newer build since.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// The words before a command line that make it die with this process.
+pub fn words() -> Result<[OsString; 3], Failure> {
+    let process = std::process::id().to_string();
+    Ok([wrapper()?.into(), NAME.into(), process.into()])
+}
+
+fn wrapper() -> Result<PathBuf, Failure> {
+    let own = current_exe().unwrap_or_default();
+    let name = own.file_name().unwrap_or_default().to_string_lossy();
+    // Of a file that has been replaced the kernel says so behind its name (proc_pid_exe(5)).
+    if name.trim_end_matches(" (deleted)") == WRAPPER {
+        return Ok(OWN_PROGRAM.into());
+    }
+    program(WRAPPER)
+}
+
+/// `command` with its program, arguments and environment, which dies with this process.
+///
+/// It gets a process group of its own, so that Ctrl-C reaches this process alone, which then ends its children in
+/// order. The thread that spawns it must live as long as the child is wanted (prctl(2), `PR_SET_PDEATHSIG`).
+pub fn wrapped(command: &Command) -> Result<Command, Failure> {
+    let [program, rest @ ..] = words()?;
+    let mut wrapped = Command::new(program);
+    wrapped.args(rest);
+    wrapped.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(name, value),
+            None => wrapped.env_remove(name),
+        };
+    }
+    wrapped.process_group(0);
+    Ok(wrapped)
+}
+
+/// Becomes the program `words` after it has tied its life to that of the process `parent`. Returns only if that fails.
+pub fn become_program(parent: i32, words: &[OsString]) -> Failure {
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return anyhow!(error)
+            .context("cannot ask for a signal at the launcher's death")
+            .into();
+    }
+    // The launcher may have died before the kernel was asked.
+    if getppid().map(Pid::as_raw_nonzero).map(i32::from) != Some(parent) {
+        return anyhow!("the launcher {parent} is gone").into();
+    }
+    let Some((program, arguments)) = words.split_first() else {
+        return Failure::Usage(anyhow!("{NAME}: no program"));
+    };
+    let error = Command::new(program).args(arguments).exec();
+    anyhow!(error)
+        .context(format!("cannot start {}", program.display()))
+        .into()
+}

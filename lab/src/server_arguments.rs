@@ -1,0 +1,208 @@
+//! The command lines of servers, rendered from a [`Topology`]. Pure: nothing is started here.
+
+use peerbar_dma::Latency;
+use peerbar_flight::Level;
+use peerbar_switch::LinkMode;
+
+use crate::qemu::Sockets;
+use crate::scenario::{DeviceSpec, Gpu, Namespace, Nvme};
+use crate::size::Size;
+use crate::topology::Topology;
+
+/// A server to be started.
+pub struct ServerCommand {
+    /// What it serves, as its log is named after.
+    pub kind: &'static str,
+    /// Name of that in the scenario.
+    pub name: String,
+    /// Its program.
+    pub program: &'static str,
+    /// Its arguments, but for those of the flight recorder.
+    pub arguments: Vec<String>,
+    /// How much its flight recorder records, if it has one.
+    pub recording: Option<Level>,
+}
+
+/// The servers of a topology: first the switches, then the devices, which must find them.
+pub fn server_commands(
+    topology: &Topology<'_>,
+    recording: Level,
+    sockets: &Sockets,
+) -> [Vec<ServerCommand>; 2] {
+    let switches = topology.switches().map(|switch| ServerCommand {
+        kind: "switch",
+        name: switch.to_owned(),
+        program: "peerbar-switch",
+        arguments: switch_arguments(switch, topology, sockets),
+        recording: None,
+    });
+    let devices = topology.devices().filter(|device| device.is_ours());
+    let devices = devices.map(|device| ServerCommand {
+        kind: device.kind(),
+        name: device.name().to_owned(),
+        program: device.program(),
+        arguments: device_arguments(device, sockets),
+        recording: Some(recording),
+    });
+    [switches.collect(), devices.collect()]
+}
+
+fn switch_arguments(switch: &str, topology: &Topology<'_>, sockets: &Sockets) -> Vec<String> {
+    let socket = sockets.switch(switch).display().to_string();
+    let mut words = vec!["--socket-path".to_owned(), socket];
+    let below = topology.below(switch);
+    for device in below.filter(|device| device.link() != LinkMode::Route) {
+        let link = format!("{}={}", device.name(), device.link());
+        words.extend(["--link".to_owned(), link]);
+    }
+    words
+}
+
+fn device_arguments(device: DeviceSpec<'_>, sockets: &Sockets) -> Vec<String> {
+    let socket = sockets.server(device);
+    let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
+    if let Some(switch) = device.attach().switch() {
+        let switch = sockets.switch(switch).display().to_string();
+        words.extend(["--switch".to_owned(), switch]);
+        words.extend(["--port-name".to_owned(), device.name().to_owned()]);
+    }
+    let speed = device.link_speed();
+    if speed.latency != Latency::default() {
+        words.extend(["--link-latency".to_owned(), speed.latency.to_string()]);
+    }
+    if let Some(bandwidth) = speed.bandwidth {
+        words.extend(["--link-bandwidth".to_owned(), bandwidth.to_string()]);
+    }
+    if device.ats() {
+        words.push("--ats".to_owned());
+    }
+    words.extend(match device {
+        DeviceSpec::Nvme(nvme) => nvme_arguments(nvme),
+        DeviceSpec::Gpu(gpu, _) => gpu_arguments(gpu),
+    });
+    words
+}
+
+fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
+    let mode = if gpu.window { "window" } else { "static" };
+    let options = [
+        ("--vram", Size(gpu.vram).to_string()),
+        ("--aperture", Size(gpu.aperture).to_string()),
+        ("--mode", mode.to_owned()),
+    ];
+    let words = options.into_iter();
+    words
+        .flat_map(|(option, value)| [option.to_owned(), value])
+        .collect()
+}
+
+fn nvme_arguments(nvme: &Nvme) -> Vec<String> {
+    let mut words = vec!["--serial".to_owned(), nvme.name.clone()];
+    if let Some(bytes) = nvme.cmb {
+        words.extend(["--cmb".to_owned(), Size(bytes).to_string()]);
+    }
+    if nvme.cmb_queues {
+        words.push("--cmb-queues".to_owned());
+    }
+    words.extend(["--block-size".to_owned(), nvme.block_size.to_string()]);
+    if let Some(power) = nvme.mdts {
+        words.extend(["--mdts".to_owned(), power.to_string()]);
+    }
+    if let Some(workers) = nvme.workers {
+        words.extend(["--workers".to_owned(), workers.to_string()]);
+    }
+    if let Some(poll) = nvme.poll {
+        words.extend(["--poll".to_owned(), poll.to_string()]);
+    }
+    for fault in &nvme.seeded_faults {
+        words.extend(["--seed-fault".to_owned(), fault.to_string()]);
+    }
+    for namespace in &nvme.namespaces {
+        let value = match namespace {
+            Namespace::Ram(bytes) => format!("ram={}", Size(*bytes)),
+            Namespace::Null(bytes) => format!("null={}", Size(*bytes)),
+            Namespace::File { path, .. } => format!("file={}", path.display()),
+        };
+        words.extend(["--namespace".to_owned(), value]);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use crate::scenario::{AttachPoint, Scenario};
+    use peerbar_nvme::Poll;
+
+    /// The command lines of a scenario's servers, without their programs.
+    fn lines(scenario: &Scenario) -> Vec<String> {
+        let topology = Topology::of(scenario);
+        let sockets = Sockets::in_folder(Path::new("/s"));
+        let commands = server_commands(&topology, Level::Maps, &sockets);
+        let commands = commands.into_iter().flatten();
+        commands
+            .map(|command| command.arguments.join(" "))
+            .collect()
+    }
+
+    #[test]
+    fn a_server_is_told_all_that_the_scenario_says() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.switches.clear();
+        scenario.nvmes.truncate(1);
+        scenario.gpus.clear();
+        let nvme = &mut scenario.nvmes[0];
+        nvme.attach = AttachPoint::Root;
+        nvme.mdts = Some(5);
+        nvme.workers = Some(2);
+        nvme.poll = Some(Poll::Always);
+        nvme.namespaces.push(Namespace::Null(1 << 30));
+        nvme.ats = true;
+        nvme.link_speed.latency = "2us".parse().unwrap();
+        nvme.link_speed.bandwidth = Some("4GiB/s".parse().unwrap());
+        nvme.seeded_faults = vec!["wraps:9".parse().unwrap()];
+        nvme.namespaces.push(Namespace::File {
+            path: "/d.img".into(),
+            create: Some(1),
+        });
+        assert_eq!(
+            lines(&scenario),
+            [
+                "--socket-path /s/nvme-disk0.sock --link-latency 2us --link-bandwidth 4GiB/s --ats --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
+              --namespace ram=320M --namespace null=1G --namespace file=/d.img"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_switch_comes_before_what_is_below_it_and_knows_the_links() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[1].link = LinkMode::UnsupportedRequest;
+        let lines = lines(&scenario);
+        assert_eq!(
+            lines[0],
+            "--socket-path /s/switch-switch0.sock --link disk1=unsupported-request"
+        );
+        let below =
+            "--socket-path /s/nvme-disk1.sock --switch /s/switch-switch0.sock --port-name disk1 ";
+        assert!(lines[2].starts_with(below), "{}", lines[2]);
+    }
+
+    #[test]
+    fn a_gpu_s_server_is_told_its_sizes_and_its_mode() {
+        let gpu = Gpu {
+            name: "gpu0".to_owned(),
+            attach: AttachPoint::Root,
+            link: LinkMode::Route,
+            link_speed: peerbar_dma::LinkSpeed::default(),
+            ats: false,
+            vram: 4 << 30,
+            aperture: 256 << 20,
+            window: true,
+        };
+        let words = gpu_arguments(&gpu).join(" ");
+        assert_eq!(words, "--vram 4G --aperture 256M --mode window");
+    }
+}

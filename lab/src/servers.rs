@@ -1,0 +1,243 @@
+//! The servers' processes: one for each switch and one for each device.
+
+use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use peerbar_flight::Level;
+
+use crate::child::{Child, last_line};
+use crate::events::{Event, EventSource, Events};
+use crate::exit::Failure;
+use crate::folder::Folder;
+use crate::parent_death;
+use crate::programs::program;
+use crate::qemu::Sockets;
+use crate::scenario::{DeviceSpec, Model, Namespace, Nvme};
+use crate::server_arguments::{ServerCommand, server_commands};
+use crate::topology::Topology;
+
+/// How long a server may take to bind its socket and fill its memory.
+const START: Duration = Duration::from_secs(20);
+/// How long a server may take to write back and end.
+const END: Duration = Duration::from_secs(5);
+
+/// A running server.
+pub struct Server {
+    /// Its switch's or device's name in the scenario.
+    pub name: String,
+    /// Its log file.
+    pub log: PathBuf,
+    /// The process.
+    pub child: Child,
+    /// Whether a check has asked for its death: then its end is no failure.
+    pub lost: bool,
+}
+
+/// Starts the servers of `topology` and returns once all of them listen.
+pub fn start(
+    topology: &Topology<'_>,
+    recording: Level,
+    sockets: &Sockets,
+    folder: &Folder,
+    events: &mut Events<'_>,
+) -> Result<Vec<Server>, Failure> {
+    for device in topology.devices() {
+        let DeviceSpec::Nvme(nvme) = device else {
+            continue;
+        };
+        create_images(nvme)?;
+        if nvme.model == Model::Qemu {
+            create_scratch(nvme, &sockets.scratch(&nvme.name))?;
+        }
+    }
+    let mut servers = Vec::new();
+    for commands in server_commands(topology, recording, sockets) {
+        let first = servers.len();
+        for command in commands {
+            let mut server = spawn(&command, folder)?;
+            let stdout = server
+                .child
+                .take_stdout()
+                .context("a server without standard output")?;
+            events.add_bytes(EventSource::Server(servers.len()), stdout);
+            servers.push(server);
+        }
+        wait_until_ready(events, &mut servers, first)?;
+    }
+    Ok(servers)
+}
+
+/// Asks each server to end, the last first, so that a switch outlives what is below it, and waits for it. A server that fails
+/// may have lost data, and one that has ended unasked has left its guest: the exit message of the first such is returned.
+pub fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
+    let mut complaint = None;
+    for server in servers.iter_mut().rev() {
+        let unasked = server.child.ended()?.is_some();
+        let status = server.child.end(END)?;
+        if (unasked || !status.success()) && !server.lost {
+            complaint.get_or_insert_with(|| exit_message(server, status));
+        }
+    }
+    Ok(complaint)
+}
+
+/// How a server ended, and the last line of its log.
+pub fn exit_message(server: &Server, status: ExitStatus) -> String {
+    let last_line = last_line(&server.log);
+    format!("server {} ended ({status}): {last_line}", server.name)
+}
+
+/// Where in a run's `folder` the device of that name leaves its flight record.
+pub fn flight_record(folder: &Path, device: &str) -> PathBuf {
+    folder.join(format!("{device}.flight"))
+}
+
+fn level_word(level: Level) -> &'static str {
+    match level {
+        Level::Maps => "maps",
+        Level::All => "all",
+    }
+}
+
+fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
+    let mut command = Command::new(program(server.program)?);
+    command.args(&server.arguments);
+    if let Some(recording) = server.recording {
+        let file = flight_record(folder.path(), &server.name);
+        command.arg("--flight").arg(file);
+        command.args(["--record", level_word(recording)]);
+    }
+    let name = format!("{}-{}.log", server.kind, server.name);
+    let stderr = folder.file(&name)?;
+    let mut wrapped = parent_death::wrapped(&command)?;
+    wrapped
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(stderr);
+    let child = Child::spawn(wrapped)?;
+    Ok(Server {
+        name: server.name.clone(),
+        log: folder.path().join(name),
+        child,
+        lost: false,
+    })
+}
+
+/// A server prints `ready` when its socket is bound, and closes its standard output when it fails. Waits for the servers from
+/// number `first` on.
+fn wait_until_ready(
+    events: &mut Events<'_>,
+    servers: &mut [Server],
+    first: usize,
+) -> Result<(), Failure> {
+    let deadline = Instant::now() + START;
+    let mut output: Vec<Vec<u8>> = vec![Vec::new(); servers.len()];
+    let unready = |bytes: &Vec<u8>| !bytes.starts_with(b"ready\n");
+    while output.iter().skip(first).any(unready) {
+        match events.next(deadline)? {
+            Some(Event::Data(EventSource::Server(index), bytes)) => {
+                let output = output.get_mut(index).context("output of no server")?;
+                output.extend(bytes);
+                output.truncate(16);
+            }
+            Some(Event::Closed(EventSource::Server(index))) => {
+                let server = servers.get_mut(index).context("an end of no server")?;
+                return Err(failed_to_start(server));
+            }
+            Some(Event::Signal(signal)) => return Err(Failure::Interrupted(signal)),
+            Some(_) => {}
+            None => {
+                return Err(
+                    anyhow!("the servers are not ready after {} s", START.as_secs()).into(),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Exit code 2 of a server is the user's mistake, any other the machine's.
+fn failed_to_start(server: &mut Server) -> Failure {
+    let status = match server.child.end(END) {
+        Ok(status) => status,
+        Err(error) => return error.into(),
+    };
+    let message = anyhow!(exit_message(server, status));
+    match status.code() {
+        Some(2) => Failure::Usage(message),
+        _ => Failure::Environment(message),
+    }
+}
+
+/// Creates the images that the scenario gives a size and that are not there yet, sparse.
+fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
+    for namespace in &nvme.namespaces {
+        let Namespace::File {
+            path,
+            create: Some(bytes),
+        } = namespace
+        else {
+            continue;
+        };
+        match OpenOptions::new().write(true).create_new(true).open(path) {
+            Ok(file) => file
+                .set_len(*bytes)
+                .inspect_err(|_| drop(fs::remove_file(path)))
+                .with_context(|| format!("cannot create {} of {} bytes", path.display(), bytes))?,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                return Err(anyhow!(error).context(format!("cannot create {}", path.display())));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Creates what QEMU keeps a namespace in that is gone with the run.
+fn create_scratch(nvme: &Nvme, path: &Path) -> anyhow::Result<()> {
+    let Some(Namespace::Ram(bytes)) = nvme.namespaces.first() else {
+        return Ok(());
+    };
+    let sparse = fs::File::create_new(path).and_then(|file| file.set_len(*bytes));
+    sparse.with_context(|| format!("cannot create {} of {bytes} bytes", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::Scenario;
+
+    #[test]
+    fn a_missing_image_is_created_and_an_image_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("d.img");
+        let mut nvme = Scenario::demo().unwrap().nvmes[0].clone();
+        nvme.namespaces = vec![Namespace::File {
+            path: path.clone(),
+            create: Some(1 << 20),
+        }];
+        create_images(&nvme).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
+        std::fs::write(&path, "data").unwrap();
+        create_images(&nvme).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"data");
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_that_large_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("d.img");
+        let mut nvme = Scenario::demo().unwrap().nvmes[0].clone();
+        nvme.namespaces = vec![Namespace::File {
+            path: path.clone(),
+            create: Some(u64::MAX),
+        }];
+        let error = create_images(&nvme).unwrap_err();
+        assert!(error.to_string().starts_with("cannot create "), "{error:#}");
+        assert!(!path.exists());
+    }
+}

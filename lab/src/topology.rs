@@ -1,0 +1,155 @@
+//! What is plugged into what: the one description of a scenario's PCI functions.
+//!
+//! QEMU's arguments ([`crate::qemu`]), the servers' arguments ([`crate::server_arguments`]) and the tree that the kernel's rule
+//! is asked about ([`Topology::pci_tree`]) are renderings of it.
+
+use peerbar_switch::LinkMode;
+
+use crate::scenario::{AttachPoint, DeviceSpec, Scenario, first_buses};
+
+/// The machine's own host bridge, as QEMU calls its bus.
+pub const ROOT_BUS: &str = "pcie.0";
+
+/// The host bridges and PCI functions of a scenario, without what QEMU adds by itself.
+#[derive(Clone, Debug)]
+pub struct Topology<'a> {
+    /// The machine's own host bridge first.
+    pub host_bridges: Vec<HostBridge<'a>>,
+    /// Each below one that comes before it, or below a host bridge.
+    pub functions: Vec<Function<'a>>,
+}
+
+/// A host bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostBridge<'a> {
+    /// Identifier in QEMU, name in the rule's tree.
+    pub id: &'a str,
+    /// Number of its root bus.
+    pub bus_number: usize,
+}
+
+/// A PCI function.
+#[derive(Clone, Debug)]
+pub struct Function<'a> {
+    /// Identifier in QEMU, name in the rule's tree.
+    pub id: String,
+    /// Identifier of the host bridge or port that it is plugged into.
+    pub bus: String,
+    /// What it is.
+    pub kind: FunctionKind<'a>,
+}
+
+/// What a function is.
+#[derive(Clone, Copy, Debug)]
+pub enum FunctionKind<'a> {
+    /// A root port; its slot's number is used by no other port.
+    RootPort(u32),
+    /// A switch's port towards the root: the switch as a whole.
+    UpstreamPort,
+    /// A switch's port towards a device; its slot's number is used by no other port.
+    DownstreamPort(u32),
+    /// A device of the scenario.
+    Device(DeviceSpec<'a>),
+}
+
+impl<'a> Topology<'a> {
+    /// The topology of `scenario`. Each switch and each device has a port of its own.
+    pub fn of(scenario: &'a Scenario) -> Self {
+        let bridges = &scenario.host_bridges;
+        let further = bridges.iter().zip(first_buses(bridges.len()));
+        let further = further.map(|(id, bus_number)| HostBridge { id, bus_number });
+        let own = HostBridge {
+            id: ROOT_BUS,
+            bus_number: 0,
+        };
+        let mut topology = Self {
+            host_bridges: [own].into_iter().chain(further).collect(),
+            functions: Vec::new(),
+        };
+        let mut slots = 1..;
+        for switch in &scenario.switches {
+            let bus = topology.add_port(&switch.name, &switch.attach, slots.next());
+            topology.add(switch.name.clone(), bus, FunctionKind::UpstreamPort);
+        }
+        for device in scenario.devices() {
+            let bus = topology.add_port(device.name(), device.attach(), slots.next());
+            topology.add(device.name().to_owned(), bus, FunctionKind::Device(device));
+        }
+        topology
+    }
+
+    /// Adds the port above `below`, and returns its identifier. A dot keeps it apart from all names of a scenario.
+    fn add_port(&mut self, below: &str, attach: &AttachPoint, slot: Option<u32>) -> String {
+        let slot = slot.unwrap_or_default();
+        let (id, bus, kind) = match attach {
+            AttachPoint::Switch(switch) => (
+                format!("{switch}.{below}"),
+                switch.as_str(),
+                FunctionKind::DownstreamPort(slot),
+            ),
+            AttachPoint::HostBridge(bridge) => (
+                format!("root.{below}"),
+                bridge.as_str(),
+                FunctionKind::RootPort(slot),
+            ),
+            AttachPoint::Root => (
+                format!("root.{below}"),
+                ROOT_BUS,
+                FunctionKind::RootPort(slot),
+            ),
+        };
+        self.add(id.clone(), bus.to_owned(), kind);
+        id
+    }
+
+    fn add(&mut self, id: String, bus: String, kind: FunctionKind<'a>) {
+        self.functions.push(Function { id, bus, kind });
+    }
+
+    /// Identifiers of the switches.
+    pub fn switches(&self) -> impl Iterator<Item = &str> {
+        let is_switch =
+            |function: &&Function<'_>| matches!(function.kind, FunctionKind::UpstreamPort);
+        self.functions
+            .iter()
+            .filter(is_switch)
+            .map(|function| function.id.as_str())
+    }
+
+    /// The devices, the NVMe controllers first.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'a>> {
+        self.functions
+            .iter()
+            .filter_map(|function| match function.kind {
+                FunctionKind::Device(device) => Some(device),
+                _ => None,
+            })
+    }
+
+    /// The devices below `switch`.
+    pub fn below(&self, switch: &str) -> impl Iterator<Item = DeviceSpec<'a>> {
+        self.devices()
+            .filter(move |device| device.attach().switch() == Some(switch))
+    }
+
+    /// Whether all devices are below one switch, which routes between them.
+    pub fn is_one_switch(&self) -> bool {
+        let first = self.devices().next();
+        first
+            .and_then(|device| device.attach().switch())
+            .is_some_and(|switch| {
+                self.devices().all(|device| {
+                    device.attach().switch() == Some(switch) && device.link() == LinkMode::Route
+                })
+            })
+    }
+
+    /// Size of the prefetchable BARs of all devices in bytes.
+    pub fn bar_bytes(&self) -> u64 {
+        let bytes = self.devices().map(|device| match device {
+            DeviceSpec::Nvme(nvme) => nvme.cmb.unwrap_or(0),
+            DeviceSpec::Gpu(gpu, _) => gpu.aperture,
+        });
+        bytes.fold(0, u64::saturating_add)
+    }
+}
