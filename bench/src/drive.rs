@@ -1,14 +1,15 @@
-//! The closed loop: keeps every lane's commands outstanding until the job has no more.
+//! The closed loop: keeps every queue's commands outstanding until the job has no more.
 
 use std::time::{Duration, Instant};
 
+use peerbar_nvme_driver::{Completion, DriverError, Registers};
+
 use crate::Error;
-use crate::lane::{Direction, Lane, Place, Slot};
-use crate::queue::Completion;
+use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
 
 /// How long nothing may complete.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many times in vain all lanes are looked at before the processor is left to others.
+/// How many times in vain all queues are looked at before the processor is left to others.
 const SPINS: u32 = 20_000;
 
 /// What is to be done with the commands.
@@ -16,7 +17,7 @@ pub(crate) trait Job {
     /// Which way data goes.
     fn direction(&self) -> Direction;
     /// Where the next command goes, none if there is no more to do. The buffer is its own, to be filled for a write.
-    fn next(&mut self, now: Instant, slot: &mut Slot) -> Result<Option<Place>, Error>;
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> Result<Option<DiskRange>, Error>;
     /// A command has ended well.
     fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error>;
 }
@@ -60,29 +61,30 @@ impl Patience {
             None => std::thread::yield_now(),
         }
         if self.last.elapsed() > PATIENCE {
-            return Err(Error::Late {
-                what: "a completion",
-                seconds: PATIENCE.as_secs(),
-            });
+            let (what, seconds) = ("a completion", PATIENCE.as_secs());
+            return Err(DriverError::Late { what, seconds }.into());
         }
         Ok(())
     }
 }
 
-/// Does `job` with all commands of `lanes`. Returns once none is outstanding.
-pub(crate) fn drive(lanes: &mut [Lane], job: &mut impl Job) -> Result<(), Error> {
+/// Does `job` with all commands of `queues`. Returns once none is outstanding.
+pub(crate) fn drive<R: Registers>(
+    queues: &mut [LoadedQueue<R>],
+    job: &mut impl Job,
+) -> Result<(), Error> {
     let now = Instant::now();
     let mut outstanding = 0;
-    for lane in lanes.iter_mut() {
-        outstanding += fill(lane, job, now)?;
+    for queue in queues.iter_mut() {
+        outstanding += fill(queue, job, now)?;
     }
     let mut patience = Patience::new(now, SPINS, None);
     while outstanding > 0 {
         let mut progress = false;
-        for lane in lanes.iter_mut() {
-            if let Some(completion) = lane.queue.pop()? {
+        for queue in queues.iter_mut() {
+            if let Some(completion) = queue.pair.pop()? {
                 let now = Instant::now();
-                outstanding -= turn(lane, job, completion, now)?;
+                outstanding -= turn(queue, job, completion, now)?;
                 patience.progress(now);
                 progress = true;
             }
@@ -94,27 +96,31 @@ pub(crate) fn drive(lanes: &mut [Lane], job: &mut impl Job) -> Result<(), Error>
     Ok(())
 }
 
-/// Submits what the job has for the commands of a lane: how many.
-fn fill(lane: &mut Lane, job: &mut impl Job, now: Instant) -> Result<usize, Error> {
+/// Submits what the job has for the commands of a queue: how many.
+fn fill<R: Registers>(
+    queue: &mut LoadedQueue<R>,
+    job: &mut impl Job,
+    now: Instant,
+) -> Result<usize, Error> {
     let mut count = 0;
-    for slot in &mut lane.slots {
+    for slot in &mut queue.slots {
         let Some(place) = job.next(now, slot)? else {
             break;
         };
         slot.aim(job.direction(), place);
         slot.since = Some(now);
-        lane.queue.push(slot.entry())?;
+        queue.pair.push(slot.entry())?;
         count += 1;
     }
     if count > 0 {
-        lane.queue.ring()?;
+        queue.pair.ring()?;
     }
     Ok(count)
 }
 
-/// Takes the completions of a lane, from `first` on, and submits anew: how many commands there are less.
-fn turn(
-    lane: &mut Lane,
+/// Takes the completions of a queue, from `first` on, and submits anew: how many commands there are less.
+fn turn<R: Registers>(
+    queue: &mut LoadedQueue<R>,
     job: &mut impl Job,
     first: Completion,
     now: Instant,
@@ -122,33 +128,36 @@ fn turn(
     let mut less = 0;
     let mut next = Some(first);
     while let Some(completion) = next {
-        let slot = lane.slots.get_mut(usize::from(completion.cid));
+        let slot = queue.slots.get_mut(usize::from(completion.cid));
         let slot = slot
             .filter(|slot| slot.since.is_some())
             .ok_or(Error::Stray {
-                queue: lane.queue.id,
+                queue: completion.sqid,
                 cid: completion.cid,
             })?;
         if completion.status != 0 {
-            return Err(Error::Command {
-                opcode: slot.entry().opcode,
-                status: completion.status,
-            });
+            return Err(failed(slot.opcode(), completion));
         }
         job.done(now, slot)?;
         match job.next(now, slot)? {
             Some(place) => {
                 slot.aim(job.direction(), place);
                 slot.since = Some(now);
-                lane.queue.push(slot.entry())?;
+                queue.pair.push(slot.entry())?;
             }
             None => {
                 slot.since = None;
                 less += 1;
             }
         }
-        next = lane.queue.pop()?;
+        next = queue.pair.pop()?;
     }
-    lane.queue.ring()?;
+    queue.pair.ring()?;
     Ok(less)
+}
+
+/// The error of a command that did not succeed.
+pub(crate) fn failed(opcode: u8, completion: Completion) -> Error {
+    let status = completion.status;
+    DriverError::Command { opcode, status }.into()
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use peerbar_nvme_driver::DriverError;
 use peerbar_nvme_spec::dma_log::DmaLogError;
 use thiserror::Error;
 
@@ -47,22 +48,9 @@ pub enum Error {
         /// How many there are in all.
         all: usize,
     },
-    /// The controller did not do something in time.
-    #[error("{what} did not come within {seconds} s")]
-    Late {
-        /// What was waited for.
-        what: &'static str,
-        /// For how long.
-        seconds: u64,
-    },
-    /// A command failed.
-    #[error("a command with opcode {opcode:#04x} ended with status {status:#06x}")]
-    Command {
-        /// Its opcode.
-        opcode: u8,
-        /// NVMe Base 2.0, 3.3.3.2.1, without the phase.
-        status: u16,
-    },
+    /// The driver gave up.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
     /// A completion names a command that is not outstanding.
     #[error("queue {queue} completed command {cid}, which is not outstanding")]
     Stray {
@@ -119,6 +107,12 @@ pub enum Error {
         /// What is wrong with it.
         source: serde_json::Error,
     },
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        DriverError::from(error).into()
+    }
 }
 
 impl Error {

@@ -1,8 +1,8 @@
 //! What a transfer costs when there is more of everything.
 
 use crate::figure::{Figure, Goal};
-use crate::lane::Direction;
-use crate::pieces::MOST;
+use crate::loaded_queue::Direction;
+use crate::scattered_pages::MOST;
 use crate::setup::{Round, Session, Setup};
 use crate::spread::median;
 use crate::{Error, Options, Progress, Report};

@@ -3,8 +3,8 @@
 use hdrhistogram::Histogram;
 
 use crate::figure::{Figure, Goal, Latency};
-use crate::lane::Direction;
 use crate::limits::{Calls, Copies, empty_ring, ping_pong};
+use crate::loaded_queue::Direction;
 use crate::setup::{Round, Session, Setup};
 use crate::spread::{latencies, median, quantile_us};
 use crate::{Error, Options, Progress, Report};

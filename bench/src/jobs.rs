@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 
 use crate::Error;
 use crate::drive::Job;
-use crate::lane::{Direction, Place, Slot};
+use crate::loaded_queue::{Direction, DiskRange, Slot};
 use crate::spread::latencies;
 
 /// The disks: namespaces 1 to `namespaces`, so many transfers large each.
@@ -22,9 +22,9 @@ pub(crate) struct Extent {
 
 impl Extent {
     /// Transfer `number` of all, counted through the namespaces.
-    pub(crate) fn place(&self, number: u64) -> Option<Place> {
+    pub(crate) fn place(&self, number: u64) -> Option<DiskRange> {
         let namespace = u32::try_from(number / self.transfers).ok()?;
-        (namespace < self.namespaces).then(|| Place {
+        (namespace < self.namespaces).then(|| DiskRange {
             nsid: namespace + 1,
             offset: number % self.transfers * self.bytes,
         })
@@ -35,13 +35,13 @@ impl Extent {
     }
 
     /// A transfer chosen at random.
-    pub(crate) fn random(&self, rng: &mut Rng) -> Option<Place> {
+    pub(crate) fn random(&self, rng: &mut Rng) -> Option<DiskRange> {
         self.place(rng.u64(..self.all()))
     }
 }
 
 /// The data that [`Fill`] writes at `place`: no two words of all disks are the same.
-pub(crate) fn data(place: Place, bytes: usize) -> impl Iterator<Item = u64> {
+pub(crate) fn data(place: DiskRange, bytes: usize) -> impl Iterator<Item = u64> {
     let words = (0..).step_by(8).take(bytes / 8);
     words.map(move |inside: u64| u64::from(place.nsid) << 48 ^ (place.offset + inside))
 }
@@ -58,7 +58,7 @@ impl Job for Fill {
         Direction::Write
     }
 
-    fn next(&mut self, _now: Instant, slot: &mut Slot) -> Result<Option<Place>, Error> {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> Result<Option<DiskRange>, Error> {
         let Some(place) = self.extent.place(self.begun) else {
             return Ok(None);
         };
@@ -86,7 +86,7 @@ impl Job for Check {
         Direction::Read
     }
 
-    fn next(&mut self, _now: Instant, slot: &mut Slot) -> Result<Option<Place>, Error> {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> Result<Option<DiskRange>, Error> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -178,7 +178,7 @@ impl<J: Job> Job for Scattered<'_, J> {
         self.job.direction()
     }
 
-    fn next(&mut self, now: Instant, slot: &mut Slot) -> Result<Option<Place>, Error> {
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> Result<Option<DiskRange>, Error> {
         if let Some(rounds) = self
             .spots
             .len()
@@ -211,7 +211,7 @@ impl Job for Timed {
         self.direction
     }
 
-    fn next(&mut self, now: Instant, _slot: &mut Slot) -> Result<Option<Place>, Error> {
+    fn next(&mut self, now: Instant, _slot: &mut Slot) -> Result<Option<DiskRange>, Error> {
         if !self.period.goes_on(now) {
             return Ok(None);
         }
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn places_go_through_all_namespaces() {
-        let place = |nsid, offset| Some(Place { nsid, offset });
+        let place = |nsid, offset| Some(DiskRange { nsid, offset });
         let places = [
             place(1, 0),
             place(1, 8192),

@@ -1,6 +1,7 @@
 //! What the machine could do at best: bare copies, two threads that answer each other, a queue with nothing behind it.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -9,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use hdrhistogram::Histogram;
+use peerbar_nvme_driver::{Doorbell, QueueMemory, QueuePair, Registers};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
-use crate::doorbell::{Doorbell, Register};
+use crate::controller::queue_offsets;
 use crate::drive::drive;
 use crate::jobs::{Extent, Timed};
-use crate::lane::{Buffer, Direction, Lane, Slot};
-use crate::memory::{Memory, PAGE, Pages};
-use crate::queue::{COMPLETION_BYTES, COMPLETION_TAIL, Place, QueuePair, SUBMISSION_BYTES};
+use crate::loaded_queue::{Buffer, Direction, LoadedQueue, Slot};
+use crate::memory::{BusMemory, PAGE, Pages, SharedMemory};
 use crate::spread::latencies;
 
 /// How often a loop looks at the clock.
@@ -27,8 +28,8 @@ const RHYTHMS: u32 = 20;
 
 /// Copies between memory of the kind that servers and guests have, by one thread or by two.
 pub(crate) struct Copies {
-    disk: Memory,
-    buffers: Memory,
+    disk: SharedMemory,
+    buffers: SharedMemory,
     rng: Rng,
 }
 
@@ -36,8 +37,8 @@ impl Copies {
     /// From a disk of `disk_bytes` bytes to buffers of `buffer_bytes` bytes in all.
     pub(crate) fn new(disk_bytes: usize, buffer_bytes: usize) -> Result<Self, Error> {
         Ok(Self {
-            disk: Memory::create(disk_bytes)?.0,
-            buffers: Memory::create(buffer_bytes)?.0,
+            disk: SharedMemory::create(disk_bytes)?.0,
+            buffers: SharedMemory::create(buffer_bytes)?.0,
             rng: Rng::with_seed(2),
         })
     }
@@ -199,7 +200,7 @@ pub(crate) fn ping_pong(time: Duration) -> Result<Histogram<u64>, Error> {
 }
 
 fn bounce_anew(time: Duration, times: &mut Histogram<u64>) -> Result<(), Error> {
-    let (memory, _) = Memory::create(PAGE)?;
+    let (memory, _) = SharedMemory::create(PAGE)?;
     // Cache lines that have nothing in common, even where they are fetched in pairs.
     let (ping, pong) = (0, 256);
     let over = AtomicBool::new(false);
@@ -225,7 +226,7 @@ fn bounce_anew(time: Duration, times: &mut Histogram<u64>) -> Result<(), Error> 
 }
 
 fn bounce(
-    memory: &Memory,
+    memory: &SharedMemory,
     [ping, pong]: [usize; 2],
     time: Duration,
     times: &mut Histogram<u64>,
@@ -256,44 +257,77 @@ fn record(times: &mut Histogram<u64>, since: &mut Instant) {
 pub(crate) fn empty_ring(depth: u16, time: Duration) -> Result<f64, Error> {
     let entries = (depth + 1).next_power_of_two().max(64);
     let room = 128 * usize::from(entries) + 4 * PAGE;
-    let memory = Arc::new(Memory::create(room)?.0);
+    let memory = Arc::new(SharedMemory::create(room)?.0);
     let pages = Pages::new(room);
-    let place = Place::take(&pages, entries)?;
+    let at = queue_offsets(&pages, entries)?;
+    let [submission, completion] = at.map(wide);
+    let place = QueueMemory {
+        submission,
+        completion,
+        submission_entries: entries,
+        completion_entries: entries,
+    };
     let [tail, head] = [pages.take(PAGE)?, pages.take(PAGE)?];
-    let bells = [tail, head].map(|offset| {
-        let page = memory.clone();
-        Doorbell::new(Register::Mapped { page, offset }, None)
+    let shared = BusMemory {
+        memory: memory.clone(),
+        address: 0,
+    };
+    let doorbells = [tail, head].map(|offset| {
+        let registers = DoorbellWords(memory.clone());
+        Doorbell::new(registers, shared.clone(), wide(offset), None)
     });
     let buffer = Buffer {
         memory: memory.clone(),
         offset: 0,
         bytes: PAGE,
     };
-    let mut lanes = [Lane {
-        queue: QueuePair::new(1, memory.clone(), place, bells),
+    let mut queues = [LoadedQueue {
+        pair: QueuePair::new(shared, place, doorbells)?,
         slots: (0..depth)
             .map(|cid| Slot::new(cid, 4096, buffer.clone(), [0, 0]))
             .collect(),
     }];
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let other = scope.spawn(|| complete_all(&memory, place, tail, &over));
+        let other = scope.spawn(|| complete_all(&memory, (at, entries), tail, &over));
         let extent = Extent {
             namespaces: 1,
             bytes: 4096,
             transfers: 1 << 20,
         };
         let mut job = Timed::new(Direction::Read, extent, Rng::with_seed(3), time);
-        let driven = drive(&mut lanes, &mut job);
+        let driven = drive(&mut queues, &mut job);
         over.store(true, Ordering::Relaxed);
         driven.and(joined(other.join())).map(|()| job.rate())
     })
 }
 
+/// Doorbells that are words of shared memory.
+struct DoorbellWords(Arc<SharedMemory>);
+
+impl Registers for DoorbellWords {
+    fn read_register(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn write_register(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn write_doorbell(&self, offset: u64, value: u32) -> io::Result<()> {
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        self.0.store32(offset, value).map_err(io::Error::other)
+    }
+}
+
+fn wide(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
 /// The other side of [`empty_ring`].
 fn complete_all(
-    memory: &Memory,
-    place: Place,
+    memory: &SharedMemory,
+    ([submission, completion], entries): ([usize; 2], u16),
     tail: usize,
     over: &AtomicBool,
 ) -> Result<(), Error> {
@@ -303,12 +337,11 @@ fn complete_all(
         let tail = memory.load32(tail)?;
         while u32::from(head) != tail {
             let index = usize::from(head);
-            let command = memory.load32(place.submission + index * SUBMISSION_BYTES)?;
+            let command = memory.load32(submission + index * 64)?;
             let cid = u64::from(command >> 16);
-            head = place.after(head);
-            let completion = u64::from(head) | cid << 32 | phase << 48;
-            let at = place.completion + index * COMPLETION_BYTES + COMPLETION_TAIL;
-            memory.store64(at, completion)?;
+            head = if head + 1 == entries { 0 } else { head + 1 };
+            let entry = u64::from(head) | cid << 32 | phase << 48;
+            memory.store64(completion + index * 16 + 8, entry)?;
             phase ^= u64::from(head == 0);
         }
         std::hint::spin_loop();

@@ -1,9 +1,12 @@
-//! Memory that this process and a server share.
+//! SharedMemory that this process and a server share.
 
 use std::cell::Cell;
 use std::fs::File;
+use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use peerbar_nvme_driver::DmaMemory;
 use rustix::fs::{MemfdFlags, SealFlags};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
@@ -14,11 +17,11 @@ pub(crate) const PAGE: usize = 4096;
 
 /// A shared memory file, mapped as a whole, all of it backed by pages.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct SharedMemory {
     region: MmapRegion,
 }
 
-impl Memory {
+impl SharedMemory {
     /// A new memory file of `bytes` bytes. A server maps it, since it is sealed against shrinking; every page has been
     /// written, so that no measurement pays for page faults.
     pub(crate) fn create(bytes: usize) -> Result<(Self, File), Error> {
@@ -82,6 +85,52 @@ impl Memory {
     }
 }
 
+/// Shared memory at the address where a device finds it.
+#[derive(Clone, Debug)]
+pub(crate) struct BusMemory {
+    pub(crate) memory: Arc<SharedMemory>,
+    pub(crate) address: u64,
+}
+
+impl BusMemory {
+    /// The offset of `address`; beyond the memory if it is elsewhere.
+    fn offset(&self, address: u64) -> usize {
+        usize::try_from(address.wrapping_sub(self.address)).unwrap_or(usize::MAX)
+    }
+
+    fn slice(&self, address: u64, len: usize) -> io::Result<VolatileSlice<'_>> {
+        let slice = self.memory.slice(self.offset(address), len);
+        slice.map_err(io::Error::other)
+    }
+}
+
+impl DmaMemory for BusMemory {
+    fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
+        self.slice(address, data.len())?.copy_to(data);
+        Ok(())
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        self.slice(address, data.len())?.copy_from(data);
+        Ok(())
+    }
+
+    fn load32(&self, address: u64) -> io::Result<u32> {
+        let word = self.memory.load32(self.offset(address));
+        word.map_err(io::Error::other)
+    }
+
+    fn store32(&self, address: u64, value: u32) -> io::Result<()> {
+        let stored = self.memory.store32(self.offset(address), value);
+        stored.map_err(io::Error::other)
+    }
+
+    fn load64(&self, address: u64) -> io::Result<u64> {
+        let word = self.memory.load64(self.offset(address));
+        word.map_err(io::Error::other)
+    }
+}
+
 /// Hands out the pages of a memory, in order and for good.
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -118,7 +167,7 @@ mod tests {
 
     #[test]
     fn words_are_where_they_were_put() {
-        let (memory, _) = Memory::create(2 * PAGE).unwrap();
+        let (memory, _) = SharedMemory::create(2 * PAGE).unwrap();
         memory.store64(8, 0x1122_3344_5566_7788).unwrap();
         assert_eq!(memory.load32(8).unwrap(), 0x5566_7788);
         memory.store32(12, 1).unwrap();

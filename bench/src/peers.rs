@@ -4,7 +4,7 @@ mod chain;
 mod copy_engine;
 mod fabric;
 mod messages;
-mod ways;
+mod paths;
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use fastrand::Rng;
 
 use crate::figure::{Figure, Goal};
 use crate::jobs::{Period, exact};
-use crate::lane::Direction;
 use crate::limits::{Copied, Copies};
+use crate::loaded_queue::Direction;
 use crate::spread::median;
 use crate::{Error, Options, Progress, Report};
 use fabric::{DISK_BYTES, Fabric};
-use ways::{Buffers, Done, Flow, Way, Ways};
+use paths::{Buffers, Done, Flow, Way, Ways};
 
 /// A transfer of 8 MiB is eight commands.
 const COMMAND_BYTES: usize = 1 << 20;
@@ -143,7 +143,7 @@ pub fn measure(
         progress(&format!("peers/{size}"))?;
         let buffers = buffers(bytes);
         let mut fabric = Fabric::start(options, buffers.ram_bytes())?;
-        ways::fill(&mut fabric, buffers)?;
+        paths::fill(&mut fabric, buffers)?;
         for flow in flows {
             progress(&format!("peers/{}/{size}", flow.name()))?;
             let mut lab = Lab {

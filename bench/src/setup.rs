@@ -1,4 +1,4 @@
-//! A server, our driver on it, and lanes that are ready to be driven.
+//! A server, our driver on it, and queues that are ready to be driven.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,9 +14,9 @@ use crate::controller::Controller;
 use crate::cpu_time::cpu_time;
 use crate::drive::drive;
 use crate::jobs::{Check, Extent, Fill, Scattered, Spot, Timed, count};
-use crate::lane::{Buffer, Direction, Lane, Slot};
+use crate::loaded_queue::{Buffer, Direction, LoadedQueue, Slot};
 use crate::memory::PAGE;
-use crate::pieces::Pieces;
+use crate::scattered_pages::ScatteredPages;
 use crate::server::Server;
 
 /// Bytes of a logical block.
@@ -115,8 +115,8 @@ pub(crate) struct Session {
     images: Vec<TempDir>,
     controllers: Vec<Controller>,
     /// As many for each controller, in its order.
-    lanes: Vec<Lane>,
-    lanes_each: usize,
+    queues: Vec<LoadedQueue>,
+    queues_each: usize,
     spots: Vec<Spot>,
     /// How many commands share them.
     commands: usize,
@@ -131,8 +131,8 @@ impl Session {
             servers: Vec::new(),
             images: Vec::new(),
             controllers: Vec::new(),
-            lanes: Vec::new(),
-            lanes_each: usize::from(setup.queues),
+            queues: Vec::new(),
+            queues_each: usize::from(setup.queues),
             spots: Vec::new(),
             commands: usize::from(setup.depth),
             extent: setup.extent(),
@@ -143,11 +143,13 @@ impl Session {
             let words = setup.words(images.path())?;
             let server = Server::start(setup.under, setup.program, words)?;
             let mut controller = Controller::bring_up(&server.socket(), setup.memory_bytes())?;
-            let scattered = setup.pieces.map(|pieces| Pieces::map(&controller, pieces));
+            let scattered = setup
+                .pieces
+                .map(|pieces| ScatteredPages::map(&controller, pieces));
             let scattered = scattered.transpose()?;
             for _ in 0..setup.queues {
-                let lane = lane(&mut controller, setup, scattered.as_ref())?;
-                session.lanes.push(lane);
+                let queue = load_queue(&mut controller, setup, scattered.as_ref())?;
+                session.queues.push(queue);
             }
             session.spots = scattered.map_or_else(Vec::new, |pieces| pieces.spots);
             session.servers.push(server);
@@ -172,7 +174,7 @@ impl Session {
             commands: self.commands,
             rng: self.rng.fork(),
         };
-        drive(&mut self.lanes, &mut job)?;
+        drive(&mut self.queues, &mut job)?;
         let job = job.job;
         let cpu = self.cpu_time()?.saturating_sub(before);
         Ok(Round {
@@ -190,13 +192,13 @@ impl Session {
 
     /// Asks the servers to end, and waits until they have.
     pub(crate) fn end(self) -> Result<(), Error> {
-        drop((self.lanes, self.controllers));
+        drop((self.queues, self.controllers));
         self.servers.into_iter().try_for_each(Server::end)
     }
 
     /// So many reads at random places from each controller, with every byte compared.
     pub(crate) fn read(&mut self, count: u64) -> Result<(), Error> {
-        for lanes in self.lanes.chunks_mut(self.lanes_each) {
+        for queues in self.queues.chunks_mut(self.queues_each) {
             let mut check = Scattered {
                 job: Check {
                     extent: self.extent,
@@ -207,18 +209,18 @@ impl Session {
                 commands: self.commands,
                 rng: self.rng.fork(),
             };
-            drive(lanes, &mut check)?;
+            drive(queues, &mut check)?;
         }
         Ok(())
     }
 
     fn fill(&mut self) -> Result<(), Error> {
-        for lanes in self.lanes.chunks_mut(self.lanes_each) {
+        for queues in self.queues.chunks_mut(self.queues_each) {
             let mut fill = Fill {
                 extent: self.extent,
                 begun: 0,
             };
-            drive(lanes, &mut fill)?;
+            drive(queues, &mut fill)?;
         }
         Ok(())
     }
@@ -233,12 +235,12 @@ impl Session {
 
 /// A queue pair with commands, whose data lie in the controller's memory or, for the `pages` of somebody else's, in one
 /// of them each.
-fn lane(
+fn load_queue(
     controller: &mut Controller,
     setup: &Setup<'_>,
-    pages: Option<&Pieces>,
-) -> Result<Lane, Error> {
-    let queue = controller.create_queues(entries(setup.depth))?;
+    pages: Option<&ScatteredPages>,
+) -> Result<LoadedQueue, Error> {
+    let pair = controller.create_queues(entries(setup.depth))?;
     let slots = (0..setup.depth).map(|cid| {
         if let Some(pieces) = pages {
             return pieces.slot(cid, BLOCK_BYTES);
@@ -257,5 +259,5 @@ fn lane(
         Ok(Slot::new(cid, BLOCK_BYTES, buffer, prps))
     });
     let slots = slots.collect::<Result<_, Error>>()?;
-    Ok(Lane { queue, slots })
+    Ok(LoadedQueue { pair, slots })
 }

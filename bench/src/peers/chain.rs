@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::drive::Patience;
-use crate::lane::{Direction, Lane, Place};
+use crate::drive::{Patience, failed};
+use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
 
 /// How many times in vain all stages are looked at before the processor is left to others: servers, and the client that
 /// answers their messages, need more of them than small machines have.
@@ -13,7 +13,7 @@ const SPINS: u32 = 50;
 /// A device that does its part of transfers, by the number of their buffers.
 pub(crate) trait Stage {
     /// Has it do its part, once [`Stage::ring`] tells it.
-    fn submit(&mut self, buffer: usize, place: Place) -> Result<(), Error>;
+    fn submit(&mut self, buffer: usize, place: DiskRange) -> Result<(), Error>;
     /// Tells it of what was submitted.
     fn ring(&mut self) -> Result<(), Error>;
     /// The next that it has done, if there is one.
@@ -22,17 +22,17 @@ pub(crate) trait Stage {
 
 /// Disk commands of one direction as a stage.
 pub(crate) struct DiskStage {
-    lane: Lane,
+    queue: LoadedQueue,
     direction: Direction,
     /// Whether completions have been taken that the controller does not know of.
     taken: bool,
 }
 
 impl DiskStage {
-    /// The commands of `lane`, each with the buffer of its number.
-    pub(crate) fn new(lane: Lane, direction: Direction) -> Self {
+    /// The commands of `queue`, each with the buffer of its number.
+    pub(crate) fn new(queue: LoadedQueue, direction: Direction) -> Self {
         Self {
-            lane,
+            queue,
             direction,
             taken: false,
         }
@@ -40,37 +40,34 @@ impl DiskStage {
 }
 
 impl Stage for DiskStage {
-    fn submit(&mut self, buffer: usize, place: Place) -> Result<(), Error> {
-        let Some(slot) = self.lane.slots.get_mut(buffer) else {
+    fn submit(&mut self, buffer: usize, place: DiskRange) -> Result<(), Error> {
+        let Some(slot) = self.queue.slots.get_mut(buffer) else {
             return Ok(());
         };
         slot.aim(self.direction, place);
-        self.lane.queue.push(slot.entry())
+        Ok(self.queue.pair.push(slot.entry())?)
     }
 
     fn ring(&mut self) -> Result<(), Error> {
-        self.lane.queue.ring()
+        Ok(self.queue.pair.ring()?)
     }
 
     fn pop(&mut self) -> Result<Option<usize>, Error> {
-        let Some(completion) = self.lane.queue.pop()? else {
+        let Some(completion) = self.queue.pair.pop()? else {
             if std::mem::take(&mut self.taken) {
-                self.lane.queue.ring()?;
+                self.queue.pair.ring()?;
             }
             return Ok(None);
         };
         self.taken = true;
         let buffer = usize::from(completion.cid);
-        match (completion.status, self.lane.slots.get(buffer)) {
+        match (completion.status, self.queue.slots.get(buffer)) {
             (0, Some(_)) => Ok(Some(buffer)),
             (0, None) => Err(Error::Stray {
-                queue: self.lane.queue.id,
+                queue: completion.sqid,
                 cid: completion.cid,
             }),
-            (status, slot) => Err(Error::Command {
-                opcode: slot.map_or(0, |slot| slot.entry().opcode),
-                status,
-            }),
+            (_, slot) => Err(failed(slot.map_or(0, Slot::opcode), completion)),
         }
     }
 }
@@ -89,7 +86,7 @@ pub(crate) fn run(
     stages: &mut [Box<dyn Stage>],
     buffers: usize,
     nap: Option<Duration>,
-    next: &mut dyn FnMut() -> Option<Place>,
+    next: &mut dyn FnMut() -> Option<DiskRange>,
 ) -> Result<Run, Error> {
     let begun = Instant::now();
     let mut patience = Patience::new(begun, SPINS, nap);
@@ -118,12 +115,12 @@ pub(crate) fn run(
 struct Chain<'s> {
     stages: &'s mut [Box<dyn Stage>],
     /// By buffer: of the transfer that it is used for.
-    places: Vec<Option<Place>>,
+    places: Vec<Option<DiskRange>>,
     transfers: u64,
 }
 
 impl Chain<'_> {
-    fn begin(&mut self, buffer: usize, place: Option<Place>) -> Result<(), Error> {
+    fn begin(&mut self, buffer: usize, place: Option<DiskRange>) -> Result<(), Error> {
         if let Some(slot) = self.places.get_mut(buffer) {
             *slot = place;
         }
@@ -144,7 +141,7 @@ impl Chain<'_> {
     }
 
     /// Looks at every stage once; whether any has done something.
-    fn turn(&mut self, next: &mut dyn FnMut() -> Option<Place>) -> Result<bool, Error> {
+    fn turn(&mut self, next: &mut dyn FnMut() -> Option<DiskRange>) -> Result<bool, Error> {
         let mut progress = false;
         for index in 0..self.stages.len() {
             let behind = if index + 1 == self.stages.len() {
@@ -189,11 +186,11 @@ mod tests {
     struct Notes {
         submitted: VecDeque<usize>,
         rung: usize,
-        done: Rc<RefCell<Vec<(usize, Place)>>>,
+        done: Rc<RefCell<Vec<(usize, DiskRange)>>>,
     }
 
     impl Stage for Notes {
-        fn submit(&mut self, buffer: usize, place: Place) -> Result<(), Error> {
+        fn submit(&mut self, buffer: usize, place: DiskRange) -> Result<(), Error> {
             self.submitted.push_back(buffer);
             self.done.borrow_mut().push((buffer, place));
             Ok(())
@@ -218,10 +215,10 @@ mod tests {
         let stages = [Notes::default(), Notes::default()];
         let [first, second] = stages.each_ref().map(|stage| stage.done.clone());
         let mut stages = stages.map(|stage| Box::new(stage) as Box<dyn Stage>);
-        let mut places = (0..10).map(|offset| Place { nsid: 1, offset });
+        let mut places = (0..10).map(|offset| DiskRange { nsid: 1, offset });
         let run = run(&mut stages, 3, None, &mut || places.next()).unwrap();
         assert_eq!(run.transfers, 10);
-        let sorted = |done: &RefCell<Vec<(usize, Place)>>| {
+        let sorted = |done: &RefCell<Vec<(usize, DiskRange)>>| {
             let done = done.borrow();
             let mut offsets: Vec<u64> = done.iter().map(|(_, place)| place.offset).collect();
             offsets.sort_unstable();

@@ -10,12 +10,10 @@ use peerbar_nvme_spec::dma_log;
 use vfio_user::Client;
 
 use super::chain::Stage;
-use super::fabric::Room;
 use crate::Error;
-use crate::controller::mappable;
-use crate::doorbell::REGISTERS;
-use crate::lane::Place;
-use crate::memory::{Memory, PAGE};
+use crate::loaded_queue::DiskRange;
+use crate::memory::{BusMemory, PAGE, SharedMemory};
+use crate::vfio_user::{REGISTERS, mappable};
 
 /// What is where in the BAR with the registers (devices/gpu/INTERFACE.md).
 const DMA_LOG: u64 = 0x50;
@@ -45,9 +43,9 @@ pub(crate) fn dma_log(gpu: &mut Client) -> Result<Vec<u8>, Error> {
 pub(crate) struct CopyEngine {
     gpu: Rc<RefCell<Client>>,
     /// The page of doorbells and where in the BAR it starts, if it may be mapped.
-    doorbells: Option<(Arc<Memory>, u64)>,
+    doorbells: Option<(Arc<SharedMemory>, u64)>,
     /// Guest RAM, with the data from its start on.
-    ram: Room,
+    ram: BusMemory,
     /// Bytes of each buffer, in guest RAM and in VRAM.
     bytes: usize,
     /// Where in guest RAM ring and fences are.
@@ -62,7 +60,11 @@ impl CopyEngine {
     pub(crate) const ROOM: usize = RING_BYTES + PAGE;
 
     /// For buffers of `bytes` bytes. The last [`Self::ROOM`] bytes of `ram` are its own.
-    pub(crate) fn enable(gpu: Rc<RefCell<Client>>, ram: Room, bytes: usize) -> Result<Self, Error> {
+    pub(crate) fn enable(
+        gpu: Rc<RefCell<Client>>,
+        ram: BusMemory,
+        bytes: usize,
+    ) -> Result<Self, Error> {
         let doorbells = mappable(&gpu.borrow(), DOORBELL)?;
         let engine = Self {
             gpu,
@@ -95,7 +97,7 @@ impl CopyEngine {
 }
 
 impl Stage for CopyEngine {
-    fn submit(&mut self, buffer: usize, _: Place) -> Result<(), Error> {
+    fn submit(&mut self, buffer: usize, _: DiskRange) -> Result<(), Error> {
         let offset = buffer * self.bytes;
         let number = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         let entry = [

@@ -13,10 +13,11 @@ use vfio_user::Client;
 
 use super::copy_engine;
 use super::messages::{Asked, Messages};
-use crate::controller::{Controller, bar_memory, place_bar};
+use crate::controller::Controller;
 use crate::cpu_time::cpu_time;
-use crate::memory::Memory;
+use crate::memory::{BusMemory, SharedMemory};
 use crate::server::Server;
+use crate::vfio_user::{bar_memory, place_bar};
 use crate::{Error, Options};
 
 /// The BAR with memory of either kind of device.
@@ -49,22 +50,15 @@ pub(crate) enum Device {
 /// Payload that devices have moved, in bytes, by route.
 pub(crate) type Traffic = BTreeMap<(Device, Route), u64>;
 
-/// Memory, and where on the bus it is.
-#[derive(Clone)]
-pub(crate) struct Room {
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) address: u64,
-}
-
 /// All of it.
 pub(crate) struct Fabric {
     pub(crate) near: Controller,
     pub(crate) other: Controller,
     pub(crate) far: Controller,
     pub(crate) gpu: Rc<RefCell<Client>>,
-    pub(crate) ram: Room,
-    pub(crate) vram: Room,
-    pub(crate) cmb: Room,
+    pub(crate) ram: BusMemory,
+    pub(crate) vram: BusMemory,
+    pub(crate) cmb: BusMemory,
     servers: [Server; 4],
     _messages: Messages,
     _switch: Server,
@@ -91,7 +85,7 @@ impl Fabric {
             )?,
         ];
         let [near, other, far, gpu] = servers.each_ref().map(Server::socket);
-        let (memory, file) = Memory::create(ram_bytes)?;
+        let (memory, file) = SharedMemory::create(ram_bytes)?;
         let ram = room(RAM, memory);
         let bytes = u64::try_from(ram_bytes).unwrap_or(u64::MAX);
         let disk = |socket: &Path| {
@@ -160,8 +154,8 @@ impl Fabric {
     }
 }
 
-fn room(address: u64, memory: Memory) -> Room {
-    Room {
+fn room(address: u64, memory: SharedMemory) -> BusMemory {
+    BusMemory {
         memory: Arc::new(memory),
         address,
     }

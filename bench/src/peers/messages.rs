@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use zerocopy::IntoBytes;
 
 use crate::Error;
-use crate::memory::Memory;
+use crate::memory::SharedMemory;
 
 /// Numbers of the commands that are looked at (vfio-user, Commands).
 const DMA_MAP: u16 = 2;
@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Memory that the server has to ask for, and where.
 pub(crate) struct Asked {
     pub(crate) address: u64,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Arc<SharedMemory>,
 }
 
 /// The client in between, until the driver or the server hangs up.
@@ -158,7 +158,7 @@ impl Between {
     }
 
     /// The memory at an address, and where in it that is.
-    fn place(&self, access: &[u8]) -> Option<(&Memory, usize)> {
+    fn place(&self, access: &[u8]) -> Option<(&SharedMemory, usize)> {
         let address = number(access, 0)?;
         self.asked.iter().find_map(|asked| {
             let offset = usize::try_from(address.checked_sub(asked.address)?).ok()?;
@@ -268,7 +268,7 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("server");
         let door = UnixListener::bind(&path).unwrap();
-        let memory = Arc::new(Memory::create(PAGE).unwrap().0);
+        let memory = Arc::new(SharedMemory::create(PAGE).unwrap().0);
         let asked = Asked {
             address: AT,
             memory: memory.clone(),

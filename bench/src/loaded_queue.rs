@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use peerbar_nvme_driver::QueuePair;
 use peerbar_nvme_spec::command::nvm::BlockRange;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use vm_memory::VolatileSlice;
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, transmute_ref};
 
 use crate::Error;
 use crate::jobs::{Spot, data};
-use crate::memory::Memory;
-use crate::queue::QueuePair;
+use crate::memory::{BusMemory, SharedMemory};
+use crate::vfio_user::VfioUser;
 
 /// Which way data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub(crate) enum Direction {
 
 /// Where a transfer is on the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct DiskRange {
     pub(crate) nsid: u32,
     /// In bytes.
     pub(crate) offset: u64,
@@ -31,7 +32,7 @@ pub(crate) struct Place {
 /// Memory for the data of one command.
 #[derive(Clone, Debug)]
 pub(crate) struct Buffer {
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Arc<SharedMemory>,
     /// Where in it the data begin.
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
@@ -50,7 +51,7 @@ impl Buffer {
     }
 
     /// Whether what has come is what [`Fill`](crate::jobs::Fill) has written at `place`.
-    pub(crate) fn compare(&self, place: Place) -> Result<(), Error> {
+    pub(crate) fn compare(&self, place: DiskRange) -> Result<(), Error> {
         let mut found = vec![0_u64; self.bytes / 8];
         self.data()?.copy_to(&mut found);
         if found.into_iter().eq(data(place, self.bytes)) {
@@ -69,7 +70,7 @@ pub(crate) struct Slot {
     entry: SubmissionEntry,
     block_bytes: u64,
     pub(crate) buffer: Buffer,
-    pub(crate) place: Place,
+    pub(crate) place: DiskRange,
     /// When it was submitted; none if it is not outstanding.
     pub(crate) since: Option<Instant>,
 }
@@ -91,7 +92,7 @@ impl Slot {
             entry,
             block_bytes,
             buffer,
-            place: Place { nsid: 1, offset: 0 },
+            place: DiskRange { nsid: 1, offset: 0 },
             since: None,
         }
     }
@@ -110,7 +111,7 @@ impl Slot {
     }
 
     /// Aims the command.
-    pub(crate) fn aim(&mut self, direction: Direction, place: Place) {
+    pub(crate) fn aim(&mut self, direction: Direction, place: DiskRange) {
         let opcode = match direction {
             Direction::Read => NvmOpcode::Read,
             Direction::Write => NvmOpcode::Write,
@@ -124,14 +125,22 @@ impl Slot {
         self.entry.cdw11 = u32::from_le_bytes([b4, b5, b6, b7]).into();
     }
 
-    /// What the controller is told.
-    pub(crate) fn entry(&self) -> &SubmissionEntry {
-        &self.entry
+    /// The submission queue entry.
+    pub(crate) fn entry(&self) -> &[u8; 64] {
+        transmute_ref!(&self.entry)
+    }
+
+    /// Its opcode.
+    pub(crate) fn opcode(&self) -> u8 {
+        self.entry.opcode
     }
 }
 
+/// A pair of I/O queues of a server's controller.
+pub(crate) type Queue = QueuePair<VfioUser, BusMemory>;
+
 /// A queue pair and its commands; each has its index for identifier.
-pub(crate) struct Lane {
-    pub(crate) queue: QueuePair,
+pub(crate) struct LoadedQueue<R = VfioUser> {
+    pub(crate) pair: QueuePair<R, BusMemory>,
     pub(crate) slots: Vec<Slot>,
 }

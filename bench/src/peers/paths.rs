@@ -6,13 +6,13 @@ use peerbar_nvme_spec::dma_log::Route;
 
 use super::chain::{self, DiskStage, Stage};
 use super::copy_engine::CopyEngine;
-use super::fabric::{BLOCK_BYTES, DISK_BYTES, Device, Fabric, Room, Traffic};
+use super::fabric::{BLOCK_BYTES, DISK_BYTES, Device, Fabric, Traffic};
 use crate::Error;
 use crate::controller::Controller;
 use crate::drive::drive;
 use crate::jobs::{Extent, Fill, exact};
-use crate::lane::{Buffer, Direction, Lane, Place, Slot};
-use crate::memory::PAGE;
+use crate::loaded_queue::{Buffer, Direction, DiskRange, LoadedQueue, Slot};
+use crate::memory::{BusMemory, PAGE};
 use crate::setup::entries;
 
 /// Of what is outstanding, how many bytes there are for each nanosecond of a nap. One processor copies 20 to 30 in that time.
@@ -51,7 +51,7 @@ impl Buffers {
         (nap >= SHORTEST_NAP).then_some(nap)
     }
 
-    fn of(self, room: &Room) -> impl Iterator<Item = Buffer> {
+    fn of(self, room: &BusMemory) -> impl Iterator<Item = Buffer> {
         let offsets = (0..usize::from(self.count)).map(move |index| index * self.bytes);
         offsets.map(move |offset| Buffer {
             memory: room.memory.clone(),
@@ -60,13 +60,13 @@ impl Buffers {
         })
     }
 
-    fn spoil(self, room: &Room) -> Result<(), Error> {
+    fn spoil(self, room: &BusMemory) -> Result<(), Error> {
         self.of(room).try_for_each(|buffer| buffer.spoil())
     }
 
     /// Disk commands, each with one of the buffers in `room`.
-    fn lane(self, disk: &mut Controller, room: &Room) -> Result<Lane, Error> {
-        let queue = disk.create_queues(entries(self.count))?;
+    fn load_queue(self, disk: &mut Controller, room: &BusMemory) -> Result<LoadedQueue, Error> {
+        let pair = disk.create_queues(entries(self.count))?;
         let slots = (0..).zip(self.of(room)).map(|(cid, buffer)| {
             let offset = u64::try_from(buffer.offset).unwrap_or(u64::MAX);
             let first = room.address.saturating_add(offset);
@@ -75,17 +75,17 @@ impl Buffers {
             Ok(Slot::new(cid, BLOCK_BYTES, buffer, prps))
         });
         let slots = slots.collect::<Result<_, Error>>()?;
-        Ok(Lane { queue, slots })
+        Ok(LoadedQueue { pair, slots })
     }
 
     fn stage(
         self,
         disk: &mut Controller,
         direction: Direction,
-        room: &Room,
+        room: &BusMemory,
     ) -> Result<Box<dyn Stage>, Error> {
-        let lane = self.lane(disk, room)?;
-        Ok(Box::new(DiskStage::new(lane, direction)))
+        let queue = self.load_queue(disk, room)?;
+        Ok(Box::new(DiskStage::new(queue, direction)))
     }
 }
 
@@ -93,8 +93,8 @@ impl Buffers {
 pub(crate) fn fill(fabric: &mut Fabric, buffers: Buffers) -> Result<(), Error> {
     let extent = buffers.extent();
     for disk in [&mut fabric.near, &mut fabric.far] {
-        let mut lanes = [buffers.lane(disk, &fabric.ram)?];
-        drive(&mut lanes, &mut Fill { extent, begun: 0 })?;
+        let mut queues = [buffers.load_queue(disk, &fabric.ram)?];
+        drive(&mut queues, &mut Fill { extent, begun: 0 })?;
     }
     buffers.spoil(&fabric.ram)?;
     let mut write = [buffers.stage(&mut fabric.other, Direction::Write, &fabric.ram)?];
@@ -238,7 +238,7 @@ pub(crate) struct Way {
     routes: Vec<(Device, Route)>,
     buffers: Buffers,
     /// Where it can be seen what has come, if what is in `back` brings it there.
-    room: Room,
+    room: BusMemory,
     back: Vec<Box<dyn Stage>>,
 }
 
@@ -279,7 +279,7 @@ impl Way {
     pub(crate) fn run(
         &mut self,
         fabric: &mut Fabric,
-        next: &mut dyn FnMut() -> Option<Place>,
+        next: &mut dyn FnMut() -> Option<DiskRange>,
     ) -> Result<Done, Error> {
         let (traffic, cpu) = (fabric.traffic()?, fabric.cpu_time()?);
         let Buffers { count, .. } = self.buffers;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::Error;
 use crate::controller::Controller;
 use crate::jobs::Spot;
-use crate::lane::{Buffer, Slot};
-use crate::memory::{Memory, PAGE};
+use crate::loaded_queue::{Buffer, Slot};
+use crate::memory::{PAGE, SharedMemory};
 
 /// As many mappings as a client may have (vfio-user, VERSION, `max_dma_maps`), less the one that queues lie in.
 pub(crate) const MOST: usize = 65534;
@@ -14,18 +14,18 @@ pub(crate) const MOST: usize = 65534;
 const BASE: u64 = 1 << 40;
 
 /// The memory, and where its pages are.
-pub(crate) struct Pieces {
-    memory: Arc<Memory>,
+pub(crate) struct ScatteredPages {
+    memory: Arc<SharedMemory>,
     /// All of its pages.
     pub(crate) spots: Vec<Spot>,
 }
 
-impl Pieces {
+impl ScatteredPages {
     /// Lends the device memory of about [`MOST`] pages in so many pieces. As much lies between two of them, so that
     /// nobody can take them for one.
     pub(crate) fn map(controller: &Controller, pieces: usize) -> Result<Self, Error> {
         let bytes = MOST / pieces * PAGE;
-        let (memory, file) = Memory::create(pieces * bytes)?;
+        let (memory, file) = SharedMemory::create(pieces * bytes)?;
         let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         let mut spots = Vec::new();
         for piece in 0..pieces {

@@ -1,0 +1,135 @@
+//! A device's regions over its vfio-user socket, and what of them can be mapped.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use peerbar_nvme_driver::Registers;
+use rustix::event::{EventfdFlags, eventfd};
+use vfio_user::Client;
+use vm_memory::FileOffset;
+
+use crate::Error;
+use crate::memory::SharedMemory;
+
+/// The BAR with the registers.
+pub(crate) const REGISTERS: u32 = 0;
+/// VFIO_PCI_CONFIG_REGION_INDEX.
+const CONFIG: u32 = 7;
+/// VFIO_PCI_MSIX_IRQ_INDEX, and VFIO_IRQ_SET_DATA_EVENTFD with VFIO_IRQ_SET_ACTION_TRIGGER.
+const MSI_X: u32 = 2;
+const EVENTS: u32 = 1 << 2 | 1 << 5;
+/// PCI Local Bus 3.0, 6.2.2: memory space and bus master.
+const COMMAND: (u64, [u8; 2]) = (4, [0b110, 0]);
+
+/// The registers of a controller: its doorbells by a store where the server lends their page, all else by messages.
+#[derive(Clone)]
+pub(crate) struct VfioUser {
+    pub(crate) client: Rc<RefCell<Client>>,
+    /// The page that can be mapped, and its offset in the BAR.
+    page: Option<(Arc<SharedMemory>, u64)>,
+}
+
+impl VfioUser {
+    /// Those behind `client`, with the page of the doorbell at `doorbell` if it can be mapped.
+    pub(crate) fn new(client: Client, doorbell: u64) -> Result<Self, Error> {
+        let page = mappable(&client, doorbell)?;
+        let client = Rc::new(RefCell::new(client));
+        Ok(Self { client, page })
+    }
+
+    /// Whether doorbells can be mapped.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.page.is_some()
+    }
+}
+
+impl Registers for VfioUser {
+    fn read_register(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let mut client = self.client.borrow_mut();
+        let read = client.region_read(REGISTERS, offset, data);
+        read.map_err(io::Error::other)
+    }
+
+    fn write_register(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut client = self.client.borrow_mut();
+        let written = client.region_write(REGISTERS, offset, data);
+        written.map_err(io::Error::other)
+    }
+
+    fn write_doorbell(&self, offset: u64, value: u32) -> io::Result<()> {
+        if let Some((page, start)) = &self.page
+            && let Some(inside) = offset.checked_sub(*start).map(usize_of)
+            && inside.saturating_add(4) <= page.bytes()
+        {
+            return page.store32(inside, value).map_err(io::Error::other);
+        }
+        self.write_register(offset, &value.to_le_bytes())
+    }
+}
+
+/// Turns memory space and bus mastering on.
+pub(crate) fn turn_on(client: &mut Client) -> Result<(), Error> {
+    Ok(client.region_write(CONFIG, COMMAND.0, &COMMAND.1)?)
+}
+
+/// Has a 64-bit BAR of memory answer at `address` (PCI Local Bus 3.0, 6.2.5).
+pub(crate) fn place_bar(client: &mut Client, bar: u8, address: u64) -> Result<(), Error> {
+    let register = 0x10 + 4 * u64::from(bar);
+    client.region_write(CONFIG, register, &address.to_le_bytes())?;
+    turn_on(client)
+}
+
+/// Takes interrupts as MSI-X messages, since shadow doorbells are not for the pin. The event of the first is not
+/// waited for.
+pub(crate) fn take_messages(client: &mut Client) -> Result<OwnedFd, Error> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(Error::system("create an eventfd"))?;
+    client.set_irqs(MSI_X, EVENTS, 0, 1, &[event.as_raw_fd()])?;
+    Ok(event)
+}
+
+/// The part of the register BAR that the server lends, if the register at `wanted` is in it, and its offset.
+pub(crate) fn mappable(
+    client: &Client,
+    wanted: u64,
+) -> Result<Option<(Arc<SharedMemory>, u64)>, Error> {
+    let Some(region) = client.region(REGISTERS) else {
+        return Ok(None);
+    };
+    let area = region
+        .sparse_areas
+        .iter()
+        .find(|area| (area.offset..area.offset + area.size).contains(&wanted));
+    let (Some(area), Some(file)) = (area, &region.file_offset) else {
+        return Ok(None);
+    };
+    let page = map_lent(file, area.offset, area.size)?;
+    Ok(Some((Arc::new(page), area.offset)))
+}
+
+/// The memory behind a BAR that the server lends as a whole.
+pub(crate) fn bar_memory(client: &Client, bar: u8) -> Result<SharedMemory, Error> {
+    let region = client.region(bar.into());
+    let lent = region.and_then(|region| Some((region.file_offset.as_ref()?, region.size)));
+    let (file, size) = lent.ok_or(Error::NotLent { bar })?;
+    map_lent(file, 0, size)
+}
+
+fn map_lent(file: &FileOffset, offset: u64, bytes: u64) -> Result<SharedMemory, Error> {
+    let copy = file
+        .file()
+        .try_clone()
+        .map_err(Error::system("copy a descriptor"))?;
+    SharedMemory::map(
+        FileOffset::new(copy, file.start() + offset),
+        usize_of(bytes),
+    )
+}
+
+/// On the machines that this runs on, both have 64 bits.
+fn usize_of(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,214 @@
+//! A controller: bring-up, admin commands, queues.
+
+use std::time::{Duration, Instant};
+
+use peerbar_nvme_spec::command::admin::{
+    CompletionQueueFlags, CreateCompletionQueue, CreateSubmissionQueue, Identify, SetFeatures,
+    SubmissionQueueFlags,
+};
+use peerbar_nvme_spec::command::{AdminOpcode, SubmissionEntry};
+use peerbar_nvme_spec::feature::fid;
+use peerbar_nvme_spec::identify::{cns, controller};
+use peerbar_nvme_spec::registers::{Aqa, Cap, Cc, Csts, offset};
+use zerocopy::{FromBytes, FromZeros, transmute};
+
+use crate::access::{DmaMemory, Registers};
+use crate::doorbell::{Doorbell, Shadow};
+use crate::error::DriverError;
+use crate::queue::{QueueMemory, QueuePair};
+
+/// How long a controller may take for anything.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A controller that is enabled, with its admin queue.
+#[derive(Debug)]
+pub struct Controller<R, M> {
+    registers: R,
+    memory: M,
+    /// Bytes between two doorbells.
+    stride: u64,
+    /// Addresses of the shadow doorbell buffer and of the event index buffer.
+    shadows: Option<[u64; 2]>,
+    admin: QueuePair<R, M>,
+}
+
+impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
+    /// Gives the controller its admin queues, enables it and waits until it is ready (NVMe Base 2.0, 3.5.1).
+    pub fn enable(registers: R, memory: M, admin: QueueMemory) -> Result<Self, DriverError> {
+        let mut cap = [0; 8];
+        registers.read_register(offset::CAP, &mut cap)?;
+        let cap = Cap::from_bits(u64::from_le_bytes(cap));
+        let stride = 4 << cap.dstrd();
+        let doorbells = doorbells(&registers, &memory, stride, None, 0);
+        let controller = Self {
+            admin: QueuePair::new(memory.clone(), admin, doorbells)?,
+            registers,
+            memory,
+            stride,
+            shadows: None,
+        };
+        let registers = &controller.registers;
+        let sizes = Aqa::new()
+            .with_asqs(admin.submission_entries - 1)
+            .with_acqs(admin.completion_entries - 1);
+        registers.write_register(offset::AQA, &sizes.into_bits().to_le_bytes())?;
+        registers.write_register(offset::ASQ, &admin.submission.to_le_bytes())?;
+        registers.write_register(offset::ACQ, &admin.completion.to_le_bytes())?;
+        let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
+        registers.write_register(offset::CC, &cc.into_bits().to_le_bytes())?;
+        wait("CSTS.RDY", || Ok(controller.status()?.rdy().then_some(())))?;
+        Ok(controller)
+    }
+
+    /// Controller Status (NVMe Base 2.0, 3.1.3.6).
+    pub fn status(&self) -> Result<Csts, DriverError> {
+        let mut csts = [0; 4];
+        self.registers.read_register(offset::CSTS, &mut csts)?;
+        Ok(Csts::from_bits(u32::from_le_bytes(csts)))
+    }
+
+    /// The registers.
+    pub fn registers(&self) -> &R {
+        &self.registers
+    }
+
+    /// The memory that it shares with the host.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// The admin queue, for commands that are not waited for at once.
+    pub fn admin_queue(&mut self) -> &mut QueuePair<R, M> {
+        &mut self.admin
+    }
+
+    /// Executes an admin command; dword 0 of its completion.
+    pub fn admin(&mut self, entry: SubmissionEntry) -> Result<u32, DriverError> {
+        let admin = &mut self.admin;
+        admin.push(&transmute!(entry))?;
+        admin.ring()?;
+        let completion = wait("the completion of an admin command", || Ok(admin.pop()?))?;
+        let result = admin.result()?;
+        admin.ring()?;
+        match completion.status {
+            0 => Ok(result),
+            status => Err(DriverError::Command {
+                opcode: entry.opcode,
+                status,
+            }),
+        }
+    }
+
+    /// Has I/O queues keep their doorbells in the pages at `values` and `events`, if the controller has Doorbell Buffer
+    /// Config (NVMe Base 2.0, 5.8). The page `values` is used for Identify Controller first. The admin queue keeps its
+    /// registers, as in Linux.
+    pub fn use_shadow_doorbells(&mut self, [values, events]: [u64; 2]) -> Result<(), DriverError> {
+        let mut entry = command(AdminOpcode::Identify);
+        entry.prp1 = values.into();
+        let mut identify = Identify::from(&entry);
+        identify.cns = cns::CONTROLLER;
+        identify.apply_to(&mut entry);
+        self.admin(entry)?;
+        let mut page = vec![0; 4096];
+        self.memory.read(values, &mut page)?;
+        let offers = controller::Controller::read_from_bytes(&page)
+            .is_ok_and(|controller| controller.oacs.doorbell_buffer());
+        if offers {
+            for address in [values, events] {
+                self.memory.write(address, &[0; 4096])?;
+            }
+            let mut entry = command(AdminOpcode::DoorbellBufferConfig);
+            [entry.prp1, entry.prp2] = [values, events].map(Into::into);
+            self.admin(entry)?;
+            self.shadows = Some([values, events]);
+        }
+        Ok(())
+    }
+
+    /// Whether I/O queues created from now on keep their doorbells in memory.
+    pub fn has_shadow_doorbells(&self) -> bool {
+        self.shadows.is_some()
+    }
+
+    /// Set Features, Number of Queues: as many as the controller has (NVMe Base 2.0, 5.27.1.5).
+    pub fn request_all_queues(&mut self) -> Result<(), DriverError> {
+        let mut entry = command(AdminOpcode::SetFeatures);
+        let mut features = SetFeatures::from(&entry);
+        features.fid = fid::NUMBER_OF_QUEUES;
+        features.cdw11 = 0xfffe_fffe.into();
+        features.apply_to(&mut entry);
+        self.admin(entry).map(drop)
+    }
+
+    /// Creates the pair of I/O queues `id`, whose completions raise no interrupts.
+    pub fn create_queues(
+        &mut self,
+        id: u16,
+        at: QueueMemory,
+    ) -> Result<QueuePair<R, M>, DriverError> {
+        let doorbells = doorbells(&self.registers, &self.memory, self.stride, self.shadows, id);
+        let pair = QueuePair::new(self.memory.clone(), at, doorbells)?;
+        let mut entry = command(AdminOpcode::CreateCompletionQueue);
+        entry.prp1 = at.completion.into();
+        let mut completion = CreateCompletionQueue::from(&entry);
+        completion.qid = id.into();
+        completion.qsize = (at.completion_entries - 1).into();
+        completion.flags = CompletionQueueFlags::new().with_pc(true);
+        completion.apply_to(&mut entry);
+        self.admin(entry)?;
+        let mut entry = command(AdminOpcode::CreateSubmissionQueue);
+        entry.prp1 = at.submission.into();
+        let mut submission = CreateSubmissionQueue::from(&entry);
+        submission.qid = id.into();
+        submission.qsize = (at.submission_entries - 1).into();
+        submission.flags = SubmissionQueueFlags::new().with_pc(true);
+        submission.cqid = id.into();
+        submission.apply_to(&mut entry);
+        self.admin(entry)?;
+        Ok(pair)
+    }
+}
+
+/// The doorbells of the submission queue and the completion queue `id` (NVMe over PCIe 1.0, 3.1.2), at `stride`.
+fn doorbells<R: Registers + Clone, M: DmaMemory + Clone>(
+    registers: &R,
+    memory: &M,
+    stride: u64,
+    shadows: Option<[u64; 2]>,
+    id: u16,
+) -> [Doorbell<R, M>; 2] {
+    let first = 2 * u64::from(id);
+    [first, first + 1].map(|number| {
+        let at = number * stride;
+        let shadow = shadows.map(|[values, events]| Shadow {
+            value: values + at,
+            event: events + at,
+        });
+        let (registers, memory) = (registers.clone(), memory.clone());
+        Doorbell::new(registers, memory, offset::DOORBELLS + at, shadow)
+    })
+}
+
+fn command(opcode: AdminOpcode) -> SubmissionEntry {
+    let mut entry = SubmissionEntry::new_zeroed();
+    entry.opcode = opcode as u8;
+    entry
+}
+
+/// Asks until there is an answer.
+fn wait<T>(
+    what: &'static str,
+    mut ask: impl FnMut() -> Result<Option<T>, DriverError>,
+) -> Result<T, DriverError> {
+    let begun = Instant::now();
+    loop {
+        if let Some(answer) = ask()? {
+            return Ok(answer);
+        }
+        if begun.elapsed() > PATIENCE {
+            let seconds = PATIENCE.as_secs();
+            return Err(DriverError::Late { what, seconds });
+        }
+        std::thread::yield_now();
+    }
+}
