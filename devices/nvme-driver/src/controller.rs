@@ -18,7 +18,7 @@ use crate::error::DriverError;
 use crate::queue::{QueueMemory, QueuePair};
 
 /// How long a controller may take for anything.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A controller that is enabled, with its admin queue.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The Controller Memory Buffer (NVMe Base 2.0, 8.5) and its registers (3.1.3.11 to 3.1.3.17).
 
 use crate::command::{READ, WRITE, blocks};
-use crate::driver::{Driver, Pair};
+use crate::driver::{Driver, queues};
 use crate::machine::{CMB, CMB_BYTES, CMBLOC, CMBMSC, CMBSZ, config, pattern};
 
 /// Submission and completion queues, lists, reads, writes.
@@ -14,7 +14,7 @@ fn bytes(cmbsz: u32) -> u64 {
 
 #[test]
 fn it_is_hidden_until_the_host_enables_its_registers() {
-    let mut driver = Driver::bare(&config());
+    let driver = Driver::bare(&config());
     assert_eq!(driver.wide_register(0) >> 57 & 1, 1, "CAP.CMBS");
     assert_eq!((driver.register(CMBLOC), driver.register(CMBSZ)), (0, 0));
     driver.set_wide_register(CMBMSC, 1);
@@ -41,7 +41,7 @@ fn a_controller_reset_keeps_it_and_a_reset_of_the_function_does_not() {
 #[test]
 fn queues_lists_and_data_are_in_it_at_once() {
     let mut driver = Driver::new();
-    driver.create_pair(2, Pair::new(CMB, CMB + 0x1000, 16, 16));
+    driver.create_pair(2, queues(CMB, CMB + 0x1000, 16, 16));
     let len = 16 * 4096;
     let data = pattern(len, 21);
     let (from, to) = (CMB + 0x1_0000, CMB + 0x4_0000);

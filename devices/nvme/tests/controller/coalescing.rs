@@ -8,7 +8,7 @@ use peerbar_nvme::{Config, Source};
 use crate::command::{
     Command, FLUSH, VERIFY, blocks, delete_cq, delete_sq, get_feature, set_feature,
 };
-use crate::driver::{DATA, Driver, ENABLED, Pair};
+use crate::driver::{DATA, Driver, ENABLED, queues, usual};
 use crate::machine::{CC, MIB, PAGE, config};
 
 const COALESCING: u8 = 0x08;
@@ -57,7 +57,7 @@ fn a_completion_that_no_other_follows_gets_its_message() {
 #[test]
 fn completions_share_messages_unless_that_is_disabled_for_their_vector() {
     let mut driver = coalesced();
-    driver.create_pair(2, Pair::usual(2));
+    driver.create_pair(2, usual(2));
     driver.ok(0, set_feature(VECTOR_CONFIGURATION, DISABLED | 2));
     let start = Instant::now();
     for _ in 0..COMMANDS {
@@ -86,7 +86,7 @@ fn completions_share_messages_while_the_guest_does_not_answer_the_last() {
         namespaces: vec![Source::Ram(MIB)],
         ..config()
     });
-    driver.create_pair(2, Pair::new(DATA, DATA + 4 * PAGE, 256, 256));
+    driver.create_pair(2, queues(DATA, DATA + 4 * PAGE, 256, 256));
     for _ in 0..COMMANDS {
         driver.put(2, blocks(VERIFY, 0, 1));
     }

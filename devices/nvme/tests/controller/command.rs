@@ -116,29 +116,24 @@ pub(crate) struct Completion {
     pub(crate) sqhd: u16,
     pub(crate) sqid: u16,
     pub(crate) cid: u16,
-    /// Dword 3 from the phase tag on.
+    /// Dword 3 behind the phase tag.
     status: u16,
 }
 
 impl Completion {
-    pub(crate) fn decode(bytes: &[u8]) -> Self {
-        let word = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
+    pub(crate) fn of(taken: peerbar_nvme_driver::Completion, dw0: u32) -> Self {
         Self {
-            dw0: u32::from(word(0)) | u32::from(word(2)) << 16,
-            sqhd: word(8),
-            sqid: word(10),
-            cid: word(12),
-            status: word(14),
+            dw0,
+            sqhd: taken.sqhd,
+            sqid: taken.sqid,
+            cid: taken.cid,
+            status: taken.status,
         }
-    }
-
-    pub(crate) fn phase(&self) -> bool {
-        self.status & 1 == 1
     }
 
     /// Status code type and status code, as one number as in Linux's `NVME_SC_*`.
     pub(crate) fn code(&self) -> u16 {
-        self.status >> 1 & 0x7ff
+        self.status & 0x7ff
     }
 }
 

@@ -1,7 +1,7 @@
 //! Creating and deleting queues with every wrong parameter, and its status (NVMe Base 2.0, 5.4 to 5.7).
 
 use crate::command::{Command, create_cq, create_sq, delete_cq, delete_sq, sc, set_feature};
-use crate::driver::{DATA, Driver, ENABLED, Pair};
+use crate::driver::{DATA, Driver, ENABLED, queues, usual};
 use crate::machine::{CC, CMB, config};
 
 /// A driver with queue pair 1 and memory for a second one.
@@ -37,8 +37,8 @@ fn a_size_is_from_2_to_mqes() {
         assert_eq!(refused(create_sq(2, entries, 1, DATA)), sc::QUEUE_SIZE);
     }
     let mut driver = Driver::new();
-    driver.create_pair(2, Pair::new(DATA, DATA + 0x2_0000, 2048, 2048));
-    driver.create_pair(3, Pair::new(DATA + 0x4_0000, DATA + 0x5_0000, 2, 2));
+    driver.create_pair(2, queues(DATA, DATA + 0x2_0000, 2048, 2048));
+    driver.create_pair(3, queues(DATA + 0x4_0000, DATA + 0x5_0000, 2, 2));
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_completion_queue_goes_after_its_submission_queues() {
     assert_eq!(driver.code(0, delete_sq(1)), sc::QID_INVALID);
     driver.ok(0, delete_cq(1));
     assert_eq!(driver.code(0, delete_cq(1)), sc::QID_INVALID);
-    driver.create_pair(1, Pair::usual(1));
+    driver.create_pair(1, usual(1));
 }
 
 #[test]

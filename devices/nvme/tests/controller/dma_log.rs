@@ -3,7 +3,7 @@
 use peerbar_nvme_spec::dma_log::{Completer, Direction, Entry, Purpose, Route};
 
 use crate::command::{READ, WRITE, blocks};
-use crate::driver::{DATA, Driver, LIST, Pair};
+use crate::driver::{DATA, Driver, LIST, queues};
 use crate::machine::{self, CMB, RAM_BYTES, config};
 
 /// Bytes of a purpose and direction by a route to a completer.
@@ -34,7 +34,7 @@ fn moved(
 #[test]
 fn data_in_the_cmb_is_own_memory_to_the_byte_and_never_guest_ram() {
     let mut driver = Driver::new();
-    driver.create_pair(2, Pair::new(CMB, CMB + 0x1000, 16, 16));
+    driver.create_pair(2, queues(CMB, CMB + 0x1000, 16, 16));
     let moved = moved(&mut driver, |driver| {
         let len = 8 * 4096;
         let write = driver.prps(blocks(WRITE, 0, 64), CMB + 0x1_0000, len, CMB + 0x2000);

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use peerbar_nvme::Config;
+use peerbar_nvme_driver::{Doorbell, QueueMemory, QueuePair, Shadow};
 use peerbar_nvme_spec::dma_log;
 
 use crate::command::{Command, Completion, READ, WRITE, blocks, create_cq, create_sq, get_log};
@@ -16,40 +16,32 @@ const QUEUES: u64 = RAM;
 pub(crate) const LIST: u64 = RAM + (3 << 20);
 pub(crate) const DATA: u64 = RAM + (4 << 20);
 /// Entries of the admin queues, and of I/O queues unless a test says otherwise.
-pub(crate) const ENTRIES: u32 = 16;
+pub(crate) const ENTRIES: u16 = 16;
 /// CC: enabled, submission entries of 64 bytes, completion entries of 16.
 pub(crate) const ENABLED: u32 = 0x0046_0001;
 
 /// A queue pair as the driver sees it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pair {
-    pub(crate) sq: u64,
-    pub(crate) cq: u64,
-    pub(crate) sq_entries: u32,
-    pub(crate) cq_entries: u32,
-    pub(crate) tail: u32,
-    pub(crate) head: u32,
-    phase: bool,
+pub(crate) type Pair = QueuePair<Machine, Machine>;
+
+/// Queues of so many entries at these addresses.
+pub(crate) fn queues(
+    submission: u64,
+    completion: u64,
+    submission_entries: u16,
+    completion_entries: u16,
+) -> QueueMemory {
+    QueueMemory {
+        submission,
+        completion,
+        submission_entries,
+        completion_entries,
+    }
 }
 
-impl Pair {
-    pub(crate) fn new(sq: u64, cq: u64, sq_entries: u32, cq_entries: u32) -> Self {
-        Self {
-            sq,
-            cq,
-            sq_entries,
-            cq_entries,
-            tail: 0,
-            head: 0,
-            phase: true,
-        }
-    }
-
-    /// The usual place of a pair in guest RAM: two pages of its own.
-    pub(crate) fn usual(id: u16) -> Self {
-        let sq = QUEUES + 2 * PAGE * u64::from(id);
-        Self::new(sq, sq + PAGE, ENTRIES, ENTRIES)
-    }
+/// The usual place of a pair in guest RAM: two pages of its own.
+pub(crate) fn usual(id: u16) -> QueueMemory {
+    let submission = QUEUES + 2 * PAGE * u64::from(id);
+    queues(submission, submission + PAGE, ENTRIES, ENTRIES)
 }
 
 /// Pages with the doorbells' values and with their event indexes.
@@ -57,8 +49,8 @@ const SHADOWS: [u64; 2] = [RAM + (2 << 20), RAM + (2 << 20) + PAGE];
 
 pub(crate) struct Driver {
     machine: Machine,
-    /// The last values of doorbells in memory, by their place in it; `None`: they are registers.
-    shadowed: Option<HashMap<u64, u32>>,
+    /// Doorbells are in memory.
+    shadowed: bool,
     pairs: HashMap<u16, Pair>,
     cid: u16,
 }
@@ -94,7 +86,7 @@ impl Driver {
     pub(crate) fn bare(config: &Config) -> Self {
         Self {
             machine: Machine::new(config),
-            shadowed: None,
+            shadowed: false,
             pairs: HashMap::new(),
             cid: 0,
         }
@@ -116,7 +108,7 @@ impl Driver {
     /// The same, with doorbells that are registers whatever the suite is run with.
     pub(crate) fn bring_up_by_registers(&mut self) {
         self.enable();
-        self.create_pair(1, Pair::usual(1));
+        self.create_pair(1, usual(1));
     }
 
     /// Keeps the doorbells of I/O queues in memory from now on, if the controller can.
@@ -125,27 +117,33 @@ impl Driver {
         self.write(values, &[0; 2 * PAGE as usize]);
         let config = crate::command::doorbell_buffer(values, events);
         if self.code(0, config) == 0 {
-            self.shadowed = Some(HashMap::new());
+            self.shadowed = true;
+            let ids: Vec<u16> = self.pairs.keys().copied().filter(|id| *id > 0).collect();
+            for id in ids {
+                *self.pair(id).doorbells() = self.doorbells(id);
+            }
         }
     }
 
-    /// Writes a doorbell, given the offset of its register.
-    pub(crate) fn write_doorbell(&mut self, register: u64, value: u32) {
-        let place = register - 0x1000;
-        let [values, events] = SHADOWS;
-        let last = match &mut self.shadowed {
-            Some(last) if place >= 8 => last.insert(place, value).unwrap_or(0),
-            _ => return self.set_register(register, value),
-        };
-        self.write(values + place, &value.to_le_bytes());
-        fence(Ordering::SeqCst);
-        let event = self.read(events + place, 4);
-        let event = u32::from_le_bytes(event.try_into().unwrap());
-        // Linux nvme_dbbuf_need_event
-        let distance = |from: u32| value.wrapping_sub(from) as u16;
-        if distance(event.wrapping_add(1)) < distance(last) {
-            self.set_register(register, value);
-        }
+    /// New doorbells of a queue pair: in memory if those of I/O queues are.
+    fn doorbells(&self, id: u16) -> [Doorbell<Machine, Machine>; 2] {
+        let first = 8 * u64::from(id);
+        [first, first + 4].map(|place| {
+            let [value, event] = SHADOWS.map(|page| page + place);
+            let shadow = (self.shadowed && id > 0).then_some(Shadow { value, event });
+            let [registers, memory] = [(); 2].map(|()| self.machine.clone());
+            Doorbell::new(registers, memory, 0x1000 + place, shadow)
+        })
+    }
+
+    /// Writes any value to a doorbell, given the offset of its register.
+    pub(crate) fn write_doorbell(&mut self, register: u64, value: u16) {
+        let number = (register - 0x1000) / 4;
+        let id = (number / 2) as u16;
+        let mut unknown = self.doorbells(id);
+        let pair = self.pairs.get_mut(&id);
+        let doorbells = pair.map_or(&mut unknown, QueuePair::doorbells);
+        doorbells[number as usize % 2].write(value).unwrap();
     }
 
     pub(crate) fn enable(&mut self) {
@@ -161,13 +159,13 @@ impl Driver {
     /// Sets up empty admin queues and CC, and does not wait.
     pub(crate) fn start_enable_with(&mut self, configuration: u32) {
         self.pairs.clear();
-        self.shadowed = None;
-        let admin = Pair::usual(0);
-        self.pairs.insert(0, admin);
-        self.write(admin.cq, &[0; 16 * ENTRIES as usize]);
-        self.set_register(AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
-        self.set_wide_register(ASQ, admin.sq);
-        self.set_wide_register(ACQ, admin.cq);
+        self.shadowed = false;
+        let admin = usual(0);
+        self.know_pair(0, admin);
+        let last = u32::from(ENTRIES - 1);
+        self.set_register(AQA, last << 16 | last);
+        self.set_wide_register(ASQ, admin.submission);
+        self.set_wide_register(ACQ, admin.completion);
         self.set_register(CC, configuration);
     }
 
@@ -178,13 +176,17 @@ impl Driver {
 
     /// Creates a queue pair whose vector has its number.
     #[track_caller]
-    pub(crate) fn create_pair(&mut self, id: u16, pair: Pair) {
-        self.write(pair.cq, &vec![0; 16 * pair.cq_entries as usize]);
-        self.ok(0, create_cq(id, pair.cq_entries, id, pair.cq));
-        self.ok(0, create_sq(id, pair.sq_entries, id, pair.sq));
-        if let Some(last) = &mut self.shadowed {
-            last.retain(|place, _| place / 8 != u64::from(id));
-        }
+    pub(crate) fn create_pair(&mut self, id: u16, at: QueueMemory) {
+        self.know_pair(id, at);
+        let [sq, cq] = [at.submission_entries, at.completion_entries].map(u32::from);
+        self.ok(0, create_cq(id, cq, id, at.completion));
+        self.ok(0, create_sq(id, sq, id, at.submission));
+    }
+
+    /// Begins to use a queue pair, and clears its completion queue.
+    pub(crate) fn know_pair(&mut self, id: u16, at: QueueMemory) {
+        let doorbells = self.doorbells(id);
+        let pair = Pair::new(self.machine.clone(), at, doorbells).unwrap();
         self.pairs.insert(id, pair);
     }
 
@@ -195,23 +197,19 @@ impl Driver {
     /// Puts a command on a queue; its CID.
     pub(crate) fn put(&mut self, id: u16, command: Command) -> u16 {
         self.cid = self.cid.wrapping_add(1);
-        let pair = *self.pair(id);
-        let at = pair.sq + 64 * u64::from(pair.tail);
-        self.write(at, &command.encode(self.cid));
-        self.pair(id).tail = (pair.tail + 1) % pair.sq_entries;
+        let entry = command.encode(self.cid);
+        self.pair(id).push(&entry).unwrap();
         self.cid
     }
 
     /// Tells the controller of the commands that were put on a queue.
     pub(crate) fn ring(&mut self, id: u16) {
-        let tail = self.pair(id).tail;
-        self.write_doorbell(0x1000 + 8 * u64::from(id), tail);
+        self.pair(id).ring_tail().unwrap();
     }
 
     /// Tells the controller of the completions that were taken.
     pub(crate) fn acknowledge(&mut self, id: u16) {
-        let head = self.pair(id).head;
-        self.write_doorbell(0x1004 + 8 * u64::from(id), head);
+        self.pair(id).ring_head().unwrap();
     }
 
     pub(crate) fn submit(&mut self, id: u16, command: Command) -> u16 {
@@ -222,19 +220,9 @@ impl Driver {
 
     /// The next completion of a queue, if it is there. It is not acknowledged.
     pub(crate) fn poll(&mut self, id: u16) -> Option<Completion> {
-        let pair = *self.pair(id);
-        let at = pair.cq + 16 * u64::from(pair.head);
-        let posted = |entry: &[u8]| entry[14] & 1 == u8::from(pair.phase);
-        if !posted(&self.read(at, 16)) {
-            return None;
-        }
-        // Read again: what was read before the phase may be older than it.
-        let entry = Completion::decode(&self.read(at, 16));
-        assert_eq!(entry.phase(), pair.phase);
         let pair = self.pair(id);
-        pair.head = (pair.head + 1) % pair.cq_entries;
-        pair.phase ^= pair.head == 0;
-        Some(entry)
+        let taken = pair.pop().unwrap()?;
+        Some(Completion::of(taken, pair.result().unwrap()))
     }
 
     /// Waits for the next completion of a queue and acknowledges it.

@@ -28,7 +28,7 @@ fn a_wrong_doorbell_is_an_event() {
         if event == INVALID_VALUE {
             driver.write_doorbell(doorbell, value);
         } else {
-            driver.set_register(doorbell, value);
+            driver.set_register(doorbell, value.into());
         }
         let entry = driver.take(0);
         assert_eq!((entry.cid, entry.dw0, entry.code()), (cid, event, 0));

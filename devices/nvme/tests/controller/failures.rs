@@ -4,7 +4,7 @@
 use peerbar_nvme::{Config, FaultKind, SeededFault, Source};
 
 use crate::command::{COMPARE, READ, WRITE, blocks, create_cq, create_sq, sc};
-use crate::driver::{DATA, Driver, LIST, Pair};
+use crate::driver::{DATA, Driver, LIST, queues};
 use crate::machine::{MIB, PAGE, RAM, config, pattern};
 
 const CFS: u32 = 1 << 1;
@@ -75,7 +75,7 @@ fn without_bus_mastering_nothing_moves() {
     driver.set_command(0b010);
     // Not before: a worker that is about to sleep leaves event indexes in the guest's memory.
     let before = driver.ram_image();
-    let tail = driver.pair(1).tail;
+    let tail = driver.pair(1).tail().into();
     driver.set_register(0x1008, tail);
     driver.wait_for_status(CFS, CFS);
     assert!(driver.ram_image() == before, "no byte of guest RAM changes");
@@ -87,7 +87,7 @@ fn without_bus_mastering_nothing_moves() {
 #[test]
 fn a_command_that_cannot_be_fetched_is_fatal_until_a_reset() {
     let mut driver = Driver::new();
-    let pair = Pair::new(GONE, DATA, 16, 16);
+    let pair = queues(GONE, DATA, 16, 16);
     driver.create_pair(2, pair);
     driver.unmap(GONE, PAGE);
     driver.submit(2, blocks(READ, 0, 1).at(DATA, 0));
@@ -122,7 +122,7 @@ fn memory_that_is_taken_away_under_commands_is_touched_no_more_and_none_succeeds
     let mut driver = Driver::new();
     let len = 128 << 10;
     driver.store(0, &pattern(len, 40));
-    driver.create_pair(2, Pair::new(DATA, DATA + 0x1_0000, 256, 256));
+    driver.create_pair(2, queues(DATA, DATA + 0x1_0000, 256, 256));
     let (first, rest) = (DATA + 0x2_0000, PAGE * 7);
     let read = driver.prps(blocks(READ, 0, 256), first, len, LIST);
     for _ in 0..200 {

@@ -58,7 +58,7 @@ proptest! {
 
 #[test]
 fn every_register_can_be_read_in_every_size() {
-    let mut driver = Driver::new();
+    let driver = Driver::new();
     let whole = driver.read_region(REGISTERS, 0, REGISTER_BYTES as usize);
     for size in [1, 2, 4, 8] {
         for offset in (0..REGISTER_BYTES as usize - size).step_by(size) {
@@ -75,7 +75,7 @@ fn every_register_can_be_read_in_every_size() {
 
 #[test]
 fn what_is_read_only_or_reserved_stays_as_it_is() {
-    let mut driver = Driver::new();
+    let driver = Driver::new();
     let before = driver.read_region(REGISTERS, 0, 0x1000);
     let read_only = (0x00..0x0c)
         .chain(0x18..0x24)
@@ -89,7 +89,7 @@ fn what_is_read_only_or_reserved_stays_as_it_is() {
 
 #[test]
 fn a_part_of_a_register_is_not_written() {
-    let mut driver = Driver::new();
+    let driver = Driver::new();
     let enabled = driver.register(CC);
     for (offset, len) in [
         (CC, 1),

@@ -7,11 +7,11 @@ use fastrand::Rng;
 use peerbar_nvme::{Config, Poll};
 
 use crate::command::{Command, FLUSH, READ, blocks, delete_cq, delete_sq};
-use crate::driver::{DATA, Driver, Pair};
+use crate::driver::{DATA, Driver, queues};
 use crate::machine::{PATIENCE, config};
 
 const IDS: [u16; 2] = [2, 3];
-const SIZES: [u32; 8] = [2, 3, 4, 5, 17, 33, 64, 128];
+const SIZES: [u16; 8] = [2, 3, 4, 5, 17, 33, 64, 128];
 /// Microseconds; most are none.
 const PAUSES: [u64; 32] = {
     let mut pauses = [0; 32];
@@ -36,7 +36,7 @@ impl Guest {
         for id in IDS {
             let at = DATA + 0x4_0000 * u64::from(id);
             let [sq, cq] = [(); 2].map(|()| self.one_of(&SIZES));
-            let pair = Pair::new(at, at + 0x1_0000, sq, cq);
+            let pair = queues(at, at + 0x1_0000, sq, cq);
             self.driver.create_pair(id, pair);
         }
     }
@@ -55,7 +55,8 @@ impl Guest {
     /// Submits up to `most` commands, with a doorbell for each or with one for all.
     fn submit(&mut self, which: usize, most: u32, each: bool) {
         let id = IDS[which];
-        let free = self.driver.pair(id).sq_entries - 1 - self.out[which];
+        let entries = self.driver.pair(id).memory().submission_entries;
+        let free = u32::from(entries) - 1 - self.out[which];
         let count = self.random.u32(..=most.min(free));
         for left in (0..count).rev() {
             let block = self.random.u64(..100);
@@ -92,8 +93,10 @@ impl Guest {
                 self.out[which] -= 1;
                 self.driver.acknowledge(id);
             }
-            let (left, pair) = (self.out[which], *self.driver.pair(id));
-            assert!(start.elapsed() < PATIENCE, "{left} do not come: {pair:?}");
+            let pair = self.driver.pair(id);
+            let at = (pair.memory(), pair.tail(), pair.head());
+            let left = self.out[which];
+            assert!(start.elapsed() < PATIENCE, "{left} do not come: {at:?}");
             std::thread::yield_now();
         }
     }

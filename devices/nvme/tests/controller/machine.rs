@@ -1,11 +1,15 @@
 //! The machine around the controller: guest RAM, bus addresses, registers, interrupts.
 
+use std::cell::{Cell, RefCell, RefMut};
 use std::fs::File;
+use std::io;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use peerbar_nvme::{Config, Controller, Poll, Running, Source};
+use peerbar_nvme_driver::{DmaMemory, Registers};
 use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -56,10 +60,14 @@ impl Layout {
     }
 }
 
-pub(crate) struct Machine {
-    controller: Running,
+/// A handle of the machine.
+#[derive(Clone)]
+pub(crate) struct Machine(Rc<Parts>);
+
+struct Parts {
+    controller: RefCell<Running>,
     ram: File,
-    layout: Layout,
+    layout: Cell<Layout>,
     events: Vec<OwnedFd>,
 }
 
@@ -111,36 +119,38 @@ impl Machine {
         let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-        let mut machine = Self {
-            controller: Controller::start(config).unwrap(),
+        let machine = Self(Rc::new(Parts {
+            controller: RefCell::new(Controller::start(config).unwrap()),
             ram: File::from(fd),
-            layout: Layout::Linear,
+            layout: Cell::new(Layout::Linear),
             events: (0..VECTORS)
                 .map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap())
                 .collect(),
-        };
+        }));
         machine.map(RAM, RAM_BYTES, true);
         machine.set_up_function();
         machine.set_up_vectors();
         machine
     }
 
-    pub(crate) fn device(&mut self) -> &mut impl Device {
-        &mut self.controller.endpoint
+    pub(crate) fn device(&self) -> RefMut<'_, impl Device> {
+        RefMut::map(self.0.controller.borrow_mut(), |running| {
+            &mut running.endpoint
+        })
     }
 
     /// Lends the device a part of guest RAM at its address.
-    pub(crate) fn map(&mut self, address: u64, size: u64, writable: bool) {
-        self.map_at(address, size, writable, self.layout.offset(address));
+    pub(crate) fn map(&self, address: u64, size: u64, writable: bool) {
+        self.map_at(address, size, writable, self.0.layout.get().offset(address));
     }
 
     /// Lends the device the page of guest RAM at `page` once more, at another address, to be read only.
-    pub(crate) fn map_read_only(&mut self, address: u64, page: u64) {
-        self.map_at(address, PAGE, false, self.layout.offset(page));
+    pub(crate) fn map_read_only(&self, address: u64, page: u64) {
+        self.map_at(address, PAGE, false, self.0.layout.get().offset(page));
     }
 
-    fn map_at(&mut self, address: u64, size: u64, writable: bool, offset: u64) {
-        let fd = self.ram.try_clone().unwrap().into();
+    fn map_at(&self, address: u64, size: u64, writable: bool, offset: u64) {
+        let fd = self.0.ram.try_clone().unwrap().into();
         let map = DmaMap {
             iova: address,
             size,
@@ -152,8 +162,9 @@ impl Machine {
     }
 
     /// Writes a register in the page of doorbells as a guest does that has mapped it: nobody is told.
-    pub(crate) fn write_mapped(&mut self, offset: u64, value: u32) {
-        let region = self.controller.endpoint.region(0).unwrap();
+    pub(crate) fn write_mapped(&self, offset: u64, value: u32) {
+        let controller = self.0.controller.borrow();
+        let region = controller.endpoint.region(0).unwrap();
         let RegionMapping::Areas(fd, _) = region.mapping else {
             panic!("{region:?}");
         };
@@ -162,7 +173,7 @@ impl Machine {
             .unwrap();
     }
 
-    pub(crate) fn unmap(&mut self, address: u64, size: u64) {
+    pub(crate) fn unmap(&self, address: u64, size: u64) {
         let last = address + (size - 1);
         let span = DmaSpan {
             iova: address,
@@ -172,39 +183,39 @@ impl Machine {
     }
 
     /// Maps guest RAM anew, page by page, neighbours far from each other.
-    pub(crate) fn scatter_ram(&mut self) {
+    pub(crate) fn scatter_ram(&self) {
         self.unmap(RAM, RAM_BYTES);
-        self.layout = Layout::Scattered;
+        self.0.layout.set(Layout::Scattered);
         for page in 0..RAM_BYTES / PAGE {
             self.map(RAM + page * PAGE, PAGE, true);
         }
     }
 
     /// Offers ATS, and turns it on as the guest does: ATS Control in the first extended capability.
-    pub(crate) fn turn_ats_on(&mut self) {
-        self.controller.endpoint.offer_ats();
+    pub(crate) fn turn_ats_on(&self) {
+        self.0.controller.borrow_mut().endpoint.offer_ats();
         self.configure(0x106, &0x8000_u16.to_le_bytes());
     }
 
     /// Places BAR2 and turns memory space and bus mastering on.
-    pub(crate) fn set_up_function(&mut self) {
+    pub(crate) fn set_up_function(&self) {
         self.configure(0x18, &BAR2.to_le_bytes());
         self.set_command(0b110);
     }
 
     /// The Command register of configuration space: bit 1 memory space, bit 2 bus mastering.
-    pub(crate) fn set_command(&mut self, command: u16) {
+    pub(crate) fn set_command(&self, command: u16) {
         self.configure(0x04, &command.to_le_bytes());
     }
 
-    fn configure(&mut self, offset: u64, data: &[u8]) {
+    fn configure(&self, offset: u64, data: &[u8]) {
         self.device()
             .region_write(CONFIG_REGION, offset, data)
             .unwrap();
     }
 
-    fn set_up_vectors(&mut self) {
-        let events = self.events.iter();
+    fn set_up_vectors(&self) {
+        let events = self.0.events.iter();
         let events = events
             .map(|event| Some(event.try_clone().unwrap()))
             .collect();
@@ -214,7 +225,7 @@ impl Machine {
     }
 
     /// Reads from a region, in any way that a client may.
-    pub(crate) fn read_region(&mut self, region: u32, offset: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn read_region(&self, region: u32, offset: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0xa5; len];
         self.device()
             .region_read(region, offset, &mut data)
@@ -223,40 +234,40 @@ impl Machine {
     }
 
     /// Writes to a region, in any way that a client may.
-    pub(crate) fn write_region(&mut self, region: u32, offset: u64, data: &[u8]) {
+    pub(crate) fn write_region(&self, region: u32, offset: u64, data: &[u8]) {
         self.device().region_write(region, offset, data).unwrap();
     }
 
     /// Gives the vectors up for the INTx pin; the event that it signals.
-    pub(crate) fn use_pin(&mut self) -> OwnedFd {
+    pub(crate) fn use_pin(&self) -> OwnedFd {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let pin = IrqAction::Events(vec![Some(event.try_clone().unwrap())]);
-        let device = self.device();
+        let mut device = self.device();
         device.set_irqs(MSI_X, 0, 0, IrqAction::Disable).unwrap();
         device.set_irqs(INTX, 0, 1, pin).unwrap();
         event
     }
 
     /// Tells the INTx pin that its interrupt has been handled, as the guest's interrupt controller does.
-    pub(crate) fn end_interrupt(&mut self) {
+    pub(crate) fn end_interrupt(&self) {
         self.device()
             .set_irqs(INTX, 0, 1, IrqAction::Unmask)
             .unwrap();
     }
 
     /// Function-level reset: Device Control of the PCI Express capability, bit 15.
-    pub(crate) fn reset_function(&mut self) {
+    pub(crate) fn reset_function(&self) {
         let express = self.capability(0x10);
         self.configure(express + 8, &0x8000_u16.to_le_bytes());
     }
 
     /// A reset of the whole machine, as the client tells of it.
-    pub(crate) fn reset_by_client(&mut self) {
+    pub(crate) fn reset_by_client(&self) {
         self.device().reset().unwrap();
     }
 
     /// Where in configuration space the capability of that number is.
-    fn capability(&mut self, id: u8) -> u64 {
+    fn capability(&self, id: u8) -> u64 {
         let mut at = [0];
         let mut entry = [0; 2];
         self.device()
@@ -275,23 +286,23 @@ impl Machine {
         panic!("no capability {id:#x}");
     }
 
-    pub(crate) fn register(&mut self, offset: u64) -> u32 {
+    pub(crate) fn register(&self, offset: u64) -> u32 {
         let mut data = [0; 4];
         self.device().region_read(0, offset, &mut data).unwrap();
         u32::from_le_bytes(data)
     }
 
-    pub(crate) fn wide_register(&mut self, offset: u64) -> u64 {
+    pub(crate) fn wide_register(&self, offset: u64) -> u64 {
         u64::from(self.register(offset)) | u64::from(self.register(offset + 4)) << 32
     }
 
-    pub(crate) fn set_register(&mut self, offset: u64, value: u32) {
+    pub(crate) fn set_register(&self, offset: u64, value: u32) {
         self.device()
             .region_write(0, offset, &value.to_le_bytes())
             .unwrap();
     }
 
-    pub(crate) fn set_wide_register(&mut self, offset: u64, value: u64) {
+    pub(crate) fn set_wide_register(&self, offset: u64, value: u64) {
         self.device()
             .region_write(0, offset, &value.to_le_bytes())
             .unwrap();
@@ -299,7 +310,7 @@ impl Machine {
 
     /// Waits until CSTS, as far as `mask` goes, is this.
     #[track_caller]
-    pub(crate) fn wait_for_status(&mut self, mask: u32, value: u32) {
+    pub(crate) fn wait_for_status(&self, mask: u32, value: u32) {
         let start = Instant::now();
         loop {
             let now = self.register(CSTS);
@@ -315,18 +326,18 @@ impl Machine {
     /// Waits until a vector has been raised, and takes it.
     #[track_caller]
     pub(crate) fn wait_for_vector(&self, vector: usize) {
-        wait_for_event(&self.events[vector], &format!("vector {vector}"));
+        wait_for_event(&self.0.events[vector], &format!("vector {vector}"));
     }
 
     /// Waits until a vector has been raised, and takes that; how often it has been raised since it was last asked.
     #[track_caller]
     pub(crate) fn wait_for_messages(&self, vector: usize) -> u64 {
-        wait_for_events(&self.events[vector], &format!("vector {vector}"))
+        wait_for_events(&self.0.events[vector], &format!("vector {vector}"))
     }
 
     /// Whether a vector has been raised since it was last asked.
     pub(crate) fn take_vector(&self, vector: usize) -> bool {
-        take_event(&self.events[vector])
+        take_event(&self.0.events[vector])
     }
 
     /// Writes memory where a driver's CPU would: in guest RAM or in the CMB, by the addresses that commands use.
@@ -334,7 +345,7 @@ impl Machine {
         match self.place(address) {
             (Some(cmb), at) => cmb.write_all_at(data, at).unwrap(),
             (None, _) => self.each_page(address, data.len(), |at, range| {
-                self.ram.write_all_at(&data[range], at).unwrap();
+                self.0.ram.write_all_at(&data[range], at).unwrap();
             }),
         }
     }
@@ -344,7 +355,7 @@ impl Machine {
         match self.place(address) {
             (Some(cmb), at) => cmb.read_exact_at(&mut data, at).unwrap(),
             (None, _) => self.each_page(address, len, |at, range| {
-                self.ram.read_exact_at(&mut data[range], at).unwrap();
+                self.0.ram.read_exact_at(&mut data[range], at).unwrap();
             }),
         }
         data
@@ -353,7 +364,7 @@ impl Machine {
     /// All of guest RAM, in the order of its file.
     pub(crate) fn ram_image(&self) -> Vec<u8> {
         let mut image = vec![0; RAM_BYTES as usize];
-        self.ram.read_exact_at(&mut image, 0).unwrap();
+        self.0.ram.read_exact_at(&mut image, 0).unwrap();
         image
     }
 
@@ -361,7 +372,8 @@ impl Machine {
         if !(CMB..CMB + CMB_BYTES).contains(&address) {
             return (None, 0);
         }
-        let region = self.controller.endpoint.region(2).unwrap();
+        let controller = self.0.controller.borrow();
+        let region = controller.endpoint.region(2).unwrap();
         let RegionMapping::Whole(fd) = region.mapping else {
             panic!("{region:?}");
         };
@@ -380,9 +392,50 @@ impl Machine {
         while done < len {
             let here = address + done as u64;
             let part = ((PAGE - here % PAGE) as usize).min(len - done);
-            each(self.layout.offset(here), done..done + part);
+            each(self.0.layout.get().offset(here), done..done + part);
             done += part;
         }
+    }
+}
+
+impl Registers for Machine {
+    fn read_register(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.device().region_read(0, offset, data).unwrap();
+        Ok(())
+    }
+
+    fn write_register(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.device().region_write(0, offset, data).unwrap();
+        Ok(())
+    }
+}
+
+impl DmaMemory for Machine {
+    fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
+        data.copy_from_slice(&self.read(address, data.len()));
+        Ok(())
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        self.write(address, data);
+        Ok(())
+    }
+
+    fn load32(&self, address: u64) -> io::Result<u32> {
+        Ok(u32::from_le_bytes(
+            self.read(address, 4).try_into().unwrap(),
+        ))
+    }
+
+    fn store32(&self, address: u64, value: u32) -> io::Result<()> {
+        self.write(address, &value.to_le_bytes());
+        Ok(())
+    }
+
+    fn load64(&self, address: u64) -> io::Result<u64> {
+        Ok(u64::from_le_bytes(
+            self.read(address, 8).try_into().unwrap(),
+        ))
     }
 }
 

@@ -3,7 +3,7 @@
 use peerbar_nvme::{Config, Poll, Source};
 
 use crate::command::{VERIFY, blocks, get_feature};
-use crate::driver::{DATA, Driver, Pair};
+use crate::driver::{DATA, Driver, queues};
 use crate::machine::config;
 
 /// The admin queue's doorbells.
@@ -22,7 +22,7 @@ fn admin_commands_are_heard_of_while_a_worker_has_work() {
         io_uring: false,
         ..config()
     });
-    driver.create_pair(2, Pair::new(DATA, DATA + 0x2_0000, 2048, 2048));
+    driver.create_pair(2, queues(DATA, DATA + 0x2_0000, 2048, 2048));
     for _ in 0..2047 {
         driver.put(2, blocks(VERIFY, 0, 1 << 12));
     }
@@ -30,10 +30,10 @@ fn admin_commands_are_heard_of_while_a_worker_has_work() {
     // More than one, as the engine may still be up from what came before.
     for _ in 0..3 {
         driver.put(0, get_feature(0x07, 0, 0));
-        let tail = driver.pair(0).tail;
+        let tail = driver.pair(0).tail().into();
         driver.write_mapped(ADMIN_TAIL, tail);
         driver.take_silently(0);
-        let head = driver.pair(0).head;
+        let head = driver.pair(0).head().into();
         driver.write_mapped(ADMIN_HEAD, head);
     }
     let done = std::iter::from_fn(|| driver.poll(2)).count();

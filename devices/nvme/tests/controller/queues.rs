@@ -1,7 +1,7 @@
 //! Queues at work: many of them, full ones, and around their ends (NVMe Base 2.0, 3.3).
 
 use crate::command::{Command, FLUSH, delete_cq, delete_sq};
-use crate::driver::{DATA, Driver, Pair};
+use crate::driver::{DATA, Driver, queues, usual};
 
 fn flush() -> Command {
     Command::new(FLUSH, 1, &[])
@@ -11,7 +11,7 @@ fn flush() -> Command {
 fn each_of_64_pairs_has_its_vector() {
     let mut driver = Driver::new();
     for id in 2..=64 {
-        driver.create_pair(id, Pair::usual(id));
+        driver.create_pair(id, usual(id));
     }
     driver.wait_for_vector(0);
     for id in 1..=64 {
@@ -25,7 +25,7 @@ fn each_of_64_pairs_has_its_vector() {
 #[test]
 fn entries_go_around_the_end_and_the_phase_turns() {
     let mut driver = Driver::new();
-    driver.create_pair(2, Pair::new(DATA, DATA + 0x1000, 5, 3));
+    driver.create_pair(2, queues(DATA, DATA + 0x1000, 5, 3));
     for count in 1..=31 {
         let entry = driver.run(2, flush());
         assert_eq!(entry.code(), 0);
@@ -36,7 +36,7 @@ fn entries_go_around_the_end_and_the_phase_turns() {
 #[test]
 fn a_full_completion_queue_waits_for_the_driver() {
     let mut driver = Driver::new();
-    driver.create_pair(2, Pair::new(DATA, DATA + 0x1000, 16, 4));
+    driver.create_pair(2, queues(DATA, DATA + 0x1000, 16, 4));
     let cids: Vec<u16> = (0..7).map(|_| driver.put(2, flush())).collect();
     driver.ring(2);
     let mut taken: Vec<u16> = (0..3).map(|_| driver.take_silently(2).cid).collect();
@@ -54,11 +54,11 @@ fn a_full_completion_queue_waits_for_the_driver() {
 #[test]
 fn several_submission_queues_share_a_completion_queue() {
     let mut driver = Driver::new();
-    driver.create_pair(2, Pair::usual(2));
+    driver.create_pair(2, usual(2));
     driver.ok(0, delete_sq(2));
-    let shared = crate::command::create_sq(2, 16, 1, Pair::usual(2).sq);
+    let shared = crate::command::create_sq(2, 16, 1, usual(2).submission);
     driver.ok(0, shared);
-    driver.pair(2).tail = 0;
+    driver.know_pair(2, usual(2));
     let cid = driver.submit(2, flush());
     let entry = driver.take(1);
     assert_eq!((entry.sqid, entry.cid, entry.code()), (2, cid, 0));

@@ -1,7 +1,7 @@
 //! Resets while queues are at work: afterwards there is no DMA and no interrupt of before (NVMe Base 2.0, 3.7).
 
 use crate::command::{READ, WRITE, blocks};
-use crate::driver::{DATA, Driver, ENABLED, LIST, Pair};
+use crate::driver::{DATA, Driver, ENABLED, LIST, queues};
 use crate::machine::{CC, pattern};
 
 type Reset = fn(&mut Driver);
@@ -15,7 +15,7 @@ const OF_THE_FUNCTION: [(&str, Reset); 2] = [
 /// Queue 2 with as many of the largest reads as it holds.
 fn at_work() -> Driver {
     let mut driver = Driver::new();
-    driver.create_pair(2, Pair::new(DATA, DATA + 0x1_0000, 512, 512));
+    driver.create_pair(2, queues(DATA, DATA + 0x1_0000, 512, 512));
     let read = driver.prps(blocks(READ, 0, 256), DATA + 0x2_0000, 256 * 512, LIST);
     for _ in 0..500 {
         driver.put(2, read);

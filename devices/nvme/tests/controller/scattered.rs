@@ -1,7 +1,7 @@
 //! Guest RAM of which each page lies somewhere else, as behind an IOMMU that maps page by page.
 
 use crate::command::{READ, WRITE, blocks};
-use crate::driver::{DATA, Driver, LIST, Pair};
+use crate::driver::{DATA, Driver, LIST, queues};
 use crate::machine::{config, pattern};
 
 #[test]
@@ -9,7 +9,7 @@ fn queues_lists_and_data_cross_pages_that_are_no_neighbours() {
     let mut driver = Driver::bare(&config());
     driver.scatter_ram();
     driver.bring_up();
-    driver.create_pair(2, Pair::new(DATA, DATA + 0x1_0000, 256, 1024));
+    driver.create_pair(2, queues(DATA, DATA + 0x1_0000, 256, 1024));
     let (from, to) = (DATA + 0x10_0204, DATA + 0x20_0800);
     let len = 32 * 4096;
     let data = pattern(len, 61);

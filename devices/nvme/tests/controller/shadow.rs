@@ -7,7 +7,7 @@ use peerbar_nvme::{Config, Poll};
 use crate::command::{
     Command, FLUSH, READ, blocks, delete_cq, delete_sq, doorbell_buffer, identify, sc,
 };
-use crate::driver::{DATA, Driver, LIST, Pair};
+use crate::driver::{DATA, Driver, LIST, queues, usual};
 use crate::machine::{RAM, RAM_BYTES, config};
 
 fn config_with(poll: Poll) -> Config {
@@ -124,7 +124,7 @@ fn pages_that_cannot_be_are_refused_and_the_registers_go_on_counting() {
 #[test]
 fn a_full_completion_queue_waits_for_its_head_in_memory() {
     let mut driver = driver();
-    driver.create_pair(2, Pair::new(DATA, DATA + 0x1000, 16, 4));
+    driver.create_pair(2, queues(DATA, DATA + 0x1000, 16, 4));
     let cids: Vec<u16> = (0..7).map(|_| driver.put(2, flush())).collect();
     driver.ring(2);
     let mut taken: Vec<u16> = (0..3).map(|_| driver.take_silently(2).cid).collect();
@@ -141,7 +141,7 @@ fn a_full_completion_queue_waits_for_its_head_in_memory() {
 fn queues_come_and_go() {
     let mut driver = driver();
     for _ in 0..5 {
-        driver.create_pair(2, Pair::usual(2));
+        driver.create_pair(2, usual(2));
         for _ in 0..20 {
             driver.ok(2, flush());
         }

@@ -1,10 +1,17 @@
 //! A driver of few commands, over whatever client reaches the controller.
 
+use std::cell::{RefCell, RefMut};
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 
+use peerbar_nvme_driver::{Controller, DmaMemory, QueueMemory, QueuePair, Registers, prps};
+use peerbar_nvme_spec::command::{AdminOpcode, SubmissionEntry};
+use peerbar_nvme_spec::identify::cns;
 use rustix::fs::{MemfdFlags, SealFlags};
+use zerocopy::{FromZeros, transmute};
 
 use crate::wait_until;
 
@@ -42,62 +49,116 @@ pub(crate) fn ram(seals: SealFlags) -> File {
     fd.into()
 }
 
+/// The controller's registers over a link.
+pub(crate) struct Bar<L>(Rc<RefCell<L>>);
+
+impl<L> Clone for Bar<L> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<L: Link> Registers for Bar<L> {
+    fn read_register(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.0.borrow_mut().read(REGISTERS, offset, data);
+        Ok(())
+    }
+
+    fn write_register(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.borrow_mut().write(REGISTERS, offset, data);
+        Ok(())
+    }
+}
+
+/// Guest RAM at [`RAM`].
+#[derive(Clone)]
+pub(crate) struct GuestRam(Rc<File>);
+
+impl DmaMemory for GuestRam {
+    fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(data, address - RAM)
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(data, address - RAM)
+    }
+
+    fn load32(&self, address: u64) -> io::Result<u32> {
+        let mut word = [0; 4];
+        self.read(address, &mut word)?;
+        Ok(u32::from_le_bytes(word))
+    }
+
+    fn store32(&self, address: u64, value: u32) -> io::Result<()> {
+        self.write(address, &value.to_le_bytes())
+    }
+
+    fn load64(&self, address: u64) -> io::Result<u64> {
+        let mut word = [0; 8];
+        self.read(address, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+}
+
 /// A controller that has been brought up: an admin and an I/O queue pair, one command at a time.
 pub(crate) struct Driver<L> {
-    pub(crate) link: L,
-    pub(crate) memory: File,
-    slots: [u16; 2],
+    link: Rc<RefCell<L>>,
+    pub(crate) memory: Rc<File>,
+    controller: Controller<Bar<L>, GuestRam>,
+    io: QueuePair<Bar<L>, GuestRam>,
 }
 
 impl<L: Link> Driver<L> {
     /// Brings the controller up, its queues in `memory`, which the client has mapped at [`RAM`].
     #[track_caller]
-    pub(crate) fn bring_up(mut link: L, memory: File) -> Self {
-        link.write(CONFIG, 4, &0b110_u16.to_le_bytes());
-        link.write(REGISTERS, 0x24, &0x000f_000f_u32.to_le_bytes());
-        link.write(REGISTERS, 0x28, &QUEUES.to_le_bytes());
-        link.write(REGISTERS, 0x30, &(QUEUES + 0x1000).to_le_bytes());
-        link.write(REGISTERS, 0x14, &0x0046_0001_u32.to_le_bytes());
-        let mut driver = Self {
+    pub(crate) fn bring_up(link: L, memory: File) -> Self {
+        let (link, memory) = (Rc::new(RefCell::new(link)), Rc::new(memory));
+        link.borrow_mut().write(CONFIG, 4, &0b110_u16.to_le_bytes());
+        let queues = |at| QueueMemory {
+            submission: at,
+            completion: at + 0x1000,
+            submission_entries: ENTRIES,
+            completion_entries: ENTRIES,
+        };
+        let registers = Bar(link.clone());
+        let ram = GuestRam(memory.clone());
+        let mut controller = Controller::enable(registers, ram, queues(QUEUES)).unwrap();
+        let io = controller
+            .create_queues(1, queues(QUEUES + 0x2000))
+            .unwrap();
+        Self {
             link,
             memory,
-            slots: [0; 2],
-        };
-        driver.wait_for_csts(1, 1);
-        let pair = |opcode, page, cdw11| Command {
-            opcode,
-            prp: [QUEUES + page, 0],
-            cdw: [0x000f_0001, cdw11, 0],
-            ..IDENTIFY_CONTROLLER
-        };
-        assert_eq!(
-            driver.admin(&pair(0x05, 0x3000, 1)),
-            SUCCESS,
-            "Create I/O Completion Queue"
-        );
-        assert_eq!(
-            driver.admin(&pair(0x01, 0x2000, 1 | 1 << 16)),
-            SUCCESS,
-            "Create I/O Submission Queue"
-        );
-        driver
+            controller,
+            io,
+        }
+    }
+
+    /// The client.
+    pub(crate) fn link(&self) -> RefMut<'_, L> {
+        self.link.borrow_mut()
+    }
+
+    /// The client and guest RAM, to be brought up anew.
+    pub(crate) fn into_parts(self) -> (L, File) {
+        let Self {
+            link,
+            memory,
+            controller,
+            io,
+        } = self;
+        drop((controller, io));
+        let link = Rc::into_inner(link).unwrap().into_inner();
+        (link, Rc::into_inner(memory).unwrap())
     }
 
     /// Waits until CSTS has these bits.
     #[track_caller]
-    pub(crate) fn wait_for_csts(&mut self, mask: u8, value: u8) {
+    pub(crate) fn wait_for_csts(&mut self, mask: u32, value: u32) {
         wait_until("CSTS", || {
-            let mut csts = [0; 4];
-            self.link.read(REGISTERS, 0x1c, &mut csts);
-            (csts[0] & mask == value).then_some(())
+            let csts = self.controller.status().unwrap().into_bits();
+            (csts & mask == value).then_some(())
         });
-    }
-
-    /// Does a command of the admin queue; its status.
-    #[track_caller]
-    pub(crate) fn admin(&mut self, command: &Command) -> u16 {
-        self.submit(0, command);
-        self.wait(0)
     }
 
     /// Reads or writes so many blocks of 512 bytes from block 0 on, the data at [`DATA`] or `at`; the status.
@@ -110,7 +171,7 @@ impl<L: Link> Driver<L> {
     #[track_caller]
     pub(crate) fn io_from(&mut self, first: u32, opcode: u8, at: u64, blocks: u32) -> u16 {
         self.submit_io_from(first, opcode, at, blocks);
-        self.wait(1)
+        self.wait()
     }
 
     /// Like [`Driver::io`], without waiting.
@@ -119,75 +180,44 @@ impl<L: Link> Driver<L> {
     }
 
     fn submit_io_from(&mut self, first: u32, opcode: u8, at: u64, blocks: u32) {
-        let pages = (u64::from(blocks) * 512).div_ceil(4096);
-        let list: Vec<u8> = (1..pages)
-            .flat_map(|page| at.wrapping_add(page * 4096).to_le_bytes())
-            .collect();
-        self.memory.write_all_at(&list, LIST - RAM).unwrap();
-        let second = if pages <= 2 {
-            at.wrapping_add(4096)
-        } else {
-            LIST
-        };
-        let command = Command {
-            opcode,
-            nsid: 1,
-            prp: [at, second],
-            cdw: [first, 0, blocks - 1],
-        };
-        self.submit(1, &command);
+        let pages = (0..u64::from(blocks) * 512).step_by(4096);
+        let pages: Vec<u64> = pages.map(|offset| at.wrapping_add(offset)).collect();
+        let list = || Ok::<_, io::Error>(LIST);
+        let mut entry = SubmissionEntry::new_zeroed();
+        entry.opcode = opcode;
+        entry.cid = self.io.tail().into();
+        entry.nsid = 1.into();
+        let [prp1, prp2] = prps(&pages, self.controller.memory(), list).unwrap();
+        [entry.prp1, entry.prp2] = [prp1, prp2].map(Into::into);
+        [entry.cdw10, entry.cdw12] = [first, blocks - 1].map(Into::into);
+        self.io.push(&transmute!(entry)).unwrap();
+        self.io.ring_tail().unwrap();
     }
 
-    /// Puts a command on a queue and rings its doorbell.
-    pub(crate) fn submit(&mut self, queue: u16, command: &Command) {
-        let slot = self.slots[usize::from(queue)];
-        let place = QUEUES - RAM + u64::from(queue) * 0x2000 + u64::from(slot) * 64;
-        self.memory
-            .write_all_at(&command.bytes(slot), place)
-            .unwrap();
-        self.ring(queue, (slot + 1) % ENTRIES);
+    /// Writes any value to the tail's doorbell of the I/O queue.
+    pub(crate) fn ring(&mut self, tail: u16) {
+        let [doorbell, _] = self.io.doorbells();
+        doorbell.write(tail).unwrap();
     }
 
-    /// Writes the tail doorbell of a queue.
-    pub(crate) fn ring(&mut self, queue: u16, tail: u16) {
-        let doorbell = 0x1000 + u64::from(queue) * 8;
-        self.link
-            .write(REGISTERS, doorbell, &u32::from(tail).to_le_bytes());
-    }
-
-    /// Waits for the next completion of a queue; its status.
+    /// Waits for the next completion of the I/O queue; its status.
     #[track_caller]
-    pub(crate) fn wait(&mut self, queue: u16) -> u16 {
-        let slot = self.slots[usize::from(queue)];
-        assert!(
-            slot < ENTRIES - 1,
-            "a test has more commands than its queue has entries"
-        );
-        let place = QUEUES - RAM + 0x1000 + u64::from(queue) * 0x2000 + u64::from(slot) * 16;
-        let entry = wait_until("a completion", || {
-            let mut entry = [0; 16];
-            self.memory.read_exact_at(&mut entry, place).unwrap();
-            (entry[14] & 1 == 1).then_some(entry)
-        });
-        assert_eq!(
-            entry[12..14],
-            slot.to_le_bytes(),
-            "the command's identifier"
-        );
-        self.slots[usize::from(queue)] += 1;
-        let head = u32::from(slot + 1);
-        self.link.write(
-            REGISTERS,
-            0x1004 + u64::from(queue) * 8,
-            &head.to_le_bytes(),
-        );
-        u16::from_le_bytes([entry[14], entry[15]]) >> 1 & 0x7ff
+    pub(crate) fn wait(&mut self) -> u16 {
+        let slot = self.io.head();
+        let completion = wait_until("a completion", || self.io.pop().unwrap());
+        assert_eq!(completion.cid, slot, "the command's identifier");
+        self.io.ring_head().unwrap();
+        completion.status & 0x7ff
     }
 
     /// Identify Controller; its serial number.
     #[track_caller]
     pub(crate) fn serial(&mut self) -> String {
-        assert_eq!(self.admin(&IDENTIFY_CONTROLLER), SUCCESS);
+        let mut entry = SubmissionEntry::new_zeroed();
+        entry.opcode = AdminOpcode::Identify as u8;
+        entry.prp1 = IDENTIFY.into();
+        entry.cdw10 = u32::from(cns::CONTROLLER).into();
+        self.controller.admin(entry).unwrap();
         let mut serial = [0; 20];
         self.memory
             .read_exact_at(&mut serial, IDENTIFY - RAM + 4)
@@ -210,37 +240,5 @@ impl<L: Link> Driver<L> {
         let mut data = vec![0; len];
         self.memory.read_exact_at(&mut data, DATA - RAM).unwrap();
         data
-    }
-}
-
-/// The parts of a command that matter here.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Command {
-    pub(crate) opcode: u8,
-    pub(crate) nsid: u32,
-    pub(crate) prp: [u64; 2],
-    pub(crate) cdw: [u32; 3],
-}
-
-const IDENTIFY_CONTROLLER: Command = Command {
-    opcode: 0x06,
-    nsid: 0,
-    prp: [IDENTIFY, 0],
-    cdw: [1, 0, 0],
-};
-
-impl Command {
-    fn bytes(&self, cid: u16) -> [u8; 64] {
-        let mut bytes = [0; 64];
-        bytes[0] = self.opcode;
-        bytes[2..4].copy_from_slice(&cid.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.nsid.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.prp[0].to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.prp[1].to_le_bytes());
-        // Dwords 10 and 11, then 12.
-        for (place, dword) in bytes[40..52].chunks_exact_mut(4).zip(self.cdw) {
-            place.copy_from_slice(&dword.to_le_bytes());
-        }
-        bytes
     }
 }

@@ -52,7 +52,7 @@ fn an_errant_address_is_asked_of_the_client_and_fails_the_command() {
             assert_eq!(said, DATA_TRANSFER_ERROR, "{opcode:#x} at {address:#x}");
         }
         assert!(data(&driver) == before, "{opcode:#x}");
-        let asked = driver.link.upstream.seen();
+        let asked = driver.link().upstream.seen();
         let addresses: Vec<u64> = asked.iter().map(|request| request.address).collect();
         assert_eq!(addresses, ERRANT);
         assert!(asked.iter().all(|request| request.len <= 4), "{asked:?}");
@@ -87,7 +87,7 @@ fn a_seeded_fault_goes_astray_whatever_the_driver_asks() {
         }
     }
     assert!(data(&driver) == before);
-    let asked = driver.link.upstream.seen();
+    let asked = driver.link().upstream.seen();
     let addresses: Vec<u64> = asked.iter().map(|request| request.address).collect();
     let wrapping = u64::MAX - 2047;
     assert_eq!(

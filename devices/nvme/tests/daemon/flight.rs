@@ -72,7 +72,7 @@ fn a_mapping_that_its_driver_leaves_behind_is_found() {
     let (daemon, mut driver, _folder, file) = recorded();
     let buffer = ram(SealFlags::SHRINK);
     driver
-        .link
+        .link()
         .map((BUFFER, 4096), Some(buffer.as_fd()))
         .unwrap();
     assert_eq!(driver.io(READ, BUFFER, 8), SUCCESS);

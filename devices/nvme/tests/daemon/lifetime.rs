@@ -104,9 +104,9 @@ fn nonsense_ends_its_own_session_only() {
 fn whoever_rings_a_controller_that_has_failed_keeps_no_worker_awake() {
     let daemon = Daemon::start(&["--namespace", "ram=1M", "--poll", "never"]);
     let mut driver = driver(&daemon);
-    driver.link.unmap((RAM, RAM_BYTES));
-    driver.ring(1, 1);
+    driver.link().unmap((RAM, RAM_BYTES));
+    driver.ring(1);
     driver.wait_for_csts(0b10, 0b10);
-    driver.ring(1, 2);
+    driver.ring(2);
     daemon.wait_until_asleep("worker1");
 }

@@ -37,12 +37,12 @@ fn is_read(request: &Request) -> bool {
 fn a_write_fetches_its_data_in_pieces_of_32_kib_several_at_a_time() {
     let daemon = daemon();
     let mut driver = driver(&daemon);
-    let asked = driver.link.upstream.clone();
+    let asked = driver.link().upstream.clone();
     asked.answer_with(|_| Answer::Late);
     driver.submit_io(0x01, PEER, 256);
     asked.wait_for(4);
-    driver.link.answer_late(0xab);
-    assert_eq!(driver.wait(1), SUCCESS);
+    driver.link().answer_late(0xab);
+    assert_eq!(driver.wait(), SUCCESS);
     let seen = asked.seen();
     assert!(
         seen.iter()
@@ -64,7 +64,7 @@ fn a_read_brings_its_data_to_the_peer() {
     let mut driver = driver(&daemon);
     driver.fill(0xcd, 64 << 10);
     assert_eq!(driver.io(0x01, DATA, 128), SUCCESS);
-    let asked = driver.link.upstream.clone();
+    let asked = driver.link().upstream.clone();
     asked.answer_with(|_| Answer::AllAs(0));
     assert_eq!(driver.io(0x02, PEER, 128), SUCCESS);
     let mut arrived = vec![0; 64 << 10];
@@ -84,7 +84,7 @@ fn a_request_that_fails_is_a_data_transfer_error_and_changes_nothing() {
         assert_eq!(driver.io(0x01, DATA, 256), SUCCESS);
         let mut count = 0;
         let bad = answer.clone();
-        driver.link.upstream.answer_with(move |_| {
+        driver.link().upstream.answer_with(move |_| {
             count += 1;
             if count == 3 {
                 bad.clone()
@@ -98,7 +98,7 @@ fn a_request_that_fails_is_a_data_transfer_error_and_changes_nothing() {
             "a write, {answer:?}"
         );
         let bad = answer.clone();
-        driver.link.upstream.answer_with(move |_| bad.clone());
+        driver.link().upstream.answer_with(move |_| bad.clone());
         assert_eq!(
             driver.io(0x02, PEER, 256),
             DATA_TRANSFER_ERROR,
@@ -113,15 +113,15 @@ fn a_request_that_fails_is_a_data_transfer_error_and_changes_nothing() {
 fn registers_are_answered_while_a_request_is_not() {
     let daemon = daemon();
     let mut driver = driver(&daemon);
-    let asked = driver.link.upstream.clone();
+    let asked = driver.link().upstream.clone();
     asked.answer_with(|_| Answer::Late);
     driver.submit_io(0x01, PEER, 8);
     asked.wait_for(1);
     let mut version = [0; 4];
-    driver.link.read(REGISTERS, 8, &mut version);
+    driver.link().read(REGISTERS, 8, &mut version);
     assert_eq!(version, [0, 0, 2, 0]);
-    driver.link.answer_late(0x77);
-    assert_eq!(driver.wait(1), SUCCESS);
+    driver.link().answer_late(0x77);
+    assert_eq!(driver.wait(), SUCCESS);
 }
 
 #[test]
@@ -130,14 +130,14 @@ fn a_reset_ends_a_transfer_that_waits_for_the_client() {
     for (opcode, at) in [(0x01, PEER), (0x02, unmapped)] {
         let daemon = Daemon::start(&["--namespace", "ram=2M"]);
         let mut driver = self::driver(&daemon);
-        let asked = driver.link.upstream.clone();
+        let asked = driver.link().upstream.clone();
         asked.answer_with(|_| Answer::Late);
         // More than is asked for at once: 1 MiB, or what follows the probe of an address that is not mapped.
         driver.submit_io(opcode, at, 2048);
         let before = asked.wait_for(if at == PEER { 16 } else { 1 }).len();
-        driver.link.reset();
-        driver.link.answer_late(0x55);
-        let Driver { link, memory, .. } = driver;
+        driver.link().reset();
+        driver.link().answer_late(0x55);
+        let (link, memory) = driver.into_parts();
         memory.write_all_at(&[0; 0x8000], 0).unwrap();
         let mut driver = Driver::bring_up(link, memory);
         assert_eq!(driver.serial(), "test");
@@ -154,13 +154,13 @@ fn a_client_that_hangs_up_in_the_middle_leaves_a_daemon_that_goes_on() {
     let mut driver = self::driver(&daemon);
     driver.fill(0x42, 4096);
     assert_eq!(driver.io(0x01, DATA, 8), SUCCESS);
-    let asked = driver.link.upstream.clone();
+    let asked = driver.link().upstream.clone();
     asked.answer_with(|_| Answer::Late);
     let memory = driver.memory.try_clone().unwrap();
     let mut completion = [0; 16];
     driver.submit_io(0x01, PEER, 8);
     asked.wait_for(1);
-    driver.link.hang_up();
+    driver.link().hang_up();
     drop(driver);
     let mut driver = self::driver(&daemon);
     driver.fill(0, 4096);
