@@ -134,7 +134,7 @@ mod tests {
     use std::path::Path;
 
     use crate::scenario::{AttachPoint, Scenario};
-    use peerbar_nvme::Poll;
+    use peerbar_nvme::PollPolicy;
 
     /// The command lines of a scenario's servers, without their programs.
     fn lines(scenario: &Scenario) -> Vec<String> {
@@ -157,7 +157,7 @@ mod tests {
         nvme.attach = AttachPoint::Root;
         nvme.mdts = Some(5);
         nvme.workers = Some(2);
-        nvme.poll = Some(Poll::Always);
+        nvme.poll = Some(PollPolicy::Always);
         nvme.namespaces.push(Namespace::Null(1 << 30));
         nvme.ats = true;
         nvme.link_speed.latency = "2us".parse().unwrap();

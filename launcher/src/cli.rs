@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use peerbar_lab::artifacts::Own;
-use peerbar_nvme::{Poll, WORKERS};
+use peerbar_nvme::{PollPolicy, WORKERS};
 
 use crate::matrix::{Flow, Placement, TestedDevices};
 use peerbar_lab::iommu::Iommu;
@@ -73,7 +73,7 @@ pub(crate) struct Run {
     /// When those threads sleep: `never` looks for no work, `adaptive` for a while, `always` for ever [default: the
     /// scenario's].
     #[arg(long, value_name = "MODE")]
-    pub poll: Option<Poll>,
+    pub poll: Option<PollPolicy>,
     /// Folder that gets a folder for each run.
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub runs: PathBuf,

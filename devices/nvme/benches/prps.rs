@@ -19,7 +19,7 @@ fn main() {
     divan::main();
 }
 
-/// Data in pages, each so many pages behind the one before.
+/// Data in pages, each `stride` pages behind the one before.
 fn pages(bencher: Bencher<'_, '_>, len: usize, stride: u64) {
     let place = |page: u64| (1 << 32) + page * stride * PAGE;
     let pages = u64::try_from(len).unwrap() / PAGE;

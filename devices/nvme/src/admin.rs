@@ -81,16 +81,16 @@ impl Engine {
         }
     }
 
-    /// NVMe Base 2.0, 5.1. Other commands are carried out as soon as they are fetched, or go on by themselves, so what can still
-    /// be aborted is an Asynchronous Event Request. It completes first, so there must be room for both completions. Dword 0 tells whether
-    /// it was not aborted.
+    /// NVMe Base 2.0, 5.1. Other commands are carried out as soon as they are fetched, or the kernel works on them, so only an
+    /// Asynchronous Event Request can still be aborted. It completes first, so it needs a free entry beside the one that this
+    /// command owns. Dword 0 says whether it was not aborted.
     fn abort(&mut self, entry: &SubmissionEntry) -> Reply {
         let command = Abort::from(entry);
-        let both_fit = self
+        let has_free = self
             .pair
             .as_ref()
-            .is_some_and(|pair| pair.completion.room() >= 2);
-        if command.sqid.get() != 0 || !both_fit {
+            .is_some_and(|pair| pair.completion.free_entries() > 0);
+        if command.sqid.get() != 0 || !has_free {
             return Reply::Now(1);
         }
         match self.admin.events.abort(command.cid.get()) {

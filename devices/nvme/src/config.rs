@@ -7,8 +7,8 @@ use peerbar_dma::MemoryError;
 use thiserror::Error;
 
 use crate::cmb::CmbError;
+use crate::io_queue::poll::PollPolicy;
 use crate::namespace::{Backend, FileBackend, ImageError, Namespace, NullBackend, RamBackend};
-use crate::poll::Poll;
 use crate::seeded_fault::SeededFault;
 
 /// Longest serial number (NVMe Base 2.0, 5.17.2.1, Identify Controller, SN).
@@ -108,7 +108,7 @@ pub struct Config {
     /// How many threads share the I/O queues: 1 to 64.
     pub workers: u8,
     /// How those threads learn of new commands.
-    pub poll: Poll,
+    pub poll: PollPolicy,
     /// Whether the kernel moves the data of images by itself (io_uring), where it does such things. If not, each command waits
     /// for its system call.
     pub io_uring: bool,
@@ -201,7 +201,7 @@ mod tests {
             mdts: 8,
             namespaces: vec![Source::Ram(1 << 20)],
             workers: 1,
-            poll: Poll::default(),
+            poll: PollPolicy::default(),
             io_uring: true,
             seeded_faults: Vec::new(),
         }

@@ -14,24 +14,24 @@ use thiserror::Error;
 
 use crate::admin::Admin;
 use crate::cmb::{CMB_BAR, Cmb};
-use crate::coalescing::Coalescing;
 use crate::config::{Config, ConfigError};
-use crate::crew::Crew;
 use crate::data::DataPath;
 use crate::directory::Directory;
-use crate::doorbells::{Doorbells, Owner};
+use crate::doorbell_page::{DoorbellPage, Owner};
 use crate::engine::Engine;
+use crate::intx::Intx;
 use crate::io::Io;
+use crate::io_queue::interrupt::Coalescing;
+use crate::io_queue::interrupt::QueueInterrupts;
+use crate::io_queue::poll::PollPolicy;
+use crate::io_queue::worker::Worker;
 use crate::job::Job;
-use crate::mailbox::Mailbox;
-use crate::messages::Messages;
 use crate::namespace::Namespace;
-use crate::pending::Pending;
-use crate::poll::Poll;
+use crate::notifier::Notifier;
 use crate::prp::PAGE;
 use crate::registers::Registers;
 use crate::storage::Storage;
-use crate::worker::Worker;
+use crate::worker_pool::WorkerPool;
 
 /// Queue pairs: the admin queues and 64 for I/O, each with an interrupt vector of its own.
 pub(crate) const QUEUE_PAIRS: u16 = 65;
@@ -77,7 +77,7 @@ pub enum StartError {
 
 /// The side of the controller that the guest's accesses meet: registers and doorbells.
 pub struct Controller {
-    mailbox: Arc<Mailbox>,
+    notifier: Arc<Notifier>,
     requester: Arc<Requester>,
 }
 
@@ -85,7 +85,7 @@ pub struct Controller {
 pub struct Running {
     /// The controller on its bus.
     pub endpoint: Endpoint<Controller>,
-    mailbox: Arc<Mailbox>,
+    notifier: Arc<Notifier>,
     engine: Option<JoinHandle<()>>,
 }
 
@@ -100,11 +100,13 @@ impl Controller {
             .map_err(ConfigError::from)?;
         let namespaces = config.open_namespaces()?;
         let doorbells =
-            Doorbells::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
+            DoorbellPage::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
         let registers = match config.poll {
-            // Somebody always looks, so nobody need be told.
-            Poll::Always => BarMemory::RegistersWithPages(doorbells.file(), vec![DOORBELL_PAGE]),
-            Poll::Adaptive | Poll::Never => BarMemory::Registers,
+            // The workers always poll, so no doorbell needs a notification.
+            PollPolicy::Always => {
+                BarMemory::RegistersWithPages(doorbells.file(), vec![DOORBELL_PAGE])
+            }
+            PollPolicy::Adaptive | PollPolicy::Never => BarMemory::Registers,
         };
         let mut memory = vec![registers];
         let mut bars = vec![Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?];
@@ -115,14 +117,14 @@ impl Controller {
         let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
         let requester = Arc::new(Requester::new());
         let vectors = Arc::new(Vectors::new(QUEUE_PAIRS));
-        let mailbox = Mailbox::new(
+        let notifier = Notifier::new(
             Registers::new(cmb),
             doorbells,
-            Pending::new(QUEUE_PAIRS),
+            Intx::new(QUEUE_PAIRS),
             config.workers,
             vectors.clone(),
         );
-        let mailbox = Arc::new(mailbox.map_err(StartError::Thread)?);
+        let notifier = Arc::new(notifier.map_err(StartError::Thread)?);
         let storage = Arc::new(Storage::new(namespaces));
         let coalescing = Arc::new(Coalescing::new(QUEUE_PAIRS));
         let path = || {
@@ -130,18 +132,19 @@ impl Controller {
             DataPath::new(requester.clone(), 4096 << config.mdts, faults)
         };
         let has_files = storage.namespaces.iter().any(Namespace::is_file);
-        let crew = Crew::hire(config.workers, |owner, inbox| {
+        let workers = WorkerPool::spawn(config.workers, |owner, requests| {
             let mut data = path();
             data.files = (config.io_uring && has_files)
-                .then(|| file_ring(&mailbox, owner))
+                .then(|| file_ring(&notifier, owner))
                 .flatten();
             let io = Io::new(data, storage.clone());
-            let messages = Messages::new(QUEUE_PAIRS, coalescing.clone());
-            Worker::new(owner, inbox, mailbox.clone(), config.poll, io, messages)
+            let interrupts =
+                QueueInterrupts::new(notifier.clone(), QUEUE_PAIRS, coalescing.clone());
+            Worker::new((owner, requests), config.poll, io, interrupts)
         });
         let engine = Engine {
-            mailbox: mailbox.clone(),
-            crew: crew.map_err(StartError::Thread)?,
+            notifier: notifier.clone(),
+            workers: workers.map_err(StartError::Thread)?,
             directory: Directory::new(QUEUE_PAIRS, config.workers),
             pair: None,
             data: path(),
@@ -155,20 +158,20 @@ impl Controller {
             .spawn(move || engine.run())
             .map_err(StartError::Thread)?;
         let function = Arc::new(Self {
-            mailbox: mailbox.clone(),
+            notifier: notifier.clone(),
             requester: requester.clone(),
         });
         let endpoint = Endpoint::new(function, space, memory, requester, vectors);
         Ok(Running {
             endpoint,
-            mailbox,
+            notifier,
             engine: Some(engine),
         })
     }
 
     /// Reads or writes go to registers in units of 4 bytes; a part of one is taken out of the whole.
     fn read_registers(&self, offset: u64, data: &mut [u8]) {
-        self.mailbox.look(|registers| {
+        self.notifier.read(|registers| {
             for (at, byte) in (offset..).zip(data.iter_mut()) {
                 let lane = usize::try_from(at & 3).unwrap_or(0);
                 *byte = registers
@@ -192,7 +195,7 @@ impl Controller {
             return;
         }
         // It waits for transfers by the window of before, which workers carry to their end: not with the registers' lock held.
-        let _ending = self.mailbox.change(|registers| {
+        let _ending = self.notifier.change(|registers| {
             for (index, word) in (0..).zip(words) {
                 registers.write(offset.saturating_add(index * 4), u32::from_le_bytes(*word));
             }
@@ -204,8 +207,8 @@ impl Controller {
 }
 
 /// What has the kernel move a worker's data from and to images, if it does.
-fn file_ring(mailbox: &Mailbox, owner: Owner) -> Option<FileRing<Job>> {
-    let ring = FileRing::new(mailbox.bell(owner)?.as_fd());
+fn file_ring(notifier: &Notifier, owner: Owner) -> Option<FileRing<Job>> {
+    let ring = FileRing::new(notifier.event_fd(owner)?.as_fd());
     let complain = |error: &io::Error| {
         if owner == Owner(1) {
             log::warn!("no io_uring here ({error}): a worker waits for each command on an image");
@@ -231,12 +234,12 @@ impl Function for Controller {
             return;
         }
         if let (Some(doorbell), Ok(value)) = (Doorbell::at(offset, 0), <[u8; 4]>::try_from(data)) {
-            self.mailbox.ring(doorbell, u32::from_le_bytes(value));
+            self.notifier.ring(doorbell, u32::from_le_bytes(value));
         }
     }
 
     fn reset(&self) {
-        let ending = self.mailbox.change(|registers| {
+        let ending = self.notifier.change(|registers| {
             let ending = self.requester.halt();
             registers.reset();
             ending
@@ -249,7 +252,7 @@ impl Function for Controller {
 impl Drop for Running {
     /// Ends the threads once their commands in progress are done and everything is on stable storage.
     fn drop(&mut self) {
-        self.mailbox.stop();
+        self.notifier.stop();
         if self
             .engine
             .take()

@@ -364,7 +364,7 @@ mod tests {
     use zerocopy::FromZeros;
 
     use super::*;
-    use crate::bell::Bell;
+    use crate::event_fd::EventFd;
     use crate::job::Work;
 
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -423,7 +423,7 @@ mod tests {
         });
         requester.set_upstream(Some(client.clone()));
         let mut path = DataPath::new(requester, 0x1000, Vec::new());
-        let ring = FileRing::new(Bell::new().unwrap().as_fd());
+        let ring = FileRing::new(EventFd::new().unwrap().as_fd());
         path.files = Some(
             ring.inspect_err(|error| eprintln!("skipped: {error}"))
                 .ok()?,
@@ -433,9 +433,9 @@ mod tests {
         let entry = read_to(0);
         path.locate(Purpose::Payload, &entry, 0x1000).unwrap();
         let job = Job {
-            era: 0,
             queue: 1,
             entry,
+            permit: None,
             work: Work::Data { durable: false },
         };
         let place = (&RingFile::new(image), 0);

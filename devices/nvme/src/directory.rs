@@ -1,6 +1,6 @@
 //! Which I/O queues exist, and whose they are.
 
-use crate::doorbells::Owner;
+use crate::doorbell_page::Owner;
 
 /// An I/O completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Room for `pairs` queue pairs, the admin queues included, of so many workers.
+    /// Entries for `pairs` queue pairs, the admin queues included, and `workers` workers.
     pub(crate) fn new(pairs: u16, workers: u8) -> Self {
         let pairs = usize::from(pairs);
         Self {

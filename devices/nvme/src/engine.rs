@@ -2,25 +2,25 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{Origin, Purpose, Tag};
+use peerbar_dma::Origin;
 use peerbar_nvme_spec::command::SubmissionEntry;
-use peerbar_nvme_spec::completion::{CompletionEntry, Status};
+use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::{Cc, Doorbell};
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromZeros, IntoBytes};
 
 use crate::admin::Admin;
-use crate::coalescing::Coalescing;
 use crate::controller::QUEUE_PAIRS;
-use crate::crew::Crew;
 use crate::data::DataPath;
 use crate::directory::Directory;
-use crate::mailbox::{ENGINE, Mailbox, Task};
+use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue, Permit};
+use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
+use crate::io_queue::submission::{Batch, SUBMISSION_BYTES, SubmissionQueue};
+use crate::io_queue::worker::WorkerRequest;
+use crate::notifier::{ENGINE, Notifier, Task};
 use crate::prp::PAGE;
-use crate::queues::{COMPLETION_BYTES, CompletionQueue, SUBMISSION_BYTES, SubmissionQueue};
 use crate::registers::{Registers, Request, Setup};
 use crate::storage::Storage;
-use crate::worker::Order;
+use crate::worker_pool::WorkerPool;
 
 /// How many admin commands are done before the registers are looked at again.
 const BURST: usize = 16;
@@ -51,14 +51,15 @@ pub(crate) struct Late {
 pub(crate) struct AdminPair {
     submission: SubmissionQueue,
     pub(crate) completion: CompletionQueue,
+    interrupts: QueueInterrupts,
 }
 
 /// The controller but for its I/O commands, which the workers carry out.
 pub(crate) struct Engine {
-    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) notifier: Arc<Notifier>,
     pub(crate) storage: Arc<Storage>,
     pub(crate) coalescing: Arc<Coalescing>,
-    pub(crate) crew: Crew,
+    pub(crate) workers: WorkerPool,
     pub(crate) directory: Directory,
     /// The admin queues, once an enable has been taken up and until the controller fails.
     pub(crate) pair: Option<AdminPair>,
@@ -73,7 +74,7 @@ impl Engine {
     pub(crate) fn run(mut self) {
         let mut busy = false;
         loop {
-            match self.mailbox.next(self.enabled, busy) {
+            match self.notifier.next(self.enabled, busy) {
                 Task::Stop => break,
                 Task::Registers(Request::Disable) => self.disable(),
                 Task::Registers(Request::Enable(setup)) => self.enable(setup),
@@ -82,34 +83,35 @@ impl Engine {
             }
             busy = self.enabled && self.turn();
         }
-        self.crew.dismiss(&self.mailbox);
+        self.workers.shut_down(&self.notifier);
         self.storage.flush_all();
     }
 
     /// Controller reset, or a reset of the function, of which every DMA has been refused since.
     fn disable(&mut self) {
-        // The admin doorbells go first: who looks whether they change starts anew from 0, too.
+        // The admin doorbells first: a worker that polls them starts from 0 again, too.
         self.close(0);
-        self.crew.tell_all(&self.mailbox, || Order::Forget);
+        self.workers
+            .request_all(&self.notifier, || WorkerRequest::Forget);
         (1..QUEUE_PAIRS).for_each(|id| self.close(id));
         self.directory.clear();
         self.pair = None;
         self.admin.reset();
         self.apply_features();
         self.enabled = false;
-        self.mailbox.update_pin();
-        self.mailbox.report(|registers| {
+        self.notifier.update_pin();
+        self.notifier.report(|registers| {
             registers.disabled();
             self.data.requester().resume();
         });
     }
 
-    /// Nobody has the queues of this number any more.
+    /// The queues of this number have no owner any more.
     fn close(&self, id: u16) {
-        let doorbells = &self.mailbox.doorbells;
+        let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), None);
         doorbells.set_owner(Doorbell::CompletionHead(id), None);
-        self.mailbox.pending.close(id);
+        self.notifier.intx.close(id);
     }
 
     /// CC.EN from 0 to 1 (NVMe Base 2.0, 3.5.1): makes the admin queues, or fails for good.
@@ -128,40 +130,43 @@ impl Engine {
             log::debug!("the controller cannot be enabled with {setup:x?}");
             return self.fatal();
         }
+        let doorbells = &self.notifier.doorbells;
+        let uncoalesced = Arc::new(Coalescing::new(0));
         self.pair = Some(AdminPair {
-            submission: SubmissionQueue::new(asq, entries.0, 0),
-            completion: CompletionQueue::new(acq, entries.1, Some(0)),
+            submission: SubmissionQueue::new(0, (asq, entries.0), doorbells.clone()),
+            completion: CompletionQueue::new((0, Some(0)), (acq, entries.1), doorbells.clone()),
+            interrupts: QueueInterrupts::new(self.notifier.clone(), 1, uncoalesced),
         });
-        self.mailbox.pending.open(0, entries.1, Some(0));
-        let doorbells = &self.mailbox.doorbells;
+        self.notifier.intx.open(0, entries.1, Some(0));
         doorbells.set_owner(Doorbell::SubmissionTail(0), Some(ENGINE));
         doorbells.set_owner(Doorbell::CompletionHead(0), Some(ENGINE));
         self.enabled = true;
-        // What was rung while there were no queues is nobody's event.
-        self.mailbox.take_doorbell_errors();
-        self.mailbox.report(Registers::ready);
+        // Doorbells that were rung while there were no queues are no event.
+        self.notifier.take_doorbell_errors();
+        self.notifier.report(Registers::ready);
     }
 
     /// CC.SHN (NVMe Base 2.0, 3.6): commands that came before are done, and everything is on stable storage.
     fn shut_down(&mut self) {
         while self.enabled && self.turn() {
-            if self.mailbox.urgent() {
+            if self.notifier.urgent() {
                 // The registers have changed. They ask again, if they still want it.
                 return;
             }
         }
-        self.crew.tell_all(&self.mailbox, || Order::Finish);
-        if self.mailbox.urgent() {
+        self.workers
+            .request_all(&self.notifier, || WorkerRequest::Finish);
+        if self.notifier.urgent() {
             return;
         }
         self.storage.flush_all();
-        self.mailbox.report(Registers::shut_down);
+        self.notifier.report(Registers::shut_down);
     }
 
     /// CSTS.CFS: the controller takes no more commands until it is disabled.
     fn fatal(&mut self) {
         self.pair = None;
-        self.mailbox.report(Registers::fatal);
+        self.notifier.report(Registers::fatal);
     }
 
     /// Gives the admin queue a turn; whether it has commands left that can be taken.
@@ -169,61 +174,82 @@ impl Engine {
         self.take_doorbells();
         let busy = self.serve();
         self.report_events();
-        self.mailbox.update_pin();
+        self.notifier.update_pin();
         busy
     }
 
     fn take_doorbells(&mut self) {
-        let (stray, mut bad) = self.mailbox.take_doorbell_errors();
-        if let Some(pair) = &mut self.pair {
-            let value = |doorbell| self.mailbox.doorbells.value(doorbell);
-            let tail = value(Doorbell::SubmissionTail(0));
-            bad |= pair.submission.set_tail(tail).is_err();
-            let head = value(Doorbell::CompletionHead(0));
-            bad |= pair.completion.set_head(head).is_err();
-            self.mailbox
-                .pending
-                .moved(0, pair.completion.head(), pair.completion.posted_tail());
+        if let Some(AdminPair {
+            submission,
+            completion,
+            interrupts,
+        }) = &mut self.pair
+        {
+            // They are registers, which are never out of reach.
+            let session = &mut self.data.session;
+            let tail = submission.doorbell.read(session).unwrap_or(0);
+            if !submission.set_tail(tail, session) {
+                self.notifier.report_bad_value();
+            }
+            let _ = completion.take_head(interrupts, session);
         }
+        let (stray, bad) = self.notifier.take_doorbell_errors();
         self.admin.doorbell_errors(stray, bad);
     }
 
-    /// Carries out a burst of admin commands; whether more can be taken at once.
+    /// Carries out a burst of admin commands; whether more can be fetched at once.
     fn serve(&mut self) -> bool {
+        let mut batch = Batch::new(1);
         for _ in 0..BURST {
-            if self.mailbox.urgent() || self.mailbox.quiet() {
+            if self.notifier.urgent() || self.notifier.quiet() {
                 break;
             }
-            let Some(address) = self.next_command() else {
+            let Some(AdminPair {
+                submission,
+                completion,
+                ..
+            }) = &mut self.pair
+            else {
                 return false;
             };
-            let mut entry = SubmissionEntry::new_zeroed();
-            let tag = Tag::new(Purpose::Command, Origin::Queue(0));
             let requester = self.data.requester();
-            let fetched = requester.read(tag, address, entry.as_mut_bytes());
+            let fetched = submission.fetch(completion, &mut batch, 1, |tag, address, bytes| {
+                requester.read(tag, address, bytes)
+            });
             if fetched.is_err() {
                 log::debug!("queue 0: a command cannot be fetched");
                 self.fatal();
                 return false;
             }
-            if let Some(pair) = &mut self.pair {
-                pair.submission.advance(1);
-            }
-            let (dw0, status) = match self.execute(&entry) {
-                Ok(Reply::Later) => continue,
-                Ok(Reply::Now(dw0)) => (dw0, Status::SUCCESS),
-                Err(status) => (0, self.storage.failed(0, &entry, status)),
+            let Some(command) = batch.take().next() else {
+                return false;
             };
-            self.complete(entry.cid.get(), dw0, status);
+            let outcome = self.execute(command.entry);
+            self.end(command.entry, command.permit, outcome);
         }
-        !self.mailbox.quiet() && self.next_command().is_some()
+        !self.notifier.quiet() && self.can_fetch()
     }
 
-    /// Where the next command is, if there is one and room for its completion.
-    fn next_command(&self) -> Option<u64> {
-        let pair = self.pair.as_ref()?;
-        let (address, _) = pair.submission.next(1)?;
-        (pair.completion.room() > 0).then_some(address)
+    /// Whether there is a command, and an entry for its completion.
+    fn can_fetch(&self) -> bool {
+        let pair = self.pair.as_ref();
+        pair.is_some_and(|pair| pair.submission.has_entries() && pair.completion.free_entries() > 0)
+    }
+
+    /// Completes a command, unless it completes later.
+    fn end(&mut self, entry: &SubmissionEntry, permit: Permit, outcome: Result<Reply, Status>) {
+        let (dw0, status) = match outcome {
+            Ok(Reply::Later) => {
+                return match &mut self.pair {
+                    Some(pair) => pair.completion.release(permit),
+                    None => permit.expire(),
+                };
+            }
+            Ok(Reply::Now(dw0)) => (dw0, Status::SUCCESS),
+            Err(status) => (0, self.storage.failed(0, entry, status)),
+        };
+        let cid = entry.cid.get();
+        self.complete(Late { cid, dw0, status }, permit);
     }
 
     fn execute(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
@@ -237,46 +263,38 @@ impl Engine {
         outcome
     }
 
-    /// Posts a completion to the admin queue, which has room for it, and interrupts.
-    fn complete(&mut self, cid: u16, dw0: u32, status: Status) {
+    /// Posts a completion to the admin queue and interrupts.
+    fn complete(&mut self, Late { cid, dw0, status }: Late, permit: Permit) {
         let Some(AdminPair {
             submission,
             completion,
+            interrupts,
         }) = &mut self.pair
         else {
-            return;
+            return permit.expire();
         };
-        let mut entry = CompletionEntry::new_zeroed();
+        let mut entry = submission.end(U16::new(cid));
         entry.dw0 = U32::new(dw0);
-        entry.sqhd = U16::new(submission.head());
-        entry.cid = U16::new(cid);
-        completion.stage(entry, status);
-        let origin = Origin::command(0, cid);
-        let tag = Tag::new(Purpose::Completion, origin);
+        completion.stage(permit, entry, status);
         let requester = self.data.requester();
-        requester.end(origin, status.into_bits());
-        let staged = completion.staged();
-        if staged.is_some_and(|(address, bytes)| requester.write(tag, address, bytes).is_err()) {
+        requester.end(Origin::command(0, cid), status.into_bits());
+        let flushed = completion.flush(interrupts, |tag, address, bytes| {
+            requester.write(tag, address, bytes)
+        });
+        if flushed.is_err() {
             log::debug!("queue 0: a completion cannot be posted");
             return self.fatal();
         }
-        completion.posted();
-        self.mailbox
-            .pending
-            .moved(0, completion.head(), completion.posted_tail());
-        if let Some(vector) = completion.vector {
-            self.mailbox.raise(vector);
-        }
+        completion.signal(interrupts, &mut self.data.session, false);
     }
 
-    /// Completes the commands that waited for an event.
+    /// Completes the commands that waited for an event, as long as there are free entries.
     fn report_events(&mut self) {
-        while !self.mailbox.quiet()
-            && self
-                .pair
-                .as_ref()
-                .is_some_and(|pair| pair.completion.room() > 0)
-        {
+        while !self.notifier.quiet() {
+            let has_free = |pair: &AdminPair| pair.completion.free_entries() > 0;
+            if !self.pair.as_ref().is_some_and(has_free) {
+                return;
+            }
             let Some(late) = self.admin.next_late() else {
                 return;
             };
@@ -284,9 +302,15 @@ impl Engine {
         }
     }
 
-    /// Posts a completion to the admin queue, which has room for it.
-    pub(crate) fn complete_late(&mut self, Late { cid, dw0, status }: Late) {
-        self.complete(cid, dw0, status);
+    /// Posts a completion that is not the answer to the command in progress, if an entry is free.
+    pub(crate) fn complete_late(&mut self, late: Late) {
+        let permit = self
+            .pair
+            .as_mut()
+            .and_then(|pair| pair.completion.reserve());
+        if let Some(permit) = permit {
+            self.complete(late, permit);
+        }
     }
 }
 

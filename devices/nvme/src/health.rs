@@ -54,13 +54,13 @@ impl Health {
         }
     }
 
-    /// So many Reads and Compares, of so many bytes in all, are done.
+    /// Counts Reads and Compares, and their bytes.
     pub(crate) fn read(&self, commands: u64, bytes: u64) {
         self.reads.fetch_add(commands, Ordering::Relaxed);
         self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So many Writes, of so many bytes in all, are done.
+    /// Counts Writes, and their bytes.
     pub(crate) fn wrote(&self, commands: u64, bytes: u64) {
         self.writes.fetch_add(commands, Ordering::Relaxed);
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use peerbar_dma::{Direction, Origin, Purpose};
-use peerbar_file_ring::{Differs, FileRing};
+use peerbar_file_ring::{Differs, FileRing, MOST};
 use peerbar_nvme_spec::command::nvm::{BlockRange, DatasetManagement, DatasetRange};
 use peerbar_nvme_spec::command::{NSID_ALL, NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
@@ -13,7 +13,8 @@ use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 use crate::data::DataPath;
-use crate::job::{Job, Work};
+use crate::io_queue::completion::{Generation, Permit};
+use crate::job::{InProgress, Job, Work};
 use crate::namespace::{Extent, Namespace, OutOfRange, Straight};
 use crate::storage::Storage;
 
@@ -25,24 +26,18 @@ pub(crate) struct Io {
     pub(crate) data: DataPath,
     storage: Arc<Storage>,
     tally: Tally,
-    /// How often everything has been forgotten.
-    era: u64,
+    /// Permits of earlier generations have expired.
+    pub(crate) generation: Generation,
     /// Lists that are not in use: no command need allocate one.
     lists: Vec<Vec<Extent>>,
 }
 
-/// How far a command has come.
-enum Progress {
-    Done,
-    /// The kernel does something for it.
-    UnderWay,
-}
-
-/// A command that has come to its end after it had been under way.
+/// A command that has ended after the kernel worked on it.
 pub(crate) struct Ended {
-    /// Of its submission queue.
+    /// The number of its submission queue.
     pub(crate) queue: u16,
     pub(crate) entry: SubmissionEntry,
+    pub(crate) permit: Permit,
     pub(crate) status: Status,
 }
 
@@ -61,7 +56,7 @@ impl Io {
             data,
             storage,
             tally: Tally::default(),
-            era: 0,
+            generation: Generation::default(),
             lists: Vec::new(),
         }
     }
@@ -85,6 +80,16 @@ impl Io {
         }
     }
 
+    /// How many more commands of a queue with `outstanding` ones the kernel can take on, if any need it. Each of `queues` queues has
+    /// its share, so that slow commands of one do not hold up another.
+    pub(crate) fn free_operations(&self, queues: usize, outstanding: usize) -> usize {
+        let Some(files) = &self.data.files else {
+            return usize::MAX;
+        };
+        let share = MOST / queues.max(1);
+        share.saturating_sub(outstanding).min(files.room())
+    }
+
     /// How many bytes have been read and written since the last [`Io::settle`].
     pub(crate) fn moved(&self) -> u64 {
         self.tally
@@ -92,57 +97,78 @@ impl Io {
             .saturating_add(self.tally.bytes_written)
     }
 
-    /// Carries out a command of I/O queue `queue`; how it ends. `None`: it is under way now.
-    pub(crate) fn execute(&mut self, queue: u16, entry: &SubmissionEntry) -> Option<Status> {
-        self.data
-            .begin(Origin::command(queue, entry.cid.get()), entry.opcode);
-        let progress = self.command(queue, entry);
-        self.status(queue, entry, progress)
-    }
-
-    /// How a command ends, if it does.
-    fn status(
-        &self,
+    /// Carries out a command of I/O queue `queue`. Returns how it ends. `None`: the kernel works on it, and its permit comes back
+    /// with [`Io::take_ended`].
+    pub(crate) fn execute(
+        &mut self,
         queue: u16,
         entry: &SubmissionEntry,
-        progress: Result<Progress, Status>,
-    ) -> Option<Status> {
-        match progress {
-            Ok(Progress::Done) => Some(Status::SUCCESS),
-            Ok(Progress::UnderWay) => None,
-            Err(status) => Some(self.storage.failed(queue, entry, status)),
-        }
+        permit: Permit,
+    ) -> Option<(Permit, Status)> {
+        self.data
+            .begin(Origin::command(queue, entry.cid.get()), entry.opcode);
+        let mut command = InProgress::new(queue, entry, permit);
+        let progress = self.command(&mut command);
+        self.end(command, progress)
     }
 
-    /// A command that has come to its end since.
+    /// How a command ends, unless its permit is with the kernel's job.
+    fn end(
+        &self,
+        command: InProgress<'_>,
+        progress: Result<(), Status>,
+    ) -> Option<(Permit, Status)> {
+        let InProgress {
+            queue,
+            entry,
+            permit,
+        } = command;
+        let status = match progress {
+            Ok(()) => Status::SUCCESS,
+            Err(status) => self.storage.failed(queue, entry, status),
+        };
+        permit.map(|permit| (permit, status))
+    }
+
+    /// A command that has ended since. A late one, which the kernel ends after a reset, expires.
     pub(crate) fn take_ended(&mut self) -> Option<Ended> {
         loop {
             let (job, outcome) = self.data.files.as_mut()?.take_ended()?;
-            if job.era != self.era {
+            let Job {
+                queue,
+                entry,
+                permit,
+                work,
+            } = job;
+            let Some(permit) = permit.filter(|permit| self.generation.is_current(permit)) else {
                 continue;
-            }
-            let (queue, entry) = (job.queue, job.entry);
-            let progress = self.go_on(job, outcome);
-            if let Some(status) = self.status(queue, &entry, progress) {
+            };
+            let mut command = InProgress::new(queue, &entry, permit);
+            let progress = self.proceed(&mut command, work, outcome);
+            if let Some((permit, status)) = self.end(command, progress) {
                 return Some(Ended {
                     queue,
                     entry,
+                    permit,
                     status,
                 });
             }
         }
     }
 
-    /// The kernel has done what it was to do for a command.
-    fn go_on(&mut self, job: Job, outcome: io::Result<()>) -> Result<Progress, Status> {
-        let Job {
-            queue, entry, work, ..
-        } = job;
+    /// The kernel has ended its work for a command.
+    fn proceed(
+        &mut self,
+        command: &mut InProgress<'_>,
+        work: Work,
+        outcome: io::Result<()>,
+    ) -> Result<(), Status> {
+        let entry = command.entry;
         let namespaces = &self.storage.namespaces;
         match work {
             Work::Data { durable } => {
                 let namespace = find(namespaces, entry.nsid.get())?;
-                let bytes = blocks(namespace, &entry)?.len;
+                let bytes = blocks(namespace, entry)?.len;
                 if entry.opcode == NvmOpcode::Read as u8 {
                     outcome.map_err(data_error(read_error(namespace)))?;
                     self.tally.read(bytes);
@@ -151,30 +177,30 @@ impl Io {
                     self.tally.wrote(bytes);
                     if !durable && !self.storage.write_cache() {
                         // The cache was turned off, and flushed, while this was under way.
-                        return self.flush(queue, &entry);
+                        return self.flush(command);
                     }
                 }
-                Ok(Progress::Done)
+                Ok(())
             }
             Work::Check => {
                 let namespace = find(namespaces, entry.nsid.get())?;
                 outcome.map_err(check_error(namespace))?;
                 if entry.opcode == NvmOpcode::Compare as u8 {
-                    self.tally.read(blocks(namespace, &entry)?.len);
+                    self.tally.read(blocks(namespace, entry)?.len);
                 }
-                Ok(Progress::Done)
+                Ok(())
             }
             Work::Flush(rest) => {
                 let flushed = rest.start.checked_sub(1).and_then(|at| namespaces.get(at));
                 if let Some(namespace) = flushed {
                     outcome.map_err(write_error(namespace))?;
                 }
-                self.flush_rest(queue, &entry, rest)
+                self.flush_rest(command, rest)
             }
             Work::Zero(rest) => {
                 let namespace = find(namespaces, entry.nsid.get())?;
                 outcome.map_err(write_error(namespace))?;
-                self.zero_rest(queue, &entry, rest)
+                self.zero_rest(command, rest)
             }
         }
     }
@@ -184,13 +210,13 @@ impl Io {
         self.data.files.as_mut().is_none_or(FileRing::submit)
     }
 
-    /// Forgets all commands. Nothing that is done for them moves or changes data any more then.
+    /// Forgets all commands, whose permits expire. The kernel moves or changes no data for them any more.
     pub(crate) fn forget(&mut self) {
         self.data.session.forget();
         if let Some(files) = &mut self.data.files {
             files.stop();
         }
-        self.era += 1;
+        self.generation.advance();
     }
 
     /// Has the health tell of everything that has been done.
@@ -209,31 +235,33 @@ impl Io {
         }
     }
 
-    fn command(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
+    fn command(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+        let entry = command.entry;
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
         let opcode =
             NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
         match opcode {
-            NvmOpcode::Read => return self.read(queue, entry),
-            NvmOpcode::Write => return self.write(queue, entry),
+            NvmOpcode::Read => return self.read(command),
+            NvmOpcode::Write => return self.write(command),
             _ => {}
         }
         // The others may take their time with the disk.
         self.data.session.release();
         match opcode {
-            NvmOpcode::Flush => self.flush(queue, entry),
-            NvmOpcode::WriteZeroes => self.write_zeroes(queue, entry),
-            NvmOpcode::Compare => self.compare(queue, entry),
-            NvmOpcode::Verify => self.verify(queue, entry),
-            NvmOpcode::DatasetManagement => self.dataset_management(queue, entry),
+            NvmOpcode::Flush => self.flush(command),
+            NvmOpcode::WriteZeroes => self.write_zeroes(command),
+            NvmOpcode::Compare => self.compare(command),
+            NvmOpcode::Verify => self.verify(command),
+            NvmOpcode::DatasetManagement => self.dataset_management(command),
             _ => Err(Status::INVALID_OPCODE.with_dnr(true)),
         }
     }
 
     /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
-    fn flush(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
+    fn flush(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+        let entry = command.entry;
         let all = 0..self.storage.namespaces.len();
         let meant = match entry.nsid.get() {
             NSID_ALL => all,
@@ -242,31 +270,30 @@ impl Io {
                 place_of(nsid).map_or(0..0, |place| place..place + 1)
             }
         };
-        self.flush_rest(queue, entry, meant)
+        self.flush_rest(command, meant)
     }
 
     /// Brings these namespaces, by their places, to stable storage for a command, one after the other.
     fn flush_rest(
         &mut self,
-        queue: u16,
-        entry: &SubmissionEntry,
+        command: &mut InProgress<'_>,
         mut rest: Range<usize>,
-    ) -> Result<Progress, Status> {
+    ) -> Result<(), Status> {
         let storage = self.storage.clone();
         while let Some(namespace) = rest.next().and_then(|at| storage.namespaces.get(at)) {
-            let job = Job::new(self.era, queue, entry, Work::Flush(rest.clone()));
             match (&mut self.data.files, namespace.backend().straight()) {
                 (Some(files), Straight::File(file)) => {
-                    files.sync(file, job);
-                    return Ok(Progress::UnderWay);
+                    files.sync(file, command.job(Work::Flush(rest)));
+                    return Ok(());
                 }
                 _ => flush_each(std::slice::from_ref(namespace))?,
             }
         }
-        Ok(Progress::Done)
+        Ok(())
     }
 
-    fn read(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
+    fn read(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+        let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         match namespace.backend().straight() {
@@ -275,10 +302,10 @@ impl Io {
             Straight::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
                 let place = (file, extent.offset);
-                let job = Job::new(self.era, queue, entry, Work::Data { durable: false });
                 if let Some((files, memory)) = self.data.pin(Direction::Write) {
+                    let job = command.job(Work::Data { durable: false });
                     files.transfer(place, memory, false, job);
-                    return Ok(Progress::UnderWay);
+                    return Ok(());
                 }
                 self.data.fill(Purpose::Payload, len, |data| {
                     let read = namespace.backend().read(extent.offset, data);
@@ -287,10 +314,11 @@ impl Io {
             }
         }
         self.tally.read(extent.len);
-        Ok(Progress::Done)
+        Ok(())
     }
 
-    fn write(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
+    fn write(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+        let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         match namespace.backend().straight() {
@@ -304,10 +332,10 @@ impl Io {
                 let durable = control.fua() || !self.storage.write_cache();
                 self.data.locate(Purpose::Payload, entry, len)?;
                 let place = (file, extent.offset);
-                let job = Job::new(self.era, queue, entry, Work::Data { durable });
                 if let Some((files, memory)) = self.data.pin(Direction::Read) {
+                    let job = command.job(Work::Data { durable });
                     files.transfer(place, memory, durable, job);
-                    return Ok(Progress::UnderWay);
+                    return Ok(());
                 }
                 let data = self.data.gather(Purpose::Payload, len)?;
                 let written = namespace.backend().write(extent.offset, data, durable);
@@ -315,19 +343,20 @@ impl Io {
             }
         }
         self.tally.wrote(extent.len);
-        Ok(Progress::Done)
+        Ok(())
     }
 
-    fn compare(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
+    fn compare(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+        let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         self.data.locate(Purpose::Payload, entry, len)?;
         if let Straight::File(file) = namespace.backend().straight()
             && let Some((files, memory)) = self.data.pin(Direction::Read)
         {
-            let job = Job::new(self.era, queue, entry, Work::Check);
+            let job = command.job(Work::Check);
             files.check(file, (extent.offset, extent.len), Some(memory), job);
-            return Ok(Progress::UnderWay);
+            return Ok(());
         }
         let mut data = self.data.gather(Purpose::Payload, len)?;
         in_steps(namespace, extent, |stored| {
@@ -342,51 +371,50 @@ impl Io {
             }
         })?;
         self.tally.read(extent.len);
-        Ok(Progress::Done)
+        Ok(())
     }
 
     /// Only what is in an image can have become unreadable.
-    fn verify(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
+    fn verify(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+        let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let extent = blocks(namespace, entry)?;
         let Straight::File(file) = namespace.backend().straight() else {
-            return Ok(Progress::Done);
+            return Ok(());
         };
         let Some(files) = &mut self.data.files else {
             in_steps(namespace, extent, |_| Ok(()))?;
-            return Ok(Progress::Done);
+            return Ok(());
         };
-        let job = Job::new(self.era, queue, entry, Work::Check);
+        let job = command.job(Work::Check);
         files.check(file, (extent.offset, extent.len), None, job);
-        Ok(Progress::UnderWay)
+        Ok(())
     }
 
-    fn write_zeroes(&mut self, queue: u16, entry: &SubmissionEntry) -> Result<Progress, Status> {
+    fn write_zeroes(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+        let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let extent = blocks(namespace, entry)?;
         let mut list = self.list();
         list.push(extent);
-        self.zero_rest(queue, entry, list)
+        self.zero_rest(command, list)
     }
 
     /// NVM Command Set 1.0, 3.2.3: deallocated blocks read as zero; the other attributes are hints.
-    fn dataset_management(
-        &mut self,
-        queue: u16,
-        entry: &SubmissionEntry,
-    ) -> Result<Progress, Status> {
+    fn dataset_management(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+        let entry = command.entry;
         let mut list = self.list();
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
-        let command = DatasetManagement::from(entry);
-        let len = command.ranges() * size_of::<DatasetRange>();
+        let fields = DatasetManagement::from(entry);
+        let len = fields.ranges() * size_of::<DatasetRange>();
         let data = self.data.receive(Purpose::Control, entry, len)?;
         let ranges = <[DatasetRange]>::ref_from_bytes(data).map_err(|_| Status::INTERNAL_ERROR)?;
         for range in ranges {
             let extent = namespace.extent(range.slba.get(), range.nlb.get().into());
             list.push(extent.map_err(out_of_range)?);
         }
-        list.retain(|extent| command.attributes.ad() && extent.len > 0);
-        self.zero_rest(queue, entry, list)
+        list.retain(|extent| fields.attributes.ad() && extent.len > 0);
+        self.zero_rest(command, list)
     }
 
     /// An empty list.
@@ -399,10 +427,10 @@ impl Io {
     /// Makes these extents read as zero for a command, one after the other.
     fn zero_rest(
         &mut self,
-        queue: u16,
-        entry: &SubmissionEntry,
+        command: &mut InProgress<'_>,
         mut rest: Vec<Extent>,
-    ) -> Result<Progress, Status> {
+    ) -> Result<(), Status> {
+        let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let control = BlockRange::from(entry).control;
         let writes = entry.opcode == NvmOpcode::WriteZeroes as u8;
@@ -410,9 +438,9 @@ impl Io {
         while let Some(Extent { offset, len }) = rest.pop() {
             match (&mut self.data.files, namespace.backend().straight()) {
                 (Some(files), Straight::File(file)) => {
-                    let job = Job::new(self.era, queue, entry, Work::Zero(rest));
+                    let job = command.job(Work::Zero(rest));
                     files.zero(file, (offset, len), deallocate, job);
-                    return Ok(Progress::UnderWay);
+                    return Ok(());
                 }
                 _ => namespace
                     .backend()
@@ -422,9 +450,16 @@ impl Io {
         }
         self.lists.push(rest);
         if writes && (control.fua() || !self.storage.write_cache()) {
-            return self.flush(queue, entry);
+            return self.flush(command);
         }
-        Ok(Progress::Done)
+        Ok(())
+    }
+}
+
+impl Drop for Io {
+    /// Commands that the kernel still works on expire with their worker.
+    fn drop(&mut self) {
+        self.generation.advance();
     }
 }
 
@@ -550,11 +585,11 @@ mod tests {
     use zerocopy::little_endian::U32;
 
     use super::*;
-    use crate::bell::Bell;
+    use crate::event_fd::EventFd;
     use crate::namespace::{FileBackend, RamBackend};
 
     /// Two images and a namespace in memory between them; `None` on a machine that permits no io_uring.
-    fn io(bell: &Bell) -> Option<Io> {
+    fn io(event: &EventFd) -> Option<Io> {
         let image = || {
             let file = tempfile::NamedTempFile::new().unwrap();
             file.as_file().set_len(1 << 20).unwrap();
@@ -564,7 +599,7 @@ mod tests {
         let ram = Namespace::new(Box::new(RamBackend::new(1 << 20).unwrap()), 512);
         let storage = Storage::new(vec![image(), ram, image()]);
         let mut data = DataPath::new(Arc::new(Requester::new()), 1 << 16, Vec::new());
-        let ring = FileRing::new(bell.as_fd());
+        let ring = FileRing::new(event.as_fd());
         data.files = Some(
             ring.inspect_err(|error| eprintln!("skipped: {error}"))
                 .ok()?,
@@ -579,26 +614,41 @@ mod tests {
         entry
     }
 
+    /// Carries out a command of a queue with a permit of its own; how it ends, unless the kernel works on it.
+    fn execute(io: &mut Io, queue: u16, entry: &SubmissionEntry) -> Option<Status> {
+        let permit = Permit::new(&io.generation);
+        let (permit, status) = io.execute(queue, entry, permit)?;
+        permit.expire();
+        Some(status)
+    }
+
+    /// Queue and status of a command that the kernel has ended.
+    fn take_ended(io: &mut Io) -> Option<(u16, Status)> {
+        let ended = io.take_ended()?;
+        ended.permit.expire();
+        Some((ended.queue, ended.status))
+    }
+
     #[test]
-    fn images_are_flushed_by_the_kernel_while_others_go_on() {
-        let bell = Bell::new().unwrap();
-        let Some(mut io) = io(&bell) else {
+    fn kernel_flushes_images_while_others_continue() {
+        let event = EventFd::new().unwrap();
+        let Some(mut io) = io(&event) else {
             return;
         };
         let all = command(NvmOpcode::Flush, NSID_ALL);
-        assert_eq!(io.execute(1, &all), None);
+        assert_eq!(execute(&mut io, 1, &all), None);
         let of_memory = command(NvmOpcode::Flush, 2);
-        assert_eq!(io.execute(1, &of_memory), Some(Status::SUCCESS));
+        assert_eq!(execute(&mut io, 1, &of_memory), Some(Status::SUCCESS));
         let mut durable = command(NvmOpcode::WriteZeroes, 3);
         durable.cdw12.set(1 << 30); // Force Unit Access
-        assert_eq!(io.execute(2, &durable), None);
+        assert_eq!(execute(&mut io, 2, &durable), None);
         let mut ended = Vec::new();
         while ended.len() < 2 {
             assert!(io.submit());
-            bell.wait(None);
-            while let Some(Ended { queue, status, .. }) = io.take_ended() {
-                assert_eq!(status, Status::SUCCESS);
-                ended.push(queue);
+            event.wait(None);
+            while let Some(outcome) = take_ended(&mut io) {
+                assert_eq!(outcome.1, Status::SUCCESS);
+                ended.push(outcome.0);
             }
         }
         ended.sort_unstable();
@@ -606,9 +656,9 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_meets_the_end_of_the_write_cache_is_durable_before_it_is_complete() {
-        let bell = Bell::new().unwrap();
-        let Some(mut io) = io(&bell) else {
+    fn write_during_the_end_of_the_write_cache_is_durable() {
+        let event = EventFd::new().unwrap();
+        let Some(mut io) = io(&event) else {
             return;
         };
         let ram = MemoryFile::create("ram", 0x1000).unwrap();
@@ -618,33 +668,32 @@ mod tests {
         requester
             .map(0, 0x1000, (true, true), Some((fd, 0)))
             .unwrap();
-        assert_eq!(io.execute(1, &command(NvmOpcode::Write, 1)), None);
+        assert_eq!(execute(&mut io, 1, &command(NvmOpcode::Write, 1)), None);
         assert!(io.submit());
         io.storage.set_write_cache(false);
-        bell.wait(None);
-        assert!(io.take_ended().is_none(), "it is written, and to be synced");
+        event.wait(None);
+        assert_eq!(take_ended(&mut io), None, "it is written, and to be synced");
         assert!(io.submit());
-        bell.wait(None);
-        let ended = io.take_ended();
-        assert_eq!(ended.map(|ended| ended.status), Some(Status::SUCCESS));
+        event.wait(None);
+        assert_eq!(take_ended(&mut io), Some((1, Status::SUCCESS)));
     }
 
     #[test]
-    fn what_was_under_way_is_nobody_s_once_it_is_forgotten() {
-        let bell = Bell::new().unwrap();
-        let Some(mut io) = io(&bell) else {
+    fn late_permit_after_a_reset_expires() {
+        let event = EventFd::new().unwrap();
+        let Some(mut io) = io(&event) else {
             return;
         };
-        assert_eq!(io.execute(1, &command(NvmOpcode::Flush, 1)), None);
+        assert_eq!(execute(&mut io, 1, &command(NvmOpcode::Flush, 1)), None);
         io.forget();
-        assert_eq!(io.execute(2, &command(NvmOpcode::Flush, 3)), None);
+        assert_eq!(execute(&mut io, 2, &command(NvmOpcode::Flush, 3)), None);
         let ended = loop {
             assert!(io.submit());
-            if let Some(ended) = io.take_ended() {
+            if let Some(ended) = take_ended(&mut io) {
                 break ended;
             }
-            bell.wait(None);
+            event.wait(None);
         };
-        assert_eq!((ended.queue, ended.status), (2, Status::SUCCESS));
+        assert_eq!(ended, (2, Status::SUCCESS));
     }
 }

@@ -1,18 +1,18 @@
-//! Commands that the kernel is doing something for.
+//! Commands that the kernel works on.
 
 use std::ops::Range;
 
 use peerbar_nvme_spec::command::SubmissionEntry;
 
+use crate::io_queue::completion::Permit;
 use crate::namespace::Extent;
 
-/// A command that is under way.
+/// A command that the kernel works on.
 pub(crate) struct Job {
-    /// How often everything had been forgotten when it began: it is nobody's any more once that has happened again.
-    pub(crate) era: u64,
-    /// Of its submission queue.
+    /// The number of its submission queue.
     pub(crate) queue: u16,
     pub(crate) entry: SubmissionEntry,
+    pub(crate) permit: Option<Permit>,
     pub(crate) work: Work,
 }
 
@@ -28,13 +28,30 @@ pub(crate) enum Work {
     Zero(Vec<Extent>),
 }
 
-impl Job {
-    /// What is done for a command of I/O queue `queue`.
-    pub(crate) fn new(era: u64, queue: u16, entry: &SubmissionEntry, work: Work) -> Self {
+/// A command that a worker carries out.
+pub(crate) struct InProgress<'a> {
+    pub(crate) queue: u16,
+    pub(crate) entry: &'a SubmissionEntry,
+    /// `None` once a job has it.
+    pub(crate) permit: Option<Permit>,
+}
+
+impl<'a> InProgress<'a> {
+    /// A command of I/O queue `queue`.
+    pub(crate) fn new(queue: u16, entry: &'a SubmissionEntry, permit: Permit) -> Self {
         Self {
-            era,
             queue,
-            entry: *entry,
+            entry,
+            permit: Some(permit),
+        }
+    }
+
+    /// The command and its permit as a job for the kernel.
+    pub(crate) fn job(&mut self, work: Work) -> Job {
+        Job {
+            queue: self.queue,
+            entry: *self.entry,
+            permit: self.permit.take(),
             work,
         }
     }

@@ -14,65 +14,58 @@
 //! Requests: other commands are carried out as soon as they are fetched, or are the kernel's to end.
 //!
 //! # How
-//! The thread that answers the guest's accesses only ever touches [`registers`](Controller) and doorbells; it leaves word
-//! in a mailbox. The engine, a thread of its own, does what the registers and the admin queue ask for. Workers share the I/O
-//! queues, each of which is one worker's own: the engine gives them queues and takes them away by orders, and waits until
-//! these have been carried out. Only engine and workers do DMA. A DMA that fails completes its command with Data Transfer
-//! Error; one that fails on a queue itself sets CSTS.CFS.
+//! The thread that answers the guest's accesses only touches [`registers`](Controller) and doorbells, and notifies the owner of
+//! what has changed (`notifier.rs`). The engine, a thread of its own, does what the registers and the admin queue request.
+//! Workers share the I/O queues, each of which is owned by one worker: the engine adds and removes queues by requests, and waits
+//! until these are confirmed. Only engine and workers do DMA. A DMA that fails completes its command with Data Transfer Error;
+//! one that fails on a queue itself sets CSTS.CFS.
 //!
 //! A worker fetches commands and posts completions in batches, and moves data by one copy where both sides are memory that
-//! is mapped here. Data of an image goes by the kernel (`peerbar_file_ring`), many commands at once, straight between the
-//! file and memory that is mapped here, and so do flushes and zeroes: the worker goes on with other commands, of the same
-//! queue and others, and completes each when the kernel has. Whoever takes such memory away, or resets, waits for the
-//! kernel; a flush that goes on is forgotten by a reset. Between batches it looks at its doorbells: in a page of BAR0, which
-//! the guest may map if the workers never sleep ([`Poll::Always`]), or in the guest's own memory (Doorbell Buffer Config,
-//! for [`Poll::Adaptive`]). A batch of completions shares one interrupt; several do if the host asks for that (Interrupt
-//! Coalescing), or while it is still at work on the last one: `outbox.rs`, `messages.rs`. How a worker goes to sleep without
-//! missing a ring is in `alarm.rs` and `shadow.rs`. That and the way of a completion is tried in every order of events by
-//! `tests/models`.
+//! is mapped here. Data of an image is moved by the kernel (`peerbar_file_ring`), many commands at once, straight between the
+//! file and memory that is mapped here, and so are flushes and zeroes: the worker carries out other commands meanwhile, and
+//! completes each when the kernel has ended its work. A thread that takes such memory away, or resets, waits for the kernel; a
+//! late flush is dropped by a reset. The doorbells are in a page of BAR0, which the guest may map if the workers poll
+//! indefinitely ([`PollPolicy::Always`]), or in the guest's own memory (Doorbell Buffer Config, for
+//! [`PollPolicy::Adaptive`]). A batch of completions shares one interrupt; several do if the host configures Interrupt
+//! Coalescing, or while it is still at work on the last one. `io_queue.rs` has the path of a command; `event_count.rs` and
+//! `io_queue/doorbell.rs` how a worker blocks without missing a doorbell. The feature `loom` builds models of both, which try
+//! every order of events.
 #![forbid(unsafe_code)]
 
 mod admin;
-mod alarm;
-mod bell;
 mod cmb;
-mod coalescing;
 mod config;
 mod controller;
-mod crew;
 mod data;
 mod directory;
-mod doorbells;
+mod doorbell_page;
 mod engine;
+mod event_count;
+#[cfg_attr(feature = "loom", allow(dead_code, reason = "models have a double"))]
+mod event_fd;
 mod health;
+mod intx;
+#[cfg(test)]
+mod intx_tests;
 mod io;
+mod io_queue;
 mod job;
-mod mailbox;
-#[cfg(test)]
-mod mailbox_tests;
-mod messages;
+#[cfg(all(test, feature = "loom"))]
+mod models;
 mod namespace;
-mod outbox;
+mod notifier;
 #[cfg(test)]
-mod outbox_tests;
-mod pending;
-#[cfg(test)]
-mod pending_tests;
-mod poll;
+mod notifier_tests;
 mod prp;
-mod queues;
 mod registers;
 mod seeded_fault;
-mod shadow;
-#[cfg(test)]
-mod shadow_tests;
 mod storage;
 mod sync;
-mod worker;
+mod worker_pool;
 
 pub use cmb::CmbError;
 pub use config::{Config, ConfigError, Source, WORKERS};
 pub use controller::{Controller, Running, StartError};
+pub use io_queue::poll::{PollPolicy, UnknownPolicy};
 pub use namespace::ImageError;
-pub use poll::{Poll, UnknownPoll};
 pub use seeded_fault::{FaultKind, SeededFault, UnknownFault};

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use peerbar_endpoint::Recording;
 use peerbar_endpoint::daemon::{self, Fault, Place, size};
-use peerbar_nvme::{CmbError, Config, Controller, Poll, SeededFault, Source, StartError};
+use peerbar_nvme::{CmbError, Config, Controller, PollPolicy, SeededFault, Source, StartError};
 
 /// An NVMe controller with a Controller Memory Buffer, served over vfio-user until SIGTERM.
 #[derive(Debug, Parser)]
@@ -43,7 +43,7 @@ struct Args {
     workers: u8,
     /// How those threads learn of new commands: sleep at once when idle, look on for a while, or never sleep
     #[arg(long, value_name = "WHEN", default_value_t)]
-    poll: Poll,
+    poll: PollPolicy,
     /// Read and write images by system calls, one command of a worker after the other, as where the kernel has no io_uring
     #[arg(long)]
     no_io_uring: bool,

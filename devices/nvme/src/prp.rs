@@ -20,7 +20,7 @@ pub(crate) struct Segment {
 /// (NVMe Base 2.0, 4.1.1). `read_list` reads part of a PRP list, into some of the page `room`, which is never cleared.
 ///
 /// The first list may start anywhere in its page, and so may those that it is chained to, as long as each list but the
-/// first describes some data: a chain that only leads on is refused, since it may lead on for ever.
+/// first describes some data: a chain of lists without data is refused, since it may be endless.
 pub(crate) fn walk(
     (prp1, prp2): (u64, u64),
     len: usize,

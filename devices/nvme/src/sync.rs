@@ -1,9 +1,19 @@
-//! What threads share their state by, and reach the guest's memory by. The models (`tests/models`) put other types of the same names in its place, with
-//! which every order of events is tried.
+//! What threads share their state by. With the feature `loom` it is loom's, by which `models.rs` tries every order of events.
 
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-pub(crate) use std::sync::{Mutex, MutexGuard};
+#[cfg(not(feature = "loom"))]
+mod host {
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
-pub(crate) use peerbar_dma::Session;
+    pub(crate) use parking_lot::{Mutex, MutexGuard};
+    pub(crate) use peerbar_dma::MemoryFile;
 
-pub(crate) use crate::bell::Bell;
+    pub(crate) use crate::event_fd::EventFd;
+}
+
+#[cfg(feature = "loom")]
+mod model;
+
+#[cfg(not(feature = "loom"))]
+pub(crate) use host::*;
+#[cfg(feature = "loom")]
+pub(crate) use model::*;

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use peerbar_dma::LinkSpeed;
 use peerbar_flight::Level;
-use peerbar_nvme::{Poll, SeededFault};
+use peerbar_nvme::{PollPolicy, SeededFault};
 use peerbar_report::{Buffer, Check, Medium, Module, Plan};
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
@@ -132,7 +132,7 @@ pub struct Nvme {
     /// How many threads share the I/O queues, the server's own choice if none.
     pub workers: Option<u8>,
     /// How those threads learn of new commands, the server's own choice if none.
-    pub poll: Option<Poll>,
+    pub poll: Option<PollPolicy>,
     /// Size of the first namespace in bytes.
     pub disk_bytes: u64,
     /// Its namespaces.
@@ -200,7 +200,7 @@ impl Scenario {
     }
 
     /// Has our disks' queues served by so many workers that wait in this way, whatever their tables say.
-    pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<Poll>) {
+    pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<PollPolicy>) {
         let own = |nvme: &&mut Nvme| nvme.model == Model::Peerbar;
         for nvme in self.nvmes.iter_mut().filter(own) {
             nvme.workers = workers.or(nvme.workers);
@@ -408,9 +408,9 @@ mod tests {
         let mut scenario = Scenario::demo().unwrap();
         scenario.nvmes[0].model = Model::Qemu;
         scenario.nvmes[1].workers = Some(2);
-        scenario.serve_disks_by(None, Some(Poll::Always));
+        scenario.serve_disks_by(None, Some(PollPolicy::Always));
         let ways: Vec<_> = scenario.nvmes.iter().map(|n| (n.workers, n.poll)).collect();
-        assert_eq!(ways, [(None, None), (Some(2), Some(Poll::Always))]);
+        assert_eq!(ways, [(None, None), (Some(2), Some(PollPolicy::Always))]);
         scenario.serve_disks_by(Some(3), None);
         assert_eq!(scenario.nvmes[1].workers, Some(3));
     }

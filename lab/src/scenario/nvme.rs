@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use peerbar_nvme::{Poll, SeededFault, UnknownFault, WORKERS};
+use peerbar_nvme::{PollPolicy, SeededFault, UnknownFault, WORKERS};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
@@ -132,7 +132,7 @@ fn workers(count: Spanned<i64>) -> Result<u8, Problem> {
         })
 }
 
-fn poll(word: Spanned<String>) -> Result<Poll, Problem> {
+fn poll(word: Spanned<String>) -> Result<PollPolicy, Problem> {
     word.get_ref().parse().map_err(|error| {
         let message = format!("`poll`: `{}` {error}", word.get_ref());
         Problem::new(word.span(), message)

@@ -6,16 +6,16 @@ use peerbar_nvme_spec::registers::Doorbell;
 
 use crate::controller::QUEUE_PAIRS;
 use crate::engine::{Engine, Reply};
+use crate::io_queue::doorbell::ShadowBuffer;
+use crate::io_queue::worker::WorkerRequest;
 use crate::prp::PAGE;
-use crate::shadow::Shadow;
-use crate::worker::Order;
 
 impl Engine {
     /// Whether the guest may keep doorbells in its own memory. Not if it is interrupted by the INTx pin, which falls with the
     /// ring of a head: a head that is only written to memory leaves it up, and the guest is interrupted for nothing, over and
     /// over.
     pub(super) fn offers_doorbell_buffer(&self) -> bool {
-        self.admin.about.offers_shadow_doorbells() && self.mailbox.sends_messages()
+        self.admin.about.offers_shadow_doorbells() && self.notifier.sends_messages()
     }
 
     /// The I/O queues' doorbells are looked for in a page of the guest's from now on. Pages that cannot be looked at without
@@ -27,7 +27,7 @@ impl Engine {
         if !self.offers_doorbell_buffer() {
             return Err(Status::INVALID_OPCODE.with_dnr(true));
         }
-        let shadow = Shadow {
+        let shadow = ShadowBuffer {
             values: entry.prp1.get(),
             events: entry.prp2.get(),
         };
@@ -37,12 +37,13 @@ impl Engine {
         }
         let session = &mut self.data.session;
         let last = Doorbell::CompletionHead(QUEUE_PAIRS - 1);
-        let reached = shadow.is_reached(session, [Doorbell::SubmissionTail(0), last]);
+        let reached = shadow.is_mapped(session, [Doorbell::SubmissionTail(0), last]);
         session.release();
         if !reached {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        self.crew.tell_all(&self.mailbox, || Order::Shadow(shadow));
+        self.workers
+            .request_all(&self.notifier, || WorkerRequest::Shadow(shadow));
         Ok(Reply::DONE)
     }
 }

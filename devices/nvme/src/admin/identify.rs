@@ -23,8 +23,8 @@ use crate::config::Config;
 use crate::engine::{Engine, Reply};
 use crate::health::ERROR_ENTRIES;
 use crate::io::find;
+use crate::io_queue::poll::PollPolicy;
 use crate::namespace::Namespace;
-use crate::poll::Poll;
 
 /// Controller ID: there is one controller in the subsystem.
 const CONTROLLER_ID: u16 = 1;
@@ -51,7 +51,7 @@ impl About {
             serial: config.serial.clone(),
             identity: *identity,
             mdts: config.mdts,
-            shadow_doorbells: config.poll == Poll::Adaptive,
+            shadow_doorbells: config.poll == PollPolicy::Adaptive,
         }
     }
 
@@ -309,7 +309,7 @@ mod tests {
             mdts: 8,
             namespaces: vec![Source::Ram(512)],
             workers: 1,
-            poll: Poll::default(),
+            poll: PollPolicy::default(),
             io_uring: true,
             seeded_faults: Vec::new(),
         };

@@ -10,9 +10,10 @@ use peerbar_nvme_spec::registers::Doorbell;
 use crate::controller::QUEUE_PAIRS;
 use crate::directory::CompletionPlace;
 use crate::engine::{Engine, Reply, fits};
-use crate::queues::{COMPLETION_BYTES, CompletionQueue, SUBMISSION_BYTES, SubmissionQueue};
+use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue};
+use crate::io_queue::submission::{SUBMISSION_BYTES, SubmissionQueue};
+use crate::io_queue::worker::WorkerRequest;
 use crate::registers::{MAX_ENTRIES, Registers};
-use crate::worker::Order;
 
 /// CC.IOSQES and CC.IOCQES as powers of two: the only entry sizes there are. The host may set them when the controller is
 /// enabled already (NVMe Base 2.0, 3.1.3.5).
@@ -28,7 +29,7 @@ impl Engine {
         let (id, entries) = (command.qid.get(), command.entries());
         let [_, granted] = self.admin.features.granted_queues();
         check_id(id, granted, self.directory.completion(id))?;
-        let size_is_set = self.mailbox.look(Registers::configuration).iocqes() == COMPLETION_SIZE;
+        let size_is_set = self.notifier.read(Registers::configuration).iocqes() == COMPLETION_SIZE;
         check_entries(entries, size_is_set)?;
         if command.iv.get() >= QUEUE_PAIRS {
             return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr(true));
@@ -40,12 +41,12 @@ impl Engine {
         if let Some(place) = self.directory.completion(id) {
             *place = Some(CompletionPlace { owner, users: 0 });
         }
-        self.mailbox.pending.open(id, entries, vector);
-        let doorbells = &self.mailbox.doorbells;
+        self.notifier.intx.open(id, entries, vector);
+        let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::CompletionHead(id), Some(owner));
-        let queue = CompletionQueue::new(base, entries, vector);
-        self.crew
-            .tell(&self.mailbox, owner, Order::AddCompletion(id, queue));
+        let queue = CompletionQueue::new((id, vector), (base, entries), doorbells.clone());
+        self.workers
+            .request(&self.notifier, owner, WorkerRequest::AddCompletion(queue));
         Ok(Reply::DONE)
     }
 
@@ -58,7 +59,7 @@ impl Engine {
         let entries = command.entries();
         let [granted, granted_completion] = self.admin.features.granted_queues();
         check_id(id, granted, self.directory.submission(id))?;
-        let size_is_set = self.mailbox.look(Registers::configuration).iosqes() == SUBMISSION_SIZE;
+        let size_is_set = self.notifier.read(Registers::configuration).iosqes() == SUBMISSION_SIZE;
         check_entries(entries, size_is_set)?;
         let base = entry.prp1.get();
         self.check_place(base, entries, SUBMISSION_BYTES, command.flags.pc())?;
@@ -72,11 +73,14 @@ impl Engine {
         if let Some(place) = self.directory.submission(id) {
             *place = Some(cqid);
         }
-        let doorbells = &self.mailbox.doorbells;
+        let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), Some(owner));
-        let queue = SubmissionQueue::new(base, entries, cqid);
-        self.crew
-            .tell(&self.mailbox, owner, Order::AddSubmission(id, queue));
+        let queue = SubmissionQueue::new(id, (base, entries), doorbells.clone());
+        self.workers.request(
+            &self.notifier,
+            owner,
+            WorkerRequest::AddSubmission(cqid, queue),
+        );
         Ok(Reply::DONE)
     }
 
@@ -92,9 +96,9 @@ impl Engine {
             completion.users = completion.users.saturating_sub(1);
         }
         let owner = self.directory.owner(bound_to);
-        self.crew
-            .tell(&self.mailbox, owner, Order::RemoveSubmission(id));
-        let doorbells = &self.mailbox.doorbells;
+        self.workers
+            .request(&self.notifier, owner, WorkerRequest::RemoveSubmission(id));
+        let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), None);
         Ok(Reply::DONE)
     }
@@ -111,10 +115,11 @@ impl Engine {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
         }
         *place = None;
-        let order = Order::RemoveCompletion(id);
-        self.crew.tell(&self.mailbox, completion.owner, order);
-        self.mailbox.pending.close(id);
-        let doorbells = &self.mailbox.doorbells;
+        let request = WorkerRequest::RemoveCompletion(id);
+        self.workers
+            .request(&self.notifier, completion.owner, request);
+        self.notifier.intx.close(id);
+        let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::CompletionHead(id), None);
         Ok(Reply::DONE)
     }
@@ -134,7 +139,7 @@ impl Engine {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
         let len = u64::from(entries) * entry_bytes;
-        let refused = self.mailbox.look(|registers| {
+        let refused = self.notifier.read(|registers| {
             registers
                 .cmb()
                 .is_some_and(|cmb| !cmb.takes_queues() && cmb.meets(base, len))

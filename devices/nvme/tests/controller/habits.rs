@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use peerbar_nvme::{Config, Poll};
+use peerbar_nvme::{Config, PollPolicy};
 
 use crate::command::{Command, FLUSH, READ, blocks, delete_cq, delete_sq};
 use crate::driver::{DATA, Driver, queues};
@@ -113,7 +113,7 @@ fn pause(micros: u64) {
 #[test]
 fn no_command_of_a_guest_is_left_to_a_worker_that_sleeps() {
     let adaptive = Config {
-        poll: Poll::Adaptive,
+        poll: PollPolicy::Adaptive,
         ..config()
     };
     let mut guest = Guest {

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use peerbar_nvme::{Config, Controller, Poll, Running, Source};
+use peerbar_nvme::{Config, Controller, PollPolicy, Running, Source};
 use peerbar_nvme_driver::{DmaMemory, Registers};
 use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -103,12 +103,12 @@ fn from_environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-fn way_of_polling() -> Poll {
+fn way_of_polling() -> PollPolicy {
     match from_environment("PEERBAR_TEST_POLL").as_deref() {
-        None => Poll::default(),
-        Some("never") => Poll::Never,
-        Some("adaptive") => Poll::Adaptive,
-        Some("always") => Poll::Always,
+        None => PollPolicy::default(),
+        Some("never") => PollPolicy::Never,
+        Some("adaptive") => PollPolicy::Adaptive,
+        Some("always") => PollPolicy::Always,
         Some(other) => panic!("PEERBAR_TEST_POLL={other}"),
     }
 }

@@ -1,6 +1,6 @@
 //! Doorbells in a page that the guest has mapped.
 
-use peerbar_nvme::{Config, Poll, Source};
+use peerbar_nvme::{Config, PollPolicy, Source};
 
 use crate::command::{VERIFY, blocks, get_feature};
 use crate::driver::{DATA, Driver, queues};
@@ -15,7 +15,7 @@ fn admin_commands_are_heard_of_while_a_worker_has_work() {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(1 << 24).unwrap();
     let mut driver = Driver::with(&Config {
-        poll: Poll::Always,
+        poll: PollPolicy::Always,
         workers: 1,
         block_bytes: 4096,
         namespaces: vec![Source::File(image.path().into())],

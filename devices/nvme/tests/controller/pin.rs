@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use peerbar_nvme::{Config, Poll};
+use peerbar_nvme::{Config, PollPolicy};
 use peerbar_vfio_user::{Device, RegionMapping};
 
 use crate::command::{Command, FLUSH};
@@ -27,7 +27,7 @@ fn driver_with_pin() -> (Driver, OwnedFd) {
 
 #[test]
 fn the_client_waits_for_the_answer_to_each_ring() {
-    for poll in [Poll::Never, Poll::Adaptive] {
+    for poll in [PollPolicy::Never, PollPolicy::Adaptive] {
         let driver = Driver::bare(&Config { poll, ..config() });
         let device = driver.device();
         let mapping = device.region(0).unwrap().mapping;

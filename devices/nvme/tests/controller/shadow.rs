@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use peerbar_nvme::{Config, Poll};
+use peerbar_nvme::{Config, PollPolicy};
 
 use crate::command::{
     Command, FLUSH, READ, blocks, delete_cq, delete_sq, doorbell_buffer, identify, sc,
@@ -10,12 +10,12 @@ use crate::command::{
 use crate::driver::{DATA, Driver, LIST, queues, usual};
 use crate::machine::{RAM, RAM_BYTES, config};
 
-fn config_with(poll: Poll) -> Config {
+fn config_with(poll: PollPolicy) -> Config {
     Config { poll, ..config() }
 }
 
 fn driver() -> Driver {
-    let mut driver = Driver::with(&config_with(Poll::Adaptive));
+    let mut driver = Driver::with(&config_with(PollPolicy::Adaptive));
     driver.use_shadow_doorbells();
     driver
 }
@@ -75,9 +75,9 @@ fn a_reset_waits_for_no_others() {
 #[test]
 fn they_are_offered_where_a_worker_may_be_awake_or_asleep() {
     for (poll, offered) in [
-        (Poll::Never, false),
-        (Poll::Adaptive, true),
-        (Poll::Always, false),
+        (PollPolicy::Never, false),
+        (PollPolicy::Adaptive, true),
+        (PollPolicy::Always, false),
     ] {
         let mut driver = Driver::with(&config_with(poll));
         let data = driver.fetch(identify(1, 0), 4096);
@@ -90,7 +90,7 @@ fn they_are_offered_where_a_worker_may_be_awake_or_asleep() {
 
 #[test]
 fn they_are_not_offered_to_a_guest_that_is_interrupted_by_the_pin() {
-    let mut driver = Driver::with(&config_with(Poll::Adaptive));
+    let mut driver = Driver::with(&config_with(PollPolicy::Adaptive));
     let _pin = driver.use_pin();
     let data = driver.fetch(identify(1, 0), 4096);
     assert_eq!(data[257] & 1, 0, "OACS bit 8");
@@ -102,7 +102,7 @@ fn they_are_not_offered_to_a_guest_that_is_interrupted_by_the_pin() {
 
 #[test]
 fn pages_that_cannot_be_are_refused_and_the_registers_go_on_counting() {
-    let mut driver = Driver::with(&config_with(Poll::Adaptive));
+    let mut driver = Driver::with(&config_with(PollPolicy::Adaptive));
     let end = RAM + RAM_BYTES;
     let read_only = end + 4096;
     driver.map_read_only(read_only, DATA);

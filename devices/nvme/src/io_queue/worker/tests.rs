@@ -1,24 +1,29 @@
-//! A worker, its queues in memory, and namespaces on pipes: as slow as the test wants.
+//! A worker, its queues in memory, and namespaces on pipes, which are as slow as a test needs.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use peerbar_dma::{MemoryFile, Requester};
 use peerbar_file_ring::{FileRing, RingFile};
-use peerbar_nvme_spec::command::NvmOpcode;
+use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
+use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_pci::{InterruptMode, Interrupts};
 use zerocopy::little_endian::U32;
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::*;
-use crate::coalescing::Coalescing;
 use crate::data::DataPath;
-use crate::doorbells::Doorbells;
+use crate::doorbell_page::DoorbellPage;
+use crate::intx::Intx;
+use crate::io_queue::group::WAIT_BYTES;
+use crate::io_queue::interrupt::Coalescing;
 use crate::namespace::{Backend, Namespace, RamBackend, Straight};
-use crate::pending::Pending;
+use crate::registers::Registers;
 use crate::storage::Storage;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -77,10 +82,10 @@ impl Interrupts for NoInterrupts {
 
 /// A worker with two queue pairs.
 struct Scene {
-    mailbox: Arc<Mailbox>,
+    notifier: Arc<Notifier>,
     requester: Arc<Requester>,
     ram: MemoryFile,
-    orders: Sender<Mission>,
+    requests: Sender<(WorkerRequest, Done)>,
     worker: Option<JoinHandle<()>>,
     /// What the slow namespace is waiting for.
     data: File,
@@ -92,12 +97,12 @@ struct Scene {
 
 impl Scene {
     /// `None` on a machine that permits no io_uring, where there is nothing to test.
-    fn new(poll: Poll) -> Option<Self> {
-        let doorbells = Doorbells::new(3, 0x4000).unwrap();
-        let (registers, pending) = (Registers::new(None), Pending::new(3));
+    fn new(poll: PollPolicy) -> Option<Self> {
+        let doorbells = DoorbellPage::new(3, 0x4000).unwrap();
+        let (registers, intx) = (Registers::new(None), Intx::new(3));
         let interrupts = Arc::new(NoInterrupts);
-        let mailbox = Mailbox::new(registers, doorbells, pending, 1, interrupts);
-        let mailbox = Arc::new(mailbox.unwrap());
+        let notifier = Notifier::new(registers, doorbells, intx, 1, interrupts);
+        let notifier = Arc::new(notifier.unwrap());
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
@@ -117,20 +122,21 @@ impl Scene {
             Namespace::new(Box::new(full), block_bytes),
         ]);
         let mut path = DataPath::new(requester.clone(), 1 << 16, Vec::new());
-        let ring = FileRing::new(mailbox.bell(Owner(1)).unwrap().as_fd());
+        let ring = FileRing::new(notifier.event_fd(Owner(1)).unwrap().as_fd());
         path.files = Some(
             ring.inspect_err(|error| eprintln!("skipped: {error}"))
                 .ok()?,
         );
-        let (orders, inbox) = channel();
-        let messages = Messages::new(3, Arc::new(Coalescing::new(3)));
+        let (sender, requests) = channel();
+        let settings = Arc::new(Coalescing::new(3));
+        let interrupts = QueueInterrupts::new(notifier.clone(), 3, settings);
         let io = Io::new(path, Arc::new(storage));
-        let worker = Worker::new(Owner(1), inbox, mailbox.clone(), poll, io, messages);
+        let worker = Worker::new((Owner(1), requests), poll, io, interrupts);
         let mut scene = Self {
-            mailbox,
+            notifier,
             requester,
             ram,
-            orders,
+            requests: sender,
             worker: Some(std::thread::spawn(move || worker.run())),
             data: data.into(),
             sink,
@@ -143,28 +149,30 @@ impl Scene {
 
     fn create_queues(&mut self) {
         for id in [1, 2] {
-            let bells = [Doorbell::SubmissionTail(id), Doorbell::CompletionHead(id)];
-            for bell in bells {
-                self.mailbox.doorbells.set_owner(bell, Some(Owner(1)));
+            let doorbells = [Doorbell::SubmissionTail(id), Doorbell::CompletionHead(id)];
+            for doorbell in doorbells {
+                self.notifier.doorbells.set_owner(doorbell, Some(Owner(1)));
             }
-            self.mailbox.pending.open(id, ENTRIES, Some(id));
-            let completions = CompletionQueue::new(completions(id), ENTRIES, Some(id));
-            self.tell(Order::AddCompletion(id, completions));
-            let submissions = SubmissionQueue::new(submissions(id), ENTRIES, id);
-            self.tell(Order::AddSubmission(id, submissions));
+            self.notifier.intx.open(id, ENTRIES, Some(id));
+            let page = || self.notifier.doorbells.clone();
+            let place = (completions(id), ENTRIES);
+            let queue = CompletionQueue::new((id, Some(id)), place, page());
+            self.confirm(WorkerRequest::AddCompletion(queue));
+            let queue = SubmissionQueue::new(id, (submissions(id), ENTRIES), page());
+            self.confirm(WorkerRequest::AddSubmission(id, queue));
         }
     }
 
-    /// Gives an order; what tells that it has been carried out.
-    fn order(&self, order: Order) -> Receiver<()> {
+    /// Sends a request; where it is confirmed.
+    fn request(&self, request: WorkerRequest) -> Receiver<()> {
         let (done, wait) = sync_channel(1);
-        self.orders.send((order, done)).unwrap();
-        self.mailbox.knock(Owner(1));
+        self.requests.send((request, done)).unwrap();
+        self.notifier.notify(Owner(1));
         wait
     }
 
-    fn tell(&self, order: Order) {
-        self.order(order).recv_timeout(PATIENCE).unwrap();
+    fn confirm(&self, request: WorkerRequest) {
+        self.request(request).recv_timeout(PATIENCE).unwrap();
     }
 
     /// Has queue `id` read a block of a namespace to `DATA` and the page of that number.
@@ -193,7 +201,7 @@ impl Scene {
             self.ram.write(at, entry.as_bytes()).unwrap();
             *tail = (*tail + 1) % ENTRIES;
         }
-        self.mailbox.ring(Doorbell::SubmissionTail(id), *tail);
+        self.notifier.ring(Doorbell::SubmissionTail(id), *tail);
     }
 
     /// CID and status of the next completion of a queue, if it is there.
@@ -205,8 +213,8 @@ impl Scene {
         let phase = (*head / ENTRIES).is_multiple_of(2);
         (entry.status.phase() == phase).then(|| {
             *head += 1;
-            let bell = Doorbell::CompletionHead(id);
-            self.mailbox.ring(bell, *head % ENTRIES);
+            let doorbell = Doorbell::CompletionHead(id);
+            self.notifier.ring(doorbell, *head % ENTRIES);
             (entry.cid.get(), entry.status.status().into_bits())
         })
     }
@@ -223,12 +231,12 @@ impl Scene {
         }
     }
 
-    /// The slow namespace gets on by so many blocks.
-    fn get_on(&mut self, blocks: usize) {
+    /// The slow namespace delivers `blocks` blocks.
+    fn deliver(&mut self, blocks: usize) {
         self.data.write_all(&vec![7; blocks * BLOCK]).unwrap();
     }
 
-    /// The full namespace takes so many blocks, which are these.
+    /// The full namespace takes `blocks` blocks; their bytes.
     fn empty(&mut self, blocks: usize) -> Vec<u8> {
         let mut data = vec![0; FILLING + blocks * BLOCK];
         self.sink.read_exact(&mut data).unwrap();
@@ -249,7 +257,7 @@ impl Drop for Scene {
         let (_, data) = rustix::pipe::pipe().unwrap();
         self.data = data.into();
         (self.sink, _) = full_pipe();
-        drop(self.order(Order::Leave));
+        drop(self.request(WorkerRequest::Stop));
         let ended = self.worker.take().unwrap().join();
         assert!(ended.is_ok() || std::thread::panicking());
     }
@@ -273,8 +281,8 @@ fn completions(id: u16) -> u64 {
 }
 
 #[test]
-fn a_slow_command_holds_up_no_other_queue_and_none_behind_it() {
-    for poll in [Poll::Never, Poll::Adaptive, Poll::Always] {
+fn slow_command_holds_up_no_other_command() {
+    for poll in [PollPolicy::Never, PollPolicy::Adaptive, PollPolicy::Always] {
         let Some(mut scene) = Scene::new(poll) else {
             return;
         };
@@ -290,14 +298,14 @@ fn a_slow_command_holds_up_no_other_queue_and_none_behind_it() {
         scene.read(1, FAST, 3);
         assert_eq!(scene.wait(1), (3, 0), "{poll}");
         assert_eq!(scene.page(1), [0; BLOCK]);
-        scene.get_on(1);
+        scene.deliver(1);
         assert_eq!(scene.wait(1), (1, 0), "{poll}");
         assert_eq!(scene.page(1), [7; BLOCK]);
     }
 }
 
 #[test]
-fn blocks_that_are_read_slowly_to_be_checked_hold_up_no_other_queue() {
+fn slow_check_of_blocks_holds_up_no_other_queue() {
     let differs = Status::COMPARE_FAILURE.with_more(true).into_bits();
     let cases = [
         (NvmOpcode::Verify, 0, 0),
@@ -305,7 +313,7 @@ fn blocks_that_are_read_slowly_to_be_checked_hold_up_no_other_queue() {
         (NvmOpcode::Compare, 8, differs),
     ];
     for (opcode, byte, status) in cases {
-        let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
             return;
         };
         scene.ram.write(DATA + 0x1000, &[byte; BLOCK]).unwrap();
@@ -315,15 +323,15 @@ fn blocks_that_are_read_slowly_to_be_checked_hold_up_no_other_queue() {
             assert_eq!(scene.wait(2), (2, 0), "{opcode:?}");
         }
         assert_eq!(scene.completion(1), None, "{opcode:?}");
-        scene.get_on(1);
+        scene.deliver(1);
         assert_eq!(scene.wait(1), (1, status), "{opcode:?}");
     }
 }
 
 #[test]
-fn blocks_that_are_zeroed_slowly_hold_up_no_other_queue() {
+fn slow_zeroing_of_blocks_holds_up_no_other_queue() {
     for opcode in [NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement] {
-        let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+        let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
             return;
         };
         let ranges: [u32; 4] = [0, 2, 0, 0]; // Two blocks from the first on.
@@ -345,15 +353,15 @@ fn blocks_that_are_zeroed_slowly_hold_up_no_other_queue() {
 }
 
 #[test]
-fn no_block_is_zeroed_any_more_once_everything_is_forgotten() {
-    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+fn no_block_is_zeroed_after_a_reset() {
+    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
         return;
     };
     let ranges: [u32; 4] = [0, 2048, 0, 0]; // All blocks.
     scene.ram.write(DATA + 0x1000, ranges.as_bytes()).unwrap();
     scene.command(1, NvmOpcode::DatasetManagement, FULL, 1);
     assert_eq!(scene.empty(1), [0; BLOCK]);
-    let forgotten = scene.order(Order::Forget);
+    let forgotten = scene.request(WorkerRequest::Forget);
     rustix::io::ioctl_fionbio(&scene.sink, true).unwrap();
     let mut page = [0; 0x1000];
     while forgotten.try_recv().is_err() {
@@ -372,14 +380,14 @@ fn no_block_is_zeroed_any_more_once_everything_is_forgotten() {
 }
 
 #[test]
-fn a_completion_queue_keeps_room_for_commands_that_are_under_way() {
-    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+fn completion_queue_keeps_entries_for_slow_commands() {
+    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
         return;
     };
     for page in 1..=3 {
         scene.read(1, SLOW, page);
     }
-    scene.get_on(3);
+    scene.deliver(3);
     // A queue of 4 entries holds 3, and their head is told only when they have been taken.
     let mut cids = [1, 2, 3].map(|_| scene.wait(1).0);
     cids.sort_unstable();
@@ -411,8 +419,8 @@ fn a_small_a_large_and_a_slow_read(ram: &MemoryFile) -> [SubmissionEntry; 3] {
 }
 
 #[test]
-fn half_a_batch_and_much_data_are_completed_before_the_commands_behind_them() {
-    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+fn half_a_batch_and_much_data_complete_before_later_commands() {
+    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
         return;
     };
     let [small, large, slow] = a_small_a_large_and_a_slow_read(&scene.ram);
@@ -422,15 +430,15 @@ fn half_a_batch_and_much_data_are_completed_before_the_commands_behind_them() {
             assert_eq!(scene.wait(1), (command.cid.get(), 0));
         }
         assert_eq!(scene.completion(1), None);
-        scene.get_on(1);
+        scene.deliver(1);
         let error = Status::DATA_TRANSFER_ERROR.with_more(true).into_bits();
         assert_eq!(scene.wait(1), (slow.cid.get(), error));
     }
 }
 
 #[test]
-fn a_file_that_ends_too_early_is_an_error_that_the_guest_is_told() {
-    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+fn file_that_ends_too_early_fails_the_command() {
+    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
         return;
     };
     scene.read(1, SLOW, 1);
@@ -443,64 +451,64 @@ fn a_file_that_ends_too_early_is_an_error_that_the_guest_is_told() {
 }
 
 #[test]
-fn a_submission_queue_goes_once_its_commands_have_been_completed() {
-    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+fn submission_queue_is_removed_after_its_commands_complete() {
+    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
         return;
     };
     scene.read(1, SLOW, 1);
     scene.read(2, FAST, 2);
     scene.wait(2);
-    let gone = scene.order(Order::RemoveSubmission(1));
+    let gone = scene.request(WorkerRequest::RemoveSubmission(1));
     scene.read(2, FAST, 3);
     scene.wait(2);
-    assert!(gone.try_recv().is_err(), "a command is under way");
-    scene.get_on(1);
+    assert!(gone.try_recv().is_err(), "a command is outstanding");
+    scene.deliver(1);
     gone.recv_timeout(PATIENCE).unwrap();
     assert_eq!(scene.completion(1), Some((1, 0)));
 }
 
 #[test]
-fn commands_are_finished_with_those_that_are_under_way() {
-    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+fn finish_waits_for_commands_of_the_kernel() {
+    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
         return;
     };
     scene.read(1, SLOW, 1);
-    let finished = scene.order(Order::Finish);
+    let finished = scene.request(WorkerRequest::Finish);
     scene.read(2, FAST, 2);
     scene.wait(2);
     assert!(finished.try_recv().is_err());
-    scene.get_on(1);
+    scene.deliver(1);
     finished.recv_timeout(PATIENCE).unwrap();
     assert_eq!(scene.completion(1), Some((1, 0)));
 }
 
 #[test]
-fn a_reset_waits_for_data_under_way_and_its_command_is_never_completed() {
-    let Some(mut scene) = Scene::new(Poll::Adaptive) else {
+fn reset_waits_for_data_and_drops_its_command() {
+    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
         return;
     };
     scene.read(1, SLOW, 1);
     scene.read(2, FAST, 2);
     scene.wait(2);
-    let (mailbox, requester) = (scene.mailbox.clone(), scene.requester.clone());
+    let (notifier, requester) = (scene.notifier.clone(), scene.requester.clone());
     std::thread::scope(|scope| {
         let reset = scope.spawn(|| {
-            drop(mailbox.change(|registers| {
+            drop(notifier.change(|registers| {
                 registers.reset();
                 requester.halt()
             }));
         });
-        while !scene.mailbox.quiet() {
+        while !scene.notifier.quiet() {
             std::thread::yield_now();
         }
-        let forgotten = scene.order(Order::Forget);
-        scene.get_on(1);
+        let forgotten = scene.request(WorkerRequest::Forget);
+        scene.deliver(1);
         reset.join().unwrap();
         forgotten.recv_timeout(PATIENCE).unwrap();
     });
     assert_eq!(scene.page(1), [7; BLOCK]);
     assert_eq!(scene.completion(1), None);
-    scene.mailbox.report(|registers| {
+    scene.notifier.report(|registers| {
         registers.disabled();
         scene.requester.resume();
     });

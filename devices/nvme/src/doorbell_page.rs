@@ -1,64 +1,73 @@
-//! The doorbell registers: the last value written to each, and whose queue it belongs to.
+//! The doorbell registers: the last value written to each, and the owner of its queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use peerbar_dma::{MemoryError, MemoryFile};
+use peerbar_dma::MemoryError;
 use peerbar_nvme_spec::registers::Doorbell;
 
+use crate::sync::MemoryFile;
+
 /// The upper half of a doorbell is reserved (NVMe over PCIe 1.0, 3.1.2).
-const VALUE: u32 = 0xffff;
+pub(crate) const VALUE: u32 = 0xffff;
 /// Owner of a doorbell whose queue does not exist.
-const NOBODY: u8 = u8::MAX;
+const NO_OWNER: u8 = u8::MAX;
 
 /// The thread that owns a queue: 0 is the engine, which owns the admin queues, and then come the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner(pub(crate) u8);
 
-/// Doorbells in a page of BAR0, which the guest may map: then it writes there without a word to anybody.
-pub(crate) struct Doorbells {
+/// Doorbells in a page of BAR0. If the guest maps the page, it writes there without a notification.
+pub(crate) struct DoorbellPage {
     /// As long as BAR0, with each doorbell where it lies in the BAR.
     file: Arc<MemoryFile>,
     tails: Vec<AtomicU8>,
     heads: Vec<AtomicU8>,
 }
 
-impl Doorbells {
+impl DoorbellPage {
     /// Doorbells of `queues` queue pairs, the admin queues included, in a BAR of `bar_bytes`.
     pub(crate) fn new(queues: u16, bar_bytes: u64) -> Result<Self, MemoryError> {
-        let nobody = || (0..queues).map(|_| AtomicU8::new(NOBODY)).collect();
+        let no_owners = || (0..queues).map(|_| AtomicU8::new(NO_OWNER)).collect();
         Ok(Self {
             file: Arc::new(MemoryFile::create("peerbar-nvme-doorbells", bar_bytes)?),
-            tails: nobody(),
-            heads: nobody(),
+            tails: no_owners(),
+            heads: no_owners(),
         })
     }
 
     /// The file that the guest may map.
+    #[cfg(not(feature = "loom"))]
     pub(crate) fn file(&self) -> Arc<MemoryFile> {
         self.file.clone()
     }
 
-    /// The value of a doorbell: the last one written since its queue came into being.
+    /// A model maps nothing.
+    #[cfg(feature = "loom")]
+    pub(crate) fn file(&self) -> Arc<peerbar_dma::MemoryFile> {
+        unreachable!("a model has no files")
+    }
+
+    /// The value of a doorbell: the last one written since its queue was created.
     pub(crate) fn value(&self, doorbell: Doorbell) -> u32 {
         let place = doorbell.offset(0);
         place.map_or(0, |place| self.file.load(place).unwrap_or(0) & VALUE)
     }
 
-    /// The guest rings a doorbell; whose queue it is, if it exists.
+    /// The guest rings a doorbell. Returns the owner of its queue, if the queue exists.
     pub(crate) fn ring(&self, doorbell: Doorbell, value: u32) -> Option<Owner> {
         let owner = self.owner(doorbell)?.load(Ordering::Acquire);
-        (owner != NOBODY).then(|| {
+        (owner != NO_OWNER).then(|| {
             self.store(doorbell, value & VALUE);
             Owner(owner)
         })
     }
 
-    /// A queue comes, or with `None` goes: its doorbell starts from 0.
+    /// A queue is created, or with `None` deleted: its doorbell starts from 0.
     pub(crate) fn set_owner(&self, doorbell: Doorbell, owner: Option<Owner>) {
         self.store(doorbell, 0);
         if let Some(place) = self.owner(doorbell) {
-            place.store(owner.map_or(NOBODY, |owner| owner.0), Ordering::Release);
+            place.store(owner.map_or(NO_OWNER, |owner| owner.0), Ordering::Release);
         }
     }
 
@@ -84,8 +93,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rings_of_queues_that_do_not_exist_leave_no_value() {
-        let doorbells = Doorbells::new(3, 0x4000).unwrap();
+    fn ring_of_a_missing_queue_leaves_no_value() {
+        let doorbells = DoorbellPage::new(3, 0x4000).unwrap();
         for doorbell in [
             Doorbell::CompletionHead(2),
             Doorbell::SubmissionTail(3),
@@ -97,17 +106,17 @@ mod tests {
     }
 
     #[test]
-    fn the_last_value_counts_wherever_it_was_written_and_a_new_queue_starts_from_0() {
-        let doorbells = Doorbells::new(3, 0x4000).unwrap();
-        let bell = Doorbell::SubmissionTail(2);
-        doorbells.set_owner(bell, Some(Owner(1)));
-        assert_eq!(doorbells.ring(bell, 0x5_0007), Some(Owner(1)));
-        assert_eq!(doorbells.value(bell), 7, "the upper half is reserved");
+    fn last_value_counts_and_a_new_queue_starts_from_0() {
+        let doorbells = DoorbellPage::new(3, 0x4000).unwrap();
+        let doorbell = Doorbell::SubmissionTail(2);
+        doorbells.set_owner(doorbell, Some(Owner(1)));
+        assert_eq!(doorbells.ring(doorbell, 0x5_0007), Some(Owner(1)));
+        assert_eq!(doorbells.value(doorbell), 7, "the upper half is reserved");
         doorbells.file().store(0x1010, 9).unwrap();
-        assert_eq!(doorbells.value(bell), 9);
-        doorbells.set_owner(bell, None);
-        assert_eq!(doorbells.ring(bell, 3), None);
-        doorbells.set_owner(bell, Some(Owner(0)));
-        assert_eq!(doorbells.value(bell), 0);
+        assert_eq!(doorbells.value(doorbell), 9);
+        doorbells.set_owner(doorbell, None);
+        assert_eq!(doorbells.ring(doorbell, 3), None);
+        doorbells.set_owner(doorbell, Some(Owner(0)));
+        assert_eq!(doorbells.value(doorbell), 0);
     }
 }

@@ -1,20 +1,20 @@
-//! What the thread that answers the guest's accesses, the engine and the workers say to each other.
+//! What the thread that answers the guest's accesses, the engine and the workers share: registers, doorbells, interrupts, and
+//! an event count for each thread.
 
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use peerbar_nvme_spec::registers::Doorbell;
 use peerbar_pci::{InterruptMode, Interrupts};
 
-use crate::alarm::Alarm;
-use crate::bell::Bell;
-use crate::doorbells::{Doorbells, Owner};
-use crate::pending::Pending;
+use crate::doorbell_page::{DoorbellPage, Owner};
+use crate::event_count::EventCount;
+use crate::intx::Intx;
 use crate::registers::{Registers, Request};
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, EventFd, Mutex, MutexGuard, Ordering};
 
-/// The engine's number among the owners of queues.
+/// The engine as an owner of queues.
 pub(crate) const ENGINE: Owner = Owner(0);
 
 /// What the engine should do next.
@@ -24,28 +24,27 @@ pub(crate) enum Task {
     Stop,
     /// The registers ask for something.
     Registers(Request),
-    /// An admin doorbell has been rung since the last time, or a doorbell wrongly, or the engine said that it has work
-    /// left.
+    /// An admin doorbell has been rung since the last task, or an invalid doorbell, or the engine has work left.
     Queues,
 }
 
-/// Registers, doorbells and interrupts, and the alarm clock of every thread.
+/// Registers, doorbells, interrupts and the event counts of all threads.
 ///
-/// Interrupts are raised with the registers' lock held. The guest takes the INTx pin for what it is at the moment when
-/// its own access has been answered: an access that may end an interrupt lowers the pin before that, and the queue's
-/// owner, which knows what is left to take, raises it again.
-pub(crate) struct Mailbox {
+/// Interrupts are raised with the registers' lock held. The guest reads the level of the INTx pin once its own access has been
+/// answered. So an access that may end an interrupt lowers the pin before the answer, and the queue's owner raises it again if
+/// entries are left to take.
+pub(crate) struct Notifier {
     state: Mutex<State>,
     interrupts: Arc<dyn Interrupts>,
-    pub(crate) doorbells: Doorbells,
-    pub(crate) pending: Pending,
+    pub(crate) doorbells: Arc<DoorbellPage>,
+    pub(crate) intx: Intx,
     /// By owner.
-    alarms: Vec<Alarm>,
-    /// The engine should look at the registers. Like `quiet` it is looked at between any two commands, without the lock, and
-    /// with no order: it tells of nothing but itself. The registers are looked at under their lock, queues come and go by
-    /// orders, and who must not miss a change is knocked for.
+    event_counts: Vec<EventCount>,
+    /// The engine should look at the registers. Like `quiet` it is read between any two commands, without the lock and relaxed:
+    /// it orders nothing else. The registers are read under their lock, queues are created and deleted by requests, and a thread
+    /// that must not miss a change is notified.
     urgent: AtomicBool,
-    /// No command is to be taken: a reset has begun, or the controller has failed.
+    /// No command is to be fetched: a reset has begun, or the controller has failed.
     quiet: AtomicBool,
     stray: AtomicBool,
     bad_value: AtomicBool,
@@ -56,25 +55,25 @@ struct State {
     stop: bool,
 }
 
-impl Mailbox {
-    /// A mailbox for an engine and so many workers.
+impl Notifier {
+    /// A notifier for an engine and `workers` workers.
     pub(crate) fn new(
         registers: Registers,
-        doorbells: Doorbells,
-        pending: Pending,
+        doorbells: DoorbellPage,
+        intx: Intx,
         workers: u8,
         interrupts: Arc<dyn Interrupts>,
     ) -> io::Result<Self> {
-        let alarms = (0..=workers).map(|_| Ok(Alarm::new(Bell::new()?)));
+        let event_counts = (0..=workers).map(|_| Ok(EventCount::new(EventFd::new()?)));
         Ok(Self {
-            alarms: alarms.collect::<io::Result<_>>()?,
+            event_counts: event_counts.collect::<io::Result<_>>()?,
             state: Mutex::new(State {
                 registers,
                 stop: false,
             }),
             interrupts,
-            doorbells,
-            pending,
+            doorbells: Arc::new(doorbells),
+            intx,
             urgent: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
             stray: AtomicBool::new(false),
@@ -82,30 +81,30 @@ impl Mailbox {
         })
     }
 
-    /// Looks at the registers.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&Registers) -> R) -> R {
-        look(&self.lock().registers)
+    /// Reads the registers.
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&Registers) -> R) -> R {
+        read(&self.lock().registers)
     }
 
-    /// Changes the registers and has the engine look at them, and at the level of the pin.
+    /// Changes the registers for the guest, lowers the pin, and notifies every thread.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Registers) -> R) -> R {
         let mut state = self.lock();
         let result = change(&mut state.registers);
-        self.note_quiet(&state);
+        self.update_quiet(&state);
         self.interrupts.set_pin(false);
-        self.alert();
+        self.notify_all();
         result
     }
 
-    /// The engine's own change of the registers, or a worker's, of which the engine needs no telling.
+    /// Changes the registers for the engine or a worker, without a notification.
     pub(crate) fn report<R>(&self, change: impl FnOnce(&mut Registers) -> R) -> R {
         let mut state = self.lock();
         let result = change(&mut state.registers);
-        self.note_quiet(&state);
+        self.update_quiet(&state);
         result
     }
 
-    fn note_quiet(&self, state: &State) {
+    fn update_quiet(&self, state: &State) {
         self.quiet
             .store(state.registers.is_quiet(), Ordering::Relaxed);
     }
@@ -120,45 +119,50 @@ impl Mailbox {
             let _state = self.lock();
             self.interrupts.set_pin(false);
         }
-        self.knock(owner.unwrap_or(ENGINE));
+        self.notify(owner.unwrap_or(ENGINE));
     }
 
-    /// The bell that wakes a thread whenever it is rung.
-    pub(crate) fn bell(&self, owner: Owner) -> Option<&Bell> {
-        self.alarm(owner).map(Alarm::bell)
+    /// The event fd that ends a thread's wait whenever it is signalled.
+    pub(crate) fn event_fd(&self, owner: Owner) -> Option<&EventFd> {
+        self.event_count(owner).map(EventCount::event_fd)
     }
 
-    /// Has a thread look at its doorbells and orders.
-    pub(crate) fn knock(&self, owner: Owner) {
-        if let Some(alarm) = self.alarm(owner) {
-            alarm.knock();
+    /// Has a thread look at its doorbells and requests.
+    pub(crate) fn notify(&self, owner: Owner) {
+        if let Some(count) = self.event_count(owner) {
+            count.notify();
         }
     }
 
-    /// Whether a thread has been told to look at its doorbells and orders since the last time; to be taken before it looks.
-    pub(crate) fn take_knock(&self, owner: Owner) -> bool {
-        self.alarm(owner).is_some_and(Alarm::take_knock)
+    /// Whether a thread has been notified since the last call; to be taken before it looks at doorbells and requests.
+    pub(crate) fn take_notification(&self, owner: Owner) -> bool {
+        self.event_count(owner)
+            .is_some_and(EventCount::take_notification)
     }
 
-    /// Sleeps until woken or until the moment given, if nobody has knocked and there is nothing to do. It may return early.
-    pub(crate) fn sleep(&self, owner: Owner, until: Option<Instant>, idle: impl FnOnce() -> bool) {
-        if let Some(alarm) = self.alarm(owner) {
-            alarm.sleep(until, idle);
+    /// Blocks a thread until it is woken or until the deadline, if there is no notification and no work. It may return early.
+    pub(crate) fn wait(
+        &self,
+        owner: Owner,
+        deadline: Option<Instant>,
+        idle: impl FnOnce() -> bool,
+    ) {
+        if let Some(count) = self.event_count(owner) {
+            count.wait(deadline, idle);
         }
     }
 
-    fn alarm(&self, owner: Owner) -> Option<&Alarm> {
-        self.alarms.get(usize::from(owner.0))
+    fn event_count(&self, owner: Owner) -> Option<&EventCount> {
+        self.event_counts.get(usize::from(owner.0))
     }
 
-    /// A worker has met a doorbell with a value that its queue cannot have.
-    pub(crate) fn tell_bad_value(&self) {
+    /// A queue's owner has read a doorbell value that the queue cannot have.
+    pub(crate) fn report_bad_value(&self) {
         self.bad_value.store(true, Ordering::Release);
-        self.knock(ENGINE);
+        self.notify(ENGINE);
     }
 
-    /// Whether, since the last time, a doorbell of no queue has been rung, and one with a value that its queue cannot
-    /// have.
+    /// Whether, since the last call, a doorbell without a queue has been rung, and one with a value that its queue cannot have.
     pub(crate) fn take_doorbell_errors(&self) -> (bool, bool) {
         let take = |flag: &AtomicBool| flag.swap(false, Ordering::AcqRel);
         (take(&self.stray), take(&self.bad_value))
@@ -185,25 +189,25 @@ impl Mailbox {
         }
     }
 
-    /// Sets the level of the INTx pin by what the guest has left to take at this very moment. No doorbell is rung
+    /// Sets the level of the INTx pin by the entries that the guest has left to take. No doorbell register is written
     /// meanwhile.
     pub(crate) fn update_pin(&self) {
         let state = self.lock();
         let registers = &state.registers;
         let asserted = self.interrupts.mode() == InterruptMode::Pin
             && !registers.is_disabling()
-            && self.pending.level(registers.interrupt_mask(), |queue| {
+            && self.intx.level(registers.interrupt_mask(), |queue| {
                 self.doorbells.value(Doorbell::CompletionHead(queue))
             });
         self.interrupts.set_pin(asserted);
     }
 
-    /// Whether the engine should stop taking commands and ask for its next task.
+    /// Whether the engine should stop fetching commands and ask for its next task.
     pub(crate) fn urgent(&self) -> bool {
         self.urgent.load(Ordering::Relaxed)
     }
 
-    /// Whether no command is to be taken, and those that have been taken are to be forgotten.
+    /// Whether no command is to be fetched, and those that have been fetched are to be dropped.
     pub(crate) fn quiet(&self) -> bool {
         self.quiet.load(Ordering::Relaxed)
     }
@@ -214,10 +218,10 @@ impl Mailbox {
             if let Some(task) = self.next_urgent(enabled) {
                 return task;
             }
-            if self.take_knock(ENGINE) || busy {
+            if self.take_notification(ENGINE) || busy {
                 return Task::Queues;
             }
-            self.sleep(ENGINE, None, || !self.urgent());
+            self.wait(ENGINE, None, || !self.urgent());
         }
     }
 
@@ -233,17 +237,16 @@ impl Mailbox {
     /// Ends the engine after the command in progress.
     pub(crate) fn stop(&self) {
         self.lock().stop = true;
-        self.alert();
+        self.notify_all();
     }
 
-    /// Has the engine look at the registers, and the workers whether somebody still waits for their commands to come to
-    /// their end.
-    fn alert(&self) {
+    /// Has the engine look at the registers, and the workers at requests that wait for commands to end.
+    fn notify_all(&self) {
         self.urgent.store(true, Ordering::Relaxed);
-        self.alarms.iter().for_each(Alarm::knock);
+        self.event_counts.iter().for_each(EventCount::notify);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -1,12 +1,11 @@
-//! The way of a completion: it is written, the guest is interrupted, takes it, and rings its queue's head doorbell, while
-//! the worker goes on and the function may be reset.
+//! The path of a completion: it is flushed, the guest is interrupted, takes it, and rings the head doorbell of its queue, while
+//! the worker continues and the function may be reset.
 //!
 //! What is tried is the controller's own code; the guest, its memory and its interrupt controller are made here, and so is
 //! the order in which a worker calls that code.
 
 use std::sync::Arc;
 
-use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use loom::thread;
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_nvme_spec::feature::InterruptCoalescing;
@@ -14,18 +13,16 @@ use peerbar_nvme_spec::registers::Doorbell;
 use peerbar_pci::{InterruptMode, Interrupts};
 use zerocopy::FromZeros;
 
-use crate::bell::Bell;
-use crate::coalescing::Coalescing;
-use crate::doorbells::{Doorbells, WORKER};
-use crate::every_order;
-use crate::mailbox::Mailbox;
-use crate::messages::Messages;
-use crate::outbox::Outbox;
-use crate::pending::Pending;
-use crate::queues::CompletionQueue;
+use super::every_order;
+use crate::doorbell_page::{DoorbellPage, Owner};
+use crate::intx::Intx;
+use crate::io_queue::completion::CompletionQueue;
+use crate::io_queue::doorbell::GuestWords;
+use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
+use crate::notifier::Notifier;
 use crate::registers::Registers;
+use crate::sync::{AtomicBool, AtomicU32, EventFd, Ordering};
 
-/// Three pass as well, in half a minute.
 const PREEMPTIONS: usize = 2;
 
 /// Number and vector of the only queue, and how many entries it has.
@@ -33,13 +30,30 @@ const QUEUE: u16 = 1;
 const ENTRIES: u32 = 4;
 const HEAD: Doorbell = Doorbell::CompletionHead(QUEUE);
 
+const WORKER: Owner = Owner(1);
+
+/// The doorbell is a register: no guest memory is used.
+struct NoMemory;
+
+impl GuestWords for NoMemory {
+    fn load(&mut self, _address: u64) -> Option<u32> {
+        None
+    }
+
+    fn store(&mut self, _address: u64, _value: u32) -> bool {
+        false
+    }
+
+    fn release(&mut self) {}
+}
+
 /// The guest's interrupt controller. It interrupts for each message, and whenever the pin goes up.
 struct Line {
     mode: InterruptMode,
-    interrupt: Bell,
+    interrupt: EventFd,
     messages: AtomicU32,
     pin: AtomicBool,
-    /// Nothing may come any more.
+    /// No further interrupt may be raised.
     over: AtomicBool,
 }
 
@@ -51,22 +65,22 @@ impl Interrupts for Line {
     fn raise(&self, _vector: u16) {
         assert!(!self.over.load(Ordering::SeqCst), "a message too many");
         self.messages.fetch_add(1, Ordering::Relaxed);
-        self.interrupt.ring();
+        self.interrupt.signal();
     }
 
     fn set_pin(&self, asserted: bool) {
-        // Who lowers it must not look: loom tries a store before a load only if nobody has looked in between.
+        // No load where it is lowered: loom tries a store before a load only if there is no load in between.
         if asserted {
             assert!(!self.over.load(Ordering::SeqCst), "the pin goes up again");
         }
         let was = self.pin.swap(asserted, Ordering::SeqCst);
         if asserted && !was {
-            self.interrupt.ring();
+            self.interrupt.signal();
         }
     }
 }
 
-/// When the guest tells how far it has taken entries.
+/// When the guest rings the head doorbell.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rings {
     EachTime,
@@ -90,7 +104,7 @@ const TWO: Batch = Batch { commands: 2, ..ONE };
 
 /// A controller with one queue, and its guest.
 struct Scene {
-    mailbox: Arc<Mailbox>,
+    notifier: Arc<Notifier>,
     line: Arc<Line>,
     /// Whether there is a new entry in each place of the queue.
     entries: [AtomicU32; ENTRIES as usize],
@@ -100,16 +114,18 @@ impl Scene {
     fn new(mode: InterruptMode) -> Arc<Self> {
         let line = Arc::new(Line {
             mode,
-            interrupt: Bell::new().unwrap(),
+            interrupt: EventFd::new().unwrap(),
             messages: AtomicU32::new(0),
             pin: AtomicBool::new(false),
             over: AtomicBool::new(false),
         });
-        let (registers, pending) = (Registers::new(None), Pending::new(2));
-        pending.open(QUEUE, ENTRIES, Some(QUEUE));
-        let mailbox = Mailbox::new(registers, Doorbells::new(), pending, 1, line.clone());
+        let intx = Intx::new(2);
+        intx.open(QUEUE, ENTRIES, Some(QUEUE));
+        let page = DoorbellPage::new(2, 0x4000).unwrap();
+        page.set_owner(HEAD, Some(WORKER));
+        let notifier = Notifier::new(Registers::new(None), page, intx, 1, line.clone());
         Arc::new(Self {
-            mailbox: Arc::new(mailbox.unwrap()),
+            notifier: Arc::new(notifier.unwrap()),
             line,
             entries: std::array::from_fn(|_| AtomicU32::new(0)),
         })
@@ -123,8 +139,7 @@ impl Scene {
         head
     }
 
-    /// The guest sleeps until it is interrupted, and has taken so many entries at the end. It says so each time, or not
-    /// before it has all.
+    /// The guest sleeps until it is interrupted, and takes `count` entries. It rings each time, or once it has all.
     fn take(&self, count: u32, rings: Rings) {
         let mut head = 0;
         while head < count {
@@ -133,9 +148,9 @@ impl Scene {
                 self.line.interrupt.wait(None);
             }
             let next = self.handle(head);
-            assert!(!pin_is_up || next > head, "the pin is up for nothing");
+            assert!(!pin_is_up || next > head, "the pin is up without an entry");
             if next != head && (rings == Rings::EachTime || next == count) {
-                self.mailbox.ring(HEAD, next);
+                self.notifier.ring(HEAD, next);
             }
             head = next;
         }
@@ -146,20 +161,21 @@ impl Scene {
 /// The worker that owns the queue.
 struct Worker {
     scene: Arc<Scene>,
-    outbox: Outbox,
+    queue: CompletionQueue,
+    interrupts: QueueInterrupts,
     tail: usize,
 }
 
 impl Worker {
-    fn new(scene: Arc<Scene>, wish: InterruptCoalescing) -> Self {
+    fn new(scene: Arc<Scene>, settings: InterruptCoalescing) -> Self {
         let coalescing = Coalescing::new(2);
-        coalescing.set(wish, &[false; 2]);
-        let messages = Messages::new(2, Arc::new(coalescing));
-        let mut outbox = Outbox::new(scene.mailbox.clone(), messages);
-        outbox.add(QUEUE, CompletionQueue::new(0, ENTRIES, Some(QUEUE)));
+        coalescing.set(settings, &[false; 2]);
+        let notifier = scene.notifier.clone();
+        let page = notifier.doorbells.clone();
         Self {
             scene,
-            outbox,
+            queue: CompletionQueue::new((QUEUE, Some(QUEUE)), (0, ENTRIES), page),
+            interrupts: QueueInterrupts::new(notifier, 2, Arc::new(coalescing)),
             tail: 0,
         }
     }
@@ -167,39 +183,40 @@ impl Worker {
     /// Carries out a batch of commands. The guest can see the completion of each before it is interrupted for all.
     fn post(&mut self, Batch { commands, more }: Batch) {
         for _ in 0..commands {
-            let (_, queue) = self.outbox.queue(0).unwrap();
-            queue.stage(CompletionEntry::new_zeroed(), Status::SUCCESS);
-            self.scene.entries[self.tail].store(1, Ordering::Release);
+            let permit = self.queue.reserve().unwrap();
+            let entry = CompletionEntry::new_zeroed();
+            self.queue.stage(permit, entry, Status::SUCCESS);
+            let visible = &self.scene.entries[self.tail];
+            let flushed = self.queue.flush(&mut self.interrupts, |_, _, _| {
+                visible.store(1, Ordering::Release);
+                Ok(())
+            });
+            flushed.unwrap();
             self.tail += 1;
-            self.outbox.written(0);
         }
-        let posted = self.outbox.posted(0, more).unwrap();
-        if self.outbox.waits_for_head(&posted) {
-            self.take_head();
-        }
-        self.outbox.interrupt(posted);
+        self.queue.signal(&mut self.interrupts, &mut NoMemory, more);
     }
 
     fn take_head(&mut self) {
-        let head = self.scene.mailbox.doorbells.value(HEAD);
-        self.outbox.take_head(0, head);
+        let taken = self.queue.take_head(&mut self.interrupts, &mut NoMemory);
+        taken.unwrap();
     }
 
     /// A round of work, with commands to carry out or without; whether the guest has completions left to take.
     fn round(&mut self, batch: Option<Batch>) -> bool {
-        let mailbox = self.scene.mailbox.clone();
-        if mailbox.take_knock(WORKER) {
+        let notifier = self.scene.notifier.clone();
+        if notifier.take_notification(WORKER) {
             self.take_head();
-            if mailbox.uses_pin() {
-                mailbox.update_pin();
+            if notifier.uses_pin() {
+                notifier.update_pin();
             }
-            self.outbox.settle(false);
+            self.interrupts.settle(false);
         }
         if let Some(batch) = batch {
             self.post(batch);
         }
-        self.outbox.settle(batch.is_none());
-        self.outbox.queue(0).unwrap().1.left() > 0
+        self.interrupts.settle(batch.is_none());
+        self.queue.unread() > 0
     }
 }
 
@@ -207,7 +224,7 @@ impl Worker {
 fn every_completion_is_taken(
     mode: InterruptMode,
     rings: Rings,
-    wish: InterruptCoalescing,
+    settings: InterruptCoalescing,
     batches: &'static [Batch],
 ) {
     every_order(PREEMPTIONS, move || {
@@ -219,72 +236,72 @@ fn every_completion_is_taken(
                 guest.line.over.store(true, Ordering::SeqCst);
             }
         });
-        let mut worker = Worker::new(scene.clone(), wish);
+        let mut worker = Worker::new(scene.clone(), settings);
         for batch in batches {
             worker.round(Some(*batch));
         }
         while worker.round(None) {
-            scene.mailbox.sleep(WORKER, None, || true);
+            scene.notifier.wait(WORKER, None, || true);
         }
         guest.join().unwrap();
         assert!(!scene.line.pin.load(Ordering::SeqCst));
     });
 }
 
-const NO_WISH: InterruptCoalescing = InterruptCoalescing::new();
+const NO_COALESCING: InterruptCoalescing = InterruptCoalescing::new();
 
 #[test]
-fn no_message_is_missed_that_was_held_back_while_the_guest_was_at_work() {
+fn interrupt_held_back_for_a_busy_guest_is_not_missed() {
     for rings in [Rings::EachTime, Rings::AtTheEnd] {
         every_completion_is_taken(
             InterruptMode::MsiX,
             rings,
-            NO_WISH,
+            NO_COALESCING,
             &[ONE_OF_MORE, ONE_OF_MORE],
         );
     }
 }
 
 #[test]
-fn no_message_is_missed_if_part_of_a_batch_was_taken_before_it() {
+fn interrupt_of_a_batch_taken_in_part_is_not_missed() {
     for (mode, batches) in [
         (InterruptMode::MsiX, &[TWO][..]),
         (InterruptMode::MsiX, &[ONE_OF_MORE, TWO]),
         (InterruptMode::Pin, &[TWO]),
     ] {
-        every_completion_is_taken(mode, Rings::EachTime, NO_WISH, batches);
+        every_completion_is_taken(mode, Rings::EachTime, NO_COALESCING, batches);
     }
 }
 
 #[test]
-fn no_message_is_missed_that_the_host_wants_for_two() {
-    let wish = NO_WISH.with_thr(1).with_time(255);
-    every_completion_is_taken(InterruptMode::MsiX, Rings::EachTime, wish, &[ONE, ONE]);
+fn coalesced_interrupt_is_not_missed() {
+    let settings = NO_COALESCING.with_thr(1).with_time(255);
+    every_completion_is_taken(InterruptMode::MsiX, Rings::EachTime, settings, &[ONE, ONE]);
 }
 
 #[test]
-fn the_pin_is_up_for_what_is_left_and_not_once_all_is_taken() {
+fn pin_is_up_until_every_entry_is_taken() {
     every_completion_is_taken(
         InterruptMode::Pin,
         Rings::EachTime,
-        NO_WISH,
+        NO_COALESCING,
         &[ONE_OF_MORE, ONE],
     );
 }
 
 #[test]
-fn the_pin_that_another_thread_raises_is_up_for_something() {
+fn pin_raised_by_another_thread_is_up_for_an_entry() {
     every_order(PREEMPTIONS, || {
         let scene = Scene::new(InterruptMode::Pin);
         let guest = scene.clone();
         let guest = thread::spawn(move || guest.take(1, Rings::EachTime));
         let engine = scene.clone();
-        let engine = thread::spawn(move || engine.mailbox.update_pin());
-        let mut worker = Worker::new(scene.clone(), NO_WISH);
+        let engine = thread::spawn(move || engine.notifier.update_pin());
+        let mut worker = Worker::new(scene.clone(), NO_COALESCING);
         worker.round(Some(ONE));
         engine.join().unwrap();
         while worker.round(None) {
-            scene.mailbox.sleep(WORKER, None, || true);
+            scene.notifier.wait(WORKER, None, || true);
         }
         guest.join().unwrap();
         assert!(!scene.line.pin.load(Ordering::SeqCst));
@@ -292,48 +309,51 @@ fn the_pin_that_another_thread_raises_is_up_for_something() {
 }
 
 #[test]
-fn a_queue_that_comes_is_not_taken_for_the_one_that_has_gone() {
+fn new_queue_is_not_taken_for_the_deleted_one() {
     for entries in [2, 4] {
         every_order(PREEMPTIONS, move || {
-            let pending = Arc::new(Pending::new(2));
-            pending.open(QUEUE, 4, Some(QUEUE));
-            pending.moved(QUEUE, 3, 2);
-            let engine = pending.clone();
+            let intx = Arc::new(Intx::new(2));
+            intx.open(QUEUE, 4, Some(QUEUE));
+            intx.publish(QUEUE, 3, 2);
+            let engine = intx.clone();
             let engine = thread::spawn(move || {
                 engine.close(QUEUE);
                 engine.open(QUEUE, entries, Some(QUEUE));
             });
-            let [first, second] = [(); 2].map(|()| pending.level(0, |_| 0));
-            assert!(first || !second, "the former queue's entries come back");
+            let [first, second] = [(); 2].map(|()| intx.level(0, |_| 0));
+            assert!(
+                first || !second,
+                "the entries of the former queue are seen again"
+            );
             engine.join().unwrap();
-            assert!(!pending.level(0, |_| 0));
+            assert!(!intx.level(0, |_| 0));
         });
     }
 }
 
 #[test]
-fn nothing_comes_after_a_reset_has_been_answered() {
+fn no_interrupt_is_raised_after_a_reset_is_answered() {
     for mode in [InterruptMode::MsiX, InterruptMode::Pin] {
         every_order(PREEMPTIONS, move || {
             let scene = Scene::new(mode);
             let guest = scene.clone();
             let guest = thread::spawn(move || {
-                guest.mailbox.change(Registers::reset);
+                guest.notifier.change(Registers::reset);
                 assert!(!guest.line.pin.load(Ordering::SeqCst));
                 guest.line.over.store(true, Ordering::SeqCst);
             });
-            let mut worker = Worker::new(scene.clone(), NO_WISH);
+            let mut worker = Worker::new(scene.clone(), NO_COALESCING);
             worker.post(ONE_OF_MORE);
             worker.post(ONE_OF_MORE);
-            while !scene.mailbox.quiet() {
+            while !scene.notifier.quiet() {
                 thread::yield_now();
             }
             // The engine's turn.
-            worker.outbox.forget();
-            scene.mailbox.pending.close(QUEUE);
-            scene.mailbox.report(Registers::disabled);
-            worker.outbox.settle(true);
-            scene.mailbox.update_pin();
+            worker.interrupts.forget();
+            scene.notifier.intx.close(QUEUE);
+            scene.notifier.report(Registers::disabled);
+            worker.interrupts.settle(true);
+            scene.notifier.update_pin();
             guest.join().unwrap();
             assert!(!scene.line.pin.load(Ordering::SeqCst));
         });

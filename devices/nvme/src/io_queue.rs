@@ -1,0 +1,29 @@
+//! I/O queues, and the workers that serve them.
+//!
+//! A [`group::QueueGroup`] is a completion queue with the submission queues that are bound to it, all owned by one worker. Each
+//! queue owns its doorbell. The path of a command:
+//!
+//! 1. `doorbell`: the tail doorbell has a new value, in the register page or in the shadow buffer;
+//! 2. `submission`: `fetch` reserves a completion entry, so that a full completion queue stops fetching, and yields a command
+//!    with the permit for that entry;
+//! 3. `crate::io` carries it out, or hands it to the kernel together with the permit;
+//! 4. `completion`: `stage` takes the permit back, `flush` writes a batch of entries;
+//! 5. `interrupt`: raises the vector, unless the interrupt is coalesced with later ones.
+//!
+//! `poll` decides what a worker does that finds no work.
+
+pub(crate) mod completion;
+pub(crate) mod doorbell;
+#[cfg(test)]
+mod doorbell_tests;
+#[cfg(test)]
+mod fixture;
+pub(crate) mod group;
+pub(crate) mod interrupt;
+#[cfg(test)]
+mod interrupt_tests;
+pub(crate) mod poll;
+#[cfg(test)]
+mod ring_tests;
+pub(crate) mod submission;
+pub(crate) mod worker;

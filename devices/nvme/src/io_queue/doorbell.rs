@@ -1,0 +1,171 @@
+//! The doorbell of one queue: a register, or a word of the shadow buffer in guest memory with its event index (NVMe Base 2.0,
+//! 5.8, Doorbell Buffer Config).
+//!
+//! With a shadow buffer the guest writes the register only if its new value passes the event index. While the owner polls it
+//! advances the event index, so that the guest never writes the register. Before the owner blocks it arms the event index at
+//! the value that it has seen, and reads the doorbell once more.
+//!
+//! Both pages of the buffer belong to the guest and may be unmapped at any moment. The controller fails then, as it does when it
+//! cannot reach a queue.
+
+use std::sync::Arc;
+
+use peerbar_dma::Session;
+use peerbar_nvme_spec::registers::{Doorbell, offset};
+
+use super::completion::distance;
+use crate::doorbell_page::{DoorbellPage, VALUE};
+use crate::sync::{Ordering, fence};
+
+/// Words of guest memory that are polled. It is a [`Session`] but in models.
+pub(crate) trait GuestWords {
+    /// Reads a word, if it is mapped.
+    fn load(&mut self, address: u64) -> Option<u32>;
+    /// Writes a word; whether it is mapped.
+    fn store(&mut self, address: u64, value: u32) -> bool;
+    /// Lets mappings change again.
+    fn release(&mut self);
+}
+
+impl GuestWords for Session {
+    fn load(&mut self, address: u64) -> Option<u32> {
+        Self::load(self, address)
+    }
+
+    fn store(&mut self, address: u64, value: u32) -> bool {
+        Self::store(self, address, value)
+    }
+
+    fn release(&mut self) {
+        Self::release(self);
+    }
+}
+
+/// The two pages of the shadow buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShadowBuffer {
+    /// Address of the page with the doorbells' values.
+    pub(crate) values: u64,
+    /// Address of the page with the event indexes.
+    pub(crate) events: u64,
+}
+
+impl ShadowBuffer {
+    /// Whether both pages are mapped, before the controller relies on them. All words between the first and the last doorbell
+    /// are taken for mapped, too. Their event indexes start from 0.
+    pub(crate) fn is_mapped(
+        self,
+        memory: &mut impl GuestWords,
+        first_and_last: [Doorbell; 2],
+    ) -> bool {
+        first_and_last.into_iter().all(|doorbell| {
+            self.words(doorbell).is_some_and(|words| {
+                memory.load(words.value).is_some() && memory.store(words.event, 0)
+            })
+        })
+    }
+
+    fn words(self, doorbell: Doorbell) -> Option<Words> {
+        let distance = doorbell.offset(0)?.checked_sub(offset::DOORBELLS)?;
+        Some(Words {
+            value: self.values.checked_add(distance)?,
+            event: self.events.checked_add(distance)?,
+        })
+    }
+}
+
+/// Addresses of a doorbell's value and event index.
+#[derive(Clone, Copy, Debug)]
+struct Words {
+    value: u64,
+    event: u64,
+}
+
+/// The doorbell cannot be read or armed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unreachable;
+
+/// The doorbell of one queue, as its owner uses it.
+pub(crate) struct QueueDoorbell {
+    register: Doorbell,
+    page: Arc<DoorbellPage>,
+    /// Set if the doorbell is in the shadow buffer.
+    shadow: Option<Words>,
+    /// The last value that was read, valid or not.
+    seen: u32,
+    /// The ring position at which the event index was advanced last.
+    advanced_at: u32,
+}
+
+impl QueueDoorbell {
+    /// The doorbell of a new queue, which starts from 0.
+    pub(crate) fn new(page: Arc<DoorbellPage>, register: Doorbell) -> Self {
+        Self {
+            register,
+            page,
+            shadow: None,
+            seen: 0,
+            advanced_at: 0,
+        }
+    }
+
+    /// Moves the doorbell to the shadow buffer, where it continues from its present value.
+    pub(crate) fn move_to(&mut self, buffer: ShadowBuffer, memory: &mut impl GuestWords) {
+        self.shadow = buffer.words(self.register);
+        if let Some(Words { value, event }) = self.shadow {
+            let present = self.page.value(self.register);
+            // An unmapped page is found out by the next read.
+            let _ = memory.store(value, present) && memory.store(event, present);
+        }
+    }
+
+    /// Reads the value.
+    pub(crate) fn read(&self, memory: &mut impl GuestWords) -> Result<u32, Unreachable> {
+        match self.shadow {
+            None => Ok(self.page.value(self.register)),
+            Some(words) => Ok(memory.load(words.value).ok_or(Unreachable)? & VALUE),
+        }
+    }
+
+    /// Takes note of a value that was read; whether it differs from the one before.
+    pub(crate) fn is_new(&mut self, value: u32) -> bool {
+        std::mem::replace(&mut self.seen, value) != value
+    }
+
+    /// Has the guest write the register with its next change. Returns whether the value has not changed since it was taken note
+    /// of; if it has, the guest may not write the register.
+    pub(crate) fn arm(&self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
+        if let Some(words) = self.shadow {
+            if !memory.store(words.event, self.seen) {
+                return Err(Unreachable);
+            }
+            // Orders the store before the read, as the guest orders its store of the value before its read of the event index.
+            fence(Ordering::SeqCst);
+        }
+        self.is_unchanged(memory)
+    }
+
+    /// Whether the value is still the one that was taken note of.
+    pub(crate) fn is_unchanged(&self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
+        Ok(self.read(memory)? == self.seen)
+    }
+
+    /// Moves the event index to the slot just behind `position`, the guest's in a ring of `entries`, if it has moved by `step`
+    /// since the last time. The guest cannot pass it before it has gone once around the ring. With two advances in a turn it
+    /// never writes the register.
+    pub(crate) fn advance(
+        &mut self,
+        memory: &mut impl GuestWords,
+        position: u32,
+        (entries, step): (u32, u32),
+    ) {
+        let Some(words) = self.shadow else {
+            return;
+        };
+        if distance(self.advanced_at, position, entries) >= step {
+            self.advanced_at = position;
+            // An unmapped page is found out when the doorbell is armed.
+            memory.store(words.event, (position + entries - 1) % entries.max(1));
+        }
+    }
+}

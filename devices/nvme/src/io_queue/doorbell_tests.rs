@@ -1,0 +1,121 @@
+//! Tests of `doorbell.rs`.
+
+use std::sync::Arc;
+
+use peerbar_dma::{MemoryFile, Requester, Session};
+use peerbar_nvme_spec::feature::InterruptCoalescing;
+use peerbar_nvme_spec::registers::Doorbell;
+
+use super::doorbell::{QueueDoorbell, ShadowBuffer, Unreachable};
+use super::fixture::{self, TwoWords, completion_queue, flush, stage, submission_queue};
+use crate::doorbell_page::DoorbellPage;
+
+const TAIL: Doorbell = Doorbell::SubmissionTail(3);
+const HEAD: Doorbell = Doorbell::CompletionHead(3);
+
+#[test]
+fn each_doorbell_has_a_word_in_both_pages_while_mapped() {
+    let requester = Arc::new(Requester::new());
+    requester.set_bus_master(true);
+    let ram = MemoryFile::create("ram", 0x2000).unwrap();
+    let fd = ram.file().try_clone().unwrap().into();
+    requester
+        .map(0x1_0000, 0x2000, (true, true), Some((fd, 0)))
+        .unwrap();
+    let mut session = Session::new(requester.clone());
+    let buffer = ShadowBuffer {
+        values: 0x1_0000,
+        events: 0x1_1000,
+    };
+    let page = Arc::new(DoorbellPage::new(4, 0x4000).unwrap());
+    page.set_owner(TAIL, Some(crate::doorbell_page::Owner(1)));
+    page.ring(TAIL, 5);
+    let mut tail = QueueDoorbell::new(page.clone(), TAIL);
+    let mut head = QueueDoorbell::new(page, HEAD);
+    tail.move_to(buffer, &mut session);
+    head.move_to(buffer, &mut session);
+    assert_eq!((ram.load(24).unwrap(), ram.load(0x1018).unwrap()), (5, 5));
+    ram.store(28, 0xabcd_0009).unwrap();
+    assert_eq!(head.read(&mut session), Ok(9));
+    assert!(head.is_new(9));
+    assert_eq!(head.arm(&mut session), Ok(true));
+    assert_eq!(ram.load(0x101c).unwrap(), 9);
+    assert!(buffer.is_mapped(&mut session, [TAIL, HEAD]));
+    session.release();
+    requester.unmap(0x1_1000, 0x1_1fff);
+    assert!(!buffer.is_mapped(&mut session, [TAIL, HEAD]));
+    assert_eq!(tail.arm(&mut session), Err(Unreachable));
+    assert_eq!(head.read(&mut session), Ok(9));
+    session.release();
+    requester.unmap_all();
+    assert_eq!(head.read(&mut session), Err(Unreachable));
+}
+
+const BUFFER: ShadowBuffer = ShadowBuffer {
+    values: 0,
+    events: 0x1000,
+};
+
+/// Linux nvme_dbbuf_need_event.
+fn rings(event: u32, old: u32, new: u32) -> bool {
+    let distance = |from: u32| new.wrapping_sub(from) & 0xffff;
+    distance(event.wrapping_add(1)) < distance(old)
+}
+
+#[test]
+fn polled_tail_doorbell_is_not_rung_again() {
+    for (entries, step) in [
+        (2, 1),
+        (5, 1),
+        (5, 2),
+        (64, 1),
+        (64, 7),
+        (64, 32),
+        (512, 200),
+        (512, 256),
+        (1024, 100),
+    ] {
+        let (interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
+        let mut queue = submission_queue(&interrupts, 1, (0, entries));
+        let mut memory = TwoWords::default();
+        queue.doorbell.move_to(BUFFER, &mut memory);
+        let mut seen = 0;
+        let mut rung = Vec::new();
+        for poll in 0..5 * entries / step {
+            let tail = (seen + step) % entries;
+            if rings(memory.event, seen, tail) {
+                rung.push(poll);
+            }
+            assert!(queue.set_tail(tail, &mut memory));
+            seen = tail;
+        }
+        assert_eq!(rung, [0], "{step} of {entries} at a time");
+    }
+}
+
+#[test]
+fn polled_head_doorbell_is_not_rung_again() {
+    for (entries, step) in [(5, 2), (64, 8), (64, 32), (512, 256)] {
+        let (mut interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
+        let mut queue = completion_queue(&interrupts, 1, (0, entries));
+        let mut memory = TwoWords::default();
+        queue.doorbell.move_to(BUFFER, &mut memory);
+        let mut head = 0;
+        let mut rung = Vec::new();
+        for round in 0..8 * entries / step {
+            if queue.free_entries() < step {
+                queue.take_head(&mut interrupts, &mut memory).unwrap();
+            }
+            for _ in 0..step {
+                stage(&mut queue);
+                flush(&mut queue, &mut interrupts).unwrap();
+            }
+            let next = (head + step) % entries;
+            if rings(memory.event, head, next) {
+                rung.push(round);
+            }
+            (head, memory.value) = (next, next);
+        }
+        assert_eq!(rung, [0], "{step} of {entries} at a time");
+    }
+}

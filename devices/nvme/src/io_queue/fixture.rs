@@ -1,0 +1,124 @@
+//! What the tests of queues are made with.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use peerbar_dma::{DmaError, Tag};
+use peerbar_nvme_spec::completion::{CompletionEntry, Status};
+use peerbar_nvme_spec::feature::InterruptCoalescing;
+use peerbar_pci::{InterruptMode, Interrupts};
+use zerocopy::FromZeros;
+
+use super::completion::CompletionQueue;
+use super::doorbell::GuestWords;
+use super::interrupt::{Coalescing, QueueInterrupts};
+use super::submission::SubmissionQueue;
+use crate::doorbell_page::DoorbellPage;
+use crate::intx::Intx;
+use crate::notifier::Notifier;
+use crate::registers::Registers;
+
+/// The vector of all queues.
+pub(crate) const VECTOR: u16 = 1;
+
+/// Interrupts that count messages.
+#[derive(Default)]
+pub(crate) struct Sent(AtomicUsize);
+
+impl Sent {
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Interrupts for Sent {
+    fn mode(&self) -> InterruptMode {
+        InterruptMode::MsiX
+    }
+
+    fn raise(&self, _vector: u16) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn set_pin(&self, _asserted: bool) {}
+}
+
+/// Guest memory of two pages, of each of which the word of queue 1's doorbell is used.
+#[derive(Default)]
+pub(crate) struct TwoWords {
+    pub(crate) value: u32,
+    pub(crate) event: u32,
+}
+
+impl TwoWords {
+    pub(crate) fn word(&mut self, address: u64) -> &mut u32 {
+        if address < 0x1000 {
+            &mut self.value
+        } else {
+            &mut self.event
+        }
+    }
+}
+
+impl GuestWords for TwoWords {
+    fn load(&mut self, address: u64) -> Option<u32> {
+        Some(*self.word(address))
+    }
+
+    fn store(&mut self, address: u64, value: u32) -> bool {
+        *self.word(address) = value;
+        true
+    }
+
+    fn release(&mut self) {}
+}
+
+/// The interrupts of a worker, and the messages that are sent.
+pub(crate) fn interrupts(settings: InterruptCoalescing) -> (QueueInterrupts, Arc<Sent>) {
+    let sent = Arc::new(Sent::default());
+    let page = DoorbellPage::new(3, 0x4000).unwrap();
+    let notifier = Notifier::new(Registers::new(None), page, Intx::new(3), 1, sent.clone());
+    let coalescing = Coalescing::new(2);
+    coalescing.set(settings, &[false; 2]);
+    let notifier = Arc::new(notifier.unwrap());
+    let interrupts = QueueInterrupts::new(notifier, 2, Arc::new(coalescing));
+    (interrupts, sent)
+}
+
+pub(crate) fn completion_queue(
+    interrupts: &QueueInterrupts,
+    id: u16,
+    place: (u64, u32),
+) -> CompletionQueue {
+    let notifier = &interrupts.notifier;
+    notifier.intx.open(id, place.1, Some(VECTOR));
+    CompletionQueue::new((id, Some(VECTOR)), place, notifier.doorbells.clone())
+}
+
+pub(crate) fn submission_queue(
+    interrupts: &QueueInterrupts,
+    id: u16,
+    place: (u64, u32),
+) -> SubmissionQueue {
+    SubmissionQueue::new(id, place, interrupts.notifier.doorbells.clone())
+}
+
+/// Stages an empty completion; whether the queue must be flushed.
+pub(crate) fn stage(queue: &mut CompletionQueue) -> bool {
+    let permit = queue.reserve().unwrap();
+    queue.stage(permit, CompletionEntry::new_zeroed(), Status::SUCCESS)
+}
+
+/// Flushes what is staged: where, and its bytes.
+pub(crate) fn flush(
+    queue: &mut CompletionQueue,
+    interrupts: &mut QueueInterrupts,
+) -> Option<(u64, Vec<u8>)> {
+    let mut written = None;
+    let write = |_: Tag, address, bytes: &[u8]| -> Result<(), DmaError> {
+        written = Some((address, bytes.to_vec()));
+        Ok(())
+    };
+    queue.flush(interrupts, write).unwrap();
+    written
+}

@@ -1,0 +1,247 @@
+//! Serving queues: fetch a batch of commands, carry them out, flush their completions, interrupt.
+
+use peerbar_dma::{Origin, Purpose};
+use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::completion::{CompletionEntry, Status};
+use zerocopy::little_endian::U16;
+
+use super::completion::{CompletionQueue, Permit};
+use super::doorbell::{ShadowBuffer, Unreachable};
+use super::interrupt::QueueInterrupts;
+use super::submission::{Batch, Command, SUBMISSION_BYTES, SubmissionQueue};
+use crate::io::{Ended, Io};
+use crate::registers::Registers;
+
+/// At most as many commands of one queue are fetched before the next queue's turn.
+pub(super) const BATCH: usize = 32;
+
+/// A completion waits for at most as many bytes of the commands behind it before it is flushed, and for at most half of its
+/// batch.
+pub(super) const WAIT_BYTES: u64 = 32 << 10;
+
+/// What a worker serves its queues with.
+pub(crate) struct Context {
+    pub(super) io: Io,
+    pub(super) interrupts: QueueInterrupts,
+    pub(super) batch: Batch,
+    /// How many submission queues share the kernel's operations.
+    pub(super) queues: usize,
+}
+
+/// A completion queue, and the submission queues that are bound to it.
+pub(crate) struct QueueGroup {
+    pub(super) completions: CompletionQueue,
+    pub(super) submissions: Vec<SubmissionQueue>,
+}
+
+impl QueueGroup {
+    /// Gives every submission queue a turn but those that are `closed`; whether any had commands.
+    pub(super) fn serve(&mut self, cx: &mut Context, closed: impl Fn(u16) -> bool) -> bool {
+        let Self {
+            completions,
+            submissions,
+        } = self;
+        submissions.iter_mut().fold(false, |busy, queue| {
+            let is_open = !closed(queue.id);
+            busy | queue.serve(completions, cx, is_open)
+        })
+    }
+
+    /// Stages the completion of a command that has ended after the kernel worked on it.
+    pub(super) fn complete(&mut self, cx: &mut Context, ended: Ended) {
+        let Ended {
+            queue: id,
+            entry,
+            permit,
+            status,
+        } = ended;
+        let completions = &mut self.completions;
+        match self.submissions.iter_mut().find(|queue| queue.id == id) {
+            Some(queue) if !cx.is_quiet() => {
+                queue.complete(completions, cx, (&entry, status), permit)
+            }
+            Some(queue) => queue.drop_command(completions, permit),
+            None => completions.release(permit),
+        }
+    }
+
+    /// Whether a submission queue belongs to the group.
+    pub(super) fn has(&self, id: u16) -> bool {
+        self.submissions.iter().any(|queue| queue.id == id)
+    }
+
+    /// How many commands the guest has outstanding: not complete, or with a completion that it has not taken.
+    pub(super) fn outstanding(&self) -> u32 {
+        let fetched = self.submissions.iter().map(SubmissionQueue::outstanding);
+        let fetched = u32::try_from(fetched.sum::<usize>()).unwrap_or(u32::MAX);
+        self.completions.unread().saturating_add(fetched)
+    }
+
+    /// Moves all doorbells to the shadow buffer.
+    pub(super) fn move_doorbells(&mut self, buffer: ShadowBuffer, cx: &mut Context) {
+        let session = &mut cx.io.data.session;
+        self.completions.doorbell.move_to(buffer, session);
+        for queue in &mut self.submissions {
+            queue.doorbell.move_to(buffer, session);
+        }
+        session.release();
+    }
+
+    /// Flushes what is staged and interrupts for it.
+    pub(super) fn flush(&mut self, cx: &mut Context) {
+        let more = self.completions.has_reserved();
+        cx.flush(&mut self.completions);
+        cx.signal(&mut self.completions, more);
+    }
+
+    /// Whether a command of a submission queue, or of any, is not complete.
+    pub(super) fn is_busy(&self, id: Option<u16>) -> bool {
+        let mut queues = self.submissions.iter();
+        queues.any(|queue| queue.outstanding() > 0 && id.is_none_or(|id| id == queue.id))
+    }
+}
+
+impl SubmissionQueue {
+    /// Carries out a batch of commands, unless the queue is being deleted; whether there were any.
+    fn serve(
+        &mut self,
+        completions: &mut CompletionQueue,
+        cx: &mut Context,
+        is_open: bool,
+    ) -> bool {
+        let Ok(has_entries) = self.poll(cx) else {
+            cx.fail(self.id, "its doorbell is not mapped");
+            return false;
+        };
+        if !has_entries || !is_open {
+            return false;
+        }
+        let most = cx.io.free_operations(cx.queues, self.outstanding());
+        cx.free_entries(completions);
+        if most > 0 && !cx.is_quiet() {
+            let data = &mut cx.io.data;
+            let read = |tag, address, bytes: &mut [u8]| data.read(tag, address, bytes);
+            if self.fetch(completions, &mut cx.batch, most, read).is_err() {
+                cx.fail(self.id, "commands cannot be fetched");
+            }
+        }
+        let count = cx.batch.len();
+        self.carry_out(completions, cx);
+        cx.flush(completions);
+        // Only now, as the doorbell may take a while to come from the guest's processor.
+        let more = self.has_more(&mut cx.io.data.session).unwrap_or(false);
+        cx.signal(completions, more);
+        count > 0
+    }
+
+    /// Reads the doorbell; whether there are commands to fetch.
+    fn poll(&mut self, cx: &mut Context) -> Result<bool, Unreachable> {
+        let session = &mut cx.io.data.session;
+        let tail = self.doorbell.read(session);
+        // The entry comes from the guest's processor as the doorbell does, and may be on its way at the same time.
+        session.prefetch(Purpose::Command, self.next_address(), SUBMISSION_BYTES);
+        if !self.set_tail(tail?, session) {
+            cx.interrupts.notifier.report_bad_value();
+        }
+        Ok(self.has_entries())
+    }
+
+    /// Carries out the batch. The processor prefetches blocks of the next command while it copies those of the one before.
+    fn carry_out(&mut self, completions: &mut CompletionQueue, cx: &mut Context) {
+        let mut batch = std::mem::replace(&mut cx.batch, Batch::new(0));
+        let half = batch.len() / 2;
+        let commands = (1..).zip(batch.take());
+        for (
+            number,
+            Command {
+                entry,
+                next,
+                permit,
+            },
+        ) in commands
+        {
+            if number == 1 {
+                cx.io.expect(Some(entry));
+            }
+            cx.io.expect(next);
+            if cx.is_quiet() {
+                self.drop_command(completions, permit);
+                continue;
+            }
+            if let Some((permit, status)) = cx.io.execute(self.id, entry, permit) {
+                self.complete(completions, cx, (entry, status), permit);
+            }
+            // With half of few commands the guest continues while the other half is carried out.
+            if number == half || cx.io.moved() >= WAIT_BYTES {
+                cx.flush(completions);
+            }
+        }
+        cx.batch = batch;
+    }
+
+    /// A command ends without a completion, since a reset has begun or the controller has failed.
+    fn drop_command(&mut self, completions: &mut CompletionQueue, permit: Permit) {
+        self.end(U16::ZERO);
+        completions.release(permit);
+    }
+
+    /// Stages the completion of a command.
+    fn complete(
+        &mut self,
+        completions: &mut CompletionQueue,
+        cx: &mut Context,
+        (command, status): (&SubmissionEntry, Status),
+        permit: Permit,
+    ) {
+        let entry = self.end(command.cid);
+        let origin = Origin::command(self.id, command.cid.get());
+        cx.io.data.requester().end(origin, status.into_bits());
+        if completions.stage(permit, entry, status) {
+            cx.flush(completions);
+        }
+    }
+}
+
+impl Context {
+    /// Whether no command is to be fetched, and those in progress are to be dropped.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.interrupts.notifier.quiet()
+    }
+
+    /// Writes the staged completions to their queue, where the guest sees them.
+    pub(super) fn flush(&mut self, completions: &mut CompletionQueue) {
+        self.io.settle();
+        let data = &mut self.io.data;
+        let flushed = completions.flush(&mut self.interrupts, |tag, address, bytes| {
+            data.write_entries(tag, address, bytes, size_of::<CompletionEntry>())
+        });
+        if flushed.is_err() {
+            self.fail(completions.id, "completions cannot be posted");
+        }
+    }
+
+    /// QueueInterrupts for the completions that were flushed since the last time.
+    pub(super) fn signal(&mut self, completions: &mut CompletionQueue, more: bool) {
+        let session = &mut self.io.data.session;
+        completions.signal(&mut self.interrupts, session, more);
+    }
+
+    /// Frees the entries that the guest has taken, if few are free. If none is, the guest rings when it takes one.
+    fn free_entries(&mut self, completions: &mut CompletionQueue) {
+        let (interrupts, session) = (&mut self.interrupts, &mut self.io.data.session);
+        let has_few = |free| usize::try_from(free).is_ok_and(|free| free < BATCH);
+        if has_few(completions.free_entries()) {
+            let _ = completions.take_head(interrupts, session);
+        }
+        if completions.free_entries() == 0 && completions.arm(interrupts, session).is_err() {
+            self.fail(completions.id, "its doorbell is not mapped");
+        }
+    }
+
+    /// A queue cannot be reached: the controller fails.
+    pub(super) fn fail(&mut self, queue: u16, cause: &str) {
+        self.io.data.session.release();
+        log::debug!("queue {queue}: {cause}");
+        self.interrupts.notifier.report(Registers::fatal);
+    }
+}

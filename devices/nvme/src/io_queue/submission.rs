@@ -1,0 +1,167 @@
+//! A submission queue: its ring, and the commands that are fetched from it.
+
+use std::sync::Arc;
+
+use peerbar_dma::{DmaError, Origin, Purpose, Tag};
+use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::completion::CompletionEntry;
+use peerbar_nvme_spec::registers::Doorbell;
+use zerocopy::little_endian::U16;
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::completion::{CompletionQueue, Permit};
+use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
+use crate::doorbell_page::DoorbellPage;
+
+/// Bytes of a submission queue entry.
+pub(crate) const SUBMISSION_BYTES: u64 = 64;
+
+/// A command that was fetched. It owns a completion entry.
+pub(crate) struct Command<'a> {
+    pub(crate) entry: &'a SubmissionEntry,
+    /// The command behind it, if that was fetched, too.
+    pub(crate) next: Option<&'a SubmissionEntry>,
+    pub(crate) permit: Permit,
+}
+
+/// Commands that were fetched together. It is empty but while they are carried out.
+pub(crate) struct Batch {
+    entries: Vec<SubmissionEntry>,
+    permits: Vec<Permit>,
+}
+
+impl Batch {
+    /// A batch of up to `most` commands.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            entries: vec![SubmissionEntry::new_zeroed(); most],
+            permits: Vec::with_capacity(most),
+        }
+    }
+
+    /// How many commands it has.
+    pub(crate) fn len(&self) -> usize {
+        self.permits.len()
+    }
+
+    /// Takes the commands out, in order.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = Command<'_>> {
+        let count = self.permits.len();
+        let entries = self.entries.get(..count).unwrap_or_default();
+        let behind = entries.iter().skip(1).map(Some).chain([None]);
+        let pairs = entries.iter().zip(behind).zip(self.permits.drain(..));
+        pairs.map(|((entry, next), permit)| Command {
+            entry,
+            next,
+            permit,
+        })
+    }
+}
+
+/// A submission queue (NVMe Base 2.0, 3.3.1).
+pub(crate) struct SubmissionQueue {
+    pub(crate) id: u16,
+    base: u64,
+    entries: u32,
+    head: u32,
+    tail: u32,
+    /// How many commands have been fetched and are not complete.
+    outstanding: usize,
+    pub(crate) doorbell: QueueDoorbell,
+}
+
+impl SubmissionQueue {
+    /// An empty queue of `entries` entries at `base`. Its end does not leave the address space.
+    pub(crate) fn new(id: u16, (base, entries): (u64, u32), page: Arc<DoorbellPage>) -> Self {
+        Self {
+            id,
+            base,
+            entries,
+            head: 0,
+            tail: 0,
+            outstanding: 0,
+            doorbell: QueueDoorbell::new(page, Doorbell::SubmissionTail(id)),
+        }
+    }
+
+    /// Takes over a value of the tail doorbell; whether the queue can have it.
+    pub(crate) fn set_tail(&mut self, value: u32, memory: &mut impl GuestWords) -> bool {
+        let is_new = self.doorbell.is_new(value);
+        let is_valid = !is_new || value < self.entries;
+        if is_new && is_valid {
+            self.tail = value;
+        }
+        // Twice in a turn, which permits a guest that submits half a queue at once.
+        let half = self.entries.div_ceil(2);
+        let steps = (self.entries, half);
+        self.doorbell.advance(memory, self.tail, steps);
+        is_valid
+    }
+
+    /// Where the next entry to fetch is, or will be.
+    pub(crate) fn next_address(&self) -> u64 {
+        let skip = u64::from(self.head) * SUBMISSION_BYTES;
+        self.base.wrapping_add(skip)
+    }
+
+    /// Whether there are entries to fetch.
+    pub(crate) fn has_entries(&self) -> bool {
+        self.head != self.tail
+    }
+
+    /// Whether the guest has submitted more commands by now.
+    pub(crate) fn has_more(&mut self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
+        Ok(self.has_entries() || !self.doorbell.is_unchanged(memory)?)
+    }
+
+    /// How many commands have been fetched and are not complete.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    /// Reserves a completion entry for each of up to `most` commands, and fetches these into an empty batch.
+    pub(crate) fn fetch(
+        &mut self,
+        completions: &mut CompletionQueue,
+        batch: &mut Batch,
+        most: usize,
+        read: impl FnOnce(Tag, u64, &mut [u8]) -> Result<(), DmaError>,
+    ) -> Result<(), DmaError> {
+        let end = if self.head <= self.tail {
+            self.tail
+        } else {
+            self.entries
+        };
+        let there = usize::try_from(end - self.head).unwrap_or(usize::MAX);
+        let most = there.min(most).min(batch.entries.len());
+        let permits = std::iter::from_fn(|| completions.reserve());
+        batch.permits.extend(permits.take(most));
+        let count = batch.permits.len();
+        let entries = batch.entries.get_mut(..count).unwrap_or_default();
+        if count == 0 {
+            return Ok(());
+        }
+        let tag = Tag::new(Purpose::Command, Origin::Queue(self.id));
+        let fetched = read(tag, self.next_address(), entries.as_mut_bytes());
+        if fetched.is_err() {
+            for permit in batch.permits.drain(..) {
+                completions.release(permit);
+            }
+            return fetched;
+        }
+        let count = u32::try_from(count).unwrap_or(0);
+        self.head = (self.head + count) % self.entries.max(1);
+        self.outstanding += batch.permits.len();
+        Ok(())
+    }
+
+    /// A command of this queue is over: what its completion says of the queue (NVMe Base 2.0, 3.3.3.2).
+    pub(crate) fn end(&mut self, cid: U16) -> CompletionEntry {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        let mut entry = CompletionEntry::new_zeroed();
+        entry.sqhd = U16::new(u16::try_from(self.head).unwrap_or(u16::MAX));
+        entry.sqid = U16::new(self.id);
+        entry.cid = cid;
+        entry
+    }
+}

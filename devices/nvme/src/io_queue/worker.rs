@@ -1,0 +1,235 @@
+//! A worker: a thread that owns some of the I/O queues and serves them.
+
+use std::num::NonZeroU64;
+use std::time::Instant;
+
+use peerbar_nvme_spec::registers::Doorbell;
+
+use super::completion::CompletionQueue;
+use super::doorbell::ShadowBuffer;
+use super::group::{BATCH, Context, QueueGroup};
+use super::interrupt::QueueInterrupts;
+use super::poll::{PollPolicy, Poller, Wait};
+use super::submission::{Batch, SubmissionQueue};
+use crate::doorbell_page::Owner;
+use crate::io::Io;
+use crate::notifier::{ENGINE, Notifier};
+use crate::worker_pool::{Done, Requests};
+
+mod requests;
+#[cfg(test)]
+mod tests;
+
+/// The worker that polls the admin doorbells, if the guest may map them.
+const ADMIN_POLLER: Owner = Owner(1);
+
+/// What the engine requests of a worker.
+pub(crate) enum WorkerRequest {
+    /// Own a completion queue.
+    AddCompletion(CompletionQueue),
+    /// Own a submission queue that is bound to the completion queue of this number.
+    AddSubmission(u16, SubmissionQueue),
+    /// Forget a submission queue. Commands that have not been fetched are dropped; the others are completed before.
+    RemoveSubmission(u16),
+    /// Forget a completion queue, to which no submission queue is bound.
+    RemoveCompletion(u16),
+    /// Find the doorbells of all queues in the shadow buffer.
+    Shadow(ShadowBuffer),
+    /// Forget all queues, commands, and the shadow buffer.
+    Forget,
+    /// Carry out every command, unless the registers request something else meanwhile.
+    Finish,
+    /// End the thread.
+    Stop,
+}
+
+/// Owner of some I/O queues.
+pub(crate) struct Worker {
+    owner: Owner,
+    requests: Requests,
+    cx: Context,
+    groups: Vec<QueueGroup>,
+    shadow: Option<ShadowBuffer>,
+    poller: Poller,
+    /// Values of the admin doorbells that the engine was notified of, if this is the [`ADMIN_POLLER`].
+    admin_seen: [u32; 2],
+    /// Submission queues to forget once none of their commands is outstanding.
+    removals: Vec<(u16, Done)>,
+    /// To be confirmed when every command has been carried out.
+    finish: Option<Done>,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        (owner, requests): (Owner, Requests),
+        policy: PollPolicy,
+        io: Io,
+        interrupts: QueueInterrupts,
+    ) -> Self {
+        Self {
+            owner,
+            requests,
+            cx: Context {
+                io,
+                interrupts,
+                batch: Batch::new(BATCH),
+                queues: 0,
+            },
+            groups: Vec::new(),
+            shadow: None,
+            poller: Poller::new(policy),
+            admin_seen: [0; 2],
+            removals: Vec::new(),
+            finish: None,
+        }
+    }
+
+    /// Works until it is requested to stop.
+    pub(crate) fn run(mut self) {
+        // Sleeps are shorter than what the kernel adds to them. If it refuses they are longer.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        loop {
+            // Taken before anything is read: what is stored later brings a notification of its own.
+            if self.notifier().take_notification(self.owner) {
+                if self.take_requests().is_break() {
+                    return;
+                }
+                self.take_heads();
+                self.cx.interrupts.settle(false);
+            }
+            self.poll_admin_doorbells();
+            let busy = self.complete_ended() | self.serve() | !self.cx.io.submit();
+            self.cx.interrupts.settle(!busy);
+            self.confirm_ends(busy);
+            if busy {
+                self.note_work();
+            } else {
+                self.wait();
+            }
+        }
+    }
+
+    fn notifier(&self) -> &Notifier {
+        &self.cx.interrupts.notifier
+    }
+
+    /// Gives every queue a turn; whether there were commands.
+    fn serve(&mut self) -> bool {
+        if self.cx.is_quiet() {
+            return false;
+        }
+        let Self {
+            groups,
+            cx,
+            removals,
+            ..
+        } = self;
+        let mut busy = false;
+        for group in groups {
+            busy |= group.serve(cx, |id| removals.iter().any(|(closed, _)| *closed == id));
+        }
+        cx.io.data.session.release();
+        busy
+    }
+
+    /// Completes the commands that the kernel has ended; whether there were any.
+    fn complete_ended(&mut self) -> bool {
+        let mut any = false;
+        while let Some(ended) = self.cx.io.take_ended() {
+            any = true;
+            let group = self.groups.iter_mut().find(|group| group.has(ended.queue));
+            match group {
+                Some(group) => group.complete(&mut self.cx, ended),
+                None => ended.permit.expire(),
+            }
+        }
+        for group in self.groups.iter_mut().filter(|_| any) {
+            group.flush(&mut self.cx);
+        }
+        any
+    }
+
+    /// Reads all head doorbells.
+    fn take_heads(&mut self) {
+        let (interrupts, session) = (&mut self.cx.interrupts, &mut self.cx.io.data.session);
+        for group in &mut self.groups {
+            // A doorbell that is not mapped is found out when the queue is served or armed.
+            let _ = group.completions.take_head(interrupts, session);
+        }
+        session.release();
+        if interrupts.notifier.uses_pin() {
+            interrupts.notifier.update_pin();
+        }
+    }
+
+    /// Reads the admin doorbells, which the guest may write without a notification, however busy the worker is.
+    fn poll_admin_doorbells(&mut self) {
+        if self.poller.policy == PollPolicy::Always && self.owner == ADMIN_POLLER {
+            let doorbells = [Doorbell::SubmissionTail(0), Doorbell::CompletionHead(0)];
+            let values = doorbells.map(|doorbell| self.notifier().doorbells.value(doorbell));
+            if std::mem::replace(&mut self.admin_seen, values) != values {
+                self.notifier().notify(ENGINE);
+            }
+        }
+    }
+
+    fn note_work(&mut self) {
+        let mut poller = std::mem::replace(&mut self.poller, Poller::new(PollPolicy::Never));
+        poller.worked(|| self.outstanding());
+        self.poller = poller;
+    }
+
+    /// How many commands the guest has with this worker that it has not taken the completion of. A guest that rings for each
+    /// command has one: what it has taken is not seen in time.
+    fn outstanding(&mut self) -> u32 {
+        if self.shadow.is_none() {
+            return 1;
+        }
+        self.take_heads();
+        let groups = self.groups.iter();
+        groups.map(QueueGroup::outstanding).sum()
+    }
+
+    /// Waits as the policy says.
+    fn wait(&mut self) {
+        if self.poller.policy == PollPolicy::Always {
+            // The guest may have written them without a notification.
+            self.take_heads();
+        }
+        let groups = &self.groups;
+        let is_busy = || groups.iter().any(|group| group.is_busy(None));
+        let deadline = self.cx.interrupts.deadline();
+        match self.poller.wait(is_busy, Instant::now) {
+            Wait::Poll => std::hint::spin_loop(),
+            Wait::Sleep(end) => {
+                let end = deadline.map_or(end, |deadline| deadline.min(end));
+                self.notifier().wait(self.owner, Some(end), || true);
+            }
+            Wait::Block => {
+                let notifier = self.cx.interrupts.notifier.clone();
+                notifier.wait(self.owner, deadline, || self.arm());
+                self.poller.blocked();
+            }
+        }
+    }
+
+    /// Has the guest ring for its next command; whether there is none at this moment.
+    fn arm(&mut self) -> bool {
+        if self.cx.is_quiet() {
+            // Whatever the guest rings, nothing is done until the engine requests it.
+            return true;
+        }
+        let mut idle = true;
+        for queue in self.groups.iter().flat_map(|group| &group.submissions) {
+            match queue.doorbell.arm(&mut self.cx.io.data.session) {
+                Ok(is_unchanged) => idle &= is_unchanged,
+                Err(_) => {
+                    self.cx.fail(queue.id, "its doorbell is not mapped");
+                    idle = false;
+                }
+            }
+        }
+        self.cx.io.data.session.forget();
+        idle
+    }
+}

@@ -1,0 +1,12 @@
+//! What the controller's threads share, in every order of events that the memory model permits:
+//! `cargo test -p peerbar-nvme --features loom --lib models`.
+
+mod completions;
+mod sleep;
+
+/// Tries a scene in every order of events that interrupts a thread at most `preemptions` times where it could have continued.
+fn every_order(preemptions: usize, scene: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(scene);
+}

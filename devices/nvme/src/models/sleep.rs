@@ -1,0 +1,169 @@
+//! How a thread blocks without missing anything.
+
+use loom::sync::Arc;
+use loom::thread;
+use peerbar_nvme_spec::registers::Doorbell;
+
+use super::every_order;
+use crate::doorbell_page::DoorbellPage;
+use crate::event_count::EventCount;
+use crate::io_queue::doorbell::{GuestWords, QueueDoorbell, ShadowBuffer};
+use crate::sync::{AtomicU32, EventFd, Mutex, Ordering, fence};
+
+const PREEMPTIONS: usize = 3;
+
+const TAIL: Doorbell = Doorbell::SubmissionTail(1);
+
+/// An event index of long ago: the guest does not ring.
+const BEHIND: u32 = 99;
+
+/// A shadow buffer of which one doorbell is used.
+const SHADOW: ShadowBuffer = ShadowBuffer {
+    values: 0,
+    events: 0x1000,
+};
+
+/// The words of that doorbell: its value and its event index.
+struct Words(Arc<[AtomicU32; 2]>);
+
+impl Words {
+    fn word(&self, address: u64) -> &AtomicU32 {
+        &self.0[usize::from(address >= SHADOW.events)]
+    }
+}
+
+impl GuestWords for Words {
+    fn load(&mut self, address: u64) -> Option<u32> {
+        Some(self.word(address).load(Ordering::Acquire))
+    }
+
+    fn store(&mut self, address: u64, value: u32) -> bool {
+        self.word(address).store(value, Ordering::Release);
+        true
+    }
+
+    fn release(&mut self) {}
+}
+
+/// The event count of a thread, and what brings it work.
+struct Scene {
+    count: EventCount,
+    /// A doorbell.
+    value: AtomicU32,
+    request: Mutex<Option<u32>>,
+}
+
+fn scene() -> Arc<Scene> {
+    Arc::new(Scene {
+        count: EventCount::new(EventFd::new().unwrap()),
+        value: AtomicU32::new(0),
+        request: Mutex::new(None),
+    })
+}
+
+#[test]
+fn doorbell_read_before_blocking_is_never_missed() {
+    every_order(PREEMPTIONS, || {
+        let scene = scene();
+        let guest = scene.clone();
+        let guest = thread::spawn(move || {
+            guest.value.store(1, Ordering::Release);
+            guest.count.wake();
+        });
+        let idle = || scene.value.load(Ordering::Acquire) == 0;
+        while idle() {
+            scene.count.wait(None, idle);
+        }
+        guest.join().unwrap();
+    });
+}
+
+#[test]
+fn notification_of_a_request_is_never_missed() {
+    every_order(PREEMPTIONS, || {
+        let scene = scene();
+        let engine = scene.clone();
+        let engine = thread::spawn(move || {
+            *engine.request.lock() = Some(1);
+            engine.count.notify();
+        });
+        loop {
+            if scene.count.take_notification() && scene.request.lock().take() == Some(1) {
+                break;
+            }
+            scene.count.wait(None, || true);
+        }
+        engine.join().unwrap();
+    });
+}
+
+#[test]
+fn kernel_event_is_never_missed() {
+    every_order(PREEMPTIONS, || {
+        let scene = scene();
+        let kernel = scene.clone();
+        let kernel = thread::spawn(move || {
+            kernel.value.store(1, Ordering::Release);
+            kernel.count.event_fd().signal();
+        });
+        while scene.value.load(Ordering::Acquire) == 0 {
+            scene.count.wait(None, || true);
+        }
+        kernel.join().unwrap();
+    });
+}
+
+#[test]
+fn shadow_doorbell_is_seen_or_rung() {
+    every_order(PREEMPTIONS, || {
+        let scene = scene();
+        let words = Arc::new([0, 0].map(AtomicU32::new));
+        let mut memory = Words(words.clone());
+        let page = DoorbellPage::new(2, 0x4000).unwrap();
+        let mut doorbell = QueueDoorbell::new(page.into(), TAIL);
+        doorbell.move_to(SHADOW, &mut memory);
+        memory.store(SHADOW.events, BEHIND);
+        let guest = scene.clone();
+        let guest = thread::spawn(move || {
+            let [value, event] = &*words;
+            value.store(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            // The guest rings if it goes beyond the event index by this very step.
+            if event.load(Ordering::Relaxed) == 0 {
+                guest.count.notify();
+            }
+        });
+        while doorbell.read(&mut memory) == Ok(0) {
+            let _ = scene.count.take_notification();
+            scene
+                .count
+                .wait(None, || doorbell.arm(&mut memory) == Ok(true));
+        }
+        guest.join().unwrap();
+    });
+}
+
+#[test]
+fn notification_hides_no_other() {
+    every_order(PREEMPTIONS - 1, || {
+        let scene = scene();
+        let notifiers = [1, 2].map(|bit| {
+            let scene = scene.clone();
+            thread::spawn(move || {
+                scene.value.fetch_or(bit, Ordering::Relaxed);
+                scene.count.notify();
+            })
+        });
+        let mut seen = 0;
+        while seen != 3 {
+            if scene.count.take_notification() {
+                seen = scene.value.load(Ordering::Relaxed);
+            } else {
+                scene.count.wait(None, || true);
+            }
+        }
+        for notifier in notifiers {
+            notifier.join().unwrap();
+        }
+    });
+}

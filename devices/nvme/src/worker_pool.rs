@@ -1,0 +1,87 @@
+//! The workers' threads, and the engine's requests to them.
+
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+
+use crate::doorbell_page::Owner;
+use crate::io_queue::worker::{Worker, WorkerRequest};
+use crate::notifier::Notifier;
+
+/// Where a worker confirms a request.
+pub(crate) type Done = SyncSender<()>;
+
+/// The worker's end of its channel.
+pub(crate) type Requests = Receiver<(WorkerRequest, Done)>;
+
+/// All workers. Worker `n` is [`Owner`] `n`, from 1 on.
+pub(crate) struct WorkerPool {
+    workers: Vec<Handle>,
+}
+
+struct Handle {
+    requests: Sender<(WorkerRequest, Done)>,
+    thread: JoinHandle<()>,
+}
+
+impl WorkerPool {
+    /// Spawns `count` workers, each made by `make`.
+    pub(crate) fn spawn(
+        count: u8,
+        mut make: impl FnMut(Owner, Requests) -> Worker,
+    ) -> io::Result<Self> {
+        let workers = (1..=count).map(|number| {
+            let (requests, inbox) = channel();
+            let worker = make(Owner(number), inbox);
+            let thread = std::thread::Builder::new().name(format!("worker{number}"));
+            let thread = thread.spawn(move || worker.run())?;
+            Ok(Handle { requests, thread })
+        });
+        workers
+            .collect::<io::Result<_>>()
+            .map(|workers| Self { workers })
+    }
+
+    /// Sends a request to a worker and waits until it is confirmed.
+    pub(crate) fn request(&self, notifier: &Notifier, owner: Owner, request: WorkerRequest) {
+        if let Some(done) = self.send(notifier, owner, request) {
+            // It fails if the worker has panicked, which is logged at the end.
+            let _ = done.recv();
+        }
+    }
+
+    /// Sends a request to every worker and waits until all have confirmed it.
+    pub(crate) fn request_all(&self, notifier: &Notifier, request: impl Fn() -> WorkerRequest) {
+        let owners = (1..).map(Owner).take(self.workers.len());
+        let all: Vec<_> = owners
+            .filter_map(|owner| self.send(notifier, owner, request()))
+            .collect();
+        for done in all {
+            let _ = done.recv();
+        }
+    }
+
+    fn send(
+        &self,
+        notifier: &Notifier,
+        owner: Owner,
+        request: WorkerRequest,
+    ) -> Option<Receiver<()>> {
+        let index = usize::from(owner.0).checked_sub(1)?;
+        let worker = self.workers.get(index)?;
+        let (done, confirmed) = sync_channel(1);
+        worker.requests.send((request, done)).ok()?;
+        notifier.notify(owner);
+        Some(confirmed)
+    }
+
+    /// Ends every worker after its commands in progress.
+    pub(crate) fn shut_down(&mut self, notifier: &Notifier) {
+        self.request_all(notifier, || WorkerRequest::Stop);
+        for worker in self.workers.drain(..) {
+            if worker.thread.join().is_err() {
+                log::error!("a worker of the controller has panicked");
+            }
+        }
+    }
+}
