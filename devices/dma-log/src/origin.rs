@@ -1,8 +1,8 @@
-//! Whose DMA it is: the queue and the command that it is done for.
+//! The origin of a DMA: the queue and the command that it is done for.
 
 use std::fmt;
 
-/// On whose behalf a device makes a request.
+/// The queue and command that a device makes a request for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
     /// The device's own.

@@ -60,7 +60,7 @@ pub enum Route {
     Refused = 4,
 }
 
-/// Who owns the memory that a DMA met.
+/// The owner of the memory that a DMA met.
 #[derive(
     Clone,
     Copy,
@@ -85,7 +85,7 @@ pub enum Completer {
     PeerBar = 2,
     /// Nobody: the DMA failed.
     Nobody = 3,
-    /// Whoever the client found at an address of which it has told the device nothing.
+    /// Unknown: the client found memory at an address that it has not mapped for the device.
     Unknown = 4,
 }
 

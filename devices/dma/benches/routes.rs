@@ -1,4 +1,4 @@
-//! What it costs to find the way of a small read, with few mappings and with many: `cargo bench -p peerbar-dma`.
+//! The cost of a small read, with few mappings and with many: `cargo bench -p peerbar-dma`.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ fn main() {
     divan::main();
 }
 
-/// A requester with so many mappings, a page each with a gap behind.
+/// A requester with this number of mappings, a page each with a gap behind.
 fn requester(mappings: u64) -> Arc<Requester> {
     let memory = MemoryFile::create("bench", mappings * PAGE).unwrap();
     let requester = Requester::new();

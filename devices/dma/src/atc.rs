@@ -1,8 +1,8 @@
-//! The address translation cache of a function (PCIe Base 6.0, 10.1): what it has been told an untranslated address means.
+//! The address translation cache (ATC) of a function (PCIe Base 6.0, 10.1): translations of untranslated addresses.
 //!
-//! Translations are asked of the memory map, which is what the client has told of the guest's IOMMU. So a translation
-//! can be had where the client has lent memory; and where it has told of a mapping over a device at the very bus address
-//! at which a peer has announced a window: there the IOMMU lets addresses pass unchanged, since Linux gives no IOVA out
+//! Translations come from the memory map, which reflects the guest's IOMMU. So there is a translation where the client has
+//! lent memory, and where the client's mapping over a device has the bus address at which a peer has announced a window:
+//! there the IOMMU lets addresses pass unchanged, since Linux allocates no IOVA
 //! that is some device's bus address. Which device lies behind any other mapping the client does not tell, so a translation
 //! for it is refused, and the request goes up untranslated.
 
@@ -70,7 +70,7 @@ pub(crate) struct Atc {
 
 impl Atc {
     /// What `address` means, from the cache or the memory map, and for how many bytes from there on; `None` if that is not
-    /// told for this direction.
+    /// known for this direction.
     pub(crate) fn translate(
         &mut self,
         address: u64,
@@ -108,7 +108,7 @@ impl Atc {
         self.ages.clear();
     }
 
-    /// What the cache has done; whether it is on somebody else knows.
+    /// What the cache has done. Whether it is enabled is the caller's knowledge.
     pub(crate) fn counts(&self, enabled: bool) -> AtsCounts {
         AtsCounts {
             enabled,
@@ -124,7 +124,7 @@ impl Atc {
     }
 
     fn insert(&mut self, first: u64, translation: Translation) {
-        // One that does not allow enough makes way for its like.
+        // It replaces one that does not allow enough.
         self.remove(first, translation.last);
         if self.ages.len() >= ENTRIES
             && let Some(oldest) = self.ages.pop_front()
@@ -225,7 +225,7 @@ mod tests {
     }
 
     /// 2 MiB and a page of RAM from 2 MiB on, a page that is read-only at 16 MiB, a peer's window of two pages at 32 MiB that
-    /// is mapped, and a mapping over who knows what at 48 MiB.
+    /// is mapped, and a mapping over an unknown device at 48 MiB.
     fn world() -> (MemoryMap, PeerTable) {
         let mut map = MemoryMap::default();
         map.map(2 << 20, (2 << 20) + PAGE, BOTH, ram(4 << 20))

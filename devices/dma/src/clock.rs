@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 pub(crate) trait Clock: Send + Sync {
     /// Nanoseconds since some moment in the past.
     fn now(&self) -> u64;
-    /// Waits so many nanoseconds, or a bit longer.
+    /// Waits for this many nanoseconds, or a bit longer.
     fn sleep(&self, nanoseconds: u64);
 }
 

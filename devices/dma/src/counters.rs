@@ -78,7 +78,7 @@ impl Counters {
         Slot(self.free.lock().pop().unwrap_or(SHARED_SLOT))
     }
 
-    /// Nobody counts in a slot any more.
+    /// A slot is free for the next session.
     pub(crate) fn close(&self, slot: &Slot) {
         if slot.0 != SHARED_SLOT {
             self.free.lock().push(slot.0);

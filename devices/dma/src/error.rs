@@ -10,9 +10,9 @@ use crate::upstream::UpstreamError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("DMA at {address:#x}+{len:#x} for {origin}")]
 pub struct DmaError {
-    /// On whose behalf it was asked for.
+    /// The queue and command that it was made for.
     pub origin: Origin,
-    /// First address of the piece that failed.
+    /// First address of the segment that failed.
     pub address: u64,
     /// Its length.
     pub len: usize,

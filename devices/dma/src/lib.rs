@@ -1,12 +1,13 @@
 //! One DMA request of a PCI function: which route it takes, then the copy, then the record.
 //!
 //! A [`Requester`] holds what a route depends on: bus mastering, the function's own memory windows and the guest memory
-//! map. Each request is cut into pieces where the route changes, and each piece is done and counted by its own route:
+//! map. Each request is split into segments where the route changes, and each segment is done and counted by its own route:
 //!
 //! 1. bus mastering off, or the function halted: refused;
 //! 2. inside the function's own CMB or BAR: local, by its page table if it has one;
-//! 3. inside the window of a peer below the same switch: straight to the peer's memory, or by a message to whoever has
-//!    registers there ([`Peers`]); how the port above the function is set up may forbid it ([`PeerRouting`]);
+//! 3. inside the window of a peer below the same switch: straight to the peer's memory, or by a message to the peer
+//!    whose registers are there ([`Peers`]); the configuration of the port above the function may forbid it
+//!    ([`PeerRouting`]);
 //! 4. a mapping of which the client lent the memory: straight into guest RAM;
 //! 5. a mapping without memory, or no mapping at all: asked of the client, so that the guest's own IOMMU driver sees
 //!    and logs a fault;
@@ -20,51 +21,53 @@
 //! change of the map, of bus mastering or of a window waits for the copies in progress and is seen by every later one:
 //! once an unmap has returned, no copy touches the memory any more.
 //!
-//! What somebody else moves, such as the kernel between a file and this memory, pins its addresses ([`Session::pin`]): a
-//! change that takes one of them away waits for the end of that, with no lock held, and for nothing else.
+//! A transfer that the kernel carries out, between a file and this memory, pins its addresses ([`Session::pin`]): a change
+//! that takes one of them away waits for the end of that transfer, with no lock held, and for no other.
 //!
-//! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, refused, with nobody as its completer: the
+//! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: the
 //! requester believes it, the record does not.
 //!
 //! Transfers take no time beyond the copy unless a link says so ([`LinkSpeed`]): then a request is over when its bytes have
-//! had their time on the requester's link, and on that of the peer whose memory they met, shared with everybody else's.
+//! had their time on the requester's link, and on that of the peer whose memory they met, shared with all other transfers.
 //! The data is moved at once; it is the requester that waits, with no lock held.
 //!
 //! With a flight recorder ([`Requester::record_in`]) each change of what a route depends on is recorded under the lock under
-//! which it is made, and each piece of a DMA: those in guest RAM or own memory under the same lock, or while the memory is
+//! which it is made, and each segment of a DMA: those in guest RAM or own memory under the same lock, or while the memory is
 //! pinned, for the end of which an unmap waits before it is recorded. So their order in the record is the order in which
 //! they happened.
 //!
 //! # Address translation services
 //! If the guest turns ATS on, a request that would go up asks for a translation first and keeps it in a bounded cache; with
-//! it, it goes to guest RAM, or to a peer past a port that redirects untranslated requests. An unmap takes the translations
-//! away before it returns. Where no translation can be had the request goes up untranslated, so that the guest's IOMMU
+//! it, the request reaches guest RAM, or a peer past a port that redirects untranslated requests. An unmap takes the translations
+//! away before it returns. Where there is no translation the request goes up untranslated, so that the guest's IOMMU
 //! driver logs it. Not modelled: page requests (PRI), process address spaces (PASID), a cache that is shared with other
 //! functions, invalidations that time out; and a translated address is believed, as on hardware whose root complex does not check it.
 #![deny(unsafe_code)]
 
+mod address;
 mod atc;
 mod buffer;
 mod clock;
 mod counters;
-mod done;
+mod direct;
 mod error;
-mod gate;
 mod link;
 mod link_speed;
 mod map;
 mod memory;
 mod pages;
 mod peers;
+mod pinned;
 mod pins;
 mod prefetch;
+mod reader_lock;
 mod recording;
 mod requester;
 mod route;
 #[cfg(test)]
 mod route_model;
+mod segment_result;
 mod session;
-mod sync;
 mod tag;
 mod upstream;
 
@@ -77,10 +80,12 @@ pub use map::MapError;
 pub use memory::{MemoryError, MemoryFile, Span};
 pub use pages::{PageError, PageTable};
 pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purpose, Route};
+pub use peerbar_flight::WindowId;
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
-pub use pins::{Ending, Pinned};
+pub use pinned::Pinned;
+pub use pins::Drain;
 pub use requester::Requester;
-pub use route::{Window, WindowId, WindowMemory};
+pub use route::{OwnWindow, OwnWindowMemory};
 pub use session::Session;
 pub use tag::Tag;
 pub use upstream::{Ask, Upstream, UpstreamError};

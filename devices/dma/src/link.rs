@@ -1,8 +1,7 @@
 //! How long transfers take on the link between a function and the port above it.
 //!
 //! A link carries data in both directions at once. Each direction has a meter: the time at which what has been reserved
-//! on it will be through. The meters lie in shared memory, so that all who transfer on the link, in whatever process, share
-//! it: a function's own DMA, and that of its peers to and from its memory. A transfer reserves a slice at a time and waits
+//! on it will be through. The meters lie in shared memory, so that all transfers on the link share it, in whatever process: a function's own DMA, and that of its peers to and from its memory. A transfer reserves a slice at a time and waits
 //! for it before the next, so that transfers at once get equal parts.
 //!
 //! A peer may scribble on the meters. It delays others by [`LONGEST_QUEUE`] for each slice at most.
@@ -35,11 +34,11 @@ const AHEAD: u64 = 100_000;
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// How a link's bytes become time.
+/// The rate of a link; `None`: transfers take no time.
 #[derive(Clone, Copy, Debug)]
-struct Pace(Option<Bandwidth>);
+struct Rate(Option<Bandwidth>);
 
-impl Pace {
+impl Rate {
     /// How long `bytes` take, in nanoseconds.
     fn time(self, bytes: u64) -> u64 {
         self.0.map_or(0, |bandwidth| {
@@ -59,16 +58,16 @@ impl Pace {
     }
 }
 
-/// Which way data goes on a link.
+/// The direction of data on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum LinkDirection {
     /// From the function to its port.
     Up,
     /// From the port to the function.
     Down,
 }
 
-impl Way {
+impl LinkDirection {
     fn meter(self) -> u64 {
         match self {
             Self::Up => 0,
@@ -91,7 +90,7 @@ impl Link {
         Ok(Self::with_meters(speed, Span { file, offset: 0 }))
     }
 
-    /// A link whose meters somebody else has made.
+    /// A link whose meters another process has made.
     pub(crate) fn with_meters(speed: LinkSpeed, meters: Span) -> Self {
         Self { speed, meters }
     }
@@ -106,19 +105,19 @@ impl Link {
         self.meters.file.file().as_fd()
     }
 
-    fn pace(&self) -> Pace {
-        Pace(self.speed.bandwidth)
+    fn rate(&self) -> Rate {
+        Rate(self.speed.bandwidth)
     }
 
     /// Reserves time for `bytes`; when they are through.
-    fn reserve(&self, way: Way, bytes: u64, now: u64) -> u64 {
-        let time = self.pace().time(bytes);
+    fn reserve(&self, toward: LinkDirection, bytes: u64, now: u64) -> u64 {
+        let time = self.rate().time(bytes);
         if time == 0 {
             return now;
         }
         let latest = now.saturating_add(LONGEST_QUEUE);
         let through = |busy: u64| busy.clamp(now, latest).saturating_add(time);
-        let meter = self.meters.offset.saturating_add(way.meter());
+        let meter = self.meters.offset.saturating_add(toward.meter());
         self.meters
             .file
             .update(meter, through)
@@ -128,19 +127,19 @@ impl Link {
 
 /// A link that a transfer takes, and in which direction its data goes there.
 #[derive(Clone, Debug)]
-pub(crate) struct Lane {
+pub(crate) struct LinkUse {
     pub(crate) link: Arc<Link>,
-    pub(crate) way: Way,
+    pub(crate) toward: LinkDirection,
 }
 
-impl Lane {
+impl LinkUse {
     fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.link, &other.link) && self.way == other.way
+        Arc::ptr_eq(&self.link, &other.link) && self.toward == other.toward
     }
 }
 
-/// The links that a transfer takes: the requester's, and that of the peer whom it goes to.
-pub(crate) type Lanes = [Option<Lane>; 2];
+/// The links that a transfer takes: the requester's, and that of the peer at the other end.
+pub(crate) type LinkPath = [Option<LinkUse>; 2];
 
 /// The links that take time: the function's own, and its peers'.
 #[derive(Debug, Default)]
@@ -169,27 +168,30 @@ impl Links {
     }
 
     /// Those that data takes to or from a peer, or whatever is above the switch; `None` if none of them takes time.
-    pub(crate) fn lanes(&self, peer: Option<PeerId>, direction: Direction) -> Option<Lanes> {
+    pub(crate) fn path(&self, peer: Option<PeerId>, direction: Direction) -> Option<LinkPath> {
         let peer = peer.and_then(|peer| self.peers.get(&peer));
         if self.own.is_none() && peer.is_none() {
             return None;
         }
-        let (own_way, peer_way) = match direction {
-            Direction::Write => (Way::Up, Way::Down),
-            Direction::Read => (Way::Down, Way::Up),
+        let (own_direction, peer_direction) = match direction {
+            Direction::Write => (LinkDirection::Up, LinkDirection::Down),
+            Direction::Read => (LinkDirection::Down, LinkDirection::Up),
         };
-        let lane = |link: Option<&Arc<Link>>, way| {
+        let link_use = |link: Option<&Arc<Link>>, toward| {
             let link = link?.clone();
-            Some(Lane { link, way })
+            Some(LinkUse { link, toward })
         };
-        Some([lane(self.own.as_ref(), own_way), lane(peer, peer_way)])
+        Some([
+            link_use(self.own.as_ref(), own_direction),
+            link_use(peer, peer_direction),
+        ])
     }
 }
 
-/// A transfer that is on its way.
+/// A transfer that takes time on links.
 #[derive(Debug)]
 pub(crate) struct Transit {
-    lanes: Lanes,
+    path: LinkPath,
     /// Bytes that nothing is reserved for yet.
     left: u64,
     /// When all that is reserved will be through.
@@ -198,21 +200,21 @@ pub(crate) struct Transit {
 
 impl Transit {
     /// A transfer of `bytes`, which starts at `now`.
-    pub(crate) fn new(lanes: Lanes, bytes: u64, now: u64) -> Self {
+    pub(crate) fn new(path: LinkPath, bytes: u64, now: u64) -> Self {
         Self {
-            lanes,
+            path,
             left: bytes,
             through: now,
         }
     }
 
     /// Adds bytes if these are the links that the transfer takes anyway; whether they are.
-    pub(crate) fn join(&mut self, lanes: &Lanes, bytes: u64) -> bool {
-        let same = |pair: (&Option<Lane>, &Option<Lane>)| match pair {
+    pub(crate) fn join(&mut self, path: &LinkPath, bytes: u64) -> bool {
+        let same = |pair: (&Option<LinkUse>, &Option<LinkUse>)| match pair {
             (Some(one), Some(other)) => one.is(other),
             (one, other) => one.is_none() && other.is_none(),
         };
-        let joins = self.lanes.iter().zip(lanes).all(same);
+        let joins = self.path.iter().zip(path).all(same);
         if joins {
             self.left = self.left.saturating_add(bytes);
         }
@@ -228,19 +230,19 @@ impl Transit {
             }
             self.reserve(now);
         }
-        let lanes = self.lanes.iter().flatten();
-        let latency = lanes.fold(0, |sum: u64, lane| {
-            sum.saturating_add(lane.link.speed.latency.nanoseconds())
+        let path = self.path.iter().flatten();
+        let latency = path.fold(0, |sum: u64, link_use| {
+            sum.saturating_add(link_use.link.speed.latency.nanoseconds())
         });
         let arrival = self.through.saturating_add(latency);
         arrival.checked_sub(now).filter(|left| *left > 0)
     }
 
     fn reserve(&mut self, now: u64) {
-        let lanes = || self.lanes.iter().flatten();
-        let slices = lanes().map(|lane| lane.link.pace().slice());
+        let path = || self.path.iter().flatten();
+        let slices = path().map(|link_use| link_use.link.rate().slice());
         let bytes = slices.fold(self.left, u64::min);
-        let through = lanes().map(|lane| lane.link.reserve(lane.way, bytes, now));
+        let through = path().map(|link_use| link_use.link.reserve(link_use.toward, bytes, now));
         self.through = through.fold(self.through, u64::max);
         self.left -= bytes;
     }
@@ -261,16 +263,16 @@ mod tests {
         Arc::new(Link::new(speed).unwrap())
     }
 
-    fn up(link: &Arc<Link>) -> Option<Lane> {
-        let (link, way) = (link.clone(), Way::Up);
-        Some(Lane { link, way })
+    fn up(link: &Arc<Link>) -> Option<LinkUse> {
+        let (link, toward) = (link.clone(), LinkDirection::Up);
+        Some(LinkUse { link, toward })
     }
 
     /// When each of several transfers, which start at once, arrives; every thread wakes up this late.
-    fn arrivals(transfers: Vec<(Lanes, u64)>, late: u64) -> Vec<u64> {
+    fn arrivals(transfers: Vec<(LinkPath, u64)>, late: u64) -> Vec<u64> {
         let mut transits: Vec<(Transit, u64, Option<u64>)> = transfers
             .into_iter()
-            .map(|(lanes, bytes)| (Transit::new(lanes, bytes, 0), 0, None))
+            .map(|(path, bytes)| (Transit::new(path, bytes, 0), 0, None))
             .collect();
         while let Some((transit, wake, arrived)) = transits
             .iter_mut()
@@ -305,11 +307,11 @@ mod tests {
     }
 
     #[test]
-    fn transfers_at_once_share_a_link_equally_and_what_goes_the_other_way_is_not_in_their_way() {
+    fn concurrent_transfers_share_one_direction_of_a_link_equally() {
         let shared = link(0, MIB << 8);
-        let down = Some(Lane {
+        let down = Some(LinkUse {
             link: shared.clone(),
-            way: Way::Down,
+            toward: LinkDirection::Down,
         });
         let transfers = vec![
             ([up(&shared), None], 16 * MIB),
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slower_of_two_links_sets_the_pace_and_the_latencies_add_up() {
+    fn slower_of_two_links_sets_the_rate_and_latencies_add_up() {
         let (own, peer) = (link(1000, MIB << 8), link(500, MIB << 7));
         let at = arrivals(vec![([up(&own), up(&peer)], MIB)], 0)[0];
         let ideal = NANOSECONDS / 128 + 1500;

@@ -1,4 +1,4 @@
-//! What a link can do, and how people write it: `2us`, `4GiB/s`.
+//! What a link can do, and how it is written: `2us`, `4GiB/s`.
 
 use std::fmt::{self, Display};
 use std::num::NonZeroU64;
@@ -33,7 +33,7 @@ pub struct Latency(u64);
 impl Latency {
     const MAX: u64 = 100_000_000;
 
-    /// So many nanoseconds, or the most that can be.
+    /// A latency in nanoseconds, at most the longest possible.
     pub fn of_nanoseconds(nanoseconds: u64) -> Self {
         Self(nanoseconds.min(Self::MAX))
     }
@@ -51,7 +51,7 @@ pub struct Bandwidth(NonZeroU64);
 impl Bandwidth {
     const MIN: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 20) - 1);
 
-    /// So many bytes per second, or the least that can be. `None` for 0, which stands for no limit.
+    /// A bandwidth in bytes per second, at least the smallest possible. `None` for 0, which stands for no limit.
     pub fn of_bytes_per_second(bytes: u64) -> Option<Self> {
         NonZeroU64::new(bytes).map(|bytes| Self(bytes.max(Self::MIN)))
     }

@@ -260,7 +260,11 @@ mod tests {
         let mut pool = crate::memory::MemoryPool::default();
         let file = crate::MemoryFile::create("test", 0x4000).unwrap();
         let span = pool
-            .span(file.file().try_clone().unwrap().into(), 0x1000, 0x3000)
+            .span(
+                crate::memory::LentFile::new(file.file().try_clone().unwrap().into()),
+                0x1000,
+                0x3000,
+            )
             .unwrap();
         let mut table = MemoryMap::default();
         table

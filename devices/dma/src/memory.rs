@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate};
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
@@ -78,7 +78,7 @@ impl MemoryFile {
         Self::map(File::from(fd), size)
     }
 
-    /// Maps a file that somebody else made.
+    /// Maps a file of another process.
     fn adopt(file: File, size: u64) -> Result<Self, MemoryError> {
         match rustix::fs::fcntl_get_seals(&file) {
             Ok(seals) if seals.contains(SealFlags::SHRINK) => Self::map(file, size),
@@ -135,8 +135,8 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// Copies `data` into the memory at `offset`. Whoever sees a word of it, if both are multiples of words, sees all that
-    /// comes before it.
+    /// Copies `data` into the memory at `offset`. A reader that sees a word of it, if both are multiples of words, also sees
+    /// all that comes before the word.
     pub(crate) fn write_in_order(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
         let slice = self.slice(offset, data.len())?;
         if !is_words(offset, data.len()) {
@@ -153,8 +153,8 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// Makes `len` bytes at `offset` zeros. Whole pages of them are given back to the host, which makes them zeros for all who
-    /// have the file mapped, and takes memory for them again once they are used.
+    /// Makes `len` bytes at `offset` zeros. Whole pages of them are given back to the host: they read as zeros in every
+    /// mapping of the file, and take memory again once they are written.
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
         self.check(offset, len)?;
         let end = offset.saturating_add(len);
@@ -182,7 +182,7 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// Copies `len` bytes at `offset` to `to_offset` of another memory.
+    /// Copies `len` bytes at `offset` to `to_offset` of another memory file.
     pub(crate) fn copy_to(
         &self,
         offset: u64,
@@ -222,8 +222,7 @@ impl MemoryFile {
             .map_err(|_| self.out_of_range(offset, size_of::<u32>()))
     }
 
-    /// Makes the 8 bytes at `offset`, a multiple of 8, what `next` says of them, as if nobody else wrote meanwhile; what they
-    /// are then.
+    /// Replaces the 8 bytes at `offset`, a multiple of 8, by `next` of them, in one atomic step; the new value.
     pub(crate) fn update(
         &self,
         offset: u64,
@@ -292,6 +291,30 @@ pub struct Span {
     pub offset: u64,
 }
 
+/// A descriptor of a memory file that the client or a peer lends, and the result of one fstat(2) of it.
+#[derive(Debug)]
+pub(crate) struct LentFile {
+    fd: OwnedFd,
+    stat: rustix::io::Result<Stat>,
+}
+
+impl LentFile {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        let stat = rustix::fs::fstat(&fd);
+        Self { fd, stat }
+    }
+
+    /// The number of its device; 0 if it is unknown.
+    pub(crate) fn device(&self) -> u64 {
+        self.stat.map_or(0, |stat| stat.st_dev)
+    }
+
+    /// Its inode number; 0 if it is unknown.
+    pub(crate) fn inode(&self) -> u64 {
+        self.stat.map_or(0, |stat| stat.st_ino)
+    }
+}
+
 /// The memory files that the client has lent, each mapped once however many descriptors of it come.
 ///
 /// A file is known by its device and inode numbers; it is unmapped when the last [`Span`] of it goes.
@@ -301,14 +324,14 @@ pub(crate) struct MemoryPool {
 }
 
 impl MemoryPool {
-    /// The span of `size` bytes at `offset` of the file behind `fd`.
+    /// The span of `size` bytes at `offset` of a lent file.
     pub(crate) fn span(
         &mut self,
-        fd: OwnedFd,
+        lent: LentFile,
         offset: u64,
         size: u64,
     ) -> Result<Span, MemoryError> {
-        let stat = rustix::fs::fstat(&fd).map_err(|e| MemoryError::Os {
+        let stat = lent.stat.map_err(|e| MemoryError::Os {
             action: "ask its size",
             size,
             source: e.into(),
@@ -331,7 +354,7 @@ impl MemoryPool {
         {
             return Ok(Span { file, offset });
         }
-        let file = Arc::new(MemoryFile::adopt(File::from(fd), length)?);
+        let file = Arc::new(MemoryFile::adopt(File::from(lent.fd), length)?);
         self.files.retain(|_, file| file.strong_count() > 0);
         self.files.insert(key, Arc::downgrade(&file));
         Ok(Span { file, offset })
@@ -464,12 +487,12 @@ mod tests {
         let mut pool = MemoryPool::default();
         let fd = memfd(4096, SealFlags::SHRINK);
         assert!(matches!(
-            pool.span(fd, 1, 4096),
+            pool.span(LentFile::new(fd), 1, 4096),
             Err(MemoryError::OutOfRange { .. })
         ));
         let fd = memfd(4096, SealFlags::SHRINK);
         assert!(matches!(
-            pool.span(fd, u64::MAX, 2),
+            pool.span(LentFile::new(fd), u64::MAX, 2),
             Err(MemoryError::OutOfRange { .. })
         ));
     }
@@ -478,8 +501,10 @@ mod tests {
     fn one_file_is_mapped_once_and_goes_with_its_last_span() {
         let mut pool = MemoryPool::default();
         let fd = memfd(8192, SealFlags::SHRINK);
-        let first = pool.span(fd.try_clone().unwrap(), 0, 4096).unwrap();
-        let second = pool.span(fd, 4096, 4096).unwrap();
+        let first = pool
+            .span(LentFile::new(fd.try_clone().unwrap()), 0, 4096)
+            .unwrap();
+        let second = pool.span(LentFile::new(fd), 4096, 4096).unwrap();
         assert!(Arc::ptr_eq(&first.file, &second.file));
         drop((first, second));
         assert!(pool.files.values().all(|file| file.strong_count() == 0));
@@ -489,8 +514,11 @@ mod tests {
     fn memory_that_its_owner_could_shrink_is_not_mapped() {
         let mut pool = MemoryPool::default();
         let fd = memfd(4096, SealFlags::GROW);
-        assert!(matches!(pool.span(fd, 0, 4096), Err(MemoryError::Unsealed)));
+        assert!(matches!(
+            pool.span(LentFile::new(fd), 0, 4096),
+            Err(MemoryError::Unsealed)
+        ));
         let pipe = rustix::pipe::pipe().unwrap().0;
-        assert!(pool.span(pipe, 0, 4096).is_err());
+        assert!(pool.span(LentFile::new(pipe), 0, 4096).is_err());
     }
 }

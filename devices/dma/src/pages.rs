@@ -1,7 +1,8 @@
-//! A page table: a window whose pages lie each over some part of a memory file, or over nothing.
+//! A page table: each page of a window lies over some part of a memory file, or over nothing.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
+use parking_lot::{RwLock, RwLockReadGuard};
 use thiserror::Error;
 
 use crate::memory::{MemoryError, MemoryFile};
@@ -30,7 +31,7 @@ pub enum PageError {
 
 /// What lies behind each page of a window. Every lookup is one step; the table can be changed at any time.
 ///
-/// A change waits for the copies in progress: once it returns, no access goes by the entry of before.
+/// A change waits for the copies in progress: once it returns, no access uses the previous entry.
 #[derive(Debug)]
 pub struct PageTable {
     file: Arc<MemoryFile>,
@@ -51,7 +52,7 @@ impl PageTable {
     /// Puts page `index` over the page of the file that starts at `offset`, or with `None` over nothing. A page that
     /// cannot be put there is left over nothing.
     pub fn set(&self, index: u64, offset: Option<u64>) -> Result<(), PageError> {
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.write();
         let pages = entries.len() as u64;
         let entry = usize::try_from(index)
             .ok()
@@ -73,10 +74,7 @@ impl PageTable {
 
     /// Puts every page over nothing.
     pub fn clear(&self) {
-        self.entries
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .fill(None);
+        self.entries.write().fill(None);
     }
 
     /// How many bytes there are from `offset` of the window to the end of its page.
@@ -111,7 +109,7 @@ impl PageTable {
     }
 
     fn entries(&self) -> RwLockReadGuard<'_, Vec<Option<u64>>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+        self.entries.read()
     }
 }
 

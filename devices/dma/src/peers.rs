@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use crate::address::AddressRange;
 use crate::memory::Span;
-use crate::pins::span;
 
 /// Number of a peer at the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,9 +25,8 @@ pub struct PeerWindow {
 }
 
 impl PeerWindow {
-    /// First and last address.
-    pub(crate) fn span(&self) -> (u64, u64) {
-        span(self.address, self.size)
+    pub(crate) fn addresses(&self) -> AddressRange {
+        AddressRange::new(self.address, self.size)
     }
 }
 
@@ -38,7 +37,7 @@ pub enum PeerMemory {
     Span(Span),
     /// Registers, or memory that cannot be mapped here: reached by messages ([`Peers`]).
     ByMessage,
-    /// Nothing any more: the peer has vanished, and whoever addresses it fails.
+    /// Nothing any more: the peer has vanished, and requests to it fail.
     Gone,
 }
 
@@ -50,7 +49,7 @@ pub enum PeerRouting {
     Route,
     /// They go up like any other request (PCIe Base 6.0, 6.12.1.1, ACS P2P Request Redirect).
     Redirect,
-    /// They are refused, and this function is told (PCIe Base 6.0, 2.3.1, Unsupported Request).
+    /// They are refused, and this function is notified (PCIe Base 6.0, 2.3.1, Unsupported Request).
     UnsupportedRequest,
     /// They vanish. A write is posted, so this function believes it done; a read ends with a completion time-out (PCIe
     /// Base 6.0, 2.8), which is not waited for here.
@@ -92,7 +91,7 @@ pub(crate) struct Claimed {
 }
 
 impl Claimed {
-    /// Whose it is.
+    /// The peer that it belongs to.
     pub(crate) fn peer(&self) -> PeerId {
         self.peer
     }
@@ -106,7 +105,7 @@ impl Claimed {
 /// What lies at an address.
 #[derive(Debug)]
 pub(crate) enum FoundPeer<'a> {
-    /// Some peer's window, how far into the window the address is, and how many bytes its claim goes on (0 stands for 2^64).
+    /// Some peer's window, how far into the window the address is, and how many bytes of its claim follow (0 stands for 2^64).
     Claimed {
         claimed: &'a Claimed,
         skip: u64,
@@ -144,12 +143,15 @@ impl PeerTable {
         self.windows.iter()
     }
 
-    /// First and last address of each window of the peers that are meant.
-    pub(crate) fn spans(&self, meant: impl Fn(PeerId) -> bool) -> impl Iterator<Item = (u64, u64)> {
+    /// The addresses of each window of the peers that are meant.
+    pub(crate) fn addresses(
+        &self,
+        meant: impl Fn(PeerId) -> bool,
+    ) -> impl Iterator<Item = AddressRange> {
         let windows = self.windows.iter().filter(move |(peer, _)| meant(**peer));
         windows
             .flat_map(|(_, windows)| windows)
-            .map(PeerWindow::span)
+            .map(PeerWindow::addresses)
     }
 
     /// What lies at `address`.
@@ -191,7 +193,7 @@ impl PeerTable {
         }
     }
 
-    /// Gives a window what of it nobody has claimed yet.
+    /// Gives a window those of its addresses that are unclaimed.
     fn claim_rest(&mut self, peer: PeerId, window: &PeerWindow) {
         let rest = window.size.checked_sub(1);
         let Some(last) = rest.and_then(|rest| window.address.checked_add(rest)) else {

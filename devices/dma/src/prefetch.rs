@@ -1,6 +1,6 @@
-//! A hint to the processor: the only thing here that Rust takes for unsafe.
+//! A hint to the processor: the only unsafe code of the crate.
 
-/// Has the processor fetch the cache line at an address, be it good or bad, while the thread goes on.
+/// Has the processor fetch the cache line at an address, valid or not, while the thread continues.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code)]
 pub(crate) fn line(address: *const u8) {

@@ -1,26 +1,24 @@
-//! What the flight recorder is told, in its words.
-
-use std::os::fd::AsFd;
+//! Events of the flight recorder, in its words.
 
 use peerbar_dma_log::Direction;
 use peerbar_flight::{
-    Backing, Dma, Event, FileSpan, Mapping, Outcome, PeerWindow as PeerWindowRecord, Recorder,
-    Window as WindowRecord, WindowId as RecordedId, WindowMemory as Recorded,
+    Backing, Dma, Event, Mapping, Outcome, PeerWindow as PeerWindowRecord, Recorder,
+    Window as WindowRecord, WindowId, WindowMemory as Recorded,
 };
 
-use crate::done::Done;
 use crate::error::DmaFault;
 use crate::peers::{PeerError, PeerId, PeerMemory, PeerWindow};
-use crate::route::{Window, WindowId, WindowMemory};
+use crate::route::{OwnWindow, OwnWindowMemory};
+use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
 use crate::upstream::UpstreamError;
 
-/// A piece of a DMA that has come to an end.
+/// A segment of a DMA that has ended.
 pub(crate) fn dma(
     tag: Tag,
     direction: Direction,
     (address, len): (u64, usize),
-    done: &Done,
+    result: &SegmentResult,
 ) -> Dma {
     Dma {
         origin: tag.origin,
@@ -28,14 +26,14 @@ pub(crate) fn dma(
         direction,
         address,
         len: len as u64,
-        route: done.route,
-        completer: done.met(),
-        outcome: done.outcome.map_or_else(outcome, |()| Outcome::Done),
+        route: result.route,
+        completer: result.completer(),
+        outcome: result.outcome.map_or_else(outcome, |()| Outcome::Done),
         took: 0,
     }
 }
 
-/// What came of a DMA that failed.
+/// The outcome of a DMA that failed.
 fn outcome(fault: DmaFault) -> Outcome {
     match fault {
         DmaFault::NotMaster => Outcome::NotMaster,
@@ -56,16 +54,6 @@ fn outcome(fault: DmaFault) -> Outcome {
     }
 }
 
-/// Where in which file the memory is that the client lends. A file that cannot be asked for its number is number 0.
-pub(crate) fn file_span(fd: impl AsFd, offset: u64) -> FileSpan {
-    let stat = rustix::fs::fstat(fd).ok();
-    FileSpan {
-        device: stat.map_or(0, |stat| stat.st_dev),
-        inode: stat.map_or(0, |stat| stat.st_ino),
-        offset,
-    }
-}
-
 /// A mapping that has been made.
 pub(crate) fn map(
     (iova, size): (u64, u64),
@@ -82,18 +70,15 @@ pub(crate) fn map(
 }
 
 /// A window of the function's own, open or closed.
-pub(crate) fn window(id: WindowId, window: Option<&Window>) -> Event {
+pub(crate) fn window(id: WindowId, window: Option<&OwnWindow>) -> Event {
     Event::Window(WindowRecord {
-        id: match id {
-            WindowId::Cmb => RecordedId::Cmb,
-            WindowId::Bar(bar) => RecordedId::Bar(bar),
-        },
+        id,
         address: window.map_or(0, |window| window.address),
         size: window.map_or(0, |window| window.size),
         memory: match window.map(|window| &window.memory) {
-            Some(WindowMemory::Span(_)) => Recorded::Memory,
-            Some(WindowMemory::Pages(_)) => Recorded::Pages,
-            Some(WindowMemory::Registers) => Recorded::Registers,
+            Some(OwnWindowMemory::Span(_)) => Recorded::Memory,
+            Some(OwnWindowMemory::Pages(_)) => Recorded::Pages,
+            Some(OwnWindowMemory::Registers) => Recorded::Registers,
             None => Recorded::Gone,
         },
     })

@@ -4,39 +4,36 @@ mod transfer;
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
-use peerbar_flight::{self as flight, Event, Recorder};
+use peerbar_flight::{self as flight, Event, FileSpan, Recorder, WindowId};
 
+use crate::address::AddressRange;
 use crate::clock::{Clock, Monotonic};
 use crate::counters::{CounterFile, Counters};
-use crate::done::Done;
 use crate::error::DmaError;
-use crate::gate::{Closed, Gate, Pass};
 use crate::link::{Link, METERS};
 use crate::link_speed::LinkSpeed;
 use crate::map::{Backing, MapError};
-use crate::memory::{MemoryError, MemoryPool, Span};
+use crate::memory::{LentFile, MemoryError, MemoryPool, Span};
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
-use crate::pins::{Ending, Pins, span};
+use crate::pins::{Drain, Pins};
+use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
 use crate::recording;
-use crate::route::{Fabric, Window, WindowId};
+use crate::route::{OwnWindow, RouteTable};
+use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
 use crate::upstream::Upstream;
 
-/// The first and the last address.
-const EVERYWHERE: (u64, u64) = (0, u64::MAX);
-
 /// One function's way to memory; shared by all its threads.
 ///
-/// A request takes a read lock for the time of each direct copy and none while the client or a peer is asked, so the thread
-/// that changes the map waits at most for a copy of one piece, never for somebody else. A session is inside the gate
-/// instead.
+/// A request holds a read lock during each direct copy and none while the client or a peer is asked, so the thread that
+/// changes the map waits at most for the copy of one segment. A session holds its slot of the big-reader lock instead.
 pub struct Requester {
-    fabric: parking_lot::RwLock<Fabric>,
-    gate: Arc<Gate>,
+    routes: RwLock<RouteTable>,
+    reader_lock: BigReaderLock,
     pool: Mutex<MemoryPool>,
     upstream: RwLock<Option<Arc<dyn Upstream>>>,
     peers: RwLock<Option<Arc<dyn Peers>>>,
@@ -60,8 +57,8 @@ impl Requester {
 
     fn with_clock(clock: Box<dyn Clock>) -> Self {
         Self {
-            fabric: parking_lot::RwLock::default(),
-            gate: Arc::default(),
+            routes: RwLock::default(),
+            reader_lock: BigReaderLock::default(),
             pool: Mutex::default(),
             upstream: RwLock::new(None),
             peers: RwLock::new(None),
@@ -88,20 +85,20 @@ impl Requester {
     /// second file is dropped.
     pub fn count_in(&self, file: CounterFile) {
         self.counters.share(file);
-        self.share_ats(&self.fabric());
+        self.share_ats(&self.route_table());
     }
 
-    /// Notes that a command is taken up. `opcode` is what it asks for, as its device numbers that.
+    /// Notes that a command begins. `opcode` is its device's number for what it asks.
     pub fn begin(&self, origin: Origin, opcode: u8) {
         self.note(|| Event::Begin { origin, opcode });
     }
 
-    /// Notes that a command is complete, before its driver is told. `status` is 0 if it succeeded.
+    /// Notes that a command is complete, before its driver is notified. `status` is 0 if it succeeded.
     pub fn end(&self, origin: Origin, status: u16) {
         self.note(|| Event::End { origin, status });
     }
 
-    /// When a piece that is recorded begins: now.
+    /// The start time of a segment that is recorded: now.
     pub(crate) fn started(&self) -> u64 {
         self.recorder.get().map_or(0, Recorder::clock)
     }
@@ -115,85 +112,81 @@ impl Requester {
     /// Sets or takes away the way to the client. Without one, what needs it fails with [`UpstreamError::Gone`](crate::UpstreamError::Gone).
     pub fn set_upstream(&self, upstream: Option<Arc<dyn Upstream>>) {
         self.note(|| Event::Client(upstream.is_some()));
-        *self
-            .upstream
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = upstream;
+        *self.upstream.write() = upstream;
     }
 
-    /// Command register, Bus Master Enable. Once off, every request is refused, and none goes on.
+    /// Command register, Bus Master Enable. Once off, every request is refused, and none is in progress.
     pub fn set_bus_master(&self, on: bool) {
-        let mut fabric = self.change();
-        if fabric.bus_master != on {
-            fabric.bus_master = on;
+        let mut routes = self.change();
+        if routes.bus_master != on {
+            routes.bus_master = on;
             self.note(|| Event::BusMaster(on));
         }
-        drop(fabric);
+        drop(routes);
         if !on {
-            self.pins.wait(EVERYWHERE);
+            self.pins.wait(AddressRange::ALL);
         }
     }
 
-    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset. None goes on once what this
-    /// returns is dropped.
-    pub fn halt(&self) -> Ending<'_> {
-        let mut fabric = self.change();
-        fabric.halted = true;
+    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset. None is in progress once the
+    /// returned [`Drain`] is dropped.
+    pub fn halt(&self) -> Drain<'_> {
+        let mut routes = self.change();
+        routes.halted = true;
         self.note(|| Event::Reset(true));
-        self.ending(vec![EVERYWHERE])
+        self.drain(vec![AddressRange::ALL])
     }
 
     /// Ends a [`Requester::halt`], once nothing of the time before is left.
     pub fn resume(&self) {
-        let mut fabric = self.change();
-        fabric.halted = false;
+        let mut routes = self.change();
+        routes.halted = false;
         self.note(|| Event::Reset(false));
     }
 
     /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is empty or wraps around
-    /// is closed. No request goes on by the window of before once what this returns is dropped.
-    pub fn set_window(&self, id: WindowId, window: Option<Window>) -> Ending<'_> {
+    /// is closed. No request uses the previous window once the returned [`Drain`] is dropped.
+    pub fn set_window(&self, id: WindowId, window: Option<OwnWindow>) -> Drain<'_> {
         let window = window.filter(|w| w.size > 0 && w.address.checked_add(w.size - 1).is_some());
-        let span = |window: &Window| span(window.address, window.size);
-        let new = window.as_ref().map(span);
-        let mut fabric = self.change();
-        let old = fabric.windows.get(&id).map(span);
+        let new = window.as_ref().map(OwnWindow::addresses);
+        let mut routes = self.change();
+        let old = routes.windows.get(&id).map(OwnWindow::addresses);
         if old != new {
             self.note(|| recording::window(id, window.as_ref()));
         }
         match window {
-            Some(window) => fabric.windows.insert(id, window),
-            None => fabric.windows.remove(&id),
+            Some(window) => routes.windows.insert(id, window),
+            None => routes.windows.remove(&id),
         };
         let met = [old, new].into_iter().flatten();
-        self.ending(met.filter(|_| old != new).collect())
+        self.drain(met.filter(|_| old != new).collect())
     }
 
-    /// Says what becomes of requests to peers, and sets the way to what they have behind windows that are no memory.
+    /// Sets what the switch does with requests to peers, and the way to those of their windows that are not memory.
     pub fn set_switch(&self, routing: PeerRouting, peers: Arc<dyn Peers>) {
-        *self.peers.write().unwrap_or_else(PoisonError::into_inner) = Some(peers);
+        *self.peers.write() = Some(peers);
         self.change().peer_routing = routing;
     }
 
     /// Whether the function asks for translations of addresses and keeps them (PCIe Base 6.0, 10.5.1.3, ATS Control). Once
     /// off, none that it has kept is used.
     pub fn set_ats(&self, on: bool) {
-        let mut fabric = self.change();
-        fabric.ats = on;
+        let mut routes = self.change();
+        routes.ats = on;
         if !on {
-            fabric.atc().clear();
+            routes.atc().clear();
         }
-        self.share_ats(&fabric);
+        self.share_ats(&routes);
     }
 
-    /// What has become of the translations that the function asked for.
+    /// What the address translation cache has done.
     pub fn ats_counts(&self) -> AtsCounts {
-        self.fabric().ats_counts()
+        self.route_table().ats_counts()
     }
 
-    /// Shares what has become of the translations.
-    fn share_ats(&self, fabric: &Fabric) {
-        self.counters.set_ats(&fabric.ats_counts());
+    /// Shares what the address translation cache has done.
+    fn share_ats(&self, routes: &RouteTable) {
+        self.counters.set_ats(&routes.ats_counts());
     }
 
     /// Transfers on the function's own link take time from now on.
@@ -203,7 +196,7 @@ impl Requester {
 
     /// The function's own link, if transfers on it take time.
     pub fn link(&self) -> Option<Arc<Link>> {
-        self.fabric().links.own().cloned()
+        self.route_table().links.own().cloned()
     }
 
     /// Transfers to and from a peer take time on its link, too, from now on. `meters` are that link's.
@@ -219,38 +212,37 @@ impl Requester {
         Ok(())
     }
 
-    /// Replaces all windows of a peer. Once this returns, no copy goes by those of before.
+    /// Replaces all windows of a peer. Once this returns, no copy uses the previous ones.
     pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) {
-        let mut fabric = self.change();
+        let mut routes = self.change();
         if let Some(recorder) = self.recorder.get() {
             recording::peer(recorder, peer, &windows);
         }
-        let mut met: Vec<_> = windows.iter().map(PeerWindow::span).collect();
-        met.extend(fabric.peers.spans(|owner| owner == peer));
-        fabric.peers.set(peer, windows);
-        drop(fabric);
-        drop(self.ending(met));
+        let mut met: Vec<_> = windows.iter().map(PeerWindow::addresses).collect();
+        met.extend(routes.peers.addresses(|owner| owner == peer));
+        routes.peers.set(peer, windows);
+        drop(routes);
+        drop(self.drain(met));
     }
 
-    /// The switch is gone: no peer can be reached any more, and who addresses one fails.
+    /// The switch is gone: no peer can be reached any more, and requests to one fail.
     pub fn lose_peers(&self) {
-        let mut fabric = self.change();
-        fabric.peers.lose_all();
+        let mut routes = self.change();
+        routes.peers.lose_all();
         if let Some(recorder) = self.recorder.get() {
-            for (peer, windows) in fabric.peers.windows() {
+            for (peer, windows) in routes.peers.windows() {
                 recording::peer(recorder, *peer, windows);
             }
         }
-        let met = fabric.peers.spans(|_| true).collect();
-        drop(fabric);
-        drop(self.ending(met));
+        let met = routes.peers.addresses(|_| true).collect();
+        drop(routes);
+        drop(self.drain(met));
     }
 
-    /// The span of `size` bytes at `offset` of memory that a peer lends. Each file is mapped once, and only if nobody can
-    /// shrink it.
+    /// The span of `size` bytes at `offset` of memory that a peer lends. Each file is mapped once, and only if it cannot be
+    /// shrunk.
     pub fn borrow_memory(&self, fd: OwnedFd, offset: u64, size: u64) -> Result<Span, MemoryError> {
-        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        pool.span(fd, offset, size)
+        self.pool.lock().span(LentFile::new(fd), offset, size)
     }
 
     /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,
@@ -262,11 +254,15 @@ impl Requester {
         access: (bool, bool),
         memory: Option<(OwnedFd, u64)>,
     ) -> Result<(), MapError> {
-        let lent = self.recorder.get().and(memory.as_ref());
-        let span = lent.map(|(fd, offset)| recording::file_span(fd, *offset));
+        let memory = memory.map(|(fd, offset)| (LentFile::new(fd), offset));
+        let span = memory.as_ref().map(|(file, offset)| FileSpan {
+            device: file.device(),
+            inode: file.inode(),
+            offset: *offset,
+        });
         let backing = match memory {
             None => Backing::Device,
-            Some((fd, offset)) => self.borrow_memory(fd, offset, size).map_or_else(
+            Some((file, offset)) => self.pool.lock().span(file, offset, size).map_or_else(
                 |error| {
                     log::debug!(
                         "mapping {iova:#x}+{size:#x} is reached through the client: {error}"
@@ -281,23 +277,24 @@ impl Requester {
             (Some(span), _) => flight::Backing::RemoteRam(span),
             (None, _) => flight::Backing::Device,
         };
-        let mut fabric = self.change();
-        fabric.map.map(iova, size, access, backing)?;
+        let mut routes = self.change();
+        routes.map.map(iova, size, access, backing)?;
         self.note(|| recording::map((iova, size), access, recorded));
         Ok(())
     }
 
-    /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, nothing touches it.
+    /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, no DMA touches it.
     pub fn unmap(&self, iova: u64, last: u64) {
-        let mut fabric = self.change();
-        fabric.map.unmap(iova, last);
-        if fabric.atc().invalidate(iova, last) {
-            self.share_ats(&fabric);
+        let mut routes = self.change();
+        routes.map.unmap(iova, last);
+        if routes.atc().invalidate(iova, last) {
+            self.share_ats(&routes);
         }
-        if self.pins.meet((iova, last)) {
-            // It is recorded after what is still to come by this mapping.
-            drop(fabric);
-            self.pins.wait((iova, last));
+        let range = AddressRange { first: iova, last };
+        if self.pins.meet(range) {
+            // It is recorded after the transfers that still use this mapping.
+            drop(routes);
+            self.pins.wait(range);
         }
         self.note(|| Event::Unmap { iova, last });
     }
@@ -307,22 +304,22 @@ impl Requester {
         self.unmap(0, u64::MAX);
     }
 
-    /// Counts and records what came of a piece at `address` that began at `started`, and makes it the outcome of its
-    /// request.
+    /// Counts and records the result of a segment at `address` that began at `started`, and returns it as the outcome of
+    /// its request.
     pub(crate) fn account(
         &self,
         tag: Tag,
         (address, started): (u64, u64),
         (direction, len): (Direction, usize),
-        done: &Done,
+        result: &SegmentResult,
     ) -> Result<(), DmaError> {
-        let entry = done.kind(tag, direction);
-        match done.outcome {
+        let entry = result.kind(tag, direction);
+        match result.outcome {
             Ok(()) => self.counters.succeeded(entry, len as u64),
             Err(_) => self.counters.failed(entry),
         }
-        self.record(tag, (address, started), (direction, len), done);
-        done.outcome.map_err(|cause| {
+        self.record(tag, (address, started), (direction, len), result);
+        result.outcome.map_err(|cause| {
             let error = DmaError {
                 origin: tag.origin,
                 address,
@@ -334,16 +331,16 @@ impl Requester {
         })
     }
 
-    /// Records what came of a piece, if there is a recorder.
+    /// Records the result of a segment, if there is a recorder.
     pub(crate) fn record(
         &self,
         tag: Tag,
         (address, started): (u64, u64),
         (direction, len): (Direction, usize),
-        done: &Done,
+        result: &SegmentResult,
     ) {
         if let Some(recorder) = self.recorder.get() {
-            let dma = recording::dma(tag, direction, (address, len), done);
+            let dma = recording::dma(tag, direction, (address, len), result);
             recorder.dma(dma, started);
         }
     }
@@ -352,51 +349,51 @@ impl Requester {
         &self.pins
     }
 
-    /// To be made before the lock is let go under which these addresses were taken away, or after.
-    fn ending(&self, spans: Vec<(u64, u64)>) -> Ending<'_> {
-        Ending {
+    /// May be made before or after the release of the lock under which these addresses were taken away.
+    fn drain(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
+        Drain {
             pins: &self.pins,
-            spans,
+            ranges,
         }
     }
 
     /// What routes depend on, which does not change until the guard is dropped.
-    pub(crate) fn fabric(&self) -> RwLockReadGuard<'_, Fabric> {
-        self.fabric.read()
+    pub(crate) fn route_table(&self) -> RwLockReadGuard<'_, RouteTable> {
+        self.routes.read()
     }
 
-    /// A session's way to keep the fabric from changing. Who is inside may look at it, and changes it never.
-    pub(crate) fn pass(&self) -> Pass {
-        Pass::new(self.gate.clone())
+    /// A slot for a session: while it is locked the routes do not change, and its thread must not change them.
+    pub(crate) fn reader_slot(&self) -> ReaderSlot {
+        self.reader_lock.reader()
     }
 
     fn change(&self) -> Change<'_> {
-        // In this order: who is inside the gate takes the lock.
-        let closed = self.gate.close();
+        // In this order, as a thread with a locked slot takes the other lock.
+        let guard = self.reader_lock.write();
         Change {
-            fabric: self.fabric.write(),
-            _closed: closed,
+            routes: self.routes.write(),
+            _guard: guard,
         }
     }
 }
 
-/// The fabric while nobody else uses it.
+/// The routes while no other thread uses them.
 struct Change<'a> {
-    fabric: RwLockWriteGuard<'a, Fabric>,
-    _closed: Closed<'a>,
+    routes: RwLockWriteGuard<'a, RouteTable>,
+    _guard: WriteGuard<'a>,
 }
 
 impl Deref for Change<'_> {
-    type Target = Fabric;
+    type Target = RouteTable;
 
-    fn deref(&self) -> &Fabric {
-        &self.fabric
+    fn deref(&self) -> &RouteTable {
+        &self.routes
     }
 }
 
 impl DerefMut for Change<'_> {
-    fn deref_mut(&mut self) -> &mut Fabric {
-        &mut self.fabric
+    fn deref_mut(&mut self) -> &mut RouteTable {
+        &mut self.routes
     }
 }
 

@@ -2,42 +2,41 @@
 //! and an address.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use peerbar_dma_log::{AtsCounts, Completer, Direction, Route};
+use peerbar_flight::WindowId;
 
+use crate::address::AddressRange;
 use crate::atc::{Atc, Translated};
-use crate::link::{Lanes, Links};
+use crate::direct::DirectRoute;
+use crate::link::{LinkPath, Links};
 use crate::map::{Backing, Found, MemoryMap};
 use crate::memory::Span;
 use crate::pages::PageTable;
 use crate::peers::{FoundPeer, PeerId, PeerMemory, PeerRouting, PeerTable};
-use crate::session::Direct;
-
-/// Which of a function's windows is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum WindowId {
-    /// Where the guest has put the Controller Memory Buffer in the controller's own view of addresses
-    /// (NVMe Base 2.0, 3.1.3.15, CMBMSC.CBA). It comes before the BARs, with which it usually coincides.
-    Cmb,
-    /// A base address register, 0 to 5.
-    Bar(u8),
-}
 
 /// A range of bus addresses that the function itself answers.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct OwnWindow {
     /// First bus address.
     pub address: u64,
     /// Length in bytes.
     pub size: u64,
     /// What lies behind it.
-    pub memory: WindowMemory,
+    pub memory: OwnWindowMemory,
+}
+
+impl OwnWindow {
+    pub(crate) fn addresses(&self) -> AddressRange {
+        AddressRange::new(self.address, self.size)
+    }
 }
 
 /// What lies behind a window.
 #[derive(Clone, Debug)]
-pub enum WindowMemory {
+pub enum OwnWindowMemory {
     /// Registers, which the function does not reach by DMA.
     Registers,
     /// Memory, from the start of the span on.
@@ -48,12 +47,12 @@ pub enum WindowMemory {
 
 /// Everything that a route depends on.
 #[derive(Debug, Default)]
-pub(crate) struct Fabric {
+pub(crate) struct RouteTable {
     /// Command register, Bus Master Enable (PCI Local Bus 3.0, 6.2.2).
     pub(crate) bus_master: bool,
     /// The function is being reset: it issues nothing.
     pub(crate) halted: bool,
-    pub(crate) windows: BTreeMap<WindowId, Window>,
+    pub(crate) windows: BTreeMap<WindowId, OwnWindow>,
     pub(crate) peer_routing: PeerRouting,
     pub(crate) peers: PeerTable,
     pub(crate) map: MemoryMap,
@@ -63,7 +62,7 @@ pub(crate) struct Fabric {
     pub(crate) atc: Mutex<Atc>,
 }
 
-/// Where a piece of a request goes.
+/// The target of a segment of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     /// Bus mastering is off, or the function is halted.
@@ -80,7 +79,7 @@ pub(crate) enum Target {
     PeerByMessage(PeerId),
     /// What was a peer's window before it vanished.
     PeerGone,
-    /// Some peer, whom the switch lets nobody reach from here.
+    /// Some peer, but the switch refuses requests to it from here.
     PeerRefused,
     /// Some peer, but the switch loses the request.
     PeerDropped,
@@ -96,9 +95,9 @@ pub(crate) enum Target {
     Unmapped,
 }
 
-/// The first piece of a request.
+/// The first segment of a request.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Segment {
     pub(crate) target: Target,
     /// Its length, from 1 to what was asked for.
     pub(crate) len: usize,
@@ -106,33 +105,33 @@ pub(crate) struct Piece {
     pub(crate) skip: u64,
 }
 
-impl Fabric {
+impl RouteTable {
     /// Whether the function may issue requests at all.
     pub(crate) fn may_request(&self) -> bool {
         self.bus_master && !self.halted
     }
 
     /// The links on which the data of a request to this target takes time.
-    pub(crate) fn lanes(&self, target: &Target, direction: Direction) -> Option<Lanes> {
+    pub(crate) fn link_path(&self, target: &Target, direction: Direction) -> Option<LinkPath> {
         match target {
             Target::Peer(peer, _) | Target::PeerByMessage(peer) => {
-                self.links.lanes(Some(*peer), direction)
+                self.links.path(Some(*peer), direction)
             }
             Target::Ram(_) | Target::RemoteRam | Target::Device | Target::Unmapped => {
-                self.links.lanes(None, direction)
+                self.links.path(None, direction)
             }
             _ => None,
         }
     }
 
-    /// Where the first piece of a request for `len` bytes at `address` goes, and how long that piece is. `len` is not 0.
-    pub(crate) fn route(&self, address: u64, len: usize, direction: Direction) -> Piece {
+    /// The target and the length of the first segment of a request for `len` bytes at `address`. `len` is not 0.
+    pub(crate) fn route(&self, address: u64, len: usize, direction: Direction) -> Segment {
         self.find(address, len, direction, self.ats)
     }
 
-    fn find(&self, address: u64, len: usize, direction: Direction, translate: bool) -> Piece {
+    fn find(&self, address: u64, len: usize, direction: Direction, translate: bool) -> Segment {
         if !self.may_request() {
-            return Piece {
+            return Segment {
                 target: Target::NotMaster,
                 len,
                 skip: 0,
@@ -148,7 +147,7 @@ impl Fabric {
                 skip,
                 left,
             } => {
-                return Piece {
+                return Segment {
                     target: self.to_peer(claimed.peer(), claimed.memory(), skip),
                     len: at_most(len, left),
                     skip,
@@ -156,33 +155,33 @@ impl Fabric {
             }
             FoundPeer::Gap { left } => left.map_or(len, |left| at_most(len, left)),
         };
-        if translate && let Some(piece) = self.translated(address, len, direction) {
-            return piece;
+        if translate && let Some(segment) = self.translated(address, len, direction) {
+            return segment;
         }
         self.mapped(address, len, direction)
     }
 
-    /// The memory that is mapped here around `address`, as far as it goes by one route, if there is any and
+    /// The memory that is mapped here around `address`, as far as it is reached by one route, if there is any and
     /// transfers take no time there.
-    pub(crate) fn direct(&self, address: u64, direction: Direction) -> Option<Direct> {
+    pub(crate) fn direct(&self, address: u64, direction: Direction) -> Option<DirectRoute> {
         // With ATS on each use is one of a translation.
         if self.ats {
             return None;
         }
-        let piece = self.find(address, usize::MAX, direction, false);
-        match self.lanes(&piece.target, direction) {
-            None => self.around(address, piece),
+        let segment = self.find(address, usize::MAX, direction, false);
+        match self.link_path(&segment.target, direction) {
+            None => self.around(address, segment),
             Some(_) => None,
         }
     }
 
-    /// As [`Fabric::direct`] for words that are looked at all the time: by an address that is not translated, and in no time.
-    pub(crate) fn word(&self, address: u64, direction: Direction) -> Option<Direct> {
+    /// As [`RouteTable::direct`] for words that are polled: by an address that is not translated, and in no time.
+    pub(crate) fn word(&self, address: u64, direction: Direction) -> Option<DirectRoute> {
         self.around(address, self.find(address, usize::MAX, direction, false))
     }
 
-    /// What is around `address`, from which on there is this piece, as far as it is memory that goes by one route.
-    fn around(&self, address: u64, Piece { target, len, skip }: Piece) -> Option<Direct> {
+    /// What is around `address`, at which this segment starts, as far as it is memory that is reached by one route.
+    fn around(&self, address: u64, Segment { target, len, skip }: Segment) -> Option<DirectRoute> {
         let (mut span, route, completer) = match target {
             Target::Own(span) => (span, Route::OwnBar, Completer::OwnMemory),
             Target::Peer(_, span) => (span, Route::Peer, Completer::PeerBar),
@@ -191,7 +190,7 @@ impl Fabric {
         };
         let first = self.window_edge(address).max(address - skip);
         span.offset = span.offset.saturating_sub(address - first);
-        Some(Direct {
+        Some(DirectRoute {
             first,
             last: address.saturating_add(len as u64 - 1),
             span,
@@ -213,13 +212,13 @@ impl Fabric {
         below.max().unwrap_or(0).max(self.peers.boundary(address))
     }
 
-    /// Where a request goes that uses a translated address; `None` if no translation is to be had.
-    fn translated(&self, address: u64, len: usize, direction: Direction) -> Option<Piece> {
-        let mut atc = self.atc.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The first segment of a request with a translated address; `None` if there is no translation.
+    fn translated(&self, address: u64, len: usize, direction: Direction) -> Option<Segment> {
+        let mut atc = self.atc.lock();
         let (to, left) = atc.translate(address, direction, &self.map, &self.peers)?;
         let len = at_most(len, left);
         match to {
-            Translated::Ram(span) => Some(Piece {
+            Translated::Ram(span) => Some(Segment {
                 target: Target::Ram(span),
                 len,
                 skip: 0,
@@ -230,7 +229,7 @@ impl Fabric {
 
     /// A port that redirects requests to the root lets translated ones pass (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated
     /// P2P).
-    fn directly(&self, address: u64, len: usize) -> Option<Piece> {
+    fn directly(&self, address: u64, len: usize) -> Option<Segment> {
         let FoundPeer::Claimed {
             claimed,
             skip,
@@ -239,22 +238,22 @@ impl Fabric {
         else {
             return None;
         };
-        Some(Piece {
+        Some(Segment {
             target: to_peer(claimed.peer(), claimed.memory(), skip),
             len: at_most(len, left),
             skip,
         })
     }
 
-    /// What has become of the translations that the function asked for.
+    /// What the address translation cache has done.
     pub(crate) fn ats_counts(&self) -> AtsCounts {
-        let atc = self.atc.lock().unwrap_or_else(PoisonError::into_inner);
+        let atc = self.atc.lock();
         atc.counts(self.ats)
     }
 
-    /// The translations that the function keeps, for who changes the fabric.
+    /// The address translation cache, for a change of the routes.
     pub(crate) fn atc(&mut self) -> &mut Atc {
-        self.atc.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.atc.get_mut()
     }
 
     fn peer(&self, address: u64) -> FoundPeer<'_> {
@@ -273,7 +272,7 @@ impl Fabric {
     }
 
     /// The memory map decides.
-    fn mapped(&self, address: u64, len: usize, direction: Direction) -> Piece {
+    fn mapped(&self, address: u64, len: usize, direction: Direction) -> Segment {
         match self.map.find(address) {
             Found::Mapped {
                 mapping,
@@ -290,13 +289,13 @@ impl Fabric {
                     Backing::RemoteRam => Target::RemoteRam,
                     Backing::Device => Target::Device,
                 };
-                Piece {
+                Segment {
                     target,
                     len: at_most(len, left),
                     skip,
                 }
             }
-            Found::Gap { left } => Piece {
+            Found::Gap { left } => Segment {
                 target: Target::Unmapped,
                 len: left.map_or(len, |left| at_most(len, left)),
                 skip: 0,
@@ -304,7 +303,7 @@ impl Fabric {
         }
     }
 
-    fn window(&self, address: u64) -> Option<(&Window, u64)> {
+    fn window(&self, address: u64) -> Option<(&OwnWindow, u64)> {
         self.windows.values().find_map(|window| {
             let skip = address.checked_sub(window.address)?;
             (skip < window.size).then_some((window, skip))
@@ -330,17 +329,17 @@ fn to_peer(peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
 }
 
 /// A window of the function's own.
-fn own(window: &Window, skip: u64, len: usize) -> Piece {
+fn own(window: &OwnWindow, skip: u64, len: usize) -> Segment {
     let len = at_most(len, window.size - skip);
     let (target, len) = match &window.memory {
-        WindowMemory::Registers => (Target::OwnRegisters, len),
-        WindowMemory::Span(span) => (Target::Own(span_after(span, skip)), len),
-        WindowMemory::Pages(table) => {
+        OwnWindowMemory::Registers => (Target::OwnRegisters, len),
+        OwnWindowMemory::Span(span) => (Target::Own(span_after(span, skip)), len),
+        OwnWindowMemory::Pages(table) => {
             let len = at_most(len, table.left_in_page(skip));
             (Target::OwnPage(table.clone(), skip), len)
         }
     };
-    Piece { target, len, skip }
+    Segment { target, len, skip }
 }
 
 fn span_after(span: &Span, skip: u64) -> Span {
@@ -372,50 +371,50 @@ mod tests {
 
     /// RAM at 0x1000..0x3000 in two mappings, read-only RAM at 0x3000, another device at 0x8000, own memory at 0x10000, own
     /// registers at 0x20000.
-    fn fabric() -> Fabric {
-        let mut fabric = Fabric {
+    fn routes() -> RouteTable {
+        let mut routes = RouteTable {
             bus_master: true,
-            ..Fabric::default()
+            ..RouteTable::default()
         };
         let both = (true, true);
-        fabric
+        routes
             .map
             .map(0x1000, 0x1000, both, Backing::Ram(memory(0x1000)))
             .unwrap();
-        fabric
+        routes
             .map
             .map(0x2000, 0x1000, both, Backing::Ram(memory(0x1000)))
             .unwrap();
-        fabric
+        routes
             .map
             .map(0x3000, 0x1000, (true, false), Backing::Ram(memory(0x1000)))
             .unwrap();
-        fabric
+        routes
             .map
             .map(0x8000, 0x1000, both, Backing::Device)
             .unwrap();
-        fabric.windows.insert(
+        routes.windows.insert(
             WindowId::Bar(2),
-            Window {
+            OwnWindow {
                 address: 0x10000,
                 size: 0x1000,
-                memory: WindowMemory::Span(memory(0x1000)),
+                memory: OwnWindowMemory::Span(memory(0x1000)),
             },
         );
-        fabric.windows.insert(
+        routes.windows.insert(
             WindowId::Bar(0),
-            Window {
+            OwnWindow {
                 address: 0x20000,
                 size: 0x1000,
-                memory: WindowMemory::Registers,
+                memory: OwnWindowMemory::Registers,
             },
         );
-        fabric
+        routes
     }
 
-    fn piece(fabric: &Fabric, address: u64, len: usize) -> (&'static str, usize) {
-        let piece = fabric.route(address, len, Direction::Write);
-        let name = match piece.target {
+    fn segment(routes: &RouteTable, address: u64, len: usize) -> (&'static str, usize) {
+        let segment = routes.route(address, len, Direction::Write);
+        let name = match segment.target {
             Target::NotMaster => "not master",
             Target::OwnRegisters => "own registers",
             Target::Own(_) => "own",
@@ -431,70 +430,70 @@ mod tests {
             Target::Forbidden => "forbidden",
             Target::Unmapped => "unmapped",
         };
-        (name, piece.len)
+        (name, segment.len)
     }
 
     #[test]
     fn each_address_has_its_target_and_a_piece_ends_where_the_target_does() {
-        let fabric = fabric();
-        assert_eq!(piece(&fabric, 0x1800, 0x1000), ("ram", 0x800));
-        assert_eq!(piece(&fabric, 0x2000, 0x10), ("ram", 0x10));
-        assert_eq!(piece(&fabric, 0x3000, 0x10), ("forbidden", 0x10));
-        assert_eq!(piece(&fabric, 0x7000, 0x2000), ("unmapped", 0x1000));
-        assert_eq!(piece(&fabric, 0x8000, 0x2000), ("device", 0x1000));
-        assert_eq!(piece(&fabric, 0xf000, 0x2000), ("unmapped", 0x1000));
-        assert_eq!(piece(&fabric, 0x10ff0, 0x100), ("own", 0x10));
-        assert_eq!(piece(&fabric, 0x20000, 8), ("own registers", 8));
-        assert_eq!(piece(&fabric, 0x3000_0000, 8), ("unmapped", 8));
+        let routes = routes();
+        assert_eq!(segment(&routes, 0x1800, 0x1000), ("ram", 0x800));
+        assert_eq!(segment(&routes, 0x2000, 0x10), ("ram", 0x10));
+        assert_eq!(segment(&routes, 0x3000, 0x10), ("forbidden", 0x10));
+        assert_eq!(segment(&routes, 0x7000, 0x2000), ("unmapped", 0x1000));
+        assert_eq!(segment(&routes, 0x8000, 0x2000), ("device", 0x1000));
+        assert_eq!(segment(&routes, 0xf000, 0x2000), ("unmapped", 0x1000));
+        assert_eq!(segment(&routes, 0x10ff0, 0x100), ("own", 0x10));
+        assert_eq!(segment(&routes, 0x20000, 8), ("own registers", 8));
+        assert_eq!(segment(&routes, 0x3000_0000, 8), ("unmapped", 8));
     }
 
     #[test]
     fn read_only_memory_can_be_read() {
-        let piece = fabric().route(0x3000, 8, Direction::Read);
-        assert!(matches!(piece.target, Target::Ram(_)));
+        let segment = routes().route(0x3000, 8, Direction::Read);
+        assert!(matches!(segment.target, Target::Ram(_)));
     }
 
     #[test]
     fn own_memory_comes_before_any_mapping_of_the_same_address() {
-        let mut fabric = fabric();
-        fabric
+        let mut routes = routes();
+        routes
             .map
             .map(0x10000, 0x1000, (true, true), Backing::Device)
             .unwrap();
-        assert_eq!(piece(&fabric, 0x10000, 0x10), ("own", 0x10));
+        assert_eq!(segment(&routes, 0x10000, 0x10), ("own", 0x10));
     }
 
     #[test]
     fn the_cmb_window_comes_before_the_bars() {
-        let mut fabric = fabric();
-        fabric.windows.insert(
+        let mut routes = routes();
+        routes.windows.insert(
             WindowId::Cmb,
-            Window {
+            OwnWindow {
                 address: 0x20000,
                 size: 0x1000,
-                memory: WindowMemory::Span(memory(0x1000)),
+                memory: OwnWindowMemory::Span(memory(0x1000)),
             },
         );
-        assert_eq!(piece(&fabric, 0x20000, 0x10), ("own", 0x10));
+        assert_eq!(segment(&routes, 0x20000, 0x10), ("own", 0x10));
     }
 
     #[test]
     fn a_window_of_pages_is_cut_at_each_page() {
-        let mut fabric = fabric();
+        let mut routes = routes();
         let file = Arc::new(MemoryFile::create("test", 0x4000).unwrap());
         let table = PageTable::new(file, 4, 0x1000);
-        fabric.windows.insert(
+        routes.windows.insert(
             WindowId::Bar(4),
-            Window {
+            OwnWindow {
                 address: 0x40000,
                 size: 0x4000,
-                memory: WindowMemory::Pages(Arc::new(table)),
+                memory: OwnWindowMemory::Pages(Arc::new(table)),
             },
         );
-        assert_eq!(piece(&fabric, 0x40ff0, 0x100), ("own page", 0x10));
-        assert_eq!(piece(&fabric, 0x41000, 0x4000), ("own page", 0x1000));
-        assert_eq!(piece(&fabric, 0x43fff, 2), ("own page", 1));
-        let Target::OwnPage(_, offset) = fabric.route(0x43fff, 1, Direction::Read).target else {
+        assert_eq!(segment(&routes, 0x40ff0, 0x100), ("own page", 0x10));
+        assert_eq!(segment(&routes, 0x41000, 0x4000), ("own page", 0x1000));
+        assert_eq!(segment(&routes, 0x43fff, 2), ("own page", 1));
+        let Target::OwnPage(_, offset) = routes.route(0x43fff, 1, Direction::Read).target else {
             panic!("not a page")
         };
         assert_eq!(offset, 0x3fff);
@@ -502,33 +501,33 @@ mod tests {
 
     #[test]
     fn nothing_goes_out_without_bus_mastering_or_while_halted() {
-        let mut fabric = fabric();
-        fabric.halted = true;
-        assert_eq!(piece(&fabric, 0x10000, 8), ("not master", 8));
-        fabric.halted = false;
-        fabric.bus_master = false;
-        assert_eq!(piece(&fabric, 0x1000, 8), ("not master", 8));
+        let mut routes = routes();
+        routes.halted = true;
+        assert_eq!(segment(&routes, 0x10000, 8), ("not master", 8));
+        routes.halted = false;
+        routes.bus_master = false;
+        assert_eq!(segment(&routes, 0x1000, 8), ("not master", 8));
     }
 
     #[test]
     fn a_window_or_mapping_that_ends_with_the_address_space_does_not_overflow() {
-        let mut fabric = fabric();
-        fabric
+        let mut routes = routes();
+        routes
             .map
             .map(1 << 63, 1 << 63, (true, true), Backing::Device)
             .unwrap();
-        assert_eq!(piece(&fabric, u64::MAX, 1), ("device", 1));
-        fabric.windows.insert(
+        assert_eq!(segment(&routes, u64::MAX, 1), ("device", 1));
+        routes.windows.insert(
             WindowId::Bar(4),
-            Window {
+            OwnWindow {
                 address: u64::MAX - 0xfff,
                 size: 0x1000,
-                memory: WindowMemory::Span(memory(0x1000)),
+                memory: OwnWindowMemory::Span(memory(0x1000)),
             },
         );
-        assert_eq!(piece(&fabric, u64::MAX, 1), ("own", 1));
+        assert_eq!(segment(&routes, u64::MAX, 1), ("own", 1));
         assert_eq!(
-            piece(&fabric, u64::MAX - 0x1fff, 0x2000),
+            segment(&routes, u64::MAX - 0x1fff, 0x2000),
             ("device", 0x1000)
         );
     }

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use crate::map::Backing;
 use crate::memory::{MemoryFile, Span};
 use crate::peers::{PeerId, PeerMemory, PeerRouting, PeerWindow};
-use crate::route::{Fabric, Target, Window, WindowId, WindowMemory};
+use crate::route::{OwnWindow, OwnWindowMemory, RouteTable, Target};
+use peerbar_flight::WindowId;
 
 /// Addresses from 0 up to this are tried.
 const END: u64 = 48;
@@ -25,7 +26,7 @@ struct Setting {
     mappings: Vec<Range>,
 }
 
-/// What an address means: whose it is, and where in it.
+/// What an address means: the owner, and where in its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
     NotMaster,
@@ -70,23 +71,23 @@ impl Setting {
     }
 
     /// The setting as the requester has it. Each memory has a file of a size of its own, by which it is recognised.
-    fn fabric(&self) -> Fabric {
-        let mut fabric = Fabric {
+    fn routes(&self) -> RouteTable {
+        let mut routes = RouteTable {
             bus_master: self.bus_master,
             peer_routing: self.routing(),
-            ..Fabric::default()
+            ..RouteTable::default()
         };
         for (index, (address, size, kind)) in (0..).zip(&self.own) {
             let memory = match kind {
-                0 => WindowMemory::Registers,
-                _ => WindowMemory::Span(span(0x100 + u64::from(index))),
+                0 => OwnWindowMemory::Registers,
+                _ => OwnWindowMemory::Span(span(0x100 + u64::from(index))),
             };
-            let window = Window {
+            let window = OwnWindow {
                 address: *address,
                 size: *size,
                 memory,
             };
-            fabric.windows.insert(WindowId::Bar(index), window);
+            routes.windows.insert(WindowId::Bar(index), window);
         }
         for (index, (address, size, kind)) in (0..).zip(&self.peers) {
             let memory = match kind {
@@ -101,7 +102,7 @@ impl Setting {
                 claim: 99 - u64::from(index),
                 memory,
             };
-            fabric.peers.set(PeerId(index), vec![window]);
+            routes.peers.set(PeerId(index), vec![window]);
         }
         for (index, (address, size, kind)) in (0..).zip(&self.mappings) {
             let backing = match kind {
@@ -110,9 +111,9 @@ impl Setting {
                 _ => Backing::Ram(span(0x300 + index)),
             };
             // One that overlaps an earlier one is refused.
-            let _ = fabric.map.map(*address, *size, (true, *kind != 2), backing);
+            let _ = routes.map.map(*address, *size, (true, *kind != 2), backing);
         }
-        fabric
+        routes
     }
 
     fn meaning(&self, at: u64, direction: Direction) -> Meaning {
@@ -209,13 +210,13 @@ proptest! {
         write in any::<bool>(),
     ) {
         let direction = if write { Direction::Write } else { Direction::Read };
-        let fabric = setting.fabric();
+        let routes = setting.routes();
         for address in 0..END {
-            let piece = fabric.route(address, len, direction);
-            prop_assert!((1..=len).contains(&piece.len));
-            for further in 0..piece.len as u64 {
+            let segment = routes.route(address, len, direction);
+            prop_assert!((1..=len).contains(&segment.len));
+            for further in 0..segment.len as u64 {
                 let rule = setting.meaning(address + further, direction);
-                prop_assert_eq!(read(&piece.target, further), rule, "{:#x} of {:?}", address + further, &setting);
+                prop_assert_eq!(read(&segment.target, further), rule, "{:#x} of {:?}", address + further, &setting);
             }
         }
     }
@@ -223,9 +224,9 @@ proptest! {
     #[test]
     fn memory_that_is_reached_directly_is_where_the_rules_say(setting in settings(), write in any::<bool>()) {
         let direction = if write { Direction::Write } else { Direction::Read };
-        let fabric = setting.fabric();
+        let routes = setting.routes();
         for address in 0..END {
-            let Some(direct) = fabric.direct(address, direction) else {
+            let Some(direct) = routes.direct(address, direction) else {
                 let rule = setting.meaning(address, direction);
                 prop_assert!(!matches!(rule, Meaning::Memory(..)), "{:#x} of {:?}", address, &setting);
                 continue;

@@ -1,45 +1,28 @@
-//! A stretch of DMA by one thread: many requests under one lock, by routes that are known from the last ones.
+//! DMA by one thread: many requests under one read lock, by the routes of the last ones.
 
 use std::sync::Arc;
 
-use peerbar_dma_log::{Completer, Direction, Purpose, Route};
+use peerbar_dma_log::{Direction, Purpose};
 
 use crate::counters::Slot;
-use crate::done::Done;
+use crate::direct::DirectRoute;
 use crate::error::{DmaError, DmaFault};
-use crate::gate::Pass;
 use crate::memory::{MemoryError, MemoryFile, Span};
-use crate::pins::{Piece, Pinned};
+use crate::pinned::Pinned;
+use crate::pins::PinnedRange;
+use crate::reader_lock::ReaderSlot;
 use crate::requester::Requester;
+use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
 
-/// How much is copied before a change of the memory map gets its turn.
+/// How much is copied before a waiting change of the memory map is let in.
 const HOLD: usize = 256 << 10;
 
 const PURPOSES: usize = 5;
 const DIRECTIONS: usize = 2;
 
-/// Addresses that are all memory which is mapped here, and reached by one route.
-#[derive(Clone, Debug)]
-pub(crate) struct Direct {
-    pub(crate) first: u64,
-    pub(crate) last: u64,
-    /// The memory from the first address on.
-    pub(crate) span: Span,
-    pub(crate) route: Route,
-    pub(crate) completer: Completer,
-}
-
-impl Direct {
-    /// Where `address` is in the memory, if it and all up to `last` belong here.
-    fn offset(&self, address: u64, last: u64) -> Option<u64> {
-        let inside = self.first <= address && last <= self.last;
-        inside.then(|| self.span.offset.saturating_add(address - self.first))
-    }
-}
-
-/// One thread's way to memory. What it asks for goes by the same routes, and into the same record, as what is asked of the
-/// [`Requester`]; what can be copied directly costs less.
+/// One thread's access to memory. Its requests take the same routes and are recorded like those of the [`Requester`];
+/// direct copies cost less.
 ///
 /// A session remembers the last direct route for each purpose and direction, and keeps what they depend on from changing from
 /// one request to the next. So no change of the memory map, of a window or of bus mastering is answered until the session
@@ -47,17 +30,17 @@ impl Direct {
 /// it before waiting for anything**: another lock, another thread, a disk.
 pub struct Session {
     requester: Arc<Requester>,
-    /// The session is inside while it relies on its routes.
-    pass: Pass,
-    /// How often the fabric had changed when the routes were found.
+    /// Locked while the session relies on its routes.
+    reader: ReaderSlot,
+    /// How often the routes had changed when these were found.
     generation: u64,
-    routes: [[Option<Direct>; DIRECTIONS]; PURPOSES],
-    /// Where words were looked at, by direction.
-    words: [Option<Direct>; DIRECTIONS],
-    /// Bytes that have been moved since it went inside.
+    last_routes: [[Option<DirectRoute>; DIRECTIONS]; PURPOSES],
+    /// The routes of the last words, by direction.
+    words: [Option<DirectRoute>; DIRECTIONS],
+    /// Bytes that have been moved since it was locked.
     moved: usize,
-    /// An empty list for the pieces of what is pinned next: nothing need allocate one.
-    pieces: Vec<Piece>,
+    /// An empty list for the ranges of the next transfer: no command allocates one.
+    ranges: Vec<PinnedRange>,
     /// Where its copies are counted.
     slot: Slot,
 }
@@ -66,32 +49,32 @@ impl Session {
     /// A session without routes, which keeps nothing from changing.
     pub fn new(requester: Arc<Requester>) -> Self {
         Self {
-            pass: requester.pass(),
+            reader: requester.reader_slot(),
             slot: requester.counters().open(),
             requester,
             generation: 0,
-            routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
+            last_routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
             words: [const { None }; DIRECTIONS],
             moved: 0,
-            pieces: Vec::new(),
+            ranges: Vec::new(),
         }
     }
 
-    /// Whose session it is.
+    /// The requester of the session.
     pub fn requester(&self) -> &Requester {
         &self.requester
     }
 
     /// Lets changes of the routes happen.
     pub fn release(&mut self) {
-        self.pass.leave();
+        self.reader.unlock();
         self.moved = 0;
     }
 
-    /// Releases it and forgets the routes, and with them memory that may be nobody's any more.
+    /// Releases it and forgets the routes, and with them memory that may have been unmapped.
     pub fn forget(&mut self) {
         self.release();
-        self.routes = Default::default();
+        self.last_routes = Default::default();
         self.words = Default::default();
     }
 
@@ -110,8 +93,8 @@ impl Session {
         done.unwrap_or_else(|| self.requester.read(tag, address, data))
     }
 
-    /// Writes entries of `entry_bytes` bytes (not 0), one after the other at `address`. Whoever sees a word of them, if they
-    /// are aligned, sees all that comes before it, and finds what was done before counted.
+    /// Writes entries of `entry_bytes` bytes (not 0), one after the other at `address`. A reader that sees a word of them, if
+    /// they are aligned, also sees all that comes before it, and earlier DMA is counted by then.
     pub fn write_entries(
         &mut self,
         tag: impl Into<Tag>,
@@ -168,7 +151,7 @@ impl Session {
         self.find(purpose, address, len, direction).is_some()
     }
 
-    /// Pins the memory at several places, each an address and a length, for a request that somebody else carries out. `None`
+    /// Pins the memory at several places, each an address and a length, for a request that the kernel carries out. `None`
     /// if not all of it is memory that is mapped here.
     pub fn pin(
         &mut self,
@@ -179,34 +162,34 @@ impl Session {
         let tag = tag.into();
         self.hold();
         let started = self.requester.started();
-        let mut pieces = std::mem::take(&mut self.pieces);
+        let mut ranges = std::mem::take(&mut self.ranges);
         let all = places
             .into_iter()
-            .try_for_each(|place| self.cut(tag.purpose, direction, place, &mut pieces));
+            .try_for_each(|place| self.cut(tag.purpose, direction, place, &mut ranges));
         if all.is_none() {
-            pieces.clear();
+            ranges.clear();
         }
-        self.pieces = pieces;
+        self.ranges = ranges;
         all?;
         let requester = self.requester.clone();
-        let pieces = &mut self.pieces;
-        Some(Pinned::new(requester, tag, direction, started, pieces))
+        let ranges = &mut self.ranges;
+        Some(Pinned::new(requester, tag, direction, started, ranges))
     }
 
-    /// Cuts a place into pieces where the memory changes; `None` if some of it is not mapped here.
+    /// Splits a place into ranges where the memory changes; `None` if some of it is not mapped here.
     fn cut(
         &mut self,
         purpose: Purpose,
         direction: Direction,
         (mut address, mut len): (u64, usize),
-        pieces: &mut Vec<Piece>,
+        ranges: &mut Vec<PinnedRange>,
     ) -> Option<()> {
         while len > 0 {
             let (direct, offset) = self.find(purpose, address, 1, direction)?;
             let left = usize::try_from(direct.last - address)
                 .map_or(len, |rest| len.min(rest.saturating_add(1)));
             direct.span.file.check(offset, left as u64).ok()?;
-            pieces.push(Piece {
+            ranges.push(PinnedRange {
                 address,
                 len: left,
                 span: Span {
@@ -224,9 +207,9 @@ impl Session {
         Some(())
     }
 
-    /// Looks at the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here. It is no request and not
+    /// Reads the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here. It is no request and not
     /// recorded, takes no time on any link, and its address is not translated by the function: it is for words that are
-    /// looked at all the time, such as doorbells in the guest's memory.
+    /// polled, such as doorbells in the guest's memory.
     pub fn load(&mut self, address: u64) -> Option<u32> {
         self.word(address, Direction::Read, |memory, offset| {
             memory.load(offset).ok()
@@ -241,12 +224,12 @@ impl Session {
     }
 
     /// Has the processor fetch `len` bytes at `address`, which may be read soon, if the last read for the same purpose was from
-    /// memory around them, and the session goes on from one request to the next. Nothing is looked at, and it is no request.
+    /// memory around them, and the session is locked. It is no request, and nothing is recorded.
     pub fn prefetch(&self, purpose: Purpose, address: u64, len: u64) {
-        let known = self.routes.get(purpose as usize);
+        let known = self.last_routes.get(purpose as usize);
         let known = known.and_then(|routes| routes.get(Direction::Read as usize)?.as_ref());
         let last = address.checked_add(len);
-        if let (true, Some(direct), Some(last)) = (self.pass.is_inside(), known, last) {
+        if let (true, Some(direct), Some(last)) = (self.reader.is_locked(), known, last) {
             let offset = direct.offset(address, last);
             offset
                 .into_iter()
@@ -265,7 +248,7 @@ impl Session {
         let known = self.words.get_mut(direction as usize)?;
         known.take_if(|direct| direct.offset(address, last).is_none());
         if known.is_none() {
-            *known = self.requester.fabric().word(address, direction);
+            *known = self.requester.route_table().word(address, direction);
         }
         let direct = known.as_ref()?;
         access(&direct.span.file, direct.offset(address, last)?)
@@ -286,19 +269,19 @@ impl Session {
             self.release();
             return None;
         };
-        let done = Done {
+        let result = SegmentResult {
             route: direct.route,
             completer: direct.completer,
             outcome: copy(&direct.span.file, offset).map_err(|_| DmaFault::NoMemory),
         };
         let (place, extent) = ((address, started), (direction, len));
-        let outcome = if done.outcome.is_ok() {
-            self.requester.record(tag, place, extent, &done);
-            let (counters, kind) = (self.requester.counters(), done.kind(tag, direction));
+        let outcome = if result.outcome.is_ok() {
+            self.requester.record(tag, place, extent, &result);
+            let (counters, kind) = (self.requester.counters(), result.kind(tag, direction));
             self.slot.succeeded(counters, kind, len as u64);
             Ok(())
         } else {
-            self.requester.account(tag, place, extent, &done)
+            self.requester.account(tag, place, extent, &result)
         };
         self.moved = self.moved.saturating_add(len);
         if self.moved >= HOLD {
@@ -307,16 +290,16 @@ impl Session {
         Some(outcome)
     }
 
-    /// Keeps the fabric from changing, and forgets routes if it has changed.
+    /// Keeps the routes from changing, and forgets routes if it has changed.
     #[inline]
     fn hold(&mut self) {
-        if self.pass.is_inside() {
+        if self.reader.is_locked() {
             return;
         }
-        let generation = self.pass.enter();
+        let generation = self.reader.lock();
         if self.generation != generation {
             self.generation = generation;
-            self.routes = Default::default();
+            self.last_routes = Default::default();
             self.words = Default::default();
         }
     }
@@ -329,13 +312,13 @@ impl Session {
         address: u64,
         len: usize,
         direction: Direction,
-    ) -> Option<(&Direct, u64)> {
+    ) -> Option<(&DirectRoute, u64)> {
         let last = address.checked_add((len as u64).checked_sub(1)?)?;
-        let routes = self.routes.get_mut(purpose as usize)?;
+        let routes = self.last_routes.get_mut(purpose as usize)?;
         let known = routes.get_mut(direction as usize)?;
-        let fits = |direct: &Direct| direct.offset(address, last).is_some();
+        let fits = |direct: &DirectRoute| direct.offset(address, last).is_some();
         if !known.as_ref().is_some_and(fits) {
-            *known = self.requester.fabric().direct(address, direction);
+            *known = self.requester.route_table().direct(address, direction);
         }
         let direct = known.as_ref()?;
         Some((direct, direct.offset(address, last)?))
@@ -352,7 +335,7 @@ impl Drop for Session {
 mod tests {
     use super::*;
     use crate::counters::Count;
-    use crate::{DmaKind, Window, WindowId, WindowMemory};
+    use crate::{DmaKind, OwnWindow, OwnWindowMemory, Route, WindowId};
 
     /// RAM at 0x1000..0x3000 in two mappings of one file, read-only RAM at 0x3000, own memory at 0x9000..0xa000.
     fn requester() -> (Arc<Requester>, MemoryFile) {
@@ -368,10 +351,10 @@ mod tests {
             file: Arc::new(MemoryFile::create("own", 0x1000).unwrap()),
             offset: 0,
         };
-        let window = Window {
+        let window = OwnWindow {
             address: 0x9000,
             size: 0x1000,
-            memory: WindowMemory::Span(own),
+            memory: OwnWindowMemory::Span(own),
         };
         requester.set_window(WindowId::Cmb, Some(window));
         requester.set_bus_master(true);
@@ -449,7 +432,7 @@ mod tests {
             .unwrap();
         let mut back = [0; 16];
         session.read(Purpose::Payload, 0x1ff8, &mut back).unwrap();
-        assert_eq!(back, [9; 16], "by more pieces");
+        assert_eq!(back, [9; 16], "by more ranges");
     }
 
     #[test]
@@ -460,14 +443,14 @@ mod tests {
             let places = [(0x1000, 8), (0x5000, 8)];
             let pinned = session.pin(Purpose::Payload, Direction::Write, places);
             assert!(pinned.is_none());
-            assert!(session.pieces.is_empty() && session.pieces.capacity() > 0);
+            assert!(session.ranges.is_empty() && session.ranges.capacity() > 0);
         }
-        let list = session.pieces.as_ptr();
+        let list = session.ranges.as_ptr();
         for _ in 0..2 {
             let pinned = session.pin(Purpose::Payload, Direction::Write, [(0x1000, 8)]);
             pinned.unwrap().end(8, None);
         }
-        assert_eq!(session.pieces.as_ptr(), list, "two lists take turns");
+        assert_eq!(session.ranges.as_ptr(), list, "two lists take turns");
     }
 
     #[test]

@@ -1,15 +1,15 @@
-//! What a request says of itself: what it is for, and on whose behalf.
+//! The tag of a request: its purpose, and the queue and command that it is made for.
 
 use peerbar_dma_log::{Origin, Purpose};
 
-/// The purpose of a request, and whose it is.
+/// The purpose and the origin of a request.
 ///
 /// Made from a [`Purpose`] alone where the device itself is the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// What it is for.
     pub purpose: Purpose,
-    /// On whose behalf it is made.
+    /// The queue and command that it is made for.
     pub origin: Origin,
 }
 

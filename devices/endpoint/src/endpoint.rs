@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Ask, Buffer, CounterFile, Link, MapError, MemoryFile, PageTable, Requester, Span, Upstream,
-    UpstreamError, Window, WindowId, WindowMemory,
+    Ask, Buffer, CounterFile, Link, MapError, MemoryFile, OwnWindow, OwnWindowMemory, PageTable,
+    Requester, Span, Upstream, UpstreamError, WindowId,
 };
 use peerbar_flight::Recorder;
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
@@ -49,11 +49,11 @@ pub enum BarMemory {
 
 impl BarMemory {
     /// What the function's own DMA finds behind the BAR.
-    fn behind_window(&self) -> WindowMemory {
+    fn behind_window(&self) -> OwnWindowMemory {
         match self {
-            Self::Registers | Self::RegistersWithPages(..) => WindowMemory::Registers,
-            Self::Pages(table) => WindowMemory::Pages(table.clone()),
-            Self::Memory(span) => WindowMemory::Span(span.clone()),
+            Self::Registers | Self::RegistersWithPages(..) => OwnWindowMemory::Registers,
+            Self::Pages(table) => OwnWindowMemory::Pages(table.clone()),
+            Self::Memory(span) => OwnWindowMemory::Span(span.clone()),
         }
     }
 
@@ -147,7 +147,7 @@ impl<F: Function> Endpoint<F> {
         self.requester.set_bus_master(self.config.bus_master());
         self.requester.set_ats(self.config.ats());
         for (bar, memory) in &self.memory {
-            let window = self.config.window(bar).map(|address| Window {
+            let window = self.config.window(bar).map(|address| OwnWindow {
                 address,
                 size: bar.size(),
                 memory: memory.behind_window(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{MemoryError, MemoryFile, Span, Window, WindowMemory};
+use peerbar_dma::{MemoryError, MemoryFile, OwnWindow, OwnWindowMemory, Span};
 use peerbar_nvme_spec::cmb::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
 use thiserror::Error;
 
@@ -119,12 +119,12 @@ impl Cmb {
     }
 
     /// The addresses at which commands find the buffer, once the host has enabled it.
-    pub(crate) fn window(&self) -> Option<Window> {
+    pub(crate) fn window(&self) -> Option<OwnWindow> {
         let enabled = self.control.cre() && self.control.cmse() && !self.status().cbai();
-        enabled.then(|| Window {
+        enabled.then(|| OwnWindow {
             address: self.control.base_address(),
             size: self.size,
-            memory: WindowMemory::Span(self.memory()),
+            memory: OwnWindowMemory::Span(self.memory()),
         })
     }
 

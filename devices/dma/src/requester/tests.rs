@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use peerbar_dma_log::{Completer, Direction, DmaKind, Origin, Purpose, Route};
 
-use super::transfer::{NAP, PROBE};
+use super::transfer::{LINK_WAIT, PROBE};
 use super::*;
 use crate::MemoryFile;
 use crate::buffer::Buffer;
@@ -14,7 +14,7 @@ use crate::error::DmaFault;
 use crate::link_speed::{Bandwidth, Latency};
 use crate::pages::PageTable;
 use crate::peers::{PeerError, PeerMemory};
-use crate::route::WindowMemory;
+use crate::route::OwnWindowMemory;
 use crate::upstream::{Ask, UpstreamError};
 
 /// A client with a device's memory at 0x8000..0x9000 that notes what it is asked.
@@ -27,7 +27,7 @@ struct Client {
 
 impl Client {
     fn span(&self, address: u64, len: usize) -> Result<std::ops::Range<usize>, UpstreamError> {
-        self.asked.lock().unwrap().push((address, len));
+        self.asked.lock().push((address, len));
         let start = address
             .checked_sub(0x8000)
             .map(|start| usize::try_from(start).unwrap());
@@ -41,7 +41,7 @@ impl Client {
 impl Client {
     fn one(&self, ask: &mut Ask<'_>) -> Result<(), UpstreamError> {
         let range = self.span(ask.address, ask.data.len())?;
-        let place = &mut self.memory.lock().unwrap()[range];
+        let place = &mut self.memory.lock()[range];
         match &mut ask.data {
             Buffer::Read(data) => data.copy_from_slice(place),
             Buffer::Write(data) => place.copy_from_slice(data),
@@ -84,10 +84,10 @@ fn requester() -> (Requester, Arc<Client>) {
     };
     requester.set_window(
         WindowId::Cmb,
-        Some(Window {
+        Some(OwnWindow {
             address: 0x9000,
             size: 0x1000,
-            memory: WindowMemory::Span(own),
+            memory: OwnWindowMemory::Span(own),
         }),
     );
     requester.set_bus_master(true);
@@ -109,7 +109,7 @@ fn count(requester: &Requester, route: Route, completer: Completer, direction: D
         .unwrap_or_default()
 }
 
-/// The failure of a piece of a request that the device itself has made.
+/// The failure of a segment of a request that the device itself has made.
 fn failed(address: u64, len: usize, cause: DmaFault) -> DmaError {
     DmaError {
         origin: Origin::Device,
@@ -192,7 +192,7 @@ fn an_unknown_address_is_asked_of_the_client_with_a_few_bytes_and_fails() {
             DmaFault::Upstream(UpstreamError::Refused(19))
         )
     );
-    assert_eq!(*client.asked.lock().unwrap(), [(0x5000, PROBE)]);
+    assert_eq!(*client.asked.lock(), [(0x5000, PROBE)]);
     let failed = Count {
         requests: 0,
         bytes: 0,
@@ -243,7 +243,7 @@ fn a_write_that_its_mapping_does_not_permit_fails_even_if_the_client_swallows_it
         .write(Purpose::Payload, 0x8000, &[1; 64])
         .unwrap_err();
     assert_eq!(error, failed(0x8000, 64, DmaFault::Forbidden));
-    assert_eq!(*client.asked.lock().unwrap(), [(0x8000, PROBE)]);
+    assert_eq!(*client.asked.lock(), [(0x8000, PROBE)]);
     let of = |completer| count(&requester, Route::Upstream, completer, Direction::Write);
     assert_eq!(of(Completer::Nobody).failures, 1);
     requester
@@ -261,7 +261,7 @@ impl Upstream for Resetting {
     fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
         for ask in asks.iter_mut().take_while(|_| may_go_on()) {
             let extent = (ask.address, ask.data.len());
-            self.asked.lock().unwrap().push(extent);
+            self.asked.lock().push(extent);
             self.requester.upgrade().unwrap().halt();
             ask.outcome = Some(Ok(()));
         }
@@ -288,7 +288,7 @@ fn a_reset_in_the_middle_of_a_transfer_ends_what_is_asked_of_the_client() {
             outcome.map_err(|error| error.cause),
             Err(DmaFault::NotMaster)
         );
-        assert_eq!(*client.asked.lock().unwrap(), [(places[0].0, first)]);
+        assert_eq!(*client.asked.lock(), [(places[0].0, first)]);
     }
 }
 
@@ -318,13 +318,13 @@ fn the_first_failure_of_a_request_is_told_and_what_was_done_is_counted() {
     let refused = DmaFault::Upstream(UpstreamError::Refused(19));
     let error = requester.scatter(Purpose::Payload, places, &[0; 24]);
     assert_eq!(error, Err(failed(0xb000, 8, refused)));
-    // What comes behind a piece that fails here is not asked for, what comes before it is.
+    // What comes behind a segment that fails here is not asked for, what comes before it is.
     requester.set_window(
         WindowId::Bar(0),
-        Some(Window {
+        Some(OwnWindow {
             address: 0xd000,
             size: 0x1000,
-            memory: WindowMemory::Registers,
+            memory: OwnWindowMemory::Registers,
         }),
     );
     let places = [(0x8000, 8), (0xd000, 8), (0xb000, 8)];
@@ -354,10 +354,10 @@ fn a_window_of_pages_is_followed_and_a_missing_page_is_refused() {
     let file = Arc::new(MemoryFile::create("vram", 0x4000).unwrap());
     let table = Arc::new(PageTable::new(file.clone(), 2, 0x1000));
     table.set(0, Some(0x3000)).unwrap();
-    let window = Window {
+    let window = OwnWindow {
         address: 0x1_0000,
         size: 0x2000,
-        memory: WindowMemory::Pages(table.clone()),
+        memory: OwnWindowMemory::Pages(table.clone()),
     };
     requester.set_window(WindowId::Bar(2), Some(window));
     let error = requester
@@ -403,7 +403,7 @@ fn bus_mastering_off_refuses_and_is_recorded() {
         .failures,
         3
     );
-    assert!(client.asked.lock().unwrap().is_empty());
+    assert!(client.asked.lock().is_empty());
 }
 
 #[test]
@@ -427,7 +427,7 @@ fn a_wrapping_range_is_shown_to_the_client_and_refused() {
         assert_eq!(error, failed(address, len, DmaFault::Wraps));
     }
     assert_eq!(
-        *client.asked.lock().unwrap(),
+        *client.asked.lock(),
         [(u64::MAX, 1), (u64::MAX - 0x7ff, PROBE)]
     );
     let refused = count(
@@ -443,7 +443,7 @@ fn a_wrapping_range_is_shown_to_the_client_and_refused() {
 fn an_empty_range_does_nothing() {
     let (requester, client) = requester();
     requester.read(Purpose::Payload, 0x5000, &mut []).unwrap();
-    assert!(client.asked.lock().unwrap().is_empty());
+    assert!(client.asked.lock().is_empty());
 }
 
 #[test]
@@ -456,7 +456,7 @@ fn memory_that_could_shrink_is_reached_through_the_client_and_counted_as_guest_r
         .map(0x8000, 0x1000, (true, true), Some((fd, 0)))
         .unwrap();
     requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
-    assert_eq!(*client.asked.lock().unwrap(), [(0x8000, 64)]);
+    assert_eq!(*client.asked.lock(), [(0x8000, 64)]);
     assert_eq!(
         count(
             &requester,
@@ -474,10 +474,10 @@ fn an_unmapped_span_is_gone() {
     let (requester, client) = requester();
     requester.unmap(0, u64::MAX);
     assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_err());
-    assert_eq!(*client.asked.lock().unwrap(), [(0x1000, 1)]);
+    assert_eq!(*client.asked.lock(), [(0x1000, 1)]);
 }
 
-/// A peer with registers at 0x2_0000..0x2_1000 that notes what it is told and reads as 7.
+/// A peer with registers at 0x2_0000..0x2_1000 that notes what is written and reads as 7.
 #[derive(Default)]
 struct Registers(Mutex<Vec<(u64, Vec<u8>)>>);
 
@@ -494,12 +494,12 @@ impl Peers for Registers {
 
     fn write(&self, peer: PeerId, address: u64, data: &[u8]) -> Result<(), PeerError> {
         assert_eq!(peer, PeerId(4));
-        self.0.lock().unwrap().push((address, data.to_vec()));
+        self.0.lock().push((address, data.to_vec()));
         Ok(())
     }
 }
 
-/// The requester of before, below a switch with peer 3, who has memory at 0x1_0000..0x1_1000, and peer 4.
+/// The same requester below a switch with peer 3, which has memory at 0x1_0000..0x1_1000, and peer 4.
 fn below_switch(routing: PeerRouting) -> (Requester, Arc<Client>, Arc<Registers>, Span) {
     let (requester, client) = requester();
     let registers = Arc::new(Registers::default());
@@ -535,7 +535,7 @@ fn a_peer_s_memory_is_met_without_the_client() {
         Direction::Write,
     );
     assert_eq!((written.requests, written.bytes), (1, 16));
-    assert!(client.asked.lock().unwrap().is_empty());
+    assert!(client.asked.lock().is_empty());
 }
 
 #[test]
@@ -544,7 +544,7 @@ fn a_peer_s_registers_are_met_by_message() {
     requester
         .write(Purpose::Payload, 0x2_0004, &[1, 2, 3, 4])
         .unwrap();
-    assert_eq!(*registers.0.lock().unwrap(), [(0x2_0004, vec![1, 2, 3, 4])]);
+    assert_eq!(*registers.0.lock(), [(0x2_0004, vec![1, 2, 3, 4])]);
     let mut data = [0; 4];
     requester
         .read(Purpose::Payload, 0x2_0000, &mut data)
@@ -557,7 +557,7 @@ fn a_peer_s_registers_are_met_by_message() {
     assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
     let failed = count(&requester, Route::Peer, Completer::Nobody, Direction::Read);
     assert_eq!(failed.failures, 1);
-    assert!(client.asked.lock().unwrap().is_empty());
+    assert!(client.asked.lock().is_empty());
 }
 
 #[test]
@@ -568,14 +568,14 @@ fn a_peer_that_gave_up_its_window_is_no_peer_and_one_that_vanished_fails() {
         .write(Purpose::Payload, 0x1_0000, &[1])
         .unwrap_err();
     assert!(matches!(error.cause, DmaFault::Upstream(_)), "{error}");
-    assert_eq!(*client.asked.lock().unwrap(), [(0x1_0000, 1)]);
+    assert_eq!(*client.asked.lock(), [(0x1_0000, 1)]);
     requester.lose_peers();
     let error = requester
         .write(Purpose::Payload, 0x2_0000, &[1])
         .unwrap_err();
     let (address, len, source) = (0x2_0000, 1, PeerError::Gone);
     assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
-    assert_eq!(client.asked.lock().unwrap().len(), 1);
+    assert_eq!(client.asked.lock().len(), 1);
 }
 
 #[test]
@@ -584,10 +584,7 @@ fn redirected_requests_to_peers_go_up() {
     for address in [0x1_0000, 0x2_0000] {
         assert!(requester.write(Purpose::Payload, address, &[1]).is_err());
     }
-    assert_eq!(
-        *client.asked.lock().unwrap(),
-        [(0x1_0000, 1), (0x2_0000, 1)]
-    );
+    assert_eq!(*client.asked.lock(), [(0x1_0000, 1), (0x2_0000, 1)]);
 }
 
 #[test]
@@ -607,8 +604,8 @@ fn unsupported_requests_are_refused_and_reported() {
         Direction::Write,
     );
     assert_eq!(refused.failures, 2);
-    assert!(client.asked.lock().unwrap().is_empty());
-    assert!(registers.0.lock().unwrap().is_empty());
+    assert!(client.asked.lock().is_empty());
+    assert!(registers.0.lock().is_empty());
 }
 
 #[test]
@@ -630,7 +627,7 @@ fn a_dropped_write_is_believed_but_recorded_and_a_dropped_read_times_out() {
         (of(Direction::Write).bytes, of(Direction::Read).failures),
         (8, 1)
     );
-    assert!(client.asked.lock().unwrap().is_empty());
+    assert!(client.asked.lock().is_empty());
 }
 
 #[test]
@@ -643,7 +640,7 @@ fn bus_mastering_off_comes_before_every_peer() {
     assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
 }
 
-/// A clock that stands still but for who waits, and resets the function after that.
+/// A clock that advances only for a wait, and resets the function after it.
 #[derive(Default)]
 struct Time {
     now: Mutex<u64>,
@@ -652,12 +649,12 @@ struct Time {
 
 impl Clock for Arc<Time> {
     fn now(&self) -> u64 {
-        *self.now.lock().unwrap()
+        *self.now.lock()
     }
 
     fn sleep(&self, nanoseconds: u64) {
-        *self.now.lock().unwrap() += nanoseconds;
-        if let Some(requester) = self.resets.lock().unwrap().take() {
+        *self.now.lock() += nanoseconds;
+        if let Some(requester) = self.resets.lock().take() {
             requester.upgrade().unwrap().halt();
         }
     }
@@ -695,10 +692,10 @@ fn with_links() -> (Arc<Requester>, Arc<Time>) {
         memory: PeerMemory::Span(span()),
     };
     requester.set_peer(PeerId(1), vec![window]);
-    let own = Window {
+    let own = OwnWindow {
         address: 0x2_0000,
         size: 0x1000,
-        memory: WindowMemory::Span(span()),
+        memory: OwnWindowMemory::Span(span()),
     };
     requester.set_window(WindowId::Bar(2), Some(own));
     (Arc::new(requester), time)
@@ -747,10 +744,10 @@ fn what_is_read_from_several_places_has_the_latency_once() {
 fn a_reset_ends_the_wait_for_a_link() {
     let (requester, time) = with_links();
     requester.set_link(link(100_000_000));
-    *time.resets.lock().unwrap() = Some(Arc::downgrade(&requester));
+    *time.resets.lock() = Some(Arc::downgrade(&requester));
     let error = requester
         .write(Purpose::Payload, 0x1000, &[1; 8])
         .unwrap_err();
     assert_eq!(error.cause, DmaFault::NotMaster);
-    assert_eq!(time.now(), NAP);
+    assert_eq!(time.now(), LINK_WAIT);
 }

@@ -1,44 +1,42 @@
-//! The way of one request: piece by piece, each by its own route; what the client must be asked for, together.
-
-use std::sync::PoisonError;
+//! One request: segment by segment, each by its own route; segments that the client must carry out are sent to it together.
 
 use peerbar_dma_log::Completer;
 
 use crate::buffer::Buffer;
-use crate::done::Done;
 use crate::error::{DmaError, DmaFault};
-use crate::link::{Lanes, Transit};
+use crate::link::{LinkPath, Transit};
 use crate::memory::Span;
 use crate::pages::{PageError, PageTable};
 use crate::peers::{PeerError, PeerId};
 use crate::route::Target;
+use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
 use crate::upstream::{Ask, UpstreamError};
 
 use super::Requester;
 
-/// How much is asked of the client first at an address that nothing is known of. The guest's virtio-iommu logs one fault
-/// for every 4 bytes of a refused request, so a fault is shown with as few as possible.
+/// Bytes of the first request to the client at an unmapped address. The guest's virtio-iommu logs one fault for every 4
+/// bytes of a refused request, so a fault is shown with as few as possible.
 pub(super) const PROBE: usize = 4;
 
-/// How long is waited for a link before bus mastering is looked at again, in nanoseconds.
-pub(super) const NAP: u64 = 10_000_000;
+/// Longest wait for a link between two checks of bus mastering, in nanoseconds.
+pub(super) const LINK_WAIT: u64 = 10_000_000;
 
 /// A request that is being carried out.
 struct Transfer<'a> {
     tag: Tag,
-    /// What is on links that take time.
+    /// The bytes on links that take time.
     transit: Option<Transit>,
-    /// Pieces that the client is to be asked for, all together, and what is to be noted of each.
+    /// Segments for the client, to be sent together, and what is known of each.
     asks: Vec<Ask<'a>>,
     notes: Vec<Note>,
 }
 
-/// What is known of a piece before the client has been asked for it.
+/// What is known of a segment before the client has carried it out.
 struct Note {
     completer: Completer,
     started: u64,
-    lanes: Option<Lanes>,
+    path: Option<LinkPath>,
 }
 
 impl Requester {
@@ -88,7 +86,7 @@ impl Requester {
         let mut places = places.into_iter();
         let moved = places
             .try_for_each(|(address, len)| self.range(&mut transfer, address, buffer.take(len)));
-        // What the client is asked for comes before a piece that has failed.
+        // Segments for the client come before one that has failed.
         self.ask_together(&mut transfer)?;
         moved?;
         match transfer.transit {
@@ -110,76 +108,75 @@ impl Requester {
                 transfer.tag,
                 (address, 0),
                 buffer.extent(),
-                &Done::refused(DmaFault::Wraps),
+                &SegmentResult::refused(DmaFault::Wraps),
             );
         }
         let mut at = address;
         while !buffer.is_empty() {
-            let done = self.piece(transfer, at, &mut buffer)?;
+            let done = self.segment(transfer, at, &mut buffer)?;
             at = at.wrapping_add(done as u64);
         }
         Ok(())
     }
 
-    /// Does the first piece of a request, takes it off the buffer, and records it; or notes that the client is to be asked.
-    /// How long it was.
-    fn piece<'a>(
+    /// Does the first segment of a request and records it, or puts it off for the client. Takes it off the buffer; its length.
+    fn segment<'a>(
         &self,
         transfer: &mut Transfer<'a>,
         address: u64,
         buffer: &mut Buffer<'a>,
     ) -> Result<usize, DmaError> {
         let started = self.started();
-        let fabric = self.fabric();
-        let piece = fabric.route(address, buffer.len(), buffer.direction());
-        if fabric.ats {
-            self.share_ats(&fabric);
+        let routes = self.route_table();
+        let segment = routes.route(address, buffer.len(), buffer.direction());
+        if routes.ats {
+            self.share_ats(&routes);
         }
-        let mut part = buffer.take(piece.len);
+        let mut part = buffer.take(segment.len);
         let (direction, len) = part.extent();
-        let lanes = fabric.lanes(&piece.target, direction);
+        let path = routes.link_path(&segment.target, direction);
         let mut put_off = |completer, part| {
             transfer.asks.push(Ask::new(address, part));
             transfer.notes.push(Note {
                 completer,
                 started,
-                lanes: lanes.clone(),
+                path: path.clone(),
             });
             Ok(len)
         };
         let part = &mut part;
-        let done = match piece.target {
+        let done = match segment.target {
             Target::RemoteRam => return put_off(Completer::GuestRam, part.take(len)),
-            // Whatever answers at an address that is no memory of the guest is a device.
+            // What answers at an address that is not guest memory is a device.
             Target::Device => return put_off(Completer::PeerBar, part.take(len)),
-            Target::NotMaster => Done::refused(DmaFault::NotMaster),
-            Target::OwnRegisters => Done::refused(DmaFault::OwnRegisters),
-            Target::Own(span) => Done::own(copy(&span, part)),
+            Target::NotMaster => SegmentResult::refused(DmaFault::NotMaster),
+            Target::OwnRegisters => SegmentResult::refused(DmaFault::OwnRegisters),
+            Target::Own(span) => SegmentResult::own(copy(&span, part)),
             Target::OwnPage(table, offset) => copy_page(&table, offset, part),
-            Target::Peer(_, span) => Done::to_peer(copy(&span, part)),
-            Target::PeerGone => Done::to_peer(Err(DmaFault::Peer(PeerError::Gone))),
-            Target::PeerRefused => Done::refused(DmaFault::Peer(PeerError::Unsupported)),
-            Target::PeerDropped => Done::dropped(part),
-            Target::Ram(span) => Done::in_ram(copy(&span, part)),
+            Target::Peer(_, span) => SegmentResult::to_peer(copy(&span, part)),
+            Target::PeerGone => SegmentResult::to_peer(Err(DmaFault::Peer(PeerError::Gone))),
+            Target::PeerRefused => SegmentResult::refused(DmaFault::Peer(PeerError::Unsupported)),
+            Target::PeerDropped => SegmentResult::dropped(part),
+            Target::Ram(span) => SegmentResult::in_ram(copy(&span, part)),
             Target::PeerByMessage(peer) => {
-                drop(fabric);
-                Done::to_peer(self.ask_peer(peer, address, part).map_err(DmaFault::Peer))
+                drop(routes);
+                SegmentResult::to_peer(self.ask_peer(peer, address, part).map_err(DmaFault::Peer))
             }
             Target::Forbidden => {
-                drop(fabric);
-                Done::upstream(Completer::Nobody, self.deny(address, part))
+                drop(routes);
+                SegmentResult::upstream(Completer::Nobody, self.deny(address, part))
             }
             Target::Unmapped => {
-                drop(fabric);
-                Done::upstream(Completer::Unknown, self.explore(address, part))
+                drop(routes);
+                SegmentResult::upstream(Completer::Unknown, self.explore(address, part))
             }
         };
         self.account(transfer.tag, (address, started), (direction, len), &done)?;
-        self.depart(transfer, lanes, len)?;
+        self.depart(transfer, path, len)?;
         Ok(len)
     }
 
-    /// Asks the client for all pieces that wait for that, and records what came of them. The failure is the first one's.
+    /// Has the client carry out all segments that were put off, and records their results. The failure is the first one's.
     fn ask_together(&self, transfer: &mut Transfer<'_>) -> Result<(), DmaError> {
         let (mut asks, notes) = (
             std::mem::take(&mut transfer.asks),
@@ -196,40 +193,40 @@ impl Requester {
                 (None, Err(_)) => break,
                 (outcome, _) => settled(outcome),
             };
-            let done = Done::upstream(note.completer, outcome);
+            let done = SegmentResult::upstream(note.completer, outcome);
             let extent = ask.data.extent();
             let one = self.account(transfer.tag, (ask.address, note.started), extent, &done);
             let (_, len) = extent;
-            all = all.and(one.and_then(|()| self.depart(transfer, note.lanes, len)));
+            all = all.and(one.and_then(|()| self.depart(transfer, note.path, len)));
         }
         all
     }
 
-    /// Adds a piece to what is on its way, if it takes time. If that goes by other links, it arrives first.
+    /// Adds a segment to the transit, if it takes time. A transit on other links arrives first.
     fn depart(
         &self,
         transfer: &mut Transfer<'_>,
-        lanes: Option<Lanes>,
+        path: Option<LinkPath>,
         bytes: usize,
     ) -> Result<(), DmaError> {
-        let Some(lanes) = lanes else {
+        let Some(path) = path else {
             return Ok(());
         };
         let (bytes, transit) = (bytes as u64, &mut transfer.transit);
-        if transit.as_mut().is_some_and(|t| t.join(&lanes, bytes)) {
+        if transit.as_mut().is_some_and(|t| t.join(&path, bytes)) {
             return Ok(());
         }
         if let Some(before) = transit.take() {
             self.arrive(transfer.tag, before)?;
         }
-        transfer.transit = Some(Transit::new(lanes, bytes, self.clock.now()));
+        transfer.transit = Some(Transit::new(path, bytes, self.clock.now()));
         Ok(())
     }
 
-    /// Waits until what is on its way has arrived, or the function may issue requests no more.
+    /// Waits until the transit has arrived, or the function may no longer issue requests.
     fn arrive(&self, tag: Tag, mut transit: Transit) -> Result<(), DmaError> {
         while let Some(left) = transit.next(self.clock.now()) {
-            if !self.fabric().may_request() {
+            if !self.route_table().may_request() {
                 return Err(DmaError {
                     origin: tag.origin,
                     address: 0,
@@ -237,18 +234,14 @@ impl Requester {
                     cause: DmaFault::NotMaster,
                 });
             }
-            self.clock.sleep(left.min(NAP));
+            self.clock.sleep(left.min(LINK_WAIT));
         }
         Ok(())
     }
 
     /// Has a peer do it.
     fn ask_peer(&self, peer: PeerId, address: u64, part: &mut Buffer<'_>) -> Result<(), PeerError> {
-        let peers = self
-            .peers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let peers = self.peers.read().clone();
         let peers = peers.ok_or(PeerError::Gone)?;
         match part {
             Buffer::Read(data) => peers.read(peer, address, data),
@@ -258,13 +251,11 @@ impl Requester {
 
     /// Has the client do all of `asks`, as long as the function may issue requests.
     fn carry_out(&self, asks: &mut [Ask<'_>]) {
-        let upstream = self
-            .upstream
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let upstream = self.upstream.read().clone();
         match (upstream, asks) {
-            (Some(upstream), asks) => upstream.carry_out(asks, &|| self.fabric().may_request()),
+            (Some(upstream), asks) => {
+                upstream.carry_out(asks, &|| self.route_table().may_request())
+            }
             (None, [first, ..]) => first.outcome = Some(Err(UpstreamError::Gone)),
             (None, []) => {}
         }
@@ -278,7 +269,7 @@ impl Requester {
         settled(ask.outcome)
     }
 
-    /// Has the client do it where nothing is known of the address: a few bytes first, and the rest if that went well.
+    /// Has the client carry out a request at an unmapped address: a few bytes first, and the rest if those succeed.
     fn explore(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
         let mut rest = part.reborrow();
         let few = rest.take(PROBE);
@@ -290,13 +281,16 @@ impl Requester {
         self.ask(behind, rest)
     }
 
-    /// Has the client see that the function has gone astray at `address`, if it is one that nothing is known of, so that
-    /// the guest's IOMMU driver logs it. Whatever was to be done there, a few bytes are read, since that changes nothing.
+    /// Shows an errant request at `address`, if the address is unmapped, to the client, so that the guest's IOMMU driver logs
+    /// it. The client is asked to read a few bytes, as that changes nothing.
     fn show(&self, address: u64) {
         let mut probe = [0; PROBE];
         let room = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
         let probe = Buffer::Read(&mut probe).take(room);
-        let target = self.fabric().route(address, room, probe.direction()).target;
+        let target = self
+            .route_table()
+            .route(address, room, probe.direction())
+            .target;
         if let Target::Unmapped = target
             && let Ok(()) = self.ask(address, probe)
         {
@@ -311,8 +305,8 @@ impl Requester {
     }
 }
 
-/// What has become of something that the client was asked for. What was stopped for no failure was stopped by the function
-/// itself, and what was not asked for is nothing that anybody may take for done.
+/// The outcome of a request to the client. Without a failure only the function itself stops requests, and one that was not
+/// sent must not pass as done.
 fn settled(outcome: Option<Result<(), UpstreamError>>) -> Result<(), DmaFault> {
     match outcome {
         None | Some(Err(UpstreamError::Stopped)) => Err(DmaFault::NotMaster),
@@ -330,15 +324,15 @@ fn copy(span: &Span, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
 }
 
 /// Copies between a page of a window and a buffer.
-fn copy_page(table: &PageTable, offset: u64, part: &mut Buffer<'_>) -> Done {
+fn copy_page(table: &PageTable, offset: u64, part: &mut Buffer<'_>) -> SegmentResult {
     let copied = match part {
         Buffer::Read(data) => table.read(offset, data),
         Buffer::Write(data) => table.write(offset, data),
     };
     let outcome = match copied {
-        Err(PageError::Missing { .. }) => return Done::refused(DmaFault::NoPage),
+        Err(PageError::Missing { .. }) => return SegmentResult::refused(DmaFault::NoPage),
         Err(_) => Err(DmaFault::NoMemory),
         Ok(()) => Ok(()),
     };
-    Done::own(outcome)
+    SegmentResult::own(outcome)
 }

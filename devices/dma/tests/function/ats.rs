@@ -14,7 +14,7 @@ use peerbar_dma::{
 use peerbar_dma_log::counter_file::Reader;
 use proptest::prelude::*;
 
-use crate::nothing::Nothing;
+use crate::no_upstream::NoUpstream;
 
 const PAGE: u64 = 0x1000;
 /// Where the peer's window is, and how long.
@@ -34,8 +34,8 @@ struct World {
 fn world(routing: PeerRouting, ats: bool) -> World {
     let requester = Requester::new();
     requester.set_bus_master(true);
-    requester.set_upstream(Some(Arc::new(Nothing)));
-    requester.set_switch(routing, Arc::new(Nothing));
+    requester.set_upstream(Some(Arc::new(NoUpstream)));
+    requester.set_switch(routing, Arc::new(NoUpstream));
     requester.set_ats(ats);
     let memory = |pages| {
         let file = MemoryFile::create("test", pages * PAGE).unwrap();

@@ -5,13 +5,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    DmaError, DmaFault, MemoryFile, PeerId, PeerMemory, PeerWindow, Purpose, Requester, Span,
-    Window, WindowId, WindowMemory,
+    DmaError, DmaFault, MemoryFile, OwnWindow, OwnWindowMemory, PeerId, PeerMemory, PeerWindow,
+    Purpose, Requester, Span, WindowId,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::nothing::Nothing;
+use crate::no_upstream::NoUpstream;
 
 const PAGE: u64 = 0x1000;
 /// Pages of each memory; only the second and third are lent.
@@ -46,13 +46,13 @@ fn lent() -> (File, Span) {
 fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed>) {
     let requester = Requester::new();
     requester.set_bus_master(true);
-    requester.set_upstream(Some(Arc::new(Nothing)));
+    requester.set_upstream(Some(Arc::new(NoUpstream)));
     let mut exposed = Vec::new();
     let (file, span) = lent();
-    let window = Window {
+    let window = OwnWindow {
         address: own,
         size: 2 * PAGE,
-        memory: WindowMemory::Span(span),
+        memory: OwnWindowMemory::Span(span),
     };
     requester.set_window(WindowId::Bar(2), Some(window));
     exposed.push((file, own, true));
@@ -68,7 +68,7 @@ fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed
     for (address, writable) in [(ram, true), (rom, false)] {
         let (file, span) = lent();
         let memory = Some((file.try_clone().unwrap().into(), span.offset));
-        // One that wraps around or overlaps the other is refused, and so exposes nothing.
+        // One that wraps around or overlaps the other is refused, and so exposes no_upstream.
         let mapped = requester.map(address, 2 * PAGE, (true, writable), memory);
         exposed.push((file, address, writable && mapped.is_ok()));
     }
@@ -145,7 +145,7 @@ proptest! {
         let before: Vec<_> = exposed.iter().map(|memory| bytes(&memory.file)).collect();
         let mut data = vec![0xee; len];
         if requester.read(Purpose::Payload, address, &mut data).is_ok() {
-            prop_assert_eq!(data, vec![0x11; len], "nothing but what is lent");
+            prop_assert_eq!(data, vec![0x11; len], "no_upstream but what is lent");
         }
         for (memory, before) in exposed.iter().zip(before) {
             prop_assert!(bytes(&memory.file) == before);

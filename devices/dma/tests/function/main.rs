@@ -1,7 +1,7 @@
-//! A function's DMA, as whoever uses this crate sees it.
+//! A function's DMA by the public interface of this crate.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
 mod ats;
 mod errant;
-mod nothing;
+mod no_upstream;

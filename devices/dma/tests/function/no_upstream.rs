@@ -1,11 +1,11 @@
-//! Who answers a function that goes astray.
+//! A client and peers that refuse all requests.
 
 use peerbar_dma::{Ask, PeerError, PeerId, Peers, Upstream, UpstreamError};
 
-/// A client that has nothing, and peers without registers.
-pub(crate) struct Nothing;
+/// A client that has no_upstream, and peers without registers.
+pub(crate) struct NoUpstream;
 
-impl Upstream for Nothing {
+impl Upstream for NoUpstream {
     fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
         if let Some(first) = asks.first_mut() {
             first.outcome = Some(Err(UpstreamError::Refused(19)));
@@ -13,7 +13,7 @@ impl Upstream for Nothing {
     }
 }
 
-impl Peers for Nothing {
+impl Peers for NoUpstream {
     fn read(&self, _: PeerId, _: u64, _: &mut [u8]) -> Result<(), PeerError> {
         Err(PeerError::Unsupported)
     }

@@ -1,4 +1,4 @@
-//! What came of a piece of a request: which way it went, whose memory it met, and whether that went well.
+//! The result of a segment of a request: its route, its completer and its outcome.
 
 use peerbar_dma_log::{Completer, Direction, DmaKind, Route};
 
@@ -7,34 +7,34 @@ use crate::error::DmaFault;
 use crate::peers::PeerError;
 use crate::tag::Tag;
 
-/// What came of a piece of a request.
-pub(crate) struct Done {
+/// The result of a segment of a request.
+pub(crate) struct SegmentResult {
     pub(crate) route: Route,
-    /// Who owns the memory that it met, if it met any.
+    /// The owner of the memory that it met, if it met any.
     pub(crate) completer: Completer,
     pub(crate) outcome: Result<(), DmaFault>,
 }
 
-impl Done {
-    /// What it was and which way it went.
+impl SegmentResult {
+    /// The kind that it is counted as.
     pub(crate) fn kind(&self, tag: Tag, direction: Direction) -> DmaKind {
         DmaKind {
             purpose: tag.purpose,
             route: self.route,
-            completer: self.met(),
+            completer: self.completer(),
             direction,
         }
     }
 
-    /// Who owns the memory that was met: nobody if it failed.
-    pub(crate) fn met(&self) -> Completer {
+    /// The owner of the memory that was met: nobody if it failed.
+    pub(crate) fn completer(&self) -> Completer {
         match self.outcome {
             Ok(()) => self.completer,
             Err(_) => Completer::Nobody,
         }
     }
 
-    /// It went nowhere.
+    /// Refused: no memory was met.
     pub(crate) fn refused(fault: DmaFault) -> Self {
         Self {
             route: Route::Refused,
@@ -52,7 +52,7 @@ impl Done {
         }
     }
 
-    /// It went straight to a peer.
+    /// Direct peer to peer.
     pub(crate) fn to_peer(outcome: Result<(), DmaFault>) -> Self {
         Self {
             route: Route::Peer,
@@ -79,7 +79,7 @@ impl Done {
         }
     }
 
-    /// A request that the switch loses: nobody tells the requester of a write, and what it reads it gives up waiting for.
+    /// A request that the switch loses: the requester believes a write done, and a read ends as a completion time-out.
     pub(crate) fn dropped(part: &Buffer<'_>) -> Self {
         Self {
             route: Route::Refused,

@@ -1,0 +1,315 @@
+//! Memory that the kernel reads or writes for the function.
+
+use std::sync::Arc;
+
+use peerbar_dma_log::Direction;
+
+use crate::error::DmaFault;
+use crate::memory::Span;
+use crate::pins::PinnedRange;
+use crate::requester::Requester;
+use crate::segment_result::SegmentResult;
+use crate::tag::Tag;
+
+/// Memory on which the kernel may carry out a request, until it is [ended](Pinned::end) or dropped.
+///
+/// Until then no change is answered that takes an address of it away: no unmap, no move of a window, no reset.
+pub struct Pinned {
+    requester: Arc<Requester>,
+    key: usize,
+    tag: Tag,
+    direction: Direction,
+    started: u64,
+    ranges: Vec<PinnedRange>,
+}
+
+impl Pinned {
+    /// Pins the ranges of a request; the lock under which their routes were found is still held. Leaves an empty list for the
+    /// ranges of the next request.
+    pub(crate) fn new(
+        requester: Arc<Requester>,
+        tag: Tag,
+        direction: Direction,
+        started: u64,
+        ranges: &mut Vec<PinnedRange>,
+    ) -> Self {
+        let (key, spare) = requester.pins().begin(ranges);
+        Self {
+            requester,
+            key,
+            tag,
+            direction,
+            started,
+            ranges: std::mem::replace(ranges, spare),
+        }
+    }
+
+    /// Whether the memory is written or read.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// The memory, and how much of it from the start of each span on.
+    pub fn memory(&self) -> impl Iterator<Item = (&Span, usize)> {
+        self.ranges.iter().map(|range| (&range.span, range.len))
+    }
+
+    /// Reads `data.len()` bytes of the memory from `offset` on.
+    pub fn read(&self, mut offset: usize, mut data: &mut [u8]) -> Result<(), DmaFault> {
+        for (span, len) in self.memory() {
+            let skipped = offset.min(len);
+            offset -= skipped;
+            let (part, rest) = data.split_at_mut(data.len().min(len - skipped));
+            let read = span.file.read(span.offset + skipped as u64, part);
+            read.map_err(|_| DmaFault::NoMemory)?;
+            data = rest;
+        }
+        data.is_empty().then_some(()).ok_or(DmaFault::NoMemory)
+    }
+
+    /// The request is over: its first `moved` bytes have been moved, and recorded as copies would be, and what came next
+    /// failed if there is a fault.
+    pub fn end(self, mut moved: usize, fault: Option<DmaFault>) {
+        for range in &self.ranges {
+            let len = range.len.min(moved);
+            moved -= len;
+            if len > 0 {
+                self.account(range, range.address, len, Ok(()));
+            }
+            if len < range.len {
+                if let Some(fault) = fault {
+                    let address = range.address.saturating_add(len as u64);
+                    self.account(range, address, range.len - len, Err(fault));
+                }
+                break;
+            }
+        }
+    }
+
+    fn account(
+        &self,
+        range: &PinnedRange,
+        address: u64,
+        len: usize,
+        outcome: Result<(), DmaFault>,
+    ) {
+        let result = SegmentResult {
+            route: range.route,
+            completer: range.completer,
+            outcome,
+        };
+        let extent = (self.direction, len);
+        // The caller of `end` knows of the fault.
+        let _ = self
+            .requester
+            .account(self.tag, (address, self.started), extent, &result);
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let ranges = std::mem::take(&mut self.ranges);
+        self.requester.pins().end(self.key, ranges);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use peerbar_dma_log::{DmaKind, Purpose, Route};
+
+    use super::*;
+    use crate::address::AddressRange;
+    use crate::counters::Count;
+    use crate::{
+        MemoryFile, OwnWindow, OwnWindowMemory, PeerId, PeerMemory, PeerWindow, Session, WindowId,
+    };
+
+    /// RAM at 0x1000..0x3000 in two mappings, own memory at 0x9000..0xa000, a peer's at 0xc000..0xd000.
+    fn requester() -> Arc<Requester> {
+        let requester = Arc::new(Requester::new());
+        let ram = MemoryFile::create("ram", 0x2000).unwrap();
+        for offset in [0, 0x1000] {
+            let fd = ram.file().try_clone().unwrap().into();
+            requester
+                .map(0x1000 + offset, 0x1000, (true, true), Some((fd, offset)))
+                .unwrap();
+        }
+        requester.set_window(WindowId::Cmb, Some(window(0x9000)));
+        let peer = PeerWindow {
+            address: 0xc000,
+            size: 0x1000,
+            claim: 0,
+            memory: PeerMemory::Span(memory()),
+        };
+        requester.set_peer(PeerId(1), vec![peer]);
+        requester.set_bus_master(true);
+        requester
+    }
+
+    fn memory() -> Span {
+        Span {
+            file: Arc::new(MemoryFile::create("memory", 0x1000).unwrap()),
+            offset: 0,
+        }
+    }
+
+    fn window(address: u64) -> OwnWindow {
+        OwnWindow {
+            address,
+            size: 0x1000,
+            memory: OwnWindowMemory::Span(memory()),
+        }
+    }
+
+    fn pin(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Option<Pinned> {
+        let mut session = Session::new(requester.clone());
+        session.pin(Purpose::Payload, Direction::Write, places.iter().copied())
+    }
+
+    fn counts(requester: &Requester) -> Vec<(Route, Count)> {
+        let counts = requester.counters().snapshot();
+        let counts = counts.into_iter();
+        counts
+            .map(|(DmaKind { route, .. }, count)| (route, count))
+            .collect()
+    }
+
+    #[test]
+    fn what_was_moved_is_recorded_by_its_routes_and_the_rest_is_not() {
+        let requester = requester();
+        let places = [(0x1800, 0x1000), (0x9000, 0x100), (0xc000, 0x100)];
+        let pinned = pin(&requester, &places).unwrap();
+        let lens: Vec<_> = pinned.memory().map(|(_, len)| len).collect();
+        assert_eq!(lens, [0x800, 0x800, 0x100, 0x100]);
+        pinned.end(0x1080, None);
+        let count = |requests, bytes| Count {
+            requests,
+            bytes,
+            failures: 0,
+        };
+        assert_eq!(
+            counts(&requester),
+            [
+                (Route::OwnBar, count(1, 0x80)),
+                (Route::GuestRam, count(2, 0x1000)),
+            ]
+        );
+    }
+
+    #[test]
+    fn pinned_memory_is_read_from_any_place_on_and_not_beyond_its_end() {
+        let requester = requester();
+        let data: Vec<u8> = (0..=255).collect();
+        let mut session = Session::new(requester.clone());
+        for (address, part) in [
+            (0x1f80, 0..0x80),
+            (0x2000, 0x80..0xc0),
+            (0x9000, 0xc0..0x100),
+        ] {
+            let write = requester.write(Purpose::Payload, address, &data[part]);
+            write.unwrap();
+        }
+        let places = [(0x1f80, 0xc0), (0x9000, 0x40)];
+        let pinned = session.pin(Purpose::Payload, Direction::Read, places);
+        let pinned = pinned.unwrap();
+        for (offset, len) in [
+            (0, 0x100),
+            (0x40, 0x90),
+            (0x80, 0x40),
+            (0xbf, 2),
+            (0x100, 0),
+        ] {
+            let mut read = vec![0; len];
+            assert_eq!(pinned.read(offset, &mut read), Ok(()));
+            assert_eq!(read, data[offset..offset + len], "{offset:#x}+{len:#x}");
+        }
+        for offset in [0xff, 0x100, usize::MAX] {
+            let read = pinned.read(offset, &mut [0; 2]);
+            assert_eq!(read, Err(DmaFault::NoMemory), "{offset:#x}");
+        }
+    }
+
+    #[test]
+    fn a_transfer_that_the_memory_fails_is_a_request_that_failed() {
+        let requester = requester();
+        let pinned = pin(&requester, &[(0xc000, 0x100)]).unwrap();
+        pinned.end(0x40, Some(DmaFault::NoMemory));
+        let [(Route::Peer, count), (Route::Peer, failed)] = counts(&requester)[..] else {
+            panic!("{:?}", counts(&requester));
+        };
+        let all = (count.bytes + failed.bytes, count.failures + failed.failures);
+        assert_eq!(all, (0x40, 1));
+    }
+
+    #[test]
+    fn what_is_not_memory_here_as_a_whole_is_not_pinned() {
+        let requester = requester();
+        for places in [
+            [(0x1000, 8), (0x5000, 8)],
+            [(0x2ff8, 16), (0x1000, 8)],
+            [(u64::MAX, 2), (0x1000, 8)],
+        ] {
+            assert!(pin(&requester, &places).is_none(), "{places:x?}");
+        }
+        requester.set_bus_master(false);
+        assert!(pin(&requester, &[(0x1000, 8)]).is_none());
+        assert!(!requester.pins().meet(AddressRange::ALL));
+        assert_eq!(counts(&requester), []);
+    }
+
+    type Change = fn(&Requester);
+
+    /// Changes that take 0x1000, 0x9000 and 0xc000 away.
+    const CHANGES: [(u64, Change); 8] = [
+        (0x1000, |requester| requester.unmap(0x1800, 0x1fff)),
+        (0x1000, Requester::unmap_all),
+        (0x1000, |requester| requester.set_bus_master(false)),
+        (0x1000, |requester| drop(requester.halt())),
+        (0x9000, |requester| {
+            drop(requester.set_window(WindowId::Cmb, None));
+        }),
+        (0x9000, |requester| {
+            drop(requester.set_window(WindowId::Cmb, Some(window(0xa000))));
+        }),
+        (0xc000, |requester| requester.set_peer(PeerId(1), vec![])),
+        (0xc000, Requester::lose_peers),
+    ];
+
+    #[test]
+    fn a_change_is_answered_once_what_it_meets_has_ended_and_new_transfers_do_not_go_there() {
+        for (index, (address, change)) in CHANGES.into_iter().enumerate() {
+            let requester = requester();
+            let pinned = pin(&requester, &[(address, 0x1000)]).unwrap();
+            let answered = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    change(&requester);
+                    answered.store(true, Ordering::Release);
+                });
+                while requester.pins().waiting() == 0 {
+                    std::thread::yield_now();
+                }
+                let new = pin(&requester, &[(address + 0x800, 0x100)]);
+                assert!(new.is_none(), "change {index}");
+                assert!(!answered.load(Ordering::Acquire), "change {index}");
+                pinned.end(0x1000, None);
+            });
+            assert!(answered.load(Ordering::Acquire));
+        }
+    }
+
+    #[test]
+    fn a_change_does_not_wait_for_what_it_does_not_meet() {
+        let requester = requester();
+        let pinned = pin(&requester, &[(0x1000, 0x1000), (0xc000, 0x100)]).unwrap();
+        requester.unmap(0x2000, 0x2fff);
+        requester.unmap(0xd000, u64::MAX);
+        requester.set_window(WindowId::Cmb, None);
+        requester.set_peer(PeerId(2), vec![]);
+        requester.set_bus_master(true);
+        pinned.end(0x1100, None);
+        requester.unmap_all();
+    }
+}
