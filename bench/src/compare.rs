@@ -9,7 +9,7 @@ use crate::table::table;
 /// Every figure of either report, in both: the values, and the ratios to what stood beside them, which say more when
 /// machines or their loads differ. The last column is above 1 where the second report is the better one, and a dash where
 /// the ratios are to different things.
-pub fn compare(first: &Report, second: &Report) -> String {
+pub(crate) fn compare(first: &Report, second: &Report) -> String {
     let header = [
         "figure",
         "unit",

@@ -13,7 +13,7 @@ use crate::Error;
 ///
 /// # Errors
 /// If there is no such process.
-pub fn cpu_time(pid: u32) -> Result<Duration, Error> {
+pub(crate) fn cpu_time(pid: u32) -> Result<Duration, Error> {
     let process = i32::try_from(pid).map_err(|_| Errno::ESRCH);
     process
         .and_then(|process| ClockId::pid_cpu_clock_id(Pid::from_raw(process)))

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 /// Why something could not be measured.
 #[derive(Debug, Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// A server did not start.
     #[error("{program} does not start: {words}")]
     Server {
@@ -100,7 +100,7 @@ pub enum Error {
     #[error("the measurement was interrupted")]
     Interrupted,
     /// A report cannot be read.
-    #[error("{path} is no report of `peerbar bench`")]
+    #[error("{path} is no report of `peerbar-bench`")]
     Report {
         /// Its file.
         path: PathBuf,

@@ -8,7 +8,7 @@ use crate::spread::median;
 
 /// What a figure is measured by, taken in the same run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Beside {
+pub(crate) struct Beside {
     /// What that is.
     pub what: String,
     /// Its value, in the figure's unit.
@@ -18,7 +18,7 @@ pub struct Beside {
 /// What is wanted of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Goal {
+pub(crate) enum Goal {
     /// The ratio shall not be below this.
     RatioAtLeast(f64),
     /// The ratio shall not be above this.
@@ -29,7 +29,7 @@ pub enum Goal {
 
 /// Latencies in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
+pub(crate) struct Latency {
     /// Half of all take no longer.
     pub p50: f64,
     /// 99 of 100 take no longer.
@@ -40,7 +40,7 @@ pub struct Latency {
 
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Figure {
+pub(crate) struct Figure {
     /// Its name, the same in every run, its parts parted by slashes.
     pub name: String,
     /// What it is in, `IOPS` for one.
@@ -63,7 +63,7 @@ pub struct Figure {
 
 impl Figure {
     /// A figure of several rounds, each a value and what stands beside it, taken in one go.
-    pub fn of_rounds(
+    pub(crate) fn of_rounds(
         name: impl Into<String>,
         unit: &str,
         more_is_better: bool,
@@ -102,7 +102,7 @@ impl Figure {
     }
 
     /// Whether the goal is reached; none without a goal.
-    pub fn reaches_goal(&self) -> Option<bool> {
+    pub(crate) fn reaches_goal(&self) -> Option<bool> {
         Some(match self.goal? {
             Goal::RatioAtLeast(least) => self.ratio >= least,
             Goal::RatioAtMost(most) => self.ratio <= most,

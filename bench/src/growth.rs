@@ -87,7 +87,7 @@ impl Dimension {
 ///
 /// # Errors
 /// If a server does not start or does not do what it should, wrong data included.
-pub fn measure(
+pub(crate) fn measure(
     options: &Options,
     report: &mut Report,
     progress: &mut Progress<'_>,

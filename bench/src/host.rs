@@ -104,7 +104,7 @@ fn cases(quick: bool) -> Vec<Case> {
 ///
 /// # Errors
 /// If the server does not start or does not do what it should, wrong data included.
-pub fn measure(
+pub(crate) fn measure(
     options: &Options,
     report: &mut Report,
     progress: &mut Progress<'_>,

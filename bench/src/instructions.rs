@@ -61,7 +61,7 @@ const CASES: [Case; 4] = [
 ///
 /// # Errors
 /// If valgrind is not there, or the server does not do what it should.
-pub fn measure(
+pub(crate) fn measure(
     options: &Options,
     report: &mut Report,
     progress: &mut Progress<'_>,

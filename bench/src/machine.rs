@@ -9,7 +9,7 @@ const QUIET: f64 = 0.1;
 
 /// The machine, as Linux tells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// Model of the processors.
     pub cpu: String,
     /// How many of them this process may use.

@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::Error;
 
 /// Is told what is measured next, and says that it is not to be by [`Error::Interrupted`].
-pub type Progress<'a> = dyn FnMut(&str) -> Result<(), Error> + 'a;
+pub(crate) type Progress<'a> = dyn FnMut(&str) -> Result<(), Error> + 'a;
 
 /// How much to measure on the host.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// A program that every server is run by, and what it is told; nothing: none.
     pub under: Vec<OsString>,
     /// The program `peerbar-nvme`.

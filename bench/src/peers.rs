@@ -121,7 +121,7 @@ struct Round {
 /// # Errors
 /// If a server does not start or does not do what it should, wrong data included, or if the devices' records tell of another
 /// way than the one that was to be measured.
-pub fn measure(
+pub(crate) fn measure(
     options: &Options,
     report: &mut Report,
     progress: &mut Progress<'_>,

@@ -14,7 +14,7 @@ use crate::table::table;
 
 /// The figures of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// When it began, in seconds since 1970.
     pub unix_seconds: u64,
     /// The commit of this project that was measured; `scripts/bench` says it by `PEERBAR_COMMIT`.
@@ -35,7 +35,7 @@ pub struct Report {
 impl Report {
     /// A report without figures, of this machine and now. Of versions, that of Rust is there already, as
     /// `scripts/bench` says it by `PEERBAR_RUSTC`.
-    pub fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         let said = |name| std::env::var(name).unwrap_or_else(|_| "unknown".to_owned());
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
@@ -50,7 +50,7 @@ impl Report {
     }
 
     /// Notes what others had of the machine since the beginning. Children that are still alive count as others.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         let (begun, now) = (self.begun, Ticks::now());
         self.machine.others = begun
             .zip(now)
@@ -61,7 +61,7 @@ impl Report {
     ///
     /// # Errors
     /// If one is not; the first is named.
-    pub fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let wrong = self.figures.iter().find(|figure| !figure.is_number());
         wrong.map_or(Ok(()), |figure| {
             Err(Error::NoNumber {
@@ -74,7 +74,7 @@ impl Report {
     ///
     /// # Errors
     /// If the file cannot be read or holds something else.
-    pub fn load(path: &Path) -> Result<Self, Error> {
+    pub(crate) fn load(path: &Path) -> Result<Self, Error> {
         let text = fs::read(path).map_err(Error::system(format!("read {}", path.display())))?;
         serde_json::from_slice(&text).map_err(|source| Error::Report {
             path: path.to_owned(),
@@ -83,7 +83,7 @@ impl Report {
     }
 
     /// The figures for people. Where others had the processors, too, whether a goal is reached is not said.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let header = [
             "figure",
             "value",
@@ -173,7 +173,7 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         let error = Report::load(&path).unwrap_err().to_string();
         assert!(
-            error.ends_with("is no report of `peerbar bench`"),
+            error.ends_with("is no report of `peerbar-bench`"),
             "{error}"
         );
     }

@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 
 /// The middle one of `values`; of two middle ones, their mean; not a number if there is none.
-pub fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);

@@ -39,9 +39,6 @@ pub(crate) enum Command {
     Matrix(Matrix),
     /// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
     Iommu(Debugger),
-    /// Measures.
-    #[command(subcommand)]
-    Bench(Bench),
     /// Becomes a program that dies with its parent; used by peerbar itself.
     #[command(name = parent_death::NAME, hide = true)]
     DieWithParent {
@@ -168,91 +165,4 @@ pub(crate) struct Debugger {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-}
-
-/// What to measure.
-#[derive(Subcommand)]
-pub(crate) enum Bench {
-    /// Drives the controller's server from the host, without a guest: rates, latencies, bandwidth.
-    Host(BenchHost),
-    /// What a transfer costs with more namespaces, queues, mappings and devices; driven from the host.
-    Growth(BenchHost),
-    /// How many instructions a read takes in the server, and in which functions; needs valgrind.
-    Instructions(BenchHost),
-    /// Transfers between devices, driven from the host: beside memcpy, guest RAM and messages.
-    Peers(BenchHost),
-    /// Loads our controller and QEMU's own with fio, in turn in one guest.
-    Guest(BenchGuest),
-    /// What the servers of a guest cost that does nothing.
-    Idle(BenchGuest),
-    /// Transfers between devices, beside the ways around: through guest RAM, and by messages through QEMU.
-    P2p(BenchGuest),
-    /// What it costs that an IOMMU translates, for each kind of IOMMU.
-    Iommu(BenchGuest),
-    /// What a transfer of one controller costs when there are more of them in its machine.
-    Devices(BenchGuest),
-    /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
-    Boot(BenchBoot),
-    /// Sets two results side by side.
-    Compare {
-        /// A results.json, or the folder that it is in.
-        first: PathBuf,
-        /// The other.
-        second: PathBuf,
-    },
-}
-
-/// Drives the controller's server from the host.
-#[derive(Args)]
-pub(crate) struct BenchHost {
-    /// How much.
-    #[command(flatten)]
-    pub extent: BenchExtent,
-    /// Words for the server's command line, parted by blanks, as `--server "--poll always"`.
-    #[arg(
-        long,
-        value_name = "WORDS",
-        default_value = "",
-        allow_hyphen_values = true
-    )]
-    pub server: String,
-}
-
-/// Loads controllers in a guest.
-#[derive(Args)]
-pub(crate) struct BenchGuest {
-    /// How much.
-    #[command(flatten)]
-    pub extent: BenchExtent,
-    /// The user's own pieces.
-    #[command(flatten)]
-    pub own: Own,
-}
-
-/// How much to measure, and where results go.
-#[derive(Args)]
-pub(crate) struct BenchExtent {
-    /// Few figures, each measured once and short.
-    #[arg(long)]
-    pub quick: bool,
-    /// Only figures with this in their name.
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    pub only: String,
-    /// Folder that gets a folder for each measurement.
-    #[arg(long, value_name = "DIR", default_value = "runs")]
-    pub runs: PathBuf,
-}
-
-/// Boots a plain guest with an empty init and ours in turn.
-#[derive(Args)]
-pub(crate) struct BenchBoot {
-    /// Boots of each kind.
-    #[arg(short = 'n', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub boots: u32,
-    /// Folder that gets a folder for each measurement.
-    #[arg(long, value_name = "DIR", default_value = "runs")]
-    pub runs: PathBuf,
-    /// The user's own pieces.
-    #[command(flatten)]
-    pub own: Own,
 }

@@ -4,7 +4,6 @@
 
 #![deny(unsafe_code)]
 
-mod bench;
 mod cli;
 mod comparison;
 mod debugger;
@@ -29,7 +28,6 @@ fn main() -> ExitCode {
         Command::Explain(options) => explain::explain(&options),
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => debugger::iommu(&options),
-        Command::Bench(what) => bench::run(&what),
         Command::DieWithParent { parent, words } => {
             Err(parent_death::become_program(parent, &words))
         }

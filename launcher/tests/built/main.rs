@@ -1,6 +1,5 @@
 //! `peerbar` with the programs that `scripts/build` makes, mostly in real guests: `scripts/test` runs it, after that.
 
-mod bench;
 mod explain;
 mod failures;
 mod launched;

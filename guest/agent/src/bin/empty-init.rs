@@ -1,6 +1,6 @@
 //! The least that can be a guest's first program: it says that it runs, and powers off.
 //!
-//! `peerbar bench boot` measures against it.
+//! `peerbar-bench boot` measures against it.
 
 #![forbid(unsafe_code)]
 
@@ -8,7 +8,7 @@ use std::io::Write;
 
 use rustix::system::{RebootCommand, reboot};
 
-/// `peerbar bench boot` waits for this text.
+/// `peerbar-bench boot` waits for this text.
 const MARKER: &str = "peerbar: empty init";
 
 fn main() -> std::io::Result<()> {

@@ -6,30 +6,41 @@ use std::process::Command;
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
+use tempfile::TempDir;
 
-use crate::PEERBAR;
-use crate::launched::Launched;
+const PROGRAM: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../target/peerbar/peerbar-bench"
+);
 
-/// A short measurement that is over, and its figures by their names.
-fn measure(suite: &[&str]) -> anyhow::Result<(Launched, BTreeMap<String, Value>)> {
-    let words = [&["bench"], suite, &["--quick"]].concat();
-    let mut launched = Launched::start(tempfile::tempdir()?, &words)?;
-    let (code, _, said) = launched.end()?;
-    ensure!(code == Some(0), "{said}");
-    let report: Value = serde_json::from_str(&launched.kept("results.json")?)?;
+/// A short measurement: the folder with its results, and its figures by their names.
+fn measure(suite: &[&str]) -> anyhow::Result<(TempDir, BTreeMap<String, Value>)> {
+    let folder = tempfile::tempdir()?;
+    let output = Command::new(PROGRAM)
+        .args(suite)
+        .args(["--quick", "--runs"])
+        .arg(folder.path().join("runs"))
+        .current_dir(&folder)
+        .env("TMPDIR", folder.path())
+        .output()
+        .with_context(|| format!("{PROGRAM}: run scripts/build first"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(0), "{said}");
+    let results = std::fs::read(folder.path().join("runs/latest/results.json"))?;
+    let report: Value = serde_json::from_slice(&results)?;
     let figures = report.pointer("/figures").and_then(Value::as_array);
     let named = figures.into_iter().flatten().map(|figure| {
         let name = figure.pointer("/name").and_then(Value::as_str);
         Ok((name.context("no name")?.to_owned(), figure.clone()))
     });
     let figures = named.collect::<anyhow::Result<_>>()?;
-    Ok((launched, figures))
+    Ok((folder, figures))
 }
 
 #[test]
 #[ignore = "needs what scripts/build makes"]
-fn a_short_benchmark_has_every_figure() {
-    let (launched, figures) = measure(&["host", "--only", "read-4k/1-queues"]).unwrap();
+fn short_host_suite_has_every_figure() {
+    let (folder, figures) = measure(&["host", "--only", "read-4k/1-queues"]).unwrap();
     let names: Vec<&str> = figures.keys().map(String::as_str).collect();
     let (one, null) = (["32"].as_slice(), ["1", "1/p99", "256", "32"].as_slice());
     let ram = ["1", "1/p99", "1/p99/and-copy", "256", "32"].as_slice();
@@ -44,9 +55,9 @@ fn a_short_benchmark_has_every_figure() {
         assert!(figure["value"].as_f64().unwrap() > 0.0, "{figure}");
         assert!(figure["ratio"].as_f64().unwrap() > 0.0, "{figure}");
     }
-    let results = launched.folder.path().join("runs/latest");
-    let compared = Command::new(PEERBAR)
-        .args(["bench", "compare"])
+    let results = folder.path().join("runs/latest");
+    let compared = Command::new(PROGRAM)
+        .arg("compare")
         .args([&results, &results])
         .output()
         .unwrap();
@@ -60,7 +71,7 @@ fn a_short_benchmark_has_every_figure() {
 /// The suite fails by itself if data are not what they should be, or have not gone the way that a figure is about.
 #[test]
 #[ignore = "needs what scripts/build makes"]
-fn transfers_between_devices_move_half_the_bytes_of_a_bounce() {
+fn peer_transfer_moves_half_the_bytes_of_a_bounce() {
     let (_, figures) = measure(&["peers"]).unwrap();
     assert_eq!(figures.len(), 20, "{figures:?}");
     for (flow, ratio) in [("vram", 0.5), ("cmb", 1.0)] {
@@ -74,7 +85,7 @@ fn transfers_between_devices_move_half_the_bytes_of_a_bounce() {
 /// Processor time is not stretched by what else a machine has to do.
 #[test]
 #[ignore = "boots a guest"]
-fn a_guest_that_does_nothing_costs_its_servers_less_than_a_hundredth_of_a_processor() {
+fn idle_guest_costs_servers_under_a_hundredth_of_a_cpu() {
     let (_, figures) = measure(&["idle"]).unwrap();
     for polling in ["adaptive", "never"] {
         let share = figures[&format!("idle/{polling}")]["ratio"]

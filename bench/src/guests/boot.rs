@@ -1,12 +1,13 @@
-//! `peerbar bench boot`: how long our guest takes to be ready, against the least that the same kernel takes.
+//! `peerbar-bench boot`: how long our guest takes to be ready, against the least that the same kernel takes.
 
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::{Figure, Goal, Report};
 use anyhow::{Context, anyhow};
-use peerbar_bench::{Figure, Goal, Report};
 use peerbar_report::Line;
 
-use crate::cli::BenchBoot;
+use super::context::add_versions;
+use crate::cli::BootOptions;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
@@ -25,8 +26,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const GOAL: f64 = 1.3;
 
 /// Measures both boots in turn, so that a load on the machine meets both, and adds the figure to `report`.
-pub(super) fn measure(
-    options: &BenchBoot,
+pub(crate) fn measure(
+    options: &BootOptions,
     report: &mut Report,
     runs: &Folder,
 ) -> Result<(), Failure> {
@@ -39,7 +40,7 @@ pub(super) fn measure(
     };
     let ours = prepare(&modules, "peerbar-agent")?;
     let plain = prepare(&[], "empty-init")?;
-    super::add_versions(report, &ours, &scenario.machine);
+    add_versions(report, &ours, &scenario.machine);
     let mut progress = Progress::default();
     let mut times = Vec::new();
     for number in 1..=options.boots {

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::{Report, cpu_time};
 use anyhow::{Context, anyhow, bail};
-use peerbar_bench::{Report, cpu_time};
 use peerbar_report::{Check, Command, Line, Verdict};
 
 use super::device_time::{self, Recorded};
 use super::fio::{self, Outcome};
-use crate::cli::BenchExtent;
+use crate::cli::Extent;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::artifacts::Own;
 use peerbar_lab::exit::Failure;
@@ -20,7 +20,7 @@ use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::report::Row;
-use peerbar_lab::scenario::Scenario;
+use peerbar_lab::scenario::{Machine, Scenario};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
 
@@ -31,59 +31,59 @@ const START: Duration = Duration::from_secs(60);
 const STARTS: usize = 3;
 
 /// Where a suite boots its guests, how much it shall measure, and where its figures go.
-pub(super) struct Lab<'a> {
+pub(crate) struct SuiteContext<'a> {
     /// How much.
-    pub(super) extent: &'a BenchExtent,
+    pub(crate) extent: &'a Extent,
     /// The user's own pieces.
-    pub(super) own: &'a Own,
+    pub(crate) own: &'a Own,
     /// Gets a folder for each guest.
-    pub(super) folder: &'a Folder,
-    pub(super) signals: &'a Signals,
+    pub(crate) folder: &'a Folder,
+    pub(crate) signals: &'a Signals,
     /// Gets the figures.
-    pub(super) report: Report,
+    pub(crate) report: Report,
 }
 
 /// A measurement and its counterpart, taken in turn in one guest.
 #[derive(Clone, Debug)]
-pub(super) struct Pair {
-    pub(super) name: String,
+pub(crate) struct Pair {
+    pub(crate) name: String,
     /// What the counterpart is.
-    pub(super) beside: &'static str,
-    pub(super) checks: [Check; 2],
+    pub(crate) beside: &'static str,
+    pub(crate) checks: [Check; 2],
 }
 
 /// A check, and what it cost the host.
-pub(super) struct Done {
+pub(crate) struct Done {
     /// What the agent says.
-    pub(super) row: Row,
-    pub(super) cost: Cost,
+    pub(crate) row: Row,
+    pub(crate) cost: Cost,
     /// The part of it that starting fio costs, if it was fio.
-    pub(super) start: Cost,
+    pub(crate) start: Cost,
     /// What the devices recorded meanwhile, if they record everything.
-    pub(super) recorded: Recorded,
+    pub(crate) recorded: Recorded,
 }
 
 /// What a load of fio's came to, and what it cost the host, fio's start left out.
 #[derive(Clone)]
-pub(super) struct Loaded {
-    pub(super) outcome: Outcome,
-    pub(super) cost: Cost,
+pub(crate) struct Loaded {
+    pub(crate) outcome: Outcome,
+    pub(crate) cost: Cost,
 }
 
 /// What a check cost the host.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Cost {
+pub(crate) struct Cost {
     /// From the result before it to its own.
-    pub(super) wall: Duration,
+    pub(crate) wall: Duration,
     /// What QEMU, its guest included, had of the processors.
-    pub(super) qemu: Duration,
+    pub(crate) qemu: Duration,
     /// What each server had of them, by its name in the scenario.
-    pub(super) servers: BTreeMap<String, Duration>,
+    pub(crate) servers: BTreeMap<String, Duration>,
 }
 
 impl Cost {
     /// What QEMU and all servers had of the processors.
-    pub(super) fn of_all(&self) -> Duration {
+    pub(crate) fn of_all(&self) -> Duration {
         self.qemu + self.of_servers()
     }
 
@@ -101,19 +101,19 @@ impl Cost {
     }
 
     /// What all servers had of the processors.
-    pub(super) fn of_servers(&self) -> Duration {
+    pub(crate) fn of_servers(&self) -> Duration {
         self.servers.values().sum()
     }
 }
 
 impl Done {
     /// What its command printed.
-    pub(super) fn output(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         self.row.diagnostics.join("\n")
     }
 
     /// What fio measured, and what that cost.
-    pub(super) fn load(&self) -> anyhow::Result<Loaded> {
+    pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
         Ok(Loaded {
             outcome: Outcome::parse(&self.output())?,
             cost: self.cost.without(&self.start),
@@ -123,13 +123,13 @@ impl Done {
 
 impl Loaded {
     /// Nanoseconds that QEMU and the servers had of the processors for each transfer.
-    pub(super) fn host_ns(&self) -> f64 {
+    pub(crate) fn host_ns(&self) -> f64 {
         self.outcome.share_ns(self.cost.of_all())
     }
 }
 
 /// A command of the tools root as a check; what it prints is told.
-pub(super) fn command(run: String) -> Check {
+pub(crate) fn command(run: String) -> Check {
     Check::Command(Command {
         run,
         status: 0,
@@ -140,9 +140,9 @@ pub(super) fn command(run: String) -> Check {
     })
 }
 
-impl Lab<'_> {
+impl SuiteContext<'_> {
     /// Boots a guest of `scenario` and measures all `pairs` in turn, as often as `rounds` says: for each pair its rounds.
-    pub(super) fn in_turn(
+    pub(crate) fn in_turn(
         &mut self,
         scenario: Scenario,
         pairs: &[Pair],
@@ -168,7 +168,7 @@ impl Lab<'_> {
 
     /// Boots a guest of `scenario`, whose only check prints fio's version, starts fio for nothing, and runs `checks` after
     /// that, each with the name that the user sees. All of them must pass.
-    pub(super) fn run(
+    pub(crate) fn run(
         &mut self,
         mut scenario: Scenario,
         checks: Vec<(String, Check)>,
@@ -181,7 +181,7 @@ impl Lab<'_> {
             scenario.checks.push(check);
         }
         let artifacts = self.prepare(&scenario)?;
-        super::add_versions(&mut self.report, &artifacts, &scenario.machine);
+        add_versions(&mut self.report, &artifacts, &scenario.machine);
         let mut rows = self.boot(&scenario, &artifacts, &names)?.into_iter();
         let (version, ..) = rows.next().context("fio is not there")?;
         let starts = rows.by_ref().take(STARTS).map(|(_, cost, _)| cost);
@@ -228,6 +228,21 @@ impl Lab<'_> {
         let rows = rows.into_iter().map(passed).zip(seen);
         let rows = rows.map(|(row, (cost, span))| Ok((row?, cost, recorded.during(&span))));
         Ok(rows.collect::<anyhow::Result<_>>()?)
+    }
+}
+
+/// Notes what a guest was made of, and by what it started on `machine`.
+pub(crate) fn add_versions(report: &mut Report, artifacts: &Artifacts, machine: &Machine) {
+    let boot = artifacts.boot(machine);
+    let versions = [
+        ("peerbar", env!("CARGO_PKG_VERSION").to_owned()),
+        ("qemu", artifacts.qemu.version.to_string()),
+        ("guest kernel", artifacts.guest.release.clone()),
+        ("accelerator", boot.accel.argument().to_owned()),
+        ("firmware", boot.firmware.word().to_owned()),
+    ];
+    for (name, version) in versions {
+        report.versions.insert(name.to_owned(), version);
     }
 }
 

@@ -1,15 +1,15 @@
-//! `peerbar bench p2p`: transfers between devices, beside the ways around: through guest RAM, and through QEMU.
+//! `peerbar-bench p2p`: transfers between devices, beside the ways around: through guest RAM, and through QEMU.
 
 use std::path::Path;
 use std::time::Duration;
 
-use peerbar_bench::{Figure, Goal};
+use crate::{Figure, Goal};
 use peerbar_flight::{self as flight, Level};
 use peerbar_report::{Buffer, Calls, Check, Copy, GpuFile, Measure, Medium, Route};
 
+use super::context::{self, Done, Pair, SuiteContext};
 use super::device_time::Way;
 use super::fio::{Load, Pattern};
-use super::lab::{self, Done, Lab, Pair};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::size::Size;
@@ -76,12 +76,12 @@ enum LookedAt {
 }
 
 /// Measures, and adds figures to the report.
-pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
-    let rounds = if lab.extent.quick { 1 } else { 3 };
-    let only = &lab.extent.only;
+pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
+    let rounds = if context.extent.quick { 1 } else { 3 };
+    let only = &context.extent.only;
     let wanted = |case: &Case| case.figures.iter().any(|figure| figure.name.contains(only));
     // In a guest of their own: a bounce makes many more records than a transfer straight, and shall not pay for them.
-    let (recorded, others): (Vec<_>, Vec<_>) = routes(lab.extent.quick)
+    let (recorded, others): (Vec<_>, Vec<_>) = routes(context.extent.quick)
         .into_iter()
         .partition(Case::looks_at_records);
     let guests = [
@@ -97,10 +97,10 @@ pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
         let mut scenario = Scenario::parse(Path::new("bench-p2p.toml"), text.to_owned())?;
         scenario.recording = recording;
         let pairs: Vec<Pair> = cases.iter().map(|case| case.pair.clone()).collect();
-        let measured = lab.in_turn(scenario, &pairs, WARM_UP + rounds)?;
+        let measured = context.in_turn(scenario, &pairs, WARM_UP + rounds)?;
         for (case, rounds) in cases.iter().zip(&measured) {
             let warm = rounds.get(WARM_UP..).unwrap_or_default();
-            lab.report.figures.extend(case.figures(warm)?);
+            context.report.figures.extend(case.figures(warm)?);
         }
     }
     Ok(())
@@ -299,7 +299,7 @@ fn own_cmb(kib: u32, depth: u32) -> Case {
             format!("{{{name}:disk}}"),
             format!("mmapshared:{{{name}:p2pmem}}"),
         );
-        lab::command(load.line(&disk, 2, Some(&memory)))
+        context::command(load.line(&disk, 2, Some(&memory)))
     };
     let name = format!("p2p/own-cmb/{kib}K/depth-{depth}");
     let wanted = |what, looked_at| Wanted {
@@ -351,8 +351,8 @@ mod tests {
     use peerbar_report::Verdict;
 
     use super::*;
-    use crate::bench::device_time::Recorded;
-    use crate::bench::lab::Cost;
+    use crate::guests::context::Cost;
+    use crate::guests::device_time::Recorded;
     use peerbar_lab::report::Row;
 
     #[test]

@@ -1,9 +1,9 @@
-//! `peerbar bench iommu`: what it costs that an IOMMU translates.
+//! `peerbar-bench iommu`: what it costs that an IOMMU translates.
 
-use peerbar_bench::Figure;
+use crate::Figure;
 
+use super::context::{Loaded, SuiteContext};
 use super::fio::{Load, Pattern};
-use super::lab::{Lab, Loaded};
 use super::versus::{Backing, Versus};
 use peerbar_lab::exit::Failure;
 
@@ -17,10 +17,10 @@ const PARTS: [&str; 4] = ["", "/of-qemu-s-own", "/cpu-of-qemu", "/cpu-of-server"
 type Rounds = Vec<[Loaded; 2]>;
 
 /// Boots a guest with each IOMMU in turn, the first without any, again and again, and adds figures to the report.
-pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
-    let loads = loads(lab.extent.quick);
-    let (rounds, seconds) = if lab.extent.quick { (1, 1) } else { (2, 3) };
-    let only = &lab.extent.only;
+pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
+    let loads = loads(context.extent.quick);
+    let (rounds, seconds) = if context.extent.quick { (1, 1) } else { (2, 3) };
+    let only = &context.extent.only;
     let names = |mode: &str, load: &Load| PARTS.map(|part| name(mode, load) + part);
     let wanted = |mode: &&str| {
         let mut names = loads.iter().flat_map(|load| names(mode, load));
@@ -44,7 +44,7 @@ pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
                 rounds: 1,
                 seconds,
             };
-            for (rounds, round) in measured.iter_mut().zip(versus.run(lab)?) {
+            for (rounds, round) in measured.iter_mut().zip(versus.run(context)?) {
                 rounds.extend(round);
             }
         }
@@ -56,7 +56,7 @@ pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
     for (mode, with) in each {
         for ((load, with), without) in loads.iter().zip(with).zip(without) {
             let figures = figures(&name(mode, load), with, without);
-            lab.report.figures.extend(figures);
+            context.report.figures.extend(figures);
         }
     }
     Ok(())

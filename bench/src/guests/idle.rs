@@ -1,13 +1,13 @@
-//! `peerbar bench idle`: what the servers of a guest cost that does nothing.
+//! `peerbar-bench idle`: what the servers of a guest cost that does nothing.
 
 use std::path::Path;
 use std::time::Duration;
 
+use crate::{Figure, Goal};
 use anyhow::ensure;
-use peerbar_bench::{Figure, Goal};
 
+use super::context::{self, Cost, Done, SuiteContext};
 use super::fio::{Load, Pattern};
-use super::lab::{self, Cost, Done, Lab};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
 
@@ -34,11 +34,11 @@ const QUIET_BYTES: u64 = 64 << 10;
 
 /// Loads all disks, so that no worker has slept from the start, and then lets the guest sleep; adds to the report what
 /// that cost.
-pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
-    if !names().any(|name| name.contains(&lab.extent.only)) {
+pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
+    if !names().any(|name| name.contains(&context.extent.only)) {
         return Ok(());
     }
-    let seconds = if lab.extent.quick { 4 } else { 30 };
+    let seconds = if context.extent.quick { 4 } else { 30 };
     let load = Load {
         pattern: Pattern::RandomRead,
         kib: 4,
@@ -50,12 +50,12 @@ pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
     let checks = ["all disks at work", "a guest that sleeps"]
         .into_iter()
         .zip(checks);
-    let checks = checks.map(|(name, line)| (name.to_owned(), lab::command(line)));
-    let done = lab.run(scenario, checks.collect())?;
+    let checks = checks.map(|(name, line)| (name.to_owned(), context::command(line)));
+    let done = context.run(scenario, checks.collect())?;
     let cost = slept(&done, Duration::from_secs(seconds))?;
     let mut figures = figures(cost);
-    figures.retain(|figure| figure.name.contains(&lab.extent.only));
-    lab.report.figures.extend(figures);
+    figures.retain(|figure| figure.name.contains(&context.extent.only));
+    context.report.figures.extend(figures);
     Ok(())
 }
 
@@ -118,7 +118,7 @@ mod tests {
     use peerbar_report::{Measure, Route, Verdict};
 
     use super::*;
-    use crate::bench::device_time::Recorded;
+    use crate::guests::device_time::Recorded;
     use peerbar_lab::report::Row;
 
     fn done(output: &str, moved: u64, servers: [u64; 2]) -> Done {

@@ -1,34 +1,21 @@
-//! `peerbar bench`: what is measured, and what becomes of the figures.
-
-mod boot;
-mod device_time;
-mod devices;
-mod fio;
-mod guest;
-mod idle;
-mod iommu;
-mod lab;
-mod p2p;
-mod versus;
+//! Runs a suite, keeps its figures and prints them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use anyhow::anyhow;
-use peerbar_bench::{
+use crate::cli::{BootOptions, Extent, GuestOptions, HostOptions, Suite};
+use crate::guests::context::SuiteContext;
+use crate::guests::{boot, guest, idle, iommu, p2p};
+use crate::{
     Error, Options, Progress as Steps, Report, compare, growth, host, instructions, peers,
 };
-
-use self::lab::Lab;
-use crate::cli::{Bench, BenchBoot, BenchExtent, BenchGuest, BenchHost};
-use peerbar_lab::artifacts::Artifacts;
+use anyhow::anyhow;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::parent_death;
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
-use peerbar_lab::scenario::Machine;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::print;
 
@@ -36,21 +23,20 @@ use peerbar_lab::terminal::print;
 const RESULTS: &str = "results.json";
 
 /// Measures.
-pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
+pub(crate) fn run(what: &Suite) -> Result<ExitCode, Failure> {
     match what {
-        Bench::Host(options) => on_host("bench-host", host::measure, options)?,
-        Bench::Peers(options) => on_host("bench-peers", peers::measure, options)?,
-        Bench::Growth(options) => on_host("bench-growth", growth::measure, options)?,
-        Bench::Instructions(options) => {
+        Suite::Host(options) => on_host("bench-host", host::measure, options)?,
+        Suite::Peers(options) => on_host("bench-peers", peers::measure, options)?,
+        Suite::Growth(options) => on_host("bench-growth", growth::measure, options)?,
+        Suite::Instructions(options) => {
             on_host("bench-instructions", instructions::measure, options)?
         }
-        Bench::Guest(options) => in_guest("bench-guest", guest::measure, options)?,
-        Bench::P2p(options) => in_guest("bench-p2p", p2p::measure, options)?,
-        Bench::Iommu(options) => in_guest("bench-iommu", iommu::measure, options)?,
-        Bench::Devices(options) => in_guest("bench-devices", devices::measure, options)?,
-        Bench::Idle(options) => in_guest("bench-idle", idle::measure, options)?,
-        Bench::Boot(options) => on_boot(options)?,
-        Bench::Compare { first, second } => {
+        Suite::Guest(options) => in_guest("bench-guest", guest::measure, options)?,
+        Suite::P2p(options) => in_guest("bench-p2p", p2p::measure, options)?,
+        Suite::Iommu(options) => in_guest("bench-iommu", iommu::measure, options)?,
+        Suite::Idle(options) => in_guest("bench-idle", idle::measure, options)?,
+        Suite::Boot(options) => on_boot(options)?,
+        Suite::Compare { first, second } => {
             print(&compare(&load(first)?, &load(second)?))?;
         }
     }
@@ -58,9 +44,9 @@ pub(crate) fn run(what: &Bench) -> Result<ExitCode, Failure> {
 }
 
 /// A suite that needs no guest.
-type Suite = fn(&Options, &mut Report, &mut Steps<'_>) -> Result<(), Error>;
+type HostSuite = fn(&Options, &mut Report, &mut Steps<'_>) -> Result<(), Error>;
 
-fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure> {
+fn on_host(name: &str, suite: HostSuite, options: &HostOptions) -> Result<(), Failure> {
     let extent = &options.extent;
     let signals = Signals::new()?;
     let how = Options {
@@ -103,28 +89,28 @@ fn on_host(name: &str, suite: Suite, options: &BenchHost) -> Result<(), Failure>
 }
 
 /// A suite that boots guests.
-type GuestSuite = fn(&mut Lab<'_>) -> Result<(), Failure>;
+type GuestSuite = fn(&mut SuiteContext<'_>) -> Result<(), Failure>;
 
-fn in_guest(name: &str, suite: GuestSuite, options: &BenchGuest) -> Result<(), Failure> {
+fn in_guest(name: &str, suite: GuestSuite, options: &GuestOptions) -> Result<(), Failure> {
     let extent = &options.extent;
     let signals = Signals::new()?;
     let folder = Folder::create(&extent.runs, name, SystemTime::now())?;
-    let mut lab = Lab {
+    let mut context = SuiteContext {
         extent,
         own: &options.own,
         folder: &folder,
         signals: &signals,
         report: Report::begin(),
     };
-    add_extent(&mut lab.report, extent);
-    let measured = suite(&mut lab);
-    if measured.is_ok() || !lab.report.figures.is_empty() {
-        conclude(&extent.only, &mut lab.report, &folder)?;
+    add_extent(&mut context.report, extent);
+    let measured = suite(&mut context);
+    if measured.is_ok() || !context.report.figures.is_empty() {
+        conclude(&extent.only, &mut context.report, &folder)?;
     }
     measured
 }
 
-fn on_boot(options: &BenchBoot) -> Result<(), Failure> {
+fn on_boot(options: &BootOptions) -> Result<(), Failure> {
     let folder = Folder::create(&options.runs, "bench-boot", SystemTime::now())?;
     let mut report = Report::begin();
     boot::measure(options, &mut report, &folder)?;
@@ -132,7 +118,7 @@ fn on_boot(options: &BenchBoot) -> Result<(), Failure> {
 }
 
 /// Notes how much is measured.
-fn add_extent(report: &mut Report, extent: &BenchExtent) {
+fn add_extent(report: &mut Report, extent: &Extent) {
     let rounds = if extent.quick {
         "one, short"
     } else {
@@ -141,21 +127,6 @@ fn add_extent(report: &mut Report, extent: &BenchExtent) {
     report
         .settings
         .insert("rounds".to_owned(), rounds.to_owned());
-}
-
-/// Notes what a guest was made of, and by what it started on `machine`.
-fn add_versions(report: &mut Report, artifacts: &Artifacts, machine: &Machine) {
-    let boot = artifacts.boot(machine);
-    let versions = [
-        ("peerbar", env!("CARGO_PKG_VERSION").to_owned()),
-        ("qemu", artifacts.qemu.version.to_string()),
-        ("guest kernel", artifacts.guest.release.clone()),
-        ("accelerator", boot.accel.argument().to_owned()),
-        ("firmware", boot.firmware.word().to_owned()),
-    ];
-    for (name, version) in versions {
-        report.versions.insert(name.to_owned(), version);
-    }
 }
 
 /// Keeps and prints what was measured, also before a failure.

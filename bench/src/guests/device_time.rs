@@ -8,8 +8,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::median;
 use anyhow::{Context, ensure};
-use peerbar_bench::median;
 use peerbar_flight::{Event, FlightFile, Level, Origin, Outcome, Purpose, Record, Route};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -18,13 +18,13 @@ use peerbar_lab::servers;
 
 /// What each device has recorded, by its name in the scenario.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Recorded(BTreeMap<String, Vec<Record>>);
+pub(crate) struct Recorded(BTreeMap<String, Vec<Record>>);
 
 /// A device whose commands count, and the way that their data must have taken.
-pub(super) type Way = (&'static str, Route);
+pub(crate) type Way = (&'static str, Route);
 
 /// The time as flight records have it: CLOCK_MONOTONIC in nanoseconds.
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     Duration::try_from(time)
         .ok()
@@ -35,7 +35,7 @@ pub(super) fn now() -> u64 {
 impl Recorded {
     /// Reads what the devices of `scenario`, which have ended, left in `folder`; nothing unless it has them record
     /// everything. A record of which something is missing is an error.
-    pub(super) fn read(scenario: &Scenario, folder: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn read(scenario: &Scenario, folder: &Path) -> anyhow::Result<Self> {
         let mut recorded = Self::default();
         if scenario.recording != Level::All {
             return Ok(recorded);
@@ -57,7 +57,7 @@ impl Recorded {
     }
 
     /// What was recorded at these times ([`now`]).
-    pub(super) fn during(&self, span: &RangeInclusive<u64>) -> Self {
+    pub(crate) fn during(&self, span: &RangeInclusive<u64>) -> Self {
         let devices = self.0.iter().map(|(name, records)| {
             let then = records.iter().filter(|record| span.contains(&record.nanos));
             (name.clone(), then.copied().collect())
@@ -67,7 +67,7 @@ impl Recorded {
 
     /// Bytes a second that a command moves by these ways while it is under way: the middle one of all such commands. A
     /// way by which none went is an error.
-    pub(super) fn rate(&self, ways: &[Way]) -> anyhow::Result<f64> {
+    pub(crate) fn rate(&self, ways: &[Way]) -> anyhow::Result<f64> {
         let mut all = Vec::new();
         for (device, route) in ways {
             let records = self.0.get(*device);

@@ -1,9 +1,9 @@
-//! `peerbar bench guest`: fio in a guest, on our controller and on QEMU's own in turn.
+//! `peerbar-bench guest`: fio in a guest, on our controller and on QEMU's own in turn.
 
-use peerbar_bench::{Figure, Goal};
+use crate::{Figure, Goal};
 
+use super::context::{Loaded, SuiteContext};
 use super::fio::{Load, Pattern};
-use super::lab::{Lab, Loaded};
 use super::versus::{Backing, THEIRS, Versus};
 use peerbar_lab::exit::Failure;
 
@@ -11,11 +11,11 @@ use peerbar_lab::exit::Failure;
 const COST: &str = "/host-cpu";
 
 /// Measures with images behind the disks, and with nothing behind them, and adds the figures to the report.
-pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
-    let (rounds, seconds) = if lab.extent.quick { (1, 1) } else { (3, 3) };
+pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
+    let (rounds, seconds) = if context.extent.quick { (1, 1) } else { (3, 3) };
     for backing in [Backing::Images, Backing::Null] {
-        let mut loads = loads(backing, lab.extent.quick);
-        loads.retain(|load| (name(backing, load) + COST).contains(&lab.extent.only));
+        let mut loads = loads(backing, context.extent.quick);
+        loads.retain(|load| (name(backing, load) + COST).contains(&context.extent.only));
         if loads.is_empty() {
             continue;
         }
@@ -26,10 +26,10 @@ pub(super) fn measure(lab: &mut Lab<'_>) -> Result<(), Failure> {
             rounds,
             seconds,
         };
-        let measured = versus.run(lab)?;
+        let measured = versus.run(context)?;
         for (load, pairs) in loads.iter().zip(&measured) {
             let figures = figures(name(backing, load), load.depth, pairs);
-            lab.report.figures.extend(figures);
+            context.report.figures.extend(figures);
         }
     }
     Ok(())
@@ -108,11 +108,11 @@ mod tests {
     use std::collections::HashSet;
     use std::time::Duration;
 
-    use peerbar_bench::Latency;
+    use crate::Latency;
 
     use super::*;
-    use crate::bench::fio::Outcome;
-    use crate::bench::lab::Cost;
+    use crate::guests::context::Cost;
+    use crate::guests::fio::Outcome;
 
     /// What made so many transfers a second, and took so many seconds of a processor for all.
     fn side(iops: f64, seconds: u64) -> Loaded {

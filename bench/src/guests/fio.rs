@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::Latency;
 use anyhow::Context;
-use peerbar_bench::Latency;
 use serde::Deserialize;
 
 /// A shell line that starts fio for next to nothing.
-pub(super) const START: &str = "cd /tmp && fio --name=start --ioengine=null --size=4k --thread --output-format=json \
+pub(crate) const START: &str = "cd /tmp && fio --name=start --ioengine=null --size=4k --thread --output-format=json \
     --output=/tmp/out && cat /tmp/out";
 
 /// Which accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pattern {
+pub(crate) enum Pattern {
     RandomRead,
     RandomWrite,
     Read,
@@ -22,7 +22,7 @@ pub(super) enum Pattern {
 
 impl Pattern {
     /// fio's word for it.
-    pub(super) fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::RandomRead => "randread",
             Self::RandomWrite => "randwrite",
@@ -34,26 +34,26 @@ impl Pattern {
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Load {
-    pub(super) pattern: Pattern,
+pub(crate) struct Load {
+    pub(crate) pattern: Pattern,
     /// KiB of a transfer.
-    pub(super) kib: u32,
+    pub(crate) kib: u32,
     /// Threads, each with a queue of its own where there are enough.
-    pub(super) jobs: u32,
+    pub(crate) jobs: u32,
     /// Transfers outstanding for each thread.
-    pub(super) depth: u32,
+    pub(crate) depth: u32,
 }
 
 impl Load {
     /// A part of a figure's name.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let (pattern, kib, jobs, depth) = (self.pattern.word(), self.kib, self.jobs, self.depth);
         format!("{pattern}-{kib}k/{jobs}-jobs/depth-{depth}")
     }
 
     /// A shell line that loads `disk` for `seconds` and prints one line of JSON; buffers are those of `memory`, as fio
     /// takes it, or in guest RAM.
-    pub(super) fn line(&self, disk: &str, seconds: u32, memory: Option<&str>) -> String {
+    pub(crate) fn line(&self, disk: &str, seconds: u32, memory: Option<&str>) -> String {
         let memory = memory.map_or_else(String::new, |memory| format!("--iomem={memory} "));
         format!(
             "cd /tmp && fio --name=load --filename={disk} --direct=1 --ioengine=libaio --rw={} --bs={}k \
@@ -69,18 +69,18 @@ impl Load {
 
 /// What fio has measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     /// Transfers a second.
-    pub(super) iops: f64,
+    pub(crate) iops: f64,
     /// Transfers in all.
-    pub(super) transfers: f64,
+    pub(crate) transfers: f64,
     /// How long they took, from submission to completion.
-    pub(super) latency: Latency,
+    pub(crate) latency: Latency,
 }
 
 impl Outcome {
     /// Reads what [`Load::line`] prints.
-    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+    pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
         let start = text.find('{').context("fio printed no JSON")?;
         let json = text.get(start..).unwrap_or_default();
         let output: Output = serde_json::from_str(json).context("fio printed other JSON")?;
@@ -106,7 +106,7 @@ impl Outcome {
     }
 
     /// Nanoseconds for each transfer, of `time` for all.
-    pub(super) fn share_ns(&self, time: Duration) -> f64 {
+    pub(crate) fn share_ns(&self, time: Duration) -> f64 {
         time.as_secs_f64() * 1e9 / self.transfers
     }
 }

@@ -8,13 +8,13 @@ use anyhow::Context;
 use serde_json::json;
 use tempfile::TempDir;
 
+use super::context::{self, Done, Loaded, Pair, SuiteContext};
 use super::fio::Load;
-use super::lab::{self, Done, Lab, Loaded, Pair};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
 
 /// What ours is measured by.
-pub(super) const THEIRS: &str = "QEMU's own NVMe";
+pub(crate) const THEIRS: &str = "QEMU's own NVMe";
 /// What an image holds.
 const DISK_MIB: usize = 256;
 /// Memory that is a file system, if the host has it.
@@ -22,7 +22,7 @@ const SHARED_MEMORY: &str = "/dev/shm";
 
 /// What is behind both disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Backing {
+pub(crate) enum Backing {
     /// An image for each, in memory where the host has a file system for it.
     Images,
     /// Nothing: what is left when the cost of storage is taken away.
@@ -30,19 +30,22 @@ pub(super) enum Backing {
 }
 
 /// What both disks are loaded with, in what guest.
-pub(super) struct Versus<'a> {
-    pub(super) iommu: &'a str,
-    pub(super) backing: Backing,
-    pub(super) loads: &'a [Load],
-    pub(super) rounds: usize,
+pub(crate) struct Versus<'a> {
+    pub(crate) iommu: &'a str,
+    pub(crate) backing: Backing,
+    pub(crate) loads: &'a [Load],
+    pub(crate) rounds: usize,
     /// Seconds of each load.
-    pub(super) seconds: u32,
+    pub(crate) seconds: u32,
 }
 
 impl Versus<'_> {
     /// Boots a guest and loads both controllers with each load, again and again: for each load its rounds, ours and
     /// theirs.
-    pub(super) fn run(&self, lab: &mut Lab<'_>) -> Result<Vec<Vec<[Loaded; 2]>>, Failure> {
+    pub(crate) fn run(
+        &self,
+        context: &mut SuiteContext<'_>,
+    ) -> Result<Vec<Vec<[Loaded; 2]>>, Failure> {
         let images = match self.backing {
             Backing::Images => Some(images()?),
             Backing::Null => None,
@@ -52,13 +55,13 @@ impl Versus<'_> {
             name: load.name(),
             beside: THEIRS,
             checks: ["{ours:disk}", "{theirs:disk}"]
-                .map(|disk| lab::command(load.line(disk, seconds, None))),
+                .map(|disk| context::command(load.line(disk, seconds, None))),
         };
         // What a guest does for the first time it does slowly, so the first pair only warms it up.
         let warm_up = self.loads.first().map(|load| pair(load, 1));
         let pairs = self.loads.iter().map(|load| pair(load, self.seconds));
         let pairs: Vec<Pair> = warm_up.into_iter().chain(pairs).collect();
-        let done = lab.in_turn(scenario, &pairs, self.rounds)?;
+        let done = context.in_turn(scenario, &pairs, self.rounds)?;
         let loads = |rounds: &Vec<[Done; 2]>| -> anyhow::Result<_> {
             let rounds = rounds.iter();
             let loads = rounds.map(|[ours, theirs]| Ok([ours.load()?, theirs.load()?]));

@@ -1,0 +1,100 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use peerbar_lab::artifacts::Own;
+
+/// Measures what the devices of peerbar can do.
+#[derive(Parser)]
+#[command(name = "peerbar-bench", version)]
+pub(crate) struct Cli {
+    /// What to measure.
+    #[command(subcommand)]
+    pub suite: Suite,
+}
+
+/// What to measure.
+#[derive(Subcommand)]
+pub(crate) enum Suite {
+    /// Drives the controller's server from the host, without a guest: rates, latencies, bandwidth.
+    Host(HostOptions),
+    /// What a transfer costs with more namespaces, queues, mappings and devices; driven from the host.
+    Growth(HostOptions),
+    /// How many instructions a read takes in the server, and in which functions; needs valgrind.
+    Instructions(HostOptions),
+    /// Transfers between devices, driven from the host: beside memcpy, guest RAM and messages.
+    Peers(HostOptions),
+    /// Loads our controller and QEMU's own with fio, in turn in one guest.
+    Guest(GuestOptions),
+    /// What the servers of a guest cost that does nothing.
+    Idle(GuestOptions),
+    /// Transfers between devices, beside the ways around: through guest RAM, and by messages through QEMU.
+    P2p(GuestOptions),
+    /// What it costs that an IOMMU translates, for each kind of IOMMU.
+    Iommu(GuestOptions),
+    /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
+    Boot(BootOptions),
+    /// Sets two results side by side.
+    Compare {
+        /// A results.json, or the folder that it is in.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+}
+
+/// Drives the controller's server from the host.
+#[derive(Args)]
+pub(crate) struct HostOptions {
+    /// How much.
+    #[command(flatten)]
+    pub extent: Extent,
+    /// Words for the server's command line, parted by blanks, as `--server "--poll always"`.
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub server: String,
+}
+
+/// Loads controllers in a guest.
+#[derive(Args)]
+pub(crate) struct GuestOptions {
+    /// How much.
+    #[command(flatten)]
+    pub extent: Extent,
+    /// The user's own pieces.
+    #[command(flatten)]
+    pub own: Own,
+}
+
+/// How much to measure, and where results go.
+#[derive(Args)]
+pub(crate) struct Extent {
+    /// Few figures, each measured once and short.
+    #[arg(long)]
+    pub quick: bool,
+    /// Only figures with this in their name.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+    /// Folder that gets a folder for each measurement.
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub runs: PathBuf,
+}
+
+/// Boots a plain guest with an empty init and ours in turn.
+#[derive(Args)]
+pub(crate) struct BootOptions {
+    /// Boots of each kind.
+    #[arg(short = 'n', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub boots: u32,
+    /// Folder that gets a folder for each measurement.
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub runs: PathBuf,
+    /// The user's own pieces.
+    #[command(flatten)]
+    pub own: Own,
+}

@@ -1,0 +1,11 @@
+//! Suites that boot guests.
+
+pub(crate) mod boot;
+pub(crate) mod context;
+mod device_time;
+mod fio;
+pub(crate) mod guest;
+pub(crate) mod idle;
+pub(crate) mod iommu;
+pub(crate) mod p2p;
+mod versus;

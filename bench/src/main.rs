@@ -1,0 +1,57 @@
+//! Measures what the devices can do, and what the machine could.
+//!
+//! Every figure stands beside a limit that was measured in the same run, in turn with it: a bare loop, an empty ring,
+//! another program's device. On a machine with other work the figure alone says little, the ratio still does. Figures
+//! and what they were measured with make a [`Report`], which is printed as a table and kept as JSON; [`compare`] sets
+//! two of them side by side.
+//!
+//! The host-side suites ([`host`], [`growth`], [`instructions`], [`peers`]) need no guest: `peerbar-nvme-driver` drives
+//! a server over its socket, with queues and data in shared memory. It uses shadow doorbells and a doorbell page that
+//! can be mapped where the server offers them, and messages for what is left. The suites in [`guests`] boot guests.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod compare;
+mod controller;
+mod cpu_time;
+mod drive;
+mod error;
+mod figure;
+mod growth;
+mod guests;
+mod host;
+mod instructions;
+mod jobs;
+mod limits;
+mod loaded_queue;
+mod machine;
+mod memory;
+mod options;
+mod peers;
+mod report;
+mod run;
+mod scattered_pages;
+mod server;
+mod setup;
+mod spread;
+mod table;
+mod vfio_user;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::compare::compare;
+use crate::cpu_time::cpu_time;
+use crate::error::Error;
+use crate::figure::{Figure, Goal, Latency};
+use crate::options::{Options, Progress};
+use crate::report::Report;
+use crate::spread::median;
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let measured = run::run(&cli::Cli::parse().suite);
+    measured.unwrap_or_else(|failure| failure.report())
+}
