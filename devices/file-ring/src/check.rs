@@ -8,7 +8,7 @@ use io_uring::types::Fd;
 use peerbar_dma::{DmaFault, Pinned, Span};
 use thiserror::Error;
 
-use crate::operation::Progress;
+use crate::progress::Progress;
 
 /// How much one step reads.
 pub(crate) const STEP: usize = 1 << 14;
@@ -23,28 +23,28 @@ pub(crate) struct Check {
     offset: u64,
     left: u64,
     /// Where a step reads to: [`STEP`] bytes.
-    room: Span,
+    buffer: Span,
     /// The address of that.
     address: usize,
-    /// What the file is to hold, if anything, and how much of it has been looked at.
+    /// The expected content, if any, and how much of it has been compared.
     memory: Option<Pinned>,
     seen: usize,
 }
 
 impl Check {
-    /// `len` bytes from `offset` on, which are what the memory holds, if there is any. It fails where the room is smaller than
-    /// a step.
+    /// `len` bytes from `offset` on, which are what the memory holds, if there is any. It fails if the buffer is smaller
+    /// than a step.
     pub(crate) fn new(
         (offset, len): (u64, u64),
         memory: Option<Pinned>,
-        room: Span,
+        buffer: Span,
     ) -> io::Result<Self> {
-        let pointer = room.file.pointer(room.offset, STEP);
+        let pointer = buffer.file.pointer(buffer.offset, STEP);
         Ok(Self {
             offset,
             left: len,
             address: pointer.map_err(io::Error::other)?.expose_provenance(),
-            room,
+            buffer,
             memory,
             seen: 0,
         })
@@ -56,9 +56,9 @@ impl Check {
 
     /// The next step.
     pub(crate) fn entry(&self, file: Fd) -> Entry {
-        let room = std::ptr::with_exposed_provenance_mut(self.address);
+        let buffer = std::ptr::with_exposed_provenance_mut(self.address);
         let len = u32::try_from(self.next()).unwrap_or(0);
-        opcode::Read::new(file, room, len)
+        opcode::Read::new(file, buffer, len)
             .offset(self.offset)
             .build()
     }
@@ -68,7 +68,7 @@ impl Check {
         usize::try_from(self.left).map_or(STEP, |left| left.min(STEP))
     }
 
-    /// So many bytes have been read.
+    /// A step has read `count` bytes.
     pub(crate) fn advance(&mut self, count: usize) -> Progress {
         if count == 0 && self.left > 0 {
             return Progress::Over(Err(io::ErrorKind::UnexpectedEof.into()));
@@ -84,7 +84,7 @@ impl Check {
         }
     }
 
-    /// Holds what a step has read against the memory.
+    /// Compares what a step has read with the memory.
     fn compare(&mut self, count: usize) -> io::Result<()> {
         let Some(memory) = &self.memory else {
             return Ok(());
@@ -93,9 +93,9 @@ impl Check {
         let too_much = io::ErrorKind::InvalidData;
         let found = found.get_mut(..count).ok_or(too_much)?;
         let expected = expected.get_mut(..count).ok_or(too_much)?;
-        let room = self.room.file.read(self.room.offset, found);
-        room.map_err(io::Error::other)?;
-        // As the kernel tells of a fault.
+        let buffer = self.buffer.file.read(self.buffer.offset, found);
+        buffer.map_err(io::Error::other)?;
+        // As the kernel reports a fault.
         let fault = |_| io::Error::from_raw_os_error(libc::EFAULT);
         memory.read(self.seen, expected).map_err(fault)?;
         self.seen = self.seen.saturating_add(count);
@@ -106,7 +106,7 @@ impl Check {
         }
     }
 
-    /// Lets the memory go, with a record of what was looked at.
+    /// Unpins the memory and records what was compared.
     pub(crate) fn end(self, outcome: &io::Result<()>) {
         let errno = outcome.as_ref().err().and_then(io::Error::raw_os_error);
         let fault = (errno == Some(libc::EFAULT)).then_some(DmaFault::NoMemory);

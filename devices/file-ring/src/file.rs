@@ -24,7 +24,7 @@ impl RingFile {
         &self.file
     }
 
-    /// Whether all of its data is in memory, so that nobody waits for it and none is ever on stable storage.
+    /// Whether all of its data is in memory, so that transfers do not wait and none of it is ever on stable storage.
     pub(crate) fn is_in_memory(&self) -> bool {
         self.in_memory
     }

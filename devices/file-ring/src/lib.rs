@@ -1,20 +1,20 @@
-//! Data between files and memory, moved by the kernel: many transfers at once, and no buffer of ours in between (io_uring(7)).
+//! Transfers between files and memory by the kernel (io_uring(7)): many at once, without a buffer in between.
 //!
-//! A [`FileRing`] belongs to one thread, which starts operations, hands them over ([`FileRing::submit`]) and looks for those
-//! that have ended ([`FileRing::take_ended`]); a bell rings when there are any. It never waits but where it says so.
+//! A [`FileRing`] belongs to one thread, which starts operations, submits them ([`FileRing::submit`]) and takes those that have
+//! ended ([`FileRing::take_ended`]); an eventfd signals that there are any. Only functions whose documentation says so wait.
 //!
-//! Memory is pinned ([`Pinned`]) for as long as the kernel may touch it, and no longer: whoever changes the memory map waits for
-//! that. The pin is let go by the thread that owns the ring when it looks. So that thread lets the ring go empty of pins
-//! ([`FileRing::unpin`]) before it waits for anybody who may wait for such a change.
+//! Memory is pinned ([`Pinned`]) for as long as the kernel may touch it, and no longer: a change of the memory map waits for
+//! that. The thread of the ring unpins it when it takes in what has ended. So that thread empties the ring of pins
+//! ([`FileRing::unpin`]) before it waits for a thread that may wait for such a change.
 //!
-//! A transfer is whole or it has failed: what the kernel does by halves is gone on with, and a file that ends too early is
-//! an error.
+//! A transfer is whole or it has failed: a short step is continued, and a file that ends too early is an error.
 //!
-//! There is unsafe code here, since the kernel is given addresses.
+//! There is unsafe code here, as the kernel gets addresses.
 
 mod check;
 mod file;
 mod operation;
+mod progress;
 mod transfer;
 mod zeroing;
 
@@ -29,42 +29,43 @@ use peerbar_dma::{MemoryFile, Pinned, Span};
 pub use check::Differs;
 use check::{Check, STEP};
 pub use file::RingFile;
-use operation::{Operation, Progress, Stretch, Work};
+use operation::{Operation, Work};
+use progress::{FileRange, Progress};
+use slab::Slab;
 use transfer::{Addresses, Transfer};
 use zeroing::Zeroing;
 
 /// How many operations a ring takes at once.
 pub const MOST: usize = 1024;
-/// The same, as the kernel is told: each operation has at most one entry with it.
+/// The same as entries of the kernel's ring: each operation has at most one there.
 const ENTRIES: u32 = 1024;
 
-/// How many threads the kernel may have for what it cannot do at once, such as every sync. If all of them wait for a slow
-/// disk, other operations wait for them; its own limit, four for each processor, is soon reached.
+/// The kernel's threads for operations that block, such as every sync. If all of them wait for a slow disk, other operations
+/// wait for them; the kernel's default limit, four for each processor, is soon reached.
 const THREADS: u32 = 64;
 
-/// Operations on files that go on by themselves.
+/// Operations on files that the kernel carries out.
 pub struct FileRing<T> {
     ring: IoUring,
-    /// By their places, which are their numbers for the kernel.
-    operations: Vec<Option<Operation<T>>>,
-    free: Vec<usize>,
+    /// By their keys, which are their numbers for the kernel.
+    operations: Slab<Operation<T>>,
     /// How many of them have memory pinned.
     pinned: usize,
     /// No operation makes a further step.
     stopping: bool,
     ended: VecDeque<(T, io::Result<()>)>,
-    /// Of transfers that have ended: no transfer need allocate any.
+    /// Empty lists of transfers that have ended: a new one allocates none.
     spare: Vec<Addresses>,
-    /// What is read to be checked: a step for each place, sparse until read to.
+    /// Buffers of checks: a step for each key, sparse until used.
     checked: Arc<MemoryFile>,
 }
 
 impl<T> FileRing<T> {
-    /// A ring that rings `bell`, an eventfd, whenever operations have ended. It fails where the kernel has no io_uring, or
+    /// A ring that signals the eventfd `ended` whenever operations have ended. It fails where the kernel has no io_uring, or
     /// permits none.
-    pub fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
+    pub fn new(ended: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = IoUring::new(ENTRIES)?;
-        ring.submitter().register_eventfd(bell.as_raw_fd())?;
+        ring.submitter().register_eventfd(ended.as_raw_fd())?;
         // Kernels before 5.15 keep their limit.
         let _ = ring
             .submitter()
@@ -72,8 +73,7 @@ impl<T> FileRing<T> {
         let checked = MemoryFile::create("peerbar-file-ring", (MOST * STEP) as u64);
         Ok(Self {
             ring,
-            operations: Vec::new(),
-            free: Vec::new(),
+            operations: Slab::new(),
             pinned: 0,
             stopping: false,
             ended: VecDeque::new(),
@@ -82,29 +82,29 @@ impl<T> FileRing<T> {
         })
     }
 
-    /// How many operations go on.
+    /// How many operations are in progress.
     pub fn len(&self) -> usize {
-        self.operations.len() - self.free.len()
+        self.operations.len()
     }
 
-    /// Whether none goes on.
+    /// Whether no operation is in progress.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// How many more can be started.
-    pub fn room(&self) -> usize {
+    pub fn free_entries(&self) -> usize {
         MOST.saturating_sub(self.len())
     }
 
-    /// Whether memory is pinned by any.
+    /// Whether any of them has memory pinned.
     pub fn has_pinned(&self) -> bool {
         self.pinned > 0
     }
 
     /// Starts to move data between pinned memory and a file from `offset` on: to the file if the memory is pinned to be read,
-    /// and with `durable` to stable storage. If the file is in memory it has ended at once: io_uring would have a thread of its
-    /// own do it, as such file systems do not tell that they never wait.
+    /// and with `durable` to stable storage. If the file is in memory the transfer ends at once: io_uring would use a
+    /// thread, as such file systems do not declare that they never block.
     pub fn transfer(
         &mut self,
         (file, offset): (&RingFile, u64),
@@ -139,12 +139,12 @@ impl<T> FileRing<T> {
         memory: Option<Pinned>,
         owner: T,
     ) {
-        let place = self.free.last().copied().unwrap_or(self.operations.len());
-        let room = Span {
+        let key = self.operations.vacant_key();
+        let buffer = Span {
             file: self.checked.clone(),
-            offset: (place * STEP) as u64,
+            offset: (key * STEP) as u64,
         };
-        let check = match Check::new((offset, len), memory, room) {
+        let check = match Check::new((offset, len), memory, buffer) {
             Ok(check) => check,
             Err(error) => return self.ended.push_back((owner, Err(error))),
         };
@@ -160,7 +160,7 @@ impl<T> FileRing<T> {
     pub fn sync(&mut self, file: &RingFile, owner: T) {
         self.start(Operation {
             file: file.clone(),
-            work: Work::Sync(Stretch::WHOLE),
+            work: Work::Sync(FileRange::WHOLE),
             owner,
         });
     }
@@ -176,33 +176,27 @@ impl<T> FileRing<T> {
     }
 
     fn start(&mut self, operation: Operation<T>) {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.operations.push(None);
-            self.operations.len() - 1
-        });
-        if let Some(slot) = self.operations.get_mut(place) {
-            *slot = Some(operation);
-        }
-        self.step(place);
+        let key = self.operations.insert(operation);
+        self.step(key);
     }
 
-    /// Puts the next step of an operation where the kernel will look for it.
-    fn step(&mut self, place: usize) {
-        let Some(Some(operation)) = self.operations.get(place) else {
+    /// Queues the next step of an operation for the kernel.
+    fn step(&mut self, key: usize) {
+        let Some(operation) = self.operations.get(key) else {
             return;
         };
-        let entry = operation.entry().user_data(place as u64);
-        // SAFETY: the entry names a file, and zeroes that are there for good, or an address, or a list of addresses, and memory
-        // there. The operation, which is kept until the kernel has told that the step is over, keeps all three: the file
-        // open, the list, whose items lie on the heap, in place and unchanged, the memory mapped. Other processes write that
-        // memory too; nobody holds a reference to it.
+        let entry = operation.entry().user_data(key as u64);
+        // SAFETY: the entry names a file, and static zeroes, or an address, or a list of addresses, and memory there. The
+        // operation, which is kept until the kernel has completed the step, keeps all three: the file open, the list, whose
+        // items lie on the heap, in key and unchanged, the memory mapped. Other processes write that memory too; there is
+        // no reference to it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
-            self.end(place, Err(io::ErrorKind::ResourceBusy.into()));
+            self.end(key, Err(io::ErrorKind::ResourceBusy.into()));
         }
     }
 
-    /// Hands everything that has been started to the kernel; whether it has taken it. If not, it is to be asked again.
+    /// Submits everything that has been started; whether the kernel has taken all of it. If not, call this again.
     pub fn submit(&mut self) -> bool {
         if self.ring.submission().is_empty() {
             return true;
@@ -216,7 +210,7 @@ impl<T> FileRing<T> {
     /// An operation that has ended, and how.
     pub fn take_ended(&mut self) -> Option<(T, io::Result<()>)> {
         if self.ended.is_empty() {
-            self.look();
+            self.reap();
         }
         self.ended.pop_front()
     }
@@ -226,19 +220,20 @@ impl<T> FileRing<T> {
         while self.has_pinned() && self.wait() {}
     }
 
-    /// Waits until the kernel touches no memory and changes no file any more: operations but syncs are over then, or given up
-    /// after the step that goes on.
+    /// Waits until the kernel touches no memory and changes no file any more: operations other than syncs have ended then, or
+    /// were given up after the step in progress.
     pub fn stop(&mut self) {
         self.stopping = true;
-        let is_met = |operation: &Operation<T>| !matches!(operation.work, Work::Sync(_));
-        while self.operations.iter().flatten().any(is_met) && self.wait() {}
+        let is_met =
+            |(_, operation): (usize, &Operation<T>)| !matches!(operation.work, Work::Sync(_));
+        while self.operations.iter().any(is_met) && self.wait() {}
         self.stopping = false;
     }
 
-    /// Waits until some operation has gone on; whether that can be waited for.
+    /// Waits until a step of some operation is over; whether such a wait is possible.
     fn wait(&mut self) -> bool {
         let waited = self.ring.submit_and_wait(1);
-        self.look();
+        self.reap();
         match waited.map_err(|error| error.raw_os_error()) {
             Ok(_) | Err(Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => true,
             Err(error) => {
@@ -249,9 +244,9 @@ impl<T> FileRing<T> {
     }
 
     /// Takes in what the kernel has done.
-    fn look(&mut self) {
+    fn reap(&mut self) {
         loop {
-            // A statement of its own: the queue is let go with it.
+            // A statement of its own: it ends the borrow of the queue.
             let done = self.ring.completion().next();
             let Some(done) = done else {
                 return;
@@ -260,52 +255,49 @@ impl<T> FileRing<T> {
                 error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
                 count => Ok(usize::try_from(count).unwrap_or(0)),
             };
-            if let Ok(place) = usize::try_from(done.user_data()) {
-                self.go_on(place, result);
+            if let Ok(key) = usize::try_from(done.user_data()) {
+                self.advance(key, result);
             }
         }
     }
 
     /// A step of an operation is over.
-    fn go_on(&mut self, place: usize, result: io::Result<usize>) {
-        let Some(Some(operation)) = self.operations.get_mut(place) else {
+    fn advance(&mut self, key: usize, result: io::Result<usize>) {
+        let Some(operation) = self.operations.get_mut(key) else {
             return;
         };
         match operation.work.advance(result) {
             Progress::More if self.stopping => {
-                self.end(place, Err(io::ErrorKind::Interrupted.into()))
+                self.end(key, Err(io::ErrorKind::Interrupted.into()))
             }
-            Progress::More => self.step(place),
-            Progress::ToSync(stretch) => self.sync_stretch(place, stretch),
-            Progress::Over(outcome) => self.end(place, outcome),
+            Progress::More => self.step(key),
+            Progress::ToSync(range) => self.sync_range(key, range),
+            Progress::Over(outcome) => self.end(key, outcome),
         }
     }
 
-    /// All data of a transfer is in the file, and is to be on stable storage; the memory is needed no more. It is a step of
-    /// its own as the kernel makes writes to a file one after the other, each with its part of this if it has one (RWF_DSYNC).
-    fn sync_stretch(&mut self, place: usize, stretch: Stretch) {
-        let operation = self.operations.get_mut(place).and_then(Option::as_mut);
-        let Some(operation) = operation else {
+    /// All data of a transfer is in the file, and is to be on stable storage; the memory is no longer needed. The sync is a
+    /// step of its own, as the kernel serialises writes to a file, each with its sync if it has one (RWF_DSYNC).
+    fn sync_range(&mut self, key: usize, range: FileRange) {
+        let Some(operation) = self.operations.get_mut(key) else {
             return;
         };
-        let work = std::mem::replace(&mut operation.work, Work::Sync(stretch));
-        self.let_go(work, &Ok(()));
-        self.step(place);
+        let work = std::mem::replace(&mut operation.work, Work::Sync(range));
+        self.release(work, &Ok(()));
+        self.step(key);
     }
 
-    /// An operation is over: the kernel touches nothing of it any more.
-    fn end(&mut self, place: usize, outcome: io::Result<()>) {
-        let operation = self.operations.get_mut(place).and_then(Option::take);
-        let Some(Operation { work, owner, .. }) = operation else {
+    /// An operation is over: the kernel no longer touches its memory and file.
+    fn end(&mut self, key: usize, outcome: io::Result<()>) {
+        let Some(Operation { work, owner, .. }) = self.operations.try_remove(key) else {
             return;
         };
-        self.free.push(place);
-        self.let_go(work, &outcome);
+        self.release(work, &outcome);
         self.ended.push_back((owner, outcome));
     }
 
-    /// Lets the memory go, if some is pinned for this.
-    fn let_go(&mut self, work: Work, outcome: &io::Result<()>) {
+    /// Unpins the memory, if some is pinned.
+    fn release(&mut self, work: Work, outcome: &io::Result<()>) {
         match work {
             Work::Transfer(transfer) => {
                 self.pinned -= 1;
@@ -321,12 +313,12 @@ impl<T> FileRing<T> {
 }
 
 impl<T> Drop for FileRing<T> {
-    /// Waits until everything has ended, or been given up.
+    /// Waits until every operation has ended, or was given up.
     fn drop(&mut self) {
         self.stopping = true;
         while !self.is_empty() {
             if !self.wait() {
-                // Whatever the kernel may still touch stays as it is for good.
+                // What the kernel may still touch is never freed.
                 std::mem::forget(std::mem::take(&mut self.operations));
                 return;
             }

@@ -10,19 +10,19 @@ use io_uring::types::Fd;
 use libc::{iovec, off_t};
 use peerbar_dma::{Direction, DmaFault, Pinned};
 
-use crate::operation::{Progress, Stretch};
+use crate::progress::{FileRange, Progress};
 
-/// How many stretches of memory one step may have (readv(2), IOV_MAX).
+/// The most parts of memory in one step (readv(2), IOV_MAX).
 const MOST: usize = 1024;
 
 /// Addresses for the kernel.
 #[derive(Default)]
 pub(crate) struct Addresses(Vec<iovec>);
 
-// SAFETY: they are numbers to everybody but the kernel, and mean the same in every thread.
+// SAFETY: only the kernel uses them as addresses, and they mean the same in every thread.
 unsafe impl Send for Addresses {}
 
-/// A transfer that goes on.
+/// A transfer in progress.
 pub(crate) struct Transfer {
     memory: Pinned,
     addresses: Addresses,
@@ -75,7 +75,7 @@ impl Transfer {
         }
     }
 
-    /// Where the next step's stretches of memory are, and how many.
+    /// The parts of memory of the next step, and their number.
     fn next_parts(&self) -> (*const iovec, u16) {
         let parts = self.addresses.0.get(self.next..).unwrap_or_default();
         let count = parts.len().min(MOST);
@@ -102,7 +102,7 @@ impl Transfer {
         let (fd, (parts, count)) = (file.as_raw_fd(), self.next_parts());
         let offset = off_t::try_from(self.offset).map_err(io::Error::other)?;
         // SAFETY: there are `count` parts, which lie in memory that stays mapped as long as it is pinned. Other processes write
-        // it too; nobody holds a reference to it.
+        // it too; there is no reference to it.
         let moved = unsafe {
             match self.memory.direction() {
                 Direction::Write => libc::preadv(fd, parts, count.into(), offset),
@@ -112,7 +112,7 @@ impl Transfer {
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// So many bytes more have been moved.
+    /// A step has moved `count` bytes.
     pub(crate) fn advance(&mut self, count: usize) -> Progress {
         if count == 0 && self.left > 0 {
             return Progress::Over(Err(self.stuck().into()));
@@ -140,13 +140,13 @@ impl Transfer {
         }
     }
 
-    /// Where the data is in the file: what no number of ours holds is all of it.
-    fn written(&self) -> Stretch {
+    /// Where the data is in the file; the whole file if the length does not fit.
+    fn written(&self) -> FileRange {
         let offset = self.offset.saturating_sub(self.moved as u64);
-        u32::try_from(self.moved).map_or(Stretch::WHOLE, |len| Stretch { offset, len })
+        u32::try_from(self.moved).map_or(FileRange::WHOLE, |len| FileRange { offset, len })
     }
 
-    /// What it means that nothing was moved.
+    /// The error of a step that moved nothing.
     fn stuck(&self) -> io::ErrorKind {
         match self.memory.direction() {
             Direction::Write => io::ErrorKind::UnexpectedEof,
@@ -154,7 +154,7 @@ impl Transfer {
         }
     }
 
-    /// Lets the memory go, with a record of what was moved; what can be used again.
+    /// Unpins the memory and records what was moved; the list, to be used again.
     pub(crate) fn end(self, outcome: &io::Result<()>) -> Addresses {
         let errno = outcome.as_ref().err().and_then(io::Error::raw_os_error);
         let fault = (errno == Some(libc::EFAULT)).then_some(DmaFault::NoMemory);

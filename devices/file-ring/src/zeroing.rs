@@ -1,4 +1,4 @@
-//! A part of a file that is made to read as zero: by the file system, or else by writing, piece by piece.
+//! A part of a file that is made to read as zero: by the file system, or else by writes of bounded length.
 
 use std::io;
 
@@ -6,13 +6,13 @@ use io_uring::opcode;
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
 
-use crate::operation::Progress;
+use crate::progress::Progress;
 
 /// What one step writes.
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
 /// How it is done.
-enum Way {
+enum Method {
     /// fallocate(2) in this mode.
     Allocate(i32),
     Write,
@@ -22,7 +22,7 @@ enum Way {
 pub(crate) struct Zeroing {
     offset: u64,
     left: u64,
-    way: Way,
+    method: Method,
 }
 
 impl Zeroing {
@@ -36,18 +36,18 @@ impl Zeroing {
         Self {
             offset,
             left: len,
-            way: Way::Allocate(mode | libc::FALLOC_FL_KEEP_SIZE),
+            method: Method::Allocate(mode | libc::FALLOC_FL_KEEP_SIZE),
         }
     }
 
     /// The next step.
     pub(crate) fn entry(&self, file: Fd) -> Entry {
-        match self.way {
-            Way::Allocate(mode) => opcode::Fallocate::new(file, self.left)
+        match self.method {
+            Method::Allocate(mode) => opcode::Fallocate::new(file, self.left)
                 .offset(self.offset)
                 .mode(mode)
                 .build(),
-            Way::Write => {
+            Method::Write => {
                 let most = u32::try_from(ZEROES.len()).unwrap_or(0);
                 let len = u32::try_from(self.left).map_or(most, |left| left.min(most));
                 opcode::Write::new(file, ZEROES.as_ptr(), len)
@@ -57,17 +57,17 @@ impl Zeroing {
         }
     }
 
-    /// What has become of a step.
+    /// Takes the result of a step.
     pub(crate) fn advance(&mut self, result: io::Result<usize>) -> Progress {
-        match (&self.way, result) {
-            (Way::Allocate(_), Err(error)) if is_missing(&error) => {
-                self.way = Way::Write;
+        match (&self.method, result) {
+            (Method::Allocate(_), Err(error)) if is_missing(&error) => {
+                self.method = Method::Write;
                 Progress::More
             }
             (_, Err(error)) => Progress::Over(Err(error)),
-            (Way::Allocate(_), Ok(_)) => Progress::Over(Ok(())),
-            (Way::Write, Ok(0)) => Progress::Over(Err(io::ErrorKind::WriteZero.into())),
-            (Way::Write, Ok(count)) => {
+            (Method::Allocate(_), Ok(_)) => Progress::Over(Ok(())),
+            (Method::Write, Ok(0)) => Progress::Over(Err(io::ErrorKind::WriteZero.into())),
+            (Method::Write, Ok(count)) => {
                 self.offset = self.offset.saturating_add(count as u64);
                 self.left = self.left.saturating_sub(count as u64);
                 match self.left {

@@ -87,7 +87,7 @@ impl Io {
             return usize::MAX;
         };
         let share = MOST / queues.max(1);
-        share.saturating_sub(outstanding).min(files.room())
+        share.saturating_sub(outstanding).min(files.free_entries())
     }
 
     /// How many bytes have been read and written since the last [`Io::settle`].
