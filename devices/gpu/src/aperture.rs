@@ -5,7 +5,7 @@ use peerbar_dma::PageTable;
 /// Size of a page of the window.
 pub(crate) const PAGE: u64 = 64 << 10;
 
-/// Reads `data` at `offset` of the window. What has no page reads all-ones, and `fault` is told where it starts.
+/// Reads `data` at `offset` of the window. A part without a page reads all-ones, and `fault` gets its offset.
 pub(crate) fn read(table: &PageTable, offset: u64, data: &mut [u8], mut fault: impl FnMut(u64)) {
     let (mut at, mut rest) = (offset, data);
     while !rest.is_empty() {
@@ -19,7 +19,7 @@ pub(crate) fn read(table: &PageTable, offset: u64, data: &mut [u8], mut fault: i
     }
 }
 
-/// Writes `data` at `offset` of the window. What has no page is lost, and `fault` is told where it starts.
+/// Writes `data` at `offset` of the window. A part without a page is lost, and `fault` gets its offset.
 pub(crate) fn write(table: &PageTable, offset: u64, data: &[u8], mut fault: impl FnMut(u64)) {
     let (mut at, mut rest) = (offset, data);
     while !rest.is_empty() {

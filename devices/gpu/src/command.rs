@@ -1,11 +1,10 @@
-//! Commands: their layout, and what they ask for once it is known to be possible.
+//! Commands: their layout, and their decoded and checked form.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::faults::FaultCode;
-use crate::kernels::Launch;
-use crate::memory::Place;
+use crate::gpu_memory::GpuAddress;
 
 /// Bytes of a ring's entry.
 pub(crate) const ENTRY_BYTES: u64 = size_of::<Entry>() as u64;
@@ -43,33 +42,64 @@ const _: () = assert!(size_of::<Entry>() == 128);
 pub(crate) enum Operation {
     Nop,
     Copy {
-        source: Place,
-        destination: Place,
+        source: GpuAddress,
+        destination: GpuAddress,
         length: u64,
     },
     Fill {
-        destination: Place,
+        destination: GpuAddress,
         length: u64,
         pattern: [u8; 8],
     },
     Compare {
-        first: Place,
-        second: Place,
+        first: GpuAddress,
+        second: GpuAddress,
         length: u64,
     },
     Crc32c {
-        source: Place,
+        source: GpuAddress,
         length: u64,
     },
     Launch(Launch),
 }
 
-/// A command that makes sense; whether its memory exists is not known yet.
+/// A kernel with its operands. A count is that of the elements for which there is a thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Launch {
+    VectorAdd {
+        a: GpuAddress,
+        b: GpuAddress,
+        c: GpuAddress,
+        count: u64,
+    },
+    Saxpy {
+        x: GpuAddress,
+        y: GpuAddress,
+        count: u64,
+        factor: f32,
+    },
+    Reduction {
+        x: GpuAddress,
+        count: u64,
+    },
+    Histogram {
+        bytes: GpuAddress,
+        count: u64,
+        bins: GpuAddress,
+    },
+    AtomicAdd {
+        counter: GpuAddress,
+        value: u64,
+        threads: u64,
+    },
+}
+
+/// A command that is valid, except that its memory is not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Command {
     pub(crate) operation: Operation,
-    /// Where the fence goes, and its value.
-    pub(crate) fence: Option<(Place, u64)>,
+    /// The address of the fence, and its value.
+    pub(crate) fence: Option<(GpuAddress, u64)>,
     /// Whether the channel's vector is raised when it is done.
     pub(crate) interrupt: bool,
 }
@@ -80,7 +110,7 @@ impl Entry {
         Self::new_zeroed()
     }
 
-    /// What the command asks for.
+    /// The decoded command.
     pub(crate) fn decode(&self) -> Result<Command, FaultCode> {
         let operation = match self.opcode {
             0 => Operation::Nop,
@@ -167,7 +197,7 @@ impl Entry {
             .ok_or(FaultCode::TooLong)
     }
 
-    fn fence(&self) -> Result<Option<(Place, u64)>, FaultCode> {
+    fn fence(&self) -> Result<Option<(GpuAddress, u64)>, FaultCode> {
         if self.flags & FLAG_FENCE == 0 {
             return Ok(None);
         }
@@ -176,9 +206,9 @@ impl Entry {
             return Err(FaultCode::BadCommand);
         }
         let place = if self.flags & FLAG_FENCE_IN_VRAM != 0 {
-            Place::Vram(address)
+            GpuAddress::Vram(address)
         } else {
-            Place::Bus(address)
+            GpuAddress::Bus(address)
         };
         Ok(Some((place, self.fence_value.get())))
     }
@@ -187,16 +217,16 @@ impl Entry {
         self.operands.get(operand).map_or(0, |number| number.get())
     }
 
-    fn place(&self, operand: usize) -> Place {
+    fn place(&self, operand: usize) -> GpuAddress {
         if self.spaces.get() & 1 << operand != 0 {
-            Place::Vram(self.number(operand))
+            GpuAddress::Vram(self.number(operand))
         } else {
-            Place::Bus(self.number(operand))
+            GpuAddress::Bus(self.number(operand))
         }
     }
 }
 
-/// A count of elements of so many bytes each, if all of them are not too long.
+/// A count of elements of `bytes` bytes each, if they do not exceed the limit.
 fn limited(count: u64, bytes: u64) -> Result<u64, FaultCode> {
     if count > LENGTH_LIMIT / bytes {
         return Err(FaultCode::TooLong);
@@ -205,11 +235,10 @@ fn limited(count: u64, bytes: u64) -> Result<u64, FaultCode> {
 }
 
 /// Whether two ranges of the same space meet without being the same.
-fn overlap(first: Place, second: Place, length: u64) -> bool {
+fn overlap(first: GpuAddress, second: GpuAddress, length: u64) -> bool {
     let distance = match (first, second) {
-        (Place::Vram(first), Place::Vram(second)) | (Place::Bus(first), Place::Bus(second)) => {
-            first.abs_diff(second)
-        }
+        (GpuAddress::Vram(first), GpuAddress::Vram(second))
+        | (GpuAddress::Bus(first), GpuAddress::Bus(second)) => first.abs_diff(second),
         _ => return false,
     };
     distance != 0 && distance < length
@@ -269,11 +298,11 @@ mod tests {
             command,
             Command {
                 operation: Operation::Copy {
-                    source: Place::Bus(0x1_0000_0000),
-                    destination: Place::Vram(0x40),
+                    source: GpuAddress::Bus(0x1_0000_0000),
+                    destination: GpuAddress::Vram(0x40),
                     length: 5
                 },
-                fence: Some((Place::Vram(0x1000), 7)),
+                fence: Some((GpuAddress::Vram(0x1000), 7)),
                 interrupt: true,
             }
         );

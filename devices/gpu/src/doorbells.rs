@@ -1,15 +1,16 @@
-//! The doorbell page, and the protocol by which the device may sleep without missing a ring.
+//! The doorbell page, and the protocol by which the device may sleep without missing a doorbell.
 //!
 //! The driver writes its doorbell and then reads the device's word; the device writes its word and then reads the
 //! doorbells. Each has a full barrier between the two, so at least one of them sees the other's write: either the
-//! device finds the ring before it sleeps, or the driver finds it asleep and writes KICK.
+//! device finds the doorbell before it sleeps, or the driver finds it asleep and writes KICK.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use peerbar_dma::{MemoryError, MemoryFile};
 
-use crate::registers::CHANNELS;
+/// How many channels there are.
+pub(crate) const CHANNELS: u8 = 16;
 
 /// Where in BAR0 the page starts.
 pub(crate) const PAGE_OFFSET: u64 = 0x8000;
@@ -20,14 +21,14 @@ const STRIDE: u64 = 0x40;
 /// From a doorbell to the device's word beside it.
 const WORD: u64 = 4;
 
-/// The doorbells of all channels, and beside each the device's word: 1 while nobody looks.
+/// The doorbells of all channels, and beside each the device's word: 1 while the device does not poll.
 pub(crate) struct Doorbells {
     /// As long as BAR0; of it only the page is used.
     file: Arc<MemoryFile>,
 }
 
 impl Doorbells {
-    /// Doorbells that nobody looks at yet, in a file as long as the BAR.
+    /// Doorbells that are not polled yet, in a file as long as the BAR.
     pub(crate) fn new(bar_bytes: u64) -> Result<Self, MemoryError> {
         let file = Arc::new(MemoryFile::create("peerbar-gpu-doorbells", bar_bytes)?);
         let doorbells = Self { file };
@@ -50,7 +51,7 @@ impl Doorbells {
         self.store(place(channel), 0);
     }
 
-    /// As after power-on. The device's words say that it does not look, which costs at most a needless KICK.
+    /// As after power-on. The device's words say that it does not poll, which costs at most a needless KICK.
     pub(crate) fn reset(&self) {
         for channel in 0..CHANNELS {
             self.clear(channel);
@@ -58,14 +59,14 @@ impl Doorbells {
         self.set_words(1);
     }
 
-    /// The device is about to sleep. Before it does, it looks at every doorbell once more.
-    pub(crate) fn stop_looking(&self) {
+    /// The device is about to sleep. Before it does, it reads every doorbell once more.
+    pub(crate) fn announce_sleep(&self) {
         self.set_words(1);
         fence(Ordering::SeqCst);
     }
 
-    /// The device is awake and will look.
-    pub(crate) fn look(&self) {
+    /// The device is awake and polls.
+    pub(crate) fn announce_poll(&self) {
         self.set_words(0);
     }
 
@@ -124,7 +125,7 @@ mod tests {
         let mut both = [0; 8];
         doorbells.read(0x80c0, &mut both);
         assert_eq!(both, [7, 0, 0, 0, 1, 0, 0, 0]);
-        doorbells.look();
+        doorbells.announce_poll();
         doorbells.read(0x80c0, &mut both);
         assert_eq!(both, [7, 0, 0, 0, 0, 0, 0, 0]);
         doorbells.reset();
@@ -165,7 +166,7 @@ mod tests {
         for first in 0..=2 {
             for second in first..=2 {
                 let doorbells = doorbells();
-                doorbells.look();
+                doorbells.announce_poll();
                 let driver = Driver(&doorbells);
                 let (mut kicked, mut found) = (false, false);
                 for step in 0..=2 {
@@ -176,7 +177,7 @@ mod tests {
                         kicked = driver.sees_sleep();
                     }
                     match step {
-                        0 => doorbells.stop_looking(),
+                        0 => doorbells.announce_sleep(),
                         1 => found = doorbells.value(0) != 0,
                         _ => {}
                     }

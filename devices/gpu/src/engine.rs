@@ -1,4 +1,4 @@
-//! The engine: one thread that takes commands from the channels in turn, carries them out and tells the outcome.
+//! The engine: one thread that takes commands from the channels in turn, carries them out and reports their outcomes.
 
 use std::sync::Arc;
 
@@ -7,41 +7,41 @@ use peerbar_pci::Interrupts;
 use zerocopy::IntoBytes;
 
 use crate::command::{Command, Entry};
-use crate::doorbells::Doorbells;
+use crate::doorbells::{CHANNELS, Doorbells};
+use crate::executor::{Executor, Failure};
 use crate::faults::Fault;
-use crate::mailbox::{Mailbox, Task};
-use crate::memory::Place;
-use crate::registers::{CHANNELS, Request, Setup};
+use crate::gpu_memory::GpuAddress;
+use crate::registers::{Request, Setup};
 use crate::ring::Ring;
-use crate::work::{Failure, Work};
+use crate::shared_registers::{SharedRegisters, Task};
 
 /// How many commands one channel may have done before the next channel's turn.
 const BURST: usize = 16;
-/// The vector that tells of faults.
+/// The vector of faults.
 const FAULT_VECTOR: u16 = 0;
 
 /// The channels' side of the GPU.
 pub(crate) struct Engine {
-    mailbox: Arc<Mailbox>,
+    shared: Arc<SharedRegisters>,
     doorbells: Arc<Doorbells>,
     interrupts: Arc<dyn Interrupts>,
-    work: Work,
+    executor: Executor,
     /// The channels that are on and not in error.
     rings: [Option<Ring>; CHANNELS as usize],
 }
 
 impl Engine {
     pub(crate) fn new(
-        mailbox: Arc<Mailbox>,
+        shared: Arc<SharedRegisters>,
         doorbells: Arc<Doorbells>,
         interrupts: Arc<dyn Interrupts>,
-        work: Work,
+        executor: Executor,
     ) -> Self {
         Self {
-            mailbox,
+            shared,
             doorbells,
             interrupts,
-            work,
+            executor,
             rings: [None; CHANNELS as usize],
         }
     }
@@ -61,18 +61,18 @@ impl Engine {
         }
     }
 
-    /// Waits for the next task. Before it sleeps it tells the driver so, and looks at the doorbells once more.
+    /// Waits for the next task. Before it sleeps it announces that to the driver, and reads the doorbells once more.
     fn next_task(&self, busy: bool) -> Task {
         if busy {
-            return self.mailbox.next(true);
+            return self.shared.next(true);
         }
-        self.doorbells.stop_looking();
-        let task = self.mailbox.next(self.is_rung());
-        self.doorbells.look();
+        self.doorbells.announce_sleep();
+        let task = self.shared.next(self.is_rung());
+        self.doorbells.announce_poll();
         task
     }
 
-    /// Whether any channel's doorbell asks for something.
+    /// Whether any channel's doorbell is ahead of its ring.
     fn is_rung(&self) -> bool {
         (0..).zip(&self.rings).any(|(channel, ring)| {
             let next = ring.map(|ring| ring.next(self.doorbells.value(channel)));
@@ -80,23 +80,22 @@ impl Engine {
         })
     }
 
-    /// A reset of the device, of which every DMA has been refused since.
+    /// A reset of the device: every DMA has been refused since it began.
     fn reset(&mut self) {
         self.rings = [None; CHANNELS as usize];
-        self.mailbox.registers(|registers| {
+        self.shared.with(|registers| {
             registers.was_reset();
-            self.work.memory.requester().resume();
+            self.executor.memory.requester().resume();
         });
     }
 
     fn release(&mut self, channel: u8) {
         self.set_ring(channel, None);
-        self.mailbox
-            .registers(|registers| registers.released(channel));
+        self.shared.with(|registers| registers.released(channel));
     }
 
     fn start(&mut self, channel: u8, setup: &Setup) {
-        match Ring::new(setup, self.work.memory.vram_bytes()) {
+        match Ring::new(setup, self.executor.memory.vram_bytes()) {
             Ok(ring) => self.set_ring(channel, Some(ring)),
             Err(code) => {
                 let fault = Fault {
@@ -104,7 +103,7 @@ impl Engine {
                     write: false,
                     address: setup.address,
                 };
-                self.fail(channel, setup.epoch, fault);
+                self.fail(channel, setup.generation, fault);
             }
         }
     }
@@ -119,7 +118,7 @@ impl Engine {
     fn turn(&mut self) -> bool {
         for channel in 0..CHANNELS {
             self.serve(channel);
-            if self.mailbox.urgent() {
+            if self.shared.urgent() {
                 return true;
             }
         }
@@ -132,24 +131,24 @@ impl Engine {
             let Some(Some(mut ring)) = self.rings.get(usize::from(channel)).copied() else {
                 return;
             };
-            if self.mailbox.urgent() {
+            if self.shared.urgent() {
                 return;
             }
             match self.next_command(channel, &ring) {
-                Ok(None) | Err(Failure::GivenUp) => return,
+                Ok(None) | Err(Failure::Cancelled) => return,
                 Ok(Some(interrupt)) => {
                     let head = ring.advance();
                     self.set_ring(channel, Some(ring));
                     self.complete(channel, &ring, head, interrupt);
                 }
-                Err(Failure::Fault(fault)) => return self.fail(channel, ring.epoch, fault),
+                Err(Failure::Fault(fault)) => return self.fail(channel, ring.generation, fault),
             }
         }
     }
 
     /// Carries out the next command, if there is one; whether it wants an interrupt.
     fn next_command(&mut self, channel: u8, ring: &Ring) -> Result<Option<bool>, Failure> {
-        let at = |place: Place| {
+        let at = |place: GpuAddress| {
             move |code| Fault {
                 code,
                 write: false,
@@ -161,33 +160,33 @@ impl Engine {
             return Ok(None);
         };
         let mut entry = Entry::empty();
-        let memory = &mut self.work.memory;
+        let memory = &mut self.executor.memory;
         memory.begin(Origin::command(channel.into(), ring.head()));
         memory.read(Purpose::Command, place, entry.as_mut_bytes())?;
         let command = entry.decode().map_err(at(place))?;
-        self.work.memory.note_begin(entry.opcode);
-        self.execute(&command, channel, ring.epoch)?;
+        self.executor.memory.note_begin(entry.opcode);
+        self.execute(&command, channel, ring.generation)?;
         Ok(Some(command.interrupt))
     }
 
-    fn execute(&mut self, command: &Command, channel: u8, epoch: u64) -> Result<(), Failure> {
-        let mailbox = &self.mailbox;
-        let wanted = || mailbox.wants(channel, epoch);
+    fn execute(&mut self, command: &Command, channel: u8, generation: u64) -> Result<(), Failure> {
+        let shared = &self.shared;
+        let wanted = || shared.wants(channel, generation);
         let possible = match command.fence {
-            Some((place, _)) => self.work.memory.check(place, 16, true),
+            Some((place, _)) => self.executor.memory.check(place, 16, true),
             None => Ok(()),
         };
         let result = possible
             .map_err(Failure::from)
-            .and_then(|()| self.work.run(&command.operation, &wanted));
-        self.work.memory.note_end(match result {
+            .and_then(|()| self.executor.run(&command.operation, &wanted));
+        self.executor.memory.note_end(match result {
             Ok(_) => 0,
             Err(Failure::Fault(fault)) => fault.code as u16,
-            Err(Failure::GivenUp) => u16::MAX,
+            Err(Failure::Cancelled) => u16::MAX,
         });
         let result = result?;
         if let Some((place, value)) = command.fence {
-            let memory = &self.work.memory;
+            let memory = &self.executor.memory;
             let write = |place, number: u64| {
                 memory.write(Purpose::Completion, place, &number.to_le_bytes())
             };
@@ -198,18 +197,18 @@ impl Engine {
     }
 
     fn complete(&self, channel: u8, ring: &Ring, head: u32, interrupt: bool) {
-        self.mailbox.registers(|registers| {
-            if registers.advance(channel, ring.epoch, head) && interrupt {
+        self.shared.with(|registers| {
+            if registers.advance(channel, ring.generation, head) && interrupt {
                 self.interrupts.raise(vector(channel));
             }
         });
     }
 
     /// The channel takes nothing more until it is disabled.
-    fn fail(&mut self, channel: u8, epoch: u64, fault: Fault) {
+    fn fail(&mut self, channel: u8, generation: u64, fault: Fault) {
         self.set_ring(channel, None);
-        self.mailbox.registers(|registers| {
-            if registers.fail(channel, epoch, fault) {
+        self.shared.with(|registers| {
+            if registers.fail(channel, generation, fault) {
                 self.interrupts.raise(vector(channel));
                 self.interrupts.raise(FAULT_VECTOR);
             }
@@ -230,7 +229,7 @@ mod tests {
     use peerbar_endpoint::Vectors;
 
     use super::*;
-    use crate::memory::Memory;
+    use crate::gpu_memory::GpuMemory;
     use crate::registers::Registers;
 
     const VRAM: u64 = 1 << 20;
@@ -240,11 +239,11 @@ mod tests {
         let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
         let doorbells = Arc::new(Doorbells::new(0x1_0000).unwrap());
         let registers = Registers::new((VRAM, VRAM), None, doorbells.clone());
-        let mailbox = Arc::new(Mailbox::new(registers));
-        let work = Work::new(Memory::new(vram, Arc::new(Requester::new())));
+        let shared = Arc::new(SharedRegisters::new(registers));
+        let executor = Executor::new(GpuMemory::new(vram, Arc::new(Requester::new())));
         let vectors = Arc::new(Vectors::new(17));
-        let mut engine = Engine::new(mailbox, doorbells, vectors, work);
-        engine.mailbox.registers(|registers| {
+        let mut engine = Engine::new(shared, doorbells, vectors, executor);
+        engine.shared.with(|registers| {
             for (offset, value) in [(0x1008, 1u32), (0x100c, 2), (0x1010, 1)] {
                 registers.write(offset, &value.to_le_bytes());
             }
@@ -266,7 +265,7 @@ mod tests {
             while !task.is_finished() && start.elapsed() < Duration::from_secs(20) {
                 std::thread::yield_now();
             }
-            engine.mailbox.stop();
+            engine.shared.stop();
             assert_eq!(task.join().unwrap(), Task::Doorbells);
         });
     }
@@ -285,7 +284,7 @@ mod tests {
             while word() == 0 {
                 std::thread::yield_now();
             }
-            engine.mailbox.kick();
+            engine.shared.kick();
             assert_eq!(task.join().unwrap(), Task::Doorbells);
         });
         assert_eq!(word(), 0);
@@ -299,8 +298,8 @@ mod tests {
         assert!(!engine.turn());
         let mut head = [0; 4];
         engine
-            .mailbox
-            .registers(|registers| registers.read(0x1018, &mut head));
+            .shared
+            .with(|registers| registers.read(0x1018, &mut head));
         assert_eq!(u32::from_le_bytes(head), 2, "two empty commands");
     }
 }

@@ -1,12 +1,12 @@
-//! The engines' work: copy, fill, compare, checksum, step by step through bounded buffers.
+//! The execution of commands: copy, fill, compare, checksum, step by step through bounded buffers.
 
 use peerbar_dma::Purpose;
 
 use crate::command::Operation;
 use crate::faults::Fault;
-use crate::memory::{Memory, Place};
+use crate::gpu_memory::{GpuAddress, GpuMemory};
 
-/// How much is held at once, and done between two looks at whether the command is still wanted.
+/// Bytes of a step; between two steps a command can be cancelled.
 pub(crate) const STEP: usize = 1 << 20;
 
 /// Why a command has no result.
@@ -15,7 +15,7 @@ pub(crate) enum Failure {
     /// It cannot be done.
     Fault(Fault),
     /// Its channel was stopped.
-    GivenUp,
+    Cancelled,
 }
 
 impl From<Fault> for Failure {
@@ -24,15 +24,15 @@ impl From<Fault> for Failure {
     }
 }
 
-/// What a command works with.
-pub(crate) struct Work {
-    pub(crate) memory: Memory,
+/// Carries out commands, with two buffers of a step each.
+pub(crate) struct Executor {
+    pub(crate) memory: GpuMemory,
     pub(crate) first: Vec<u8>,
     pub(crate) second: Vec<u8>,
 }
 
-impl Work {
-    pub(crate) fn new(memory: Memory) -> Self {
+impl Executor {
+    pub(crate) fn new(memory: GpuMemory) -> Self {
         Self {
             memory,
             first: vec![0; STEP],
@@ -40,7 +40,7 @@ impl Work {
         }
     }
 
-    /// Carries a command out and gives its result. `wanted` is asked between any two steps.
+    /// Carries a command out; its result. `wanted` is checked between any two steps.
     pub(crate) fn run(
         &mut self,
         operation: &Operation,
@@ -70,15 +70,15 @@ impl Work {
 
     fn copy(
         &mut self,
-        source: Place,
-        destination: Place,
+        source: GpuAddress,
+        destination: GpuAddress,
         length: u64,
         wanted: &dyn Fn() -> bool,
     ) -> Result<u64, Failure> {
         self.memory.check(source, length, false)?;
         self.memory.check(destination, length, true)?;
         for step in steps(length, 1) {
-            still(wanted)?;
+            check_wanted(wanted)?;
             let data = step.of(&mut self.first);
             self.memory
                 .read(Purpose::Payload, source.after(step.start), data)?;
@@ -90,20 +90,20 @@ impl Work {
 
     fn fill(
         &mut self,
-        destination: Place,
+        destination: GpuAddress,
         length: u64,
         pattern: [u8; 8],
         wanted: &dyn Fn() -> bool,
     ) -> Result<u64, Failure> {
         self.memory.check(destination, length, true)?;
-        if let (Place::Vram(offset), [0, 0, 0, 0, 0, 0, 0, 0]) = (destination, pattern) {
+        if let (GpuAddress::Vram(offset), [0, 0, 0, 0, 0, 0, 0, 0]) = (destination, pattern) {
             return self.clear(offset, length, wanted);
         }
         for word in self.first.as_chunks_mut().0 {
             *word = pattern;
         }
         for step in steps(length, 1) {
-            still(wanted)?;
+            check_wanted(wanted)?;
             let data = step.of(&mut self.first);
             self.memory
                 .write(Purpose::Payload, destination.after(step.start), data)?;
@@ -114,7 +114,7 @@ impl Work {
     /// Zeros in VRAM, which then takes no memory of the host.
     fn clear(&self, offset: u64, length: u64, wanted: &dyn Fn() -> bool) -> Result<u64, Failure> {
         for step in steps(length, 1) {
-            still(wanted)?;
+            check_wanted(wanted)?;
             self.memory
                 .zero(offset.saturating_add(step.start), step.len as u64)?;
         }
@@ -123,15 +123,15 @@ impl Work {
 
     fn compare(
         &mut self,
-        first: Place,
-        second: Place,
+        first: GpuAddress,
+        second: GpuAddress,
         length: u64,
         wanted: &dyn Fn() -> bool,
     ) -> Result<u64, Failure> {
         self.memory.check(first, length, false)?;
         self.memory.check(second, length, false)?;
         for step in steps(length, 1) {
-            still(wanted)?;
+            check_wanted(wanted)?;
             let (one, other) = (step.of(&mut self.first), step.of(&mut self.second));
             self.memory
                 .read(Purpose::Payload, first.after(step.start), one)?;
@@ -147,14 +147,14 @@ impl Work {
 
     fn crc32c(
         &mut self,
-        source: Place,
+        source: GpuAddress,
         length: u64,
         wanted: &dyn Fn() -> bool,
     ) -> Result<u64, Failure> {
         self.memory.check(source, length, false)?;
         let mut sum = 0;
         for step in steps(length, 1) {
-            still(wanted)?;
+            check_wanted(wanted)?;
             let data = step.of(&mut self.first);
             self.memory
                 .read(Purpose::Payload, source.after(step.start), data)?;
@@ -181,7 +181,7 @@ impl Step {
     }
 }
 
-/// The steps for `count` elements of so many bytes each, as `Memory::check` has found them to be possible.
+/// The steps for `count` elements of `element_bytes` bytes each, for which `GpuMemory::check` has succeeded.
 pub(crate) fn steps(count: u64, element_bytes: u64) -> impl Iterator<Item = Step> {
     let length = count.saturating_mul(element_bytes);
     (0..length).step_by(STEP).map(move |start| Step {
@@ -190,12 +190,12 @@ pub(crate) fn steps(count: u64, element_bytes: u64) -> impl Iterator<Item = Step
     })
 }
 
-/// Fails once the command is not wanted any more.
-pub(crate) fn still(wanted: &dyn Fn() -> bool) -> Result<(), Failure> {
+/// Fails once the command is no longer wanted.
+pub(crate) fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), Failure> {
     if wanted() {
         Ok(())
     } else {
-        Err(Failure::GivenUp)
+        Err(Failure::Cancelled)
     }
 }
 
@@ -214,7 +214,7 @@ mod tests {
     const RAM_AT: u64 = 0x10_0000;
 
     /// VRAM of 4 MiB, and guest RAM of 4 MiB at `RAM_AT`.
-    fn work() -> Work {
+    fn executor() -> Executor {
         let requester = Requester::new();
         requester.set_bus_master(true);
         let ram = MemoryFile::create("ram", VRAM).unwrap();
@@ -223,20 +223,24 @@ mod tests {
             .map(RAM_AT, VRAM, (true, true), Some((fd, 0)))
             .unwrap();
         let vram = Arc::new(MemoryFile::create("vram", VRAM).unwrap());
-        Work::new(Memory::new(vram, Arc::new(requester)))
+        Executor::new(GpuMemory::new(vram, Arc::new(requester)))
     }
 
-    fn run(work: &mut Work, operation: Operation) -> Result<u64, Failure> {
-        work.run(&operation, &|| true)
+    fn run(executor: &mut Executor, operation: Operation) -> Result<u64, Failure> {
+        executor.run(&operation, &|| true)
     }
 
-    fn put(work: &Work, place: Place, data: &[u8]) {
-        work.memory.write(Purpose::Payload, place, data).unwrap();
+    fn put(executor: &Executor, place: GpuAddress, data: &[u8]) {
+        executor
+            .memory
+            .write(Purpose::Payload, place, data)
+            .unwrap();
     }
 
-    fn get(work: &Work, place: Place, len: usize) -> Vec<u8> {
+    fn get(executor: &Executor, place: GpuAddress, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
-        work.memory
+        executor
+            .memory
             .read(Purpose::Payload, place, &mut data)
             .unwrap();
         data
@@ -248,39 +252,39 @@ mod tests {
 
     #[test]
     fn a_copy_goes_between_any_two_spaces_at_any_alignment() {
-        let mut work = work();
+        let mut executor = executor();
         let data = pattern(STEP + 4097);
         let places = [
-            Place::Vram(3),
-            Place::Vram(2 * MIB + 1),
-            Place::Bus(RAM_AT + 7),
-            Place::Bus(RAM_AT + 2 * MIB + 5),
+            GpuAddress::Vram(3),
+            GpuAddress::Vram(2 * MIB + 1),
+            GpuAddress::Bus(RAM_AT + 7),
+            GpuAddress::Bus(RAM_AT + 2 * MIB + 5),
         ];
-        put(&work, places[0], &data);
+        put(&executor, places[0], &data);
         for (source, destination) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
             let operation = Operation::Copy {
                 source: places[source],
                 destination: places[destination],
                 length: data.len() as u64,
             };
-            assert_eq!(run(&mut work, operation), Ok(0));
-            let copied = get(&work, places[destination], data.len());
+            assert_eq!(run(&mut executor, operation), Ok(0));
+            let copied = get(&executor, places[destination], data.len());
             assert!(copied == data, "{source} to {destination}");
         }
     }
 
     #[test]
     fn a_fill_repeats_its_pattern_from_the_destination_on() {
-        let mut work = work();
+        let mut executor = executor();
         let pattern = [1, 2, 3, 4, 5, 6, 7, 8];
         let length = STEP + 13;
         let operation = Operation::Fill {
-            destination: Place::Vram(5),
+            destination: GpuAddress::Vram(5),
             length: length as u64,
             pattern,
         };
-        assert_eq!(run(&mut work, operation), Ok(0));
-        let filled = get(&work, Place::Vram(0), length + 10);
+        assert_eq!(run(&mut executor, operation), Ok(0));
+        let filled = get(&executor, GpuAddress::Vram(0), length + 10);
         assert_eq!(filled[..5], [0; 5]);
         assert_eq!(filled[length + 5..], [0; 5]);
         let right = |(i, byte): (usize, &u8)| *byte == pattern[i % 8];
@@ -292,65 +296,80 @@ mod tests {
         use std::os::unix::fs::MetadataExt;
 
         let vram = Arc::new(MemoryFile::create("vram", VRAM).unwrap());
-        let memory = Memory::new(Arc::clone(&vram), Arc::new(Requester::new()));
-        let mut work = Work::new(memory);
+        let memory = GpuMemory::new(Arc::clone(&vram), Arc::new(Requester::new()));
+        let mut executor = Executor::new(memory);
         let fill = |length, byte| Operation::Fill {
-            destination: Place::Vram(0),
+            destination: GpuAddress::Vram(0),
             length,
             pattern: [byte; 8],
         };
         let taken = || vram.file().metadata().unwrap().blocks() * 512;
-        assert_eq!(run(&mut work, fill(VRAM, 0xff)), Ok(0));
+        assert_eq!(run(&mut executor, fill(VRAM, 0xff)), Ok(0));
         assert_eq!(taken(), VRAM);
-        assert_eq!(run(&mut work, fill(3 * MIB, 0)), Ok(0));
+        assert_eq!(run(&mut executor, fill(3 * MIB, 0)), Ok(0));
         assert_eq!(taken(), MIB);
         let (cleared, kept) = (3 * STEP, STEP);
-        assert_eq!(get(&work, Place::Vram(0), cleared), vec![0; cleared]);
-        assert_eq!(get(&work, Place::Vram(3 * MIB), kept), vec![0xff; kept]);
-        let unwanted = work.run(&fill(VRAM, 0), &|| false);
-        assert_eq!(unwanted, Err(Failure::GivenUp));
+        assert_eq!(
+            get(&executor, GpuAddress::Vram(0), cleared),
+            vec![0; cleared]
+        );
+        assert_eq!(
+            get(&executor, GpuAddress::Vram(3 * MIB), kept),
+            vec![0xff; kept]
+        );
+        let unwanted = executor.run(&fill(VRAM, 0), &|| false);
+        assert_eq!(unwanted, Err(Failure::Cancelled));
     }
 
     #[test]
     fn a_comparison_finds_the_first_difference() {
-        let mut work = work();
+        let mut executor = executor();
         let data = pattern(STEP + 100);
-        put(&work, Place::Vram(0), &data);
-        put(&work, Place::Bus(RAM_AT), &data);
+        put(&executor, GpuAddress::Vram(0), &data);
+        put(&executor, GpuAddress::Bus(RAM_AT), &data);
         let compare = Operation::Compare {
-            first: Place::Vram(0),
-            second: Place::Bus(RAM_AT),
+            first: GpuAddress::Vram(0),
+            second: GpuAddress::Bus(RAM_AT),
             length: data.len() as u64,
         };
-        assert_eq!(run(&mut work, compare), Ok(data.len() as u64));
+        assert_eq!(run(&mut executor, compare), Ok(data.len() as u64));
         for at in [STEP as u64 + 50, STEP as u64, 0] {
-            put(&work, Place::Bus(RAM_AT + at), &[0xff]);
-            assert_eq!(run(&mut work, compare), Ok(at));
+            put(&executor, GpuAddress::Bus(RAM_AT + at), &[0xff]);
+            assert_eq!(run(&mut executor, compare), Ok(at));
         }
     }
 
     #[test]
     fn the_checksum_is_that_of_iscsi() {
-        let mut work = work();
-        put(&work, Place::Vram(0), b"123456789");
+        let mut executor = executor();
+        put(&executor, GpuAddress::Vram(0), b"123456789");
         let crc = |place, length| Operation::Crc32c {
             source: place,
             length,
         };
         // The check value of CRC-32/ISCSI, and RFC 3720, B.4: 32 bytes of zeroes.
-        assert_eq!(run(&mut work, crc(Place::Vram(0), 9)), Ok(0xe306_9283));
-        assert_eq!(run(&mut work, crc(Place::Vram(64), 32)), Ok(0x8a91_36aa));
-        assert_eq!(run(&mut work, crc(Place::Vram(64), 0)), Ok(0));
+        assert_eq!(
+            run(&mut executor, crc(GpuAddress::Vram(0), 9)),
+            Ok(0xe306_9283)
+        );
+        assert_eq!(
+            run(&mut executor, crc(GpuAddress::Vram(64), 32)),
+            Ok(0x8a91_36aa)
+        );
+        assert_eq!(run(&mut executor, crc(GpuAddress::Vram(64), 0)), Ok(0));
         let data = pattern(STEP + 77);
-        put(&work, Place::Bus(RAM_AT), &data);
-        let sum = run(&mut work, crc(Place::Bus(RAM_AT), data.len() as u64));
+        put(&executor, GpuAddress::Bus(RAM_AT), &data);
+        let sum = run(
+            &mut executor,
+            crc(GpuAddress::Bus(RAM_AT), data.len() as u64),
+        );
         assert_eq!(sum, Ok(crc32c::crc32c(&data).into()));
     }
 
     #[test]
     fn what_cannot_be_reached_is_a_fault_and_touches_nothing_before_it() {
-        let mut work = work();
-        put(&work, Place::Vram(0), &[1; 64]);
+        let mut executor = executor();
+        put(&executor, GpuAddress::Vram(0), &[1; 64]);
         let copy = |source, destination, length| Operation::Copy {
             source,
             destination,
@@ -358,25 +377,25 @@ mod tests {
         };
         for (operation, code, address, write) in [
             (
-                copy(Place::Vram(0), Place::Vram(VRAM - 8), 9),
+                copy(GpuAddress::Vram(0), GpuAddress::Vram(VRAM - 8), 9),
                 FaultCode::VramRange,
                 VRAM - 8,
                 true,
             ),
             (
-                copy(Place::Vram(VRAM), Place::Vram(0), 1),
+                copy(GpuAddress::Vram(VRAM), GpuAddress::Vram(0), 1),
                 FaultCode::VramRange,
                 VRAM,
                 false,
             ),
             (
-                copy(Place::Bus(u64::MAX), Place::Vram(0), 2),
+                copy(GpuAddress::Bus(u64::MAX), GpuAddress::Vram(0), 2),
                 FaultCode::Dma,
                 u64::MAX,
                 false,
             ),
             (
-                copy(Place::Vram(0), Place::Bus(0x5000), 16),
+                copy(GpuAddress::Vram(0), GpuAddress::Bus(0x5000), 16),
                 FaultCode::Dma,
                 0x5000,
                 true,
@@ -387,26 +406,26 @@ mod tests {
                 write,
                 address,
             };
-            assert_eq!(run(&mut work, operation), Err(Failure::Fault(fault)));
+            assert_eq!(run(&mut executor, operation), Err(Failure::Fault(fault)));
         }
-        assert_eq!(get(&work, Place::Vram(VRAM - 8), 8), [0; 8]);
+        assert_eq!(get(&executor, GpuAddress::Vram(VRAM - 8), 8), [0; 8]);
     }
 
     #[test]
     fn a_command_that_is_not_wanted_any_more_is_given_up_between_two_steps() {
-        let mut work = work();
+        let mut executor = executor();
         let looks = Cell::new(0);
         let wanted = || {
             looks.set(looks.get() + 1);
             looks.get() <= 2
         };
         let operation = Operation::Fill {
-            destination: Place::Vram(0),
+            destination: GpuAddress::Vram(0),
             length: 4 * MIB,
             pattern: [0xff; 8],
         };
-        assert_eq!(work.run(&operation, &wanted), Err(Failure::GivenUp));
-        assert_eq!(get(&work, Place::Vram(2 * MIB - 1), 2), [0xff, 0]);
+        assert_eq!(executor.run(&operation, &wanted), Err(Failure::Cancelled));
+        assert_eq!(get(&executor, GpuAddress::Vram(2 * MIB - 1), 2), [0xff, 0]);
     }
 
     #[test]

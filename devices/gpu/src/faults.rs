@@ -17,9 +17,9 @@ pub(crate) enum FaultCode {
     Dma = 2,
     /// An address is not in VRAM.
     VramRange = 3,
-    /// A command that there is not, or with impossible operands.
+    /// A command that does not exist, or has impossible operands.
     BadCommand = 4,
-    /// A ring that cannot be, or a doorbell beyond it.
+    /// An impossible ring, or a doorbell beyond it.
     BadRing = 5,
     /// A command that is too long.
     TooLong = 6,
@@ -31,7 +31,7 @@ pub(crate) struct Fault {
     pub(crate) code: FaultCode,
     /// Whether it was the device's, or the guest's, attempt to write.
     pub(crate) write: bool,
-    /// What this is an address of depends on the code.
+    /// In an address space that depends on the code.
     pub(crate) address: u64,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct FaultLog {
 }
 
 impl FaultLog {
-    /// Records a fault of a channel, or of none. What the log has no room for is only counted.
+    /// Records a fault of a channel, or of none. Without a free entry the fault is only counted.
     pub(crate) fn record(&mut self, fault: Fault, channel: Option<u8>) {
         log::debug!("fault {fault:x?}, channel {channel:?}");
         self.total = self.total.saturating_add(1);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_counted() {
+    fn fault_without_free_entry_is_counted() {
         let mut log = FaultLog::default();
         for address in 0..100 {
             log.record(fault(address), None);

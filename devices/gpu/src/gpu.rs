@@ -1,8 +1,9 @@
 //! The GPU as its bus sees it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use peerbar_dma::{MemoryError, MemoryFile, PageTable, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, Interrupts, MsiX};
@@ -10,13 +11,13 @@ use thiserror::Error;
 
 use crate::aperture;
 use crate::config::{Config, ConfigError, Mode};
-use crate::doorbells::{self, Doorbells};
+use crate::doorbells::{self, CHANNELS, Doorbells};
 use crate::engine::Engine;
+use crate::executor::Executor;
 use crate::faults::{Fault, FaultCode};
-use crate::mailbox::Mailbox;
-use crate::memory::Memory;
-use crate::registers::{CHANNELS, Effect, Registers};
-use crate::work::Work;
+use crate::gpu_memory::GpuMemory;
+use crate::registers::{Effect, Registers};
+use crate::shared_registers::SharedRegisters;
 
 const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 0x1_0000;
@@ -67,7 +68,7 @@ pub enum StartError {
 
 /// The side of the GPU that the guest's accesses meet: registers, doorbells and the window.
 pub struct Gpu {
-    mailbox: Arc<Mailbox>,
+    shared: Arc<SharedRegisters>,
     doorbells: Arc<Doorbells>,
     window: Option<Arc<PageTable>>,
     requester: Arc<Requester>,
@@ -76,11 +77,11 @@ pub struct Gpu {
     dma_log: Mutex<Vec<u8>>,
 }
 
-/// A GPU at work: what is to be served, and the thread behind it.
+/// A running GPU: its endpoint, and the thread of its engine.
 pub struct Running {
     /// The GPU on its bus.
     pub endpoint: Endpoint<Gpu>,
-    mailbox: Arc<Mailbox>,
+    shared: Arc<SharedRegisters>,
     engine: Option<JoinHandle<()>>,
 }
 
@@ -95,23 +96,23 @@ impl Gpu {
             .name("engine".to_owned())
             .spawn(move || engine.run())
             .map_err(StartError::Thread)?;
-        let (mailbox, requester) = (parts.gpu.mailbox.clone(), parts.gpu.requester.clone());
+        let (shared, requester) = (parts.gpu.shared.clone(), parts.gpu.requester.clone());
         let gpu = Arc::new(parts.gpu);
         Ok(Running {
             endpoint: Endpoint::new(gpu, config, parts.behind, requester, vectors),
-            mailbox,
+            shared,
             engine: Some(engine),
         })
     }
 
     /// The engine behind this GPU.
     fn engine(&self, vram: Arc<MemoryFile>) -> Engine {
-        let work = Work::new(Memory::new(vram, self.requester.clone()));
+        let executor = Executor::new(GpuMemory::new(vram, self.requester.clone()));
         Engine::new(
-            self.mailbox.clone(),
+            self.shared.clone(),
             self.doorbells.clone(),
             self.interrupts.clone(),
-            work,
+            executor,
         )
     }
 
@@ -130,7 +131,7 @@ impl Gpu {
     }
 
     fn read_dma_log(&self, offset: u64, data: &mut [u8]) {
-        let page = self.dma_log.lock().unwrap_or_else(PoisonError::into_inner);
+        let page = self.dma_log.lock();
         let start = usize::try_from(offset - DMA_LOG.start).unwrap_or(usize::MAX);
         let bytes = page.get(start..).unwrap_or_default();
         for (to, from) in data.iter_mut().zip(bytes) {
@@ -139,17 +140,15 @@ impl Gpu {
     }
 
     fn write_registers(&self, offset: u64, data: &[u8]) {
-        let effect = self
-            .mailbox
-            .registers(|registers| registers.write(offset, data));
+        let effect = self.shared.with(|registers| registers.write(offset, data));
         match effect {
             Some(Effect::Reset) => self.reset(),
-            Some(Effect::Engine) => self.mailbox.alert(),
-            Some(Effect::Kick) => self.mailbox.kick(),
+            Some(Effect::Engine) => self.shared.notify(),
+            Some(Effect::Kick) => self.shared.kick(),
             Some(Effect::Fault) => self.interrupts.raise(0),
             Some(Effect::DmaLog) => {
                 let page = self.requester.counters().page();
-                *self.dma_log.lock().unwrap_or_else(PoisonError::into_inner) = page;
+                *self.dma_log.lock() = page;
             }
             None => {}
         }
@@ -157,7 +156,7 @@ impl Gpu {
 
     /// An access of the guest to a part of the window that has no page.
     fn no_page(&self, write: bool, address: u64) {
-        self.mailbox.registers(|registers| {
+        self.shared.with(|registers| {
             registers.fault(Fault {
                 code: FaultCode::NoPage,
                 write,
@@ -176,8 +175,7 @@ impl Function for Gpu {
                 aperture::read(table, offset, data, |at| self.no_page(false, at));
             }
             _ if offset < REGISTERS_END => {
-                self.mailbox
-                    .registers(|registers| registers.read(offset, data));
+                self.shared.with(|registers| registers.read(offset, data));
             }
             _ if DOORBELLS.contains(&offset) => self.doorbells.read(offset, data),
             _ if DMA_LOG.contains(&offset) => self.read_dma_log(offset, data),
@@ -193,25 +191,25 @@ impl Function for Gpu {
             _ if offset < REGISTERS_END => self.write_registers(offset, data),
             _ if DOORBELLS.contains(&offset) => {
                 self.doorbells.write(offset, data);
-                self.mailbox.kick();
+                self.shared.kick();
             }
             _ => {}
         }
     }
 
     fn reset(&self) {
-        self.mailbox.registers(|registers| {
+        self.shared.with(|registers| {
             self.requester.halt();
             registers.reset();
         });
-        self.mailbox.alert();
+        self.shared.notify();
     }
 }
 
 impl Drop for Running {
     /// Ends the thread once the step in progress is done.
     fn drop(&mut self) {
-        self.mailbox.stop();
+        self.shared.stop();
         if self
             .engine
             .take()
@@ -250,7 +248,7 @@ impl Parts {
         let doorbells = Arc::new(doorbells);
         let registers = Registers::new(sizes, window.clone(), doorbells.clone());
         let gpu = Gpu {
-            mailbox: Arc::new(Mailbox::new(registers)),
+            shared: Arc::new(SharedRegisters::new(registers)),
             doorbells,
             window,
             requester: Arc::new(Requester::new()),

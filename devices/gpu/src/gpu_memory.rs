@@ -6,16 +6,16 @@ use peerbar_dma::{DmaError, MemoryFile, Origin, Purpose, Requester, Tag};
 
 use crate::faults::{Fault, FaultCode};
 
-/// Where something is.
+/// An address in one of the two address spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum GpuAddress {
     /// An offset in VRAM.
     Vram(u64),
     /// A bus address or IOVA.
     Bus(u64),
 }
 
-impl Place {
+impl GpuAddress {
     /// The number itself.
     pub(crate) fn address(self) -> u64 {
         match self {
@@ -23,7 +23,7 @@ impl Place {
         }
     }
 
-    /// The place `bytes` further on; its caller has checked that it exists.
+    /// The address `bytes` further on; its caller has checked that it exists.
     pub(crate) fn after(self, bytes: u64) -> Self {
         match self {
             Self::Vram(offset) => Self::Vram(offset.saturating_add(bytes)),
@@ -40,14 +40,14 @@ impl Place {
     }
 }
 
-/// VRAM and the way out.
-pub(crate) struct Memory {
+/// VRAM, and DMA by the requester.
+pub(crate) struct GpuMemory {
     vram: Arc<MemoryFile>,
     requester: Arc<Requester>,
     origin: Origin,
 }
 
-impl Memory {
+impl GpuMemory {
     pub(crate) fn new(vram: Arc<MemoryFile>, requester: Arc<Requester>) -> Self {
         Self {
             vram,
@@ -56,17 +56,17 @@ impl Memory {
         }
     }
 
-    /// On whose behalf memory is used from now on.
+    /// The command that memory is used for from now on.
     pub(crate) fn begin(&mut self, origin: Origin) {
         self.origin = origin;
     }
 
-    /// Notes what the command in progress asks for.
+    /// Records the begin of the command in progress.
     pub(crate) fn note_begin(&self, opcode: u8) {
         self.requester.begin(self.origin, opcode);
     }
 
-    /// Notes what came of it, 0 if it succeeded.
+    /// Records its end; the status is 0 if it succeeded.
     pub(crate) fn note_end(&self, status: u16) {
         self.requester.end(self.origin, status);
     }
@@ -76,20 +76,20 @@ impl Memory {
         self.vram.size()
     }
 
-    /// The way out.
+    /// The requester of its DMA.
     pub(crate) fn requester(&self) -> &Requester {
         &self.requester
     }
 
     /// Whether a command may use `len` bytes at `place`.
-    pub(crate) fn check(&self, place: Place, len: u64, write: bool) -> Result<(), Fault> {
+    pub(crate) fn check(&self, place: GpuAddress, len: u64, write: bool) -> Result<(), Fault> {
         if place.holds(len, self.vram.size()) {
             return Ok(());
         }
         Err(Fault {
             code: match place {
-                Place::Vram(_) => FaultCode::VramRange,
-                Place::Bus(_) => FaultCode::Dma,
+                GpuAddress::Vram(_) => FaultCode::VramRange,
+                GpuAddress::Bus(_) => FaultCode::Dma,
             },
             write,
             address: place.address(),
@@ -100,22 +100,22 @@ impl Memory {
     pub(crate) fn read(
         &self,
         purpose: Purpose,
-        place: Place,
+        place: GpuAddress,
         data: &mut [u8],
     ) -> Result<(), Fault> {
         match place {
-            Place::Vram(offset) => self
+            GpuAddress::Vram(offset) => self
                 .vram
                 .read(offset, data)
                 .map_err(|_| out_of_vram(offset, false)),
-            Place::Bus(address) => self
+            GpuAddress::Bus(address) => self
                 .requester
                 .read(Tag::new(purpose, self.origin), address, data)
                 .map_err(|error| dma_failed(error, false)),
         }
     }
 
-    /// Makes `len` bytes of VRAM at `offset` zeros, and lets the host have their pages.
+    /// Makes `len` bytes of VRAM at `offset` zeros, and gives their pages back to the host.
     pub(crate) fn zero(&self, offset: u64, len: u64) -> Result<(), Fault> {
         self.vram
             .zero(offset, len)
@@ -123,13 +123,18 @@ impl Memory {
     }
 
     /// Writes `data` at `place`.
-    pub(crate) fn write(&self, purpose: Purpose, place: Place, data: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn write(
+        &self,
+        purpose: Purpose,
+        place: GpuAddress,
+        data: &[u8],
+    ) -> Result<(), Fault> {
         match place {
-            Place::Vram(offset) => self
+            GpuAddress::Vram(offset) => self
                 .vram
                 .write(offset, data)
                 .map_err(|_| out_of_vram(offset, true)),
-            Place::Bus(address) => self
+            GpuAddress::Bus(address) => self
                 .requester
                 .write(Tag::new(purpose, self.origin), address, data)
                 .map_err(|error| dma_failed(error, true)),
@@ -157,27 +162,27 @@ fn dma_failed(error: DmaError, write: bool) -> Fault {
 mod tests {
     use super::*;
 
-    fn memory() -> Memory {
+    fn memory() -> GpuMemory {
         let vram = Arc::new(MemoryFile::create("test", 4096).unwrap());
-        Memory::new(vram, Arc::new(Requester::new()))
+        GpuMemory::new(vram, Arc::new(Requester::new()))
     }
 
     #[test]
     fn a_range_that_leaves_vram_or_wraps_around_is_a_fault() {
         let memory = memory();
         for (place, len) in [
-            (Place::Vram(0), 4096),
-            (Place::Vram(4096), 0),
-            (Place::Bus(u64::MAX), 1),
-            (Place::Bus(u64::MAX), 0),
+            (GpuAddress::Vram(0), 4096),
+            (GpuAddress::Vram(4096), 0),
+            (GpuAddress::Bus(u64::MAX), 1),
+            (GpuAddress::Bus(u64::MAX), 0),
         ] {
             assert_eq!(memory.check(place, len, false), Ok(()), "{place:x?}+{len}");
         }
         for (place, len, code) in [
-            (Place::Vram(1), 4096, FaultCode::VramRange),
-            (Place::Vram(u64::MAX), 2, FaultCode::VramRange),
-            (Place::Vram(4097), 0, FaultCode::VramRange),
-            (Place::Bus(u64::MAX), 2, FaultCode::Dma),
+            (GpuAddress::Vram(1), 4096, FaultCode::VramRange),
+            (GpuAddress::Vram(u64::MAX), 2, FaultCode::VramRange),
+            (GpuAddress::Vram(4097), 0, FaultCode::VramRange),
+            (GpuAddress::Bus(u64::MAX), 2, FaultCode::Dma),
         ] {
             let fault = memory.check(place, len, true).unwrap_err();
             assert_eq!((fault.code, fault.address), (code, place.address()));
@@ -188,7 +193,7 @@ mod tests {
     #[test]
     fn a_refused_dma_is_a_fault_at_its_address() {
         let fault = memory()
-            .read(Purpose::Payload, Place::Bus(0x1000), &mut [0; 8])
+            .read(Purpose::Payload, GpuAddress::Bus(0x1000), &mut [0; 8])
             .unwrap_err();
         assert_eq!(
             fault,

@@ -1,51 +1,21 @@
 //! The compute kernels. They exist so that a check can prove that the GPU sees what a disk wrote.
 //!
-//! Threads are carried out one after the other, in their order; what each of them does is done.
+//! Threads run one after the other, in their order.
 
 use peerbar_dma::Purpose;
 
-use crate::memory::{Memory, Place};
-use crate::work::{Failure, Step, Work, steps, still};
+use crate::command::Launch;
+use crate::executor::{Executor, Failure, Step, check_wanted, steps};
+use crate::gpu_memory::{GpuAddress, GpuMemory};
 
 /// Bytes of a u32 or f32.
 const WORD: u64 = 4;
 /// How many bins a histogram has.
 const BINS: usize = 256;
-/// How many threads of an atomic addition run between two looks at whether the command is still wanted.
+/// Threads of an atomic addition between two checks whether the command is still wanted.
 const ADDITIONS: u64 = 1024;
 
-/// A kernel with its operands. Counts are those of the elements that a thread meets.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Launch {
-    VectorAdd {
-        a: Place,
-        b: Place,
-        c: Place,
-        count: u64,
-    },
-    Saxpy {
-        x: Place,
-        y: Place,
-        count: u64,
-        factor: f32,
-    },
-    Reduction {
-        x: Place,
-        count: u64,
-    },
-    Histogram {
-        bytes: Place,
-        count: u64,
-        bins: Place,
-    },
-    AtomicAdd {
-        counter: Place,
-        value: u64,
-        threads: u64,
-    },
-}
-
-impl Work {
+impl Executor {
     pub(crate) fn launch(
         &mut self,
         launch: &Launch,
@@ -74,7 +44,7 @@ impl Work {
     /// `to[i] = kernel(one[i], other[i])`.
     fn by_element(
         &mut self,
-        (one, other, to): (Place, Place, Place),
+        (one, other, to): (GpuAddress, GpuAddress, GpuAddress),
         count: u64,
         wanted: &dyn Fn() -> bool,
         kernel: impl Fn(f32, f32) -> f32,
@@ -83,7 +53,7 @@ impl Work {
         self.memory.check(other, count * WORD, false)?;
         self.memory.check(to, count * WORD, true)?;
         for step in steps(count, WORD) {
-            still(wanted)?;
+            check_wanted(wanted)?;
             let (left, right) = (step.of(&mut self.first), step.of(&mut self.second));
             fetch(&self.memory, one, step, left)?;
             fetch(&self.memory, other, step, right)?;
@@ -97,11 +67,16 @@ impl Work {
         Ok(0)
     }
 
-    fn reduce(&mut self, x: Place, count: u64, wanted: &dyn Fn() -> bool) -> Result<u64, Failure> {
+    fn reduce(
+        &mut self,
+        x: GpuAddress,
+        count: u64,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<u64, Failure> {
         self.memory.check(x, count * WORD, false)?;
         let mut sum = 0u64;
         for step in steps(count, WORD) {
-            still(wanted)?;
+            check_wanted(wanted)?;
             let data = step.of(&mut self.first);
             fetch(&self.memory, x, step, data)?;
             let words = data.as_chunks().0.iter();
@@ -114,9 +89,9 @@ impl Work {
 
     fn histogram(
         &mut self,
-        bytes: Place,
+        bytes: GpuAddress,
         count: u64,
-        bins: Place,
+        bins: GpuAddress,
         wanted: &dyn Fn() -> bool,
     ) -> Result<u64, Failure> {
         const BIN_BYTES: usize = BINS * 4;
@@ -124,7 +99,7 @@ impl Work {
         self.memory.check(bins, BIN_BYTES as u64, true)?;
         let mut found = [0u32; BINS];
         for step in steps(count, 1) {
-            still(wanted)?;
+            check_wanted(wanted)?;
             let data = step.of(&mut self.first);
             fetch(&self.memory, bytes, step, data)?;
             for byte in data {
@@ -142,11 +117,11 @@ impl Work {
         Ok(0)
     }
 
-    /// Every thread reads the counter and writes it back, so that what others see of it, and what is recorded of the
-    /// DMA, is what that many threads do.
+    /// Every thread reads the counter and writes it back, so that other devices see, and the record of the DMA
+    /// has, the accesses of that many threads.
     fn atomic_add(
         &mut self,
-        counter: Place,
+        counter: GpuAddress,
         value: u64,
         threads: u64,
         wanted: &dyn Fn() -> bool,
@@ -157,7 +132,7 @@ impl Work {
         let before = u64::from_le_bytes(word);
         for thread in 0..threads {
             if thread.is_multiple_of(ADDITIONS) {
-                still(wanted)?;
+                check_wanted(wanted)?;
             }
             if thread > 0 {
                 self.memory.read(Purpose::Payload, counter, &mut word)?;
@@ -170,7 +145,12 @@ impl Work {
     }
 }
 
-fn fetch(memory: &Memory, place: Place, step: Step, data: &mut [u8]) -> Result<(), Failure> {
+fn fetch(
+    memory: &GpuMemory,
+    place: GpuAddress,
+    step: Step,
+    data: &mut [u8],
+) -> Result<(), Failure> {
     Ok(memory.read(Purpose::Payload, place.after(step.start), data)?)
 }
 
@@ -181,13 +161,13 @@ mod tests {
     use peerbar_dma::{Completer, Direction, MemoryFile, Requester, Route};
 
     use super::*;
+    use crate::executor::STEP;
     use crate::faults::{Fault, FaultCode};
-    use crate::work::STEP;
 
     const RAM_AT: u64 = 0x10_0000;
     const SIZE: u64 = 8 << 20;
 
-    fn work() -> Work {
+    fn work() -> Executor {
         let requester = Requester::new();
         requester.set_bus_master(true);
         let ram = MemoryFile::create("ram", SIZE).unwrap();
@@ -196,19 +176,24 @@ mod tests {
             .map(RAM_AT, SIZE, (true, true), Some((fd, 0)))
             .unwrap();
         let vram = Arc::new(MemoryFile::create("vram", SIZE).unwrap());
-        Work::new(Memory::new(vram, Arc::new(requester)))
+        Executor::new(GpuMemory::new(vram, Arc::new(requester)))
     }
 
-    fn launch(work: &mut Work, launch: Launch) -> Result<u64, Failure> {
+    fn launch(work: &mut Executor, launch: Launch) -> Result<u64, Failure> {
         work.launch(&launch, &|| true)
     }
 
-    fn put<const N: usize, T>(work: &Work, place: Place, values: &[T], bytes: fn(&T) -> [u8; N]) {
+    fn put<const N: usize, T>(
+        work: &Executor,
+        place: GpuAddress,
+        values: &[T],
+        bytes: fn(&T) -> [u8; N],
+    ) {
         let data: Vec<u8> = values.iter().flat_map(bytes).collect();
         work.memory.write(Purpose::Payload, place, &data).unwrap();
     }
 
-    fn floats(work: &Work, place: Place, count: usize) -> Vec<f32> {
+    fn floats(work: &Executor, place: GpuAddress, count: usize) -> Vec<f32> {
         let mut data = vec![0; count * 4];
         work.memory
             .read(Purpose::Payload, place, &mut data)
@@ -223,12 +208,12 @@ mod tests {
         let count = STEP / 4 + 3;
         let a: Vec<f32> = (0..count).map(|i| (i % 1000) as f32).collect();
         let b: Vec<f32> = a.iter().map(|a| a * 0.5).collect();
-        put(&work, Place::Vram(0), &a, |v| v.to_le_bytes());
-        put(&work, Place::Bus(RAM_AT), &b, |v| v.to_le_bytes());
-        let c = Place::Bus(RAM_AT + (4 << 20));
+        put(&work, GpuAddress::Vram(0), &a, |v| v.to_le_bytes());
+        put(&work, GpuAddress::Bus(RAM_AT), &b, |v| v.to_le_bytes());
+        let c = GpuAddress::Bus(RAM_AT + (4 << 20));
         let add = Launch::VectorAdd {
-            a: Place::Vram(0),
-            b: Place::Bus(RAM_AT),
+            a: GpuAddress::Vram(0),
+            b: GpuAddress::Bus(RAM_AT),
             c,
             count: count as u64,
         };
@@ -241,28 +226,30 @@ mod tests {
     #[test]
     fn saxpy_adds_to_what_is_there() {
         let mut work = work();
-        put(&work, Place::Vram(0), &[1.0f32, 2.0, 3.0], |v| {
+        put(&work, GpuAddress::Vram(0), &[1.0f32, 2.0, 3.0], |v| {
             v.to_le_bytes()
         });
-        put(&work, Place::Vram(64), &[10.0f32, 20.0, 30.0], |v| {
+        put(&work, GpuAddress::Vram(64), &[10.0f32, 20.0, 30.0], |v| {
             v.to_le_bytes()
         });
         let saxpy = Launch::Saxpy {
-            x: Place::Vram(0),
-            y: Place::Vram(64),
+            x: GpuAddress::Vram(0),
+            y: GpuAddress::Vram(64),
             count: 2,
             factor: 2.5,
         };
         assert_eq!(launch(&mut work, saxpy), Ok(0));
-        assert_eq!(floats(&work, Place::Vram(64), 3), [12.5, 25.0, 30.0]);
+        assert_eq!(floats(&work, GpuAddress::Vram(64), 3), [12.5, 25.0, 30.0]);
     }
 
     #[test]
     fn a_sum_does_not_overflow_32_bits() {
         let mut work = work();
-        put(&work, Place::Vram(4), &[u32::MAX; 5], |v| v.to_le_bytes());
+        put(&work, GpuAddress::Vram(4), &[u32::MAX; 5], |v| {
+            v.to_le_bytes()
+        });
         let reduction = Launch::Reduction {
-            x: Place::Vram(4),
+            x: GpuAddress::Vram(4),
             count: 5,
         };
         let sum = launch(&mut work, reduction);
@@ -273,11 +260,11 @@ mod tests {
     fn a_histogram_adds_to_its_bins() {
         let mut work = work();
         let bytes: Vec<u8> = (0..STEP + 300).map(|i| i.to_le_bytes()[0]).collect();
-        put(&work, Place::Bus(RAM_AT), &bytes, |v| [*v]);
-        let bins = Place::Vram(0);
+        put(&work, GpuAddress::Bus(RAM_AT), &bytes, |v| [*v]);
+        let bins = GpuAddress::Vram(0);
         put(&work, bins, &[7u32; 256], |v| v.to_le_bytes());
         let histogram = Launch::Histogram {
-            bytes: Place::Bus(RAM_AT),
+            bytes: GpuAddress::Bus(RAM_AT),
             count: bytes.len() as u64,
             bins,
         };
@@ -296,13 +283,13 @@ mod tests {
     #[test]
     fn every_thread_adds_by_a_read_and_a_write_of_its_own() {
         let mut work = work();
-        put(&work, Place::Bus(RAM_AT), &[5u64], |v| v.to_le_bytes());
+        put(&work, GpuAddress::Bus(RAM_AT), &[5u64], |v| v.to_le_bytes());
         let add = Launch::AtomicAdd {
-            counter: Place::Bus(RAM_AT),
+            counter: GpuAddress::Bus(RAM_AT),
             value: 1,
             threads: 512 * 1000,
         };
-        let requests = |work: &Work, direction| {
+        let requests = |work: &Executor, direction| {
             let counts = work.memory.requester().counters().snapshot();
             let of = |(entry, count): &(peerbar_dma::DmaKind, peerbar_dma::Count)| {
                 let wanted = entry.route == Route::GuestRam
@@ -321,7 +308,7 @@ mod tests {
         );
         let mut word = [0; 8];
         work.memory
-            .read(Purpose::Payload, Place::Bus(RAM_AT), &mut word)
+            .read(Purpose::Payload, GpuAddress::Bus(RAM_AT), &mut word)
             .unwrap();
         assert_eq!(u64::from_le_bytes(word), 512_005);
     }
@@ -329,15 +316,15 @@ mod tests {
     #[test]
     fn no_threads_tell_the_counter_and_leave_it() {
         let mut work = work();
-        put(&work, Place::Vram(8), &[9u64], |v| v.to_le_bytes());
+        put(&work, GpuAddress::Vram(8), &[9u64], |v| v.to_le_bytes());
         let add = Launch::AtomicAdd {
-            counter: Place::Vram(8),
+            counter: GpuAddress::Vram(8),
             value: 1,
             threads: 0,
         };
         assert_eq!(launch(&mut work, add), Ok(9));
         let add = Launch::AtomicAdd {
-            counter: Place::Vram(8),
+            counter: GpuAddress::Vram(8),
             value: u64::MAX,
             threads: 2,
         };
@@ -349,9 +336,9 @@ mod tests {
     fn operands_out_of_reach_are_faults() {
         let mut work = work();
         let beyond = Launch::Histogram {
-            bytes: Place::Vram(0),
+            bytes: GpuAddress::Vram(0),
             count: 16,
-            bins: Place::Vram(SIZE - 1023),
+            bins: GpuAddress::Vram(SIZE - 1023),
         };
         let fault = Fault {
             code: FaultCode::VramRange,
@@ -360,7 +347,7 @@ mod tests {
         };
         assert_eq!(launch(&mut work, beyond), Err(Failure::Fault(fault)));
         let nobody = Launch::Reduction {
-            x: Place::Bus(0x1000),
+            x: GpuAddress::Bus(0x1000),
             count: 4,
         };
         let fault = Fault {

@@ -12,8 +12,8 @@
 //! the CPU beyond what a BAR is.
 //!
 //! # How
-//! The thread that answers the guest's accesses touches [`registers`](Gpu), doorbells and the window; it leaves word in
-//! a mailbox for the engine, a thread of its own that alone does DMA. A DMA that fails stops its channel: no fence, no
+//! The thread that answers the guest's accesses touches [`registers`](Gpu), doorbells and the window; it notifies the
+//! engine, a thread of its own, which alone does DMA. A DMA that fails stops its channel: no fence, no
 //! result, and a fault record.
 #![forbid(unsafe_code)]
 
@@ -22,14 +22,14 @@ mod command;
 mod config;
 mod doorbells;
 mod engine;
+mod executor;
 mod faults;
 mod gpu;
+mod gpu_memory;
 mod kernels;
-mod mailbox;
-mod memory;
 mod registers;
 mod ring;
-mod work;
+mod shared_registers;
 
 pub use config::{Config, ConfigError, Mode};
 pub use gpu::{Gpu, Running, StartError};

@@ -1,4 +1,4 @@
-//! The registers: what they read, what a write does at once, and what it asks of the engine. No DMA.
+//! The registers: what they read, what a write does at once, and its requests to the engine. No DMA.
 
 mod channel;
 
@@ -7,13 +7,10 @@ use std::sync::Arc;
 use peerbar_dma::PageTable;
 
 use crate::aperture;
-use crate::doorbells::Doorbells;
+use crate::doorbells::{CHANNELS, Doorbells};
 use crate::faults::{Fault, FaultCode, FaultLog};
 pub(crate) use channel::Setup;
 use channel::{Channel, ChannelRequest};
-
-/// How many channels there are.
-pub(crate) const CHANNELS: u8 = 16;
 
 const ID: u32 = u32::from_le_bytes(*b"PGBP");
 const VERSION: u32 = 1;
@@ -42,14 +39,14 @@ mod offset {
     pub(super) const END: u64 = CHANNEL + CHANNEL_STRIDE * super::CHANNELS as u64;
 }
 
-/// What a write means for others than the registers.
+/// The effect of a write beyond the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// The device is to be reset.
     Reset,
-    /// The engine is to look at the doorbells.
+    /// The engine is to read the doorbells.
     Kick,
-    /// The engine is to look at the registers.
+    /// The engine has a request.
     Engine,
     /// A fault has been recorded.
     Fault,
@@ -57,7 +54,7 @@ pub(crate) enum Effect {
     DmaLog,
 }
 
-/// What the registers ask of the engine.
+/// A request of the registers to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// Forget every channel; then the device is ready.
@@ -78,7 +75,7 @@ pub(crate) struct Registers {
     doorbells: Arc<Doorbells>,
     faults: FaultLog,
     channels: [Channel; CHANNELS as usize],
-    /// The engine still has channels of before the last reset.
+    /// The engine still has channels from before the last reset.
     resetting: bool,
 }
 
@@ -104,9 +101,9 @@ impl Registers {
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (index, byte) in (0..).zip(data.iter_mut()) {
             let at = offset.wrapping_add(index);
-            let lane = usize::try_from(at & 7).unwrap_or(0);
+            let byte_in_pair = usize::try_from(at & 7).unwrap_or(0);
             let bytes = self.pair(at & !7).to_le_bytes();
-            *byte = bytes.get(lane).copied().unwrap_or(0);
+            *byte = bytes.get(byte_in_pair).copied().unwrap_or(0);
         }
     }
 
@@ -189,7 +186,7 @@ impl Registers {
             .map_or(0, |place| place | PRESENT)
     }
 
-    /// Puts a page over VRAM or takes it away. Once this returns, no access goes by the entry of before.
+    /// Puts a page over VRAM or takes it away. Once this returns, no access uses the previous entry.
     fn write_window_entry(&mut self, value: u64) -> Option<Effect> {
         let table = self.window.as_ref()?;
         let index = u64::from(self.window_index);
@@ -212,7 +209,7 @@ impl Registers {
         Some(Effect::Fault)
     }
 
-    /// A reset of the device: everything is as after power-on at once, but the engine has to let go before it is ready.
+    /// A reset of the device: everything is as after power-on at once, but the engine has to forget its channels before the device is ready.
     pub(crate) fn reset(&mut self) {
         for channel in &mut self.channels {
             channel.reset();
@@ -226,7 +223,7 @@ impl Registers {
         self.resetting = true;
     }
 
-    /// What the engine should do next, if anything. It is taken to do it.
+    /// Takes the next request to the engine, if there is one.
     pub(crate) fn take_request(&mut self) -> Option<Request> {
         if self.resetting {
             return Some(Request::Reset);
@@ -249,28 +246,28 @@ impl Registers {
         }
     }
 
-    /// Whether the channel was disabled or reset after the start of that epoch.
-    pub(crate) fn is_over(&self, channel: u8, epoch: u64) -> bool {
+    /// Whether the channel was disabled or reset after the start of that generation.
+    pub(crate) fn is_over(&self, channel: u8, generation: u64) -> bool {
         self.channels
             .get(usize::from(channel))
-            .is_none_or(|channel| channel.is_over(epoch))
+            .is_none_or(|channel| channel.is_over(generation))
     }
 
-    /// A command of the channel is complete. `false`: the guest does not care any more.
-    pub(crate) fn advance(&mut self, channel: u8, epoch: u64, head: u32) -> bool {
+    /// A command of the channel is complete. `false`: the channel has been disabled since.
+    pub(crate) fn advance(&mut self, channel: u8, generation: u64, head: u32) -> bool {
         self.channel(channel)
-            .is_some_and(|channel| channel.advance(epoch, head))
+            .is_some_and(|channel| channel.advance(generation, head))
     }
 
-    /// A channel cannot go on. `false`: the guest does not care any more.
-    pub(crate) fn fail(&mut self, number: u8, epoch: u64, fault: Fault) -> bool {
-        let cares = self
+    /// A channel has failed. `false`: the channel has been disabled since.
+    pub(crate) fn fail(&mut self, number: u8, generation: u64, fault: Fault) -> bool {
+        let is_current = self
             .channel(number)
-            .is_some_and(|channel| channel.fail(epoch, fault.code));
-        if cares {
+            .is_some_and(|channel| channel.fail(generation, fault.code));
+        if is_current {
             self.faults.record(fault, Some(number));
         }
-        cares
+        is_current
     }
 
     /// Records a fault that is no channel's.
@@ -392,7 +389,7 @@ mod tests {
         );
         assert_eq!(registers.take_request(), None);
         assert_eq!(read(&registers, 0x1214), 1, "on");
-        assert!(registers.advance(2, setup.epoch, 5));
+        assert!(registers.advance(2, setup.generation, 5));
         assert_eq!(read(&registers, 0x1218), 5);
     }
 
@@ -403,7 +400,7 @@ mod tests {
         let old = start(&mut registers);
         put(&mut registers, 0x1210, 0);
         assert_eq!(read(&registers, 0x1214), 1 << 16, "off, stopping");
-        assert!(registers.is_over(2, old.epoch));
+        assert!(registers.is_over(2, old.generation));
         put(&mut registers, 0x1210, 1);
         assert_eq!(read(&registers, 0x1214), 1 | 1 << 16, "on, stopping");
         let fault = Fault {
@@ -411,13 +408,13 @@ mod tests {
             write: false,
             address: 0,
         };
-        assert!(!registers.advance(2, old.epoch, 7));
-        assert!(!registers.fail(2, old.epoch, fault));
+        assert!(!registers.advance(2, old.generation, 7));
+        assert!(!registers.fail(2, old.generation, fault));
         assert_eq!((read(&registers, 0x1218), read(&registers, 0x28)), (0, 0));
         assert_eq!(registers.take_request(), Some(Request::Release(2)));
         registers.released(2);
         let new = start(&mut registers);
-        assert!(registers.fail(2, new.epoch, fault));
+        assert!(registers.fail(2, new.generation, fault));
         assert_eq!(read(&registers, 0x1214), 2 | 2 << 8, "error: DMA failed");
         assert_eq!(read(&registers, 0x30), 0x8000_0202);
         put(&mut registers, 0x1210, 0);
@@ -439,7 +436,7 @@ mod tests {
         for offset in [0x28, 0x30, 0x40, 0x48, 0x1208, 0x120c, 0x1210] {
             assert_eq!(read(&registers, offset), 0, "{offset:#x}");
         }
-        assert!(!registers.advance(2, old.epoch, 1));
+        assert!(!registers.advance(2, old.generation, 1));
         assert_eq!(registers.take_request(), Some(Request::Reset));
         registers.was_reset();
         assert_eq!((read(&registers, 0x24), read(&registers, 0x1214)), (1, 0));

@@ -2,7 +2,7 @@
 
 use crate::command::ENTRY_BYTES;
 use crate::faults::FaultCode;
-use crate::memory::Place;
+use crate::gpu_memory::GpuAddress;
 use crate::registers::Setup;
 
 /// RING_SPACE: RING_ADDRESS is an offset in VRAM.
@@ -13,11 +13,11 @@ const ENTRIES: std::ops::RangeInclusive<u32> = 2..=4096;
 /// The ring of a channel that is on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
-    start: Place,
+    start: GpuAddress,
     entries: u32,
     head: u32,
-    /// Which life of the channel this is.
-    pub(crate) epoch: u64,
+    /// The generation of the channel.
+    pub(crate) generation: u64,
 }
 
 impl Ring {
@@ -30,9 +30,9 @@ impl Ring {
             && entries.is_power_of_two()
             && ENTRIES.contains(&entries);
         let start = if setup.space == SPACE_VRAM {
-            Place::Vram(address)
+            GpuAddress::Vram(address)
         } else {
-            Place::Bus(address)
+            GpuAddress::Bus(address)
         };
         let length = u64::from(entries) * ENTRY_BYTES;
         if !possible || !start.holds(length, vram_bytes) {
@@ -42,12 +42,12 @@ impl Ring {
             start,
             entries,
             head: 0,
-            epoch: setup.epoch,
+            generation: setup.generation,
         })
     }
 
     /// Where the ring starts.
-    pub(crate) fn start(&self) -> Place {
+    pub(crate) fn start(&self) -> GpuAddress {
         self.start
     }
 
@@ -57,7 +57,7 @@ impl Ring {
     }
 
     /// Where the next entry is, if the doorbell says that there is one.
-    pub(crate) fn next(&self, doorbell: u32) -> Result<Option<Place>, FaultCode> {
+    pub(crate) fn next(&self, doorbell: u32) -> Result<Option<GpuAddress>, FaultCode> {
         match doorbell.wrapping_sub(self.head) {
             0 => Ok(None),
             ahead if ahead > self.entries => Err(FaultCode::BadRing),
@@ -86,7 +86,7 @@ mod tests {
             address,
             space,
             entries,
-            epoch: 1,
+            generation: 1,
         }
     }
 
@@ -122,7 +122,7 @@ mod tests {
         ring.head = u32::MAX - 1;
         let doorbell = 2u32;
         let mut slots = Vec::new();
-        while let Some(Place::Bus(address)) = ring.next(doorbell).unwrap() {
+        while let Some(GpuAddress::Bus(address)) = ring.next(doorbell).unwrap() {
             slots.push((address - 0x1000) / 128);
             ring.advance();
         }

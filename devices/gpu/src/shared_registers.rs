@@ -1,7 +1,8 @@
-//! What the thread that answers the guest's accesses and the engine's thread say to each other.
+//! The registers as the thread that answers the guest's accesses and the engine's thread share them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::registers::{Registers, Request};
 
@@ -10,21 +11,21 @@ use crate::registers::{Registers, Request};
 pub(crate) enum Task {
     /// The daemon ends.
     Stop,
-    /// The registers ask for something.
+    /// The registers have a request.
     Registers(Request),
-    /// A doorbell may have been rung, or the engine said that it has work left.
+    /// A doorbell may have been written, or the engine has commands left.
     Doorbells,
 }
 
-/// The registers, and the engine's alarm clock.
+/// The registers, and the notification of the engine.
 ///
-/// The engine looks at its inbox with the lock held before it sleeps, and whoever adds to the inbox takes the lock
-/// before it wakes the engine, so no wake-up is lost. Doorbells that are rung by a mapping are the exception; see
+/// The engine checks for tasks with the lock held before it sleeps, and a new task takes the lock before it notifies the
+/// engine, so no wake-up is lost. Doorbells that are written through a mapping are the exception; see
 /// [`Doorbells`](crate::doorbells::Doorbells).
-pub(crate) struct Mailbox {
+pub(crate) struct SharedRegisters {
     state: Mutex<State>,
     wake: Condvar,
-    /// Something other than a doorbell waits: looked at between any two steps of a command, without the lock.
+    /// A task other than a doorbell waits: checked between any two steps of a command, without the lock.
     urgent: AtomicBool,
 }
 
@@ -34,7 +35,7 @@ struct State {
     stop: bool,
 }
 
-impl Mailbox {
+impl SharedRegisters {
     pub(crate) fn new(registers: Registers) -> Self {
         Self {
             state: Mutex::new(State {
@@ -47,70 +48,63 @@ impl Mailbox {
         }
     }
 
-    /// Looks at the registers, or changes them in a way that the engine needs no telling of.
-    pub(crate) fn registers<R>(&self, act: impl FnOnce(&mut Registers) -> R) -> R {
-        act(&mut self.lock().registers)
+    /// Reads the registers, or changes them in a way that makes no task for the engine.
+    pub(crate) fn with<R>(&self, act: impl FnOnce(&mut Registers) -> R) -> R {
+        act(&mut self.state.lock().registers)
     }
 
-    /// Has the engine look at the registers before it goes on.
-    pub(crate) fn alert(&self) {
-        let _state = self.lock();
+    /// Has the engine take its requests from the registers before the next step.
+    pub(crate) fn notify(&self) {
+        let _state = self.state.lock();
         self.urgent.store(true, Ordering::Release);
         self.wake.notify_one();
     }
 
-    /// Has the engine look at the doorbells.
+    /// Has the engine read the doorbells.
     pub(crate) fn kick(&self) {
-        self.lock().kicked = true;
+        self.state.lock().kicked = true;
         self.wake.notify_one();
     }
 
-    /// Whether the engine should go on with a command of the channel.
-    pub(crate) fn wants(&self, channel: u8, epoch: u64) -> bool {
+    /// Whether the engine should continue a command of the channel.
+    pub(crate) fn wants(&self, channel: u8, generation: u64) -> bool {
         if !self.urgent() {
             return true;
         }
-        let state = self.lock();
-        !state.stop && !state.registers.is_over(channel, epoch)
+        let state = self.state.lock();
+        !state.stop && !state.registers.is_over(channel, generation)
     }
 
-    /// Whether the engine should take no more commands before it has asked for its next task.
+    /// Whether the engine should fetch no command before its next task.
     pub(crate) fn urgent(&self) -> bool {
         self.urgent.load(Ordering::Acquire)
     }
 
     /// The next task; waits for one, unless the engine has work left (`busy`).
     pub(crate) fn next(&self, busy: bool) -> Task {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.stop {
                 return Task::Stop;
             }
             if let Some(request) = state.registers.take_request() {
-                // There may be more, and until the last is taken the engine has rings of channels that are off.
+                // There may be more, and until the last is taken the engine holds rings of channels that are off.
                 return Task::Registers(request);
             }
             self.urgent.store(false, Ordering::Release);
             if std::mem::take(&mut state.kicked) || busy {
                 return Task::Doorbells;
             }
-            state = self
-                .wake
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait(&mut state);
         }
     }
 
     /// Ends the engine after the step in progress.
     pub(crate) fn stop(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.stop = true;
         self.urgent.store(true, Ordering::Release);
         self.wake.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -121,73 +115,73 @@ mod tests {
     use super::*;
     use crate::doorbells::Doorbells;
 
-    fn mailbox() -> Mailbox {
+    fn shared() -> SharedRegisters {
         let doorbells = Arc::new(Doorbells::new(0x1_0000).unwrap());
-        Mailbox::new(Registers::new((0, 0), None, doorbells))
+        SharedRegisters::new(Registers::new((0, 0), None, doorbells))
     }
 
     #[test]
     fn a_kick_wakes_the_engine_once() {
-        let mailbox = mailbox();
+        let shared = shared();
         std::thread::scope(|scope| {
-            let engine = scope.spawn(|| mailbox.next(false));
-            mailbox.kick();
+            let engine = scope.spawn(|| shared.next(false));
+            shared.kick();
             assert_eq!(engine.join().unwrap(), Task::Doorbells);
         });
-        mailbox.stop();
-        assert_eq!(mailbox.next(false), Task::Stop, "the kick has been taken");
+        shared.stop();
+        assert_eq!(shared.next(false), Task::Stop, "the kick has been taken");
     }
 
     #[test]
     fn the_registers_come_before_the_doorbells() {
-        let mailbox = mailbox();
-        mailbox.kick();
-        mailbox.registers(Registers::reset);
-        mailbox.alert();
-        assert!(mailbox.urgent());
-        assert_eq!(mailbox.next(true), Task::Registers(Request::Reset));
-        mailbox.registers(Registers::was_reset);
-        assert_eq!(mailbox.next(false), Task::Doorbells);
-        assert!(!mailbox.urgent());
+        let shared = shared();
+        shared.kick();
+        shared.with(Registers::reset);
+        shared.notify();
+        assert!(shared.urgent());
+        assert_eq!(shared.next(true), Task::Registers(Request::Reset));
+        shared.with(Registers::was_reset);
+        assert_eq!(shared.next(false), Task::Doorbells);
+        assert!(!shared.urgent());
     }
 
     #[test]
     fn nothing_is_wanted_of_two_channels_that_stop_before_both_stops_are_taken() {
-        let mailbox = mailbox();
+        let shared = shared();
         let enable = |channel: u64, on: u8| {
             let control = 0x1010 + 0x100 * channel;
-            mailbox.registers(|registers| registers.write(control, &[on, 0, 0, 0]));
-            mailbox.alert();
+            shared.with(|registers| registers.write(control, &[on, 0, 0, 0]));
+            shared.notify();
         };
         enable(0, 1);
         enable(1, 1);
         let (Task::Registers(Request::Start(0, _)), Task::Registers(Request::Start(1, setup))) =
-            (mailbox.next(false), mailbox.next(false))
+            (shared.next(false), shared.next(false))
         else {
             panic!("no starts")
         };
         enable(0, 0);
         enable(1, 0);
-        assert_eq!(mailbox.next(true), Task::Registers(Request::Release(0)));
-        assert!(mailbox.urgent() && !mailbox.wants(1, setup.epoch));
+        assert_eq!(shared.next(true), Task::Registers(Request::Release(0)));
+        assert!(shared.urgent() && !shared.wants(1, setup.generation));
     }
 
     #[test]
     fn a_command_is_wanted_until_its_channel_is_stopped_or_the_daemon_ends() {
-        let mailbox = mailbox();
+        let shared = shared();
         let enable = |on: u8| {
-            mailbox.registers(|registers| registers.write(0x1010, &[on, 0, 0, 0]));
-            mailbox.alert();
+            shared.with(|registers| registers.write(0x1010, &[on, 0, 0, 0]));
+            shared.notify();
         };
         enable(1);
-        let Task::Registers(Request::Start(0, setup)) = mailbox.next(false) else {
+        let Task::Registers(Request::Start(0, setup)) = shared.next(false) else {
             panic!("no start")
         };
-        assert!(mailbox.wants(0, setup.epoch));
-        mailbox.alert();
-        assert!(mailbox.wants(0, setup.epoch), "somebody else's alert");
+        assert!(shared.wants(0, setup.generation));
+        shared.notify();
+        assert!(shared.wants(0, setup.generation), "somebody else's alert");
         enable(0);
-        assert!(!mailbox.wants(0, setup.epoch));
-        assert!(!mailbox.wants(16, 0), "no such channel");
+        assert!(!shared.wants(0, setup.generation));
+        assert!(!shared.wants(16, 0), "no such channel");
     }
 }

@@ -20,11 +20,11 @@ pub(crate) struct Setup {
     pub(crate) address: u64,
     pub(crate) space: u32,
     pub(crate) entries: u32,
-    /// Which life of the channel this is: what the engine says of an earlier one is not heard.
-    pub(crate) epoch: u64,
+    /// The generation of the channel: reports of the engine about an earlier one are ignored.
+    pub(crate) generation: u64,
 }
 
-/// What a write asks of the engine.
+/// A request of a write to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChannelRequest {
     Start,
@@ -41,10 +41,10 @@ pub(super) struct Channel {
     error: Option<FaultCode>,
     head: u32,
     /// Counts enables, disables and resets.
-    epoch: u64,
-    /// What the engine has not taken up yet.
+    generation: u64,
+    /// A start that the engine has not taken yet.
     pending: Option<Setup>,
-    /// The epoch that the engine works in, if it has this channel.
+    /// The generation that the engine serves, if it has this channel.
     held: Option<u64>,
 }
 
@@ -77,20 +77,20 @@ impl Channel {
     }
 
     fn enable(&mut self) -> ChannelRequest {
-        self.epoch += 1;
+        self.generation += 1;
         self.enabled = true;
         self.head = 0;
         self.pending = Some(Setup {
             address: self.address,
             space: self.space,
             entries: self.entries,
-            epoch: self.epoch,
+            generation: self.generation,
         });
         ChannelRequest::Start
     }
 
     fn disable(&mut self) -> ChannelRequest {
-        self.epoch += 1;
+        self.generation += 1;
         self.enabled = false;
         self.error = None;
         self.pending = None;
@@ -103,25 +103,25 @@ impl Channel {
             None if self.enabled => STATE_ON,
             None => 0,
         };
-        let stopping = self.held.is_some_and(|held| held != self.epoch);
+        let stopping = self.held.is_some_and(|held| held != self.generation);
         state | if stopping { STOPPING } else { 0 }
     }
 
-    /// As after power-on, except for what the engine still has of it.
+    /// As after power-on, except that the engine may still have the channel.
     pub(super) fn reset(&mut self) {
         *self = Self {
-            epoch: self.epoch + 1,
+            generation: self.generation + 1,
             held: self.held,
             ..Self::default()
         };
     }
 
     pub(super) fn take_request(&mut self, number: u8) -> Option<Request> {
-        if self.held.is_some_and(|held| held != self.epoch) {
+        if self.held.is_some_and(|held| held != self.generation) {
             return Some(Request::Release(number));
         }
         let setup = self.pending.take()?;
-        self.held = Some(setup.epoch);
+        self.held = Some(setup.generation);
         Some(Request::Start(number, setup))
     }
 
@@ -129,20 +129,20 @@ impl Channel {
         self.held = None;
     }
 
-    pub(super) fn is_over(&self, epoch: u64) -> bool {
-        self.epoch != epoch
+    pub(super) fn is_over(&self, generation: u64) -> bool {
+        self.generation != generation
     }
 
-    pub(super) fn advance(&mut self, epoch: u64, head: u32) -> bool {
-        if self.is_over(epoch) {
+    pub(super) fn advance(&mut self, generation: u64, head: u32) -> bool {
+        if self.is_over(generation) {
             return false;
         }
         self.head = head;
         true
     }
 
-    pub(super) fn fail(&mut self, epoch: u64, code: FaultCode) -> bool {
-        if self.is_over(epoch) {
+    pub(super) fn fail(&mut self, generation: u64, code: FaultCode) -> bool {
+        if self.is_over(generation) {
             return false;
         }
         self.error = Some(code);

@@ -1,4 +1,4 @@
-//! The daemon as a process, with a client that others have written.
+//! The daemon as a process, with a foreign client.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -70,7 +70,7 @@ fn refused(args: &[&str]) -> (Option<i32>, String) {
     (status.code(), String::from_utf8(stderr).unwrap())
 }
 
-/// Memory of the daemon that is there, in bytes (proc(5), `VmRSS`).
+/// Resident memory of the daemon, in bytes (proc(5), `VmRSS`).
 fn resident(daemon: &Daemon) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));

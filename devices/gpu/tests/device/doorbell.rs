@@ -1,4 +1,4 @@
-//! Doorbells that are rung through a mapping, of which nobody is told.
+//! Doorbells that are written through a mapping, without a notification.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ fn load(page: &File, offset: u64) -> u32 {
     u32::from_le_bytes(word)
 }
 
-/// Rings as INTERFACE.md asks for; whether the device had to be kicked.
+/// Writes the doorbell as INTERFACE.md says; whether KICK was needed.
 fn ring(driver: &mut Driver, page: &File, channel: u8) -> bool {
     let doorbell = 0x8000 + 0x40 * u64::from(channel);
     let value = driver.put_so_far(channel);

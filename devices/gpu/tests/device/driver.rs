@@ -24,7 +24,7 @@ const FENCES: u64 = 9 * MIB;
 
 const CONFIG_REGION: u32 = 7;
 const MSI_X: u32 = 2;
-/// No test waits longer than this for what does not come.
+/// The longest wait of a test.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A command of 128 bytes.
@@ -376,7 +376,7 @@ impl Driver {
         }
     }
 
-    /// Waits until a channel has taken so many entries.
+    /// Waits until a channel has taken this number of entries.
     #[track_caller]
     pub(crate) fn wait_for_head(&mut self, channel: u8, head: u32) {
         let start = Instant::now();
