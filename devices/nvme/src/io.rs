@@ -210,6 +210,12 @@ impl Io {
         self.data.files.as_mut().is_none_or(FileRing::submit)
     }
 
+    /// Whether the kernel works on any command.
+    pub(crate) fn is_busy(&self) -> bool {
+        let files = self.data.files.as_ref();
+        files.is_some_and(|files| !files.is_empty())
+    }
+
     /// Forgets all commands, whose permits expire. The kernel moves or changes no data for them any more.
     pub(crate) fn forget(&mut self) {
         self.data.session.forget();

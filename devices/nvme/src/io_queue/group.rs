@@ -6,10 +6,10 @@ use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use zerocopy::little_endian::U16;
 
 use super::completion::{CompletionQueue, Permit};
-use super::doorbell::{ShadowBuffer, Unreachable};
+use super::doorbell::Unreachable;
 use super::interrupt::QueueInterrupts;
 use super::submission::{Batch, Command, SUBMISSION_BYTES, SubmissionQueue};
-use crate::io::{Ended, Io};
+use crate::io::Io;
 use crate::registers::Registers;
 
 /// At most as many commands of one queue are fetched before the next queue's turn.
@@ -24,8 +24,6 @@ pub(crate) struct Context {
     pub(super) io: Io,
     pub(super) interrupts: QueueInterrupts,
     pub(super) batch: Batch,
-    /// How many submission queues share the kernel's operations.
-    pub(super) queues: usize,
 }
 
 /// A completion queue, and the submission queues that are bound to it.
@@ -35,88 +33,40 @@ pub(crate) struct QueueGroup {
 }
 
 impl QueueGroup {
-    /// Gives every submission queue a turn but those that are `closed`; whether any had commands.
-    pub(super) fn serve(&mut self, cx: &mut Context, closed: impl Fn(u16) -> bool) -> bool {
-        let Self {
-            completions,
-            submissions,
-        } = self;
-        submissions.iter_mut().fold(false, |busy, queue| {
-            let is_open = !closed(queue.id);
-            busy | queue.serve(completions, cx, is_open)
-        })
-    }
-
-    /// Stages the completion of a command that has ended after the kernel worked on it.
-    pub(super) fn complete(&mut self, cx: &mut Context, ended: Ended) {
-        let Ended {
-            queue: id,
-            entry,
-            permit,
-            status,
-        } = ended;
-        let completions = &mut self.completions;
-        match self.submissions.iter_mut().find(|queue| queue.id == id) {
-            Some(queue) if !cx.is_quiet() => {
-                queue.complete(completions, cx, (&entry, status), permit)
-            }
-            Some(queue) => queue.drop_command(completions, permit),
-            None => completions.release(permit),
-        }
-    }
-
-    /// Whether a submission queue belongs to the group.
-    pub(super) fn has(&self, id: u16) -> bool {
-        self.submissions.iter().any(|queue| queue.id == id)
+    /// The submission queue of a number, if it belongs to the group, and its completion queue.
+    pub(super) fn queue(
+        &mut self,
+        id: u16,
+    ) -> Option<(&mut SubmissionQueue, &mut CompletionQueue)> {
+        let queue = self.submissions.iter_mut().find(|queue| queue.id == id)?;
+        Some((queue, &mut self.completions))
     }
 
     /// How many commands the guest has outstanding: not complete, or with a completion that it has not taken.
-    pub(super) fn outstanding(&self) -> u32 {
-        let fetched = self.submissions.iter().map(SubmissionQueue::outstanding);
-        let fetched = u32::try_from(fetched.sum::<usize>()).unwrap_or(u32::MAX);
-        self.completions.unread().saturating_add(fetched)
-    }
-
-    /// Moves all doorbells to the shadow buffer.
-    pub(super) fn move_doorbells(&mut self, buffer: ShadowBuffer, cx: &mut Context) {
-        let session = &mut cx.io.data.session;
-        self.completions.doorbell.move_to(buffer, session);
-        for queue in &mut self.submissions {
-            queue.doorbell.move_to(buffer, session);
-        }
-        session.release();
-    }
-
-    /// Flushes what is staged and interrupts for it.
-    pub(super) fn flush(&mut self, cx: &mut Context) {
-        let more = self.completions.has_reserved();
-        cx.flush(&mut self.completions);
-        cx.signal(&mut self.completions, more);
-    }
-
-    /// Whether a command of a submission queue, or of any, is not complete.
-    pub(super) fn is_busy(&self, id: Option<u16>) -> bool {
-        let mut queues = self.submissions.iter();
-        queues.any(|queue| queue.outstanding() > 0 && id.is_none_or(|id| id == queue.id))
+    pub(super) fn outstanding(&self) -> usize {
+        let fetched = self.submissions.iter().map(|queue| queue.outstanding);
+        let unread = usize::try_from(self.completions.unread()).unwrap_or(usize::MAX);
+        fetched.sum::<usize>().saturating_add(unread)
     }
 }
 
 impl SubmissionQueue {
-    /// Carries out a batch of commands, unless the queue is being deleted; whether there were any.
-    fn serve(
+    /// Carries out a batch of commands, unless the queue is being deleted; whether there were any. It shares the kernel's
+    /// operations with the other ones of `queues` queues.
+    pub(super) fn serve(
         &mut self,
         completions: &mut CompletionQueue,
         cx: &mut Context,
-        is_open: bool,
+        queues: usize,
     ) -> bool {
         let Ok(has_entries) = self.poll(cx) else {
             cx.fail(self.id, "its doorbell is not mapped");
             return false;
         };
-        if !has_entries || !is_open {
+        if !has_entries || self.closing.is_some() {
             return false;
         }
-        let most = cx.io.free_operations(cx.queues, self.outstanding());
+        let most = cx.io.free_operations(queues, self.outstanding);
         cx.free_entries(completions);
         if most > 0 && !cx.is_quiet() {
             let data = &mut cx.io.data;
@@ -165,7 +115,7 @@ impl SubmissionQueue {
             }
             cx.io.expect(next);
             if cx.is_quiet() {
-                self.drop_command(completions, permit);
+                self.abandon(completions, permit);
                 continue;
             }
             if let Some((permit, status)) = cx.io.execute(self.id, entry, permit) {
@@ -180,13 +130,13 @@ impl SubmissionQueue {
     }
 
     /// A command ends without a completion, since a reset has begun or the controller has failed.
-    fn drop_command(&mut self, completions: &mut CompletionQueue, permit: Permit) {
+    pub(super) fn abandon(&mut self, completions: &mut CompletionQueue, permit: Permit) {
         self.end(U16::ZERO);
         completions.release(permit);
     }
 
     /// Stages the completion of a command.
-    fn complete(
+    pub(super) fn complete(
         &mut self,
         completions: &mut CompletionQueue,
         cx: &mut Context,

@@ -24,7 +24,7 @@ const SLEEP: Duration = Duration::from_micros(200);
 const PATIENCE: Duration = Duration::from_micros(150);
 
 /// A guest with fewer outstanding commands waits for them.
-const SEVERAL: u32 = 4;
+const SEVERAL: usize = 4;
 
 /// What a worker does when it finds no work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub(crate) struct Poller {
     /// Whether it has slept since there was work.
     has_slept: bool,
     /// How many commands the guest had outstanding lately.
-    outstanding: u32,
+    outstanding: usize,
 }
 
 impl Poller {
@@ -103,11 +103,16 @@ impl Poller {
         }
     }
 
-    /// There was work. `outstanding`: how many commands the guest has with the worker; it is asked for after a pause.
-    pub(crate) fn worked(&mut self, outstanding: impl FnOnce() -> u32) {
+    /// Whether there has been a pause without work.
+    pub(crate) fn has_paused(&self) -> bool {
+        self.idle_since.is_some()
+    }
+
+    /// There was work. `outstanding`: how many commands the guest has with the worker, which counts after a pause.
+    pub(crate) fn worked(&mut self, outstanding: usize) {
         if self.idle_since.take().is_some() {
             let before = self.outstanding.saturating_sub(1);
-            self.outstanding = outstanding().max(before);
+            self.outstanding = outstanding.max(before);
         }
         (self.polls, self.has_slept) = (0, false);
     }
@@ -179,7 +184,7 @@ mod tests {
         }
 
         /// Work comes after a pause, which ends a sleep; how often it has slept, and whether it has blocked.
-        fn work_after(&mut self, pause: Duration, outstanding: u32) -> (usize, bool) {
+        fn work_after(&mut self, pause: Duration, outstanding: usize) -> (usize, bool) {
             let end = self.now + pause;
             let mut sleeps = 0;
             while self.now < end {
@@ -193,7 +198,7 @@ mod tests {
                     }
                 }
             }
-            self.poller.worked(|| outstanding);
+            self.poller.worked(outstanding);
             (sleeps, false)
         }
     }

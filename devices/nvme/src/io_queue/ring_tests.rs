@@ -74,7 +74,7 @@ fn fetch_reserves_and_stops_at_a_full_completion_queue() {
         .fetch(&mut completion, &mut batch, 8, read)
         .unwrap();
     assert_eq!((batch.len(), completion.free_entries()), (2, 0));
-    assert_eq!(submission.outstanding(), 2);
+    assert_eq!(submission.outstanding, 2);
     assert!(completion.reserve().is_none());
     for command in batch.take() {
         completion.release(command.permit);
@@ -91,7 +91,7 @@ fn failed_fetch_gives_its_permits_back() {
     let requester = Requester::new(); // Without bus mastering.
     let read = |tag: Tag, address, bytes: &mut [u8]| requester.read(tag, address, bytes);
     assert!(submission.fetch(completion, &mut batch, 8, read).is_err());
-    assert_eq!((batch.len(), submission.outstanding()), (0, 0));
+    assert_eq!((batch.len(), submission.outstanding), (0, 0));
     assert!(!completion.has_reserved());
     assert_eq!(fetch(&mut pair, 8), Some((0x1000, 3)));
 }

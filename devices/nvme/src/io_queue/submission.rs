@@ -12,6 +12,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::completion::{CompletionQueue, Permit};
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
 use crate::doorbell_page::DoorbellPage;
+use crate::worker_pool::Done;
 
 /// Bytes of a submission queue entry.
 pub(crate) const SUBMISSION_BYTES: u64 = 64;
@@ -66,7 +67,9 @@ pub(crate) struct SubmissionQueue {
     head: u32,
     tail: u32,
     /// How many commands have been fetched and are not complete.
-    outstanding: usize,
+    pub(crate) outstanding: usize,
+    /// The queue is being deleted: where to confirm it once no command is outstanding.
+    pub(crate) closing: Option<Done>,
     pub(crate) doorbell: QueueDoorbell,
 }
 
@@ -80,6 +83,7 @@ impl SubmissionQueue {
             head: 0,
             tail: 0,
             outstanding: 0,
+            closing: None,
             doorbell: QueueDoorbell::new(page, Doorbell::SubmissionTail(id)),
         }
     }
@@ -112,11 +116,6 @@ impl SubmissionQueue {
     /// Whether the guest has submitted more commands by now.
     pub(crate) fn has_more(&mut self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
         Ok(self.has_entries() || !self.doorbell.is_unchanged(memory)?)
-    }
-
-    /// How many commands have been fetched and are not complete.
-    pub(crate) fn outstanding(&self) -> usize {
-        self.outstanding
     }
 
     /// Reserves a completion entry for each of up to `most` commands, and fetches these into an empty batch.

@@ -53,8 +53,8 @@ pub(crate) struct Worker {
     poller: Poller,
     /// Values of the admin doorbells that the engine was notified of, if this is the [`ADMIN_POLLER`].
     admin_seen: [u32; 2],
-    /// Submission queues to forget once none of their commands is outstanding.
-    removals: Vec<(u16, Done)>,
+    /// Whether a submission queue is being deleted.
+    is_closing: bool,
     /// To be confirmed when every command has been carried out.
     finish: Option<Done>,
 }
@@ -73,13 +73,12 @@ impl Worker {
                 io,
                 interrupts,
                 batch: Batch::new(BATCH),
-                queues: 0,
             },
             groups: Vec::new(),
             shadow: None,
             poller: Poller::new(policy),
             admin_seen: [0; 2],
-            removals: Vec::new(),
+            is_closing: false,
             finish: None,
         }
     }
@@ -118,33 +117,41 @@ impl Worker {
         if self.cx.is_quiet() {
             return false;
         }
-        let Self {
-            groups,
-            cx,
-            removals,
-            ..
-        } = self;
-        let mut busy = false;
-        for group in groups {
-            busy |= group.serve(cx, |id| removals.iter().any(|(closed, _)| *closed == id));
+        let queues = self.queues().count();
+        let (mut busy, cx) = (false, &mut self.cx);
+        for group in &mut self.groups {
+            for queue in &mut group.submissions {
+                busy |= queue.serve(&mut group.completions, cx, queues);
+            }
         }
         cx.io.data.session.release();
         busy
     }
 
+    fn queues(&self) -> impl Iterator<Item = &SubmissionQueue> {
+        self.groups.iter().flat_map(|group| &group.submissions)
+    }
+
     /// Completes the commands that the kernel has ended; whether there were any.
     fn complete_ended(&mut self) -> bool {
-        let mut any = false;
-        while let Some(ended) = self.cx.io.take_ended() {
+        let (mut any, cx) = (false, &mut self.cx);
+        while let Some(ended) = cx.io.take_ended() {
             any = true;
-            let group = self.groups.iter_mut().find(|group| group.has(ended.queue));
-            match group {
-                Some(group) => group.complete(&mut self.cx, ended),
-                None => ended.permit.expire(),
+            let permit = ended.permit;
+            let mut groups = self.groups.iter_mut();
+            match groups.find_map(|group| group.queue(ended.queue)) {
+                Some((queue, completions)) if cx.is_quiet() => queue.abandon(completions, permit),
+                Some((queue, completions)) => {
+                    let ended = (&ended.entry, ended.status);
+                    queue.complete(completions, cx, ended, permit);
+                }
+                None => permit.expire(),
             }
         }
         for group in self.groups.iter_mut().filter(|_| any) {
-            group.flush(&mut self.cx);
+            let more = group.completions.has_reserved();
+            cx.flush(&mut group.completions);
+            cx.signal(&mut group.completions, more);
         }
         any
     }
@@ -173,21 +180,15 @@ impl Worker {
         }
     }
 
+    /// Notes that there was work, and after a pause how many commands the guest has outstanding. Of a guest without a shadow
+    /// buffer that is not seen in time.
     fn note_work(&mut self) {
-        let mut poller = std::mem::replace(&mut self.poller, Poller::new(PollPolicy::Never));
-        poller.worked(|| self.outstanding());
-        self.poller = poller;
-    }
-
-    /// How many commands the guest has with this worker that it has not taken the completion of. A guest that rings for each
-    /// command has one: what it has taken is not seen in time.
-    fn outstanding(&mut self) -> u32 {
-        if self.shadow.is_none() {
-            return 1;
+        let mut outstanding = 1;
+        if self.poller.has_paused() && self.shadow.is_some() {
+            self.take_heads();
+            outstanding = self.groups.iter().map(QueueGroup::outstanding).sum();
         }
-        self.take_heads();
-        let groups = self.groups.iter();
-        groups.map(QueueGroup::outstanding).sum()
+        self.poller.worked(outstanding);
     }
 
     /// Waits as the policy says.
@@ -196,9 +197,8 @@ impl Worker {
             // The guest may have written them without a notification.
             self.take_heads();
         }
-        let groups = &self.groups;
-        let is_busy = || groups.iter().any(|group| group.is_busy(None));
         let deadline = self.cx.interrupts.deadline();
+        let is_busy = || self.cx.io.is_busy();
         match self.poller.wait(is_busy, Instant::now) {
             Wait::Poll => std::hint::spin_loop(),
             Wait::Sleep(end) => {

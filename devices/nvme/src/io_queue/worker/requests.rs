@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use super::{Worker, WorkerRequest};
 use crate::io_queue::completion::CompletionQueue;
+use crate::io_queue::doorbell::ShadowBuffer;
 use crate::io_queue::group::QueueGroup;
 use crate::io_queue::submission::SubmissionQueue;
 
@@ -15,21 +16,19 @@ impl Worker {
                 WorkerRequest::AddCompletion(queue) => self.add_completion(queue),
                 WorkerRequest::AddSubmission(id, queue) => self.add_submission(id, queue),
                 WorkerRequest::RemoveSubmission(id) => {
-                    self.removals.push((id, done));
-                    continue;
+                    let mut groups = self.groups.iter_mut();
+                    if let Some((queue, _)) = groups.find_map(|group| group.queue(id)) {
+                        queue.closing = Some(done);
+                        self.is_closing = true;
+                        continue;
+                    }
                 }
                 WorkerRequest::RemoveCompletion(id) => self.remove_completion(id),
-                WorkerRequest::Shadow(buffer) => {
-                    self.shadow = Some(buffer);
-                    self.groups
-                        .iter_mut()
-                        .for_each(|group| group.move_doorbells(buffer, &mut self.cx));
-                }
+                WorkerRequest::Shadow(buffer) => self.move_doorbells(buffer),
                 WorkerRequest::Forget => {
                     self.admin_seen = [0; 2];
                     self.cx.io.forget();
                     self.groups.clear();
-                    self.cx.queues = 0;
                     self.cx.interrupts.forget();
                     self.shadow = None;
                 }
@@ -71,7 +70,6 @@ impl Worker {
         let mut groups = self.groups.iter_mut();
         if let Some(group) = groups.find(|group| group.completions.id == completion) {
             group.submissions.push(queue);
-            self.cx.queues += 1;
         }
     }
 
@@ -87,28 +85,43 @@ impl Worker {
         });
     }
 
+    fn move_doorbells(&mut self, buffer: ShadowBuffer) {
+        self.shadow = Some(buffer);
+        let session = &mut self.cx.io.data.session;
+        for group in &mut self.groups {
+            group.completions.doorbell.move_to(buffer, session);
+            for queue in &mut group.submissions {
+                queue.doorbell.move_to(buffer, session);
+            }
+        }
+        session.release();
+    }
+
     /// Confirms the requests that wait for commands to end, if these have, or are dropped by a reset.
     pub(super) fn confirm_ends(&mut self, busy: bool) {
-        if self.removals.is_empty() && self.finish.is_none() {
-            return;
-        }
         let quiet = self.cx.is_quiet();
-        let (groups, queues) = (&mut self.groups, &mut self.cx.queues);
-        self.removals.retain(|(id, done)| {
-            let waits = !quiet && groups.iter().any(|group| group.is_busy(Some(*id)));
-            if !waits {
-                let submissions = groups.iter_mut().map(|group| &mut group.submissions);
-                submissions.for_each(|submissions| submissions.retain(|queue| queue.id != *id));
-                *queues = groups.iter().map(|group| group.submissions.len()).sum();
+        let has_ended = |queue: &SubmissionQueue| quiet || queue.outstanding == 0;
+        if std::mem::take(&mut self.is_closing) {
+            for group in &mut self.groups {
+                group.submissions.retain(|queue| match &queue.closing {
+                    Some(done) if has_ended(queue) => {
+                        let _ = done.send(());
+                        false
+                    }
+                    closing => {
+                        self.is_closing |= closing.is_some();
+                        true
+                    }
+                });
+            }
+        }
+        if self.finish.is_some() {
+            let all_ended = self.queues().all(has_ended);
+            let over = all_ended && !busy || self.notifier().urgent();
+            if let Some(done) = self.finish.take_if(|_| over) {
+                self.cx.interrupts.raise_all();
                 let _ = done.send(());
             }
-            waits
-        });
-        let all_ended = quiet || !groups.iter().any(|group| group.is_busy(None));
-        let over = all_ended && !busy || self.notifier().urgent();
-        if let Some(done) = self.finish.take_if(|_| over) {
-            self.cx.interrupts.raise_all();
-            let _ = done.send(());
         }
     }
 }
