@@ -194,7 +194,7 @@ impl Controller {
             );
             return;
         }
-        // It waits for transfers by the window of before, which workers carry to their end: not with the registers' lock held.
+        // Its drop waits for transfers through the former window, which workers complete: not with the registers' lock held.
         let _ending = self.notifier.change(|registers| {
             for (index, word) in (0..).zip(words) {
                 registers.write(offset.saturating_add(index * 4), u32::from_le_bytes(*word));
@@ -206,7 +206,7 @@ impl Controller {
     }
 }
 
-/// What has the kernel move a worker's data from and to images, if it does.
+/// A worker's ring for data of images, if the kernel permits one.
 fn file_ring(notifier: &Notifier, owner: Owner) -> Option<FileRing<Job>> {
     let ring = FileRing::new(notifier.event_fd(owner)?.as_fd());
     let complain = |error: &io::Error| {

@@ -13,14 +13,14 @@ use crate::job::Job;
 use crate::prp::{self, PAGE_BYTES, Segment};
 use crate::seeded_fault::{FaultKind, SeededFault};
 
-/// Moves the data of commands: straight between two memories; by the kernel between memory and a file, which goes on by
-/// itself; or through a buffer that is made once.
+/// Moves the data of commands: straight between two memories; by the kernel between memory and a file, asynchronously; or
+/// through a buffer that is made once.
 ///
-/// The thread that answers the guest waits for the kernel before it answers that memory is gone, and who is asked for DMA by
-/// message may wait for that thread. So nothing is asked of anybody while the kernel moves data of this path.
+/// The thread that answers the guest waits for the kernel before it confirms that memory is unmapped, and the completer of a DMA
+/// by message may wait for that thread. So no DMA by message is requested while the kernel moves data of this path.
 pub(crate) struct DataPath {
     pub(crate) session: Session,
-    /// Transfers with files that go on, if the kernel does such things for us.
+    /// Asynchronous transfers with files, if the kernel permits them.
     pub(crate) files: Option<FileRing<Job>>,
     origin: Origin,
     segments: Vec<Segment>,
@@ -33,7 +33,7 @@ pub(crate) struct DataPath {
 }
 
 impl DataPath {
-    /// A path for transfers of up to `limit` bytes, none of which goes on by itself.
+    /// A path for transfers of up to `limit` bytes, none of them asynchronous.
     pub(crate) fn new(
         requester: Arc<Requester>,
         limit: usize,
@@ -56,7 +56,7 @@ impl DataPath {
         self.session.requester()
     }
 
-    /// Whose data it is that moves from now on: that of a command which asks for `opcode`.
+    /// Data moves for this origin from now on: for a command with `opcode`.
     pub(crate) fn begin(&mut self, origin: Origin, opcode: u8) {
         self.origin = origin;
         self.requester().begin(origin, opcode);
@@ -67,7 +67,7 @@ impl DataPath {
         self.locate(Purpose::Payload, command, len)
     }
 
-    /// Fetches `len` bytes from where the command says. Fails as the command must if any of them cannot be had.
+    /// Fetches `len` bytes from the command's data pointer. Fails with the command's status if any byte cannot be read.
     pub(crate) fn receive(
         &mut self,
         purpose: Purpose,
@@ -78,7 +78,7 @@ impl DataPath {
         self.gather(purpose, len)
     }
 
-    /// Has `fill` make `len` bytes and brings them to where the command says.
+    /// Has `fill` make `len` bytes and writes them to the command's data pointer.
     pub(crate) fn send(
         &mut self,
         purpose: Purpose,
@@ -108,7 +108,7 @@ impl DataPath {
         let files = self.files.as_mut()?;
         let tag = Tag::new(Purpose::Payload, self.origin);
         let memory = self.session.pin(tag, direction, places(&self.segments))?;
-        // Who takes this memory away waits for the pin from here on, and for the move, however long it takes; others do not.
+        // An unmap of this memory waits for the pin from here on, and for the transfer, however long it takes. Others do not.
         self.session.release();
         Some((files, memory))
     }
@@ -250,7 +250,7 @@ impl DataPath {
         Ok(self.buffer.get(..len).unwrap_or_default())
     }
 
-    /// Fetches them one after the other, and waits for nobody.
+    /// Fetches them one after the other, without waiting.
     fn gather_straight(&mut self, purpose: Purpose, len: usize) -> Result<(), DmaError> {
         let tag = Tag::new(purpose, self.origin);
         let mut reach = Reach {
@@ -307,7 +307,7 @@ impl Reach<'_> {
         self.session.read(tag, address, data)
     }
 
-    /// To be called before a request by the session that may have to be asked of somebody.
+    /// To be called before a request by the session that may need a message.
     fn prepare(&mut self, purpose: Purpose, direction: Direction, place: (u64, usize)) {
         let moves = self.files.as_ref().is_some_and(FileRing::has_pinned);
         if moves && !self.session.reaches(purpose, direction, place) {
@@ -330,7 +330,7 @@ fn places(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
         .map(|segment| (segment.address, segment.len))
 }
 
-/// Has the command go wrong, and tells how, if a test asks for that. Only commands with blocks have a payload.
+/// Seeds a fault into the command, if a test configures one; its kind. Only commands with blocks have a payload.
 fn commit(
     faults: &[SeededFault],
     purpose: Purpose,

@@ -1,4 +1,4 @@
-//! The engine: the thread that does what the registers and the admin queue ask for.
+//! The engine: the thread that serves the registers and the admin queue.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::registers::{Registers, Request, Setup};
 use crate::storage::Storage;
 use crate::worker_pool::WorkerPool;
 
-/// How many admin commands are done before the registers are looked at again.
+/// At most as many admin commands are carried out before the registers are read again.
 const BURST: usize = 16;
 
 /// What a command comes to, if not to an error.
@@ -150,7 +150,7 @@ impl Engine {
     fn shut_down(&mut self) {
         while self.enabled && self.turn() {
             if self.notifier.urgent() {
-                // The registers have changed. They ask again, if they still want it.
+                // The registers have changed. If a shutdown is still requested it comes again.
                 return;
             }
         }

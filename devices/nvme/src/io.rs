@@ -18,7 +18,7 @@ use crate::job::{InProgress, Job, Work};
 use crate::namespace::{Extent, Namespace, OutOfRange, Straight};
 use crate::storage::Storage;
 
-/// How much of a namespace is looked at in one step where no data goes to the host.
+/// How much of a namespace is read in one step where no data is transferred to the host.
 const STEP: usize = 1 << 14;
 
 /// What a thread carries I/O commands out with.
@@ -61,8 +61,7 @@ impl Io {
         }
     }
 
-    /// A command comes soon. If its blocks are in memory the processor fetches the first of them; nothing else is done,
-    /// whatever the command says.
+    /// Prefetches the first blocks of a command that comes soon, if they are in memory. It checks nothing.
     pub(crate) fn expect(&self, entry: Option<&SubmissionEntry>) {
         let moves_data = |entry: &&SubmissionEntry| {
             [NvmOpcode::Read as u8, NvmOpcode::Write as u8].contains(&entry.opcode)
@@ -225,7 +224,7 @@ impl Io {
         self.generation.advance();
     }
 
-    /// Has the health tell of everything that has been done.
+    /// Adds what has been done to the health log.
     pub(crate) fn settle(&mut self) {
         let Tally {
             reads,
@@ -509,7 +508,7 @@ fn blocks(namespace: &Namespace, entry: &SubmissionEntry) -> Result<Extent, Stat
         .map_err(out_of_range)
 }
 
-/// The blocks of a command whose data goes to or comes from the host, and its length. The buffer's length is the
+/// The blocks of a command that transfers data to or from the host, and its length. The buffer's length is the
 /// limit (Identify Controller, MDTS).
 fn transfer(namespace: &Namespace, entry: &SubmissionEntry) -> Result<(Extent, usize), Status> {
     let extent = blocks(namespace, entry)?;
@@ -542,7 +541,7 @@ fn in_steps(
     Ok(())
 }
 
-/// The status of a command whose data the kernel could not move, be it because of the memory or for another reason.
+/// The status of a command if the kernel could not move its data, because of the memory or for another reason.
 fn data_error(other: impl Fn(io::Error) -> Status) -> impl Fn(io::Error) -> Status {
     move |error| match Errno::from_io_error(&error) {
         Some(Errno::FAULT) => Status::DATA_TRANSFER_ERROR,
@@ -550,7 +549,7 @@ fn data_error(other: impl Fn(io::Error) -> Status) -> impl Fn(io::Error) -> Stat
     }
 }
 
-/// The status of a command whose blocks could not be read, or are not what they were compared with.
+/// The status of a command if its blocks could not be read, or differ from what they were compared with.
 fn check_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
     move |error| match error.get_ref() {
         Some(cause) if cause.is::<Differs>() => Status::COMPARE_FAILURE,
@@ -563,7 +562,7 @@ fn out_of_range(error: OutOfRange) -> Status {
     Status::LBA_OUT_OF_RANGE.with_dnr(true)
 }
 
-/// The status of a command that the backend could not read for.
+/// The status of a command if the backend could not read.
 fn read_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
     |error| {
         namespace.complain("read", &error);
@@ -571,7 +570,7 @@ fn read_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
     }
 }
 
-/// The status of a command that the backend could not write for.
+/// The status of a command if the backend could not write.
 fn write_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
     |error| {
         namespace.complain("written", &error);

@@ -28,7 +28,7 @@ struct Args {
     /// Let queues lie in the Controller Memory Buffer
     #[arg(long, requires = "cmb")]
     cmb_queues: bool,
-    /// A namespace: ram=SIZE, file=PATH or null=SIZE, which forgets what is written and whose reads bring nothing; repeat
+    /// A namespace: ram=SIZE, file=PATH or null=SIZE, which drops what is written and whose reads transfer nothing; repeat
     /// it for more
     #[arg(long = "namespace", value_name = "SOURCE", value_parser = source, required = true)]
     namespaces: Vec<Source>,
@@ -41,13 +41,13 @@ struct Args {
     /// Threads that share the I/O queues, 1 to 64
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     workers: u8,
-    /// How those threads learn of new commands: sleep at once when idle, look on for a while, or never sleep
-    #[arg(long, value_name = "WHEN", default_value_t)]
+    /// Poll policy of those threads: never (block when idle), adaptive (poll or sleep for a short time, then block), or always
+    #[arg(long, value_name = "POLICY", default_value_t)]
     poll: PollPolicy,
     /// Read and write images by system calls, one command of a worker after the other, as where the kernel has no io_uring
     #[arg(long)]
     no_io_uring: bool,
-    /// Do commands that start at this logical block wrong, to try who should notice: unmapped:BLOCK, beyond-52-bits:BLOCK
+    /// Do commands that start at this logical block wrong, to try what should notice: unmapped:BLOCK, beyond-52-bits:BLOCK
     /// or wraps:BLOCK says where their data goes instead; repeat it for more
     #[arg(long = "seed-fault", value_name = "KIND:BLOCK")]
     seeded_faults: Vec<SeededFault>,

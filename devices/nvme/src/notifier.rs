@@ -22,7 +22,7 @@ pub(crate) const ENGINE: Owner = Owner(0);
 pub(crate) enum Task {
     /// The daemon ends.
     Stop,
-    /// The registers ask for something.
+    /// The registers request something.
     Registers(Request),
     /// An admin doorbell has been rung since the last task, or an invalid doorbell, or the engine has work left.
     Queues,
@@ -40,7 +40,7 @@ pub(crate) struct Notifier {
     pub(crate) intx: Intx,
     /// By owner.
     event_counts: Vec<EventCount>,
-    /// The engine should look at the registers. Like `quiet` it is read between any two commands, without the lock and relaxed:
+    /// The engine should read the registers. Like `quiet` it is read between any two commands, without the lock and relaxed:
     /// it orders nothing else. The registers are read under their lock, queues are created and deleted by requests, and a thread
     /// that must not miss a change is notified.
     urgent: AtomicBool,
@@ -240,7 +240,7 @@ impl Notifier {
         self.notify_all();
     }
 
-    /// Has the engine look at the registers, and the workers at requests that wait for commands to end.
+    /// Has the engine read the registers, and the workers check requests that wait for commands to end.
     fn notify_all(&self) {
         self.urgent.store(true, Ordering::Relaxed);
         self.event_counts.iter().for_each(EventCount::notify);

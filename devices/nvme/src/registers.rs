@@ -1,4 +1,4 @@
-//! The controller's registers: what they read, and what a write asks of the engine. No I/O, no queues.
+//! The controller's registers: their values, and what a write requests of the engine. No I/O, no queues.
 
 use peerbar_nvme_spec::cmb::Cmbmsc;
 use peerbar_nvme_spec::registers::{Aqa, Cap, Cc, Crto, Csts, Vs, offset};
@@ -15,7 +15,7 @@ const READY_TIMEOUT: u8 = 120;
 /// Bits of CMBMSC that read as 0 whatever is written.
 const CMBMSC_RESERVED: u64 = 0xffc;
 
-/// What the registers ask of the engine.
+/// What the registers request of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// Forget every queue and command; then the controller is not ready.
@@ -44,7 +44,7 @@ pub(crate) struct Registers {
     acq: u64,
     interrupt_mask: u32,
     cmb: Option<Cmb>,
-    /// The engine still has queues of before the last disable or reset.
+    /// The engine still has the queues that were there before the last disable or reset.
     disabling: bool,
 }
 
@@ -77,12 +77,12 @@ impl Registers {
         self.interrupt_mask
     }
 
-    /// Whether everything of before a disable or reset is yet to be forgotten.
+    /// Whether the engine has yet to forget the queues that were there before a disable or reset.
     pub(crate) fn is_disabling(&self) -> bool {
         self.disabling
     }
 
-    /// Whether no command is to be taken: everything of before is yet to be forgotten, or the controller has failed.
+    /// Whether no command is to be fetched: the engine has yet to forget the queues, or the controller has failed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.disabling || self.csts.cfs()
     }
@@ -213,7 +213,7 @@ impl Registers {
         }
     }
 
-    /// The engine cannot go on until it is disabled (NVMe Base 2.0, 9.5), unless that was asked for already.
+    /// The controller has failed until it is disabled (NVMe Base 2.0, 9.5), unless that is requested already.
     pub(crate) fn fatal(&mut self) {
         if !self.disabling {
             self.csts.set_cfs(true);

@@ -61,7 +61,7 @@ impl Permit {
         }
     }
 
-    /// The queue of this permit is gone, and its entries with it.
+    /// The queue of this permit has been deleted, and its entries with it.
     pub(crate) fn expire(mut self) {
         self.generation = Self::USED;
     }
@@ -83,7 +83,7 @@ pub(crate) struct CompletionQueue {
     base: u64,
     entries: u32,
     head: u32,
-    /// Where the next entry goes.
+    /// The slot of the next entry.
     tail: u32,
     /// The phase tag of the next entry.
     phase: bool,

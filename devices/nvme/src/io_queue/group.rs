@@ -42,11 +42,13 @@ impl QueueGroup {
         Some((queue, &mut self.completions))
     }
 
-    /// How many commands the guest has outstanding: not complete, or with a completion that it has not taken.
+    /// How many commands the guest has outstanding, not complete or with a completion that it has not taken, if it is interrupted
+    /// for them. A guest that polls has no interrupts to save.
     pub(super) fn outstanding(&self) -> usize {
         let fetched = self.submissions.iter().map(|queue| queue.outstanding);
         let unread = usize::try_from(self.completions.unread()).unwrap_or(usize::MAX);
-        fetched.sum::<usize>().saturating_add(unread)
+        let all = fetched.sum::<usize>().saturating_add(unread);
+        self.completions.vector().map_or(0, |_| all)
     }
 }
 

@@ -4,6 +4,9 @@
 //! to serve each at once would interrupt it for each, and take a processor from it where processors are few. So the worker
 //! sleeps for a fixed time, in which commands add up to a batch. A guest that submits its next command within [`SOON`] is too
 //! fast for that.
+//!
+//! A guest that notifies a blocked worker is stopped until its access is answered. So the worker sleeps for short times before
+//! it blocks, if the last pause was short.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,14 +17,20 @@ use thiserror::Error;
 /// The clock is read at every 16th poll.
 const POLLS: u32 = 16;
 
-/// How long the worker polls before it sleeps, if the guest has several commands outstanding.
+/// How long the worker polls before it sleeps for a batch.
 const SOON: Duration = Duration::from_micros(5);
 
-/// How long it sleeps.
-const SLEEP: Duration = Duration::from_micros(200);
+/// How long it sleeps for a batch.
+const BATCH_SLEEP: Duration = Duration::from_micros(200);
 
-/// How long it polls before it blocks.
-const PATIENCE: Duration = Duration::from_micros(150);
+/// How long it polls for the next command of a guest that waits.
+const PATIENCE: Duration = Duration::from_micros(100);
+
+/// How long it sleeps after that, again and again, if the last pause was short.
+const SHORT_SLEEP: Duration = Duration::from_micros(25);
+
+/// A pause is short up to this time. After it the worker blocks.
+const SHORT_PAUSE: Duration = Duration::from_millis(1);
 
 /// A guest with fewer outstanding commands waits for them.
 const SEVERAL: usize = 4;
@@ -90,6 +99,8 @@ pub(crate) struct Poller {
     has_slept: bool,
     /// How many commands the guest had outstanding lately.
     outstanding: usize,
+    /// How long the last pause was.
+    last_pause: Duration,
 }
 
 impl Poller {
@@ -100,6 +111,7 @@ impl Poller {
             polls: 0,
             has_slept: false,
             outstanding: 0,
+            last_pause: Duration::MAX,
         }
     }
 
@@ -108,11 +120,12 @@ impl Poller {
         self.idle_since.is_some()
     }
 
-    /// There was work. `outstanding`: how many commands the guest has with the worker, which counts after a pause.
-    pub(crate) fn worked(&mut self, outstanding: usize) {
-        if self.idle_since.take().is_some() {
+    /// There was work. `outstanding`: how many commands an interrupt-driven guest has with the worker, which counts after a pause.
+    pub(crate) fn worked(&mut self, outstanding: usize, clock: impl FnOnce() -> Instant) {
+        if let Some(since) = self.idle_since.take() {
             let before = self.outstanding.saturating_sub(1);
             self.outstanding = outstanding.max(before);
+            self.last_pause = clock().saturating_duration_since(since);
         }
         (self.polls, self.has_slept) = (0, false);
     }
@@ -129,7 +142,7 @@ impl Poller {
             PollPolicy::Adaptive => {}
         }
         self.polls = self.polls.wrapping_add(1);
-        if !self.polls.is_multiple_of(POLLS) {
+        if !self.has_slept && !self.polls.is_multiple_of(POLLS) {
             return Wait::Poll;
         }
         let now = clock();
@@ -139,18 +152,20 @@ impl Poller {
                 return Wait::Poll;
             }
             self.has_slept = true;
-            return Wait::Sleep(now + SLEEP);
-        }
-        if idle < PATIENCE {
+            Wait::Sleep(now + BATCH_SLEEP)
+        } else if idle < PATIENCE {
             Wait::Poll
+        } else if idle.max(self.last_pause) < SHORT_PAUSE {
+            self.has_slept = true;
+            Wait::Sleep(now + SHORT_SLEEP)
         } else {
             Wait::Block
         }
     }
 
     /// It has blocked.
-    pub(crate) fn blocked(&mut self) {
-        (self.idle_since, self.polls, self.has_slept) = (None, 0, false);
+    pub(crate) fn blocked(&mut self, clock: impl FnOnce() -> Instant) {
+        self.worked(0, clock);
         self.outstanding = 0;
     }
 }
@@ -193,12 +208,12 @@ mod tests {
                     Wait::Sleep(_) => sleeps += 1,
                     Wait::Block => {
                         self.now = end;
-                        self.poller.blocked();
+                        self.poller.blocked(|| self.now);
                         return (sleeps, true);
                     }
                 }
             }
-            self.poller.worked(outstanding);
+            self.poller.worked(outstanding, || self.now);
             (sleeps, false)
         }
     }
@@ -213,23 +228,34 @@ mod tests {
     }
 
     #[test]
-    fn adaptive_with_one_outstanding_polls_then_blocks() {
+    fn adaptive_with_one_outstanding_polls() {
         let mut scene = Scene::new(PollPolicy::Adaptive);
         for _ in 0..100 {
             assert_eq!(scene.work_after(PAUSE, 1), (0, false));
         }
-        assert_eq!(scene.work_after(PATIENCE * 2, 1), (0, true));
     }
 
     #[test]
-    fn adaptive_with_several_outstanding_sleeps_once_a_pause() {
+    fn adaptive_sleeps_before_it_blocks_if_the_last_pause_was_short() {
+        let mut scene = Scene::new(PollPolicy::Adaptive);
+        assert_eq!(scene.work_after(PATIENCE * 2, 1), (0, true));
+        let (sleeps, blocked) = scene.work_after(PATIENCE * 2, 1);
+        assert!(sleeps > 2 && !blocked, "{sleeps}");
+        let (sleeps, blocked) = scene.work_after(SHORT_PAUSE * 2, 1);
+        assert!(sleeps > 20 && blocked, "{sleeps}");
+        assert_eq!(scene.work_after(SHORT_PAUSE * 2, 1), (0, true));
+    }
+
+    #[test]
+    fn adaptive_with_several_outstanding_sleeps_for_a_batch() {
         let mut scene = Scene::new(PollPolicy::Adaptive);
         scene.work_after(PAUSE, 32);
         for _ in 0..100 {
             assert_eq!(scene.work_after(PAUSE, 32), (1, false));
         }
-        assert_eq!(scene.work_after(Duration::from_secs(1), 1), (1, true));
-        assert_eq!(scene.work_after(PAUSE, 1), (0, false), "the guest is gone");
+        let (_, blocked) = scene.work_after(Duration::from_secs(1), 1);
+        assert!(blocked);
+        assert_eq!(scene.work_after(PAUSE, 1), (0, false), "no batch");
     }
 
     #[test]
@@ -241,12 +267,16 @@ mod tests {
     }
 
     #[test]
-    fn adaptive_does_not_sleep_beside_its_own_operations() {
+    fn adaptive_waits_for_no_batch_beside_its_own_operations() {
         let mut scene = Scene::new(PollPolicy::Adaptive);
         scene.work_after(PAUSE, 32);
-        let waits: Vec<_> = (0..10_000).map(|_| scene.wait(true)).collect();
-        assert!(!waits.iter().any(|wait| matches!(wait, Wait::Sleep(_))));
-        assert!(waits.contains(&Wait::Block));
+        loop {
+            let before = scene.now;
+            match scene.wait(true) {
+                Wait::Block => break,
+                _ => assert!(scene.now - before < BATCH_SLEEP),
+            }
+        }
     }
 
     #[test]

@@ -180,7 +180,7 @@ impl Worker {
         }
     }
 
-    /// Notes that there was work, and after a pause how many commands the guest has outstanding. Of a guest without a shadow
+    /// Notes that there was work, and after a pause how many commands an interrupt-driven guest has outstanding. Without a shadow
     /// buffer that is not seen in time.
     fn note_work(&mut self) {
         let mut outstanding = 1;
@@ -188,7 +188,7 @@ impl Worker {
             self.take_heads();
             outstanding = self.groups.iter().map(QueueGroup::outstanding).sum();
         }
-        self.poller.worked(outstanding);
+        self.poller.worked(outstanding, Instant::now);
     }
 
     /// Waits as the policy says.
@@ -208,7 +208,7 @@ impl Worker {
             Wait::Block => {
                 let notifier = self.cx.interrupts.notifier.clone();
                 notifier.wait(self.owner, deadline, || self.arm());
-                self.poller.blocked();
+                self.poller.blocked(Instant::now);
             }
         }
     }

@@ -388,7 +388,7 @@ fn completion_queue_keeps_entries_for_slow_commands() {
         scene.read(1, SLOW, page);
     }
     scene.deliver(3);
-    // A queue of 4 entries holds 3, and their head is told only when they have been taken.
+    // A queue of 4 entries holds 3, and the head doorbell is rung only when all have been taken.
     let mut cids = [1, 2, 3].map(|_| scene.wait(1).0);
     cids.sort_unstable();
     assert_eq!(cids, [1, 2, 3]);
@@ -396,7 +396,8 @@ fn completion_queue_keeps_entries_for_slow_commands() {
     assert_eq!(scene.wait(1), (4, 0));
 }
 
-/// Reads of a page, of more than others wait for, and of what the worker itself waits for, as it goes to no memory.
+/// Reads of a page, of more bytes than a completion waits for, and of data that the worker itself waits for, as its address is
+/// not mapped.
 fn a_small_a_large_and_a_slow_read(ram: &MemoryFile) -> [SubmissionEntry; 3] {
     let pages = WAIT_BYTES / 0x1000;
     let list: Vec<u8> = (1..pages)
@@ -458,12 +459,12 @@ fn submission_queue_is_removed_after_its_commands_complete() {
     scene.read(1, SLOW, 1);
     scene.read(2, FAST, 2);
     scene.wait(2);
-    let gone = scene.request(WorkerRequest::RemoveSubmission(1));
+    let removed = scene.request(WorkerRequest::RemoveSubmission(1));
     scene.read(2, FAST, 3);
     scene.wait(2);
-    assert!(gone.try_recv().is_err(), "a command is outstanding");
+    assert!(removed.try_recv().is_err(), "a command is outstanding");
     scene.deliver(1);
-    gone.recv_timeout(PATIENCE).unwrap();
+    removed.recv_timeout(PATIENCE).unwrap();
     assert_eq!(scene.completion(1), Some((1, 0)));
 }
 
