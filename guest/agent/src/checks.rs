@@ -1,4 +1,7 @@
-//! The checks, one module for each kind.
+//! The checks: what each kind does in the guest, one module each.
+//!
+//! A kind's other half, its keys and its name, is `peerbar_report`'s `check` module. To add one: a file here with an
+//! implementation of [`Run`], and a line in [`runner`].
 
 mod buffered_read;
 mod command;
@@ -10,25 +13,80 @@ mod gpu_beyond_aperture;
 mod gpu_compute;
 mod gpu_copy;
 mod gpu_dma_buf;
-mod gpu_driver;
 mod gpu_faults;
 mod gpu_file;
+mod gpu_lifetimes;
+mod gpu_load;
+mod gpu_long;
 mod gpu_lost;
 mod gpu_mapping;
+mod gpu_owners;
+mod gpu_pins;
 mod gpu_refused;
+mod gpu_reset;
 mod gpu_unaligned;
+mod gpu_unload;
+mod gpu_virtio;
 mod layout;
 mod pool_exhausted;
 mod probe;
 mod provider;
 mod queues_in_cmb;
-mod way;
+mod route;
 
 use peerbar_report::{Check, Measure};
 
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
+use crate::kmsg::Expected;
 
-pub(crate) use way::Share;
+pub(crate) use route::Share;
+
+/// What a kind of check does in the guest.
+pub(crate) trait Run {
+    /// Runs it; `measure` holds its figures also if it fails.
+    ///
+    /// # Errors
+    /// Why it failed: what was expected, what was seen, what to look at.
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome>;
+
+    /// What the kernel may log meanwhile without failing it, and what it must.
+    fn expected_log(&self) -> Expected<'_> {
+        Expected::default()
+    }
+}
+
+/// The check's kind.
+pub(crate) fn runner(check: &Check) -> &dyn Run {
+    match check {
+        Check::Provider(check) => check,
+        Check::QueuesInCmb(check) => check,
+        Check::Copy(check) => check,
+        Check::BufferedRead(check) => check,
+        Check::PoolExhausted(check) => check,
+        Check::Probe(check) => check,
+        Check::ControllerReset(check) => check,
+        Check::Command(check) => check,
+        Check::GpuFile(check) => check,
+        Check::GpuUnaligned(check) => check,
+        Check::GpuBatch(check) => check,
+        Check::GpuRefused(check) => check,
+        Check::GpuCompute(check) => check,
+        Check::GpuAtomics(check) => check,
+        Check::GpuCopy(check) => check,
+        Check::GpuDmaBuf(check) => check,
+        Check::GpuVirtio(check) => check,
+        Check::GpuFaults(check) => check,
+        Check::GpuBeyondAperture(check) => check,
+        Check::GpuMapping(check) => check,
+        Check::GpuPins(check) => check,
+        Check::GpuLifetimes(check) => check,
+        Check::GpuReset(check) => check,
+        Check::GpuLong(check) => check,
+        Check::GpuOwners(check) => check,
+        Check::GpuLost(check) => check,
+        Check::GpuUnload(check) => check,
+    }
+}
 
 /// How a check ended that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,47 +102,15 @@ pub(crate) enum Outcome {
 /// Page size of the guest in bytes.
 const PAGE: u64 = 4096;
 
-/// Runs one check; `measure` holds its figures also if it fails.
-///
-/// # Errors
-/// Why it failed: what was expected, what was seen, what to look at.
-pub(crate) fn run(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Result<Outcome> {
-    let outcome = carry_out(lab, check, measure)?;
-    if lab.one_switch {
-        way::stayed_below(measure)?;
+/// Runs one check, as [`Run::run`], and holds it to what is true of all of them.
+pub(crate) fn run(
+    guest: &GuestContext,
+    check: &Check,
+    measure: &mut Measure,
+) -> anyhow::Result<Outcome> {
+    let outcome = runner(check).run(guest, measure)?;
+    if guest.one_switch {
+        route::stayed_below(measure)?;
     }
     Ok(outcome)
-}
-
-fn carry_out(lab: &Lab, check: &Check, measure: &mut Measure) -> anyhow::Result<Outcome> {
-    match check {
-        Check::Provider { device } => provider::run(lab, device)?,
-        Check::QueuesInCmb { device } => queues_in_cmb::run(lab, device, measure)?,
-        Check::Copy(copy) => copy::run(lab, copy, measure)?,
-        Check::BufferedRead { from, provider } => buffered_read::run(lab, from, provider, measure)?,
-        Check::PoolExhausted { provider } => pool_exhausted::run(lab, provider)?,
-        Check::Probe(probe) => probe::run(lab, probe, measure)?,
-        Check::ControllerReset { device } => controller_reset::run(lab, device)?,
-        Check::Command(command) => return command::run(lab, command, measure),
-        Check::GpuFile(file) => return gpu_file::run(lab, file, measure),
-        Check::GpuUnaligned { gpu, disk } => gpu_unaligned::run(lab, gpu, disk, measure)?,
-        Check::GpuBatch { gpu, disk } => gpu_batch::run(lab, gpu, disk, measure)?,
-        Check::GpuRefused { gpu, disk } => gpu_refused::run(lab, gpu, disk, measure)?,
-        Check::GpuCompute { gpu, from, to } => gpu_compute::run(lab, gpu, from, to, measure)?,
-        Check::GpuAtomics { gpu } => gpu_atomics::run(lab, gpu, measure)?,
-        Check::GpuCopy(copy) => gpu_copy::run(lab, copy, measure)?,
-        Check::GpuDmaBuf { gpu, with } => gpu_dma_buf::run(lab, gpu, with, measure)?,
-        Check::GpuVirtio { gpu } => gpu_dma_buf::virtio::run(lab, gpu, measure)?,
-        Check::GpuFaults { gpu } => gpu_faults::run(lab, gpu)?,
-        Check::GpuBeyondAperture { gpu } => gpu_beyond_aperture::run(lab, gpu)?,
-        Check::GpuMapping { gpu } => gpu_mapping::run(lab, gpu)?,
-        Check::GpuPins { gpu, disk } => gpu_driver::pins::run(lab, gpu, disk)?,
-        Check::GpuLifetimes { gpu, disk } => gpu_driver::lifetimes::run(lab, gpu, disk)?,
-        Check::GpuReset { gpu } => gpu_driver::reset::run(lab, gpu)?,
-        Check::GpuLong { gpu } => gpu_driver::long::run(lab, gpu)?,
-        Check::GpuOwners { gpu } => gpu_driver::owners::run(lab, gpu)?,
-        Check::GpuLost { gpu, disk } => gpu_lost::run(lab, gpu, disk)?,
-        Check::GpuUnload { gpu, disk } => gpu_driver::unload::run(lab, gpu, disk)?,
-    }
-    Ok(Outcome::Passed)
 }

@@ -11,7 +11,7 @@ use peerbar_report::{Measure, Record};
 
 use crate::devices::Controller;
 use crate::gpus::Gpu;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::passthrough::get_log_page;
 use crate::registers::Registers;
 
@@ -146,7 +146,7 @@ fn add_growth<K: Copy + Ord>(
 /// Watches pieces of work: how long they took, and what the devices did meanwhile.
 #[derive(Debug)]
 pub(crate) struct Witness<'a> {
-    lab: &'a Lab,
+    guest: &'a GuestContext,
     /// The GPUs that are asked.
     gpus: &'a [Gpu],
     traffic: anyhow::Result<Traffic>,
@@ -158,17 +158,17 @@ impl<'a> Witness<'a> {
     /// counts its own command.
     pub(crate) const ADMIN_COMMANDS: u64 = 1;
 
-    pub(crate) fn new(lab: &'a Lab) -> Self {
+    pub(crate) fn new(guest: &'a GuestContext) -> Self {
         Witness {
-            gpus: &lab.gpus,
-            ..Witness::of_disks(lab)
+            gpus: &guest.gpus,
+            ..Witness::of_disks(guest)
         }
     }
 
     /// One that asks no GPU, for there may be none any more.
-    pub(crate) fn of_disks(lab: &'a Lab) -> Self {
+    pub(crate) fn of_disks(guest: &'a GuestContext) -> Self {
         Witness {
-            lab,
+            guest,
             gpus: &[],
             traffic: Ok(Traffic::default()),
             elapsed: Duration::ZERO,
@@ -178,11 +178,11 @@ impl<'a> Witness<'a> {
     /// Does `work`. That the devices cannot be asked is told by [`Witness::traffic`], not here, so that the work's
     /// own failure is seen also without a witness.
     pub(crate) fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let before = sample(self.lab, self.gpus);
+        let before = sample(self.guest, self.gpus);
         let start = Instant::now();
         let result = work();
         self.elapsed = self.elapsed.saturating_add(start.elapsed());
-        let after = sample(self.lab, self.gpus);
+        let after = sample(self.guest, self.gpus);
         let added = match (&mut self.traffic, before, after) {
             (Ok(traffic), Ok(before), Ok(after)) => traffic.add(&before, &after),
             (Ok(_), Err(error), _) | (Ok(_), _, Err(error)) => Err(error),
@@ -217,9 +217,9 @@ impl<'a> Witness<'a> {
 }
 
 /// The counters of all controllers, and of these GPUs, as they are now.
-fn sample(lab: &Lab, gpus: &[Gpu]) -> anyhow::Result<Traffic> {
+fn sample(guest: &GuestContext, gpus: &[Gpu]) -> anyhow::Result<Traffic> {
     let mut traffic = Traffic::default();
-    for controller in &lab.controllers {
+    for controller in &guest.controllers {
         read_log_page(controller, &mut traffic).with_context(|| {
             format!(
                 "{} ({}) gives no DMA counters (log page {LID:02x}h): is it a peerbar-nvme of this version?",

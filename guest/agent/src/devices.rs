@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use peerbar_report::Device;
+use peerbar_report::NvmeDevice;
 
 use crate::checks::Share;
 use crate::disk::Disk;
@@ -84,7 +84,7 @@ impl Roots {
     ///
     /// # Errors
     /// Each device that is not there yet, with what was seen instead.
-    pub(crate) fn find_all(&self, devices: &[Device]) -> anyhow::Result<Vec<Controller>> {
+    pub(crate) fn find_all(&self, devices: &[NvmeDevice]) -> anyhow::Result<Vec<Controller>> {
         let mut found = Vec::new();
         let mut missing = String::new();
         for (number, device) in (0..).zip(devices) {
@@ -97,7 +97,7 @@ impl Roots {
         Ok(found)
     }
 
-    fn find(&self, number: u32, device: &Device) -> anyhow::Result<Controller> {
+    fn find(&self, number: u32, device: &NvmeDevice) -> anyhow::Result<Controller> {
         let directory = self.with_serial(&device.name)?;
         let node = self.dev.join(
             directory
@@ -199,10 +199,10 @@ mod tests {
         (root, Roots { sys, dev })
     }
 
-    fn device(name: &str) -> Device {
-        Device {
+    fn device(name: &str) -> NvmeDevice {
+        NvmeDevice {
             name: name.to_owned(),
-            cmb_bytes: 0,
+            ..NvmeDevice::default()
         }
     }
 

@@ -10,7 +10,7 @@ use rustix::fs::syncfs;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::devices::Controller;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::memory::Memory;
 
 /// How much is written at once when a file is made, in bytes.
@@ -35,7 +35,7 @@ pub(crate) struct Volume {
 impl Volume {
     /// At least `bytes` on the disk of `controller`. All that was on the disk is lost.
     pub(crate) fn prepare(
-        lab: &Lab,
+        guest: &GuestContext,
         controller: &Controller,
         on: Medium,
         bytes: u64,
@@ -56,13 +56,13 @@ impl Volume {
             ),
             Medium::Xfs => ("mkfs.xfs -q -f", "xfs", c""),
         };
-        lab.load_module(kind)?;
+        guest.load_module(kind)?;
         set(WRITEBACK, "0")?;
         if on == Medium::Xfs {
             let (logging, most) = XFS_LOGGING;
             set(logging, most)?;
         }
-        run(lab, &format!("{make} {}", node.display()))?;
+        run(guest, &format!("{make} {}", node.display()))?;
         let place = Path::new("/mnt").join(&controller.name);
         fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
         mount(
@@ -124,11 +124,11 @@ fn set(parameter: &str, value: &str) -> anyhow::Result<()> {
     fs::write(parameter, value).with_context(|| format!("cannot write {value} to {parameter}"))
 }
 
-fn run(lab: &Lab, line: &str) -> anyhow::Result<()> {
-    let tools = lab
+fn run(guest: &GuestContext, line: &str) -> anyhow::Result<()> {
+    let tools = guest
         .tools()?
         .context("a file system takes the tools root, which the plan does not have")?;
-    let ran = tools.run(line, lab.limit)?;
+    let ran = tools.run(line, guest.limit)?;
     if ran.timed_out || ran.code() != 0 {
         bail!("{line} ended with status {}:\n{}", ran.code(), ran.output);
     }

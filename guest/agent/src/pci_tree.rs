@@ -8,13 +8,13 @@ use anyhow::Context;
 use peerbar_report::{AcsRegisters, Evidence, GuestPlatform, IommuGroup, PciFunction};
 
 use crate::devices::attribute;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::p2pmem::Pool;
 
 /// All functions, and what is around them. What cannot be read is left out: this is for explanations, and no check.
-pub(crate) fn found(lab: &Lab) -> Vec<Evidence> {
+pub(crate) fn found(guest: &GuestContext) -> Vec<Evidence> {
     let platform = platform(&read("/proc/cpuinfo")).map(Evidence::Platform);
-    let functions = functions(Path::new("/sys"), &|pci| name(lab, pci));
+    let functions = functions(Path::new("/sys"), &|pci| name(guest, pci));
     let functions = functions.into_iter().map(Evidence::Function);
     platform.into_iter().chain(functions).collect()
 }
@@ -42,12 +42,12 @@ fn read(path: &str) -> String {
 }
 
 /// What the plan calls the function with this directory.
-fn name(lab: &Lab, pci: &Path) -> Option<String> {
-    let controllers = lab
+fn name(guest: &GuestContext, pci: &Path) -> Option<String> {
+    let controllers = guest
         .controllers
         .iter()
         .map(|device| (&device.pci, &device.name));
-    let gpus = lab.gpus.iter().map(|gpu| (&gpu.pci, &gpu.name));
+    let gpus = guest.gpus.iter().map(|gpu| (&gpu.pci, &gpu.name));
     let mut all = controllers.chain(gpus);
     let same = |path: &PathBuf| path.file_name() == pci.file_name();
     all.find(|(path, _)| same(path))

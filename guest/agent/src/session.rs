@@ -11,17 +11,13 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::checks::{self, Outcome};
 use crate::decisions::Decisions;
-use crate::devices::Roots;
+use crate::guest_context::GuestContext;
 use crate::kmsg::{Complaints, Expected, KernelLog};
-use crate::lab::Lab;
 use crate::modules::Modules;
 use crate::port::Port;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{gpus, mounts, pci_tree, tools};
-
-/// How long the devices may take to come up.
-const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
+use crate::{mounts, pci_tree, tools};
 
 /// Brings the guest up, takes the plan, and reports each of its checks.
 ///
@@ -41,13 +37,13 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let for_checks = port.try_clone().context("cannot share the port")?;
     let mut report = KtapWriter::new(port);
     report.begin(u32::try_from(plan.checks.len())?)?;
-    match prepare(&plan, (modules, for_checks), uevents) {
-        Ok(lab) => {
+    match prepare(&plan, modules, uevents, for_checks) {
+        Ok(guest) => {
             report.ready(uptime_ms()?)?;
             let decisions = watch
                 .join()
                 .map_err(|_| anyhow!("the thread that sets the probe panicked"))?;
-            work_off(&plan.checks, &Arc::new(lab), decisions, &mut report)
+            work_off(&plan.checks, &Arc::new(guest), decisions, &mut report)
         }
         Err(error) => {
             eprintln!("peerbar-agent: {error:#}");
@@ -57,39 +53,25 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 /// Loads the drivers, and waits for the devices.
-fn prepare(plan: &Plan, (modules, port): (Modules, File), uevents: Uevents) -> anyhow::Result<Lab> {
+fn prepare(
+    plan: &Plan,
+    modules: Modules,
+    uevents: Uevents,
+    port: File,
+) -> anyhow::Result<GuestContext> {
     for module in &plan.modules {
         modules.load(&module.name, &module.parameters)?;
     }
-    let roots = Roots::of_the_guest();
-    let (controllers, gpus) = uevents.wait_for(DEVICE_PATIENCE, || {
-        anyhow::Ok((roots.find_all(&plan.devices)?, gpus::find_all(&roots, plan)?))
-    }).with_context(|| {
-        format!(
-            "not all devices came up within {} s (modules taken as built into the kernel: {}; the console log has \
-             the drivers' own words)",
-            DEVICE_PATIENCE.as_secs(),
-            modules.taken_as_built_in().join(", ")
-        )
-    })?;
-    let limit = Duration::from_secs(plan.check_seconds.into());
-    Ok(Lab::new(
-        controllers,
-        gpus,
-        uevents,
-        (modules, port),
-        (plan.tools, plan.one_switch),
-        limit,
-    ))
+    GuestContext::new(plan, modules, uevents, port)
 }
 
 fn work_off(
     checks: &[Check],
-    lab: &Arc<Lab>,
+    guest: &Arc<GuestContext>,
     mut decisions: Decisions,
     report: &mut KtapWriter<File>,
 ) -> anyhow::Result<()> {
-    for evidence in pci_tree::found(lab).iter().chain(decisions.is_blind()) {
+    for evidence in pci_tree::found(guest).iter().chain(decisions.is_blind()) {
         report.evidence(evidence)?;
     }
     let mut log = KernelLog::open()?;
@@ -99,10 +81,10 @@ fn work_off(
     }
     for (index, check) in checks.iter().enumerate() {
         eprintln!("peerbar-agent: {}", check.name());
-        let ended = supervise(lab, check);
+        let ended = supervise(guest, check);
         let hung = matches!(ended, Ended::Hung { .. });
         let (outcome, mut measure) = judge(ended);
-        let mut complaints = log.complaints(&expected_of_kernel(check));
+        let mut complaints = log.complaints(&checks::runner(check).expected_log());
         if let Some(probe) = &mut measure.probe {
             probe.faults = complaints.faults;
             probe.fault = complaints.fault.take();
@@ -124,11 +106,14 @@ fn work_off(
     Ok(())
 }
 
-fn supervise(lab: &Arc<Lab>, check: &Check) -> Ended<(anyhow::Result<Outcome>, Measure)> {
-    let (lab, check) = (Arc::clone(lab), check.clone());
-    watchdog::run(lab.limit, move || {
+fn supervise(
+    guest: &Arc<GuestContext>,
+    check: &Check,
+) -> Ended<(anyhow::Result<Outcome>, Measure)> {
+    let (guest, check) = (Arc::clone(guest), check.clone());
+    watchdog::run(guest.limit, move || {
         let mut measure = Measure::default();
-        let outcome = checks::run(&lab, &check, &mut measure);
+        let outcome = checks::run(&guest, &check, &mut measure);
         (outcome, measure)
     })
 }
@@ -186,20 +171,6 @@ fn tell(
         report.diagnostic(&format!("  {line}"))?;
     }
     Ok(report.result(&check.name(), &Verdict::Fail, measure)?)
-}
-
-fn expected_of_kernel(check: &Check) -> Expected<'_> {
-    match check {
-        Check::Command(command) => Expected {
-            texts: &command.kernel,
-            faults: false,
-        },
-        Check::Probe(_) => Expected {
-            texts: &[],
-            faults: true,
-        },
-        _ => Expected::default(),
-    }
 }
 
 /// Reports `checks` as failed for one reason.

@@ -7,21 +7,29 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod evidence;
-mod gpu;
 mod ktap;
 mod measure;
 mod plan;
 mod probe;
+mod size;
 
+pub use check::{
+    Buffer, BufferedRead, Calls, Check, CheckKind, CheckTable, Command, ControllerReset, Copy,
+    GpuAtomics, GpuBatch, GpuBeyondAperture, GpuCompute, GpuCopy, GpuDmaBuf, GpuFaults, GpuFile,
+    GpuLifetimes, GpuLong, GpuLost, GpuMapping, GpuOwners, GpuPins, GpuRefused, GpuReset,
+    GpuUnaligned, GpuUnload, GpuVirtio, Inventory, KINDS, Key, Keys, Kind, Medium, Pair,
+    PoolExhausted, Probe, Provider, QueuesInCmb, TableError, check_reference,
+};
 pub use evidence::{
     AcsRegisters, Evidence, GuestPlatform, IommuGroup, KernelDecision, PciFunction,
 };
-pub use gpu::{Calls, Gpu, GpuCopy, GpuFile, Medium};
 pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Verdict};
 pub use measure::{Measure, Route};
-pub use plan::{Buffer, Check, Command, Copy, Device, Module, Plan};
-pub use probe::{Probe, Probed, Record, Transfer};
+pub use plan::{Gpu, Module, NvmeDevice, Plan};
+pub use probe::{Probed, Record, Transfer};
+pub use size::{Size, SizeError};
 
 /// Name of the virtio-serial port.
 pub const PORT: &str = "org.peerbar.report";

@@ -1,20 +1,10 @@
-//! One pair of devices, tried out: what became of DMA from the one to the memory of the other.
+//! What a probe found: the outcome of DMA from one device to the memory of another.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::Route;
-
-/// The pair.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Probe {
-    /// A device or GPU whose p2pmem it is.
-    pub provider: String,
-    /// A device or GPU whose DMA it is. A device may be its own provider.
-    pub client: String,
-}
 
 /// What became of it. That a transfer is refused or fails is an outcome as good as any other; only success with wrong data is
 /// none.

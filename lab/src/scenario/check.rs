@@ -1,441 +1,193 @@
-//! A `[[check]]` table: one of the agent's checks, told apart by `kind`.
-//!
-//! All keys of all kinds are read first and then matched against the kind, so that every mistake is reported with
-//! its own line; serde's tagged enums lose the place.
+//! The scenario that `[[check]]` tables are held against. The tables themselves are [`peerbar_report`]'s.
 
-mod gpu;
-mod pool;
+use peerbar_report::{Inventory, NvmeDevice};
 
-use std::ops::Range;
+use super::{Gpu, Machine, Nvme};
 
-use peerbar_report::{Buffer, Calls, Check, Command, Copy, Medium, Probe};
-use serde::Deserialize;
-use toml::Spanned;
-
-use super::error::Problem;
-use super::{Gpu, Nvme};
-use crate::size::Size;
-
-/// Transfers are whole pages, as p2pmem is.
-const PAGE: u64 = 4096;
-
-/// What a check can name.
-pub(super) struct Devices<'a> {
-    pub(super) nvmes: &'a [Nvme],
-    pub(super) gpus: &'a [Gpu],
-    /// The guest's processors.
-    pub(super) cpus: u32,
-    /// Whether there is a tools root.
-    pub(super) tools: bool,
-    /// Whether the machine has a virtio-gpu.
-    pub(super) virtio_gpu: bool,
-}
-
-/// The keys of every kind of check.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct CheckTable {
-    /// What the table of results calls it.
-    pub(super) name: Option<Spanned<String>>,
-    kind: Spanned<Kind>,
-    device: Option<Spanned<String>>,
-    from: Option<Spanned<String>>,
-    to: Option<Spanned<String>>,
-    provider: Option<Spanned<String>>,
-    client: Option<Spanned<String>>,
-    through: Option<Spanned<Through>>,
-    sizes: Option<Spanned<Vec<Size>>>,
-    offsets: Option<Spanned<Vec<Size>>>,
-    threads: Option<Spanned<u32>>,
-    run: Option<Spanned<String>>,
-    status: Option<Spanned<i32>>,
-    expect: Option<Spanned<Vec<String>>>,
-    kernel: Option<Spanned<Vec<String>>>,
-    show: Option<Spanned<bool>>,
-    gpu: Option<Spanned<String>>,
-    disk: Option<Spanned<String>>,
-    disks: Option<Spanned<Vec<Spanned<String>>>>,
-    on: Option<Spanned<Medium>>,
-    by: Option<Spanned<Calls>>,
-    bounce: Option<Spanned<bool>>,
-    with: Option<Spanned<Through>>,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Kind {
-    Provider,
-    QueuesInCmb,
-    Copy,
-    BufferedRead,
-    PoolExhausted,
-    Probe,
-    ControllerReset,
-    Command,
-    GpuFile,
-    GpuUnaligned,
-    GpuBatch,
-    GpuRefused,
-    GpuCompute,
-    GpuAtomics,
-    GpuCopy,
-    GpuDmaBuf,
-    GpuVirtio,
-    GpuFaults,
-    GpuBeyondAperture,
-    GpuMapping,
-    GpuPins,
-    GpuLifetimes,
-    GpuReset,
-    GpuLong,
-    GpuOwners,
-    GpuLost,
-    GpuUnload,
-}
-
-/// `through = "guest-ram"` or `through = { p2pmem = "disk0" }`.
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Through {
-    P2pmem(String),
-    GuestRam,
-}
-
-impl CheckTable {
-    /// Refuses the check where others follow it.
-    pub(super) fn may_be_followed(&self) -> Result<(), Problem> {
-        match self.kind.get_ref() {
-            Kind::GpuLost => Err(Problem::new(
-                self.kind.span(),
-                "nothing is left to check once a GPU is lost: move this check to the end",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// The check, once every key fits its kind and every name a device.
-    pub(super) fn into_check(mut self, devices: &Devices<'_>) -> Result<Check, Problem> {
-        let nvmes = devices.nvmes;
-        let check = match *self.kind.get_ref() {
-            Kind::Provider => Check::Provider {
-                device: provider(self.device()?, devices)?,
-            },
-            Kind::QueuesInCmb => Check::QueuesInCmb {
-                device: with_queues(self.device()?, nvmes)?,
-            },
-            Kind::ControllerReset => Check::ControllerReset {
-                device: known(self.device()?, nvmes)?.name.clone(),
-            },
-            Kind::PoolExhausted => Check::PoolExhausted {
-                provider: provider(self.provider()?, devices)?,
-            },
-            Kind::Probe => Check::Probe(Probe {
-                provider: provider(self.provider()?, devices)?,
-                client: self.client(devices)?,
-            }),
-            Kind::BufferedRead => Check::BufferedRead {
-                from: known(self.from()?, nvmes)?.name.clone(),
-                provider: provider(self.provider()?, devices)?,
-            },
-            Kind::Copy => Check::Copy(self.copy(devices)?),
-            Kind::Command => Check::Command(self.command(devices)?),
-            Kind::GpuFile => Check::GpuFile(self.gpu_file(devices)?),
-            Kind::GpuUnaligned => {
-                let (gpu, disk) = self.gpu_and_disk(devices)?;
-                Check::GpuUnaligned { gpu, disk }
-            }
-            Kind::GpuBatch => {
-                let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
-                Check::GpuBatch { gpu, disk }
-            }
-            Kind::GpuRefused => {
-                let (gpu, disk) = self.gpu_and_disk(devices)?;
-                Check::GpuRefused { gpu, disk }
-            }
-            Kind::GpuCompute => self.gpu_compute(devices)?,
-            Kind::GpuAtomics => Check::GpuAtomics {
-                gpu: self.gpu(devices)?.name.clone(),
-            },
-            Kind::GpuCopy => Check::GpuCopy(self.gpu_copy(devices)?),
-            Kind::GpuDmaBuf => self.gpu_dma_buf(devices)?,
-            Kind::GpuVirtio => self.gpu_virtio(devices)?,
-            Kind::GpuFaults => Check::GpuFaults {
-                gpu: self.gpu(devices)?.name.clone(),
-            },
-            Kind::GpuBeyondAperture => Check::GpuBeyondAperture {
-                gpu: self.gpu_with_hidden_vram(devices)?,
-            },
-            Kind::GpuMapping => Check::GpuMapping {
-                gpu: self.gpu(devices)?.name.clone(),
-            },
-            Kind::GpuPins => {
-                let (gpu, disk) = self.gpu_and_disk(devices)?;
-                Check::GpuPins { gpu, disk }
-            }
-            Kind::GpuLifetimes => {
-                let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
-                Check::GpuLifetimes { gpu, disk }
-            }
-            Kind::GpuReset => Check::GpuReset {
-                gpu: self.gpu(devices)?.name.clone(),
-            },
-            Kind::GpuLong => Check::GpuLong {
-                gpu: self.gpu_with_long_aperture(devices)?,
-            },
-            Kind::GpuOwners => Check::GpuOwners {
-                gpu: self.gpu(devices)?.name.clone(),
-            },
-            Kind::GpuLost => {
-                let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
-                Check::GpuLost { gpu, disk }
-            }
-            Kind::GpuUnload => {
-                let (gpu, disk) = self.paged_gpu_and_disk(devices)?;
-                Check::GpuUnload { gpu, disk }
-            }
-        };
-        self.nothing_left()?;
-        Ok(check)
-    }
-
-    /// A GPU that a disk can write to.
-    fn paged_gpu_and_disk(&mut self, devices: &Devices<'_>) -> Result<(String, String), Problem> {
-        let gpu = self.gpu.as_ref().map(|name| {
-            let copy = Spanned::new(name.span(), name.get_ref().clone());
-            provider(copy, devices)
-        });
-        gpu.transpose()?;
-        self.gpu_and_disk(devices)
-    }
-
-    fn copy(&mut self, devices: &Devices<'_>) -> Result<Copy, Problem> {
-        let nvmes = devices.nvmes;
-        let from = known(self.from()?, nvmes)?;
-        let to = known(self.to()?, nvmes)?;
-        let through = self.through.take();
-        let through = required(through, "through", self.kind.span())?;
-        let sizes = required(self.sizes.take(), "sizes", self.kind.span())?;
-        let offsets = required(self.offsets.take(), "offsets", self.kind.span())?;
-        let block = u64::from(from.block_size.max(to.block_size));
-        let at = sizes.span();
-        let threads = self.threads()?;
-        let copy = Copy {
-            from: from.name.clone(),
-            to: to.name.clone(),
-            through: buffer(through, devices)?,
-            sizes: multiples(sizes, "sizes", PAGE, 1)?,
-            offsets: multiples(offsets, "offsets", block, 0)?,
-            threads,
-        };
-        let disk = from.disk_bytes.min(to.disk_bytes);
-        fits(&copy.sizes, &copy.offsets, threads, disk)
-            .and_then(|()| pool::holds(&copy.through, &copy.sizes, threads, devices))
-            .map_err(|message| Problem::new(at, message))?;
-        Ok(copy)
-    }
-
-    fn threads(&mut self) -> Result<u32, Problem> {
-        match self.threads.take() {
-            Some(threads) if !(1..=64).contains(threads.get_ref()) => {
-                let message = format!(
-                    "`threads = {}`: from 1 to 64 threads can copy",
-                    threads.get_ref()
-                );
-                Err(Problem::new(threads.span(), message))
-            }
-            threads => Ok(threads.map_or(1, Spanned::into_inner)),
-        }
-    }
-
-    fn command(&mut self, devices: &Devices<'_>) -> Result<Command, Problem> {
-        if !devices.tools {
-            let message = "a command is run in the tools root: write `tools = true` at the top";
-            return Err(Problem::new(self.kind.span(), message));
-        }
-        let through = self.through.take().map(|through| buffer(through, devices));
-        Ok(Command {
-            run: required(self.run.take(), "run", self.kind.span())?.into_inner(),
-            status: self.status.take().map_or(0, Spanned::into_inner),
-            through: through.transpose()?,
-            expect: texts(self.expect.take()),
-            kernel: texts(self.kernel.take()),
-            show: self.show.take().is_some_and(Spanned::into_inner),
-        })
-    }
-
-    fn device(&mut self) -> Result<Spanned<String>, Problem> {
-        required(self.device.take(), "device", self.kind.span())
-    }
-
-    fn from(&mut self) -> Result<Spanned<String>, Problem> {
-        required(self.from.take(), "from", self.kind.span())
-    }
-
-    fn to(&mut self) -> Result<Spanned<String>, Problem> {
-        required(self.to.take(), "to", self.kind.span())
-    }
-
-    fn provider(&mut self) -> Result<Spanned<String>, Problem> {
-        required(self.provider.take(), "provider", self.kind.span())
-    }
-
-    /// A disk, or a GPU with a copy engine.
-    fn client(&mut self, devices: &Devices<'_>) -> Result<String, Problem> {
-        let name = required(self.client.take(), "client", self.kind.span())?;
-        let is_gpu = devices.gpus.iter().any(|gpu| gpu.name == *name.get_ref());
-        if is_gpu {
-            return Ok(name.into_inner());
-        }
-        Ok(known(name, devices.nvmes)?.name.clone())
-    }
-
-    /// Refuses a key that the kind has no use for: it would be a wish that nobody fulfils.
-    fn nothing_left(&self) -> Result<(), Problem> {
-        let keys = [
-            ("device", span(&self.device)),
-            ("from", span(&self.from)),
-            ("to", span(&self.to)),
-            ("provider", span(&self.provider)),
-            ("client", span(&self.client)),
-            ("through", span(&self.through)),
-            ("sizes", span(&self.sizes)),
-            ("offsets", span(&self.offsets)),
-            ("threads", span(&self.threads)),
-            ("run", span(&self.run)),
-            ("status", span(&self.status)),
-            ("expect", span(&self.expect)),
-            ("kernel", span(&self.kernel)),
-            ("show", span(&self.show)),
-            ("gpu", span(&self.gpu)),
-            ("disk", span(&self.disk)),
-            ("disks", span(&self.disks)),
-            ("on", span(&self.on)),
-            ("by", span(&self.by)),
-            ("bounce", span(&self.bounce)),
-            ("with", span(&self.with)),
-        ];
-        for (key, place) in keys {
-            if let Some(at) = place {
-                return Err(Problem::new(
-                    at,
-                    format!("a check of this kind has no key `{key}`"),
-                ));
-            }
-        }
-        Ok(())
+/// What checks can name.
+pub(super) fn inventory(nvmes: &[Nvme], gpus: &[Gpu], machine: &Machine, tools: bool) -> Inventory {
+    let nvme = |nvme: &Nvme| NvmeDevice {
+        name: nvme.name.clone(),
+        cmb_bytes: nvme.cmb.unwrap_or(0),
+        cmb_queues: nvme.cmb_queues,
+        disk_bytes: nvme.disk_bytes,
+        block_bytes: nvme.block_size,
+    };
+    let gpu = |gpu: &Gpu| peerbar_report::Gpu {
+        name: gpu.name.clone(),
+        vram_bytes: gpu.vram,
+        aperture_bytes: gpu.aperture,
+        window: gpu.window,
+    };
+    Inventory {
+        nvmes: nvmes.iter().map(nvme).collect(),
+        gpus: gpus.iter().map(gpu).collect(),
+        cpus: machine.cpus,
+        tools,
+        virtio_gpu: machine.virtio_gpu,
     }
 }
 
-fn span<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
-    value.as_ref().map(Spanned::span)
-}
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
 
-fn texts(list: Option<Spanned<Vec<String>>>) -> Vec<String> {
-    list.map_or_else(Vec::new, Spanned::into_inner)
-}
+    use crate::scenario::Scenario;
 
-fn required<T>(
-    value: Option<Spanned<T>>,
-    key: &str,
-    kind: Range<usize>,
-) -> Result<Spanned<T>, Problem> {
-    value.ok_or_else(|| Problem::new(kind, format!("a check of this kind needs the key `{key}`")))
-}
+    const HEAD: &str = "name = \"x\"\n\n[[nvme]]\nname = \"d0\"\nnamespaces = [{ ram = \"64M\" }]\n\n\
+        [[gpu]]\nname = \"g0\"\nvram = \"64M\"\n";
 
-fn known(name: Spanned<String>, nvmes: &[Nvme]) -> Result<&Nvme, Problem> {
-    let found = nvmes.iter().find(|nvme| nvme.name == *name.get_ref());
-    found.ok_or_else(|| {
-        let names: Vec<&str> = nvmes.iter().map(|nvme| nvme.name.as_str()).collect();
-        let message = format!(
-            "no [[nvme]] is named `{}`: there is {}",
-            name.get_ref(),
-            names.join(", ")
+    fn parse(top: &str, lines: &str) -> Result<Scenario, String> {
+        let text = format!("{top}{HEAD}\n[[check]]\n{lines}\n");
+        Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn gpu_and_file_system_bring_their_modules() {
+        let lines = "kind = \"gpu-file\"\ngpu = \"g0\"\ndisks = [\"d0\"]\non = \"ext4\"\nsizes = [\"4K\"]\noffsets = [0]";
+        let scenario = parse("tools = true\n", lines).unwrap();
+        let modules = scenario.initramfs_modules();
+        assert_eq!(
+            modules,
+            ["nvme", "peerbar_gpu", "9p", "9pnet_virtio", "ext4"]
         );
-        Problem::new(name.span(), message)
-    })
-}
+        assert_eq!(scenario.machine.kernel_parameters, "iomem=relaxed");
+        let [gpu] = &scenario.plan().gpus[..] else {
+            panic!("{:?}", scenario.gpus)
+        };
+        assert_eq!((gpu.vram_bytes, gpu.aperture_bytes), (64 << 20, 64 << 20));
+        assert!(!gpu.window);
+    }
 
-/// A device that has p2pmem.
-fn provider(name: Spanned<String>, devices: &Devices<'_>) -> Result<String, Problem> {
-    let at = name.span();
-    if let Some(gpu) = devices.gpus.iter().find(|gpu| gpu.name == *name.get_ref()) {
-        if gpu.window {
-            let message = format!(
-                "`{0}` has no p2pmem: a window is none, give [[gpu]] {0} the `mode = \"static\"`",
-                gpu.name
-            );
-            return Err(Problem::new(at, message));
+    #[test]
+    fn gpu_check_mistakes_are_reported_with_their_line() {
+        let file = "kind = \"gpu-file\"\ngpu = \"g0\"\nsizes = [\"4K\"]\noffsets = [0]\n";
+        for (lines, wanted) in [
+            (
+                "kind = \"gpu-mapping\"\ngpu = \"g1\"".to_owned(),
+                "x.toml:13: no [[gpu]] is named `g1`: there is g0",
+            ),
+            (
+                "kind = \"gpu-beyond-aperture\"\ngpu = \"g0\"".to_owned(),
+                "x.toml:12: the aperture of `g0` shows all of its VRAM, 64M: give it a smaller `aperture`",
+            ),
+            (
+                "kind = \"gpu-long\"\ngpu = \"g0\"".to_owned(),
+                "x.toml:12: the aperture of `g0` has 64M: give it a `vram` and an `aperture` of more than 1G",
+            ),
+            (
+                "kind = \"gpu-lost\"\ngpu = \"g0\"\ndisk = \"d0\"\n\n[[check]]\nkind = \"gpu-atomics\"\ngpu = \"g0\"".to_owned(),
+                "x.toml:12: nothing is left to check once a GPU is lost: move this check to the end",
+            ),
+            (format!("{file}disks = []"), "x.toml:14: no disk is named"),
+            (
+                format!("{file}disks = [\"d1\"]"),
+                "x.toml:16: no [[nvme]] is named `d1`: there is d0",
+            ),
+            (
+                format!("{file}disks = [\"d0\"]\non = \"xfs\""),
+                "x.toml:17: a file system is made by the tools root: write `tools = true` at the top",
+            ),
+            (
+                format!("{file}disks = [\"d0\"]\nstatus = 1"),
+                "x.toml:17: a check of this kind has no key `status`",
+            ),
+        ] {
+            assert_eq!(parse("", &lines).unwrap_err(), wanted, "{lines}");
         }
-        return Ok(gpu.name.clone());
-    }
-    let nvme = known(name, devices.nvmes)?;
-    if nvme.cmb.is_none() {
-        let message = format!("`{0}` has no p2pmem: give [[nvme]] {0} a `cmb`", nvme.name);
-        return Err(Problem::new(at, message));
-    }
-    Ok(nvme.name.clone())
-}
-
-fn with_queues(name: Spanned<String>, nvmes: &[Nvme]) -> Result<String, Problem> {
-    let at = name.span();
-    let nvme = known(name, nvmes)?;
-    if !nvme.cmb_queues {
-        let message = format!(
-            "`{0}` takes no queues in a CMB: give [[nvme]] {0} `cmb-queues = true`",
-            nvme.name
+        let error = parse(
+            "tools = true\n",
+            &format!("{file}disks = [\"d0\"]\non = \"xfs\""),
         );
-        return Err(Problem::new(at, message));
+        let error = error.unwrap_err();
+        assert!(
+            error.starts_with("x.toml:15: XFS takes no disk of less than 300M"),
+            "{error}"
+        );
     }
-    Ok(nvme.name.clone())
-}
 
-fn buffer(through: Spanned<Through>, devices: &Devices<'_>) -> Result<Buffer, Problem> {
-    let at = through.span();
-    match through.into_inner() {
-        Through::P2pmem(name) => Ok(Buffer::P2pmem(provider(Spanned::new(at, name), devices)?)),
-        Through::GuestRam => Ok(Buffer::GuestRam),
+    #[test]
+    fn dma_buf_of_another_gpu_brings_vfio_modules() {
+        let second = "[[gpu]]\nname = \"g1\"\nvram = \"64M\"\n\n[[check]]\n";
+        let check = "kind = \"gpu-dma-buf\"\ngpu = \"g0\"\nwith = ";
+        let text = |with: &str| {
+            let text = format!("{HEAD}{second}{check}{with}\n");
+            Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+        };
+        let lent = text("{ p2pmem = \"g1\" }").unwrap().initramfs_modules();
+        assert_eq!(
+            lent,
+            ["nvme", "peerbar_gpu", "vfio_iommu_type1", "vfio_pci"]
+        );
+        let own = text("\"guest-ram\"").unwrap().initramfs_modules();
+        assert_eq!(own, ["nvme", "peerbar_gpu"]);
+        let error = text("{ p2pmem = \"g0\" }").unwrap_err();
+        assert!(error.contains("another GPU than `g0`"), "{error}");
     }
-}
 
-/// Each thread copies between two areas of its own, as [`Copy::offsets`] says.
-fn fits(sizes: &[u64], offsets: &[u64], threads: u32, disk: u64) -> Result<(), String> {
-    let largest = |list: &[u64]| list.iter().copied().max().unwrap_or(0);
-    let area = largest(offsets).checked_add(largest(sizes));
-    let needed = area.and_then(|area| area.checked_mul(2 * u64::from(threads)));
-    match needed {
-        Some(needed) if needed <= disk => Ok(()),
-        _ => {
-            let (size, offset) = (Size(largest(sizes)), Size(largest(offsets)));
-            let disk = Size(disk);
-            Err(format!(
-                "{threads} x 2 areas of {size} at {offset} do not fit a disk of {disk}: enlarge the namespaces"
-            ))
-        }
+    #[test]
+    fn virtio_gpu_check_needs_the_device_and_its_module() {
+        let lines = "kind = \"gpu-virtio\"\ngpu = \"g0\"";
+        assert_eq!(
+            parse("", lines).unwrap_err(),
+            "x.toml:12: the machine has no virtio-gpu: write `virtio-gpu = true` below [machine]"
+        );
+        let machine = "[machine]\nvirtio-gpu = true\n\n[[check]]";
+        let text = format!("{HEAD}\n{machine}\n{lines}\n");
+        let scenario = Scenario::parse(Path::new("x.toml"), text).unwrap();
+        assert_eq!(
+            scenario.initramfs_modules(),
+            ["nvme", "peerbar_gpu", "virtio_gpu"]
+        );
     }
-}
 
-fn multiples(
-    sizes: Spanned<Vec<Size>>,
-    key: &str,
-    unit: u64,
-    least: u64,
-) -> Result<Vec<u64>, Problem> {
-    let at = sizes.span();
-    let bytes: Vec<u64> = sizes.into_inner().into_iter().map(|size| size.0).collect();
-    if bytes.is_empty() {
-        return Err(Problem::new(
-            at,
-            format!("`{key}` is empty: a copy needs at least one"),
-        ));
+    #[test]
+    fn p2pmem_of_a_gpu_is_named_like_that_of_a_disk() {
+        let lines = "kind = \"copy\"\nfrom = \"d0\"\nto = \"d0\"\nthrough = { p2pmem = \"g0\" }\nsizes = [\"4K\"]\noffsets = [0]";
+        assert!(parse("", lines).is_ok());
+        let error = parse("", &lines.replace("\"g0\"", "\"d0\"")).unwrap_err();
+        assert!(error.contains("`d0` has no p2pmem"), "{error}");
     }
-    match bytes
-        .iter()
-        .find(|&&bytes| bytes % unit != 0 || bytes < least)
-    {
-        Some(&bad) => {
-            let message = format!("`{key}`: {} is no multiple of {}", Size(bad), Size(unit));
-            Err(Problem::new(at, message))
-        }
-        None => Ok(bytes),
+
+    /// A scenario whose disk has a CMB of 2 MiB and whose only check, from line 15 on, is these lines.
+    fn refused(queues: bool, check: &str) -> Option<String> {
+        let text = format!(
+            "name = \"x\"\n\n[[nvme]]\nname = \"d0\"\ncmb = \"2M\"\ncmb-queues = {queues}\n\
+             namespaces = [{{ ram = \"64M\" }}]\n\n[[gpu]]\nname = \"g0\"\nvram = \"4M\"\n\n\
+             [[check]]\nkind = {check}\n"
+        );
+        let parsed = Scenario::parse(Path::new("x.toml"), text);
+        parsed.err().map(|error| error.to_string())
+    }
+
+    fn copy(provider: &str, size: &str, threads: u32) -> String {
+        format!(
+            "\"copy\"\nfrom = \"d0\"\nto = \"d0\"\nthrough = {{ p2pmem = \"{provider}\" }}\n\
+             sizes = [\"4K\", \"{size}\"]\noffsets = [0]\nthreads = {threads}"
+        )
+    }
+
+    #[test]
+    fn buffers_of_all_threads_must_fit_the_pool() {
+        assert_eq!(refused(false, &copy("d0", "2M", 1)), None);
+        assert_eq!(refused(false, &copy("d0", "512K", 4)), None);
+        let message = "x.toml:18: 2 x 2M do not fit the p2pmem of `d0`: it has 2M";
+        assert_eq!(refused(false, &copy("d0", "2M", 2)).unwrap(), message);
+        let message = "x.toml:18: 1 x 8M do not fit the p2pmem of `g0`: it has 4M";
+        assert_eq!(refused(false, &copy("g0", "8M", 1)).unwrap(), message);
+    }
+
+    #[test]
+    fn queues_reduce_the_pool() {
+        assert_eq!(refused(true, &copy("d0", "1920K", 1)), None);
+        let message = "x.toml:18: 1 x 1924K do not fit the p2pmem of `d0`: it has 2M, of which its queues may take 128K";
+        assert_eq!(refused(true, &copy("d0", "1924K", 1)).unwrap(), message);
+    }
+
+    #[test]
+    fn copy_engine_buffers_must_fit_the_pool() {
+        let check = "\"gpu-copy\"\ngpu = \"g0\"\nwith = { p2pmem = \"d0\" }\nsizes = [\"4M\"]";
+        let message = "x.toml:17: 1 x 4M do not fit the p2pmem of `d0`: it has 2M";
+        assert_eq!(refused(false, check).unwrap(), message);
     }
 }

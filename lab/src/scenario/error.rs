@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 
+use peerbar_report::TableError;
 use thiserror::Error;
 
 /// A scenario that cannot be run.
@@ -36,6 +37,12 @@ pub(super) struct Problem {
     /// What else of the file has a part in it.
     other: Option<Range<usize>>,
     pub(super) message: String,
+}
+
+impl From<TableError> for Problem {
+    fn from(error: TableError) -> Self {
+        Self::new(error.at, error.message)
+    }
 }
 
 impl Problem {

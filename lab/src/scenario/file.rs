@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use toml::Spanned;
 
 use super::Model;
-use super::check::CheckTable;
 use super::sanitize::{self, Sanitize};
 use crate::firmware::Firmware;
 use crate::iommu::Iommu;
@@ -33,8 +33,9 @@ pub(super) struct File {
     pub(super) gpu: Vec<GpuTable>,
     #[serde(default)]
     pub(super) module: Vec<ModuleTable>,
+    /// Read by [`peerbar_report::CheckTable`], which keeps the place of each value.
     #[serde(default)]
-    pub(super) check: Vec<CheckTable>,
+    pub(super) check: Vec<IgnoredAny>,
 }
 
 /// The virtual machine around the devices.

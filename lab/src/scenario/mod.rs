@@ -26,9 +26,10 @@ use std::time::Duration;
 use peerbar_dma::LinkSpeed;
 use peerbar_flight::Level;
 use peerbar_nvme::{PollPolicy, SeededFault};
-use peerbar_report::{Buffer, Check, Medium, Module, Plan};
+use peerbar_report::{Check, CheckTable, Inventory, Module, Plan};
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
+use toml::de::{DeTable, Deserializer};
 
 pub use attach::AttachPoint;
 pub use bus_numbers::first_buses;
@@ -190,11 +191,15 @@ impl Scenario {
     pub fn parse(path: &Path, text: String) -> Result<Self, ScenarioError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let located = |problem: error::Problem| problem.locate(path.to_owned(), &text);
-        let file: file::File = toml::from_str(&text).map_err(|error| {
+        let unreadable = |error: toml::de::Error| {
             let at = error.span().unwrap_or(0..0);
             located(error::Problem::new(at, error.message().replace('\n', ", ")))
-        })?;
-        let mut scenario = validate::scenario(file, folder).map_err(located)?;
+        };
+        let document = DeTable::parse(&text).map_err(unreadable)?;
+        let file = file::File::deserialize(Deserializer::from(document.clone()));
+        let file = file.map_err(unreadable)?;
+        let checks = CheckTable::all(document.get_ref()).map_err(|error| located(error.into()))?;
+        let mut scenario = validate::scenario(file, checks, folder).map_err(located)?;
         scenario.text = text;
         Ok(scenario)
     }
@@ -210,7 +215,7 @@ impl Scenario {
 
     /// Refuses to kill the server of a device that no check wants to lose.
     pub fn may_lose(&self, name: &str) -> anyhow::Result<()> {
-        let wants = |check: &Check| matches!(check, Check::GpuLost { gpu, .. } if gpu == name);
+        let wants = |check: &Check| check.kills() == Some(name);
         anyhow::ensure!(
             self.checks.iter().any(wants),
             "the guest asks for the death of {name}, which no `gpu-lost` check names"
@@ -220,20 +225,12 @@ impl Scenario {
 
     /// What the guest's agent is asked to do.
     pub fn plan(&self) -> Plan {
-        let device = |nvme: &Nvme| peerbar_report::Device {
-            name: nvme.name.clone(),
-            cmb_bytes: nvme.cmb.unwrap_or(0),
-        };
-        let gpu = |gpu: &Gpu| peerbar_report::Gpu {
-            name: gpu.name.clone(),
-            vram_bytes: gpu.vram,
-            aperture_bytes: gpu.aperture,
-            window: gpu.window,
-        };
+        let Inventory { nvmes, gpus, .. } =
+            check::inventory(&self.nvmes, &self.gpus, &self.machine, self.tools);
         Plan {
             modules: self.modules.clone(),
-            devices: self.nvmes.iter().map(device).collect(),
-            gpus: self.gpus.iter().map(gpu).collect(),
+            devices: nvmes,
+            gpus,
             one_switch: Topology::of(self).is_one_switch(),
             tools: self.tools,
             check_seconds: self.check_seconds(),
@@ -256,28 +253,17 @@ impl Scenario {
     /// Names of the modules that the initramfs must hold: besides those of the plan the ones that the agent loads when
     /// it needs them.
     pub fn initramfs_modules(&self) -> Vec<String> {
-        let on = |medium| move |check: &Check| matches!(check, Check::GpuFile(file) if file.on == medium);
-        let lent = |check: &Check| {
-            matches!(
-                check,
-                Check::GpuDmaBuf {
-                    with: Buffer::P2pmem(_),
-                    ..
-                }
-            )
-        };
-        let lent = self.checks.iter().any(lent);
-        let needed = [
-            ("vfio_iommu_type1", lent),
-            ("vfio_pci", lent),
-            ("9p", self.tools),
-            ("9pnet_virtio", self.tools),
-            ("ext4", self.checks.iter().any(on(Medium::Ext4))),
-            ("xfs", self.checks.iter().any(on(Medium::Xfs))),
-        ];
-        let needed = needed.into_iter().filter(|(_, needed)| *needed);
-        let own = self.modules.iter().map(|module| module.name.clone());
-        own.chain(needed.map(|(name, _)| name.to_owned())).collect()
+        let own = self.modules.iter().map(|module| module.name.as_str());
+        let tools = ["9p", "9pnet_virtio"].into_iter().filter(|_| self.tools);
+        let checks = self.checks.iter();
+        let checks = checks.flat_map(|check| check.modules_on_demand().iter().copied());
+        let mut names: Vec<String> = Vec::new();
+        for name in own.chain(tools).chain(checks) {
+            if !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
+        names
     }
 }
 

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use peerbar_flight::Level;
-use peerbar_report::{Check, Module};
+use peerbar_report::{Check, CheckTable, Module};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
 use super::bus_numbers;
-use super::check::{CheckTable, Devices};
+use super::check::inventory;
 use super::error::Problem;
 use super::file::{
     File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NvmeTable, SwitchTable,
@@ -34,7 +34,11 @@ pub(super) const LEAST_MEMORY: u64 = 96 << 20;
 pub(super) const MEMORY_UNIT: u64 = 2 << 20;
 
 /// Checks the file as a whole; images are relative to `folder`.
-pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
+pub(super) fn scenario(
+    file: File,
+    checks: Vec<CheckTable<'_>>,
+    folder: &Path,
+) -> Result<Scenario, Problem> {
     let name = fitting(file.name.clone(), LONGEST_SCENARIO)?;
     complete(&file)?;
     let attach_points = attach_points(&file.host_bridge, &file.switch)?;
@@ -46,20 +50,14 @@ pub(super) fn scenario(file: File, folder: &Path) -> Result<Scenario, Problem> {
     let switches = switches(file.switch, &attach_points)?;
     let machine = machine(file.machine, &attach_points, &nvmes, &gpus)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
-    let devices = Devices {
-        nvmes: &nvmes,
-        gpus: &gpus,
-        cpus: machine.cpus,
-        tools: file.tools,
-        virtio_gpu: machine.virtio_gpu,
-    };
-    let mut before_last = file.check.iter().rev().skip(1);
+    let inventory = inventory(&nvmes, &gpus, &machine, file.tools);
+    let mut before_last = checks.iter().rev().skip(1);
     before_last.try_for_each(CheckTable::may_be_followed)?;
-    let tables = file.check.iter();
-    let labels = tables.map(|table| table.name.clone().map(label).transpose());
+    let labels = checks.iter();
+    let labels = labels.map(|table| table.label().cloned().map(label).transpose());
     let labels = labels.collect::<Result<_, _>>()?;
-    let checks = file.check.into_iter();
-    let checks = checks.map(|table| table.into_check(&devices));
+    let checks = checks.into_iter();
+    let checks = checks.map(|table| table.read(&inventory));
     let checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
     let needed = needed_modules(&machine, &gpus, &checks);
     let mut modules = modules(file.module, needed)?;
@@ -232,16 +230,17 @@ fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
 
 /// The IOMMU's driver, the drivers under test, and what checks need beside them.
 fn needed_modules(machine: &Machine, gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
-    let pins = |check: &Check| matches!(check, Check::GpuPins { .. } | Check::GpuUnload { .. });
-    let needed = [
+    let drivers = [
         ("nvme", true),
         ("peerbar_gpu", !gpus.is_empty()),
-        ("peerbar_gpu_pin_test", checks.iter().any(pins)),
         ("virtio_gpu", machine.virtio_gpu),
     ];
-    let needed = needed.into_iter().filter(|(_, needed)| *needed);
-    let needed = needed.map(|(name, _)| name);
-    machine.iommu.module().into_iter().chain(needed).collect()
+    let drivers = drivers.into_iter().filter(|(_, needed)| *needed);
+    let drivers = drivers.map(|(name, _)| name);
+    let checks = checks.iter();
+    let checks = checks.flat_map(|check| check.modules().iter().copied());
+    let iommu = machine.iommu.module().into_iter();
+    iommu.chain(drivers).chain(checks).collect()
 }
 
 /// What is needed always comes; a `[[module]]` of its name only sets its parameters.

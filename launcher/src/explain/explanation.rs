@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::advice::{self, Advice};
 use super::case::Case;
-use super::pairs::{self, Pair};
+use super::pairs::Pair;
 use peerbar_lab::scenario::DeviceSpec;
 
 /// Why a client's DMA reaches a provider's memory as it does, or not.
@@ -118,7 +118,7 @@ impl Explanation {
 
 fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
     let checks = case.scenario.checks.iter().zip(&case.results);
-    let of_pair = checks.filter(|(check, _)| pairs::of_check(check).contains(pair));
+    let of_pair = checks.filter(|(check, _)| check.pairs().contains(pair));
     let seen = of_pair.map(|(_, result)| Seen {
         check: result.name.clone(),
         verdict: result.verdict.clone(),

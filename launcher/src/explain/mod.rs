@@ -79,7 +79,7 @@ fn asked(case: &Case, options: &cli::Explain) -> Result<(String, Vec<Pair>), Fai
     let checks = case.scenario.checks.iter().zip(&case.results);
     let mut failed = checks.rev().filter(|(_, result)| result.verdict == "fail");
     let failed = failed.find_map(|(check, result)| {
-        let pairs = pairs::of_check(check);
+        let pairs = check.pairs();
         (!pairs.is_empty()).then(|| {
             (
                 format!(

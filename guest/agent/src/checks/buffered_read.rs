@@ -1,41 +1,40 @@
 //! The negative control: through the page cache the data is right, and no byte of it goes peer to peer.
 
+use super::{Outcome, Run};
 use anyhow::{Context, ensure};
-use peerbar_report::Measure;
+use peerbar_report::{BufferedRead, Measure};
 use rustix::fs::{Advice, fadvise};
 
 use crate::counters::{Traffic, Witness};
 use crate::disk;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 const LENGTH: usize = 1 << 20;
 
-pub(super) fn run(
-    lab: &Lab,
-    from: &str,
-    provider: &str,
-    measure: &mut Measure,
-) -> anyhow::Result<()> {
-    let source = lab.controller(from)?;
-    source.disk.check(0, LENGTH as u64)?;
-    let pattern = lab.fresh_pattern(source);
-    disk::fill(&source.disk.open_direct()?, pattern, 0, LENGTH)?;
+impl Run for BufferedRead {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let source = guest.controller(&self.from)?;
+        source.disk.check(0, LENGTH as u64)?;
+        let pattern = guest.fresh_pattern(source);
+        disk::fill(&source.disk.open_direct()?, pattern, 0, LENGTH)?;
 
-    let file = source.disk.open_buffered()?;
-    fadvise(&file, 0, None, Advice::DontNeed).context("cannot drop the page cache")?;
-    // Without it the kernel reads ahead, and some of that might be counted in the next check.
-    fadvise(&file, 0, None, Advice::Random).context("cannot turn reading ahead off")?;
-    let mut memory = lab.provider(provider)?.pool.map(LENGTH)?;
-    let mut witness = Witness::new(lab);
-    witness.watch(|| memory.read_from(&file, 0, LENGTH))?;
-    measure.sizes = "1M".to_owned();
-    measure.bytes = LENGTH as u64;
-    witness.tell(measure);
+        let file = source.disk.open_buffered()?;
+        fadvise(&file, 0, None, Advice::DontNeed).context("cannot drop the page cache")?;
+        // Without it the kernel reads ahead, and some of that might be counted in the next check.
+        fadvise(&file, 0, None, Advice::Random).context("cannot turn reading ahead off")?;
+        let mut memory = guest.provider(&self.provider)?.pool.map(LENGTH)?;
+        let mut witness = Witness::new(guest);
+        witness.watch(|| memory.read_from(&file, 0, LENGTH))?;
+        measure.sizes = "1M".to_owned();
+        measure.bytes = LENGTH as u64;
+        witness.tell(measure);
 
-    pattern
-        .verify(0, &memory.to_vec(LENGTH)?)
-        .context("the data in p2pmem is wrong")?;
-    judge(witness.traffic()?)
+        pattern
+            .verify(0, &memory.to_vec(LENGTH)?)
+            .context("the data in p2pmem is wrong")?;
+        judge(witness.traffic()?)?;
+        Ok(Outcome::Passed)
+    }
 }
 
 fn judge(traffic: &Traffic) -> anyhow::Result<()> {

@@ -1,39 +1,49 @@
 //! A command of the tools root, and what it prints.
 
+use super::{Outcome, Run};
 use anyhow::{bail, ensure};
 use peerbar_report::{Buffer, Command, Measure};
 
-use crate::checks::Outcome;
 use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::gpus::Gpu;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
+use crate::kmsg::Expected;
 use crate::tools::Ran;
 
 /// Lines of the output that are shown of a command that failed.
 const SHOWN: usize = 60;
 
-pub(super) fn run(lab: &Lab, command: &Command, measure: &mut Measure) -> anyhow::Result<Outcome> {
-    let Some(tools) = lab.tools()? else {
-        return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
-    };
-    let line = fill_in(&command.run, &lab.controllers, &lab.gpus)?;
-    let mut witness = Witness::new(lab);
-    let ran = witness.watch(|| tools.run(&line, lab.limit))?;
-    witness.tell(measure);
-    let failures = match command.through {
-        Some(_) => witness.traffic()?.failures(),
-        None => 0,
-    };
-    let judged = judge(command, &ran).and_then(|()| judge_route(command, measure, failures));
-    if let Err(error) = judged {
-        bail!("{error:#}; it ran: {line}\n{}", last_lines(&ran.output));
+impl Run for Command {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let Some(tools) = guest.tools()? else {
+            return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+        };
+        let line = fill_in(&self.run, &guest.controllers, &guest.gpus)?;
+        let mut witness = Witness::new(guest);
+        let ran = witness.watch(|| tools.run(&line, guest.limit))?;
+        witness.tell(measure);
+        let failures = match self.through {
+            Some(_) => witness.traffic()?.failures(),
+            None => 0,
+        };
+        let judged = judge(self, &ran).and_then(|()| judge_route(self, measure, failures));
+        if let Err(error) = judged {
+            bail!("{error:#}; it ran: {line}\n{}", last_lines(&ran.output));
+        }
+        Ok(if self.show {
+            Outcome::Said(ran.output)
+        } else {
+            Outcome::Passed
+        })
     }
-    Ok(if command.show {
-        Outcome::Said(ran.output)
-    } else {
-        Outcome::Passed
-    })
+
+    fn expected_log(&self) -> Expected<'_> {
+        Expected {
+            texts: &self.kernel,
+            faults: false,
+        }
+    }
 }
 
 /// Puts device names in the place of `{name}`, `{name:disk}` and `{name:p2pmem}`. Other braces are the shell's.

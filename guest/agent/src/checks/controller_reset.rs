@@ -1,5 +1,7 @@
 //! A controller reset loses neither the disk nor the published CMB.
 
+use super::{Outcome, Run};
+use peerbar_report::{ControllerReset, Measure};
 use std::fs;
 use std::time::Duration;
 
@@ -7,30 +9,33 @@ use anyhow::{Context, ensure};
 
 use crate::devices::Controller;
 use crate::disk;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 /// How long the controller may take to come back.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const LENGTH: usize = 4096;
 
-pub(super) fn run(lab: &Lab, device: &str) -> anyhow::Result<()> {
-    let controller = lab.controller(device)?;
-    let file = controller.directory.join("reset_controller");
-    fs::write(&file, "1")
-        .with_context(|| format!("the reset through {} failed", file.display()))?;
-    lab.uevents
-        .wait_for(PATIENCE, || controller.ensure_live())
-        .with_context(|| format!("not back within {} s after a reset", PATIENCE.as_secs()))?;
-    round_trip(lab, controller).context("I/O after the reset")?;
-    if controller.cmb_bytes > 0 {
-        cmb_survived(lab, controller).context("the CMB after the reset")?;
+impl Run for ControllerReset {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let controller = guest.controller(&self.device)?;
+        let file = controller.directory.join("reset_controller");
+        fs::write(&file, "1")
+            .with_context(|| format!("the reset through {} failed", file.display()))?;
+        guest
+            .uevents
+            .wait_for(PATIENCE, || controller.ensure_live())
+            .with_context(|| format!("not back within {} s after a reset", PATIENCE.as_secs()))?;
+        round_trip(guest, controller).context("I/O after the reset")?;
+        if controller.cmb_bytes > 0 {
+            cmb_survived(guest, controller).context("the CMB after the reset")?;
+        }
+        Ok(Outcome::Passed)
     }
-    Ok(())
 }
 
-fn round_trip(lab: &Lab, controller: &Controller) -> anyhow::Result<()> {
-    let pattern = lab.fresh_pattern(controller);
+fn round_trip(guest: &GuestContext, controller: &Controller) -> anyhow::Result<()> {
+    let pattern = guest.fresh_pattern(controller);
     let disk = controller.disk.open_direct()?;
     disk::fill(&disk, pattern, 0, LENGTH)?;
     Ok(pattern.verify(0, &disk::read(&disk, 0, LENGTH)?)?)
@@ -38,7 +43,7 @@ fn round_trip(lab: &Lab, controller: &Controller) -> anyhow::Result<()> {
 
 /// The driver sets the CMB up only once, so it must still be where it was (NVMe Base 2.0, 3.1.3.16: a controller
 /// reset leaves CMBMSC alone).
-fn cmb_survived(lab: &Lab, controller: &Controller) -> anyhow::Result<()> {
+fn cmb_survived(guest: &GuestContext, controller: &Controller) -> anyhow::Result<()> {
     let state = controller.pool().state()?;
     ensure!(
         state.published && state.size == controller.cmb_bytes,
@@ -47,7 +52,7 @@ fn cmb_survived(lab: &Lab, controller: &Controller) -> anyhow::Result<()> {
         controller.cmb_bytes,
         state.published
     );
-    let pattern = lab.fresh_pattern(controller);
+    let pattern = guest.fresh_pattern(controller);
     let disk = controller.disk.open_direct()?;
     disk::fill(&disk, pattern, 0, LENGTH)?;
     let mut memory = controller.pool().map(LENGTH)?;

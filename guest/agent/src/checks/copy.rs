@@ -1,53 +1,57 @@
 //! Copies from disk to disk, and who carried the bytes.
 
+use super::{Outcome, Run};
+use peerbar_report::{Buffer, Copy, Measure};
 use std::fs::File;
 use std::thread;
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Buffer, Copy, Measure};
 
 use super::layout::{Layout, Place, size_range};
-use super::way::{Share, explain, judge};
+use super::route::{Share, explain, judge};
 use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::disk;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::memory::Memory;
 use crate::pattern::Pattern;
 
-pub(super) fn run(lab: &Lab, copy: &Copy, measure: &mut Measure) -> anyhow::Result<()> {
-    let (from, to) = (lab.controller(&copy.from)?, lab.controller(&copy.to)?);
-    let layout = Layout::of(&copy.sizes, &copy.offsets, copy.threads)?;
-    measure.sizes = size_range(&copy.sizes);
-    let mut lanes = (0..copy.threads)
-        .map(|number| Lane::open(lab, copy, &layout, number))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    let mut witness = Witness::new(lab);
-    for (size, offset) in copy
-        .sizes
-        .iter()
-        .flat_map(|size| copy.offsets.iter().map(move |offset| (*size, *offset)))
-    {
-        for place in lanes.iter().map(|lane| layout.place(lane.number, offset)) {
-            from.disk.check(place.source, size)?;
-            to.disk.check(place.target, size)?;
+impl Run for Copy {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (from, to) = (guest.controller(&self.from)?, guest.controller(&self.to)?);
+        let layout = Layout::of(&self.sizes, &self.offsets, self.threads)?;
+        measure.sizes = size_range(&self.sizes);
+        let mut lanes = (0..self.threads)
+            .map(|number| Lane::open(guest, self, &layout, number))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let mut witness = Witness::new(guest);
+        for (size, offset) in self
+            .sizes
+            .iter()
+            .flat_map(|size| self.offsets.iter().map(move |offset| (*size, *offset)))
+        {
+            for place in lanes.iter().map(|lane| layout.place(lane.number, offset)) {
+                from.disk.check(place.source, size)?;
+                to.disk.check(place.target, size)?;
+            }
+            let moved = round(guest, from, &layout, &mut lanes, &mut witness, size, offset)
+                .map_err(|error| explain(&self.through, error))
+                .with_context(|| format!("copying {size} bytes at offset {offset}"))?;
+            measure.bytes = measure.bytes.saturating_add(moved);
+            witness.tell(measure);
         }
-        let moved = round(lab, from, &layout, &mut lanes, &mut witness, size, offset)
-            .map_err(|error| explain(&copy.through, error))
-            .with_context(|| format!("copying {size} bytes at offset {offset}"))?;
-        measure.bytes = measure.bytes.saturating_add(moved);
-        witness.tell(measure);
+        judge(
+            &self.through,
+            &expected(from, to, measure.bytes),
+            witness.traffic()?,
+        )?;
+        Ok(Outcome::Passed)
     }
-    judge(
-        &copy.through,
-        &expected(from, to, measure.bytes),
-        witness.traffic()?,
-    )
 }
 
 /// Fills the sources, copies in all lanes at once, and compares the targets. Only the copying is watched.
 fn round(
-    lab: &Lab,
+    guest: &GuestContext,
     from: &Controller,
     layout: &Layout,
     lanes: &mut [Lane],
@@ -56,7 +60,7 @@ fn round(
     offset: u64,
 ) -> anyhow::Result<u64> {
     let length = usize::try_from(size)?;
-    let pattern = lab.fresh_pattern(from);
+    let pattern = guest.fresh_pattern(from);
     for lane in &*lanes {
         disk::fill(
             &lane.source,
@@ -100,16 +104,21 @@ struct Lane {
 }
 
 impl Lane {
-    fn open(lab: &Lab, copy: &Copy, layout: &Layout, number: u32) -> anyhow::Result<Self> {
+    fn open(
+        guest: &GuestContext,
+        copy: &Copy,
+        layout: &Layout,
+        number: u32,
+    ) -> anyhow::Result<Self> {
         let length = usize::try_from(layout.largest)?;
         let buffer = match &copy.through {
-            Buffer::P2pmem(name) => lab.provider(name)?.pool.map(length)?,
+            Buffer::P2pmem(name) => guest.provider(name)?.pool.map(length)?,
             Buffer::GuestRam => {
                 Memory::guest_ram(length).context("cannot get memory to copy through")?
             }
         };
-        let source = lab.controller(&copy.from)?.disk.open_direct()?;
-        let target = lab.controller(&copy.to)?.disk.open_direct()?;
+        let source = guest.controller(&copy.from)?.disk.open_direct()?;
+        let target = guest.controller(&copy.to)?.disk.open_direct()?;
         Ok(Lane {
             number,
             source,

@@ -1,11 +1,12 @@
 //! Many threads, one counter in guest RAM.
 
+use super::{Outcome, Run};
 use anyhow::ensure;
 use peerbar_gds::{Gpu, Kernel, Span};
-use peerbar_report::Measure;
+use peerbar_report::{GpuAtomics, Measure};
 
 use crate::counters::{Traffic, Witness};
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 const BLOCKS: u32 = 512;
 const THREADS: u32 = 1000;
@@ -17,19 +18,22 @@ const BYTES_OF_AN_ADD: u64 = 2 * 8;
 /// What the counter holds before.
 const START: u64 = 1 << 40;
 
-pub(super) fn run(lab: &Lab, gpu: &str, measure: &mut Measure) -> anyhow::Result<()> {
-    let gpu = lab.gpu(gpu)?;
-    let opened = gpu.open()?;
-    let counter = opened.allocate_host(super::PAGE)?;
-    counter.mapping().write(8, &START.to_le_bytes())?;
-    let mut witness = Witness::new(lab);
-    let before = witness.watch(|| count(&opened, counter.span(8..16)?))?;
-    let mut after = [0; 8];
-    counter.mapping().read(8, &mut after)?;
-    measure.bytes = ADDS * BYTES_OF_AN_ADD;
-    witness.tell(measure);
-    judge(before, u64::from_le_bytes(after))?;
-    judge_way(witness.traffic()?, gpu.number)
+impl Run for GpuAtomics {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let opened = gpu.open()?;
+        let counter = opened.allocate_host(super::PAGE)?;
+        counter.mapping().write(8, &START.to_le_bytes())?;
+        let mut witness = Witness::new(guest);
+        let before = witness.watch(|| count(&opened, counter.span(8..16)?))?;
+        let mut after = [0; 8];
+        counter.mapping().read(8, &mut after)?;
+        measure.bytes = ADDS * BYTES_OF_AN_ADD;
+        witness.tell(measure);
+        judge(before, u64::from_le_bytes(after))?;
+        judge_way(witness.traffic()?, gpu.number)?;
+        Ok(Outcome::Passed)
+    }
 }
 
 fn count(gpu: &Gpu, counter: Span<'_>) -> anyhow::Result<u64> {

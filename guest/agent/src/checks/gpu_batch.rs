@@ -3,6 +3,8 @@
 
 mod images;
 
+use super::{Outcome, Run};
+use peerbar_report::{Buffer as Through, GpuBatch, Measure};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -11,16 +13,15 @@ use peerbar_gds::{
     Buffer, Direction, Error, FileOptions, Gpu, GpuFile, Policy, Queue, Request, Ticket, Traffic,
     batch,
 };
-use peerbar_report::{Buffer as Through, Measure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use self::images::{Images, Move, SLOT};
 use super::PAGE;
-use super::way::judge;
+use super::route::judge;
 use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 /// Transfers that are possible: more than the library keeps under way at once.
 const MOVES: u64 = 80;
@@ -35,31 +36,34 @@ const DEPTH: u32 = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What became of a request.
-type Outcome = peerbar_gds::Result<u64>;
+type Ended = peerbar_gds::Result<u64>;
 
-pub(super) fn run(lab: &Lab, gpu: &str, disk: &str, measure: &mut Measure) -> anyhow::Result<()> {
-    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
-    let bench = Bench::new(lab, gpu, disk)?;
-    let mut witness = Witness::new(lab);
-    let by_batch = bench.aligned(all_at_once, &mut witness);
-    let by_queue = bench.aligned(through_a_queue, &mut witness);
-    measure.bytes = by_batch.context("a batch")? + by_queue.context("a queue")?;
-    witness.tell(measure);
-    let through = Through::P2pmem(gpu.name.clone());
-    judge(&through, &[disk.share(measure.bytes)], witness.traffic()?)?;
-    bench.unaligned().context("a batch that may bounce")?;
-    bench.dropped_queue().context("a queue that is dropped")
+impl Run for GpuBatch {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
+        let bench = Bench::new(guest, gpu, disk)?;
+        let mut witness = Witness::new(guest);
+        let by_batch = bench.aligned(all_at_once, &mut witness);
+        let by_queue = bench.aligned(through_a_queue, &mut witness);
+        measure.bytes = by_batch.context("a batch")? + by_queue.context("a queue")?;
+        witness.tell(measure);
+        let through = Through::P2pmem(gpu.name.clone());
+        judge(&through, &[disk.share(measure.bytes)], witness.traffic()?)?;
+        bench.unaligned().context("a batch that may bounce")?;
+        bench.dropped_queue().context("a queue that is dropped")?;
+        Ok(Outcome::Passed)
+    }
 }
 
-fn all_at_once(requests: &[Request]) -> anyhow::Result<Vec<Outcome>> {
+fn all_at_once(requests: &[Request]) -> anyhow::Result<Vec<Ended>> {
     Ok(batch(requests.iter().cloned())?)
 }
 
 /// As an event loop would: push until the queue is full, take what has ended when its descriptor says so.
-fn through_a_queue(requests: &[Request]) -> anyhow::Result<Vec<Outcome>> {
+fn through_a_queue(requests: &[Request]) -> anyhow::Result<Vec<Ended>> {
     let mut queue = Queue::new(DEPTH)?;
     let mut places: BTreeMap<Ticket, usize> = BTreeMap::new();
-    let mut outcomes: BTreeMap<usize, Outcome> = BTreeMap::new();
+    let mut outcomes: BTreeMap<usize, Ended> = BTreeMap::new();
     let mut full = 0;
     for (place, request) in requests.iter().enumerate() {
         let mut pushed = queue.push(request.clone());
@@ -83,7 +87,7 @@ fn through_a_queue(requests: &[Request]) -> anyhow::Result<Vec<Outcome>> {
 fn take(
     queue: &mut Queue,
     places: &mut BTreeMap<Ticket, usize>,
-) -> anyhow::Result<Option<(usize, Outcome)>> {
+) -> anyhow::Result<Option<(usize, Ended)>> {
     let timeout = Timespec::try_from(PATIENCE)?;
     let ready = poll(&mut [PollFd::new(queue, PollFlags::IN)], Some(&timeout))?;
     ensure!(ready > 0, "no request of {} ends", queue.pending());
@@ -101,12 +105,12 @@ fn take(
 struct Odd {
     request: Request,
     wanted: &'static str,
-    is_right: fn(&Outcome) -> bool,
+    is_right: fn(&Ended) -> bool,
 }
 
 /// Disk, GPU, and a buffer on it.
 struct Bench<'a> {
-    lab: &'a Lab,
+    guest: &'a GuestContext,
     gpu: &'a gpus::Gpu,
     disk: &'a Controller,
     opened: Gpu,
@@ -115,11 +119,15 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(lab: &'a Lab, gpu: &'a gpus::Gpu, disk: &'a Controller) -> anyhow::Result<Self> {
+    fn new(
+        guest: &'a GuestContext,
+        gpu: &'a gpus::Gpu,
+        disk: &'a Controller,
+    ) -> anyhow::Result<Self> {
         disk.disk.check(0, MOVES * SLOT)?;
         let opened = gpu.open()?;
         Ok(Bench {
-            lab,
+            guest,
             gpu,
             disk,
             file: open(&opened, disk, Policy::PeerOnly)?,
@@ -139,7 +147,7 @@ impl<'a> Bench<'a> {
     }
 
     fn images(&self) -> anyhow::Result<Images> {
-        let round = self.lab.fresh_pattern(self.disk);
+        let round = self.guest.fresh_pattern(self.disk);
         Images::store(round, MOVES, &self.disk.disk, &self.buffer)
     }
 
@@ -147,7 +155,7 @@ impl<'a> Bench<'a> {
     /// that moves.
     fn aligned(
         &self,
-        carry: fn(&[Request]) -> anyhow::Result<Vec<Outcome>>,
+        carry: fn(&[Request]) -> anyhow::Result<Vec<Ended>>,
         witness: &mut Witness<'_>,
     ) -> anyhow::Result<u64> {
         let mut images = self.images()?;
@@ -194,7 +202,7 @@ impl<'a> Bench<'a> {
             range,
         };
         let (read, write) = (Direction::Read, Direction::Write);
-        let odd = |request, wanted, is_right: fn(&Outcome) -> bool| Odd {
+        let odd = |request, wanted, is_right: fn(&Ended) -> bool| Odd {
             request,
             wanted,
             is_right,
@@ -248,7 +256,7 @@ impl<'a> Bench<'a> {
             })
             .collect();
         let requests: Vec<Request> = moves.iter().map(|part| self.request(&file, part)).collect();
-        let mut witness = Witness::new(self.lab);
+        let mut witness = Witness::new(self.guest);
         let outcomes = witness.watch(|| batch(requests))?;
         let (mut right, mut blocks) = (Traffic::default(), 0);
         for (part, outcome) in moves.iter().zip(&outcomes) {
@@ -299,7 +307,7 @@ fn open(gpu: &Gpu, disk: &Controller, policy: Policy) -> anyhow::Result<GpuFile>
     Ok(options.open(gpu, &disk.disk.node)?)
 }
 
-fn expect_whole(part: &Move, outcome: &Outcome) -> anyhow::Result<()> {
+fn expect_whole(part: &Move, outcome: &Ended) -> anyhow::Result<()> {
     match outcome {
         Ok(moved) if *moved == part.length => Ok(()),
         other => bail!("{part:?} has ended with {other:?}"),

@@ -1,5 +1,7 @@
 //! A GPU with more VRAM than its aperture shows: what the aperture does not show is memory all the same.
 
+use super::{Outcome, Run};
+use peerbar_report::{GpuBeyondAperture, Measure};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -8,7 +10,7 @@ use peerbar_gds::{Buffer, Error, Gpu};
 use super::gpu_faults::Node;
 use crate::gpu_channel::{Channel, ENTRY_BYTES, Entry, IN_VRAM, Ring};
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -21,21 +23,24 @@ const TARGET: u64 = 0x8000;
 
 const MARK: u64 = 0xb10c_0000_0000_b10c;
 
-pub(super) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
-    let gpu = lab.gpu(gpu)?;
-    let opened = gpu.open()?;
-    let properties = opened.properties();
-    let (vram, aperture) = (properties.vram_bytes, properties.aperture_bytes);
-    ensure!(
-        vram >= aperture + GPU_PAGE,
-        "{vram} bytes of VRAM are not more than the aperture of {aperture}"
-    );
-    if properties.window {
-        is_too_much(&opened, vram + GPU_PAGE)?;
-        a_window_shows_all_of_it(gpu, &opened).context("VRAM behind a window")
-    } else {
-        is_too_much(&opened, aperture + GPU_PAGE)?;
-        commands_reach_it(lab, gpu, &opened).context("VRAM beyond a static aperture")
+impl Run for GpuBeyondAperture {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let opened = gpu.open()?;
+        let properties = opened.properties();
+        let (vram, aperture) = (properties.vram_bytes, properties.aperture_bytes);
+        ensure!(
+            vram >= aperture + GPU_PAGE,
+            "{vram} bytes of VRAM are not more than the aperture of {aperture}"
+        );
+        if properties.window {
+            is_too_much(&opened, vram + GPU_PAGE)?;
+            a_window_shows_all_of_it(gpu, &opened).context("VRAM behind a window")
+        } else {
+            is_too_much(&opened, aperture + GPU_PAGE)?;
+            commands_reach_it(guest, gpu, &opened).context("VRAM beyond a static aperture")
+        }?;
+        Ok(Outcome::Passed)
     }
 }
 
@@ -69,7 +74,7 @@ fn a_window_shows_all_of_it(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()>
 }
 
 /// The driver allocates only what peers can reach; the device's own commands reach all of it.
-fn commands_reach_it(lab: &Lab, gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> {
+fn commands_reach_it(guest: &GuestContext, gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> {
     let buffer = opened.allocate(GPU_PAGE)?;
     let base = buffer.placement(0)?.vram_offset;
     let last = opened.properties().vram_bytes - BYTES;
@@ -97,7 +102,7 @@ fn commands_reach_it(lab: &Lab, gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result
         entries: 2,
     })?;
     channel.ring(2)?;
-    let done = lab.uevents.wait_for(PATIENCE, || {
+    let done = guest.uevents.wait_for(PATIENCE, || {
         let (head, state) = (channel.head()?, channel.state()?);
         ensure!(
             head == 2,

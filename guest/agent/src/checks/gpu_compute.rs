@@ -3,19 +3,20 @@
 
 mod model;
 
+use super::{Outcome, Run};
+use peerbar_report::{Buffer as Through, GpuCompute, Measure};
 use std::fs::File;
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, FileOptions, Gpu, GpuFile, Kernel};
-use peerbar_report::{Buffer as Through, Measure};
 
 use self::model::{BINS, Shape};
-use super::way::judge;
+use super::route::judge;
 use super::{PAGE, layout};
 use crate::counters::Witness;
 use crate::disk;
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 /// The most elements of a launch, and their size in bytes.
 const ELEMENTS: usize = 1 << 18;
@@ -53,52 +54,53 @@ fn bytes_of(shape: Shape) -> u64 {
     shape.elements.saturating_mul(4).next_multiple_of(PAGE)
 }
 
-pub(super) fn run(
-    lab: &Lab,
-    gpu: &str,
-    from: &str,
-    to: &str,
-    measure: &mut Measure,
-) -> anyhow::Result<()> {
-    let (gpu, from, to) = (lab.gpu(gpu)?, lab.controller(from)?, lab.controller(to)?);
-    let vectors = Vectors::fresh(lab.fresh_pattern(from).round);
-    from.disk.check(0, 2 * BYTES)?;
-    to.disk.check(RESULTS, 2 * BYTES + PAGE)?;
-    disk::store(&from.disk.open_direct()?, &vectors.bytes(), 0)?;
+impl Run for GpuCompute {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (gpu, from, to) = (
+            guest.gpu(&self.gpu)?,
+            guest.controller(&self.from)?,
+            guest.controller(&self.to)?,
+        );
+        let vectors = Vectors::fresh(guest.fresh_pattern(from).round);
+        from.disk.check(0, 2 * BYTES)?;
+        to.disk.check(RESULTS, 2 * BYTES + PAGE)?;
+        disk::store(&from.disk.open_direct()?, &vectors.bytes(), 0)?;
 
-    let opened = gpu.open()?;
-    let options = FileOptions::new().write(true);
-    let work = Work::new(
-        &opened,
-        options.open(&opened, &from.disk.node)?,
-        options.open(&opened, &to.disk.node)?,
-    )?;
-    let plain = to.disk.open_direct()?;
-    let mut witness = Witness::new(lab);
-    let (mut read, mut written) = (0, 0);
-    for shape in SHAPES {
-        let sum = witness.watch(|| work.run(shape))?;
-        vectors
-            .verify(shape, &plain, sum)
-            .with_context(|| shape.to_string())?;
-        read += 2 * bytes_of(shape);
-        written += 2 * bytes_of(shape) + PAGE;
+        let opened = gpu.open()?;
+        let options = FileOptions::new().write(true);
+        let work = Work::new(
+            &opened,
+            options.open(&opened, &from.disk.node)?,
+            options.open(&opened, &to.disk.node)?,
+        )?;
+        let plain = to.disk.open_direct()?;
+        let mut witness = Witness::new(guest);
+        let (mut read, mut written) = (0, 0);
+        for shape in SHAPES {
+            let sum = witness.watch(|| work.run(shape))?;
+            vectors
+                .verify(shape, &plain, sum)
+                .with_context(|| shape.to_string())?;
+            read += 2 * bytes_of(shape);
+            written += 2 * bytes_of(shape) + PAGE;
+        }
+        measure.sizes = layout::size_range(&SHAPES.map(bytes_of));
+        measure.bytes = read + written;
+        witness.tell(measure);
+        let shares = if from.number == to.number {
+            vec![from.share(read + written)]
+        } else {
+            vec![from.share(read), to.share(written)]
+        };
+        let through = Through::P2pmem(gpu.name.clone());
+        judge(&through, &shares, witness.traffic()?)?;
+        in_host_memory(guest, gpu, &vectors).context("operands in host memory")?;
+        Ok(Outcome::Passed)
     }
-    measure.sizes = layout::size_range(&SHAPES.map(bytes_of));
-    measure.bytes = read + written;
-    witness.tell(measure);
-    let shares = if from.number == to.number {
-        vec![from.share(read + written)]
-    } else {
-        vec![from.share(read), to.share(written)]
-    };
-    let through = Through::P2pmem(gpu.name.clone());
-    judge(&through, &shares, witness.traffic()?)?;
-    in_host_memory(lab, gpu, &vectors).context("operands in host memory")
 }
 
 /// The same kernel where one addend is in VRAM, the other and the sum in guest RAM.
-fn in_host_memory(lab: &Lab, gpu: &gpus::Gpu, vectors: &Vectors) -> anyhow::Result<()> {
+fn in_host_memory(guest: &GuestContext, gpu: &gpus::Gpu, vectors: &Vectors) -> anyhow::Result<()> {
     let shape = shape(ELEMENTS as u64, 256, 1024);
     let opened = gpu.open()?;
     let (vram, host) = (opened.allocate(BYTES)?, opened.allocate_host(2 * BYTES)?);
@@ -110,7 +112,7 @@ fn in_host_memory(lab: &Lab, gpu: &gpus::Gpu, vectors: &Vectors) -> anyhow::Resu
         sum: host.span(BYTES..)?,
         elements: shape.elements,
     };
-    let mut witness = Witness::new(lab);
+    let mut witness = Witness::new(guest);
     witness.watch(|| opened.launch(add, shape.grid, shape.block))?;
     let mut seen = vec![0; usize::try_from(BYTES)?];
     host.mapping().read(BYTES, &mut seen)?;

@@ -1,52 +1,56 @@
 //! The GPU's copy engine: from GPU memory to somewhere else and back.
 
+use super::{Outcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Command, Fence, Gpu, HostBuffer};
 use peerbar_report::{Buffer as With, GpuCopy, Measure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::layout::size_range;
-use super::way::judge;
+use super::route::judge;
 use crate::counters::Witness;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 
 /// How long copies may take.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 
-pub(super) fn run(lab: &Lab, copy: &GpuCopy, measure: &mut Measure) -> anyhow::Result<()> {
-    let gpu = lab.gpu(&copy.gpu)?;
-    let opened = gpu.open()?;
-    let largest = copy.sizes.iter().copied().max();
-    let largest = largest.context("the copy has nothing to do: it needs sizes")?;
-    let path = Path {
-        gpu: &opened,
-        vram: opened.allocate(largest)?,
-        back: opened.allocate(largest)?,
-        other: allocate(lab, &opened, &copy.with, largest)?,
-    };
-    measure.sizes = size_range(&copy.sizes);
-    let mut witness = Witness::new(lab);
-    for size in &copy.sizes {
-        let pattern = Pattern {
-            disk: gpu.number,
-            round: *size,
+impl Run for GpuCopy {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let opened = gpu.open()?;
+        let largest = self.sizes.iter().copied().max();
+        let largest = largest.context("the self has nothing to do: it needs sizes")?;
+        let path = Path {
+            gpu: &opened,
+            vram: opened.allocate(largest)?,
+            back: opened.allocate(largest)?,
+            other: allocate(guest, &opened, &self.with, largest)?,
         };
-        path.fill(pattern, *size)?;
-        witness.watch(|| path.there_and_back(*size))?;
-        path.verify(pattern, *size)
-            .with_context(|| format!("a copy of {size} bytes to {} and back", copy.with))?;
-        measure.bytes = measure.bytes.saturating_add(size.saturating_mul(2));
-        witness.tell(measure);
+        measure.sizes = size_range(&self.sizes);
+        let mut witness = Witness::new(guest);
+        for size in &self.sizes {
+            let pattern = Pattern {
+                disk: gpu.number,
+                round: *size,
+            };
+            path.fill(pattern, *size)?;
+            witness.watch(|| path.there_and_back(*size))?;
+            path.verify(pattern, *size)
+                .with_context(|| format!("a self of {size} bytes to {} and back", self.with))?;
+            measure.bytes = measure.bytes.saturating_add(size.saturating_mul(2));
+            witness.tell(measure);
+        }
+        judge(&self.with, &[gpu.share(measure.bytes)], witness.traffic()?)?;
+        Ok(Outcome::Passed)
     }
-    judge(&copy.with, &[gpu.share(measure.bytes)], witness.traffic()?)
 }
 
-fn allocate(lab: &Lab, gpu: &Gpu, with: &With, size: u64) -> anyhow::Result<HostBuffer> {
+fn allocate(guest: &GuestContext, gpu: &Gpu, with: &With, size: u64) -> anyhow::Result<HostBuffer> {
     match with {
         With::GuestRam => Ok(gpu.allocate_host(size)?),
         With::P2pmem(name) => {
-            let allocate = lab.provider(name)?.pool.open()?;
+            let allocate = guest.provider(name)?.pool.open()?;
             gpu.allocate_peer(&allocate, size)
                 .with_context(|| format!("p2pmem of {name}"))
         }

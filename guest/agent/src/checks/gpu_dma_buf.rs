@@ -1,81 +1,87 @@
 //! The GPU's copy engine and memory that somebody else has exported as a dma-buf: of a program (udmabuf), or behind the BAR
 //! of a device that a program drives (vfio-pci), which can take it back at any time.
 
-pub(super) mod virtio;
-
+use super::{Outcome, Run};
+use peerbar_report::{Buffer as With, GpuDmaBuf, Measure};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer as Vram, Command, Error, Gpu, ImportedBuffer};
-use peerbar_report::{Buffer as With, Measure};
 
-use super::way::judge;
+use super::route::judge;
 use crate::counters::Witness;
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::memory::Memory;
 use crate::pattern::Pattern;
 use crate::{udmabuf, vfio};
 
 /// A dma-buf has so many bytes twice: what the GPU reads, and behind it what it writes.
-const HALF: u64 = 512 << 10;
+pub(super) const HALF: u64 = 512 << 10;
 
 /// Copies that are under way when the exporter is reset.
 const COPIES: usize = 32;
 
 /// How long these copies, or the return of a driver, may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(super) fn run(lab: &Lab, gpu: &str, with: &With, measure: &mut Measure) -> anyhow::Result<()> {
-    let gpu = lab.gpu(gpu)?;
-    let mut bench = Bench::new(lab, gpu)?;
-    match with {
-        With::GuestRam => of_a_program(&mut bench)?,
-        With::P2pmem(exporter) => {
-            let exporter = lab.gpu(exporter)?;
-            let lent = lend(lab, exporter)?;
-            let outcome = of_a_device(&mut bench, &lent);
-            let back = lent.give_back().and_then(|()| is_back(lab, exporter));
-            outcome.and(back)?;
+impl Run for GpuDmaBuf {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let mut bench = Bench::new(guest, gpu)?;
+        match &self.with {
+            With::GuestRam => of_a_program(&mut bench)?,
+            With::P2pmem(exporter) => {
+                let exporter = guest.gpu(exporter)?;
+                let lent = lend(guest, exporter)?;
+                let outcome = of_a_device(&mut bench, &lent);
+                let back = lent.give_back().and_then(|()| is_back(guest, exporter));
+                outcome.and(back)?;
+            }
         }
+        measure.bytes = bench.bytes;
+        bench.witness.tell(measure);
+        judge(
+            &self.with,
+            &[gpu.share(bench.bytes)],
+            bench.witness.traffic()?,
+        )?;
+        Ok(Outcome::Passed)
     }
-    measure.bytes = bench.bytes;
-    bench.witness.tell(measure);
-    judge(with, &[gpu.share(bench.bytes)], bench.witness.traffic()?)
 }
 
 /// The GPU that copies, and what it has copied.
-struct Bench<'a> {
-    lab: &'a Lab,
-    number: u32,
-    gpu: Gpu,
-    vram: Vram,
-    witness: Witness<'a>,
-    bytes: u64,
+pub(super) struct Bench<'a> {
+    pub(super) guest: &'a GuestContext,
+    pub(super) number: u32,
+    pub(super) gpu: Gpu,
+    pub(super) vram: Vram,
+    pub(super) witness: Witness<'a>,
+    pub(super) bytes: u64,
 }
 
 impl<'a> Bench<'a> {
-    fn new(lab: &'a Lab, gpu: &gpus::Gpu) -> anyhow::Result<Self> {
+    pub(super) fn new(guest: &'a GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<Self> {
         let opened = gpu.open()?;
         Ok(Bench {
-            lab,
+            guest,
             number: gpu.number,
             vram: opened.allocate(HALF)?,
             gpu: opened,
-            witness: Witness::new(lab),
+            witness: Witness::new(guest),
             bytes: 0,
         })
     }
 
     /// From the first half to VRAM, and from there to the second, seen from the exporter's side.
-    fn there_and_back(
+    pub(super) fn there_and_back(
         &mut self,
         imported: &ImportedBuffer,
         exported: &mut impl Exported,
     ) -> anyhow::Result<()> {
-        let pattern = self.lab.fresh_pattern_of(self.number);
+        let pattern = self.guest.fresh_pattern_of(self.number);
         let bytes = usize::try_from(HALF)?;
         exported.put(&pattern.bytes(0, bytes))?;
         let (gpu, vram) = (&self.gpu, self.vram.span(..)?);
@@ -89,7 +95,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Copies are under way when the exporter does `work`: they are done all the same.
-    fn amid_copies(
+    pub(super) fn amid_copies(
         &mut self,
         imported: &ImportedBuffer,
         work: impl FnOnce() -> anyhow::Result<()>,
@@ -112,7 +118,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    fn is_refused(&self, imported: &ImportedBuffer) -> anyhow::Result<()> {
+    pub(super) fn is_refused(&self, imported: &ImportedBuffer) -> anyhow::Result<()> {
         match self.gpu.copy(imported.span(..HALF)?, self.vram.span(..)?) {
             Err(Error::Driver { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {
                 Ok(())
@@ -130,7 +136,7 @@ fn verify(pattern: Pattern, seen: &[u8]) -> anyhow::Result<()> {
 }
 
 /// The exporter's own view of its memory.
-trait Exported {
+pub(super) trait Exported {
     /// Writes the first half.
     fn put(&mut self, bytes: &[u8]) -> anyhow::Result<()>;
     /// Reads the second half, of `length` bytes.
@@ -197,16 +203,16 @@ fn of_a_device(bench: &mut Bench<'_>, lent: &vfio::Lent) -> anyhow::Result<()> {
         .context("once the exporter is closed")
 }
 
-fn lend(lab: &Lab, exporter: &gpus::Gpu) -> anyhow::Result<vfio::Lent> {
+fn lend(guest: &GuestContext, exporter: &gpus::Gpu) -> anyhow::Result<vfio::Lent> {
     for module in ["vfio_iommu_type1", "vfio_pci"] {
-        lab.load_module(module)?;
+        guest.load_module(module)?;
     }
     vfio::Lent::take(&exporter.pci)
 }
 
 /// Its own driver has it again.
-fn is_back(lab: &Lab, exporter: &gpus::Gpu) -> anyhow::Result<()> {
-    let opened = lab.uevents.wait_for(PATIENCE, || exporter.open())?;
+fn is_back(guest: &GuestContext, exporter: &gpus::Gpu) -> anyhow::Result<()> {
+    let opened = guest.uevents.wait_for(PATIENCE, || exporter.open())?;
     let buffer = opened.allocate(HALF)?;
     let different = opened.compare(buffer.span(..HALF)?, buffer.span(..HALF)?)?;
     ensure!(different.is_none(), "its memory is not equal to itself");

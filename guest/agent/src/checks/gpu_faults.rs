@@ -4,7 +4,9 @@ mod past_driver;
 mod requests;
 mod through_driver;
 
+use super::{Outcome, Run};
 use anyhow::{Context, ensure};
+use peerbar_report::{GpuFaults, Measure};
 
 pub(super) use self::requests::Node;
 
@@ -12,25 +14,27 @@ use self::past_driver::{Bench, FAILED_REQUESTS};
 use self::through_driver::IMPORTED_BYTES;
 use crate::counters::Witness;
 use crate::gpu_channel::Channel;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
-pub(super) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
-    let gpu = lab.gpu(gpu)?;
-    let channel = Channel::of(&gpu.pci)?;
-    let bench = Bench::new(lab, gpu, &channel)?;
-    let mut witness = Witness::new(lab);
-    witness
-        .watch(|| bench.run())
-        .context("a driver that misbehaves")?;
-    witness
-        .watch(|| through_driver::run(gpu, &channel))
-        .context("a program that misbehaves")?;
-    let seen = witness.traffic()?;
-    ensure!(
-        seen.payload() == IMPORTED_BYTES && seen.failures() == FAILED_REQUESTS,
-        "{} bytes of payload were moved and {} DMA requests failed, where {IMPORTED_BYTES} and {FAILED_REQUESTS} were right",
-        seen.payload(),
-        seen.failures()
-    );
-    Ok(())
+impl Run for GpuFaults {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let channel = Channel::of(&gpu.pci)?;
+        let bench = Bench::new(guest, gpu, &channel)?;
+        let mut witness = Witness::new(guest);
+        witness
+            .watch(|| bench.run())
+            .context("a driver that misbehaves")?;
+        witness
+            .watch(|| through_driver::run(gpu, &channel))
+            .context("a program that misbehaves")?;
+        let seen = witness.traffic()?;
+        ensure!(
+            seen.payload() == IMPORTED_BYTES && seen.failures() == FAILED_REQUESTS,
+            "{} bytes of payload were moved and {} DMA requests failed, where {IMPORTED_BYTES} and {FAILED_REQUESTS} were right",
+            seen.payload(),
+            seen.failures()
+        );
+        Ok(Outcome::Passed)
+    }
 }

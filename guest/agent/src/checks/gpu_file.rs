@@ -1,5 +1,7 @@
 //! Data goes from disks into GPU memory, is looked at there by the GPU and by the processor, and goes back.
 
+use super::{Outcome, Run};
+use peerbar_report::{Buffer as Through, Calls, GpuFile, Measure, Medium};
 use std::fs::File;
 use std::thread;
 
@@ -7,16 +9,14 @@ use anyhow::{Context, anyhow, bail, ensure};
 use peerbar_gds::{
     Buffer, Direction, FileOptions, Gpu, GpuFile as GdsFile, Policy, Queue, Request, Traffic,
 };
-use peerbar_report::{Buffer as Through, Calls, GpuFile, Measure, Medium};
 
 use super::layout::{Layout, Place, size_range};
-use super::way::{Share, judge};
-use crate::checks::Outcome;
+use super::route::{Share, judge};
 use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::disk;
 use crate::file_system::Volume;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 
 /// Where in its buffer each transfer starts, in bytes: at no multiple of the 64 KiB in which GPUs pin memory.
@@ -28,43 +28,45 @@ const REQUESTS: u64 = 8;
 /// What GPU memory holds before a read, so that nothing old passes for new.
 const STALE: u64 = 0x5741_4c45_5741_4c45;
 
-pub(super) fn run(lab: &Lab, check: &GpuFile, measure: &mut Measure) -> anyhow::Result<Outcome> {
-    if check.on != Medium::Raw && lab.tools()?.is_none() {
-        return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+impl Run for GpuFile {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        if self.on != Medium::Raw && guest.tools()?.is_none() {
+            return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+        }
+        let layout = Layout::of(&self.sizes, &self.offsets, self.threads)?;
+        measure.sizes = size_range(&self.sizes);
+        let mut volumes = Vec::new();
+        let outcome = prepare(guest, self, &layout, &mut volumes)
+            .and_then(|()| transfer_all(guest, self, &layout, &volumes, measure));
+        let closed = volumes.iter().try_for_each(|(_, volume)| volume.close());
+        outcome.and(closed)?;
+        Ok(Outcome::Passed)
     }
-    let layout = Layout::of(&check.sizes, &check.offsets, check.threads)?;
-    measure.sizes = size_range(&check.sizes);
-    let mut volumes = Vec::new();
-    let outcome = prepare(lab, check, &layout, &mut volumes)
-        .and_then(|()| transfer_all(lab, check, &layout, &volumes, measure));
-    let closed = volumes.iter().try_for_each(|(_, volume)| volume.close());
-    outcome.and(closed)?;
-    Ok(Outcome::Passed)
 }
 
 fn prepare<'a>(
-    lab: &'a Lab,
+    guest: &'a GuestContext,
     check: &GpuFile,
     layout: &Layout,
     volumes: &mut Vec<(&'a Controller, Volume)>,
 ) -> anyhow::Result<()> {
     for name in &check.disks {
-        let disk = lab.controller(name)?;
+        let disk = guest.controller(name)?;
         let bytes = layout.bytes(check.threads);
         disk.disk.check(0, bytes)?;
-        volumes.push((disk, Volume::prepare(lab, disk, check.on, bytes)?));
+        volumes.push((disk, Volume::prepare(guest, disk, check.on, bytes)?));
     }
     Ok(())
 }
 
 fn transfer_all(
-    lab: &Lab,
+    guest: &GuestContext,
     check: &GpuFile,
     layout: &Layout,
     volumes: &[(&Controller, Volume)],
     measure: &mut Measure,
 ) -> anyhow::Result<()> {
-    let gpu = lab.gpu(&check.gpu)?.open()?;
+    let gpu = guest.gpu(&check.gpu)?.open()?;
     let mut lanes = Vec::new();
     for (disk, volume) in volumes {
         for number in 0..check.threads {
@@ -72,7 +74,7 @@ fn transfer_all(
         }
     }
     let expected = gpu.allocate(layout.largest)?;
-    let mut witness = Witness::new(lab);
+    let mut witness = Witness::new(guest);
     for (size, offset) in check
         .sizes
         .iter()
@@ -86,14 +88,14 @@ fn transfer_all(
             offset,
         };
         round
-            .run(lab, volumes, &lanes, &mut witness)
+            .run(guest, volumes, &lanes, &mut witness)
             .with_context(|| format!("{size} bytes at offset {offset}"))?;
         let moved = size.saturating_mul(2).saturating_mul(lanes.len() as u64);
         measure.bytes = measure.bytes.saturating_add(moved);
         witness.tell(measure);
     }
     judge_library(check, &lanes, measure.bytes)?;
-    judge_devices(lab, check, volumes, measure.bytes, &witness)
+    judge_devices(guest, check, volumes, measure.bytes, &witness)
 }
 
 /// What the library says of its own work.
@@ -118,7 +120,7 @@ fn judge_library(check: &GpuFile, lanes: &[Lane<'_>], bytes: u64) -> anyhow::Res
 
 /// Peer to peer the disks do all the DMA. Of a bounce they do half, and the GPU's copy engine the other.
 fn judge_devices(
-    lab: &Lab,
+    guest: &GuestContext,
     check: &GpuFile,
     volumes: &[(&Controller, Volume)],
     bytes: u64,
@@ -127,7 +129,7 @@ fn judge_devices(
     let each = bytes / volumes.len().max(1) as u64;
     let mut shares: Vec<Share> = volumes.iter().map(|(disk, _)| disk.share(each)).collect();
     let through = if check.bounce {
-        shares.push(lab.gpu(&check.gpu)?.share(bytes));
+        shares.push(guest.gpu(&check.gpu)?.share(bytes));
         Through::GuestRam
     } else {
         Through::P2pmem(check.gpu.clone())
@@ -148,7 +150,7 @@ struct Round<'a> {
 impl Round<'_> {
     fn run(
         &self,
-        lab: &Lab,
+        guest: &GuestContext,
         volumes: &[(&Controller, Volume)],
         lanes: &[Lane<'_>],
         witness: &mut Witness<'_>,
@@ -156,7 +158,7 @@ impl Round<'_> {
         let mut cargoes = Vec::new();
         for lane in lanes {
             let place = self.place(lane);
-            let cargo = Cargo::new(lab.fresh_pattern(lane.disk), place.source, self.size)?;
+            let cargo = Cargo::new(guest.fresh_pattern(lane.disk), place.source, self.size)?;
             disk::store(&lane.plain, &cargo.bytes, place.source)?;
             self.gpu.fill(lane.buffer.span(..)?, STALE)?;
             cargoes.push(cargo);

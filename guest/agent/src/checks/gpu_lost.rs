@@ -3,6 +3,8 @@
 //! Disks write to its memory at that moment. Its own channels are idle: QEMU 11.1 does not survive the death of a server that it
 //! is just talking to, so commands are submitted afterwards.
 
+use super::{Outcome, Run};
+use peerbar_report::{Buffer as Through, GpuLost, Measure};
 use std::fs;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
@@ -10,15 +12,14 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use peerbar_gds::{Buffer, Error, FileOptions, Gpu, GpuFile};
-use peerbar_report::Buffer as Through;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::way::judge;
+use super::route::judge;
 use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::disk;
 use crate::gpu_channel::{Channel, State};
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 const SIZE: u64 = 1 << 20;
 
@@ -28,34 +29,37 @@ const READERS: usize = 2;
 /// How long a program may have to wait for its error.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(super) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
-    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
-    disk.disk.check(0, SIZE)?;
-    let opened = gpu.open()?;
-    let buffer = opened.allocate(SIZE)?;
-    opened.fill(buffer.span(..)?, 1)?;
-    let registers = Channel::of(&gpu.pci)?;
-    let readers = start_readers(&opened, disk)?;
+impl Run for GpuLost {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
+        disk.disk.check(0, SIZE)?;
+        let opened = gpu.open()?;
+        let buffer = opened.allocate(SIZE)?;
+        opened.fill(buffer.span(..)?, 1)?;
+        let registers = Channel::of(&gpu.pci)?;
+        let readers = start_readers(&opened, disk)?;
 
-    lab.kill_server(&gpu.name)?;
-    for reader in readers {
-        reader.ends_with_an_error()?;
+        guest.kill_server(&gpu.name)?;
+        for reader in readers {
+            reader.ends_with_an_error()?;
+        }
+        let state = registers.state()?;
+        ensure!(
+            state == State::Other(u32::MAX),
+            "registers of a GPU that is gone read as {state:?}, not all-ones"
+        );
+        programs_are_told(&opened, &buffer).context("programs that use it")?;
+        the_disk_goes_on(guest, disk).context("the disk, with the GPU gone")?;
+
+        fs::write(gpu.pci.join("remove"), "1").context("cannot remove it")?;
+        drop((registers, buffer, opened));
+        guest.uevents.wait_for(PATIENCE, || {
+            ensure!(!gpu.node_path().exists(), "its device file is still there");
+            Ok(())
+        })?;
+        the_disk_goes_on(guest, disk).context("the disk, with the GPU removed")?;
+        Ok(Outcome::Passed)
     }
-    let state = registers.state()?;
-    ensure!(
-        state == State::Other(u32::MAX),
-        "registers of a GPU that is gone read as {state:?}, not all-ones"
-    );
-    programs_are_told(&opened, &buffer).context("programs that use it")?;
-    the_disk_goes_on(lab, disk).context("the disk, with the GPU gone")?;
-
-    fs::write(gpu.pci.join("remove"), "1").context("cannot remove it")?;
-    drop((registers, buffer, opened));
-    lab.uevents.wait_for(PATIENCE, || {
-        ensure!(!gpu.node_path().exists(), "its device file is still there");
-        Ok(())
-    })?;
-    the_disk_goes_on(lab, disk).context("the disk, with the GPU removed")
 }
 
 /// A thread that reads without end.
@@ -132,10 +136,10 @@ fn is_no_device(what: &str, outcome: peerbar_gds::Result<u64>) -> anyhow::Result
 }
 
 /// It moves data to and from guest RAM as ever.
-fn the_disk_goes_on(lab: &Lab, disk: &Controller) -> anyhow::Result<()> {
-    let (pattern, length) = (lab.fresh_pattern(disk), usize::try_from(SIZE)?);
+fn the_disk_goes_on(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
+    let (pattern, length) = (guest.fresh_pattern(disk), usize::try_from(SIZE)?);
     let file = disk.disk.open_direct()?;
-    let mut witness = Witness::of_disks(lab);
+    let mut witness = Witness::of_disks(guest);
     let seen = witness.watch(|| {
         disk::fill(&file, pattern, 0, length)?;
         disk::read(&file, 0, length)

@@ -1,5 +1,7 @@
 //! GPU memory in the hands of the processor, as gdrcopy gives it: mappings, and what they outlive.
 
+use super::{Outcome, Run};
+use peerbar_report::{GpuMapping, Measure};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
@@ -8,7 +10,7 @@ use peerbar_gds::{Buffer, Gpu, Kernel, Mapping};
 
 use crate::fork::in_child;
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 /// Pages of the GPU, in bytes.
 const GPU_PAGE: u64 = 64 << 10;
@@ -28,16 +30,19 @@ const MARK: u8 = 0xc5;
 const RIGHT: u8 = 0;
 const WRONG: u8 = 1;
 
-pub(super) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
-    let gpu = lab.gpu(gpu)?;
-    let opened = gpu.open()?;
-    processor_and_gpu_see_the_same(&opened).context("a mapping")?;
-    the_gpu_finds_a_difference(&opened).context("one byte that differs")?;
-    two_mappings_are_one_memory(&opened).context("two mappings of a buffer")?;
-    placement_is_in_the_bar(gpu, &opened).context("where a buffer lies")?;
-    a_child_leaves_the_parent_s_mapping_alone(&opened).context("fork")?;
-    what_is_freed_is_nobody_else_s(&opened).context("a mapping after its buffer was freed")?;
-    a_dma_buf_is_the_buffer(gpu, &opened).context("a descriptor that is passed on")
+impl Run for GpuMapping {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let opened = gpu.open()?;
+        processor_and_gpu_see_the_same(&opened).context("a mapping")?;
+        the_gpu_finds_a_difference(&opened).context("one byte that differs")?;
+        two_mappings_are_one_memory(&opened).context("two mappings of a buffer")?;
+        placement_is_in_the_bar(gpu, &opened).context("where a buffer lies")?;
+        a_child_leaves_the_parent_s_mapping_alone(&opened).context("fork")?;
+        what_is_freed_is_nobody_else_s(&opened).context("a mapping after its buffer was freed")?;
+        a_dma_buf_is_the_buffer(gpu, &opened).context("a descriptor that is passed on")?;
+        Ok(Outcome::Passed)
+    }
 }
 
 fn numbers(seed: u8) -> Vec<u8> {

@@ -1,47 +1,51 @@
 //! Where the kernel has no way from device to device, a transfer is refused with the reason, or bounces by leave.
 
+use super::{Outcome, Run};
 use anyhow::{bail, ensure};
 use peerbar_gds::{
     Buffer, Direction, Error, FileOptions, Gpu, GpuFile, Policy, Queue, Request, Traffic,
 };
-use peerbar_report::{Buffer as Through, Measure};
+use peerbar_report::{Buffer as Through, GpuRefused, Measure};
 
-use super::way::judge;
+use super::route::judge;
 use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::disk;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 /// Size of each transfer in bytes.
 const LENGTH: u64 = 256 << 10;
 
-pub(super) fn run(lab: &Lab, gpu: &str, disk: &str, measure: &mut Measure) -> anyhow::Result<()> {
-    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
-    disk.disk.check(0, 2 * LENGTH)?;
-    let opened = gpu.open()?;
-    let buffer = opened.allocate(LENGTH)?;
-    refused(lab, &opened, disk, &buffer)?;
+impl Run for GpuRefused {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
+        disk.disk.check(0, 2 * LENGTH)?;
+        let opened = gpu.open()?;
+        let buffer = opened.allocate(LENGTH)?;
+        refused(guest, &opened, disk, &buffer)?;
 
-    let pattern = lab.fresh_pattern(disk);
-    let plain = disk.disk.open_direct()?;
-    disk::fill(&plain, pattern, 0, usize::try_from(LENGTH)?)?;
-    let file = open(&opened, disk, Policy::AllowBounce)?;
-    let mut witness = Witness::new(lab);
-    witness.watch(|| there_and_back(&file, &buffer))?;
-    measure.bytes = LENGTH * 2;
-    witness.tell(measure);
-    pattern.verify(0, &disk::read(&plain, LENGTH, usize::try_from(LENGTH)?)?)?;
-    let right = Traffic {
-        peer_bytes: 0,
-        bounced_bytes: measure.bytes,
-    };
-    ensure!(
-        file.traffic() == right,
-        "the library has counted {:?}, where {right:?} was right",
-        file.traffic()
-    );
-    let shares = [disk.share(measure.bytes), gpu.share(measure.bytes)];
-    judge(&Through::GuestRam, &shares, witness.traffic()?)
+        let pattern = guest.fresh_pattern(disk);
+        let plain = disk.disk.open_direct()?;
+        disk::fill(&plain, pattern, 0, usize::try_from(LENGTH)?)?;
+        let file = open(&opened, disk, Policy::AllowBounce)?;
+        let mut witness = Witness::new(guest);
+        witness.watch(|| there_and_back(&file, &buffer))?;
+        measure.bytes = LENGTH * 2;
+        witness.tell(measure);
+        pattern.verify(0, &disk::read(&plain, LENGTH, usize::try_from(LENGTH)?)?)?;
+        let right = Traffic {
+            peer_bytes: 0,
+            bounced_bytes: measure.bytes,
+        };
+        ensure!(
+            file.traffic() == right,
+            "the library has counted {:?}, where {right:?} was right",
+            file.traffic()
+        );
+        let shares = [disk.share(measure.bytes), gpu.share(measure.bytes)];
+        judge(&Through::GuestRam, &shares, witness.traffic()?)?;
+        Ok(Outcome::Passed)
+    }
 }
 
 fn open(gpu: &Gpu, disk: &Controller, policy: Policy) -> anyhow::Result<GpuFile> {
@@ -50,9 +54,14 @@ fn open(gpu: &Gpu, disk: &Controller, policy: Policy) -> anyhow::Result<GpuFile>
 }
 
 /// Without leave nothing moves, whichever way it is asked for.
-fn refused(lab: &Lab, gpu: &Gpu, disk: &Controller, buffer: &Buffer) -> anyhow::Result<()> {
+fn refused(
+    guest: &GuestContext,
+    gpu: &Gpu,
+    disk: &Controller,
+    buffer: &Buffer,
+) -> anyhow::Result<()> {
     let file = open(gpu, disk, Policy::PeerOnly)?;
-    let mut witness = Witness::new(lab);
+    let mut witness = Witness::new(guest);
     let outcomes = witness.watch(|| {
         [
             file.read_at(buffer, ..LENGTH, 0),

@@ -1,16 +1,17 @@
 //! What does not start and end with a block, or is of a file that the kernel copies, goes nowhere without leave, and with
 //! leave is counted to the byte.
 
+use super::{Outcome, Run};
+use peerbar_report::{GpuUnaligned, Measure};
 use std::fs;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, Error, FileOptions, Gpu, GpuFile, Policy, Traffic};
-use peerbar_report::Measure;
 
 use crate::counters::{self, Witness};
 use crate::devices::Controller;
 use crate::disk;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::memory::Memory;
 use crate::pattern::Pattern;
 
@@ -21,40 +22,48 @@ const KNOWN: usize = 1 << 20;
 const OFFSET: u64 = 1000;
 const LENGTH: u64 = 100_001;
 
-pub(super) fn run(lab: &Lab, gpu: &str, disk: &str, measure: &mut Measure) -> anyhow::Result<()> {
-    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
-    disk.disk.check(0, 2 * KNOWN as u64)?;
-    let pattern = lab.fresh_pattern(disk);
-    let plain = disk.disk.open_direct()?;
-    disk::fill(&plain, pattern, 0, KNOWN)?;
-    Memory::guest_ram(KNOWN)?.write_to(&plain, KNOWN as u64, KNOWN)?;
-    let opened = gpu.open()?;
-    let buffer = opened.allocate(LENGTH * 2)?;
-    refused(lab, &opened, disk, &buffer)?;
-    copied(&opened, &buffer).context("a file in the page cache")?;
+impl Run for GpuUnaligned {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
+        disk.disk.check(0, 2 * KNOWN as u64)?;
+        let pattern = guest.fresh_pattern(disk);
+        let plain = disk.disk.open_direct()?;
+        disk::fill(&plain, pattern, 0, KNOWN)?;
+        Memory::guest_ram(KNOWN)?.write_to(&plain, KNOWN as u64, KNOWN)?;
+        let opened = gpu.open()?;
+        let buffer = opened.allocate(LENGTH * 2)?;
+        refused(guest, &opened, disk, &buffer)?;
+        copied(&opened, &buffer).context("a file in the page cache")?;
 
-    let options = FileOptions::new().write(true).policy(Policy::AllowBounce);
-    let file = options.open(&opened, &disk.disk.node)?;
-    let parts = Parts::of(&file);
-    let mut witness = Witness::new(lab);
-    witness.watch(|| read(&file, &buffer, &parts))?;
-    verify_read(&buffer, pattern, &parts).context("the unaligned read")?;
-    witness.watch(|| file.write_at(&buffer, parts.range(), OFFSET + KNOWN as u64))?;
-    verify_write(disk, pattern).context("the unaligned write")?;
-    measure.bytes = LENGTH * 2;
-    witness.tell(measure);
-    judge(
-        &parts,
-        file.traffic(),
-        witness.traffic()?,
-        (disk.number, gpu.number),
-    )
+        let options = FileOptions::new().write(true).policy(Policy::AllowBounce);
+        let file = options.open(&opened, &disk.disk.node)?;
+        let parts = Parts::of(&file);
+        let mut witness = Witness::new(guest);
+        witness.watch(|| read(&file, &buffer, &parts))?;
+        verify_read(&buffer, pattern, &parts).context("the unaligned read")?;
+        witness.watch(|| file.write_at(&buffer, parts.range(), OFFSET + KNOWN as u64))?;
+        verify_write(disk, pattern).context("the unaligned write")?;
+        measure.bytes = LENGTH * 2;
+        witness.tell(measure);
+        judge(
+            &parts,
+            file.traffic(),
+            witness.traffic()?,
+            (disk.number, gpu.number),
+        )?;
+        Ok(Outcome::Passed)
+    }
 }
 
 /// Without leave nothing moves.
-fn refused(lab: &Lab, gpu: &Gpu, disk: &Controller, buffer: &Buffer) -> anyhow::Result<()> {
+fn refused(
+    guest: &GuestContext,
+    gpu: &Gpu,
+    disk: &Controller,
+    buffer: &Buffer,
+) -> anyhow::Result<()> {
     let file = FileOptions::new().open(gpu, &disk.disk.node)?;
-    let mut witness = Witness::new(lab);
+    let mut witness = Witness::new(guest);
     match witness.watch(|| file.read_at(buffer, ..LENGTH, OFFSET)) {
         Err(Error::Unaligned { .. }) => {}
         Err(error) => bail!("an unaligned read was to be refused as such, but: {error:#}"),

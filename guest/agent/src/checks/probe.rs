@@ -3,18 +3,20 @@
 //! Each direction is a move of data from one end to another with the provider's memory in between. The client is at the
 //! near end. The far end is the provider's own disk if it has one, else its memory itself.
 
+use super::{Outcome, Run};
+use peerbar_report::{Measure, Probe, Probed, Transfer};
 use std::fs::File;
 use std::io;
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer, Mapping};
-use peerbar_report::{Measure, Probe, Probed, Transfer};
 
 use super::layout::size_range;
 use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::disk;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
+use crate::kmsg::Expected;
 use crate::memory::Memory;
 use crate::pattern::Pattern;
 
@@ -31,50 +33,59 @@ enum Direction {
     Back,
 }
 
-pub(super) fn run(lab: &Lab, probe: &Probe, measure: &mut Measure) -> anyhow::Result<()> {
-    measure.sizes = size_range(&[LENGTH]);
-    let number = client_number(lab, probe)?;
-    let mut witness = Witness::new(lab);
-    let (written, read) = match pair(lab, probe) {
-        Ok(mut pair) => {
-            let mut moved = |direction| {
-                let pattern = lab.fresh_pattern_of(number);
-                transfer(pair.as_mut(), direction, pattern, &mut witness)
-            };
-            (moved(Direction::There)?, moved(Direction::Back)?)
-        }
-        Err(refused) => (failed(&refused), failed(&refused)),
-    };
-    witness.tell(measure);
-    let wrong = [&written, &read]
-        .into_iter()
-        .find_map(|transfer| match transfer {
-            Transfer::Wrong { message } => Some(message.clone()),
-            Transfer::Right | Transfer::Failed { .. } => None,
+impl Run for Probe {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        measure.sizes = size_range(&[LENGTH]);
+        let number = client_number(guest, self)?;
+        let mut witness = Witness::new(guest);
+        let (written, read) = match pair(guest, self) {
+            Ok(mut pair) => {
+                let mut moved = |direction| {
+                    let pattern = guest.fresh_pattern_of(number);
+                    transfer(pair.as_mut(), direction, pattern, &mut witness)
+                };
+                (moved(Direction::There)?, moved(Direction::Back)?)
+            }
+            Err(refused) => (failed(&refused), failed(&refused)),
+        };
+        witness.tell(measure);
+        let wrong = [&written, &read]
+            .into_iter()
+            .find_map(|transfer| match transfer {
+                Transfer::Wrong { message } => Some(message.clone()),
+                Transfer::Right | Transfer::Failed { .. } => None,
+            });
+        let right = [&written, &read]
+            .into_iter()
+            .filter(|&transfer| *transfer == Transfer::Right);
+        measure.bytes = LENGTH.saturating_mul(right.count() as u64);
+        measure.probe = Some(Probed {
+            written,
+            read,
+            record: witness.traffic().ok().map(|traffic| traffic.record(number)),
+            faults: 0,
+            fault: None,
         });
-    let right = [&written, &read]
-        .into_iter()
-        .filter(|&transfer| *transfer == Transfer::Right);
-    measure.bytes = LENGTH.saturating_mul(right.count() as u64);
-    measure.probe = Some(Probed {
-        written,
-        read,
-        record: witness.traffic().ok().map(|traffic| traffic.record(number)),
-        faults: 0,
-        fault: None,
-    });
-    ensure!(
-        wrong.is_none(),
-        "the program is told of success, but {}",
-        wrong.unwrap_or_default()
-    );
-    Ok(())
+        ensure!(
+            wrong.is_none(),
+            "the program is told of success, but {}",
+            wrong.unwrap_or_default()
+        );
+        Ok(Outcome::Passed)
+    }
+
+    fn expected_log(&self) -> Expected<'_> {
+        Expected {
+            texts: &[],
+            faults: true,
+        }
+    }
 }
 
-fn client_number(lab: &Lab, probe: &Probe) -> anyhow::Result<u32> {
-    match lab.gpu(&probe.client) {
+fn client_number(guest: &GuestContext, probe: &Probe) -> anyhow::Result<u32> {
+    match guest.gpu(&probe.client) {
         Ok(gpu) => Ok(gpu.number),
-        Err(_) => Ok(lab.controller(&probe.client)?.number),
+        Err(_) => Ok(guest.controller(&probe.client)?.number),
     }
 }
 
@@ -88,16 +99,16 @@ trait Pair {
     fn arrived(&self, direction: Direction) -> anyhow::Result<Vec<u8>>;
 }
 
-fn pair(lab: &Lab, probe: &Probe) -> anyhow::Result<Box<dyn Pair>> {
-    match lab.gpu(&probe.client) {
+fn pair(guest: &GuestContext, probe: &Probe) -> anyhow::Result<Box<dyn Pair>> {
+    match guest.gpu(&probe.client) {
         Ok(gpu) => Ok(Box::new(CopyEngine::open(
-            lab,
+            guest,
             gpu.open()?,
             &probe.provider,
         )?)),
         Err(_) => {
-            let client = lab.controller(&probe.client)?;
-            Ok(Box::new(DiskPair::open(lab, client, &probe.provider)?))
+            let client = guest.controller(&probe.client)?;
+            Ok(Box::new(DiskPair::open(guest, client, &probe.provider)?))
         }
     }
 }
@@ -144,15 +155,15 @@ impl DiskPair {
     const NEAR: u64 = 0;
     const FAR: u64 = LENGTH;
 
-    fn open(lab: &Lab, client: &Controller, provider: &str) -> anyhow::Result<Self> {
+    fn open(guest: &GuestContext, client: &Controller, provider: &str) -> anyhow::Result<Self> {
         client.disk.check(Self::NEAR, LENGTH)?;
-        let own_disk = lab.controller(provider).ok().map(|controller| {
+        let own_disk = guest.controller(provider).ok().map(|controller| {
             controller.disk.check(Self::FAR, LENGTH)?;
             controller.disk.open_direct()
         });
         Ok(Self {
             client: client.disk.open_direct()?,
-            memory: lab.provider(provider)?.pool.map(BYTES)?,
+            memory: guest.provider(provider)?.pool.map(BYTES)?,
             provider: own_disk.transpose()?,
         })
     }
@@ -210,8 +221,8 @@ struct CopyEngine {
 }
 
 impl CopyEngine {
-    fn open(lab: &Lab, gpu: OpenedGpu, provider: &str) -> anyhow::Result<Self> {
-        let allocate = lab.provider(provider)?.pool.open()?;
+    fn open(guest: &GuestContext, gpu: OpenedGpu, provider: &str) -> anyhow::Result<Self> {
+        let allocate = guest.provider(provider)?.pool.open()?;
         Ok(Self {
             vram: gpu.allocate(LENGTH)?,
             other: gpu.allocate_peer(&allocate, LENGTH)?,

@@ -1,10 +1,11 @@
 //! The I/O submission queues lie in the CMB.
 
+use super::{Outcome, Run};
 use anyhow::{Context, ensure};
-use peerbar_report::Measure;
+use peerbar_report::{Measure, QueuesInCmb};
 
 use crate::counters::{Traffic, Witness};
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::memory::Memory;
 
 /// Reads that are issued, one command each.
@@ -13,20 +14,24 @@ const COMMANDS: u64 = 64;
 /// Bytes of one read: a page, so that no driver has a reason to split it.
 const LENGTH: usize = 4096;
 
-pub(super) fn run(lab: &Lab, device: &str, measure: &mut Measure) -> anyhow::Result<()> {
-    let controller = lab.with_cmb(device)?;
-    let disk = controller.disk.open_direct()?;
-    let mut memory = Memory::guest_ram(LENGTH).context("cannot get memory to read into")?;
-    let mut witness = Witness::new(lab);
-    witness.watch(|| (0..COMMANDS).try_for_each(|_| memory.read_from(&disk, 0, LENGTH)))?;
-    measure.bytes = COMMANDS.saturating_mul(LENGTH as u64);
-    witness.tell(measure);
-    judge(witness.traffic()?, controller.number).with_context(|| {
-        format!(
-            "the I/O queues of {device} are not in its CMB ({})",
-            controller.cmb_registers()
-        )
-    })
+impl Run for QueuesInCmb {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let device = &self.device;
+        let controller = guest.with_cmb(device)?;
+        let disk = controller.disk.open_direct()?;
+        let mut memory = Memory::guest_ram(LENGTH).context("cannot get memory to read into")?;
+        let mut witness = Witness::new(guest);
+        witness.watch(|| (0..COMMANDS).try_for_each(|_| memory.read_from(&disk, 0, LENGTH)))?;
+        measure.bytes = COMMANDS.saturating_mul(LENGTH as u64);
+        witness.tell(measure);
+        judge(witness.traffic()?, controller.number).with_context(|| {
+            format!(
+                "the I/O queues of {device} are not in its CMB ({})",
+                controller.cmb_registers()
+            )
+        })?;
+        Ok(Outcome::Passed)
+    }
 }
 
 /// The admin queue always lies in guest RAM, and reading the counters is an admin command.

@@ -11,9 +11,9 @@ use crate::gpu_channel::{
     Ring, State, VECTOR,
 };
 use crate::gpus;
+use crate::guest_context::GuestContext;
 use crate::interrupts;
 use crate::kmsg::KernelLog;
-use crate::lab::Lab;
 
 /// How long the device may take to notice.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -51,7 +51,7 @@ struct Mistake {
 pub(super) const FAILED_REQUESTS: u64 = 2;
 
 pub(super) struct Bench<'a> {
-    lab: &'a Lab,
+    guest: &'a GuestContext,
     channel: &'a Channel,
     /// Whose channel must go on.
     other: Gpu,
@@ -62,7 +62,7 @@ pub(super) struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     pub(super) fn new(
-        lab: &'a Lab,
+        guest: &'a GuestContext,
         gpu: &'a gpus::Gpu,
         channel: &'a Channel,
     ) -> anyhow::Result<Self> {
@@ -71,7 +71,7 @@ impl<'a> Bench<'a> {
         let placement = buffer.placement(0)?;
         ensure!(placement.length >= BYTES, "VRAM lies in pieces");
         Ok(Bench {
-            lab,
+            guest,
             channel,
             other,
             buffer,
@@ -225,7 +225,7 @@ impl<'a> Bench<'a> {
     }
 
     fn wait_for_state(&self, wanted: State) -> anyhow::Result<()> {
-        self.lab.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(PATIENCE, || {
             let state = self.channel.state()?;
             ensure!(state == wanted, "the channel is {state:?}, not {wanted:?}");
             Ok(())
@@ -242,7 +242,7 @@ impl<'a> Bench<'a> {
 
     /// Both the device's vector and the channel's.
     fn wait_for_interrupts(&self, before: [u64; 2]) -> anyhow::Result<()> {
-        self.lab.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(PATIENCE, || {
             let now = self.interrupts()?;
             let came = now.iter().zip(&before).all(|(now, before)| now > before);
             ensure!(
@@ -263,7 +263,7 @@ impl<'a> Bench<'a> {
             gpu_channel::NUMBER
         );
         let mut said = Vec::new();
-        self.lab.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(PATIENCE, || {
             said.extend(log.new_messages());
             let told = said.iter().any(|line| line.ends_with(&wanted));
             ensure!(
@@ -308,14 +308,14 @@ impl<'a> Bench<'a> {
             self.buffer.mapping().read(at, &mut bytes)?;
             anyhow::Ok(u64::from_le_bytes(bytes))
         };
-        self.lab.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(PATIENCE, || {
             let (fence, head) = (word(FENCE)?, self.channel.head()?);
             ensure!((fence, head) == (1, 1), "the fence is {fence}, HEAD {head}");
             Ok(())
         })?;
         let seen = (word(TARGET)?, word(TARGET + 8)?);
         ensure!(seen == (MARK, 0), "a fill of 8 bytes has left {seen:x?}");
-        self.lab.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(PATIENCE, || {
             let ([_, now], [_, before]) = (self.interrupts()?, interrupts);
             ensure!(now > before, "no interrupt comes through vector {VECTOR}");
             Ok(())

@@ -1,6 +1,8 @@
 //! The pinning contract (guest/gpu-driver/include/peerbar_gpu_pin.h), each order of events forced through a holder in the
 //! kernel.
 
+use super::{Outcome, Run};
+use peerbar_report::{GpuPins, Measure};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -10,9 +12,9 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, Gpu};
 
-use super::{GPU_PAGE, PATIENCE, memory_is_back};
+use super::gpu_load::{GPU_PAGE, PATIENCE, memory_is_back};
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::pin_holder::{HOLD, Holder, KEEP_TABLE, PERSISTENT, Pin};
 
 /// Size of the buffers, and of each transfer, in bytes.
@@ -26,41 +28,44 @@ const ATTEMPTS: u32 = 20;
 
 const INVALID: i32 = -libc::EINVAL;
 
-pub(in crate::checks) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
-    let bench = Bench {
-        lab,
-        gpu: lab.gpu(gpu)?,
-        opened: lab.gpu(gpu)?.open()?,
-        holder: Holder::open()?,
-    };
-    bench.what_cannot_be_pinned_is_refused()?;
-    bench.put_then_free().context("put, then free")?;
-    bench.free_then_put().context("free, then put")?;
-    bench
-        .revoke_then_free_table()
-        .context("revoke, table kept")?;
-    bench
-        .close_while_pinned()
-        .context("file closed while pinned")?;
-    bench.put_while_told().context("put during the callback")?;
-    bench.persistent().context("a persistent pin")?;
-    bench
-        .mapped_for_a_peer(lab, disk)
-        .context("mapped for a peer")?;
-    if !bench.opened.properties().window {
-        let disk = lab.controller(disk)?.disk.open_direct()?;
-        let freed = bench.free_while_in_flight(&disk);
-        freed.context("freed while transfers are in flight")?;
-        let kept = bench.persistent_while_in_flight(&disk);
-        kept.context("freed while transfers into a persistent pin are in flight")?;
+impl Run for GpuPins {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let bench = Bench {
+            guest,
+            gpu: guest.gpu(&self.gpu)?,
+            opened: guest.gpu(&self.gpu)?.open()?,
+            holder: Holder::open()?,
+        };
+        bench.what_cannot_be_pinned_is_refused()?;
+        bench.put_then_free().context("put, then free")?;
+        bench.free_then_put().context("free, then put")?;
+        bench
+            .revoke_then_free_table()
+            .context("revoke, table kept")?;
+        bench
+            .close_while_pinned()
+            .context("file closed while pinned")?;
+        bench.put_while_told().context("put during the callback")?;
+        bench.persistent().context("a persistent pin")?;
+        bench
+            .mapped_for_a_peer(guest, &self.disk)
+            .context("mapped for a peer")?;
+        if !bench.opened.properties().window {
+            let disk = guest.controller(&self.disk)?.disk.open_direct()?;
+            let freed = bench.free_while_in_flight(&disk);
+            freed.context("freed while transfers are in flight")?;
+            let kept = bench.persistent_while_in_flight(&disk);
+            kept.context("freed while transfers into a persistent pin are in flight")?;
+        }
+        let Bench { opened, .. } = bench;
+        drop(opened);
+        memory_is_back(guest, guest.gpu(&self.gpu)?)?;
+        Ok(Outcome::Passed)
     }
-    let Bench { opened, .. } = bench;
-    drop(opened);
-    memory_is_back(lab, lab.gpu(gpu)?)
 }
 
 struct Bench<'a> {
-    lab: &'a Lab,
+    guest: &'a GuestContext,
     gpu: &'a gpus::Gpu,
     opened: Gpu,
     holder: Holder,
@@ -154,7 +159,7 @@ impl Bench<'_> {
         let (buffer, pin) = self.pinned(HOLD)?;
         thread::scope(|scope| {
             let free = scope.spawn(|| buffer.free());
-            let told = self.lab.uevents.wait_for(PATIENCE, || {
+            let told = self.guest.uevents.wait_for(PATIENCE, || {
                 let state = pin.state()?;
                 ensure!(
                     state.in_callback == 1,
@@ -189,8 +194,8 @@ impl Bench<'_> {
         answers("put_pages_persistent again", pin.put()?, INVALID)
     }
 
-    fn mapped_for_a_peer(&self, lab: &Lab, disk: &str) -> anyhow::Result<()> {
-        let peer = function(&lab.controller(disk)?.pci)?;
+    fn mapped_for_a_peer(&self, guest: &GuestContext, disk: &str) -> anyhow::Result<()> {
+        let peer = function(&guest.controller(disk)?.pci)?;
         let (buffer, pin) = self.pinned(0)?;
         let (answer, address) = pin.map(peer)?;
         answers("dma_map_pages", answer, 0)?;
@@ -230,7 +235,7 @@ impl Bench<'_> {
     /// What the disk still writes when the memory is freed must not meet the next owner of that memory.
     fn free_while_in_flight(&self, disk: &File) -> anyhow::Result<()> {
         for _ in 0..ATTEMPTS {
-            memory_is_back(self.lab, self.gpu)?;
+            memory_is_back(self.guest, self.gpu)?;
             let (buffer, pin) = self.pinned(0)?;
             self.free_amid(&buffer, &pin, disk)?;
             let state = pin.state()?;

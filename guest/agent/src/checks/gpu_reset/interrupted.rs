@@ -8,7 +8,7 @@ use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Command, Error, Fault, Fence, Gpu, HostBuffer, Kernel};
 
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 const RESETS: u32 = 3;
 
@@ -21,10 +21,10 @@ const COUNTER: u64 = 8;
 /// How long the commands may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(super) fn run(lab: &Lab, gpu: &gpus::Gpu) -> anyhow::Result<()> {
+pub(super) fn run(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
     let mut cut = 0;
     for number in 1..=RESETS {
-        let was_cut = reset_amid_additions(lab, gpu);
+        let was_cut = reset_amid_additions(guest, gpu);
         cut += u32::from(was_cut.with_context(|| format!("reset {number} amid atomic additions"))?);
     }
     ensure!(
@@ -35,11 +35,11 @@ pub(super) fn run(lab: &Lab, gpu: &gpus::Gpu) -> anyhow::Result<()> {
 }
 
 /// Returns whether the first command was ended by the reset.
-fn reset_amid_additions(lab: &Lab, gpu: &gpus::Gpu) -> anyhow::Result<bool> {
+fn reset_amid_additions(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<bool> {
     let opened = gpu.open()?;
     let counters = opened.allocate_host(crate::checks::PAGE)?;
     let fences = launch_all(&opened, &counters)?;
-    lab.uevents.wait_for(PATIENCE, || {
+    guest.uevents.wait_for(PATIENCE, || {
         let count = counter(&counters, 0)?;
         ensure!(count > 0, "the first command does not begin");
         Ok(())

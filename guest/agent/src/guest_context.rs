@@ -3,34 +3,37 @@
 use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use peerbar_report::Line;
+use parking_lot::Mutex;
+use peerbar_report::{Line, Plan};
 
-use crate::devices::Controller;
-use crate::gpus::Gpu;
+use crate::devices::{Controller, Roots};
+use crate::gpus::{self, Gpu};
 use crate::modules::Modules;
 use crate::p2pmem::Pool;
 use crate::pattern::Pattern;
 use crate::tools::Tools;
 use crate::uevents::Uevents;
 
+/// How long the devices may take to come up.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
+
 /// The guest, ready for checks.
 #[derive(Debug)]
-pub(crate) struct Lab {
+pub(crate) struct GuestContext {
     /// The devices under test, in the order of the plan.
     pub(crate) controllers: Vec<Controller>,
     /// The GPUs under test, in the order of the plan.
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) uevents: Uevents,
     modules: Modules,
-    /// The port to the launcher. While a check runs, nobody else writes to it.
+    /// The port to the launcher. While a check runs, nothing else writes to it.
     port: File,
     /// Whether there is a tools root.
     has_tools: bool,
-    /// It, once somebody has needed it.
+    /// The tools root, once a check has needed it.
     tools: Mutex<Option<Tools>>,
     /// As [`peerbar_report::Plan::one_switch`].
     pub(crate) one_switch: bool,
@@ -39,27 +42,41 @@ pub(crate) struct Lab {
     rounds: AtomicU64,
 }
 
-impl Lab {
+impl GuestContext {
+    /// The guest once its devices are up.
     pub(crate) fn new(
-        controllers: Vec<Controller>,
-        gpus: Vec<Gpu>,
+        plan: &Plan,
+        modules: Modules,
         uevents: Uevents,
-        (modules, port): (Modules, File),
-        (has_tools, one_switch): (bool, bool),
-        limit: Duration,
-    ) -> Self {
-        Lab {
+        port: File,
+    ) -> anyhow::Result<Self> {
+        let roots = Roots::of_the_guest();
+        let found = uevents.wait_for(DEVICE_PATIENCE, || {
+            anyhow::Ok((
+                roots.find_all(&plan.devices)?,
+                gpus::find_all(&roots, plan)?,
+            ))
+        });
+        let (controllers, gpus) = found.with_context(|| {
+            format!(
+                "not all devices came up within {} s (modules taken as built into the kernel: {}; the console log has \
+                 the drivers' own words)",
+                DEVICE_PATIENCE.as_secs(),
+                modules.taken_as_built_in().join(", ")
+            )
+        })?;
+        Ok(GuestContext {
             controllers,
             gpus,
             uevents,
             modules,
             port,
-            has_tools,
+            has_tools: plan.tools,
             tools: Mutex::default(),
-            one_switch,
-            limit,
+            one_switch: plan.one_switch,
+            limit: Duration::from_secs(plan.check_seconds.into()),
             rounds: AtomicU64::new(0),
-        }
+        })
     }
 
     /// The device that the plan calls `name`.
@@ -81,10 +98,10 @@ impl Lab {
         })
     }
 
-    /// The tools root, if the plan has one. The first who asks has it mounted: that takes a tenth of a second under
-    /// emulation, for which nobody else is to wait.
+    /// The tools root, if the plan has one. It is mounted at the first call: that takes a tenth of a second under
+    /// emulation, which a run without such a check saves.
     pub(crate) fn tools(&self) -> anyhow::Result<Option<Tools>> {
-        let mut tools = self.tools.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tools = self.tools.lock();
         if self.has_tools && tools.is_none() {
             *tools = Some(Tools::mount(&self.modules)?);
         }
@@ -96,7 +113,7 @@ impl Lab {
         self.modules.load(name, "")
     }
 
-    /// Has the server of the device `name` killed. Returns before it is dead.
+    /// Asks the launcher to kill the server of the device `name`. Returns before it is dead.
     pub(crate) fn kill_server(&self, name: &str) -> anyhow::Result<()> {
         let line = format!("{}\n", Line::Kill(name.to_owned()));
         (&self.port)

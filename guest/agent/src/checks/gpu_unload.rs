@@ -1,5 +1,7 @@
 //! The driver lets go of a GPU that is in use, as does the kernel, and leaves the kernel, without a trace.
 
+use super::{Outcome, Run};
+use peerbar_report::{GpuUnload, Measure};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -10,10 +12,10 @@ use peerbar_gds::{Buffer, Error, FileOptions, Gpu};
 use rustix::io::Errno;
 use rustix::system::{delete_module, finit_module};
 
-use super::{GPU_PAGE, Load, PATIENCE, memory_is_back};
+use super::gpu_load::{GPU_PAGE, Load, PATIENCE, memory_is_back};
 use crate::fork::in_child;
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::pin_holder::Holder;
 
 /// In the order in which they can be loaded.
@@ -23,26 +25,30 @@ const SIZE: u64 = 1 << 20;
 const THREADS: u64 = 2;
 const MARK: u64 = 0x7070_7070_7070_7070;
 
-pub(in crate::checks) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
-    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
-    is_in_use(gpu).context("unloading with a file open")?;
-    let unbind = || write(&gpu.pci.join("driver/unbind"), &address(gpu)?);
-    leaves_under_load(lab, gpu, &disk.disk.node, unbind)
-        .context("the driver leaves a GPU in use")?;
-    let driver = Path::new("/sys/bus/pci/drivers/peerbar_gpu");
-    write(&driver.join("bind"), &address(gpu)?)?;
-    works_again(lab, gpu).context("after the driver took the GPU back")?;
-    let remove = || write(&gpu.pci.join("remove"), "1");
-    leaves_under_load(lab, gpu, &disk.disk.node, remove).context("a GPU in use is removed")?;
-    write(Path::new("/sys/bus/pci/rescan"), "1")?;
-    works_again(lab, gpu).context("after the bus was scanned for the GPU")?;
-    for name in MODULES.iter().rev() {
-        unload(name)?;
+impl Run for GpuUnload {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
+        is_in_use(gpu).context("unloading with a file open")?;
+        let unbind = || write(&gpu.pci.join("driver/unbind"), &address(gpu)?);
+        leaves_under_load(guest, gpu, &disk.disk.node, unbind)
+            .context("the driver leaves a GPU in use")?;
+        let driver = Path::new("/sys/bus/pci/drivers/peerbar_gpu");
+        write(&driver.join("bind"), &address(gpu)?)?;
+        works_again(guest, gpu).context("after the driver took the GPU back")?;
+        let remove = || write(&gpu.pci.join("remove"), "1");
+        leaves_under_load(guest, gpu, &disk.disk.node, remove)
+            .context("a GPU in use is removed")?;
+        write(Path::new("/sys/bus/pci/rescan"), "1")?;
+        works_again(guest, gpu).context("after the bus was scanned for the GPU")?;
+        for name in MODULES.iter().rev() {
+            unload(name)?;
+        }
+        for name in MODULES {
+            load(name)?;
+        }
+        works_again(guest, gpu).context("after the modules were loaded again")?;
+        Ok(Outcome::Passed)
     }
-    for name in MODULES {
-        load(name)?;
-    }
-    works_again(lab, gpu).context("after the modules were loaded again")
 }
 
 fn write(file: &Path, text: &str) -> anyhow::Result<()> {
@@ -79,7 +85,7 @@ fn load(name: &str) -> anyhow::Result<()> {
 
 /// Commands, transfers, a mapping, a dma-buf and a pin are there when the GPU is made to `leave`.
 fn leaves_under_load(
-    lab: &Lab,
+    guest: &GuestContext,
     gpu: &gpus::Gpu,
     disk: &Path,
     leave: impl FnOnce() -> anyhow::Result<()>,
@@ -111,7 +117,7 @@ fn leaves_under_load(
         "a read into memory that is gone ends with {read:?}"
     );
     drop((imported, dma_buf, holder, buffer, file, opened));
-    lab.uevents.wait_for(PATIENCE, || {
+    guest.uevents.wait_for(PATIENCE, || {
         ensure!(!gpu.node_path().exists(), "its device file is still there");
         Ok(())
     })
@@ -128,13 +134,13 @@ fn is_out_of_reach(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn works_again(lab: &Lab, gpu: &gpus::Gpu) -> anyhow::Result<()> {
-    let opened = lab.uevents.wait_for(PATIENCE, || gpu.open())?;
+fn works_again(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
+    let opened = guest.uevents.wait_for(PATIENCE, || gpu.open())?;
     let (first, second) = (opened.allocate(SIZE)?, opened.allocate(SIZE)?);
     opened.fill(first.span(..)?, MARK)?;
     opened.copy(first.span(..)?, second.span(..)?)?;
     let different = opened.compare(first.span(..)?, second.span(..)?)?;
     ensure!(different.is_none(), "byte {different:?} of a copy is wrong");
     drop((first, second, opened));
-    memory_is_back(lab, gpu)
+    memory_is_back(guest, gpu)
 }

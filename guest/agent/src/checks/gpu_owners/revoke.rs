@@ -7,7 +7,7 @@ use std::thread;
 use anyhow::{Context, bail};
 use peerbar_gds::{Command, Error, Gpu, ImportedBuffer, Kernel};
 
-use super::GPU_PAGE;
+use crate::checks::gpu_load::GPU_PAGE;
 use crate::gpus;
 
 /// How often it is done: both have to meet within a few instructions.

@@ -1,11 +1,15 @@
 //! Memory of the GPU that comes to a new owner is all zeros: nobody sees what another has left. An owner can have it back
 //! whenever he wants.
 
+mod revoke;
+
+use super::{Outcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu, Kernel};
+use peerbar_report::{GpuOwners, Measure};
 
-use super::{GPU_PAGE, memory_is_back, revoke};
-use crate::lab::Lab;
+use super::gpu_load::{GPU_PAGE, memory_is_back};
+use crate::guest_context::GuestContext;
 
 /// What the first owner leaves.
 const MARK: u64 = 0x0ddb_a11a_0ddb_a11a;
@@ -16,18 +20,21 @@ const LARGE: u64 = 16 << 20;
 /// Threads of a block.
 const BLOCK: u32 = 1024;
 
-pub(in crate::checks) fn run(lab: &Lab, gpu: &str) -> anyhow::Result<()> {
-    let gpu = lab.gpu(gpu)?;
-    memory_is_back(lab, gpu)?;
-    let left = leave_marks(&gpu.open()?).context("the first owner")?;
-    memory_is_back(lab, gpu).context("after the first owner")?;
-    let found = expect_zeros(&gpu.open()?).context("the second owner")?;
-    ensure!(
-        left == found,
-        "the first owner had {left} bytes of memory, the second {found}"
-    );
-    revoke::amid_commands(gpu).context("an owner who revokes it amid commands of another")?;
-    memory_is_back(lab, gpu)
+impl Run for GpuOwners {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        memory_is_back(guest, gpu)?;
+        let left = leave_marks(&gpu.open()?).context("the first owner")?;
+        memory_is_back(guest, gpu).context("after the first owner")?;
+        let found = expect_zeros(&gpu.open()?).context("the second owner")?;
+        ensure!(
+            left == found,
+            "the first owner had {left} bytes of memory, the second {found}"
+        );
+        revoke::amid_commands(gpu).context("an owner who revokes it amid commands of another")?;
+        memory_is_back(guest, gpu)?;
+        Ok(Outcome::Passed)
+    }
 }
 
 /// Takes all memory that there is.

@@ -1,32 +1,36 @@
 //! The GPU and the guest's virtio-gpu, whose memory is the guest's: buffers of virtio-gpu are the GPU's operands; the other
 //! way round there is none, since virtio-gpu cannot be told that memory goes away.
 
+use super::{Outcome, Run};
+use peerbar_report::{Buffer as With, GpuVirtio, Measure};
 use std::io;
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, bail, ensure};
-use peerbar_report::{Buffer as With, Measure};
 
-use super::{Bench, HALF, PATIENCE};
-use crate::checks::way::judge;
+use super::gpu_dma_buf::{Bench, HALF, PATIENCE};
+use crate::checks::route::judge;
 use crate::gpus::Gpu;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 use crate::memory::Memory;
 use crate::virtio_gpu::Card;
 
-pub(in crate::checks) fn run(lab: &Lab, gpu: &str, measure: &mut Measure) -> anyhow::Result<()> {
-    let gpu = lab.gpu(gpu)?;
-    let mut bench = Bench::new(lab, gpu)?;
-    let open = || lab.uevents.wait_for(PATIENCE, Card::open);
-    of_virtio_gpu(&mut bench, open()?).context("memory of virtio-gpu")?;
-    for_virtio_gpu(&mut bench, (lab, gpu), &open()?).context("memory of the GPU")?;
-    measure.bytes = bench.bytes;
-    bench.witness.tell(measure);
-    judge(
-        &With::GuestRam,
-        &[gpu.share(bench.bytes)],
-        bench.witness.traffic()?,
-    )
+impl Run for GpuVirtio {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let mut bench = Bench::new(guest, gpu)?;
+        let open = || guest.uevents.wait_for(PATIENCE, Card::open);
+        of_virtio_gpu(&mut bench, open()?).context("memory of virtio-gpu")?;
+        for_virtio_gpu(&mut bench, (guest, gpu), &open()?).context("memory of the GPU")?;
+        measure.bytes = bench.bytes;
+        bench.witness.tell(measure);
+        judge(
+            &With::GuestRam,
+            &[gpu.share(bench.bytes)],
+            bench.witness.traffic()?,
+        )?;
+        Ok(Outcome::Passed)
+    }
 }
 
 /// The GPU reads and writes a buffer of virtio-gpu, which is closed meanwhile: the memory stays.
@@ -50,7 +54,7 @@ fn of_virtio_gpu(bench: &mut Bench<'_>, card: Card) -> anyhow::Result<()> {
 /// of its memory is free.
 fn for_virtio_gpu(
     bench: &mut Bench<'_>,
-    (lab, gpu): (&Lab, &Gpu),
+    (guest, gpu): (&GuestContext, &Gpu),
     card: &Card,
 ) -> anyhow::Result<()> {
     let free = || anyhow::Ok(gpu.pool().state()?.available);
@@ -73,7 +77,7 @@ fn for_virtio_gpu(
     bench.is_refused(&imported).context("once it is revoked")?;
     drop((imported, dma_buf, buffer));
     // The last user may be a worker of the kernel.
-    lab.uevents.wait_for(PATIENCE, || {
+    guest.uevents.wait_for(PATIENCE, || {
         let after = free()?;
         ensure!(
             after == before,

@@ -1,14 +1,5 @@
 //! The GPU's driver itself: what it does when its users come, go and die in any order.
 
-mod interrupted;
-pub(super) mod lifetimes;
-pub(super) mod long;
-pub(super) mod owners;
-pub(super) mod pins;
-pub(super) mod reset;
-mod revoke;
-pub(super) mod unload;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -18,20 +9,21 @@ use anyhow::{Context, anyhow, ensure};
 use peerbar_gds::Gpu;
 
 use crate::gpus;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 /// Pages of the GPU, in bytes.
-const GPU_PAGE: u64 = 64 << 10;
+pub(super) const GPU_PAGE: u64 = 64 << 10;
 
 /// How long memory may take to come back once nobody has it: its last user may be a worker of the kernel.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Size of the buffers that a load copies between, in bytes.
 const LOAD_BYTES: u64 = 2 << 20;
 
 /// Waits until all memory of the GPU is free.
-fn memory_is_back(lab: &Lab, gpu: &gpus::Gpu) -> anyhow::Result<()> {
-    lab.uevents
+pub(super) fn memory_is_back(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
+    guest
+        .uevents
         .wait_for(PATIENCE, || all_is_free(gpu))
         .context("memory of the GPU is lost")
 }
@@ -54,13 +46,13 @@ fn all_is_free(gpu: &gpus::Gpu) -> anyhow::Result<()> {
 
 /// Threads that have the GPU copy and compare, until they are told to end.
 #[derive(Debug)]
-struct Load {
+pub(super) struct Load {
     end: Arc<AtomicBool>,
     threads: Vec<JoinHandle<anyhow::Result<u64>>>,
 }
 
 impl Load {
-    fn start(gpu: &Gpu, threads: u64) -> Self {
+    pub(super) fn start(gpu: &Gpu, threads: u64) -> Self {
         let end = Arc::new(AtomicBool::new(false));
         let work = |seed| {
             let (gpu, end) = (gpu.clone(), end.clone());
@@ -73,7 +65,7 @@ impl Load {
     }
 
     /// Ends it; returns how many rounds there were, or the first thing that went wrong.
-    fn end(self) -> anyhow::Result<u64> {
+    pub(super) fn end(self) -> anyhow::Result<u64> {
         self.end.store(true, Ordering::Release);
         self.threads.into_iter().try_fold(0_u64, |sum, thread| {
             let rounds = thread

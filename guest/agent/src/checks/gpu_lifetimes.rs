@@ -1,28 +1,34 @@
 //! Processes that die, pass descriptors on or let go in the wrong order leave nothing behind.
 
+use super::{Outcome, Run};
 use anyhow::{Context, ensure};
+use peerbar_report::{GpuLifetimes, Measure};
 
-use super::{GPU_PAGE, memory_is_back};
+use super::gpu_load::{GPU_PAGE, memory_is_back};
 use crate::devices::Controller;
 use crate::gpu_user::GpuUser;
 use crate::gpus::Gpu;
-use crate::lab::Lab;
+use crate::guest_context::GuestContext;
 
 /// Processes that are killed one after the other, and two at once.
 const KILLS: u32 = 4;
 
 const MARK: u64 = 0x6b6b_6b6b_6b6b_6b6b;
 
-pub(in crate::checks) fn run(lab: &Lab, gpu: &str, disk: &str) -> anyhow::Result<()> {
-    let (gpu, disk) = (lab.gpu(gpu)?, lab.controller(disk)?);
-    for number in 1..=KILLS {
-        kill_under_load(gpu, disk).with_context(|| format!("kill {number}"))?;
-        memory_is_back(lab, gpu).with_context(|| format!("after kill {number}"))?;
+impl Run for GpuLifetimes {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
+        for number in 1..=KILLS {
+            kill_under_load(gpu, disk).with_context(|| format!("kill {number}"))?;
+            memory_is_back(guest, gpu).with_context(|| format!("after kill {number}"))?;
+        }
+        let outlived = a_mapping_outlives_the_files(guest, gpu);
+        outlived.context("a descriptor that was passed over a socket")?;
+        channels_run_out_and_come_back(gpu).context("more files than channels")?;
+        closed_with_commands_under_way(guest, gpu)
+            .context("a file closed with commands under way")?;
+        Ok(Outcome::Passed)
     }
-    let outlived = a_mapping_outlives_the_files(lab, gpu);
-    outlived.context("a descriptor that was passed over a socket")?;
-    channels_run_out_and_come_back(gpu).context("more files than channels")?;
-    closed_with_commands_under_way(lab, gpu).context("a file closed with commands under way")
 }
 
 fn kill_under_load(gpu: &Gpu, disk: &Controller) -> anyhow::Result<()> {
@@ -35,7 +41,7 @@ fn kill_under_load(gpu: &Gpu, disk: &Controller) -> anyhow::Result<()> {
 }
 
 /// Whoever got the GPU's descriptor and mapped a buffer keeps the memory when all files are closed.
-fn a_mapping_outlives_the_files(lab: &Lab, gpu: &Gpu) -> anyhow::Result<()> {
+fn a_mapping_outlives_the_files(guest: &GuestContext, gpu: &Gpu) -> anyhow::Result<()> {
     let opened = gpu.open()?;
     let buffer = opened.allocate(GPU_PAGE)?;
     opened.fill(buffer.span(..)?, MARK)?;
@@ -54,7 +60,7 @@ fn a_mapping_outlives_the_files(lab: &Lab, gpu: &Gpu) -> anyhow::Result<()> {
     }
     drop((new, other));
     mapper.kill()?;
-    memory_is_back(lab, gpu)
+    memory_is_back(guest, gpu)
 }
 
 fn channels_run_out_and_come_back(gpu: &Gpu) -> anyhow::Result<()> {
@@ -80,7 +86,7 @@ fn channels_run_out_and_come_back(gpu: &Gpu) -> anyhow::Result<()> {
 }
 
 /// Nobody waits for the commands, whose buffers go at once.
-fn closed_with_commands_under_way(lab: &Lab, gpu: &Gpu) -> anyhow::Result<()> {
+fn closed_with_commands_under_way(guest: &GuestContext, gpu: &Gpu) -> anyhow::Result<()> {
     const BYTES: u64 = 8 << 20;
     let opened = gpu.open()?;
     let (from, to) = (opened.allocate(BYTES)?, opened.allocate_host(BYTES)?);
@@ -93,5 +99,5 @@ fn closed_with_commands_under_way(lab: &Lab, gpu: &Gpu) -> anyhow::Result<()> {
         let _ = opened.submit(&command)?;
     }
     drop((from, to, opened));
-    memory_is_back(lab, gpu)
+    memory_is_back(guest, gpu)
 }

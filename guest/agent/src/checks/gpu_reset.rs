@@ -1,0 +1,67 @@
+//! A function-level reset costs no command its result and no buffer its contents; the one that it meets may be given up, and
+//! then it is told so.
+
+mod interrupted;
+
+use super::{Outcome, Run};
+use peerbar_report::{GpuReset, Measure};
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use peerbar_gds::{Command, Fence, Gpu, Span};
+
+use super::gpu_load::{GPU_PAGE, Load, memory_is_back};
+use crate::guest_context::GuestContext;
+
+const RESETS: u32 = 4;
+const THREADS: u64 = 2;
+const MARK: u64 = 0x0102_0304_0506_0708;
+
+/// Commands that wait for their turn when the reset comes, and the size of each in bytes.
+const QUEUED: usize = 64;
+const QUEUED_BYTES: u64 = 8 << 20;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Run for GpuReset {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let opened = gpu.open()?;
+        let kept = opened.allocate(GPU_PAGE)?;
+        opened.fill(kept.span(..)?, MARK)?;
+        let host = opened.allocate_host(QUEUED_BYTES)?;
+        let vram = opened.allocate(QUEUED_BYTES)?;
+        let file = gpu.pci.join("reset");
+        for number in 1..=RESETS {
+            let load = Load::start(&opened, THREADS);
+            let fences = queue(&opened, vram.span(..)?, host.span(..)?)?;
+            fs::write(&file, "1")
+                .with_context(|| format!("the reset through {} failed", file.display()))?;
+            for (place, fence) in fences.iter().enumerate() {
+                fence
+                    .wait(PATIENCE)
+                    .with_context(|| format!("command {place} in line at reset {number}"))?;
+            }
+            load.end()
+                .with_context(|| format!("commands across reset {number}"))?;
+        }
+        let expected = opened.allocate(GPU_PAGE)?;
+        opened.fill(expected.span(..)?, MARK)?;
+        let different = opened.compare(kept.span(..)?, expected.span(..)?)?;
+        ensure!(
+            different.is_none(),
+            "byte {different:?} of VRAM is different after {RESETS} resets"
+        );
+        drop((kept, expected, host, vram, opened));
+        interrupted::run(guest, gpu)?;
+        memory_is_back(guest, gpu)?;
+        Ok(Outcome::Passed)
+    }
+}
+
+fn queue(gpu: &Gpu, from: Span<'_>, to: Span<'_>) -> anyhow::Result<Vec<Fence>> {
+    let command = Command::Copy { from, to };
+    let submit = |_| Ok(gpu.submit(&command)?);
+    (0..QUEUED).map(submit).collect()
+}

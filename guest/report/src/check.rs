@@ -1,0 +1,269 @@
+//! Checks: what a scenario's `[[check]]` tables ask of the agent.
+//!
+//! Each kind has one file here with all that is known of it outside the guest: its struct, which the plan carries to the
+//! agent; its name in the report; its keys and what they mean; how its table is read and held against the scenario's
+//! devices. The agent's `checks/` has its other half, what it does.
+//!
+//! To add a kind: a file here with an implementation of [`CheckKind`], its name in `kinds!` below, and the agent's file.
+
+mod buffer;
+mod inventory;
+mod pair;
+mod reference;
+mod table;
+
+mod buffered_read;
+mod command;
+mod controller_reset;
+mod copy;
+mod gpu_atomics;
+mod gpu_batch;
+mod gpu_beyond_aperture;
+mod gpu_compute;
+mod gpu_copy;
+mod gpu_dma_buf;
+mod gpu_faults;
+mod gpu_file;
+mod gpu_lifetimes;
+mod gpu_long;
+mod gpu_lost;
+mod gpu_mapping;
+mod gpu_owners;
+mod gpu_pins;
+mod gpu_refused;
+mod gpu_reset;
+mod gpu_unaligned;
+mod gpu_unload;
+mod gpu_virtio;
+mod pool_exhausted;
+mod probe;
+mod provider;
+mod queues_in_cmb;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+pub use buffer::Buffer;
+pub use buffered_read::BufferedRead;
+pub use command::Command;
+pub use controller_reset::ControllerReset;
+pub use copy::Copy;
+pub use gpu_atomics::GpuAtomics;
+pub use gpu_batch::GpuBatch;
+pub use gpu_beyond_aperture::GpuBeyondAperture;
+pub use gpu_compute::GpuCompute;
+pub use gpu_copy::GpuCopy;
+pub use gpu_dma_buf::GpuDmaBuf;
+pub use gpu_faults::GpuFaults;
+pub use gpu_file::{Calls, GpuFile, Medium};
+pub use gpu_lifetimes::GpuLifetimes;
+pub use gpu_long::GpuLong;
+pub use gpu_lost::GpuLost;
+pub use gpu_mapping::GpuMapping;
+pub use gpu_owners::GpuOwners;
+pub use gpu_pins::GpuPins;
+pub use gpu_refused::GpuRefused;
+pub use gpu_reset::GpuReset;
+pub use gpu_unaligned::GpuUnaligned;
+pub use gpu_unload::GpuUnload;
+pub use gpu_virtio::GpuVirtio;
+pub use inventory::Inventory;
+pub use pair::Pair;
+pub use pool_exhausted::PoolExhausted;
+pub use probe::Probe;
+pub use provider::Provider;
+pub use queues_in_cmb::QueuesInCmb;
+pub use reference::check_reference;
+pub use table::{CheckTable, Key, Keys, TableError};
+
+/// Transfers are whole pages, as p2pmem is.
+const PAGE: u64 = 4096;
+
+/// One kind of check. Its `Display` is the check's name in the report: what it does, and to which devices.
+pub trait CheckKind: fmt::Display + Sized {
+    /// The value of `kind` that stands for it.
+    const KIND: &'static str;
+    /// What it checks, for the reference.
+    const ABOUT: &'static str;
+    /// Its keys, in the order of the reference.
+    const KEYS: &'static [Key];
+    /// If it must be the last check of a scenario, why.
+    const LAST: Option<&'static str> = None;
+
+    /// Takes the check out of its table, and holds it against the devices of [`Keys::inventory`].
+    ///
+    /// # Errors
+    /// The first mistake, with its place.
+    fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError>;
+
+    /// The pairs between which it moves data from peer to peer, or tries to.
+    fn pairs(&self) -> Vec<Pair> {
+        Vec::new()
+    }
+
+    /// Kernel modules that are loaded before the first check.
+    fn modules(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Kernel modules that the agent loads when the check runs.
+    fn modules_on_demand(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The device whose server it has killed.
+    fn kills(&self) -> Option<&str> {
+        None
+    }
+}
+
+/// What is known of a kind of check without one at hand.
+#[derive(Debug)]
+pub struct Kind {
+    /// [`CheckKind::KIND`].
+    pub name: &'static str,
+    /// [`CheckKind::ABOUT`].
+    pub about: &'static str,
+    /// [`CheckKind::KEYS`].
+    pub keys: &'static [Key],
+    /// [`CheckKind::LAST`].
+    pub last: Option<&'static str>,
+    /// [`CheckKind::read`].
+    read: fn(&mut Keys<'_, '_>) -> Result<Check, TableError>,
+}
+
+macro_rules! kinds {
+    ($($kind:ident,)*) => {
+        /// One check of a plan, told apart by `kind`.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(tag = "kind", rename_all = "kebab-case")]
+        pub enum Check {
+            $(#[doc = concat!("A [`", stringify!($kind), "`].")] $kind($kind),)*
+        }
+
+        /// All kinds of checks, in the order of the reference.
+        pub const KINDS: &[Kind] = &[$(Kind {
+            name: $kind::KIND,
+            about: $kind::ABOUT,
+            keys: $kind::KEYS,
+            last: $kind::LAST,
+            read: |keys| $kind::read(keys).map(Check::$kind),
+        },)*];
+
+        impl Check {
+            /// The check's name in the report.
+            pub fn name(&self) -> String {
+                match self { $(Check::$kind(check) => check.to_string(),)* }
+            }
+
+            /// As [`CheckKind::pairs`].
+            pub fn pairs(&self) -> Vec<Pair> {
+                match self { $(Check::$kind(check) => check.pairs(),)* }
+            }
+
+            /// As [`CheckKind::modules`].
+            pub fn modules(&self) -> &'static [&'static str] {
+                match self { $(Check::$kind(check) => check.modules(),)* }
+            }
+
+            /// As [`CheckKind::modules_on_demand`].
+            pub fn modules_on_demand(&self) -> &'static [&'static str] {
+                match self { $(Check::$kind(check) => check.modules_on_demand(),)* }
+            }
+
+            /// As [`CheckKind::kills`].
+            pub fn kills(&self) -> Option<&str> {
+                match self { $(Check::$kind(check) => check.kills(),)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    Provider,
+    QueuesInCmb,
+    Copy,
+    BufferedRead,
+    PoolExhausted,
+    Probe,
+    ControllerReset,
+    Command,
+    GpuFile,
+    GpuUnaligned,
+    GpuBatch,
+    GpuRefused,
+    GpuCompute,
+    GpuAtomics,
+    GpuCopy,
+    GpuDmaBuf,
+    GpuVirtio,
+    GpuFaults,
+    GpuBeyondAperture,
+    GpuMapping,
+    GpuPins,
+    GpuLifetimes,
+    GpuReset,
+    GpuLong,
+    GpuOwners,
+    GpuLost,
+    GpuUnload,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpu_checks_are_named_after_what_they_do() {
+        let text = r#"[
+            {"kind":"gpu-file","gpu":"g","disks":["a","b"],"sizes":[4096],"offsets":[0]},
+            {"kind":"gpu-file","gpu":"g","disks":["a"],"on":"ext4","by":"io-uring","bounce":true,"sizes":[4096],"offsets":[0]},
+            {"kind":"gpu-copy","gpu":"g","with":{"p2pmem":"a"},"sizes":[4096]},
+            {"kind":"gpu-mapping","gpu":"g"}]"#;
+        let checks: Vec<Check> = serde_json::from_str(text).unwrap();
+        let names: Vec<String> = checks.iter().map(Check::name).collect();
+        assert_eq!(
+            names,
+            [
+                "a and b to VRAM of g and back",
+                "a to VRAM of g and back, ext4, io_uring, bounced",
+                "copy engine of g: VRAM and p2pmem of a",
+                "VRAM of g through mappings"
+            ]
+        );
+    }
+
+    #[test]
+    fn unknown_field_is_refused_by_its_name() {
+        let text = r#"{"kind":"provider","device":"a","colour":"red"}"#;
+        let error = serde_json::from_str::<Check>(text).unwrap_err();
+        assert!(error.to_string().contains("colour"), "{error}");
+    }
+
+    #[test]
+    fn kinds_have_the_names_that_plans_know() {
+        for kind in KINDS {
+            let text = format!(r#"{{"kind":"{}"}}"#, kind.name);
+            let error = serde_json::from_str::<Check>(&text).unwrap_err();
+            assert!(error.to_string().starts_with("missing field"), "{error}");
+        }
+    }
+
+    #[test]
+    fn reference_has_every_kind_with_every_key() {
+        let text = check_reference(3);
+        for kind in KINDS {
+            assert!(text.contains(&format!("### `{}`\n\n{}\n", kind.name, kind.about)));
+            assert!(kind.about.ends_with('.'), "{}", kind.about);
+            for key in kind.keys {
+                assert!(kind.markdown(3).contains(&format!("| `{}` | ", key.name)));
+                assert!(key.about.ends_with('.'), "{}", key.about);
+            }
+        }
+        let plain = "gpu-atomics\n    All threads of a launch add to one counter in guest RAM, and no addition is lost.\n    \
+                     gpu        Name of a `[[gpu]]`.\n";
+        let atomics = KINDS.iter().find(|kind| kind.name == "gpu-atomics");
+        assert_eq!(atomics.unwrap().plain(), plain);
+    }
+}

@@ -1,0 +1,188 @@
+//! `gpu-file`: from disks to GPU memory and back.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use super::inventory::fits;
+use super::{CheckKind, Key, Keys, PAGE, Pair, TableError};
+use crate::{NvmeDevice, Size};
+
+/// The smallest disk that mkfs.xfs takes.
+const LEAST_XFS: u64 = 300 << 20;
+/// What a file system keeps to itself: these bytes, and an eighth of the disk.
+const OVERHEAD: u64 = 16 << 20;
+
+/// Transfers between disks and GPU memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuFile {
+    /// A GPU's name.
+    pub gpu: String,
+    /// The disks, all at once.
+    pub disks: Vec<String>,
+    /// What the data lies in on the disks. A file system is made for it, so all else on the disks is lost.
+    #[serde(default)]
+    pub on: Medium,
+    /// How the transfers are asked for.
+    #[serde(default)]
+    pub by: Calls,
+    /// Whether all of the data goes through guest RAM, as the control.
+    #[serde(default)]
+    pub bounce: bool,
+    /// As [`super::Copy::sizes`].
+    pub sizes: Vec<u64>,
+    /// As [`super::Copy::offsets`], and what a disk must hold too.
+    pub offsets: Vec<u64>,
+    /// Threads for each disk, each with a part of its own.
+    #[serde(default = "super::copy::one")]
+    pub threads: u32,
+}
+
+/// What data lies in on a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Medium {
+    /// Nothing: the block device itself.
+    #[default]
+    Raw,
+    /// A file of ext4. Needs the tools root.
+    Ext4,
+    /// A file of XFS. Needs the tools root.
+    Xfs,
+}
+
+/// How transfers are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Calls {
+    /// pread and pwrite.
+    #[default]
+    Pread,
+    /// io_uring, several at once.
+    IoUring,
+}
+
+impl fmt::Display for GpuFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} to VRAM of {} and back",
+            self.disks.join(" and "),
+            self.gpu
+        )?;
+        match self.on {
+            Medium::Raw => {}
+            Medium::Ext4 => f.write_str(", ext4")?,
+            Medium::Xfs => f.write_str(", xfs")?,
+        }
+        match self.by {
+            Calls::Pread => {}
+            Calls::IoUring => f.write_str(", io_uring")?,
+        }
+        f.write_str(if self.bounce { ", bounced" } else { "" })
+    }
+}
+
+impl CheckKind for GpuFile {
+    const KIND: &'static str = "gpu-file";
+    const ABOUT: &'static str =
+        "Data is read from disks into GPU memory, verified there, and written back.";
+    const KEYS: &'static [Key] = &[
+        Key::GPU,
+        Key::required(
+            "disks",
+            "Names of `[[nvme]]`s, a list; all are used at once.",
+        ),
+        Key::optional(
+            "on",
+            "What the data lies in on the disks: `raw`, `ext4` or `xfs`. A file system is made anew and takes \
+             `tools = true` at the top.",
+            "raw",
+        ),
+        Key::optional(
+            "by",
+            "How the transfers are asked for: `pread` or `io-uring`.",
+            "pread",
+        ),
+        Key::optional(
+            "bounce",
+            "Whether all of the data goes through guest RAM, as the control.",
+            "false",
+        ),
+        Key::SIZES,
+        Key::OFFSETS,
+        Key::THREADS,
+    ];
+
+    fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
+        let gpu = keys.gpu()?.name.clone();
+        let disks: Spanned<Vec<Spanned<String>>> = keys.required("disks")?;
+        let disks = disks.into_inner().into_iter();
+        let disks = disks.map(|name| keys.inventory.disk(name));
+        let disks = disks.collect::<Result<Vec<&NvmeDevice>, _>>()?;
+        let on = medium(keys)?;
+        let sizes = keys.sizes("sizes", PAGE, 1)?;
+        let at = sizes.span();
+        let block = disks.iter().map(|disk| disk.block_bytes).max();
+        let block = block.ok_or_else(|| TableError::new(at.clone(), "no disk is named"))?;
+        let file = GpuFile {
+            gpu,
+            disks: disks.iter().map(|disk| disk.name.clone()).collect(),
+            on,
+            by: keys.or_default("by")?,
+            bounce: keys.or_default("bounce")?,
+            sizes: sizes.into_inner(),
+            offsets: keys.sizes("offsets", block.into(), 0)?.into_inner(),
+            threads: keys.threads()?,
+        };
+        for disk in disks {
+            capacity(on, disk)
+                .and_then(|bytes| fits(&file.sizes, &file.offsets, file.threads, bytes))
+                .map_err(|message| TableError::new(at.clone(), message))?;
+        }
+        Ok(file)
+    }
+
+    fn pairs(&self) -> Vec<Pair> {
+        let disks = self.disks.iter().filter(|_| !self.bounce);
+        disks.map(|disk| Pair::of(&self.gpu, disk)).collect()
+    }
+
+    fn modules_on_demand(&self) -> &'static [&'static str] {
+        match self.on {
+            Medium::Raw => &[],
+            Medium::Ext4 => &["ext4"],
+            Medium::Xfs => &["xfs"],
+        }
+    }
+}
+
+/// What the data lies in. Programs of the tools root make file systems.
+fn medium(keys: &mut Keys<'_, '_>) -> Result<Medium, TableError> {
+    let tools = keys.inventory.tools;
+    match keys.optional::<Medium>("on")? {
+        Some(on) if *on.get_ref() != Medium::Raw && !tools => Err(TableError::new(
+            on.span(),
+            "a file system is made by the tools root: write `tools = true` at the top",
+        )),
+        on => Ok(on.map_or_else(Default::default, Spanned::into_inner)),
+    }
+}
+
+/// Bytes that files on `disk` can have.
+fn capacity(on: Medium, disk: &NvmeDevice) -> Result<u64, String> {
+    let bytes = disk.disk_bytes;
+    let kept = (bytes / 8).saturating_add(OVERHEAD);
+    match on {
+        Medium::Raw => Ok(bytes),
+        Medium::Xfs if bytes < LEAST_XFS => Err(format!(
+            "XFS takes no disk of less than {}, and `{}` has {}: enlarge its namespace",
+            Size(LEAST_XFS),
+            disk.name,
+            Size(bytes)
+        )),
+        Medium::Ext4 | Medium::Xfs => Ok(bytes.saturating_sub(kept)),
+    }
+}

@@ -1,0 +1,160 @@
+//! What checks can name: the devices of a scenario, and the machine around them.
+
+use toml::Spanned;
+
+use super::{Buffer, TableError};
+use crate::{Gpu, NvmeDevice, Size};
+
+/// Most that Linux takes of a CMB for one submission queue: `io_queue_depth` entries, 1024 unless set, of 64 bytes.
+const QUEUE_BYTES: u64 = 64 << 10;
+
+/// The devices of a scenario, and the machine around them.
+#[derive(Clone, Debug, Default)]
+pub struct Inventory {
+    /// The NVMe controllers.
+    pub nvmes: Vec<NvmeDevice>,
+    /// The GPUs.
+    pub gpus: Vec<Gpu>,
+    /// The guest's processors.
+    pub cpus: u32,
+    /// Whether there is a tools root.
+    pub tools: bool,
+    /// Whether the machine has a virtio-gpu.
+    pub virtio_gpu: bool,
+}
+
+impl Inventory {
+    /// The controller of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn disk(&self, name: Spanned<String>) -> Result<&NvmeDevice, TableError> {
+        let found = self.nvmes.iter().find(|nvme| nvme.name == *name.get_ref());
+        found.ok_or_else(|| unknown("nvme", &name, self.nvmes.iter().map(|nvme| &*nvme.name)))
+    }
+
+    /// The GPU of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn gpu(&self, name: Spanned<String>) -> Result<&Gpu, TableError> {
+        let found = self.find_gpu(name.get_ref());
+        found.ok_or_else(|| unknown("gpu", &name, self.gpus.iter().map(|gpu| &*gpu.name)))
+    }
+
+    /// The GPU of this name, if it is a GPU's.
+    pub fn find_gpu(&self, name: &str) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.name == name)
+    }
+
+    /// The name of a device that has p2pmem.
+    ///
+    /// # Errors
+    /// No such device, or it has none.
+    pub fn provider(&self, name: Spanned<String>) -> Result<String, TableError> {
+        let at = name.span();
+        if let Some(gpu) = self.find_gpu(name.get_ref()) {
+            if gpu.window {
+                let message = format!(
+                    "`{0}` has no p2pmem: a window is none, give [[gpu]] {0} the `mode = \"static\"`",
+                    gpu.name
+                );
+                return Err(TableError::new(at, message));
+            }
+            return Ok(gpu.name.clone());
+        }
+        let nvme = self.disk(name)?;
+        if nvme.cmb_bytes == 0 {
+            let message = format!("`{0}` has no p2pmem: give [[nvme]] {0} a `cmb`", nvme.name);
+            return Err(TableError::new(at, message));
+        }
+        Ok(nvme.name.clone())
+    }
+
+    /// A buffer whose p2pmem, if any, is there.
+    ///
+    /// # Errors
+    /// As for [`Inventory::provider`].
+    pub fn buffer(&self, buffer: Spanned<Buffer>) -> Result<Spanned<Buffer>, TableError> {
+        if let Buffer::P2pmem(name) = buffer.get_ref() {
+            self.provider(Spanned::new(buffer.span(), name.clone()))?;
+        }
+        Ok(buffer)
+    }
+
+    /// Checks that `threads` buffers of each the largest of `sizes` fit the p2pmem that they are to lie in.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn holds(&self, buffer: &Buffer, sizes: &[u64], threads: u32) -> Result<(), String> {
+        let Buffer::P2pmem(name) = buffer else {
+            return Ok(());
+        };
+        let largest = largest(sizes);
+        let needed = largest.saturating_mul(threads.into());
+        let (pool, queues) = self.pool(name);
+        if needed <= pool.saturating_sub(queues) {
+            return Ok(());
+        }
+        let beside = match queues {
+            0 => String::new(),
+            queues => format!(", of which its queues may take {}", Size(queues)),
+        };
+        Err(format!(
+            "{threads} x {} do not fit the p2pmem of `{name}`: it has {}{beside}",
+            Size(largest),
+            Size(pool)
+        ))
+    }
+
+    /// Bytes of p2pmem that the device `name` has, and how many of them queues may take, one for each processor.
+    fn pool(&self, name: &str) -> (u64, u64) {
+        if let Some(gpu) = self.find_gpu(name) {
+            return (gpu.aperture_bytes, 0);
+        }
+        match self.nvmes.iter().find(|nvme| nvme.name == name) {
+            Some(nvme) if nvme.cmb_queues => (nvme.cmb_bytes, QUEUE_BYTES * u64::from(self.cpus)),
+            nvme => (nvme.map_or(0, |nvme| nvme.cmb_bytes), 0),
+        }
+    }
+}
+
+fn unknown<'a>(
+    table: &str,
+    name: &Spanned<String>,
+    known: impl Iterator<Item = &'a str>,
+) -> TableError {
+    let known: Vec<&str> = known.collect();
+    let message = format!(
+        "no [[{table}]] is named `{}`: there is {}",
+        name.get_ref(),
+        if known.is_empty() {
+            "none".to_owned()
+        } else {
+            known.join(", ")
+        }
+    );
+    TableError::new(name.span(), message)
+}
+
+/// Checks that a disk of `bytes` holds two areas for each thread, as [`super::Copy::offsets`] says.
+///
+/// # Errors
+/// What does not fit.
+pub(super) fn fits(sizes: &[u64], offsets: &[u64], threads: u32, bytes: u64) -> Result<(), String> {
+    let area = largest(offsets).checked_add(largest(sizes));
+    let needed = area.and_then(|area| area.checked_mul(2 * u64::from(threads)));
+    match needed {
+        Some(needed) if needed <= bytes => Ok(()),
+        _ => Err(format!(
+            "{threads} x 2 areas of {} at {} do not fit a disk of {}: enlarge the namespaces",
+            Size(largest(sizes)),
+            Size(largest(offsets)),
+            Size(bytes)
+        )),
+    }
+}
+
+fn largest(sizes: &[u64]) -> u64 {
+    sizes.iter().copied().max().unwrap_or(0)
+}

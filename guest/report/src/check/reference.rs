@@ -1,0 +1,42 @@
+//! The reference of all kinds of checks, for `peerbar list` and the book.
+
+use super::{KINDS, Key, Kind};
+
+impl Kind {
+    /// The kind's section as Markdown: a heading of this level, what it checks, a table of its keys.
+    pub fn markdown(&self, level: usize) -> String {
+        let mut text = format!(
+            "{} `{}`\n\n{}\n\n",
+            "#".repeat(level),
+            self.name,
+            self.about
+        );
+        text += "| key | default | meaning |\n| --- | --- | --- |\n";
+        for key in self.keys {
+            let default = key.default.unwrap_or("required");
+            text += &format!("| `{}` | {default} | {} |\n", key.name, key.about);
+        }
+        text
+    }
+
+    /// The kind's section as plain text: its name, what it checks, its keys.
+    pub fn plain(&self) -> String {
+        let mut text = format!("{}\n    {}\n", self.name, self.about);
+        for Key {
+            name,
+            about,
+            default,
+        } in self.keys
+        {
+            let default = default.map_or_else(String::new, |value| format!(" [default: {value}]"));
+            text += &format!("    {name:<10} {about}{default}\n");
+        }
+        text
+    }
+}
+
+/// The sections of all kinds as Markdown, each below a heading of this level, in the order of [`KINDS`].
+pub fn check_reference(level: usize) -> String {
+    let sections: Vec<String> = KINDS.iter().map(|kind| kind.markdown(level)).collect();
+    sections.join("\n")
+}

@@ -1,0 +1,356 @@
+//! A `[[check]]` table of a scenario file: values by key, each with its place, and what is left over refused.
+//!
+//! serde's tagged enums lose the place of a mistake, so kinds of checks take their values out of the table one by one.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
+
+use super::inventory::Inventory;
+use super::{Buffer, Check, KINDS, Kind};
+use crate::{Gpu, NvmeDevice, Size};
+
+/// Most threads of one check.
+const THREADS: std::ops::RangeInclusive<u32> = 1..=64;
+
+/// A key of a kind of check, for the reference.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The key.
+    pub name: &'static str,
+    /// What it means.
+    pub about: &'static str,
+    /// Its value where the table has none; a key without one is required.
+    pub default: Option<&'static str>,
+}
+
+impl Key {
+    /// A GPU.
+    pub const GPU: Key = Key::required("gpu", "Name of a `[[gpu]]`.");
+    /// A disk.
+    pub const DISK: Key = Key::required("disk", "Name of an `[[nvme]]`.");
+    /// Sizes of single transfers.
+    pub const SIZES: Key = Key::required(
+        "sizes",
+        "Sizes of the single transfers, a list such as `[\"4K\", \"1M\"]`: multiples of 4K.",
+    );
+    /// Offsets of single transfers.
+    pub const OFFSETS: Key = Key::required(
+        "offsets",
+        "Offsets on the disks at which each size is tried, a list such as `[0, \"4K\"]`: multiples of the block size.",
+    );
+    /// Threads of a check.
+    pub const THREADS: Key = Key::optional(
+        "threads",
+        "Threads for each disk, 1 to 64, each with a part of its own of the disk.",
+        "1",
+    );
+
+    /// A key that a table must have.
+    pub const fn required(name: &'static str, about: &'static str) -> Self {
+        Self {
+            name,
+            about,
+            default: None,
+        }
+    }
+
+    /// A key that a table may have, and what stands for it where it has none.
+    pub const fn optional(name: &'static str, about: &'static str, default: &'static str) -> Self {
+        Self {
+            name,
+            about,
+            default: Some(default),
+        }
+    }
+}
+
+/// What is wrong with a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableError {
+    /// The bytes of the file that are wrong.
+    pub at: Range<usize>,
+    /// What is wrong, and what is allowed.
+    pub message: String,
+}
+
+impl TableError {
+    /// `message` about the bytes `at`.
+    pub fn new(at: Range<usize>, message: impl Into<String>) -> Self {
+        Self {
+            at,
+            message: message.into(),
+        }
+    }
+
+    fn of_toml(error: &Error, at: Range<usize>) -> Self {
+        Self::new(
+            error.span().unwrap_or(at),
+            error.message().replace('\n', ", "),
+        )
+    }
+}
+
+/// A `[[check]]` table whose kind is known.
+#[derive(Clone, Debug)]
+pub struct CheckTable<'i> {
+    kind: &'static Kind,
+    /// Where the kind stands.
+    kind_at: Range<usize>,
+    label: Option<Spanned<String>>,
+    values: Values<'i>,
+}
+
+type Values<'i> = Vec<(Cow<'i, str>, Spanned<DeValue<'i>>)>;
+
+impl<'i> CheckTable<'i> {
+    /// All `[[check]]` tables of a scenario file.
+    ///
+    /// # Errors
+    /// A table without a known kind, or a label that is no text.
+    pub fn all(file: &DeTable<'i>) -> Result<Vec<Self>, TableError> {
+        let checks = file
+            .get("check")
+            .and_then(|value| value.get_ref().as_array());
+        let tables = checks.into_iter().flatten();
+        let tables = tables.filter_map(|value| Some((value.span(), value.get_ref().as_table()?)));
+        tables.map(|(at, table)| Self::new(at, table)).collect()
+    }
+
+    fn new(at: Range<usize>, table: &DeTable<'i>) -> Result<Self, TableError> {
+        let values = table.iter();
+        let mut values: Values<'i> = values
+            .map(|(key, value)| (key.get_ref().clone(), value.clone()))
+            .collect();
+        values.sort_by_key(|(_, value)| value.span().start);
+        let kind: Option<Spanned<String>> = take(&mut values, "kind")?;
+        let kind = kind.ok_or_else(|| TableError::new(at, "missing field `kind`"))?;
+        let found = KINDS.iter().find(|known| known.name == kind.get_ref());
+        Ok(Self {
+            kind: found.ok_or_else(|| unknown_kind(&kind))?,
+            kind_at: kind.span(),
+            label: take(&mut values, "name")?,
+            values,
+        })
+    }
+
+    /// What the table of results calls the check, if the scenario says so: the value of `name`.
+    pub fn label(&self) -> Option<&Spanned<String>> {
+        self.label.as_ref()
+    }
+
+    /// Refuses the check where others follow it.
+    ///
+    /// # Errors
+    /// Why it must be the last one.
+    pub fn may_be_followed(&self) -> Result<(), TableError> {
+        match self.kind.last {
+            Some(reason) => Err(TableError::new(self.kind_at.clone(), reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// The check, once every key fits its kind and every name a device of `inventory`.
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub fn read(self, inventory: &Inventory) -> Result<Check, TableError> {
+        let mut keys = Keys {
+            inventory,
+            kind: self.kind,
+            kind_at: self.kind_at,
+            values: self.values,
+        };
+        let check = (self.kind.read)(&mut keys)?;
+        match keys.values.first() {
+            // A key without a use would be a demand that the run ignores.
+            Some((key, value)) => Err(TableError::new(
+                value.span(),
+                format!("a check of this kind has no key `{key}`"),
+            )),
+            None => Ok(check),
+        }
+    }
+}
+
+fn unknown_kind(kind: &Spanned<String>) -> TableError {
+    let known: Vec<String> = KINDS
+        .iter()
+        .map(|kind| format!("`{}`", kind.name))
+        .collect();
+    let message = format!(
+        "unknown variant `{}`, expected one of {}",
+        kind.get_ref(),
+        known.join(", ")
+    );
+    TableError::new(kind.span(), message)
+}
+
+fn take<'i, T: Deserialize<'i>>(
+    values: &mut Values<'i>,
+    key: &str,
+) -> Result<Option<Spanned<T>>, TableError> {
+    let Some(index) = values.iter().position(|(name, _)| name == key) else {
+        return Ok(None);
+    };
+    let (_, value) = values.remove(index);
+    let at = value.span();
+    Spanned::deserialize(ValueDeserializer::from(value))
+        .map(Some)
+        .map_err(|error| TableError::of_toml(&error, at))
+}
+
+/// The keys of one table, while a kind of check takes their values.
+#[derive(Debug)]
+pub struct Keys<'i, 's> {
+    /// What the check can name.
+    pub inventory: &'s Inventory,
+    kind: &'static Kind,
+    kind_at: Range<usize>,
+    values: Values<'i>,
+}
+
+impl<'i, 's> Keys<'i, 's> {
+    /// The value of a key that the table may have.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn optional<T: Deserialize<'i>>(
+        &mut self,
+        key: &str,
+    ) -> Result<Option<Spanned<T>>, TableError> {
+        debug_assert!(
+            self.kind.keys.iter().any(|known| known.name == key),
+            "the reference of `{}` lacks its key `{key}`",
+            self.kind.name
+        );
+        take(&mut self.values, key)
+    }
+
+    /// The value of a key that the table must have.
+    ///
+    /// # Errors
+    /// No such key, or a value of another type.
+    pub fn required<T: Deserialize<'i>>(&mut self, key: &str) -> Result<Spanned<T>, TableError> {
+        self.optional(key)?
+            .ok_or_else(|| self.refused(format!("a check of this kind needs the key `{key}`")))
+    }
+
+    /// The value of a key that the table may have, else the type's default.
+    ///
+    /// # Errors
+    /// A value of another type.
+    pub fn or_default<T: Deserialize<'i> + Default>(&mut self, key: &str) -> Result<T, TableError> {
+        Ok(self
+            .optional(key)?
+            .map_or_else(T::default, Spanned::into_inner))
+    }
+
+    /// The check as a whole is refused, at the place of its kind.
+    pub fn refused(&self, message: impl Into<String>) -> TableError {
+        TableError::new(self.kind_at.clone(), message)
+    }
+
+    /// The disk that this key names.
+    ///
+    /// # Errors
+    /// No key, or no such disk.
+    pub fn disk(&mut self, key: &str) -> Result<&'s NvmeDevice, TableError> {
+        self.inventory.disk(self.required(key)?)
+    }
+
+    /// The GPU that the key `gpu` names.
+    ///
+    /// # Errors
+    /// No key, or no such GPU.
+    pub fn gpu(&mut self) -> Result<&'s Gpu, TableError> {
+        self.inventory.gpu(self.required("gpu")?)
+    }
+
+    /// The names under `gpu` and `disk`.
+    ///
+    /// # Errors
+    /// A key is missing, or a name is no device's.
+    pub fn gpu_and_disk(&mut self) -> Result<(String, String), TableError> {
+        let disk = self.disk("disk")?.name.clone();
+        Ok((self.gpu()?.name.clone(), disk))
+    }
+
+    /// The names under `gpu` and `disk`, of a GPU that a disk can write to.
+    ///
+    /// # Errors
+    /// As for [`Keys::gpu_and_disk`], or the GPU has no p2pmem.
+    pub fn gpu_with_p2pmem_and_disk(&mut self) -> Result<(String, String), TableError> {
+        let gpu: Spanned<String> = self.required("gpu")?;
+        let at = gpu.span();
+        let gpu = self.inventory.gpu(gpu)?.name.clone();
+        self.inventory.provider(Spanned::new(at, gpu.clone()))?;
+        Ok((gpu, self.disk("disk")?.name.clone()))
+    }
+
+    /// The device with p2pmem that this key names.
+    ///
+    /// # Errors
+    /// No key, or no such device.
+    pub fn provider(&mut self, key: &str) -> Result<String, TableError> {
+        self.inventory.provider(self.required(key)?)
+    }
+
+    /// The buffer under this key.
+    ///
+    /// # Errors
+    /// No key, or p2pmem of a device that has none.
+    pub fn buffer(&mut self, key: &str) -> Result<Spanned<Buffer>, TableError> {
+        let buffer = self.required(key)?;
+        self.inventory.buffer(buffer)
+    }
+
+    /// The sizes under this key: not empty, each a multiple of `unit` and at least `least`.
+    ///
+    /// # Errors
+    /// No key, or a size that is refused.
+    pub fn sizes(
+        &mut self,
+        key: &str,
+        unit: u64,
+        least: u64,
+    ) -> Result<Spanned<Vec<u64>>, TableError> {
+        let sizes: Spanned<Vec<Size>> = self.required(key)?;
+        let at = sizes.span();
+        let bytes: Vec<u64> = sizes.into_inner().into_iter().map(|size| size.0).collect();
+        if bytes.is_empty() {
+            let message = format!("`{key}` is empty: a copy needs at least one");
+            return Err(TableError::new(at, message));
+        }
+        let mut bad = bytes.iter();
+        match bad.find(|&&bytes| bytes % unit != 0 || bytes < least) {
+            Some(&bad) => {
+                let message = format!("`{key}`: {} is no multiple of {}", Size(bad), Size(unit));
+                Err(TableError::new(at, message))
+            }
+            None => Ok(Spanned::new(at, bytes)),
+        }
+    }
+
+    /// How many threads the check has.
+    ///
+    /// # Errors
+    /// Too few or too many.
+    pub fn threads(&mut self) -> Result<u32, TableError> {
+        match self.optional("threads")? {
+            Some(threads) if !THREADS.contains(threads.get_ref()) => {
+                let message = format!(
+                    "`threads = {}`: from {} to {} threads can copy",
+                    threads.get_ref(),
+                    THREADS.start(),
+                    THREADS.end()
+                );
+                Err(TableError::new(threads.span(), message))
+            }
+            threads => Ok(threads.map_or(1, Spanned::into_inner)),
+        }
+    }
+}
