@@ -1,16 +1,18 @@
 //! A running guest: QEMU, the servers behind its devices, its console and its report.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use peerbar_report::Line;
+use peerbar_report::{Counters, DeviceCounters, Line};
 
 use crate::artifacts::Artifacts;
 use crate::child::Child;
 use crate::console::Console;
+use crate::counters::CounterFiles;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::Folder;
@@ -35,6 +37,9 @@ pub struct Guest<'a> {
     servers: Vec<Server>,
     events: Events<'a>,
     plan: String,
+    counters: CounterFiles,
+    /// The agent's port, for answers.
+    port: Option<UnixStream>,
     started: Instant,
     /// How QEMU ended, if it has.
     ended: Option<ExitStatus>,
@@ -100,6 +105,8 @@ impl<'a> Guest<'a> {
             servers,
             events,
             plan,
+            counters: CounterFiles::of(scenario, folder.path()),
+            port: None,
             started,
             ended: None,
             open: 1,
@@ -143,7 +150,9 @@ impl<'a> Guest<'a> {
                     return Ok(GuestEvent::Console(self.console.take(&bytes)?));
                 }
                 Event::Data(EventSource::Report, bytes) => {
-                    return Ok(GuestEvent::Report(self.report.take(&bytes)?));
+                    let lines = self.report.take(&bytes)?;
+                    self.answer(&lines)?;
+                    return Ok(GuestEvent::Report(lines));
                 }
                 Event::Signal(signal) => return Ok(GuestEvent::Signal(signal)),
                 Event::Connected(stream) => self.connected(stream)?,
@@ -159,6 +168,30 @@ impl<'a> Guest<'a> {
                 Event::Data(..) | Event::Closed(_) | Event::Ended(_) => {}
             }
         }
+    }
+
+    /// The DMA counters of each device at this moment, by its name.
+    pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
+        self.counters.read()
+    }
+
+    /// Answers what the agent asks for in `lines`. An agent that is gone meanwhile needs no answer.
+    fn answer(&mut self, lines: &[Line]) -> anyhow::Result<()> {
+        for line in lines {
+            let (Line::Counters(request), Some(port)) = (line, &mut self.port) else {
+                continue;
+            };
+            let answer = Counters {
+                request: *request,
+                devices: self.counters.read(),
+            };
+            let answer = serde_json::to_string(&answer).context("cannot write the counters")?;
+            if let Err(error) = port.write_all(format!("{answer}\n").as_bytes()) {
+                log::debug!("the agent does not take the counters: {error}");
+                self.port = None;
+            }
+        }
+        Ok(())
     }
 
     /// Kills the server of `name`, because a check has asked for it: the guest sees the device pulled out.
@@ -185,6 +218,8 @@ impl<'a> Guest<'a> {
         stream
             .write_all(self.plan.as_bytes())
             .context("QEMU does not take the plan for the agent")?;
+        let port = stream.try_clone();
+        self.port = Some(port.context("cannot share the agent's port")?);
         self.events.add_bytes(EventSource::Report, stream);
         self.open = self.open.saturating_add(1);
         Ok(())

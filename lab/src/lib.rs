@@ -9,6 +9,7 @@ pub mod accel;
 pub mod artifacts;
 pub mod child;
 pub mod console;
+pub mod counters;
 pub mod cpu;
 pub mod events;
 pub mod exit;

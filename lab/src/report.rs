@@ -128,6 +128,7 @@ impl Report {
             | Line::Plan(_)
             | Line::Ready(_)
             | Line::Kill(_)
+            | Line::Counters(_)
             | Line::Evidence(_)
             | Line::Diagnostic(_)
             | Line::Unknown(_) => {}

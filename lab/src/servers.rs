@@ -10,6 +10,7 @@ use anyhow::{Context, anyhow};
 use peerbar_flight::Level;
 
 use crate::child::{Child, last_line};
+use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::Folder;
@@ -110,6 +111,8 @@ fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
         let file = flight_record(folder.path(), &server.name);
         command.arg("--flight").arg(file);
         command.args(["--record", level_word(recording)]);
+        let file = counter_file(folder.path(), &server.name);
+        command.arg("--counters").arg(file);
     }
     let name = format!("{}-{}.log", server.kind, server.name);
     let stderr = folder.file(&name)?;

@@ -185,7 +185,7 @@ fn tell(progress: &mut Progress, verbose: bool, line: &Line, scenario: &Scenario
             ));
         }
         Line::Kill(name) => progress.stage(&format!("a check has the server of {name} killed")),
-        Line::Measure(_) | Line::Evidence(_) => {}
+        Line::Measure(_) | Line::Evidence(_) | Line::Counters(_) => {}
         other => show(progress, verbose, &other.to_string()),
     }
 }

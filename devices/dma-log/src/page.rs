@@ -27,6 +27,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, try_transmute};
@@ -50,7 +51,7 @@ pub const MAX_SIZE: usize = size_of::<RawHeader>() + MAX_ENTRIES * size_of::<Raw
 const ENTRY_SIZE: u32 = 32;
 
 /// One combination that has occurred, and how often.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// What the DMAs were for.
     pub purpose: Purpose,

@@ -1,5 +1,6 @@
 //! The words in which a DMA is recorded.
 
+use serde::{Deserialize, Serialize};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// What a DMA was for, in words that fit any command-driven device.
@@ -12,11 +13,14 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
     PartialOrd,
     Ord,
     Hash,
+    Serialize,
+    Deserialize,
     TryFromBytes,
     IntoBytes,
     Immutable,
     KnownLayout,
 )]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Purpose {
     /// Fetching a command (NVMe: a submission queue entry).
@@ -41,11 +45,14 @@ pub enum Purpose {
     PartialOrd,
     Ord,
     Hash,
+    Serialize,
+    Deserialize,
     TryFromBytes,
     IntoBytes,
     Immutable,
     KnownLayout,
 )]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Route {
     /// Inside the requester's own CMB or BAR.
@@ -70,11 +77,14 @@ pub enum Route {
     PartialOrd,
     Ord,
     Hash,
+    Serialize,
+    Deserialize,
     TryFromBytes,
     IntoBytes,
     Immutable,
     KnownLayout,
 )]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Completer {
     /// The requester itself.
@@ -99,11 +109,14 @@ pub enum Completer {
     PartialOrd,
     Ord,
     Hash,
+    Serialize,
+    Deserialize,
     TryFromBytes,
     IntoBytes,
     Immutable,
     KnownLayout,
 )]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Direction {
     /// The requester reads.

@@ -7,6 +7,7 @@ mod buffered_read;
 mod command;
 mod controller_reset;
 mod copy;
+mod dma_log;
 mod gpu_atomics;
 mod gpu_batch;
 mod gpu_beyond_aperture;
@@ -65,6 +66,7 @@ pub(crate) fn runner(check: &Check) -> &dyn Run {
         Check::PoolExhausted(check) => check,
         Check::Probe(check) => check,
         Check::ControllerReset(check) => check,
+        Check::DmaLog(check) => check,
         Check::Command(check) => check,
         Check::GpuFile(check) => check,
         Check::GpuUnaligned(check) => check,

@@ -1,19 +1,14 @@
-//! The witness: the devices' own count of their DMA, taken before and after a piece of work.
+//! The devices' own count of their DMA, taken before and after a piece of work. The launcher reads it on the host's side, so
+//! the devices do nothing for it.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
-use peerbar_dma_log::{self as dma_log, Completer, Purpose, Route};
-use peerbar_nvme_spec::dma_log::LID;
-use peerbar_report::{Measure, Record};
+use anyhow::{Context, anyhow, bail};
+use peerbar_dma_log::{Completer, Entry, Purpose, Route};
+use peerbar_report::{DeviceCounters, Measure, Record};
 
-use crate::devices::Controller;
-use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::passthrough::get_log_page;
-use crate::registers::Registers;
 
 /// Size of a submission queue entry in bytes (NVMe Base 2.0, 3.3.3.1).
 const COMMAND_BYTES: u64 = 64;
@@ -93,11 +88,11 @@ impl Traffic {
             .sum()
     }
 
-    fn payload_by_route(&self, of: impl Fn(u32) -> bool) -> BTreeMap<peerbar_report::Route, u64> {
+    fn payload_by_route(&self, of: impl Fn(u32) -> bool) -> BTreeMap<Route, u64> {
         let mut routes = BTreeMap::new();
         for ((device, (purpose, _, route)), bytes) in &self.bytes {
             if of(*device) && *purpose == Purpose::Payload && *bytes > 0 {
-                let sum: &mut u64 = routes.entry(reported(*route)).or_default();
+                let sum: &mut u64 = routes.entry(*route).or_default();
                 *sum = sum.saturating_add(*bytes);
             }
         }
@@ -110,6 +105,14 @@ impl Traffic {
         *sum = sum.saturating_add(bytes);
         let sum = self.failures.entry(device).or_default();
         *sum = sum.saturating_add(failures);
+    }
+
+    /// Counts all DMA of one device.
+    fn count_all(&mut self, device: u32, entries: &[Entry]) {
+        for entry in entries {
+            let kind = (entry.purpose, entry.completer, entry.route);
+            self.count(device, kind, entry.bytes, entry.failures);
+        }
     }
 
     /// Adds what was counted between two samples.
@@ -147,42 +150,27 @@ fn add_growth<K: Copy + Ord>(
 #[derive(Debug)]
 pub(crate) struct Witness<'a> {
     guest: &'a GuestContext,
-    /// The GPUs that are asked.
-    gpus: &'a [Gpu],
     traffic: anyhow::Result<Traffic>,
     elapsed: Duration,
 }
 
 impl<'a> Witness<'a> {
-    /// Admin commands of each device that a watched piece of work counts for the watching itself: the second sample
-    /// counts its own command.
-    pub(crate) const ADMIN_COMMANDS: u64 = 1;
-
     pub(crate) fn new(guest: &'a GuestContext) -> Self {
         Witness {
-            gpus: &guest.gpus,
-            ..Witness::of_disks(guest)
-        }
-    }
-
-    /// One that asks no GPU, for there may be none any more.
-    pub(crate) fn of_disks(guest: &'a GuestContext) -> Self {
-        Witness {
             guest,
-            gpus: &[],
             traffic: Ok(Traffic::default()),
             elapsed: Duration::ZERO,
         }
     }
 
-    /// Does `work`. That the devices cannot be asked is told by [`Witness::traffic`], not here, so that the work's
-    /// own failure is seen also without a witness.
+    /// Does `work`. [`Witness::traffic`] reports counters that cannot be read, so that a failure of the work is seen also
+    /// without them.
     pub(crate) fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let before = sample(self.guest, self.gpus);
+        let before = sample(self.guest);
         let start = Instant::now();
         let result = work();
         self.elapsed = self.elapsed.saturating_add(start.elapsed());
-        let after = sample(self.guest, self.gpus);
+        let after = sample(self.guest);
         let added = match (&mut self.traffic, before, after) {
             (Ok(traffic), Ok(before), Ok(after)) => traffic.add(&before, &after),
             (Ok(_), Err(error), _) | (Ok(_), _, Err(error)) => Err(error),
@@ -197,11 +185,11 @@ impl<'a> Witness<'a> {
     /// What the devices did during all watched work.
     ///
     /// # Errors
-    /// Why a device could not be asked.
+    /// Why there are no counters.
     pub(crate) fn traffic(&self) -> anyhow::Result<&Traffic> {
         self.traffic
             .as_ref()
-            .map_err(|error| anyhow!("nobody can tell which way the data went: {error:#}"))
+            .map_err(|error| anyhow!("the route of the data is unknown: {error:#}"))
     }
 
     /// Writes time and traffic into the figures of a check.
@@ -216,57 +204,20 @@ impl<'a> Witness<'a> {
     }
 }
 
-/// The counters of all controllers, and of these GPUs, as they are now.
-fn sample(guest: &GuestContext, gpus: &[Gpu]) -> anyhow::Result<Traffic> {
+/// The counters of all devices as they are now.
+fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
+    let mut counters = guest.launcher.counters()?;
     let mut traffic = Traffic::default();
-    for controller in &guest.controllers {
-        read_log_page(controller, &mut traffic).with_context(|| {
-            format!(
-                "{} ({}) gives no DMA counters (log page {LID:02x}h): is it a peerbar-nvme of this version?",
-                controller.name,
-                controller.node.display()
-            )
-        })?;
-    }
-    for gpu in gpus {
-        read_registers(gpu, &mut traffic).with_context(|| {
-            format!(
-                "{} ({}) gives no DMA counters in its BAR 0: is it a peerbar-gpu of this version?",
-                gpu.name,
-                gpu.pci.display()
-            )
-        })?;
+    for (name, number) in guest.devices() {
+        match counters.remove(name) {
+            Some(DeviceCounters::Counted(entries)) => traffic.count_all(number, &entries),
+            Some(DeviceCounters::None(reason)) => bail!("{name} has no DMA counters: {reason}"),
+            None => bail!(
+                "the launcher sends no DMA counters of {name}: are launcher and agent of one build?"
+            ),
+        }
     }
     Ok(traffic)
-}
-
-fn read_log_page(controller: &Controller, traffic: &mut Traffic) -> anyhow::Result<()> {
-    let node = File::open(&controller.node).context("cannot open it")?;
-    let page = get_log_page(&node, LID, u32::try_from(dma_log::MAX_SIZE)?)?;
-    count_page(controller.number, &page, traffic)
-}
-
-fn read_registers(gpu: &Gpu, traffic: &mut Traffic) -> anyhow::Result<()> {
-    let page = Registers::map(&gpu.pci)?.dma_log()?;
-    count_page(gpu.number, &page, traffic)
-}
-
-fn count_page(device: u32, page: &[u8], traffic: &mut Traffic) -> anyhow::Result<()> {
-    for entry in dma_log::parse(page)? {
-        let kind = (entry.purpose, entry.completer, entry.route);
-        traffic.count(device, kind, entry.bytes, entry.failures);
-    }
-    Ok(())
-}
-
-fn reported(route: Route) -> peerbar_report::Route {
-    match route {
-        Route::OwnBar => peerbar_report::Route::OwnBar,
-        Route::Peer => peerbar_report::Route::Peer,
-        Route::GuestRam => peerbar_report::Route::GuestRam,
-        Route::Upstream => peerbar_report::Route::Upstream,
-        Route::Refused => peerbar_report::Route::Refused,
-    }
 }
 
 #[cfg(test)]
@@ -311,9 +262,9 @@ mod tests {
         );
         assert_eq!(seen.failures(), 2);
         let routes = BTreeMap::from([
-            (peerbar_report::Route::OwnBar, 100),
-            (peerbar_report::Route::GuestRam, 10),
-            (peerbar_report::Route::Upstream, 1),
+            (Route::OwnBar, 100),
+            (Route::GuestRam, 10),
+            (Route::Upstream, 1),
         ]);
         assert_eq!(seen.payload_by_route(|_| true), routes);
         let record = seen.record(1);

@@ -1,16 +1,16 @@
 //! What checks work with.
 
 use std::fs::File;
-use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use parking_lot::Mutex;
-use peerbar_report::{Line, Plan};
+use peerbar_report::Plan;
 
 use crate::devices::{Controller, Roots};
 use crate::gpus::{self, Gpu};
+use crate::launcher::Launcher;
 use crate::modules::Modules;
 use crate::p2pmem::Pool;
 use crate::pattern::Pattern;
@@ -29,8 +29,7 @@ pub(crate) struct GuestContext {
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) uevents: Uevents,
     modules: Modules,
-    /// The port to the launcher. While a check runs, nothing else writes to it.
-    port: File,
+    pub(crate) launcher: Launcher,
     /// Whether there is a tools root.
     has_tools: bool,
     /// The tools root, once a check has needed it.
@@ -70,7 +69,7 @@ impl GuestContext {
             gpus,
             uevents,
             modules,
-            port,
+            launcher: Launcher::at(port),
             has_tools: plan.tools,
             tools: Mutex::default(),
             one_switch: plan.one_switch,
@@ -113,12 +112,13 @@ impl GuestContext {
         self.modules.load(name, "")
     }
 
-    /// Asks the launcher to kill the server of the device `name`. Returns before it is dead.
-    pub(crate) fn kill_server(&self, name: &str) -> anyhow::Result<()> {
-        let line = format!("{}\n", Line::Kill(name.to_owned()));
-        (&self.port)
-            .write_all(line.as_bytes())
-            .context("cannot write to the launcher")
+    /// Each device's name and its place in the plan.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = (&str, u32)> {
+        let controllers = self.controllers.iter();
+        let gpus = self.gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.number));
+        let controllers =
+            controllers.map(|controller| (controller.name.as_str(), controller.number));
+        controllers.chain(gpus)
     }
 
     /// The GPU that the plan calls `name`.

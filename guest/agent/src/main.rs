@@ -18,6 +18,7 @@ mod gpus;
 mod guest_context;
 mod interrupts;
 mod kmsg;
+mod launcher;
 mod memory;
 mod modules;
 mod mounts;

@@ -4,7 +4,8 @@
 //! agent; its name in the report; its keys and what they mean; how its table is read and held against the scenario's
 //! devices. The agent's `checks/` has its other half, what it does.
 //!
-//! To add a kind: a file here with an implementation of [`CheckKind`], its name in `kinds!` below, and the agent's file.
+//! To add a kind: a file here with an implementation of [`CheckKind`], its two lines below, as a module and in `kinds!`, and the
+//! agent's file.
 
 mod buffer;
 mod inventory;
@@ -16,6 +17,7 @@ mod buffered_read;
 mod command;
 mod controller_reset;
 mod copy;
+mod dma_log;
 mod gpu_atomics;
 mod gpu_batch;
 mod gpu_beyond_aperture;
@@ -45,35 +47,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use buffer::Buffer;
-pub use buffered_read::BufferedRead;
-pub use command::Command;
-pub use controller_reset::ControllerReset;
-pub use copy::Copy;
-pub use gpu_atomics::GpuAtomics;
-pub use gpu_batch::GpuBatch;
-pub use gpu_beyond_aperture::GpuBeyondAperture;
-pub use gpu_compute::GpuCompute;
-pub use gpu_copy::GpuCopy;
-pub use gpu_dma_buf::GpuDmaBuf;
-pub use gpu_faults::GpuFaults;
-pub use gpu_file::{Calls, GpuFile, Medium};
-pub use gpu_lifetimes::GpuLifetimes;
-pub use gpu_long::GpuLong;
-pub use gpu_lost::GpuLost;
-pub use gpu_mapping::GpuMapping;
-pub use gpu_owners::GpuOwners;
-pub use gpu_pins::GpuPins;
-pub use gpu_refused::GpuRefused;
-pub use gpu_reset::GpuReset;
-pub use gpu_unaligned::GpuUnaligned;
-pub use gpu_unload::GpuUnload;
-pub use gpu_virtio::GpuVirtio;
+pub use gpu_file::{Calls, Medium};
 pub use inventory::Inventory;
 pub use pair::Pair;
-pub use pool_exhausted::PoolExhausted;
-pub use probe::Probe;
-pub use provider::Provider;
-pub use queues_in_cmb::QueuesInCmb;
 pub use reference::check_reference;
 pub use table::{CheckTable, Key, Keys, TableError};
 
@@ -134,7 +110,9 @@ pub struct Kind {
 }
 
 macro_rules! kinds {
-    ($($kind:ident,)*) => {
+    ($($module:ident::$kind:ident,)*) => {
+        $(pub use $module::$kind;)*
+
         /// One check of a plan, told apart by `kind`.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -181,33 +159,34 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Provider,
-    QueuesInCmb,
-    Copy,
-    BufferedRead,
-    PoolExhausted,
-    Probe,
-    ControllerReset,
-    Command,
-    GpuFile,
-    GpuUnaligned,
-    GpuBatch,
-    GpuRefused,
-    GpuCompute,
-    GpuAtomics,
-    GpuCopy,
-    GpuDmaBuf,
-    GpuVirtio,
-    GpuFaults,
-    GpuBeyondAperture,
-    GpuMapping,
-    GpuPins,
-    GpuLifetimes,
-    GpuReset,
-    GpuLong,
-    GpuOwners,
-    GpuLost,
-    GpuUnload,
+    provider::Provider,
+    queues_in_cmb::QueuesInCmb,
+    copy::Copy,
+    buffered_read::BufferedRead,
+    pool_exhausted::PoolExhausted,
+    probe::Probe,
+    controller_reset::ControllerReset,
+    dma_log::DmaLog,
+    command::Command,
+    gpu_file::GpuFile,
+    gpu_unaligned::GpuUnaligned,
+    gpu_batch::GpuBatch,
+    gpu_refused::GpuRefused,
+    gpu_compute::GpuCompute,
+    gpu_atomics::GpuAtomics,
+    gpu_copy::GpuCopy,
+    gpu_dma_buf::GpuDmaBuf,
+    gpu_virtio::GpuVirtio,
+    gpu_faults::GpuFaults,
+    gpu_beyond_aperture::GpuBeyondAperture,
+    gpu_mapping::GpuMapping,
+    gpu_pins::GpuPins,
+    gpu_lifetimes::GpuLifetimes,
+    gpu_reset::GpuReset,
+    gpu_long::GpuLong,
+    gpu_owners::GpuOwners,
+    gpu_lost::GpuLost,
+    gpu_unload::GpuUnload,
 }
 
 #[cfg(test)]

@@ -2,25 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use peerbar_dma_log::Route;
 use serde::{Deserialize, Serialize};
 
 use crate::Probed;
-
-/// The way of a payload byte, as the devices recorded it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Route {
-    /// The device's own CMB or BAR.
-    OwnBar,
-    /// Straight to a peer below the same switch.
-    Peer,
-    /// Straight into guest RAM.
-    GuestRam,
-    /// By a request to QEMU.
-    Upstream,
-    /// Not done at all.
-    Refused,
-}
 
 /// Figures of one check; a row of the table that the launcher prints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

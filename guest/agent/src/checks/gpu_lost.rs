@@ -39,7 +39,7 @@ impl Run for GpuLost {
         let registers = Channel::of(&gpu.pci)?;
         let readers = start_readers(&opened, disk)?;
 
-        guest.kill_server(&gpu.name)?;
+        guest.launcher.kill_server(&gpu.name)?;
         for reader in readers {
             reader.ends_with_an_error()?;
         }
@@ -139,7 +139,7 @@ fn is_no_device(what: &str, outcome: peerbar_gds::Result<u64>) -> anyhow::Result
 fn the_disk_goes_on(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
     let (pattern, length) = (guest.fresh_pattern(disk), usize::try_from(SIZE)?);
     let file = disk.disk.open_direct()?;
-    let mut witness = Witness::of_disks(guest);
+    let mut witness = Witness::new(guest);
     let seen = witness.watch(|| {
         disk::fill(&file, pattern, 0, length)?;
         disk::read(&file, 0, length)

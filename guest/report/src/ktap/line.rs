@@ -10,6 +10,7 @@ const VERSION: &str = "KTAP version 1";
 const MEASURE: &str = "measure ";
 const READY: &str = "ready ";
 const KILL: &str = "kill ";
+const COUNTERS: &str = "counters ";
 const EVIDENCE: &str = "evidence ";
 const SKIP: &str = "SKIP";
 
@@ -22,8 +23,10 @@ pub enum Line {
     Plan(u32),
     /// `# ready T`: all devices are there, T milliseconds after the guest's kernel started.
     Ready(u64),
-    /// `# kill NAME`: a check asks for the death of the server of this device, without warning.
+    /// `# kill NAME`: a check asks the launcher to kill the server of this device.
     Kill(String),
+    /// `# counters N`: a check asks for the devices' counters, by its request number N. The answer is [`crate::Counters`].
+    Counters(u64),
     /// `# measure {json}`: figures of the check whose result comes next.
     Measure(Measure),
     /// `# evidence {json}`: what the guest knows of peer-to-peer DMA.
@@ -93,6 +96,12 @@ fn parse_comment(text: &str) -> Line {
     }
     if let Some(name) = text.strip_prefix(KILL).filter(|name| is_one_word(name)) {
         return Line::Kill(name.to_owned());
+    }
+    if let Some(request) = text
+        .strip_prefix(COUNTERS)
+        .and_then(|request| request.parse().ok())
+    {
+        return Line::Counters(request);
     }
     if let Some(evidence) = text
         .strip_prefix(EVIDENCE)
@@ -169,6 +178,7 @@ impl fmt::Display for Line {
             Line::Plan(count) => write!(f, "1..{count}"),
             Line::Ready(uptime) => write!(f, "# {READY}{uptime}"),
             Line::Kill(name) => write!(f, "# {KILL}{name}"),
+            Line::Counters(request) => write!(f, "# {COUNTERS}{request}"),
             Line::Measure(measure) => write!(f, "# {MEASURE}{}", json(measure)?),
             Line::Evidence(evidence) => write!(f, "# {EVIDENCE}{}", json(evidence)?),
             Line::Diagnostic(text) => write!(f, "# {text}"),
@@ -215,6 +225,11 @@ mod tests {
         assert_eq!(Line::parse("1..12"), Line::Plan(12));
         assert_eq!(Line::parse("# ready 2718"), Line::Ready(2718));
         assert_eq!(Line::parse("# kill gpu0"), Line::Kill("gpu0".into()));
+        assert_eq!(Line::parse("# counters 12"), Line::Counters(12));
+        assert_eq!(
+            Line::parse("# counters of a disk"),
+            Line::Diagnostic("counters of a disk".into())
+        );
         assert_eq!(
             Line::parse("# kill two words"),
             Line::Diagnostic("kill two words".into())

@@ -127,6 +127,7 @@ impl KtapReader {
             Line::Result { number, .. } => self.account_result(*number),
             Line::Ready(_)
             | Line::Kill(_)
+            | Line::Counters(_)
             | Line::Measure(_)
             | Line::Evidence(_)
             | Line::Diagnostic(_)

@@ -1,0 +1,175 @@
+//! What a running check asks the launcher for, over the port of the report.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use parking_lot::Mutex;
+use peerbar_report::{Counters, DeviceCounters, Line};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long an answer may take. Less than the time of a check, so that a check ends by itself without one.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Longest answer in bytes that is accepted.
+const ANSWER_LIMIT: usize = 4 << 20;
+
+/// The launcher, at the other end of the port. While a check runs, nothing else writes to the port.
+#[derive(Debug)]
+pub(crate) struct Launcher(Mutex<Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    port: File,
+    /// Requests for counters that have been sent.
+    requests: u64,
+    /// What has been received and not been taken.
+    received: Vec<u8>,
+}
+
+impl Launcher {
+    /// The launcher behind `port`, a port that blocks.
+    pub(crate) fn at(port: File) -> Self {
+        Launcher(Mutex::new(Connection {
+            port,
+            requests: 0,
+            received: Vec::new(),
+        }))
+    }
+
+    /// Asks for the death of the server of the device `name`. Returns before it is dead.
+    pub(crate) fn kill_server(&self, name: &str) -> anyhow::Result<()> {
+        self.0.lock().send(&Line::Kill(name.to_owned()))
+    }
+
+    /// The DMA counters of all devices at a moment between call and return, by name. No device has a part in that, so it
+    /// works while one hangs.
+    ///
+    /// # Errors
+    /// No answer in time, or one that is none.
+    pub(crate) fn counters(&self) -> anyhow::Result<BTreeMap<String, DeviceCounters>> {
+        self.0.lock().counters(PATIENCE)
+    }
+}
+
+impl Connection {
+    fn send(&mut self, line: &Line) -> anyhow::Result<()> {
+        self.port
+            .write_all(format!("{line}\n").as_bytes())
+            .context("cannot write to the launcher")
+    }
+
+    fn counters(&mut self, patience: Duration) -> anyhow::Result<BTreeMap<String, DeviceCounters>> {
+        self.requests = self.requests.saturating_add(1);
+        self.send(&Line::Counters(self.requests))?;
+        let deadline = Instant::now() + patience;
+        loop {
+            let answer: Counters = serde_json::from_slice(&self.line(deadline, patience)?)
+                .context("the launcher's answer is none: are launcher and agent of one build?")?;
+            // An earlier one came too late for its request.
+            if answer.request == self.requests {
+                return Ok(answer.devices);
+            }
+        }
+    }
+
+    /// The next line, without its newline.
+    fn line(&mut self, deadline: Instant, patience: Duration) -> anyhow::Result<Vec<u8>> {
+        loop {
+            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                let rest = self.received.split_off(end.saturating_add(1));
+                let mut line = std::mem::replace(&mut self.received, rest);
+                line.truncate(end);
+                return Ok(line);
+            }
+            ensure!(
+                self.received.len() <= ANSWER_LIMIT,
+                "the launcher's answer is longer than {ANSWER_LIMIT} bytes"
+            );
+            self.receive(deadline, patience)?;
+        }
+    }
+
+    fn receive(&mut self, deadline: Instant, patience: Duration) -> anyhow::Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left)?;
+        let ready = rustix::io::retry_on_intr(|| {
+            poll(
+                &mut [PollFd::new(&self.port, PollFlags::IN)],
+                Some(&timeout),
+            )
+        });
+        if ready.context("cannot wait for the launcher")? == 0 {
+            bail!(
+                "the launcher has not sent the DMA counters within {} s: see whether it still runs, and whether it and \
+                 this agent are of one build",
+                patience.as_secs()
+            );
+        }
+        let mut chunk = [0; 4096];
+        let count = self.port.read(&mut chunk);
+        let count = count.context("cannot read from the launcher")?;
+        ensure!(count > 0, "the launcher has closed the port");
+        self.received
+            .extend_from_slice(chunk.get(..count).unwrap_or_default());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::*;
+
+    fn connected() -> (Launcher, UnixStream) {
+        let (agent, launcher) = UnixStream::pair().unwrap();
+        (Launcher::at(File::from(OwnedFd::from(agent))), launcher)
+    }
+
+    fn answer(request: u64) -> String {
+        let answer = Counters {
+            request,
+            devices: [(
+                format!("disk{request}"),
+                DeviceCounters::None("a test".into()),
+            )]
+            .into(),
+        };
+        format!("{}\n", serde_json::to_string(&answer).unwrap())
+    }
+
+    #[test]
+    fn counters_are_those_of_the_latest_request() {
+        let (agent, launcher) = connected();
+        // A late answer to nothing, and the right one in two pieces.
+        let answers = thread::spawn(move || {
+            let mut lines = BufReader::new(launcher.try_clone().unwrap()).lines();
+            assert_eq!(lines.next().unwrap().unwrap(), "# counters 1");
+            let text = answer(0) + &answer(1);
+            let (start, end) = text.split_at(text.len() - 5);
+            (&launcher).write_all(start.as_bytes()).unwrap();
+            (&launcher).write_all(end.as_bytes()).unwrap();
+            launcher
+        });
+        let counters = agent.counters().unwrap();
+        answers.join().unwrap();
+        assert_eq!(counters.into_keys().collect::<Vec<_>>(), ["disk1"]);
+    }
+
+    #[test]
+    fn silent_or_gone_launcher_ends_the_request() {
+        let (agent, launcher) = connected();
+        let error = agent.0.lock().counters(Duration::ZERO).unwrap_err();
+        let silent = "the launcher has not sent the DMA counters within 0 s: ";
+        assert!(error.to_string().starts_with(silent), "{error}");
+        launcher.shutdown(std::net::Shutdown::Write).unwrap();
+        let error = agent.counters().unwrap_err().to_string();
+        assert_eq!(error, "the launcher has closed the port");
+    }
+}
