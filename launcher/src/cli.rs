@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::PathBuf;
 
-use clap::builder::RangedI64ValueParser;
+use clap::builder::{PossibleValuesParser, RangedI64ValueParser};
 use clap::{Args, Parser, Subcommand};
 use peerbar_lab::artifacts::Own;
 use peerbar_nvme::{PollPolicy, WORKERS};
+use peerbar_report::KINDS;
 
 use crate::matrix::{Flow, Placement, TestedDevices};
 use peerbar_lab::iommu::Iommu;
@@ -39,6 +40,8 @@ pub(crate) enum Command {
     Matrix(Matrix),
     /// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
     Iommu(Debugger),
+    /// Lists the kinds of checks that a scenario can have, or explains one.
+    List(List),
     /// Becomes a program that dies with its parent; used by peerbar itself.
     #[command(name = parent_death::NAME, hide = true)]
     DieWithParent {
@@ -77,6 +80,14 @@ pub(crate) struct Run {
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,
+}
+
+/// Lists the kinds of checks, or explains one.
+#[derive(Args)]
+pub(crate) struct List {
+    /// A kind, which is explained with its keys [default: all, without theirs].
+    #[arg(value_parser = PossibleValuesParser::new(KINDS.iter().map(|kind| kind.name)), hide_possible_values = true)]
+    pub kind: Option<String>,
 }
 
 /// Takes as many workers as a controller does.

@@ -9,6 +9,7 @@ mod comparison;
 mod debugger;
 mod dry_run;
 mod explain;
+mod list;
 mod matrix;
 mod results;
 mod run;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         Command::Explain(options) => explain::explain(&options),
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => debugger::iommu(&options),
+        Command::List(options) => list::list(&options),
         Command::DieWithParent { parent, words } => {
             Err(parent_death::become_program(parent, &words))
         }

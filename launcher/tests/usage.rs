@@ -42,8 +42,20 @@ fn a_broken_scenario_is_told_with_its_line() {
 }
 
 #[test]
+fn list_explains_a_kind_of_check_with_its_keys() {
+    let all = peerbar(&["list"]).unwrap();
+    let text = String::from_utf8_lossy(&all.stdout).into_owned();
+    assert!(text.contains("\ngpu-file             Data is read from disks into GPU memory"));
+    let one = peerbar(&["list", "controller-reset"]).unwrap();
+    let expected = "controller-reset\n    The controller is reset through sysfs and is live again afterwards; its p2pmem is \
+                    still there.\n    device     Name of an `[[nvme]]`.\n";
+    assert_eq!(String::from_utf8_lossy(&one.stdout), expected);
+}
+
+#[test]
 fn wrong_arguments_are_wrong_usage() {
-    let wrong: [&[&str]; 7] = [
+    let wrong: [&[&str]; 8] = [
+        &["list", "no-such-kind"],
         &[],
         &["run", "--no-such-option"],
         &["run", "--timeout", "never"],
