@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
 
 /// A namespace's block device.
@@ -89,7 +89,8 @@ pub(crate) fn fill(
 
 /// Writes `bytes` at `offset` past the page cache, and flushes.
 pub(crate) fn store(disk: &File, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
-    let mut memory = Memory::guest_ram(bytes.len()).context("cannot get memory to write from")?;
+    let mut memory =
+        MappedBuffer::guest_ram(bytes.len()).context("cannot get memory to write from")?;
     memory.copy_in(bytes)?;
     memory.write_to(disk, offset, bytes.len())?;
     disk.sync_data().context("cannot flush the disk")
@@ -97,7 +98,7 @@ pub(crate) fn store(disk: &File, bytes: &[u8], offset: u64) -> anyhow::Result<()
 
 /// Reads `length` bytes at `offset` past the page cache.
 pub(crate) fn read(disk: &File, offset: u64, length: usize) -> anyhow::Result<Vec<u8>> {
-    let mut memory = Memory::guest_ram(length).context("cannot get memory to read into")?;
+    let mut memory = MappedBuffer::guest_ram(length).context("cannot get memory to read into")?;
     memory.read_from(disk, offset, length)?;
     memory.to_vec(length)
 }

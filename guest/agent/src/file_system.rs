@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::devices::Controller;
 use crate::guest_context::GuestContext;
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 
 /// How much is written at once when a file is made, in bytes.
 const STEP: usize = 1 << 20;
@@ -109,7 +109,7 @@ impl Volume {
     /// Writes zeros everywhere, so that no extent is without blocks or marked as unwritten.
     fn allocate(&self, bytes: u64) -> anyhow::Result<()> {
         let file = self.open()?;
-        let zeros = Memory::guest_ram(STEP)?;
+        let zeros = MappedBuffer::guest_ram(STEP)?;
         let mut offset = 0;
         while offset < bytes {
             zeros.write_to(&file, offset, STEP)?;

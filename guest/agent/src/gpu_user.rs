@@ -17,7 +17,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 
 /// The first argument that makes the agent's program such a process.
 pub(crate) const ROLE: &str = "gpu-user";
@@ -137,7 +137,7 @@ fn load(mut line: UnixStream, node: u32, disk: PathBuf) -> anyhow::Result<()> {
 
 fn map(mut line: UnixStream, offset: u64, length: usize) -> anyhow::Result<()> {
     let gpu = receive(&line)?;
-    let memory = Memory::shared(&gpu, offset, length)?;
+    let memory = MappedBuffer::shared(&gpu, offset, length)?;
     drop(gpu);
     line.write_all(&[READY])?;
     let mut place = [0; 8];

@@ -19,7 +19,7 @@ mod guest_context;
 mod interrupts;
 mod kmsg;
 mod launcher;
-mod memory;
+mod mapped_buffer;
 mod modules;
 mod mounts;
 mod p2pmem;

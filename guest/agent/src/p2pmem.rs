@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::disk::read_number;
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 
 /// The `p2pmem` directory of a PCI device.
 #[derive(Clone, Debug)]
@@ -63,8 +63,8 @@ impl Pool {
     }
 
     /// Takes `length` bytes out of the pool.
-    pub(crate) fn map(&self, length: usize) -> anyhow::Result<Memory> {
-        Memory::p2pmem(&self.open()?, length).with_context(|| {
+    pub(crate) fn map(&self, length: usize) -> anyhow::Result<MappedBuffer> {
+        MappedBuffer::p2pmem(&self.open()?, length).with_context(|| {
             let available = self.state().map_or_else(
                 |error| error.to_string(),
                 |state| state.available.to_string(),

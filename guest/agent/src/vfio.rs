@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 
 const fn request(number: libc::c_ulong) -> libc::c_ulong {
     (b';' as libc::c_ulong) << 8 | number
@@ -116,7 +116,7 @@ impl Lent {
     }
 
     /// Opens it. It is one user's alone, as is all of its IOMMU group.
-    pub(crate) fn open(&self) -> anyhow::Result<Device> {
+    pub(crate) fn open(&self) -> anyhow::Result<VfioDevice> {
         let container = open(Path::new("/dev/vfio/vfio"))?;
         let group = self.open_group()?;
         set(&group, GROUP_SET_CONTAINER, &container.as_raw_fd())
@@ -128,7 +128,7 @@ impl Lent {
         // SAFETY: the request reads a string up to its final zero.
         let device = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE, name.as_ptr()) };
         let device = take(device).with_context(|| format!("the group does not open {name:?}"))?;
-        Ok(Device {
+        Ok(VfioDevice {
             device: File::from(device),
             _group: group,
             _container: container,
@@ -158,14 +158,14 @@ impl Lent {
 
 /// A device that is open. Closing it revokes what was exported of it.
 #[derive(Debug)]
-pub(crate) struct Device {
+pub(crate) struct VfioDevice {
     device: File,
     /// After the device, which belongs to it.
     _group: File,
     _container: File,
 }
 
-impl Device {
+impl VfioDevice {
     /// The first `length` bytes of its aperture as a dma-buf.
     pub(crate) fn export(&self, length: u64) -> anyhow::Result<OwnedFd> {
         let mut feature = DmaBufFeature {
@@ -184,9 +184,9 @@ impl Device {
     }
 
     /// The first `length` bytes of its aperture, mapped.
-    pub(crate) fn aperture(&self, length: usize) -> anyhow::Result<Memory> {
+    pub(crate) fn aperture(&self, length: usize) -> anyhow::Result<MappedBuffer> {
         let offset = self.region(APERTURE)?.offset;
-        Memory::shared(&self.device, offset, length).context("cannot map the aperture")
+        MappedBuffer::shared(&self.device, offset, length).context("cannot map the aperture")
     }
 
     /// Resets it.

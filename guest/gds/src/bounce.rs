@@ -6,14 +6,14 @@ use std::os::fd::AsRawFd;
 
 use crate::alignment::Alignment;
 use crate::buffer::{Buffer, HostBuffer};
-use crate::file::Piece;
+use crate::file::FileRange;
 use crate::traffic::Counters;
 use crate::{Error, Gpu, Result};
 
 /// How much goes at once, in bytes.
 const SIZE: u64 = 1 << 20;
 
-/// A piece of host memory that both the disk and the GPU's copy engine reach.
+/// A file_range of host memory that both the disk and the GPU's copy engine reach.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     gpu: Gpu,
@@ -21,7 +21,7 @@ pub(crate) struct Bounce {
     alignment: Alignment,
 }
 
-/// What one round of a piece covers.
+/// What one round of a file_range covers.
 #[derive(Debug)]
 struct Round {
     /// Start and length of whole blocks in the file.
@@ -51,16 +51,16 @@ impl Bounce {
         })
     }
 
-    /// Reads a piece; returns how much there was of it.
+    /// Reads a file_range; returns how much there was of it.
     pub(crate) fn read(
         &self,
         file: &File,
-        piece: &Piece,
+        file_range: &FileRange,
         buffer: &Buffer,
         counters: &Counters,
         failed: impl Fn(io::Error) -> Error,
     ) -> Result<u64> {
-        self.in_rounds(piece, counters, |round| {
+        self.in_rounds(file_range, counters, |round| {
             let count = self.fetch(file, round).map_err(&failed)?;
             let wanted = count.saturating_sub(round.skip).min(round.length);
             let from = self.host.span(part(round.skip, wanted))?;
@@ -69,16 +69,16 @@ impl Bounce {
         })
     }
 
-    /// Writes a piece; returns how much of it was taken.
+    /// Writes a file_range; returns how much of it was taken.
     pub(crate) fn write(
         &self,
         file: &File,
-        piece: &Piece,
+        file_range: &FileRange,
         buffer: &Buffer,
         counters: &Counters,
         failed: impl Fn(io::Error) -> Error,
     ) -> Result<u64> {
-        self.in_rounds(piece, counters, |round| {
+        self.in_rounds(file_range, counters, |round| {
             let old = match round.is_partial() {
                 true => self.fetch(file, round).map_err(&failed)?,
                 false => round.blocks,
@@ -96,13 +96,13 @@ impl Bounce {
 
     fn in_rounds(
         &self,
-        piece: &Piece,
+        file_range: &FileRange,
         counters: &Counters,
         mut carry: impl FnMut(&Round) -> Result<u64>,
     ) -> Result<u64> {
         let mut done: u64 = 0;
-        while done < piece.length() {
-            let round = self.round(piece, done);
+        while done < file_range.length() {
+            let round = self.round(file_range, done);
             let moved = carry(&round)?;
             // At once, since what has bounced has bounced, even if the next round fails.
             counters.bounced(moved);
@@ -114,11 +114,11 @@ impl Bounce {
         Ok(done)
     }
 
-    fn round(&self, piece: &Piece, done: u64) -> Round {
-        let start = piece.offset.saturating_add(done);
+    fn round(&self, file_range: &FileRange, done: u64) -> Round {
+        let start = file_range.offset.saturating_add(done);
         let low = self.alignment.down(start);
         let skip = start.saturating_sub(low);
-        let left = piece.length().saturating_sub(done);
+        let left = file_range.length().saturating_sub(done);
         let room = self.alignment.down(self.host.size());
         let length = left.min(room.saturating_sub(skip));
         Round {
@@ -129,7 +129,7 @@ impl Bounce {
                 .unwrap_or(room),
             skip,
             length,
-            at: piece.range.start.saturating_add(done),
+            at: file_range.range.start.saturating_add(done),
         }
     }
 

@@ -5,14 +5,14 @@ use std::ops::{Range, RangeBounds};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::buffer_handle::BufferHandle;
 use crate::driver::Driver;
 use crate::mapping::Mapping;
-use crate::memory::Memory;
 use crate::span::{Span, resolve};
 use crate::uapi::{self, Space};
 use crate::{Error, Result};
 
-/// A piece of GPU memory, mapped into this process. Clones are the same piece; it is freed with the last of them.
+/// A file_range of GPU memory, mapped into this process. Clones are the same file_range; it is freed with the last of them.
 ///
 /// Memory that a transfer is under way to is not given to anybody else before the transfer has ended, whatever is freed
 /// meanwhile.
@@ -25,7 +25,7 @@ pub struct Buffer {
 struct Parts {
     /// Before the memory, so that it is unmapped when the memory is freed.
     mapping: Mapping,
-    memory: Memory,
+    memory: BufferHandle,
     mmap_offset: u64,
 }
 
@@ -50,7 +50,7 @@ impl Buffer {
             what: format!("allocate {size} bytes of VRAM"),
             source,
         })?;
-        let memory = Memory::new(driver, Space::Vram, alloc.handle, alloc.size);
+        let memory = BufferHandle::new(driver, Space::Vram, alloc.handle, alloc.size);
         let mapping = map(&memory, alloc.mmap_offset)?;
         let parts = Parts {
             mapping,
@@ -179,7 +179,7 @@ impl Buffer {
     }
 }
 
-fn map(memory: &Memory, mmap_offset: u64) -> Result<Mapping> {
+fn map(memory: &BufferHandle, mmap_offset: u64) -> Result<Mapping> {
     let mapped = Mapping::of_file(memory.driver.file(), mmap_offset, memory.size);
     mapped.map_err(|source| Error::Map {
         what: "VRAM",
@@ -203,7 +203,7 @@ pub struct HostBuffer {
 #[derive(Debug)]
 struct HostParts {
     /// Before the mapping: the GPU must lose the memory before this process gives it back.
-    memory: Memory,
+    memory: BufferHandle,
     mapping: Mapping,
 }
 
@@ -239,7 +239,7 @@ impl HostBuffer {
             what: format!("take {} bytes of memory for its DMA", mapping.size()),
             source,
         })?;
-        let memory = Memory::new(driver, Space::Host, register.handle, mapping.size());
+        let memory = BufferHandle::new(driver, Space::Host, register.handle, mapping.size());
         Ok(HostBuffer {
             parts: Arc::new(HostParts { memory, mapping }),
         })
@@ -267,7 +267,7 @@ impl HostBuffer {
 /// Memory behind a dma-buf that somebody exported. This process has no mapping of it.
 #[derive(Clone, Debug)]
 pub struct ImportedBuffer {
-    memory: Arc<Memory>,
+    memory: Arc<BufferHandle>,
 }
 
 impl ImportedBuffer {
@@ -280,7 +280,7 @@ impl ImportedBuffer {
             what: "import the dma-buf".to_owned(),
             source,
         })?;
-        let memory = Memory::new(driver, Space::DmaBuf, import.handle, import.size);
+        let memory = BufferHandle::new(driver, Space::DmaBuf, import.handle, import.size);
         Ok(ImportedBuffer {
             memory: Arc::new(memory),
         })

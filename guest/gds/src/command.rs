@@ -266,21 +266,21 @@ impl<'a> Builder<'a> {
 mod tests {
     use super::*;
     use crate::Gpu;
+    use crate::buffer_handle::BufferHandle;
     use crate::fake::gpu_with;
-    use crate::memory::Memory;
     use crate::uapi::Space;
 
     /// A GPU, and handle 7 of its memory.
-    fn lab() -> (Gpu, Memory) {
+    fn lab() -> (Gpu, BufferHandle) {
         let (_, gpu) = gpu_with(1 << 20);
-        let vram = Memory::new(&gpu.driver, Space::Vram, 7, 1000);
+        let vram = BufferHandle::new(&gpu.driver, Space::Vram, 7, 1000);
         (gpu, vram)
     }
 
     #[test]
     fn a_copy_is_two_addresses_and_a_length() {
         let (gpu, vram) = lab();
-        let host = Memory::new(&gpu.driver, Space::Host, 3, 32);
+        let host = BufferHandle::new(&gpu.driver, Space::Host, 3, 32);
         let submit = Command::Copy {
             from: vram.span(16..48).unwrap(),
             to: host.span(..).unwrap(),

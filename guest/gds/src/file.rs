@@ -70,10 +70,10 @@ impl Transfer {
         self.range.end.saturating_sub(self.range.start)
     }
 
-    /// The piece of `length` bytes that starts `skip` bytes after the start.
-    fn piece(&self, skip: u64, length: u64) -> Piece {
+    /// The file_range of `length` bytes that starts `skip` bytes after the start.
+    fn file_range(&self, skip: u64, length: u64) -> FileRange {
         let start = self.range.start.saturating_add(skip);
-        Piece {
+        FileRange {
             direction: self.direction,
             offset: self.offset.saturating_add(skip),
             range: start..start.saturating_add(length),
@@ -81,27 +81,27 @@ impl Transfer {
     }
 
     /// The part that goes peer to peer.
-    pub(crate) fn middle(&self) -> Piece {
-        self.piece(self.split.head, self.split.middle)
+    pub(crate) fn middle(&self) -> FileRange {
+        self.file_range(self.split.head, self.split.middle)
     }
 }
 
 /// A part of a transfer that goes one way.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct FileRange {
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
     pub(crate) range: Range<u64>,
 }
 
-impl Piece {
+impl FileRange {
     pub(crate) fn length(&self) -> u64 {
         self.range.end.saturating_sub(self.range.start)
     }
 
     /// What is left of it after the first `done` bytes.
-    fn after(&self, done: u64) -> Piece {
-        Piece {
+    fn after(&self, done: u64) -> FileRange {
+        FileRange {
             direction: self.direction,
             offset: self.offset.saturating_add(done),
             range: self.range.start.saturating_add(done)..self.range.end,
@@ -218,7 +218,7 @@ impl GpuFile {
         let end = offset.checked_add(length).and_then(|end| alignment.up(end));
         if end.is_none_or(|end| end > LAST_OFFSET) {
             let source = io::Error::from_raw_os_error(libc::EFBIG);
-            return Err(self.failed(&transfer.piece(0, length), source));
+            return Err(self.failed(&transfer.file_range(0, length), source));
         }
         self.permit(&transfer)?;
         Ok(transfer)
@@ -248,13 +248,13 @@ impl GpuFile {
     ) -> Result<u64> {
         let Split { head, middle, tail } = transfer.split;
         let to_tail = head.saturating_add(middle);
-        let mut done = self.bounce(&transfer.piece(0, head), buffer)?;
+        let mut done = self.bounce(&transfer.file_range(0, head), buffer)?;
         if done == head {
             let moved = self.straight(&transfer.middle(), buffer, first)?;
             done = done.saturating_add(moved);
         }
         if done == to_tail {
-            let moved = self.bounce(&transfer.piece(to_tail, tail), buffer)?;
+            let moved = self.bounce(&transfer.file_range(to_tail, tail), buffer)?;
             done = done.saturating_add(moved);
         }
         if transfer.direction == Direction::Write && done < transfer.length() {
@@ -268,17 +268,17 @@ impl GpuFile {
         Ok(done)
     }
 
-    /// Moves a piece of whole blocks peer to peer; returns how much there was of it.
+    /// Moves a file_range of whole blocks peer to peer; returns how much there was of it.
     fn straight(
         &self,
-        piece: &Piece,
+        file_range: &FileRange,
         buffer: &Buffer,
         first: Option<io::Result<u64>>,
     ) -> Result<u64> {
         let mut done: u64 = 0;
         let mut first = first;
-        while done < piece.length() {
-            let rest = piece.after(done);
+        while done < file_range.length() {
+            let rest = file_range.after(done);
             let attempt = first.take().unwrap_or_else(|| self.attempt(&rest, buffer));
             let count = match attempt {
                 Ok(count) => count,
@@ -298,20 +298,23 @@ impl GpuFile {
     }
 
     /// One call of the kernel, which moves the bytes by the disk's own DMA.
-    fn attempt(&self, piece: &Piece, buffer: &Buffer) -> io::Result<u64> {
+    fn attempt(&self, file_range: &FileRange, buffer: &Buffer) -> io::Result<u64> {
         let (mapping, file) = (buffer.mapping(), &self.parts.file);
-        match piece.direction {
-            Direction::Read => mapping.read_file(piece.range.clone(), file, piece.offset),
-            Direction::Write => mapping.write_file(piece.range.clone(), file, piece.offset),
+        match file_range.direction {
+            Direction::Read => mapping.read_file(file_range.range.clone(), file, file_range.offset),
+            Direction::Write => {
+                mapping.write_file(file_range.range.clone(), file, file_range.offset)
+            }
         }
     }
 
-    fn refused(&self, piece: &Piece, buffer: &Buffer, source: io::Error) -> Result<u64> {
+    fn refused(&self, file_range: &FileRange, buffer: &Buffer, source: io::Error) -> Result<u64> {
         if self.parts.policy == Policy::AllowBounce {
-            return self.bounce(piece, buffer);
+            return self.bounce(file_range, buffer);
         }
         let path = self.parts.path.clone();
-        let (direction, offset, length) = (piece.direction, piece.offset, piece.length());
+        let (direction, offset, length) =
+            (file_range.direction, file_range.offset, file_range.length());
         // Memory of a static aperture has its pages as long as it is there at all.
         if source.raw_os_error() == Some(libc::EFAULT) && !self.parts.gpu.properties().window {
             return Err(Error::Withdrawn {
@@ -331,9 +334,9 @@ impl GpuFile {
         })
     }
 
-    /// Moves a piece through host memory; returns how much there was of it.
-    fn bounce(&self, piece: &Piece, buffer: &Buffer) -> Result<u64> {
-        if piece.length() == 0 {
+    /// Moves a file_range through host memory; returns how much there was of it.
+    fn bounce(&self, file_range: &FileRange, buffer: &Buffer) -> Result<u64> {
+        if file_range.length() == 0 {
             return Ok(0);
         }
         let parts = &self.parts;
@@ -342,19 +345,23 @@ impl GpuFile {
             Some(bounce) => bounce,
             empty => empty.insert(Bounce::new(&parts.gpu, parts.alignment)?),
         };
-        let failed = |source| self.failed(piece, source);
-        match piece.direction {
-            Direction::Read => bounce.read(&parts.file, piece, buffer, &parts.counters, failed),
-            Direction::Write => bounce.write(&parts.file, piece, buffer, &parts.counters, failed),
+        let failed = |source| self.failed(file_range, source);
+        match file_range.direction {
+            Direction::Read => {
+                bounce.read(&parts.file, file_range, buffer, &parts.counters, failed)
+            }
+            Direction::Write => {
+                bounce.write(&parts.file, file_range, buffer, &parts.counters, failed)
+            }
         }
     }
 
-    fn failed(&self, piece: &Piece, source: io::Error) -> Error {
+    fn failed(&self, file_range: &FileRange, source: io::Error) -> Error {
         Error::Transfer {
             path: self.parts.path.clone(),
-            direction: piece.direction,
-            offset: piece.offset,
-            length: piece.length(),
+            direction: file_range.direction,
+            offset: file_range.offset,
+            length: file_range.length(),
             source,
         }
     }

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! # Shapes
-//! - [`Gpu`]: the device, opened; [`Buffer`]: a piece of its memory, mapped; [`HostBuffer`]: memory outside of the GPU
+//! - [`Gpu`]: the device, opened; [`Buffer`]: a file_range of its memory, mapped; [`HostBuffer`]: memory outside of the GPU
 //!   that its engines reach; [`ImportedBuffer`]: somebody's dma-buf. Clones of them are the same thing, and a buffer is
 //!   freed with its last clone.
 //! - [`GpuFile`]: a file or a block device, opened past the page cache. [`GpuFile::read_at`] and [`GpuFile::write_at`]
@@ -42,6 +42,7 @@
 mod alignment;
 mod bounce;
 mod buffer;
+mod buffer_handle;
 mod command;
 mod driver;
 mod error;
@@ -50,7 +51,6 @@ mod fence;
 mod file;
 mod gpu;
 mod mapping;
-mod memory;
 mod options;
 mod queue;
 mod span;

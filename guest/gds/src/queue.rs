@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use crate::file::{Piece, Transfer};
+use crate::file::{FileRange, Transfer};
 use crate::{Buffer, Direction, Error, GpuFile, Result};
 
 /// The most bytes that one entry of the ring asks for; the rest of a longer transfer follows when it completes.
@@ -209,11 +209,11 @@ impl Drop for Queue {
     }
 }
 
-/// The entry of the ring for a piece.
-fn entry(request: &Request, piece: &Piece) -> Result<squeue::Entry> {
+/// The entry of the ring for a file_range.
+fn entry(request: &Request, file_range: &FileRange) -> Result<squeue::Entry> {
     let file = types::Fd(request.file.as_fd().as_raw_fd());
-    let length = piece.length().min(LONGEST);
-    let end = piece.range.start.saturating_add(length);
+    let length = file_range.length().min(LONGEST);
+    let end = file_range.range.start.saturating_add(length);
     let refused = |source| Error::Ring {
         what: "describe the buffer to",
         source,
@@ -221,15 +221,15 @@ fn entry(request: &Request, piece: &Piece) -> Result<squeue::Entry> {
     let (address, length) = request
         .buffer
         .mapping()
-        .place(piece.range.start..end)
+        .place(file_range.range.start..end)
         .map_err(refused)?;
     let length = u32::try_from(length).map_err(|error| refused(io::Error::other(error)))?;
-    Ok(match piece.direction {
+    Ok(match file_range.direction {
         Direction::Read => opcode::Read::new(file, address.as_ptr(), length)
-            .offset(piece.offset)
+            .offset(file_range.offset)
             .build(),
         Direction::Write => opcode::Write::new(file, address.as_ptr(), length)
-            .offset(piece.offset)
+            .offset(file_range.offset)
             .build(),
     })
 }

@@ -3,8 +3,8 @@
 use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 
+use crate::buffer_handle::BufferHandle;
 use crate::driver::Driver;
-use crate::memory::Memory;
 use crate::uapi::Operand;
 use crate::{Error, Result};
 
@@ -12,13 +12,13 @@ use crate::{Error, Result};
 /// [`ImportedBuffer`](crate::ImportedBuffer), always within it. A command takes it only as long as the buffer is not freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
-    memory: &'a Memory,
+    memory: &'a BufferHandle,
     offset: u64,
     length: u64,
 }
 
 impl<'a> Span<'a> {
-    pub(crate) fn new(memory: &'a Memory, range: Range<u64>) -> Self {
+    pub(crate) fn new(memory: &'a BufferHandle, range: Range<u64>) -> Self {
         Span {
             memory,
             offset: range.start,

@@ -7,13 +7,13 @@ use std::thread;
 
 use anyhow::{Context, anyhow};
 
-use super::layout::{Layout, Place, size_range};
+use super::layout::{CopyOffsets, Layout, size_range};
 use super::route::{Share, explain, judge};
 use crate::counters::Witness;
 use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
 
 impl Run for Copy {
@@ -21,8 +21,8 @@ impl Run for Copy {
         let (from, to) = (guest.controller(&self.from)?, guest.controller(&self.to)?);
         let layout = Layout::of(&self.sizes, &self.offsets, self.threads)?;
         measure.sizes = size_range(&self.sizes);
-        let mut lanes = (0..self.threads)
-            .map(|number| Lane::open(guest, self, &layout, number))
+        let mut threads = (0..self.threads)
+            .map(|number| CopyThread::open(guest, self, &layout, number))
             .collect::<anyhow::Result<Vec<_>>>()?;
         let mut witness = Witness::new(guest);
         for (size, offset) in self
@@ -30,13 +30,24 @@ impl Run for Copy {
             .iter()
             .flat_map(|size| self.offsets.iter().map(move |offset| (*size, *offset)))
         {
-            for place in lanes.iter().map(|lane| layout.place(lane.number, offset)) {
-                from.disk.check(place.source, size)?;
-                to.disk.check(place.target, size)?;
+            for offsets in threads
+                .iter()
+                .map(|thread| layout.offsets(thread.number, offset))
+            {
+                from.disk.check(offsets.source, size)?;
+                to.disk.check(offsets.target, size)?;
             }
-            let moved = round(guest, from, &layout, &mut lanes, &mut witness, size, offset)
-                .map_err(|error| explain(&self.through, error))
-                .with_context(|| format!("copying {size} bytes at offset {offset}"))?;
+            let moved = round(
+                guest,
+                from,
+                &layout,
+                &mut threads,
+                &mut witness,
+                size,
+                offset,
+            )
+            .map_err(|error| explain(&self.through, error))
+            .with_context(|| format!("copying {size} bytes at offset {offset}"))?;
             measure.bytes = measure.bytes.saturating_add(moved);
             witness.tell(measure);
         }
@@ -49,45 +60,51 @@ impl Run for Copy {
     }
 }
 
-/// Fills the sources, copies in all lanes at once, and compares the targets. Only the copying is watched.
+/// Fills the sources, copies in all threads at once, and compares the targets. Only the copying is watched.
 fn round(
     guest: &GuestContext,
     from: &Controller,
     layout: &Layout,
-    lanes: &mut [Lane],
+    threads: &mut [CopyThread],
     witness: &mut Witness<'_>,
     size: u64,
     offset: u64,
 ) -> anyhow::Result<u64> {
     let length = usize::try_from(size)?;
     let pattern = guest.fresh_pattern(from);
-    for lane in &*lanes {
+    for thread in &*threads {
         disk::fill(
-            &lane.source,
+            &thread.source,
             pattern,
-            layout.place(lane.number, offset).source,
+            layout.offsets(thread.number, offset).source,
             length,
         )?;
     }
-    witness.watch(|| transfer(layout, lanes, offset, length))?;
-    for lane in &*lanes {
-        lane.compare(pattern, layout.place(lane.number, offset), length)
-            .with_context(|| format!("the data that thread {} copied is wrong", lane.number))?;
+    witness.watch(|| transfer(layout, threads, offset, length))?;
+    for thread in &*threads {
+        thread
+            .compare(pattern, layout.offsets(thread.number, offset), length)
+            .with_context(|| format!("the data that thread {} copied is wrong", thread.number))?;
     }
-    Ok(size.saturating_mul(lanes.len() as u64))
+    Ok(size.saturating_mul(threads.len() as u64))
 }
 
-fn transfer(layout: &Layout, lanes: &mut [Lane], offset: u64, length: usize) -> anyhow::Result<()> {
+fn transfer(
+    layout: &Layout,
+    threads: &mut [CopyThread],
+    offset: u64,
+    length: usize,
+) -> anyhow::Result<()> {
     thread::scope(|scope| {
-        let threads: Vec<_> = lanes
+        let handles: Vec<_> = threads
             .iter_mut()
-            .map(|lane| {
-                let place = layout.place(lane.number, offset);
-                scope.spawn(move || lane.carry(place, length))
+            .map(|thread| {
+                let offsets = layout.offsets(thread.number, offset);
+                scope.spawn(move || thread.carry(offsets, length))
             })
             .collect();
-        threads.into_iter().try_for_each(|thread| {
-            thread
+        handles.into_iter().try_for_each(|handle| {
+            handle
                 .join()
                 .map_err(|_| anyhow!("a copying thread panicked"))?
         })
@@ -96,14 +113,14 @@ fn transfer(layout: &Layout, lanes: &mut [Lane], offset: u64, length: usize) -> 
 
 /// One thread's part: its handles on both disks and a buffer of its own.
 #[derive(Debug)]
-struct Lane {
+struct CopyThread {
     number: u32,
     source: File,
     target: File,
-    buffer: Memory,
+    buffer: MappedBuffer,
 }
 
-impl Lane {
+impl CopyThread {
     fn open(
         guest: &GuestContext,
         copy: &Copy,
@@ -114,12 +131,12 @@ impl Lane {
         let buffer = match &copy.through {
             Buffer::P2pmem(name) => guest.provider(name)?.pool.map(length)?,
             Buffer::GuestRam => {
-                Memory::guest_ram(length).context("cannot get memory to copy through")?
+                MappedBuffer::guest_ram(length).context("cannot get memory to copy through")?
             }
         };
         let source = guest.controller(&copy.from)?.disk.open_direct()?;
         let target = guest.controller(&copy.to)?.disk.open_direct()?;
-        Ok(Lane {
+        Ok(CopyThread {
             number,
             source,
             target,
@@ -127,19 +144,19 @@ impl Lane {
         })
     }
 
-    fn carry(&mut self, place: Place, length: usize) -> anyhow::Result<()> {
+    fn carry(&mut self, offsets: CopyOffsets, length: usize) -> anyhow::Result<()> {
         self.buffer
-            .read_from(&self.source, place.source, length)
+            .read_from(&self.source, offsets.source, length)
             .context("from the source")?;
         self.buffer
-            .write_to(&self.target, place.target, length)
+            .write_to(&self.target, offsets.target, length)
             .context("to the target")
     }
 
     /// Reads the target back through guest RAM.
-    fn compare(&self, pattern: Pattern, place: Place, length: usize) -> anyhow::Result<()> {
-        let seen = disk::read(&self.target, place.target, length).context("reading it back")?;
-        Ok(pattern.verify(place.source, &seen)?)
+    fn compare(&self, pattern: Pattern, offsets: CopyOffsets, length: usize) -> anyhow::Result<()> {
+        let seen = disk::read(&self.target, offsets.target, length).context("reading it back")?;
+        Ok(pattern.verify(offsets.source, &seen)?)
     }
 }
 

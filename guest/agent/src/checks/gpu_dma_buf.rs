@@ -14,7 +14,7 @@ use super::route::judge;
 use crate::counters::Witness;
 use crate::gpus;
 use crate::guest_context::GuestContext;
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
 use crate::{udmabuf, vfio};
 
@@ -155,7 +155,7 @@ impl Exported for File {
     }
 }
 
-impl Exported for Memory {
+impl Exported for MappedBuffer {
     fn put(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         self.copy_in(bytes)
     }

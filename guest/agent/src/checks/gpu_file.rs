@@ -10,7 +10,7 @@ use peerbar_gds::{
     Buffer, Direction, FileOptions, Gpu, GpuFile as GdsFile, Policy, Queue, Request, Traffic,
 };
 
-use super::layout::{Layout, Place, size_range};
+use super::layout::{CopyOffsets, Layout, size_range};
 use super::route::{Share, judge};
 use crate::counters::Witness;
 use crate::devices::Controller;
@@ -67,10 +67,12 @@ fn transfer_all(
     measure: &mut Measure,
 ) -> anyhow::Result<()> {
     let gpu = guest.gpu(&check.gpu)?.open()?;
-    let mut lanes = Vec::new();
+    let mut threads = Vec::new();
     for (disk, volume) in volumes {
         for number in 0..check.threads {
-            lanes.push(Lane::open(&gpu, check, layout, disk, volume, number)?);
+            threads.push(TransferThread::open(
+                &gpu, check, layout, disk, volume, number,
+            )?);
         }
     }
     let expected = gpu.allocate(layout.largest)?;
@@ -88,21 +90,25 @@ fn transfer_all(
             offset,
         };
         round
-            .run(guest, volumes, &lanes, &mut witness)
+            .run(guest, volumes, &threads, &mut witness)
             .with_context(|| format!("{size} bytes at offset {offset}"))?;
-        let moved = size.saturating_mul(2).saturating_mul(lanes.len() as u64);
+        let moved = size.saturating_mul(2).saturating_mul(threads.len() as u64);
         measure.bytes = measure.bytes.saturating_add(moved);
         witness.tell(measure);
     }
-    judge_library(check, &lanes, measure.bytes)?;
+    judge_library(check, &threads, measure.bytes)?;
     judge_devices(guest, check, volumes, measure.bytes, &witness)
 }
 
 /// What the library says of its own work.
-fn judge_library(check: &GpuFile, lanes: &[Lane<'_>], bytes: u64) -> anyhow::Result<()> {
+fn judge_library(
+    check: &GpuFile,
+    threads: &[TransferThread<'_>],
+    bytes: u64,
+) -> anyhow::Result<()> {
     let mut sum = Traffic::default();
-    for lane in lanes {
-        let traffic = lane.file.traffic();
+    for thread in threads {
+        let traffic = thread.file.traffic();
         sum.peer_bytes = sum.peer_bytes.saturating_add(traffic.peer_bytes);
         sum.bounced_bytes = sum.bounced_bytes.saturating_add(traffic.bounced_bytes);
     }
@@ -152,50 +158,50 @@ impl Round<'_> {
         &self,
         guest: &GuestContext,
         volumes: &[(&Controller, Volume)],
-        lanes: &[Lane<'_>],
+        threads: &[TransferThread<'_>],
         witness: &mut Witness<'_>,
     ) -> anyhow::Result<()> {
-        let mut cargoes = Vec::new();
-        for lane in lanes {
-            let place = self.place(lane);
-            let cargo = Cargo::new(guest.fresh_pattern(lane.disk), place.source, self.size)?;
-            disk::store(&lane.plain, &cargo.bytes, place.source)?;
-            self.gpu.fill(lane.buffer.span(..)?, STALE)?;
-            cargoes.push(cargo);
+        let mut contents = Vec::new();
+        for thread in threads {
+            let offsets = self.offsets(thread);
+            let content = Content::new(guest.fresh_pattern(thread.disk), offsets.source, self.size)?;
+            disk::store(&thread.plain, &content.bytes, offsets.source)?;
+            self.gpu.fill(thread.buffer.span(..)?, STALE)?;
+            contents.push(content);
         }
         settle(volumes)?;
-        witness.watch(|| self.in_all(lanes, Direction::Read))?;
-        for (lane, cargo) in lanes.iter().zip(&cargoes) {
-            self.inspect(lane, cargo)
-                .with_context(|| format!("what {} read into VRAM is wrong", lane.name()))?;
+        witness.watch(|| self.in_all(threads, Direction::Read))?;
+        for (thread, content) in threads.iter().zip(&contents) {
+            self.inspect(thread, content)
+                .with_context(|| format!("what {} read into VRAM is wrong", thread.name()))?;
         }
         settle(volumes)?;
-        witness.watch(|| self.in_all(lanes, Direction::Write))?;
-        for (lane, cargo) in lanes.iter().zip(&cargoes) {
-            let target = self.place(lane).target;
-            let seen = disk::read(&lane.plain, target, cargo.bytes.len());
-            cargo
+        witness.watch(|| self.in_all(threads, Direction::Write))?;
+        for (thread, content) in threads.iter().zip(&contents) {
+            let target = self.offsets(thread).target;
+            let seen = disk::read(&thread.plain, target, content.bytes.len());
+            content
                 .verify(&seen.context("reading it back")?)
-                .with_context(|| format!("what {} wrote from VRAM is wrong", lane.name()))?;
+                .with_context(|| format!("what {} wrote from VRAM is wrong", thread.name()))?;
         }
         Ok(())
     }
 
-    fn place(&self, lane: &Lane<'_>) -> Place {
-        self.layout.place(lane.number, self.offset)
+    fn offsets(&self, thread: &TransferThread<'_>) -> CopyOffsets {
+        self.layout.offsets(thread.number, self.offset)
     }
 
-    fn in_all(&self, lanes: &[Lane<'_>], direction: Direction) -> anyhow::Result<()> {
+    fn in_all(&self, threads: &[TransferThread<'_>], direction: Direction) -> anyhow::Result<()> {
         thread::scope(|scope| {
-            let threads: Vec<_> = lanes
+            let handles: Vec<_> = threads
                 .iter()
-                .map(|lane| {
-                    let place = self.place(lane);
-                    scope.spawn(move || lane.carry(direction, place, self.size))
+                .map(|thread| {
+                    let offsets = self.offsets(thread);
+                    scope.spawn(move || thread.carry(direction, offsets, self.size))
                 })
                 .collect();
-            threads.into_iter().try_for_each(|thread| {
-                thread
+            handles.into_iter().try_for_each(|handle| {
+                handle
                     .join()
                     .map_err(|_| anyhow!("a transferring thread panicked"))?
             })
@@ -203,14 +209,14 @@ impl Round<'_> {
     }
 
     /// Looks at GPU memory with the eyes of the GPU, then with those of the processor.
-    fn inspect(&self, lane: &Lane<'_>, cargo: &Cargo) -> anyhow::Result<()> {
-        let seen = lane.buffer.span(LEAD..LEAD.saturating_add(self.size))?;
-        let (crc, right) = (self.gpu.crc32c(seen)?, crc32c::crc32c(&cargo.bytes));
-        self.expected.mapping().write(0, &cargo.bytes)?;
+    fn inspect(&self, thread: &TransferThread<'_>, content: &Content) -> anyhow::Result<()> {
+        let seen = thread.buffer.span(LEAD..LEAD.saturating_add(self.size))?;
+        let (crc, right) = (self.gpu.crc32c(seen)?, crc32c::crc32c(&content.bytes));
+        self.expected.mapping().write(0, &content.bytes)?;
         let difference = self.gpu.compare(seen, self.expected.span(..self.size)?)?;
-        let mut loaded = vec![0; cargo.bytes.len()];
-        lane.buffer.mapping().read(LEAD, &mut loaded)?;
-        cargo.verify(&loaded).context("to the processor")?;
+        let mut loaded = vec![0; content.bytes.len()];
+        thread.buffer.mapping().read(LEAD, &mut loaded)?;
+        content.verify(&loaded).context("to the processor")?;
         ensure!(
             crc == right && difference.is_none(),
             "the GPU sees CRC-32C {crc:08x}, not {right:08x}, and the first difference at {difference:?}, where the \
@@ -221,16 +227,16 @@ impl Round<'_> {
 }
 
 /// What one transfer carries.
-struct Cargo {
+struct Content {
     pattern: Pattern,
     /// Where the pattern starts.
     source: u64,
     bytes: Vec<u8>,
 }
 
-impl Cargo {
+impl Content {
     fn new(pattern: Pattern, source: u64, size: u64) -> anyhow::Result<Self> {
-        Ok(Cargo {
+        Ok(Content {
             pattern,
             source,
             bytes: pattern.bytes(source, usize::try_from(size)?),
@@ -253,7 +259,7 @@ fn settle(volumes: &[(&Controller, Volume)]) -> anyhow::Result<()> {
 }
 
 /// One thread's part of one disk.
-struct Lane<'a> {
+struct TransferThread<'a> {
     disk: &'a Controller,
     number: u32,
     calls: Calls,
@@ -263,7 +269,7 @@ struct Lane<'a> {
     buffer: Buffer,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> TransferThread<'a> {
     fn open(
         gpu: &Gpu,
         check: &GpuFile,
@@ -278,7 +284,7 @@ impl<'a> Lane<'a> {
             Policy::PeerOnly
         };
         let options = FileOptions::new().write(true).policy(policy);
-        Ok(Lane {
+        Ok(TransferThread {
             disk,
             number,
             calls: check.by,
@@ -292,10 +298,10 @@ impl<'a> Lane<'a> {
         format!("thread {} of {}", self.number, self.disk.name)
     }
 
-    fn carry(&self, direction: Direction, place: Place, size: u64) -> anyhow::Result<()> {
+    fn carry(&self, direction: Direction, offsets: CopyOffsets, size: u64) -> anyhow::Result<()> {
         let offset = match direction {
-            Direction::Read => place.source,
-            Direction::Write => place.target,
+            Direction::Read => offsets.source,
+            Direction::Write => offsets.target,
         };
         let moved = match self.calls {
             Calls::Pread => self.in_one_call(direction, offset, size)?,

@@ -12,7 +12,7 @@ use crate::counters::{self, Witness};
 use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
 
 /// What of the disk is known, in bytes.
@@ -29,7 +29,7 @@ impl Run for GpuUnaligned {
         let pattern = guest.fresh_pattern(disk);
         let plain = disk.disk.open_direct()?;
         disk::fill(&plain, pattern, 0, KNOWN)?;
-        Memory::guest_ram(KNOWN)?.write_to(&plain, KNOWN as u64, KNOWN)?;
+        MappedBuffer::guest_ram(KNOWN)?.write_to(&plain, KNOWN as u64, KNOWN)?;
         let opened = gpu.open()?;
         let buffer = opened.allocate(LENGTH * 2)?;
         refused(guest, &opened, disk, &buffer)?;

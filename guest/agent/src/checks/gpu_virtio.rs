@@ -12,7 +12,7 @@ use super::gpu_dma_buf::{Bench, HALF, PATIENCE};
 use crate::checks::route::judge;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 use crate::virtio_gpu::Card;
 
 impl Run for GpuVirtio {
@@ -36,7 +36,7 @@ impl Run for GpuVirtio {
 /// The GPU reads and writes a buffer of virtio-gpu, which is closed meanwhile: the memory stays.
 fn of_virtio_gpu(bench: &mut Bench<'_>, card: Card) -> anyhow::Result<()> {
     let dma_buf = card.export(2 * HALF)?;
-    let mut memory = Memory::shared(&dma_buf, 0, usize::try_from(2 * HALF)?)?;
+    let mut memory = MappedBuffer::shared(&dma_buf, 0, usize::try_from(2 * HALF)?)?;
     let imported = bench.gpu.import(&dma_buf)?;
     bench.there_and_back(&imported, &mut memory)?;
     bench

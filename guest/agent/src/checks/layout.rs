@@ -1,4 +1,4 @@
-//! Where on the disks transfers of many sizes, offsets and threads have their places.
+//! Where on the disks transfers of many sizes, offsets and threads lie.
 
 use anyhow::{Context, ensure};
 
@@ -13,7 +13,7 @@ pub(super) struct Layout {
 
 /// Where one transfer starts on the disks, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct CopyOffsets {
     pub(super) source: u64,
     pub(super) target: u64,
 }
@@ -38,13 +38,13 @@ impl Layout {
         self.span.saturating_mul(2).saturating_mul(threads.into())
     }
 
-    pub(super) fn place(&self, thread: u32, offset: u64) -> Place {
+    pub(super) fn offsets(&self, thread: u32, offset: u64) -> CopyOffsets {
         let source = self
             .span
             .saturating_mul(2)
             .saturating_mul(thread.into())
             .saturating_add(offset);
-        Place {
+        CopyOffsets {
             source,
             target: source.saturating_add(self.span),
         }
@@ -74,12 +74,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_places_overlap() {
+    fn areas_of_threads_do_not_overlap() {
         let layout = Layout::of(&[4096, 8192], &[0, 512], 2).unwrap();
-        let place = |source, target| Place { source, target };
+        let offsets = |source, target| CopyOffsets { source, target };
         assert_eq!(layout.largest, 8192);
-        assert_eq!(layout.place(0, 512), place(512, 9216));
-        assert_eq!(layout.place(1, 0), place(17408, 26112));
+        assert_eq!(layout.offsets(0, 512), offsets(512, 9216));
+        assert_eq!(layout.offsets(1, 0), offsets(17408, 26112));
         assert_eq!(layout.bytes(2), 34816);
         assert!(Layout::of(&[], &[0], 1).is_err());
         assert!(Layout::of(&[4096], &[], 1).is_err());

@@ -17,7 +17,7 @@ use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
 
 /// Size of a transfer in bytes: many pages, less than what controllers take in one command.
@@ -145,7 +145,7 @@ fn failed(error: &anyhow::Error) -> Transfer {
 /// A disk as the client: direct I/O between it and p2pmem.
 struct DiskPair {
     client: File,
-    memory: Memory,
+    memory: MappedBuffer,
     /// The provider's own disk, if it is no GPU.
     provider: Option<File>,
 }

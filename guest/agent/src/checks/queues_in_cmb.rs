@@ -6,7 +6,7 @@ use peerbar_report::{Measure, QueuesInCmb};
 
 use crate::counters::{Traffic, Witness};
 use crate::guest_context::GuestContext;
-use crate::memory::Memory;
+use crate::mapped_buffer::MappedBuffer;
 
 /// Reads that are issued, one command each.
 const COMMANDS: u64 = 64;
@@ -19,7 +19,8 @@ impl Run for QueuesInCmb {
         let device = &self.device;
         let controller = guest.with_cmb(device)?;
         let disk = controller.disk.open_direct()?;
-        let mut memory = Memory::guest_ram(LENGTH).context("cannot get memory to read into")?;
+        let mut memory =
+            MappedBuffer::guest_ram(LENGTH).context("cannot get memory to read into")?;
         let mut witness = Witness::new(guest);
         witness.watch(|| (0..COMMANDS).try_for_each(|_| memory.read_from(&disk, 0, LENGTH)))?;
         measure.bytes = COMMANDS.saturating_mul(LENGTH as u64);

@@ -11,7 +11,7 @@ use crate::uapi::{self, Space};
 use crate::{Error, Result};
 
 /// A handle of the driver.
-pub(crate) struct Memory {
+pub(crate) struct BufferHandle {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) space: Space,
     pub(crate) handle: u32,
@@ -19,9 +19,9 @@ pub(crate) struct Memory {
     freed: AtomicBool,
 }
 
-impl Memory {
+impl BufferHandle {
     pub(crate) fn new(driver: &Arc<dyn Driver>, space: Space, handle: u32, size: u64) -> Self {
-        Memory {
+        BufferHandle {
             driver: Arc::clone(driver),
             space,
             handle,
@@ -66,7 +66,7 @@ impl Memory {
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for BufferHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -76,7 +76,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for BufferHandle {
     fn drop(&mut self) {
         // Nobody is left to be told of a failure, and closing the device file frees the handle at last.
         let _ = self.free();

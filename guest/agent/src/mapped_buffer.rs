@@ -13,15 +13,15 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// A mapped span of memory, page-aligned, that nothing else in this process refers to.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MappedBuffer {
     start: NonNull<c_void>,
     length: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone and is as good in one thread as in another.
-unsafe impl Send for Memory {}
+unsafe impl Send for MappedBuffer {}
 
-impl Memory {
+impl MappedBuffer {
     /// `length` bytes of the guest's own memory, zeroed.
     pub(crate) fn guest_ram(length: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -34,7 +34,7 @@ impl Memory {
                 MapFlags::PRIVATE | MapFlags::POPULATE,
             )?
         };
-        Memory::mapped(start, length)
+        MappedBuffer::mapped(start, length)
     }
 
     /// `length` bytes out of a provider's pool: `file` is its `p2pmem/allocate`.
@@ -42,7 +42,7 @@ impl Memory {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as above; and the pool gives these pages to this mapping alone, so no file can shrink under it.
         let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, 0)? };
-        Memory::mapped(start, length)
+        MappedBuffer::mapped(start, length)
     }
 
     /// `length` bytes at `offset` of a GPU's device file, shared with whoever else has mapped them.
@@ -59,12 +59,12 @@ impl Memory {
                 offset,
             )?
         };
-        Memory::mapped(start, length)
+        MappedBuffer::mapped(start, length)
     }
 
     fn mapped(start: *mut c_void, length: usize) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Memory { start, length })
+        Ok(MappedBuffer { start, length })
     }
 
     /// Reads `length` bytes of `file` at `offset` into the start of this memory, in one system call.
@@ -127,7 +127,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for MappedBuffer {
     fn drop(&mut self) {
         // SAFETY: the span was mapped by this value, and with it the last user goes.
         let unmapped = unsafe { munmap(self.start.as_ptr(), self.length) };
@@ -155,7 +155,7 @@ mod tests {
     fn bytes_go_in_and_out_through_a_file() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"0123456789").unwrap();
-        let mut memory = Memory::guest_ram(4096).unwrap();
+        let mut memory = MappedBuffer::guest_ram(4096).unwrap();
         memory.read_from(&file, 2, 4).unwrap();
         assert_eq!(memory.to_vec(4).unwrap(), b"2345");
         memory.copy_in(b"abcd").unwrap();
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_short_transfer_and_a_long_one_are_failures() {
         let file = tempfile::tempfile().unwrap();
-        let mut memory = Memory::guest_ram(4096).unwrap();
+        let mut memory = MappedBuffer::guest_ram(4096).unwrap();
         let short = memory.read_from(&file, 0, 16).unwrap_err();
         assert_eq!(
             short.to_string(),
