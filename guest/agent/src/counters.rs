@@ -13,7 +13,7 @@ use crate::guest_context::GuestContext;
 /// Size of a submission queue entry in bytes (NVMe Base 2.0, 3.3.3.1).
 const COMMAND_BYTES: u64 = 64;
 
-/// What a DMA was, as far as checks tell one from another.
+/// What checks distinguish of a DMA.
 pub(crate) type Kind = (Purpose, Completer, Route);
 
 /// DMA of the devices under test, each known by its place in the plan.
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_apart_by_completer_and_device() {
+    fn bytes_are_counted_by_completer_and_device() {
         let seen = traffic(&[
             (0, OWN, 100, 0),
             (0, RAM, 10, 0),

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_what_is_there() {
+    fn missing_device_is_named_with_those_present() {
         let (_root, roots) = guest("connecting");
         let error = roots
             .find_all(&[device("left"), device("right")])

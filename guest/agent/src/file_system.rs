@@ -1,4 +1,4 @@
-//! A file of a file system that was made for it, or the block device itself: what transfers go to.
+//! A file of a file system that was made for it, or the block device itself: the target of transfers.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;

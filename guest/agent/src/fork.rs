@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_s_end_is_told() {
+    fn end_of_a_child_is_reported() {
         assert_eq!(in_child(|| 7).unwrap().code(), Some(7));
         let killed = in_child(|| {
             let _ = rustix::process::kill_process(

@@ -36,7 +36,7 @@ const CONTROL: usize = CHANNEL + 0x10;
 const HEAD: usize = CHANNEL + 0x18;
 const DOORBELL: usize = 0x8000 + 0x40 * NUMBER as usize;
 
-/// Where a ring lies, and how many entries it has; nobody says that it makes sense.
+/// Where a ring lies, and how many entries it has, valid or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
     pub(crate) address: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// The one of the GPU whose directory in sysfs is `pci`. It must be nobody else's.
+    /// The one of the GPU whose directory in sysfs is `pci`. Nothing else may use the channel.
     pub(crate) fn of(pci: &Path) -> anyhow::Result<Self> {
         Ok(Channel {
             registers: Registers::map(pci)?,
@@ -87,7 +87,7 @@ impl Channel {
         self.registers.write(CONTROL, 0)
     }
 
-    /// Says that so many entries have been put since the enable, and wakes the device if it sleeps.
+    /// Rings the doorbell: this many entries have been written since the enable.
     pub(crate) fn ring(&self, entries: u32) -> anyhow::Result<()> {
         self.registers.write(DOORBELL, entries)?;
         fence(Ordering::SeqCst);
@@ -121,7 +121,7 @@ impl Channel {
     }
 }
 
-/// A command as it lies in a ring; nobody says that it makes sense.
+/// A command as it lies in a ring, valid or not.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) opcode: u8,

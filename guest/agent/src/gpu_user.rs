@@ -106,7 +106,7 @@ impl GpuUser {
 
 /// The program of such a process, with what stands behind [`ROLE`] on its command line.
 pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
-    // SAFETY: descriptors 0 and 1 are the socket that the parent gave us, and nobody else here uses them.
+    // SAFETY: descriptors 0 and 1 are the socket that the parent gave us, and nothing else here uses them.
     let line = unsafe { UnixStream::from_raw_fd(0) };
     match arguments {
         [role, node, disk] if role == "load" => load(line, node.parse()?, disk.into()),

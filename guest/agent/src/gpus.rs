@@ -61,7 +61,7 @@ impl Gpu {
         }
     }
 
-    /// Where its aperture starts on the fabric.
+    /// The bus address at which its aperture starts.
     pub(crate) fn aperture_start(&self) -> anyhow::Result<u64> {
         let path = self.pci.join("resource");
         let text =

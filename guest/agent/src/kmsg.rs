@@ -60,7 +60,7 @@ impl KernelLog {
                 match self.file.read(&mut record) {
                     Ok(0) => return None,
                     Ok(count) => return Some(message(record.get(..count).unwrap_or_default())),
-                    // The oldest records were overwritten, or a signal came: the next read goes on.
+                    // The oldest records were overwritten, or a signal came: the next read continues.
                     Err(error) if is_passing(&error) => {}
                     Err(_) => return None,
                 }
@@ -89,7 +89,7 @@ pub(crate) struct Complaints {
     pub(crate) faults: u64,
     /// The first of those.
     pub(crate) fault: Option<String>,
-    /// Lines about which way peer-to-peer DMA may take. They are no complaints.
+    /// Lines about the route of peer-to-peer DMA. They are no complaints.
     pub(crate) peer_to_peer: Vec<String>,
 }
 
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_complaint_that_is_expected_is_none_and_one_that_does_not_come_is_missing() {
+    fn expected_complaint_passes_and_its_absence_fails() {
         let log = || {
             ["news", "BUG: a", "news", "BUG: b"]
                 .map(str::to_owned)
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_for_the_way_of_peer_to_peer_dma_are_kept_and_no_complaints() {
+    fn reasons_for_p2p_routes_are_kept_as_no_complaints() {
         let refusal = "nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not \
                        share an upstream bridge or whitelisted host bridge";
         let log = [
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn complaints_of_the_kernel_are_told_from_its_news() {
+    fn complaints_are_distinguished_from_other_messages() {
         let bad = [
             "WARNING: CPU: 0 PID: 1 at mm/memory.c:42 foo+0x1/0x2",
             "INFO: task peerbar-agent:1 blocked for more than 120 seconds.",

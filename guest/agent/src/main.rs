@@ -1,7 +1,7 @@
 //! PID 1 of the guest: loads drivers, runs checks, reports KTAP.
 //!
 //! In order of a boot: [`mounts`] and [`modules`] make the guest usable, [`port`] brings the plan, [`session`] works
-//! it off, [`power`] ends it. Whatever goes wrong before there is a report is told on the console.
+//! it off, [`power`] ends it. Errors before there is a report are printed on the console.
 
 #![deny(unsafe_code)]
 

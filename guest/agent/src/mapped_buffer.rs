@@ -1,4 +1,4 @@
-//! Memory that direct I/O goes to and comes from: the guest's own, or p2pmem.
+//! Memory for direct I/O: the guest's own, or p2pmem.
 
 #![allow(unsafe_code)]
 
@@ -45,7 +45,7 @@ impl MappedBuffer {
         MappedBuffer::mapped(start, length)
     }
 
-    /// `length` bytes at `offset` of a GPU's device file, shared with whoever else has mapped them.
+    /// `length` bytes at `offset` of a GPU's device file, shared with its other mappings.
     pub(crate) fn shared(file: impl AsFd, offset: u64, length: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as above; and the driver keeps a buffer as long as it is mapped.
@@ -129,7 +129,7 @@ impl MappedBuffer {
 
 impl Drop for MappedBuffer {
     fn drop(&mut self) {
-        // SAFETY: the span was mapped by this value, and with it the last user goes.
+        // SAFETY: the span was mapped by this value, and this is its last user.
         let unmapped = unsafe { munmap(self.start.as_ptr(), self.length) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_go_in_and_out_through_a_file() {
+    fn bytes_are_written_and_read_through_a_file() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"0123456789").unwrap();
         let mut memory = MappedBuffer::guest_ram(4096).unwrap();

@@ -19,7 +19,7 @@ pub(crate) struct Pool {
 pub(crate) struct State {
     /// Size in bytes of all of it.
     pub(crate) size: u64,
-    /// Bytes that nobody has allocated.
+    /// Bytes that are not allocated.
     pub(crate) available: u64,
     /// Whether other drivers may find it.
     pub(crate) published: bool,

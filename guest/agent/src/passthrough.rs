@@ -68,7 +68,7 @@ pub(crate) fn get_log_page(node: &File, page: u8, length: u32) -> anyhow::Result
     }
 }
 
-/// A status field in words (NVMe Base 2.0, 3.3.3.2.1).
+/// A status field as text (NVMe Base 2.0, 3.3.3.2.1).
 fn describe(status: i32) -> String {
     let (kind, code) = (status >> 8 & 7, status & 0xff);
     let meaning = match (kind, code) {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_told_in_words() {
+    fn status_is_described() {
         assert_eq!(describe(0x4109), "status SCT 1h, SC 09h: Invalid Log Page");
         assert_eq!(describe(0x0281), "status SCT 2h, SC 81h");
     }

@@ -1,5 +1,5 @@
 //! What checks write to disks: bytes that say which disk, which block and which round they belong to, so that a
-//! wrong byte tells where it came from.
+//! wrong byte shows where it came from.
 
 use std::fmt;
 
@@ -87,7 +87,7 @@ fn blocks_from(offset: u64) -> impl Iterator<Item = u64> {
     (offset / BLOCK as u64)..
 }
 
-/// Writes the head, then words that no other block of any disk or round has at the same place.
+/// Writes the head, then words that no other block of any disk or round has at the same offset.
 fn fill(tag: Tag, chunk: &mut [u8]) {
     let head = u64::from(MAGIC) << 32 | u64::from(tag.pattern.disk);
     let start = mix(mix(mix(head) ^ tag.pattern.round) ^ tag.block);

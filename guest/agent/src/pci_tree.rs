@@ -11,7 +11,7 @@ use crate::devices::attribute;
 use crate::guest_context::GuestContext;
 use crate::p2pmem::Pool;
 
-/// All functions, and what is around them. What cannot be read is left out: this is for explanations, and no check.
+/// All functions, and the platform around them. What cannot be read is omitted: no check depends on it, only explanations.
 pub(crate) fn found(guest: &GuestContext) -> Vec<Evidence> {
     let platform = platform(&read("/proc/cpuinfo")).map(Evidence::Platform);
     let functions = functions(Path::new("/sys"), &|pci| name(guest, pci));
@@ -106,7 +106,7 @@ fn function(sys: &Path, place: &Path, name: Option<String>) -> anyhow::Result<Pc
 struct ConfigSpace(File);
 
 impl ConfigSpace {
-    /// Most capabilities of each kind that there is room for: a list that goes round has an end too.
+    /// Most capabilities of each kind that fit the configuration space: a circular list ends, too.
     const MOST: usize = 1024;
     const PCI_EXPRESS: u8 = 0x10;
     const ACS: u16 = 0x0d;
@@ -163,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// A root port with ACS and below it an endpoint whose capabilities go round.
+    /// A root port with ACS and below it an endpoint with a circular list of capabilities.
     fn guest() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let port = root.path().join("devices/pci0000:00/0000:00:02.0");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_capabilities_that_go_round_come_to_an_end() {
+    fn circular_capability_list_ends() {
         let guest = guest();
         let disk = functions(guest.path(), &|_| None).pop().unwrap();
         assert_eq!((disk.port_type, disk.acs), (None, None));

@@ -1,4 +1,4 @@
-//! `/dev/peerbar-gpu-pin-test`: a kernel driver that holds pinned GPU memory and does what it is told
+//! `/dev/peerbar-gpu-pin-test`: a kernel driver that holds pinned GPU memory and does what it is asked
 //! (guest/gpu-driver/include/peerbar_gpu_pin_test.h).
 
 #![allow(unsafe_code)]
@@ -222,7 +222,7 @@ impl Pin<'_> {
         Ok(state)
     }
 
-    /// Lets a callback return that was told to wait.
+    /// Lets a callback return that was asked to wait.
     pub(crate) fn release(&self) -> io::Result<()> {
         let mut request = self.request();
         ask!(self.file, 0x67, IdRequest, &mut request)

@@ -30,7 +30,7 @@ impl Port {
         let node = uevents.wait_for(PATIENCE, || {
             find(Path::new("/sys/class/virtio-ports"), Path::new("/dev"))
         })?;
-        // Not blocking, because a read ends at once while nobody has connected on the host.
+        // Not blocking, because a read ends at once while the host has not connected.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open(&node, flags, Mode::empty())
             .with_context(|| format!("cannot open the port {}", node.display()))?;
@@ -48,7 +48,7 @@ impl Port {
 
     /// Reads up to the first newline.
     ///
-    /// The port says "hung up" until the host connects, so only its edges tell when to look again.
+    /// The port says "hung up" until the host connects, so only its edges show that there is more to read.
     fn read_line(&mut self) -> anyhow::Result<Vec<u8>> {
         let edges = epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot create an epoll")?;
         let interest = epoll::EventFlags::IN | epoll::EventFlags::ET;

@@ -9,7 +9,7 @@ use rustix::system::{RebootCommand, reboot};
 /// How long the kernel may take to write back and to shut its devices down.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Writes back and powers off. A hung device cannot keep the guest alive: the kernel is then told to restart at
+/// Writes back and powers off. A hung device cannot keep the guest alive: the kernel then restarts at
 /// once, which ends a QEMU that was started with `-no-reboot`.
 pub(crate) fn off() -> ! {
     let (hold, held) = mpsc::channel::<()>();

@@ -104,7 +104,7 @@ impl Registers {
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        // SAFETY: the span was mapped by this value, and with it the last user goes.
+        // SAFETY: the span was mapped by this value, and this is its last user.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), BAR) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_is_read_as_far_as_it_goes() {
+    fn log_is_read_to_its_end() {
         let directory = tempfile::tempdir().unwrap();
         let file = std::fs::File::create(directory.path().join("resource0")).unwrap();
         file.set_len(BAR as u64).unwrap();

@@ -118,7 +118,7 @@ fn supervise(
     })
 }
 
-/// Turns the ways in which a check can end without an outcome of its own into failures.
+/// Turns a panic or a hang of a check into a failure.
 fn judge(ended: Ended<(anyhow::Result<Outcome>, Measure)>) -> (anyhow::Result<Outcome>, Measure) {
     match ended {
         Ended::Done((outcome, measure)) => (outcome, measure),

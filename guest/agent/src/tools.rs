@@ -42,7 +42,7 @@ impl Tools {
     pub(crate) fn mount(modules: &Modules) -> anyhow::Result<Self> {
         modules.load("9pnet_virtio", "")?;
         modules.load("9p", "")?;
-        // The launcher exports it read-only and nobody changes it meanwhile, so the guest may cache all of it.
+        // The launcher exports it read-only and nothing changes it meanwhile, so the guest may cache all of it.
         let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=loose";
         mount(Plan::TOOLS_TAG, ROOT, "9p", MountFlags::RDONLY, options).with_context(|| {
             let tag = Plan::TOOLS_TAG;
@@ -154,7 +154,7 @@ pub(crate) fn reap_orphans() {
 }
 
 impl Ran {
-    /// The exit status as a shell tells it: 128 and the signal's number for one that was killed.
+    /// The exit status as a shell reports it: 128 and the signal's number for one that was killed.
     pub(crate) fn code(&self) -> i32 {
         self.status
             .code()

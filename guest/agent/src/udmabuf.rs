@@ -47,7 +47,7 @@ pub(crate) fn create(bytes: u64) -> anyhow::Result<(File, OwnedFd)> {
     if made < 0 {
         return Err(io::Error::last_os_error()).context("the kernel makes no dma-buf of memory");
     }
-    // SAFETY: the kernel has made it for the request that has just succeeded, so nobody else has it.
+    // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else owns it.
     let dma_buf = unsafe { OwnedFd::from_raw_fd(made) };
     Ok((File::from(file), dma_buf))
 }

@@ -94,7 +94,7 @@ impl Lent {
         Ok(lent)
     }
 
-    /// Gives it back. Nobody may have it open.
+    /// Gives it back. It must not be open.
     pub(crate) fn give_back(self) -> anyhow::Result<()> {
         self.bind("\n")
     }
@@ -235,7 +235,7 @@ fn write(file: &Path, text: &str) -> anyhow::Result<()> {
 
 /// A request that reads and writes `argument`, which says itself how long it is.
 fn ask<T>(file: &File, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
-    // SAFETY: the structures above are laid out as the kernel's, tell it their size, and live until the call returns.
+    // SAFETY: the structures above are laid out as the kernel's, give it their size, and live until the call returns.
     answer(unsafe { libc::ioctl(file.as_raw_fd(), number, &raw mut *argument) })
 }
 
@@ -255,7 +255,7 @@ fn answer(status: i32) -> io::Result<()> {
 /// A descriptor that the kernel has just made.
 fn take(descriptor: i32) -> io::Result<OwnedFd> {
     answer(descriptor)?;
-    // SAFETY: the kernel has made it for the request that has just succeeded, so nobody else has it.
+    // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

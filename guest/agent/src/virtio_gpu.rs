@@ -51,8 +51,8 @@ impl Card {
         bail!("no card in {NODES} has the driver {DRIVER}; it takes CONFIG_DRM_VIRTIO_GPU")
     }
 
-    /// A dma-buf of a new buffer of `bytes` bytes, whole pages. The buffer goes with the card or the dma-buf, whichever
-    /// goes last.
+    /// A dma-buf of a new buffer of `bytes` bytes, whole pages. The buffer is freed with the card or the dma-buf, whichever
+    /// is closed last.
     pub(crate) fn export(&self, bytes: u64) -> anyhow::Result<OwnedFd> {
         let rows = u32::try_from(bytes / ROW)?;
         let buffer = self.create_dumb_buffer((WIDTH, rows), DrmFourcc::Xrgb8888, 32);
@@ -61,7 +61,7 @@ impl Card {
             .context("virtio-gpu exports no dma-buf")
     }
 
-    /// Makes a dma-buf of somebody else a buffer of this card, until the card is closed.
+    /// Makes a dma-buf of another exporter a buffer of this card, until the card is closed.
     pub(crate) fn import(&self, dma_buf: impl AsFd) -> io::Result<()> {
         self.prime_fd_to_buffer(dma_buf.as_fd()).map(drop)
     }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cards_are_told_from_what_lies_beside_them() {
+    fn cards_are_distinguished_from_other_nodes() {
         assert!(is_card(Path::new("/dev/dri/card0")));
         for other in ["/dev/dri/renderD128", "/dev/dri/by-path", "/"] {
             assert!(!is_card(Path::new(other)), "{other}");

@@ -33,7 +33,7 @@ pub(crate) fn run<T: Send + 'static>(
 ) -> Ended<T> {
     let (done, outcome) = mpsc::channel();
     let worker = thread::spawn(move || {
-        // Nobody listens any more once the limit is over.
+        // The receiver is gone once the limit is over.
         let _ = done.send(work());
     });
     match outcome.recv_timeout(limit.saturating_add(GRACE)) {
@@ -55,7 +55,7 @@ pub(crate) fn run<T: Send + 'static>(
     }
 }
 
-/// Has the kernel show the blocked tasks in its own words, on the console.
+/// Has the kernel print the blocked tasks on the console.
 pub(crate) fn show_blocked_tasks() -> io::Result<()> {
     fs::write("/proc/sysrq-trigger", "w")
 }

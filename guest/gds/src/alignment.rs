@@ -1,4 +1,4 @@
-//! Which part of a transfer goes peer to peer.
+//! The part of a transfer that is peer to peer.
 
 use std::fs::File;
 
@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 /// What holds everywhere, where the kernel does not say: a page.
 const PAGE: u64 = 4096;
 
-/// What to keep to where data goes through the page cache anyway.
+/// The alignment of a file that is read and written through the page cache anyway.
 pub(crate) const PAGES: Alignment = Alignment {
     block: PAGE,
     memory: PAGE,
@@ -16,7 +16,7 @@ pub(crate) const PAGES: Alignment = Alignment {
 /// What a file wants of direct I/O. Bytes that do not meet it need a bounce.
 ///
 /// Of a transfer between `offset` in the file and `at` in the buffer the whole blocks go peer to peer, and what is left
-/// before and after them does not. If `at` is not aligned where the first whole block starts, nothing of it goes peer
+/// before and after them does not. If `at` is not aligned where the first whole block starts, nothing of it is peer
 /// to peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
@@ -30,13 +30,13 @@ impl Alignment {
     /// What the kernel says of `file` (Linux 6.1, STATX_DIOALIGN); `None` if it does not say that the file is read and
     /// written past the page cache. Some file systems take O_DIRECT and copy all the same.
     pub(crate) fn of(file: &File) -> Option<Self> {
-        let told = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
-        if told.stx_dio_offset_align == 0 || told.stx_dio_mem_align == 0 {
+        let status = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+        if status.stx_dio_offset_align == 0 || status.stx_dio_mem_align == 0 {
             return None;
         }
         Some(Alignment {
-            block: u64::from(told.stx_dio_offset_align).next_power_of_two(),
-            memory: u64::from(told.stx_dio_mem_align).next_power_of_two(),
+            block: u64::from(status.stx_dio_offset_align).next_power_of_two(),
+            memory: u64::from(status.stx_dio_mem_align).next_power_of_two(),
         })
     }
 

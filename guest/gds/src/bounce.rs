@@ -10,7 +10,7 @@ use crate::file::FileRange;
 use crate::traffic::Counters;
 use crate::{Error, Gpu, Result};
 
-/// How much goes at once, in bytes.
+/// Bytes of one round.
 const SIZE: u64 = 1 << 20;
 
 /// A file_range of host memory that both the disk and the GPU's copy engine reach.

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 
 /// A file_range of GPU memory, mapped into this process. Clones are the same file_range; it is freed with the last of them.
 ///
-/// Memory that a transfer is under way to is not given to anybody else before the transfer has ended, whatever is freed
+/// Memory in use by a transfer is not given to another owner before the transfer has ended, whatever is freed
 /// meanwhile.
 #[derive(Clone, Debug)]
 pub struct Buffer {
@@ -89,7 +89,7 @@ impl Buffer {
         map(&self.parts.memory, self.parts.mmap_offset)
     }
 
-    /// The driver's number of it. With the descriptor of the [`Gpu`](crate::Gpu) it tells other drivers which memory to
+    /// The driver's number of it. With the descriptor of the [`Gpu`](crate::Gpu) it shows other drivers which memory to
     /// pin.
     ///
     /// # Errors
@@ -123,8 +123,8 @@ impl Buffer {
         })
     }
 
-    /// Frees it now, whoever still has a clone. Mappings stay, and what becomes of an access to them is the driver's
-    /// business: it never meets memory of somebody else. Its spans are refused from now on. A command that another
+    /// Frees it now, also if there are clones. Mappings stay, and the driver decides what an access to them does: it
+    /// never reaches memory of another owner. Its spans are refused from now on. A command that another
     /// thread submits at this very moment must not use it.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ fn map(memory: &BufferHandle, mmap_offset: u64) -> Result<Mapping> {
 
 #[allow(unsafe_code)]
 fn take_descriptor(fd: i32) -> OwnedFd {
-    // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nobody else has it.
+    // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -233,7 +233,7 @@ impl HostBuffer {
             size: mapping.size(),
             ..uapi::Register::default()
         };
-        // SAFETY: nobody has references into a `Mapping`, and this one is unmapped after the handle is freed.
+        // SAFETY: there are no references into a `Mapping`, and this one is unmapped after the handle is freed.
         let registered = unsafe { driver.register(&mut register) };
         registered.map_err(|source| Error::Driver {
             what: format!("take {} bytes of memory for its DMA", mapping.size()),
@@ -264,7 +264,7 @@ impl HostBuffer {
     }
 }
 
-/// Memory behind a dma-buf that somebody exported. This process has no mapping of it.
+/// Memory behind a dma-buf of another exporter. This process has no mapping of it.
 #[derive(Clone, Debug)]
 pub struct ImportedBuffer {
     memory: Arc<BufferHandle>,

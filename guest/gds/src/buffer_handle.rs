@@ -78,7 +78,7 @@ impl fmt::Debug for BufferHandle {
 
 impl Drop for BufferHandle {
     fn drop(&mut self) {
-        // Nobody is left to be told of a failure, and closing the device file frees the handle at last.
+        // There is no caller for a failure, and closing the device file frees the handle at last.
         let _ = self.free();
     }
 }

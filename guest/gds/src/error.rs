@@ -73,7 +73,7 @@ pub enum Error {
     /// An operand of a kernel is shorter than what the kernel's threads go through.
     #[error("the kernel needs {needed} bytes of its operand, which has {given}")]
     ShortOperand {
-        /// Bytes that the kernel goes through.
+        /// Bytes that the kernel accepts.
         needed: u64,
         /// Bytes of the operand.
         given: u64,
@@ -102,7 +102,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The transfer is not aligned to what goes peer to peer, and the policy forbids a bounce.
+    /// The transfer is not aligned as peer to peer needs it, and the policy forbids a bounce.
     #[error(
         "of {length} bytes at offset {offset} of {}, {bounced} cannot go peer to peer, since that takes whole blocks of \
          {block} bytes of the file and multiples of {memory} bytes in the buffer; align them, or allow a bounce", path.display()
@@ -139,7 +139,7 @@ pub enum Error {
         /// which has no pages.
         source: io::Error,
     },
-    /// The buffer's memory was pulled away from its mapping: revoked, freed, or gone with its GPU.
+    /// The buffer's memory was removed from its mapping: revoked, freed, or lost with its GPU.
     #[error(
         "{direction} of {length} bytes at offset {offset} of {} met a buffer without memory: it was revoked or freed, or its \
          GPU is gone; allocate another", path.display()
@@ -194,7 +194,7 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// There are as many requests under way as the queue holds.
+    /// The queue has no free entries.
     #[error("the queue holds {0} requests; wait for one before another is pushed")]
     QueueFull(u32),
     /// io_uring does not do what it should.
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_mapping_is_told_from_a_broken_disk() {
+    fn refused_mapping_is_distinguished_from_a_broken_disk() {
         let of = |code| refuses_peer_memory(&io::Error::from_raw_os_error(code));
         assert!(of(libc::EINVAL) && of(libc::EREMOTEIO));
         assert!(!of(libc::EIO) && !of(libc::ENOSPC));

@@ -9,7 +9,7 @@ use crate::uapi;
 pub enum Fault {
     /// An access met a part of the aperture behind which there is no memory.
     NoPage,
-    /// DMA of the command was refused or met nobody.
+    /// DMA of the command was refused or had no completer.
     Dma,
     /// An address beyond VRAM.
     OutOfVram,
@@ -65,8 +65,8 @@ mod tests {
     #[test]
     fn codes_are_those_of_the_device_and_its_driver() {
         for code in (1..=6).chain([0x100]) {
-            let told = Fault::from(code).to_string();
-            assert!(told.starts_with(&format!("fault {code}, ")), "{told}");
+            let text = Fault::from(code).to_string();
+            assert!(text.starts_with(&format!("fault {code}, ")), "{text}");
         }
         assert_eq!(Fault::from(9).to_string(), "fault 9, which is unknown");
     }

@@ -1,4 +1,4 @@
-//! Files between which and GPU memory data goes.
+//! Files, and transfers between them and GPU memory.
 
 use std::fmt;
 use std::fs::File;
@@ -14,10 +14,10 @@ use crate::error::refuses_peer_memory;
 use crate::traffic::Counters;
 use crate::{Buffer, Error, Gpu, Policy, Result, Traffic};
 
-/// Where offsets in files end, as far as the kernel goes.
+/// The end of all offsets in files that the kernel accepts.
 const LAST_OFFSET: u64 = i64::MAX as u64;
 
-/// Which way a transfer goes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the file to the buffer.
@@ -80,13 +80,13 @@ impl Transfer {
         }
     }
 
-    /// The part that goes peer to peer.
+    /// The part that is peer to peer.
     pub(crate) fn middle(&self) -> FileRange {
         self.file_range(self.split.head, self.split.middle)
     }
 }
 
-/// A part of a transfer that goes one way.
+/// A part of a transfer: bytes of the file, and of the buffer.
 #[derive(Clone, Debug)]
 pub(crate) struct FileRange {
     pub(crate) direction: Direction,
@@ -151,7 +151,7 @@ impl GpuFile {
 
     /// Writes all of `range` of `buffer` to `offset` in the file. It is on the disk after [`GpuFile::sync`].
     ///
-    /// Where an end of it is no whole block and may bounce, the block is read, changed and written back: nobody else
+    /// Where an end of it is no whole block and may bounce, the block is read, changed and written back: nothing else
     /// may write to that block at the same time. Several may make the file longer.
     ///
     /// # Errors
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn an_aligned_read_goes_peer_to_peer_and_ends_where_the_file_ends() {
+    fn aligned_read_is_peer_to_peer_and_ends_with_the_file() {
         let (_fake, _gpu, buffer, file, _named) = lab(Policy::PeerOnly);
         let read = file.read_at(&buffer, 4096.., 0).unwrap();
         assert_eq!(read, SIZE as u64);
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_writes_leave_their_neighbours_alone() {
+    fn unaligned_writes_keep_the_bytes_around_them() {
         for (offset, length, at) in [
             (100, 20_000, 100),
             (4095, 2, 7),
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_to_a_file_that_is_open_to_read_says_how_to_open_it() {
+    fn write_to_a_read_only_file_says_how_to_open_it() {
         let (_fake, gpu, buffer, _, named) = lab(Policy::PeerOnly);
         let options = FileOptions::new().policy(Policy::BounceOnly);
         let file = options.open(&gpu, named.path()).unwrap();
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn all_bounces_where_that_is_asked_for() {
+    fn forced_bounce_moves_all_bytes() {
         let (_fake, gpu, buffer, _, named) = lab(Policy::PeerOnly);
         let options = FileOptions::new().write(true).policy(Policy::BounceOnly);
         let file = options.open(&gpu, named.path()).unwrap();
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_was_pulled_away_is_told_from_a_refusal() {
+    fn revoked_buffer_is_distinguished_from_a_refusal() {
         let (_fake, _gpu, buffer, file, _named) = lab(Policy::PeerOnly);
         let transfer = file.plan(Direction::Read, &buffer, ..8192, 0).unwrap();
         let fault = Some(Err(io::Error::from_raw_os_error(libc::EFAULT)));
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_of_another_opening_is_refused_whatever_way_it_would_go() {
+    fn buffer_of_another_opening_is_refused_on_every_route() {
         let (_fake, _gpu, _buffer, file, _named) = lab(Policy::AllowBounce);
         let (_, other) = gpu_with(1 << 20);
         let foreign = other.allocate(8192).unwrap();

@@ -36,7 +36,7 @@ pub struct Properties {
     pub aperture_bytes: u64,
     /// Bytes that the kernel has as p2pmem, 0 if the aperture is a window.
     pub p2pmem_bytes: u64,
-    /// Command channels: so many openings can submit commands.
+    /// Command channels: this number of openings can submit commands.
     pub channels: u32,
     /// Whether its aperture is a window whose pages come and go: the processor reaches its buffers, slowly, and disks do
     /// not, for they have no pages of the kernel.
@@ -115,7 +115,7 @@ impl Gpu {
         HostBuffer::of_file(&self.driver, allocate, size)
     }
 
-    /// Takes somebody's dma-buf.
+    /// Imports a dma-buf of another exporter.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -128,13 +128,13 @@ impl Gpu {
     /// # Errors
     /// [`Error::Lengths`] and [`Error::ShortOperand`] for operands that do not fit; [`Error::Freed`] and
     /// [`Error::ForeignBuffer`] for those whose buffer is not there, or not of this opening; [`Error::Driver`], with
-    /// EAGAIN if too many commands of this opening are under way, with EBUSY if too many programs use the GPU.
+    /// EAGAIN if too many commands of this opening are in progress, with EBUSY if too many programs use the GPU.
     pub fn submit(&self, command: &Command<'_>) -> Result<Fence> {
         let mut submit = command.encode(&self.driver)?;
         self.driver
             .submit(&mut submit)
             .map_err(|source| match source.raw_os_error() {
-                // Another thread has freed it since the command was encoded. Its handle is nobody else's soon.
+                // Another thread has freed it since the command was encoded. No other buffer gets its handle so soon.
                 Some(libc::ENOENT) => Error::Freed,
                 _ => Error::Driver {
                     what: "take the command".to_owned(),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_tells_where_the_first_difference_is() {
+    fn comparison_reports_the_first_difference() {
         let (_, gpu) = gpu_with(1 << 20);
         let (vram, host) = (
             gpu.allocate(4096).unwrap(),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_is_freed_while_a_command_is_submitted_is_told_as_that() {
+    fn buffer_freed_during_submission_is_reported_as_freed() {
         let (_, gpu) = gpu_with(1 << 20);
         let buffer = gpu.allocate(4096).unwrap();
         let (handle, pad) = (buffer.handle().unwrap(), 0);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_kernel_s_reason() {
+    fn oversized_mapping_is_refused_with_the_kernel_error() {
         use std::error::Error as _;
 
         let (_, gpu) = gpu_with(1 << 20);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_not_there_is_told_by_its_path() {
+    fn missing_gpu_is_named_by_its_path() {
         let error = Gpu::open(4096).unwrap_err().to_string();
         assert!(
             error.starts_with("cannot open /dev/peerbar-gpu4096; "),

@@ -1,4 +1,4 @@
-//! GPU-direct file I/O: data goes between a file and the memory of a GPU, and host memory has no part in it.
+//! GPU-direct file I/O: transfers between a file and the memory of a GPU without a copy in host memory.
 //!
 //! The disk's controller writes into the GPU's memory by itself, as Linux's p2pdma arranges it, when a program reads a
 //! file past the page cache into a mapping of GPU memory. This library makes such mappings, does such reads and
@@ -21,7 +21,7 @@
 //!
 //! # Shapes
 //! - [`Gpu`]: the device, opened; [`Buffer`]: a file_range of its memory, mapped; [`HostBuffer`]: memory outside of the GPU
-//!   that its engines reach; [`ImportedBuffer`]: somebody's dma-buf. Clones of them are the same thing, and a buffer is
+//!   that its engines reach; [`ImportedBuffer`]: a dma-buf of another exporter. Clones of them are the same thing, and a buffer is
 //!   freed with its last clone.
 //! - [`GpuFile`]: a file or a block device, opened past the page cache. [`GpuFile::read_at`] and [`GpuFile::write_at`]
 //!   block, [`Queue`] is the asynchronous way (io_uring), [`batch`] does a list of requests at once.
@@ -29,7 +29,7 @@
 //! - [`Policy`] says whether data may take a detour through host memory, [`Traffic`] counts what did and what did not.
 //!
 //! # Units and alignment
-//! Sizes, lengths, offsets are bytes, any number of them: see [`Alignment`] for what goes peer to peer and what is
+//! Sizes, lengths, offsets are bytes, any number of them: see [`Alignment`] for what is peer to peer and what is
 //! left for a bounce.
 //!
 //! # What is not done here

@@ -28,7 +28,7 @@ pub struct Mapping {
 
 // SAFETY: the span stays mapped as long as the value lives, whichever thread has it.
 unsafe impl Send for Mapping {}
-// SAFETY: all accesses are volatile or the kernel's; nobody relies on the contents to stay.
+// SAFETY: all accesses are volatile or the kernel's; nothing relies on the contents to stay.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -185,7 +185,7 @@ fn distance_to_word(at: usize) -> usize {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the span was mapped by this value, and with it the last user goes.
+        // SAFETY: the span was mapped by this value, and this is its last user.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_pieces_come_out_as_they_went_in() {
+    fn odd_ranges_are_written_and_read_back() {
         let mapping = Mapping::anonymous(4096).unwrap();
         let bytes: Vec<u8> = (0..100).collect();
         for (offset, length) in [(0, 100), (3, 2), (5, 3), (7, 17), (4090, 6), (13, 0)] {

@@ -42,7 +42,7 @@ impl FileOptions {
     /// Opens a block device, or a file of any file system that takes O_DIRECT, past the page cache.
     ///
     /// Some file systems take O_DIRECT and copy through the page cache all the same: tmpfs, 9p, ext4 with journalled data.
-    /// A file goes peer to peer only if the kernel says that it is really read and written past the page cache
+    /// A file is peer to peer only if the kernel says that it is really read and written past the page cache
     /// (STATX_DIOALIGN, as of ext4, XFS, F2FS and block devices); of any other, all bytes bounce.
     ///
     /// # Errors
@@ -59,8 +59,8 @@ impl FileOptions {
                 path: path.to_owned(),
                 source,
             })?;
-        let told = Alignment::of(&file);
-        let policy = match (self.policy, told) {
+        let found = Alignment::of(&file);
+        let policy = match (self.policy, found) {
             (policy, Some(_)) => policy,
             (Policy::PeerOnly, None) => {
                 return Err(Error::NotDirect {
@@ -69,7 +69,7 @@ impl FileOptions {
             }
             (Policy::AllowBounce | Policy::BounceOnly, None) => Policy::BounceOnly,
         };
-        let alignment = told.unwrap_or(PAGES);
+        let alignment = found.unwrap_or(PAGES);
         Ok(GpuFile::new(gpu, file, path.to_owned(), policy, alignment))
     }
 }
@@ -86,7 +86,7 @@ mod tests {
     use crate::fake::{bytes_of, gpu_with};
 
     #[test]
-    fn what_a_file_system_copies_is_never_counted_as_peer_to_peer() {
+    fn copies_of_a_file_system_never_count_as_peer_to_peer() {
         let (_, gpu) = gpu_with(1 << 20);
         let buffer = gpu.allocate(8192).unwrap();
         let memory = File::from(memfd_create("tmpfs", MemfdFlags::CLOEXEC).unwrap());

@@ -15,7 +15,7 @@ use crate::{Buffer, Direction, Error, GpuFile, Result};
 /// The most bytes that one entry of the ring asks for; the rest of a longer transfer follows when it completes.
 const LONGEST: u64 = 1 << 30;
 
-/// Requests that [`batch`] keeps under way.
+/// Requests that [`batch`] keeps in progress.
 const BATCH_DEPTH: u32 = 64;
 
 /// A transfer to be done. It holds on to its file and its buffer until it has ended.
@@ -33,7 +33,7 @@ pub struct Request {
     pub range: Range<u64>,
 }
 
-/// What tells one request of a queue from another.
+/// Identifies a request of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
@@ -48,8 +48,8 @@ pub struct Completion {
 
 /// A queue of transfers that go on while the program does something else.
 ///
-/// What goes peer to peer is done by the kernel in any order. What bounces, where the policy allows it, is done by the
-/// thread that waits. Dropping the queue waits for what is under way, and does what is left of it.
+/// The kernel does the peer-to-peer transfers, in any order. The thread that waits does the bounces that the policy
+/// allows. Dropping the queue waits for requests in progress, and does the rest of them.
 pub struct Queue {
     ring: IoUring,
     depth: u32,
@@ -80,7 +80,7 @@ impl Queue {
     /// Starts a request.
     ///
     /// # Errors
-    /// [`Error::QueueFull`] if as many are under way as the queue holds; what of [`GpuFile::read_at`]'s errors is known
+    /// [`Error::QueueFull`] if the queue has no free entries; what of [`GpuFile::read_at`]'s errors is known
     /// before a byte has moved.
     pub fn push(&mut self, request: Request) -> Result<Ticket> {
         if self.under_way.len() >= usize::try_from(self.depth).unwrap_or(usize::MAX) {
@@ -95,19 +95,19 @@ impl Queue {
         let ticket = self.next;
         self.next = self.next.wrapping_add(1);
         let middle = transfer.middle();
-        // What bounces as a whole goes through the ring, too, so that the queue polls readable.
+        // A request that bounces as a whole uses the ring, too, so that the queue polls readable.
         let entry = match middle.length() {
             0 => opcode::Nop::new().build(),
             _ => entry(&request, &middle)?,
         };
         self.start(&entry.user_data(ticket))?;
         self.under_way.insert(ticket, (request, transfer));
-        // What the kernel does not take now it takes when the queue is waited for, which then tells why.
+        // What the kernel does not take now it takes in `wait`, which then reports why.
         let _ = self.enter(0);
         Ok(Ticket(ticket))
     }
 
-    /// Requests that are under way or not yet told of.
+    /// Requests that are in progress or not yet reported.
     pub fn pending(&self) -> usize {
         self.under_way.len().saturating_add(self.done.len())
     }
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_says_so_and_a_drop_waits() {
+    fn full_queue_refuses_and_a_drop_waits() {
         let (_gpu, buffer, file, _named) = lab(Policy::PeerOnly);
         let mut queue = Queue::new(2).unwrap();
         let first = queue.push(read(&file, &buffer, 0, 0..4096)).unwrap();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_polls_readable_as_long_as_it_has_something_to_tell() {
+    fn queue_polls_readable_while_it_has_a_completion() {
         let (_gpu, buffer, file, _named) = lab(Policy::AllowBounce);
         let mut queue = Queue::new(4).unwrap();
         let readable = |queue: &Queue| {

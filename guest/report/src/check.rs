@@ -113,7 +113,7 @@ macro_rules! kinds {
     ($($module:ident::$kind:ident,)*) => {
         $(pub use $module::$kind;)*
 
-        /// One check of a plan, told apart by `kind`.
+        /// One check of a plan, distinguished by `kind`.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(tag = "kind", rename_all = "kebab-case")]
         pub enum Check {

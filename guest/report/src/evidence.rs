@@ -74,7 +74,7 @@ pub struct AcsRegisters {
 pub struct IommuGroup {
     /// Its number.
     pub number: u32,
-    /// The type of its domain: `DMA`, `DMA-FQ`, `identity`; empty where the kernel does not tell.
+    /// The type of its domain: `DMA`, `DMA-FQ`, `identity`; empty where the kernel does not say.
     pub kind: String,
 }
 

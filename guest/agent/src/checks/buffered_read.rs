@@ -1,4 +1,4 @@
-//! The negative control: through the page cache the data is right, and no byte of it goes peer to peer.
+//! The negative control: through the page cache the data is right, and no byte of it is transferred peer to peer.
 
 use super::{Outcome, Run};
 use anyhow::{Context, ensure};

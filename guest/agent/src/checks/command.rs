@@ -98,7 +98,7 @@ fn judge(command: &Command, ran: &Ran) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing that the command moved may have gone another way than [`Command::through`] says, or have failed and been
+/// Nothing that the command moved may have taken another route than [`Command::through`] says, or have failed and been
 /// tried again.
 fn judge_route(command: &Command, measure: &Measure, failures: u64) -> anyhow::Result<()> {
     let (right, wrong) = match &command.through {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn data_must_go_the_way_that_was_asked_for() {
+    fn data_on_another_route_fails() {
         let judged = |through, peer_bytes, ram_bytes, failures| {
             let command = Command {
                 run: String::new(),

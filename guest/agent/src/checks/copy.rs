@@ -1,4 +1,4 @@
-//! Copies from disk to disk, and who carried the bytes.
+//! Copies from disk to disk, and which route the bytes took.
 
 use super::{Outcome, Run};
 use peerbar_report::{Buffer, Copy, Measure};

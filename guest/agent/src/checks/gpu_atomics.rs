@@ -12,7 +12,7 @@ const BLOCKS: u32 = 512;
 const THREADS: u32 = 1000;
 const ADDS: u64 = BLOCKS as u64 * THREADS as u64;
 
-/// What each thread moves over the fabric, in bytes: it reads the counter and writes it.
+/// What each thread moves over the link, in bytes: it reads the counter and writes it.
 const BYTES_OF_AN_ADD: u64 = 2 * 8;
 
 /// What the counter holds before.
@@ -31,7 +31,7 @@ impl Run for GpuAtomics {
         measure.bytes = ADDS * BYTES_OF_AN_ADD;
         witness.tell(measure);
         judge(before, u64::from_le_bytes(after))?;
-        judge_way(witness.traffic()?, gpu.number)?;
+        judge_route(witness.traffic()?, gpu.number)?;
         Ok(Outcome::Passed)
     }
 }
@@ -50,7 +50,7 @@ fn judge(before: u64, after: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn judge_way(traffic: &Traffic, gpu: u32) -> anyhow::Result<()> {
+fn judge_route(traffic: &Traffic, gpu: u32) -> anyhow::Result<()> {
     let (ram, all) = (traffic.payload_to_guest_ram(gpu), traffic.payload());
     let right = ADDS * BYTES_OF_AN_ADD;
     ensure!(

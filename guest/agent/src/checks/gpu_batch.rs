@@ -151,7 +151,7 @@ impl<'a> Bench<'a> {
         Images::store(round, MOVES, &self.disk.disk, &self.buffer)
     }
 
-    /// What is possible goes peer to peer, what is not has its own error, whichever stands beside it. Returns how many bytes
+    /// Possible transfers are peer to peer, each impossible one has its own error, whatever the others are. Returns how many bytes
     /// that moves.
     fn aligned(
         &self,
@@ -243,7 +243,7 @@ impl<'a> Bench<'a> {
         ])
     }
 
-    /// Of transfers that start and end within a block, the whole blocks go peer to peer and the rest bounces, to the byte:
+    /// Of transfers that start and end within a block, the whole blocks are peer to peer and the rest bounces, to the byte:
     /// the GPU's copy engine moves just that, and the disk the blocks that it is in, twice for a write.
     fn unaligned(&self) -> anyhow::Result<()> {
         let file = open(&self.opened, self.disk, Policy::AllowBounce)?;
@@ -288,7 +288,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Nobody waits, and yet nothing is half done once it is gone.
+    /// Nothing waits for the requests, and yet none is half done once the queue is dropped.
     fn dropped_queue(&self) -> anyhow::Result<()> {
         let mut images = self.images()?;
         let mut queue = Queue::new(DEPTH)?;

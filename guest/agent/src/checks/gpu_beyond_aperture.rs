@@ -115,7 +115,7 @@ fn commands_reach_it(guest: &GuestContext, gpu: &gpus::Gpu, opened: &Gpu) -> any
     expect_mark(&buffer, BYTES / 8)
 }
 
-/// So many marks, and zeros before and after them.
+/// This many marks, and zeros before and after them.
 fn expect_mark(buffer: &Buffer, marks: u64) -> anyhow::Result<()> {
     for (place, right) in [
         (TARGET - 8, 0),

@@ -1,4 +1,4 @@
-//! A disk's data becomes another disk's, and on the way only the GPU has had it in its hands: every kernel, in launches of
+//! One disk's data goes through GPU memory to another disk, and only the GPU processes it: every kernel, in launches of
 //! many shapes, against a slow model of them.
 
 mod model;
@@ -32,7 +32,7 @@ const SHAPES: [Shape; 6] = [
     shape(ELEMENTS as u64, 256, 1024),
 ];
 
-/// Where the results go on their disk, behind the vectors if those are on the same one.
+/// Where the results are written on their disk, behind the vectors if those are on the same one.
 const RESULTS: u64 = 2 * BYTES;
 
 const FACTOR: f32 = -1.7;
@@ -149,7 +149,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Brings the vectors, launches every kernel, and leaves on the disk what is in memory after it; returns the result of
+    /// Brings the vectors, launches every kernel, and writes the memory to the disk; returns the result of
     /// the reduction.
     fn run(&self, shape: Shape) -> anyhow::Result<u64> {
         let bytes = bytes_of(shape);
@@ -219,7 +219,7 @@ impl Vectors {
         [bytes(&self.x), bytes(&self.y)].concat()
     }
 
-    /// Compares what a launch of each kernel has left on `disk`, and the sum of the words, with the model.
+    /// Compares the results of a launch of each kernel on `disk`, and the sum of the words, with the model.
     fn verify(&self, shape: Shape, disk: &File, word_sum: u64) -> anyhow::Result<()> {
         let length = usize::try_from(bytes_of(shape))?;
         let (x, y) = (&self.x, &self.y);

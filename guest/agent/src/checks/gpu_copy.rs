@@ -57,7 +57,7 @@ fn allocate(guest: &GuestContext, gpu: &Gpu, with: &With, size: u64) -> anyhow::
     }
 }
 
-/// The way of the bytes: from one piece of GPU memory over the other memory to another piece of GPU memory.
+/// The path of the bytes: from one part of GPU memory through the other memory to another part of GPU memory.
 struct Path<'a> {
     gpu: &'a Gpu,
     vram: Buffer,

@@ -1,5 +1,5 @@
-//! The GPU's copy engine and memory that somebody else has exported as a dma-buf: of a program (udmabuf), or behind the BAR
-//! of a device that a program drives (vfio-pci), which can take it back at any time.
+//! The GPU's copy engine and memory that another exporter shares as a dma-buf: a program (udmabuf), or the
+//! driver of a device in user space (vfio-pci), which can revoke it at any time.
 
 use super::{Outcome, Run};
 use peerbar_report::{Buffer as With, GpuDmaBuf, Measure};
@@ -18,7 +18,7 @@ use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
 use crate::{udmabuf, vfio};
 
-/// A dma-buf has so many bytes twice: what the GPU reads, and behind it what it writes.
+/// Bytes of each half of a dma-buf: what the GPU reads, and behind it what it writes.
 pub(super) const HALF: u64 = 512 << 10;
 
 /// Copies that are under way when the exporter is reset.

@@ -1,4 +1,4 @@
-//! What a GPU and its driver make of those who misbehave: an error for them, and nothing for the others.
+//! Channels that misbehave get an error from the GPU and its driver, and other channels are not affected.
 
 mod past_driver;
 mod requests;

@@ -1,4 +1,4 @@
-//! Data goes from disks into GPU memory, is looked at there by the GPU and by the processor, and goes back.
+//! Data is read from disks into GPU memory, compared there by the GPU and by the processor, and written back.
 
 use super::{Outcome, Run};
 use peerbar_report::{Buffer as Through, Calls, GpuFile, Measure, Medium};
@@ -164,7 +164,8 @@ impl Round<'_> {
         let mut contents = Vec::new();
         for thread in threads {
             let offsets = self.offsets(thread);
-            let content = Content::new(guest.fresh_pattern(thread.disk), offsets.source, self.size)?;
+            let content =
+                Content::new(guest.fresh_pattern(thread.disk), offsets.source, self.size)?;
             disk::store(&thread.plain, &content.bytes, offsets.source)?;
             self.gpu.fill(thread.buffer.span(..)?, STALE)?;
             contents.push(content);

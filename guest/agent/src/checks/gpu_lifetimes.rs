@@ -1,4 +1,4 @@
-//! Processes that die, pass descriptors on or let go in the wrong order leave nothing behind.
+//! Processes that die, pass descriptors on or release resources in any order leak nothing.
 
 use super::{Outcome, Run};
 use anyhow::{Context, ensure};
@@ -40,7 +40,7 @@ fn kill_under_load(gpu: &Gpu, disk: &Controller) -> anyhow::Result<()> {
     users.into_iter().try_for_each(GpuUser::kill)
 }
 
-/// Whoever got the GPU's descriptor and mapped a buffer keeps the memory when all files are closed.
+/// A process that received the GPU's descriptor and mapped a buffer keeps the memory when all files are closed.
 fn a_mapping_outlives_the_files(guest: &GuestContext, gpu: &Gpu) -> anyhow::Result<()> {
     let opened = gpu.open()?;
     let buffer = opened.allocate(GPU_PAGE)?;
@@ -55,7 +55,7 @@ fn a_mapping_outlives_the_files(guest: &GuestContext, gpu: &Gpu) -> anyhow::Resu
         let (seen, [right, ..]) = (mapper.byte_at(place)?, MARK.to_le_bytes());
         ensure!(
             seen == right,
-            "the mapping shows {seen:x} at {place}, not {right:x}: its memory is somebody else's"
+            "the mapping shows {seen:x} at {place}, not {right:x}: its memory is another buffer's"
         );
     }
     drop((new, other));
@@ -85,7 +85,7 @@ fn channels_run_out_and_come_back(gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nobody waits for the commands, whose buffers go at once.
+/// Nothing waits for the commands, and their buffers are freed at once.
 fn closed_with_commands_under_way(guest: &GuestContext, gpu: &Gpu) -> anyhow::Result<()> {
     const BYTES: u64 = 8 << 20;
     let opened = gpu.open()?;
@@ -95,7 +95,7 @@ fn closed_with_commands_under_way(guest: &GuestContext, gpu: &Gpu) -> anyhow::Re
         to: to.span(..)?,
     };
     for _ in 0..32 {
-        // The fence is let go on purpose.
+        // The fence is dropped on purpose.
         let _ = opened.submit(&command)?;
     }
     drop((from, to, opened));

@@ -1,4 +1,4 @@
-//! The GPU's driver itself: what it does when its users come, go and die in any order.
+//! What the checks of the GPU's driver share: a load of copies, and the wait until all memory is free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::guest_context::GuestContext;
 /// Pages of the GPU, in bytes.
 pub(super) const GPU_PAGE: u64 = 64 << 10;
 
-/// How long memory may take to come back once nobody has it: its last user may be a worker of the kernel.
+/// How long memory may take to be free once its last handle is closed: its last user may be a worker of the kernel.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Size of the buffers that a load copies between, in bytes.
@@ -44,7 +44,7 @@ fn all_is_free(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Threads that have the GPU copy and compare, until they are told to end.
+/// Threads that have the GPU copy and compare, until [`Load::end`].
 #[derive(Debug)]
 pub(super) struct Load {
     end: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! A GPU goes without a word, as if it had been pulled out: the server behind it is killed.
+//! A surprise removal of a GPU: the server behind it is killed.
 //!
 //! Disks write to its memory at that moment. Its own channels are idle: QEMU 11.1 does not survive the death of a server that it
 //! is just talking to, so commands are submitted afterwards.
@@ -78,7 +78,7 @@ fn start_readers(gpu: &Gpu, disk: &Controller) -> anyhow::Result<Vec<Reader>> {
         let (end, ended) = channel();
         let thread = thread::spawn(move || {
             let outcome = read_until_it_fails(&file, &buffer);
-            // Nobody listens any more if the check has failed.
+            // The receiver is gone if the check has failed.
             let _ = end.send(());
             outcome
         });
@@ -109,7 +109,7 @@ impl Reader {
     }
 }
 
-/// Whoever waits is woken, and whoever asks is refused.
+/// All waiters are woken, and new requests are refused.
 fn programs_are_told(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     let fence = gpu.submit(&peerbar_gds::Command::Fill {
         to: buffer.span(..)?,

@@ -18,7 +18,7 @@ const GPU_PAGE: u64 = 64 << 10;
 /// Size of the buffers in bytes.
 const SIZE: u64 = 5 * GPU_PAGE;
 
-/// Size of the buffers that take all that is left, and how many threads look at each.
+/// Size of the buffers that take all remaining memory, and how many threads read each.
 const LARGE: u64 = 16 << 20;
 const THREADS: u32 = 4 << 20;
 const BLOCK: u32 = 1024;
@@ -148,7 +148,7 @@ fn placement_is_in_the_bar(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A child may have the memory or die of the access: gdrcopy leaves it without.
+/// A child may read the memory or die of the access: with gdrcopy it has none.
 fn a_child_leaves_the_parent_s_mapping_alone(gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(SIZE)?;
     let mut bytes = numbers(3);
@@ -178,7 +178,7 @@ fn store_in_child(mapping: &Mapping) -> u8 {
     }
 }
 
-/// Whether the child had the memory. It may also die of the access, in one of two ways.
+/// Whether the child could read the memory. It may also die of the access, by SIGSEGV or SIGBUS.
 fn lived(ended: ExitStatus) -> anyhow::Result<bool> {
     match (ended.code(), ended.signal()) {
         (Some(code), _) if code == i32::from(RIGHT) => Ok(true),
@@ -187,7 +187,7 @@ fn lived(ended: ExitStatus) -> anyhow::Result<bool> {
     }
 }
 
-/// Whoever still has a mapping has it to himself, or dies of it: no new buffer is behind it.
+/// An old mapping reads its old memory or its access is fatal: no new buffer is behind it.
 fn what_is_freed_is_nobody_else_s(gpu: &Gpu) -> anyhow::Result<()> {
     let old = gpu.allocate(SIZE)?;
     old.mapping().write(0, &numbers(4))?;
@@ -216,7 +216,7 @@ fn what_is_freed_is_nobody_else_s(gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Another opening of the GPU gets the memory by a descriptor, and has it also when the giver has let it go.
+/// Another opening of the GPU gets the memory by a descriptor, and keeps it after the exporter has freed it.
 fn a_dma_buf_is_the_buffer(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> {
     let bytes = numbers(5);
     let buffer = opened.allocate(SIZE)?;

@@ -1,5 +1,4 @@
-//! Memory of the GPU that comes to a new owner is all zeros: nobody sees what another has left. An owner can have it back
-//! whenever he wants.
+//! GPU memory that is allocated again is all zeros: no owner sees the data of another. An owner can revoke it at any time.
 
 mod revoke;
 
@@ -11,7 +10,7 @@ use peerbar_report::{GpuOwners, Measure};
 use super::gpu_load::{GPU_PAGE, memory_is_back};
 use crate::guest_context::GuestContext;
 
-/// What the first owner leaves.
+/// What the first owner writes.
 const MARK: u64 = 0x0ddb_a11a_0ddb_a11a;
 
 /// Size of the largest buffers in bytes: the threads of a launch reach all of it.

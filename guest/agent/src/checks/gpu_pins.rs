@@ -188,7 +188,7 @@ impl Bench<'_> {
         let other = self.opened.allocate(SIZE)?;
         ensure!(
             other.placement(0)?.bus_address != pin.bus_address,
-            "memory with a persistent pin was given to somebody else"
+            "memory with a persistent pin was given to another owner"
         );
         answers("put_pages_persistent", pin.put()?, 0)?;
         answers("put_pages_persistent again", pin.put()?, INVALID)
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_answer_is_told_in_words() {
+    fn wrong_answer_is_described() {
         assert!(answers("put", INVALID, INVALID).is_ok());
         let error = answers("put", 0, INVALID).unwrap_err().to_string();
         assert!(

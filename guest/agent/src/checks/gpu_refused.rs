@@ -1,4 +1,4 @@
-//! Where the kernel has no way from device to device, a transfer is refused with the reason, or bounces by leave.
+//! Where the kernel has no route between devices, a transfer is refused with the reason, or bounces where that is allowed.
 
 use super::{Outcome, Run};
 use anyhow::{bail, ensure};
@@ -53,7 +53,7 @@ fn open(gpu: &Gpu, disk: &Controller, policy: Policy) -> anyhow::Result<GpuFile>
     Ok(options.open(gpu, &disk.disk.node)?)
 }
 
-/// Without leave nothing moves, whichever way it is asked for.
+/// Where a bounce is not allowed nothing moves, whichever call asks for it.
 fn refused(
     guest: &GuestContext,
     gpu: &Gpu,
@@ -74,7 +74,7 @@ fn refused(
             Err(Error::PeerToPeer { .. }) => {}
             Err(error) => bail!("a transfer was to be refused as peer-to-peer DMA, but: {error:#}"),
             Ok(moved) => bail!(
-                "{moved} bytes have moved: the kernel has a way from device to device here, so this check is out of place"
+                "{moved} bytes have moved: the kernel has a route between these devices, so this check is out of place"
             ),
         }
     }

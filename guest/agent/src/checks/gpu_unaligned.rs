@@ -1,5 +1,5 @@
-//! What does not start and end with a block, or is of a file that the kernel copies, goes nowhere without leave, and with
-//! leave is counted to the byte.
+//! A transfer that does not start and end with a block, or of a file that the kernel copies, is refused, or bounces where
+//! that is allowed and is counted to the byte.
 
 use super::{Outcome, Run};
 use peerbar_report::{GpuUnaligned, Measure};
@@ -55,7 +55,7 @@ impl Run for GpuUnaligned {
     }
 }
 
-/// Without leave nothing moves.
+/// Where a bounce is not allowed nothing moves.
 fn refused(
     guest: &GuestContext,
     gpu: &Gpu,
@@ -77,7 +77,7 @@ fn refused(
     Ok(())
 }
 
-/// tmpfs takes O_DIRECT, and the processor copies: that is no way from device to device.
+/// tmpfs takes O_DIRECT, and the processor copies: that is no transfer between devices.
 fn copied(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     const PATH: &str = "/tmp/copied";
     fs::write(PATH, vec![7; usize::try_from(2 * super::PAGE)?])?;

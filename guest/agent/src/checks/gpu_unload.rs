@@ -1,4 +1,4 @@
-//! The driver lets go of a GPU that is in use, as does the kernel, and leaves the kernel, without a trace.
+//! The driver is unbound from a GPU in use, the GPU is removed while in use, and the driver is unloaded: nothing leaks.
 
 use super::{Outcome, Run};
 use peerbar_report::{GpuUnload, Measure};
@@ -83,7 +83,7 @@ fn load(name: &str) -> anyhow::Result<()> {
     finit_module(&file, c"", 0).with_context(|| format!("cannot load {name}"))
 }
 
-/// Commands, transfers, a mapping, a dma-buf and a pin are there when the GPU is made to `leave`.
+/// Commands, transfers, a mapping, a dma-buf and a pin exist when `leave` takes the GPU away.
 fn leaves_under_load(
     guest: &GuestContext,
     gpu: &gpus::Gpu,

@@ -1,5 +1,5 @@
-//! The GPU and the guest's virtio-gpu, whose memory is the guest's: buffers of virtio-gpu are the GPU's operands; the other
-//! way round there is none, since virtio-gpu cannot be told that memory goes away.
+//! The GPU and the guest's virtio-gpu, whose memory is the guest's: buffers of virtio-gpu are the GPU's operands. The
+//! reverse is refused, since virtio-gpu's import cannot be revoked.
 
 use super::{Outcome, Run};
 use peerbar_report::{Buffer as With, GpuVirtio, Measure};

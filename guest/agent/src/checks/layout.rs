@@ -19,7 +19,7 @@ pub(super) struct CopyOffsets {
 }
 
 impl Layout {
-    /// Areas for transfers of these `sizes` at these `offsets` by so many `threads`.
+    /// Areas for transfers of these `sizes` at these `offsets` by this number of `threads`.
     pub(super) fn of(sizes: &[u64], offsets: &[u64], threads: u32) -> anyhow::Result<Self> {
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let farthest = offsets.iter().copied().max();
@@ -51,7 +51,7 @@ impl Layout {
     }
 }
 
-/// Sizes as a person reads them: the smallest and the largest.
+/// Sizes for the table of results: the smallest and the largest.
 pub(super) fn size_range(sizes: &[u64]) -> String {
     let bounds = sizes.iter().min().zip(sizes.iter().max());
     match bounds {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_told_as_a_range() {
+    fn sizes_are_shown_as_a_range() {
         assert_eq!(size_range(&[8 << 20, 4096, 65536]), "4K-8M");
         assert_eq!(size_range(&[512]), "512");
         assert_eq!(size_range(&[]), "");

@@ -24,7 +24,7 @@ use crate::pattern::Pattern;
 const LENGTH: u64 = 64 << 10;
 const BYTES: usize = 64 << 10;
 
-/// Which way data goes.
+/// The direction of the data.
 #[derive(Clone, Copy, Debug)]
 enum Direction {
     /// From the near end to the far end: the client writes to the provider's memory.
@@ -68,7 +68,7 @@ impl Run for Probe {
         });
         ensure!(
             wrong.is_none(),
-            "the program is told of success, but {}",
+            "the transfer ended with success, but {}",
             wrong.unwrap_or_default()
         );
         Ok(Outcome::Passed)
@@ -275,7 +275,7 @@ mod tests {
     const PATTERN: Pattern = Pattern { disk: 1, round: 2 };
 
     #[test]
-    fn a_program_that_is_told_of_an_error_sees_no_wrong_data() {
+    fn program_with_an_error_sees_no_wrong_data() {
         let right = PATTERN.bytes(0, 512);
         assert_eq!(judge(Ok(()), PATTERN, &right), Transfer::Right);
         let wrong = judge(Ok(()), PATTERN, &[0; 512]);

@@ -1,4 +1,4 @@
-//! Which way the bytes went, and whether it is the right one.
+//! The route that the bytes took, and whether it is the right one.
 
 use std::io;
 
@@ -34,7 +34,7 @@ pub(super) fn explain(through: &Buffer, error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// The bytes must have gone the one way that the buffer stands for, all of them, and none the other way.
+/// All bytes must have taken the route that the buffer stands for, and none the other.
 pub(super) fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow::Result<()> {
     let failures = traffic.failures();
     ensure!(
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn below_one_switch_nothing_goes_up() {
+    fn upstream_traffic_below_one_switch_fails() {
         let measure = |route, bytes| Measure {
             routes: [(Route::Peer, 4096), (route, bytes)].into(),
             ..Measure::default()

@@ -28,7 +28,8 @@ impl fmt::Display for BufferedRead {
 
 impl CheckKind for BufferedRead {
     const KIND: &'static str = "buffered-read";
-    const ABOUT: &'static str = "A buffered read into p2pmem has the right data, and no byte of it is transferred from peer to peer.";
+    const ABOUT: &'static str = "A buffered read into p2pmem has the right data, and no byte of it is transferred from \
+        peer to peer.";
     const KEYS: &'static [Key] = &[
         Key::required("from", "Name of the `[[nvme]]` that is read."),
         Key::required(

@@ -22,7 +22,8 @@ impl fmt::Display for ControllerReset {
 
 impl CheckKind for ControllerReset {
     const KIND: &'static str = "controller-reset";
-    const ABOUT: &'static str = "The controller is reset through sysfs and is live again afterwards; its p2pmem is still there.";
+    const ABOUT: &'static str = "The controller is reset through sysfs and is live again afterwards; its p2pmem is still \
+        there.";
     const KEYS: &'static [Key] = &[Key::required("device", "Name of an `[[nvme]]`.")];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

@@ -44,8 +44,8 @@ impl fmt::Display for Copy {
 
 impl CheckKind for Copy {
     const KIND: &'static str = "copy";
-    const ABOUT: &'static str = "Copies from one disk to another through a buffer and compares the contents. Through p2pmem \
-        every byte must go from peer to peer, through guest RAM none.";
+    const ABOUT: &'static str = "Copies from one disk to another through a buffer and compares the contents. Through \
+        p2pmem every byte must go from peer to peer, through guest RAM none.";
     const KEYS: &'static [Key] = &[
         Key::required("from", "Name of the `[[nvme]]` that is read."),
         Key::required("to", "Name of the `[[nvme]]` that is written."),

@@ -23,8 +23,8 @@ impl fmt::Display for DmaLog {
 
 impl CheckKind for DmaLog {
     const KIND: &'static str = "dma-log";
-    const ABOUT: &'static str = "The DMA counters that the device shows the guest, in a log page of a disk or in a BAR of a GPU, \
-        equal those that the host reads.";
+    const ABOUT: &'static str = "The DMA counters that the device shows the guest, in a log page of a disk or in a BAR of \
+        a GPU, equal those that the host reads.";
     const KEYS: &'static [Key] = &[Key::required(
         "device",
         "Name of an `[[nvme]]` or a `[[gpu]]`.",

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckKind, Key, Keys, Pair, TableError};
 
-/// Batches and queues of reads and writes between a disk and GPU memory: each entry has its own outcome, independent of the others.
+/// Batches and queues of reads and writes between a disk and GPU memory: each entry has its own outcome, independent of the
+/// others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuBatch {
@@ -24,7 +25,8 @@ impl fmt::Display for GpuBatch {
 
 impl CheckKind for GpuBatch {
     const KIND: &'static str = "gpu-batch";
-    const ABOUT: &'static str = "Batches and queues of reads and writes between a disk and GPU memory: each entry has its own outcome, independent of the others.";
+    const ABOUT: &'static str = "Batches and queues of reads and writes between a disk and GPU memory: each entry has its \
+        own outcome, independent of the others.";
     const KEYS: &'static [Key] = &[Key::GPU, Key::DISK];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

@@ -23,7 +23,8 @@ impl fmt::Display for GpuBeyondAperture {
 
 impl CheckKind for GpuBeyondAperture {
     const KIND: &'static str = "gpu-beyond-aperture";
-    const ABOUT: &'static str = "VRAM that the aperture does not show is reached, through a window that is moved to it or by commands.";
+    const ABOUT: &'static str = "VRAM that the aperture does not show is reached, through a window that is moved to it or \
+        by commands.";
     const KEYS: &'static [Key] = &[Key::required(
         "gpu",
         "Name of a `[[gpu]]` whose `aperture` is smaller than its `vram`.",

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckKind, Key, Keys, Pair, TableError};
 
-/// Two vectors are read from a disk, go through every kernel of the GPU in launches of many shapes, and the results are written to a disk: no byte of them is in guest RAM.
+/// Two vectors are read from a disk, go through every kernel of the GPU in launches of many shapes, and the results are
+/// written to a disk: no byte of them is in guest RAM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuCompute {
@@ -30,7 +31,8 @@ impl fmt::Display for GpuCompute {
 
 impl CheckKind for GpuCompute {
     const KIND: &'static str = "gpu-compute";
-    const ABOUT: &'static str = "Two vectors are read from a disk, go through every kernel of the GPU in launches of many shapes, and the results are written to a disk: no byte of them is in guest RAM.";
+    const ABOUT: &'static str = "Two vectors are read from a disk, go through every kernel of the GPU in launches of many \
+        shapes, and the results are written to a disk: no byte of them is in guest RAM.";
     const KEYS: &'static [Key] = &[
         Key::GPU,
         Key::required("from", "Name of the `[[nvme]]` that is read."),

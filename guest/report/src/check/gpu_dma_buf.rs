@@ -1,4 +1,4 @@
-//! `gpu-dma-buf`: memory that somebody else exports.
+//! `gpu-dma-buf`: memory of another exporter.
 
 use std::fmt;
 
@@ -24,8 +24,8 @@ impl fmt::Display for GpuDmaBuf {
 
 impl CheckKind for GpuDmaBuf {
     const KIND: &'static str = "gpu-dma-buf";
-    const ABOUT: &'static str = "The GPU's copy engine reads and writes memory that another exporter shares as a dma-buf: a \
-        program's, or, in a guest with an IOMMU, the aperture of another GPU, which vfio-pci exports.";
+    const ABOUT: &'static str = "The GPU's copy engine reads and writes memory that another exporter shares as a dma-buf: \
+        a program's, or, in a guest with an IOMMU, the aperture of another GPU, which vfio-pci exports.";
     const KEYS: &'static [Key] = &[
         Key::GPU,
         Key::required(

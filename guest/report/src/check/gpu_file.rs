@@ -28,7 +28,7 @@ pub struct GpuFile {
     /// How the transfers are asked for.
     #[serde(default)]
     pub by: Calls,
-    /// Whether all of the data goes through guest RAM, as the control.
+    /// Whether all of the data bounces in guest RAM, as the control.
     #[serde(default)]
     pub bounce: bool,
     /// As [`super::Copy::sizes`].
@@ -108,7 +108,7 @@ impl CheckKind for GpuFile {
         ),
         Key::optional(
             "bounce",
-            "Whether all of the data goes through guest RAM, as the control.",
+            "Whether all of the data bounces in guest RAM, as the control.",
             "false",
         ),
         Key::SIZES,

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckKind, Key, Keys, TableError};
 
-/// The processor loads from GPU memory and stores to it through mappings, which outlive the buffers and files that they come from.
+/// The processor loads from GPU memory and stores to it through mappings, which outlive the buffers and files that they come
+/// from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuMapping {
@@ -22,7 +23,8 @@ impl fmt::Display for GpuMapping {
 
 impl CheckKind for GpuMapping {
     const KIND: &'static str = "gpu-mapping";
-    const ABOUT: &'static str = "The processor loads from GPU memory and stores to it through mappings, which outlive the buffers and files that they come from.";
+    const ABOUT: &'static str = "The processor loads from GPU memory and stores to it through mappings, which outlive the \
+        buffers and files that they come from.";
     const KEYS: &'static [Key] = &[Key::GPU];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

@@ -16,7 +16,7 @@ pub struct GpuOwners {
 
 impl fmt::Display for GpuOwners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory of {} comes to a new owner", self.gpu)
+        write!(f, "memory of {} is zeroed for a new owner", self.gpu)
     }
 }
 

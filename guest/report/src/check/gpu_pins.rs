@@ -24,7 +24,8 @@ impl fmt::Display for GpuPins {
 
 impl CheckKind for GpuPins {
     const KIND: &'static str = "gpu-pins";
-    const ABOUT: &'static str = "Another driver pins GPU memory, transfers between it and a disk, and loses it, in each order of events.";
+    const ABOUT: &'static str = "Another driver pins GPU memory, transfers between it and a disk, and loses it, in each \
+        order of events.";
     const KEYS: &'static [Key] = &[Key::GPU, Key::DISK];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckKind, Key, Keys, Pair, TableError};
 
-/// The kernel has no route from the disk to the GPU's memory: transfers are refused with the reason, and all bounce where a bounce is allowed.
+/// The kernel has no route from the disk to the GPU's memory: transfers are refused with the reason, and all bounce where a
+/// bounce is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuRefused {
@@ -28,7 +29,8 @@ impl fmt::Display for GpuRefused {
 
 impl CheckKind for GpuRefused {
     const KIND: &'static str = "gpu-refused";
-    const ABOUT: &'static str = "The kernel has no route from the disk to the GPU's memory: transfers are refused with the reason, and all bounce where a bounce is allowed.";
+    const ABOUT: &'static str = "The kernel has no route from the disk to the GPU's memory: transfers are refused with \
+        the reason, and all bounce where a bounce is allowed.";
     const KEYS: &'static [Key] = &[Key::GPU, Key::DISK];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckKind, Key, Keys, TableError};
 
-/// The GPU is reset under load: no command and no contents are lost, except a command that cannot be repeated, which is reported as lost.
+/// The GPU is reset under load: no command and no contents are lost, except a command that cannot be repeated, which is
+/// reported as lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuReset {
@@ -22,7 +23,8 @@ impl fmt::Display for GpuReset {
 
 impl CheckKind for GpuReset {
     const KIND: &'static str = "gpu-reset";
-    const ABOUT: &'static str = "The GPU is reset under load: no command and no contents are lost, except a command that cannot be repeated, which is reported as lost.";
+    const ABOUT: &'static str = "The GPU is reset under load: no command and no contents are lost, except a command that \
+        cannot be repeated, which is reported as lost.";
     const KEYS: &'static [Key] = &[Key::GPU];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckKind, Key, Keys, Pair, TableError};
 
-/// A read into GPU memory that starts and ends within a block is refused with the reason. Where a bounce is allowed it is done, and the bytes that bounce are counted.
+/// A read into GPU memory that starts and ends within a block is refused with the reason. Where a bounce is allowed it is
+/// done, and the bytes that bounce are counted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuUnaligned {
@@ -28,7 +29,8 @@ impl fmt::Display for GpuUnaligned {
 
 impl CheckKind for GpuUnaligned {
     const KIND: &'static str = "gpu-unaligned";
-    const ABOUT: &'static str = "A read into GPU memory that starts and ends within a block is refused with the reason. Where a bounce is allowed it is done, and the bytes that bounce are counted.";
+    const ABOUT: &'static str = "A read into GPU memory that starts and ends within a block is refused with the reason. \
+        Where a bounce is allowed it is done, and the bytes that bounce are counted.";
     const KEYS: &'static [Key] = &[Key::GPU, Key::DISK];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckKind, Key, Keys, Pair, TableError};
 
-/// The GPU's driver is unbound under load and bound again, then the GPU is removed and found again; the driver is unloaded and loaded again.
+/// The GPU's driver is unbound under load and bound again, then the GPU is removed and found again; the driver is unloaded
+/// and loaded again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuUnload {
@@ -18,13 +19,14 @@ pub struct GpuUnload {
 
 impl fmt::Display for GpuUnload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the driver of {} leaves under load", self.gpu)
+        write!(f, "the driver of {} is unbound under load", self.gpu)
     }
 }
 
 impl CheckKind for GpuUnload {
     const KIND: &'static str = "gpu-unload";
-    const ABOUT: &'static str = "The GPU's driver is unbound under load and bound again, then the GPU is removed and found again; the driver is unloaded and loaded again.";
+    const ABOUT: &'static str = "The GPU's driver is unbound under load and bound again, then the GPU is removed and \
+        found again; the driver is unloaded and loaded again.";
     const KEYS: &'static [Key] = &[Key::GPU, Key::DISK];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

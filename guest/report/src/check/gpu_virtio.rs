@@ -22,7 +22,8 @@ impl fmt::Display for GpuVirtio {
 
 impl CheckKind for GpuVirtio {
     const KIND: &'static str = "gpu-virtio";
-    const ABOUT: &'static str = "The GPU and the guest's virtio-gpu share memory with each other as dma-bufs, where the kernel permits it.";
+    const ABOUT: &'static str = "The GPU and the guest's virtio-gpu share memory with each other as dma-bufs, where the \
+        kernel permits it.";
     const KEYS: &'static [Key] = &[Key::GPU];
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {

@@ -22,7 +22,8 @@ impl fmt::Display for PoolExhausted {
 
 impl CheckKind for PoolExhausted {
     const KIND: &'static str = "pool-exhausted";
-    const ABOUT: &'static str = "A mapping of more than the provider's pool holds fails with ENOMEM when it is made or used.";
+    const ABOUT: &'static str = "A mapping of more than the provider's pool holds fails with ENOMEM when it is made or \
+        used.";
     const KEYS: &'static [Key] = &[Key::required(
         "provider",
         "Name of an `[[nvme]]` with a `cmb`, or of a `[[gpu]]`.",

@@ -7,7 +7,8 @@ use toml::Spanned;
 
 use super::{CheckKind, Key, Keys, Pair, TableError};
 
-/// Tries peer-to-peer DMA between two devices, a write and a read, and reports the outcome. Only success with wrong data fails.
+/// Tries peer-to-peer DMA between two devices, a write and a read, and reports the outcome. Only success with wrong data
+/// fails.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Probe {
@@ -25,7 +26,8 @@ impl fmt::Display for Probe {
 
 impl CheckKind for Probe {
     const KIND: &'static str = "probe";
-    const ABOUT: &'static str = "Tries peer-to-peer DMA between two devices, a write and a read, and reports the outcome. Only success with wrong data fails.";
+    const ABOUT: &'static str = "Tries peer-to-peer DMA between two devices, a write and a read, and reports the outcome. \
+        Only success with wrong data fails.";
     const KEYS: &'static [Key] = &[
         Key::required(
             "provider",

@@ -22,7 +22,8 @@ impl fmt::Display for Provider {
 
 impl CheckKind for Provider {
     const KIND: &'static str = "provider";
-    const ABOUT: &'static str = "The device has published its whole CMB, or aperture, as p2pmem: sysfs `p2pmem/{size,published,available}` say so.";
+    const ABOUT: &'static str = "The device has published its whole CMB, or aperture, as p2pmem: sysfs \
+        `p2pmem/{size,published,available}` say so.";
     const KEYS: &'static [Key] = &[Key::required(
         "device",
         "Name of an `[[nvme]]` with a `cmb`, or of a `[[gpu]]`.",

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckKind, Key, Keys, TableError};
 
-/// The submission queues of the device lie in its CMB: it fetches commands from its own memory, and none of the I/O queues' from guest RAM.
+/// The submission queues of the device lie in its CMB: it fetches commands from its own memory, and none of the I/O queues'
+/// from guest RAM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueuesInCmb {
@@ -22,7 +23,8 @@ impl fmt::Display for QueuesInCmb {
 
 impl CheckKind for QueuesInCmb {
     const KIND: &'static str = "queues-in-cmb";
-    const ABOUT: &'static str = "The submission queues of the device lie in its CMB: it fetches commands from its own memory, and none of the I/O queues' from guest RAM.";
+    const ABOUT: &'static str = "The submission queues of the device lie in its CMB: it fetches commands from its own \
+        memory, and none of the I/O queues' from guest RAM.";
     const KEYS: &'static [Key] = &[Key::required(
         "device",
         "Name of an `[[nvme]]` with `cmb-queues = true`.",

@@ -6,7 +6,7 @@ use super::{LINE_LIMIT, Line};
 
 /// Reads a report out of chunks of bytes, cut anywhere.
 ///
-/// The guest is not trusted: any bytes are read, and whatever is wrong with them is told by
+/// The guest is not trusted: any bytes are read, and errors in them are reported by
 /// [`KtapReader::finish`].
 #[derive(Debug, Default)]
 pub struct KtapReader {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_line_takes_no_memory_and_the_next_line_is_read() {
+    fn endless_line_takes_no_memory_and_the_next_is_read() {
         let mut reader = KtapReader::new();
         for _ in 0..64 {
             reader.feed(&vec![b'x'; LINE_LIMIT / 2]);

@@ -15,7 +15,7 @@ pub struct KtapWriter<W> {
 }
 
 impl<W: Write> KtapWriter<W> {
-    /// A report that goes to `out`.
+    /// A report that is written to `out`.
     pub fn new(out: W) -> Self {
         KtapWriter { out, results: 0 }
     }

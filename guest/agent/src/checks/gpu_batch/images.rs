@@ -1,4 +1,4 @@
-//! What disk and buffer hold, byte for byte, while transfers go between them.
+//! What disk and buffer hold, byte for byte, while data is transferred between them.
 
 use std::ops::Range;
 
@@ -69,7 +69,7 @@ pub(super) struct Images {
 }
 
 impl Images {
-    /// Fills so many slots of `disk` and of `buffer`, each with something else.
+    /// Fills this many slots of `disk` and of `buffer`, each with different contents.
     pub(super) fn store(
         pattern: Pattern,
         slots: u64,

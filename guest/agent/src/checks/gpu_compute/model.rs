@@ -5,7 +5,7 @@ use std::fmt;
 /// Counters of a histogram.
 pub(super) const BINS: usize = 256;
 
-/// How a kernel is launched: on so many elements, in so many blocks of so many threads.
+/// How a kernel is launched: the numbers of elements, of blocks, and of threads in a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) elements: u64,
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_without_a_thread_stay_and_threads_without_an_element_do_nothing() {
+    fn threads_and_elements_without_a_partner_change_nothing() {
         let y = vec![10.0; 5];
         let fewer = saxpy(shape(5, 1, 3), 2.0, &X, y.clone());
         assert_eq!(fewer, [12.0, 14.0, 16.0, 10.0, 10.0]);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_and_counts_are_of_what_the_threads_meet() {
+    fn sums_and_counts_cover_the_elements_of_the_threads() {
         let two = u64::from(1f32.to_bits()) + u64::from(2f32.to_bits());
         assert_eq!(reduction(shape(5, 2, 1), &X), two);
         let bins = histogram(shape(4, 1, 1024), &[7, 7, 9, 7, 7], vec![1; BINS]);

@@ -18,7 +18,7 @@ use crate::kmsg::KernelLog;
 /// How long the device may take to notice.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A bus address at which nobody is.
+/// A bus address without a completer.
 const NOWHERE: u64 = 0x000f_0000_0000_0000;
 
 const ENTRIES: u32 = 4;
@@ -47,13 +47,13 @@ struct Mistake {
     address: u64,
 }
 
-/// Requests of the device that mistakes make fail, by way of the fabric.
+/// Requests of the device that mistakes make fail, by a bus address.
 pub(super) const FAILED_REQUESTS: u64 = 2;
 
 pub(super) struct Bench<'a> {
     guest: &'a GuestContext,
     channel: &'a Channel,
-    /// Whose channel must go on.
+    /// The GPU with a channel that must not be affected.
     other: Gpu,
     buffer: Buffer,
     /// Where the buffer is in VRAM.
@@ -83,7 +83,7 @@ impl<'a> Bench<'a> {
         let found = self.channel.state()?;
         ensure!(
             found == State::Off,
-            "channel {} is {found:?}: somebody uses it",
+            "channel {} is {found:?}: it is in use",
             gpu_channel::NUMBER
         );
         self.a_good_command_is_done()
@@ -141,7 +141,7 @@ impl<'a> Bench<'a> {
                 ..good
             },
             Mistake {
-                name: "a ring where nobody is",
+                name: "a ring without a completer",
                 ring: Ring {
                     address: NOWHERE,
                     space: ON_BUS,
@@ -166,7 +166,7 @@ impl<'a> Bench<'a> {
                 ..bad_entry("a fill that leaves VRAM", fill(vram - 8, 16), 3)
             },
             Mistake {
-                name: "a copy to where nobody is",
+                name: "a copy to an address without a completer",
                 entry: Entry {
                     opcode: COPY,
                     spaces: FIRST_IN_VRAM,
@@ -253,11 +253,11 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// The driver tells of each fault that the device has recorded.
+    /// The driver reports each fault that the device has recorded.
     fn wait_for_record(&self, mistake: &Mistake, log: &mut KernelLog) -> anyhow::Result<()> {
-        let way = if mistake.write { "write" } else { "read" };
+        let access = if mistake.write { "write" } else { "read" };
         let wanted = format!(
-            "fault {} on a {way} at {:#x}, channel {}",
+            "fault {} on a {access} at {:#x}, channel {}",
             mistake.code,
             mistake.address,
             gpu_channel::NUMBER

@@ -1,4 +1,4 @@
-//! Requests to the GPU's driver as a hostile program makes them: the library has no way to say such nonsense
+//! Requests to the GPU's driver as a hostile program makes them: the library cannot express them
 //! (guest/gpu-driver/include/peerbar_gpu.h).
 
 #![allow(unsafe_code)]

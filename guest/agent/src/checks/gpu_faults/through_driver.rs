@@ -12,7 +12,7 @@ use crate::gpus;
 /// Size of the program's buffer in bytes.
 const BYTES: u64 = 64 << 10;
 
-/// What is filled by way of a dma-buf, and so by an address on the fabric. Nothing else moves there.
+/// Bytes that are filled through a dma-buf, and so by a bus address. Nothing else is counted.
 pub(super) const IMPORTED_BYTES: u64 = BYTES;
 
 const COPY: u32 = 1;
@@ -117,7 +117,7 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     if let Some(operand) = host.operand.first_mut() {
         operand.space = 1;
     }
-    // A program would read in its own memory where in the machine somebody's memory lies.
+    // A program could otherwise find out bus addresses by reading its own memory.
     let mut summand = launch(handle, ATOMIC_ADD, 0, (1, 1));
     summand.address_mask = 0b11;
     if let Some(operand) = summand.operand.get_mut(1) {
