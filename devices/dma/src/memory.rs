@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,7 +12,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate};
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-use crate::prefetch;
+use crate::hints;
 
 /// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
 /// completion entry holds its phase tag and must become visible last.
@@ -54,12 +55,26 @@ pub enum MemoryError {
     },
 }
 
+/// Memory that is mapped in this process as a whole.
+#[derive(Debug)]
+pub struct MappedMemory {
+    region: MmapRegion,
+    size: u64,
+}
+
 /// A whole memory file, mapped once and sealed against shrinking.
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,
-    region: MmapRegion,
-    size: u64,
+    mapped: MappedMemory,
+}
+
+impl Deref for MemoryFile {
+    type Target = MappedMemory;
+
+    fn deref(&self) -> &MappedMemory {
+        &self.mapped
+    }
 }
 
 impl MemoryFile {
@@ -97,17 +112,34 @@ impl MemoryFile {
         let lent = file.try_clone().map_err(|e| os("share it", e))?;
         let region = MmapRegion::from_file(FileOffset::new(lent, 0), length)
             .map_err(|e| os("map it", io::Error::other(e)))?;
-        Ok(Self { file, region, size })
-    }
-
-    /// Length in bytes.
-    pub fn size(&self) -> u64 {
-        self.size
+        let mapped = MappedMemory { region, size };
+        Ok(Self { file, mapped })
     }
 
     /// The file itself, to be handed to the client.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Makes `len` bytes at `offset` zeros. Whole pages of them are given back to the host: they read as zeros in every
+    /// mapping of the file, and take memory again once they are written.
+    pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        self.zero_by(offset, len, |first, bytes| {
+            fallocate(&self.file, hole, first, bytes)
+        })
+    }
+}
+
+impl MappedMemory {
+    /// What `region` maps, which has `size` bytes.
+    pub(crate) fn new(region: MmapRegion, size: u64) -> Self {
+        Self { region, size }
+    }
+
+    /// Length in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
     }
 
     /// Copies from the memory at `offset` into `data`.
@@ -153,23 +185,22 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// Makes `len` bytes at `offset` zeros. Whole pages of them are given back to the host: they read as zeros in every
-    /// mapping of the file, and take memory again once they are written.
-    pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+    /// Makes `len` bytes at `offset` zeros: by `give_back`, which takes offset and length, where they are whole pages.
+    pub(crate) fn zero_by(
+        &self,
+        offset: u64,
+        len: u64,
+        give_back: impl FnOnce(u64, u64) -> rustix::io::Result<()>,
+    ) -> Result<(), MemoryError> {
         self.check(offset, len)?;
         let end = offset.saturating_add(len);
         let first = offset.next_multiple_of(PAGE).min(end);
         let last = (end / PAGE * PAGE).max(first);
-        if first == last || self.punch(first, last - first).is_err() {
+        if first == last || give_back(first, last - first).is_err() {
             return self.write_zeros(offset, end);
         }
         self.write_zeros(offset, first)?;
         self.write_zeros(last, end)
-    }
-
-    fn punch(&self, offset: u64, len: u64) -> rustix::io::Result<()> {
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&self.file, hole, offset, len)
     }
 
     fn write_zeros(&self, mut offset: u64, end: u64) -> Result<(), MemoryError> {
@@ -182,11 +213,11 @@ impl MemoryFile {
         Ok(())
     }
 
-    /// Copies `len` bytes at `offset` to `to_offset` of another memory file.
+    /// Copies `len` bytes at `offset` to `to_offset` of another memory.
     pub(crate) fn copy_to(
         &self,
         offset: u64,
-        to: &MemoryFile,
+        to: &MappedMemory,
         to_offset: u64,
         len: usize,
     ) -> Result<(), MemoryError> {
@@ -202,7 +233,7 @@ impl MemoryFile {
         if let Ok(slice) = self.slice(offset, len) {
             let start = slice.ptr_guard().as_ptr();
             let lines = (0..len).step_by(LINE);
-            lines.for_each(|at| prefetch::line(start.wrapping_add(at)));
+            lines.for_each(|at| hints::line(start.wrapping_add(at)));
         }
     }
 
@@ -242,7 +273,7 @@ impl MemoryFile {
         }
     }
 
-    /// Whether `len` bytes at `offset` lie in the file.
+    /// Whether `len` bytes at `offset` lie in the memory.
     pub fn check(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
         let end = offset.checked_add(len).filter(|end| *end <= self.size);
         end.map(|_| ()).ok_or(MemoryError::OutOfRange {

@@ -7,7 +7,7 @@ use peerbar_dma_log::{Direction, Purpose};
 use crate::counters::Slot;
 use crate::direct::DirectRoute;
 use crate::error::{DmaError, DmaFault};
-use crate::memory::{MemoryError, MemoryFile, Span};
+use crate::memory::{MappedMemory, MemoryError, MemoryFile, Span};
 use crate::pinned::Pinned;
 use crate::pins::PinnedRange;
 use crate::reader_lock::ReaderSlot;
@@ -124,7 +124,7 @@ impl Session {
         tag: impl Into<Tag>,
         direction: Direction,
         address: u64,
-        (memory, offset): (&MemoryFile, u64),
+        (memory, offset): (&MappedMemory, u64),
         len: usize,
     ) -> Option<Result<(), DmaError>> {
         self.copy(
@@ -386,7 +386,7 @@ mod tests {
                 Purpose::Payload,
                 Direction::Write,
                 address,
-                (&disk, 0x10),
+                (&*disk, 0x10),
                 0x100,
             );
             assert_eq!(moved, Some(Ok(())));
@@ -395,7 +395,7 @@ mod tests {
                 Purpose::Payload,
                 Direction::Read,
                 address,
-                (&disk, 0x1000),
+                (&*disk, 0x1000),
                 0x100,
             );
             assert_eq!(moved, Some(Ok(())));
@@ -420,11 +420,16 @@ mod tests {
         let disk = disk();
         let places = [(0x1f00, 0x200), (0x3000, 8), (0x5000, 8), (0x8ff8, 16)];
         for (address, len) in places {
-            let moved =
-                session.transfer(Purpose::Payload, Direction::Write, address, (&disk, 0), len);
+            let moved = session.transfer(
+                Purpose::Payload,
+                Direction::Write,
+                address,
+                (&*disk, 0),
+                len,
+            );
             assert_eq!(moved, None, "{address:#x}");
         }
-        let moved = session.transfer(Purpose::Payload, Direction::Write, u64::MAX, (&disk, 0), 2);
+        let moved = session.transfer(Purpose::Payload, Direction::Write, u64::MAX, (&*disk, 0), 2);
         assert_eq!(moved, None);
         assert_eq!(requester.counters().snapshot(), []);
         session
@@ -459,7 +464,7 @@ mod tests {
         let mut session = Session::new(requester.clone());
         let disk = disk();
         let write = |session: &mut Session, address| {
-            session.transfer(Purpose::Payload, Direction::Write, address, (&disk, 0), 8)
+            session.transfer(Purpose::Payload, Direction::Write, address, (&*disk, 0), 8)
         };
         assert_eq!(write(&mut session, 0x1000), Some(Ok(())));
         let session_holds = std::thread::scope(|scope| {
@@ -533,7 +538,7 @@ mod tests {
         assert_eq!(session.load(0x1004), Some(7));
         assert!(session.store(0x2004, 8));
         assert_eq!(
-            session.transfer(Purpose::Payload, Direction::Write, 0x1000, (&disk(), 0), 8),
+            session.transfer(Purpose::Payload, Direction::Write, 0x1000, (&*disk(), 0), 8),
             None
         );
     }
@@ -550,7 +555,7 @@ mod tests {
                     Purpose::Payload,
                     Direction::Write,
                     0x1000,
-                    (&disk, 0),
+                    (&*disk, 0),
                     0x1000,
                 )
                 .is_some()

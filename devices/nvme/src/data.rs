@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Direction, DmaError, MemoryFile, Origin, Pinned, Purpose, Requester, Session, Tag,
+    Direction, DmaError, MappedMemory, Origin, Pinned, Purpose, Requester, Session, Tag,
 };
 use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
@@ -143,7 +143,7 @@ impl DataPath {
     pub(crate) fn receive_into(
         &mut self,
         command: &SubmissionEntry,
-        (memory, offset): (&MemoryFile, u64),
+        (memory, offset): (&MappedMemory, u64),
         len: usize,
     ) -> Result<(), Status> {
         self.locate(Purpose::Payload, command, len)?;
@@ -172,7 +172,7 @@ impl DataPath {
     pub(crate) fn send_from(
         &mut self,
         command: &SubmissionEntry,
-        (memory, offset): (&MemoryFile, u64),
+        (memory, offset): (&MappedMemory, u64),
         len: usize,
     ) -> Result<(), Status> {
         self.locate(Purpose::Payload, command, len)?;
@@ -359,7 +359,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use peerbar_dma::{Ask, Upstream, UpstreamError};
+    use peerbar_dma::{Ask, MemoryFile, Upstream, UpstreamError};
     use peerbar_file_ring::RingFile;
     use zerocopy::FromZeros;
 

@@ -7,7 +7,7 @@ mod ram;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use peerbar_dma::MemoryFile;
+use peerbar_dma::MappedMemory;
 use peerbar_file_ring::RingFile;
 use thiserror::Error;
 
@@ -31,8 +31,8 @@ pub(crate) struct OutOfRange {
 /// How data may go between a backend and where a command says, past the controller's own buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Straight<'a> {
-    /// By a copy between two memories; the backend's lies in this file, from offset 0 on.
-    Memory(&'a MemoryFile),
+    /// By a copy between two memories; the backend's lies here, from offset 0 on.
+    Memory(&'a MappedMemory),
     /// There is no data to move.
     Nothing,
     /// By the kernel between memory and this file, from offset 0 on.

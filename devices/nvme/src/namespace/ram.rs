@@ -2,18 +2,17 @@
 
 use std::io;
 
-use peerbar_dma::{MemoryError, MemoryFile};
-use rustix::fs::FallocateFlags;
+use peerbar_dma::{MemoryError, PrivateMemory};
 
 use super::{Backend, Straight};
 
-/// A memory file, sparse until written.
-pub(crate) struct RamBackend(MemoryFile);
+/// Memory of the daemon, sparse until written.
+pub(crate) struct RamBackend(PrivateMemory);
 
 impl RamBackend {
     /// `size` bytes, all zero.
     pub(crate) fn new(size: u64) -> Result<Self, MemoryError> {
-        MemoryFile::create("peerbar-nvme-namespace", size).map(Self)
+        PrivateMemory::create(size).map(Self)
     }
 }
 
@@ -35,8 +34,7 @@ impl Backend for RamBackend {
     }
 
     fn zero(&self, offset: u64, len: u64, _deallocate: bool) -> io::Result<()> {
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(self.0.file(), hole, offset, len)?)
+        self.0.zero(offset, len).map_err(io::Error::other)
     }
 
     fn flush(&self) -> io::Result<()> {
