@@ -9,7 +9,7 @@ use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
 
 /// How long nothing may complete.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many times in vain all queues are looked at before the processor is left to others.
+/// Polls of all queues without a completion before the thread yields.
 const SPINS: u32 = 20_000;
 
 /// What is to be done with the commands.
@@ -22,23 +22,23 @@ pub(crate) trait Job {
     fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error>;
 }
 
-/// What is left to do for who waits for completions.
+/// How a driver waits for completions.
 pub(crate) struct Patience {
-    /// Looks in vain since the last completion or nap, and how many there may be.
+    /// Polls without a completion since the last one or the last sleep, and the limit of them.
     vain: u32,
     spins: u32,
     /// None: the processor is offered to others, no more.
-    nap: Option<Duration>,
+    sleep: Option<Duration>,
     last: Instant,
 }
 
 impl Patience {
-    /// Waiting begins at `now`. After `spins` looks in vain the processor is left to others: for a `nap`, or if they want it.
-    pub(crate) fn new(now: Instant, spins: u32, nap: Option<Duration>) -> Self {
+    /// Waiting begins at `now`. After `spins` polls in vain the thread sleeps for `sleep`, or yields.
+    pub(crate) fn new(now: Instant, spins: u32, sleep: Option<Duration>) -> Self {
         Self {
             vain: 0,
             spins,
-            nap,
+            sleep,
             last: now,
         }
     }
@@ -48,7 +48,7 @@ impl Patience {
         (self.vain, self.last) = (0, now);
     }
 
-    /// Nothing has: to be looked at again. Leaves the processor to others now and then, and gives up in the end.
+    /// Nothing has. Sleeps or yields now and then, and fails in the end.
     pub(crate) fn wait(&mut self) -> Result<(), Error> {
         self.vain += 1;
         if self.vain < self.spins {
@@ -56,8 +56,8 @@ impl Patience {
             return Ok(());
         }
         self.vain = 0;
-        match self.nap {
-            Some(nap) => std::thread::sleep(nap),
+        match self.sleep {
+            Some(time) => std::thread::sleep(time),
             None => std::thread::yield_now(),
         }
         if self.last.elapsed() > PATIENCE {

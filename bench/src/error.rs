@@ -96,7 +96,7 @@ pub(crate) enum Error {
         /// Its name.
         figure: String,
     },
-    /// Somebody wants no more of it.
+    /// The user has interrupted it.
     #[error("the measurement was interrupted")]
     Interrupted,
     /// A report cannot be read.

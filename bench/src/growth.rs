@@ -82,7 +82,7 @@ impl Dimension {
     }
 }
 
-/// Measures 4 KiB random reads, and adds to `report` what each costs with more of everything; `progress` is told of
+/// Measures 4 KiB random reads, and adds to `report` what each costs with more of everything; `progress` gets
 /// each step, and may end it.
 ///
 /// # Errors

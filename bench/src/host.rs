@@ -100,7 +100,7 @@ fn cases(quick: bool) -> Vec<Case> {
     cases
 }
 
-/// Measures rates, latencies and bandwidth, and adds them to `report`; `progress` is told of each step, and may end it.
+/// Measures rates, latencies and bandwidth, and adds them to `report`; `progress` gets each step, and may end it.
 ///
 /// # Errors
 /// If the server does not start or does not do what it should, wrong data included.

@@ -19,7 +19,7 @@ use crate::{Error, Options, Progress, Report};
 
 /// What the disk holds; filling it takes time under callgrind.
 const DISK_BYTES: u64 = 2 << 20;
-/// Functions that are told of.
+/// Functions that are shown.
 const TOP: usize = 12;
 
 /// A kind of reads.
@@ -57,7 +57,7 @@ const CASES: [Case; 4] = [
     },
 ];
 
-/// Counts, and adds to `report` what each read takes, and to its settings where; `progress` is told of each step, and may end it.
+/// Counts, and adds to `report` what each read takes, and to its settings where; `progress` gets each step, and may end it.
 ///
 /// # Errors
 /// If valgrind is not there, or the server does not do what it should.

@@ -10,7 +10,7 @@ use crate::drive::Job;
 use crate::loaded_queue::{Direction, DiskRange, Slot};
 use crate::spread::latencies;
 
-/// The disks: namespaces 1 to `namespaces`, so many transfers large each.
+/// The disks: namespaces 1 to `namespaces`, of `transfers` transfers each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) namespaces: u32,

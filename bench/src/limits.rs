@@ -131,7 +131,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// On an image of so many bytes.
+    /// On an image of `bytes` bytes.
     pub(crate) fn new(bytes: u64) -> Result<Self, Error> {
         let image = tempfile::tempfile().map_err(Error::system("make an image"))?;
         let mut at = 0;
@@ -256,9 +256,9 @@ fn record(times: &mut Histogram<u64>, since: &mut Instant) {
 /// outstanding, for `time`.
 pub(crate) fn empty_ring(depth: u16, time: Duration) -> Result<f64, Error> {
     let entries = (depth + 1).next_power_of_two().max(64);
-    let room = 128 * usize::from(entries) + 4 * PAGE;
-    let memory = Arc::new(SharedMemory::create(room)?.0);
-    let pages = Pages::new(room);
+    let bytes = 128 * usize::from(entries) + 4 * PAGE;
+    let memory = Arc::new(SharedMemory::create(bytes)?.0);
+    let pages = Pages::new(bytes);
     let at = queue_offsets(&pages, entries)?;
     let [submission, completion] = at.map(wide);
     let place = QueueMemory {

@@ -21,7 +21,7 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// Where a transfer is on the disks.
+/// The place of a transfer on the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DiskRange {
     pub(crate) nsid: u32,
@@ -44,7 +44,7 @@ impl Buffer {
         self.memory.slice(self.offset, self.bytes)
     }
 
-    /// Makes sure that nobody takes what is there for data.
+    /// Overwrites the buffer with bytes that no disk holds.
     pub(crate) fn spoil(&self) -> Result<(), Error> {
         self.data()?.copy_from(&vec![u64::MAX; self.bytes / 8]);
         Ok(())

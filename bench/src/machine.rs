@@ -4,7 +4,7 @@ use std::{fmt, fs};
 
 use serde::{Deserialize, Serialize};
 
-/// The part of all processors that others may have had without a word on it.
+/// The part of all processors that other programs may use before a report says so.
 const QUIET: f64 = 0.1;
 
 /// The machine, as Linux tells.
@@ -18,7 +18,7 @@ pub(crate) struct Machine {
     pub kernel: String,
     /// Memory in KiB.
     pub memory_kib: u64,
-    /// How many processors worked for others while this was measured, on average; none if nobody looked.
+    /// How many processors worked for others while this was measured, on average; none if that was not measured.
     pub others: Option<f64>,
 }
 

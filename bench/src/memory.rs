@@ -41,7 +41,7 @@ impl SharedMemory {
         Ok((memory, file))
     }
 
-    /// Maps a part of somebody else's file.
+    /// Maps a part of a file that another process lends.
     pub(crate) fn map(file: FileOffset, bytes: usize) -> Result<Self, Error> {
         let region =
             MmapRegion::from_file(file, bytes).map_err(|source| Error::Map { bytes, source })?;
@@ -131,7 +131,7 @@ impl DmaMemory for BusMemory {
     }
 }
 
-/// Hands out the pages of a memory, in order and for good.
+/// Allocates the pages of a memory, in order; none is freed.
 #[derive(Debug)]
 pub(crate) struct Pages {
     next: Cell<usize>,
@@ -147,7 +147,7 @@ impl Pages {
         }
     }
 
-    /// Offset of the next `bytes` bytes that nobody has, at the start of a page.
+    /// Offset of the next free `bytes` bytes, at the start of a page.
     pub(crate) fn take(&self, bytes: usize) -> Result<usize, Error> {
         let offset = self.next.get();
         let end = offset

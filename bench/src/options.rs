@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// Is told what is measured next, and says that it is not to be by [`Error::Interrupted`].
+/// Gets the name of the next measurement, and prevents it by [`Error::Interrupted`].
 pub(crate) type Progress<'a> = dyn FnMut(&str) -> Result<(), Error> + 'a;
 
 /// How much to measure on the host.

@@ -1,10 +1,10 @@
-//! Transfers between devices, driven from the host: straight, beside memcpy and beside the ways around.
+//! Transfers between devices, driven from the host: straight, beside memcpy and beside the paths around.
 
 mod chain;
 mod copy_engine;
-mod fabric;
 mod messages;
 mod paths;
+mod switch_setup;
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use crate::limits::{Copied, Copies};
 use crate::loaded_queue::Direction;
 use crate::spread::median;
 use crate::{Error, Options, Progress, Report};
-use fabric::{DISK_BYTES, Fabric};
-use paths::{Buffers, Done, Flow, Way, Ways};
+use paths::{Buffers, Done, Flow, TransferPath, TransferPaths};
+use switch_setup::{DISK_BYTES, SwitchSetup};
 
 /// A transfer of 8 MiB is eight commands.
 const COMMAND_BYTES: usize = 1 << 20;
@@ -25,7 +25,7 @@ const COMMAND_BYTES: usize = 1 << 20;
 const OUTSTANDING_BYTES: usize = 16 << 20;
 const OUTSTANDING: u16 = 32;
 
-/// Each round of other suites is so many here: workers and driver outnumber the processors of small machines, and how they share
+/// Rounds here for each round of other suites: workers and driver outnumber the processors of small machines, and how they share
 /// them lasts for tens of milliseconds.
 const PARTS: u32 = 3;
 
@@ -115,7 +115,7 @@ struct Round {
     messages: Done,
 }
 
-/// Measures transfers from disk to VRAM and from disk to CMB to disk, and adds them to `report`; `progress` is told of each
+/// Measures transfers from disk to VRAM and from disk to CMB to disk, and adds them to `report`; `progress` gets each
 /// step, and may end it.
 ///
 /// # Errors
@@ -142,21 +142,21 @@ pub(crate) fn measure(
         }
         progress(&format!("peers/{size}"))?;
         let buffers = buffers(bytes);
-        let mut fabric = Fabric::start(options, buffers.ram_bytes())?;
-        paths::fill(&mut fabric, buffers)?;
+        let mut setup = SwitchSetup::start(options, buffers.ram_bytes())?;
+        paths::fill(&mut setup, buffers)?;
         for flow in flows {
             progress(&format!("peers/{}/{size}", flow.name()))?;
-            let mut lab = Lab {
-                ways: flow.ways(&mut fabric, buffers)?,
-                fabric: &mut fabric,
+            let mut run = FlowRun {
+                paths: flow.paths(&mut setup, buffers)?,
+                setup: &mut setup,
                 copies: &mut copies,
                 flow,
                 buffers,
                 time: options.time() / PARTS,
                 rng: Rng::with_seed(4),
             };
-            lab.check()?;
-            let rounds = (0..options.rounds() * PARTS).map(|_| lab.round());
+            run.check()?;
+            let rounds = (0..options.rounds() * PARTS).map(|_| run.round());
             let rounds = rounds.collect::<Result<Vec<_>, Error>>()?;
             report.figures.extend(figures(flow, size, &rounds));
         }
@@ -174,27 +174,27 @@ fn buffers(bytes: usize) -> Buffers {
 }
 
 /// What a round needs.
-struct Lab<'a> {
-    fabric: &'a mut Fabric,
+struct FlowRun<'a> {
+    setup: &'a mut SwitchSetup,
     copies: &'a mut Copies,
-    ways: Ways,
+    paths: TransferPaths,
     flow: Flow,
     buffers: Buffers,
     time: Duration,
     rng: Rng,
 }
 
-impl Lab<'_> {
+impl FlowRun<'_> {
     fn check(&mut self) -> Result<(), Error> {
-        let Ways {
+        let TransferPaths {
             straight,
             bounced,
             messages,
-        } = &mut self.ways;
+        } = &mut self.paths;
         // None finds on the disk that is written what another one has brought there.
         let mut first = 0;
-        for way in [straight, bounced, messages] {
-            way.check(self.fabric, first)?;
+        for path in [straight, bounced, messages] {
+            path.check(self.setup, first)?;
             first += u64::from(self.buffers.count);
         }
         Ok(())
@@ -219,22 +219,22 @@ impl Lab<'_> {
     fn round(&mut self) -> Result<Round, Error> {
         let copied = self.copied()?;
         let extent = self.buffers.extent();
-        let mut run = |way: &mut Way| {
+        let mut run = |path: &mut TransferPath| {
             let mut period = Period::new(self.time);
             let mut next = || {
                 let goes_on = period.goes_on(Instant::now());
                 extent.random(&mut self.rng).filter(|_| goes_on)
             };
-            way.run(self.fabric, &mut next)
+            path.run(self.setup, &mut next)
         };
         Ok(Round {
             copied: Copied {
                 rate: copied.rate * exact(extent.bytes),
                 ..copied
             },
-            straight: run(&mut self.ways.straight)?,
-            bounced: run(&mut self.ways.bounced)?,
-            messages: run(&mut self.ways.messages)?,
+            straight: run(&mut self.paths.straight)?,
+            bounced: run(&mut self.paths.bounced)?,
+            messages: run(&mut self.paths.messages)?,
         })
     }
 }

@@ -21,8 +21,8 @@ pub(crate) struct ScatteredPages {
 }
 
 impl ScatteredPages {
-    /// Lends the device memory of about [`MOST`] pages in so many pieces. As much lies between two of them, so that
-    /// nobody can take them for one.
+    /// Lends the device memory of about [`MOST`] pages in `pieces` mappings. As much lies between two of them, so that
+    /// none can be joined with the next.
     pub(crate) fn map(controller: &Controller, pieces: usize) -> Result<Self, Error> {
         let bytes = MOST / pieces * PAGE;
         let (memory, file) = SharedMemory::create(pieces * bytes)?;

@@ -52,7 +52,7 @@ pub(crate) struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// The command line of a server, whose images are made in `folder`.
+    /// The command line of a server; its images are made in `folder`.
     fn words(&self, folder: &Path) -> Result<Vec<OsString>, Error> {
         let mut words = vec!["--serial".into(), "bench".into()];
         words.extend(["--block-size".into(), BLOCK_BYTES.to_string().into()]);
@@ -85,7 +85,7 @@ impl Setup<'_> {
         }
     }
 
-    /// Room for queues, shadow doorbells, data and PRP lists.
+    /// Bytes of queues, shadow doorbells, data and PRP lists.
     fn memory_bytes(&self) -> usize {
         let commands = usize::from(self.queues) * usize::from(self.depth);
         let queue = 128 * usize::from(entries(self.depth)) + 2 * PAGE;
@@ -93,7 +93,7 @@ impl Setup<'_> {
     }
 }
 
-/// Entries of queues for so many commands.
+/// Entries of queues for `depth` commands.
 pub(crate) fn entries(depth: u16) -> u16 {
     (depth + 1).next_power_of_two().max(64)
 }
@@ -196,7 +196,7 @@ impl Session {
         self.servers.into_iter().try_for_each(Server::end)
     }
 
-    /// So many reads at random places from each controller, with every byte compared.
+    /// `count` reads at random places from each controller, with every byte compared.
     pub(crate) fn read(&mut self, count: u64) -> Result<(), Error> {
         for queues in self.queues.chunks_mut(self.queues_each) {
             let mut check = Scattered {
@@ -233,7 +233,7 @@ impl Session {
     }
 }
 
-/// A queue pair with commands, whose data lie in the controller's memory or, for the `pages` of somebody else's, in one
+/// A queue pair with commands, whose data lie in the controller's memory or, in scattered pages, in one
 /// of them each.
 fn load_queue(
     controller: &mut Controller,

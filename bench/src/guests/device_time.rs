@@ -21,7 +21,7 @@ use peerbar_lab::servers;
 pub(crate) struct Recorded(BTreeMap<String, Vec<Record>>);
 
 /// A device whose commands count, and the way that their data must have taken.
-pub(crate) type Way = (&'static str, Route);
+pub(crate) type DeviceRoute = (&'static str, Route);
 
 /// The time as flight records have it: CLOCK_MONOTONIC in nanoseconds.
 pub(crate) fn now() -> u64 {
@@ -65,11 +65,11 @@ impl Recorded {
         Self(devices.collect())
     }
 
-    /// Bytes a second that a command moves by these ways while it is under way: the middle one of all such commands. A
+    /// Bytes a second that a command moves by these routes while it is under way: the middle one of all such commands. A
     /// way by which none went is an error.
-    pub(crate) fn rate(&self, ways: &[Way]) -> anyhow::Result<f64> {
+    pub(crate) fn rate(&self, routes: &[DeviceRoute]) -> anyhow::Result<f64> {
         let mut all = Vec::new();
-        for (device, route) in ways {
+        for (device, route) in routes {
             let records = self.0.get(*device);
             let rates = rates(records.map_or(&[], Vec::as_slice), *route);
             ensure!(
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_another_way_or_failed_or_is_cut_off_does_not_count() {
+    fn commands_of_other_routes_failed_or_cut_off_do_not_count() {
         let refused = match dma(5, Route::Peer, 8) {
             Event::Dma(dma) => Event::Dma(Dma {
                 outcome: Outcome::PeerGone,

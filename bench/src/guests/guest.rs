@@ -114,7 +114,7 @@ mod tests {
     use crate::guests::context::Cost;
     use crate::guests::fio::Outcome;
 
-    /// What made so many transfers a second, and took so many seconds of a processor for all.
+    /// A load of `iops` transfers a second that took `seconds` of processor time.
     fn side(iops: f64, seconds: u64) -> Loaded {
         let latency = Latency {
             p50: 1.0,

@@ -81,7 +81,7 @@ fn name(mode: &str, load: &Load) -> String {
     format!("iommu/{mode}/{}", load.name())
 }
 
-/// The rate with the IOMMU beside that without, ours and QEMU's; and who pays for it on the host.
+/// The rate with the IOMMU beside that without, ours and QEMU's; and the processor time of QEMU and of the server.
 fn figures(name: &str, with: &[[Loaded; 2]], without: &[[Loaded; 2]]) -> [Figure; 4] {
     let rounds = |of: &dyn Fn(&[Loaded; 2]) -> f64| {
         let both = with.iter().zip(without);

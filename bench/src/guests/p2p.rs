@@ -8,7 +8,7 @@ use peerbar_flight::{self as flight, Level};
 use peerbar_report::{Buffer, Calls, Check, Copy, GpuFile, Measure, Medium, Route};
 
 use super::context::{self, Done, Pair, SuiteContext};
-use super::device_time::Way;
+use super::device_time::DeviceRoute;
 use super::fio::{Load, Pattern};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
@@ -44,7 +44,7 @@ nvme = [
 check = [{ kind = "command", run = "fio --version", show = true }]
 "#;
 
-/// Rounds that do not count: whoever is first to touch memory of disks and GPU waits for the host to provide it.
+/// Rounds that do not count: the first access to memory of disks and GPU waits for the host to provide it.
 const WARM_UP: usize = 1;
 
 /// What is measured, and the figures that come of it.
@@ -68,7 +68,7 @@ enum LookedAt {
     Traffic,
     /// Bytes that a command moves a second from when its device takes it up to its end, as the device's record has it: by
     /// these ways, straight and around.
-    DeviceTime([&'static [Way]; 2]),
+    DeviceTime([&'static [DeviceRoute]; 2]),
     /// Bytes moved a second, as fio says.
     Fio(Load),
     /// Time that QEMU and the servers had of the processors for each transfer of fio's.
@@ -171,7 +171,7 @@ impl LookedAt {
     }
 }
 
-/// Bytes that moved on the fabric: those of all routes.
+/// Bytes that moved on the bus: those of all routes.
 fn traffic(measure: &Measure) -> u64 {
     measure.routes.values().sum()
 }
@@ -278,7 +278,7 @@ fn case(name: &str, (beside, checks): (&'static str, [Check; 2]), aspects: &[Asp
 }
 
 /// A transfer of that size beside one by messages; `ways` as in [`LookedAt::DeviceTime`].
-fn over_messages(size: u64, ways: [&'static [Way]; 2]) -> [Aspect; 2] {
+fn over_messages(size: u64, ways: [&'static [DeviceRoute]; 2]) -> [Aspect; 2] {
     let goal = (size == u64::from(MIB)).then_some(Goal::RatioAtLeast(20.0));
     [
         ("over-messages", LookedAt::Throughput, None),
@@ -323,17 +323,17 @@ fn own_cmb(kib: u32, depth: u32) -> Case {
 
 const DEVICE_TIME: &str = "device-time-over-messages";
 
-/// Whose commands a transfer takes, straight and by messages, and which way their data goes. Checks that follow each other
+/// The devices whose commands a transfer takes, straight and by messages, and the route of their data. Checks that follow each other
 /// have none of these alike, so that no command of the next is taken for one of the check before.
-const TO_VRAM: [&[Way]; 2] = [&[("disk1", flight::Route::Peer)], BY_MESSAGES];
-const THROUGH_CMB: [&[Way]; 2] = [
+const TO_VRAM: [&[DeviceRoute]; 2] = [&[("disk1", flight::Route::Peer)], BY_MESSAGES];
+const THROUGH_CMB: [&[DeviceRoute]; 2] = [
     &[
         ("disk0", flight::Route::OwnBar),
         ("disk1", flight::Route::Peer),
     ],
     BY_MESSAGES,
 ];
-const BY_MESSAGES: &[Way] = &[("far", flight::Route::Upstream)];
+const BY_MESSAGES: &[DeviceRoute] = &[("far", flight::Route::Upstream)];
 
 const BOUNCE: &str = "bounced through guest RAM";
 const MESSAGES: &str = "by messages through QEMU";
@@ -393,7 +393,7 @@ mod tests {
                 });
             of_devices.unwrap()
         });
-        let ways: Vec<&[Way]> = ways.collect();
+        let ways: Vec<&[DeviceRoute]> = ways.collect();
         // Of several rounds the last check is followed by the first.
         let next = ways.iter().cycle().skip(1);
         for (ways, next) in ways.iter().zip(next) {

@@ -85,11 +85,11 @@ pub(crate) struct Run {
 pub(crate) fn run(
     stages: &mut [Box<dyn Stage>],
     buffers: usize,
-    nap: Option<Duration>,
+    sleep: Option<Duration>,
     next: &mut dyn FnMut() -> Option<DiskRange>,
 ) -> Result<Run, Error> {
     let begun = Instant::now();
-    let mut patience = Patience::new(begun, SPINS, nap);
+    let mut patience = Patience::new(begun, SPINS, sleep);
     let mut chain = Chain {
         stages,
         places: vec![None; buffers],

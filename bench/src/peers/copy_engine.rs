@@ -57,9 +57,9 @@ pub(crate) struct CopyEngine {
 
 impl CopyEngine {
     /// What it needs of guest RAM beside the data.
-    pub(crate) const ROOM: usize = RING_BYTES + PAGE;
+    pub(crate) const BYTES_BESIDE_DATA: usize = RING_BYTES + PAGE;
 
-    /// For buffers of `bytes` bytes. The last [`Self::ROOM`] bytes of `ram` are its own.
+    /// For buffers of `bytes` bytes. The last [`Self::BYTES_BESIDE_DATA`] bytes of `ram` are its own.
     pub(crate) fn enable(
         gpu: Rc<RefCell<Client>>,
         ram: BusMemory,
@@ -70,7 +70,7 @@ impl CopyEngine {
             gpu,
             doorbells,
             bytes,
-            ring: ram.memory.bytes() - Self::ROOM,
+            ring: ram.memory.bytes() - Self::BYTES_BESIDE_DATA,
             ram,
             put: 0,
             waiting: VecDeque::new(),

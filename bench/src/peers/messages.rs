@@ -55,7 +55,7 @@ impl Messages {
             .map_err(Error::system("listen at a socket"))?;
         let server = UnixStream::connect(server).map_err(Error::system("connect to a server"))?;
         thread::spawn(move || {
-            // If it fails, the driver finds nobody.
+            // If it fails, the driver cannot connect.
             if let Ok((driver, _)) = door.accept() {
                 let between = Between {
                     driver,
@@ -78,7 +78,7 @@ impl Messages {
 struct Between {
     driver: UnixStream,
     server: UnixStream,
-    /// Held by who sends to the server.
+    /// Held while a message is sent to the server.
     turn: Mutex<()>,
     asked: Vec<Asked>,
 }

@@ -1,4 +1,4 @@
-//! The ways that data can take between two devices, and the check that they have taken them.
+//! The paths that data can take between two devices, and the check that they have taken them.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use peerbar_nvme_spec::dma_log::Route;
 
 use super::chain::{self, DiskStage, Stage};
 use super::copy_engine::CopyEngine;
-use super::fabric::{BLOCK_BYTES, DISK_BYTES, Device, Fabric, Traffic};
+use super::switch_setup::{BLOCK_BYTES, DISK_BYTES, PeerDevice, SwitchSetup, Traffic};
 use crate::Error;
 use crate::controller::Controller;
 use crate::drive::drive;
@@ -15,10 +15,10 @@ use crate::loaded_queue::{Buffer, Direction, DiskRange, LoadedQueue, Slot};
 use crate::memory::{BusMemory, PAGE};
 use crate::setup::entries;
 
-/// Of what is outstanding, how many bytes there are for each nanosecond of a nap. One processor copies 20 to 30 in that time.
-const NAP_BYTES: u64 = 256;
-/// The shortest nap.
-const SHORTEST_NAP: Duration = Duration::from_micros(20);
+/// Of what is outstanding, how many bytes there are for each nanosecond of a sleep. One processor copies 20 to 30 in that time.
+const BYTES_PER_NANOSECOND: u64 = 256;
+/// The shortest sleep.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 
 /// How many buffers there are in each memory, from its start on, and how large they are.
 #[derive(Clone, Copy, Debug)]
@@ -40,36 +40,36 @@ impl Buffers {
 
     /// What all of them take of guest RAM, with what else has to be there.
     pub(crate) fn ram_bytes(self) -> usize {
-        usize::from(self.count) * self.bytes + CopyEngine::ROOM
+        usize::from(self.count) * self.bytes + CopyEngine::BYTES_BESIDE_DATA
     }
 
     /// For how long a driver may leave the devices alone that have commands for all of them: less than a quarter of the time in
     /// which one of them copies so much, with what the kernel adds. None if that is hardly worth the way to sleep and back.
-    fn nap(self) -> Option<Duration> {
+    fn sleep(self) -> Option<Duration> {
         let outstanding = u64::from(self.count) * u64::try_from(self.bytes).unwrap_or(u64::MAX);
-        let nap = Duration::from_nanos(outstanding / NAP_BYTES);
-        (nap >= SHORTEST_NAP).then_some(nap)
+        let sleep = Duration::from_nanos(outstanding / BYTES_PER_NANOSECOND);
+        (sleep >= SHORTEST_SLEEP).then_some(sleep)
     }
 
-    fn of(self, room: &BusMemory) -> impl Iterator<Item = Buffer> {
+    fn of(self, memory: &BusMemory) -> impl Iterator<Item = Buffer> {
         let offsets = (0..usize::from(self.count)).map(move |index| index * self.bytes);
         offsets.map(move |offset| Buffer {
-            memory: room.memory.clone(),
+            memory: memory.memory.clone(),
             offset,
             bytes: self.bytes,
         })
     }
 
-    fn spoil(self, room: &BusMemory) -> Result<(), Error> {
-        self.of(room).try_for_each(|buffer| buffer.spoil())
+    fn spoil(self, memory: &BusMemory) -> Result<(), Error> {
+        self.of(memory).try_for_each(|buffer| buffer.spoil())
     }
 
-    /// Disk commands, each with one of the buffers in `room`.
-    fn load_queue(self, disk: &mut Controller, room: &BusMemory) -> Result<LoadedQueue, Error> {
+    /// Disk commands, each with one of the buffers in `memory`.
+    fn load_queue(self, disk: &mut Controller, memory: &BusMemory) -> Result<LoadedQueue, Error> {
         let pair = disk.create_queues(entries(self.count))?;
-        let slots = (0..).zip(self.of(room)).map(|(cid, buffer)| {
+        let slots = (0..).zip(self.of(memory)).map(|(cid, buffer)| {
             let offset = u64::try_from(buffer.offset).unwrap_or(u64::MAX);
-            let first = room.address.saturating_add(offset);
+            let first = memory.address.saturating_add(offset);
             let pages: Vec<u64> = (first..).step_by(PAGE).take(self.bytes / PAGE).collect();
             let prps = disk.prps(&pages)?;
             Ok(Slot::new(cid, BLOCK_BYTES, buffer, prps))
@@ -82,22 +82,22 @@ impl Buffers {
         self,
         disk: &mut Controller,
         direction: Direction,
-        room: &BusMemory,
+        memory: &BusMemory,
     ) -> Result<Box<dyn Stage>, Error> {
-        let queue = self.load_queue(disk, room)?;
+        let queue = self.load_queue(disk, memory)?;
         Ok(Box::new(DiskStage::new(queue, direction)))
     }
 }
 
-/// Writes to the disks that are read from data that are found nowhere else, and to the other one what nobody takes for them.
-pub(crate) fn fill(fabric: &mut Fabric, buffers: Buffers) -> Result<(), Error> {
+/// Writes to the disks that are read from data that are found nowhere else, and other bytes to the third.
+pub(crate) fn fill(setup: &mut SwitchSetup, buffers: Buffers) -> Result<(), Error> {
     let extent = buffers.extent();
-    for disk in [&mut fabric.near, &mut fabric.far] {
-        let mut queues = [buffers.load_queue(disk, &fabric.ram)?];
+    for disk in [&mut setup.near, &mut setup.far] {
+        let mut queues = [buffers.load_queue(disk, &setup.ram)?];
         drive(&mut queues, &mut Fill { extent, begun: 0 })?;
     }
-    buffers.spoil(&fabric.ram)?;
-    let mut write = [buffers.stage(&mut fabric.other, Direction::Write, &fabric.ram)?];
+    buffers.spoil(&setup.ram)?;
+    let mut write = [buffers.stage(&mut setup.other, Direction::Write, &setup.ram)?];
     let mut places = (0..).map_while(|number| extent.place(number));
     chain::run(&mut write, buffers.count.into(), None, &mut || {
         places.next()
@@ -125,85 +125,92 @@ impl Flow {
         }
     }
 
-    /// The three ways.
-    pub(crate) fn ways(self, fabric: &mut Fabric, buffers: Buffers) -> Result<Ways, Error> {
+    /// The three paths.
+    pub(crate) fn paths(
+        self,
+        setup: &mut SwitchSetup,
+        buffers: Buffers,
+    ) -> Result<TransferPaths, Error> {
         match self {
-            Self::DiskToVram => to_vram(fabric, buffers),
-            Self::DiskToDisk => to_disk(fabric, buffers),
+            Self::DiskToVram => to_vram(setup, buffers),
+            Self::DiskToDisk => to_disk(setup, buffers),
         }
     }
 }
 
-/// The ways of one flow.
-pub(crate) struct Ways {
+/// The paths of one flow.
+pub(crate) struct TransferPaths {
     /// From device to device.
-    pub(crate) straight: Way,
+    pub(crate) straight: TransferPath,
     /// Through guest RAM, by two commands.
-    pub(crate) bounced: Way,
+    pub(crate) bounced: TransferPath,
     /// By messages to the client.
-    pub(crate) messages: Way,
+    pub(crate) messages: TransferPath,
 }
 
-fn to_vram(fabric: &mut Fabric, buffers: Buffers) -> Result<Ways, Error> {
-    let Fabric {
+fn to_vram(setup: &mut SwitchSetup, buffers: Buffers) -> Result<TransferPaths, Error> {
+    let SwitchSetup {
         near,
         far,
         gpu,
         ram,
         vram,
         ..
-    } = fabric;
-    let way = |stages, routes| Way {
+    } = setup;
+    let way = |stages, routes| TransferPath {
         stages,
         routes,
         buffers,
-        room: vram.clone(),
+        memory: vram.clone(),
         back: Vec::new(),
     };
     let engine = CopyEngine::enable(gpu.clone(), ram.clone(), buffers.bytes)?;
     let to_ram = buffers.stage(near, Direction::Read, ram)?;
-    Ok(Ways {
+    Ok(TransferPaths {
         straight: way(
             vec![buffers.stage(near, Direction::Read, vram)?],
-            vec![(Device::Near, Route::Peer)],
+            vec![(PeerDevice::Near, Route::Peer)],
         ),
         bounced: way(
             vec![to_ram, Box::new(engine)],
             vec![
-                (Device::Near, Route::GuestRam),
-                (Device::Gpu, Route::GuestRam),
+                (PeerDevice::Near, Route::GuestRam),
+                (PeerDevice::Gpu, Route::GuestRam),
             ],
         ),
         messages: way(
             vec![buffers.stage(far, Direction::Read, vram)?],
-            vec![(Device::Far, Route::Upstream)],
+            vec![(PeerDevice::Far, Route::Upstream)],
         ),
     })
 }
 
-fn to_disk(fabric: &mut Fabric, buffers: Buffers) -> Result<Ways, Error> {
-    let Fabric {
+fn to_disk(setup: &mut SwitchSetup, buffers: Buffers) -> Result<TransferPaths, Error> {
+    let SwitchSetup {
         near,
         other,
         far,
         ram,
         cmb,
         ..
-    } = fabric;
-    let way = |stages, routes, back| Way {
+    } = setup;
+    let way = |stages, routes, back| TransferPath {
         stages,
         routes,
         buffers,
-        room: ram.clone(),
+        memory: ram.clone(),
         back: vec![back],
     };
-    Ok(Ways {
+    Ok(TransferPaths {
         straight: way(
             vec![
                 buffers.stage(near, Direction::Read, cmb)?,
                 buffers.stage(other, Direction::Write, cmb)?,
             ],
-            vec![(Device::Near, Route::OwnBar), (Device::Other, Route::Peer)],
+            vec![
+                (PeerDevice::Near, Route::OwnBar),
+                (PeerDevice::Other, Route::Peer),
+            ],
             buffers.stage(other, Direction::Read, ram)?,
         ),
         bounced: way(
@@ -212,8 +219,8 @@ fn to_disk(fabric: &mut Fabric, buffers: Buffers) -> Result<Ways, Error> {
                 buffers.stage(other, Direction::Write, ram)?,
             ],
             vec![
-                (Device::Near, Route::GuestRam),
-                (Device::Other, Route::GuestRam),
+                (PeerDevice::Near, Route::GuestRam),
+                (PeerDevice::Other, Route::GuestRam),
             ],
             buffers.stage(other, Direction::Read, ram)?,
         ),
@@ -223,8 +230,8 @@ fn to_disk(fabric: &mut Fabric, buffers: Buffers) -> Result<Ways, Error> {
                 buffers.stage(far, Direction::Write, cmb)?,
             ],
             vec![
-                (Device::Far, Route::Upstream),
-                (Device::Far, Route::Upstream),
+                (PeerDevice::Far, Route::Upstream),
+                (PeerDevice::Far, Route::Upstream),
             ],
             buffers.stage(far, Direction::Read, ram)?,
         ),
@@ -232,13 +239,13 @@ fn to_disk(fabric: &mut Fabric, buffers: Buffers) -> Result<Ways, Error> {
 }
 
 /// One of them.
-pub(crate) struct Way {
+pub(crate) struct TransferPath {
     stages: Vec<Box<dyn Stage>>,
     /// How the payload of each transfer must have been moved, by the devices' own record.
-    routes: Vec<(Device, Route)>,
+    routes: Vec<(PeerDevice, Route)>,
     buffers: Buffers,
     /// Where it can be seen what has come, if what is in `back` brings it there.
-    room: BusMemory,
+    memory: BusMemory,
     back: Vec<Box<dyn Stage>>,
 }
 
@@ -253,9 +260,9 @@ pub(crate) struct Done {
     pub(crate) cpu_ns: f64,
 }
 
-impl Way {
+impl TransferPath {
     /// Transfers once with each buffer, the first from place `first` on, and compares every byte that comes.
-    pub(crate) fn check(&mut self, fabric: &mut Fabric, first: u64) -> Result<(), Error> {
+    pub(crate) fn check(&mut self, setup: &mut SwitchSetup, first: u64) -> Result<(), Error> {
         let extent = self.buffers.extent();
         let count = self.buffers.count;
         let places = || {
@@ -263,29 +270,29 @@ impl Way {
                 .map_while(|number| extent.place(number))
                 .take(count.into())
         };
-        self.buffers.spoil(&self.room)?;
+        self.buffers.spoil(&self.memory)?;
         let mut next = places();
-        self.run(fabric, &mut || next.next())?;
+        self.run(setup, &mut || next.next())?;
         if !self.back.is_empty() {
-            self.buffers.spoil(&self.room)?;
+            self.buffers.spoil(&self.memory)?;
             let mut next = places();
             chain::run(&mut self.back, count.into(), None, &mut || next.next())?;
         }
-        let mut compared = self.buffers.of(&self.room).zip(places());
+        let mut compared = self.buffers.of(&self.memory).zip(places());
         compared.try_for_each(|(buffer, place)| buffer.compare(place))
     }
 
     /// Transfers as long as `next` says what. An error if it did not go the way that it should have gone.
     pub(crate) fn run(
         &mut self,
-        fabric: &mut Fabric,
+        setup: &mut SwitchSetup,
         next: &mut dyn FnMut() -> Option<DiskRange>,
     ) -> Result<Done, Error> {
-        let (traffic, cpu) = (fabric.traffic()?, fabric.cpu_time()?);
+        let (traffic, cpu) = (setup.traffic()?, setup.cpu_time()?);
         let Buffers { count, .. } = self.buffers;
-        let run = chain::run(&mut self.stages, count.into(), self.buffers.nap(), next)?;
-        let cpu = fabric.cpu_time()?.saturating_sub(cpu);
-        let moved = since(&traffic, fabric.traffic()?);
+        let run = chain::run(&mut self.stages, count.into(), self.buffers.sleep(), next)?;
+        let cpu = setup.cpu_time()?.saturating_sub(cpu);
+        let moved = since(&traffic, setup.traffic()?);
         let bytes = run.transfers * self.buffers.extent().bytes;
         let expected = self.expected(bytes);
         if moved != expected {
@@ -325,7 +332,10 @@ mod tests {
 
     #[test]
     fn only_what_has_been_moved_meanwhile_is_told() {
-        let (near, far) = ((Device::Near, Route::Peer), (Device::Far, Route::Upstream));
+        let (near, far) = (
+            (PeerDevice::Near, Route::Peer),
+            (PeerDevice::Far, Route::Upstream),
+        );
         let before = Traffic::from([(near, 10)]);
         let now = Traffic::from([(near, 10), (far, 5)]);
         assert_eq!(since(&before, now), Traffic::from([(far, 5)]));

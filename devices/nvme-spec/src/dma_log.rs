@@ -1,7 +1,7 @@
 //! The vendor specific log page in which a controller of peerbar reports its DMA: how much went which way.
 //!
-//! The page itself is the same for every device of peerbar; `peerbar-dma-log` describes, writes and reads it. Whoever
-//! gets it should take all of it, [`MAX_SIZE`] bytes, with one command: the counters go on between two.
+//! The page itself is the same for every device of peerbar; `peerbar-dma-log` describes, writes and reads it. A host
+//! reads all of it, [`MAX_SIZE`] bytes, by one command: the counters change between two.
 
 pub use peerbar_dma_log::*;
 

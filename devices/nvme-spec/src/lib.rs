@@ -8,7 +8,7 @@
 //! address. None of them has a `Default`: all bytes zero is a valid pattern (`zerocopy::FromZeros`), but seldom a
 //! meaningful one.
 //!
-//! Any bits can be read: a field that the guest has set is checked by whoever gives it a meaning. A value too wide
+//! Any bits can be read: a field that the guest has set is checked where it is used. A value too wide
 //! for the field that it is set to is a mistake of the caller, and fails a debug assertion.
 //!
 //! There is no I/O and no controller in here. Not described, because no device of ours has it: SGLs, metadata and

@@ -9,14 +9,14 @@ use thiserror::Error;
 /// The BAR that the buffer lies in, from offset 0 on.
 pub(crate) const CMB_BAR: u8 = 2;
 
-/// Linux takes peer-to-peer memory in sections of 2 MiB and ignores any other buffer without a word
+/// Linux takes peer-to-peer memory in sections of 2 MiB and silently ignores any other buffer
 /// (Linux mm/sparse.c, SUBSECTION_SIZE).
 const GRANULE: u64 = 2 << 20;
 
 /// The largest buffer: 64 GiB.
 const LIMIT: u64 = 64 << 30;
 
-/// Why a buffer cannot be.
+/// Why a buffer cannot be made.
 #[derive(Debug, Error)]
 pub enum CmbError {
     /// Its size is one that Linux would ignore, or too large.
@@ -25,7 +25,7 @@ pub enum CmbError {
         /// The size asked for.
         size: u64,
     },
-    /// Its memory could not be had.
+    /// Its memory could not be allocated.
     #[error("CMB of {size} bytes")]
     Memory {
         /// The size asked for.
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_registers_are_hidden_until_enabled_and_read_as_linux_expects() {
+    fn cmb_registers_are_hidden_until_enabled() {
         let mut cmb = Cmb::new(6 << 20, true).unwrap();
         assert_eq!((cmb.location().into_bits(), cmb.size().into_bits()), (0, 0));
         cmb.set_control(Cmbmsc::from_bits(1)); // NVME_CMBMSC_CRE

@@ -1,4 +1,4 @@
-//! Which I/O queues exist, and whose they are.
+//! The I/O queues that exist, and the worker of each.
 
 use crate::doorbell_page::Owner;
 
@@ -7,7 +7,7 @@ use crate::doorbell_page::Owner;
 pub(crate) struct CompletionPlace {
     /// The worker that has it, and every submission queue that is bound to it.
     pub(crate) owner: Owner,
-    /// How many submission queues are bound to it.
+    /// Number of submission queues bound to it.
     pub(crate) users: u16,
 }
 

@@ -1,4 +1,4 @@
-//! Health and history: what the SMART and error log pages tell.
+//! Contents of the SMART and error log pages.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use peerbar_nvme_spec::completion::{Status, StatusField, sct};
 use peerbar_nvme_spec::log::{CriticalWarning, ErrorEntry, Smart};
 use zerocopy::FromZeros;
 
-/// How many failed commands are remembered.
+/// Number of failed commands that are kept.
 pub(crate) const ERROR_ENTRIES: usize = 64;
 
 /// The composite temperature in kelvins, always: 40 degrees Celsius.
@@ -20,7 +20,7 @@ pub(crate) const TEMPERATURE: u16 = 313;
 /// SMART counts data in thousands of 512 bytes, rounded up (NVMe Base 2.0, 5.16.1.3).
 const DATA_UNIT: u64 = 512_000;
 
-/// What has happened since the daemon was started; every thread adds to it.
+/// Statistics since the daemon was started; every thread adds to them.
 #[derive(Debug)]
 pub(crate) struct Health {
     started: Instant,

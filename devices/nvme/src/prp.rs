@@ -17,7 +17,7 @@ pub(crate) struct Segment {
 }
 
 /// Collects the segments of `len` bytes of data that `prp1` and `prp2` describe, neighbours joined
-/// (NVMe Base 2.0, 4.1.1). `read_list` reads part of a PRP list, into some of the page `room`, which is never cleared.
+/// (NVMe Base 2.0, 4.1.1). `read_list` reads part of a PRP list, into the start of `page`, which is never cleared.
 ///
 /// The first list may start anywhere in its page, and so may those that it is chained to, as long as each list but the
 /// first describes some data: a chain of lists without data is refused, since it may be endless.
@@ -25,7 +25,7 @@ pub(crate) fn walk(
     (prp1, prp2): (u64, u64),
     len: usize,
     segments: &mut Vec<Segment>,
-    room: &mut [u8; PAGE_BYTES],
+    page: &mut [u8; PAGE_BYTES],
     mut read_list: impl FnMut(u64, &mut [u8]) -> Result<(), Status>,
 ) -> Result<(), Status> {
     segments.clear();
@@ -38,7 +38,7 @@ pub(crate) fn walk(
         return Ok(());
     }
     if left <= PAGE {
-        return page(segments, prp2, &mut left);
+        return push_page(segments, prp2, &mut left);
     }
     let mut list = prp2;
     let mut first = true;
@@ -54,12 +54,12 @@ pub(crate) fn walk(
             return Err(BAD_OFFSET);
         }
         let bytes = usize::try_from(wanted.min(slots) * ENTRY).unwrap_or(PAGE_BYTES);
-        let entries = room.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
+        let entries = page.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
         read_list(list, entries)?;
         let (entries, _) = entries.as_chunks::<8>();
         let mut entries = entries.iter().map(|entry| u64::from_le_bytes(*entry));
         for _ in 0..data {
-            page(
+            push_page(
                 segments,
                 entries.next().ok_or(Status::INTERNAL_ERROR)?,
                 &mut left,
@@ -72,7 +72,7 @@ pub(crate) fn walk(
 }
 
 /// Adds the page at `address`, or what is left of the data.
-fn page(segments: &mut Vec<Segment>, address: u64, left: &mut u64) -> Result<(), Status> {
+fn push_page(segments: &mut Vec<Segment>, address: u64, left: &mut u64) -> Result<(), Status> {
     if !address.is_multiple_of(PAGE) {
         return Err(BAD_OFFSET);
     }
@@ -80,8 +80,8 @@ fn page(segments: &mut Vec<Segment>, address: u64, left: &mut u64) -> Result<(),
     Ok(())
 }
 
-fn push(segments: &mut Vec<Segment>, address: u64, room: u64, left: &mut u64) {
-    let bytes = room.min(*left);
+fn push(segments: &mut Vec<Segment>, address: u64, most: u64, left: &mut u64) {
+    let bytes = most.min(*left);
     *left -= bytes;
     let len = usize::try_from(bytes).unwrap_or(PAGE_BYTES);
     match segments.last_mut() {
@@ -111,12 +111,12 @@ mod tests {
 
         fn walk(&self, prp1: u64, prp2: u64, len: usize) -> Result<Vec<Segment>, Status> {
             let mut segments = Vec::new();
-            let mut room = [0xff; PAGE_BYTES];
+            let mut page = [0xff; PAGE_BYTES];
             walk(
                 (prp1, prp2),
                 len,
                 &mut segments,
-                &mut room,
+                &mut page,
                 |address, data| {
                     for (slot, entry) in data.chunks_exact_mut(8).enumerate() {
                         let value = self
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_chained_at_the_end_of_their_page_only_if_more_is_to_come() {
+    fn list_is_chained_at_the_end_of_its_page_only_if_data_follows() {
         let mut lists = Lists::default();
         lists.put(0x5ff0, &[0x20000, 0x7ff0]);
         lists.put(0x7ff0, &[0x40000, 0x9000]);

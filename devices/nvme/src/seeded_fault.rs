@@ -1,6 +1,6 @@
-//! Faults that the controller commits on purpose, so that those who are to find them can be tried.
+//! Faults that the controller commits on purpose, to test the checks that find them.
 //!
-//! A fault is bound to a logical block: every Read, Write or Compare that starts there is carried out as a faulty
+//! A fault is bound to a logical block: every Read, Write or Compare that starts there is executed as a faulty
 //! controller would, however often the driver repeats it, and no other command is.
 
 use std::fmt::{self, Display};
@@ -20,13 +20,13 @@ const BEYOND_52_BITS: u64 = 1 << 52;
 /// What the controller does wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The data's address is one that nobody has mapped.
+    /// The data's address is not mapped.
     Unmapped,
     /// The data's address has more than 52 bits.
     Beyond52Bits,
     /// The data's first half lies at the end of the address space, its second half past it.
     Wraps,
-    /// The data's address is that of the data of the command before, whose mapping its driver has taken away since.
+    /// The data's address is that of the previous command's data, which its driver has unmapped since.
     AfterUnmap,
     /// The data starts in its own middle, and so runs over its end.
     PastEnd,
@@ -86,8 +86,8 @@ impl SeededFault {
         BlockRange::from(command).slba.get() == self.block
     }
 
-    /// Turns the data's true segments into those that a faulty controller goes by. `stale` is where the data of the command
-    /// before was.
+    /// Turns the data's true segments into those that a faulty controller goes by. `stale` is the address of the previous
+    /// command's data.
     pub(crate) fn commit(&self, stale: Option<u64>, segments: &mut Vec<Segment>) {
         let len = segments.iter().map(|segment| segment.len).sum::<usize>();
         let start = segments.first().map_or(0, |first| first.address);

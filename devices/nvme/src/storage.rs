@@ -1,4 +1,4 @@
-//! What all threads that carry out commands share: the namespaces, and what is known of their use.
+//! State that all threads share which execute commands: the namespaces, their health and their statistics.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,7 +34,7 @@ impl Storage {
         self.write_cache.store(on, Ordering::Release);
     }
 
-    /// Notes a command that has failed, and gives the status that tells so (NVMe Base 2.0, 5.16.1.2).
+    /// Logs a command that has failed; its status, which points to the log (NVMe Base 2.0, 5.16.1.2).
     pub(crate) fn failed(&self, sqid: u16, entry: &SubmissionEntry, status: Status) -> Status {
         log::debug!(
             "queue {sqid}, command {}: opcode {:#04x} fails: {status:?}",
@@ -46,7 +46,7 @@ impl Storage {
         status
     }
 
-    /// Brings everything to stable storage, as far as that can be.
+    /// Flushes all namespaces, as far as they can be.
     pub(crate) fn flush_all(&self) {
         for namespace in &self.namespaces {
             if let Err(error) = namespace.backend().flush() {

@@ -18,8 +18,8 @@ impl Engine {
         self.admin.about.offers_shadow_doorbells() && self.notifier.sends_messages()
     }
 
-    /// The I/O queues' doorbells are looked for in a page of the guest's from now on. Pages that cannot be looked at without
-    /// asking somebody are refused: they would have to be asked for all the time.
+    /// From now on workers poll the I/O queues' doorbells in a page of the guest's. Pages that take messages to the client
+    /// are refused: each poll would be one.
     pub(super) fn configure_doorbell_buffer(
         &mut self,
         entry: &SubmissionEntry,

@@ -28,7 +28,7 @@ const MOST_QUEUES: u16 = QUEUE_PAIRS - 2;
 /// Timestamp, TimestampAttributes::origin: Set Features.
 const SET_BY_HOST: u8 = 1;
 
-/// Values whose dword 11 is all there is to them, with their defaults.
+/// Features that consist of dword 11 alone, with their defaults.
 const PLAIN: [(u8, u32); 6] = [
     (fid::ARBITRATION, Arbitration::new().with_ab(4).into_bits()),
     (fid::POWER_MANAGEMENT, 0),
@@ -122,7 +122,7 @@ impl Features {
         CriticalWarning::new().with_temperature(TEMPERATURE >= over || TEMPERATURE <= under)
     }
 
-    /// Whether the host wants to be told of what SMART warns of.
+    /// Whether the host has enabled events of this SMART warning.
     fn wants(&self, warning: CriticalWarning) -> bool {
         let wanted = self
             .plain(fid::ASYNC_EVENT_CONFIGURATION)
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_temperature_beyond_its_threshold_is_a_warning_that_the_host_may_want() {
+    fn temperature_beyond_its_threshold_is_a_warning_if_enabled() {
         let mut features = Features::new(1);
         assert!(!features.warning().temperature());
         features

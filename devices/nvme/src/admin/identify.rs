@@ -36,7 +36,7 @@ const MAX_POWER: u16 = 2500;
 const WARNING_TEMPERATURE: u16 = 343;
 const CRITICAL_TEMPERATURE: u16 = 373;
 
-/// Who the controller is.
+/// The controller's identity.
 #[derive(Debug)]
 pub(super) struct About {
     serial: String,

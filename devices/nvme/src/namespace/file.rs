@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroed_blocks_read_as_zero_and_deallocated_ones_give_their_storage_back() {
+    fn zeroed_blocks_read_as_zero_deallocated_ones_free_storage() {
         let (_folder, path) = image(1 << 20);
         let disk = FileBackend::open(&path).unwrap();
         for deallocate in [false, true] {

@@ -27,7 +27,7 @@ fn it_is_hidden_until_the_host_enables_its_registers() {
 }
 
 #[test]
-fn a_controller_reset_keeps_it_and_a_reset_of_the_function_does_not() {
+fn cmb_control_survives_controller_reset_not_function_reset() {
     let mut driver = Driver::new();
     driver.disable();
     assert_eq!(driver.wide_register(CMBMSC), CMB | 3);

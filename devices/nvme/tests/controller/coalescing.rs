@@ -55,7 +55,7 @@ fn a_completion_that_no_other_follows_gets_its_message() {
 }
 
 #[test]
-fn completions_share_messages_unless_that_is_disabled_for_their_vector() {
+fn completions_share_messages_unless_their_vector_disables_it() {
     let mut driver = coalesced();
     driver.create_pair(2, usual(2));
     driver.ok(0, set_feature(VECTOR_CONFIGURATION, DISABLED | 2));
@@ -81,7 +81,7 @@ fn completions_share_messages_unless_that_is_disabled_for_their_vector() {
 /// 7 batches of commands, for which there would be as many messages. The second one waits for four batches, and the third
 /// one comes with the last batch. The commands are on memory: when images are done with theirs is up to the kernel.
 #[test]
-fn completions_share_messages_while_the_guest_does_not_answer_the_last() {
+fn completions_share_messages_until_the_last_one_is_answered() {
     let mut driver = Driver::with(&Config {
         namespaces: vec![Source::Ram(MIB)],
         ..config()

@@ -32,7 +32,7 @@ fn moved(
 }
 
 #[test]
-fn data_in_the_cmb_is_own_memory_to_the_byte_and_never_guest_ram() {
+fn data_in_the_cmb_counts_as_own_memory_to_the_byte() {
     let mut driver = Driver::new();
     driver.create_pair(2, queues(CMB, CMB + 0x1000, 16, 16));
     let moved = moved(&mut driver, |driver| {
@@ -87,7 +87,7 @@ fn a_transfer_that_fails_is_a_failure_and_no_byte() {
 }
 
 #[test]
-fn the_log_of_translations_says_what_was_asked_for_used_again_and_taken_away() {
+fn ats_log_counts_requests_hits_and_invalidations() {
     let mut driver = Driver::bare(&config());
     driver.open_cmb();
     // All memory is unmapped in the end, and a driver's doorbells must not be.

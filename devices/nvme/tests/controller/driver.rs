@@ -23,7 +23,7 @@ pub(crate) const ENABLED: u32 = 0x0046_0001;
 /// A queue pair as the driver sees it.
 pub(crate) type Pair = QueuePair<Machine, Machine>;
 
-/// Queues of so many entries at these addresses.
+/// Queues at these addresses.
 pub(crate) fn queues(
     submission: u64,
     completion: u64,

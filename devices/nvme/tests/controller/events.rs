@@ -138,5 +138,5 @@ fn a_controller_reset_forgets_requests_and_events() {
     driver.enable();
     driver.set_register(0x1000 + 8 * 9, 1);
     driver.let_every_queue_have_a_turn();
-    assert_eq!(driver.poll(0), None, "nobody waits");
+    assert_eq!(driver.poll(0), None, "no request is outstanding");
 }

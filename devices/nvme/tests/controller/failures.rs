@@ -118,7 +118,7 @@ fn recovers(driver: &mut Driver) {
 }
 
 #[test]
-fn memory_that_is_taken_away_under_commands_is_touched_no_more_and_none_succeeds_without_it() {
+fn unmapped_memory_is_not_touched_and_fails_its_commands() {
     let mut driver = Driver::new();
     let len = 128 << 10;
     driver.store(0, &pattern(len, 40));
@@ -152,7 +152,7 @@ fn memory_that_is_taken_away_under_commands_is_touched_no_more_and_none_succeeds
 }
 
 #[test]
-fn blocks_that_an_image_has_lost_are_unrecovered_and_the_others_are_read() {
+fn blocks_lost_by_an_image_are_unrecovered_others_are_read() {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(MIB).unwrap();
     for io_uring in [true, false] {

@@ -14,8 +14,8 @@ const CONFIG_BYTES: u64 = 0x1000;
 /// An access with these bytes to a place where they fit.
 fn access(region: u32, region_bytes: u64) -> impl Strategy<Value = (u32, u64, Vec<u8>)> {
     (0..region_bytes, prop::collection::vec(any::<u8>(), 1..9)).prop_map(move |(offset, data)| {
-        let room = region_bytes - data.len() as u64;
-        (region, offset.min(room), data)
+        let last = region_bytes - data.len() as u64;
+        (region, offset.min(last), data)
     })
 }
 
@@ -66,7 +66,7 @@ fn every_register_can_be_read_in_every_size() {
             assert_eq!(part, whole[offset..offset + size], "{offset:#x}+{size}");
         }
     }
-    assert_eq!(whole[0x1c], 1, "CSTS: ready, whoever reads");
+    assert_eq!(whole[0x1c], 1, "CSTS: ready, in a read of any length");
     assert!(
         whole[0x1000..].iter().all(|byte| *byte == 0),
         "doorbells read as 0"

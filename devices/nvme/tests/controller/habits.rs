@@ -23,7 +23,7 @@ const PAUSES: [u64; 32] = {
 struct Guest {
     driver: Driver,
     random: Rng,
-    /// How many commands have been submitted to each queue whose completions have not been taken.
+    /// Outstanding commands of each queue.
     out: [u32; 2],
 }
 
@@ -41,7 +41,7 @@ impl Guest {
         }
     }
 
-    /// The queues go, one or the other with a command that nobody has fetched yet.
+    /// The queues go, one or the other with a command that is not fetched yet.
     fn delete_queues(&mut self) {
         for id in IDS {
             if self.random.bool() {
@@ -80,7 +80,7 @@ impl Guest {
     }
 
     /// Takes all completions that are yet to come, and does nothing else. It tells of the first ones so late that a worker
-    /// without room for others sleeps.
+    /// without free completion entries sleeps.
     fn take_all(&mut self, which: usize) {
         let id = IDS[which];
         let there = std::iter::from_fn(|| self.driver.poll(id)).count();
@@ -102,7 +102,7 @@ impl Guest {
     }
 }
 
-/// Does nothing for so many microseconds.
+/// Spins for `micros` microseconds.
 fn pause(micros: u64) {
     let start = Instant::now();
     while start.elapsed() < Duration::from_micros(micros) {

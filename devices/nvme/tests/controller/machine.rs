@@ -87,7 +87,7 @@ pub(crate) fn config() -> Config {
     }
 }
 
-/// A namespace of so many bytes: in RAM, or an image that nobody else sees.
+/// A namespace of `bytes` bytes: in RAM, or in an image of its own.
 pub(crate) fn source(bytes: u64) -> Source {
     if from_environment("PEERBAR_TEST_IMAGES").is_none() {
         return Source::Ram(bytes);
@@ -161,7 +161,7 @@ impl Machine {
         self.device().dma_map(map).unwrap();
     }
 
-    /// Writes a register in the page of doorbells as a guest does that has mapped it: nobody is told.
+    /// Writes a register in the page of doorbells as a guest does that has mapped it: without a message.
     pub(crate) fn write_mapped(&self, offset: u64, value: u32) {
         let controller = self.0.controller.borrow();
         let region = controller.endpoint.region(0).unwrap();

@@ -41,7 +41,7 @@ fn a_reset_of_the_function_ends_dma_and_interrupts_at_once() {
 }
 
 #[test]
-fn a_controller_reset_ends_dma_and_interrupts_when_it_is_complete() {
+fn complete_controller_reset_has_ended_dma_and_interrupts() {
     let mut driver = at_work();
     driver.disable();
     let image = driver.ram_image();
@@ -85,7 +85,7 @@ fn enable_toggled_without_waiting_ends_in_a_working_controller() {
 }
 
 #[test]
-fn a_controller_that_is_reset_while_it_is_enabled_ends_in_a_working_one() {
+fn controller_reset_while_being_enabled_works_afterwards() {
     for (name, reset) in OF_THE_FUNCTION {
         let mut driver = Driver::new();
         for _ in 0..50 {

@@ -48,7 +48,7 @@ fn submit_slowly(driver: &mut Driver, count: usize) -> Vec<u16> {
 }
 
 #[test]
-fn commands_that_wait_for_others_are_carried_out_however_few_they_are() {
+fn batched_commands_are_executed_however_few_they_are() {
     let mut driver = driver();
     for round in 0..200 {
         let mut cids = submit_slowly(&mut driver, 1 + round % 15);
@@ -89,7 +89,7 @@ fn they_are_offered_where_a_worker_may_be_awake_or_asleep() {
 }
 
 #[test]
-fn they_are_not_offered_to_a_guest_that_is_interrupted_by_the_pin() {
+fn shadow_doorbells_are_not_offered_with_the_intx_pin() {
     let mut driver = Driver::with(&config_with(PollPolicy::Adaptive));
     let _pin = driver.use_pin();
     let data = driver.fetch(identify(1, 0), 4096);
@@ -101,7 +101,7 @@ fn they_are_not_offered_to_a_guest_that_is_interrupted_by_the_pin() {
 }
 
 #[test]
-fn pages_that_cannot_be_are_refused_and_the_registers_go_on_counting() {
+fn invalid_shadow_pages_are_refused_and_registers_still_work() {
     let mut driver = Driver::with(&config_with(PollPolicy::Adaptive));
     let end = RAM + RAM_BYTES;
     let read_only = end + 4096;
@@ -164,7 +164,7 @@ fn memory_that_is_taken_away_is_fatal_until_a_reset() {
 }
 
 #[test]
-fn event_indexes_that_are_taken_away_are_fatal_as_nobody_would_ring() {
+fn unmapped_event_indexes_are_fatal() {
     let mut driver = driver();
     driver.ok(1, flush());
     driver.unmap(RAM + (2 << 20) + 4096, 4096);

@@ -12,7 +12,7 @@ const SHST: u32 = 3 << 2;
 const COMPLETE: u32 = 2 << 2;
 
 #[test]
-fn a_shutdown_completes_with_everything_written_and_a_reset_ends_it() {
+fn shutdown_completes_once_all_is_written_and_ends_by_a_reset() {
     for kind in [NORMAL, ABRUPT] {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(MIB).unwrap();

@@ -161,7 +161,7 @@ impl<L: Link> Driver<L> {
         });
     }
 
-    /// Reads or writes so many blocks of 512 bytes from block 0 on, the data at [`DATA`] or `at`; the status.
+    /// Reads or writes `blocks` blocks of 512 bytes from block 0 on, the data at [`DATA`] or `at`; the status.
     #[track_caller]
     pub(crate) fn io(&mut self, opcode: u8, at: u64, blocks: u32) -> u16 {
         self.io_from(0, opcode, at, blocks)

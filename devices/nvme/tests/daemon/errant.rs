@@ -14,7 +14,7 @@ const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const COMPARE: u8 = 0x05;
 
-/// Nobody's address, one page before RAM and one past it, some beyond 48 and 52 bits, and the last page of all.
+/// Unmapped addresses: 0, one page before RAM and one past it, some beyond 48 and 52 bits, and the last page of all.
 const ERRANT: [u64; 7] = [
     0,
     RAM - 4096,
@@ -42,7 +42,7 @@ fn data(driver: &Driver<Wire>) -> Vec<u8> {
 }
 
 #[test]
-fn an_errant_address_is_asked_of_the_client_and_fails_the_command() {
+fn errant_address_is_asked_of_the_client_and_fails_the_command() {
     for opcode in [READ, WRITE, COMPARE] {
         let daemon = Daemon::start(&["--namespace", "ram=2M"]);
         let mut driver = driver(&daemon);

@@ -37,7 +37,7 @@ fn count(flight: &Flight, wanted: impl Fn(&Event) -> bool) -> usize {
 }
 
 #[test]
-fn what_was_recorded_is_read_while_the_daemon_runs_and_after_it_was_killed() {
+fn flight_record_is_read_from_running_and_killed_daemons() {
     let (daemon, mut driver, _folder, file) = recorded();
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
     assert!(file.is_live().unwrap());

@@ -101,7 +101,7 @@ fn nonsense_ends_its_own_session_only() {
 }
 
 #[test]
-fn whoever_rings_a_controller_that_has_failed_keeps_no_worker_awake() {
+fn doorbell_of_failed_controller_keeps_no_worker_awake() {
     let daemon = Daemon::start(&["--namespace", "ram=1M", "--poll", "never"]);
     let mut driver = driver(&daemon);
     driver.link().unmap((RAM, RAM_BYTES));

@@ -34,7 +34,7 @@ fn is_read(request: &Request) -> bool {
 }
 
 #[test]
-fn a_write_fetches_its_data_in_pieces_of_32_kib_several_at_a_time() {
+fn write_fetches_several_messages_of_32_kib_at_a_time() {
     let daemon = daemon();
     let mut driver = driver(&daemon);
     let asked = driver.link().upstream.clone();
@@ -76,7 +76,7 @@ fn a_read_brings_its_data_to_the_peer() {
 }
 
 #[test]
-fn a_request_that_fails_is_a_data_transfer_error_and_changes_nothing() {
+fn failed_request_is_a_data_transfer_error_without_effect() {
     for answer in [Answer::Refused(19), Answer::Refused(7), Answer::Nonsense] {
         let daemon = daemon();
         let mut driver = driver(&daemon);
@@ -149,7 +149,7 @@ fn a_reset_ends_a_transfer_that_waits_for_the_client() {
 }
 
 #[test]
-fn a_client_that_hangs_up_in_the_middle_leaves_a_daemon_that_goes_on() {
+fn client_hanging_up_in_a_transfer_leaves_a_working_daemon() {
     let daemon = daemon();
     let mut driver = self::driver(&daemon);
     driver.fill(0x42, 4096);

@@ -64,7 +64,7 @@ impl Upstream {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Waits until there have been so many requests.
+    /// Waits until there have been `count` requests.
     #[track_caller]
     pub(crate) fn wait_for(&self, count: usize) -> Vec<Request> {
         let seen = self.seen.lock().unwrap();

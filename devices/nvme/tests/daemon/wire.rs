@@ -218,8 +218,8 @@ impl Outgoing {
         bytes.extend(words(&[size, flags, error]));
         bytes.extend(payload);
         let _turn = self.turn.lock().unwrap();
-        let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }

@@ -36,7 +36,7 @@ const DRIVER_BYTES: usize = 4 << 20;
 
 /// The devices, as they are told apart in what was moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Device {
+pub(crate) enum PeerDevice {
     /// A disk with a CMB, below the switch.
     Near,
     /// Another disk below the switch.
@@ -48,10 +48,10 @@ pub(crate) enum Device {
 }
 
 /// Payload that devices have moved, in bytes, by route.
-pub(crate) type Traffic = BTreeMap<(Device, Route), u64>;
+pub(crate) type Traffic = BTreeMap<(PeerDevice, Route), u64>;
 
 /// All of it.
-pub(crate) struct Fabric {
+pub(crate) struct SwitchSetup {
     pub(crate) near: Controller,
     pub(crate) other: Controller,
     pub(crate) far: Controller,
@@ -64,7 +64,7 @@ pub(crate) struct Fabric {
     _switch: Server,
 }
 
-impl Fabric {
+impl SwitchSetup {
     /// Starts the servers, and places their memory as a guest would, which has `ram_bytes` bytes of RAM.
     pub(crate) fn start(options: &Options, ram_bytes: usize) -> Result<Self, Error> {
         let switch = start(options, "peerbar-switch", &[])?;
@@ -86,7 +86,7 @@ impl Fabric {
         ];
         let [near, other, far, gpu] = servers.each_ref().map(Server::socket);
         let (memory, file) = SharedMemory::create(ram_bytes)?;
-        let ram = room(RAM, memory);
+        let ram = bus_memory(RAM, memory);
         let bytes = u64::try_from(ram_bytes).unwrap_or(u64::MAX);
         let disk = |socket: &Path| {
             let controller = Controller::bring_up(socket, DRIVER_BYTES)?;
@@ -94,20 +94,20 @@ impl Fabric {
             Ok::<_, Error>(controller)
         };
         let near = disk(&near)?;
-        let cmb = room(CMB, near.open_cmb(MEMORY_BAR, CMB)?);
+        let cmb = bus_memory(CMB, near.open_cmb(MEMORY_BAR, CMB)?);
         let mut gpu = Client::new(&gpu)?;
         gpu.dma_map(0, RAM, bytes, file.as_raw_fd())?;
         place_bar(&mut gpu, MEMORY_BAR, VRAM)?;
-        let vram = room(VRAM, bar_memory(&gpu, MEMORY_BAR)?);
-        let asked = [&cmb, &vram].map(|room| Asked {
-            address: room.address,
-            memory: room.memory.clone(),
+        let vram = bus_memory(VRAM, bar_memory(&gpu, MEMORY_BAR)?);
+        let asked = [&cmb, &vram].map(|at| Asked {
+            address: at.address,
+            memory: at.memory.clone(),
         });
         let messages = Messages::before(&far, asked.into())?;
         let far = disk(&messages.socket())?;
-        for room in [&cmb, &vram] {
+        for at in [&cmb, &vram] {
             // Of which it does not get to see the file.
-            far.map(&file, 0, room.address, BAR_BYTES)?;
+            far.map(&file, 0, at.address, BAR_BYTES)?;
         }
         Ok(Self {
             near,
@@ -126,11 +126,11 @@ impl Fabric {
     /// What the devices have moved so far, by their own record.
     pub(crate) fn traffic(&mut self) -> Result<Traffic, Error> {
         let logs = [
-            (Device::Near, self.near.dma_log()?),
-            (Device::Other, self.other.dma_log()?),
-            (Device::Far, self.far.dma_log()?),
+            (PeerDevice::Near, self.near.dma_log()?),
+            (PeerDevice::Other, self.other.dma_log()?),
+            (PeerDevice::Far, self.far.dma_log()?),
             (
-                Device::Gpu,
+                PeerDevice::Gpu,
                 copy_engine::dma_log(&mut self.gpu.borrow_mut())?,
             ),
         ];
@@ -154,7 +154,7 @@ impl Fabric {
     }
 }
 
-fn room(address: u64, memory: SharedMemory) -> BusMemory {
+fn bus_memory(address: u64, memory: SharedMemory) -> BusMemory {
     BusMemory {
         memory: Arc::new(memory),
         address,
