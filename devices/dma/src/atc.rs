@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_direction_that_is_not_allowed_is_asked_for_and_refused_each_time() {
+    fn forbidden_direction_is_refused_each_time() {
         let mut atc = Atc::default();
         let read_only = 16 << 20;
         assert_eq!(translate(&mut atc, read_only, Direction::Write), None);

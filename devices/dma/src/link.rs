@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_takes_the_latency_and_its_bytes_by_the_bandwidth() {
+    fn transfer_takes_latency_plus_bytes_by_bandwidth() {
         let alone = |latency, bandwidth, bytes| {
             arrivals(vec![([up(&link(latency, bandwidth)), None], bytes)], 0)
         };
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn two_requesters_share_the_link_of_the_peer_that_both_write_to() {
+    fn two_requesters_share_the_link_of_their_peer() {
         let peer = link(0, MIB << 8);
         let lent = Arc::new(Link::with_meters(peer.speed, peer.meters.clone()));
         let transfers = vec![

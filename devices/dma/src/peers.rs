@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_wrapping_windows_are_left_out_and_the_last_address_is_not() {
+    fn empty_and_wrapping_windows_are_left_out() {
         let mut table = PeerTable::default();
         table.set(
             PeerId(1),

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_moved_is_recorded_by_its_routes_and_the_rest_is_not() {
+    fn ended_transfer_records_moved_bytes_by_route() {
         let requester = requester();
         let places = [(0x1800, 0x1000), (0x9000, 0x100), (0xc000, 0x100)];
         let pinned = pin(&requester, &places).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn pinned_memory_is_read_from_any_place_on_and_not_beyond_its_end() {
+    fn pinned_memory_is_read_at_any_offset_up_to_its_end() {
         let requester = requester();
         let data: Vec<u8> = (0..=255).collect();
         let mut session = Session::new(requester.clone());
@@ -278,7 +278,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_change_is_answered_once_what_it_meets_has_ended_and_new_transfers_do_not_go_there() {
+    fn change_waits_for_pinned_transfers_and_stops_new_ones() {
         for (index, (address, change)) in CHANGES.into_iter().enumerate() {
             let requester = requester();
             let pinned = pin(&requester, &[(address, 0x1000)]).unwrap();

@@ -2,8 +2,8 @@
 
 use peerbar_dma_log::Direction;
 use peerbar_flight::{
-    Backing, Dma, Event, Mapping, Outcome, PeerWindow as PeerWindowRecord, Recorder,
-    Window as WindowRecord, WindowId, WindowMemory as Recorded,
+    Backing, Dma, Event, Mapping, Outcome, PeerWindowEvent, Recorder, WindowEvent, WindowId,
+    WindowKind,
 };
 
 use crate::error::DmaFault;
@@ -71,15 +71,15 @@ pub(crate) fn map(
 
 /// A window of the function's own, open or closed.
 pub(crate) fn window(id: WindowId, window: Option<&OwnWindow>) -> Event {
-    Event::Window(WindowRecord {
+    Event::Window(WindowEvent {
         id,
         address: window.map_or(0, |window| window.address),
         size: window.map_or(0, |window| window.size),
         memory: match window.map(|window| &window.memory) {
-            Some(OwnWindowMemory::Span(_)) => Recorded::Memory,
-            Some(OwnWindowMemory::Pages(_)) => Recorded::Pages,
-            Some(OwnWindowMemory::Registers) => Recorded::Registers,
-            None => Recorded::Gone,
+            Some(OwnWindowMemory::Span(_)) => WindowKind::Memory,
+            Some(OwnWindowMemory::Pages(_)) => WindowKind::Pages,
+            Some(OwnWindowMemory::Registers) => WindowKind::Registers,
+            None => WindowKind::Gone,
         },
     })
 }
@@ -88,15 +88,15 @@ pub(crate) fn window(id: WindowId, window: Option<&OwnWindow>) -> Event {
 pub(crate) fn peer(recorder: &Recorder, peer: PeerId, windows: &[PeerWindow]) {
     recorder.record(Event::PeerLeaves(peer.0));
     for window in windows {
-        recorder.record(Event::PeerWindow(PeerWindowRecord {
+        recorder.record(Event::PeerWindow(PeerWindowEvent {
             peer: peer.0,
             address: window.address,
             size: window.size,
             claim: window.claim,
             memory: match window.memory {
-                PeerMemory::Span(_) => Recorded::Memory,
-                PeerMemory::ByMessage => Recorded::Registers,
-                PeerMemory::Gone => Recorded::Gone,
+                PeerMemory::Span(_) => WindowKind::Memory,
+                PeerMemory::ByMessage => WindowKind::Registers,
+                PeerMemory::Gone => WindowKind::Gone,
             },
         }));
     }

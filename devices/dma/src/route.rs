@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn each_address_has_its_target_and_a_piece_ends_where_the_target_does() {
+    fn segment_ends_where_its_target_does() {
         let routes = routes();
         assert_eq!(segment(&routes, 0x1800, 0x1000), ("ram", 0x800));
         assert_eq!(segment(&routes, 0x2000, 0x10), ("ram", 0x10));
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_or_mapping_that_ends_with_the_address_space_does_not_overflow() {
+    fn range_up_to_the_last_address_does_not_overflow() {
         let mut routes = routes();
         routes
             .map

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn one_copy_moves_the_bytes_between_two_memories_and_is_recorded() {
+    fn transfer_copies_between_memories_and_is_recorded() {
         let (requester, ram) = requester();
         let mut session = Session::new(requester.clone());
         let disk = disk();
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_that_fails_keeps_no_memory_and_leaves_its_list_for_the_next() {
+    fn failed_pin_keeps_no_memory_and_reuses_its_list() {
         let (requester, _) = requester();
         let mut session = Session::new(requester);
         for _ in 0..2 {
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_memory_that_is_mapped_are_looked_at_without_a_record() {
+    fn loads_and_stores_of_words_are_not_recorded() {
         let (requester, ram) = requester();
         let mut session = Session::new(requester.clone());
         assert!(session.store(0x1004, 7));

@@ -178,7 +178,7 @@ fn more_stretches_of_memory_than_one_step_takes_are_filled() {
 }
 
 #[test]
-fn a_file_that_ends_too_early_is_an_error_and_what_came_is_recorded() {
+fn short_file_is_an_error_and_its_data_is_recorded() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
@@ -205,7 +205,7 @@ fn a_file_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn durable_data_is_in_the_file_and_what_cannot_be_made_durable_is_an_error() {
+fn durable_transfer_syncs_or_fails() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
@@ -254,7 +254,7 @@ fn what_is_in_memory_is_moved_at_once() {
 }
 
 #[test]
-fn a_slow_operation_holds_up_no_other_and_is_gone_on_with_after_a_part() {
+fn slow_operation_blocks_no_other_and_is_continued() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
@@ -286,7 +286,7 @@ fn full_pipe() -> (RingFile, File) {
 }
 
 #[test]
-fn zeroed_parts_read_as_zero_and_their_storage_is_given_back_if_asked_for() {
+fn zeroed_parts_read_as_zero_and_may_free_storage() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
@@ -435,7 +435,7 @@ fn who_stops_waits_for_the_step_that_goes_on_and_for_no_other() {
 }
 
 #[test]
-fn an_unmap_waits_for_a_transfer_there_and_then_nothing_touches_that_memory() {
+fn unmap_waits_for_a_transfer_and_none_follows() {
     let Some(mut scene) = Scene::new() else {
         return;
     };

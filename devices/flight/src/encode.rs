@@ -29,8 +29,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 use crate::event::{
-    Backing, Dma, Event, FileSpan, Mapping, Outcome, PeerWindow, Record, Window, WindowId,
-    WindowMemory,
+    Backing, Dma, Event, FileSpan, Mapping, Outcome, PeerWindowEvent, Record, WindowEvent,
+    WindowId, WindowKind,
 };
 
 const CMB: u8 = 0xff;
@@ -173,7 +173,7 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
             origin: to_origin(one)?,
             status: two.try_into().ok()?,
         },
-        6 => Event::Window(Window {
+        6 => Event::Window(WindowEvent {
             id: match first {
                 CMB => WindowId::Cmb,
                 bar => WindowId::Bar(bar),
@@ -182,7 +182,7 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
             size: two,
             memory: to_memory(second)?,
         }),
-        7 => Event::PeerWindow(PeerWindow {
+        7 => Event::PeerWindow(PeerWindowEvent {
             peer: three.try_into().ok()?,
             address: one,
             size: two,
@@ -265,21 +265,21 @@ fn to_origin(word: u64) -> Option<Origin> {
     }
 }
 
-fn from_memory(memory: WindowMemory) -> u8 {
+fn from_memory(memory: WindowKind) -> u8 {
     match memory {
-        WindowMemory::Registers => 0,
-        WindowMemory::Memory => 1,
-        WindowMemory::Pages => 2,
-        WindowMemory::Gone => 3,
+        WindowKind::Registers => 0,
+        WindowKind::Memory => 1,
+        WindowKind::Pages => 2,
+        WindowKind::Gone => 3,
     }
 }
 
-fn to_memory(number: u8) -> Option<WindowMemory> {
+fn to_memory(number: u8) -> Option<WindowKind> {
     Some(match number {
-        0 => WindowMemory::Registers,
-        1 => WindowMemory::Memory,
-        2 => WindowMemory::Pages,
-        3 => WindowMemory::Gone,
+        0 => WindowKind::Registers,
+        1 => WindowKind::Memory,
+        2 => WindowKind::Pages,
+        3 => WindowKind::Gone,
         _ => return None,
     })
 }
@@ -386,10 +386,10 @@ mod tests {
 
     fn others() -> impl Strategy<Value = Event> {
         let memories = select(vec![
-            WindowMemory::Registers,
-            WindowMemory::Memory,
-            WindowMemory::Pages,
-            WindowMemory::Gone,
+            WindowKind::Registers,
+            WindowKind::Memory,
+            WindowKind::Pages,
+            WindowKind::Gone,
         ]);
         let numbers = (any::<[u64; 3]>(), any::<u32>(), any::<u16>(), any::<bool>());
         (origins(), memories, numbers, 0..9).prop_map(
@@ -406,7 +406,7 @@ mod tests {
                     origin,
                     status: half,
                 },
-                3 => Event::Window(Window {
+                3 => Event::Window(WindowEvent {
                     id: match on {
                         true => WindowId::Cmb,
                         false => WindowId::Bar(number.to_le_bytes()[0] & 7),
@@ -415,7 +415,7 @@ mod tests {
                     size: two,
                     memory,
                 }),
-                4 => Event::PeerWindow(PeerWindow {
+                4 => Event::PeerWindow(PeerWindowEvent {
                     peer: number,
                     address: one,
                     size: two,

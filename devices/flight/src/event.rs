@@ -27,26 +27,26 @@ pub enum Event {
         /// Last IOVA.
         last: u64,
     },
-    /// A piece of a DMA, all of which took one route.
+    /// A segment of a DMA, all of which took one route.
     Dma(Dma),
-    /// A command is taken up.
+    /// A command begins.
     Begin {
         /// Which.
         origin: Origin,
-        /// What it asks for, as its device numbers that.
+        /// Its device's number for what it asks.
         opcode: u8,
     },
-    /// A command is complete: its driver will be told so next.
+    /// A command is complete: its driver is notified next.
     End {
         /// Which.
         origin: Origin,
-        /// 0 if it succeeded; else why not, as its device numbers that.
+        /// 0 if it succeeded; else its device's number for the reason.
         status: u16,
     },
     /// A window of the device's own opens, moves or closes.
-    Window(Window),
+    Window(WindowEvent),
     /// A window of a peer below the same switch opens. It replaces none.
-    PeerWindow(PeerWindow),
+    PeerWindow(PeerWindowEvent),
     /// All windows of a peer close.
     PeerLeaves(u32),
     /// Bus mastering is on or off (Command register, bit 2).
@@ -106,7 +106,7 @@ pub enum Backing {
     Ram(FileSpan),
     /// Guest RAM in a file that the device does not trust, and reaches through the client.
     RemoteRam(FileSpan),
-    /// Something for which the client gave no file: some device's BAR, or a ROM.
+    /// A mapping for which the client passed no file: some device's BAR, or a ROM.
     Device,
 }
 
@@ -131,10 +131,10 @@ pub struct FileSpan {
     pub offset: u64,
 }
 
-/// A piece of a DMA.
+/// A segment of a DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dma {
-    /// On whose behalf.
+    /// The queue and command that it was made for.
     pub origin: Origin,
     /// What for.
     pub purpose: Purpose,
@@ -146,15 +146,15 @@ pub struct Dma {
     pub len: u64,
     /// The way it took.
     pub route: Route,
-    /// Who owns the memory that it met.
+    /// The owner of the memory that it met.
     pub completer: Completer,
-    /// What came of it.
+    /// Its outcome.
     pub outcome: Outcome,
     /// How long it took in nanoseconds; 0 if only failures are recorded.
     pub took: u64,
 }
 
-/// What came of a DMA.
+/// The outcome of a DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was done.
@@ -207,7 +207,7 @@ impl fmt::Display for Outcome {
 
 /// A window of the device's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct WindowEvent {
     /// Which.
     pub id: WindowId,
     /// First bus address.
@@ -215,7 +215,7 @@ pub struct Window {
     /// Length in bytes; 0 if it is closed.
     pub size: u64,
     /// What is behind it.
-    pub memory: WindowMemory,
+    pub memory: WindowKind,
 }
 
 /// Which of a device's windows is meant.
@@ -229,7 +229,7 @@ pub enum WindowId {
 
 /// What is behind a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowMemory {
+pub enum WindowKind {
     /// Registers.
     Registers,
     /// Memory.
@@ -242,7 +242,7 @@ pub enum WindowMemory {
 
 /// A window of a peer below the same switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerWindow {
+pub struct PeerWindowEvent {
     /// The peer's number at the switch.
     pub peer: u32,
     /// First bus address.
@@ -252,5 +252,5 @@ pub struct PeerWindow {
     /// Of several windows over one address, the one with the smallest claim answers.
     pub claim: u64,
     /// What is behind it.
-    pub memory: WindowMemory,
+    pub memory: WindowKind,
 }

@@ -1,4 +1,4 @@
-//! What was mapped when, and who used it: the records, followed one by one.
+//! Mappings over time and the commands that used them: the records, followed one by one.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -27,20 +27,20 @@ impl From<&Record> for Moment {
     }
 }
 
-/// A command, as often as its number may be used again.
+/// One use of a command's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     /// Queue and number.
     pub origin: Origin,
-    /// What it asked for, as its device numbers that.
+    /// Its device's number for what it asks.
     pub opcode: u8,
-    /// When it was taken up.
+    /// When it began.
     pub begun: Moment,
 }
 
 /// A mapping from its beginning to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct MappingLife {
     /// The mapping as it was made.
     pub mapping: Mapping,
     /// When it was made.
@@ -57,29 +57,29 @@ pub struct Life {
     pub only_payload: bool,
 }
 
-/// Addresses that are mapped no more.
+/// Addresses that are no longer mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grave {
-    /// Number of the [`Life`] that they last belonged to.
+pub struct Unmapped {
+    /// Number of the [`MappingLife`] that they last belonged to.
     pub life: usize,
     /// When they were unmapped.
     pub unmapped: Moment,
 }
 
-/// What lies around an address at one moment. Numbers are those of a [`Life`].
+/// What lies around an address at one moment. Numbers are those of a [`MappingLife`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// The mapping that holds the address.
     pub at: Option<usize>,
     /// What held it last, if nothing does.
-    pub was: Option<Grave>,
+    pub was: Option<Unmapped>,
     /// The nearest mapping below.
     pub below: Option<usize>,
     /// The nearest mapping above.
     pub above: Option<usize>,
 }
 
-/// A DMA that failed, and how things stood then.
+/// A DMA that failed, and the mappings around it then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// When.
@@ -116,7 +116,7 @@ pub struct Teardown {
     pub mappings: Vec<Mapping>,
 }
 
-/// How many addresses are unmapped at once where a whole table goes.
+/// At least this many addresses are unmapped at once when a whole table is.
 const WHOLE: u64 = 1 << 40;
 
 /// Whether the device is turned off (bus mastering, or its client leaves), or everything is unmapped at once.
@@ -132,7 +132,7 @@ pub(crate) fn is_teardown(event: &Event) -> bool {
 #[derive(Debug, Default)]
 pub struct History {
     /// Every mapping that is known of.
-    pub lives: Vec<Life>,
+    pub mappings: Vec<MappingLife>,
     /// Every DMA that failed, but for those that bus mastering or a reset forbade.
     pub faults: Vec<Fault>,
     /// Mappings made, and spans unmapped of which something was mapped.
@@ -141,18 +141,18 @@ pub struct History {
     pub unmaps: u64,
     /// The most mappings at once.
     pub peak: usize,
-    /// DMA pieces recorded.
+    /// DMA segments recorded.
     pub dmas: u64,
-    /// Each time that the device was turned off, or everything unmapped at once, and something was still there.
+    /// Each time that the device was turned off, or everything unmapped at once, with mappings left.
     pub teardowns: Vec<Teardown>,
     live: RangeInclusiveMap<u64, usize>,
-    graves: RangeInclusiveMap<u64, Grave>,
-    alive: usize,
+    unmapped_ranges: RangeInclusiveMap<u64, Unmapped>,
+    current_count: usize,
     running: HashMap<Origin, Running>,
 }
 
 impl History {
-    /// What a whole record tells.
+    /// The history in a whole record.
     pub fn of(flight: &Flight) -> Self {
         let mut history = Self::before(flight);
         for record in &flight.records {
@@ -179,21 +179,21 @@ impl History {
     }
 
     /// The mapping of this number.
-    pub fn life(&self, number: usize) -> Option<&Life> {
-        self.lives.get(number)
+    pub fn mapping(&self, number: usize) -> Option<&MappingLife> {
+        self.mappings.get(number)
     }
 
     /// The mappings that are there after all that was followed, by address.
-    pub fn living(&self) -> impl Iterator<Item = (Mapping, &Life)> {
+    pub fn current(&self) -> impl Iterator<Item = (Mapping, &MappingLife)> {
         self.live.iter().filter_map(|(range, number)| {
-            let life = self.lives.get(*number)?;
+            let life = self.mappings.get(*number)?;
             Some((life.mapping.part(*range.start(), *range.end()), life))
         })
     }
 
     /// How many mappings that are.
-    pub fn alive(&self) -> usize {
-        self.alive
+    pub fn current_count(&self) -> usize {
+        self.current_count
     }
 
     /// What is around an address after all that was followed.
@@ -206,7 +206,7 @@ impl History {
             at,
             was: match at {
                 Some(_) => None,
-                None => self.graves.get(&address).copied(),
+                None => self.unmapped_ranges.get(&address).copied(),
             },
             below: below.and_then(|range| {
                 let mut found = self.live.overlapping(range).map(|(_, number)| *number);
@@ -226,16 +226,16 @@ impl History {
     }
 
     /// The addresses of a mapping and of its neighbours that were mapped in one go with it, for the same command: some
-    /// IOMMUs are told of each page on its own.
-    pub fn stretch(&self, number: usize) -> Option<RangeInclusive<u64>> {
-        let life = self.lives.get(number)?;
-        let alike = |one: &Life, next: &Life| {
+    /// IOMMUs map each page separately.
+    pub fn contiguous_range(&self, number: usize) -> Option<RangeInclusive<u64>> {
+        let life = self.mappings.get(number)?;
+        let alike = |one: &MappingLife, next: &MappingLife| {
             one.mapping.last.checked_add(1) == Some(next.mapping.iova)
                 && one.mapping.writable == next.mapping.writable
                 && one.first_user.is_some()
                 && one.first_user == next.first_user
         };
-        let (before, after) = self.lives.split_at_checked(number)?;
+        let (before, after) = self.mappings.split_at_checked(number)?;
         let mut first = life;
         for earlier in before.iter().rev() {
             if !alike(earlier, first) {
@@ -253,11 +253,11 @@ impl History {
         Some(first.mapping.iova..=last.mapping.last)
     }
 
-    /// Takes in the next record; what is known of it if it is a DMA.
+    /// Takes in the next record; the DMA in its context, if it is one.
     pub(crate) fn step(&mut self, record: &Record) -> Option<Followed> {
         let at = Moment::from(record);
-        if is_teardown(&record.event) && self.alive > 0 {
-            let mappings = self.living().map(|(mapping, _)| mapping).collect();
+        if is_teardown(&record.event) && self.current_count > 0 {
+            let mappings = self.current().map(|(mapping, _)| mapping).collect();
             self.teardowns.push(Teardown { at, mappings });
         }
         match record.event {
@@ -272,10 +272,10 @@ impl History {
     }
 
     fn map(&mut self, mapping: Mapping, at: Moment) {
-        // There is nothing, unless the record of its end is lost.
+        // Nothing is mapped there, unless the record of an unmap is lost.
         self.unmap(mapping.iova, mapping.last, at);
-        let number = self.lives.len();
-        self.lives.push(Life {
+        let number = self.mappings.len();
+        self.mappings.push(MappingLife {
             mapping,
             mapped: at,
             unmapped: None,
@@ -286,8 +286,8 @@ impl History {
         });
         self.live.insert(mapping.iova..=mapping.last, number);
         self.maps += 1;
-        self.alive += 1;
-        self.peak = self.peak.max(self.alive);
+        self.current_count += 1;
+        self.peak = self.peak.max(self.current_count);
     }
 
     fn unmap(&mut self, iova: u64, last: u64, at: Moment) {
@@ -297,19 +297,19 @@ impl History {
         self.unmaps += u64::from(!met.is_empty());
         for (span, number) in met {
             let gone = iova.max(*span.start())..=last.min(*span.end());
-            let grave = Grave {
+            let unmapped = Unmapped {
                 life: number,
                 unmapped: at,
             };
-            self.graves.insert(gone, grave);
-            let Some(life) = self.lives.get_mut(number) else {
+            self.unmapped_ranges.insert(gone, unmapped);
+            let Some(life) = self.mappings.get_mut(number) else {
                 continue;
             };
             let whole = life.mapping.iova..=life.mapping.last;
             let mut left = self.live.overlapping(whole);
             if life.unmapped.is_none() && left.all(|(_, other)| *other != number) {
                 life.unmapped = Some(at);
-                self.alive = self.alive.saturating_sub(1);
+                self.current_count = self.current_count.saturating_sub(1);
             }
         }
     }
@@ -327,7 +327,7 @@ impl History {
     fn end(&mut self, origin: Origin, at: Moment) {
         let running = self.running.remove(&origin);
         for number in running.into_iter().flat_map(|running| running.used) {
-            if let Some(life) = self.lives.get_mut(number) {
+            if let Some(life) = self.mappings.get_mut(number) {
                 life.used_until = Some(at);
             }
         }
@@ -339,7 +339,7 @@ impl History {
         let running = self.running.get_mut(&dma.origin);
         let command = running.as_ref().map(|running| running.command);
         if let Some((number, life)) =
-            life.and_then(|number| Some((number, self.lives.get_mut(number)?)))
+            life.and_then(|number| Some((number, self.mappings.get_mut(number)?)))
         {
             life.only_payload &= dma.purpose == Purpose::Payload;
             if let Some(running) = running

@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 use rustix::time::ClockId;
 use thiserror::Error;
@@ -17,7 +17,7 @@ use crate::event::{Dma, Event, Outcome, Record};
 use crate::layout::{
     BEGUN_AT, ENDED_AT, HEADER_BYTES, Header, Level, RECORD_BYTES, TABLE_SLOTS, UNTRACKED_AT,
 };
-use crate::ledger::Ledger;
+use crate::live_table::LiveTable;
 
 /// Why nothing can be recorded.
 #[derive(Debug, Error)]
@@ -35,17 +35,17 @@ pub struct RecordError {
 pub struct Recorder {
     region: MmapRegion,
     header: Header,
-    ledger: Mutex<Ledger>,
+    table: Mutex<LiveTable>,
     /// Held for the lock on it.
     _file: File,
 }
 
 impl Recorder {
     /// Makes the file at `path`, in place of one that is there, and records what happens to the device `name` in it. The
-    /// file is sparse: it takes room for what is recorded.
+    /// file is sparse: it takes storage for what is recorded.
     pub fn create(path: &Path, name: &str, level: Level) -> Result<Self, RecordError> {
         let step = |action| move |source| RecordError { action, source };
-        // A device that still writes to the old file goes on with it.
+        // A device that still writes to the old file keeps it.
         match fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(step("replace the file")(error));
@@ -72,7 +72,7 @@ impl Recorder {
         let region = map(&file, header.file_bytes()).map_err(step("map the file"))?;
         let recorder = Self {
             region,
-            ledger: Mutex::new(Ledger::new(header.table_slots)),
+            table: Mutex::new(LiveTable::new(header.table_slots)),
             header,
             _file: file,
         };
@@ -96,7 +96,7 @@ impl Recorder {
         }
     }
 
-    /// Records a piece of a DMA that began at `started` ([`Recorder::clock`]), if it is wanted.
+    /// Records a segment of a DMA that began at `started` ([`Recorder::clock`]), if it is wanted.
     pub fn dma(&self, dma: Dma, started: u64) {
         if self.wants_all() || dma.outcome != Outcome::Done {
             let nanos = now(ClockId::Monotonic);
@@ -133,8 +133,8 @@ impl Recorder {
     }
 
     fn change_table(&self, sequence: u64, nanos: u64, event: &Event) {
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        for (slot, event) in ledger.apply(event) {
+        let mut table = self.table.lock();
+        for (slot, event) in table.apply(event) {
             let at = HEADER_BYTES + slot * RECORD_BYTES;
             let raw = event.map(|event| Record {
                 sequence,
@@ -146,10 +146,10 @@ impl Recorder {
                 None => self.put(at, &[0; 64]),
             }
         }
-        self.set(UNTRACKED_AT, ledger.untracked);
+        self.set(UNTRACKED_AT, table.untracked);
     }
 
-    /// Adds a record to the ring; tells its number.
+    /// Adds a record to the ring; its number.
     fn append(&self, nanos: u64, event: Event) -> u64 {
         let begun = self.counter(BEGUN_AT);
         let before = begun.map_or(0, |begun| begun.fetch_add(1, Ordering::Relaxed));

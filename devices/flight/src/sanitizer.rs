@@ -1,7 +1,7 @@
 //! The DMA sanitizer: what no device, or no driver, should do, found in the records.
 //!
-//! A DMA that was refused is judged, and one that was done as well: a device that does what it should not is not saved by
-//! its getting away with it. But nothing is guessed. A DMA by an address that was unmapped and mapped anew for another
+//! A DMA that was refused is judged, and so is one that was done: an errant DMA that succeeds is a finding too. But nothing
+//! is guessed. A DMA by an address that was unmapped and mapped anew for another
 //! purpose, before the command began, looks like an honest one; so does one past the end of a mapping that meets a
 //! neighbouring mapping older than the command. A mapping counts as left behind only if all that used it was the data of
 //! one command, which has long been complete when the device is turned off or the record ends: queues, lists, and buffers
@@ -14,13 +14,13 @@ use peerbar_dma_log::{Direction, Origin, Purpose, Route};
 
 use crate::event::{Dma, Event, FileSpan, Mapping, Outcome, Record};
 use crate::file::Flight;
-use crate::history::{Command, Followed, History, Life, Moment, is_teardown};
+use crate::history::{Command, Followed, History, MappingLife, Moment, is_teardown};
 
 /// How long before the end a command must have been complete for its mapping to count as left behind, in nanoseconds: its
-/// driver has to be told and to act.
+/// driver needs time for the interrupt and the unmap.
 const GRACE: u64 = 1_000_000_000;
 
-/// The largest mapping that a driver makes for one command's data; what is larger was there for everybody.
+/// The largest mapping that a driver makes for one command's data; a larger one is for many commands.
 const LARGEST: u64 = 16 << 20;
 
 const PAGE: u64 = 4096;
@@ -30,7 +30,7 @@ const PAGE: u64 = 4096;
 pub enum FindingKind {
     /// A DMA by an address that had been unmapped.
     AfterUnmap,
-    /// A DMA by an address that was mapped for somebody else only after the DMA's command had begun.
+    /// A DMA by an address that was mapped for another command only after the DMA's command had begun.
     MappedAnew,
     /// A DMA that ran over the end of a mapping.
     PastEnd,
@@ -69,7 +69,7 @@ impl fmt::Display for FindingKind {
 pub struct Finding {
     /// What.
     pub kind: FindingKind,
-    /// Whose command.
+    /// The origin of the command.
     pub origin: Origin,
     /// The command, if it was seen to begin.
     pub command: Option<Command>,
@@ -93,7 +93,7 @@ pub struct Finding {
 pub struct Sanitizer {
     history: History,
     findings: Vec<Finding>,
-    /// Where the last good piece of each origin's DMA ended, and in which mapping.
+    /// Where the last good segment of each origin's DMA ended, and in which mapping.
     ends: HashMap<Origin, (u64, usize)>,
 }
 
@@ -110,7 +110,7 @@ impl Sanitizer {
             .for_each(|record| sanitizer.watch(record));
         let last = flight.records.last().map(Moment::from);
         if let Some(last) = last.filter(|_| flight.header.ended) {
-            sanitizer.look_for_left_behind(last);
+            sanitizer.find_left_behind(last);
         }
         (sanitizer.findings, sanitizer.history)
     }
@@ -118,7 +118,7 @@ impl Sanitizer {
     /// Takes in the next record.
     pub fn watch(&mut self, record: &Record) {
         if is_teardown(&record.event) {
-            self.look_for_left_behind(record.into());
+            self.find_left_behind(record.into());
         }
         if let Event::Begin { origin, .. } = record.event {
             self.ends.remove(&origin);
@@ -128,7 +128,7 @@ impl Sanitizer {
         }
     }
 
-    /// What was wrong so far.
+    /// The findings so far.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -141,16 +141,16 @@ impl Sanitizer {
                 self.ends.insert(dma.origin, (end, *number));
                 self.wrongly_done(followed, *number)
             }
-            // What was mapped before the oldest record that is left, and was unmapped since, may be unknown.
+            // A mapping from before the oldest record that is left, unmapped since, may be unknown.
             (Outcome::Done, None) if dma.route == Route::GuestRam => {
-                Some(self.astray(dma)).filter(|kind| *kind != FindingKind::NeverMapped)
+                Some(self.errant(dma)).filter(|kind| *kind != FindingKind::NeverMapped)
             }
             (Outcome::Forbidden | Outcome::ClientRefused(_), Some(number))
                 if dma.direction == Direction::Write && !self.is_writable(*number) =>
             {
                 Some(FindingKind::WriteReadOnly)
             }
-            (Outcome::ClientRefused(_), None) | (Outcome::Wraps, _) => Some(self.astray(dma)),
+            (Outcome::ClientRefused(_), None) | (Outcome::Wraps, _) => Some(self.errant(dma)),
             _ => None,
         };
         if let Some(kind) = kind {
@@ -168,8 +168,8 @@ impl Sanitizer {
         }
     }
 
-    /// What is wrong with a DMA that was done and met a mapping. The device answers for what it copied itself; what it
-    /// asked for, or what a peer's window took, is not its mapping's business.
+    /// What is wrong with a DMA that was done and met a mapping. Only copies by the device itself are judged by the mapping;
+    /// requests to the client, and those to a peer's window, are not.
     fn wrongly_done(&self, followed: &Followed, number: usize) -> Option<FindingKind> {
         let dma = &followed.dma;
         let itself = dma.route == Route::GuestRam;
@@ -185,7 +185,9 @@ impl Sanitizer {
 
     /// Whether a command's data met a mapping that is younger than the command.
     fn mapped_anew(&self, followed: &Followed) -> bool {
-        let life = followed.life.and_then(|number| self.history.life(number));
+        let life = followed
+            .life
+            .and_then(|number| self.history.mapping(number));
         let Some((life, command)) = life.zip(followed.command) else {
             return false;
         };
@@ -193,12 +195,12 @@ impl Sanitizer {
     }
 
     fn is_writable(&self, number: usize) -> bool {
-        let life = self.history.life(number);
+        let life = self.history.mapping(number);
         life.is_some_and(|life| life.mapping.writable)
     }
 
-    /// What a DMA is that met no mapping.
-    fn astray(&self, dma: &Dma) -> FindingKind {
+    /// The kind of a DMA that met no mapping.
+    fn errant(&self, dma: &Dma) -> FindingKind {
         let ran_over = self.ends.get(&dma.origin);
         if ran_over.is_some_and(|(end, _)| *end == dma.address) {
             FindingKind::PastEnd
@@ -213,17 +215,17 @@ impl Sanitizer {
         let (number, moment) = match kind {
             FindingKind::PastEnd => (self.ends.get(&followed.dma.origin)?.1, None),
             FindingKind::AfterUnmap => {
-                let grave = self.history.around(followed.dma.address).was?;
-                (grave.life, Some(grave.unmapped))
+                let unmapped = self.history.around(followed.dma.address).was?;
+                (unmapped.life, Some(unmapped.unmapped))
             }
             _ => (followed.life?, None),
         };
-        let life = self.history.life(number)?;
+        let life = self.history.mapping(number)?;
         Some((life.mapping, moment.unwrap_or(life.mapped)))
     }
 
-    fn look_for_left_behind(&mut self, now: Moment) {
-        let left = self.history.living().filter_map(|(mapping, life)| {
+    fn find_left_behind(&mut self, now: Moment) {
+        let left = self.history.current().filter_map(|(mapping, life)| {
             let until = life.used_until?;
             let command = life.first_user.filter(|_| life.users == 1)?;
             let long_ago = now.nanos.saturating_sub(until.nanos) > GRACE;
@@ -249,40 +251,40 @@ impl Sanitizer {
 }
 
 /// Whether a mapping is one that a driver makes for a command's data.
-fn is_for_payload(life: &Life) -> bool {
+fn is_for_payload(life: &MappingLife) -> bool {
     life.only_payload && life.users > 0 && life.mapping.size() <= LARGEST
 }
 
-/// A page of guest RAM while it was mapped for a device.
-struct Stay<'a> {
+/// A page of guest RAM and a mapping of it for a device.
+struct PageUse<'a> {
     device: usize,
-    life: &'a Life,
+    life: &'a MappingLife,
     page: FileSpan,
 }
 
 /// Pages that were mapped for the data of commands of two devices at once, of which one could write: for each command of
 /// the device that came second one finding, with the number of that device. The devices' clocks are one.
 pub fn shared(histories: &[&History]) -> Vec<(usize, Finding)> {
-    let mut pages: HashMap<(u64, u64, u64), Vec<Stay<'_>>> = HashMap::new();
+    let mut pages: HashMap<(u64, u64, u64), Vec<PageUse<'_>>> = HashMap::new();
     for (device, history) in histories.iter().enumerate() {
-        for life in history.lives.iter().filter(|life| is_for_payload(life)) {
+        for life in history.mappings.iter().filter(|life| is_for_payload(life)) {
             for page in pages_of(&life.mapping) {
                 let key = (page.device, page.inode, page.offset / PAGE);
-                let stay = Stay { device, life, page };
-                pages.entry(key).or_default().push(stay);
+                let page_use = PageUse { device, life, page };
+                pages.entry(key).or_default().push(page_use);
             }
         }
     }
     let mut found: Vec<(usize, Finding)> = Vec::new();
-    for stays in pages.values_mut() {
-        stays.sort_by_key(|stay| stay.life.mapped.nanos);
-        let mut there: Vec<&Stay<'_>> = Vec::new();
-        for second in stays.iter() {
-            there.retain(|first| outlasts(first, second.life.mapped));
-            if let Some(first) = there.iter().find(|first| collide(first, second)) {
+    for uses in pages.values_mut() {
+        uses.sort_by_key(|page_use| page_use.life.mapped.nanos);
+        let mut current: Vec<&PageUse<'_>> = Vec::new();
+        for second in uses.iter() {
+            current.retain(|first| outlasts(first, second.life.mapped));
+            if let Some(first) = current.iter().find(|first| collide(first, second)) {
                 found.push((second.device, sharing(first, second)));
             }
-            there.push(second);
+            current.push(second);
         }
     }
     found.sort_by_key(|(device, finding)| (*device, finding.at, finding.address));
@@ -307,17 +309,17 @@ fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
 }
 
 /// Whether a device still had its page after a moment.
-fn outlasts(stay: &Stay<'_>, moment: Moment) -> bool {
-    let unmapped = stay.life.unmapped;
+fn outlasts(page_use: &PageUse<'_>, moment: Moment) -> bool {
+    let unmapped = page_use.life.unmapped;
     unmapped.is_none_or(|unmapped| unmapped.nanos > moment.nanos)
 }
 
 /// Whether two that have a page at once are two devices, of which one may write.
-fn collide(first: &Stay<'_>, second: &Stay<'_>) -> bool {
+fn collide(first: &PageUse<'_>, second: &PageUse<'_>) -> bool {
     first.device != second.device && (first.life.mapping.writable || second.life.mapping.writable)
 }
 
-fn sharing(first: &Stay<'_>, second: &Stay<'_>) -> Finding {
+fn sharing(first: &PageUse<'_>, second: &PageUse<'_>) -> Finding {
     let start = second.life.mapping.backing.file();
     let skip = start.map_or(0, |start| second.page.offset.saturating_sub(start.offset));
     let command = second.life.first_user;

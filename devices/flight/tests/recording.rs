@@ -109,7 +109,7 @@ fn only_failures_are_recorded_unless_all_is_wanted() {
 }
 
 #[test]
-fn a_ring_that_has_gone_round_says_so_and_the_table_still_knows() {
+fn overwritten_records_are_counted_and_the_table_stays() {
     let (_folder, path) = place();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     recorder.record(mapping(0x1000));
@@ -175,7 +175,7 @@ fn a_record_that_is_not_whole_is_left_out_and_counted() {
 }
 
 #[test]
-fn a_second_device_at_the_same_path_takes_no_file_from_the_first() {
+fn second_device_at_the_same_path_gets_a_new_file() {
     let (_folder, path) = place();
     let first = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     let file = FlightFile::open(&path).unwrap();

@@ -155,7 +155,12 @@ fn honest_commands_are_no_findings() {
     assert_eq!(story.findings(), []);
     let history = story.history();
     assert_eq!(
-        (history.maps, history.unmaps, history.peak, history.alive()),
+        (
+            history.maps,
+            history.unmaps,
+            history.peak,
+            history.current_count()
+        ),
         (21, 20, 2, 1)
     );
 }
@@ -172,30 +177,30 @@ fn a_fault_is_told_with_what_the_address_was_and_what_is_near() {
     let fault = &history.faults[0];
     assert_eq!(fault.command.unwrap().origin, origin(18));
     let near = fault.around;
-    let iova = |number: Option<usize>| history.life(number.unwrap()).unwrap().mapping.iova;
+    let iova = |number: Option<usize>| history.mapping(number.unwrap()).unwrap().mapping.iova;
     assert_eq!(
         (near.at, iova(near.below), iova(near.above)),
         (None, 0x1000, 0x9000)
     );
-    let grave = near.was.unwrap();
-    let was = history.life(grave.life).unwrap();
+    let unmapped = near.was.unwrap();
+    let was = history.mapping(unmapped.life).unwrap();
     assert_eq!((was.mapping.iova, was.mapping.last), (0x4000, 0x5fff));
     assert_eq!(was.first_user.unwrap().origin, origin(17));
-    assert_eq!(fault.at.nanos - grave.unmapped.nanos, 2 * MILLISECOND);
+    assert_eq!(fault.at.nanos - unmapped.unmapped.nanos, 2 * MILLISECOND);
 }
 
 #[test]
-fn what_is_left_of_a_mapping_lives_on() {
+fn split_mapping_stays_as_its_parts() {
     let story = Story::default()
         .map(0x1000, 0x3000, true)
         .unmap(0x2000, 0x1000);
     let history = story.history();
-    let living: Vec<_> = history.living().map(|(m, _)| (m.iova, m.last)).collect();
-    assert_eq!(living, [(0x1000, 0x1fff), (0x3000, 0x3fff)]);
-    assert_eq!(history.alive(), 1);
+    let current: Vec<_> = history.current().map(|(m, _)| (m.iova, m.last)).collect();
+    assert_eq!(current, [(0x1000, 0x1fff), (0x3000, 0x3fff)]);
+    assert_eq!(history.current_count(), 1);
     assert!(history.around(0x2000).was.is_some());
     let history = story.unmap(0, 0x10_0000).history();
-    assert_eq!((history.alive(), history.unmaps), (0, 2));
+    assert_eq!((history.current_count(), history.unmaps), (0, 2));
 }
 
 #[test]
@@ -217,7 +222,7 @@ fn a_dma_by_an_address_that_has_got_another_owner_is_found() {
 }
 
 #[test]
-fn a_dma_over_the_end_is_found_and_only_the_command_s_own_end_counts() {
+fn dma_past_the_end_is_found_for_its_own_command_only() {
     let story = Story::default().command(7, 0x5000);
     let over = story.map(0x4000, 0x1000, true).begin(7);
     let over = over.write(7, 0x4000, 0x1000, Outcome::Done);
@@ -233,7 +238,7 @@ fn a_dma_over_the_end_is_found_and_only_the_command_s_own_end_counts() {
 }
 
 #[test]
-fn an_address_that_was_never_mapped_and_a_write_where_only_reads_may_go_are_found() {
+fn unmapped_address_and_write_to_read_only_are_found() {
     let finding = Story::default()
         .begin(1)
         .write(1, 0x9000, 8, REFUSED)
@@ -295,7 +300,7 @@ fn dma_that_a_reset_forbids_is_no_finding() {
 }
 
 #[test]
-fn a_mapping_is_left_behind_if_one_command_s_data_was_all_that_used_it() {
+fn mapping_used_by_one_command_only_is_left_behind() {
     let used = |purpose| {
         let story = Story::default().map(0x4000, 0x1000, true).begin(1);
         story
@@ -364,7 +369,7 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
 }
 
 #[test]
-fn pages_that_are_mapped_one_by_one_are_one_stretch_if_one_command_uses_them() {
+fn pages_of_one_command_are_one_contiguous_range() {
     let pages = [0x4000, 0x5000, 0x6000];
     let story = pages.iter().fold(Story::default(), |story, page| {
         story.map(*page, 0x1000, true)
@@ -379,10 +384,10 @@ fn pages_that_are_mapped_one_by_one_are_one_stretch_if_one_command_uses_them() {
         .write(2, 0x7000, 8, Outcome::Done)
         .history();
     for number in 0..3 {
-        assert_eq!(history.stretch(number), Some(0x4000..=0x6fff));
+        assert_eq!(history.contiguous_range(number), Some(0x4000..=0x6fff));
     }
-    assert_eq!(history.stretch(3), Some(0x7000..=0x7fff));
-    assert_eq!(history.stretch(4), None);
+    assert_eq!(history.contiguous_range(3), Some(0x7000..=0x7fff));
+    assert_eq!(history.contiguous_range(4), None);
 }
 
 /// A step of a hostile record: what, and where.
@@ -406,7 +411,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn whatever_is_recorded_what_lives_is_what_was_mapped_last(
+    fn current_mappings_are_those_mapped_last(
         steps in prop::collection::vec((0u8..8, 0u64..64, 1u64..16), 0..40),
     ) {
         let mut model = [false; 80];
@@ -421,12 +426,12 @@ proptest! {
         let story = steps.into_iter().fold(Story::default(), strange);
         let history = story.history();
         let lives = |address: &u64| history.around(*address).at.is_some();
-        let living: Vec<bool> = (0..80).map(|address| lives(&address)).collect();
-        prop_assert_eq!(living, model);
-        let sum: u64 = history.living().map(|(mapping, _)| mapping.size()).sum();
+        let current: Vec<bool> = (0..80).map(|address| lives(&address)).collect();
+        prop_assert_eq!(current, model);
+        let sum: u64 = history.current().map(|(mapping, _)| mapping.size()).sum();
         prop_assert_eq!(sum, model.iter().filter(|mapped| **mapped).count() as u64);
-        let ended = history.lives.iter().filter(|life| life.unmapped.is_some()).count();
-        prop_assert_eq!(history.alive() + ended, history.lives.len());
+        let ended = history.mappings.iter().filter(|life| life.unmapped.is_some()).count();
+        prop_assert_eq!(history.current_count() + ended, history.mappings.len());
         story.findings();
     }
 
@@ -438,7 +443,7 @@ proptest! {
         let low = |(kind, address, size): Step| (kind, address >> 1, size);
         let story = steps.into_iter().map(low).fold(Story::default(), strange);
         let history = story.history();
-        prop_assert!(history.peak <= history.lives.len());
+        prop_assert!(history.peak <= history.mappings.len());
         let found = shared(&[&history, &history]);
         prop_assert!(found.iter().all(|(device, _)| *device < 2));
         story.findings();

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn each_channel_has_its_doorbell_and_the_device_its_word_beside_it() {
+    fn each_channel_has_a_doorbell_and_a_device_word() {
         let doorbells = doorbells();
         doorbells.write(0x8000 + 0x40 * 3, &7u32.to_le_bytes());
         doorbells.write(0x8000 + 0x40 * 15, &[1, 2, 3, 4]);

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_engine_s_word_is_1_while_it_sleeps_and_0_while_it_looks() {
+    fn doorbell_word_is_1_during_sleep_and_0_during_polls() {
         let engine = engine();
         let word = || {
             let mut word = [0; 4];

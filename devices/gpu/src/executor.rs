@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_reached_is_a_fault_and_touches_nothing_before_it() {
+    fn unreachable_operand_is_a_fault_without_effect() {
         let mut executor = executor();
         put(&executor, GpuAddress::Vram(0), &[1; 64]);
         let copy = |source, destination, length| Operation::Copy {
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_not_wanted_any_more_is_given_up_between_two_steps() {
+    fn unwanted_command_is_cancelled_between_two_steps() {
         let mut executor = executor();
         let looks = Cell::new(0);
         let wanted = || {

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_starts_with_what_its_registers_said_at_the_enable() {
+    fn channel_starts_with_its_registers_at_the_enable() {
         let mut registers = registers(false);
         registers.doorbells.write(0x8080, &9u32.to_le_bytes());
         enable(&mut registers);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_takes_effect_at_once_and_is_ready_when_the_engine_has_let_go() {
+    fn reset_is_ready_once_the_engine_has_no_channels() {
         let mut registers = registers(true);
         enable(&mut registers);
         let old = start(&mut registers);
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn window_entries_are_read_back_and_impossible_ones_are_faults() {
+    fn impossible_window_entries_are_faults() {
         let mut registers = registers(true);
         put(&mut registers, 0x40, 31);
         assert_eq!(put_wide(&mut registers, 0x48, 0x2_0001), None);

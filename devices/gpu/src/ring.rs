@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_taken_in_order_around_the_end_and_around_2_to_the_32() {
+    fn entries_are_taken_in_order_across_both_wraps() {
         let mut ring = Ring::new(&setup(0x1000, 0, 4), VRAM).unwrap();
         ring.head = u32::MAX - 1;
         let doorbell = 2u32;

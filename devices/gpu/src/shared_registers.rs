@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_wanted_of_two_channels_that_stop_before_both_stops_are_taken() {
+    fn commands_of_two_stopped_channels_are_both_unwanted() {
         let shared = shared();
         let enable = |channel: u64, on: u8| {
             let control = 0x1010 + 0x100 * channel;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_wanted_until_its_channel_is_stopped_or_the_daemon_ends() {
+    fn command_is_wanted_until_its_channel_or_daemon_stops() {
         let shared = shared();
         let enable = |on: u8| {
             shared.with(|registers| registers.write(0x1010, &[on, 0, 0, 0]));

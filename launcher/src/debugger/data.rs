@@ -73,14 +73,14 @@ fn mapping(recorded: &Recorded, mapping: &Mapping) -> Value {
 
 fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> Value {
     let life = |number: Option<usize>| {
-        let life = number.and_then(|number| device.history.life(number))?;
+        let life = number.and_then(|number| device.history.mapping(number))?;
         Some(mapping(recorded, &life.mapping))
     };
-    let was = fault.around.was.and_then(|grave| {
-        let life = device.history.life(grave.life)?;
+    let was = fault.around.was.and_then(|unmapped| {
+        let life = device.history.mapping(unmapped.life)?;
         Some(json!({
             "mapping": mapping(recorded, &life.mapping),
-            "unmapped_seconds": device.seconds(grave.unmapped.nanos),
+            "unmapped_seconds": device.seconds(unmapped.unmapped.nanos),
             "made_for": life.first_user.map(|user| user.origin.to_string()),
         }))
     });

@@ -1,6 +1,6 @@
 //! One line for each record, as `perf script` prints events.
 
-use peerbar_flight::{Direction, Event, Mapping, Origin, Outcome, Record, WindowMemory};
+use peerbar_flight::{Direction, Event, Mapping, Origin, Outcome, Record, WindowKind};
 use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 
 use super::behind::{Behind, window_name};
@@ -122,12 +122,12 @@ pub(super) fn direction(direction: Direction) -> &'static str {
     }
 }
 
-fn memory(memory: WindowMemory) -> &'static str {
+fn memory(memory: WindowKind) -> &'static str {
     match memory {
-        WindowMemory::Registers => "registers",
-        WindowMemory::Memory => "memory",
-        WindowMemory::Pages => "pages",
-        WindowMemory::Gone => "gone",
+        WindowKind::Registers => "registers",
+        WindowKind::Memory => "memory",
+        WindowKind::Pages => "pages",
+        WindowKind::Gone => "gone",
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use peerbar_flight::{
-    Command, Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, Window, shared,
+    Command, Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, WindowEvent, shared,
 };
 
 use super::behind::Ram;
@@ -60,13 +60,13 @@ impl Device {
     }
 
     /// Its open windows: each that it has now, or had last.
-    pub(super) fn windows(&self) -> Vec<Window> {
+    pub(super) fn windows(&self) -> Vec<WindowEvent> {
         let records = self.flight.records.iter().chain(&self.flight.now);
         let open = records.filter_map(|record| match record.event {
             Event::Window(window) if window.size > 0 => Some(window),
             _ => None,
         });
-        let mut windows: Vec<Window> = Vec::new();
+        let mut windows: Vec<WindowEvent> = Vec::new();
         for window in open {
             windows.retain(|other| other.id != window.id);
             windows.push(window);

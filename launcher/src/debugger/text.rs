@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use peerbar_flight::{Command, Fault, Finding, FindingKind, Level, Life, Mapping};
+use peerbar_flight::{Command, Fault, Finding, FindingKind, Level, Mapping, MappingLife};
 
 use super::behind::Behind;
 use super::data::busiest_second;
@@ -112,7 +112,7 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
     );
     text += &format!("    by {}\n", whose(device, fault.command, dma.origin));
     let around = &fault.around;
-    let life = |number: Option<usize>| number.and_then(|number| device.history.life(number));
+    let life = |number: Option<usize>| number.and_then(|number| device.history.mapping(number));
     match (life(around.at), around.was) {
         (Some(life), _) => {
             text += &format!(
@@ -122,12 +122,12 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
                 ago(fault.at.nanos, life.mapped.nanos),
             );
         }
-        (None, Some(grave)) => {
-            if let Some(life) = device.history.life(grave.life) {
-                let when = ago(fault.at.nanos, grave.unmapped.nanos);
+        (None, Some(unmapped)) => {
+            if let Some(life) = device.history.mapping(unmapped.life) {
+                let when = ago(fault.at.nanos, unmapped.unmapped.nanos);
                 text += &format!(
                     "    unmapped {when} before: {}\n",
-                    what_it_was(device, grave.life, life, dma.address)
+                    what_it_was(device, unmapped.life, life, dma.address)
                 );
             }
         }
@@ -164,8 +164,8 @@ fn whose(device: &Device, command: Option<Command>, origin: peerbar_flight::Orig
 }
 
 /// `4 KiB before the end of a mapping of 64 KiB made for queue 1, command 17`.
-fn what_it_was(device: &Device, number: usize, life: &Life, address: u64) -> String {
-    let whole = device.history.stretch(number);
+fn what_it_was(device: &Device, number: usize, life: &MappingLife, address: u64) -> String {
+    let whole = device.history.contiguous_range(number);
     let (first, last) = whole.map_or((address, address), RangeInclusive::into_inner);
     let left = last.saturating_sub(address).saturating_add(1);
     let place = match address.saturating_sub(first) {

@@ -120,7 +120,7 @@ fn failed(address: u64, len: usize, cause: DmaFault) -> DmaError {
 }
 
 #[test]
-fn each_route_moves_the_bytes_and_is_counted_with_its_completer() {
+fn each_route_moves_bytes_and_counts_its_completer() {
     let (requester, _) = requester();
     for (address, route, completer) in [
         (0x1800, Route::GuestRam, Completer::GuestRam),
@@ -146,7 +146,7 @@ fn each_route_moves_the_bytes_and_is_counted_with_its_completer() {
 }
 
 #[test]
-fn a_range_over_several_targets_is_split_each_piece_by_its_own_route() {
+fn range_over_several_targets_is_split_into_segments() {
     let (requester, _) = requester();
     let data: Vec<u8> = (0..0x200u16).map(|i| i.to_le_bytes()[0]).collect();
     requester.write(Purpose::Payload, 0x8f00, &data).unwrap();
@@ -179,7 +179,7 @@ fn a_range_over_several_targets_is_split_each_piece_by_its_own_route() {
 }
 
 #[test]
-fn an_unknown_address_is_asked_of_the_client_with_a_few_bytes_and_fails() {
+fn unmapped_address_is_probed_at_the_client_and_fails() {
     let (requester, client) = requester();
     let error = requester
         .write(Purpose::Payload, 0x5000, &[0; 0x1000])
@@ -225,7 +225,7 @@ fn a_failure_names_the_command_that_asked_for_it() {
 }
 
 #[test]
-fn what_the_client_does_where_nothing_is_mapped_is_not_known_to_be_a_peer_s() {
+fn client_access_to_unmapped_address_has_unknown_completer() {
     let (requester, _) = requester();
     requester.unmap(0x8000, 0x8fff);
     requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
@@ -235,7 +235,7 @@ fn what_the_client_does_where_nothing_is_mapped_is_not_known_to_be_a_peer_s() {
 }
 
 #[test]
-fn a_write_that_its_mapping_does_not_permit_fails_even_if_the_client_swallows_it() {
+fn forbidden_write_fails_even_if_the_client_swallows_it() {
     let (requester, client) = requester();
     requester.unmap(0x8000, 0x8fff);
     requester.map(0x8000, 0x1000, (true, false), None).unwrap();
@@ -269,7 +269,7 @@ impl Upstream for Resetting {
 }
 
 #[test]
-fn a_reset_in_the_middle_of_a_transfer_ends_what_is_asked_of_the_client() {
+fn reset_during_a_transfer_stops_requests_to_the_client() {
     let (mapped, unmapped) = (0x8000_0000, 0xf000_0000);
     for (places, first) in [
         ([(mapped, 0x1000), (mapped + 0x2000, 0x1000)], 0x1000),
@@ -311,7 +311,7 @@ fn all_pieces_of_a_request_are_asked_of_the_client_together() {
 }
 
 #[test]
-fn the_first_failure_of_a_request_is_told_and_what_was_done_is_counted() {
+fn request_reports_its_first_failure_and_counts_the_rest() {
     let (requester, _) = requester();
     requester.map(0xb000, 0x1000, (true, true), None).unwrap();
     let places = [(0x8000, 8), (0xb000, 8), (0x8100, 8)];
@@ -349,7 +349,7 @@ fn without_a_client_what_needs_it_fails() {
 }
 
 #[test]
-fn a_window_of_pages_is_followed_and_a_missing_page_is_refused() {
+fn window_of_pages_refuses_a_missing_page() {
     let (requester, _) = requester();
     let file = Arc::new(MemoryFile::create("vram", 0x4000).unwrap());
     let table = Arc::new(PageTable::new(file.clone(), 2, 0x1000));
@@ -447,7 +447,7 @@ fn an_empty_range_does_nothing() {
 }
 
 #[test]
-fn memory_that_could_shrink_is_reached_through_the_client_and_counted_as_guest_ram() {
+fn unsealed_memory_is_reached_through_the_client() {
     let (requester, client) = requester();
     requester.unmap(0x8000, 0x8fff);
     let fd = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
@@ -561,7 +561,7 @@ fn a_peer_s_registers_are_met_by_message() {
 }
 
 #[test]
-fn a_peer_that_gave_up_its_window_is_no_peer_and_one_that_vanished_fails() {
+fn withdrawn_peer_is_no_peer_and_vanished_one_fails() {
     let (requester, client, ..) = below_switch(PeerRouting::Route);
     requester.set_peer(PeerId(3), Vec::new());
     let error = requester
@@ -609,7 +609,7 @@ fn unsupported_requests_are_refused_and_reported() {
 }
 
 #[test]
-fn a_dropped_write_is_believed_but_recorded_and_a_dropped_read_times_out() {
+fn dropped_write_succeeds_and_dropped_read_times_out() {
     let (requester, client, _, span) = below_switch(PeerRouting::Drop);
     requester
         .write(Purpose::Payload, 0x1_0000, &[1; 8])

@@ -233,7 +233,7 @@ fn once_an_unmap_has_returned_no_kept_translation_is_used() {
 }
 
 #[test]
-fn a_port_that_redirects_lets_translated_requests_to_a_peer_pass() {
+fn redirecting_port_passes_translated_requests_to_peers() {
     let without = world(PeerRouting::Redirect, false);
     assert!(without.map_peer());
     assert!(!without.write(PEER, &[1; 8]), "it goes up");

@@ -44,7 +44,7 @@ fn sixteen_channels_take_turns() {
 }
 
 #[test]
-fn a_channel_in_error_waits_for_its_disable_and_the_others_go_on() {
+fn channel_in_error_stops_until_disabled_others_continue() {
     let mut driver = Driver::new(Mode::Static);
     driver.enable(1);
     driver.enable(2);

@@ -12,7 +12,7 @@ const COMPARE: u8 = 3;
 const CRC32C: u8 = 4;
 
 #[test]
-fn data_goes_from_guest_ram_to_vram_and_back_and_is_checked_there() {
+fn data_is_copied_to_vram_and_back_and_checked_there() {
     let mut driver = Driver::new(Mode::Static);
     driver.enable(0);
     let data = pattern(3_000_001, 0x5a);

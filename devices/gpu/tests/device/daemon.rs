@@ -128,7 +128,7 @@ fn a_window_is_not_lent() {
 }
 
 #[test]
-fn it_copies_from_the_client_s_memory_into_the_memory_that_it_lends() {
+fn copies_from_client_memory_into_lent_vram_are_counted() {
     let daemon = Daemon::start(&["--vram", "2M"]);
     let mut client = daemon.client();
     let ram = memory();

@@ -94,7 +94,7 @@ fn without_bus_mastering_or_in_d3_every_dma_is_a_fault() {
 }
 
 #[test]
-fn a_ring_in_vram_works_without_bus_mastering_until_it_needs_the_bus() {
+fn ring_in_vram_works_without_bus_mastering() {
     let mut driver = Driver::new(Mode::Static);
     driver.put_rings_into_vram();
     driver.set_command(0b010);

@@ -96,7 +96,7 @@ fn the_device_s_own_dma_follows_the_page_table() {
 }
 
 #[test]
-fn nothing_is_written_through_an_entry_once_its_revocation_is_answered() {
+fn revoked_window_entry_is_not_written_through() {
     let mut driver = Driver::new(Mode::Window);
     for round in 1..100u8 {
         driver.enable(0);

@@ -1,4 +1,4 @@
-//! What is true now, and in which slot of the table each piece of it is.
+//! The current mappings and windows, and the slot of each in the table of the file.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -7,19 +7,19 @@ use rangemap::RangeInclusiveMap;
 
 use crate::event::{Event, Mapping, WindowId};
 
-/// A slot of the table and what it is to show; `None`: it is free.
+/// A slot of the table and its new content; `None`: it is free.
 pub(crate) type Change = (u64, Option<Event>);
 
-/// A mapping that is there, all or part of it.
+/// A current mapping, all or part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     whole: Mapping,
     slot: Option<u64>,
 }
 
-/// The bookkeeping of the table.
+/// What is in the table, and its free slots.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct LiveTable {
     mappings: RangeInclusiveMap<u64, Held>,
     windows: BTreeMap<WindowId, u64>,
     peers: BTreeMap<u32, Vec<u64>>,
@@ -27,12 +27,12 @@ pub(crate) struct Ledger {
     /// Slots that have ever been used; those from here on are free.
     used: u64,
     slots: u64,
-    /// What there was no slot for.
+    /// How many mappings and windows had no free slot.
     pub(crate) untracked: u64,
 }
 
-impl Ledger {
-    /// For a table of so many slots.
+impl LiveTable {
+    /// For a table of this number of slots.
     pub(crate) fn new(slots: u64) -> Self {
         Self {
             slots,
@@ -124,7 +124,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Backing, FileSpan, PeerWindow, Window, WindowMemory};
+    use crate::event::{Backing, FileSpan, PeerWindowEvent, WindowEvent, WindowKind};
 
     fn ram(iova: u64, last: u64, offset: u64) -> Mapping {
         Mapping {
@@ -140,10 +140,10 @@ mod tests {
         }
     }
 
-    /// A table as somebody sees it who follows the changes.
-    fn after(ledger: &mut Ledger, events: &[Event]) -> BTreeMap<u64, Event> {
+    /// The table after the changes of these events.
+    fn after(live: &mut LiveTable, events: &[Event]) -> BTreeMap<u64, Event> {
         let mut table = BTreeMap::new();
-        for (slot, event) in events.iter().flat_map(|event| ledger.apply(event)) {
+        for (slot, event) in events.iter().flat_map(|event| live.apply(event)) {
             match event {
                 Some(event) => table.insert(slot, event),
                 None => table.remove(&slot),
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn what_is_left_of_a_mapping_keeps_its_place_in_the_file() {
-        let mut ledger = Ledger::new(8);
+        let mut live = LiveTable::new(8);
         let events = [
             Event::Map(ram(0x1000, 0x4fff, 0x10_0000)),
             Event::Unmap {
@@ -162,7 +162,7 @@ mod tests {
                 last: 0x2fff,
             },
         ];
-        let table: Vec<Event> = after(&mut ledger, &events).into_values().collect();
+        let table: Vec<Event> = after(&mut live, &events).into_values().collect();
         assert_eq!(table.len(), 2);
         assert!(table.contains(&Event::Map(ram(0x1000, 0x1fff, 0x10_0000))));
         assert!(table.contains(&Event::Map(ram(0x3000, 0x4fff, 0x10_2000))));
@@ -170,58 +170,58 @@ mod tests {
 
     #[test]
     fn neighbours_stay_mappings_of_their_own() {
-        let mut ledger = Ledger::new(8);
+        let mut live = LiveTable::new(8);
         let first = Event::Map(ram(0, 0xfff, 0));
         let second = Event::Map(ram(0x1000, 0x1fff, 0x1000));
-        assert_eq!(after(&mut ledger, &[first, second]).len(), 2);
+        assert_eq!(after(&mut live, &[first, second]).len(), 2);
         let all = Event::Unmap {
             iova: 0,
             last: u64::MAX,
         };
-        let freed = ledger.apply(&all);
+        let freed = live.apply(&all);
         assert_eq!(freed.len(), 2);
         assert!(freed.iter().all(|(_, event)| event.is_none()));
     }
 
     #[test]
-    fn a_full_table_is_told_and_gets_room_again() {
-        let mut ledger = Ledger::new(1);
+    fn full_table_counts_untracked_and_recovers() {
+        let mut live = LiveTable::new(1);
         let events = [0x1000, 0x3000].map(|iova| Event::Map(ram(iova, iova + 0xfff, 0)));
-        assert_eq!(after(&mut ledger, &events).len(), 1);
-        assert_eq!(ledger.untracked, 1);
+        assert_eq!(after(&mut live, &events).len(), 1);
+        assert_eq!(live.untracked, 1);
         let unmap = Event::Unmap {
             iova: 0,
             last: 0xffff,
         };
-        ledger.apply(&unmap);
-        assert_eq!(after(&mut ledger, &events[..1]).len(), 1);
-        assert_eq!(ledger.untracked, 1);
+        live.apply(&unmap);
+        assert_eq!(after(&mut live, &events[..1]).len(), 1);
+        assert_eq!(live.untracked, 1);
     }
 
     #[test]
     fn windows_move_and_close_and_peers_leave() {
-        let mut ledger = Ledger::new(8);
+        let mut live = LiveTable::new(8);
         let window = |address, size| {
-            Event::Window(Window {
+            Event::Window(WindowEvent {
                 id: WindowId::Bar(2),
                 address,
                 size,
-                memory: WindowMemory::Memory,
+                memory: WindowKind::Memory,
             })
         };
-        let peer = Event::PeerWindow(PeerWindow {
+        let peer = Event::PeerWindow(PeerWindowEvent {
             peer: 3,
             address: 0x9000,
             size: 0x1000,
             claim: 1,
-            memory: WindowMemory::Registers,
+            memory: WindowKind::Registers,
         });
         let events = [window(0x1000, 0x1000), peer, window(0x5000, 0x1000), peer];
-        let table = after(&mut ledger, &events);
+        let table = after(&mut live, &events);
         assert_eq!(table.len(), 3);
         assert!(table.values().any(|event| *event == window(0x5000, 0x1000)));
         let events = [window(0, 0), Event::PeerLeaves(3), Event::PeerLeaves(3)];
-        assert!(after(&mut ledger, &events).is_empty());
-        assert_eq!(ledger.freed.len() as u64, ledger.used);
+        assert!(after(&mut live, &events).is_empty());
+        assert_eq!(live.freed.len() as u64, live.used);
     }
 }
