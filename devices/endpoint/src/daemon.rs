@@ -20,9 +20,9 @@ const USAGE: u8 = 2;
 /// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
 const ENVIRONMENT: u8 = 69;
 
-/// Where a device is in the fabric: a part of every daemon's command line.
+/// The device's PCIe link: a part of every daemon's command line.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Place {
+pub struct LinkOptions {
     /// Socket of the peerbar-switch that the device is below [default: none]
     #[arg(long, value_name = "PATH")]
     pub switch: Option<PathBuf>,
@@ -40,24 +40,24 @@ pub struct Place {
     pub ats: bool,
 }
 
-/// Why a device is not in its place.
+/// Why a device has no link.
 #[derive(Debug, Error)]
-pub enum PlaceError {
+pub enum LinkError {
     /// Its link's meters could not be made.
     #[error("cannot make the meters of the link")]
     Link(#[from] MemoryError),
-    /// It is not below its switch.
+    /// It cannot attach to its switch.
     #[error(transparent)]
     Switch(#[from] AttachError),
 }
 
-impl Place {
-    /// Puts the device there, which will be served at `socket_path`.
-    pub fn take<F: Function + 'static>(
+impl LinkOptions {
+    /// Gives the link to a device that will be served at `socket_path`.
+    pub fn apply<F: Function + 'static>(
         &self,
         endpoint: &mut Endpoint<F>,
         socket_path: &Path,
-    ) -> Result<(), PlaceError> {
+    ) -> Result<(), LinkError> {
         let speed = LinkSpeed {
             latency: self.link_latency.unwrap_or_default(),
             bandwidth: self.link_bandwidth,
@@ -79,7 +79,7 @@ impl Place {
     }
 }
 
-/// What is at fault when a daemon cannot do its work.
+/// The cause of a daemon's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The command line.
@@ -88,7 +88,7 @@ pub enum Fault {
     Environment,
 }
 
-/// Why a device is not, or no longer, served.
+/// Why a device is not served, or not any more.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The socket cannot be made.
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_binary_units() {
+    fn size_with_binary_unit_is_parsed() {
         assert_eq!(size("512"), Ok(512));
         assert_eq!(size("64M"), Ok(64 << 20));
         assert_eq!(size("1g"), Ok(1 << 30));

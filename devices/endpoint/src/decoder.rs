@@ -1,7 +1,8 @@
-//! What answers a peer's request by bus address.
+//! Decodes the bus addresses of peers' requests.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use peerbar_dma::PageTable;
 use peerbar_pci::Function;
 use peerbar_switch::Unsupported;
@@ -21,15 +22,15 @@ pub(crate) struct OpenWindow {
     pub(crate) memory: BarMemory,
 }
 
-/// A function, and where it answers at this moment. A request is looked up when it arrives, so that one that was on its way
-/// when a window moved does not hit the wrong thing.
+/// A function and its open windows. The address of a request is decoded when it arrives, so that one that was under way when
+/// a window moved does not reach another BAR.
 pub(crate) struct Decoder<F> {
     function: Arc<F>,
     windows: RwLock<Vec<OpenWindow>>,
 }
 
 impl<F: Function> Decoder<F> {
-    /// A function that answers nowhere.
+    /// A function without open windows.
     pub(crate) fn new(function: Arc<F>) -> Self {
         Self {
             function,
@@ -37,14 +38,14 @@ impl<F: Function> Decoder<F> {
         }
     }
 
-    /// Opens these windows and closes all others. Once this returns, no request goes by those of before.
+    /// Opens these windows and closes all others. Once this returns, no request uses the former ones.
     pub(crate) fn set(&self, windows: Vec<OpenWindow>) {
-        *self.windows.write().unwrap_or_else(PoisonError::into_inner) = windows;
+        *self.windows.write() = windows;
     }
 
     /// A peer reads.
     pub(crate) fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {
-        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let windows = self.windows.read();
         let (window, offset) = find(&windows, address, data.len())?;
         match &window.memory {
             BarMemory::Memory(span) => {
@@ -61,7 +62,7 @@ impl<F: Function> Decoder<F> {
 
     /// A peer writes.
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> Result<(), Unsupported> {
-        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let windows = self.windows.read();
         let (window, offset) = find(&windows, address, data.len())?;
         match &window.memory {
             BarMemory::Memory(span) => {
@@ -76,7 +77,7 @@ impl<F: Function> Decoder<F> {
         }
     }
 
-    /// An access to a page over nothing fails, and is shown to the function, which may note such faults.
+    /// An access to an unmapped page fails and is passed to the function, which may record the fault.
     fn read_pages(
         &self,
         bar: u8,
@@ -148,11 +149,11 @@ mod tests {
 
     use super::*;
 
-    /// A function that notes what it is told and reads as the number of the BAR.
+    /// A function that records all accesses and reads as the number of the BAR.
     #[derive(Default)]
-    struct Told(Mutex<Vec<(u8, u64, usize)>>);
+    struct RecordingFunction(Mutex<Vec<(u8, u64, usize)>>);
 
-    impl Function for Told {
+    impl Function for RecordingFunction {
         fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
             self.0.lock().unwrap().push((bar, offset, data.len()));
             data.fill(bar);
@@ -165,8 +166,8 @@ mod tests {
         fn reset(&self) {}
     }
 
-    /// Registers at 0x1000, memory from the second page of a file at 0x2000, two pages, the second over nothing, at 0x4000.
-    fn decoder() -> (Decoder<Told>, Arc<MemoryFile>) {
+    /// Registers at 0x1000, memory from the second page of a file at 0x2000, two pages, the second unmapped, at 0x4000.
+    fn decoder() -> (Decoder<RecordingFunction>, Arc<MemoryFile>) {
         let file = Arc::new(MemoryFile::create("test", 0x4000).unwrap());
         let table = PageTable::new(file.clone(), 2, 0x1000);
         table.set(0, Some(0x3000)).unwrap();
@@ -180,7 +181,7 @@ mod tests {
             size,
             memory,
         };
-        let decoder = Decoder::new(Arc::<Told>::default());
+        let decoder = Decoder::new(Arc::<RecordingFunction>::default());
         decoder.set(vec![
             window(0, 0x1000, 0x1000, BarMemory::Registers),
             window(2, 0x2000, 0x1000, BarMemory::Memory(span)),
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_memory_is_reached() {
+    fn write_reaches_each_kind_of_memory() {
         let (decoder, file) = decoder();
         decoder.write(0x1004, &[1; 4]).unwrap();
         assert_eq!(*decoder.function.0.lock().unwrap(), [(0, 4, 4)]);
@@ -208,16 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn a_page_over_nothing_fails_and_the_function_is_told() {
+    fn access_to_unmapped_page_fails_and_is_recorded() {
         let (decoder, _) = decoder();
         assert_eq!(decoder.write(0x4ff8, &[1; 16]), Err(Unsupported));
         assert_eq!(decoder.read(0x5000, &mut [0; 4]), Err(Unsupported));
-        let told = decoder.function.0.lock().unwrap().clone();
-        assert_eq!(told, [(4, 0x1000, 8), (4, 0x1000, 4)]);
+        let accesses = decoder.function.0.lock().unwrap().clone();
+        assert_eq!(accesses, [(4, 0x1000, 8), (4, 0x1000, 4)]);
     }
 
     #[test]
-    fn what_lies_in_no_window_as_a_whole_is_not_supported() {
+    fn access_beyond_a_window_is_unsupported() {
         let (decoder, _) = decoder();
         for (address, len) in [(0xffc, 4), (0x1ffc, 8), (0x3000, 1), (u64::MAX, 1)] {
             assert_eq!(

@@ -37,8 +37,8 @@ const REQUEST: u32 = 4;
 pub enum BarMemory {
     /// Registers: every access goes to [`Function::bar_read`] and [`Function::bar_write`].
     Registers,
-    /// Registers of which the guest may map some pages: areas (offset, size) of a file as long as the BAR. What it does
-    /// there by its mapping nobody is told; every other access goes to the function, which therefore has the file too.
+    /// Registers of which the guest may map some pages: areas (offset, size) of a file as long as the BAR. The function, which
+    /// has the file too, gets every access but those by a mapping.
     RegistersWithPages(Arc<MemoryFile>, Vec<(u64, u64)>),
     /// Memory that lies page by page elsewhere, so that nothing of it can be mapped: every access goes to the function.
     /// Its own DMA follows the page table.
@@ -62,7 +62,7 @@ impl BarMemory {
         match self {
             // The guest must not go on before the function knows of a write. Else it may have done all there is to do
             // while the function raises the INTx pin for that, and since QEMU lowers the pin at an access to the
-            // device only, a guest with nothing left to do is interrupted for ever.
+            // device only, a guest with nothing left to do is interrupted indefinitely.
             Self::Registers => RegionMapping::NoArea,
             Self::Pages(_) => RegionMapping::Nothing,
             Self::RegistersWithPages(file, areas) => {
@@ -84,7 +84,7 @@ pub struct Endpoint<F> {
 }
 
 impl<F: Function + 'static> Endpoint<F> {
-    /// Puts the function below the switch at `path`, under a name of its own there. From now on its peers reach it and it
+    /// Attaches the function to the switch at `path`, under a name of its own there. From now on its peers reach it and it
     /// reaches them.
     pub fn attach_to_switch(&mut self, path: &Path, name: &str) -> Result<(), AttachError> {
         let (function, requester) = (self.function.clone(), self.requester.clone());
@@ -141,8 +141,8 @@ impl<F: Function> Endpoint<F> {
             .find(|(bar, _)| u32::from(bar.index()) == index)
     }
 
-    /// Tells the requester what the guest's configuration allows it and where its own windows are, and the peers where they
-    /// are. Once this returns, nobody goes by the windows of before.
+    /// Applies bus mastering, ATS and windows to the requester, and announces the windows to the peers. Once this returns, no
+    /// requester uses the former windows.
     fn apply_routing(&mut self) {
         self.requester.set_bus_master(self.config.bus_master());
         self.requester.set_ats(self.config.ats());
@@ -173,7 +173,7 @@ impl<F: Function> Endpoint<F> {
         self.memory.iter().filter_map(open).collect()
     }
 
-    /// The windows close before the function starts afresh, so that no peer's late write reaches it afterwards.
+    /// Closes the windows before the function is reset, so that no peer's late write reaches it afterwards.
     fn reset_all(&mut self) {
         self.config.reset();
         self.apply_routing();
@@ -368,11 +368,11 @@ mod tests {
 
     use super::*;
 
-    /// A function that notes what it is told and reads as the number of the BAR.
+    /// A function that records all writes and reads as the number of the BAR.
     #[derive(Default)]
-    struct Told(Mutex<Vec<(u8, u64, Vec<u8>)>>);
+    struct RecordingFunction(Mutex<Vec<(u8, u64, Vec<u8>)>>);
 
-    impl Function for Told {
+    impl Function for RecordingFunction {
         fn bar_read(&self, bar: u8, _offset: u64, data: &mut [u8]) {
             data.fill(bar);
         }
@@ -389,7 +389,7 @@ mod tests {
     }
 
     /// BAR0 with a page that may be mapped, BAR2 of two pages, BAR4 in memory that is longer than it.
-    fn endpoint() -> (Endpoint<Told>, Arc<PageTable>, Arc<Requester>) {
+    fn endpoint() -> (Endpoint<RecordingFunction>, Arc<PageTable>, Arc<Requester>) {
         let identity = Identity {
             vendor: 0x1af4,
             device: 0x10f0,
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_be_mapped_is_lent() {
+    fn region_offers_only_mappable_memory() {
         let (endpoint, ..) = endpoint();
         let region = |index| {
             let region = endpoint.region(index).unwrap();
@@ -439,13 +439,13 @@ mod tests {
     }
 
     #[test]
-    fn the_function_is_told_of_every_access_that_is_not_to_memory() {
+    fn access_outside_memory_reaches_the_function() {
         let (mut endpoint, ..) = endpoint();
         for (region, offset) in [(0, 0x3000), (2, 0x1ff8), (4, 0x10)] {
             endpoint.region_write(region, offset, &[7; 4]).unwrap();
         }
-        let told = endpoint.function.0.lock().unwrap().clone();
-        assert_eq!(told, [(0, 0x3000, vec![7; 4]), (2, 0x1ff8, vec![7; 4])]);
+        let writes = endpoint.function.0.lock().unwrap().clone();
+        assert_eq!(writes, [(0, 0x3000, vec![7; 4]), (2, 0x1ff8, vec![7; 4])]);
         let mut data = [0; 4];
         endpoint.region_read(2, 0, &mut data).unwrap();
         assert_eq!(data, [2; 4]);

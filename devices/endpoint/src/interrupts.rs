@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
+use parking_lot::{Mutex, RwLock};
 use peerbar_pci::{InterruptMode, Interrupts};
 use peerbar_vfio_user::IrqAction;
 use rustix::fs::OFlags;
@@ -11,14 +11,14 @@ use rustix::io::Errno;
 
 /// The interrupts of one function, shared between the thread that serves the client and those that raise them.
 ///
-/// The client masks MSI-X vectors on its own side and tells nobody, so a vector is signalled whether masked or not. The
+/// The client masks MSI-X vectors on its own side without a message, so a vector is signalled whether masked or not. The
 /// INTx pin is level-triggered: one signal masks it, and the client unmasks it at the guest's end of interrupt
 /// (vfio-user, DEVICE_SET_IRQS; VFIO_IRQ_INFO_AUTOMASKED).
 #[derive(Debug)]
 pub struct Vectors {
     msi_x: RwLock<Vec<Option<OwnedFd>>>,
     pin: Mutex<Pin>,
-    /// Whether there is any event descriptor of each kind: what decides on the mode, which is asked for all the time.
+    /// Whether there is any event descriptor of each kind. They decide the mode without a lock: it is read for each interrupt.
     has_msi_x: AtomicBool,
     has_pin: AtomicBool,
 }
@@ -29,7 +29,7 @@ struct Pin {
     asserted: bool,
     /// By the client, or by the last signal.
     masked: bool,
-    /// It is the last signal that masks.
+    /// The last signal masks it.
     signalled: bool,
 }
 
@@ -47,10 +47,10 @@ impl Vectors {
 
     /// How many MSI-X vectors there are.
     pub fn count(&self) -> u32 {
-        u32::try_from(self.read().len()).unwrap_or(u32::MAX)
+        u32::try_from(self.msi_x.read().len()).unwrap_or(u32::MAX)
     }
 
-    /// Forgets every event descriptor; the level of the pin stays the function's.
+    /// Closes every event descriptor; the level of the pin stays the function's.
     pub(crate) fn clear(&self) {
         self.change_msi_x(|vectors| vectors.fill_with(|| None));
         self.change_pin(|pin| pin.clear());
@@ -77,7 +77,8 @@ impl Vectors {
                 })?;
             }
             IrqAction::Trigger => {
-                self.read()
+                self.msi_x
+                    .read()
                     .get(start..end)
                     .ok_or(Errno::INVAL)?
                     .iter()
@@ -112,7 +113,7 @@ impl Vectors {
     }
 
     fn change_msi_x<R>(&self, change: impl FnOnce(&mut [Option<OwnedFd>]) -> R) -> R {
-        let mut vectors = self.msi_x.write().unwrap_or_else(PoisonError::into_inner);
+        let mut vectors = self.msi_x.write();
         let result = change(&mut vectors);
         let any = vectors.iter().any(Option::is_some);
         self.has_msi_x.store(any, Ordering::Release);
@@ -120,18 +121,10 @@ impl Vectors {
     }
 
     fn change_pin<R>(&self, change: impl FnOnce(&mut Pin) -> R) -> R {
-        let mut pin = self.pin();
+        let mut pin = self.pin.lock();
         let result = change(&mut pin);
         self.has_pin.store(pin.event.is_some(), Ordering::Release);
         result
-    }
-
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, Vec<Option<OwnedFd>>> {
-        self.msi_x.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn pin(&self) -> MutexGuard<'_, Pin> {
-        self.pin.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -147,13 +140,13 @@ impl Interrupts for Vectors {
     }
 
     fn raise(&self, vector: u16) {
-        if let Some(Some(event)) = self.read().get(usize::from(vector)) {
+        if let Some(Some(event)) = self.msi_x.read().get(usize::from(vector)) {
             signal(event);
         }
     }
 
     fn set_pin(&self, asserted: bool) {
-        let mut pin = self.pin();
+        let mut pin = self.pin.lock();
         pin.asserted = asserted;
         if asserted {
             pin.deliver();
@@ -164,7 +157,7 @@ impl Interrupts for Vectors {
 }
 
 impl Pin {
-    /// Forgets its event descriptor; its level stays the function's.
+    /// Closes its event descriptor; its level stays the function's.
     fn clear(&mut self) {
         *self = Self {
             asserted: self.asserted,
@@ -205,7 +198,7 @@ impl Pin {
     }
 }
 
-/// Makes sure that nobody ever waits for a client that does not take its signals.
+/// Makes an event descriptor non-blocking: no thread waits for a client that does not read its signals.
 fn never_wait(event: &OwnedFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(event)?;
     rustix::fs::fcntl_setfl(event, flags | OFlags::NONBLOCK)
@@ -229,14 +222,14 @@ mod tests {
         (event.try_clone().unwrap(), event)
     }
 
-    /// How often it was signalled since last asked.
+    /// The number of signals since the last call.
     fn signals(event: &OwnedFd) -> u64 {
         let mut count = [0; 8];
         rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
     #[test]
-    fn a_vector_signals_its_own_event() {
+    fn raised_vector_signals_its_own_event() {
         let vectors = Vectors::new(4);
         let (given, seen) = event();
         vectors
@@ -256,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_that_do_not_exist_are_refused() {
+    fn missing_vector_is_refused() {
         let vectors = Vectors::new(4);
         assert!(
             vectors
@@ -277,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pin_signals_once_for_each_end_of_interrupt_while_asserted() {
+    fn asserted_pin_signals_once_for_each_end_of_interrupt() {
         let vectors = Vectors::new(1);
         let (given, seen) = event();
         let act = |action| vectors.set_pin_events(action).unwrap();
@@ -297,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_that_was_not_taken_goes_with_the_level() {
+    fn signal_not_taken_is_withdrawn_with_the_level() {
         let vectors = Vectors::new(1);
         let (given, seen) = event();
         vectors
@@ -318,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_full_keeps_nobody_waiting() {
+    fn full_event_does_not_block() {
         let vectors = Vectors::new(1);
         let full = || eventfd(u32::MAX, EventfdFlags::empty()).unwrap();
         let (pin, message) = (full(), full());

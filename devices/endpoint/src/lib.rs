@@ -2,7 +2,7 @@
 //!
 //! [`Endpoint`] answers what a vfio-user client asks of a PCI device: configuration space and BARs become regions, the
 //! client's event descriptors become interrupts, its DMA mappings the memory map of the function's
-//! [`Requester`](peerbar_dma::Requester), and its connection the way upstream. Below a switch
+//! [`Requester`](peerbar_dma::Requester), and its connection the path upstream. Below a switch
 //! ([`Endpoint::attach_to_switch`]) its peers reach its open BARs, and it reaches theirs. [`daemon::serve`] is the rest of a
 //! daemon's `main`.
 #![forbid(unsafe_code)]

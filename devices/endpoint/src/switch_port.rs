@@ -10,14 +10,14 @@ use peerbar_dma::{
 };
 use peerbar_pci::Function;
 use peerbar_switch::{
-    AttachError, Attachment, Lent, Link, LinkMode, LinkTiming, Memory, Neighbour, PeerRequests,
-    PortId, RequestError, Unsupported, Window,
+    AttachError, Attachment, BarBacking, BarWindow, Lent, Link, LinkMode, LinkTiming, PeerHandler,
+    PeerRequests, PortId, RequestError, Unsupported,
 };
 
 use crate::BarMemory;
 use crate::decoder::{Decoder, OpenWindow};
 
-/// A function's place below its switch.
+/// A function's link to its switch.
 pub(crate) struct SwitchPort<F> {
     link: Link,
     decoder: Arc<Decoder<F>>,
@@ -36,13 +36,13 @@ impl<F: Function + 'static> SwitchPort<F> {
         let attachment = Attachment::new(path, name)?;
         let routing = routing(attachment.mode());
         let decoder = Arc::new(Decoder::new(function));
-        let link = attachment.start(Arc::new(Neighbours {
+        let link = attachment.start(Arc::new(SwitchPeers {
             requester: requester.clone(),
             decoder: decoder.clone(),
         }))?;
         requester.set_switch(routing, Arc::new(ByMessage(link.requests())));
         if let Some(own) = requester.link() {
-            link.tell_timing(timing(&own)?);
+            link.send_timing(timing(&own)?);
         }
         Ok(Self {
             link,
@@ -53,7 +53,7 @@ impl<F: Function + 'static> SwitchPort<F> {
 }
 
 impl<F: Function> SwitchPort<F> {
-    /// Opens these windows to the peers and closes all others. Once this returns, no peer goes by those of before.
+    /// Opens these windows to the peers and closes all others. Once this returns, no peer uses the former ones.
     pub(crate) fn set(&mut self, windows: Vec<OpenWindow>) {
         let announced: Vec<(u8, u64)> = windows.iter().map(|w| (w.bar, w.address)).collect();
         if announced == self.announced {
@@ -68,22 +68,22 @@ impl<F: Function> SwitchPort<F> {
     }
 }
 
-/// What the switch asks and tells.
-struct Neighbours<F> {
+/// Applies the peers' windows and links to the requester, and answers their requests.
+struct SwitchPeers<F> {
     requester: Arc<Requester>,
     decoder: Arc<Decoder<F>>,
 }
 
-impl<F: Function> Neighbour for Neighbours<F> {
-    fn peer(&self, peer: PortId, windows: Vec<Window>) {
+impl<F: Function> PeerHandler for SwitchPeers<F> {
+    fn peer(&self, peer: PortId, windows: Vec<BarWindow>) {
         let windows = windows.into_iter().map(|window| PeerWindow {
             address: window.address,
             size: window.size,
             claim: window.claim,
-            memory: match window.memory {
-                Memory::Lent(fd, offset) => borrowed(&self.requester, &fd, offset, window.size),
-                Memory::ByMessage => PeerMemory::ByMessage,
-                Memory::Gone => PeerMemory::Gone,
+            memory: match window.backing {
+                BarBacking::Lent(fd, offset) => borrowed(&self.requester, &fd, offset, window.size),
+                BarBacking::ByMessage => PeerMemory::ByMessage,
+                BarBacking::Gone => PeerMemory::Gone,
             },
         });
         self.requester.set_peer(PeerId(peer.0), windows.collect());
@@ -120,7 +120,7 @@ impl<F: Function> Neighbour for Neighbours<F> {
     }
 }
 
-/// The way to what is no memory.
+/// Access to a peer's registers.
 struct ByMessage(PeerRequests);
 
 impl Peers for ByMessage {
@@ -135,7 +135,7 @@ impl Peers for ByMessage {
     }
 }
 
-/// A peer's memory, or the way by messages if it cannot be used safely.
+/// A peer's memory; reached by messages if it cannot be mapped safely.
 fn borrowed(requester: &Requester, fd: &OwnedFd, offset: u64, size: u64) -> PeerMemory {
     let fd = match fd.try_clone() {
         Ok(fd) => fd,
@@ -153,7 +153,7 @@ fn borrowed(requester: &Requester, fd: &OwnedFd, offset: u64, size: u64) -> Peer
     }
 }
 
-/// A window as the peers are told of it: memory is lent, everything else goes by messages.
+/// A window as it is announced: memory is lent, everything else is reached by messages.
 fn lent(window: &OpenWindow) -> Lent {
     let memory = match &window.memory {
         BarMemory::Memory(span) => match span.file.file().try_clone() {

@@ -200,9 +200,9 @@ fn memory_registers_and_pages_of_a_peer_are_reached() {
         peer_error(a.write(B + PAGES + 0x1000, &[4; 8])),
         PeerError::Unsupported
     );
-    let told = b.notes.0.lock().unwrap().last().unwrap().clone();
+    let noted = b.notes.0.lock().unwrap().last().unwrap().clone();
     assert_eq!(
-        told,
+        noted,
         (0x1000, vec![4; 8]),
         "the function can note the fault"
     );

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use peerbar_endpoint::Recording;
-use peerbar_endpoint::daemon::{self, Fault, Place, size};
+use peerbar_endpoint::daemon::{self, Fault, LinkOptions, size};
 use peerbar_gpu::{Config, ConfigError, Gpu, Mode, StartError};
 
 /// A GPU whose memory is a PCI BAR, served over vfio-user until SIGTERM.
@@ -16,7 +16,7 @@ struct Args {
     #[arg(long, value_name = "PATH")]
     socket_path: PathBuf,
     #[command(flatten)]
-    place: Place,
+    link: LinkOptions,
     #[command(flatten)]
     recording: Recording,
     /// Size of the GPU's memory, a multiple of 2M; it takes host memory only where it is touched
@@ -41,9 +41,9 @@ enum ApertureMode {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let (path, place) = (args.socket_path.clone(), args.place.clone());
+    let (path, link) = (args.socket_path.clone(), args.link.clone());
     let recording = args.recording.clone();
-    match serve(&path, &place, &recording, &Config::from(args)) {
+    match serve(&path, &link, &recording, &Config::from(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let fault = error.downcast_ref().map_or(Fault::Environment, fault);
@@ -52,10 +52,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(path: &Path, place: &Place, recording: &Recording, config: &Config) -> anyhow::Result<()> {
+fn serve(
+    path: &Path,
+    link: &LinkOptions,
+    recording: &Recording,
+    config: &Config,
+) -> anyhow::Result<()> {
     let mut gpu = Gpu::start(config)?;
     recording.start(&gpu.endpoint)?;
-    place.take(&mut gpu.endpoint, path)?;
+    link.apply(&mut gpu.endpoint, path)?;
     daemon::serve(path, &mut gpu.endpoint)?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use peerbar_endpoint::Recording;
-use peerbar_endpoint::daemon::{self, Fault, Place, size};
+use peerbar_endpoint::daemon::{self, Fault, LinkOptions, size};
 use peerbar_nvme::{CmbError, Config, Controller, PollPolicy, SeededFault, Source, StartError};
 
 /// An NVMe controller with a Controller Memory Buffer, served over vfio-user until SIGTERM.
@@ -16,7 +16,7 @@ struct Args {
     #[arg(long, value_name = "PATH")]
     socket_path: PathBuf,
     #[command(flatten)]
-    place: Place,
+    link: LinkOptions,
     #[command(flatten)]
     recording: Recording,
     /// Serial number, 1 to 20 characters
@@ -56,9 +56,9 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let (path, place) = (args.socket_path.clone(), args.place.clone());
+    let (path, link) = (args.socket_path.clone(), args.link.clone());
     let recording = args.recording.clone();
-    match serve(&path, &place, &recording, &Config::from(args)) {
+    match serve(&path, &link, &recording, &Config::from(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let fault = error.downcast_ref().map_or(Fault::Environment, fault);
@@ -69,13 +69,13 @@ fn main() -> ExitCode {
 
 fn serve(
     path: &std::path::Path,
-    place: &Place,
+    link: &LinkOptions,
     recording: &Recording,
     config: &Config,
 ) -> anyhow::Result<()> {
     let mut controller = Controller::start(config)?;
     recording.start(&controller.endpoint)?;
-    place.take(&mut controller.endpoint, path)?;
+    link.apply(&mut controller.endpoint, path)?;
     daemon::serve(path, &mut controller.endpoint)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Capability structures, as bytes of configuration space: what they read and which bits the guest can write.
+//! Capability structures: the bytes of configuration space, and which bits the guest can write.
 
 use bitfield_struct::bitfield;
 
@@ -115,7 +115,7 @@ pub(crate) const ATS_CONTROL: usize = 6;
 /// ATS Control (PCIe Base 6.0, 10.5.1.3).
 #[bitfield(u16)]
 pub(crate) struct AtsControl {
-    /// Smallest Translation Unit: what is told is at least 2^(12 + this) bytes long.
+    /// Smallest Translation Unit: a translation covers at least 2^(12 + this) bytes.
     #[bits(5)]
     stu: u8,
     #[bits(10)]
@@ -124,8 +124,8 @@ pub(crate) struct AtsControl {
     pub(crate) enable: bool,
 }
 
-/// ATS extended capability, the last of its list (PCIe Base 6.0, 10.5.1). It has room for 32 invalidations at once, which
-/// the field says with 0, and asks for whole pages.
+/// ATS extended capability, the last of its list (PCIe Base 6.0, 10.5.1). Its invalidate queue has 32 entries, which the
+/// field encodes as 0, and its requests are for whole pages.
 pub(crate) fn ats() -> Capability {
     const VERSION_1: u8 = 1;
     const PAGE_ALIGNED_REQUEST: u16 = 1 << 5;

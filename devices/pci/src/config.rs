@@ -21,7 +21,7 @@ const FIRST_CAPABILITY: usize = 0x40;
 /// Where extended capabilities start (PCIe Base 6.0, 7.6.1).
 const EXTENDED: usize = 0x100;
 
-/// Who a function says it is (PCI Local Bus 3.0, 6.2.1).
+/// The identity of a function (PCI Local Bus 3.0, 6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Vendor ID.
@@ -66,7 +66,7 @@ pub struct Command {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Effects {
-    /// What decides over bus mastering or over the windows of the BARs.
+    /// Bus mastering, ATS or the windows of the BARs.
     pub routing: bool,
     /// A function-level reset is asked for; [`ConfigSpace::reset`] has been done.
     pub function_reset: bool,
@@ -96,13 +96,13 @@ impl ConfigSpace {
             offers_ats: false,
         };
         space.header(identity);
-        let mut place = Place {
+        let mut end = ListEnd {
             link: CAPABILITIES,
             at: FIRST_CAPABILITY,
         };
-        space.power = space.add(&mut place, &capability::power_management());
-        space.add(&mut place, &capability::msi_x(msi_x));
-        space.express = space.add(&mut place, &capability::pci_express());
+        space.power = space.add(&mut end, &capability::power_management());
+        space.add(&mut end, &capability::msi_x(msi_x));
+        space.express = space.add(&mut end, &capability::pci_express());
         space.initial = space.bytes.clone();
         space
     }
@@ -152,13 +152,13 @@ impl ConfigSpace {
         }
     }
 
-    /// Puts a capability at the end of the chain and tells where it stands.
-    fn add(&mut self, place: &mut Place, capability: &Capability) -> usize {
-        let at = place.at;
+    /// Appends a capability to the list; its offset.
+    fn add(&mut self, end: &mut ListEnd, capability: &Capability) -> usize {
+        let at = end.at;
         self.set(at, &capability.bytes, &capability.writable);
-        self.set(place.link, &[u8::try_from(at).unwrap_or(0)], &[]);
-        place.link = at + 1;
-        place.at = (at + capability.bytes.len()).next_multiple_of(16);
+        self.set(end.link, &[u8::try_from(at).unwrap_or(0)], &[]);
+        end.link = at + 1;
+        end.at = (at + capability.bytes.len()).next_multiple_of(16);
         at
     }
 
@@ -183,7 +183,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes what the guest may write and tells what that changed; the rest is ignored.
+    /// Writes the writable bits, ignores the others; what that changed.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
         let before = self.routing();
         let Ok(start) = usize::try_from(offset) else {
@@ -277,8 +277,8 @@ impl ConfigSpace {
     }
 }
 
-/// Where the next capability goes, and the pointer to it.
-struct Place {
+/// The end of the capability list: the offset of its last next pointer, and the free offset behind it.
+struct ListEnd {
     link: usize,
     at: usize,
 }
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn ats_reads_as_pci_regs_h_defines_it_and_is_off_until_the_guest_turns_it_on() {
+    fn ats_capability_matches_pci_regs_h_and_starts_disabled() {
         let mut space = space();
         let _ = space.write(0x106, &[0, 0x80]);
         assert!(!space.ats(), "it is not offered");

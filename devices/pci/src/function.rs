@@ -1,4 +1,4 @@
-//! What a device's logic offers to the bus, and what the bus offers to it.
+//! The interface between a device's logic and its bus.
 
 /// The logic behind one PCI function, as its bus sees it.
 ///
@@ -20,7 +20,7 @@ pub trait Function: Send + Sync {
 /// How the guest has set up the function's interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
-    /// Nobody listens.
+    /// Not set up.
     Off,
     /// The INTx pin.
     Pin,

@@ -2,8 +2,8 @@
 //! function may do on the bus.
 //!
 //! [`ConfigSpace`] is a PCI Express endpoint's type 0 header with power management, MSI-X and PCI Express
-//! capabilities. It is registers only: a write returns an [`Effects`] that tells its owner what has changed. The traits
-//! [`Function`] and [`Interrupts`] are what a device's logic offers to the bus and gets from it.
+//! capabilities. It is registers only: a write returns its [`Effects`]. The traits
+//! [`Function`] and [`Interrupts`] are the interface between a device's logic and its bus.
 //!
 //! Not here: type 1 headers (the switch ports are QEMU's), MSI, resizable BARs (QEMU hides them), AER.
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
-//! The socket file of a server, whatever it speaks there: made in place of one that a dead server has left, never in that of a
-//! live one or of another file, and removed with its server.
+//! The socket file of a server, for any protocol. It replaces a stale file of a dead server, but neither that of a live one nor
+//! another file, and is removed with its server.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File, Metadata};
@@ -30,10 +30,10 @@ pub enum BindError {
         /// Its length in bytes.
         length: usize,
     },
-    /// A server lives there.
+    /// A live server has a socket there.
     #[error("socket path {} is in use by a live server: stop that one or choose another path", .0.display())]
     InUse(PathBuf),
-    /// A file lives there that is no socket. It is left alone.
+    /// A file there is no socket. It is left alone.
     #[error("{} exists and is no socket: choose another socket path", .0.display())]
     NotASocket(PathBuf),
     /// The system refuses.
@@ -50,12 +50,12 @@ pub enum BindError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device and inode of our socket file, so that nobody else's is removed.
+    /// Device and inode of our socket file, so that no other server's is removed.
     identity: (u64, u64),
 }
 
 impl SocketFile {
-    /// Makes the file, and a socket of this kind that listens there and never waits; `backlog` may wait to be accepted.
+    /// Makes the file, and a non-blocking socket of this kind that listens there; `backlog` connections may wait.
     pub fn make(path: &Path, kind: SocketType, backlog: i32) -> Result<(Self, OwnedFd), BindError> {
         let length = path.as_os_str().as_bytes().len();
         let path = path.to_owned();
@@ -67,14 +67,14 @@ impl SocketFile {
             source,
         };
         let _alone = lock_directory(&path).map_err(system)?;
-        make_way(&path)?;
+        remove_stale(&path)?;
         let socket = listening(&path, kind, backlog).map_err(|errno| system(errno.into()))?;
         let metadata = fs::symlink_metadata(&path).map_err(system)?;
         let identity = identity(&metadata);
         Ok((Self { path, identity }, socket))
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -118,7 +118,7 @@ fn lock_directory(path: &Path) -> io::Result<File> {
 }
 
 /// Removes a stale socket; refuses what must stay.
-fn make_way(path: &Path) -> Result<(), BindError> {
+fn remove_stale(path: &Path) -> Result<(), BindError> {
     let system = |source| BindError::System {
         path: path.to_owned(),
         source,
@@ -136,7 +136,7 @@ fn make_way(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// Whether somebody listens, for whatever kind of socket. Never waits, even if that one never accepts.
+/// Whether a process listens, for any kind of socket. Never waits, even if that process never accepts.
 fn is_live(path: &Path) -> Result<bool, Errno> {
     match connect(new_socket(SocketType::STREAM)?, &SocketAddrUnix::new(path)?) {
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(true),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_makes_way_and_a_live_one_does_not() {
+    fn stale_socket_is_replaced_and_live_one_is_not() {
         for (live, other) in KINDS.into_iter().zip(KINDS.into_iter().rev()) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("s");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_file_that_another_server_has_made_stays() {
+    fn socket_file_of_another_server_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let (file, socket) = make(&path, SocketType::STREAM).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_left_alone_and_a_path_that_cannot_be_is_told() {
+    fn other_file_and_impossible_path_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "data").unwrap();

@@ -1,4 +1,4 @@
-//! How an endpoint gets below a switch.
+//! How an endpoint attaches to its switch.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,22 +10,22 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, connect};
 use thiserror::Error;
 
-use crate::link::{Link, Neighbour, TIME_OUT};
+use crate::link::{Link, PeerHandler, SWITCH_TIME_OUT};
 use crate::link_mode::LinkMode;
 use crate::message::{Message, Refusal};
 use crate::socket::{self, ReceiveError};
 use crate::wire::{MAX_NAME, PROTOCOL};
 
-/// Why an endpoint is not below its switch.
+/// Why an endpoint cannot attach to its switch.
 #[derive(Debug, Error)]
 pub enum AttachError {
     /// Its name does not fit.
     #[error("name {0:?}: a switch takes 1 to {MAX_NAME} printable ASCII characters")]
     Name(String),
-    /// Nobody listens there.
+    /// No process listens there.
     #[error("no switch at {path}: start `peerbar-switch --socket-path {path}` first", path = .0.display())]
     NotThere(PathBuf),
-    /// The switch does not let it in.
+    /// The switch refuses it.
     #[error("the switch at {} does not take {name}: {refusal}", path.display())]
     Refused {
         /// Where the switch is.
@@ -35,8 +35,8 @@ pub enum AttachError {
         /// Why.
         refusal: Refusal,
     },
-    /// Who listens there does not answer as a switch does.
-    #[error("who listens at {} is no switch: name the socket of a peerbar-switch", .0.display())]
+    /// The process that listens there does not answer as a switch does.
+    #[error("the server at {} is no switch: name the socket of a peerbar-switch", .0.display())]
     NoSwitch(PathBuf),
     /// A descriptor cannot be copied for it.
     #[error("cannot copy a descriptor for the switch")]
@@ -51,7 +51,7 @@ pub enum AttachError {
     },
 }
 
-/// An endpoint that has been let in, and does not know its peers yet.
+/// An endpoint that is attached, and does not know its peers yet.
 #[derive(Debug)]
 pub struct Attachment {
     path: PathBuf,
@@ -67,7 +67,7 @@ impl Attachment {
             return Err(AttachError::Name(name.to_owned()));
         }
         let socket = connected(path)?;
-        let deadline = Instant::now() + TIME_OUT;
+        let deadline = Instant::now() + SWITCH_TIME_OUT;
         let hello = Message::Hello {
             protocol: PROTOCOL,
             name: name.to_owned(),
@@ -97,9 +97,9 @@ impl Attachment {
         self.mode
     }
 
-    /// Goes to work: from now on `neighbour` is told of the peers and answers them, on a thread of its own.
-    pub fn start(self, neighbour: Arc<dyn Neighbour>) -> Result<Link, AttachError> {
-        Link::start(self.socket, neighbour).map_err(|source| AttachError::System {
+    /// Starts the link's thread, which calls `handler` for the peers' changes and requests.
+    pub fn start(self, handler: Arc<dyn PeerHandler>) -> Result<Link, AttachError> {
+        Link::start(self.socket, handler).map_err(|source| AttachError::System {
             path: self.path,
             source,
         })
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_not_there_or_no_switch_is_told_apart() {
+    fn missing_switch_and_other_server_are_distinguished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let error = Attachment::new(&path, "disk0").unwrap_err();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_must_fit() {
+    fn name_that_does_not_fit_is_refused() {
         for name in ["", "a\tb", "\u{fc}", &"x".repeat(33)] {
             let error = Attachment::new(Path::new("/"), name).unwrap_err();
             assert!(matches!(error, AttachError::Name(_)), "{error}");

@@ -9,10 +9,10 @@ use crate::encode::Packet;
 use crate::message::Message;
 use crate::socket::{self, ReceiveError};
 
-/// The most packets that wait for an endpoint to read: more than all others can have caused while it is waited for.
+/// The most packets that wait for an endpoint to read: more than all others can cause within its time-out.
 const MAX_QUEUED: usize = 512;
 
-/// A connection, and what has not found room in it yet.
+/// A connection, and the packets that wait for free space in its socket buffer.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: OwnedFd,
@@ -27,7 +27,8 @@ impl Connection {
         }
     }
 
-    /// Sends a message as soon as there is room. Fails when the endpoint is gone or has not read for too long.
+    /// Sends a message as soon as the socket buffer has free space. Fails when the endpoint is gone or has not read for
+    /// too long.
     pub(crate) fn send(&mut self, message: &Message) -> Result<(), Errno> {
         if self.queue.len() >= MAX_QUEUED {
             return Err(Errno::NOBUFS);
@@ -36,7 +37,7 @@ impl Connection {
         self.flush()
     }
 
-    /// Sends what there is room for.
+    /// Sends until the socket buffer is full.
     pub(crate) fn flush(&mut self) -> Result<(), Errno> {
         while let Some(packet) = self.queue.front() {
             match socket::send(&self.socket, packet) {
@@ -48,7 +49,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether something waits for room.
+    /// Whether packets wait for free space.
     pub(crate) fn is_full(&self) -> bool {
         !self.queue.is_empty()
     }

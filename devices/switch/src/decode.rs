@@ -8,8 +8,9 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::link_mode::LinkMode;
-use crate::message::{LinkTiming, Memory, Message, PortId, Refusal, Status, Window};
-use crate::wire::{self, MAX_DATA, MAX_WINDOWS, kind, memory};
+use crate::message::{LinkTiming, Message, PortId, Refusal, Status};
+use crate::window::{BarBacking, BarWindow};
+use crate::wire::{self, MAX_DATA, MAX_WINDOWS, backing, kind};
 
 /// Why a packet is no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -61,7 +62,10 @@ impl Message {
             kind::WELCOME => decode_welcome(bytes),
             kind::REFUSED => {
                 let refused: &wire::Refused = exactly(bytes)?;
-                nth(&Refusal::ALL, "reason", refused.reason.get()).map(Self::Refused)
+                let reason = refused.reason.get();
+                let refusal =
+                    Refusal::from_repr(reason).ok_or_else(|| value("reason", reason.into()))?;
+                Ok(Self::Refused(refusal))
             }
             kind::ANNOUNCED => exactly(bytes).map(|number: &wire::Number| Self::Announced {
                 sequence: number.number.get(),
@@ -94,9 +98,10 @@ fn decode_hello(bytes: &[u8]) -> Result<Message, WireError> {
 
 fn decode_welcome(bytes: &[u8]) -> Result<Message, WireError> {
     let welcome: &wire::Welcome = exactly(bytes)?;
+    let mode = welcome.mode.get();
     Ok(Message::Welcome {
         port: PortId(welcome.port.get()),
-        mode: nth(&LinkMode::ALL, "link mode", welcome.mode.get())?,
+        mode: LinkMode::from_repr(mode).ok_or_else(|| value("link mode", mode.into()))?,
     })
 }
 
@@ -120,11 +125,11 @@ fn decode_link(bytes: &[u8], mut descriptors: Vec<OwnedFd>) -> Result<Message, W
 
 fn decode_windows(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Message, WireError> {
     let (head, rest) = prefix::<wire::Windows>(bytes)?;
-    let windows = <[wire::Window]>::ref_from_bytes(rest)
+    let windows = <[wire::WireWindow]>::ref_from_bytes(rest)
         .ok()
         .filter(|windows| windows.len() <= MAX_WINDOWS)
         .ok_or_else(|| length_error(bytes, head.kind))?;
-    let lent = windows.iter().filter(|w| w.memory.get() == memory::LENT);
+    let lent = windows.iter().filter(|w| w.backing.get() == backing::LENT);
     expect_descriptors(head.kind.get(), descriptors.len(), lent.count())?;
     let mut descriptors = descriptors.into_iter();
     let windows = windows
@@ -146,9 +151,9 @@ fn decode_windows(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Message, Wi
 }
 
 fn decode_window(
-    window: &wire::Window,
+    window: &wire::WireWindow,
     descriptors: &mut impl Iterator<Item = OwnedFd>,
-) -> Result<Window, WireError> {
+) -> Result<BarWindow, WireError> {
     let (address, size) = (window.address.get(), window.size.get());
     let fits = size
         .checked_sub(1)
@@ -160,21 +165,21 @@ fn decode_window(
         .ok()
         .filter(|bar| usize::from(*bar) < MAX_WINDOWS)
         .ok_or_else(|| value("a window of BAR", window.bar.get().into()))?;
-    let memory = match (window.memory.get(), window.offset.get()) {
-        (memory::LENT, offset) => descriptors
+    let backing = match (window.backing.get(), window.offset.get()) {
+        (backing::LENT, offset) => descriptors
             .next()
-            .map(|descriptor| Memory::Lent(Arc::new(descriptor), offset)),
-        (memory::BY_MESSAGE, _) => Some(Memory::ByMessage),
-        (memory::GONE, _) => Some(Memory::Gone),
+            .map(|descriptor| BarBacking::Lent(Arc::new(descriptor), offset)),
+        (backing::BY_MESSAGE, _) => Some(BarBacking::ByMessage),
+        (backing::GONE, _) => Some(BarBacking::Gone),
         _ => None,
     };
-    Ok(Window {
+    Ok(BarWindow {
         bar,
         address,
         size,
         claim: window.claim.get(),
-        memory: memory
-            .ok_or_else(|| value("a window over memory of kind", window.memory.get().into()))?,
+        backing: backing
+            .ok_or_else(|| value("a window over memory of kind", window.backing.get().into()))?,
     })
 }
 
@@ -182,6 +187,7 @@ fn decode_request(bytes: &[u8]) -> Result<Message, WireError> {
     let (request, data) = prefix::<wire::Request>(bytes)?;
     let (peer, tag) = (PortId(request.peer.get()), request.tag.get());
     let (address, length) = (request.address.get(), request.length.get());
+    let status = request.status.get();
     let one_to_most = |length: usize| (1..=MAX_DATA).contains(&length);
     let asked = usize::try_from(length).unwrap_or(usize::MAX);
     match request.kind.get() {
@@ -201,7 +207,7 @@ fn decode_request(bytes: &[u8]) -> Result<Message, WireError> {
         kind::REPLY if data.len() <= MAX_DATA => Ok(Message::Reply {
             peer,
             tag,
-            status: nth(&Status::ALL, "status", request.status.get())?,
+            status: Status::from_repr(status).ok_or_else(|| value("status", status.into()))?,
             data: data.to_vec(),
         }),
         _ => Err(length_error(bytes, request.kind)),
@@ -241,14 +247,6 @@ fn expect_descriptors(kind: u32, came: usize, wanted: usize) -> Result<(), WireE
     Err(WireError::Descriptors { kind, came, wanted })
 }
 
-fn nth<T: Copy>(all: &[T], field: &'static str, number: u32) -> Result<T, WireError> {
-    usize::try_from(number)
-        .ok()
-        .and_then(|number| all.get(number))
-        .copied()
-        .ok_or_else(|| value(field, number.into()))
-}
-
 fn value(field: &'static str, value: u64) -> WireError {
     WireError::Value { field, value }
 }
@@ -265,22 +263,22 @@ mod tests {
         File::open("/dev/null").unwrap().into()
     }
 
-    fn window(bar: u8, memory: Memory) -> Window {
-        Window {
+    fn window(bar: u8, backing: BarBacking) -> BarWindow {
+        BarWindow {
             bar,
             address: 0x38_0000_0000,
             size: 0x20_0000,
             claim: 7,
-            memory,
+            backing,
         }
     }
 
     fn messages() -> Vec<Message> {
         let (peer, tag, address) = (PortId(3), 1 << 40, u64::MAX);
         let windows = vec![
-            window(0, Memory::ByMessage),
-            window(2, Memory::Lent(Arc::new(descriptor()), 4096)),
-            window(4, Memory::Gone),
+            window(0, BarBacking::ByMessage),
+            window(2, BarBacking::Lent(Arc::new(descriptor()), 4096)),
+            window(4, BarBacking::Gone),
         ];
         let data = vec![1, 2, 3];
         let status = Status::TimedOut;
@@ -359,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_too_few_or_too_many_is_no_message_and_neither_is_a_stray_descriptor() {
+    fn wrong_length_or_stray_descriptor_is_refused() {
         for message in messages() {
             let (mut bytes, mut descriptors) = received(&message);
             let has_data = matches!(message, Message::Write { .. } | Message::Reply { .. });
@@ -382,16 +380,16 @@ mod tests {
             windows: vec![window],
         };
         let odd = [
-            announce(Window {
+            announce(BarWindow {
                 size: 0,
-                ..window(0, Memory::ByMessage)
+                ..window(0, BarBacking::ByMessage)
             }),
-            announce(Window {
+            announce(BarWindow {
                 address: u64::MAX,
                 size: 2,
-                ..window(0, Memory::ByMessage)
+                ..window(0, BarBacking::ByMessage)
             }),
-            announce(window(6, Memory::ByMessage)),
+            announce(window(6, BarBacking::ByMessage)),
             Message::Hello {
                 protocol: 1,
                 name: String::new(),
@@ -426,7 +424,7 @@ mod tests {
             },
             Message::Announce {
                 sequence: 1,
-                windows: vec![window(0, Memory::ByMessage); 7],
+                windows: vec![window(0, BarBacking::ByMessage); 7],
             },
         ];
         for message in odd {
@@ -437,10 +435,10 @@ mod tests {
 
     #[test]
     fn the_end_of_the_address_space_can_be_a_window() {
-        let last = Window {
+        let last = BarWindow {
             address: u64::MAX,
             size: 1,
-            ..window(0, Memory::ByMessage)
+            ..window(0, BarBacking::ByMessage)
         };
         let (bytes, _) = received(&Message::Announce {
             sequence: 1,

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::link_mode::LinkMode;
-use crate::message::{LinkTiming, Memory, Message, PortId, Refusal, Status, Window};
-use crate::wire::{self, MAX_NAME, kind, memory};
+use crate::message::{LinkTiming, Message, PortId, Status};
+use crate::window::{BarBacking, BarWindow};
+use crate::wire::{self, MAX_NAME, backing, kind};
 
 /// A message on the wire.
 #[derive(Clone, Debug)]
@@ -28,14 +28,14 @@ impl Message {
                 let welcome = wire::Welcome {
                     kind: U32::new(kind::WELCOME),
                     port: U32::new(port.0),
-                    mode: number_of(&LinkMode::ALL, mode),
+                    mode: U32::new(*mode as u32),
                 };
                 welcome.as_bytes().to_vec()
             }
             Self::Refused(refusal) => {
                 let refused = wire::Refused {
                     kind: U32::new(kind::REFUSED),
-                    reason: number_of(&Refusal::ALL, refusal),
+                    reason: U32::new(*refusal as u32),
                 };
                 refused.as_bytes().to_vec()
             }
@@ -123,12 +123,12 @@ fn request(
         tag: U64::new(tag),
         address: U64::new(address),
         length: U32::new(length),
-        status: status.map_or(U32::new(0), |status| number_of(&Status::ALL, &status)),
+        status: U32::new(status.map_or(0, |status| status as u32)),
     };
     [request.as_bytes(), data].concat()
 }
 
-fn with_windows(kind: u32, peer: PortId, number: u64, windows: &[Window]) -> Packet {
+fn with_windows(kind: u32, peer: PortId, number: u64, windows: &[BarWindow]) -> Packet {
     let head = wire::Windows {
         kind: U32::new(kind),
         peer: U32::new(peer.0),
@@ -137,29 +137,23 @@ fn with_windows(kind: u32, peer: PortId, number: u64, windows: &[Window]) -> Pac
     let mut bytes = head.as_bytes().to_vec();
     let mut descriptors = Vec::new();
     for window in windows {
-        let (what, offset) = match &window.memory {
-            Memory::Lent(descriptor, offset) => {
+        let (what, offset) = match &window.backing {
+            BarBacking::Lent(descriptor, offset) => {
                 descriptors.push(descriptor.clone());
-                (memory::LENT, *offset)
+                (backing::LENT, *offset)
             }
-            Memory::ByMessage => (memory::BY_MESSAGE, 0),
-            Memory::Gone => (memory::GONE, 0),
+            BarBacking::ByMessage => (backing::BY_MESSAGE, 0),
+            BarBacking::Gone => (backing::GONE, 0),
         };
-        let window = wire::Window {
+        let window = wire::WireWindow {
             address: U64::new(window.address),
             size: U64::new(window.size),
             offset: U64::new(offset),
             claim: U64::new(window.claim),
             bar: U32::new(window.bar.into()),
-            memory: U32::new(what),
+            backing: U32::new(what),
         };
         bytes.extend_from_slice(window.as_bytes());
     }
     Packet { bytes, descriptors }
-}
-
-/// Where a value stands among all, which is its number on the wire.
-fn number_of<T: PartialEq>(all: &[T], value: &T) -> U32 {
-    let place = (0..).zip(all).find(|(_, each)| *each == value);
-    U32::new(place.map_or(u32::MAX, |(number, _)| number))
 }

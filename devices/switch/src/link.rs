@@ -3,29 +3,30 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use thiserror::Error;
 
-use crate::message::{LinkTiming, Memory, Message, PortId, Status, Window};
-use crate::requests::MAX_REQUESTS;
+use crate::limits::{ENDPOINT_TIME_OUT, MAX_REQUESTS};
+use crate::message::{LinkTiming, Message, PortId, Status};
 use crate::socket;
-use crate::switch::PATIENCE;
+use crate::window::{BarBacking, BarWindow};
 use crate::wire::MAX_DATA;
 
-/// How long an endpoint waits for its switch, which itself waits for [`PATIENCE`] at most.
-pub(crate) const TIME_OUT: Duration = PATIENCE.saturating_mul(2);
+/// How long an endpoint waits for its switch, which itself waits for [`ENDPOINT_TIME_OUT`] at most.
+pub(crate) const SWITCH_TIME_OUT: Duration = ENDPOINT_TIME_OUT.saturating_mul(2);
 
-/// What an endpoint is told by its peers, and asked. All methods are called from the link's own thread, one at a time;
-/// while one runs, peers wait, so none may wait for anything but a copy in progress.
-pub trait Neighbour: Send + Sync {
-    /// These are all windows of `peer` from now on. Once this returns, nothing happens by the windows of before.
-    fn peer(&self, peer: PortId, windows: Vec<Window>);
+/// Receives changes and requests of the peers. All methods are called from the link's own thread, one at a time. While one
+/// runs, peers wait, so none may wait for anything but a copy in progress.
+pub trait PeerHandler: Send + Sync {
+    /// These are all windows of `peer` from now on. Once this returns, its former windows are not used any more.
+    fn peer(&self, peer: PortId, windows: Vec<BarWindow>);
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
     /// The switch is gone, and with it every peer, for good.
@@ -89,7 +90,7 @@ struct Shared {
     socket: OwnedFd,
     state: Mutex<State>,
     /// `announced` or `lost` has changed.
-    news: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -104,21 +105,21 @@ struct State {
     waiting: HashMap<u64, (PortId, Sender<Answer>)>,
 }
 
-/// What came of a request, and what was read.
+/// The outcome of a request, and the data that was read.
 type Answer = (Status, Vec<u8>);
 
 impl Link {
-    pub(crate) fn start(socket: OwnedFd, neighbour: Arc<dyn Neighbour>) -> io::Result<Self> {
+    pub(crate) fn start(socket: OwnedFd, handler: Arc<dyn PeerHandler>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             socket,
             state: Mutex::default(),
-            news: Condvar::new(),
+            changed: Condvar::new(),
         });
         let thread = std::thread::Builder::new()
             .name("switch".to_owned())
             .spawn({
                 let shared = shared.clone();
-                move || shared.listen(neighbour.as_ref())
+                move || shared.listen(handler.as_ref())
             })?;
         Ok(Self {
             shared,
@@ -126,19 +127,19 @@ impl Link {
         })
     }
 
-    /// Tells the peers how long transfers on the link of this endpoint take. To be called once at most, before the first
-    /// window is announced.
-    pub fn tell_timing(&self, timing: LinkTiming) {
+    /// Sends the timing of this endpoint's link to the peers. To be called once at most, before the first window is
+    /// announced.
+    pub fn send_timing(&self, timing: LinkTiming) {
         let peer = PortId(0);
         // A failure ends the link.
         self.shared.send(&Message::Link { peer, timing });
     }
 
-    /// Announces all windows of this endpoint. Once it returns, nobody uses the windows of before: they have said so, or
-    /// have been cut off. With [`LinkLost`] they learn, or have learned, from the switch's absence.
+    /// Announces all windows of this endpoint. Once it returns, no peer uses the former windows: each has acknowledged the
+    /// change or is cut off. With [`LinkLost`] the peers notice that the switch is gone.
     pub fn announce(&self, windows: &[Lent]) -> Result<(), LinkLost> {
         let windows = windows.iter().map(announced).collect();
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         state.sent += 1;
         let sequence = state.sent;
         let message = Message::Announce { sequence, windows };
@@ -147,11 +148,8 @@ impl Link {
             self.shared.send(&message);
         }
         let unsettled = |state: &mut State| !state.lost && state.announced < sequence;
-        let (mut state, _) = self
-            .shared
-            .news
-            .wait_timeout_while(state, TIME_OUT, unsettled)
-            .unwrap_or_else(PoisonError::into_inner);
+        let changed = &self.shared.changed;
+        changed.wait_while_for(&mut state, unsettled, SWITCH_TIME_OUT);
         if unsettled(&mut state) {
             log::warn!("the switch does not answer and is given up");
             self.shared.hang_up();
@@ -170,7 +168,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.shared.state().leaving = true;
+        self.shared.state.lock().leaving = true;
         self.shared.hang_up();
         if self
             .thread
@@ -222,12 +220,12 @@ impl PeerRequests {
         let (tag, answer) = self.shared.register(peer)?;
         let answer = if self.shared.send(&message(tag)) {
             answer
-                .recv_timeout(TIME_OUT)
+                .recv_timeout(SWITCH_TIME_OUT)
                 .map_err(|_| RequestError::TimedOut)
         } else {
             Err(RequestError::Gone)
         };
-        self.shared.state().waiting.remove(&tag);
+        self.shared.state.lock().waiting.remove(&tag);
         match answer? {
             (Status::Done, data) => Ok(data),
             (Status::Unsupported, _) => Err(RequestError::Unsupported),
@@ -238,13 +236,13 @@ impl PeerRequests {
 }
 
 impl Shared {
-    /// The link's thread: takes what the switch says until it is gone.
-    fn listen(&self, neighbour: &dyn Neighbour) {
+    /// The link's thread: handles the switch's messages until it is gone.
+    fn listen(&self, handler: &dyn PeerHandler) {
         let mut space = socket::space();
         let end = loop {
             match socket::receive_until(&self.socket, &mut space, None) {
                 Ok(message) => {
-                    if !self.take(message, neighbour) {
+                    if !self.take(message, handler) {
                         break "it breaks the protocol, or takes no answer".to_owned();
                     }
                 }
@@ -252,38 +250,38 @@ impl Shared {
             }
         };
         self.hang_up();
-        if !self.state().leaving {
-            neighbour.lost();
+        if !self.state.lock().leaving {
+            handler.lost();
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.lost = true;
         for (_, (_, waiting)) in state.waiting.drain() {
-            // Who has given up does not care.
+            // Fails if the request has timed out.
             let _ = waiting.send((Status::Gone, Vec::new()));
         }
-        self.news.notify_all();
+        self.changed.notify_all();
         log::info!("the link to the switch has ended: {end}");
     }
 
-    /// Does what a message asks for. False if the link cannot go on.
-    fn take(&self, message: Message, neighbour: &dyn Neighbour) -> bool {
+    /// Handles a message. False if the link cannot go on.
+    fn take(&self, message: Message, handler: &dyn PeerHandler) -> bool {
         match message {
             Message::Peer {
                 epoch,
                 peer,
                 windows,
             } => {
-                neighbour.peer(peer, windows);
+                handler.peer(peer, windows);
                 self.send(&Message::Ack { epoch })
             }
             Message::Link { peer, timing } => {
-                neighbour.link(peer, timing);
+                handler.link(peer, timing);
                 true
             }
             Message::Announced { sequence } => {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 state.announced = state.announced.max(sequence);
-                self.news.notify_all();
+                self.changed.notify_all();
                 sequence <= state.sent
             }
             Message::Read {
@@ -293,7 +291,7 @@ impl Shared {
                 length,
             } => {
                 let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
-                let outcome = neighbour.read(address, &mut data);
+                let outcome = handler.read(address, &mut data);
                 self.answer(peer, tag, outcome.map(|()| data))
             }
             Message::Write {
@@ -302,7 +300,7 @@ impl Shared {
                 address,
                 data,
             } => {
-                let outcome = neighbour.write(address, &data);
+                let outcome = handler.write(address, &data);
                 self.answer(peer, tag, outcome.map(|()| Vec::new()))
             }
             Message::Reply {
@@ -332,7 +330,7 @@ impl Shared {
     }
 
     fn register(&self, peer: PortId) -> Result<(u64, Receiver<Answer>), RequestError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.lost {
             return Err(RequestError::Gone);
         }
@@ -347,20 +345,24 @@ impl Shared {
     }
 
     fn complete(&self, peer: PortId, tag: u64, status: Status, data: Vec<u8>) {
-        let waiting = self.state().waiting.remove(&tag);
+        let waiting = self.state.lock().waiting.remove(&tag);
         match waiting.filter(|(asked, _)| *asked == peer) {
-            // Who has given up does not care.
+            // Fails if the request has timed out.
             Some((_, waiting)) => drop(waiting.send((status, data))),
-            None => log::debug!("port {peer} answers a request that nobody waits for"),
+            None => log::debug!("port {peer} answers a request that is not pending"),
         }
     }
 
-    /// Whether the message could be sent; if not, the link is over.
+    /// Sends a message. False if that fails, which ends the link.
     fn send(&self, message: &Message) -> bool {
-        match socket::send_until(&self.socket, &message.encode(), Instant::now() + TIME_OUT) {
+        match socket::send_until(
+            &self.socket,
+            &message.encode(),
+            Instant::now() + SWITCH_TIME_OUT,
+        ) {
             Ok(()) => true,
             Err(error) => {
-                log::debug!("the switch cannot be told anything: {error}");
+                log::debug!("cannot send to the switch: {error}");
                 self.hang_up();
                 false
             }
@@ -375,26 +377,22 @@ impl Shared {
             log::debug!("the link cannot be closed: {error}");
         }
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Where each part of a request begins. A range that wraps around has been refused before.
+/// The addresses of a request's parts. A range that wraps around has been refused before.
 fn addresses(first: u64) -> impl Iterator<Item = u64> {
     (0..).map(move |index: u64| first.wrapping_add(index.wrapping_mul(MAX_DATA as u64)))
 }
 
-fn announced(window: &Lent) -> Window {
-    Window {
+fn announced(window: &Lent) -> BarWindow {
+    BarWindow {
         bar: window.bar,
         address: window.address,
         size: window.size,
         claim: 0,
-        memory: match &window.memory {
-            Some((descriptor, offset)) => Memory::Lent(descriptor.clone(), *offset),
-            None => Memory::ByMessage,
+        backing: match &window.memory {
+            Some((descriptor, offset)) => BarBacking::Lent(descriptor.clone(), *offset),
+            None => BarBacking::ByMessage,
         },
     }
 }

@@ -1,12 +1,14 @@
-//! What endpoints and their switch say to each other.
+//! The messages between endpoints and their switch.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use strum::FromRepr;
 use thiserror::Error;
 
 use crate::link_mode::LinkMode;
+use crate::window::BarWindow;
 
 /// Number of an endpoint at its switch. Never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,46 +20,22 @@ impl fmt::Display for PortId {
     }
 }
 
-/// A range of bus addresses that an endpoint answers.
-#[derive(Clone, Debug)]
-pub struct Window {
-    /// Which BAR it is.
-    pub bar: u8,
-    /// First bus address.
-    pub address: u64,
-    /// Length in bytes, not 0; the end does not pass 2^64.
-    pub size: u64,
-    /// Of two windows over one address, the one with the smaller claim answers. The switch sets it.
-    pub claim: u64,
-    /// What is behind it.
-    pub memory: Memory,
-}
-
-/// What is behind a window.
-#[derive(Clone, Debug)]
-pub enum Memory {
-    /// Memory that is lent: a descriptor, and where in it the window starts.
-    Lent(Arc<OwnedFd>, u64),
-    /// Something that is reached by messages to the endpoint.
-    ByMessage,
-    /// Nothing any more: its endpoint has vanished.
-    Gone,
-}
-
-/// How long transfers take on a link, and where they reserve it.
+/// The timing of a link, and the memory in which transfers reserve it.
 #[derive(Clone, Debug)]
 pub struct LinkTiming {
     /// Time from one end to the other, in nanoseconds.
     pub latency: u64,
     /// Bytes per second in each direction; 0: as fast as can be.
     pub bandwidth: u64,
-    /// Shared memory from its start on: who transfers by the link notes there how long it is taken. Its layout is the
-    /// endpoints'.
+    /// Shared memory from its start on, in which every requester reserves the link. Its layout is the endpoints'.
     pub meter: Arc<OwnedFd>,
 }
 
-/// Why an endpoint is not let in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+/// Why an endpoint may not attach.
+///
+/// The discriminants are the numbers on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, FromRepr)]
+#[repr(u32)]
 pub enum Refusal {
     /// It speaks another version of the protocol.
     #[error("it speaks another protocol: build switch and devices from the same source")]
@@ -70,8 +48,11 @@ pub enum Refusal {
     Full,
 }
 
-/// What came of a request to a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The outcome of a request to a peer.
+///
+/// The discriminants are the numbers on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
+#[repr(u32)]
 pub enum Status {
     /// It was done.
     Done,
@@ -100,11 +81,11 @@ pub enum Message {
         /// What the switch does with its requests to peers.
         mode: LinkMode,
     },
-    /// It is not let in.
+    /// It may not attach.
     Refused(Refusal),
-    /// How long transfers take on the link of an endpoint. Who does not say so has a link that takes no time.
+    /// The timing of an endpoint's link. Without this message a link takes no time.
     Link {
-        /// Whose link; 0 from the endpoint itself.
+        /// The owner of the link; 0 from the endpoint itself.
         peer: PortId,
         /// Its timing.
         timing: LinkTiming,
@@ -114,7 +95,7 @@ pub enum Message {
         /// Chosen by the endpoint.
         sequence: u64,
         /// The windows; their claims mean nothing.
-        windows: Vec<Window>,
+        windows: Vec<BarWindow>,
     },
     /// All others have acknowledged an Announce.
     Announced {
@@ -125,19 +106,19 @@ pub enum Message {
     Peer {
         /// Number of the change.
         epoch: u64,
-        /// Whose windows.
+        /// The owner of the windows.
         peer: PortId,
         /// The windows.
-        windows: Vec<Window>,
+        windows: Vec<BarWindow>,
     },
-    /// Nothing happens by the windows of before a Peer any more.
+    /// The windows from before a Peer are no longer used.
     Ack {
         /// That of the Peer.
         epoch: u64,
     },
     /// Read from a peer.
     Read {
-        /// For whom; from whom when it arrives there.
+        /// The completer; the requester when it arrives there.
         peer: PortId,
         /// Chosen by the requester.
         tag: u64,
@@ -148,7 +129,7 @@ pub enum Message {
     },
     /// Write to a peer.
     Write {
-        /// For whom; from whom when it arrives there.
+        /// The completer; the requester when it arrives there.
         peer: PortId,
         /// Chosen by the requester.
         tag: u64,
@@ -159,23 +140,13 @@ pub enum Message {
     },
     /// The answer to a Read or Write.
     Reply {
-        /// The requester; who answered when it arrives there.
+        /// The requester; the completer when it arrives there.
         peer: PortId,
         /// That of the request.
         tag: u64,
-        /// What came of it.
+        /// The outcome.
         status: Status,
-        /// What was read.
+        /// The data that was read.
         data: Vec<u8>,
     },
-}
-
-impl Refusal {
-    /// In the order of their numbers on the wire.
-    pub(crate) const ALL: [Self; 3] = [Self::Protocol, Self::NameTaken, Self::Full];
-}
-
-impl Status {
-    /// In the order of their numbers on the wire.
-    pub(crate) const ALL: [Self; 4] = [Self::Done, Self::Unsupported, Self::Gone, Self::TimedOut];
 }

@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use crate::limits::{ENDPOINT_TIME_OUT, MAX_REQUESTS};
 use crate::message::PortId;
-use crate::switch::PATIENCE;
 
-/// The most requests of one endpoint that may wait at once.
-pub(crate) const MAX_REQUESTS: usize = 64;
-
-/// A request, known by who issued it and the tag that he gave it.
+/// A request: its requester, and the tag that it chose.
 pub(crate) type RequestId = (PortId, u64);
 
 #[derive(Clone, Debug)]
@@ -32,7 +29,7 @@ impl Requests {
         if self.waiting.contains_key(&id) || self.waiting.range(all).count() >= MAX_REQUESTS {
             return false;
         }
-        let deadline = now + PATIENCE;
+        let deadline = now + ENDPOINT_TIME_OUT;
         self.waiting.insert(
             id,
             Waiting {
@@ -43,7 +40,7 @@ impl Requests {
         true
     }
 
-    /// Takes a request out, if `completer` is who it waits for.
+    /// Takes a request out, if `completer` is the one that it waits for.
     pub(crate) fn close(&mut self, id: RequestId, completer: PortId) -> bool {
         let expected = self
             .waiting
@@ -52,13 +49,13 @@ impl Requests {
         expected && self.waiting.remove(&id).is_some()
     }
 
-    /// Takes out all that an endpoint has issued, and all that wait for it, which are returned.
+    /// Takes out all requests of an endpoint, and all that wait for it, which are returned.
     pub(crate) fn leave(&mut self, port: PortId) -> Vec<RequestId> {
         self.waiting.retain(|(requester, _), _| *requester != port);
         self.extract(|waiting| waiting.completer == port)
     }
 
-    /// Takes out those that have waited for too long.
+    /// Takes out those whose deadline has passed.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(RequestId, PortId)> {
         let late = |waiting: &Waiting| waiting.deadline <= now;
         let completers: Vec<PortId> = self
@@ -70,7 +67,7 @@ impl Requests {
         self.extract(late).into_iter().zip(completers).collect()
     }
 
-    /// When the next one will have waited for too long.
+    /// The earliest deadline.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.waiting.values().map(|waiting| waiting.deadline).min()
     }
@@ -98,7 +95,7 @@ mod tests {
     const C: PortId = PortId(3);
 
     #[test]
-    fn only_who_was_asked_can_answer_and_only_once() {
+    fn reply_closes_its_own_request_once() {
         let mut requests = Requests::default();
         let now = Instant::now();
         assert!(requests.open((A, 1), B, now));
@@ -109,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_is_used_once_at_a_time_and_the_number_is_bounded() {
+    fn tag_in_use_and_65th_request_are_refused() {
         let mut requests = Requests::default();
         let now = Instant::now();
         for tag in 0..MAX_REQUESTS as u64 {
@@ -121,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_is_neither_waited_for_nor_answered() {
+    fn leaving_closes_requests_of_and_to_an_endpoint() {
         let mut requests = Requests::default();
         let now = Instant::now();
         for id in [(A, 1), (B, 1), (C, 1)] {
@@ -133,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_too_long_is_given_up() {
+    fn late_request_expires() {
         let mut requests = Requests::default();
         let now = Instant::now();
         assert!(requests.open((A, 1), B, now));
-        assert!(requests.open((A, 2), C, now + PATIENCE));
-        assert_eq!(requests.deadline(), Some(now + PATIENCE));
+        assert!(requests.open((A, 2), C, now + ENDPOINT_TIME_OUT));
+        assert_eq!(requests.deadline(), Some(now + ENDPOINT_TIME_OUT));
         assert_eq!(requests.expire(now), []);
-        assert_eq!(requests.expire(now + PATIENCE), [((A, 1), B)]);
+        assert_eq!(requests.expire(now + ENDPOINT_TIME_OUT), [((A, 1), B)]);
         assert!(requests.close((A, 2), C));
     }
 }

@@ -1,4 +1,4 @@
-//! The daemon's loop: one thread, which never waits for anybody in particular.
+//! The daemon's loop: one thread, which never waits for one endpoint.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,13 +12,14 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::connection::Connection;
-use crate::door::Door;
+use crate::limits::MAX_PORTS;
 use crate::link_mode::LinkMode;
+use crate::listener::Listener;
 use crate::message::PortId;
 use crate::socket::{self, ReceiveError};
-use crate::switch::{MAX_PORTS, Output, Switch};
+use crate::switch::{Output, Switch};
 
-/// The most connections at once: all endpoints, and as many who have not said their name yet.
+/// The most connections at once: all endpoints, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_PORTS;
 
 /// Why a switch is not, or no longer, there.
@@ -37,7 +38,7 @@ pub enum ServeError {
     },
 }
 
-/// Is a switch at `path` until `stop` becomes readable. Calls `ready` once endpoints can connect. `modes` has the links
+/// Serves a switch at `path` until `stop` becomes readable. Calls `ready` once endpoints can connect. `modes` has the links
 /// that are no [`LinkMode::Route`], by the names of their endpoints.
 pub fn serve(
     path: &Path,
@@ -46,7 +47,7 @@ pub fn serve(
     ready: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), ServeError> {
     let mut server = Server {
-        door: Door::open(path)?,
+        listener: Listener::open(path)?,
         switch: Switch::new(modes),
         connections: BTreeMap::new(),
         space: socket::space(),
@@ -59,16 +60,16 @@ pub fn serve(
 }
 
 struct Server {
-    door: Door,
+    listener: Listener,
     switch: Switch,
     connections: BTreeMap<PortId, Connection>,
     space: Vec<u8>,
 }
 
-/// What there is to do.
+/// What poll(2) has found.
 struct Ready {
     stop: bool,
-    door: bool,
+    listener: bool,
     readable: Vec<PortId>,
     writable: Vec<PortId>,
 }
@@ -88,7 +89,7 @@ impl Server {
             for port in ready.readable {
                 self.receive(port);
             }
-            if ready.door {
+            if ready.listener {
                 self.admit()?;
             }
             self.switch.expire(Instant::now());
@@ -104,7 +105,7 @@ impl Server {
         let left = left.transpose().map_err(|_| Errno::INVAL)?;
         let mut polled = vec![
             PollFd::new(&stop, PollFlags::IN),
-            PollFd::new(&self.door, PollFlags::IN),
+            PollFd::new(&self.listener, PollFlags::IN),
         ];
         polled.extend(self.connections.values().map(|connection| {
             let out = if connection.is_full() {
@@ -120,7 +121,7 @@ impl Server {
         }
         let mut found = polled.iter().map(PollFd::revents);
         let mut next = || found.next().is_some_and(|flags| !flags.is_empty());
-        let (stop, door) = (next(), next());
+        let (stop, listener) = (next(), next());
         let found: Vec<(PortId, PollFlags)> = self.connections.keys().copied().zip(found).collect();
         let ports = |want: PollFlags| {
             let found = found.iter().filter(|(_, flags)| flags.intersects(want));
@@ -128,7 +129,7 @@ impl Server {
         };
         Ok(Ready {
             stop,
-            door,
+            listener,
             writable: ports(PollFlags::OUT),
             readable: ports(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
         })
@@ -147,11 +148,11 @@ impl Server {
     }
 
     fn admit(&mut self) -> Result<(), Errno> {
-        let Some(socket) = self.door.accept()? else {
+        let Some(socket) = self.listener.accept()? else {
             return Ok(());
         };
         if self.connections.len() >= MAX_CONNECTIONS {
-            log::debug!("{}: a connection too many is closed", self.name());
+            log::debug!("{}: a connection beyond the limit is closed", self.name());
             return Ok(());
         }
         let port = self.switch.connect(Instant::now());
@@ -159,7 +160,7 @@ impl Server {
         Ok(())
     }
 
-    /// Does what the switch wants done, and what that leads to.
+    /// Carries out the switch's outputs, and those that this leads to.
     fn carry_out(&mut self) {
         loop {
             let outputs = self.switch.take_outputs();
@@ -190,6 +191,6 @@ impl Server {
     }
 
     fn name(&self) -> std::path::Display<'_> {
-        self.door.path().display()
+        self.listener.path().display()
     }
 }

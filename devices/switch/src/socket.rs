@@ -46,11 +46,11 @@ pub(crate) fn new() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Sends a packet, whole or not at all, without waiting: [`Errno::AGAIN`] if there is no room.
+/// Sends a packet, whole or not at all, without waiting: [`Errno::AGAIN`] if the socket buffer is full.
 pub(crate) fn send(socket: impl AsFd, packet: &Packet) -> Result<(), Errno> {
     let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|fd| fd.as_fd()).collect();
-    let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut room);
+    let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space_for_rights);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
         return Err(Errno::TOOBIG);
     }
@@ -63,7 +63,7 @@ pub(crate) fn send(socket: impl AsFd, packet: &Packet) -> Result<(), Errno> {
     }
 }
 
-/// Sends a packet, and waits until `deadline` for room.
+/// Sends a packet, and waits until `deadline` for free space.
 pub(crate) fn send_until(
     socket: impl AsFd,
     packet: &Packet,
@@ -77,10 +77,10 @@ pub(crate) fn send_until(
     }
 }
 
-/// Receives a message, without waiting. `space` has room for [`MAX_PACKET`] bytes.
+/// Receives a message, without waiting. `space` has [`MAX_PACKET`] bytes.
 pub(crate) fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Message, ReceiveError> {
-    let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space_for_rights);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = loop {
         match recvmsg(&socket, &mut [IoSliceMut::new(space)], &mut control, flags) {
@@ -123,7 +123,7 @@ pub(crate) fn receive_until(
     }
 }
 
-/// Room for any packet.
+/// Space for any packet.
 pub(crate) fn space() -> Vec<u8> {
     vec![0; MAX_PACKET]
 }

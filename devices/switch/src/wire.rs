@@ -46,7 +46,6 @@ pub(crate) struct Hello {
 pub(crate) struct Welcome {
     pub(crate) kind: U32,
     pub(crate) port: U32,
-    /// Index in `LinkMode::ALL`.
     pub(crate) mode: U32,
 }
 
@@ -58,23 +57,23 @@ pub(crate) struct Refused {
     pub(crate) reason: U32,
 }
 
-/// Link. One descriptor goes with it.
+/// Link, with one descriptor.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Link {
     pub(crate) kind: U32,
-    /// To an endpoint whose link it is, 0 from one.
+    /// To an endpoint: the owner of the link. From an endpoint: 0.
     pub(crate) peer: U32,
     pub(crate) latency: U64,
     pub(crate) bandwidth: U64,
 }
 
-/// Announce and Peer: [`Window`]s follow, as many as the message has room for.
+/// Announce and Peer: [`WireWindow`]s follow, up to the end of the message.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Windows {
     pub(crate) kind: U32,
-    /// In a Peer whose windows these are, 0 in an Announce.
+    /// The owner of the windows in a Peer, 0 in an Announce.
     pub(crate) peer: U32,
     /// The sequence number of an Announce, the epoch of a Peer.
     pub(crate) number: U64,
@@ -83,7 +82,7 @@ pub(crate) struct Windows {
 /// One window of an Announce or a Peer.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(crate) struct Window {
+pub(crate) struct WireWindow {
     pub(crate) address: U64,
     pub(crate) size: U64,
     /// Where in the descriptor the memory starts.
@@ -91,11 +90,11 @@ pub(crate) struct Window {
     /// Set by the switch.
     pub(crate) claim: U64,
     pub(crate) bar: U32,
-    pub(crate) memory: U32,
+    pub(crate) backing: U32,
 }
 
-/// Values of [`Window::memory`].
-pub(crate) mod memory {
+/// Values of [`WireWindow::memory`].
+pub(crate) mod backing {
     pub(crate) const LENT: u32 = 0;
     pub(crate) const BY_MESSAGE: u32 = 1;
     pub(crate) const GONE: u32 = 2;
@@ -116,7 +115,7 @@ pub(crate) struct Number {
 #[repr(C)]
 pub(crate) struct Request {
     pub(crate) kind: U32,
-    /// The other endpoint: from an endpoint the one that it is for, to an endpoint the one that it is from.
+    /// The other endpoint.
     pub(crate) peer: U32,
     /// Chosen by the requester, repeated in the reply.
     pub(crate) tag: U64,
@@ -134,7 +133,7 @@ mod tests {
 
     #[test]
     fn every_message_fits_a_packet() {
-        let windows = size_of::<Windows>() + MAX_WINDOWS * size_of::<Window>();
+        let windows = size_of::<Windows>() + MAX_WINDOWS * size_of::<WireWindow>();
         assert!(windows <= MAX_PACKET);
         assert!(size_of::<Request>() + MAX_DATA <= MAX_PACKET);
         assert!(size_of::<Hello>() <= MAX_PACKET);

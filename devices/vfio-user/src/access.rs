@@ -9,9 +9,8 @@ use crate::dispatch::{Answer, parse};
 use crate::version::MAX_TRANSFER;
 use crate::wire::{RegionAccess, RegionWrite};
 
-/// Which way the data of an access goes.
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     Read,
     Write,
 }
@@ -19,7 +18,7 @@ enum Way {
 /// vfio-user, REGION_READ. A read of 0 bytes succeeds and never reaches the device.
 pub(crate) fn read<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
     let (access, _) = parse::<RegionAccess>(payload)?;
-    let count = check(device, access, Way::Read)?;
+    let count = check(device, access, Direction::Read)?;
     let mut reply = access.as_bytes().to_vec();
     let start = reply.len();
     reply.resize(start.saturating_add(count), 0);
@@ -33,7 +32,7 @@ pub(crate) fn read<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answer
 /// vfio-user, REGION_WRITE. A write of 0 bytes succeeds and never reaches the device.
 pub(crate) fn write<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
     let (access, data) = parse::<RegionAccess>(payload)?;
-    if check(device, access, Way::Write)? != data.len() {
+    if check(device, access, Direction::Write)? != data.len() {
         return Err(Errno::INVAL);
     }
     if !data.is_empty() {
@@ -42,8 +41,8 @@ pub(crate) fn write<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answe
     Ok(access.as_bytes().to_vec().into())
 }
 
-/// vfio-user, REGION_WRITE_MULTI. Ends at the first write that fails; the reply tells how many were done, and is an
-/// error only if that is none.
+/// vfio-user, REGION_WRITE_MULTI. Ends at the first write that fails. The reply has the number of writes
+/// that succeeded, and is an error only if there are none.
 pub(crate) fn write_multi<'d>(
     device: &mut dyn Device,
     payload: &[u8],
@@ -65,7 +64,7 @@ pub(crate) fn write_multi<'d>(
 }
 
 fn write_one(device: &mut dyn Device, one: &RegionWrite) -> Result<(), Errno> {
-    let count = check(device, &one.access, Way::Write)?;
+    let count = check(device, &one.access, Direction::Write)?;
     let data = one.data.get(..count).ok_or(Errno::INVAL)?;
     if data.is_empty() {
         return Ok(());
@@ -74,11 +73,11 @@ fn write_one(device: &mut dyn Device, one: &RegionWrite) -> Result<(), Errno> {
 }
 
 /// The length of an access that may be made.
-fn check(device: &dyn Device, access: &RegionAccess, way: Way) -> Result<usize, Errno> {
+fn check(device: &dyn Device, access: &RegionAccess, direction: Direction) -> Result<usize, Errno> {
     let region = device.region(access.region.get()).ok_or(Errno::INVAL)?;
-    let allowed = match way {
-        Way::Read => region.readable,
-        Way::Write => region.writable,
+    let allowed = match direction {
+        Direction::Read => region.readable,
+        Direction::Write => region.writable,
     };
     let count = access.count.get();
     let end = access.offset.get().checked_add(count.into());

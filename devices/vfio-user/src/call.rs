@@ -1,21 +1,22 @@
-//! A call: requests to the client that one thread has made, cut into messages of which many are on their way at a time.
+//! A call: requests of one thread to the client, cut into messages of which many are under way at a time.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{self, Receiver, Sender};
 
-use crate::client::{RequestError, Session};
+use crate::channel::Channel;
+use crate::chunks::{Chunk, Chunks};
 use crate::pending::{Arrival, Reply};
-use crate::pieces::{Piece, Pieces};
-use crate::reply::{MALFORMED, check_written, read_data};
+use crate::reply::{check_written, read_data};
+use crate::request_error::RequestError;
 use crate::wire::command;
 
-/// How many messages of one call may be on their way: enough to keep the client busy, and all that anybody else's request
-/// may find before it.
-const WINDOW: usize = 16;
+/// How many messages of one call may be under way: enough to keep the client busy, and the most that delay a request of
+/// another call.
+const MAX_UNDER_WAY: usize = 16;
 
 /// The data of a request.
 #[derive(Debug)]
 pub enum Data<'a> {
-    /// Where what is read goes; undefined unless all of it came.
+    /// Receives what is read; undefined unless all of it came.
     Read(&'a mut [u8]),
     /// What is written.
     Write(&'a [u8]),
@@ -35,7 +36,7 @@ impl Data<'_> {
 pub struct Request<'a> {
     address: u64,
     data: Data<'a>,
-    /// What came of it; none while it has not been sent.
+    /// `None` while it has not been sent.
     pub outcome: Option<Result<(), RequestError>>,
 }
 
@@ -50,22 +51,22 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The requests, and which pieces of them are on their way.
+/// The requests, and which chunks of them are under way.
 pub(crate) struct Call<'c, 'a> {
-    session: &'c Session,
+    channel: &'c Channel,
     requests: &'c mut [Request<'a>],
     sender: Sender<Arrival>,
     arrivals: Receiver<Arrival>,
-    /// Pieces of requests, by the number that their replies come back with.
-    under_way: [Option<(usize, Piece)>; WINDOW],
+    /// Each chunk that is not answered yet and the index of its request, by the number that its reply comes back with.
+    under_way: [Option<(usize, Chunk)>; MAX_UNDER_WAY],
     failed: bool,
 }
 
 impl<'c, 'a> Call<'c, 'a> {
-    pub(crate) fn new(session: &'c Session, requests: &'c mut [Request<'a>]) -> Self {
-        let (sender, arrivals) = channel();
+    pub(crate) fn new(channel: &'c Channel, requests: &'c mut [Request<'a>]) -> Self {
+        let (sender, arrivals) = mpsc::channel();
         Self {
-            session,
+            channel,
             requests,
             sender,
             arrivals,
@@ -86,21 +87,21 @@ impl<'c, 'a> Call<'c, 'a> {
         }
     }
 
-    /// Sends a request, as far as nothing fails, and takes replies where there is no room for more messages.
+    /// Sends a request unless something fails, and takes replies while [`MAX_UNDER_WAY`] messages are not answered.
     fn begin(&mut self, index: usize, may_go_on: &dyn Fn() -> bool) {
         let Some(request) = self.requests.get_mut(index) else {
             return;
         };
         request.outcome = Some(Ok(()));
-        let size = self.session.piece_size;
-        let pieces = Pieces::new(request.address, request.data.len(), size);
-        let sent = pieces.and_then(|mut pieces| {
-            pieces.try_for_each(|piece| {
-                let place = self.place();
+        let size = self.channel.chunk_size;
+        let chunks = Chunks::new(request.address, request.data.len(), size);
+        let sent = chunks.and_then(|mut chunks| {
+            chunks.try_for_each(|chunk| {
+                let slot = self.free_slot();
                 if self.failed || !may_go_on() {
                     return Err(RequestError::Stopped);
                 }
-                self.send(place, index, piece)
+                self.send(slot, index, chunk)
             })
         });
         if let Err(error) = sent {
@@ -108,62 +109,61 @@ impl<'c, 'a> Call<'c, 'a> {
         }
     }
 
-    /// A place for one more message.
-    fn place(&mut self) -> usize {
+    fn free_slot(&mut self) -> usize {
         loop {
-            if let Some(place) = self.under_way.iter().position(Option::is_none) {
-                return place;
+            if let Some(slot) = self.under_way.iter().position(Option::is_none) {
+                return slot;
             }
             self.take_reply();
         }
     }
 
-    fn send(&mut self, place: usize, index: usize, piece: Piece) -> Result<(), RequestError> {
+    fn send(&mut self, slot: usize, index: usize, chunk: Chunk) -> Result<(), RequestError> {
         let (command, data) = match self.requests.get(index).map(|request| &request.data) {
-            Some(Data::Write(data)) => (command::DMA_WRITE, data.get(piece.range.clone())),
+            Some(Data::Write(data)) => (command::DMA_WRITE, data.get(chunk.range.clone())),
             _ => (command::DMA_READ, None),
         };
-        let id = self.session.pending.register(place, &self.sender)?;
+        let id = self.channel.pending.register(slot, &self.sender)?;
         let sent = self
-            .session
-            .send(id, command, &piece, data.unwrap_or_default());
-        if let Some(under_way) = self.under_way.get_mut(place) {
-            *under_way = Some((index, piece));
+            .channel
+            .send(id, command, &chunk, data.unwrap_or_default());
+        if let Some(under_way) = self.under_way.get_mut(slot) {
+            *under_way = Some((index, chunk));
         }
         sent
     }
 
-    /// Waits for the next reply. If none comes in time, all that are missing are given up.
+    /// Waits for the next reply. If none comes in time, all requests without a reply fail.
     fn take_reply(&mut self) {
-        let Ok((place, reply)) = self.arrivals.recv_timeout(self.session.time_out) else {
+        let Ok((slot, reply)) = self.arrivals.recv_timeout(self.channel.time_out) else {
             for (index, _) in std::mem::take(&mut self.under_way).into_iter().flatten() {
                 self.fail(index, RequestError::TimedOut);
             }
             return;
         };
-        let answered = self.under_way.get_mut(place).and_then(Option::take);
-        let Some((index, piece)) = answered else {
+        let answered = self.under_way.get_mut(slot).and_then(Option::take);
+        let Some((index, chunk)) = answered else {
             return;
         };
-        let accepted = reply.and_then(|reply| self.accept(index, &piece, &reply));
+        let accepted = reply.and_then(|reply| self.accept(index, &chunk, &reply));
         if let Err(error) = accepted {
             self.fail(index, error);
         }
     }
 
-    fn accept(&mut self, index: usize, piece: &Piece, reply: &Reply) -> Result<(), RequestError> {
+    fn accept(&mut self, index: usize, chunk: &Chunk, reply: &Reply) -> Result<(), RequestError> {
         match self
             .requests
             .get_mut(index)
             .map(|request| &mut request.data)
         {
             Some(Data::Read(data)) => {
-                let came = read_data(piece, reply)?;
-                let place = data.get_mut(piece.range.clone());
-                place.ok_or(MALFORMED)?.copy_from_slice(came);
+                let came = read_data(chunk, reply)?;
+                let data = data.get_mut(chunk.range.clone());
+                data.ok_or(RequestError::MALFORMED)?.copy_from_slice(came);
                 Ok(())
             }
-            _ => check_written(piece, reply),
+            _ => check_written(chunk, reply),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a device must offer to be served, and what it is told.
+//! The interface between the server loop and a device.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

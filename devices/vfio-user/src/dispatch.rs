@@ -15,7 +15,7 @@ use crate::{access, irqs, region_info};
 pub(crate) struct Request<'p> {
     pub(crate) command: u16,
     pub(crate) payload: &'p [u8],
-    /// Dropped, and so closed, by every command that has no use for them.
+    /// Dropped, and so closed, by every command that does not take them.
     pub(crate) descriptors: Descriptors,
 }
 
@@ -66,7 +66,7 @@ where
     T::ref_from_prefix(payload).map_err(|_| Errno::INVAL)
 }
 
-/// Refuses an argsz that has no room for a `T`.
+/// Refuses an argsz below the size of a `T`.
 pub(crate) fn check_argsz<T>(argsz: U32) -> Result<(), Errno> {
     match usize::try_from(argsz.get()) {
         Ok(argsz) if argsz >= size_of::<T>() => Ok(()),

@@ -255,7 +255,7 @@ mod tests {
         std::iter::from_fn(|| deframer.next_message().transpose()).collect()
     }
 
-    /// Feeds `bytes` in parts whose sizes come from `cuts`, round and round.
+    /// Feeds `bytes` in parts of the sizes in `cuts`, in rotation.
     fn feed(
         deframer: &mut Deframer,
         mut bytes: &[u8],

@@ -1,4 +1,4 @@
-//! DEVICE_GET_IRQ_INFO and DEVICE_SET_IRQS: what interrupts there are, and whom they wake.
+//! DEVICE_GET_IRQ_INFO and DEVICE_SET_IRQS: which interrupts a device has, and their event descriptors.
 
 use std::os::fd::OwnedFd;
 
@@ -92,7 +92,7 @@ impl Vectors {
         device.set_irqs(self.index, self.start, self.count, action)
     }
 
-    /// Acts on those vectors whose byte in `chosen` is not 0, each run of neighbours at once.
+    /// Acts on those vectors whose byte in `chosen` is not 0, each run of adjacent vectors at once.
     fn set_where(self, device: &mut dyn Device, chosen: &[u8], action: u32) -> Result<(), Errno> {
         if u32::try_from(chosen.len()) != Ok(self.count) {
             return Err(Errno::INVAL);
@@ -108,7 +108,7 @@ impl Vectors {
         Ok(())
     }
 
-    /// One event for each vector; no descriptor at all takes them all away.
+    /// One event for each vector; without any descriptor all are taken away.
     fn events(self, sent: Descriptors) -> Result<Vec<Option<OwnedFd>>, Errno> {
         if sent.lost {
             return Err(Errno::MFILE);

@@ -1,29 +1,31 @@
 //! Server side of the vfio-user protocol, as QEMU's `vfio-user-pci` client speaks it (QEMU 10.1.1 and later).
 //!
-//! A [`Device`] is served to the one client of a stream by [`serve`], or to whoever connects to a socket file by
+//! A [`Device`] is served to the one client of a stream by [`serve`], or to each client of a socket file in turn by
 //! [`Listener::run`]. The device reaches the guest's memory through the descriptors that come with
 //! [`Device::dma_map`], or by asking its [`Client`].
 //!
-//! # What is spoken
+//! # Supported
 //! VERSION (0.0), DMA_MAP, DMA_UNMAP, DEVICE_GET_INFO, DEVICE_GET_REGION_INFO with sparse mmap areas and a descriptor,
 //! DEVICE_GET_IRQ_INFO, DEVICE_SET_IRQS, REGION_READ, REGION_WRITE, REGION_WRITE_MULTI, DEVICE_RESET; towards the
 //! client DMA_READ and DMA_WRITE, many at a time. Commands may ask for no reply.
 //!
-//! # What is not
+//! # Not supported
 //! No migration and no DIRTY_PAGES, no DEVICE_GET_REGION_IO_FDS, no `twin_socket`, no masking of interrupts by
 //! eventfd: these, like every command that is unknown, are answered with ENOTSUP. No reconnection: a client that comes
 //! back begins a new session.
 //!
 //! # What a client cannot do
 //! Whatever the client sends or leaves unsent, the server neither panics nor hangs: lengths and ranges are checked
-//! before use, a payload beyond a full transfer of 1 MiB is drained in constant memory, descriptors that nobody asked
-//! for are closed, a client that does not read loses its session, and a request that it never answers times out. What
-//! it does wrong is logged at debug level. How many mappings it may set up is for the device to bound.
+//! before use, a payload beyond a full transfer of 1 MiB is drained in constant memory, unexpected descriptors
+//! are closed, a client that does not read loses its session, and a request that it never answers times out. Its
+//! violations are logged at debug level. The device bounds the number of mappings.
 
 #![forbid(unsafe_code)]
 
 mod access;
 mod call;
+mod channel;
+mod chunks;
 mod client;
 mod device;
 mod dispatch;
@@ -31,10 +33,10 @@ mod framing;
 mod irqs;
 mod listener;
 mod pending;
-mod pieces;
 mod readiness;
 mod region_info;
 mod reply;
+mod request_error;
 mod server;
 mod socket;
 mod stop;
@@ -43,11 +45,12 @@ mod wire;
 mod writer;
 
 pub use call::{Data, Request};
-pub use client::{Client, RequestError};
+pub use client::Client;
 pub use device::{Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping};
 pub use framing::{Deframer, Descriptors, FramingError, MAX_DESCRIPTORS, Message, Payload};
 pub use listener::{ListenError, Listener};
 pub use peerbar_socket_file::BindError;
+pub use request_error::RequestError;
 pub use server::{Options, SessionError, serve};
 pub use socket::{Received, receive, send};
 pub use stop::Stop;

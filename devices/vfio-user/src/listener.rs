@@ -15,7 +15,7 @@ use crate::readiness;
 use crate::server::{Options, serve_alone};
 use crate::stop::Stop;
 
-/// How many clients may wait; all but one are turned away.
+/// How many clients may wait to be accepted; all but one are disconnected.
 const BACKLOG: i32 = 128;
 
 /// No client can connect any more.
@@ -43,8 +43,8 @@ impl Listener {
         Ok(Self { file, socket })
     }
 
-    /// Serves `device` to one client after the other until [`Options::stop`] is triggered. Who connects during a
-    /// session is hung up on, so that it fails instead of waiting. A session that ends badly is logged.
+    /// Serves `device` to one client after the other until [`Options::stop`] is triggered. A client that connects during
+    /// another one's session is disconnected, so that it fails instead of waiting. A session that ends badly is logged.
     pub fn run(&self, device: &mut dyn Device, options: &Options) -> Result<(), ListenError> {
         loop {
             let path = self.file.path();
@@ -83,9 +83,9 @@ impl Listener {
     }
 }
 
-/// Hangs up on a client that has come during another one's session.
-pub(crate) fn turn_away(door: &UnixListener) -> io::Result<()> {
-    match door.accept() {
+/// Disconnects a client that connects during another one's session.
+pub(crate) fn turn_away(listener: &UnixListener) -> io::Result<()> {
+    match listener.accept() {
         Ok(_) => {
             log::warn!("a second client has connected and is turned away: a device serves one");
             Ok(())

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::client::RequestError;
+use parking_lot::Mutex;
+
 use crate::framing::Payload;
+use crate::request_error::RequestError;
 use crate::wire::Header;
 
 /// The reply to one request.
@@ -16,10 +17,10 @@ pub(crate) struct Reply {
     pub(crate) payload: Payload,
 }
 
-/// What becomes of one message of a call: its number within the call, and its reply.
+/// The outcome of one message of a call: its number within the call, and its reply.
 pub(crate) type Arrival = (usize, Result<Reply, RequestError>);
 
-/// Who waits for which message id.
+/// Which call waits for which message id.
 #[derive(Debug)]
 pub(crate) struct Pending {
     table: Mutex<Table>,
@@ -29,7 +30,7 @@ pub(crate) struct Pending {
 struct Table {
     open: bool,
     next_id: u16,
-    /// An entry stays until its reply comes, even if its call has given up: so no late reply can meet the wrong call.
+    /// An entry stays until its reply comes, even if its call has timed out: so no late reply can reach another call.
     waiting: HashMap<u16, (usize, Sender<Arrival>)>,
 }
 
@@ -44,13 +45,13 @@ impl Pending {
         }
     }
 
-    /// Takes a message id for message `number` of the call that listens behind `call`.
+    /// Reserves a message id for message `number` of the call that receives by `call`.
     pub(crate) fn register(
         &self,
         number: usize,
         call: &Sender<Arrival>,
     ) -> Result<u16, RequestError> {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         if !table.open {
             return Err(RequestError::Gone);
         }
@@ -66,24 +67,20 @@ impl Pending {
         Err(RequestError::TimedOut)
     }
 
-    /// Hands `reply` to who waits for it. False if nobody does.
+    /// Hands `reply` to the call that waits for it. False if there is none.
     pub(crate) fn complete(&self, reply: Reply) -> bool {
-        let waiter = self.table().waiting.remove(&reply.header.id.get());
+        let waiter = self.table.lock().waiting.remove(&reply.header.id.get());
         waiter.is_some_and(|(number, call)| call.send((number, Ok(reply))).is_ok())
     }
 
-    /// Fails all that wait, and all that come later, with [`RequestError::Gone`].
+    /// Fails all calls, present and future, with [`RequestError::Gone`].
     pub(crate) fn close(&self) {
-        let mut table = self.table();
+        let mut table = self.table.lock();
         table.open = false;
         for (_, (number, call)) in table.waiting.drain() {
-            // A call that has given up no longer cares.
+            // Fails if the call has timed out.
             let _ = call.send((number, Err(RequestError::Gone)));
         }
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -105,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_not_used_again_before_its_reply() {
+    fn id_without_reply_is_not_reused() {
         let pending = Pending::new();
         let (call, arrivals) = channel();
         for id in 0..=u16::MAX {
@@ -118,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_nobody_waits_for_is_noticed() {
+    fn reply_without_a_waiting_call_is_reported() {
         let pending = Pending::new();
         assert!(!pending.complete(reply(0)));
         let (call, arrivals) = channel();
@@ -128,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_fails_the_old_and_the_new() {
+    fn close_fails_present_and_future_calls() {
         let pending = Pending::new();
         let (call, arrivals) = channel();
         pending.register(3, &call).unwrap();

@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// Waits until one of `descriptors` has something to read, or its end, and tells which do. A signal may end the wait
-/// early. They are looked at in the given order.
+/// Waits until one of `descriptors` has something to read, or its end; which of them do. A signal may end the wait early.
+/// The descriptors are polled in the given order.
 pub(crate) fn wait<const N: usize>(descriptors: [BorrowedFd<'_>; N]) -> Result<[bool; N], Errno> {
     let mut polled = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     match poll(&mut polled, None) {

@@ -1,4 +1,4 @@
-//! DEVICE_GET_REGION_INFO: what a region is, and what of it may be mapped.
+//! DEVICE_GET_REGION_INFO: a region and its mappable areas.
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -9,8 +9,8 @@ use crate::dispatch::{Answer, check_argsz, parse};
 use crate::wire::region_info::{CAPS, MMAP, READ, WRITE};
 use crate::wire::{RegionInfo, SparseArea, SparseMmap};
 
-/// vfio-user, DEVICE_GET_REGION_INFO. A client whose argsz is too small for the capabilities learns the size that is
-/// needed, and gets neither them nor the descriptor until it asks with that much room.
+/// vfio-user, DEVICE_GET_REGION_INFO. A client whose argsz is too small for the capabilities gets the size that it needs,
+/// and neither them nor the descriptor until it asks with that argsz.
 pub(crate) fn answer<'d>(device: &'d dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
     let (asked, _) = parse::<RegionInfo>(payload)?;
     check_argsz::<RegionInfo>(asked.argsz)?;

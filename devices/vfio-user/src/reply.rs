@@ -1,41 +1,38 @@
-//! What the client's replies say.
+//! Checks of the client's replies.
 
 use rustix::io::Errno;
 
-use crate::client::RequestError;
+use crate::chunks::Chunk;
 use crate::dispatch::parse;
 use crate::framing::Payload;
 use crate::pending::Reply;
-use crate::pieces::Piece;
+use crate::request_error::RequestError;
 use crate::wire::{DmaAccess, command};
 
-/// A reply that is not the one to our request.
-pub(crate) const MALFORMED: RequestError = RequestError::Refused(Errno::PROTO);
-
 /// The data of a reply to DMA_READ.
-pub(crate) fn read_data<'r>(piece: &Piece, reply: &'r Reply) -> Result<&'r [u8], RequestError> {
+pub(crate) fn read_data<'r>(chunk: &Chunk, reply: &'r Reply) -> Result<&'r [u8], RequestError> {
     let payload = success(reply, command::DMA_READ)?;
-    let (access, data) = parse::<DmaAccess>(payload).map_err(|_| MALFORMED)?;
-    if !describes(access, piece) || data.len() != piece.range.len() {
-        return Err(MALFORMED);
+    let (access, data) = parse::<DmaAccess>(payload).map_err(|_| RequestError::MALFORMED)?;
+    if !describes(access, chunk) || data.len() != chunk.range.len() {
+        return Err(RequestError::MALFORMED);
     }
     Ok(data)
 }
 
 /// QEMU replies to DMA_WRITE with a header alone, libvfio-user's clients repeat the address and the count.
-pub(crate) fn check_written(piece: &Piece, reply: &Reply) -> Result<(), RequestError> {
+pub(crate) fn check_written(chunk: &Chunk, reply: &Reply) -> Result<(), RequestError> {
     let payload = success(reply, command::DMA_WRITE)?;
     if payload.is_empty() {
         return Ok(());
     }
     match parse::<DmaAccess>(payload) {
-        Ok((access, [])) if describes(access, piece) => Ok(()),
-        _ => Err(MALFORMED),
+        Ok((access, [])) if describes(access, chunk) => Ok(()),
+        _ => Err(RequestError::MALFORMED),
     }
 }
 
-fn describes(access: &DmaAccess, piece: &Piece) -> bool {
-    access.address.get() == piece.address && access.count.get() == piece.length
+fn describes(access: &DmaAccess, chunk: &Chunk) -> bool {
+    access.address.get() == chunk.address && access.count.get() == chunk.length
 }
 
 fn success(reply: &Reply, command: u16) -> Result<&[u8], RequestError> {
@@ -44,7 +41,7 @@ fn success(reply: &Reply, command: u16) -> Result<&[u8], RequestError> {
     }
     match &reply.payload {
         Payload::Whole(payload) if reply.header.command.get() == command => Ok(payload),
-        _ => Err(MALFORMED),
+        _ => Err(RequestError::MALFORMED),
     }
 }
 

@@ -10,18 +10,20 @@ use rustix::io::Errno;
 use thiserror::Error;
 use zerocopy::little_endian::U32;
 
+use crate::channel::Channel;
 use crate::client::Client;
 use crate::device::Device;
 use crate::dispatch::{Answer, Request, dispatch};
 use crate::framing::{Deframer, FramingError, Message, Payload};
+use crate::listener::turn_away;
 use crate::pending::Reply;
 use crate::stop::Stop;
 use crate::version::{self, MAX_TRANSFER};
 use crate::wire::{HEADER_SIZE, Header, command, flags};
 use crate::writer::{Closed, Writer};
-use crate::{listener, readiness, socket};
+use crate::{readiness, socket};
 
-/// The longest payload that is looked at: a full transfer and what describes it.
+/// The longest payload that is parsed: a full transfer and its description.
 const PAYLOAD_LIMIT: usize = MAX_TRANSFER as usize + 4096;
 
 /// How a session is served.
@@ -31,8 +33,7 @@ pub struct Options {
     pub stop: Stop,
     /// How long a call of [`Client`] waits for its next reply. 30 s unless set.
     pub request_time_out: Duration,
-    /// How long the client may take to make room for a message. A client that takes longer has lost its session. 10 s
-    /// unless set.
+    /// How long a message may wait for free space in the socket buffer before the session ends. 10 s unless set.
     pub send_time_out: Duration,
 }
 
@@ -47,7 +48,7 @@ impl Options {
     }
 }
 
-/// Why a session ended, other than by the will of one side.
+/// Why a session ended, other than by a hang-up or a stop.
 #[derive(Debug, Error)]
 pub enum SessionError {
     /// The client's stream is no sequence of messages.
@@ -74,12 +75,12 @@ pub fn serve(
     serve_alone(stream, device, options, None)
 }
 
-/// Like [`serve`]; who knocks at `door` meanwhile is turned away.
+/// Like [`serve`]; clients that connect to `listener` meanwhile are turned away.
 pub(crate) fn serve_alone(
     stream: UnixStream,
     device: &mut dyn Device,
     options: &Options,
-    door: Option<&UnixListener>,
+    listener: Option<&UnixListener>,
 ) -> Result<(), SessionError> {
     let stream = Arc::new(stream);
     let mut session = Session {
@@ -87,7 +88,7 @@ pub(crate) fn serve_alone(
         stream,
         device,
         options,
-        door,
+        listener,
         client: None,
         drained: false,
     };
@@ -100,8 +101,8 @@ struct Session<'a> {
     writer: Arc<Writer>,
     device: &'a mut dyn Device,
     options: &'a Options,
-    door: Option<&'a UnixListener>,
-    /// There is one as soon as a version is agreed upon.
+    listener: Option<&'a UnixListener>,
+    /// `None` until a version is agreed upon.
     client: Option<Client>,
     /// The last reception took all that was there.
     drained: bool,
@@ -112,15 +113,15 @@ impl Session<'_> {
         let mut deframer = Deframer::new(PAYLOAD_LIMIT);
         while let Some(message) = self.next_message(&mut deframer)? {
             if message.header.is_reply() {
-                self.hand_over(message);
-            } else if let Err(Closed) = self.obey(message) {
+                self.complete(message);
+            } else if let Err(Closed) = self.answer(message) {
                 break;
             }
         }
         Ok(())
     }
 
-    /// `None` when the client has hung up, or when we are to stop.
+    /// `None` when the client has hung up, or after a stop.
     fn next_message(&mut self, deframer: &mut Deframer) -> Result<Option<Message>, SessionError> {
         while !self.options.stop.is_triggered() {
             if let Some(message) = deframer.next_message()? {
@@ -153,22 +154,22 @@ impl Session<'_> {
 
     fn wait(&mut self) -> Result<(), Errno> {
         let (stop, stream) = (self.options.stop.as_fd(), self.stream.as_fd());
-        let Some(door) = self.door else {
+        let Some(listener) = self.listener else {
             return readiness::wait([stop, stream]).map(drop);
         };
-        // The door is looked at before the stream: who knocks after this client has hung up is not turned away.
-        let [knock, _, message] = readiness::wait([door.as_fd(), stop, stream])?;
-        if knock
+        // The listener is polled before the stream: a client that connects after this one has hung up is not turned away.
+        let [connection, _, message] = readiness::wait([listener.as_fd(), stop, stream])?;
+        if connection
             && !message
-            && let Err(error) = listener::turn_away(door)
+            && let Err(error) = turn_away(listener)
         {
             log::warn!("a second client cannot be turned away: {error}");
-            self.door = None;
+            self.listener = None;
         }
         Ok(())
     }
 
-    fn hand_over(&self, message: Message) {
+    fn complete(&self, message: Message) {
         let header = message.header;
         let reply = Reply {
             header,
@@ -179,11 +180,11 @@ impl Session<'_> {
             .as_ref()
             .is_some_and(|client| client.complete(reply))
         {
-            log::debug!("nobody waits for the reply with id {}", header.id);
+            log::debug!("no call waits for the reply with id {}", header.id);
         }
     }
 
-    fn obey(&mut self, message: Message) -> Result<(), Closed> {
+    fn answer(&mut self, message: Message) -> Result<(), Closed> {
         let header = message.header;
         let command = header.command.get();
         let result = match &message.payload {
@@ -211,17 +212,17 @@ impl Session<'_> {
             Err(error) => return reply(&self.writer, header, Err(error)),
         };
         reply(&self.writer, header, Ok(version::answer().into()))?;
-        let client = Client::new(
+        let client = Client::new(Channel::new(
             Arc::clone(&self.writer),
             self.options.request_time_out,
             capabilities.max_data_xfer_size,
-        );
+        ));
         self.client = Some(client.clone());
         self.device.attached(client);
         Ok(())
     }
 
-    /// Closes everything before the device hears of it: its threads may wait for replies that will never come.
+    /// Closes everything before the device is notified: its threads may wait for replies that will never come.
     fn end(self, outcome: Result<(), SessionError>) -> Result<(), SessionError> {
         // Fails only if the other side has closed the socket already.
         let _ = self.stream.shutdown(Shutdown::Both);

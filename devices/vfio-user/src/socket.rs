@@ -25,12 +25,10 @@ pub struct Received {
     pub descriptors: Descriptors,
 }
 
-/// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing. For what [`Deframer`] puts together.
-///
-/// [`Deframer`]: crate::Deframer
+/// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing.
 pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno> {
-    let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space_for_rights);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(stream, &mut [IoSliceMut::new(space)], &mut control, flags)?;
     let kept = control
@@ -51,8 +49,8 @@ pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno>
     })
 }
 
-/// Sends all of `parts` as one message, and `descriptor` with its first bytes. [`Errno::TIMEDOUT`] if the other side
-/// has not made room for it by `deadline`; the stream is then cut inside the message.
+/// Sends all of `parts` as one message, and `descriptor` with its first bytes. [`Errno::TIMEDOUT`] if the socket
+/// buffer has no free space for it by `deadline`; the stream is then cut inside the message.
 pub fn send(
     stream: &UnixStream,
     mut parts: &mut [IoSlice<'_>],
@@ -66,7 +64,7 @@ pub fn send(
                 IoSlice::advance_slices(&mut parts, sent);
                 descriptor = None;
             }
-            Err(Errno::AGAIN) => wait_for_room(stream, deadline)?,
+            Err(Errno::AGAIN) => wait_for_space(stream, deadline)?,
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
@@ -79,18 +77,18 @@ fn send_some(
     parts: &[IoSlice<'_>],
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<usize, Errno> {
-    let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut room);
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
     if descriptor.is_some() {
         let rights = SendAncillaryMessage::ScmRights(descriptor.as_slice());
         let fits = control.push(rights);
-        debug_assert!(fits, "the room is measured for one descriptor");
+        debug_assert!(fits, "the space is measured for one descriptor");
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     sendmsg(stream, parts, &mut control, flags)
 }
 
-fn wait_for_room(stream: &UnixStream, deadline: Instant) -> Result<(), Errno> {
+fn wait_for_space(stream: &UnixStream, deadline: Instant) -> Result<(), Errno> {
     let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
     let mut polled = [PollFd::new(stream, PollFlags::OUT)];
@@ -131,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn sending_to_one_who_never_reads_times_out() {
+    fn sending_to_a_peer_that_never_reads_times_out() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let data = vec![0; 8 << 20];
         let deadline = Instant::now() + Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! How a daemon is told to end.
+//! The request to a daemon to end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -16,12 +16,12 @@ pub struct Stop {
 #[derive(Debug)]
 struct Inner {
     stopped: AtomicBool,
-    /// Readable once stopped, and for good: nobody reads it.
+    /// Readable from the stop on: it is never read.
     event: OwnedFd,
 }
 
 impl Stop {
-    /// A handle that nobody has triggered yet. Fails when the process may have no more descriptors.
+    /// A handle that is not triggered. Fails when the process may have no more descriptors.
     pub fn new() -> Result<Self, Errno> {
         let inner = Inner {
             stopped: AtomicBool::new(false),
@@ -32,7 +32,7 @@ impl Stop {
         })
     }
 
-    /// Stops whoever watches this handle, now or later. Repeating it changes nothing.
+    /// Ends every listener and session with this handle, present and future. Repeating it changes nothing.
     pub fn trigger(&self) {
         if !self.inner.stopped.swap(true, Ordering::SeqCst) {
             // The first write to a counter of 0 neither blocks nor overflows.

@@ -1,4 +1,4 @@
-//! The first exchange of a session: both sides say what they speak (vfio-user, VERSION).
+//! The negotiation at the start of a session (vfio-user, VERSION).
 
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
@@ -16,15 +16,15 @@ const MINOR: u16 = 0;
 /// The most data in one message, in bytes, that we take and that we send.
 pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 
-/// What we want to know of what the client can do. Anything else that it says is ignored.
+/// The client's capabilities that matter here. All others are ignored.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities {
-    /// How much data the client takes with one message, in bytes, not 0.
+    /// The most data that the client takes with one message, in bytes, not 0.
     pub(crate) max_data_xfer_size: u64,
 }
 
 impl Default for Capabilities {
-    /// What the protocol assumes of a client that does not say.
+    /// The protocol's defaults.
     fn default() -> Self {
         Self {
             max_data_xfer_size: 1 << 20,
@@ -32,7 +32,7 @@ impl Default for Capabilities {
     }
 }
 
-/// Reads a client's VERSION. EINVAL for a version that we do not speak and for what is no version at all.
+/// Parses a client's VERSION. EINVAL for another version and for a malformed one.
 pub(crate) fn parse(payload: &[u8]) -> Result<Capabilities, Errno> {
     let (version, json) = Version::read_from_prefix(payload).map_err(|_| Errno::INVAL)?;
     if version.major.get() != MAJOR {

@@ -40,7 +40,7 @@ impl Header {
         self.flags.get() & flags::NO_REPLY != 0
     }
 
-    /// Whether this reply tells of a failure.
+    /// Whether this reply reports a failure.
     pub fn is_error(&self) -> bool {
         self.flags.get() & flags::ERROR != 0
     }
@@ -139,7 +139,7 @@ pub(crate) mod device_info {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct RegionInfo {
-    /// In a command: room for this structure and its capabilities. In a reply: what they need.
+    /// In a command: space for this structure and its capabilities. In a reply: the size that they need.
     pub(crate) argsz: U32,
     pub(crate) flags: U32,
     pub(crate) index: U32,

@@ -40,8 +40,8 @@ impl Writer {
         }
     }
 
-    /// Sends one message. Who sends many lets everybody who waits send one in between. If it fails, the session is over: its
-    /// reader wakes and finds the end of the stream.
+    /// Sends one message. Between two messages of one sender every waiting sender has its turn. A failure ends the session:
+    /// its reader wakes and finds the end of the stream.
     pub(crate) fn send(
         &self,
         header: &Header,
@@ -65,7 +65,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Closes the writer and tells what had closed it before. A send that is under way must have been cut off by
+    /// Closes the writer; the failure that had closed it before. A send that is under way must have been cut off by
     /// shutting the stream down.
     pub(crate) fn close(&self) -> Option<Errno> {
         match std::mem::replace(&mut *self.state.lock(), State::Closed(None)) {

@@ -1,11 +1,13 @@
-//! Announcements among many, some of whom never answer or die.
+//! Announcements among many endpoints, some of which never answer or die.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerbar_switch::{LinkMode, MAX_PORTS, Memory, Message, PATIENCE, PortId, Window};
+use peerbar_switch::{
+    BarBacking, BarWindow, ENDPOINT_TIME_OUT, LinkMode, MAX_PORTS, Message, PortId,
+};
 
 use crate::raw::{Daemon, Endpoint, announce, hello, registers};
 
@@ -30,14 +32,14 @@ fn a_descriptor_is_passed_on_with_its_window() {
     let (b, _) = Endpoint::attach(&daemon.path, "b");
     let file = tempfile::tempfile().unwrap();
     let inode = file.metadata().unwrap().ino();
-    let lent = Window {
+    let lent = BarWindow {
         bar: 2,
-        memory: Memory::Lent(Arc::new(file.into()), 0x3000),
+        backing: BarBacking::Lent(Arc::new(file.into()), 0x3000),
         ..registers(0x2000)
     };
     a.send(&announce(1, vec![registers(0x1000), lent]));
     let (_, windows) = b.acknowledge();
-    let Memory::Lent(descriptor, 0x3000) = &windows[1].memory else {
+    let BarBacking::Lent(descriptor, 0x3000) = &windows[1].backing else {
         panic!("{windows:?}")
     };
     let came = File::from(descriptor.try_clone().unwrap());
@@ -45,8 +47,8 @@ fn a_descriptor_is_passed_on_with_its_window() {
     let (late, _) = Endpoint::attach(&daemon.path, "late");
     let (_, windows) = late.acknowledge();
     assert!(
-        matches!(windows[1].memory, Memory::Lent(..)),
-        "who comes later gets one too"
+        matches!(windows[1].backing, BarBacking::Lent(..)),
+        "a later endpoint gets one, too"
     );
 }
 
@@ -61,9 +63,9 @@ fn who_never_acknowledges_is_cut_off_and_its_windows_are_gone() {
     a.send(&announce(1, vec![registers(0x1000)]));
     let (peer, windows) = a.acknowledge();
     assert_eq!((peer, windows[0].address), (port, 0x9000));
-    assert!(matches!(windows[0].memory, Memory::Gone));
+    assert!(matches!(windows[0].backing, BarBacking::Gone));
     assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
-    assert!(begun.elapsed() >= PATIENCE);
+    assert!(begun.elapsed() >= ENDPOINT_TIME_OUT);
     assert!(deaf.is_cut_off());
 }
 
@@ -77,7 +79,7 @@ fn who_dies_while_it_is_waited_for_is_not_waited_for() {
     assert!(matches!(dying.receive(), Message::Peer { .. }));
     drop(dying);
     assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < ENDPOINT_TIME_OUT);
 }
 
 #[test]

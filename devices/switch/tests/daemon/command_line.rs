@@ -16,7 +16,7 @@ fn it_ends_well_when_asked_to_and_leaves_no_socket() {
 }
 
 #[test]
-fn a_socket_that_is_in_use_or_a_link_that_cannot_be_is_one_clear_line() {
+fn socket_in_use_or_wrong_link_is_one_clear_line() {
     let daemon = Daemon::start(&[]);
     let run = |words: &[&str]| {
         let mut command = program();

@@ -1,11 +1,12 @@
-//! What an endpoint does wrong costs it its place, and nobody else anything.
+//! An endpoint that violates the protocol is cut off, and no other endpoint is affected.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use peerbar_switch::{
-    MAX_PACKET, MAX_PORTS, Memory, Message, PATIENCE, PROTOCOL, PortId, Refusal, Window,
+    BarBacking, BarWindow, ENDPOINT_TIME_OUT, MAX_PACKET, MAX_PORTS, Message, PROTOCOL, PortId,
+    Refusal,
 };
 
 use crate::raw::{Daemon, Endpoint, announce, check_alive, hello, registers};
@@ -41,7 +42,7 @@ fn packets_that_are_no_messages_end_the_connection() {
 }
 
 #[test]
-fn descriptors_that_nobody_asked_for_are_closed_and_end_the_connection() {
+fn unexpected_descriptors_are_closed_and_end_the_connection() {
     let mut daemon = Daemon::start(&[]);
     let null = File::open("/dev/null").unwrap();
     let open = |daemon: &Daemon| {
@@ -61,7 +62,7 @@ fn descriptors_that_nobody_asked_for_are_closed_and_end_the_connection() {
     }
     check_alive(&mut daemon);
     // The switch notices an end by and by, and then holds nothing of it.
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + ENDPOINT_TIME_OUT;
     while open(&daemon) > before && Instant::now() < until {
         std::thread::yield_now();
     }
@@ -73,8 +74,8 @@ fn memory_without_a_descriptor_is_no_announcement() {
     let daemon = Daemon::start(&[]);
     let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
     let null = std::sync::Arc::new(File::open("/dev/null").unwrap().into());
-    let window = Window {
-        memory: Memory::Lent(null, 0),
+    let window = BarWindow {
+        backing: BarBacking::Lent(null, 0),
         ..registers(0x1000)
     };
     endpoint.send_raw(&announce(1, vec![window]).encode().bytes, &[]);
@@ -108,7 +109,7 @@ fn a_stranger_that_keeps_silent_is_cut_off_in_time() {
     let daemon = Daemon::start(&[]);
     let begun = Instant::now();
     assert!(Endpoint::connect(&daemon.path).is_cut_off());
-    assert!(begun.elapsed() >= PATIENCE);
+    assert!(begun.elapsed() >= ENDPOINT_TIME_OUT);
 }
 
 #[test]

@@ -10,6 +10,6 @@
 mod announcing;
 mod command_line;
 mod hostile;
-mod neighbour;
+mod peer_handler;
 mod raw;
 mod requests;

@@ -1,4 +1,4 @@
-//! The daemon, and an endpoint that sends what it is told to.
+//! The daemon, and an endpoint that sends any message.
 
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use peerbar_switch::{MAX_DESCRIPTORS, MAX_PACKET, Memory, Message, PROTOCOL, PortId, Window};
+use peerbar_switch::{
+    BarBacking, BarWindow, MAX_DESCRIPTORS, MAX_PACKET, Message, PROTOCOL, PortId,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -101,8 +103,8 @@ impl Endpoint {
         bytes: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> rustix::io::Result<usize> {
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
+        let mut space_for_rights = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space_for_rights);
         if !descriptors.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
         }
@@ -120,7 +122,7 @@ impl Endpoint {
     }
 
     /// Acknowledges the next message, which must be a Peer.
-    pub(crate) fn acknowledge(&self) -> (PortId, Vec<Window>) {
+    pub(crate) fn acknowledge(&self) -> (PortId, Vec<BarWindow>) {
         let Message::Peer {
             epoch,
             peer,
@@ -148,8 +150,9 @@ impl Endpoint {
     pub(crate) fn try_receive(&self, limit: Duration) -> Option<Message> {
         assert!(self.readable(limit), "nothing in {limit:?}");
         let mut space = vec![0; MAX_PACKET];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let mut space_for_rights =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space_for_rights);
         let mut parts = [IoSliceMut::new(&mut space)];
         let received = recvmsg(
             &self.socket,
@@ -179,17 +182,17 @@ pub(crate) fn hello(name: &str) -> Message {
     }
 }
 
-pub(crate) fn registers(address: u64) -> Window {
-    Window {
+pub(crate) fn registers(address: u64) -> BarWindow {
+    BarWindow {
         bar: 0,
         address,
         size: 0x1000,
         claim: 0,
-        memory: Memory::ByMessage,
+        backing: BarBacking::ByMessage,
     }
 }
 
-pub(crate) fn announce(sequence: u64, windows: Vec<Window>) -> Message {
+pub(crate) fn announce(sequence: u64, windows: Vec<BarWindow>) -> Message {
     Message::Announce { sequence, windows }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use peerbar_switch::{MAX_DATA, Message, PATIENCE, PortId, Status};
+use peerbar_switch::{ENDPOINT_TIME_OUT, MAX_DATA, Message, PortId, Status};
 
 use crate::raw::{Daemon, Endpoint, check_alive};
 
@@ -77,7 +77,7 @@ fn an_answer_by_somebody_else_is_none() {
 }
 
 #[test]
-fn who_does_not_answer_fails_the_request_and_so_does_who_dies_or_never_was() {
+fn request_to_silent_dead_or_missing_peer_fails() {
     let daemon = Daemon::start(&[]);
     let (a, port_a) = Endpoint::attach(&daemon.path, "a");
     let (_mute, mute) = Endpoint::attach(&daemon.path, "mute");
@@ -94,7 +94,7 @@ fn who_does_not_answer_fails_the_request_and_so_does_who_dies_or_never_was() {
     assert_eq!((tag, status), (2, Status::Gone));
     let (tag, status, _) = outcome(&a);
     assert_eq!((tag, status), (1, Status::TimedOut));
-    assert!(begun.elapsed() >= PATIENCE);
+    assert!(begun.elapsed() >= ENDPOINT_TIME_OUT);
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub(crate) const BAD_OFFSET: u64 = 0x800;
 /// The IOVA that cannot be mapped.
 pub(crate) const BAD_IOVA: u64 = 0xbad_0000;
 
-/// What the device was told.
+/// A call of the device.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Attached,
@@ -33,14 +33,14 @@ pub(crate) enum Call {
     Reset,
 }
 
-/// A device that tells what it is told, and lets go of every descriptor at once.
+/// A device that reports its calls and closes every descriptor at once.
 pub(crate) struct Board {
     calls: Sender<Call>,
     clients: Sender<Client>,
     memory: OwnedFd,
 }
 
-/// What a test holds in its hands: the client's end, and the device's news.
+/// The client's end of a session, and the reports of its device.
 pub(crate) struct Rig {
     pub(crate) raw: RawClient,
     pub(crate) calls: Receiver<Call>,
@@ -49,9 +49,9 @@ pub(crate) struct Rig {
     session: JoinHandle<Result<(), SessionError>>,
 }
 
-/// A board, and where its news arrive.
+/// A board, and the receivers of its reports.
 pub(crate) fn board() -> (Board, Receiver<Call>, Receiver<Client>) {
-    let (calls, told) = channel();
+    let (calls, reported) = channel();
     let (clients, attached) = channel();
     let memory = memfd_create("board", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&memory, 0x4000).unwrap();
@@ -60,7 +60,7 @@ pub(crate) fn board() -> (Board, Receiver<Call>, Receiver<Client>) {
         clients,
         memory,
     };
-    (board, told, attached)
+    (board, reported, attached)
 }
 
 impl Rig {
@@ -99,7 +99,7 @@ impl Rig {
         assert_eq!(self.calls.recv().unwrap(), Call::Attached);
     }
 
-    /// Hangs up, and tells how the session took it and what the device heard until then.
+    /// Hangs up; the outcome of the session and the calls of the device until then.
     pub(crate) fn hang_up(self) -> (Result<(), SessionError>, Vec<Call>) {
         drop(self.raw);
         let outcome = self.session.join().unwrap();
@@ -113,20 +113,20 @@ impl Rig {
 }
 
 impl Board {
-    fn tell(&self, call: Call) {
-        // A test that does not care has dropped the receiver.
+    fn report(&self, call: Call) {
+        // Fails if the test has dropped the receiver.
         let _ = self.calls.send(call);
     }
 }
 
 impl Device for Board {
     fn attached(&mut self, client: Client) {
-        self.tell(Call::Attached);
+        self.report(Call::Attached);
         let _ = self.clients.send(client);
     }
 
     fn detached(&mut self) {
-        self.tell(Call::Detached);
+        self.report(Call::Detached);
     }
 
     fn info(&self) -> DeviceInfo {
@@ -182,7 +182,7 @@ impl Device for Board {
         if offset == BAD_OFFSET {
             return Err(Errno::IO);
         }
-        self.tell(Call::Write(index, offset, data.to_vec()));
+        self.report(Call::Write(index, offset, data.to_vec()));
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl Device for Board {
             }
             other => format!("{other:?}"),
         };
-        self.tell(Call::Irqs(index, start, count, action));
+        self.report(Call::Irqs(index, start, count, action));
         Ok(())
     }
 
@@ -214,17 +214,17 @@ impl Device for Board {
         }
         let offset = map.memory.map(|(_, offset)| offset);
         let (readable, writable) = (map.readable, map.writable);
-        self.tell(Call::Map(map.iova, map.size, readable, writable, offset));
+        self.report(Call::Map(map.iova, map.size, readable, writable, offset));
         Ok(())
     }
 
     fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno> {
-        self.tell(Call::Unmap(span));
+        self.report(Call::Unmap(span));
         Ok(())
     }
 
     fn reset(&mut self) -> Result<(), Errno> {
-        self.tell(Call::Reset);
+        self.report(Call::Reset);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Whatever descriptors a client sends, none stays behind.
+//! No descriptor of a client is leaked, or reaches another message.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +12,7 @@ use crate::board::{Call, Rig, board};
 use crate::raw::*;
 
 /// How many descriptors of this process lead to what `/proc` calls by a name with `part` in it. Other tests run in the
-/// same process, so that a count of all would tell nothing.
+/// same process, so a count of all descriptors would prove nothing.
 fn open_descriptors(part: &str) -> usize {
     fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -22,7 +22,7 @@ fn open_descriptors(part: &str) -> usize {
 }
 
 #[test]
-fn descriptors_that_nobody_asked_for_are_closed_at_once() {
+fn unexpected_descriptors_are_closed_at_once() {
     let mut rig = Rig::fresh();
     let memory = memfd_create("unasked", MemfdFlags::CLOEXEC).unwrap();
     let fds = [memory.as_fd(); 3];
@@ -89,8 +89,8 @@ fn back_to_back_messages_keep_their_descriptors() {
     raw.receive().ok();
     drop(raw);
     session.join().unwrap();
-    let told: Vec<Call> = calls.into_iter().collect();
-    assert_eq!(told, expected);
+    let reported: Vec<Call> = calls.into_iter().collect();
+    assert_eq!(reported, expected);
     for (round, pair) in (0_u64..).zip(events.chunks(2)) {
         let counts = [0, 1].map(|event: usize| {
             let mut count = [0; 8];
@@ -103,7 +103,7 @@ fn back_to_back_messages_keep_their_descriptors() {
 }
 
 #[test]
-fn descriptors_of_an_unfinished_message_are_closed_with_the_session() {
+fn descriptors_of_unfinished_message_close_with_the_session() {
     let memory = memfd_create("unfinished", MemfdFlags::CLOEXEC).unwrap();
     let mut rig = Rig::agreed();
     let map = message(1, 2, 0, &dma_map(3, 0, 0, 1));

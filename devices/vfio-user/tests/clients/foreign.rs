@@ -12,7 +12,7 @@ use vfio_user::Client;
 
 use crate::board::{Call, board, pattern};
 
-/// Has `act` play with a client whose server it hears through the receiver.
+/// Calls `act` with a client, and with the calls of the device behind its server.
 fn with_client(act: impl FnOnce(&mut Client, &Receiver<Call>)) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");

@@ -96,10 +96,10 @@ fn a_listener_without_client_can_be_stopped() {
 #[test]
 fn a_path_beyond_107_bytes_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let room = 107 - directory.path().as_os_str().len() - 1;
-    let longest = directory.path().join("x".repeat(room));
+    let free = 107 - directory.path().as_os_str().len() - 1;
+    let longest = directory.path().join("x".repeat(free));
     drop(Listener::bind(&longest).unwrap());
-    let longer = directory.path().join("x".repeat(room + 1));
+    let longer = directory.path().join("x".repeat(free + 1));
     let error = Listener::bind(&longer).unwrap_err();
     assert!(matches!(error, BindError::TooLong { length: 108, .. }));
     assert!(error.to_string().contains(longer.to_str().unwrap()));

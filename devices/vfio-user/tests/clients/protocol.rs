@@ -141,7 +141,7 @@ fn region_info_with_areas_tells_first_how_much_room_it_needs() {
 }
 
 #[test]
-fn region_info_may_list_no_area_so_that_the_client_waits_for_its_writes() {
+fn region_info_may_list_no_area() {
     let mut rig = Rig::agreed();
     let reply = rig.raw.ask(5, &region_info(48, 5));
     assert!(reply.descriptors.is_empty());

@@ -108,8 +108,8 @@ impl RawClient {
 
     /// Sends bytes that fit into the socket buffer, and descriptors with the first of them.
     pub(crate) fn send_with(&mut self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut room);
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
         }
@@ -121,8 +121,8 @@ impl RawClient {
     #[track_caller]
     pub(crate) fn receive(&mut self) -> Wire {
         let mut header = [0; 16];
-        let mut room = [MaybeUninit::uninit(); cmsg_space!(ScmRights(8))];
-        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(8))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut header)];
         let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
         let received = recvmsg(&self.stream, &mut parts, &mut control, flags).unwrap();

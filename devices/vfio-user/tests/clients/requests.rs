@@ -86,7 +86,7 @@ fn expected(address: u64, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_read_is_cut_into_pieces_of_32_kib() {
+fn a_read_is_cut_into_chunks_of_32_kib() {
     let (mut rig, client) = agreed();
     let read = read_apart(&client, 0x1234, 100_000);
     for (address, count) in [
@@ -105,7 +105,7 @@ fn a_read_is_cut_into_pieces_of_32_kib() {
 }
 
 #[test]
-fn sixteen_pieces_are_under_way_before_the_first_reply() {
+fn sixteen_chunks_are_under_way_before_the_first_reply() {
     let (mut rig, client) = agreed();
     let length = 40 * 32768 + 1;
     let read = read_apart(&client, 0, length);
@@ -121,7 +121,7 @@ fn sixteen_pieces_are_under_way_before_the_first_reply() {
 }
 
 #[test]
-fn a_write_is_cut_into_pieces_of_32_kib() {
+fn a_write_is_cut_into_chunks_of_32_kib() {
     let (mut rig, client) = agreed();
     let data = expected(0, 2 * 32768 + 5);
     let write = write_apart(&client, 0x1000, data.clone());
@@ -139,7 +139,7 @@ fn a_write_is_cut_into_pieces_of_32_kib() {
 }
 
 #[test]
-fn pieces_are_no_larger_than_the_client_takes() {
+fn chunks_are_no_larger_than_the_client_takes() {
     let mut rig = Rig::fresh();
     let json = r#"{"capabilities":{"max_data_xfer_size":1000}}"#;
     rig.raw.ask(1, &version(0, 0, json)).ok();
@@ -168,7 +168,7 @@ fn replies_reach_their_threads_in_any_order() {
     let reads: Vec<_> = addresses
         .map(|address| (address, read_apart(&client, address, 200_000)))
         .collect();
-    // Seven pieces each, all under way at once, answered backwards.
+    // Seven chunks each, all under way at once, answered backwards.
     let waiting: Vec<Request> = (0..56).map(|_| request(&mut rig.raw)).collect();
     for request in waiting.iter().rev() {
         rig.raw.send(&request.with_data());
@@ -209,7 +209,7 @@ fn reads_and_writes_of_many_threads_never_mix() {
 }
 
 #[test]
-fn a_short_write_passes_a_long_transfer_whose_replies_are_missing() {
+fn short_write_passes_long_transfer_without_replies() {
     let (mut rig, client) = agreed();
     for long in [true, false] {
         let long = if long {
@@ -261,7 +261,7 @@ fn many_requests_of_one_call_are_under_way_at_once() {
 }
 
 #[test]
-fn a_failure_ends_the_call_and_every_request_has_its_own_outcome() {
+fn failure_ends_the_call_and_each_request_has_an_outcome() {
     let (mut rig, client) = agreed();
     let call = thread::spawn(move || {
         let mut requests = [8, 8, 16 * 32768, 8]
@@ -431,7 +431,7 @@ fn a_hang_up_cuts_off_a_write_that_finds_no_room() {
 }
 
 #[test]
-fn a_request_without_reply_times_out_and_its_late_reply_meets_nobody() {
+fn request_without_reply_times_out_and_late_reply_is_dropped() {
     let mut rig = Rig::with(|options| options.request_time_out = Duration::from_millis(20));
     rig.agree();
     let client = rig.clients.recv().unwrap();
@@ -465,7 +465,7 @@ fn a_request_without_reply_times_out_and_its_late_reply_meets_nobody() {
 }
 
 #[test]
-fn a_time_out_gives_up_all_that_is_missing_and_late_replies_change_nothing() {
+fn time_out_fails_all_pending_and_late_replies_are_dropped() {
     let mut rig = Rig::with(|options| options.request_time_out = Duration::from_millis(20));
     rig.agree();
     let client = rig.clients.recv().unwrap();
@@ -477,7 +477,7 @@ fn a_time_out_gives_up_all_that_is_missing_and_late_replies_change_nothing() {
         let request = request(&mut rig.raw);
         rig.raw.send(&request.with_data());
     }
-    // Answered after the replies: they have been taken by then, and no seventeenth piece has been sent.
+    // Answered after the replies: they have been taken by then, and no seventeenth chunk has been sent.
     rig.raw.ask(13, &[]).ok();
     assert_eq!(data, vec![2; 20 * 32768]);
 }
@@ -553,7 +553,7 @@ proptest! {
 }
 
 #[test]
-fn ranges_that_end_beyond_the_address_space_never_reach_the_client() {
+fn range_beyond_the_address_space_is_not_sent() {
     let (mut rig, client) = agreed();
     let refused = Err(RequestError::Refused(Errno::INVAL));
     assert_eq!(client.dma_read(u64::MAX, &mut [0; 2]), refused);

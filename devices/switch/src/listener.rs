@@ -1,4 +1,4 @@
-//! Where endpoints connect.
+//! The socket that endpoints connect to.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -7,16 +7,16 @@ use peerbar_socket_file::{BindError, SocketFile};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType, accept_with};
 
-use crate::switch::MAX_PORTS;
+use crate::limits::MAX_PORTS;
 
 /// A socket that endpoints connect to, and its file.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct Listener {
     file: SocketFile,
     socket: OwnedFd,
 }
 
-impl Door {
+impl Listener {
     /// Makes the socket file, in place of one that a dead server has left.
     pub(crate) fn open(path: &Path) -> Result<Self, BindError> {
         let backlog = i32::try_from(MAX_PORTS).unwrap_or(i32::MAX);
@@ -24,7 +24,7 @@ impl Door {
         Ok(Self { file, socket })
     }
 
-    /// Whoever has connected, if anybody has.
+    /// The next connection, if there is one.
     pub(crate) fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match accept_with(&self.socket, flags) {
@@ -34,13 +34,13 @@ impl Door {
         }
     }
 
-    /// Where it is.
+    /// Path of the socket file.
     pub(crate) fn path(&self) -> &Path {
         self.file.path()
     }
 }
 
-impl AsFd for Door {
+impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

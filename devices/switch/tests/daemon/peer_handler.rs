@@ -1,23 +1,25 @@
-//! A link that is not made by hand: what its neighbour is told, and when the others learn that it has been.
+//! The library's own link: its handler's calls, and when the others get the acknowledgement.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use peerbar_switch::{Attachment, LinkTiming, Message, Neighbour, PortId, Unsupported, Window};
+use peerbar_switch::{
+    Attachment, BarWindow, LinkTiming, Message, PeerHandler, PortId, Unsupported,
+};
 
 use crate::raw::{Daemon, Endpoint, announce, registers};
 
-/// Tells of each change that it hears of, and takes its time with it until it is let go.
+/// Reports each change and blocks until the test releases it.
 struct Slow {
-    told: Sender<PortId>,
-    go: Mutex<Receiver<()>>,
+    changes: Sender<PortId>,
+    released: Mutex<Receiver<()>>,
 }
 
-impl Neighbour for Slow {
-    fn peer(&self, peer: PortId, _: Vec<Window>) {
-        self.told.send(peer).unwrap();
-        // A test that has failed lets it go by its end.
-        let _ = self.go.lock().unwrap().recv();
+impl PeerHandler for Slow {
+    fn peer(&self, peer: PortId, _: Vec<BarWindow>) {
+        self.changes.send(peer).unwrap();
+        // Fails if the test has failed.
+        let _ = self.released.lock().unwrap().recv();
     }
 
     fn link(&self, _: PortId, _: LinkTiming) {}
@@ -37,20 +39,20 @@ impl Neighbour for Slow {
 fn a_change_is_acknowledged_only_when_the_neighbour_goes_by_it() {
     let daemon = Daemon::start(&[]);
     let (a, port) = Endpoint::attach(&daemon.path, "a");
-    let ((told, is_told), (let_go, go)) = (channel(), channel());
-    let neighbour = Slow {
-        told,
-        go: Mutex::new(go),
+    let ((changes, changed), (release, released)) = (channel(), channel());
+    let handler = Slow {
+        changes,
+        released: Mutex::new(released),
     };
     let attachment = Attachment::new(&daemon.path, "slow").unwrap();
-    let _link = attachment.start(Arc::new(neighbour)).unwrap();
-    // Dropped before the link, which waits for the neighbour.
-    let let_go = let_go;
+    let _link = attachment.start(Arc::new(handler)).unwrap();
+    // Dropped before the link, which waits for the handler.
+    let release = release;
     a.send(&announce(1, vec![registers(0x1000)]));
-    assert_eq!(is_told.recv().unwrap(), port);
+    assert_eq!(changed.recv().unwrap(), port);
     // The switch has taken whatever the link has sent so far when it lets a later one in.
     let (_later, _) = Endpoint::attach(&daemon.path, "later");
     assert!(a.hears_nothing());
-    let_go.send(()).unwrap();
+    release.send(()).unwrap();
     assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
 }

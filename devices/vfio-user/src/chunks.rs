@@ -1,30 +1,30 @@
-//! A transfer cut into pieces that fit into one message each.
+//! A transfer cut into chunks that fit into one message each.
 
 use std::ops::Range;
 
 use rustix::io::Errno;
 
-use crate::client::RequestError;
+use crate::request_error::RequestError;
 
-/// The pieces of a transfer, in their order.
+/// The chunks of a transfer, in their order.
 #[derive(Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct Chunks {
     address: u64,
     left: Range<usize>,
     size: usize,
 }
 
-/// One piece of a transfer, never empty.
+/// One chunk of a transfer, never empty.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct Chunk {
     pub(crate) address: u64,
     pub(crate) length: u64,
-    /// Where it belongs in the caller's data.
+    /// Its bytes of the caller's data.
     pub(crate) range: Range<usize>,
 }
 
-impl Pieces {
-    /// Cuts `length` bytes at `address` into pieces of `size` bytes. EINVAL if the last byte's address is beyond 2^64.
+impl Chunks {
+    /// Cuts `length` bytes at `address` into chunks of `size` bytes. EINVAL if the last byte's address is beyond 2^64.
     pub(crate) fn new(address: u64, length: usize, size: usize) -> Result<Self, RequestError> {
         let last = u64::try_from(length.saturating_sub(1)).ok();
         last.and_then(|last| address.checked_add(last))
@@ -37,10 +37,10 @@ impl Pieces {
     }
 }
 
-impl Iterator for Pieces {
-    type Item = Piece;
+impl Iterator for Chunks {
+    type Item = Chunk;
 
-    fn next(&mut self) -> Option<Piece> {
+    fn next(&mut self) -> Option<Chunk> {
         let start = self.left.start;
         let end = start.saturating_add(self.size).min(self.left.end);
         let length = u64::try_from(end - start)
@@ -48,9 +48,9 @@ impl Iterator for Pieces {
             .filter(|length| *length > 0)?;
         let address = self.address;
         self.left.start = end;
-        // Wraps behind the last piece of all if that ends with the address space.
+        // Wraps behind the last chunk of all if that ends with the address space.
         self.address = address.wrapping_add(length);
-        Some(Piece {
+        Some(Chunk {
             address,
             length,
             range: start..end,
@@ -66,22 +66,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_cover_the_transfer_once(
+        fn chunks_cover_the_transfer_once(
             address in any::<u64>(),
             length in 0_usize..100_000,
             size in 100_usize..40_000,
         ) {
-            let Ok(pieces) = Pieces::new(address, length, size) else {
+            let Ok(chunks) = Chunks::new(address, length, size) else {
                 prop_assert!(address.checked_add(length as u64 - 1).is_none());
                 return Ok(());
             };
             let mut covered = 0;
-            for piece in pieces {
-                prop_assert_eq!(piece.range.start, covered);
-                prop_assert_eq!(piece.address, address + covered as u64);
-                prop_assert_eq!(piece.range.len() as u64, piece.length);
-                prop_assert!(piece.length > 0 && piece.range.len() <= size);
-                covered = piece.range.end;
+            for chunk in chunks {
+                prop_assert_eq!(chunk.range.start, covered);
+                prop_assert_eq!(chunk.address, address + covered as u64);
+                prop_assert_eq!(chunk.range.len() as u64, chunk.length);
+                prop_assert!(chunk.length > 0 && chunk.range.len() <= size);
+                covered = chunk.range.end;
             }
             prop_assert_eq!(covered, length);
         }
@@ -89,9 +89,9 @@ mod tests {
 
     #[test]
     fn a_transfer_may_end_with_the_address_space() {
-        let mut pieces = Pieces::new(u64::MAX - 9, 10, 8).unwrap();
-        assert_eq!(pieces.nth(1).unwrap().address, u64::MAX - 1);
-        assert_eq!(pieces.next(), None);
-        assert!(Pieces::new(u64::MAX - 9, 11, 8).is_err());
+        let mut chunks = Chunks::new(u64::MAX - 9, 10, 8).unwrap();
+        assert_eq!(chunks.nth(1).unwrap().address, u64::MAX - 1);
+        assert_eq!(chunks.next(), None);
+        assert!(Chunks::new(u64::MAX - 9, 11, 8).is_err());
     }
 }

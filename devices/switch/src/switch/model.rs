@@ -1,15 +1,16 @@
-//! Every order in which endpoints, their links and the switch can act, for small stories: whatever the order, no transfer
-//! goes by a window that its owner was told nobody uses any more, and nobody waits for ever.
+//! Every order in which endpoints, their links and the switch can act, for small scripts: in none of them does a transfer use
+//! a window after its withdrawal was acknowledged to its owner, and in none does an endpoint wait indefinitely.
 //!
-//! The switch is the real one. An endpoint is a model of what [`crate::Link`] and its [`crate::Neighbour`] do: a main thread
-//! that plays its story, and a link that takes one message after another, which for a Peer needs the lock that a transfer
+//! The switch is the real one. An endpoint is a model of what [`crate::Link`] and its [`crate::PeerHandler`] do: a main thread
+//! that runs its script, and a link that takes one message after another, which for a Peer needs the lock that a transfer
 //! in progress holds.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Instant;
 
-use crate::message::{Memory, Message, PortId, Window};
-use crate::switch::{Output, Switch};
+use super::{Output, Switch};
+use crate::message::{Message, PortId};
+use crate::window::{BarBacking, BarWindow};
 use crate::wire::PROTOCOL;
 
 /// What an endpoint does next.
@@ -21,17 +22,17 @@ enum Step {
     Announce(Option<u64>),
     /// Looks up this address and starts a transfer, which ends by another turn.
     Transfer(u64),
-    /// Dies.
+    /// Ends without a message.
     Die,
 }
 
-/// An address; what is waited for; a transfer in progress and whose window it goes by.
+/// The state of one endpoint. A transfer in progress has the owner of its window and the address.
 #[derive(Clone, Debug, Default)]
 struct Endpoint {
-    story: VecDeque<Step>,
+    script: VecDeque<Step>,
     port: Option<PortId>,
     waiting: bool,
-    /// Where others may still reach it: only there when nothing is being announced.
+    /// The addresses at which others may still reach it.
     exposed: Vec<u64>,
     announced: Option<u64>,
     peers: BTreeMap<PortId, Vec<u64>>,
@@ -54,29 +55,29 @@ struct World {
     now: Instant,
 }
 
-/// Who acts.
+/// The thread that acts.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
-    Story(usize),
+    Script(usize),
     Link(usize),
     Switch(PortId),
 }
 
-fn window(address: u64) -> Window {
-    Window {
+fn window(address: u64) -> BarWindow {
+    BarWindow {
         bar: 0,
         address,
         size: 0x1000,
         claim: 0,
-        memory: Memory::ByMessage,
+        backing: BarBacking::ByMessage,
     }
 }
 
 impl World {
-    /// Endpoints whose stories do not begin with it are attached already.
-    fn new(stories: &[&[Step]]) -> Self {
-        let endpoints = stories.iter().map(|story| Endpoint {
-            story: story.iter().copied().collect(),
+    /// Endpoints are attached already unless their scripts begin with it.
+    fn new(scripts: &[&[Step]]) -> Self {
+        let endpoints = scripts.iter().map(|script| Endpoint {
+            script: script.iter().copied().collect(),
             ..Endpoint::default()
         });
         let mut world = Self {
@@ -86,10 +87,10 @@ impl World {
             to_endpoint: BTreeMap::new(),
             now: Instant::now(),
         };
-        for (index, story) in stories.iter().enumerate() {
-            if !matches!(story[0], Attach) {
-                world.endpoints[index].story.push_front(Attach);
-                world.act(Turn::Story(index));
+        for (index, script) in scripts.iter().enumerate() {
+            if !matches!(script[0], Attach) {
+                world.endpoints[index].script.push_front(Attach);
+                world.act(Turn::Script(index));
                 world.act(Turn::Switch(world.endpoints[index].port.unwrap()));
                 world.act(Turn::Link(index));
             }
@@ -102,8 +103,8 @@ impl World {
         let mut turns = Vec::new();
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             let idle = !endpoint.waiting && !endpoint.dead;
-            if idle && (endpoint.transfer.is_some() || !endpoint.story.is_empty()) {
-                turns.push(Turn::Story(index));
+            if idle && (endpoint.transfer.is_some() || !endpoint.script.is_empty()) {
+                turns.push(Turn::Script(index));
             }
             let next = endpoint
                 .port
@@ -122,7 +123,7 @@ impl World {
 
     fn act(&mut self, turn: Turn) {
         match turn {
-            Turn::Story(index) => self.tell(index),
+            Turn::Script(index) => self.run_script(index),
             Turn::Link(index) => self.listen(index),
             Turn::Switch(port) => self.serve(port),
         }
@@ -141,12 +142,12 @@ impl World {
             .push_back(sent);
     }
 
-    fn tell(&mut self, index: usize) {
+    fn run_script(&mut self, index: usize) {
         let endpoint = &mut self.endpoints[index];
         if endpoint.transfer.take().is_some() {
             return;
         }
-        match endpoint.story.pop_front().unwrap() {
+        match endpoint.script.pop_front().unwrap() {
             Step::Attach => {
                 endpoint.waiting = true;
                 endpoint.port = Some(self.switch.connect(self.now));
@@ -197,7 +198,9 @@ impl World {
                 peer,
                 windows,
             } => {
-                let live = windows.iter().filter(|w| !matches!(w.memory, Memory::Gone));
+                let live = windows
+                    .iter()
+                    .filter(|w| !matches!(w.backing, BarBacking::Gone));
                 endpoint
                     .peers
                     .insert(peer, live.map(|window| window.address).collect());
@@ -214,7 +217,7 @@ impl World {
         }
     }
 
-    /// A transfer goes by a window only while its owner knows that this may be. The dead have nothing to lose.
+    /// A transfer uses a window only while its owner exposes it. Dead owners are not checked.
     fn check(&self) {
         for (owner, address) in self
             .endpoints
@@ -233,17 +236,17 @@ impl World {
     fn check_end(&self) {
         for endpoint in &self.endpoints {
             assert!(
-                endpoint.dead || (endpoint.story.is_empty() && !endpoint.waiting),
+                endpoint.dead || (endpoint.script.is_empty() && !endpoint.waiting),
                 "{self:#x?}"
             );
         }
     }
 }
 
-/// Goes through every order; how many different states there were.
-fn explore(stories: &[&[Step]]) -> usize {
+/// Explores every order; the number of different states.
+fn explore(scripts: &[&[Step]]) -> usize {
     let mut seen = HashSet::new();
-    let mut open = vec![World::new(stories)];
+    let mut open = vec![World::new(scripts)];
     while let Some(world) = open.pop() {
         world.check();
         let turns = world.turns();
@@ -264,7 +267,7 @@ fn explore(stories: &[&[Step]]) -> usize {
 use Step::{Announce, Attach, Die, Transfer};
 
 #[test]
-fn a_move_in_the_middle_of_transfers() {
+fn window_moves_during_transfers() {
     let states = explore(&[
         &[Attach, Announce(Some(1)), Announce(Some(2))],
         &[Attach, Transfer(1), Transfer(1), Transfer(2)],
@@ -273,7 +276,7 @@ fn a_move_in_the_middle_of_transfers() {
 }
 
 #[test]
-fn two_that_announce_and_transfer_to_each_other_at_once() {
+fn two_endpoints_announce_and_transfer_at_once() {
     let states = explore(&[
         &[Announce(Some(1)), Transfer(2), Announce(None)],
         &[Announce(Some(2)), Transfer(1), Announce(None)],
@@ -282,7 +285,7 @@ fn two_that_announce_and_transfer_to_each_other_at_once() {
 }
 
 #[test]
-fn a_late_comer_while_a_window_goes_from_one_to_another() {
+fn endpoint_attaches_while_a_window_changes_its_owner() {
     let states = explore(&[
         &[Announce(Some(1)), Announce(None)],
         &[Announce(Some(1))],
@@ -292,7 +295,7 @@ fn a_late_comer_while_a_window_goes_from_one_to_another() {
 }
 
 #[test]
-fn a_requester_that_dies_in_the_middle() {
+fn requester_dies_during_an_announcement() {
     let states = explore(&[
         &[Announce(Some(1)), Announce(Some(2))],
         &[Transfer(1), Die],
@@ -302,7 +305,7 @@ fn a_requester_that_dies_in_the_middle() {
 }
 
 #[test]
-fn a_completer_that_dies_in_the_middle() {
+fn completer_dies_during_transfers() {
     let states = explore(&[
         &[Announce(Some(1)), Die],
         &[Transfer(1), Announce(Some(1))],

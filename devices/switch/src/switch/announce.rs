@@ -1,0 +1,136 @@
+//! Announcements of windows, and their acknowledgements.
+
+use std::time::Instant;
+
+use super::Switch;
+use super::output::Reason;
+use super::port::Announcing;
+use crate::limits::ENDPOINT_TIME_OUT;
+use crate::message::{Message, PortId};
+use crate::window::{BarBacking, BarWindow};
+
+/// How many overlaps are logged as warnings; a guest can cause any number of them.
+const OVERLAP_WARNINGS: u32 = 16;
+
+impl Switch {
+    pub(super) fn announce(
+        &mut self,
+        from: PortId,
+        sequence: u64,
+        mut windows: Vec<BarWindow>,
+        now: Instant,
+    ) -> Result<(), Reason> {
+        let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
+        if port.announcing.is_some() {
+            return Err(Reason::Violation(
+                "it announces before the last is Announced",
+            ));
+        }
+        for window in &mut windows {
+            if matches!(window.backing, BarBacking::Gone) {
+                return Err(Reason::Violation("it announces a window without an owner"));
+            }
+            let unmoved = port.windows.iter().find(|old| old.has_range_of(window));
+            window.claim = unmoved.map_or_else(
+                || {
+                    self.last_claim += 1;
+                    self.last_claim
+                },
+                |old| old.claim,
+            );
+        }
+        port.windows.clone_from(&windows);
+        self.note_overlaps(from, &windows);
+        let epoch = self.publish(from, &windows);
+        if let Some(port) = self.ports.get_mut(&from) {
+            port.acknowledged = epoch;
+            port.announcing = Some(Announcing {
+                sequence,
+                epoch,
+                deadline: now + ENDPOINT_TIME_OUT,
+            });
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Logs which of an endpoint's windows overlap windows with earlier claims of others.
+    fn note_overlaps(&mut self, from: PortId, windows: &[BarWindow]) {
+        for window in windows {
+            let others = self.ports.iter().filter(|(id, _)| **id != from);
+            let mut claimed =
+                others.flat_map(|(id, port)| port.windows.iter().map(move |w| (id, w)));
+            let earlier =
+                |(_, other): &(_, &BarWindow)| other.claim < window.claim && other.overlaps(window);
+            let Some((owner, other)) = claimed.find(earlier) else {
+                continue;
+            };
+            let level = if self.overlaps < OVERLAP_WARNINGS {
+                log::Level::Warn
+            } else {
+                log::Level::Debug
+            };
+            log::log!(
+                level,
+                "port {from}, BAR{} at {:#x}+{:#x} lies over BAR{} of port {owner} at {:#x}+{:#x}, which came first and answers",
+                window.bar,
+                window.address,
+                window.size,
+                other.bar,
+                other.address,
+                other.size,
+            );
+            self.overlaps = self.overlaps.saturating_add(1);
+        }
+    }
+
+    pub(super) fn acknowledge(&mut self, from: PortId, epoch: u64) -> Result<(), Reason> {
+        if epoch > self.last_epoch {
+            return Err(Reason::Violation("it acknowledges what has not happened"));
+        }
+        if let Some(port) = self.ports.get_mut(&from) {
+            port.acknowledged = port.acknowledged.max(epoch);
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Sends Announced for each announcement that all others have acknowledged.
+    pub(super) fn settle(&mut self) {
+        let settled = |id: &PortId, announcing: &Announcing| {
+            let mut others = self.ports.iter().filter(|(other, _)| *other != id);
+            others.all(|(_, port)| port.name.is_none() || port.acknowledged >= announcing.epoch)
+        };
+        let done: Vec<(PortId, u64)> = self
+            .ports
+            .iter()
+            .filter_map(|(id, port)| Some((id, port.announcing.as_ref()?)))
+            .filter(|(id, announcing)| settled(id, announcing))
+            .map(|(id, announcing)| (*id, announcing.sequence))
+            .collect();
+        for (id, sequence) in done {
+            if let Some(port) = self.ports.get_mut(&id) {
+                port.announcing = None;
+            }
+            self.send(id, Message::Announced { sequence });
+        }
+    }
+
+    /// Sends the windows of `peer` to all other endpoints; the number of the change.
+    pub(super) fn publish(&mut self, peer: PortId, windows: &[BarWindow]) -> u64 {
+        self.last_epoch += 1;
+        let epoch = self.last_epoch;
+        for other in self.ports_that(|port| port.name.is_some()) {
+            if other != peer {
+                let windows = windows.to_vec();
+                let message = Message::Peer {
+                    epoch,
+                    peer,
+                    windows,
+                };
+                self.send(other, message);
+            }
+        }
+        epoch
+    }
+}

@@ -1,0 +1,31 @@
+//! What the switch has its daemon do.
+
+use thiserror::Error;
+
+use crate::message::{Message, PortId, Refusal};
+
+/// A step for the daemon, to be carried out in order.
+#[derive(Clone, Debug)]
+pub(crate) enum Output {
+    /// Send it.
+    Send(PortId, Message),
+    /// Close the connection, after the steps before. The switch has forgotten it already.
+    CutOff(PortId, Reason),
+}
+
+/// Why an endpoint is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Reason {
+    /// It may not attach.
+    #[error("it is refused: {0}")]
+    Refused(#[source] Refusal),
+    /// It has connected and sent no Hello.
+    #[error("it sends no Hello")]
+    Silent,
+    /// It has not acknowledged a change of another one's windows.
+    #[error("it does not acknowledge that the windows of a peer have changed")]
+    NoAck,
+    /// It breaks the protocol.
+    #[error("it breaks the protocol: {0}")]
+    Violation(&'static str),
+}

@@ -1,0 +1,425 @@
+//! Each message of an endpoint, and what the switch does about it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::output::Output;
+use super::*;
+use crate::limits::{ENDPOINT_TIME_OUT, MAX_PORTS};
+use crate::message::LinkTiming;
+use crate::window::{BarBacking, BarWindow};
+use crate::wire::PROTOCOL;
+
+fn window(address: u64) -> BarWindow {
+    BarWindow {
+        bar: 0,
+        address,
+        size: 0x1000,
+        claim: 0,
+        backing: BarBacking::ByMessage,
+    }
+}
+
+fn hello(name: &str) -> Message {
+    Message::Hello {
+        protocol: PROTOCOL,
+        name: name.to_owned(),
+    }
+}
+
+fn announce(sequence: u64, addresses: &[u64]) -> Message {
+    Message::Announce {
+        sequence,
+        windows: addresses.iter().copied().map(window).collect(),
+    }
+}
+
+fn read(peer: PortId, tag: u64) -> Message {
+    Message::Read {
+        peer,
+        tag,
+        address: 0x1000,
+        length: 8,
+    }
+}
+
+/// The switch's outputs, abbreviated.
+fn outputs(switch: &mut Switch) -> Vec<String> {
+    let short = |output: Output| match output {
+        Output::Send(to, Message::Welcome { .. }) => format!("{to}: welcome"),
+        Output::Send(to, Message::Refused(refusal)) => format!("{to}: {refusal:?}"),
+        Output::Send(to, Message::Announced { sequence }) => {
+            format!("{to}: announced {sequence}")
+        }
+        Output::Send(
+            to,
+            Message::Peer {
+                epoch,
+                peer,
+                windows,
+            },
+        ) => {
+            let windows: Vec<String> = windows
+                .iter()
+                .map(|window| match window.backing {
+                    BarBacking::Gone => format!(" !{:x}", window.address),
+                    _ => format!(" {:x}#{}", window.address, window.claim),
+                })
+                .collect();
+            format!("{to}: epoch {epoch}, {peer} has{}", windows.concat())
+        }
+        Output::Send(to, Message::Read { peer, tag, .. }) => {
+            format!("{to}: read {tag} of {peer}")
+        }
+        Output::Send(
+            to,
+            Message::Reply {
+                peer, tag, status, ..
+            },
+        ) => {
+            format!("{to}: {status:?} {tag} of {peer}")
+        }
+        Output::Send(to, Message::Link { peer, timing }) => {
+            format!("{to}: {peer} takes {} ns", timing.latency)
+        }
+        Output::Send(_, other) => panic!("{other:?}"),
+        Output::CutOff(port, reason) => format!("{port} cut off: {reason:?}"),
+    };
+    switch.take_outputs().into_iter().map(short).collect()
+}
+
+/// A switch with endpoints a, b, c at ports 1, 2, 3.
+fn three(now: Instant) -> (Switch, [PortId; 3]) {
+    let mut switch = Switch::default();
+    let ports = ["a", "b", "c"].map(|name| {
+        let port = switch.connect(now);
+        switch.receive(port, hello(name), now);
+        port
+    });
+    switch.take_outputs();
+    (switch, ports)
+}
+
+#[test]
+fn link_reaches_present_and_later_peers_before_windows() {
+    let now = Instant::now();
+    let (mut switch, [a, b, _]) = three(now);
+    let timing = |latency| Message::Link {
+        peer: PortId(0),
+        timing: LinkTiming {
+            latency,
+            bandwidth: 0,
+            meter: Arc::new(std::fs::File::open("/dev/null").unwrap().into()),
+        },
+    };
+    switch.receive(b, timing(7), now);
+    assert_eq!(outputs(&mut switch), ["1: 2 takes 7 ns", "3: 2 takes 7 ns"]);
+    switch.receive(b, announce(1, &[0x1000]), now);
+    switch.take_outputs();
+    let late = switch.connect(now);
+    switch.receive(late, hello("late"), now);
+    assert_eq!(
+        outputs(&mut switch),
+        ["4: welcome", "4: 2 takes 7 ns", "4: epoch 1, 2 has 1000#1"]
+    );
+    switch.receive(a, timing(1), now);
+    switch.take_outputs();
+    switch.receive(a, timing(2), now);
+    let said = outputs(&mut switch);
+    assert!(said[0].starts_with("1 cut off: Violation"), "{said:?}");
+}
+
+#[test]
+fn announcement_ends_when_all_others_have_acknowledged() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three(now);
+    switch.receive(a, announce(7, &[0x1000]), now);
+    assert_eq!(
+        outputs(&mut switch),
+        ["2: epoch 1, 1 has 1000#1", "3: epoch 1, 1 has 1000#1"]
+    );
+    switch.receive(b, Message::Ack { epoch: 1 }, now);
+    assert!(outputs(&mut switch).is_empty());
+    switch.receive(c, Message::Ack { epoch: 1 }, now);
+    assert_eq!(outputs(&mut switch), ["1: announced 7"]);
+    switch.receive(a, announce(8, &[]), now);
+    assert_eq!(
+        outputs(&mut switch),
+        ["2: epoch 2, 1 has", "3: epoch 2, 1 has"]
+    );
+    switch.leave(c);
+    switch.receive(b, Message::Ack { epoch: 2 }, now);
+    assert_eq!(
+        outputs(&mut switch),
+        ["1: announced 8"],
+        "an endpoint that has left need not acknowledge"
+    );
+}
+
+#[test]
+fn missing_acknowledgement_cuts_off_and_keeps_claims() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three(now);
+    switch.receive(c, announce(1, &[0x3000]), now);
+    for port in [a, b] {
+        switch.receive(port, Message::Ack { epoch: 1 }, now);
+    }
+    switch.receive(a, announce(1, &[0x1000]), now);
+    switch.receive(b, Message::Ack { epoch: 2 }, now);
+    outputs(&mut switch);
+    assert_eq!(switch.deadline(), Some(now + ENDPOINT_TIME_OUT));
+    switch.expire(now + ENDPOINT_TIME_OUT - Duration::from_millis(1));
+    assert!(outputs(&mut switch).is_empty());
+    switch.expire(now + ENDPOINT_TIME_OUT);
+    assert_eq!(
+        outputs(&mut switch),
+        [
+            "3 cut off: NoAck",
+            "1: epoch 3, 3 has !3000",
+            "2: epoch 3, 3 has !3000",
+            "1: announced 1"
+        ]
+    );
+    assert_eq!(switch.deadline(), None);
+}
+
+#[test]
+fn newcomer_gets_all_peers_and_owes_no_acknowledgement() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three(now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    outputs(&mut switch);
+    let d = switch.connect(now);
+    switch.receive(d, hello("d"), now);
+    assert_eq!(
+        outputs(&mut switch),
+        ["4: welcome", "4: epoch 1, 1 has 1000#1"]
+    );
+    for port in [b, c] {
+        switch.receive(port, Message::Ack { epoch: 1 }, now);
+    }
+    assert_eq!(outputs(&mut switch), ["1: announced 1"]);
+}
+
+#[test]
+fn unmoved_window_keeps_its_claim_and_moved_one_does_not() {
+    let now = Instant::now();
+    let (mut switch, [a, b, _]) = three(now);
+    switch.leave(PortId(3));
+    switch.receive(a, announce(1, &[0x1000]), now);
+    switch.receive(b, announce(1, &[0x1000]), now);
+    switch.receive(b, Message::Ack { epoch: 1 }, now);
+    switch.receive(a, Message::Ack { epoch: 2 }, now);
+    outputs(&mut switch);
+    switch.receive(a, announce(2, &[0x1000, 0x5000]), now);
+    switch.receive(b, Message::Ack { epoch: 3 }, now);
+    switch.receive(a, announce(3, &[0x2000, 0x5000]), now);
+    let words = outputs(&mut switch);
+    assert_eq!(words[0], "2: epoch 3, 1 has 1000#1 5000#3");
+    assert_eq!(words[2], "2: epoch 4, 1 has 2000#4 5000#3");
+}
+
+#[test]
+fn endpoint_that_comes_back_frees_its_former_windows() {
+    let now = Instant::now();
+    let (mut switch, [a, _, _]) = three(now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    switch.leave(a);
+    outputs(&mut switch);
+    let other = switch.connect(now);
+    switch.receive(other, hello("d"), now);
+    assert_eq!(
+        outputs(&mut switch),
+        ["4: welcome", "4: epoch 2, 1 has !1000"]
+    );
+    let back = switch.connect(now);
+    switch.receive(back, hello("a"), now);
+    let words = outputs(&mut switch);
+    assert_eq!(
+        words[..3],
+        [
+            "2: epoch 3, 1 has",
+            "3: epoch 3, 1 has",
+            "4: epoch 3, 1 has"
+        ]
+    );
+    assert_eq!(words[3..], ["5: welcome"]);
+}
+
+#[test]
+fn last_leave_frees_all_vanished_windows() {
+    let now = Instant::now();
+    let (mut switch, ports) = three(now);
+    switch.receive(ports[0], announce(1, &[0x1000]), now);
+    for port in ports {
+        switch.leave(port);
+    }
+    outputs(&mut switch);
+    let next = switch.connect(now);
+    switch.receive(next, hello("b"), now);
+    assert_eq!(outputs(&mut switch), ["4: welcome"]);
+}
+
+#[test]
+fn request_is_relayed_and_only_its_own_reply_returned() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three(now);
+    let reply = |status| Message::Reply {
+        peer: a,
+        tag: 5,
+        status,
+        data: Vec::new(),
+    };
+    switch.receive(a, read(b, 5), now);
+    assert_eq!(outputs(&mut switch), ["2: read 5 of 1"]);
+    switch.receive(c, reply(Status::Done), now);
+    assert!(outputs(&mut switch).is_empty(), "c was not asked");
+    switch.receive(b, reply(Status::Unsupported), now);
+    switch.receive(b, reply(Status::Done), now);
+    assert_eq!(outputs(&mut switch), ["1: Unsupported 5 of 2"]);
+}
+
+#[test]
+fn request_without_a_completer_fails() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three(now);
+    for (tag, peer) in [(1, a), (2, PortId(9)), (3, b), (4, c)] {
+        switch.receive(a, read(peer, tag), now);
+    }
+    assert_eq!(
+        outputs(&mut switch),
+        [
+            "1: Gone 1 of 1",
+            "1: Gone 2 of 9",
+            "2: read 3 of 1",
+            "3: read 4 of 1"
+        ]
+    );
+    switch.leave(b);
+    assert_eq!(outputs(&mut switch), ["1: Gone 3 of 2"]);
+    switch.expire(now + ENDPOINT_TIME_OUT);
+    assert_eq!(outputs(&mut switch), ["1: TimedOut 4 of 3"]);
+}
+
+#[test]
+fn violation_cuts_off_the_endpoint_and_no_other() {
+    let gone = Message::Announce {
+        sequence: 1,
+        windows: vec![BarWindow {
+            backing: BarBacking::Gone,
+            ..window(0x1000)
+        }],
+    };
+    let odd: [Vec<Message>; 6] = [
+        vec![hello("z")],
+        vec![announce(1, &[]), announce(2, &[])],
+        vec![gone],
+        vec![Message::Ack { epoch: 99 }],
+        vec![Message::Announced { sequence: 1 }],
+        vec![read(PortId(2), 1), read(PortId(2), 1)],
+    ];
+    for messages in odd {
+        let now = Instant::now();
+        let (mut switch, [a, b, _]) = three(now);
+        for message in &messages {
+            switch.receive(a, message.clone(), now);
+        }
+        let words = outputs(&mut switch);
+        assert!(
+            words
+                .iter()
+                .any(|word| word.starts_with("1 cut off: Violation")),
+            "{messages:?}"
+        );
+        switch.receive(b, announce(1, &[0x2000]), now);
+        let words = outputs(&mut switch).concat();
+        assert!(words.ends_with("2 has 2000#1"), "{words}");
+    }
+}
+
+#[test]
+fn invalid_first_message_is_refused_or_cut_off() {
+    let now = Instant::now();
+    let (mut switch, _) = three(now);
+    let old = Message::Hello {
+        protocol: PROTOCOL + 1,
+        name: "d".to_owned(),
+    };
+    for (message, refusal) in [(hello("a"), "NameTaken"), (old, "Protocol")] {
+        let port = switch.connect(now);
+        switch.receive(port, message, now);
+        let expected = [
+            format!("{port}: {refusal}"),
+            format!("{port} cut off: Refused({refusal})"),
+        ];
+        assert_eq!(outputs(&mut switch), expected);
+    }
+    let silent = switch.connect(now);
+    let rude = switch.connect(now);
+    switch.receive(rude, announce(1, &[]), now);
+    assert!(outputs(&mut switch)[0].starts_with("7 cut off: Violation"));
+    switch.expire(now + ENDPOINT_TIME_OUT);
+    assert_eq!(outputs(&mut switch), [format!("{silent} cut off: Silent")]);
+}
+
+#[test]
+fn port_beyond_the_limit_is_refused() {
+    let now = Instant::now();
+    let mut switch = Switch::default();
+    for number in 0..=MAX_PORTS {
+        let port = switch.connect(now);
+        switch.receive(port, hello(&format!("d{number}")), now);
+    }
+    let words = outputs(&mut switch);
+    assert_eq!(words[MAX_PORTS - 1], "64: welcome");
+    assert_eq!(
+        words[MAX_PORTS..],
+        ["65: Full", "65 cut off: Refused(Full)"]
+    );
+}
+
+#[test]
+fn vanished_endpoint_beyond_the_limit_is_forgotten() {
+    let now = Instant::now();
+    let (mut switch, _) = three(now);
+    for number in 0..=MAX_PORTS {
+        let port = switch.connect(now);
+        switch.receive(port, hello(&format!("d{number}")), now);
+        switch.receive(port, announce(1, &[0x1000]), now);
+        switch.leave(port);
+    }
+    assert_eq!(switch.vanished.len(), MAX_PORTS);
+    let words = outputs(&mut switch);
+    assert!(
+        words.iter().any(|word| word.ends_with(", 4 has")),
+        "the oldest is forgotten"
+    );
+}
+
+#[test]
+fn link_has_the_mode_of_its_name() {
+    let now = Instant::now();
+    let mut switch = Switch::new([("b".to_owned(), LinkMode::Drop)].into());
+    for (name, expected) in [("a", LinkMode::Route), ("b", LinkMode::Drop)] {
+        let port = switch.connect(now);
+        switch.receive(port, hello(name), now);
+        let [Output::Send(_, Message::Welcome { mode, .. })] = switch.take_outputs()[..] else {
+            panic!("no welcome")
+        };
+        assert_eq!(mode, expected);
+    }
+}
+
+#[test]
+fn windows_overlap_where_they_share_an_address() {
+    let at = |address| window(address);
+    assert!(at(0x1000).overlaps(&at(0x1fff)));
+    assert!(at(0x1fff).overlaps(&at(0x1000)));
+    assert!(!at(0x1000).overlaps(&at(0x2000)));
+    let last = BarWindow {
+        address: u64::MAX,
+        size: 1,
+        ..window(0)
+    };
+    assert!(last.overlaps(&last));
+}

@@ -1,0 +1,65 @@
+//! What all calls of a session share: how requests are sent, and which of them are not answered yet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+use crate::chunks::Chunk;
+use crate::pending::Pending;
+use crate::request_error::RequestError;
+use crate::wire::{DmaAccess, HEADER_SIZE, Header, flags};
+use crate::writer::{Closed, Writer};
+
+/// The most data of one message, in bytes. QEMU sends the reply to DMA_READ at once and loses its stream when a larger one
+/// does not fit into the socket buffer. It takes larger ones of DMA_WRITE, but serves neither other threads' requests nor
+/// the guest before it has completed one.
+const CHUNK_SIZE: usize = 32 << 10;
+
+#[derive(Debug)]
+pub(crate) struct Channel {
+    writer: Arc<Writer>,
+    pub(crate) pending: Pending,
+    /// How long a call waits for its next reply.
+    pub(crate) time_out: Duration,
+    /// The most data of one message, in bytes.
+    pub(crate) chunk_size: usize,
+}
+
+impl Channel {
+    /// `max_transfer` is the client's own limit for the data of one message, in bytes.
+    pub(crate) fn new(writer: Arc<Writer>, time_out: Duration, max_transfer: u64) -> Self {
+        let chunk_size =
+            usize::try_from(max_transfer).map_or(CHUNK_SIZE, |most| most.clamp(1, CHUNK_SIZE));
+        Self {
+            writer,
+            pending: Pending::new(),
+            time_out,
+            chunk_size,
+        }
+    }
+
+    pub(crate) fn send(
+        &self,
+        id: u16,
+        command: u16,
+        chunk: &Chunk,
+        data: &[u8],
+    ) -> Result<(), RequestError> {
+        let access = DmaAccess {
+            address: U64::new(chunk.address),
+            count: U64::new(chunk.length),
+        };
+        let size = HEADER_SIZE + size_of::<DmaAccess>() + data.len();
+        let header = Header {
+            id: U16::new(id),
+            command: U16::new(command),
+            size: U32::new(u32::try_from(size).map_err(|_| RequestError::MALFORMED)?),
+            flags: U32::new(flags::COMMAND),
+            error: U32::new(0),
+        };
+        let sent = self.writer.send(&header, [access.as_bytes(), data], None);
+        sent.map_err(|Closed| RequestError::Gone)
+    }
+}

@@ -1,0 +1,27 @@
+//! Why a request to the client failed.
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Why a request to the client failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RequestError {
+    /// The client refused it: no mapping, no permission, bus mastering off. EPROTO if its reply makes no sense, EINVAL
+    /// if the range passes the end of the address space.
+    #[error("the client refused it: {0}")]
+    Refused(Errno),
+    /// The session is over.
+    #[error("the client is gone")]
+    Gone,
+    /// The client did not answer in time.
+    #[error("the client did not answer in time")]
+    TimedOut,
+    /// It was not sent, or not all of it: the caller has cancelled it, or another request of the call had failed.
+    #[error("not sent to the client: the call was cancelled or had failed")]
+    Stopped,
+}
+
+impl RequestError {
+    /// A reply that is not the one to our request.
+    pub(crate) const MALFORMED: Self = Self::Refused(Errno::PROTO);
+}
