@@ -16,7 +16,7 @@ use crate::scenario::Machine;
 use crate::signals::Signals;
 
 /// The user's own pieces, in place of ours.
-#[derive(Args)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct Own {
     /// QEMU to use [default: the one on PATH if it has vfio-user, else peerbar's own].
     #[arg(long, value_name = "PATH")]
@@ -49,7 +49,11 @@ impl Artifacts {
         init: &Path,
         signals: &Signals,
     ) -> Result<Self, Failure> {
-        let cache = Cache::open()?.stopped_by(signals.any()?);
+        let cache = Cache::open()?;
+        let cache = match signals.any()? {
+            Some(signal) => cache.stopped_by(signal),
+            None => cache,
+        };
         let made = Self::make(own, modules, tools, init, &cache);
         match signals.pending()? {
             Some(signal) => Err(Failure::Interrupted(signal)),

@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use peerbar_report::{Counters, DeviceCounters, Line};
+use peerbar_report::{Counters, DeviceCounters, Line, Request};
 
 use crate::artifacts::Artifacts;
 use crate::child::Child;
@@ -111,7 +111,7 @@ impl<'a> Guest<'a> {
             ended: None,
             open: 1,
             console: Console::new(folder.file("console.log")?),
-            report: Report::new(folder.file("report.ktap")?),
+            report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
     }
 
@@ -168,6 +168,14 @@ impl<'a> Guest<'a> {
                 Event::Data(..) | Event::Closed(_) | Event::Ended(_) => {}
             }
         }
+    }
+
+    /// Sends `request` to an agent that is ready for it.
+    pub fn request(&mut self, request: &Request) -> anyhow::Result<()> {
+        let line = serde_json::to_string(request).context("cannot write a request")? + "\n";
+        let port = self.port.as_mut().context("the agent's port is closed")?;
+        port.write_all(line.as_bytes())
+            .context("QEMU does not take a request for the agent")
     }
 
     /// The DMA counters of each device at this moment, by its name.

@@ -1,7 +1,57 @@
 //! Starts the devices and the guest of a scenario, runs checks in it, and collects its report and the devices' records.
 //!
-//! A [`scenario::Scenario`] says what there is. [`artifacts::Artifacts`] are what it is started from: QEMU, a kernel, an
-//! initramfs. A [`guest::Guest`] is started from both, and followed to its [`verdict::Verdict`].
+//! # For tests
+//! A [`Lab`] is a running guest with its devices. A test starts one from a scenario file, from TOML or from a
+//! [`scenario::ScenarioBuilder`], asks it for checks and commands, and reads on the host's side what the devices counted and
+//! recorded:
+//!
+//! ```no_run
+//! use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
+//! use peerbar_lab::{Lab, LabError};
+//! use peerbar_report::Verdict;
+//!
+//! # #[allow(dead_code)]
+//! // #[test]
+//! fn copy_goes_from_disk_to_disk() -> Result<(), LabError> {
+//!     let scenario = ScenarioBuilder::new("my-driver")
+//!         .tools()
+//!         .switch("switch0")
+//!         .nvme(NvmeBuilder::new("disk0").below("switch0").cmb("16M").ram("64M"))
+//!         .nvme(NvmeBuilder::new("disk1").below("switch0").ram("64M"))
+//!         .build()?;
+//!     let mut lab = Lab::start(scenario)?;
+//!
+//!     let output = lab.command("nvme id-ctrl {disk0}")?;
+//!     assert_eq!(output.status, 0, "{}", output.text);
+//!
+//!     let copy = r#"
+//!         kind = "copy"
+//!         from = "disk1"
+//!         to = "disk0"
+//!         through = { p2pmem = "disk0" }
+//!         sizes = ["4K", "1M"]
+//!         offsets = [0]
+//!     "#;
+//!     let row = lab.check_table(copy)?;
+//!     assert_eq!(row.verdict, Verdict::Pass, "{:?}", row.diagnostics);
+//!     println!("{:?}", lab.counters());
+//!     println!("{} records", lab.flight_record("disk1")?.records.len());
+//!
+//!     let finished = lab.shut_down()?;
+//!     assert!(finished.is_passed(), "{}", finished.verdict);
+//!     Ok(())
+//! }
+//! # fn main() {}
+//! ```
+//!
+//! The programs that `scripts/build` makes are looked for beside the test and in the folder `peerbar` of its target folder;
+//! the environment variable [`programs::FOLDER`] names another. Each lab leaves a folder as `peerbar run` does, which
+//! `peerbar explain` and `peerbar iommu` read.
+//!
+//! # For programs
+//! `peerbar` and the benchmarks use the parts: [`artifacts::Artifacts`] are QEMU, kernel and initramfs; a
+//! [`topology::Topology`] says what is plugged into what; a [`guest::Guest`] is started from both, and followed to its
+//! [`verdict::Verdict`].
 
 #![deny(unsafe_code)]
 
@@ -13,10 +63,13 @@ pub mod counters;
 pub mod cpu;
 pub mod events;
 pub mod exit;
+pub mod finished_run;
 pub mod firmware;
 pub mod folder;
 pub mod guest;
 pub mod iommu;
+mod lab;
+mod lab_error;
 pub mod parent_death;
 pub mod pci_tree;
 pub mod programs;
@@ -34,3 +87,6 @@ pub mod timeout;
 pub mod topology;
 mod tsc;
 pub mod verdict;
+
+pub use lab::{CommandOutput, FinishedLab, Lab, LabOptions};
+pub use lab_error::LabError;

@@ -32,7 +32,7 @@ struct Pending {
 }
 
 /// One check's result.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Name of the check.
     pub name: String,
@@ -54,9 +54,13 @@ fn verdict_word<S: Serializer>(verdict: &Verdict, serializer: S) -> Result<S::Ok
 }
 
 impl Report {
-    /// A report that is kept in `file`.
-    pub fn new(file: File) -> Self {
-        let reader = KtapReader::new();
+    /// A report that is kept in `file`; of an interactive guest the plan line follows the results.
+    pub fn new(file: File, interactive: bool) -> Self {
+        let reader = if interactive {
+            KtapReader::with_plan_last()
+        } else {
+            KtapReader::new()
+        };
         Self {
             file,
             written: 0,
@@ -87,6 +91,11 @@ impl Report {
         self.reader.complete()
     }
 
+    /// The results until now.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
     /// Whether nothing has been reported.
     pub fn is_empty(&self) -> bool {
         self.written == 0
@@ -97,7 +106,7 @@ impl Report {
         &self.evidence
     }
 
-    /// Ends the report: its rows, what was said last without a result, and whether it keeps its own promises.
+    /// Ends the report: its rows, the last diagnostics, which belong to no result, and what is wrong with the report.
     pub fn finish(self) -> (Vec<Row>, Vec<String>, Result<(), KtapError>) {
         (self.rows, self.pending.diagnostics, self.reader.finish())
     }
@@ -142,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_row_has_the_figures_and_words_before_its_result() {
-        let mut report = Report::new(tempfile::tempfile().unwrap());
+        let mut report = Report::new(tempfile::tempfile().unwrap(), false);
         let measure = r##"# measure {"sizes":"4K","bytes":4096,"seconds":0.5,"routes":{"own-bar":4096},"peer_bytes":4096,"ram_bytes":0}"##;
         let text = format!(
             "KTAP version 1\n1..2\n# ready 7\n{measure}\n# why\nnot ok 1 - copy\nok 2 - reset\n# after"
@@ -170,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_report_without_end_is_cut() {
-        let mut report = Report::new(tempfile::tempfile().unwrap());
+        let mut report = Report::new(tempfile::tempfile().unwrap(), false);
         report.take(b"KTAP version 1\n1..1\n").unwrap();
         for _ in 0..20 {
             report.take(&b"# diagnostic\n".repeat(100_000)).unwrap();

@@ -16,7 +16,7 @@ const NUMBERS: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
 /// stages of a run.
 pub struct Signals {
     each: Vec<Signal>,
-    any: UnixStream,
+    any: Option<UnixStream>,
 }
 
 struct Signal {
@@ -24,6 +24,12 @@ struct Signal {
     stream: UnixStream,
     registrations: [SigId; 2],
 }
+
+/// No signals: a test's process ends by them.
+pub static NONE: Signals = Signals {
+    each: Vec::new(),
+    any: None,
+};
 
 impl Signals {
     /// Begins to take note.
@@ -40,13 +46,16 @@ impl Signals {
                 registrations,
             });
         }
-        Ok(Self { each, any })
+        Ok(Self {
+            each,
+            any: Some(any),
+        })
     }
 
     /// Becomes readable, and stays so, with the first signal of any number.
-    pub fn any(&self) -> anyhow::Result<OwnedFd> {
-        let any = self.any.try_clone().context("cannot share the signals")?;
-        Ok(any.into())
+    pub fn any(&self) -> anyhow::Result<Option<OwnedFd>> {
+        let any = self.any.as_ref().map(UnixStream::try_clone).transpose();
+        Ok(any.context("cannot share the signals")?.map(OwnedFd::from))
     }
 
     /// What becomes readable with a signal, one for each number.

@@ -4,6 +4,7 @@ use std::process::ExitStatus;
 
 use peerbar_report::{KtapError, Verdict as CheckVerdict};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 use crate::exit::Outcome;
 use crate::report::Row;
@@ -21,13 +22,13 @@ pub struct Verdict {
 pub enum Ending {
     /// QEMU ended by itself.
     Ended(ExitStatus),
-    /// A server died; its last words.
+    /// A server died; its exit message.
     ServerDied(String),
     /// A signal came.
     Signal(i32),
     /// The guest did not end in time: its whole time in seconds.
     TimedOut(u64),
-    /// Its report was complete, but it did not power off in time: so many seconds.
+    /// Its report was complete, but it did not power off within this number of seconds.
     StayedOn(u64),
 }
 
@@ -37,8 +38,8 @@ impl Ending {
     /// itself makes no server fail.
     pub fn caused_by(self, failed: Option<&str>) -> Self {
         match (self, failed) {
-            (Self::Ended(status), Some(words)) if !status.success() => {
-                Self::ServerDied(words.to_owned())
+            (Self::Ended(status), Some(message)) if !status.success() => {
+                Self::ServerDied(message.to_owned())
             }
             (ending, _) => ending,
         }
@@ -49,17 +50,17 @@ impl Ending {
 pub struct Evidence<'a> {
     /// Why it stopped being watched.
     pub ending: &'a Ending,
-    /// How many checks were asked for.
-    pub asked: usize,
+    /// How many checks were asked for; none if any number will do.
+    pub asked: Option<usize>,
     /// The results.
     pub rows: &'a [Row],
-    /// Whether the report keeps its own promises.
+    /// What is wrong with the report.
     pub report: &'a Result<(), KtapError>,
     /// The first line of the console that shows a kernel in trouble.
     pub trouble: Option<&'a str>,
-    /// About a server that did not end well.
+    /// About a server that failed, or what the sanitizer found.
     pub complaint: Option<&'a str>,
-    /// The last line that QEMU said itself.
+    /// The last line of QEMU's own output.
     pub qemu: &'a str,
 }
 
@@ -70,7 +71,7 @@ pub fn judge(evidence: &Evidence<'_>) -> Verdict {
             Outcome::Interrupted(*signal),
             format!("ended by signal {signal}"),
         ),
-        Ending::ServerDied(words) => (Outcome::Failed, words.clone()),
+        Ending::ServerDied(message) => (Outcome::Failed, message.clone()),
         Ending::TimedOut(seconds) => (
             Outcome::TimedOut,
             format!("the guest was not done after {seconds} s"),
@@ -90,14 +91,20 @@ pub fn judge(evidence: &Evidence<'_>) -> Verdict {
             ),
             (Ok(()), _) => match flaw(evidence, *status) {
                 Some(flaw) => (Outcome::Failed, flaw),
-                None => (Outcome::Passed, praise(evidence.asked)),
+                None => (Outcome::Passed, all_passed(evidence.rows.len())),
             },
         },
     };
     Verdict { outcome, reason }
 }
 
-fn praise(checks: usize) -> String {
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.outcome, self.reason)
+    }
+}
+
+fn all_passed(checks: usize) -> String {
     match checks {
         1 => "the only check passed".to_owned(),
         _ => format!("all {checks} checks passed"),
@@ -106,7 +113,7 @@ fn praise(checks: usize) -> String {
 
 /// What is wrong with a run whose report is complete.
 fn flaw(evidence: &Evidence<'_>, status: ExitStatus) -> Option<String> {
-    let (rows, asked) = (evidence.rows.len(), evidence.asked);
+    let rows = evidence.rows.len();
     let passed = evidence
         .rows
         .iter()
@@ -118,7 +125,7 @@ fn flaw(evidence: &Evidence<'_>, status: ExitStatus) -> Option<String> {
         Some(complaint.to_owned())
     } else if !status.success() {
         Some(format!("QEMU ended with {status}"))
-    } else if rows != asked || rows == 0 {
+    } else if let Some(asked) = evidence.asked.filter(|asked| rows != *asked || rows == 0) {
         Some(format!("the agent reports {rows} checks of {asked}"))
     } else if passed < rows {
         Some(format!("{} of {rows} checks did not pass", rows - passed))
@@ -138,7 +145,7 @@ mod tests {
     const PASS: CheckVerdict = CheckVerdict::Pass;
     const WELL: Evidence<'_> = Evidence {
         ending: &Ending::StayedOn(0),
-        asked: 1,
+        asked: Some(1),
         rows: &[],
         report: &Ok(()),
         trouble: None,
@@ -166,7 +173,7 @@ mod tests {
             let (ending, rows) = (ended(0), rows(verdicts));
             judge(&Evidence {
                 ending: &ending,
-                asked,
+                asked: Some(asked),
                 rows: &rows,
                 ..WELL
             })

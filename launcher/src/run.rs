@@ -10,10 +10,11 @@ use peerbar_report::{Line, Verdict as CheckVerdict};
 use crate::cli;
 use crate::debugger;
 use crate::dry_run;
-use crate::results::{Ran, conclude};
+use crate::results::conclude;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
 use peerbar_lab::exit::Failure;
+use peerbar_lab::finished_run::{FinishedRun, SCENARIO, VERDICT};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{Guest, GuestEvent, QEMU_LOG};
 use peerbar_lab::programs::program;
@@ -25,8 +26,6 @@ use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::terminal::print;
 use peerbar_lab::verdict::{Ending, Verdict};
 
-/// What a run leaves: the text of its scenario.
-pub(crate) const SCENARIO: &str = "scenario.toml";
 /// How long a guest may take to power off after its last check.
 const POWER_OFF: Duration = Duration::from_secs(10);
 
@@ -59,7 +58,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         match boot_and_check(options, &scenario, &artifacts, &boot, &folder, &signals) {
             Ok(concluded) => concluded,
             Err(failure) => {
-                folder.write("verdict", &format!("not run: {failure}\n"))?;
+                folder.write(VERDICT, &format!("not run: {failure}\n"))?;
                 return Err(failure);
             }
         };
@@ -110,20 +109,11 @@ fn boot_and_check(
         let words = last_line(&folder.path().join(QEMU_LOG));
         return Err(anyhow!("QEMU does not start ({status}): {words}").into());
     }
-    let seconds = guest.started().elapsed().as_secs_f64();
-    let (console, report, mut complaint) = guest.stop()?;
-    let ending = ending.caused_by(complaint.as_deref());
+    let mut run = FinishedRun::stop(guest, ending)?;
     drop(progress);
-    if let (Some(wanted), None) = (&scenario.machine.sanitize, &complaint) {
-        complaint = debugger::complaint(folder.path(), wanted)?;
+    if let (Some(wanted), None) = (&scenario.machine.sanitize, &run.complaint) {
+        run.complaint = debugger::complaint(folder.path(), wanted)?;
     }
-    let run = Ran {
-        ending,
-        console,
-        report,
-        complaint,
-        seconds,
-    };
     Ok(conclude(run, scenario, folder)?)
 }
 

@@ -136,6 +136,7 @@ mod tests {
     #[test]
     fn a_table_shows_every_figure() {
         let copy = Measure {
+            status: None,
             sizes: "4K-8M".to_owned(),
             bytes: 30 << 20,
             seconds: 0.1,

@@ -131,6 +131,7 @@ impl Loaded {
 /// A command of the tools root as a check; what it prints is told.
 pub(crate) fn command(run: String) -> Check {
     Check::Command(Command {
+        any_status: false,
         run,
         status: 0,
         expect: Vec::new(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use parking_lot::Mutex;
-use peerbar_report::{Counters, DeviceCounters, Line};
+use peerbar_report::{Counters, DeviceCounters, Line, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How long an answer may take. Less than the time of a check, so that a check ends by itself without one.
@@ -44,6 +44,20 @@ impl Launcher {
         self.0.lock().send(&Line::Kill(name.to_owned()))
     }
 
+    /// Waits for the next request of an interactive plan. A launcher that is gone has none.
+    pub(crate) fn next_request(&self) -> anyhow::Result<Request> {
+        let mut connection = self.0.lock();
+        loop {
+            let line = connection.line(None)?;
+            // An answer that came too late for its request is skipped.
+            if serde_json::from_slice::<Counters>(&line).is_err() {
+                return serde_json::from_slice(&line).context(
+                    "the launcher's request is none: are launcher and agent of one build?",
+                );
+            }
+        }
+    }
+
     /// The DMA counters of all devices at a moment between call and return, by name. No device has a part in that, so it
     /// works while one hangs.
     ///
@@ -66,7 +80,7 @@ impl Connection {
         self.send(&Line::Counters(self.requests))?;
         let deadline = Instant::now() + patience;
         loop {
-            let answer: Counters = serde_json::from_slice(&self.line(deadline, patience)?)
+            let answer: Counters = serde_json::from_slice(&self.line(Some((deadline, patience)))?)
                 .context("the launcher's answer is none: are launcher and agent of one build?")?;
             // An earlier one came too late for its request.
             if answer.request == self.requests {
@@ -75,8 +89,8 @@ impl Connection {
         }
     }
 
-    /// The next line, without its newline.
-    fn line(&mut self, deadline: Instant, patience: Duration) -> anyhow::Result<Vec<u8>> {
+    /// The next line, without its newline, by a deadline that a patience has led to, if there is one.
+    fn line(&mut self, limit: Option<(Instant, Duration)>) -> anyhow::Result<Vec<u8>> {
         loop {
             if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
                 let rest = self.received.split_off(end.saturating_add(1));
@@ -88,20 +102,22 @@ impl Connection {
                 self.received.len() <= ANSWER_LIMIT,
                 "the launcher's answer is longer than {ANSWER_LIMIT} bytes"
             );
-            self.receive(deadline, patience)?;
+            self.receive(limit)?;
         }
     }
 
-    fn receive(&mut self, deadline: Instant, patience: Duration) -> anyhow::Result<()> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left)?;
+    fn receive(&mut self, limit: Option<(Instant, Duration)>) -> anyhow::Result<()> {
+        let left = limit.map(|(deadline, _)| deadline.saturating_duration_since(Instant::now()));
+        let timeout = left.map(Timespec::try_from).transpose()?;
         let ready = rustix::io::retry_on_intr(|| {
             poll(
                 &mut [PollFd::new(&self.port, PollFlags::IN)],
-                Some(&timeout),
+                timeout.as_ref(),
             )
         });
-        if ready.context("cannot wait for the launcher")? == 0 {
+        if ready.context("cannot wait for the launcher")? == 0
+            && let Some((_, patience)) = limit
+        {
             bail!(
                 "the launcher has not sent the DMA counters within {} s: see whether it still runs, and whether it and \
                  this agent are of one build",
@@ -160,6 +176,17 @@ mod tests {
         let counters = agent.counters().unwrap();
         answers.join().unwrap();
         assert_eq!(counters.into_keys().collect::<Vec<_>>(), ["disk1"]);
+    }
+
+    #[test]
+    fn late_answer_is_no_request() {
+        let (agent, mut launcher) = connected();
+        let text = answer(7) + "\"end\"\n";
+        launcher.write_all(text.as_bytes()).unwrap();
+        assert_eq!(agent.next_request().unwrap(), Request::End);
+        drop(launcher);
+        let error = agent.next_request().unwrap_err().to_string();
+        assert_eq!(error, "the launcher has closed the port");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Check, Evidence, KtapWriter, Measure, Plan, Verdict};
+use peerbar_report::{Check, Evidence, KtapWriter, Measure, Plan, Request, Verdict};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::checks::{self, Outcome};
@@ -36,20 +36,31 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let (plan, port) = Port::open(&uevents)?.read_plan()?;
     let for_checks = port.try_clone().context("cannot share the port")?;
     let mut report = KtapWriter::new(port);
-    report.begin(u32::try_from(plan.checks.len())?)?;
+    let planned = u32::try_from(plan.checks.len())?;
+    report.begin((!plan.interactive).then_some(planned))?;
     match prepare(&plan, modules, uevents, for_checks) {
         Ok(guest) => {
             report.ready(uptime_ms()?)?;
             let decisions = watch
                 .join()
                 .map_err(|_| anyhow!("the thread that sets the probe panicked"))?;
-            work_off(&plan.checks, &Arc::new(guest), decisions, &mut report)
+            CheckRunner::new(Arc::new(guest), decisions, &mut report)?.run_all(&plan)?;
         }
         Err(error) => {
             eprintln!("peerbar-agent: {error:#}");
-            give_up(&plan.checks, &format!("{error:#}"), &mut report)
+            let reason = format!("{error:#}");
+            for check in &plan.checks {
+                refuse(check, &reason, &mut report)?;
+            }
+            if plan.interactive {
+                report.diagnostic(&reason)?;
+            }
         }
     }
+    if plan.interactive {
+        report.end()?;
+    }
+    Ok(())
 }
 
 /// Loads the drivers, and waits for the devices.
@@ -65,45 +76,86 @@ fn prepare(
     GuestContext::new(plan, modules, uevents, port)
 }
 
-fn work_off(
-    checks: &[Check],
-    guest: &Arc<GuestContext>,
-    mut decisions: Decisions,
-    report: &mut KtapWriter<File>,
-) -> anyhow::Result<()> {
-    for evidence in pci_tree::found(guest).iter().chain(decisions.is_blind()) {
-        report.evidence(evidence)?;
+/// Runs checks one after the other, and reports each.
+struct CheckRunner<'a> {
+    guest: Arc<GuestContext>,
+    decisions: Decisions,
+    report: &'a mut KtapWriter<File>,
+    log: KernelLog,
+    /// Complaints of the kernel before the first check, which counts as their cause.
+    earlier: Vec<String>,
+    /// A check hung: nothing can be said of checks after it.
+    hung: bool,
+}
+
+impl<'a> CheckRunner<'a> {
+    fn new(
+        guest: Arc<GuestContext>,
+        decisions: Decisions,
+        report: &'a mut KtapWriter<File>,
+    ) -> anyhow::Result<Self> {
+        for evidence in pci_tree::found(&guest).iter().chain(decisions.is_blind()) {
+            report.evidence(evidence)?;
+        }
+        let mut log = KernelLog::open()?;
+        let mut earlier = log.complaints(&Expected::default()).lines;
+        if !earlier.is_empty() {
+            earlier.insert(0, "before the first check:".to_owned());
+        }
+        Ok(Self {
+            guest,
+            decisions,
+            report,
+            log,
+            earlier,
+            hung: false,
+        })
     }
-    let mut log = KernelLog::open()?;
-    let mut earlier = log.complaints(&Expected::default()).lines;
-    if !earlier.is_empty() {
-        earlier.insert(0, "before the first check:".to_owned());
+
+    /// Runs the checks of `plan` and, if it is interactive, those of the requests that follow.
+    fn run_all(&mut self, plan: &Plan) -> anyhow::Result<()> {
+        for check in &plan.checks {
+            self.run(check)?;
+        }
+        while plan.interactive
+            && let Request::Check(check) = self.guest.launcher.next_request()?
+        {
+            self.run(&check)?;
+        }
+        Ok(())
     }
-    for (index, check) in checks.iter().enumerate() {
+
+    fn run(&mut self, check: &Check) -> anyhow::Result<()> {
+        if self.hung {
+            return refuse(
+                check,
+                "not run, because the check before it hung",
+                self.report,
+            );
+        }
         eprintln!("peerbar-agent: {}", check.name());
-        let ended = supervise(guest, check);
-        let hung = matches!(ended, Ended::Hung { .. });
+        let ended = supervise(&self.guest, check);
+        self.hung = matches!(ended, Ended::Hung { .. });
         let (outcome, mut measure) = judge(ended);
-        let mut complaints = log.complaints(&checks::runner(check).expected_log());
+        let mut complaints = self.log.complaints(&checks::runner(check).expected_log());
         if let Some(probe) = &mut measure.probe {
             probe.faults = complaints.faults;
             probe.fault = complaints.fault.take();
         }
         let said = complaints.peer_to_peer.drain(..).map(Evidence::Message);
-        for evidence in decisions.news().chain(said) {
-            report.evidence(&evidence)?;
+        for evidence in self.decisions.news().chain(said) {
+            self.report.evidence(&evidence)?;
         }
-        complaints.lines.splice(..0, earlier.drain(..));
-        tell(check, outcome, complaints, &measure, report)?;
-        if hung {
+        complaints.lines.splice(..0, self.earlier.drain(..));
+        tell(check, outcome, complaints, &measure, self.report)?;
+        if self.hung {
             // After the complaints were taken, for this looks like one.
             watchdog::show_blocked_tasks()?;
-            let left = checks.get(index.saturating_add(1)..).unwrap_or_default();
-            return give_up(left, "not run, because the check before it hung", report);
+        } else {
+            tools::reap_orphans();
         }
-        tools::reap_orphans();
+        Ok(())
     }
-    Ok(())
 }
 
 fn supervise(
@@ -173,13 +225,10 @@ fn tell(
     Ok(report.result(&check.name(), &Verdict::Fail, measure)?)
 }
 
-/// Reports `checks` as failed for one reason.
-fn give_up(checks: &[Check], reason: &str, report: &mut KtapWriter<File>) -> anyhow::Result<()> {
-    for check in checks {
-        report.diagnostic(reason)?;
-        report.result(&check.name(), &Verdict::Fail, &Measure::default())?;
-    }
-    Ok(())
+/// Reports `check` as failed without a run.
+fn refuse(check: &Check, reason: &str, report: &mut KtapWriter<File>) -> anyhow::Result<()> {
+    report.diagnostic(reason)?;
+    Ok(report.result(&check.name(), &Verdict::Fail, &Measure::default())?)
 }
 
 /// Milliseconds since the kernel started.

@@ -5,6 +5,9 @@
 //! line the check's [`Measure`] as a diagnostic line. A check can send two requests in between, as diagnostic lines:
 //! [`Line::Counters`], which the launcher answers with the [`Counters`] of all devices as one line of JSON, and
 //! [`Line::Kill`], which has no answer.
+//!
+//! If the plan is interactive, the launcher goes on with a [`Request`] a line once the agent has reported `ready` and the results of
+//! the plan's checks; the agent writes the plan line last.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +18,7 @@ mod ktap;
 mod measure;
 mod plan;
 mod probe;
+mod request;
 mod size;
 
 pub use check::*;
@@ -27,6 +31,7 @@ pub use measure::Measure;
 pub use peerbar_dma_log::Route;
 pub use plan::{Gpu, Module, NvmeDevice, Plan};
 pub use probe::{Probed, Record, Transfer};
+pub use request::Request;
 pub use size::{Size, SizeError};
 
 /// Name of the virtio-serial port.

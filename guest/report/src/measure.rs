@@ -25,6 +25,9 @@ pub struct Measure {
     /// DMA requests that failed.
     #[serde(default)]
     pub failures: u64,
+    /// Exit status of a command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<i32>,
     /// What a probe found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probed>,

@@ -24,6 +24,9 @@ pub struct Plan {
     /// Seconds after which a check that has not ended counts as hung.
     #[serde(default = "default_check_seconds")]
     pub check_seconds: u32,
+    /// Whether [`crate::Request`]s follow the checks; then the report ends with its plan line.
+    #[serde(default)]
+    pub interactive: bool,
     /// The checks, in order.
     pub checks: Vec<Check>,
 }

@@ -39,6 +39,13 @@ pub(super) struct Problem {
     pub(super) message: String,
 }
 
+impl From<toml::de::Error> for Problem {
+    fn from(error: toml::de::Error) -> Self {
+        let at = error.span().unwrap_or(0..0);
+        Self::new(at, error.message().replace('\n', ", "))
+    }
+}
+
 impl From<TableError> for Problem {
     fn from(error: TableError) -> Self {
         Self::new(error.at, error.message)

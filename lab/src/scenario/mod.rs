@@ -4,6 +4,7 @@
 //! whole; what does not is refused with the line that is wrong.
 
 mod attach;
+mod builder;
 mod bus_numbers;
 mod check;
 mod device;
@@ -32,6 +33,7 @@ use serde::Deserialize;
 use toml::de::{DeTable, Deserializer};
 
 pub use attach::AttachPoint;
+pub use builder::{GpuBuilder, NvmeBuilder, ScenarioBuilder};
 pub use bus_numbers::first_buses;
 pub use device::DeviceSpec;
 pub use error::ScenarioError;
@@ -69,6 +71,8 @@ pub struct Scenario {
     pub modules: Vec<Module>,
     /// Whether the guest gets the tools root.
     pub tools: bool,
+    /// Whether the guest takes requests after the checks.
+    pub interactive: bool,
     /// The checks, in order.
     pub checks: Vec<Check>,
     /// What the scenario calls each of them, if it does.
@@ -175,11 +179,7 @@ impl Scenario {
 
     /// Reads a scenario file. Paths of images in it are relative to its folder.
     pub fn load(path: &Path) -> Result<Self, ScenarioError> {
-        let text = fs::read_to_string(path).map_err(|source| ScenarioError::Unreadable {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::parse(path, text)
+        Self::parse(path, file_text(path)?)
     }
 
     /// The built-in demo.
@@ -189,17 +189,47 @@ impl Scenario {
 
     /// Reads a scenario's text, which messages say to be from `path`.
     pub fn parse(path: &Path, text: String) -> Result<Self, ScenarioError> {
+        Self::read(path, text, false)
+    }
+
+    /// As [`Scenario::load`], for a [`crate::Lab`]: it needs no checks, as requests can follow.
+    pub fn load_interactive(path: &Path) -> Result<Self, ScenarioError> {
+        Self::parse_interactive(path, file_text(path)?)
+    }
+
+    /// As [`Scenario::parse`], for a [`crate::Lab`]: it needs no checks, as requests can follow.
+    pub fn parse_interactive(path: &Path, text: impl Into<String>) -> Result<Self, ScenarioError> {
+        Self::read(path, text.into(), true)
+    }
+
+    /// Reads the lines of a `[[check]]` table for the devices of this scenario.
+    pub fn check(&self, lines: &str) -> Result<Check, ScenarioError> {
+        let text = format!("[[check]]\n{lines}\n");
+        let located = |problem: error::Problem| problem.locate(PathBuf::from("check"), &text);
+        let read = || -> Result<Check, error::Problem> {
+            let document = DeTable::parse(&text)?;
+            let tables = CheckTable::all(document.get_ref())?;
+            let table = tables.into_iter().next();
+            let table = table.ok_or_else(|| error::Problem::new(0..0, "there is no check"))?;
+            Ok(table.read(&self.inventory())?)
+        };
+        read().map_err(located)
+    }
+
+    fn inventory(&self) -> Inventory {
+        check::inventory(&self.nvmes, &self.gpus, &self.machine, self.tools)
+    }
+
+    fn read(path: &Path, text: String, interactive: bool) -> Result<Self, ScenarioError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let located = |problem: error::Problem| problem.locate(path.to_owned(), &text);
-        let unreadable = |error: toml::de::Error| {
-            let at = error.span().unwrap_or(0..0);
-            located(error::Problem::new(at, error.message().replace('\n', ", ")))
-        };
+        let unreadable = |error: toml::de::Error| located(error.into());
         let document = DeTable::parse(&text).map_err(unreadable)?;
         let file = file::File::deserialize(Deserializer::from(document.clone()));
         let file = file.map_err(unreadable)?;
         let checks = CheckTable::all(document.get_ref()).map_err(|error| located(error.into()))?;
-        let mut scenario = validate::scenario(file, checks, folder).map_err(located)?;
+        let scenario = validate::scenario(file, checks, folder, interactive);
+        let mut scenario = scenario.map_err(located)?;
         scenario.text = text;
         Ok(scenario)
     }
@@ -225,8 +255,7 @@ impl Scenario {
 
     /// What the guest's agent is asked to do.
     pub fn plan(&self) -> Plan {
-        let Inventory { nvmes, gpus, .. } =
-            check::inventory(&self.nvmes, &self.gpus, &self.machine, self.tools);
+        let Inventory { nvmes, gpus, .. } = self.inventory();
         Plan {
             modules: self.modules.clone(),
             devices: nvmes,
@@ -234,6 +263,7 @@ impl Scenario {
             one_switch: Topology::of(self).is_one_switch(),
             tools: self.tools,
             check_seconds: self.check_seconds(),
+            interactive: self.interactive,
             checks: self.checks.clone(),
         }
     }
@@ -265,6 +295,13 @@ impl Scenario {
         }
         names
     }
+}
+
+fn file_text(path: &Path) -> Result<String, ScenarioError> {
+    fs::read_to_string(path).map_err(|source| ScenarioError::Unreadable {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 #[cfg(test)]
@@ -569,6 +606,25 @@ mod tests {
             );
             assert_eq!(refused(&top, command).unwrap_err(), message);
         }
+    }
+
+    #[test]
+    fn interactive_scenario_needs_no_check_and_reads_one_later() {
+        let text = format!("{HEAD}cmb = \"2M\"\n{DISK}");
+        assert!(parse(text.clone()).is_err());
+        let scenario = Scenario::parse_interactive(Path::new("x.toml"), text).unwrap();
+        assert!(scenario.plan().interactive && scenario.plan().checks.is_empty());
+        let check = scenario
+            .check("kind = \"provider\"\ndevice = \"d0\"")
+            .unwrap();
+        assert_eq!(check.name(), "d0 provides its memory as p2pmem");
+        let error = scenario
+            .check("kind = \"provider\"\ndevice = \"d1\"")
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "check:3: no [[nvme]] is named `d1`: there is d0"
+        );
     }
 
     #[test]

@@ -38,9 +38,10 @@ pub(super) fn scenario(
     file: File,
     checks: Vec<CheckTable<'_>>,
     folder: &Path,
+    interactive: bool,
 ) -> Result<Scenario, Problem> {
     let name = fitting(file.name.clone(), LONGEST_SCENARIO)?;
-    complete(&file)?;
+    complete(&file, interactive)?;
     let attach_points = attach_points(&file.host_bridge, &file.switch)?;
     together::ports(&file)?;
     bus_numbers::fit(&file)?;
@@ -78,16 +79,17 @@ pub(super) fn scenario(
         gpus,
         modules,
         tools: file.tools,
+        interactive,
         checks,
         labels,
     })
 }
 
 /// Something to look at, and a look at it.
-fn complete(file: &File) -> Result<(), Problem> {
+fn complete(file: &File, interactive: bool) -> Result<(), Problem> {
     let lacking = if file.nvme.is_empty() && file.gpu.is_empty() {
         "there is no device: add an [[nvme]] or a [[gpu]]"
-    } else if file.check.is_empty() {
+    } else if file.check.is_empty() && !interactive {
         "there is no [[check]]: a run without checks shows nothing"
     } else {
         return Ok(());

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use peerbar_report::Evidence;
 
-use crate::results::EVIDENCE;
+use peerbar_lab::finished_run::EVIDENCE;
 
 /// What IOMMU drivers of Linux start their messages with.
 const DRIVERS: [&str; 4] = ["DMAR", "AMD-Vi", "virtio_iommu", "iommu"];

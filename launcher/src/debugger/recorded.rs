@@ -100,7 +100,7 @@ impl Recorded {
             bail!("{} has no flight record (NAME.flight)", run.display());
         }
         devices.sort_by(|one, other| one.name.cmp(&other.name));
-        let scenario = Scenario::load(&run.join("scenario.toml")).ok();
+        let scenario = Scenario::load_interactive(&run.join("scenario.toml")).ok();
         Ok(Self {
             devices,
             only: None,

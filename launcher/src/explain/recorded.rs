@@ -8,9 +8,9 @@ use peerbar_report::{Evidence, Measure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::results::{EVIDENCE, RESULTS};
-use crate::run::SCENARIO;
 use peerbar_lab::exit::Failure;
+use peerbar_lab::finished_run::SCENARIO;
+use peerbar_lab::finished_run::{EVIDENCE, RESULTS};
 use peerbar_lab::folder::STARTED;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::verdict::Verdict;
@@ -87,7 +87,7 @@ impl Recorded {
         let results: Results = json(folder, RESULTS)?;
         Ok(Self {
             verdict: results.verdict,
-            scenario: Scenario::parse(&path, text)?,
+            scenario: Scenario::parse_interactive(&path, text)?,
             release: started.versions.kernel,
             evidence: json(folder, EVIDENCE)?,
             results: results.checks,

@@ -17,6 +17,9 @@ pub struct Command {
     /// Exit status that passes.
     #[serde(default)]
     pub status: i32,
+    /// Whether any exit status passes; [`crate::Measure::status`] has it. No scenario can ask for that.
+    #[serde(default)]
+    pub any_status: bool,
     /// Texts that must all appear in what it prints.
     #[serde(default)]
     pub expect: Vec<String>,
@@ -80,6 +83,7 @@ impl CheckKind for Command {
             .map(|through| keys.inventory.buffer(through))
             .transpose()?;
         Ok(Command {
+            any_status: false,
             run: keys.required("run")?.into_inner(),
             status: keys.or_default("status")?,
             expect: keys.or_default("expect")?,

@@ -14,6 +14,8 @@ pub struct KtapReader {
     /// The line in `pending` was too long; what is left of it is dropped.
     dropping: bool,
     version: bool,
+    /// The plan line follows the results.
+    plan_last: bool,
     planned: Option<u32>,
     results: u32,
     violation: Option<KtapError>,
@@ -56,6 +58,14 @@ impl KtapReader {
     /// A reader at the start of a report.
     pub fn new() -> Self {
         KtapReader::default()
+    }
+
+    /// A reader at the start of a report whose plan line follows the results.
+    pub fn with_plan_last() -> Self {
+        KtapReader {
+            plan_last: true,
+            ..KtapReader::default()
+        }
     }
 
     /// Takes the next bytes and returns the lines that they complete.
@@ -122,7 +132,7 @@ impl KtapReader {
         match line {
             Line::Version => self.version = true,
             other if !self.version => self.violate(KtapError::NotKtap(other.to_string())),
-            Line::Plan(count) if self.planned.is_none() => self.planned = Some(*count),
+            Line::Plan(count) if self.may_plan(*count) => self.planned = Some(*count),
             Line::Plan(_) => self.violate(KtapError::AgainstPlan),
             Line::Result { number, .. } => self.account_result(*number),
             Line::Ready(_)
@@ -135,14 +145,21 @@ impl KtapReader {
         }
     }
 
+    fn may_plan(&self, count: u32) -> bool {
+        self.planned.is_none() && (!self.plan_last || count == self.results)
+    }
+
     fn account_result(&mut self, number: u32) {
+        let is_planned = self
+            .planned
+            .map_or(self.plan_last, |planned| number <= planned);
         let expected = self.results.saturating_add(1);
         if number != expected {
             self.violate(KtapError::OutOfOrder {
                 expected,
                 seen: number,
             });
-        } else if self.planned.is_none_or(|planned| number > planned) {
+        } else if !is_planned {
             self.violate(KtapError::AgainstPlan);
         } else {
             self.results = number;
@@ -183,6 +200,22 @@ mod tests {
         );
         assert!(reader.complete());
         assert_eq!(reader.finish(), Ok(()));
+    }
+
+    #[test]
+    fn plan_last_must_count_the_results() {
+        let read = |text: &str| {
+            let mut reader = KtapReader::with_plan_last();
+            reader.feed(text.as_bytes());
+            (reader.complete(), reader.finish())
+        };
+        let start = "KTAP version 1\nok 1 - a\nok 2 - b\n";
+        assert_eq!(read(start), (false, Err(KtapError::NoPlan)));
+        assert_eq!(read(&format!("{start}1..2\n")), (true, Ok(())));
+        let against = (false, Err(KtapError::AgainstPlan));
+        assert_eq!(read(&format!("{start}1..3\n")), against);
+        let late = read(&format!("{start}1..2\nok 3 - c\n"));
+        assert_eq!(late.1, Err(KtapError::AgainstPlan));
     }
 
     #[test]
@@ -256,6 +289,7 @@ mod tests {
         )
             .prop_map(
                 |(sizes, bytes, seconds, routes, peer_bytes, ram_bytes, failures)| Measure {
+                    status: None,
                     probe: None,
                     sizes,
                     bytes,
@@ -288,7 +322,7 @@ mod tests {
             let mut bytes = Vec::new();
             let mut writer = KtapWriter::new(&mut bytes);
             let planned = u32::try_from(checks.len()).unwrap();
-            writer.begin(planned).unwrap();
+            writer.begin(Some(planned)).unwrap();
             let mut expected = vec![Line::Version, Line::Plan(planned)];
             for (number, (name, passed, measure)) in (1..).zip(&checks) {
                 let verdict = if *passed { Verdict::Pass } else { Verdict::Fail };

@@ -20,10 +20,15 @@ impl<W: Write> KtapWriter<W> {
         KtapWriter { out, results: 0 }
     }
 
-    /// Writes the version line and the plan line for `checks` checks.
-    pub fn begin(&mut self, checks: u32) -> io::Result<()> {
+    /// Writes the version line, and the plan line if it is known that `checks` results will follow.
+    pub fn begin(&mut self, checks: Option<u32>) -> io::Result<()> {
         self.line(&Line::Version)?;
-        self.line(&Line::Plan(checks))
+        checks.map_or(Ok(()), |checks| self.line(&Line::Plan(checks)))
+    }
+
+    /// Ends a report that began without its plan line.
+    pub fn end(&mut self) -> io::Result<()> {
+        self.line(&Line::Plan(self.results))
     }
 
     /// Says that all devices are there, `uptime_ms` milliseconds after the guest's kernel started.
@@ -89,7 +94,7 @@ mod tests {
     fn a_report_reads_as_ktap() {
         let mut out = Vec::new();
         let mut report = KtapWriter::new(&mut out);
-        report.begin(2).unwrap();
+        report.begin(Some(2)).unwrap();
         report.ready(2700).unwrap();
         report
             .result("first", &Verdict::Pass, &Measure::default())

@@ -1,0 +1,110 @@
+//! A run that is over: judged, and kept in its folder.
+
+use peerbar_report::KtapError;
+use serde_json::json;
+
+use crate::child::last_line;
+use crate::console::Console;
+use crate::folder::Folder;
+use crate::guest::{Guest, QEMU_LOG};
+use crate::report::{Report, Row};
+use crate::scenario::Scenario;
+use crate::verdict::{Ending, Evidence, Verdict, judge};
+
+/// What a run leaves: the text of its scenario.
+pub const SCENARIO: &str = "scenario.toml";
+/// What a run leaves: the results of its checks.
+pub const RESULTS: &str = "results.json";
+/// What a run leaves: what the guest knew of peer-to-peer DMA, an array of [`peerbar_report::Evidence`].
+pub const EVIDENCE: &str = "evidence.json";
+/// What a run leaves last: its verdict in one line.
+pub const VERDICT: &str = "verdict";
+
+/// A run that is over and not yet judged.
+pub struct FinishedRun {
+    /// Why it is no longer watched.
+    pub ending: Ending,
+    /// The guest's console.
+    pub console: Console,
+    /// The agent's report.
+    pub report: Report,
+    /// About a server that failed, or what the sanitizer found.
+    pub complaint: Option<String>,
+    /// From QEMU's start to its end.
+    pub seconds: f64,
+}
+
+/// A run that has been judged.
+pub struct Concluded {
+    /// How it ended, and why.
+    pub verdict: Verdict,
+    /// The results, by the names that the scenario gives them.
+    pub rows: Vec<Row>,
+    /// The last diagnostics, which belong to no result.
+    pub rest: Vec<String>,
+    /// What is wrong with the report.
+    pub report: Result<(), KtapError>,
+    /// The guest's console.
+    pub console: Console,
+    /// Why it is no longer watched.
+    pub ending: Ending,
+    /// From QEMU's start to its end.
+    pub seconds: f64,
+}
+
+impl FinishedRun {
+    /// Ends `guest` and its servers after `ending`.
+    ///
+    /// # Errors
+    /// A process that cannot be ended.
+    pub fn stop(guest: Guest<'_>, ending: Ending) -> anyhow::Result<Self> {
+        let seconds = guest.started().elapsed().as_secs_f64();
+        let (console, report, complaint) = guest.stop()?;
+        Ok(Self {
+            ending: ending.caused_by(complaint.as_deref()),
+            console,
+            report,
+            complaint,
+            seconds,
+        })
+    }
+
+    /// Judges the run, and keeps results and verdict in its folder, the verdict as the last file.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn conclude(self, scenario: &Scenario, folder: &Folder) -> anyhow::Result<Concluded> {
+        folder.write_json(EVIDENCE, &self.report.evidence())?;
+        let (mut rows, rest, report) = self.report.finish();
+        for (number, row) in (1..).zip(&mut rows) {
+            row.name = scenario.label(number).unwrap_or(&row.name).to_owned();
+        }
+        let verdict = judge(&Evidence {
+            ending: &self.ending,
+            asked: (!scenario.interactive).then_some(scenario.checks.len()),
+            rows: &rows,
+            report: &report,
+            trouble: self.console.trouble(),
+            complaint: self.complaint.as_deref(),
+            qemu: &last_line(&folder.path().join(QEMU_LOG)),
+        });
+        let results = json!({
+            "scenario": scenario.name,
+            "verdict": verdict,
+            "exit_code": verdict.outcome.code(),
+            "seconds": self.seconds,
+            "checks": rows,
+        });
+        folder.write_json(RESULTS, &results)?;
+        folder.write(VERDICT, &format!("{verdict}\n"))?;
+        Ok(Concluded {
+            verdict,
+            rows,
+            rest,
+            report,
+            console: self.console,
+            ending: self.ending,
+            seconds: self.seconds,
+        })
+    }
+}

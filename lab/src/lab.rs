@@ -1,0 +1,361 @@
+//! The devices and the guest of a scenario, for Rust tests: start them, run checks and commands, read counters and records.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, anyhow};
+use peerbar_flight::{Flight, FlightFile};
+use peerbar_report::{Check, DeviceCounters, Line, Module, Request, Verdict as CheckVerdict};
+
+use crate::artifacts::{Artifacts, Own};
+use crate::exit::Outcome;
+use crate::finished_run::{Concluded, FinishedRun};
+use crate::folder::Folder;
+use crate::guest::{Guest, GuestEvent, QEMU_LOG};
+use crate::lab_error::LabError;
+use crate::programs::program;
+use crate::qemu::Sockets;
+use crate::report::Row;
+use crate::scenario::Scenario;
+use crate::servers::flight_record;
+use crate::signals;
+use crate::socket_folder::SocketFolder;
+use crate::verdict::{Ending, Verdict};
+
+/// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
+const READY: Duration = Duration::from_secs(180);
+/// Modules of Debian's kernel that the agent loads for some checks, which are not known yet.
+const ON_DEMAND: [&str; 4] = ["vfio_iommu_type1", "vfio_pci", "ext4", "xfs"];
+/// How long a guest may take to power off.
+const POWER_OFF: Duration = Duration::from_secs(30);
+
+/// How a [`Lab`] is started.
+#[derive(Clone, Debug)]
+pub struct LabOptions {
+    own: Own,
+    runs: PathBuf,
+}
+
+impl Default for LabOptions {
+    /// peerbar's own QEMU and kernel, and the folder `runs`.
+    fn default() -> Self {
+        Self {
+            own: Own::default(),
+            runs: PathBuf::from("runs"),
+        }
+    }
+}
+
+impl LabOptions {
+    /// Folder that gets a folder for each run.
+    pub fn runs(self, runs: impl Into<PathBuf>) -> Self {
+        Self {
+            runs: runs.into(),
+            ..self
+        }
+    }
+
+    /// QEMU to use.
+    pub fn qemu(mut self, qemu: impl Into<PathBuf>) -> Self {
+        self.own.qemu = Some(qemu.into());
+        self
+    }
+
+    /// Kernel to boot: a bzImage, a vmlinux or a build tree.
+    pub fn kernel(mut self, kernel: impl Into<PathBuf>) -> Self {
+        self.own.kernel = Some(kernel.into());
+        self
+    }
+
+    /// Modules of that kernel: `lib/modules/RELEASE`, or a folder that contains it.
+    pub fn modules(mut self, modules: impl Into<PathBuf>) -> Self {
+        self.own.modules = Some(modules.into());
+        self
+    }
+
+    /// Starts the devices and the guest of `scenario`, runs its checks if it has any, and waits until the guest is ready for
+    /// requests.
+    ///
+    /// The calling thread must live as long as the lab: the processes die with it.
+    ///
+    /// # Errors
+    /// What keeps the guest from being ready. The run's folder has the logs.
+    pub fn start(self, mut scenario: Scenario) -> Result<Lab, LabError> {
+        scenario.interactive = true;
+        let agent = program("peerbar-agent")?;
+        if !scenario.gpus.is_empty() {
+            add_module(&mut scenario, "peerbar_gpu_pin_test");
+        }
+        let mut modules = scenario.initramfs_modules();
+        if self.own.kernel.is_none() {
+            let known = modules.clone();
+            let on_demand = ON_DEMAND.into_iter().map(str::to_owned);
+            modules.extend(on_demand.filter(|name| !known.contains(name)));
+        }
+        let artifacts =
+            Artifacts::prepare(&self.own, &modules, scenario.tools, &agent, &signals::NONE)?;
+        let folder = Folder::create(&self.runs, &scenario.name, SystemTime::now())?;
+        folder.begin(None, artifacts.versions())?;
+        folder.write(crate::finished_run::SCENARIO, &scenario.text)?;
+        let temporary = SocketFolder::create()?;
+        let sockets = Sockets::in_folder(temporary.path());
+        let boot = artifacts.boot(&scenario.machine);
+        let guest = Guest::start(
+            &artifacts,
+            &boot,
+            &scenario,
+            &sockets,
+            &folder,
+            &signals::NONE,
+        )?;
+        let mut lab = Lab {
+            guest,
+            scenario,
+            folder,
+            _sockets: temporary,
+        };
+        lab.wait_until_ready()?;
+        Ok(lab)
+    }
+}
+
+/// Has the module loaded before the first check, as some kinds of checks want it.
+fn add_module(scenario: &mut Scenario, name: &str) {
+    if !scenario.modules.iter().any(|module| module.name == name) {
+        scenario.modules.push(Module {
+            name: name.to_owned(),
+            parameters: String::new(),
+        });
+    }
+}
+
+/// A running lab. Dropped without [`Lab::shut_down`], it is ended at once and leaves no verdict.
+pub struct Lab {
+    guest: Guest<'static>,
+    scenario: Scenario,
+    folder: Folder,
+    _sockets: SocketFolder,
+}
+
+/// What a command in the guest came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandOutput {
+    /// Its exit status, as a shell counts them: 128 and the number of a signal that ended it.
+    pub status: i32,
+    /// What it printed on standard output and standard error; control characters are blanks.
+    pub text: String,
+}
+
+/// A lab that has ended.
+#[derive(Debug)]
+pub struct FinishedLab {
+    /// How it ended. A failed check, a complaint of the kernel or a server that died is a failure.
+    pub verdict: Verdict,
+    /// The results of all checks and commands.
+    pub checks: Vec<Row>,
+    /// The guest's console.
+    pub console: String,
+    /// The run's folder: logs, records, results.
+    pub folder: PathBuf,
+}
+
+impl FinishedLab {
+    /// Whether everything was well.
+    pub fn is_passed(&self) -> bool {
+        self.verdict.outcome == Outcome::Passed
+    }
+}
+
+impl Lab {
+    /// Starts `scenario` with the default options.
+    ///
+    /// # Errors
+    /// As [`LabOptions::start`].
+    pub fn start(scenario: Scenario) -> Result<Self, LabError> {
+        LabOptions::default().start(scenario)
+    }
+
+    /// The run's folder.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// What was started.
+    pub fn scenario(&self) -> &Scenario {
+        &self.scenario
+    }
+
+    /// Runs `check` in the guest. A check that fails is no error: see [`Row::verdict`].
+    ///
+    /// # Errors
+    /// What keeps the guest from running it.
+    pub fn check(&mut self, check: &Check) -> Result<Row, LabError> {
+        Ok(self.request(check)?.0)
+    }
+
+    /// Runs the check of a `[[check]]` table, as in `kind = "provider"` and `device = "disk0"` on two lines.
+    ///
+    /// # Errors
+    /// A mistake in the table, with its line; else as [`Lab::check`].
+    pub fn check_table(&mut self, lines: &str) -> Result<Row, LabError> {
+        let check = self.scenario.check(lines)?;
+        self.check(&check)
+    }
+
+    /// Runs the line `run` by `sh -c` in the tools root, where `{disk0}` stands for the character device of the controller
+    /// `disk0`, `{disk0:disk}` for its first namespace and `{disk0:p2pmem}` for its p2pmem file. A status other than 0 is no
+    /// error.
+    ///
+    /// # Errors
+    /// [`LabError::CommandFailed`] without a tools root (`tools = true`), if the command did not end in time, or if the kernel
+    /// complained meanwhile; else as
+    /// [`Lab::check`].
+    pub fn command(&mut self, run: &str) -> Result<CommandOutput, LabError> {
+        let command = Check::Command(peerbar_report::Command {
+            run: run.to_owned(),
+            status: 0,
+            any_status: true,
+            expect: Vec::new(),
+            kernel: Vec::new(),
+            through: None,
+            show: true,
+        });
+        let (row, lines) = self.request(&command)?;
+        let reason = match (&row.verdict, row.measure.status) {
+            (CheckVerdict::Pass, Some(status)) => {
+                return Ok(CommandOutput {
+                    status,
+                    text: lines.join("\n"),
+                });
+            }
+            (CheckVerdict::Skip(reason), _) => reason.clone(),
+            _ => lines.join("\n"),
+        };
+        Err(LabError::CommandFailed {
+            name: row.name,
+            reason,
+        })
+    }
+
+    /// The DMA counters of each device at this moment, by its name. They are read on the host.
+    pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
+        self.guest.counters()
+    }
+
+    /// The flight record of `device` as it is now: mappings, windows, resets and, with `sanitize = true`, each DMA.
+    ///
+    /// # Errors
+    /// [`LabError::NoDevice`], or a record that cannot be read.
+    pub fn flight_record(&self, device: &str) -> Result<Flight, LabError> {
+        let known = self.scenario.devices().find(|known| known.name() == device);
+        if !known.is_some_and(|known| known.is_ours()) {
+            return Err(LabError::NoDevice(device.to_owned()));
+        }
+        let file = FlightFile::open(&flight_record(self.folder.path(), device))?;
+        Ok(file.read()?)
+    }
+
+    /// The last lines of the guest's console.
+    pub fn console(&self) -> Vec<String> {
+        self.guest.console.tail()
+    }
+
+    /// Powers the guest off, ends the servers, and judges the run.
+    ///
+    /// # Errors
+    /// What keeps the run from being judged or kept.
+    pub fn shut_down(mut self) -> Result<FinishedLab, LabError> {
+        self.guest.request(&Request::End)?;
+        let deadline = Instant::now() + POWER_OFF;
+        let ending = loop {
+            match self.guest.next_event(deadline)? {
+                GuestEvent::Ended(status) => break Ending::Ended(status),
+                GuestEvent::ServerDied(message) => break Ending::ServerDied(message),
+                GuestEvent::Late => break Ending::StayedOn(POWER_OFF.as_secs()),
+                GuestEvent::Signal(signal) => break Ending::Signal(signal),
+                GuestEvent::Console(_) | GuestEvent::Report(_) => {}
+            }
+        };
+        let run = FinishedRun::stop(self.guest, ending)?;
+        let concluded = run.conclude(&self.scenario, &self.folder)?;
+        let Concluded { verdict, rows, .. } = concluded;
+        let console = self.folder.path().join("console.log");
+        let console = std::fs::read(&console)
+            .with_context(|| format!("cannot read {}", console.display()))?;
+        Ok(FinishedLab {
+            verdict,
+            checks: rows,
+            console: String::from_utf8_lossy(&console).into_owned(),
+            folder: self.folder.path().to_owned(),
+        })
+    }
+
+    /// Waits for the agent, and for the checks that the scenario has itself.
+    fn wait_until_ready(&mut self) -> Result<(), LabError> {
+        let mut said = Vec::new();
+        let mut deadline = self.guest.started() + READY;
+        let (mut is_ready, mut left) = (false, self.scenario.checks.len());
+        while !is_ready || left > 0 {
+            for line in self.report_lines(deadline)? {
+                match line {
+                    Line::Ready(_) => is_ready = true,
+                    Line::Result { .. } => left = left.saturating_sub(1),
+                    Line::Diagnostic(text) => said.push(text),
+                    Line::Plan(_) => return Err(LabError::NotReady(said.join("\n"))),
+                    _ => continue,
+                }
+                deadline = Instant::now() + self.scenario.timeout.max(READY);
+            }
+        }
+        Ok(())
+    }
+
+    /// The result of `check`, and all its diagnostics.
+    fn request(&mut self, check: &Check) -> Result<(Row, Vec<String>), LabError> {
+        self.guest.request(&Request::Check(check.clone()))?;
+        let deadline = Instant::now() + self.scenario.timeout;
+        let mut diagnostics = Vec::new();
+        loop {
+            for line in self.report_lines(deadline)? {
+                match line {
+                    Line::Diagnostic(text) => diagnostics.push(text),
+                    Line::Result { .. } => {
+                        let row = self.guest.report.rows().last();
+                        return Ok((row.context("a result without a row")?.clone(), diagnostics));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// The next lines of the report.
+    fn report_lines(&mut self, deadline: Instant) -> Result<Vec<Line>, LabError> {
+        loop {
+            match self.guest.next_event(deadline)? {
+                GuestEvent::Report(lines) => {
+                    for line in &lines {
+                        if let Line::Kill(name) = line {
+                            self.guest.lose(name)?;
+                        }
+                    }
+                    return Ok(lines);
+                }
+                GuestEvent::Console(_) => {}
+                GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
+                GuestEvent::Signal(signal) => {
+                    return Err(anyhow!("ended by signal {signal}").into());
+                }
+                GuestEvent::Ended(status) => {
+                    let log = self.folder.path().join(QEMU_LOG);
+                    return Err(LabError::GuestEnded {
+                        status,
+                        message: crate::child::last_line(&log),
+                    });
+                }
+                GuestEvent::Late => return Err(LabError::TimedOut),
+            }
+        }
+    }
+}

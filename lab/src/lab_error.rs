@@ -1,0 +1,65 @@
+//! Why a lab does not do what it was asked for.
+
+use std::process::ExitStatus;
+
+use peerbar_flight::FlightError;
+use thiserror::Error;
+
+use crate::exit::Failure;
+use crate::scenario::ScenarioError;
+
+/// Why a [`crate::Lab`] does not do what it was asked for.
+#[derive(Debug, Error)]
+pub enum LabError {
+    /// The scenario, or a check's table, makes no sense.
+    #[error(transparent)]
+    Scenario(#[from] ScenarioError),
+    /// Something on the host is missing or fails: a program, QEMU, a kernel, a server, a file.
+    #[error("{0}")]
+    Host(Failure),
+    /// The guest's agent gave up before it was ready; its diagnostics.
+    #[error("the guest is not ready: {0}")]
+    NotReady(String),
+    /// The guest ended by itself.
+    #[error("the guest ended early ({status}): {message}")]
+    GuestEnded {
+        /// QEMU's status.
+        status: ExitStatus,
+        /// The last line that QEMU printed.
+        message: String,
+    },
+    /// A server ended that should not have: its exit message.
+    #[error("{0}")]
+    ServerDied(String),
+    /// The guest does not answer.
+    #[error(
+        "the guest did not answer in time: see console.log in the run's folder, or raise `timeout`"
+    )]
+    TimedOut,
+    /// A command was not run to its end.
+    #[error("{name}: {reason}")]
+    CommandFailed {
+        /// Its name in the report.
+        name: String,
+        /// What the agent says.
+        reason: String,
+    },
+    /// The scenario has no device of ours with that name.
+    #[error("no device of the scenario that is served by peerbar has the name {0}")]
+    NoDevice(String),
+    /// A flight record cannot be read.
+    #[error("cannot read a flight record")]
+    Flight(#[from] FlightError),
+}
+
+impl From<Failure> for LabError {
+    fn from(failure: Failure) -> Self {
+        Self::Host(failure)
+    }
+}
+
+impl From<anyhow::Error> for LabError {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Host(Failure::Environment(error))
+    }
+}

@@ -1,0 +1,221 @@
+//! Scenarios made in Rust. What is built is a scenario file's text, read as any other.
+
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use super::{Scenario, ScenarioError};
+use crate::iommu::Iommu;
+
+/// Builds a scenario for a [`crate::Lab`]. The methods are named after tables and keys of a scenario file.
+#[derive(Clone, Debug)]
+pub struct ScenarioBuilder {
+    name: String,
+    file: Table,
+}
+
+/// An `[[nvme]]` table.
+#[derive(Clone, Debug)]
+pub struct NvmeBuilder(Table);
+
+/// A `[[gpu]]` table.
+#[derive(Clone, Debug)]
+pub struct GpuBuilder(Table);
+
+impl ScenarioBuilder {
+    /// A scenario without devices.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            file: named(name),
+        }
+    }
+
+    /// Sets a key at the top, such as `timeout`.
+    pub fn key(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.file.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// Gives the guest the tools root, which commands run in.
+    pub fn tools(self) -> Self {
+        self.key("tools", true)
+    }
+
+    /// Sets a key of `[machine]`, such as `cpu`.
+    pub fn machine(mut self, key: &str, value: impl Into<Value>) -> Self {
+        let machine = self.file.entry("machine");
+        if let Value::Table(machine) = machine.or_insert(Value::Table(Table::new())) {
+            machine.insert(key.to_owned(), value.into());
+        }
+        self
+    }
+
+    /// The machine's IOMMU.
+    pub fn iommu(self, iommu: Iommu) -> Self {
+        self.machine("iommu", iommu.word())
+    }
+
+    /// Adds a host bridge.
+    pub fn host_bridge(self, name: &str) -> Self {
+        self.add("host-bridge", named(name))
+    }
+
+    /// Adds a switch below the machine's own host bridge.
+    pub fn switch(self, name: &str) -> Self {
+        self.add("switch", named(name))
+    }
+
+    /// Adds a switch below the host bridge `bridge`.
+    pub fn switch_below(self, name: &str, bridge: &str) -> Self {
+        let mut table = named(name);
+        table.insert("below".to_owned(), bridge.into());
+        self.add("switch", table)
+    }
+
+    /// Adds an NVMe controller.
+    pub fn nvme(self, nvme: NvmeBuilder) -> Self {
+        self.add("nvme", nvme.0)
+    }
+
+    /// Adds a GPU.
+    pub fn gpu(self, gpu: GpuBuilder) -> Self {
+        self.add("gpu", gpu.0)
+    }
+
+    fn add(mut self, kind: &str, table: Table) -> Self {
+        let tables = self.file.entry(kind);
+        if let Value::Array(tables) = tables.or_insert(Value::Array(Vec::new())) {
+            tables.push(Value::Table(table));
+        }
+        self
+    }
+
+    /// The scenario.
+    ///
+    /// # Errors
+    /// What makes no sense, with its line in the built text.
+    pub fn build(self) -> Result<Scenario, ScenarioError> {
+        let path = format!("{}.toml", self.name);
+        Scenario::parse_interactive(Path::new(&path), self.file.to_string())
+    }
+}
+
+impl NvmeBuilder {
+    /// A controller without namespaces.
+    pub fn new(name: &str) -> Self {
+        Self(named(name))
+    }
+
+    /// Sets a key, such as `block-size`.
+    pub fn key(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.0.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// Puts it below a switch or a host bridge.
+    pub fn below(self, parent: &str) -> Self {
+        self.key("below", parent)
+    }
+
+    /// Gives it a Controller Memory Buffer of a size such as `64M`.
+    pub fn cmb(self, size: &str) -> Self {
+        self.key("cmb", size)
+    }
+
+    /// Adds a namespace of zeroed memory that is gone with the run.
+    pub fn ram(mut self, size: &str) -> Self {
+        let namespace = Table::from_iter([("ram".to_owned(), Value::from(size))]);
+        let namespaces = self.0.entry("namespaces");
+        if let Value::Array(namespaces) = namespaces.or_insert(Value::Array(Vec::new())) {
+            namespaces.push(Value::Table(namespace));
+        }
+        self
+    }
+}
+
+impl GpuBuilder {
+    /// A GPU with memory of a size such as `256M`.
+    pub fn new(name: &str, vram: &str) -> Self {
+        Self(named(name)).key("vram", vram)
+    }
+
+    /// Sets a key, such as `aperture`.
+    pub fn key(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.0.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// Puts it below a switch or a host bridge.
+    pub fn below(self, parent: &str) -> Self {
+        self.key("below", parent)
+    }
+}
+
+fn named(name: &str) -> Table {
+    Table::from_iter([("name".to_owned(), Value::from(name))])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn built_scenario_is_read_as_a_file() {
+        let built = ScenarioBuilder::new("built")
+            .tools()
+            .key("timeout", "2m")
+            .iommu(Iommu::Intel)
+            .machine("cpus", 1)
+            .host_bridge("b0")
+            .switch("s0")
+            .switch_below("s1", "b0")
+            .nvme(
+                NvmeBuilder::new("d0")
+                    .below("s0")
+                    .cmb("2M")
+                    .ram("1M")
+                    .ram("2M"),
+            )
+            .nvme(
+                NvmeBuilder::new("d1")
+                    .below("b0")
+                    .ram("1M")
+                    .key("ats", true),
+            )
+            .gpu(
+                GpuBuilder::new("g0", "64M")
+                    .below("s1")
+                    .key("link", "redirect"),
+            )
+            .build()
+            .unwrap();
+        assert!(built.tools && built.interactive);
+        assert_eq!((built.machine.iommu, built.machine.cpus), (Iommu::Intel, 1));
+        let names: Vec<&str> = built.devices().map(|device| device.name()).collect();
+        assert_eq!(names, ["d0", "d1", "g0"]);
+        assert_eq!(
+            built
+                .nvmes
+                .iter()
+                .map(|n| n.namespaces.len())
+                .sum::<usize>(),
+            3
+        );
+        assert_eq!(
+            built.gpus.iter().map(|gpu| gpu.attach.switch()).next(),
+            Some(Some("s1"))
+        );
+    }
+
+    #[test]
+    fn mistake_in_a_built_scenario_is_named() {
+        let disk = NvmeBuilder::new("d0").below("s0").ram("1M");
+        let error = ScenarioBuilder::new("x").nvme(disk).build().unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("no [[switch]] or [[host-bridge]] is named `s0`"),
+            "{error}"
+        );
+    }
+}
