@@ -1,0 +1,16 @@
+//! Tests of drivers and devices as others write them, by the public API of `peerbar-lab`, in real guests. `scripts/test` runs
+//! them after `scripts/build`.
+
+#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+
+mod peer_to_peer;
+mod requests;
+
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::{Lab, LabOptions};
+
+/// Starts a lab that keeps its records where `peerbar` does.
+fn start(scenario: Scenario) -> Lab {
+    let runs = concat!(env!("CARGO_MANIFEST_DIR"), "/../runs");
+    LabOptions::default().runs(runs).start(scenario).unwrap()
+}

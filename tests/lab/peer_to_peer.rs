@@ -1,0 +1,55 @@
+//! What a transfer between two disks does: its data, its route, its record.
+
+use peerbar_lab::Lab;
+use peerbar_lab::iommu::Iommu;
+use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
+use peerbar_report::{DeviceCounters, Route, Verdict};
+
+use crate::start;
+
+/// Bytes that `device` has moved by `route`.
+fn bytes(lab: &Lab, device: &str, route: Route) -> u64 {
+    let counters = lab.counters();
+    let DeviceCounters::Counted(entries) = counters.get(device).unwrap() else {
+        panic!("{counters:?}");
+    };
+    let of_route = entries.iter().filter(|entry| entry.route == route);
+    of_route.map(|entry| entry.bytes).sum()
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn copy_below_a_switch_goes_from_peer_to_peer() {
+    let scenario = ScenarioBuilder::new("lab-peers")
+        .key("timeout", "2m")
+        .iommu(Iommu::Intel)
+        .switch("switch0")
+        .nvme(
+            NvmeBuilder::new("disk0")
+                .below("switch0")
+                .cmb("16M")
+                .ram("32M"),
+        )
+        .nvme(NvmeBuilder::new("disk1").below("switch0").ram("32M"))
+        .build()
+        .unwrap();
+    let mut lab = start(scenario);
+    let before = bytes(&lab, "disk1", Route::Peer);
+    let copy = "kind = \"copy\"\nfrom = \"disk1\"\nto = \"disk0\"\nthrough = { p2pmem = \"disk0\" }\n\
+                sizes = [\"4K\", \"1M\"]\noffsets = [0]";
+    let row = lab.check_table(copy).unwrap();
+    assert_eq!(row.verdict, Verdict::Pass, "{:?}", row.diagnostics);
+    let moved = bytes(&lab, "disk1", Route::Peer) - before;
+    assert!(moved >= (1 << 20) + 4096, "{moved} bytes went to the peer");
+
+    let record = lab.flight_record("disk1").unwrap();
+    assert_eq!(record.header.name, "disk1");
+    assert!(
+        !record.now.is_empty(),
+        "a device behind an IOMMU has mappings"
+    );
+
+    let finished = lab.shut_down().unwrap();
+    assert!(finished.is_passed(), "{}", finished.verdict);
+    assert!(finished.folder.join("results.json").is_file());
+}
