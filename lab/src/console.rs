@@ -10,7 +10,7 @@ use anyhow::Context;
 const TAIL: usize = 30;
 /// Longest piece of a line that is looked at as one.
 const LONGEST: usize = 4096;
-/// A guest that says more than this is not heard any more; the disk is the host's.
+/// Largest log in bytes: the guest is not trusted with the host's disk.
 const LARGEST: usize = 64 << 20;
 
 /// How the kernel begins a line when something is broken, after the time stamp.
@@ -26,10 +26,10 @@ const TROUBLES: [&str; 10] = [
     "watchdog: BUG",
     "unregister_netdevice: waiting",
 ];
-/// What may follow any of them, or stand alone; it says less than they do.
+/// May follow any of them, or stand alone; it is less specific.
 const LEAST: &str = "Call Trace:";
 
-/// What the console has said so far.
+/// The console's output until now.
 pub struct Console {
     file: File,
     written: usize,
@@ -44,7 +44,7 @@ struct Trouble {
     weight: Weight,
 }
 
-/// How much a line of trouble says.
+/// How specific a line of trouble is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Weight {
     /// That there is trouble.
@@ -130,7 +130,7 @@ fn weight(line: &str) -> Option<Weight> {
     text.starts_with(LEAST).then_some(Weight::Trace)
 }
 
-/// The guest must not steer the terminal that its words are shown on.
+/// Without control characters, by which a guest could steer the terminal.
 fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.trim_end()

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use anyhow::Error;
 use peerbar_images::ImageError;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::scenario::ScenarioError;
 use crate::terminal::say;
@@ -54,13 +54,16 @@ impl fmt::Display for Outcome {
 }
 
 /// Why nothing could be run at all.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub enum Failure {
     /// The user asked for something that cannot be.
-    Usage(Error),
+    #[error("{0:#}")]
+    Usage(anyhow::Error),
     /// The machine lacks something, or refuses it.
-    Environment(Error),
+    #[error("{0:#}")]
+    Environment(anyhow::Error),
     /// A signal of this number came first.
+    #[error("ended by signal {0}")]
     Interrupted(i32),
 }
 
@@ -81,18 +84,9 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Usage(error) | Self::Environment(error) => write!(f, "{error:#}"),
-            Self::Interrupted(signal) => write!(f, "ended by signal {signal}"),
-        }
-    }
-}
-
 /// What is not known to be the user's doing is the machine's.
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
         Self::Environment(error)
     }
 }

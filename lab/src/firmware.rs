@@ -1,25 +1,24 @@
 //! The guest's firmware: what runs between QEMU's start and the kernel's.
 
 use serde::Deserialize;
+use strum::IntoStaticStr;
 
 /// Which firmware the guest starts with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Firmware {
     /// Starts the kernel and does little else. BARs and windows of bridges are the kernel's to assign: while it looks for
-    /// them nothing is decoded yet, so QEMU's memory map stays as it is, and no server is told of changes.
+    /// them nothing is decoded yet, so QEMU's memory map stays as it is, and no server is notified of changes.
     Qboot,
     /// Assigns BARs and windows, as a PC's does.
     Seabios,
 }
 
 impl Firmware {
-    /// As a scenario calls it.
+    /// Its name in a scenario.
     pub fn word(self) -> &'static str {
-        match self {
-            Self::Qboot => "qboot",
-            Self::Seabios => "seabios",
-        }
+        self.into()
     }
 
     /// The file that QEMU must be told of, if it is not the one that it takes by itself.

@@ -92,7 +92,7 @@ fn unused(runs: &Path, stem: &str) -> io::Result<String> {
     Err(io::Error::from(ErrorKind::AlreadyExists))
 }
 
-/// Replaces the link in one step: somebody may be looking through it.
+/// Replaces the link in one step, since another process may follow it.
 fn point(runs: &Path, name: &str) -> io::Result<()> {
     let fresh = runs.join(format!(".{name}.link"));
     symlink(name, &fresh)?;

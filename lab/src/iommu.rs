@@ -2,10 +2,14 @@
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 /// Which IOMMU the machine has, and whether the kernel has it translate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum, IntoStaticStr,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Iommu {
     /// There is none.
     #[default]
@@ -21,15 +25,9 @@ pub enum Iommu {
 }
 
 impl Iommu {
-    /// As a scenario calls it.
+    /// Its name in a scenario.
     pub fn word(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Intel => "intel",
-            Self::IntelPassthrough => "intel-passthrough",
-            Self::Amd => "amd",
-            Self::Virtio => "virtio",
-        }
+        self.into()
     }
 
     /// What is added to QEMU's `-M`: interrupts that an IOMMU of Intel's or AMD's could remap are split.

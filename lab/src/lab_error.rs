@@ -15,8 +15,8 @@ pub enum LabError {
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
     /// Something on the host is missing or fails: a program, QEMU, a kernel, a server, a file.
-    #[error("{0}")]
-    Host(Failure),
+    #[error(transparent)]
+    Host(#[from] Failure),
     /// The guest's agent gave up before it was ready; its diagnostics.
     #[error("the guest is not ready: {0}")]
     NotReady(String),
@@ -50,12 +50,6 @@ pub enum LabError {
     /// A flight record cannot be read.
     #[error("cannot read a flight record")]
     Flight(#[from] FlightError),
-}
-
-impl From<Failure> for LabError {
-    fn from(failure: Failure) -> Self {
-        Self::Host(failure)
-    }
 }
 
 impl From<anyhow::Error> for LabError {

@@ -7,7 +7,7 @@ use anyhow::Context;
 use peerbar_report::{Evidence, KtapError, KtapReader, Line, Measure, Verdict};
 use serde::{Serialize, Serializer};
 
-/// Longest report in bytes; a guest that says more is out of its mind.
+/// Longest report in bytes: the guest is not trusted with the host's disk.
 const LARGEST: usize = 16 << 20;
 /// Most diagnostic lines that are kept for one check; the file has them all.
 const MOST_DIAGNOSTICS: usize = 200;
@@ -24,7 +24,7 @@ pub struct Report {
     evidence: Vec<Evidence>,
 }
 
-/// What was said about the check whose result comes next.
+/// Figures and diagnostics of the check that has no result yet.
 #[derive(Default)]
 struct Pending {
     measure: Option<Measure>,

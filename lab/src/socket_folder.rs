@@ -1,7 +1,7 @@
 //! The folder for a run's sockets, gone with the run.
 //!
-//! A launcher that is killed outright cannot remove its folder. The next one does: what tells it that a folder is
-//! nobody's any more is a lock, which ends with the process that holds it.
+//! A process that is killed outright cannot remove its folder. The next run does: it takes the lock in the folder, which ended
+//! with the process that held it.
 
 use std::fs::{self, DirEntry, File};
 use std::io;
@@ -27,15 +27,15 @@ pub struct SocketFolder {
 impl SocketFolder {
     /// Makes one where temporary files go, and removes those that killed runs have left there.
     pub fn create() -> anyhow::Result<Self> {
-        let place = std::env::temp_dir();
-        sweep(&place);
-        Self::create_in(&place)
-            .with_context(|| format!("cannot make a folder for sockets in {}", place.display()))
+        let parent = std::env::temp_dir();
+        sweep(&parent);
+        Self::create_in(&parent)
+            .with_context(|| format!("cannot make a folder for sockets in {}", parent.display()))
     }
 
-    fn create_in(place: &Path) -> io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
-        // The lock gets its name once it is held, so nobody ever finds it free before its time.
+    fn create_in(parent: &Path) -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
+        // The lock gets its name once it is held, so no other process finds it free too early.
         let unnamed = folder.path().join("lock.new");
         let lock = File::create_new(&unnamed)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -52,9 +52,9 @@ impl SocketFolder {
     }
 }
 
-/// Removes the folders in `place` that are nobody's any more. What cannot be removed is in nobody's way.
-fn sweep(place: &Path) {
-    let entries = fs::read_dir(place).into_iter().flatten().flatten();
+/// Removes the abandoned folders in `parent`. One that cannot be removed does no harm.
+fn sweep(parent: &Path) {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     for entry in entries.filter(is_ours) {
         if let Err(error) = remove_abandoned(&entry.path()) {
             log::debug!("{} stays: {error}", entry.path().display());
@@ -93,8 +93,8 @@ mod tests {
     use super::*;
 
     /// The folder of a run that was killed, with a socket in it.
-    fn killed(place: &Path) -> PathBuf {
-        let SocketFolder { folder, _lock } = SocketFolder::create_in(place).unwrap();
+    fn killed(parent: &Path) -> PathBuf {
+        let SocketFolder { folder, _lock } = SocketFolder::create_in(parent).unwrap();
         let path = folder.keep();
         UnixListener::bind(path.join("report.sock")).unwrap();
         fs::write(path.join("disk0.img"), "").unwrap();
@@ -103,8 +103,8 @@ mod tests {
 
     #[test]
     fn a_folder_goes_with_its_run() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = SocketFolder::create_in(place.path()).unwrap();
+        let parent = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::create_in(parent.path()).unwrap();
         let path = folder.path().to_owned();
         assert!(path.is_dir());
         drop(folder);
@@ -113,25 +113,25 @@ mod tests {
 
     #[test]
     fn what_a_killed_run_left_is_removed() {
-        let place = tempfile::tempdir().unwrap();
-        let dead = killed(place.path());
-        let alive = SocketFolder::create_in(place.path()).unwrap();
-        sweep(place.path());
+        let parent = tempfile::tempdir().unwrap();
+        let dead = killed(parent.path());
+        let alive = SocketFolder::create_in(parent.path()).unwrap();
+        sweep(parent.path());
         assert!(!dead.exists());
         assert!(alive.path().join(LOCK).exists());
     }
 
     #[test]
     fn what_is_not_a_run_s_stays() {
-        let place = tempfile::tempdir().unwrap();
-        let unlocked = place.path().join("peerbar-run-x");
-        let other = place.path().join("peerbar-cache");
+        let parent = tempfile::tempdir().unwrap();
+        let unlocked = parent.path().join("peerbar-run-x");
+        let other = parent.path().join("peerbar-cache");
         fs::create_dir(&unlocked).unwrap();
         fs::create_dir(&other).unwrap();
         fs::write(other.join(LOCK), "").unwrap();
-        let used = killed(place.path());
+        let used = killed(parent.path());
         fs::write(used.join("notes"), "mine").unwrap();
-        sweep(place.path());
+        sweep(parent.path());
         assert!(unlocked.exists() && other.join(LOCK).exists());
         assert_eq!(fs::read_to_string(used.join("notes")).unwrap(), "mine");
     }

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
 use anyhow::Context;
 
-/// Says a line. That nobody hears it any more, since a reader or a terminal is gone, is no reason not to go on.
+/// Writes a line to stderr. A reader or a terminal that is gone is no error.
 pub fn say(line: impl Display) {
     let _ = writeln!(stderr(), "{line}");
 }

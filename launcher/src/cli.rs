@@ -70,7 +70,7 @@ pub(crate) struct Run {
     /// Threads that share the I/O queues of each disk, 1 to 64 [default: the scenario's].
     #[arg(long, value_name = "NUMBER", value_parser = workers())]
     pub workers: Option<u8>,
-    /// When those threads sleep: `never` looks for no work, `adaptive` for a while, `always` for ever [default: the
+    /// How those threads wait for commands: `never` polls not at all, `adaptive` for a time, `always` indefinitely [default: the
     /// scenario's].
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollPolicy>,
@@ -99,9 +99,9 @@ fn workers() -> RangedI64ValueParser<u8> {
 /// Says which way peer-to-peer DMA takes, and why. Ends with exit code 1 if the guest's kernel did not do what its rule says.
 #[derive(Args)]
 pub(crate) struct Explain {
-    /// Device whose memory it is [default: those of the last failed check between devices, or all].
+    /// Provider, the device that owns the memory [default: those of the last failed check between devices, or all].
     pub provider: Option<String>,
-    /// Device whose DMA it is [default: all].
+    /// Client, the device that issues the DMA [default: all].
     pub client: Option<String>,
     /// Folder of the run to explain.
     #[arg(long, value_name = "FOLDER", default_value = "runs/latest")]
@@ -135,7 +135,7 @@ pub(crate) struct Matrix {
     /// EPYC without an IOMMU and with Intel's, Haswell without, and no others.
     #[arg(long, conflicts_with_all = ["iommu", "cpu"])]
     pub quick: bool,
-    /// Whose devices are tried.
+    /// Devices that are tried.
     #[arg(long, value_enum, default_value_t = TestedDevices::Peerbar)]
     pub device: TestedDevices,
     /// Print the matrix as JSON.

@@ -44,7 +44,7 @@ use peerbar_lab::terminal::{colours, print};
 /// Version of what `--json` prints; it changes with what a reader would have to change for.
 const FORMAT: u32 = 1;
 
-/// Whose devices are tried.
+/// Devices that are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TestedDevices {

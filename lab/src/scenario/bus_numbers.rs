@@ -7,15 +7,15 @@ use toml::Spanned;
 use super::error::Problem;
 use super::file::File;
 
-/// A machine has one PCI segment of so many bus numbers (PCI Firmware 3.3, 4.1.2).
+/// Bus numbers of a PCI segment, of which a machine has one (PCI Firmware 3.3, 4.1.2).
 const ALL: usize = 256;
 
-/// Bus numbers that each host bridge has, where there are so many beside the machine's own.
+/// Bus numbers of each host bridge, with this number of `bridges` beside the machine's own.
 fn share(bridges: usize) -> usize {
     ALL / bridges.saturating_add(1)
 }
 
-/// The first bus number of each of so many host bridges beside the machine's own, which has the numbers before them.
+/// The first bus number of each of the `bridges` beside the machine's own, which has the numbers before them.
 pub fn first_buses(bridges: usize) -> impl Iterator<Item = usize> {
     let share = share(bridges);
     (1..)

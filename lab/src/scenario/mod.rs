@@ -116,7 +116,7 @@ pub struct Switch {
 pub struct Nvme {
     /// Name in the scenario, serial number in the guest, identifier in QEMU.
     pub name: String,
-    /// Whose it is.
+    /// Ours or QEMU's.
     pub model: Model,
     /// What it is plugged into.
     pub attach: AttachPoint,
@@ -146,7 +146,7 @@ pub struct Nvme {
     pub seeded_faults: Vec<SeededFault>,
 }
 
-/// Whose model of an NVMe controller it is.
+/// A model of an NVMe controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Model {
@@ -160,9 +160,9 @@ pub enum Model {
 /// What a namespace is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Namespace {
-    /// Zeroed memory of so many bytes, gone with the run.
+    /// Zeroed memory of this number of bytes, gone with the run.
     Ram(u64),
-    /// Nothing, of so many bytes.
+    /// No storage, of this number of bytes: reads give zeros, writes are dropped.
     Null(u64),
     /// A raw image.
     File {
@@ -234,7 +234,7 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Has our disks' queues served by so many workers that wait in this way, whatever their tables say.
+    /// Replaces the number of workers and the poll policy of our disks, where one is given.
     pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<PollPolicy>) {
         let own = |nvme: &&mut Nvme| nvme.model == Model::Peerbar;
         for nvme in self.nvmes.iter_mut().filter(own) {

@@ -1,4 +1,4 @@
-//! What is behind a mapping: guest RAM at which address, or whose BAR.
+//! What is behind a mapping: guest RAM and its address, or a device's BAR.
 
 use peerbar_flight::{Backing, Mapping, WindowEvent, WindowId};
 
@@ -17,7 +17,7 @@ pub(super) struct Ram {
 }
 
 impl Ram {
-    /// Of a q35 machine with so many bytes.
+    /// The RAM of a q35 machine with this number of bytes.
     pub(super) fn of_q35(size: u64) -> Self {
         const LIMIT: u64 = 0xb000_0000;
         let low = if size >= LIMIT { 2 * GIB } else { LIMIT };

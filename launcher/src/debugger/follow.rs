@@ -6,7 +6,7 @@ use super::line::line;
 use super::recorded::Recorded;
 use peerbar_lab::terminal::print;
 
-/// How often is looked for new records, which nobody tells of.
+/// Interval between two polls for new records.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Prints every record from now on, until no device runs any more.

@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads that nobody has mapped memory for, as a device records them.
+    /// Reads of unmapped addresses, as a device records them.
     fn stray(count: u64) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk0.flight");

@@ -14,7 +14,7 @@ use peerbar_lab::scenario::Scenario;
 
 /// What is known of a run.
 pub(crate) struct Recorded {
-    /// Its devices, by name. Those that are not shown tell what lies behind a mapping, and who shares a page.
+    /// Its devices, by name. Those that are not shown are needed to find what is behind a mapping, and which devices share a page.
     pub(super) devices: Vec<Device>,
     /// The only one that is shown, if not all are.
     only: Option<String>,

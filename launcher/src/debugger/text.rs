@@ -99,7 +99,7 @@ fn summary(device: &Device) -> String {
     text
 }
 
-/// Why a DMA failed: whose it was, what its address is and was, and what the guest's kernel says.
+/// Why a DMA failed: its command, what its address is and was, and the guest kernel's message.
 fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
     let dma = &fault.dma;
     let mut text = format!(

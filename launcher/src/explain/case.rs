@@ -10,7 +10,7 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::pci_tree::platform;
 use peerbar_lab::scenario::{Machine, Scenario};
 
-/// A machine whose pairs can be decided about.
+/// A machine with its pairs of provider and client.
 pub(crate) struct Case {
     /// What it is made from.
     pub scenario: Scenario,
@@ -25,7 +25,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// What `scenario` will be under a kernel of the newest release whose rule is known.
+    /// What `scenario` will be under the newest kernel that the rule knows.
     pub(crate) fn of_scenario(scenario: Scenario) -> Result<Self, Failure> {
         Ok(Self {
             tree: scenario.pci_tree(),

@@ -38,7 +38,7 @@ pub(crate) struct Ruling {
     pub verdict: Verdict,
     /// Why, in one sentence.
     pub why: String,
-    /// Release of Linux whose rule it is.
+    /// Release of Linux that the rule is of.
     pub release: String,
     /// The kernel's measure of how far they are from each other.
     pub distance: usize,

@@ -62,9 +62,9 @@ pub(crate) struct Cell {
     /// Where it is.
     #[serde(flatten)]
     pub(crate) spot: Spot,
-    /// Whose memory it is.
+    /// The device that owns the memory.
     provider: &'static str,
-    /// Whose DMA it is.
+    /// The device that issues the DMA.
     client: &'static str,
     /// What must happen.
     pub(crate) rule: Rule,
@@ -119,7 +119,7 @@ impl Rule {
 }
 
 impl Cell {
-    /// Where it is and who takes part, in a line.
+    /// Its place in the matrix, provider and client, in a line.
     pub(super) fn title(&self) -> String {
         format!(
             "{} ({} to {})",

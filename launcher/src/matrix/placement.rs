@@ -21,7 +21,7 @@ pub(crate) enum Placement {
     OwnCmb,
 }
 
-/// What is tried: who moves data, and whose memory it is.
+/// What is tried: the requester and the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Flow {
@@ -33,7 +33,7 @@ pub(crate) enum Flow {
     GpuCmb,
 }
 
-/// Who takes part, by the names of the [machine](super::machine).
+/// Provider and client, by their names in the [machine](super::machine).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pair {
     pub(super) provider: &'static str,
@@ -52,7 +52,7 @@ impl Placement {
         }
     }
 
-    /// Who does `flow` here on a machine of `device`; nobody if it makes no sense.
+    /// Provider and client of `flow` here on a machine of `device`; none if it makes no sense.
     pub(super) fn pair(self, flow: Flow, device: TestedDevices) -> Option<Pair> {
         let (disk, gpu, cmb) = match self {
             Self::OneSwitch => ("sw0-disk", "sw0-gpu", "sw0-cmb"),

@@ -50,7 +50,7 @@ impl Boot {
 /// The boots that `options` ask for, those of one CPU after those of another.
 ///
 /// # Errors
-/// A CPU of which nobody knows what the kernel takes it for, or filters that leave nothing.
+/// A CPU model without a known family, or filters that leave no cell.
 pub(super) fn boots(options: &cli::Matrix) -> anyhow::Result<Vec<Boot>> {
     if let Some(cpu) = options.cpu.iter().find(|cpu| cpu::of_model(cpu).is_none()) {
         bail!(

@@ -1,4 +1,4 @@
-//! The way that a transfer takes: by the kernel's rule, and as it was seen.
+//! What becomes of a transfer: by the kernel's rule, and as it was seen.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 const EINVAL: i32 = 22;
 const EREMOTEIO: i32 = 121;
 
-/// The way that data takes between two devices, or why it takes none.
+/// The path of data between two devices, or why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TransferOutcome {
@@ -23,7 +23,7 @@ pub(crate) enum TransferOutcome {
     HostBridge,
     /// The kernel refuses it: an error reaches the program, and no DMA is tried.
     Refused,
-    /// The data is right, and nobody kept a record of the way.
+    /// The data is right, and there is no record of its route.
     Unrecorded,
     /// The data is right, but it took more than one way, or another than these.
     Mixed,
@@ -31,7 +31,7 @@ pub(crate) enum TransferOutcome {
     Failed,
     /// Success reaches the program, with wrong data.
     Wrong,
-    /// Nobody tried.
+    /// Not tried.
     NotRun,
 }
 
