@@ -22,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accept;
 mod access;
 mod call;
 mod channel;

@@ -1,7 +1,7 @@
 //! The socket file that clients connect to, one at a time.
 
 use std::error::Error as _;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use peerbar_socket_file::{BindError, SocketFile};
 use rustix::net::SocketType;
 use thiserror::Error;
 
+use crate::accept::accept;
 use crate::device::Device;
 use crate::readiness;
 use crate::server::{Options, serve_alone};
@@ -70,35 +71,12 @@ impl Listener {
     /// The next client; `None` when we are to stop.
     fn accept(&self, stop: &Stop) -> io::Result<Option<UnixStream>> {
         while !stop.is_triggered() {
-            match self.socket.accept() {
-                Ok((stream, _)) => return Ok(Some(stream)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    readiness::wait([stop.as_fd(), self.socket.as_fd()])?;
-                }
-                Err(error) if is_passing(&error) => {}
-                Err(error) => return Err(error),
+            let client = accept(&self.socket)?;
+            if client.is_some() {
+                return Ok(client);
             }
+            readiness::wait([stop.as_fd(), self.socket.as_fd()])?;
         }
         Ok(None)
     }
-}
-
-/// Disconnects a client that connects during another one's session.
-pub(crate) fn turn_away(listener: &UnixListener) -> io::Result<()> {
-    match listener.accept() {
-        Ok(_) => {
-            log::warn!("a second client has connected and is turned away: a device serves one");
-            Ok(())
-        }
-        Err(error) if error.kind() == ErrorKind::WouldBlock || is_passing(&error) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Whether this accept failed for a reason of one client.
-fn is_passing(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::Interrupted | ErrorKind::ConnectionAborted
-    )
 }

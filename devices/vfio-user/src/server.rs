@@ -10,12 +10,12 @@ use rustix::io::Errno;
 use thiserror::Error;
 use zerocopy::little_endian::U32;
 
+use crate::accept::accept;
 use crate::channel::Channel;
 use crate::client::Client;
 use crate::device::Device;
 use crate::dispatch::{Answer, Request, dispatch};
 use crate::framing::{Deframer, FramingError, Message, Payload};
-use crate::listener::turn_away;
 use crate::pending::Reply;
 use crate::stop::Stop;
 use crate::version::{self, MAX_TRANSFER};
@@ -75,7 +75,7 @@ pub fn serve(
     serve_alone(stream, device, options, None)
 }
 
-/// Like [`serve`]; clients that connect to `listener` meanwhile are turned away.
+/// Like [`serve`]; clients that connect to `listener` meanwhile are disconnected.
 pub(crate) fn serve_alone(
     stream: UnixStream,
     device: &mut dyn Device,
@@ -157,14 +157,19 @@ impl Session<'_> {
         let Some(listener) = self.listener else {
             return readiness::wait([stop, stream]).map(drop);
         };
-        // The listener is polled before the stream: a client that connects after this one has hung up is not turned away.
+        // The listener is polled before the stream: a client that connects after this one has hung up is not disconnected.
         let [connection, _, message] = readiness::wait([listener.as_fd(), stop, stream])?;
-        if connection
-            && !message
-            && let Err(error) = turn_away(listener)
-        {
-            log::warn!("a second client cannot be turned away: {error}");
-            self.listener = None;
+        if connection && !message {
+            match accept(listener) {
+                Ok(None) => {}
+                Ok(Some(_)) => {
+                    log::warn!("a second client is disconnected: a device serves one at a time");
+                }
+                Err(error) => {
+                    log::warn!("a second client cannot be disconnected: {error}");
+                    self.listener = None;
+                }
+            }
         }
         Ok(())
     }
