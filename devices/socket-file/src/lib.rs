@@ -41,7 +41,7 @@ pub enum BindError {
     System {
         /// The path as given.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }

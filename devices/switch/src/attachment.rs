@@ -46,7 +46,7 @@ pub enum AttachError {
     System {
         /// Where the switch is.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }

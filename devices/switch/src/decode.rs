@@ -31,7 +31,7 @@ pub enum WireError {
     Descriptors {
         /// Its kind.
         kind: u32,
-        /// How many came.
+        /// How many it has.
         came: usize,
         /// How many should have.
         wanted: usize,

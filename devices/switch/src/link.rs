@@ -29,7 +29,7 @@ pub trait PeerHandler: Send + Sync {
     fn peer(&self, peer: PortId, windows: Vec<BarWindow>);
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
-    /// The switch is gone, and with it every peer, for good.
+    /// The switch is gone, and with it every peer, permanently.
     fn lost(&self);
     /// A peer reads at a bus address.
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported>;

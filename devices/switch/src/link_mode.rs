@@ -3,7 +3,7 @@
 use strum::{Display, EnumString, FromRepr};
 use thiserror::Error;
 
-/// What becomes of the requests that come up an endpoint's link and are addressed to a peer below the same switch, as
+/// The routing of requests from an endpoint's link that are addressed to a peer below the same switch, as
 /// real platforms do it.
 ///
 /// The discriminants are the numbers on the wire.

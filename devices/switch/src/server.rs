@@ -33,7 +33,7 @@ pub enum ServeError {
     System {
         /// Where its socket is.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }

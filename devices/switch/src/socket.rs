@@ -29,7 +29,7 @@ pub(crate) enum ReceiveError {
     /// The other side has left.
     #[error("the connection is closed")]
     Closed,
-    /// Something came that is no message.
+    /// A packet is no message.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// A packet that is too long, or with too many descriptors.

@@ -63,7 +63,7 @@ impl Switch {
         port
     }
 
-    /// A message has come. One of a connection that has ended does nothing.
+    /// Handles a message. One of a connection that has ended does nothing.
     pub(crate) fn receive(&mut self, from: PortId, message: Message, now: Instant) {
         let Some(port) = self.ports.get(&from) else {
             return;

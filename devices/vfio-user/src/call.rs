@@ -57,7 +57,7 @@ pub(crate) struct Call<'c, 'a> {
     requests: &'c mut [Request<'a>],
     sender: Sender<Arrival>,
     arrivals: Receiver<Arrival>,
-    /// Each chunk that is not answered yet and the index of its request, by the number that its reply comes back with.
+    /// Each chunk that is not answered yet and the index of its request, by the number that its reply has.
     under_way: [Option<(usize, Chunk)>; MAX_UNDER_WAY],
     failed: bool,
 }

@@ -52,7 +52,7 @@ impl Client {
         self.channel.pending.complete(reply)
     }
 
-    /// Fails all calls with [`RequestError::Gone`], now and for good.
+    /// Fails all calls with [`RequestError::Gone`], now and later.
     pub(crate) fn close(&self) {
         self.channel.pending.close();
     }

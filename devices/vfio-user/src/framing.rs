@@ -36,18 +36,18 @@ pub enum FramingError {
     CutShort(usize),
 }
 
-/// A message as it came.
+/// A received message.
 #[derive(Debug)]
 pub struct Message {
-    /// What it is.
+    /// Its header.
     pub header: Header,
-    /// What came after the header.
+    /// Everything after the header.
     pub payload: Payload,
-    /// What came along.
+    /// Its descriptors.
     pub descriptors: Descriptors,
 }
 
-/// What came after a header.
+/// Everything after a header.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Payload {
     /// All of it.
@@ -56,7 +56,7 @@ pub enum Payload {
     TooLong,
 }
 
-/// The descriptors that came with a message.
+/// The descriptors of a message.
 #[derive(Debug, Default)]
 pub struct Descriptors {
     /// At most [`MAX_DESCRIPTORS`], close-on-exec.

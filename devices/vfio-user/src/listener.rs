@@ -25,7 +25,7 @@ const BACKLOG: i32 = 128;
 pub struct ListenError {
     /// The socket's path.
     pub path: PathBuf,
-    /// What the system says.
+    /// The error of the system.
     pub source: io::Error,
 }
 

@@ -14,7 +14,7 @@ pub(crate) const HEADER_SIZE: usize = size_of::<Header>();
 pub struct Header {
     /// Chosen by the sender of a command, echoed in its reply.
     pub id: U16,
-    /// What is asked, or what is answered.
+    /// The command, also in its reply.
     pub command: U16,
     /// Size of the whole message in bytes, this header included.
     pub size: U32,

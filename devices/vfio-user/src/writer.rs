@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use crate::socket;
 use crate::wire::Header;
 
-/// Sends whole messages until the first failure, which closes it for good.
+/// Sends whole messages until the first failure, which closes it permanently.
 #[derive(Debug)]
 pub(crate) struct Writer {
     state: Mutex<State>,

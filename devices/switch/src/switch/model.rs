@@ -20,7 +20,7 @@ enum Step {
     Attach,
     /// Announces this window, or none, and waits until that is Announced.
     Announce(Option<u64>),
-    /// Looks up this address and starts a transfer, which ends by another turn.
+    /// Looks up this address and starts a transfer, which ends at its next turn.
     Transfer(u64),
     /// Ends without a message.
     Die,

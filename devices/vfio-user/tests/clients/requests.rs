@@ -59,7 +59,7 @@ fn agreed() -> (Rig, Client) {
     (rig, client)
 }
 
-/// Reads in a thread of its own; gives what has come.
+/// Reads in a thread of its own; the data, or the error.
 fn read_apart(
     client: &Client,
     address: u64,
@@ -488,7 +488,7 @@ enum Manner {
     Right,
     Short,
     Refused,
-    /// Right, but a reply with an id that was never used, or was long ago, comes before.
+    /// Right, after a reply with an id that is not in use.
     Stray(u16),
     Twice,
 }
