@@ -80,7 +80,7 @@ pub(crate) struct Run {
     pub(crate) time: Duration,
 }
 
-/// Sends transfers through `stages` as long as `next` has places for them, each with one of `buffers` buffers, and naps if
+/// Sends transfers through `stages` as long as `next` has places for them, each with one of `buffers` buffers, and sleeps if
 /// there is a time for it while they have nothing to tell.
 pub(crate) fn run(
     stages: &mut [Box<dyn Stage>],

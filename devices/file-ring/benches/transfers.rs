@@ -37,7 +37,7 @@ fn scene() -> (RingFile, Session) {
     (RingFile::new(image), Session::new(requester))
 }
 
-/// Places that follow no pattern, each of so many bytes.
+/// Places in random order, each of this many bytes.
 fn places(bytes: usize) -> impl Iterator<Item = u64> {
     let mut at = 1_usize;
     std::iter::repeat_with(move || {

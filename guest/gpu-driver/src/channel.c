@@ -18,7 +18,7 @@
 #define RING_BYTES	(PB_RING_ENTRIES * sizeof(struct pb_command))
 #define FENCES_BYTES	(PB_RING_ENTRIES * sizeof(struct pb_fence))
 
-/* An interrupt at least every so many entries, so that the ring is refilled before it is empty. */
+/* At least one interrupt for this many entries, so that the ring is refilled before it is empty. */
 #define INTERRUPT_EVERY	64
 
 /* The longest command is of 1 GiB. */

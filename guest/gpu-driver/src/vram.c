@@ -231,7 +231,7 @@ static int alloc_vram(struct pb_gpu *gpu, struct pb_vram *vram, u64 size)
 }
 
 /*
- * A buffer of so many bytes, which become whole pages of the GPU. It holds what its last owner
+ * A buffer of this size, rounded up to whole pages of the GPU. It holds what its last owner
  * left.
  */
 struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size)
