@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn who_unmaps_other_memory_does_not_wait_for_a_transfer() {
+    fn unmap_of_other_memory_does_not_wait_for_a_transfer() {
         let Some((path, client)) = pinned() else {
             return;
         };
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_of_the_client_while_the_kernel_moves_data() {
+    fn no_message_is_sent_while_the_kernel_moves_data() {
         type Request = fn(&mut DataPath) -> bool;
         let requests: [Request; 4] = [
             |path| {

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::command::nvm::BlockRange;
 use peerbar_nvme_spec::completion::{Status, StatusField, sct};
@@ -68,7 +68,7 @@ impl Health {
 
     /// A command has failed.
     pub(crate) fn failed(&self, sqid: u16, command: &SubmissionEntry, status: Status) {
-        let mut failures = self.failures();
+        let mut failures = self.failures.lock();
         failures.count += 1;
         if status.sct() == sct::MEDIA
             && status.with_more(false).with_dnr(false) != Status::COMPARE_FAILURE
@@ -91,7 +91,7 @@ impl Health {
 
     /// The failed commands, the latest first.
     pub(crate) fn recent_errors(&self) -> Vec<ErrorEntry> {
-        self.failures().recent.iter().copied().collect()
+        self.failures.lock().recent.iter().copied().collect()
     }
 
     /// The SMART page (NVMe Base 2.0, 5.16.1.3).
@@ -109,14 +109,10 @@ impl Health {
         page.host_writes = u128::from(load(&self.writes)).into();
         page.power_cycles = 1.into();
         page.power_on_hours = u128::from(self.started.elapsed().as_secs() / 3600).into();
-        let failures = self.failures();
+        let failures = self.failures.lock();
         page.media_errors = u128::from(failures.of_media).into();
         page.error_log_entries = u128::from(failures.count).into();
         page
-    }
-
-    fn failures(&self) -> MutexGuard<'_, Failures> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

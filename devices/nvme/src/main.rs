@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_is_ram_a_file_or_nothing() {
+    fn source_is_ram_a_file_or_null() {
         assert_eq!(source("ram=2M"), Ok(Source::Ram(2 << 20)));
         assert_eq!(source("null=1G"), Ok(Source::Null(1 << 30)));
         assert_eq!(source("file=a=b.img"), Ok(Source::File("a=b.img".into())));

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn an_enable_asks_once_for_the_queues_that_the_registers_name() {
+    fn enable_is_requested_once_with_the_admin_queues() {
         let mut registers = registers();
         registers.write(0x24, 0x001f_000f);
         registers.write(0x28, 0x1000_0fff);
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_reset_clears_everything() {
+    fn function_reset_clears_everything() {
         let mut registers = registers();
         registers.write(0x50, 3);
         registers.write(0x0c, 0xff);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_says_before_it_has_heard_of_a_reset_is_not_seen() {
+    fn engine_report_before_a_reset_is_handled_is_not_seen() {
         let mut registers = registers();
         registers.write(0x14, EN);
         registers.reset();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shutdown_is_asked_for_once_and_ends_complete() {
+    fn shutdown_is_requested_once_and_completes() {
         let mut registers = registers();
         registers.write(0x14, EN);
         registers.ready();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shutdown_that_comes_with_a_disable_completes_after_it() {
+    fn shutdown_with_a_disable_completes_after_it() {
         let mut registers = registers();
         registers.write(0x14, EN);
         registers.ready();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fatal_controller_waits_for_its_disable() {
+    fn fatal_controller_waits_for_its_disable() {
         let mut registers = registers();
         registers.write(0x14, EN);
         registers.fatal();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interrupt_mask_is_set_and_cleared_by_its_two_registers() {
+    fn interrupt_mask_is_set_and_cleared_by_two_registers() {
         let mut registers = registers();
         registers.write(0x0c, 0b110);
         registers.write(0x10, 0b010);
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn no_offset_or_value_panics() {
+    fn any_offset_or_value_does_not_panic() {
         let mut registers = registers();
         for offset in (0..0x1000).step_by(4) {
             registers.write(offset, 0xffff_ffff);
