@@ -10,7 +10,7 @@ use peerbar_report::{Check, DeviceCounters, Line, Module, Request, Verdict as Ch
 
 use crate::artifacts::{Artifacts, Own};
 use crate::exit::Outcome;
-use crate::finished_run::{Concluded, FinishedRun};
+use crate::finished_run::{Concluded, FinishedRun, SCENARIO, VERDICT};
 use crate::folder::Folder;
 use crate::guest::{Guest, GuestEvent, QEMU_LOG};
 use crate::lab_error::LabError;
@@ -96,8 +96,10 @@ impl LabOptions {
         let artifacts =
             Artifacts::prepare(&self.own, &modules, scenario.tools, &agent, &signals::NONE)?;
         let folder = Folder::create(&self.runs, &scenario.name, SystemTime::now())?;
-        folder.begin(None, artifacts.versions())?;
-        folder.write(crate::finished_run::SCENARIO, &scenario.text)?;
+        let path = std::path::absolute(&scenario.path);
+        let path = path.context("cannot tell where the scenario is")?;
+        folder.begin(Some(&path), artifacts.versions())?;
+        folder.write(SCENARIO, &scenario.text)?;
         let temporary = SocketFolder::create()?;
         let sockets = Sockets::in_folder(temporary.path());
         let boot = artifacts.boot(&scenario.machine);
@@ -115,7 +117,10 @@ impl LabOptions {
             folder,
             _sockets: temporary,
         };
-        lab.wait_until_ready()?;
+        if let Err(error) = lab.wait_until_ready() {
+            lab.folder.write(VERDICT, &format!("not run: {error}\n"))?;
+            return Err(error);
+        }
         Ok(lab)
     }
 }
@@ -261,7 +266,8 @@ impl Lab {
         self.guest.console.tail()
     }
 
-    /// Powers the guest off, ends the servers, and judges the run.
+    /// Powers the guest off, ends the servers, and judges the run. What `sanitize = true` has recorded is not part of that: see
+    /// [`peerbar_flight::Sanitizer`] and `peerbar iommu --sanitize`.
     ///
     /// # Errors
     /// What keeps the run from being judged or kept.

@@ -1,5 +1,7 @@
 //! What a transfer between two disks does: its data, its route, its record.
 
+use std::process::Command;
+
 use peerbar_lab::Lab;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
@@ -51,5 +53,18 @@ fn copy_below_a_switch_goes_from_peer_to_peer() {
 
     let finished = lab.shut_down().unwrap();
     assert!(finished.is_passed(), "{}", finished.verdict);
-    assert!(finished.folder.join("results.json").is_file());
+    let explain = Command::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../target/peerbar/peerbar"
+    ))
+    .args(["explain", "--run"])
+    .arg(&finished.folder)
+    .output()
+    .unwrap();
+    let told = String::from_utf8_lossy(&explain.stdout);
+    assert!(
+        explain.status.success(),
+        "the kernel does not agree:\n{told}"
+    );
+    assert!(told.contains("disk1"), "{told}");
 }

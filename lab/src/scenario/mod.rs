@@ -51,6 +51,8 @@ const DEMO: &str = include_str!("../../../scenarios/demo.toml");
 pub struct Scenario {
     /// Its name, fit for a folder's name.
     pub name: String,
+    /// The file that it was read from; paths in it are relative to that.
+    pub path: PathBuf,
     /// The text that it was read from.
     pub text: String,
     /// How long the guest may run.
@@ -230,6 +232,7 @@ impl Scenario {
         let checks = CheckTable::all(document.get_ref()).map_err(|error| located(error.into()))?;
         let scenario = validate::scenario(file, checks, folder, interactive);
         let mut scenario = scenario.map_err(located)?;
+        scenario.path = path.to_owned();
         scenario.text = text;
         Ok(scenario)
     }

@@ -1,7 +1,7 @@
 //! From the shape of a scenario to a scenario that makes sense.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_flight::Level;
@@ -66,6 +66,7 @@ pub(super) fn scenario(
     modules.sort_by_key(|module| Some(module.name.as_str()) != machine.iommu.module());
     Ok(Scenario {
         name,
+        path: PathBuf::new(),
         text: String::new(),
         timeout: file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0),
         recording: match machine.sanitize {
