@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use divan::Bencher;
-use peerbar_dma::{MemoryFile, Purpose, Requester, Session};
+use peerbar_dma::{CounterFile, Direction, MemoryFile, Purpose, Requester, Session};
 
 const PAGE: u64 = 4096;
 const MAPPINGS: [u64; 3] = [16, 4096, 65535];
@@ -69,4 +69,43 @@ fn in_a_session(bencher: Bencher<'_, '_>, mappings: u64) {
 fn in_a_session_by_the_route_of_before(bencher: Bencher<'_, '_>) {
     let mut session = Session::new(requester(16));
     bencher.bench_local(|| session.read(Purpose::Payload, 0, &mut [0; 16]).unwrap());
+}
+
+#[divan::bench(sample_size = 10_000)]
+fn in_a_session_that_counts_in_a_file(bencher: Bencher<'_, '_>) {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = CounterFile::create(&folder.path().join("counters")).unwrap();
+    let requester = requester(16);
+    requester.count_in(file);
+    let mut session = Session::new(requester);
+    bencher.bench_local(|| session.read(Purpose::Payload, 0, &mut [0; 16]).unwrap());
+}
+
+/// Bytes of a large transfer.
+const LARGE: usize = 128 << 10;
+
+#[divan::bench(sample_size = 100)]
+fn large_copy_in_a_session(bencher: Bencher<'_, '_>) {
+    let (ram, disk) = [(); 2].map(|()| filled_memory()).into();
+    let requester = Requester::new();
+    requester.set_bus_master(true);
+    let lent = Some((ram.file().try_clone().unwrap().into(), 0));
+    requester.map(0, LARGE as u64, (true, true), lent).unwrap();
+    let mut session = Session::new(Arc::new(requester));
+    bencher.bench_local(|| {
+        let moved = session.transfer(Purpose::Payload, Direction::Write, 0, (&disk, 0), LARGE);
+        moved.unwrap().unwrap();
+    });
+}
+
+#[divan::bench(sample_size = 100)]
+fn large_copy_by_memcpy(bencher: Bencher<'_, '_>) {
+    let (from, mut to) = (vec![1_u8; LARGE], vec![2_u8; LARGE]);
+    bencher.bench_local(|| divan::black_box(&mut to).copy_from_slice(divan::black_box(&from)));
+}
+
+fn filled_memory() -> MemoryFile {
+    let memory = MemoryFile::create("bench", LARGE as u64).unwrap();
+    memory.write(0, &[1; LARGE]).unwrap();
+    memory
 }

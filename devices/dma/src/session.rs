@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(write(&mut session, 0x1000), Some(Ok(())));
         let session_holds = std::thread::scope(|scope| {
             let change = scope.spawn(|| requester.unmap(0x1000, 0x1fff));
-            // It is answered only once the session lets go: until then the copies go on.
+            // It is answered only once the session is released: until then the copies continue.
             let before = write(&mut session, 0x1008);
             session.release();
             change.join().unwrap();

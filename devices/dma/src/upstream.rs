@@ -8,20 +8,20 @@ use crate::buffer::Buffer;
 ///
 /// A call blocks until the client has answered, so it is never made by the thread that answers region accesses.
 pub trait Upstream: Send + Sync {
-    /// Carries out `asks`, many at a time and in any order, and notes what came of each. Once one has failed, or
-    /// `may_go_on`, asked before each message, says no, nothing more is sent: what is not sent then comes behind all that is.
-    /// What has been sent is waited for.
+    /// Carries out `asks`, many at a time and in any order, and sets the outcome of each. Once one has failed, or
+    /// `may_go_on`, which is called before each message, returns false, nothing more is sent: what is not sent comes after
+    /// all that is. Waits for what has been sent.
     fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool);
 }
 
-/// One thing that the client is asked to do.
+/// One request to the client.
 #[derive(Debug)]
 pub struct Ask<'a> {
     /// An IOVA or bus address.
     pub address: u64,
     /// What is read or written there.
     pub data: Buffer<'a>,
-    /// What came of it; none while nothing of it has been sent.
+    /// Its outcome; none while nothing of it has been sent.
     pub outcome: Option<Result<(), UpstreamError>>,
 }
 
@@ -48,7 +48,7 @@ pub enum UpstreamError {
     /// The client did not answer in time.
     #[error("the client did not answer in time")]
     TimedOut,
-    /// Not all of it was sent: what was asked together with it had failed, or the function may not go on.
+    /// Not all of it was sent: another part of the request had failed, or the function may no longer issue requests.
     #[error("stopped before all of it was asked")]
     Stopped,
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use peerbar_nvme::{Config, Controller, Poll, Running, Source};
+use peerbar_nvme::{Config, Controller, PollPolicy, Running, Source};
 use peerbar_vfio_user::{Device, DmaMap, DmaSpan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -98,7 +98,7 @@ impl Guest {
             mdts: 5,
             namespaces: vec![Source::Ram(1 << 20)],
             workers: 1,
-            poll: Poll::Adaptive,
+            poll: PollPolicy::Adaptive,
             io_uring: true,
             seeded_faults: Vec::new(),
         };

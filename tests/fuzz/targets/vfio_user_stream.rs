@@ -8,10 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock};
 
 use libfuzzer_sys::fuzz_target;
-use peerbar_nvme::{Config, Controller, Poll, Running, Source};
+use peerbar_nvme::{Config, Controller, PollPolicy, Running, Source};
 use peerbar_vfio_user::{Options, Stop, serve};
 
-/// VERSION 0.0 with id 1 and no capabilities, so that what follows is heard.
+/// VERSION 0.0 with id 1 and no capabilities, so that the server reads on.
 const HELLO: [u8; 22] = [
     1, 0, 1, 0, 22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'{', b'}',
 ];
@@ -27,7 +27,7 @@ fn controller() -> &'static Mutex<Running> {
             mdts: 5,
             namespaces: vec![Source::Ram(1 << 20)],
             workers: 1,
-            poll: Poll::Adaptive,
+            poll: PollPolicy::Adaptive,
             io_uring: true,
             seeded_faults: Vec::new(),
         };
