@@ -133,7 +133,7 @@ impl Buffer {
         self.parts.memory.free()
     }
 
-    /// Pulls the memory away from everybody: mappings, dma-bufs and pins of other drivers.
+    /// Revokes the memory from all its users: mappings, dma-bufs and pins of other drivers.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Freed`].

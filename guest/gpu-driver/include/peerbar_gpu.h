@@ -79,7 +79,7 @@ struct peerbar_gpu_submit {
 
 /*
  * An error that is the driver's, not a fault code: a reset of the GPU came while the command may
- * have been under way, and a second run would not have the outcome of one. What it has done until
+ * have been in progress, and a second run would not have the outcome of one. What it has done until
  * then stays.
  */
 #define PEERBAR_GPU_ERROR_RESET	0x100
@@ -114,8 +114,8 @@ struct peerbar_gpu_import {
 };
 
 /*
- * Pulls a buffer away from everybody who holds it: mappings fault, dma-buf importers are told, pins
- * get their callback.
+ * Revokes a buffer from all its holders: mappings fault, dma-buf importers are notified, pins get
+ * their callback.
  */
 struct peerbar_gpu_revoke {
 	__u32 handle;

@@ -58,8 +58,8 @@ struct peerbar_gpu_dma_mapping {
  * @handle: of a VRAM buffer of that file
  * @offset: in the buffer, a multiple of PEERBAR_GPU_PAGE_SIZE
  * @length: a multiple of PEERBAR_GPU_PAGE_SIZE
- * @table: where the table goes
- * @free_callback: called once if the memory goes away before peerbar_gpu_put_pages(); may sleep
+ * @table: receives the table
+ * @free_callback: called once if the memory is revoked before peerbar_gpu_put_pages(); may sleep
  * @data: for the callback
  *
  * Return: 0; -EINVAL for a file of something else or a range that is not aligned or not in the
@@ -80,7 +80,7 @@ int peerbar_gpu_get_pages(struct file *gpu, u32 handle, u64 offset, u64 length,
 int peerbar_gpu_put_pages(struct peerbar_gpu_page_table *table);
 
 /**
- * peerbar_gpu_free_page_table() - frees the table of a pin whose memory has gone away
+ * peerbar_gpu_free_page_table() - frees the table of a pin whose memory was revoked
  * @table: from peerbar_gpu_get_pages()
  *
  * For the callback, or any time after it.
@@ -117,7 +117,7 @@ int peerbar_gpu_put_pages_persistent(struct peerbar_gpu_page_table *table);
  * peerbar_gpu_dma_map_pages() - gives the addresses by which a peer reaches pinned pages
  * @peer: the device that will read and write them
  * @table: of a pin that is not gone
- * @mapping: where the mapping goes
+ * @mapping: receives the mapping
  *
  * Return: 0; -EINVAL if the pages are not pinned, or if the kernel has no way for peer-to-peer DMA
  * between the two devices (-EREMOTEIO in older ones); -EOPNOTSUPP for a window aperture before

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
 /*
- * /dev/peerbar-gpu-pin-test: a holder of pinned VRAM that does what it is told, so that a test can
+ * /dev/peerbar-gpu-pin-test: a holder of pinned VRAM that does what it is asked, so that a test can
  * force each order of events. Pins belong to the open file and are given back when it is closed.
  */
 #ifndef PEERBAR_GPU_PIN_TEST_H

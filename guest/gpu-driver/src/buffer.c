@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Buffers of any kind: references, commands under way, revocation, and the end. */
+/* Buffers of any kind: references, commands in progress, revocation, and release. */
 #include <linux/slab.h>
 
 #include "gpu.h"
@@ -69,7 +69,7 @@ void pb_buffer_put(struct pb_buffer *buffer)
 	kref_put(&buffer->refs, release_now);
 }
 
-/* For whoever must not sleep on what the release sleeps on. */
+/* For callers that must not sleep on what the release sleeps on. */
 void pb_buffer_put_later(struct pb_buffer *buffer)
 {
 	kref_put(&buffer->refs, release_later);
@@ -92,7 +92,7 @@ void pb_buffer_end(struct pb_buffer *buffer)
 		wake_up_all(&buffer->idle);
 }
 
-/* All holders have been told when this returns, whoever told them. */
+/* All holders have been notified when this returns, also by a concurrent revoke. */
 void pb_buffer_revoke(struct pb_buffer *buffer)
 {
 	bool again;
@@ -122,7 +122,7 @@ static struct pb_buffer *next_to_leave(struct pb_gpu *gpu)
 	return NULL;
 }
 
-/* The device leaves: all buffers are taken away from whoever holds them. Nobody makes new ones. */
+/* The device is removed: all buffers are revoked from their holders. No new ones are made. */
 void pb_buffers_leave(struct pb_gpu *gpu)
 {
 	struct pb_buffer *buffer;

@@ -69,7 +69,7 @@ static int stop(struct pb_channel *channel)
 		channel->broken = true;
 		pb_file_broken(channel->owner);
 		pci_err(channel->gpu->pdev,
-			"channel %u goes on after it was disabled: its memory is kept from further use\n",
+			"channel %u still runs after it was disabled: its memory is not used again\n",
 			channel->index);
 	}
 	return error;

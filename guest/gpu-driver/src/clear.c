@@ -50,7 +50,7 @@ static int submit_fill(struct pb_buffer *buffer, u64 *fence)
 	return error;
 }
 
-/* The buffer is all zeros, or there is an error: then it must not be given to anybody. */
+/* The buffer is all zeros, or there is an error: then it must not be allocated. */
 int pb_clear(struct pb_buffer *buffer)
 {
 	struct pb_file *file = buffer->gpu->clearing;

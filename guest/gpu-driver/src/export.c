@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Buffers in VRAM as dma-bufs. Only importers that can reach peer memory and can be told that it
- * goes away may attach: a buffer can be revoked at any time, and after that nobody's device uses
- * it.
+ * Buffers in VRAM as dma-bufs. Only importers that can reach peer memory and can be notified that
+ * it is revoked may attach: that can happen at any time, and after it no device uses the buffer.
  */
 #include <linux/dma-resv.h>
 #include <linux/pci-p2pdma.h>

@@ -35,8 +35,8 @@ int pb_file_add(struct pb_file *file, struct pb_buffer *buffer, u32 *handle)
 }
 
 /*
- * The file lets go of a buffer. Pinned pages without their owner are nothing to rely on, so their
- * holders are told.
+ * The file releases a buffer. Pinned pages are not valid without their owner, so their holders are
+ * notified.
  */
 static void give_up(struct pb_buffer *buffer)
 {
@@ -77,7 +77,7 @@ static int request_alloc(struct pb_file *file, void *argument)
 	buffer = pb_vram_create(file->gpu, alloc->size);
 	if (IS_ERR(buffer))
 		return PTR_ERR(buffer);
-	/* What the last owner left is nobody else's to read. */
+	/* No owner may read the data of the one before. */
 	error = pb_clear(buffer);
 	if (error) {
 		pb_buffer_put(buffer);
@@ -368,8 +368,8 @@ void pb_file_end(struct pb_file *file)
 	unsigned long handle;
 
 	/*
-	 * Against a device that leaves at the same time: it closes the channel itself, and it must
-	 * not take the memory back before holders of pins that are being told here have let go.
+	 * Excludes the removal of the device: it closes the channel itself, and it must not reuse
+	 * the memory before the holders of pins that are notified here have released it.
 	 */
 	down_read(&gpu->alive);
 	if (!gpu->removed && file->channel)

@@ -42,7 +42,7 @@ struct pb_file;
 struct pb_gpu;
 struct pb_job;
 
-/* Commands that a file may have under way; results are remembered for as many. */
+/* Commands that a file may have in progress; results are remembered for as many. */
 #define PB_JOBS_MAX 1024
 
 /* ---- buffers ---- */
@@ -88,7 +88,7 @@ struct pb_host {
 	struct mm_struct *mm;	/* whose locked memory counts the pages, NULL for a peer's memory */
 };
 
-/* Memory behind a dma-buf of somebody. */
+/* Memory behind a dma-buf of another exporter. */
 struct pb_import {
 	struct dma_buf_attachment *attachment;
 	struct sg_table *sgt;	/* NULL while not mapped; under the dma-buf's dma_resv */
@@ -104,9 +104,9 @@ struct pb_buffer {
 	u64 size;
 	struct mutex lock;		/* revoked against new mappings */
 	bool revoked;
-	struct mutex telling;		/* held while a revoke tells the holders */
+	struct mutex telling;		/* held while a revoke notifies the holders */
 	unsigned long dropped;		/* bit 0 */
-	atomic_t busy;			/* commands under way that use it */
+	atomic_t busy;			/* commands in progress that use it */
 	wait_queue_head_t idle;		/* busy or a holder's count has gone down */
 	struct pb_piece *pieces;
 	unsigned int npieces;
@@ -170,7 +170,7 @@ struct pb_gpu {
 	struct mutex window_lock;	/* the two registers of the window */
 	struct gen_pool *vram_pool;	/* window mode only */
 	struct gen_pool *window_pool;	/* window mode only */
-	struct mutex channels_lock;	/* who owns which */
+	struct mutex channels_lock;	/* guards their owners */
 	struct pb_channel channels[PB_CHANNELS];
 	struct pb_file *clearing;	/* the driver's own */
 };
@@ -186,11 +186,11 @@ struct pb_file {
 	struct xarray buffers;
 	u32 next_handle;		/* a handle comes again only after all others */
 	struct pb_channel *channel;	/* NULL before the first submit */
-	bool broken;			/* what is under way on the channel does not end */
+	bool broken;			/* commands in progress on the channel do not end */
 	u64 submitted;
 	spinlock_t results_lock;	/* from here to eventfd */
 	u64 completed;
-	u64 seen;			/* the newest fence that somebody waited for */
+	u64 seen;			/* the newest fence that was waited for */
 	struct pb_result *results;	/* by fence modulo PB_JOBS_MAX */
 	struct eventfd_ctx *eventfd;
 	wait_queue_head_t wait;

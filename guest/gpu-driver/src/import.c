@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * dma-bufs of others (or of our own) as operands. The attachment is dynamic: the exporter may take
- * the memory away at any time; the commands under way then end first, and the next command has to
- * get it mapped again.
+ * dma-bufs of other exporters (or of our own) as operands. The attachment is dynamic: the exporter
+ * may revoke the memory at any time; the commands in progress then end first, and the next command
+ * maps it again.
  */
 #include <linux/dma-resv.h>
 #include <linux/slab.h>

@@ -54,8 +54,8 @@ static int check_operand(const struct pb_job *job, unsigned int operand)
 	if (!bytes)
 		return 0;
 	/*
-	 * An operand that goes along in units is split between them, which takes that no unit lies
-	 * in two pieces.
+	 * An operand that is processed in units is split between them, so no unit may lie in two
+	 * pieces.
 	 */
 	if (unit && !(job->operation->fixed & BIT(operand)))
 		return buffer->npieces > 1 && at->offset % unit ? -EINVAL : 0;
@@ -85,7 +85,7 @@ static void end_all(struct pb_job *job)
 	job->begun = 0;
 }
 
-/* Begins the use of all buffers, or of none; -EDEADLK if somebody holds the lock of one. */
+/* Begins the use of all buffers, or of none; -EDEADLK if the lock of one is held. */
 static int try_begin_all(struct pb_job *job, struct pb_buffer **locked)
 {
 	unsigned long mask = job->request.address_mask;

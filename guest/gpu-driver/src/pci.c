@@ -186,7 +186,7 @@ static int provide(struct pb_gpu *gpu)
 
 /* ---- watching ---- */
 
-/* Those who wait see it; new requests are refused. */
+/* Waiters see it; new requests are refused. */
 static void stop_requests(struct pb_gpu *gpu)
 {
 	unsigned int i;
@@ -198,8 +198,8 @@ static void stop_requests(struct pb_gpu *gpu)
 }
 
 /*
- * Sees what no interrupt tells: a device that is gone, and an interrupt that was lost. Runs while
- * there are jobs.
+ * Notices what no interrupt reports: a device that is gone, and an interrupt that was lost. Runs
+ * while there are jobs.
  */
 static void watch(struct work_struct *work)
 {
@@ -333,7 +333,7 @@ static void pb_remove(struct pci_dev *pdev)
 
 	misc_deregister(&gpu->misc);
 	stop_requests(gpu);
-	/* A file that ends now waits: until it is closed, its channel tells it what is done. */
+	/* A file that ends now waits: until it is closed, its channel reports what is done. */
 	down_write(&gpu->alive);
 	gpu->removed = true;
 	cancel_delayed_work_sync(&gpu->watch);

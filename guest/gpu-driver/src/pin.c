@@ -61,8 +61,8 @@ static struct pb_pin *make(struct pb_buffer *buffer, u64 offset, u64 length)
 }
 
 /*
- * Makes the pin known, unless the memory has just gone away. The table goes first: the callback may
- * want it at once.
+ * Publishes the pin, unless the memory has just been revoked. The table comes first: the callback
+ * may use it at once.
  */
 static int publish(struct pb_file *file, u32 handle, struct pb_pin *pin,
 		   struct peerbar_gpu_page_table **table)
@@ -208,12 +208,12 @@ int peerbar_gpu_free_page_table(struct peerbar_gpu_page_table *table)
 }
 EXPORT_SYMBOL_GPL(peerbar_gpu_free_page_table);
 
-/* ---- going away ---- */
+/* ---- revocation ---- */
 
 /*
- * A pin of the buffer that is to be told, marked and with a reference; NULL if there are no more.
+ * The next pin of the buffer to notify, marked and with a reference; NULL if there are no more.
  */
-static struct pb_pin *next_to_tell(struct pb_buffer *buffer)
+static struct pb_pin *next_to_notify(struct pb_buffer *buffer)
 {
 	struct pb_pin *pin;
 
@@ -232,13 +232,13 @@ static struct pb_pin *next_to_tell(struct pb_buffer *buffer)
 }
 
 /*
- * The memory goes away: every holder that has a callback is told, and has let go when this returns.
+ * The memory is revoked: every holder with a callback is notified, and has released it on return.
  */
 void pb_pins_revoke(struct pb_buffer *buffer)
 {
 	struct pb_pin *pin;
 
-	while ((pin = next_to_tell(buffer))) {
+	while ((pin = next_to_notify(buffer))) {
 		pin->free_callback(pin->data);
 		/* The holder may keep the table, but no longer the memory. */
 		pin->buffer = NULL;

@@ -11,14 +11,14 @@ struct pb_pin_mapping {
 	struct list_head node;
 	struct pci_dev *peer;
 	struct pb_pin *pin;	/* a reference */
-	struct dma_buf_attachment *attachment;	/* of a dma-buf that nobody else sees */
+	struct dma_buf_attachment *attachment;	/* of a dma-buf that is not shared */
 	struct sg_table *sgt;
 	u64 dma_addresses[];
 };
 
 static LIST_HEAD(mappings);
 
-/* Nothing to do: the holder is told by the callback of its pin. */
+/* Nothing to do: the callback of its pin notifies the holder. */
 static void taken_away(struct dma_buf_attachment *attachment)
 {
 }

@@ -20,8 +20,8 @@ static void free_table(struct held *held)
 	peerbar_gpu_free_page_table(held->table);
 }
 
-/* The memory goes away: from when this returns, nothing of ours may touch it. */
-static void memory_goes(void *data)
+/* The memory is revoked: once this returns, nothing of ours may touch it. */
+static void memory_revoked(void *data)
 {
 	struct held *held = data;
 
@@ -128,7 +128,7 @@ static int request_pin(struct xarray *pins, void *argument)
 							 &held->table);
 	else
 		error = peerbar_gpu_get_pages(gpu, pin->handle, pin->offset, pin->length,
-					      &held->table, memory_goes, held);
+					      &held->table, memory_revoked, held);
 	if (error)
 		goto free;
 	fput(gpu);

@@ -2,9 +2,9 @@
 /*
  * Buffers in VRAM.
  *
- * In static mode a buffer is made of p2pmem pages, and each page lives as long as somebody has a
- * reference to it: the buffer, a mapping, or I/O that is under way. So a page that a disk still
- * writes to is not given to anybody else, whatever its owner does meanwhile. In window mode there
+ * In static mode a buffer is made of p2pmem pages, and each page lives as long as there is a
+ * reference to it: the buffer's, a mapping's, or that of I/O in progress. So a page that a disk
+ * still writes to is not allocated again, whatever its owner does meanwhile. In window mode there
  * are no pages, and programs see the aperture as plain I/O memory.
  */
 #include <linux/memremap.h>
@@ -48,7 +48,7 @@ static void put_pages_from(void *start, u64 size)
 }
 
 /*
- * Pages that start at a page of the GPU. The pool knows no alignment, so what is too much goes
+ * Pages that start at a page of the GPU. The pool knows no alignment, so the surplus is given
  * back.
  */
 static void *alloc_pages_aligned(struct pb_gpu *gpu, u64 size)
@@ -199,8 +199,8 @@ static void vram_revoke(struct pb_buffer *buffer)
 static void vram_drop(struct pb_buffer *buffer)
 {
 	/*
-	 * Both are there only if the device leaves under them: the kernel's record of our BAR must
-	 * outlive every mapping that was made from it, and nobody told the persistent pins.
+	 * Both are there only if the device is removed under them: the kernel's record of our BAR
+	 * must outlive every mapping that was made from it, and persistent pins are not notified.
 	 */
 	wait_event(buffer->idle,
 		   !atomic_read(&buffer->vram.mapped) && !atomic_read(&buffer->vram.persistent));
@@ -231,8 +231,8 @@ static int alloc_vram(struct pb_gpu *gpu, struct pb_vram *vram, u64 size)
 }
 
 /*
- * A buffer of this size, rounded up to whole pages of the GPU. It holds what its last owner
- * left.
+ * A buffer of this many bytes, rounded up to whole pages of the GPU. It still holds the data of its
+ * last owner.
  */
 struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size)
 {

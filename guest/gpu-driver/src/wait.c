@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Results of commands: waiting for one, being told of one by poll or an eventfd. */
+/* Results of commands: waiting for one, notification by poll or an eventfd. */
 #include <linux/jiffies.h>
 #include <linux/poll.h>
 
@@ -17,7 +17,7 @@ void pb_file_completed(struct pb_file *file, u64 result, u32 error)
 	wake_up_all(&file->wait);
 }
 
-/* What is under way will not end, or nobody can tell: whoever waits is told that. */
+/* Commands in progress will not end, or their end is unknown: all waiters get an error. */
 void pb_file_broken(struct pb_file *file)
 {
 	WRITE_ONCE(file->broken, true);

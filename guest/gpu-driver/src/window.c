@@ -6,7 +6,7 @@
  */
 #include "gpu.h"
 
-/* A pool that hands out address 0 could not be told from one that is empty. */
+/* A pool that hands out address 0 could not be distinguished from an empty one. */
 #define POOL_BASE PB_GPU_PAGE
 
 static struct gen_pool *pool_of(u64 size)

@@ -260,7 +260,7 @@ impl Bench<'_> {
             }
         }
         bail!(
-            "the memory at {:x} is not given to anybody within {} s",
+            "the memory at {:x} is not allocated again within {} s",
             pin.bus_address,
             PATIENCE.as_secs()
         )
@@ -280,7 +280,7 @@ impl Bench<'_> {
         answers("put_pages_persistent", pin.put()?, 0)
     }
 
-    /// Looks whether anybody writes to `owner` until `ended`.
+    /// Looks whether `owner` is written to until `ended`.
     fn is_untouched(
         &self,
         owner: &Buffer,
