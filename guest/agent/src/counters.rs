@@ -193,7 +193,7 @@ impl<'a> Witness<'a> {
     }
 
     /// Writes time and traffic into the figures of a check.
-    pub(crate) fn tell(&self, measure: &mut Measure) {
+    pub(crate) fn write_to(&self, measure: &mut Measure) {
         measure.seconds = self.elapsed.as_secs_f64();
         if let Ok(traffic) = &self.traffic {
             measure.routes = traffic.payload_by_route(|_| true);

@@ -53,8 +53,8 @@ impl Gpu {
         Pool::of(&self.pci)
     }
 
-    /// What it says of its memory, for messages.
-    pub(crate) fn told(&self) -> String {
+    /// Its properties, for messages.
+    pub(crate) fn description(&self) -> String {
         match self.open() {
             Ok(gpu) => format!("{:?}", gpu.properties()),
             Err(error) => format!("{error:#}"),

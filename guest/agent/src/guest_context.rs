@@ -133,14 +133,14 @@ impl GuestContext {
             return Ok(Provider {
                 pool: gpu.pool(),
                 bytes: gpu.aperture_bytes,
-                told: gpu.told(),
+                description: gpu.description(),
             });
         }
         let controller = self.with_cmb(name)?;
         Ok(Provider {
             pool: controller.pool(),
             bytes: controller.cmb_bytes,
-            told: controller.cmb_registers(),
+            description: controller.cmb_registers(),
         })
     }
 
@@ -176,6 +176,6 @@ pub(crate) struct Provider {
     pub(crate) pool: Pool,
     /// Size of the memory in bytes, as the plan says.
     pub(crate) bytes: u64,
-    /// What the device says of it itself, for messages.
-    pub(crate) told: String,
+    /// The device's own properties, for messages.
+    pub(crate) description: String,
 }

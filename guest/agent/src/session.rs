@@ -147,7 +147,7 @@ impl<'a> CheckRunner<'a> {
             self.report.evidence(&evidence)?;
         }
         complaints.lines.splice(..0, self.earlier.drain(..));
-        tell(check, outcome, complaints, &measure, self.report)?;
+        report_check(check, outcome, complaints, &measure, self.report)?;
         if self.hung {
             // After the complaints were taken, for this looks like one.
             watchdog::show_blocked_tasks()?;
@@ -179,18 +179,18 @@ fn judge(ended: Ended<(anyhow::Result<Outcome>, Measure)>) -> (anyhow::Result<Ou
             Measure::default(),
         ),
         Ended::Hung { limit, tasks } => {
-            let told = anyhow::anyhow!(
+            let error = anyhow::anyhow!(
                 "still not done after {} s; blocked tasks:\n{tasks}",
                 limit.as_secs()
             );
-            (Err(told), Measure::default())
+            (Err(error), Measure::default())
         }
     }
 }
 
 /// Reports one check. One during which the kernel complained of what the check does not expect has failed, whatever its own
 /// outcome.
-fn tell(
+fn report_check(
     check: &Check,
     outcome: anyhow::Result<Outcome>,
     complaints: Complaints,

@@ -145,7 +145,7 @@ impl Lent {
             size: u32::try_from(size_of::<GroupStatus>())?,
             ..GroupStatus::default()
         };
-        ask(&file, GROUP_GET_STATUS, &mut status).context("the group does not tell its status")?;
+        ask(&file, GROUP_GET_STATUS, &mut status).context("cannot get the group's status")?;
         ensure!(
             status.flags & VIABLE != 0,
             "IOMMU group {} has other devices with drivers of their own; vfio-pci needs all of a group: put the device below \
@@ -219,7 +219,7 @@ impl VfioDevice {
             ..RegionInfo::default()
         };
         ask(&self.device, GET_REGION_INFO, &mut info)
-            .with_context(|| format!("vfio-pci does not tell of region {index}"))?;
+            .with_context(|| format!("vfio-pci gives no information on region {index}"))?;
         Ok(info)
     }
 }

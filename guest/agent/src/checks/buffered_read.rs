@@ -27,7 +27,7 @@ impl Run for BufferedRead {
         witness.watch(|| memory.read_from(&file, 0, LENGTH))?;
         measure.sizes = "1M".to_owned();
         measure.bytes = LENGTH as u64;
-        witness.tell(measure);
+        witness.write_to(measure);
 
         pattern
             .verify(0, &memory.to_vec(LENGTH)?)
@@ -42,7 +42,7 @@ fn judge(traffic: &Traffic) -> anyhow::Result<()> {
     ensure!(
         peer == 0 && ram >= LENGTH as u64,
         "a read of {LENGTH} bytes through the page cache was to go to guest RAM; the counters show {ram} payload bytes \
-         there and {peer} with a device's memory, so they do not tell the two apart"
+         there and {peer} with a device's memory, so they do not distinguish the two"
     );
     Ok(())
 }

@@ -22,7 +22,7 @@ impl Run for Command {
         let line = fill_in(&self.run, &guest.controllers, &guest.gpus)?;
         let mut witness = Witness::new(guest);
         let ran = witness.watch(|| tools.run(&line, guest.limit))?;
-        witness.tell(measure);
+        witness.write_to(measure);
         measure.status = Some(ran.code());
         let failures = match self.through {
             Some(_) => witness.traffic()?.failures(),

@@ -49,7 +49,7 @@ impl Run for Copy {
             .map_err(|error| explain(&self.through, error))
             .with_context(|| format!("copying {size} bytes at offset {offset}"))?;
             measure.bytes = measure.bytes.saturating_add(moved);
-            witness.tell(measure);
+            witness.write_to(measure);
         }
         judge(
             &self.through,

@@ -29,7 +29,7 @@ impl Run for GpuAtomics {
         let mut after = [0; 8];
         counter.mapping().read(8, &mut after)?;
         measure.bytes = ADDS * BYTES_OF_AN_ADD;
-        witness.tell(measure);
+        witness.write_to(measure);
         judge(before, u64::from_le_bytes(after))?;
         judge_route(witness.traffic()?, gpu.number)?;
         Ok(Outcome::Passed)

@@ -46,7 +46,7 @@ impl Run for GpuBatch {
         let by_batch = bench.aligned(all_at_once, &mut witness);
         let by_queue = bench.aligned(through_a_queue, &mut witness);
         measure.bytes = by_batch.context("a batch")? + by_queue.context("a queue")?;
-        witness.tell(measure);
+        witness.write_to(measure);
         let through = Through::P2pmem(gpu.name.clone());
         judge(&through, &[disk.share(measure.bytes)], witness.traffic()?)?;
         bench.unaligned().context("a batch that may bounce")?;

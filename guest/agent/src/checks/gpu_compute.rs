@@ -86,7 +86,7 @@ impl Run for GpuCompute {
         }
         measure.sizes = layout::size_range(&SHAPES.map(bytes_of));
         measure.bytes = read + written;
-        witness.tell(measure);
+        witness.write_to(measure);
         let shares = if from.number == to.number {
             vec![from.share(read + written)]
         } else {

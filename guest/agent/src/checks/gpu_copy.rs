@@ -39,7 +39,7 @@ impl Run for GpuCopy {
             path.verify(pattern, *size)
                 .with_context(|| format!("a self of {size} bytes to {} and back", self.with))?;
             measure.bytes = measure.bytes.saturating_add(size.saturating_mul(2));
-            witness.tell(measure);
+            witness.write_to(measure);
         }
         judge(&self.with, &[gpu.share(measure.bytes)], witness.traffic()?)?;
         Ok(Outcome::Passed)

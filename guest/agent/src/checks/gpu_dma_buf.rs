@@ -42,7 +42,7 @@ impl Run for GpuDmaBuf {
             }
         }
         measure.bytes = bench.bytes;
-        bench.witness.tell(measure);
+        bench.witness.write_to(measure);
         judge(
             &self.with,
             &[gpu.share(bench.bytes)],

@@ -94,7 +94,7 @@ fn transfer_all(
             .with_context(|| format!("{size} bytes at offset {offset}"))?;
         let moved = size.saturating_mul(2).saturating_mul(threads.len() as u64);
         measure.bytes = measure.bytes.saturating_add(moved);
-        witness.tell(measure);
+        witness.write_to(measure);
     }
     judge_library(check, &threads, measure.bytes)?;
     judge_devices(guest, check, volumes, measure.bytes, &witness)

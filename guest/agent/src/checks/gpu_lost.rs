@@ -48,7 +48,7 @@ impl Run for GpuLost {
             state == State::Other(u32::MAX),
             "registers of a GPU that is gone read as {state:?}, not all-ones"
         );
-        programs_are_told(&opened, &buffer).context("programs that use it")?;
+        programs_get_errors(&opened, &buffer).context("programs that use it")?;
         the_disk_goes_on(guest, disk).context("the disk, with the GPU gone")?;
 
         fs::write(gpu.pci.join("remove"), "1").context("cannot remove it")?;
@@ -110,7 +110,7 @@ impl Reader {
 }
 
 /// All waiters are woken, and new requests are refused.
-fn programs_are_told(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
+fn programs_get_errors(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     let fence = gpu.submit(&peerbar_gds::Command::Fill {
         to: buffer.span(..)?,
         pattern: 2,

@@ -136,7 +136,7 @@ fn placement_is_in_the_bar(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> 
             placement.length > 0
                 && end <= gpu.aperture_bytes
                 && placement.bus_address == start.saturating_add(placement.vram_offset),
-            "byte {offset} is told to be at {placement:x?}, with the BAR at {start:x} and {:x} bytes of it",
+            "byte {offset} is reported to be at {placement:x?}, with the BAR at {start:x} and {:x} bytes of it",
             gpu.aperture_bytes
         );
         offset = offset.saturating_add(placement.length);

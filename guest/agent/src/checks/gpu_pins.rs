@@ -45,7 +45,9 @@ impl Run for GpuPins {
         bench
             .close_while_pinned()
             .context("file closed while pinned")?;
-        bench.put_while_told().context("put during the callback")?;
+        bench
+            .put_during_callback()
+            .context("put during the callback")?;
         bench.persistent().context("a persistent pin")?;
         bench
             .mapped_for_a_peer(guest, &self.disk)
@@ -80,10 +82,10 @@ impl Bench<'_> {
             .context("the driver refuses to pin")?;
         let place = buffer.placement(0)?.bus_address;
         let wanted = (place, SIZE / GPU_PAGE, GPU_PAGE);
-        let told = (pin.bus_address, pin.entries.into(), pin.page_size.into());
+        let found = (pin.bus_address, pin.entries.into(), pin.page_size.into());
         ensure!(
-            told == wanted,
-            "the table has (address, pages, size) {told:x?}, not {wanted:x?}"
+            found == wanted,
+            "the table has (address, pages, size) {found:x?}, not {wanted:x?}"
         );
         Ok((buffer, pin))
     }
@@ -155,11 +157,11 @@ impl Bench<'_> {
     }
 
     /// The memory is not free before the holder says so.
-    fn put_while_told(&self) -> anyhow::Result<()> {
+    fn put_during_callback(&self) -> anyhow::Result<()> {
         let (buffer, pin) = self.pinned(HOLD)?;
         thread::scope(|scope| {
             let free = scope.spawn(|| buffer.free());
-            let told = self.guest.uevents.wait_for(PATIENCE, || {
+            let notified = self.guest.uevents.wait_for(PATIENCE, || {
                 let state = pin.state()?;
                 ensure!(
                     state.in_callback == 1,
@@ -170,7 +172,7 @@ impl Bench<'_> {
             let put = pin.put();
             let waiting = !free.is_finished();
             pin.release()?;
-            told?;
+            notified?;
             answers("put during the callback", put?, INVALID)?;
             ensure!(waiting, "the memory was freed before the callback returned");
             match free.join() {
@@ -199,7 +201,7 @@ impl Bench<'_> {
         let (buffer, pin) = self.pinned(0)?;
         let (answer, address) = pin.map(peer)?;
         answers("dma_map_pages", answer, 0)?;
-        ensure!(address != 0, "the peer is told the address 0");
+        ensure!(address != 0, "the peer gets the address 0");
         answers("dma_unmap_pages", pin.unmap()?, 0)?;
         let (answer, _) = pin.map(peer)?;
         answers("dma_map_pages again", answer, 0)?;
@@ -311,15 +313,15 @@ fn callbacks(pin: &Pin<'_>, wanted: u32) -> anyhow::Result<()> {
 }
 
 fn answers(call: &str, answer: i32, wanted: i32) -> anyhow::Result<()> {
-    let told = |number: i32| match number {
+    let named = |number: i32| match number {
         0 => "0".to_owned(),
         errno => io::Error::from_raw_os_error(errno.wrapping_neg()).to_string(),
     };
     ensure!(
         answer == wanted,
         "{call} answers {}, where {} is right",
-        told(answer),
-        told(wanted)
+        named(answer),
+        named(wanted)
     );
     Ok(())
 }

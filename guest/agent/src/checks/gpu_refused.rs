@@ -31,7 +31,7 @@ impl Run for GpuRefused {
         let mut witness = Witness::new(guest);
         witness.watch(|| there_and_back(&file, &buffer))?;
         measure.bytes = LENGTH * 2;
-        witness.tell(measure);
+        witness.write_to(measure);
         pattern.verify(0, &disk::read(&plain, LENGTH, usize::try_from(LENGTH)?)?)?;
         let right = Traffic {
             peer_bytes: 0,

@@ -1,5 +1,5 @@
-//! A function-level reset costs no command its result and no buffer its contents; the one that it meets may be given up, and
-//! then it is told so.
+//! A function-level reset costs no command its result and no buffer its contents; the command that it interrupts may fail, and
+//! then reports that.
 
 mod interrupted;
 

@@ -44,7 +44,7 @@ impl Run for GpuUnaligned {
         witness.watch(|| file.write_at(&buffer, parts.range(), OFFSET + KNOWN as u64))?;
         verify_write(disk, pattern).context("the unaligned write")?;
         measure.bytes = LENGTH * 2;
-        witness.tell(measure);
+        witness.write_to(measure);
         judge(
             &parts,
             file.traffic(),
@@ -174,7 +174,7 @@ fn wanted_range() -> anyhow::Result<std::ops::Range<usize>> {
 /// engine moves just the bytes, but the disk the blocks that they are in: one for a read, one more to write it back.
 fn judge(
     parts: &Parts,
-    told: Traffic,
+    counted_by_library: Traffic,
     seen: &counters::Traffic,
     (disk, gpu): (u32, u32),
 ) -> anyhow::Result<()> {
@@ -183,8 +183,8 @@ fn judge(
     let blocks = parts.block.saturating_mul(6);
     let wanted = (straight, bounced, straight, blocks, bounced);
     let counted = (
-        told.peer_bytes,
-        told.bounced_bytes,
+        counted_by_library.peer_bytes,
+        counted_by_library.bounced_bytes,
         seen.payload_to_devices(disk),
         seen.payload_to_guest_ram(disk),
         seen.payload_to_guest_ram(gpu),

@@ -107,7 +107,7 @@ fn leaves_under_load(
     ensure!(load.end().is_err(), "commands go on without a driver");
     ensure!(
         pin.state()?.callbacks == 1,
-        "the holder of a pin was told {} times",
+        "the holder of a pin was notified {} times",
         pin.state()?.callbacks
     );
     is_out_of_reach(&opened, &buffer)?;

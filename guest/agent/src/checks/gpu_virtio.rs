@@ -23,7 +23,7 @@ impl Run for GpuVirtio {
         of_virtio_gpu(&mut bench, open()?).context("memory of virtio-gpu")?;
         for_virtio_gpu(&mut bench, (guest, gpu), &open()?).context("memory of the GPU")?;
         measure.bytes = bench.bytes;
-        bench.witness.tell(measure);
+        bench.witness.write_to(measure);
         judge(
             &With::GuestRam,
             &[gpu.share(bench.bytes)],
@@ -92,6 +92,6 @@ fn is_refused(card: &Card, dma_buf: &OwnedFd, wanted: i32) -> anyhow::Result<()>
     match card.import(dma_buf) {
         Err(error) if error.raw_os_error() == wanted.raw_os_error() => Ok(()),
         Err(error) => bail!("virtio-gpu is refused it with {error}, not with {wanted}"),
-        Ok(()) => bail!("virtio-gpu takes it, though it cannot be told when the memory goes away"),
+        Ok(()) => bail!("virtio-gpu takes it, though its import cannot be revoked"),
     }
 }

@@ -48,7 +48,7 @@ impl Run for Probe {
             }
             Err(refused) => (failed(&refused), failed(&refused)),
         };
-        witness.tell(measure);
+        witness.write_to(measure);
         let wrong = [&written, &read]
             .into_iter()
             .find_map(|transfer| match transfer {

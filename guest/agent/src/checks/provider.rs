@@ -12,19 +12,19 @@ impl Run for Provider {
         let device = &self.device;
         let provider = guest.provider(device)?;
         let state = provider.pool.state()?;
-        let told = &provider.told;
+        let description = &provider.description;
         // The nvme driver gives the whole CMB to the pool and takes its queues out of it again (Linux,
         // drivers/nvme/host/pci.c), so queues in the CMB show in what is available, not in the size.
         ensure!(
             state.size == provider.bytes,
             "the p2pmem of {device} has {} bytes, but its memory {}; look at the BAR's size, and at SZ and SZU of the CMBSZ of \
-             an NVMe controller ({told})",
+             an NVMe controller ({description})",
             state.size,
             provider.bytes
         );
         ensure!(
             state.published,
-            "the p2pmem of {device} is not published; the nvme driver does that only for a CMB with RDS and WDS ({told})"
+            "the p2pmem of {device} is not published; the nvme driver does that only for a CMB with RDS and WDS ({description})"
         );
         ensure!(
             state.available.is_multiple_of(PAGE) && (1..=state.size).contains(&state.available),

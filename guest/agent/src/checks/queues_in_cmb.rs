@@ -24,7 +24,7 @@ impl Run for QueuesInCmb {
         let mut witness = Witness::new(guest);
         witness.watch(|| (0..COMMANDS).try_for_each(|_| memory.read_from(&disk, 0, LENGTH)))?;
         measure.bytes = COMMANDS.saturating_mul(LENGTH as u64);
-        witness.tell(measure);
+        witness.write_to(measure);
         judge(witness.traffic()?, controller.number).with_context(|| {
             format!(
                 "the I/O queues of {device} are not in its CMB ({})",

@@ -265,9 +265,9 @@ impl<'a> Bench<'a> {
         let mut said = Vec::new();
         self.guest.uevents.wait_for(PATIENCE, || {
             said.extend(log.new_messages());
-            let told = said.iter().any(|line| line.ends_with(&wanted));
+            let logged = said.iter().any(|line| line.ends_with(&wanted));
             ensure!(
-                told,
+                logged,
                 "the driver was to say {wanted:?}; the kernel's log has {said:?}"
             );
             Ok(())

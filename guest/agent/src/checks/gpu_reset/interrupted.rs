@@ -1,5 +1,6 @@
-//! A function-level reset in the middle of a command that must not be done twice: it is told so, or it has been done in full.
-//! Those behind it are done as if nothing had been.
+//! A function-level reset in the middle of a command that must not be done twice: it fails with that reason, or it was done
+//! in full.
+//! The commands behind it are done as without a reset.
 
 use std::fs;
 use std::time::Duration;
