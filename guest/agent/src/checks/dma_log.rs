@@ -23,11 +23,9 @@ impl Run for DmaLog {
         let show: Box<dyn Fn() -> anyhow::Result<Vec<u8>>> = match guest.gpu(name) {
             Ok(gpu) => {
                 let opened = gpu.open()?;
-                let (vram, host) = (
-                    opened.allocate(LENGTH as u64)?,
-                    opened.allocate_host(LENGTH as u64)?,
-                );
-                opened.copy(vram.span(..)?, host.span(..)?)?;
+                let length = LENGTH as u64;
+                let (vram, host) = (opened.allocate(length)?, opened.allocate_host(length)?);
+                opened.copy(vram.span(..length)?, host.span(..length)?)?;
                 Box::new(|| Registers::map(&gpu.pci)?.dma_log())
             }
             Err(_) => {
