@@ -6,10 +6,11 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use peerbar_vfio_user::{Deframer, Header, Message, Payload, receive, send};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -173,7 +174,7 @@ impl Between {
         second: &[u8],
         descriptor: Option<&OwnedFd>,
     ) -> Result<(), Errno> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn.lock();
         tell(&self.server, header, first, second, descriptor)
     }
 }

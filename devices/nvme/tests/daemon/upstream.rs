@@ -1,7 +1,8 @@
 //! What a client says to the device's requests for memory.
 
 use std::fmt::{self, Debug};
-use std::sync::{Condvar, Mutex, PoisonError};
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::PATIENCE;
 
@@ -56,22 +57,21 @@ impl Upstream {
 
     /// From now on requests are answered by this rule.
     pub(crate) fn answer_with(&self, rule: impl FnMut(&Request) -> Answer + Send + 'static) {
-        *self.rule.lock().unwrap() = Box::new(rule);
+        *self.rule.lock() = Box::new(rule);
     }
 
     /// Every request so far.
     pub(crate) fn seen(&self) -> Vec<Request> {
-        self.seen.lock().unwrap().clone()
+        self.seen.lock().clone()
     }
 
     /// Waits until there have been `count` requests.
     #[track_caller]
     pub(crate) fn wait_for(&self, count: usize) -> Vec<Request> {
-        let seen = self.seen.lock().unwrap();
-        let (seen, waited) = self
+        let mut seen = self.seen.lock();
+        let waited = self
             .arrived
-            .wait_timeout_while(seen, PATIENCE, |seen| seen.len() < count)
-            .unwrap();
+            .wait_while_for(&mut seen, |seen| seen.len() < count, PATIENCE);
         assert!(
             !waited.timed_out(),
             "only {} of {count} requests came",
@@ -82,15 +82,15 @@ impl Upstream {
 
     /// The requests that wait for an answer.
     pub(crate) fn take_late(&self) -> Vec<Request> {
-        std::mem::take(&mut *self.late.lock().unwrap())
+        std::mem::take(&mut *self.late.lock())
     }
 
     pub(crate) fn judge(&self, request: &Request) -> Answer {
-        let answer = self.rule.lock().unwrap_or_else(PoisonError::into_inner)(request);
+        let answer = self.rule.lock()(request);
         if answer == Answer::Late {
-            self.late.lock().unwrap().push(request.clone());
+            self.late.lock().push(request.clone());
         }
-        self.seen.lock().unwrap().push(request.clone());
+        self.seen.lock().push(request.clone());
         self.arrived.notify_all();
         answer
     }

@@ -6,10 +6,11 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rustix::cmsg_space;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -217,7 +218,7 @@ impl Outgoing {
         let mut bytes = [id.to_le_bytes(), command.to_le_bytes()].concat();
         bytes.extend(words(&[size, flags, error]));
         bytes.extend(payload);
-        let _turn = self.turn.lock().unwrap();
+        let _turn = self.turn.lock();
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(64))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
