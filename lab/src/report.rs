@@ -178,6 +178,19 @@ mod tests {
     }
 
     #[test]
+    fn report_of_requests_is_complete_with_its_plan_line() {
+        let mut report = Report::new(tempfile::tempfile().unwrap(), true);
+        report
+            .take(b"KTAP version 1\n# ready 7\nok 1 - a\n")
+            .unwrap();
+        assert_eq!(report.rows().len(), 1);
+        assert!(!report.complete());
+        report.take(b"1..1\n").unwrap();
+        assert!(report.complete());
+        assert_eq!(report.finish().2, Ok(()));
+    }
+
+    #[test]
     fn a_report_without_end_is_cut() {
         let mut report = Report::new(tempfile::tempfile().unwrap(), false);
         report.take(b"KTAP version 1\n1..1\n").unwrap();

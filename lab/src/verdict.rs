@@ -106,6 +106,7 @@ impl fmt::Display for Verdict {
 
 fn all_passed(checks: usize) -> String {
     match checks {
+        0 => "no check was asked for, and nothing failed".to_owned(),
         1 => "the only check passed".to_owned(),
         _ => format!("all {checks} checks passed"),
     }
@@ -187,6 +188,24 @@ mod tests {
             judged(2, &[PASS, CheckVerdict::Skip("no fio".to_owned())]),
             Outcome::Failed
         );
+    }
+
+    #[test]
+    fn run_by_requests_passes_with_any_number_of_checks() {
+        let judged = |rows: &[Row]| {
+            judge(&Evidence {
+                ending: &ended(0),
+                asked: None,
+                rows,
+                ..WELL
+            })
+            .to_string()
+        };
+        let none = "passed: no check was asked for, and nothing failed";
+        assert_eq!(judged(&[]), none);
+        assert_eq!(judged(&rows(&[PASS, PASS])), "passed: all 2 checks passed");
+        let failed = judged(&rows(&[PASS, CheckVerdict::Fail]));
+        assert_eq!(failed, "failed: 1 of 2 checks did not pass");
     }
 
     #[test]
