@@ -6,9 +6,9 @@
 
 mod cli;
 mod comparison;
-mod debugger;
 mod dry_run;
 mod explain;
+mod iommu;
 mod list;
 mod matrix;
 mod results;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         Command::Run(options) => run::run(&options),
         Command::Explain(options) => explain::explain(&options),
         Command::Matrix(options) => matrix::run(&options),
-        Command::Iommu(options) => debugger::iommu(&options),
+        Command::Iommu(options) => iommu::iommu(&options),
         Command::List(options) => list::list(&options),
         Command::DieWithParent { parent, words } => {
             Err(parent_death::become_program(parent, &words))

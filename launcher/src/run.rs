@@ -8,8 +8,8 @@ use anyhow::{Context, anyhow};
 use peerbar_report::{Line, Verdict as CheckVerdict};
 
 use crate::cli;
-use crate::debugger;
 use crate::dry_run;
+use crate::iommu;
 use crate::results::conclude;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
@@ -112,7 +112,7 @@ fn boot_and_check(
     let mut run = FinishedRun::stop(guest, ending)?;
     drop(progress);
     if let (Some(wanted), None) = (&scenario.machine.sanitize, &run.complaint) {
-        run.complaint = debugger::complaint(folder.path(), wanted)?;
+        run.complaint = iommu::complaint(folder.path(), wanted)?;
     }
     Ok(conclude(run, scenario, folder)?)
 }
