@@ -117,7 +117,7 @@ macro_rules! kinds {
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(tag = "kind", rename_all = "kebab-case")]
         pub enum Check {
-            $(#[doc = concat!("A [`", stringify!($kind), "`].")] $kind($kind),)*
+            $(#[doc = concat!("A [`", stringify!($kind), "`](struct@", stringify!($kind), ").")] $kind($kind),)*
         }
 
         /// All kinds of checks, in the order of the reference.
