@@ -2,7 +2,7 @@
 //!
 //! Every figure stands beside a limit that was measured in the same run, in turn with it: a bare loop, an empty ring,
 //! another program's device. On a machine with other work the figure alone says little, the ratio still does. Figures
-//! and what they were measured with make a [`Report`], which is printed as a table and kept as JSON; [`compare`] sets
+//! and what they were measured with make a [`Report`], which is printed as a table and kept as JSON; [`compare()`] sets
 //! two of them side by side.
 //!
 //! The host-side suites ([`host`], [`growth`], [`instructions`], [`peers`]) need no guest: `peerbar-nvme-driver` drives
