@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_translated_guest_is_told_how_fast_its_counter_is() {
+    fn only_tcg_guest_gets_the_tsc_frequency() {
         let tcg = |tsc_khz| Accel::Tcg { tsc_khz }.kernel_parameters();
         assert_eq!(tcg(Some(2_596_098)), "tsc_early_khz=2596098");
         assert_eq!(tcg(None), "");

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_listens_ends_at_once() {
+    fn child_that_heeds_sigterm_ends_at_once() {
         let mut child = shell("exec sleep 60");
         let begun = Instant::now();
         let status = child.end(LONG).unwrap();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deaf_child_is_killed_after_the_grace() {
+    fn child_that_ignores_sigterm_is_killed() {
         let mut child = shell("trap '' TERM; echo up; exec sleep 60");
         let mut stdout = child.take_stdout().unwrap();
         std::io::Read::read_exact(&mut stdout, &mut [0; 3]).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_are_the_last_line_with_words() {
+    fn last_line_is_the_last_that_is_not_blank() {
         let log = tempfile::NamedTempFile::new().unwrap();
         assert_eq!(last_line(log.path()), "without a word");
         fs::write(log.path(), "first\nlast\n\n").unwrap();

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_s_words_come_before_its_end() {
+    fn output_of_a_child_precedes_its_end() {
         let mut command = Command::new("sh");
         command
             .args(["-c", "echo hello"])
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_comes_first_and_a_flood_does_not_hide_the_deadline() {
+    fn signal_comes_first_and_flood_keeps_the_deadline() {
         let _alone = ALONE.lock();
         let signals = Signals::new().unwrap();
         let mut events = Events::new(&signals);

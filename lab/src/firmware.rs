@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_assigns_nothing_needs_a_larger_window() {
+    fn qboot_with_large_bars_needs_a_larger_window() {
         const GIB: u64 = 1 << 30;
         assert_eq!(Firmware::Qboot.window(16 * GIB), None);
         assert_eq!(Firmware::Qboot.window(17 * GIB), Some(34 * GIB));

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn below_the_demo_s_switch_it_is_the_bus_address_whatever_the_iommu() {
+    fn pair_below_a_switch_gets_the_bus_address() {
         let mut demo = Scenario::demo().unwrap();
         for iommu in [Iommu::None, Iommu::Intel, Iommu::Amd] {
             demo.machine.iommu = iommu;
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn outside_a_switch_the_processor_and_the_iommu_count() {
+    fn pair_outside_switch_depends_on_cpu_and_iommu() {
         let mut demo = Scenario::demo().unwrap();
         demo.nvmes[0].attach = AttachPoint::Root;
         let physical = Verdict::ThroughHostBridgePhysical;

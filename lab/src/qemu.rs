@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_has_two_controllers_and_a_gpu_below_one_switch() {
+    fn demo_renders_two_controllers_and_a_gpu() {
         let expected = r#"-nodefaults
 -no-user-config
 -no-reboot
@@ -338,7 +338,7 @@ xio3130-downstream,id=switch0.gpu0,bus=switch0,chassis=4,slot=4
     }
 
     #[test]
-    fn a_controller_outside_a_switch_gets_a_root_port_and_tools_an_export() {
+    fn controller_outside_switch_gets_root_port() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.switches.clear();
         scenario.nvmes.truncate(1);
@@ -362,7 +362,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     }
 
     #[test]
-    fn switches_and_controllers_can_be_below_further_host_bridges() {
+    fn devices_below_further_host_bridge_use_its_bus() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.host_bridges = vec!["b0".to_owned()];
         scenario.switches[0].attach = AttachPoint::HostBridge("b0".to_owned());
@@ -377,7 +377,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     }
 
     #[test]
-    fn large_bars_get_a_window_that_holds_them_unless_the_firmware_assigns_them() {
+    fn large_bars_without_firmware_assignment_get_a_window() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.gpus[0].aperture = 16 << 30;
         let window = "-global\nq35-pcihost.pci-hole64-size=34493956096\n-device\npcie-root-port";
@@ -405,7 +405,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     }
 
     #[test]
-    fn an_iommu_comes_before_what_is_behind_it_and_the_kernel_is_told() {
+    fn iommu_precedes_devices_and_sets_kernel_parameters() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.machine.iommu = Iommu::Intel;
         let text = arguments(&scenario, None);

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_the_figures_and_words_before_its_result() {
+    fn row_has_figures_and_diagnostics_before_its_result() {
         let mut report = Report::new(tempfile::tempfile().unwrap(), false);
         let measure = r##"# measure {"sizes":"4K","bytes":4096,"seconds":0.5,"routes":{"own-bar":4096},"peer_bytes":4096,"ram_bytes":0}"##;
         let text = format!(

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_told_all_that_the_scenario_says() {
+    fn nvme_server_gets_all_settings_of_the_scenario() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.switches.clear();
         scenario.nvmes.truncate(1);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_comes_before_what_is_below_it_and_knows_the_links() {
+    fn switch_server_starts_first_with_its_links() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.nvmes[1].link = LinkMode::UnsupportedRequest;
         let lines = lines(&scenario);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_s_server_is_told_its_sizes_and_its_mode() {
+    fn gpu_server_gets_sizes_and_mode() {
         let gpu = Gpu {
             name: "gpu0".to_owned(),
             attach: AttachPoint::Root,

@@ -215,7 +215,7 @@ mod tests {
     use crate::scenario::Scenario;
 
     #[test]
-    fn a_missing_image_is_created_and_an_image_is_left_alone() {
+    fn missing_image_is_created_and_other_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("d.img");
         let mut nvme = Scenario::demo().unwrap().nvmes[0].clone();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_cannot_be_that_large_leaves_nothing() {
+    fn too_large_image_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("d.img");
         let mut nvme = Scenario::demo().unwrap().nvmes[0].clone();

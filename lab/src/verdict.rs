@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_passes_only_if_all_around_the_checks_is_well() {
+    fn run_with_any_flaw_does_not_pass() {
         let rows = rows(&[PASS]);
         let judged = |status, evidence: Evidence<'_>| {
             judge(&Evidence {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_names_what_the_kernel_said() {
+    fn reason_names_the_kernel_message() {
         let report = &Err(KtapError::Incomplete {
             seen: 3,
             planned: 10,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_failed_is_why_qemu_crashed() {
+    fn failed_server_explains_a_qemu_crash() {
         const ABORT: i32 = 6;
         let report = &Err(KtapError::Incomplete {
             seen: 0,
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_a_run_from_outside_is_not_a_verdict_on_the_checks() {
+    fn end_from_outside_is_no_verdict_on_checks() {
         let rows = rows(&[PASS]);
         let judged = |ending: Ending| {
             judge(&Evidence {

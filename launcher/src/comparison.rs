@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_is_set_beside_the_same_one_bounced() {
+    fn transfer_is_compared_with_the_same_one_bounced() {
         let checks = [check("a", false), check("b", true), check("a", true)];
         let rows = [0, 3 << 20, 16 << 20].map(|bytes| row(Verdict::Pass, bytes));
         assert_eq!(
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_failed_or_no_control_is_not_compared() {
+    fn failed_or_single_check_is_not_compared() {
         let checks = [check("a", false), check("a", true)];
         let rows = [row(Verdict::Pass, 0), row(Verdict::Fail, 0)];
         assert_eq!(comparison(&checks, &rows), "");

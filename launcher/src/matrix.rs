@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn one_disagreement_fails_our_matrix_and_only_what_was_not_run_qemu_s() {
+    fn disagreement_fails_ours_and_untried_cell_fails_qemu() {
         let right = upstream();
         let cell = |cpu| at(cpu, Placement::RootPorts, Ok(&right));
         let late = at("EPYC", Placement::RootPorts, Err("late"));

@@ -92,7 +92,7 @@ fn stdout(output: &Output) -> String {
 }
 
 #[test]
-fn a_fault_is_told_with_its_command_what_the_address_was_and_the_kernel_s_line() {
+fn fault_names_command_address_and_kernel_line() {
     let told = stdout(&iommu(&run(), &[]).unwrap());
     for expected in [
         "write (payload) of 0x00004000f000 4 KiB: QEMU refused it (errno 19)\n",
@@ -106,7 +106,7 @@ fn a_fault_is_told_with_its_command_what_the_address_was_and_the_kernel_s_line()
 }
 
 #[test]
-fn what_concerns_two_devices_is_found_if_only_one_is_shown() {
+fn finding_of_two_devices_is_shown_for_either() {
     let folder = run();
     let output = iommu(&folder, &["--sanitize", "--device", "disk1"]).unwrap();
     let told = stdout(&output);
@@ -123,7 +123,7 @@ fn what_concerns_two_devices_is_found_if_only_one_is_shown() {
 }
 
 #[test]
-fn the_history_has_every_record_and_findings_are_asked_for_apart_from_it() {
+fn history_has_every_record_and_excludes_sanitize() {
     let folder = run();
     let told = stdout(&iommu(&folder, &["--history", "--device", "disk0"]).unwrap());
     let lines: Vec<&str> = told.lines().collect();
@@ -135,7 +135,7 @@ fn the_history_has_every_record_and_findings_are_asked_for_apart_from_it() {
 }
 
 #[test]
-fn what_has_no_record_or_no_more_to_come_is_named() {
+fn run_without_records_is_named() {
     let output = iommu(&run(), &["--device", "disk9"]).unwrap();
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));

@@ -24,7 +24,7 @@ fn a_missing_scenario_is_named() {
 }
 
 #[test]
-fn a_broken_scenario_is_told_with_its_line() {
+fn broken_scenario_names_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("broken.toml");
     fs::write(

@@ -67,7 +67,7 @@ fn decided(pair: &Value) -> (Option<&str>, Option<u64>, Option<bool>) {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn a_refusal_is_explained_by_the_host_bridge_and_the_kernel_s_own_words() {
+fn refusal_is_explained_by_host_bridge_and_kernel_log() {
     let (code, pair) = explained(REFUSED).unwrap();
     assert_eq!(code, Some(1), "{pair}");
     assert_eq!(
@@ -111,7 +111,7 @@ fn a_refusal_is_explained_by_the_host_bridge_and_the_kernel_s_own_words() {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn the_advised_processor_lets_it_through_the_host_bridge() {
+fn advised_processor_permits_the_host_bridge() {
     let (code, pair) = explained(&REFUSED.replace("Haswell", "EPYC")).unwrap();
     assert_eq!(code, Some(0), "{pair}");
     let decided = decided(&pair);

@@ -67,7 +67,7 @@ fn ends(process: &OwnedFd) -> anyhow::Result<bool> {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn a_failed_check_is_exit_code_1_and_is_explained() {
+fn failed_check_is_exit_code_1_and_is_explained() {
     let mut run = start(&SCENARIO.replace("sleep 1000", "echo strange; exit 3")).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(1), "{progress}");
@@ -113,7 +113,7 @@ fn a_panic_is_a_dead_guest() {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn a_guest_that_hangs_meets_the_time_limit() {
+fn hung_guest_meets_the_time_limit() {
     let parameters = r#"kernel-parameters = "rdinit=/no/such/init panic=0""#;
     let scenario = SCENARIO
         .replace(r#"kernel-parameters = """#, parameters)
@@ -154,7 +154,7 @@ fn a_dead_server_is_a_failed_run() {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn a_guest_that_dies_of_its_server_is_not_to_blame() {
+fn guest_that_dies_of_its_server_fails_by_server() {
     let mut run = start(SCENARIO).unwrap();
     run.wait_until_it_says("the guest is ready").unwrap();
     let children = children(&run).unwrap();
@@ -226,7 +226,7 @@ fn a_killed_launcher_leaves_no_process() {
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
-fn a_qemu_that_is_none_is_the_user_s_mistake() {
+fn wrong_qemu_is_a_usage_error() {
     let folder = tempfile::tempdir().unwrap();
     for file in ["Cargo.toml", "/bin/true", "/no/such/qemu"] {
         let output = Command::new(PEERBAR)
@@ -264,7 +264,7 @@ fn endless_mmdebstrap(folder: &Path) -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
-fn a_signal_ends_the_making_of_images_and_leaves_nothing() {
+fn signal_while_images_are_made_leaves_nothing() {
     for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
         let folder = tempfile::tempdir().unwrap();
         endless_mmdebstrap(folder.path()).unwrap();

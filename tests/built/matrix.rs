@@ -13,7 +13,7 @@ fn start(words: &[&str]) -> anyhow::Result<Launched> {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn data_that_qemu_s_own_controller_corrupts_is_seen() {
+fn data_corrupted_by_qemu_controller_is_seen() {
     let words = ["--device", "qemu-nvme", "--iommu", "intel", "--json"];
     let mut matrix = start(&words).unwrap();
     let (code, printed, _) = matrix.end().unwrap();

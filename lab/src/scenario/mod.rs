@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_iommu_s_driver_is_loaded_first() {
+    fn iommu_driver_is_loaded_first() {
         let machine = "name = \"x\"\n[machine]\niommu = \"virtio\"\n";
         let check = "[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n";
         let text = format!("{HEAD}{DISK}{check}").replacen("name = \"x\"\n", machine, 1);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_in_the_file_are_told_with_their_line() {
+    fn file_mistake_names_its_line() {
         let unclosed = parse("name = \"x\nnvme = []\n".to_owned()).unwrap_err();
         assert!(
             unclosed.starts_with("x.toml:1: invalid basic string"),
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_firmware_that_assigns_nothing_has_only_the_machine_s_own_host_bridge() {
+    fn qboot_with_further_host_bridges_is_refused() {
         let firmware = |machine: &str, bridges: &str| {
             let check = "[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n";
             let text = format!("{HEAD}{DISK}{check}[machine]\n{machine}\n{bridges}");
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_about_a_controller_are_told_with_their_line() {
+    fn controller_mistake_names_its_line() {
         let cases = [
             (
                 format!("below = \"s1\"\n{DISK}"),
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_about_a_check_are_told_with_their_line() {
+    fn check_mistake_names_its_line() {
         let copy = "kind = \"copy\"\nfrom = \"d0\"\nto = \"d0\"\nthrough = \"guest-ram\"\n";
         let cases = [
             (

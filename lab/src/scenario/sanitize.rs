@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_for_machines_where_everything_is_mapped() {
+    fn sanitize_needs_our_device_and_a_translating_iommu() {
         let wanted = || Some(Spanned::new(0..4, Sanitize::default()));
         assert_eq!(beside(None, Iommu::None, false).unwrap(), None);
         let unrecorded = beside(wanted(), Iommu::Amd, false).unwrap_err();

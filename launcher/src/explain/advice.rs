@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_lifted_by_another_processor_or_by_a_switch() {
+    fn refusal_advice_names_processor_or_switch() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.machine.cpu = "Haswell".to_owned();
         scenario.nvmes[0].attach = AttachPoint::Root;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_redirects_is_told_not_to_by_its_address() {
+    fn redirecting_port_is_advised_by_its_address() {
         let mut evidence = root_ports("AuthenticAMD", 23, 4);
         for piece in &mut evidence {
             if let Evidence::Function(function) = piece

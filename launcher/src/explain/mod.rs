@@ -137,7 +137,7 @@ device = "disk0"
 "#;
 
     #[test]
-    fn where_no_device_has_memory_for_others_that_is_said() {
+    fn scenario_without_provider_is_explained() {
         let scenario = Scenario::parse("x.toml".as_ref(), NO_MEMORY.to_owned()).unwrap();
         let case = Case::of_scenario(scenario).unwrap();
         let pairs = pairs::all(&case.scenario);

@@ -314,7 +314,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn decisions_and_messages_are_told_apart_by_the_pair() {
+    fn decisions_and_messages_belong_to_their_pair() {
         let guest = of("GenuineIntel", 6, 2);
         assert_eq!(guest.map_type("a", "b"), Some(2));
         assert_eq!(guest.map_type("b", "a"), None);
@@ -323,7 +323,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_place_on_a_bus_is_eight_times_the_device_and_the_function() {
+    fn devfn_is_eight_times_device_plus_function() {
         assert_eq!(devfn("0000:00:00.0"), 0);
         assert_eq!(devfn("0000:00:1f.2"), 0xfa);
         assert_eq!(devfn("nonsense"), u8::MAX);

@@ -196,7 +196,7 @@ an AMD Zen or later (Linux 7.2)
     }
 
     #[test]
-    fn a_kernel_that_does_not_do_what_its_rule_says_is_told_as_such() {
+    fn kernel_unlike_its_rule_is_reported() {
         let explanation = explained(3);
         assert!(explanation.disagrees());
         let line = "  kernel   DISAGREES with the rule: it chose map type 3, bus address\n";

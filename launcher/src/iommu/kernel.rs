@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_s_line_is_found_by_its_address_and_is_not_another_device_s() {
+    fn kernel_line_is_found_by_device_and_address() {
         let console = [
             "[    4.1] DMAR: DRHD: handling fault status reg 2",
             "[    4.2] DMAR: [DMA Write NO_PASID] Request device [0000:01:00.0] fault addr 0x400000000000 [fault reason 0x05]",

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_must_have_the_findings_that_its_scenario_expects_and_no_others() {
+    fn sanitized_run_has_the_expected_findings_only() {
         let clean = stray(0);
         assert_eq!(complaint_of(&clean, &[]), None);
         let missing = complaint_of(&clean, &[FindingKind::PastEnd]).unwrap();
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_which_records_are_lost_does_not_pass() {
+    fn sanitized_run_with_lost_records_does_not_pass() {
         let more_than_the_ring_has = (1 << 20) + 1;
         let told = complaint_of(&stray(more_than_the_ring_has), &[FindingKind::NeverMapped]);
         assert!(

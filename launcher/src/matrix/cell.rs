@@ -318,7 +318,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn our_devices_must_have_a_record_and_qemu_s_have_none() {
+    fn our_devices_have_a_record_and_qemu_devices_none() {
         let right = checked(None);
         let ours = disagreement(TestedDevices::Peerbar, Ok(&right));
         assert!(ours.unwrap().contains("there is no record"));
@@ -354,7 +354,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn success_with_wrong_data_is_told_with_what_the_kernel_says_of_it() {
+    fn wrong_data_is_reported_with_the_kernel_choice() {
         let mut wrong = checked(None);
         let probe = wrong.measure.probe.as_mut().unwrap();
         let message = "1 of 8192 bytes are wrong".to_owned();

@@ -76,7 +76,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_boot_without_its_iommu_is_not_taken_for_one_with_it() {
+    fn boot_without_its_iommu_is_a_flaw() {
         let kernel = |domain: Option<&str>| Kernel {
             domain: domain.map(str::to_owned),
             ..chosen(Verdict::BusAddress)
@@ -94,7 +94,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_kernel_s_own_choice_must_be_the_rule_s_unless_nobody_could_see_it() {
+    fn kernel_choice_unlike_the_rule_disagrees_if_seen() {
         let objection = |kernel: &Kernel| kernel.objection(Iommu::None, Verdict::BusAddress);
         assert_eq!(objection(&chosen(Verdict::BusAddress)), None);
         let told = objection(&chosen(Verdict::NotSupported)).unwrap();

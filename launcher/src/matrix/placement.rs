@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_flow_is_tried_everywhere_but_where_there_is_one_device_only() {
+    fn every_flow_is_tried_between_two_devices() {
         let count = |device| {
             let all = Placement::value_variants().iter().flat_map(|topology| {
                 let flows = Flow::value_variants().iter();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn provider_and_client_differ_except_for_the_own_memory() {
+    fn provider_and_client_differ_except_own_memory() {
         for topology in Placement::value_variants() {
             for flow in Flow::value_variants() {
                 let Some(pair) = topology.pair(*flow, TestedDevices::Peerbar) else {

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_shows_what_was_seen_and_what_the_rule_says_where_they_differ() {
+    fn table_with_disagreement_shows_seen_and_rule() {
         let right = upstream();
         let mut faulty = right.clone();
         faulty.verdict = "fail".to_owned();

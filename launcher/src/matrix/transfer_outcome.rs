@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn right_data_is_told_by_the_route_that_carried_all_of_it() {
+    fn right_data_takes_the_outcome_of_its_route() {
         let seen = |routes: &[(Route, u64)], failures| {
             TransferOutcome::seen(&probed(Transfer::Right, routes, failures), 8192)
         };
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_no_device_has_tried_was_refused_by_the_kernel() {
+    fn error_without_dma_counts_as_refused() {
         let refused = probed(failed(EINVAL), &[], 0);
         assert_eq!(TransferOutcome::seen(&refused, 0), TransferOutcome::Refused);
         assert_eq!(
