@@ -110,7 +110,7 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
         span(dma.address, dma.len).trim_start(),
         dma.outcome,
     );
-    text += &format!("    by {}\n", whose(device, fault.command, dma.origin));
+    text += &format!("    by {}\n", requester(device, fault.command, dma.origin));
     let around = &fault.around;
     let life = |number: Option<usize>| number.and_then(|number| device.history.mapping(number));
     match (life(around.at), around.was) {
@@ -152,7 +152,7 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
     text
 }
 
-fn whose(device: &Device, command: Option<Command>, origin: peerbar_flight::Origin) -> String {
+fn requester(device: &Device, command: Option<Command>, origin: peerbar_flight::Origin) -> String {
     match command {
         Some(command) => format!(
             "{origin}: {}, taken up at {:.6} s",
@@ -173,7 +173,7 @@ fn what_it_was(device: &Device, number: usize, life: &MappingLife, address: u64)
         _ => format!("{} before the end", human(left)),
     };
     let made_for = life.first_user.map_or(String::new(), |user| {
-        format!(", made for {}", whose(device, Some(user), user.origin))
+        format!(", made for {}", requester(device, Some(user), user.origin))
     });
     format!(
         "{place} of a mapping of {}{made_for}",
@@ -230,7 +230,7 @@ fn findings(recorded: &Recorded, most: usize) -> String {
 /// A finding in a line.
 pub(super) fn finding(recorded: &Recorded, device: &Device, finding: &Finding) -> String {
     let at = device.seconds(finding.at.nanos);
-    let whose = whose(device, finding.command, finding.origin);
+    let requester = self::requester(device, finding.command, finding.origin);
     let place = span(finding.address, finding.len);
     let about = finding.mapping.map(|(mapping, then)| {
         let behind = Behind::of(&mapping, recorded).text();
@@ -262,7 +262,7 @@ pub(super) fn finding(recorded: &Recorded, device: &Device, finding: &Finding) -
             other(recorded, finding)
         ),
     };
-    format!("{} at {at:.6} s: {what}; {whose}", device.name)
+    format!("{} at {at:.6} s: {what}; {requester}", device.name)
 }
 
 /// `disk1 for queue 1, command 17`.
@@ -270,8 +270,8 @@ fn other(recorded: &Recorded, finding: &Finding) -> String {
     let Some((device, command)) = recorded.other(finding) else {
         return "another device".to_owned();
     };
-    let made_for = command.map(|command| whose(device, Some(command), command.origin));
-    let made_for = made_for.map(|whose| format!(" for {whose}"));
+    let made_for = command.map(|command| requester(device, Some(command), command.origin));
+    let made_for = made_for.map(|requester| format!(" for {requester}"));
     format!("{}{}", device.name, made_for.unwrap_or_default())
 }
 
