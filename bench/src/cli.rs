@@ -21,9 +21,7 @@ pub(crate) enum Suite {
     Host(HostOptions),
     /// What a transfer costs with more namespaces, queues, mappings and devices; driven from the host.
     Growth(HostOptions),
-    /// How many instructions a read takes in the server, and in which functions; needs valgrind.
-    Instructions(HostOptions),
-    /// Transfers between devices, driven from the host: beside memcpy, guest RAM and messages.
+    /// Transfers between devices, driven from the host, beside memcpy.
     Peers(HostOptions),
     /// Loads our controller and QEMU's own with fio, in turn in one guest.
     Guest(GuestOptions),

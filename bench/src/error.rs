@@ -84,12 +84,6 @@ pub(crate) enum Error {
         /// What they should.
         expected: String,
     },
-    /// What callgrind left is not what was expected.
-    #[error("{path} is no profile of callgrind's")]
-    Profile {
-        /// The profile.
-        path: PathBuf,
-    },
     /// A figure came out as no number: nothing was transferred, or what stands beside it was not measured.
     #[error("{figure} is no number: there was nothing to measure")]
     NoNumber {

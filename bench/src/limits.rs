@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use hdrhistogram::Histogram;
 use peerbar_nvme_driver::{Doorbell, QueueMemory, QueuePair, Registers};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::Error;
 use crate::controller::queue_offsets;
@@ -26,7 +25,7 @@ const BATCH: u32 = 64;
 /// How often a ping-pong is begun anew.
 const RHYTHMS: u32 = 20;
 
-/// Copies between memory of the kind that servers and guests have, by one thread or by two.
+/// Copies between memory of the kind that servers and guests have, by one thread.
 pub(crate) struct Copies {
     disk: SharedMemory,
     buffers: SharedMemory,
@@ -43,46 +42,17 @@ impl Copies {
         })
     }
 
-    /// Copies `bytes` bytes from random places of the disk or, as writes do, to them, again and again for `time`; `buffers`
-    /// buffers are used in turn.
+    /// Copies a second of `bytes` bytes from random places of the disk or, as writes do, to them, for `time`; `buffers` buffers
+    /// are used in turn.
     pub(crate) fn rate(
         &mut self,
         direction: Direction,
         bytes: usize,
         buffers: usize,
         time: Duration,
-    ) -> Result<Copied, Error> {
-        let rng = self.rng.fork();
-        self.copy(direction, bytes, buffers, time, rng)
-    }
-
-    /// The same in both directions at once, each by a thread of its own: reads and writes.
-    pub(crate) fn rates_at_once(
-        &mut self,
-        bytes: usize,
-        buffers: usize,
-        time: Duration,
-    ) -> Result<[Copied; 2], Error> {
-        let rngs = [self.rng.fork(), self.rng.fork()];
-        let copies = &*self;
-        thread::scope(|scope| {
-            let [reads, writes] = rngs;
-            let other =
-                scope.spawn(move || copies.copy(Direction::Write, bytes, buffers, time, writes));
-            let read = copies.copy(Direction::Read, bytes, buffers, time, reads);
-            Ok([read?, joined(other.join())?])
-        })
-    }
-
-    fn copy(
-        &self,
-        direction: Direction,
-        bytes: usize,
-        buffers: usize,
-        time: Duration,
-        mut rng: Rng,
-    ) -> Result<Copied, Error> {
-        let (begun, running) = (Instant::now(), thread_time());
+    ) -> Result<f64, Error> {
+        let mut rng = self.rng.fork();
+        let begun = Instant::now();
         let mut copies = 0_u32;
         let mut buffer = 0;
         while begun.elapsed() < time {
@@ -98,11 +68,7 @@ impl Copies {
             }
             copies = copies.saturating_add(BATCH);
         }
-        let cpu = thread_time().saturating_sub(running);
-        Ok(Copied {
-            rate: f64::from(copies) / begun.elapsed().as_secs_f64(),
-            cpu_ns: cpu.as_secs_f64() * 1e9 / f64::from(copies),
-        })
+        Ok(f64::from(copies) / begun.elapsed().as_secs_f64())
     }
 
     /// How long single copies of `bytes` bytes from random places of the disk take, in nanoseconds, each begun when the one
@@ -172,21 +138,6 @@ impl Calls {
         }
         Ok(f64::from(calls) / begun.elapsed().as_secs_f64())
     }
-}
-
-/// What a loop of copies came to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Copied {
-    /// Copies a second.
-    pub(crate) rate: f64,
-    /// Time on a processor for each, in nanoseconds.
-    pub(crate) cpu_ns: f64,
-}
-
-/// How long this thread has had a processor.
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Round trips of a word between two threads that spin, in nanoseconds. Two loops that wait for one another fall into one
@@ -376,14 +327,8 @@ mod tests {
     fn every_limit_is_a_number() {
         let mut copies = Copies::new(64 * PAGE, 4 * PAGE).unwrap();
         for direction in [Direction::Read, Direction::Write] {
-            let copied = copies.rate(direction, PAGE, 4, SHORT).unwrap();
-            assert!(copied.rate > 0.0 && copied.cpu_ns > 0.0);
+            assert!(copies.rate(direction, PAGE, 4, SHORT).unwrap() > 0.0);
         }
-        let both = copies.rates_at_once(PAGE, 4, SHORT).unwrap();
-        assert!(
-            both.iter()
-                .all(|copied| copied.rate > 0.0 && copied.cpu_ns > 0.0)
-        );
         assert!(!copies.times(PAGE, SHORT).unwrap().is_empty());
         assert!(!ping_pong(SHORT).unwrap().is_empty());
         assert!(empty_ring(3, SHORT).unwrap() > 0.0);

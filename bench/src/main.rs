@@ -5,7 +5,7 @@
 //! and what they were measured with make a [`Report`], which is printed as a table and kept as JSON; [`compare()`] sets
 //! two of them side by side.
 //!
-//! The host-side suites ([`host`], [`growth`], [`instructions`], [`peers`]) need no guest: `peerbar-nvme-driver` drives
+//! The host-side suites ([`host`], [`growth`], [`peers`]) need no guest: `peerbar-nvme-driver` drives
 //! a server over its socket, with queues and data in shared memory. It uses shadow doorbells and a doorbell page that
 //! can be mapped where the server offers them, and messages for what is left. The suites in [`guests`] boot guests.
 
@@ -21,7 +21,6 @@ mod figure;
 mod growth;
 mod guests;
 mod host;
-mod instructions;
 mod jobs;
 mod limits;
 mod loaded_queue;

@@ -7,9 +7,7 @@ use std::time::SystemTime;
 use crate::cli::{BootOptions, Extent, GuestOptions, HostOptions, Suite};
 use crate::guests::context::SuiteContext;
 use crate::guests::{boot, guest, idle, iommu, p2p};
-use crate::{
-    Error, Options, Progress as Steps, Report, compare, growth, host, instructions, peers,
-};
+use crate::{Error, Options, Progress as Steps, Report, compare, growth, host, peers};
 use anyhow::anyhow;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
@@ -28,9 +26,6 @@ pub(crate) fn run(what: &Suite) -> Result<ExitCode, Failure> {
         Suite::Host(options) => on_host("bench-host", host::measure, options)?,
         Suite::Peers(options) => on_host("bench-peers", peers::measure, options)?,
         Suite::Growth(options) => on_host("bench-growth", growth::measure, options)?,
-        Suite::Instructions(options) => {
-            on_host("bench-instructions", instructions::measure, options)?
-        }
         Suite::Guest(options) => in_guest("bench-guest", guest::measure, options)?,
         Suite::P2p(options) => in_guest("bench-p2p", p2p::measure, options)?,
         Suite::Iommu(options) => in_guest("bench-iommu", iommu::measure, options)?,

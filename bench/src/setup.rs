@@ -21,7 +21,7 @@ use crate::server::Server;
 
 /// Bytes of a logical block.
 const BLOCK_BYTES: u32 = 4096;
-/// Reads of a pass that compares data.
+/// Reads from each controller in a pass that compares data.
 const CHECKED: u64 = 4096;
 
 /// What to start.
@@ -187,23 +187,12 @@ impl Session {
     /// Writes all disks anew, and reads at random with every byte compared.
     pub(crate) fn check(&mut self) -> Result<(), Error> {
         self.fill()?;
-        self.read(CHECKED)
-    }
-
-    /// Asks the servers to end, and waits until they have.
-    pub(crate) fn end(self) -> Result<(), Error> {
-        drop((self.queues, self.controllers));
-        self.servers.into_iter().try_for_each(Server::end)
-    }
-
-    /// `count` reads at random places from each controller, with every byte compared.
-    pub(crate) fn read(&mut self, count: u64) -> Result<(), Error> {
         for queues in self.queues.chunks_mut(self.queues_each) {
             let mut check = Scattered {
                 job: Check {
                     extent: self.extent,
                     rng: self.rng.fork(),
-                    left: count,
+                    left: CHECKED,
                 },
                 spots: &self.spots,
                 commands: self.commands,

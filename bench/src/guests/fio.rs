@@ -51,14 +51,12 @@ impl Load {
         format!("{pattern}-{kib}k/{jobs}-jobs/depth-{depth}")
     }
 
-    /// A shell line that loads `disk` for `seconds` and prints one line of JSON; buffers are those of `memory`, as fio
-    /// takes it, or in guest RAM.
-    pub(crate) fn line(&self, disk: &str, seconds: u32, memory: Option<&str>) -> String {
-        let memory = memory.map_or_else(String::new, |memory| format!("--iomem={memory} "));
+    /// A shell line that loads `disk` for `seconds` and prints one line of JSON.
+    pub(crate) fn line(&self, disk: &str, seconds: u32) -> String {
         format!(
             "cd /tmp && fio --name=load --filename={disk} --direct=1 --ioengine=libaio --rw={} --bs={}k \
              --iodepth={} --numjobs={} --thread --group_reporting --time_based --runtime={seconds} --norandommap \
-             {memory}--output-format=json --output=/tmp/out && tr -d '\\n' < /tmp/out",
+             --output-format=json --output=/tmp/out && tr -d '\\n' < /tmp/out",
             self.pattern.word(),
             self.kib,
             self.depth,
@@ -149,16 +147,14 @@ mod tests {
     #[test]
     fn the_line_says_all_that_the_load_does() {
         assert_eq!(LOAD.name(), "randread-4k/2-jobs/depth-32");
-        let line = LOAD.line("/dev/nvme0n1", 3, Some("mmapshared:/pool"));
+        let line = LOAD.line("/dev/nvme0n1", 3);
         for words in [
             "--filename=/dev/nvme0n1 ",
             "--rw=randread --bs=4k --iodepth=32 --numjobs=2 ",
             "--runtime=3 ",
-            "--iomem=mmapshared:/pool ",
         ] {
             assert!(line.contains(words), "{line}");
         }
-        assert!(!LOAD.line("/dev/nvme0n1", 3, None).contains("iomem"));
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
         depth: 32,
     };
     let scenario = Scenario::parse(Path::new("bench-idle.toml"), SCENARIO.to_owned())?;
-    let checks = [load.line(DISKS, 1, None), format!("sleep {seconds}")];
+    let checks = [load.line(DISKS, 1), format!("sleep {seconds}")];
     let checks = ["all disks at work", "a guest that sleeps"]
         .into_iter()
         .zip(checks);

@@ -1,6 +1,6 @@
 //! `peerbar-bench iommu`: what it costs that an IOMMU translates.
 
-use crate::Figure;
+use crate::{Figure, median};
 
 use super::context::{Loaded, SuiteContext};
 use super::fio::{Load, Pattern};
@@ -11,7 +11,7 @@ use peerbar_lab::exit::Failure;
 const NONE: &str = "none";
 const MODES: [&str; 4] = ["intel-passthrough", "intel", "amd", "virtio"];
 /// What the names of the figures of a load have at their end.
-const PARTS: [&str; 4] = ["", "/of-qemu-s-own", "/cpu-of-qemu", "/cpu-of-server"];
+const PARTS: [&str; 2] = ["", "/of-qemu-s-own"];
 
 /// What a load came to in each round, on our controller and on QEMU's.
 type Rounds = Vec<[Loaded; 2]>;
@@ -81,28 +81,28 @@ fn name(mode: &str, load: &Load) -> String {
     format!("iommu/{mode}/{}", load.name())
 }
 
-/// The rate with the IOMMU beside that without, ours and QEMU's; and the processor time of QEMU and of the server.
-fn figures(name: &str, with: &[[Loaded; 2]], without: &[[Loaded; 2]]) -> [Figure; 4] {
-    let rounds = |of: &dyn Fn(&[Loaded; 2]) -> f64| {
+/// The rates with the IOMMU beside those without, ours and QEMU's, each with the processor time of a transfer.
+fn figures(name: &str, with: &[[Loaded; 2]], without: &[[Loaded; 2]]) -> [Figure; 2] {
+    let figure = |part: &str, of: &dyn Fn(&[Loaded; 2]) -> &Loaded| {
         let both = with.iter().zip(without);
-        both.map(|(with, without)| (of(with), of(without)))
-            .collect::<Vec<_>>()
+        let rates: Vec<_> = both
+            .map(|(with, without)| (of(with).outcome.iops, of(without).outcome.iops))
+            .collect();
+        let cpu: Vec<f64> = with.iter().map(|both| of(both).host_ns()).collect();
+        Figure {
+            cpu_ns: Some(median(&cpu)),
+            ..Figure::of_rounds(
+                name.to_owned() + part,
+                "IOPS",
+                true,
+                "without an IOMMU",
+                &rates,
+            )
+        }
     };
-    let figure = |what: &str, unit, more_is_better, of: &dyn Fn(&[Loaded; 2]) -> f64| {
-        let name = format!("{name}{what}");
-        Figure::of_rounds(name, unit, more_is_better, "without an IOMMU", &rounds(of))
-    };
-    let [rate, of_qemu_s_own, cpu_of_qemu, cpu_of_server] = PARTS;
+    let [ours, theirs] = PARTS;
     [
-        figure(rate, "IOPS", true, &|[ours, _]| ours.outcome.iops),
-        figure(of_qemu_s_own, "IOPS", true, &|[_, theirs]| {
-            theirs.outcome.iops
-        }),
-        figure(cpu_of_qemu, "ns", false, &|[ours, _]| {
-            ours.outcome.share_ns(ours.cost.qemu)
-        }),
-        figure(cpu_of_server, "ns", false, &|[ours, _]| {
-            ours.outcome.share_ns(ours.cost.of_servers())
-        }),
+        figure(ours, &|[ours, _]| ours),
+        figure(theirs, &|[_, theirs]| theirs),
     ]
 }

@@ -7,16 +7,15 @@ use crate::{Figure, Goal};
 use peerbar_flight::{self as flight, Level};
 use peerbar_report::{Buffer, Calls, Check, Copy, GpuFile, Measure, Medium, Route};
 
-use super::context::{self, Done, Pair, SuiteContext};
+use super::context::{Done, Pair, SuiteContext};
 use super::device_time::DeviceRoute;
-use super::fio::{Load, Pattern};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::size::Size;
 
 /// Two disks, one with a CMB, and a GPU below one switch; and a disk elsewhere, which has to ask QEMU for what the others
 /// reach by themselves.
-const ROUTES: &str = r#"
+const SCENARIO: &str = r#"
 name = "bench-p2p"
 timeout = "3m"
 tools = true
@@ -28,19 +27,6 @@ nvme = [
     { name = "far", namespaces = [{ ram = "256M" }] },
 ]
 gpu = [{ name = "gpu0", below = "switch0", vram = "256M" }]
-check = [{ kind = "command", run = "fio --version", show = true }]
-"#;
-
-/// Our controller and QEMU's, each with a CMB. QEMU's keeps no record of its DMA, so what asks for records cannot be
-/// in one guest with it.
-const CMBS: &str = r#"
-name = "bench-cmbs"
-timeout = "3m"
-tools = true
-nvme = [
-    { name = "ours", cmb = "64M", namespaces = [{ ram = "256M" }] },
-    { name = "theirs", model = "qemu", cmb = "64M", namespaces = [{ ram = "256M" }] },
-]
 check = [{ kind = "command", run = "fio --version", show = true }]
 "#;
 
@@ -69,10 +55,6 @@ enum LookedAt {
     /// Bytes that a command moves a second from when its device takes it up to its end, as the device's record has it: by
     /// these ways, straight and around.
     DeviceTime([&'static [DeviceRoute]; 2]),
-    /// Bytes moved a second, as fio says.
-    Fio(Load),
-    /// Time that QEMU and the servers had of the processors for each transfer of fio's.
-    HostCpu,
 }
 
 /// Measures, and adds figures to the report.
@@ -84,17 +66,13 @@ pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
     let (recorded, others): (Vec<_>, Vec<_>) = routes(context.extent.quick)
         .into_iter()
         .partition(Case::looks_at_records);
-    let guests = [
-        (ROUTES, Level::Maps, others),
-        (ROUTES, Level::All, recorded),
-        (CMBS, Level::Maps, cmbs()),
-    ];
-    for (text, recording, mut cases) in guests {
+    let guests = [(Level::Maps, others), (Level::All, recorded)];
+    for (recording, mut cases) in guests {
         cases.retain(wanted);
         if cases.is_empty() {
             continue;
         }
-        let mut scenario = Scenario::parse(Path::new("bench-p2p.toml"), text.to_owned())?;
+        let mut scenario = Scenario::parse(Path::new("bench-p2p.toml"), SCENARIO.to_owned())?;
         scenario.recording = recording;
         let pairs: Vec<Pair> = cases.iter().map(|case| case.pair.clone()).collect();
         let measured = context.in_turn(scenario, &pairs, WARM_UP + rounds)?;
@@ -154,19 +132,14 @@ impl LookedAt {
                     [(straight, over), (around, by)].map(|(done, ways)| done.recorded.rate(ways));
                 Ok((over? / f64::from(MIB), by? / f64::from(MIB)))
             }
-            Self::Fio(load) => {
-                both(&|done| Ok(done.load()?.outcome.iops * f64::from(load.kib) / 1024.0))
-            }
-            Self::HostCpu => both(&|done| Ok(done.load()?.host_ns())),
         }
     }
 
     /// What its values are in, and whether more is better.
     fn unit(self) -> (&'static str, bool) {
         match self {
-            Self::Throughput | Self::DeviceTime(_) | Self::Fio(_) => ("MiB/s", true),
+            Self::Throughput | Self::DeviceTime(_) => ("MiB/s", true),
             Self::Traffic => ("MiB", false),
-            Self::HostCpu => ("ns", false),
         }
     }
 }
@@ -191,12 +164,6 @@ fn routes(quick: bool) -> Vec<Case> {
     let mut cases: Vec<Case> = sizes.iter().flat_map(|size| to_vram(*size)).collect();
     cases.extend(sizes.iter().flat_map(|size| through_cmb(*size)));
     cases
-}
-
-fn cmbs() -> Vec<Case> {
-    [(4, 32), (128, 8)]
-        .map(|(kib, depth)| own_cmb(kib, depth))
-        .into()
 }
 
 /// From a disk to the GPU's memory and back.
@@ -286,41 +253,6 @@ fn over_messages(size: u64, ways: [&'static [DeviceRoute]; 2]) -> [Aspect; 2] {
     ]
 }
 
-/// From a disk into its own CMB, ours beside QEMU's.
-fn own_cmb(kib: u32, depth: u32) -> Case {
-    let load = Load {
-        pattern: Pattern::RandomRead,
-        kib,
-        jobs: 1,
-        depth,
-    };
-    let check = |name: &str| {
-        let (disk, memory) = (
-            format!("{{{name}:disk}}"),
-            format!("mmapshared:{{{name}:p2pmem}}"),
-        );
-        context::command(load.line(&disk, 2, Some(&memory)))
-    };
-    let name = format!("p2p/own-cmb/{kib}K/depth-{depth}");
-    let wanted = |what, looked_at| Wanted {
-        name: format!("{name}{what}"),
-        looked_at,
-        goal: None,
-    };
-    let figures = vec![
-        wanted("", LookedAt::Fio(load)),
-        wanted("/host-cpu", LookedAt::HostCpu),
-    ];
-    Case {
-        pair: Pair {
-            name,
-            beside: "QEMU's own NVMe, into its CMB",
-            checks: [check("ours"), check("theirs")],
-        },
-        figures,
-    }
-}
-
 const DEVICE_TIME: &str = "device-time-over-messages";
 
 /// The devices whose commands a transfer takes, straight and by messages, and the route of their data. Checks that follow each other
@@ -358,7 +290,7 @@ mod tests {
     #[test]
     fn every_figure_has_a_name_of_its_own() {
         let mut names = HashSet::new();
-        for case in routes(false).into_iter().chain(cmbs()) {
+        for case in routes(false) {
             for Wanted { name, .. } in case.figures {
                 assert!(names.insert(name.clone()), "{name} twice");
             }
@@ -405,11 +337,9 @@ mod tests {
     }
 
     #[test]
-    fn the_scenarios_make_sense() {
-        for text in [ROUTES, CMBS] {
-            let parsed = Scenario::parse(Path::new("x.toml"), text.to_owned());
-            assert!(parsed.unwrap().tools);
-        }
+    fn scenario_parsed_has_tools() {
+        let parsed = Scenario::parse(Path::new("x.toml"), SCENARIO.to_owned());
+        assert!(parsed.unwrap().tools);
     }
 
     #[test]

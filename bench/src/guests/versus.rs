@@ -55,7 +55,7 @@ impl Versus<'_> {
             name: load.name(),
             beside: THEIRS,
             checks: ["{ours:disk}", "{theirs:disk}"]
-                .map(|disk| context::command(load.line(disk, seconds, None))),
+                .map(|disk| context::command(load.line(disk, seconds))),
         };
         // What a guest does for the first time it does slowly, so the first pair only warms it up.
         let warm_up = self.loads.first().map(|load| pair(load, 1));

@@ -1,4 +1,4 @@
-//! Transfers that go through one or several stages, each on another device, many at a time.
+//! Transfers that go through one or several disks, many at a time.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use crate::Error;
 use crate::drive::{Patience, failed};
 use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
 
-/// How many times in vain all stages are looked at before the processor is left to others: servers, and the client that
-/// answers their messages, need more of them than small machines have.
+/// How many times in vain all stages are polled before the processor is left to others: servers need more of them than
+/// small machines have.
 const SPINS: u32 = 50;
 
 /// A device that does its part of transfers, by the number of their buffers.
 pub(crate) trait Stage {
-    /// Has it do its part, once [`Stage::ring`] tells it.
+    /// Has it do its part, after the next [`Stage::ring`].
     fn submit(&mut self, buffer: usize, place: DiskRange) -> Result<(), Error>;
-    /// Tells it of what was submitted.
+    /// Notifies it of what was submitted.
     fn ring(&mut self) -> Result<(), Error>;
-    /// The next that it has done, if there is one.
+    /// The next buffer that it has done, if there is one.
     fn pop(&mut self) -> Result<Option<usize>, Error>;
 }
 
@@ -72,7 +72,7 @@ impl Stage for DiskStage {
     }
 }
 
-/// What came of a chain.
+/// The result of a chain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     /// Transfers that went through all stages.
@@ -80,11 +80,11 @@ pub(crate) struct Run {
     pub(crate) time: Duration,
 }
 
-/// Sends transfers through `stages` as long as `next` has places for them, each with one of `buffers` buffers, and sleeps if
-/// there is a time for it while they have nothing to tell.
+/// Sends transfers through `stages` as long as `next` has places for them, each with one of `buffers` buffers, and sleeps
+/// for `sleep`, if given, while no stage has a completion.
 pub(crate) fn run(
-    stages: &mut [Box<dyn Stage>],
-    buffers: usize,
+    stages: &mut [impl Stage],
+    buffers: u16,
     sleep: Option<Duration>,
     next: &mut dyn FnMut() -> Option<DiskRange>,
 ) -> Result<Run, Error> {
@@ -92,11 +92,11 @@ pub(crate) fn run(
     let mut patience = Patience::new(begun, SPINS, sleep);
     let mut chain = Chain {
         stages,
-        places: vec![None; buffers],
+        places: vec![None; buffers.into()],
         transfers: 0,
     };
     for buffer in 0..buffers {
-        chain.begin(buffer, next())?;
+        chain.begin(buffer.into(), next())?;
     }
     chain.ring(0)?;
     while chain.places.iter().any(Option::is_some) {
@@ -112,14 +112,14 @@ pub(crate) fn run(
     })
 }
 
-struct Chain<'s> {
-    stages: &'s mut [Box<dyn Stage>],
+struct Chain<'s, S> {
+    stages: &'s mut [S],
     /// By buffer: of the transfer that it is used for.
     places: Vec<Option<DiskRange>>,
     transfers: u64,
 }
 
-impl Chain<'_> {
+impl<S: Stage> Chain<'_, S> {
     fn begin(&mut self, buffer: usize, place: Option<DiskRange>) -> Result<(), Error> {
         if let Some(slot) = self.places.get_mut(buffer) {
             *slot = place;
@@ -136,31 +136,26 @@ impl Chain<'_> {
     }
 
     fn ring(&mut self, stage: usize) -> Result<(), Error> {
-        let stage = self.stages.get_mut(stage);
-        stage.map_or(Ok(()), |stage| stage.ring())
+        self.stages.get_mut(stage).map_or(Ok(()), S::ring)
     }
 
-    /// Looks at every stage once; whether any has done something.
+    /// Polls every stage once; whether any has done something.
     fn turn(&mut self, next: &mut dyn FnMut() -> Option<DiskRange>) -> Result<bool, Error> {
         let mut progress = false;
         for index in 0..self.stages.len() {
-            let behind = if index + 1 == self.stages.len() {
-                0
-            } else {
-                index + 1
-            };
+            let following = (index + 1) % self.stages.len();
             let mut done = false;
             while let Some(buffer) = self.pop(index)? {
                 done = true;
-                if behind == 0 {
+                if following == 0 {
                     self.transfers += 1;
                     self.begin(buffer, next())?;
                 } else {
-                    self.submit(behind, buffer)?;
+                    self.submit(following, buffer)?;
                 }
             }
             if done {
-                self.ring(behind)?;
+                self.ring(following)?;
             }
             progress |= done;
         }
@@ -168,8 +163,7 @@ impl Chain<'_> {
     }
 
     fn pop(&mut self, stage: usize) -> Result<Option<usize>, Error> {
-        let stage = self.stages.get_mut(stage);
-        stage.map_or(Ok(None), |stage| stage.pop())
+        self.stages.get_mut(stage).map_or(Ok(None), S::pop)
     }
 }
 
@@ -212,9 +206,8 @@ mod tests {
 
     #[test]
     fn every_transfer_goes_through_all_stages_with_its_place() {
-        let stages = [Notes::default(), Notes::default()];
+        let mut stages = [Notes::default(), Notes::default()];
         let [first, second] = stages.each_ref().map(|stage| stage.done.clone());
-        let mut stages = stages.map(|stage| Box::new(stage) as Box<dyn Stage>);
         let mut places = (0..10).map(|offset| DiskRange { nsid: 1, offset });
         let run = run(&mut stages, 3, None, &mut || places.next()).unwrap();
         assert_eq!(run.transfers, 10);

@@ -1,18 +1,14 @@
-//! Servers below a switch, one elsewhere, and the memory that they transfer to.
+//! Servers below a switch, and the memory that they transfer to.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use peerbar_nvme_spec::dma_log::{self, Entry, Purpose, Route};
 use vfio_user::Client;
 
-use super::copy_engine;
-use super::messages::{Asked, Messages};
 use crate::controller::Controller;
 use crate::cpu_time::cpu_time;
 use crate::memory::{BusMemory, SharedMemory};
@@ -34,33 +30,28 @@ pub(crate) const BLOCK_BYTES: u32 = 4096;
 /// What each disk's driver needs for queues and PRP lists.
 const DRIVER_BYTES: usize = 4 << 20;
 
-/// The devices, as they are told apart in what was moved.
+/// The disks, as they are told apart in what was moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum PeerDevice {
-    /// A disk with a CMB, below the switch.
-    Near,
-    /// Another disk below the switch.
-    Other,
-    /// A disk that is not below the switch, and has to ask its client for whatever is no guest RAM.
-    Far,
-    /// The GPU, below the switch.
-    Gpu,
+pub(crate) enum Disk {
+    /// The one with a CMB, which is read.
+    Source,
+    /// The one that is written.
+    Target,
 }
 
-/// Payload that devices have moved, in bytes, by route.
-pub(crate) type Traffic = BTreeMap<(PeerDevice, Route), u64>;
+/// Payload that disks have moved, in bytes, by route.
+pub(crate) type Traffic = BTreeMap<(Disk, Route), u64>;
 
-/// All of it.
+/// Two disks and a GPU below a switch.
 pub(crate) struct SwitchSetup {
-    pub(crate) near: Controller,
-    pub(crate) other: Controller,
-    pub(crate) far: Controller,
-    pub(crate) gpu: Rc<RefCell<Client>>,
+    pub(crate) source: Controller,
+    pub(crate) target: Controller,
     pub(crate) ram: BusMemory,
     pub(crate) vram: BusMemory,
     pub(crate) cmb: BusMemory,
-    servers: [Server; 4],
-    _messages: Messages,
+    servers: [Server; 3],
+    /// Its BAR is placed as long as its client is there.
+    _gpu: Client,
     _switch: Server,
 }
 
@@ -74,72 +65,53 @@ impl SwitchSetup {
         let servers = [
             disk(
                 options,
-                &[&below("near")[..], &["--cmb", &bar_bytes]].concat(),
+                &[&below("source")[..], &["--cmb", &bar_bytes]].concat(),
             )?,
-            disk(options, &below("other"))?,
-            disk(options, &[])?,
+            disk(options, &below("target"))?,
             start(
                 options,
                 "peerbar-gpu",
                 &[&below("gpu")[..], &["--vram", &bar_bytes]].concat(),
             )?,
         ];
-        let [near, other, far, gpu] = servers.each_ref().map(Server::socket);
+        let [source, target, gpu] = servers.each_ref().map(Server::socket);
         let (memory, file) = SharedMemory::create(ram_bytes)?;
-        let ram = bus_memory(RAM, memory);
         let bytes = u64::try_from(ram_bytes).unwrap_or(u64::MAX);
         let disk = |socket: &Path| {
             let controller = Controller::bring_up(socket, DRIVER_BYTES)?;
             controller.map(&file, 0, RAM, bytes)?;
             Ok::<_, Error>(controller)
         };
-        let near = disk(&near)?;
-        let cmb = bus_memory(CMB, near.open_cmb(MEMORY_BAR, CMB)?);
+        let source = disk(&source)?;
+        let cmb = bus_memory(CMB, source.open_cmb(MEMORY_BAR, CMB)?);
         let mut gpu = Client::new(&gpu)?;
         gpu.dma_map(0, RAM, bytes, file.as_raw_fd())?;
         place_bar(&mut gpu, MEMORY_BAR, VRAM)?;
         let vram = bus_memory(VRAM, bar_memory(&gpu, MEMORY_BAR)?);
-        let asked = [&cmb, &vram].map(|at| Asked {
-            address: at.address,
-            memory: at.memory.clone(),
-        });
-        let messages = Messages::before(&far, asked.into())?;
-        let far = disk(&messages.socket())?;
-        for at in [&cmb, &vram] {
-            // Of which it does not get to see the file.
-            far.map(&file, 0, at.address, BAR_BYTES)?;
-        }
         Ok(Self {
-            near,
-            other: disk(&other)?,
-            far,
-            gpu: Rc::new(RefCell::new(gpu)),
-            ram,
+            source,
+            target: disk(&target)?,
+            ram: bus_memory(RAM, memory),
             vram,
             cmb,
             servers,
-            _messages: messages,
+            _gpu: gpu,
             _switch: switch,
         })
     }
 
-    /// What the devices have moved so far, by their own record.
+    /// What the disks have moved so far, by their own record.
     pub(crate) fn traffic(&mut self) -> Result<Traffic, Error> {
         let logs = [
-            (PeerDevice::Near, self.near.dma_log()?),
-            (PeerDevice::Other, self.other.dma_log()?),
-            (PeerDevice::Far, self.far.dma_log()?),
-            (
-                PeerDevice::Gpu,
-                copy_engine::dma_log(&mut self.gpu.borrow_mut())?,
-            ),
+            (Disk::Source, self.source.dma_log()?),
+            (Disk::Target, self.target.dma_log()?),
         ];
         let mut traffic = Traffic::new();
-        for (device, log) in logs {
+        for (disk, log) in logs {
             let entries = dma_log::parse(&log).map_err(Error::DmaLog)?;
             let payload = |entry: &&Entry| entry.purpose == Purpose::Payload;
             for entry in entries.iter().filter(payload) {
-                *traffic.entry((device, entry.route)).or_default() += entry.bytes;
+                *traffic.entry((disk, entry.route)).or_default() += entry.bytes;
             }
         }
         Ok(traffic)
