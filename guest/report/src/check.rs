@@ -4,10 +4,11 @@
 //! agent; its name in the report; its keys and what they mean; how its table is read and held against the scenario's
 //! devices. The agent's `checks/` has its other half, what it does.
 //!
-//! To add a kind: a file here with an implementation of [`CheckKind`], its two lines below, as a module and in `kinds!`, and the
+//! To add a kind: a file here with its declaration by the macro `check`, its two lines below, as a module and in `kinds!`, and the
 //! agent's file.
 
 mod buffer;
+mod declare;
 mod inventory;
 mod pair;
 mod reference;
@@ -53,17 +54,24 @@ pub use pair::Pair;
 pub use reference::check_reference;
 pub use table::{CheckTable, Key, Keys, TableError};
 
+use declare::check;
+
 /// Transfers are whole pages, as p2pmem is.
 const PAGE: u64 = 4096;
 
-/// One kind of check. Its `Display` is the check's name in the report: what it does, and to which devices.
-pub trait CheckKind: fmt::Display + Sized {
+/// What the report and the reference say of a kind of check. Its `Display` is the check's name in the report: what it does,
+/// and to which devices.
+pub trait Described: fmt::Display {
     /// The value of `kind` that stands for it.
     const KIND: &'static str;
     /// What it checks, for the reference.
     const ABOUT: &'static str;
     /// Its keys, in the order of the reference.
     const KEYS: &'static [Key];
+}
+
+/// One kind of check.
+pub trait CheckKind: Described + Sized {
     /// If it must be the last check of a scenario, why.
     const LAST: Option<&'static str> = None;
 
@@ -97,11 +105,11 @@ pub trait CheckKind: fmt::Display + Sized {
 /// What is known of a kind of check without one at hand.
 #[derive(Debug)]
 pub struct Kind {
-    /// [`CheckKind::KIND`].
+    /// [`Described::KIND`].
     pub name: &'static str,
-    /// [`CheckKind::ABOUT`].
+    /// [`Described::ABOUT`].
     pub about: &'static str,
-    /// [`CheckKind::KEYS`].
+    /// [`Described::KEYS`].
     pub keys: &'static [Key],
     /// [`CheckKind::LAST`].
     pub last: Option<&'static str>,

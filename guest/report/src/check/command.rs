@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::{Buffer, CheckKind, Key, Keys, Pair, TableError};
+use super::{Buffer, CheckKind, Described, Key, Keys, Pair, TableError};
 
 /// A command of the tools root, as a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ impl fmt::Display for Command {
     }
 }
 
-impl CheckKind for Command {
+impl Described for Command {
     const KIND: &'static str = "command";
     const ABOUT: &'static str =
         "Runs a command of the tools root, which takes `tools = true` at the top of the scenario.";
@@ -50,29 +50,28 @@ impl CheckKind for Command {
             "A line for `sh -c`. `{NAME}` stands for a device's character device, `{NAME:disk}` for its first namespace's \
              block device, `{NAME:p2pmem}` for its p2pmem file in sysfs.",
         ),
-        Key::optional("status", "Exit status that passes.", "0"),
-        Key::optional(
-            "expect",
-            "Texts that must all appear in what it prints.",
-            "none",
-        ),
-        Key::optional(
+        Key::required("status", "Exit status that passes.").or("0"),
+        Key::required("expect", "Texts that must all appear in what it prints.").or("none"),
+        Key::required(
             "kernel",
-            "Texts that must all appear in the kernel's log meanwhile. A complaint with one of them does not fail the check.",
-            "none",
-        ),
-        Key::optional(
+            "Texts that must all appear in the kernel's log meanwhile. A complaint with one of them does not fail the \
+             check.",
+        )
+        .or("none"),
+        Key::required(
             "through",
             "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`.",
-            "anywhere",
-        ),
-        Key::optional(
+        )
+        .or("anywhere"),
+        Key::required(
             "show",
             "Whether what it prints is reported also if it passes.",
-            "false",
-        ),
+        )
+        .or("false"),
     ];
+}
 
+impl CheckKind for Command {
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
         if !keys.inventory.tools {
             let message = "a command is run in the tools root: write `tools = true` at the top";

@@ -1,12 +1,10 @@
 //! `gpu-file`: from disks to GPU memory and back.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::inventory::fits;
-use super::{CheckKind, Key, Keys, PAGE, Pair, TableError};
+use super::{CheckKind, Keys, PAGE, Pair, TableError, check};
 use crate::{NvmeDevice, Size};
 
 /// The smallest disk that mkfs.xfs takes.
@@ -14,30 +12,38 @@ const LEAST_XFS: u64 = 300 << 20;
 /// What a file system keeps to itself: these bytes, and an eighth of the disk.
 const OVERHEAD: u64 = 16 << 20;
 
-/// Transfers between disks and GPU memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct GpuFile {
-    /// A GPU's name.
-    pub gpu: String,
-    /// The disks, all at once.
-    pub disks: Vec<String>,
-    /// What the data lies in on the disks. A file system is made for it, so all else on the disks is lost.
-    #[serde(default)]
-    pub on: Medium,
-    /// How the transfers are asked for.
-    #[serde(default)]
-    pub by: Calls,
-    /// Whether all of the data bounces in guest RAM, as the control.
-    #[serde(default)]
-    pub bounce: bool,
-    /// As [`super::Copy::sizes`].
-    pub sizes: Vec<u64>,
-    /// As [`super::Copy::offsets`], and what a disk must hold too.
-    pub offsets: Vec<u64>,
-    /// Threads for each disk, each with a part of its own.
-    #[serde(default = "super::copy::one")]
-    pub threads: u32,
+check! {
+    /// Data is read from disks into GPU memory, verified there, and written back.
+    "gpu-file": "{} to VRAM of {gpu} and back{}{}{}" with (
+        disks.join(" and "), on.suffix(), by.suffix(), if *bounce { ", bounced" } else { "" }
+    )
+    pub struct GpuFile {
+        /// Name of a `[[gpu]]`.
+        pub gpu: String,
+        /// Names of `[[nvme]]`s, a list; all are used at once.
+        pub disks: Vec<String>,
+        /// What the data lies in on the disks: `raw`, `ext4` or `xfs`. A file system is made anew and takes
+        /// `tools = true` at the top.
+        #[default = "raw"]
+        #[serde(default)]
+        pub on: Medium,
+        /// How the transfers are asked for: `pread` or `io-uring`.
+        #[default = "pread"]
+        #[serde(default)]
+        pub by: Calls,
+        /// Whether all of the data bounces in guest RAM, as the control.
+        #[default = "false"]
+        #[serde(default)]
+        pub bounce: bool,
+        /// Sizes of the single transfers, a list such as `["4K", "1M"]`: multiples of 4K.
+        pub sizes: Vec<u64>,
+        /// Offsets on the disks at which each size is tried, a list such as `[0, "4K"]`: multiples of the block size.
+        pub offsets: Vec<u64>,
+        /// Threads for each disk, 1 to 64, each with a part of its own of the disk.
+        #[default = "1"]
+        #[serde(default = "super::copy::one")]
+        pub threads: u32,
+    }
 }
 
 /// What data lies in on a disk.
@@ -64,60 +70,30 @@ pub enum Calls {
     IoUring,
 }
 
-impl fmt::Display for GpuFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} to VRAM of {} and back",
-            self.disks.join(" and "),
-            self.gpu
-        )?;
-        match self.on {
-            Medium::Raw => {}
-            Medium::Ext4 => f.write_str(", ext4")?,
-            Medium::Xfs => f.write_str(", xfs")?,
+impl Medium {
+    /// What the check's name has of it.
+    fn suffix(self) -> &'static str {
+        match self {
+            Medium::Raw => "",
+            Medium::Ext4 => ", ext4",
+            Medium::Xfs => ", xfs",
         }
-        match self.by {
-            Calls::Pread => {}
-            Calls::IoUring => f.write_str(", io_uring")?,
+    }
+}
+
+impl Calls {
+    /// What the check's name has of them.
+    fn suffix(self) -> &'static str {
+        match self {
+            Calls::Pread => "",
+            Calls::IoUring => ", io_uring",
         }
-        f.write_str(if self.bounce { ", bounced" } else { "" })
     }
 }
 
 impl CheckKind for GpuFile {
-    const KIND: &'static str = "gpu-file";
-    const ABOUT: &'static str =
-        "Data is read from disks into GPU memory, verified there, and written back.";
-    const KEYS: &'static [Key] = &[
-        Key::GPU,
-        Key::required(
-            "disks",
-            "Names of `[[nvme]]`s, a list; all are used at once.",
-        ),
-        Key::optional(
-            "on",
-            "What the data lies in on the disks: `raw`, `ext4` or `xfs`. A file system is made anew and takes \
-             `tools = true` at the top.",
-            "raw",
-        ),
-        Key::optional(
-            "by",
-            "How the transfers are asked for: `pread` or `io-uring`.",
-            "pread",
-        ),
-        Key::optional(
-            "bounce",
-            "Whether all of the data bounces in guest RAM, as the control.",
-            "false",
-        ),
-        Key::SIZES,
-        Key::OFFSETS,
-        Key::THREADS,
-    ];
-
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
-        let gpu = keys.gpu()?.name.clone();
+        let gpu = keys.gpu_name("gpu")?;
         let disks: Spanned<Vec<Spanned<String>>> = keys.required("disks")?;
         let disks = disks.into_inner().into_iter();
         let disks = disks.map(|name| keys.inventory.disk(name));

@@ -137,7 +137,8 @@ fn unknown<'a>(
     TableError::new(name.span(), message)
 }
 
-/// Checks that a disk of `bytes` holds two areas for each thread, as [`super::Copy::offsets`] says.
+/// Checks that a disk of `bytes` holds `threads * 2 * (largest offset + largest size)` bytes: two areas for each thread, since
+/// the target's offset differs from the source's.
 ///
 /// # Errors
 /// What does not fit.

@@ -28,43 +28,19 @@ pub struct Key {
 }
 
 impl Key {
-    /// A GPU.
-    pub const GPU: Key = Key::required("gpu", "Name of a `[[gpu]]`.");
-    /// A disk.
-    pub const DISK: Key = Key::required("disk", "Name of an `[[nvme]]`.");
-    /// Sizes of single transfers.
-    pub const SIZES: Key = Key::required(
-        "sizes",
-        "Sizes of the single transfers, a list such as `[\"4K\", \"1M\"]`: multiples of 4K.",
-    );
-    /// Offsets of single transfers.
-    pub const OFFSETS: Key = Key::required(
-        "offsets",
-        "Offsets on the disks at which each size is tried, a list such as `[0, \"4K\"]`: multiples of the block size.",
-    );
-    /// Threads of a check.
-    pub const THREADS: Key = Key::optional(
-        "threads",
-        "Threads for each disk, 1 to 64, each with a part of its own of the disk.",
-        "1",
-    );
-
-    /// A key that a table must have.
+    /// A key that a table must have. Comments of code start with a space, so `about` may.
     pub const fn required(name: &'static str, about: &'static str) -> Self {
         Self {
             name,
-            about,
+            about: about.trim_ascii_start(),
             default: None,
         }
     }
 
-    /// A key that a table may have, and what stands for it where it has none.
-    pub const fn optional(name: &'static str, about: &'static str, default: &'static str) -> Self {
-        Self {
-            name,
-            about,
-            default: Some(default),
-        }
+    /// The same key for a table that may lack it, and what stands for it then.
+    pub const fn or(mut self, default: &'static str) -> Self {
+        self.default = Some(default);
+        self
     }
 }
 
@@ -262,33 +238,50 @@ impl<'i, 's> Keys<'i, 's> {
         self.inventory.disk(self.required(key)?)
     }
 
-    /// The GPU that the key `gpu` names.
+    /// The name of [`Keys::disk`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn disk_name(&mut self, key: &str) -> Result<String, TableError> {
+        Ok(self.disk(key)?.name.clone())
+    }
+
+    /// The GPU that this key names.
     ///
     /// # Errors
     /// No key, or no such GPU.
-    pub fn gpu(&mut self) -> Result<&'s Gpu, TableError> {
-        self.inventory.gpu(self.required("gpu")?)
+    pub fn gpu(&mut self, key: &str) -> Result<&'s Gpu, TableError> {
+        self.inventory.gpu(self.required(key)?)
     }
 
-    /// The names under `gpu` and `disk`.
+    /// The name of [`Keys::gpu`].
     ///
     /// # Errors
-    /// A key is missing, or a name is no device's.
-    pub fn gpu_and_disk(&mut self) -> Result<(String, String), TableError> {
-        let disk = self.disk("disk")?.name.clone();
-        Ok((self.gpu()?.name.clone(), disk))
+    /// As there.
+    pub fn gpu_name(&mut self, key: &str) -> Result<String, TableError> {
+        Ok(self.gpu(key)?.name.clone())
     }
 
-    /// The names under `gpu` and `disk`, of a GPU that a disk can write to.
+    /// The name of a GPU that a disk can write to.
     ///
     /// # Errors
-    /// As for [`Keys::gpu_and_disk`], or the GPU has no p2pmem.
-    pub fn gpu_with_p2pmem_and_disk(&mut self) -> Result<(String, String), TableError> {
-        let gpu: Spanned<String> = self.required("gpu")?;
-        let at = gpu.span();
-        let gpu = self.inventory.gpu(gpu)?.name.clone();
-        self.inventory.provider(Spanned::new(at, gpu.clone()))?;
-        Ok((gpu, self.disk("disk")?.name.clone()))
+    /// As for [`Keys::gpu`], or the GPU has no p2pmem.
+    pub fn gpu_with_p2pmem(&mut self, key: &str) -> Result<String, TableError> {
+        let name: Spanned<String> = self.required(key)?;
+        self.inventory.gpu(name.clone())?;
+        self.inventory.provider(name)
+    }
+
+    /// The name of a disk or a GPU.
+    ///
+    /// # Errors
+    /// No key, or no such device.
+    pub fn device(&mut self, key: &str) -> Result<String, TableError> {
+        let name: Spanned<String> = self.required(key)?;
+        match self.inventory.find_gpu(name.get_ref()) {
+            Some(gpu) => Ok(gpu.name.clone()),
+            None => Ok(self.inventory.disk(name)?.name.clone()),
+        }
     }
 
     /// The device with p2pmem that this key names.

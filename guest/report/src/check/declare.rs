@@ -1,0 +1,78 @@
+//! The declaration of a kind of check: its struct, with all that the reference says of it.
+
+/// Declares a kind of check.
+///
+/// The struct's comment is its [`super::Described::ABOUT`], each field is a key, and a field's comment is what the key means. The
+/// first text is the value of `kind`, the second the check's name in the report, with the keys' values and what follows `with`.
+/// A key that a table may lack has the attribute `default`, with what the reference says of it.
+///
+/// A field with `= READER` is read by that function of [`super::Keys`] and the key's name. If all have one, the macro implements
+/// [`super::CheckKind`], with the items that follow the struct; else the file does.
+macro_rules! check {
+    (
+        $(#[doc = $about:literal])+
+        $kind:literal: $name:literal
+        pub struct $Check:ident {
+            $($(#[doc = $key:literal])+ pub $field:ident: $type:ty = $reader:expr,)+
+        }
+        $($item:tt)*
+    ) => {
+        check! {
+            $(#[doc = $about])+
+            $kind: $name
+            pub struct $Check { $($(#[doc = $key])+ pub $field: $type,)+ }
+        }
+
+        impl $crate::check::CheckKind for $Check {
+            fn read(
+                keys: &mut $crate::check::Keys<'_, '_>,
+            ) -> Result<Self, $crate::check::TableError> {
+                Ok(Self { $($field: $reader(keys, stringify!($field))?,)+ })
+            }
+
+            $($item)*
+        }
+    };
+    (
+        $(#[doc = $about:literal])+
+        $kind:literal: $name:literal $(with ($($argument:tt)+))?
+        pub struct $Check:ident {
+            $(
+                $(#[doc = $key:literal])+
+                $(#[default = $default:literal])?
+                $(#[serde($($serde:tt)+)])?
+                pub $field:ident: $type:ty,
+            )+
+        }
+    ) => {
+        $(#[doc = $about])+
+        #[derive(Clone, Debug, PartialEq, Eq, ::serde::Serialize, ::serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $Check {
+            $(
+                $(#[doc = $key])+
+                $(#[serde($($serde)+)])?
+                pub $field: $type,
+            )+
+        }
+
+        impl $crate::check::Described for $Check {
+            const KIND: &'static str = $kind;
+            const ABOUT: &'static str = concat!($($about),+).trim_ascii_start();
+            const KEYS: &'static [$crate::check::Key] = &[$(
+                $crate::check::Key::required(stringify!($field), concat!($($key),+))
+                    $(.or($default))?,
+            )+];
+        }
+
+        impl ::std::fmt::Display for $Check {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                #[allow(unused_variables, reason = "a name need not have every key")]
+                let Self { $($field),+ } = self;
+                write!(f, $name $(, $($argument)+)?)
+            }
+        }
+    };
+}
+
+pub(super) use check;
