@@ -77,11 +77,6 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         &self.memory
     }
 
-    /// The admin queue, for commands that are not waited for at once.
-    pub fn admin_queue(&mut self) -> &mut QueuePair<R, M> {
-        &mut self.admin
-    }
-
     /// Executes an admin command; dword 0 of its completion.
     pub fn admin(&mut self, entry: SubmissionEntry) -> Result<u32, DriverError> {
         let admin = &mut self.admin;
