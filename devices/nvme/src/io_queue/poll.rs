@@ -8,10 +8,9 @@
 //! A guest that notifies a blocked worker is stopped until its access is answered. So the worker sleeps for short times before
 //! it blocks, if the last pause was short.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use strum::{Display, EnumString};
 use thiserror::Error;
 
 /// The clock is read at every 16th poll.
@@ -36,7 +35,8 @@ const SHORT_PAUSE: Duration = Duration::from_millis(1);
 const SEVERAL: usize = 4;
 
 /// What a worker does when it finds no work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownPolicy, parse_err_fn = unknown)]
 pub enum PollPolicy {
     /// It blocks at once. The guest's doorbells wake it.
     Never,
@@ -48,32 +48,13 @@ pub enum PollPolicy {
     Always,
 }
 
-/// Every policy and its name on the command line.
-const NAMES: [(PollPolicy, &str); 3] = [
-    (PollPolicy::Never, "never"),
-    (PollPolicy::Adaptive, "adaptive"),
-    (PollPolicy::Always, "always"),
-];
-
 /// A name that is none of a policy. The message continues after the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("is none of {}", NAMES.map(|(_, name)| name).join(", "))]
+#[error("is none of never, adaptive, always")]
 pub struct UnknownPolicy;
 
-impl FromStr for PollPolicy {
-    type Err = UnknownPolicy;
-
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        let known = NAMES.into_iter().find(|(_, name)| *name == text);
-        known.map(|(policy, _)| policy).ok_or(UnknownPolicy)
-    }
-}
-
-impl fmt::Display for PollPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = NAMES.into_iter().find(|(policy, _)| policy == self);
-        f.write_str(known.map_or("", |(_, name)| name))
-    }
+fn unknown(_: &str) -> UnknownPolicy {
+    UnknownPolicy
 }
 
 /// What a worker does next that has found no work.
@@ -281,7 +262,11 @@ mod tests {
 
     #[test]
     fn every_policy_has_a_name() {
-        for (policy, name) in NAMES {
+        for (policy, name) in [
+            (PollPolicy::Never, "never"),
+            (PollPolicy::Adaptive, "adaptive"),
+            (PollPolicy::Always, "always"),
+        ] {
             let parsed = (name.parse(), policy.to_string());
             assert_eq!(parsed, (Ok(policy), name.into()));
         }
