@@ -21,20 +21,16 @@ use crate::doorbell_page::{DoorbellPage, Owner};
 use crate::engine::Engine;
 use crate::intx::Intx;
 use crate::io::Io;
-use crate::io_queue::interrupt::Coalescing;
-use crate::io_queue::interrupt::QueueInterrupts;
+use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
 use crate::io_queue::poll::PollPolicy;
 use crate::io_queue::worker::Worker;
 use crate::job::Job;
 use crate::namespace::Namespace;
 use crate::notifier::Notifier;
 use crate::prp::PAGE;
-use crate::registers::Registers;
+use crate::registers::{QUEUE_PAIRS, Registers};
 use crate::storage::Storage;
 use crate::worker_pool::WorkerPool;
-
-/// Queue pairs: the admin queues and 64 for I/O, each with an interrupt vector of its own.
-pub(crate) const QUEUE_PAIRS: u16 = 65;
 
 /// BAR0: a page of registers, one of doorbells, one for the MSI-X table, one for its pending bits.
 const REGISTER_BAR: u8 = 0;
@@ -140,7 +136,7 @@ impl Controller {
             let io = Io::new(data, storage.clone());
             let interrupts =
                 QueueInterrupts::new(notifier.clone(), QUEUE_PAIRS, coalescing.clone());
-            Worker::new((owner, requests), config.poll, io, interrupts)
+            Worker::new(owner, requests, config.poll, io, interrupts)
         });
         let engine = Engine {
             notifier: notifier.clone(),

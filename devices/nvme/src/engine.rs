@@ -9,43 +9,21 @@ use peerbar_nvme_spec::registers::{Cc, Doorbell};
 use zerocopy::little_endian::{U16, U32};
 
 use crate::admin::Admin;
-use crate::controller::QUEUE_PAIRS;
+use crate::admin::reply::{Late, Reply};
 use crate::data::DataPath;
 use crate::directory::Directory;
 use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue, Permit};
 use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
+use crate::io_queue::request::WorkerRequest;
+use crate::io_queue::ring::Ring;
 use crate::io_queue::submission::{Batch, SUBMISSION_BYTES, SubmissionQueue};
-use crate::io_queue::worker::WorkerRequest;
 use crate::notifier::{ENGINE, Notifier, Task};
-use crate::prp::PAGE;
-use crate::registers::{Registers, Request, Setup};
+use crate::registers::{QUEUE_PAIRS, Registers, Request, Setup};
 use crate::storage::Storage;
 use crate::worker_pool::WorkerPool;
 
 /// At most as many admin commands are carried out before the registers are read again.
 const BURST: usize = 16;
-
-/// What a command comes to, if not to an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reply {
-    /// It is complete, with this in dword 0 of its completion.
-    Now(u32),
-    /// It completes later, by itself (Asynchronous Event Request).
-    Later,
-}
-
-impl Reply {
-    /// Complete, with nothing to say.
-    pub(crate) const DONE: Self = Self::Now(0);
-}
-
-/// A completion that is not the answer to the command in progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Late {
-    pub(crate) cid: u16,
-    pub(crate) dw0: u32,
-    pub(crate) status: Status,
-}
 
 /// The admin queues.
 pub(crate) struct AdminPair {
@@ -118,14 +96,20 @@ impl Engine {
     fn enable(&mut self, setup: Setup) {
         let Setup { cc, aqa, asq, acq } = setup;
         let known_set = cc.css() == Cc::CSS_NVM;
-        let entries = (u32::from(aqa.asqs()) + 1, u32::from(aqa.acqs()) + 1);
+        let submission = Ring {
+            base: asq,
+            entries: u32::from(aqa.asqs()) + 1,
+        };
+        let completion = Ring {
+            base: acq,
+            entries: u32::from(aqa.acqs()) + 1,
+        };
         let possible = known_set
             && cc.mps() == 0
             && cc.ams() == Cc::AMS_ROUND_ROBIN
-            && entries.0 > 1
-            && entries.1 > 1;
-        let inside =
-            fits(asq, entries.0, SUBMISSION_BYTES) && fits(acq, entries.1, COMPLETION_BYTES);
+            && submission.entries > 1
+            && completion.entries > 1;
+        let inside = submission.fits(SUBMISSION_BYTES) && completion.fits(COMPLETION_BYTES);
         if !possible || !inside {
             log::debug!("the controller cannot be enabled with {setup:x?}");
             return self.fatal();
@@ -133,11 +117,11 @@ impl Engine {
         let doorbells = &self.notifier.doorbells;
         let uncoalesced = Arc::new(Coalescing::new(0));
         self.pair = Some(AdminPair {
-            submission: SubmissionQueue::new(0, (asq, entries.0), doorbells.clone()),
-            completion: CompletionQueue::new((0, Some(0)), (acq, entries.1), doorbells.clone()),
+            submission: SubmissionQueue::new(0, submission, doorbells.clone()),
+            completion: CompletionQueue::new(0, Some(0), completion, doorbells.clone()),
             interrupts: QueueInterrupts::new(self.notifier.clone(), 1, uncoalesced),
         });
-        self.notifier.intx.open(0, entries.1, Some(0));
+        self.notifier.intx.open(0, completion.entries, Some(0));
         doorbells.set_owner(Doorbell::SubmissionTail(0), Some(ENGINE));
         doorbells.set_owner(Doorbell::CompletionHead(0), Some(ENGINE));
         self.enabled = true;
@@ -179,19 +163,14 @@ impl Engine {
     }
 
     fn take_doorbells(&mut self) {
-        if let Some(AdminPair {
-            submission,
-            completion,
-            interrupts,
-        }) = &mut self.pair
-        {
+        if let Some(pair) = &mut self.pair {
             // They are registers, which are never out of reach.
             let session = &mut self.data.session;
-            let tail = submission.doorbell.read(session).unwrap_or(0);
-            if !submission.set_tail(tail, session) {
+            let tail = pair.submission.doorbell.read(session).unwrap_or(0);
+            if !pair.submission.set_tail(tail, session) {
                 self.notifier.report_bad_value();
             }
-            let _ = completion.take_head(interrupts, session);
+            let _ = pair.completion.take_head(&mut pair.interrupts, session);
         }
         let (stray, bad) = self.notifier.take_doorbell_errors();
         self.admin.doorbell_errors(stray, bad);
@@ -204,19 +183,13 @@ impl Engine {
             if self.notifier.urgent() || self.notifier.quiet() {
                 break;
             }
-            let Some(AdminPair {
-                submission,
-                completion,
-                ..
-            }) = &mut self.pair
-            else {
+            let Some(pair) = &mut self.pair else {
                 return false;
             };
             let requester = self.data.requester();
-            let fetched = submission.fetch(completion, &mut batch, 1, |tag, address, bytes| {
-                requester.read(tag, address, bytes)
-            });
-            if fetched.is_err() {
+            let read = |tag, address, bytes: &mut [u8]| requester.read(tag, address, bytes);
+            let (submission, completion) = (&mut pair.submission, &mut pair.completion);
+            if submission.fetch(completion, &mut batch, 1, read).is_err() {
                 log::debug!("queue 0: a command cannot be fetched");
                 self.fatal();
                 return false;
@@ -227,13 +200,16 @@ impl Engine {
             let outcome = self.execute(command.entry);
             self.end(command.entry, command.permit, outcome);
         }
-        !self.notifier.quiet() && self.can_fetch()
+        let has_entries = |pair: &AdminPair| pair.submission.has_entries();
+        !self.notifier.quiet()
+            && self.has_free_entry()
+            && self.pair.as_ref().is_some_and(has_entries)
     }
 
-    /// Whether there is a command, and an entry for its completion.
-    fn can_fetch(&self) -> bool {
+    /// Whether the admin completion queue has a free entry.
+    pub(crate) fn has_free_entry(&self) -> bool {
         let pair = self.pair.as_ref();
-        pair.is_some_and(|pair| pair.submission.has_entries() && pair.completion.free_entries() > 0)
+        pair.is_some_and(|pair| pair.completion.free_entries() > 0)
     }
 
     /// Completes a command, unless it completes later.
@@ -265,23 +241,17 @@ impl Engine {
 
     /// Posts a completion to the admin queue and interrupts.
     fn complete(&mut self, Late { cid, dw0, status }: Late, permit: Permit) {
-        let Some(AdminPair {
-            submission,
-            completion,
-            interrupts,
-        }) = &mut self.pair
-        else {
+        let Some(pair) = &mut self.pair else {
             return permit.expire();
         };
-        let mut entry = submission.end(U16::new(cid));
+        let (completion, interrupts) = (&mut pair.completion, &mut pair.interrupts);
+        let mut entry = pair.submission.end(U16::new(cid));
         entry.dw0 = U32::new(dw0);
         completion.stage(permit, entry, status);
         let requester = self.data.requester();
         requester.end(Origin::command(0, cid), status.into_bits());
-        let flushed = completion.flush(interrupts, |tag, address, bytes| {
-            requester.write(tag, address, bytes)
-        });
-        if flushed.is_err() {
+        let write = |tag, address, bytes: &[u8]| requester.write(tag, address, bytes);
+        if completion.flush(interrupts, write).is_err() {
             log::debug!("queue 0: a completion cannot be posted");
             return self.fatal();
         }
@@ -290,11 +260,7 @@ impl Engine {
 
     /// Completes the commands that waited for an event, as long as there are free entries.
     fn report_events(&mut self) {
-        while !self.notifier.quiet() {
-            let has_free = |pair: &AdminPair| pair.completion.free_entries() > 0;
-            if !self.pair.as_ref().is_some_and(has_free) {
-                return;
-            }
+        while !self.notifier.quiet() && self.has_free_entry() {
             let Some(late) = self.admin.next_late() else {
                 return;
             };
@@ -304,17 +270,9 @@ impl Engine {
 
     /// Posts a completion that is not the answer to the command in progress, if an entry is free.
     pub(crate) fn complete_late(&mut self, late: Late) {
-        let permit = self
-            .pair
-            .as_mut()
-            .and_then(|pair| pair.completion.reserve());
-        if let Some(permit) = permit {
+        let pair = self.pair.as_mut();
+        if let Some(permit) = pair.and_then(|pair| pair.completion.reserve()) {
             self.complete(late, permit);
         }
     }
-}
-
-/// Whether a queue lies in the address space, from a page boundary on.
-pub(crate) fn fits(base: u64, entries: u32, entry_bytes: u64) -> bool {
-    base.is_multiple_of(PAGE) && base.checked_add(u64::from(entries) * entry_bytes).is_some()
 }

@@ -1,6 +1,6 @@
 //! The level of the INTx pin: asserted while a completion queue has entries that the guest has not taken.
 
-use crate::io_queue::completion::distance;
+use crate::io_queue::ring::distance;
 use crate::sync::{AtomicU32, Ordering};
 
 /// Vector of a completion queue that does not interrupt, or does not exist.

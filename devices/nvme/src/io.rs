@@ -11,6 +11,7 @@ use peerbar_nvme_spec::command::{NSID_ALL, NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 use rustix::io::Errno;
 use zerocopy::FromBytes;
+use zerocopy::little_endian::U16;
 
 use crate::data::DataPath;
 use crate::io_queue::completion::{Generation, Permit};
@@ -36,7 +37,7 @@ pub(crate) struct Io {
 pub(crate) struct Ended {
     /// The number of its submission queue.
     pub(crate) queue: u16,
-    pub(crate) entry: SubmissionEntry,
+    pub(crate) cid: U16,
     pub(crate) permit: Permit,
     pub(crate) status: Status,
 }
@@ -147,7 +148,7 @@ impl Io {
             if let Some((permit, status)) = self.end(command, progress) {
                 return Some(Ended {
                     queue,
-                    entry,
+                    cid: entry.cid,
                     permit,
                     status,
                 });

@@ -23,6 +23,8 @@ pub(crate) mod interrupt;
 #[cfg(test)]
 mod interrupt_tests;
 pub(crate) mod poll;
+pub(crate) mod request;
+pub(crate) mod ring;
 #[cfg(test)]
 mod ring_tests;
 pub(crate) mod submission;

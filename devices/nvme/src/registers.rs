@@ -8,6 +8,9 @@ use crate::cmb::Cmb;
 /// Most entries of an I/O queue.
 pub(crate) const MAX_ENTRIES: u16 = 2048;
 
+/// Queue pairs: the admin queues and 64 for I/O, each with an interrupt vector of its own.
+pub(crate) const QUEUE_PAIRS: u16 = 65;
+
 /// Longest wait for CSTS.RDY, in units of 500 ms. Disabling waits for the commands in progress, which may wait for a
 /// client that answers no more.
 const READY_TIMEOUT: u8 = 120;

@@ -1,18 +1,13 @@
 //! The workers' threads, and the engine's requests to them.
 
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 
 use crate::doorbell_page::Owner;
-use crate::io_queue::worker::{Worker, WorkerRequest};
+use crate::io_queue::request::{Done, Requests, WorkerRequest};
+use crate::io_queue::worker::Worker;
 use crate::notifier::Notifier;
-
-/// Where a worker confirms a request.
-pub(crate) type Done = SyncSender<()>;
-
-/// The worker's end of its channel.
-pub(crate) type Requests = Receiver<(WorkerRequest, Done)>;
 
 /// All workers. Worker `n` is [`Owner`] `n`, from 1 on.
 pub(crate) struct WorkerPool {

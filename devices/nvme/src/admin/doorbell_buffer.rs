@@ -4,11 +4,12 @@ use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::Doorbell;
 
-use crate::controller::QUEUE_PAIRS;
-use crate::engine::{Engine, Reply};
+use super::reply::Reply;
+use crate::engine::Engine;
 use crate::io_queue::doorbell::ShadowBuffer;
-use crate::io_queue::worker::WorkerRequest;
+use crate::io_queue::request::WorkerRequest;
 use crate::prp::PAGE;
+use crate::registers::QUEUE_PAIRS;
 
 impl Engine {
     /// Whether the guest may keep doorbells in its own memory. Not if it is interrupted by the INTx pin, which falls with the

@@ -6,7 +6,7 @@ use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::event::{AsyncEvent, kind};
 use peerbar_nvme_spec::log::lid;
 
-use crate::engine::{Late, Reply};
+use super::reply::{Late, Reply};
 
 /// How many requests may wait at once.
 pub(super) const LIMIT: usize = 4;

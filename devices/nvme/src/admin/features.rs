@@ -18,10 +18,11 @@ use peerbar_nvme_spec::feature::{
 use peerbar_nvme_spec::log::CriticalWarning;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::controller::QUEUE_PAIRS;
-use crate::engine::{Engine, Reply};
+use super::reply::Reply;
+use crate::engine::Engine;
 use crate::health::TEMPERATURE;
 use crate::io::{find, flush_each};
+use crate::registers::QUEUE_PAIRS;
 
 /// Queues for I/O, 0's based.
 const MOST_QUEUES: u16 = QUEUE_PAIRS - 2;

@@ -18,9 +18,10 @@ use peerbar_pci::Identity;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
+use super::reply::Reply;
 use super::{ABORT_LIMIT, events};
 use crate::config::Config;
-use crate::engine::{Engine, Reply};
+use crate::engine::Engine;
 use crate::health::ERROR_ENTRIES;
 use crate::io::find;
 use crate::io_queue::poll::PollPolicy;

@@ -15,7 +15,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::features::SUPPORTED as FEATURES;
 use super::identify::firmware;
-use crate::engine::{Engine, Reply};
+use super::reply::Reply;
+use crate::engine::Engine;
 use crate::health::ERROR_ENTRIES;
 
 /// The pages that there are.

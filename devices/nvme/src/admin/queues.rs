@@ -7,13 +7,14 @@ use peerbar_nvme_spec::command::admin::{
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::Doorbell;
 
-use crate::controller::QUEUE_PAIRS;
+use super::reply::Reply;
 use crate::directory::CompletionPlace;
-use crate::engine::{Engine, Reply, fits};
+use crate::engine::Engine;
 use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue};
+use crate::io_queue::request::WorkerRequest;
+use crate::io_queue::ring::Ring;
 use crate::io_queue::submission::{SUBMISSION_BYTES, SubmissionQueue};
-use crate::io_queue::worker::WorkerRequest;
-use crate::registers::{MAX_ENTRIES, Registers};
+use crate::registers::{MAX_ENTRIES, QUEUE_PAIRS, Registers};
 
 /// CC.IOSQES and CC.IOCQES as powers of two: the only entry sizes there are. The host may set them when the controller is
 /// enabled already (NVMe Base 2.0, 3.1.3.5).
@@ -34,8 +35,11 @@ impl Engine {
         if command.iv.get() >= QUEUE_PAIRS {
             return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr(true));
         }
-        let base = entry.prp1.get();
-        self.check_place(base, entries, COMPLETION_BYTES, command.flags.pc())?;
+        let ring = Ring {
+            base: entry.prp1.get(),
+            entries,
+        };
+        self.check_place(ring, COMPLETION_BYTES, command.flags.pc())?;
         let vector = command.flags.ien().then_some(command.iv.get());
         let owner = self.directory.owner(id);
         if let Some(place) = self.directory.completion(id) {
@@ -44,7 +48,7 @@ impl Engine {
         self.notifier.intx.open(id, entries, vector);
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::CompletionHead(id), Some(owner));
-        let queue = CompletionQueue::new((id, vector), (base, entries), doorbells.clone());
+        let queue = CompletionQueue::new(id, vector, ring, doorbells.clone());
         self.workers
             .request(&self.notifier, owner, WorkerRequest::AddCompletion(queue));
         Ok(Reply::DONE)
@@ -61,8 +65,11 @@ impl Engine {
         check_id(id, granted, self.directory.submission(id))?;
         let size_is_set = self.notifier.read(Registers::configuration).iosqes() == SUBMISSION_SIZE;
         check_entries(entries, size_is_set)?;
-        let base = entry.prp1.get();
-        self.check_place(base, entries, SUBMISSION_BYTES, command.flags.pc())?;
+        let ring = Ring {
+            base: entry.prp1.get(),
+            entries,
+        };
+        self.check_place(ring, SUBMISSION_BYTES, command.flags.pc())?;
         if cqid == 0 || cqid > granted_completion {
             return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
         }
@@ -75,7 +82,7 @@ impl Engine {
         }
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), Some(owner));
-        let queue = SubmissionQueue::new(id, (base, entries), doorbells.clone());
+        let queue = SubmissionQueue::new(id, ring, doorbells.clone());
         self.workers.request(
             &self.notifier,
             owner,
@@ -125,24 +132,18 @@ impl Engine {
     }
 
     /// Queues are contiguous (CAP.CQR), start at a page, and lie in the Controller Memory Buffer only if it takes them.
-    fn check_place(
-        &self,
-        base: u64,
-        entries: u32,
-        entry_bytes: u64,
-        contiguous: bool,
-    ) -> Result<(), Status> {
+    fn check_place(&self, ring: Ring, entry_bytes: u64, contiguous: bool) -> Result<(), Status> {
         if !contiguous {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        if !fits(base, entries, entry_bytes) {
+        if !ring.fits(entry_bytes) {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
-        let len = u64::from(entries) * entry_bytes;
+        let len = u64::from(ring.entries) * entry_bytes;
         let refused = self.notifier.read(|registers| {
             registers
                 .cmb()
-                .is_some_and(|cmb| !cmb.takes_queues() && cmb.meets(base, len))
+                .is_some_and(|cmb| !cmb.takes_queues() && cmb.meets(ring.base, len))
         });
         if refused {
             Err(Status::INVALID_USE_OF_CMB.with_dnr(true))

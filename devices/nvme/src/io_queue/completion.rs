@@ -10,6 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
 use super::interrupt::{Posted, QueueInterrupts};
+use super::ring::{Ring, distance};
 use crate::doorbell_page::DoorbellPage;
 
 /// Bytes of a completion queue entry.
@@ -80,8 +81,7 @@ impl Drop for Permit {
 /// A completion queue (NVMe Base 2.0, 3.3.1). Entries are staged one by one and flushed together.
 pub(crate) struct CompletionQueue {
     pub(crate) id: u16,
-    base: u64,
-    entries: u32,
+    ring: Ring,
     head: u32,
     /// The slot of the next entry.
     tail: u32,
@@ -91,8 +91,8 @@ pub(crate) struct CompletionQueue {
     reserved: u32,
     /// The entries just before the tail that are not flushed. They lie one after the other.
     staged: Vec<CompletionEntry>,
-    /// How many entries were flushed since the last interrupt, and whether any of them reports a failure.
-    unsignalled: (u32, bool),
+    /// What was flushed since the last signal.
+    unsignalled: Posted,
     /// The interrupt vector, if interrupts are enabled.
     vector: Option<u16>,
     pub(crate) doorbell: QueueDoorbell,
@@ -100,22 +100,17 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// An empty queue of `entries` entries at `base`. Its end does not leave the address space.
-    pub(crate) fn new(
-        (id, vector): (u16, Option<u16>),
-        (base, entries): (u64, u32),
-        page: Arc<DoorbellPage>,
-    ) -> Self {
+    /// An empty queue.
+    pub(crate) fn new(id: u16, vector: Option<u16>, ring: Ring, page: Arc<DoorbellPage>) -> Self {
         Self {
             id,
-            base,
-            entries,
+            ring,
             head: 0,
             tail: 0,
             phase: true,
             reserved: 0,
             staged: Vec::with_capacity(MOST_STAGED),
-            unsignalled: (0, false),
+            unsignalled: Posted::default(),
             vector,
             doorbell: QueueDoorbell::new(page, Doorbell::CompletionHead(id)),
             generation: Generation::default(),
@@ -129,7 +124,7 @@ impl CompletionQueue {
 
     /// How many entries can be reserved.
     pub(crate) fn free_entries(&self) -> u32 {
-        let free = distance(self.tail + 1, self.head, self.entries);
+        let free = distance(self.tail + 1, self.head, self.ring.entries);
         free.saturating_sub(self.reserved)
     }
 
@@ -171,7 +166,7 @@ impl CompletionQueue {
             .with_phase(self.phase);
         self.staged.push(entry);
         self.tail += 1;
-        if self.tail >= self.entries {
+        if self.tail >= self.ring.entries {
             self.tail = 0;
             self.phase = !self.phase;
         }
@@ -184,35 +179,34 @@ impl CompletionQueue {
         interrupts: &mut QueueInterrupts,
         write: impl FnOnce(Tag, u64, &[u8]) -> Result<(), DmaError>,
     ) -> Result<(), DmaError> {
-        let first = u64::from(self.flushed_tail()) * COMPLETION_BYTES;
         let origin = match self.staged.as_slice() {
             [] => return Ok(()),
             [entry] => Origin::command(entry.sqid.get(), entry.cid.get()),
             [entry, ..] => Origin::Queue(entry.sqid.get()),
         };
         let tag = Tag::new(Purpose::Completion, origin);
-        write(tag, self.base.wrapping_add(first), self.staged.as_bytes())?;
-        let (entries, failed) = &mut self.unsignalled;
+        let address = self.ring.address(self.flushed_tail(), COMPLETION_BYTES);
+        write(tag, address, self.staged.as_bytes())?;
         let count = u32::try_from(self.staged.len()).unwrap_or(u32::MAX);
-        *entries = entries.saturating_add(count);
         let has_failed = |entry: &CompletionEntry| entry.status.status() != Status::SUCCESS;
-        *failed |= self.staged.iter().any(has_failed);
+        self.unsignalled.entries = self.unsignalled.entries.saturating_add(count);
+        self.unsignalled.failed |= self.staged.iter().any(has_failed);
         self.staged.clear();
         interrupts.flushed(self.vector, count);
         self.publish(interrupts);
         Ok(())
     }
 
-    /// QueueInterrupts for the entries that were flushed since the last time, at once or later. `more`: further ones are flushed in
-    /// the next round.
+    /// Interrupts for the entries that were flushed since the last time, at once or later. `more`: further ones are flushed in the
+    /// next round.
     pub(crate) fn signal(
         &mut self,
         interrupts: &mut QueueInterrupts,
         memory: &mut impl GuestWords,
         more: bool,
     ) {
-        let (entries, failed) = std::mem::take(&mut self.unsignalled);
-        let vector = self.vector.filter(|_| entries > 0);
+        let posted = std::mem::take(&mut self.unsignalled);
+        let vector = self.vector.filter(|_| posted.entries > 0);
         // A guest that has taken entries since its last interrupt needs the next one at once.
         if more && vector.is_some_and(|vector| interrupts.is_unanswered(vector)) {
             // A doorbell that is lost is found out before the worker blocks.
@@ -220,12 +214,7 @@ impl CompletionQueue {
         }
         memory.release();
         if let Some(vector) = vector {
-            interrupts.signal(Posted {
-                vector,
-                entries,
-                failed,
-                more,
-            });
+            interrupts.signal(vector, posted, more);
         }
     }
 
@@ -237,8 +226,8 @@ impl CompletionQueue {
     ) -> Result<(), Unreachable> {
         let value = self.doorbell.read(memory)?;
         if self.doorbell.is_new(value) {
-            let taken = distance(self.head, value, self.entries);
-            if value >= self.entries || taken > self.unread() {
+            let taken = distance(self.head, value, self.ring.entries);
+            if value >= self.ring.entries || taken > self.unread() {
                 interrupts.notifier.report_bad_value();
             } else {
                 self.head = value;
@@ -247,7 +236,7 @@ impl CompletionQueue {
             }
         }
         // At each move: a full queue is read only after the guest has gone almost once around it.
-        self.doorbell.advance(memory, self.head, (self.entries, 1));
+        self.doorbell.advance(memory, self.head, self.ring, 1);
         Ok(())
     }
 
@@ -270,7 +259,7 @@ impl CompletionQueue {
 
     /// How many entries the guest has left to take.
     pub(crate) fn unread(&self) -> u32 {
-        distance(self.head, self.flushed_tail(), self.entries)
+        distance(self.head, self.flushed_tail(), self.ring.entries)
     }
 
     /// The vector, if interrupts are enabled.
@@ -280,16 +269,11 @@ impl CompletionQueue {
 
     fn flushed_tail(&self) -> u32 {
         let staged = u32::try_from(self.staged.len()).unwrap_or(0);
-        (self.tail + self.entries - staged) % self.entries.max(1)
+        distance(staged, self.tail, self.ring.entries)
     }
 
     fn publish(&self, interrupts: &QueueInterrupts) {
         let intx = &interrupts.notifier.intx;
         intx.publish(self.id, self.head, self.flushed_tail());
     }
-}
-
-/// How far it is from one slot of a ring of `entries` to another.
-pub(crate) fn distance(from: u32, to: u32, entries: u32) -> u32 {
-    (to + entries - from) % entries.max(1)
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use peerbar_dma::Session;
 use peerbar_nvme_spec::registers::{Doorbell, offset};
 
-use super::completion::distance;
+use super::ring::{Ring, distance};
 use crate::doorbell_page::{DoorbellPage, VALUE};
 use crate::sync::{Ordering, fence};
 
@@ -150,14 +150,15 @@ impl QueueDoorbell {
         Ok(self.read(memory)? == self.seen)
     }
 
-    /// Moves the event index to the slot just behind `position`, the guest's in a ring of `entries`, if it has moved by `step`
-    /// since the last time. The guest cannot pass it before it has gone once around the ring. With two advances in a turn it
+    /// Moves the event index to the slot just behind `position`, the guest's in the ring, if it has moved by `step` since the
+    /// last time. The guest cannot pass it before it has gone once around the ring. With two advances in a turn it
     /// never writes the register.
     pub(crate) fn advance(
         &mut self,
         memory: &mut impl GuestWords,
         position: u32,
-        (entries, step): (u32, u32),
+        Ring { entries, .. }: Ring,
+        step: u32,
     ) {
         let Some(words) = self.shadow else {
             return;
@@ -165,7 +166,7 @@ impl QueueDoorbell {
         if distance(self.advanced_at, position, entries) >= step {
             self.advanced_at = position;
             // An unmapped page is found out when the doorbell is armed.
-            memory.store(words.event, (position + entries - 1) % entries.max(1));
+            memory.store(words.event, distance(1, position, entries));
         }
     }
 }

@@ -12,6 +12,7 @@ use zerocopy::FromZeros;
 use super::completion::CompletionQueue;
 use super::doorbell::GuestWords;
 use super::interrupt::{Coalescing, QueueInterrupts};
+use super::ring::Ring;
 use super::submission::SubmissionQueue;
 use crate::doorbell_page::DoorbellPage;
 use crate::intx::Intx;
@@ -88,19 +89,24 @@ pub(crate) fn interrupts(settings: InterruptCoalescing) -> (QueueInterrupts, Arc
 pub(crate) fn completion_queue(
     interrupts: &QueueInterrupts,
     id: u16,
-    place: (u64, u32),
+    (base, entries): (u64, u32),
 ) -> CompletionQueue {
     let notifier = &interrupts.notifier;
-    notifier.intx.open(id, place.1, Some(VECTOR));
-    CompletionQueue::new((id, Some(VECTOR)), place, notifier.doorbells.clone())
+    notifier.intx.open(id, entries, Some(VECTOR));
+    let ring = Ring { base, entries };
+    CompletionQueue::new(id, Some(VECTOR), ring, notifier.doorbells.clone())
 }
 
 pub(crate) fn submission_queue(
     interrupts: &QueueInterrupts,
     id: u16,
-    place: (u64, u32),
+    (base, entries): (u64, u32),
 ) -> SubmissionQueue {
-    SubmissionQueue::new(id, place, interrupts.notifier.doorbells.clone())
+    SubmissionQueue::new(
+        id,
+        Ring { base, entries },
+        interrupts.notifier.doorbells.clone(),
+    )
 }
 
 /// Stages an empty completion; whether the queue must be flushed.

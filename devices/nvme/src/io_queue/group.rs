@@ -1,7 +1,6 @@
 //! Serving queues: fetch a batch of commands, carry them out, flush their completions, interrupt.
 
 use peerbar_dma::{Origin, Purpose};
-use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use zerocopy::little_endian::U16;
 
@@ -65,7 +64,7 @@ impl SubmissionQueue {
             cx.fail(self.id, "its doorbell is not mapped");
             return false;
         };
-        if !has_entries || self.closing.is_some() {
+        if !has_entries || self.is_closing {
             return false;
         }
         let most = cx.io.free_operations(queues, self.outstanding);
@@ -102,26 +101,18 @@ impl SubmissionQueue {
     fn carry_out(&mut self, completions: &mut CompletionQueue, cx: &mut Context) {
         let mut batch = std::mem::replace(&mut cx.batch, Batch::new(0));
         let half = batch.len() / 2;
-        let commands = (1..).zip(batch.take());
-        for (
-            number,
-            Command {
-                entry,
-                next,
-                permit,
-            },
-        ) in commands
-        {
+        for (number, command) in (1..).zip(batch.take()) {
+            let Command { entry, permit, .. } = command;
             if number == 1 {
                 cx.io.expect(Some(entry));
             }
-            cx.io.expect(next);
+            cx.io.expect(command.next);
             if cx.is_quiet() {
                 self.abandon(completions, permit);
                 continue;
             }
             if let Some((permit, status)) = cx.io.execute(self.id, entry, permit) {
-                self.complete(completions, cx, (entry, status), permit);
+                self.complete(completions, cx, permit, entry.cid, status);
             }
             // With half of few commands the guest continues while the other half is carried out.
             if number == half || cx.io.moved() >= WAIT_BYTES {
@@ -142,11 +133,12 @@ impl SubmissionQueue {
         &mut self,
         completions: &mut CompletionQueue,
         cx: &mut Context,
-        (command, status): (&SubmissionEntry, Status),
         permit: Permit,
+        cid: U16,
+        status: Status,
     ) {
-        let entry = self.end(command.cid);
-        let origin = Origin::command(self.id, command.cid.get());
+        let entry = self.end(cid);
+        let origin = Origin::command(self.id, cid.get());
         cx.io.data.requester().end(origin, status.into_bits());
         if completions.stage(permit, entry, status) {
             cx.flush(completions);
@@ -172,7 +164,7 @@ impl Context {
         }
     }
 
-    /// QueueInterrupts for the completions that were flushed since the last time.
+    /// Interrupts for the completions that were flushed since the last time.
     pub(super) fn signal(&mut self, completions: &mut CompletionQueue, more: bool) {
         let session = &mut self.io.data.session;
         completions.signal(&mut self.interrupts, session, more);

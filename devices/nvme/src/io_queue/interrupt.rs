@@ -1,4 +1,4 @@
-//! QueueInterrupts for completions: Interrupt Coalescing as the host configures it (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7), and
+//! Interrupts for completions: Interrupt Coalescing as the host configures it (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7), and
 //! interrupts that are pending because the guest is still at work on the last one.
 //!
 //! **No completion is left without a later interrupt, unless the guest has taken it.** A pending interrupt is raised at the
@@ -65,14 +65,11 @@ impl Coalescing {
 }
 
 /// Completions that were flushed to a queue.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Posted {
-    pub(crate) vector: u16,
     pub(crate) entries: u32,
     /// One of them reports a failure, which is not held back (NVMe Base 2.0, 5.27.1.6).
     pub(crate) failed: bool,
-    /// More of the same queue follow in the next round.
-    pub(crate) more: bool,
 }
 
 /// The interrupt state of one vector.
@@ -101,7 +98,7 @@ pub(crate) struct QueueInterrupts {
 }
 
 impl QueueInterrupts {
-    /// QueueInterrupts by `vectors` vectors, of which none is pending.
+    /// Interrupts by `vectors` vectors, of which none is pending.
     pub(crate) fn new(notifier: Arc<Notifier>, vectors: u16, settings: Arc<Coalescing>) -> Self {
         Self {
             notifier,
@@ -139,16 +136,16 @@ impl QueueInterrupts {
         state.is_some_and(|state| state.unanswered)
     }
 
-    /// QueueInterrupts for completions, at once or later.
-    pub(crate) fn signal(&mut self, posted: Posted) {
-        if !self.notifier.sends_messages() || self.is_due_at_once(posted) {
-            self.notifier.raise(posted.vector);
+    /// Interrupts for completions of a vector, at once or later. `more`: further ones of the same queue follow in the next round.
+    pub(crate) fn signal(&mut self, vector: u16, posted: Posted, more: bool) {
+        if !self.notifier.sends_messages() || self.is_due_at_once(vector, posted, more) {
+            self.notifier.raise(vector);
         }
     }
 
     /// Whether completions bring an interrupt at once. If not, it is pending.
-    fn is_due_at_once(&mut self, posted: Posted) -> bool {
-        let (vector, clock) = (posted.vector, self.clock);
+    fn is_due_at_once(&mut self, vector: u16, posted: Posted, more: bool) -> bool {
+        let clock = self.clock;
         let aggregation = self.settings.of(vector);
         let Some(state) = self.vector(Some(vector)) else {
             return true;
@@ -159,7 +156,7 @@ impl QueueInterrupts {
             Some(set) => {
                 state.deadline.get_or_insert_with(|| clock() + set.time);
             }
-            None if posted.more && state.unanswered => {
+            None if more && state.unanswered => {
                 state.rounds.get_or_insert(ROUNDS);
             }
             None => {

@@ -11,8 +11,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::completion::{CompletionQueue, Permit};
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
+use super::ring::Ring;
 use crate::doorbell_page::DoorbellPage;
-use crate::worker_pool::Done;
 
 /// Bytes of a submission queue entry.
 pub(crate) const SUBMISSION_BYTES: u64 = 64;
@@ -62,28 +62,26 @@ impl Batch {
 /// A submission queue (NVMe Base 2.0, 3.3.1).
 pub(crate) struct SubmissionQueue {
     pub(crate) id: u16,
-    base: u64,
-    entries: u32,
+    ring: Ring,
     head: u32,
     tail: u32,
     /// How many commands have been fetched and are not complete.
     pub(crate) outstanding: usize,
-    /// The queue is being deleted: where to confirm it once no command is outstanding.
-    pub(crate) closing: Option<Done>,
+    /// The queue is being deleted: no command is fetched any more.
+    pub(crate) is_closing: bool,
     pub(crate) doorbell: QueueDoorbell,
 }
 
 impl SubmissionQueue {
-    /// An empty queue of `entries` entries at `base`. Its end does not leave the address space.
-    pub(crate) fn new(id: u16, (base, entries): (u64, u32), page: Arc<DoorbellPage>) -> Self {
+    /// An empty queue.
+    pub(crate) fn new(id: u16, ring: Ring, page: Arc<DoorbellPage>) -> Self {
         Self {
             id,
-            base,
-            entries,
+            ring,
             head: 0,
             tail: 0,
             outstanding: 0,
-            closing: None,
+            is_closing: false,
             doorbell: QueueDoorbell::new(page, Doorbell::SubmissionTail(id)),
         }
     }
@@ -91,21 +89,19 @@ impl SubmissionQueue {
     /// Takes over a value of the tail doorbell; whether the queue can have it.
     pub(crate) fn set_tail(&mut self, value: u32, memory: &mut impl GuestWords) -> bool {
         let is_new = self.doorbell.is_new(value);
-        let is_valid = !is_new || value < self.entries;
+        let is_valid = !is_new || value < self.ring.entries;
         if is_new && is_valid {
             self.tail = value;
         }
         // Twice in a turn, which permits a guest that submits half a queue at once.
-        let half = self.entries.div_ceil(2);
-        let steps = (self.entries, half);
-        self.doorbell.advance(memory, self.tail, steps);
+        let half = self.ring.entries.div_ceil(2);
+        self.doorbell.advance(memory, self.tail, self.ring, half);
         is_valid
     }
 
     /// Where the next entry to fetch is, or will be.
     pub(crate) fn next_address(&self) -> u64 {
-        let skip = u64::from(self.head) * SUBMISSION_BYTES;
-        self.base.wrapping_add(skip)
+        self.ring.address(self.head, SUBMISSION_BYTES)
     }
 
     /// Whether there are entries to fetch.
@@ -129,7 +125,7 @@ impl SubmissionQueue {
         let end = if self.head <= self.tail {
             self.tail
         } else {
-            self.entries
+            self.ring.entries
         };
         let there = usize::try_from(end - self.head).unwrap_or(usize::MAX);
         let most = there.min(most).min(batch.entries.len());
@@ -149,7 +145,7 @@ impl SubmissionQueue {
             return fetched;
         }
         let count = u32::try_from(count).unwrap_or(0);
-        self.head = (self.head + count) % self.entries.max(1);
+        self.head = (self.head + count) % self.ring.entries.max(1);
         self.outstanding += batch.permits.len();
         Ok(())
     }

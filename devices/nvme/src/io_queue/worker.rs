@@ -5,16 +5,15 @@ use std::time::Instant;
 
 use peerbar_nvme_spec::registers::Doorbell;
 
-use super::completion::CompletionQueue;
 use super::doorbell::ShadowBuffer;
 use super::group::{BATCH, Context, QueueGroup};
 use super::interrupt::QueueInterrupts;
 use super::poll::{PollPolicy, Poller, Wait};
+use super::request::{Done, Requests};
 use super::submission::{Batch, SubmissionQueue};
 use crate::doorbell_page::Owner;
 use crate::io::Io;
 use crate::notifier::{ENGINE, Notifier};
-use crate::worker_pool::{Done, Requests};
 
 mod requests;
 #[cfg(test)]
@@ -22,26 +21,6 @@ mod tests;
 
 /// The worker that polls the admin doorbells, if the guest may map them.
 const ADMIN_POLLER: Owner = Owner(1);
-
-/// What the engine requests of a worker.
-pub(crate) enum WorkerRequest {
-    /// Own a completion queue.
-    AddCompletion(CompletionQueue),
-    /// Own a submission queue that is bound to the completion queue of this number.
-    AddSubmission(u16, SubmissionQueue),
-    /// Forget a submission queue. Commands that have not been fetched are dropped; the others are completed before.
-    RemoveSubmission(u16),
-    /// Forget a completion queue, to which no submission queue is bound.
-    RemoveCompletion(u16),
-    /// Find the doorbells of all queues in the shadow buffer.
-    Shadow(ShadowBuffer),
-    /// Forget all queues, commands, and the shadow buffer.
-    Forget,
-    /// Carry out every command, unless the registers request something else meanwhile.
-    Finish,
-    /// End the thread.
-    Stop,
-}
 
 /// Owner of some I/O queues.
 pub(crate) struct Worker {
@@ -53,15 +32,14 @@ pub(crate) struct Worker {
     poller: Poller,
     /// Values of the admin doorbells that the engine was notified of, if this is the [`ADMIN_POLLER`].
     admin_seen: [u32; 2],
-    /// Whether a submission queue is being deleted.
-    is_closing: bool,
-    /// To be confirmed when every command has been carried out.
-    finish: Option<Done>,
+    /// To be confirmed when no command of this queue is outstanding, which is deleted then, or with `None` of any queue.
+    unconfirmed: Option<(Option<u16>, Done)>,
 }
 
 impl Worker {
     pub(crate) fn new(
-        (owner, requests): (Owner, Requests),
+        owner: Owner,
+        requests: Requests,
         policy: PollPolicy,
         io: Io,
         interrupts: QueueInterrupts,
@@ -78,8 +56,7 @@ impl Worker {
             shadow: None,
             poller: Poller::new(policy),
             admin_seen: [0; 2],
-            is_closing: false,
-            finish: None,
+            unconfirmed: None,
         }
     }
 
@@ -99,7 +76,7 @@ impl Worker {
             self.poll_admin_doorbells();
             let busy = self.complete_ended() | self.serve() | !self.cx.io.submit();
             self.cx.interrupts.settle(!busy);
-            self.confirm_ends(busy);
+            self.confirm_end(busy);
             if busy {
                 self.note_work();
             } else {
@@ -142,8 +119,7 @@ impl Worker {
             match groups.find_map(|group| group.queue(ended.queue)) {
                 Some((queue, completions)) if cx.is_quiet() => queue.abandon(completions, permit),
                 Some((queue, completions)) => {
-                    let ended = (&ended.entry, ended.status);
-                    queue.complete(completions, cx, ended, permit);
+                    queue.complete(completions, cx, permit, ended.cid, ended.status);
                 }
                 None => permit.expire(),
             }

@@ -19,6 +19,7 @@ use crate::intx::Intx;
 use crate::io_queue::completion::CompletionQueue;
 use crate::io_queue::doorbell::GuestWords;
 use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
+use crate::io_queue::ring::Ring;
 use crate::notifier::Notifier;
 use crate::registers::Registers;
 use crate::sync::{AtomicBool, AtomicU32, EventFd, Ordering};
@@ -172,9 +173,13 @@ impl Worker {
         coalescing.set(settings, &[false; 2]);
         let notifier = scene.notifier.clone();
         let page = notifier.doorbells.clone();
+        let ring = Ring {
+            base: 0,
+            entries: ENTRIES,
+        };
         Self {
             scene,
-            queue: CompletionQueue::new((QUEUE, Some(QUEUE)), (0, ENTRIES), page),
+            queue: CompletionQueue::new(QUEUE, Some(QUEUE), ring, page),
             interrupts: QueueInterrupts::new(notifier, 2, Arc::new(coalescing)),
             tail: 0,
         }

@@ -2,10 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use super::{Worker, WorkerRequest};
+use super::Worker;
 use crate::io_queue::completion::CompletionQueue;
-use crate::io_queue::doorbell::ShadowBuffer;
+use crate::io_queue::doorbell::{QueueDoorbell, ShadowBuffer};
 use crate::io_queue::group::QueueGroup;
+use crate::io_queue::request::WorkerRequest;
 use crate::io_queue::submission::SubmissionQueue;
 
 impl Worker {
@@ -18,8 +19,8 @@ impl Worker {
                 WorkerRequest::RemoveSubmission(id) => {
                     let mut groups = self.groups.iter_mut();
                     if let Some((queue, _)) = groups.find_map(|group| group.queue(id)) {
-                        queue.closing = Some(done);
-                        self.is_closing = true;
+                        queue.is_closing = true;
+                        self.unconfirmed = Some((Some(id), done));
                         continue;
                     }
                 }
@@ -33,7 +34,7 @@ impl Worker {
                     self.shadow = None;
                 }
                 WorkerRequest::Finish => {
-                    self.finish = Some(done);
+                    self.unconfirmed = Some((None, done));
                     continue;
                 }
                 WorkerRequest::Stop => {
@@ -49,12 +50,8 @@ impl Worker {
     }
 
     fn add_completion(&mut self, mut queue: CompletionQueue) {
-        let session = &mut self.cx.io.data.session;
         queue.join(&self.cx.io.generation);
-        if let Some(buffer) = self.shadow {
-            queue.doorbell.move_to(buffer, session);
-            session.release();
-        }
+        self.move_doorbell(&mut queue.doorbell);
         self.groups.push(QueueGroup {
             completions: queue,
             submissions: Vec::new(),
@@ -62,14 +59,19 @@ impl Worker {
     }
 
     fn add_submission(&mut self, completion: u16, mut queue: SubmissionQueue) {
-        let session = &mut self.cx.io.data.session;
-        if let Some(buffer) = self.shadow {
-            queue.doorbell.move_to(buffer, session);
-            session.release();
-        }
+        self.move_doorbell(&mut queue.doorbell);
         let mut groups = self.groups.iter_mut();
         if let Some(group) = groups.find(|group| group.completions.id == completion) {
             group.submissions.push(queue);
+        }
+    }
+
+    /// Moves the doorbell of a new queue to the shadow buffer, if there is one.
+    fn move_doorbell(&mut self, doorbell: &mut QueueDoorbell) {
+        if let Some(buffer) = self.shadow {
+            let session = &mut self.cx.io.data.session;
+            doorbell.move_to(buffer, session);
+            session.release();
         }
     }
 
@@ -97,31 +99,31 @@ impl Worker {
         session.release();
     }
 
-    /// Confirms the requests that wait for commands to end, if these have, or are dropped by a reset.
-    pub(super) fn confirm_ends(&mut self, busy: bool) {
-        let quiet = self.cx.is_quiet();
-        let has_ended = |queue: &SubmissionQueue| quiet || queue.outstanding == 0;
-        if std::mem::take(&mut self.is_closing) {
-            for group in &mut self.groups {
-                group.submissions.retain(|queue| match &queue.closing {
-                    Some(done) if has_ended(queue) => {
-                        let _ = done.send(());
-                        false
-                    }
-                    closing => {
-                        self.is_closing |= closing.is_some();
-                        true
-                    }
-                });
+    /// Confirms a request that waits for commands to end, if these have, or are dropped by a reset.
+    pub(super) fn confirm_end(&mut self, busy: bool) {
+        let Some((id, done)) = self.unconfirmed.take() else {
+            return;
+        };
+        let is_meant = |queue: &&SubmissionQueue| id.is_none_or(|id| queue.id == id);
+        let outstanding = self
+            .queues()
+            .filter(is_meant)
+            .map(|queue| queue.outstanding);
+        let have_ended = outstanding.sum::<usize>() == 0 || self.cx.is_quiet();
+        match id {
+            Some(id) if have_ended => {
+                for group in &mut self.groups {
+                    group.submissions.retain(|queue| queue.id != id);
+                }
             }
-        }
-        if self.finish.is_some() {
-            let all_ended = self.queues().all(has_ended);
-            let over = all_ended && !busy || self.notifier().urgent();
-            if let Some(done) = self.finish.take_if(|_| over) {
+            None if have_ended && !busy || self.notifier().urgent() => {
                 self.cx.interrupts.raise_all();
-                let _ = done.send(());
+            }
+            _ => {
+                self.unconfirmed = Some((id, done));
+                return;
             }
         }
+        let _ = done.send(());
     }
 }

@@ -20,8 +20,11 @@ use super::*;
 use crate::data::DataPath;
 use crate::doorbell_page::DoorbellPage;
 use crate::intx::Intx;
+use crate::io_queue::completion::CompletionQueue;
 use crate::io_queue::group::WAIT_BYTES;
 use crate::io_queue::interrupt::Coalescing;
+use crate::io_queue::request::WorkerRequest;
+use crate::io_queue::ring::Ring;
 use crate::namespace::{Backend, Namespace, RamBackend, Straight};
 use crate::registers::Registers;
 use crate::storage::Storage;
@@ -131,7 +134,7 @@ impl Scene {
         let settings = Arc::new(Coalescing::new(3));
         let interrupts = QueueInterrupts::new(notifier.clone(), 3, settings);
         let io = Io::new(path, Arc::new(storage));
-        let worker = Worker::new((Owner(1), requests), poll, io, interrupts);
+        let worker = Worker::new(Owner(1), requests, poll, io, interrupts);
         let mut scene = Self {
             notifier,
             requester,
@@ -155,10 +158,13 @@ impl Scene {
             }
             self.notifier.intx.open(id, ENTRIES, Some(id));
             let page = || self.notifier.doorbells.clone();
-            let place = (completions(id), ENTRIES);
-            let queue = CompletionQueue::new((id, Some(id)), place, page());
+            let ring = |base| Ring {
+                base,
+                entries: ENTRIES,
+            };
+            let queue = CompletionQueue::new(id, Some(id), ring(completions(id)), page());
             self.confirm(WorkerRequest::AddCompletion(queue));
-            let queue = SubmissionQueue::new(id, (submissions(id), ENTRIES), page());
+            let queue = SubmissionQueue::new(id, ring(submissions(id)), page());
             self.confirm(WorkerRequest::AddSubmission(id, queue));
         }
     }

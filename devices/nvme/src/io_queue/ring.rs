@@ -1,0 +1,28 @@
+//! Where the entries of a queue are.
+
+use crate::prp::PAGE;
+
+/// The entries of a queue in host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ring {
+    pub(crate) base: u64,
+    pub(crate) entries: u32,
+}
+
+impl Ring {
+    /// Whether it lies in the address space, from a page boundary on.
+    pub(crate) fn fits(self, entry_bytes: u64) -> bool {
+        let end = self.base.checked_add(u64::from(self.entries) * entry_bytes);
+        self.base.is_multiple_of(PAGE) && end.is_some()
+    }
+
+    /// The address of a slot.
+    pub(crate) fn address(self, slot: u32, entry_bytes: u64) -> u64 {
+        self.base.wrapping_add(u64::from(slot) * entry_bytes)
+    }
+}
+
+/// How far it is from one slot of a ring of `entries` to another.
+pub(crate) fn distance(from: u32, to: u32, entries: u32) -> u32 {
+    (to + entries - from) % entries.max(1)
+}
