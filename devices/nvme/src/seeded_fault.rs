@@ -3,11 +3,12 @@
 //! A fault is bound to a logical block: every Read, Write or Compare that starts there is executed as a faulty
 //! controller would, however often the driver repeats it, and no other command is.
 
-use std::fmt::{self, Display};
+use std::fmt;
 use std::str::FromStr;
 
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::command::nvm::BlockRange;
+use strum::{Display, EnumString};
 use thiserror::Error;
 
 use crate::prp::Segment;
@@ -18,11 +19,13 @@ const UNMAPPED: u64 = 1 << 46;
 const BEYOND_52_BITS: u64 = 1 << 52;
 
 /// What the controller does wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString)]
+#[strum(serialize_all = "kebab-case")]
 pub enum FaultKind {
     /// The data's address is not mapped.
     Unmapped,
     /// The data's address has more than 52 bits.
+    #[strum(serialize = "beyond-52-bits")]
     Beyond52Bits,
     /// The data's first half lies at the end of the address space, its second half past it.
     Wraps,
@@ -33,16 +36,6 @@ pub enum FaultKind {
     /// The controller writes zeros where it should read the data: a fault of Write and Compare only.
     WriteBack,
 }
-
-/// Every kind and its word on the command line.
-const KINDS: [(FaultKind, &str); 6] = [
-    (FaultKind::Unmapped, "unmapped"),
-    (FaultKind::Beyond52Bits, "beyond-52-bits"),
-    (FaultKind::Wraps, "wraps"),
-    (FaultKind::AfterUnmap, "after-unmap"),
-    (FaultKind::PastEnd, "past-end"),
-    (FaultKind::WriteBack, "write-back"),
-];
 
 /// A fault, and the commands that meet it; on a command line `KIND:BLOCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +48,9 @@ pub struct SeededFault {
 
 /// A word that is no seeded fault. It reads on from the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("is no KIND:BLOCK, such as unmapped:2048; kinds are {}", KINDS.map(|(_, word)| word).join(", "))]
+#[error(
+    "is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, wraps, after-unmap, past-end, write-back"
+)]
 pub struct UnknownFault;
 
 impl FromStr for SeededFault {
@@ -63,20 +58,15 @@ impl FromStr for SeededFault {
 
     fn from_str(text: &str) -> Result<Self, UnknownFault> {
         let (word, block) = text.split_once(':').ok_or(UnknownFault)?;
-        let (kind, _) = KINDS
-            .into_iter()
-            .find(|(_, known)| *known == word)
-            .ok_or(UnknownFault)?;
+        let kind = word.parse().map_err(|_| UnknownFault)?;
         let block = block.parse().map_err(|_| UnknownFault)?;
         Ok(Self { kind, block })
     }
 }
 
-impl Display for SeededFault {
+impl fmt::Display for SeededFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = KINDS.into_iter().find(|(kind, _)| *kind == self.kind);
-        let word = known.map_or("", |(_, word)| word);
-        write!(f, "{word}:{}", self.block)
+        write!(f, "{}:{}", self.kind, self.block)
     }
 }
 
