@@ -128,7 +128,7 @@ impl Controller {
             DataPath::new(requester.clone(), 4096 << config.mdts, faults)
         };
         let has_files = storage.namespaces.iter().any(Namespace::is_file);
-        let workers = WorkerPool::spawn(config.workers, |owner, requests| {
+        let workers = WorkerPool::spawn(notifier.clone(), config.workers, |owner, requests| {
             let mut data = path();
             data.files = (config.io_uring && has_files)
                 .then(|| file_ring(&notifier, owner))

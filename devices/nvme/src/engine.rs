@@ -61,7 +61,7 @@ impl Engine {
             }
             busy = self.enabled && self.turn();
         }
-        self.workers.shut_down(&self.notifier);
+        self.workers.shut_down();
         self.storage.flush_all();
     }
 
@@ -69,8 +69,7 @@ impl Engine {
     fn disable(&mut self) {
         // The admin doorbells first: a worker that polls them starts from 0 again, too.
         self.close(0);
-        self.workers
-            .request_all(&self.notifier, || WorkerRequest::Forget);
+        self.workers.request_all(|| WorkerRequest::Forget);
         (1..QUEUE_PAIRS).for_each(|id| self.close(id));
         self.directory.clear();
         self.pair = None;
@@ -138,8 +137,7 @@ impl Engine {
                 return;
             }
         }
-        self.workers
-            .request_all(&self.notifier, || WorkerRequest::Finish);
+        self.workers.request_all(|| WorkerRequest::Finish);
         if self.notifier.urgent() {
             return;
         }

@@ -1,6 +1,7 @@
 //! The workers' threads, and the engine's requests to them.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 
@@ -11,6 +12,7 @@ use crate::notifier::Notifier;
 
 /// All workers. Worker `n` is [`Owner`] `n`, from 1 on.
 pub(crate) struct WorkerPool {
+    notifier: Arc<Notifier>,
     workers: Vec<Handle>,
 }
 
@@ -22,6 +24,7 @@ struct Handle {
 impl WorkerPool {
     /// Spawns `count` workers, each made by `make`.
     pub(crate) fn spawn(
+        notifier: Arc<Notifier>,
         count: u8,
         mut make: impl FnMut(Owner, Requests) -> Worker,
     ) -> io::Result<Self> {
@@ -32,47 +35,41 @@ impl WorkerPool {
             let thread = thread.spawn(move || worker.run())?;
             Ok(Handle { requests, thread })
         });
-        workers
-            .collect::<io::Result<_>>()
-            .map(|workers| Self { workers })
+        let workers = workers.collect::<io::Result<_>>()?;
+        Ok(Self { notifier, workers })
     }
 
     /// Sends a request to a worker and waits until it is confirmed.
-    pub(crate) fn request(&self, notifier: &Notifier, owner: Owner, request: WorkerRequest) {
-        if let Some(done) = self.send(notifier, owner, request) {
+    pub(crate) fn request(&self, owner: Owner, request: WorkerRequest) {
+        if let Some(done) = self.send(owner, request) {
             // It fails if the worker has panicked, which is logged at the end.
             let _ = done.recv();
         }
     }
 
     /// Sends a request to every worker and waits until all have confirmed it.
-    pub(crate) fn request_all(&self, notifier: &Notifier, request: impl Fn() -> WorkerRequest) {
+    pub(crate) fn request_all(&self, request: impl Fn() -> WorkerRequest) {
         let owners = (1..).map(Owner).take(self.workers.len());
         let all: Vec<_> = owners
-            .filter_map(|owner| self.send(notifier, owner, request()))
+            .filter_map(|owner| self.send(owner, request()))
             .collect();
         for done in all {
             let _ = done.recv();
         }
     }
 
-    fn send(
-        &self,
-        notifier: &Notifier,
-        owner: Owner,
-        request: WorkerRequest,
-    ) -> Option<Receiver<()>> {
+    fn send(&self, owner: Owner, request: WorkerRequest) -> Option<Receiver<()>> {
         let index = usize::from(owner.0).checked_sub(1)?;
         let worker = self.workers.get(index)?;
         let (done, confirmed) = sync_channel(1);
         worker.requests.send((request, done)).ok()?;
-        notifier.notify(owner);
+        self.notifier.notify(owner);
         Some(confirmed)
     }
 
     /// Ends every worker after its commands in progress.
-    pub(crate) fn shut_down(&mut self, notifier: &Notifier) {
-        self.request_all(notifier, || WorkerRequest::Stop);
+    pub(crate) fn shut_down(&mut self) {
+        self.request_all(|| WorkerRequest::Stop);
         for worker in self.workers.drain(..) {
             if worker.thread.join().is_err() {
                 log::error!("a worker of the controller has panicked");

@@ -43,8 +43,7 @@ impl Engine {
         if !reached {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        self.workers
-            .request_all(&self.notifier, || WorkerRequest::Shadow(shadow));
+        self.workers.request_all(|| WorkerRequest::Shadow(shadow));
         Ok(Reply::DONE)
     }
 }

@@ -50,7 +50,7 @@ impl Engine {
         doorbells.set_owner(Doorbell::CompletionHead(id), Some(owner));
         let queue = CompletionQueue::new(id, vector, ring, doorbells.clone());
         self.workers
-            .request(&self.notifier, owner, WorkerRequest::AddCompletion(queue));
+            .request(owner, WorkerRequest::AddCompletion(queue));
         Ok(Reply::DONE)
     }
 
@@ -83,11 +83,8 @@ impl Engine {
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), Some(owner));
         let queue = SubmissionQueue::new(id, ring, doorbells.clone());
-        self.workers.request(
-            &self.notifier,
-            owner,
-            WorkerRequest::AddSubmission(cqid, queue),
-        );
+        self.workers
+            .request(owner, WorkerRequest::AddSubmission(cqid, queue));
         Ok(Reply::DONE)
     }
 
@@ -104,7 +101,7 @@ impl Engine {
         }
         let owner = self.directory.owner(bound_to);
         self.workers
-            .request(&self.notifier, owner, WorkerRequest::RemoveSubmission(id));
+            .request(owner, WorkerRequest::RemoveSubmission(id));
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), None);
         Ok(Reply::DONE)
@@ -122,9 +119,8 @@ impl Engine {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
         }
         *place = None;
-        let request = WorkerRequest::RemoveCompletion(id);
         self.workers
-            .request(&self.notifier, completion.owner, request);
+            .request(completion.owner, WorkerRequest::RemoveCompletion(id));
         self.notifier.intx.close(id);
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::CompletionHead(id), None);
