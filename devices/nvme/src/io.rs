@@ -15,7 +15,7 @@ use zerocopy::little_endian::U16;
 
 use crate::data::DataPath;
 use crate::io_queue::completion::{Generation, Permit};
-use crate::job::{InProgress, Job, Work};
+use crate::job::{InProgress, Work};
 use crate::namespace::{Extent, Namespace, OutOfRange, Straight};
 use crate::storage::Storage;
 
@@ -118,37 +118,27 @@ impl Io {
         command: InProgress<'_>,
         progress: Result<(), Status>,
     ) -> Option<(Permit, Status)> {
-        let InProgress {
-            queue,
-            entry,
-            permit,
-        } = command;
         let status = match progress {
             Ok(()) => Status::SUCCESS,
-            Err(status) => self.storage.failed(queue, entry, status),
+            Err(status) => self.storage.failed(command.queue, command.entry, status),
         };
-        permit.map(|permit| (permit, status))
+        command.permit.map(|permit| (permit, status))
     }
 
     /// A command that has ended since. A late one, which the kernel ends after a reset, expires.
     pub(crate) fn take_ended(&mut self) -> Option<Ended> {
         loop {
             let (job, outcome) = self.data.files.as_mut()?.take_ended()?;
-            let Job {
-                queue,
-                entry,
-                permit,
-                work,
-            } = job;
-            let Some(permit) = permit.filter(|permit| self.generation.is_current(permit)) else {
+            let is_current = |permit: &Permit| self.generation.is_current(permit);
+            let Some(permit) = job.permit.filter(is_current) else {
                 continue;
             };
-            let mut command = InProgress::new(queue, &entry, permit);
-            let progress = self.proceed(&mut command, work, outcome);
+            let mut command = InProgress::new(job.queue, &job.entry, permit);
+            let progress = self.proceed(&mut command, job.work, outcome);
             if let Some((permit, status)) = self.end(command, progress) {
                 return Some(Ended {
-                    queue,
-                    cid: entry.cid,
+                    queue: job.queue,
+                    cid: job.entry.cid,
                     permit,
                     status,
                 });
@@ -227,17 +217,13 @@ impl Io {
 
     /// Adds what has been done to the health log.
     pub(crate) fn settle(&mut self) {
-        let Tally {
-            reads,
-            bytes_read,
-            writes,
-            bytes_written,
-        } = std::mem::take(&mut self.tally);
-        if reads > 0 {
-            self.storage.health.read(reads, bytes_read);
+        let tally = std::mem::take(&mut self.tally);
+        let health = &self.storage.health;
+        if tally.reads > 0 {
+            health.read(tally.reads, tally.bytes_read);
         }
-        if writes > 0 {
-            self.storage.health.wrote(writes, bytes_written);
+        if tally.writes > 0 {
+            health.wrote(tally.writes, tally.bytes_written);
         }
     }
 
@@ -389,8 +375,7 @@ impl Io {
             return Ok(());
         };
         let Some(files) = &mut self.data.files else {
-            in_steps(namespace, extent, |_| Ok(()))?;
-            return Ok(());
+            return in_steps(namespace, extent, |_| Ok(()));
         };
         let job = command.job(Work::Check);
         files.check(file, (extent.offset, extent.len), None, job);
@@ -524,10 +509,7 @@ fn in_steps(
     mut step: impl FnMut(&[u8]) -> Result<(), Status>,
 ) -> Result<(), Status> {
     let mut buffer = [0; STEP];
-    let Extent {
-        mut offset,
-        len: mut left,
-    } = extent;
+    let (mut offset, mut left) = (extent.offset, extent.len);
     while left > 0 {
         let len = usize::try_from(left).map_or(STEP, |left| left.min(STEP));
         let part = buffer.get_mut(..len).ok_or(Status::INTERNAL_ERROR)?;

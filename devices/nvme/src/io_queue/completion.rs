@@ -62,7 +62,7 @@ impl Permit {
         }
     }
 
-    /// The queue of this permit has been deleted, and its entries with it.
+    /// The queue of this permit has been deleted, or is forgotten before it is used again, and its entries with it.
     pub(crate) fn expire(mut self) {
         self.generation = Self::USED;
     }

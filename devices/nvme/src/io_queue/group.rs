@@ -108,7 +108,8 @@ impl SubmissionQueue {
             }
             cx.io.expect(command.next);
             if cx.is_quiet() {
-                self.abandon(completions, permit);
+                // It is dropped: the queue is forgotten before commands are fetched again.
+                permit.expire();
                 continue;
             }
             if let Some((permit, status)) = cx.io.execute(self.id, entry, permit) {
@@ -120,12 +121,6 @@ impl SubmissionQueue {
             }
         }
         cx.batch = batch;
-    }
-
-    /// A command ends without a completion, since a reset has begun or the controller has failed.
-    pub(super) fn abandon(&mut self, completions: &mut CompletionQueue, permit: Permit) {
-        self.end(U16::ZERO);
-        completions.release(permit);
     }
 
     /// Stages the completion of a command.

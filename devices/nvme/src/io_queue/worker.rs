@@ -114,14 +114,12 @@ impl Worker {
         let (mut any, cx) = (false, &mut self.cx);
         while let Some(ended) = cx.io.take_ended() {
             any = true;
-            let permit = ended.permit;
             let mut groups = self.groups.iter_mut();
             match groups.find_map(|group| group.queue(ended.queue)) {
-                Some((queue, completions)) if cx.is_quiet() => queue.abandon(completions, permit),
-                Some((queue, completions)) => {
-                    queue.complete(completions, cx, permit, ended.cid, ended.status);
+                Some((queue, completions)) if !cx.is_quiet() => {
+                    queue.complete(completions, cx, ended.permit, ended.cid, ended.status);
                 }
-                None => permit.expire(),
+                _ => ended.permit.expire(),
             }
         }
         for group in self.groups.iter_mut().filter(|_| any) {

@@ -104,12 +104,9 @@ impl Worker {
         let Some((id, done)) = self.unconfirmed.take() else {
             return;
         };
-        let is_meant = |queue: &&SubmissionQueue| id.is_none_or(|id| queue.id == id);
-        let outstanding = self
-            .queues()
-            .filter(is_meant)
-            .map(|queue| queue.outstanding);
-        let have_ended = outstanding.sum::<usize>() == 0 || self.cx.is_quiet();
+        let has_ended =
+            |queue: &SubmissionQueue| queue.outstanding == 0 || id.is_some_and(|id| queue.id != id);
+        let have_ended = self.queues().all(has_ended) || self.cx.is_quiet();
         match id {
             Some(id) if have_ended => {
                 for group in &mut self.groups {
