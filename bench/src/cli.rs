@@ -86,13 +86,10 @@ pub(crate) struct Extent {
 /// Boots a plain guest with an empty init and ours in turn.
 #[derive(Args)]
 pub(crate) struct BootOptions {
-    /// Boots of each kind.
+    /// Boots of each kind; one with `--quick`.
     #[arg(short = 'n', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub boots: u32,
-    /// Folder that gets a folder for each measurement.
-    #[arg(long, value_name = "DIR", default_value = "runs")]
-    pub runs: PathBuf,
-    /// The user's own pieces.
+    /// How much, and in what guest.
     #[command(flatten)]
-    pub own: Own,
+    pub guest: GuestOptions,
 }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::Report;
 use crate::figure::{Figure, readable};
+use crate::report::Report;
 use crate::table::table;
 
 /// Every figure of either report, in both: the values, and the ratios to what stood beside them, which say more when

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context;
 use peerbar_nvme_driver::{QueueMemory, prps};
 use peerbar_nvme_spec::cmb::Cmbmsc;
 use peerbar_nvme_spec::command::admin::GetLogPage;
@@ -14,7 +15,6 @@ use peerbar_nvme_spec::registers::offset;
 use vfio_user::Client;
 use zerocopy::FromZeros;
 
-use crate::Error;
 use crate::loaded_queue::Queue;
 use crate::memory::{BusMemory, PAGE, Pages, SharedMemory};
 use crate::vfio_user::{REGISTERS, VfioUser, bar_memory, place_bar, take_messages, turn_on};
@@ -39,8 +39,8 @@ pub(crate) struct Controller {
 
 impl Controller {
     /// Brings the controller at `socket` up with `bytes` bytes of memory to share.
-    pub(crate) fn bring_up(socket: &Path, bytes: usize) -> Result<Self, Error> {
-        let mut client = Client::new(socket)?;
+    pub(crate) fn bring_up(socket: &Path, bytes: usize) -> anyhow::Result<Self> {
+        let mut client = Client::new(socket).context("cannot connect to a controller")?;
         let (memory, file) = SharedMemory::create(bytes)?;
         let memory = Arc::new(memory);
         client.dma_map(0, BASE, u64_of(bytes), file.as_raw_fd())?;
@@ -74,7 +74,7 @@ impl Controller {
     }
 
     /// The PRP entries of a command whose data lie in `pages`, up to 2 MiB of them.
-    pub(crate) fn prps(&self, pages: &[u64]) -> Result<[u64; 2], Error> {
+    pub(crate) fn prps(&self, pages: &[u64]) -> anyhow::Result<[u64; 2]> {
         let list = || self.pages.take(PAGE).map(Self::address);
         prps(pages, self.driver.memory(), list)
     }
@@ -97,13 +97,13 @@ impl Controller {
         offset: u64,
         address: u64,
         bytes: u64,
-    ) -> Result<(), Error> {
+    ) -> anyhow::Result<()> {
         let mut client = self.driver.registers().client.borrow_mut();
         Ok(client.dma_map(offset, address, bytes, file.as_raw_fd())?)
     }
 
     /// Opens the Controller Memory Buffer, which is in that BAR, at `address`, as Linux does (NVMe Base 2.0, 3.1.3.15).
-    pub(crate) fn open_cmb(&self, bar: u8, address: u64) -> Result<SharedMemory, Error> {
+    pub(crate) fn open_cmb(&self, bar: u8, address: u64) -> anyhow::Result<SharedMemory> {
         let mut client = self.driver.registers().client.borrow_mut();
         place_bar(&mut client, bar, address)?;
         let control = Cmbmsc::new()
@@ -116,7 +116,7 @@ impl Controller {
     }
 
     /// The controller's record of its DMA, a log page of its own.
-    pub(crate) fn dma_log(&mut self) -> Result<Vec<u8>, Error> {
+    pub(crate) fn dma_log(&mut self) -> anyhow::Result<Vec<u8>> {
         let bytes = dma_log::MAX_SIZE;
         let [first, second] = [0, PAGE].map(|offset| Self::address(self.log + offset));
         let mut entry = SubmissionEntry::new_zeroed();
@@ -135,7 +135,7 @@ impl Controller {
     }
 
     /// Creates a pair of I/O queues of `entries` entries that raise no interrupts.
-    pub(crate) fn create_queues(&mut self, entries: u16) -> Result<Queue, Error> {
+    pub(crate) fn create_queues(&mut self, entries: u16) -> anyhow::Result<Queue> {
         self.queues += 1;
         let at = queue_memory(&self.pages, entries)?;
         Ok(self.driver.create_queues(self.queues, at)?)
@@ -143,7 +143,7 @@ impl Controller {
 }
 
 /// Takes memory for queues of `entries` entries each.
-fn queue_memory(pages: &Pages, entries: u16) -> Result<QueueMemory, Error> {
+fn queue_memory(pages: &Pages, entries: u16) -> anyhow::Result<QueueMemory> {
     let [submission, completion] = queue_offsets(pages, entries)?.map(Controller::address);
     Ok(QueueMemory {
         submission,
@@ -154,7 +154,7 @@ fn queue_memory(pages: &Pages, entries: u16) -> Result<QueueMemory, Error> {
 }
 
 /// The same: the offsets of submission queue and completion queue.
-pub(crate) fn queue_offsets(pages: &Pages, entries: u16) -> Result<[usize; 2], Error> {
+pub(crate) fn queue_offsets(pages: &Pages, entries: u16) -> anyhow::Result<[usize; 2]> {
     let entries = usize::from(entries);
     Ok([pages.take(64 * entries)?, pages.take(16 * entries)?])
 }

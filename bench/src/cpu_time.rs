@@ -2,26 +2,23 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
 use nix::errno::Errno;
 use nix::time::ClockId;
 use nix::unistd::Pid;
-
-use crate::Error;
 
 /// Time that all threads of process `pid` have run so far, those that have ended included (clock_getcpuclockid(3), in
 /// nanoseconds; /proc/PID/stat counts in ticks of 10 ms, and /proc/PID/task forgets threads that end).
 ///
 /// # Errors
 /// If there is no such process.
-pub(crate) fn cpu_time(pid: u32) -> Result<Duration, Error> {
+pub(crate) fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
     let process = i32::try_from(pid).map_err(|_| Errno::ESRCH);
     process
         .and_then(|process| ClockId::pid_cpu_clock_id(Pid::from_raw(process)))
         .and_then(ClockId::now)
         .map(Duration::from)
-        .map_err(Error::system(format!(
-            "ask for the processor time of process {pid}"
-        )))
+        .with_context(|| format!("cannot ask for the processor time of process {pid}"))
 }
 
 #[cfg(test)]

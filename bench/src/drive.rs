@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use peerbar_nvme_driver::{Completion, DriverError, Registers};
 
-use crate::Error;
 use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
 
 /// How long nothing may complete.
@@ -17,9 +17,9 @@ pub(crate) trait Job {
     /// Which way data goes.
     fn direction(&self) -> Direction;
     /// Where the next command goes, none if there is no more to do. The buffer is its own, to be filled for a write.
-    fn next(&mut self, now: Instant, slot: &mut Slot) -> Result<Option<DiskRange>, Error>;
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskRange>>;
     /// A command has ended well.
-    fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error>;
+    fn done(&mut self, now: Instant, slot: &Slot) -> anyhow::Result<()>;
 }
 
 /// How a driver waits for completions.
@@ -49,7 +49,7 @@ impl Patience {
     }
 
     /// Nothing has. Sleeps or yields now and then, and fails in the end.
-    pub(crate) fn wait(&mut self) -> Result<(), Error> {
+    pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
         self.vain += 1;
         if self.vain < self.spins {
             std::hint::spin_loop();
@@ -72,7 +72,7 @@ impl Patience {
 pub(crate) fn drive<R: Registers>(
     queues: &mut [LoadedQueue<R>],
     job: &mut impl Job,
-) -> Result<(), Error> {
+) -> anyhow::Result<()> {
     let now = Instant::now();
     let mut outstanding = 0;
     for queue in queues.iter_mut() {
@@ -101,7 +101,7 @@ fn fill<R: Registers>(
     queue: &mut LoadedQueue<R>,
     job: &mut impl Job,
     now: Instant,
-) -> Result<usize, Error> {
+) -> anyhow::Result<usize> {
     let mut count = 0;
     for slot in &mut queue.slots {
         let Some(place) = job.next(now, slot)? else {
@@ -124,17 +124,14 @@ fn turn<R: Registers>(
     job: &mut impl Job,
     first: Completion,
     now: Instant,
-) -> Result<usize, Error> {
+) -> anyhow::Result<usize> {
     let mut less = 0;
     let mut next = Some(first);
     while let Some(completion) = next {
         let slot = queue.slots.get_mut(usize::from(completion.cid));
         let slot = slot
             .filter(|slot| slot.since.is_some())
-            .ok_or(Error::Stray {
-                queue: completion.sqid,
-                cid: completion.cid,
-            })?;
+            .with_context(|| stray(completion))?;
         if completion.status != 0 {
             return Err(failed(slot.opcode(), completion));
         }
@@ -156,8 +153,14 @@ fn turn<R: Registers>(
     Ok(less)
 }
 
+/// The error of a completion that names a command that is not outstanding.
+pub(crate) fn stray(completion: Completion) -> String {
+    let Completion { sqid, cid, .. } = completion;
+    format!("queue {sqid} completed command {cid}, which is not outstanding")
+}
+
 /// The error of a command that did not succeed.
-pub(crate) fn failed(opcode: u8, completion: Completion) -> Error {
+pub(crate) fn failed(opcode: u8, completion: Completion) -> anyhow::Error {
     let status = completion.status;
     DriverError::Command { opcode, status }.into()
 }

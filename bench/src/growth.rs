@@ -1,14 +1,14 @@
 //! What a transfer costs when there is more of everything.
 
+use peerbar_lab::exit::Failure;
+
 use crate::figure::{Figure, Goal};
 use crate::loaded_queue::Direction;
 use crate::scattered_pages::MOST;
 use crate::setup::{Round, Session, Setup};
 use crate::spread::median;
-use crate::{Error, Options, Progress, Report};
+use crate::suite::HostContext;
 
-/// What all disks of a measurement hold together.
-const DISK_BYTES: u64 = 128 << 20;
 /// Commands outstanding on each queue, however many queues there are: with fewer, each doorbell and each interrupt would
 /// serve fewer of them, and that is another question.
 const DEPTH: u16 = 16;
@@ -22,30 +22,19 @@ struct Dimension {
     /// How many, the first of which the others are measured by.
     counts: [usize; 3],
     /// What a number of them is.
-    of: fn(usize) -> Shape,
+    of: fn(usize) -> Setup,
 }
 
-/// What differs between the measurements of all dimensions.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    devices: u16,
-    namespaces: u32,
-    queues: u16,
-    pieces: Option<usize>,
-}
-
-const ONE: Shape = Shape {
-    devices: 1,
-    namespaces: 1,
-    queues: 1,
-    pieces: None,
+const ONE: Setup = Setup {
+    depth: DEPTH,
+    ..Setup::ONE
 };
 
 const DIMENSIONS: [Dimension; 4] = [
     Dimension {
         name: "namespaces",
         counts: [1, 16, 256],
-        of: |count| Shape {
+        of: |count| Setup {
             namespaces: u32::try_from(count).unwrap_or(1),
             ..ONE
         },
@@ -53,7 +42,7 @@ const DIMENSIONS: [Dimension; 4] = [
     Dimension {
         name: "queues",
         counts: [1, 16, 64],
-        of: |count| Shape {
+        of: |count| Setup {
             queues: u16::try_from(count).unwrap_or(1),
             ..ONE
         },
@@ -61,7 +50,7 @@ const DIMENSIONS: [Dimension; 4] = [
     Dimension {
         name: "mappings",
         counts: [16, 4096, MOST + 1],
-        of: |count| Shape {
+        of: |count| Setup {
             pieces: Some(count.min(MOST)),
             ..ONE
         },
@@ -69,7 +58,7 @@ const DIMENSIONS: [Dimension; 4] = [
     Dimension {
         name: "devices",
         counts: [1, 4, 16],
-        of: |count| Shape {
+        of: |count| Setup {
             devices: u16::try_from(count).unwrap_or(1),
             ..ONE
         },
@@ -82,40 +71,29 @@ impl Dimension {
     }
 }
 
-/// Measures 4 KiB random reads, and adds to `report` what each costs with more of everything; `progress` gets
-/// each step, and may end it.
-///
-/// # Errors
-/// If a server does not start or does not do what it should, wrong data included.
-pub(crate) fn measure(
-    options: &Options,
-    report: &mut Report,
-    progress: &mut Progress<'_>,
-) -> Result<(), Error> {
+/// Measures 4 KiB random reads, and reports what each costs with more of everything.
+pub(crate) fn measure(context: &mut HostContext<'_>) -> Result<(), Failure> {
     for dimension in DIMENSIONS {
-        let counts = dimension.counts.iter();
-        if !counts
-            .map(|count| dimension.figure(*count))
-            .any(|name| name.contains(&options.only))
-        {
-            continue;
+        let names = dimension.counts.map(|count| dimension.figure(count));
+        if names.iter().any(|name| context.wants(name)) {
+            context.stage(&format!("growth/{}", dimension.name))?;
+            let figures = grow(&dimension, context)?;
+            context.report.figures.extend(figures);
         }
-        progress(&format!("growth/{}", dimension.name))?;
-        report.figures.extend(grow(&dimension, options)?);
     }
     Ok(())
 }
 
 /// One round with each number in turn, again and again.
-fn grow(dimension: &Dimension, options: &Options) -> Result<Vec<Figure>, Error> {
+fn grow(dimension: &Dimension, context: &HostContext<'_>) -> Result<Vec<Figure>, Failure> {
     let sessions = dimension.counts.iter().map(|count| {
-        let session = start(options, (dimension.of)(*count))?;
+        let session = Session::start(context.options, &(dimension.of)(*count))?;
         Ok((*count, session, Vec::new()))
     });
-    let mut sessions = sessions.collect::<Result<Vec<_>, Error>>()?;
-    for _ in 0..options.rounds() {
+    let mut sessions = sessions.collect::<Result<Vec<_>, Failure>>()?;
+    for _ in 0..context.rounds() {
         for (_, session, rounds) in &mut sessions {
-            rounds.push(session.round(Direction::Read, options.time())?);
+            rounds.push(session.round(Direction::Read, context.time())?);
         }
     }
     for (_, session, _) in &mut sessions {
@@ -131,23 +109,6 @@ fn grow(dimension: &Dimension, options: &Options) -> Result<Vec<Figure>, Error> 
         figure(name, &beside, rounds, least)
     });
     Ok(figures.collect())
-}
-
-fn start(options: &Options, shape: Shape) -> Result<Session, Error> {
-    let disks = u64::from(shape.devices) * u64::from(shape.namespaces);
-    Session::start(&Setup {
-        under: &options.under,
-        program: &options.server,
-        options: &options.words,
-        backend: "ram",
-        devices: shape.devices,
-        namespaces: shape.namespaces,
-        namespace_bytes: DISK_BYTES / disks,
-        queues: shape.queues,
-        depth: DEPTH,
-        bytes: 4096,
-        pieces: shape.pieces,
-    })
 }
 
 /// Time for each transfer, beside that of the least.
@@ -174,9 +135,7 @@ mod tests {
     fn every_disk_holds_many_transfers() {
         for dimension in DIMENSIONS {
             for count in dimension.counts {
-                let shape = (dimension.of)(count);
-                let disks = u64::from(shape.devices) * u64::from(shape.namespaces);
-                assert!(DISK_BYTES / disks >= 1 << 19);
+                assert!((dimension.of)(count).namespace_bytes() >= 1 << 19);
             }
         }
     }

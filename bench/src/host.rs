@@ -1,16 +1,17 @@
 //! The controller's server driven from the host, without a guest.
 
+use std::time::Duration;
+
 use hdrhistogram::Histogram;
+use peerbar_lab::exit::Failure;
 
 use crate::figure::{Figure, Goal, Latency};
 use crate::limits::{Calls, Copies, empty_ring, ping_pong};
 use crate::loaded_queue::Direction;
-use crate::setup::{Round, Session, Setup};
+use crate::setup::{DISK_BYTES, Round, Session, Setup};
 use crate::spread::{latencies, median, quantile_us};
-use crate::{Error, Options, Progress, Report};
+use crate::suite::HostContext;
 
-/// What the disks hold, beyond the caches of most processors.
-const DISK_BYTES: u64 = 128 << 20;
 /// The largest sum of all buffers of a measurement: 64 commands of 128 KiB.
 const BUFFER_BYTES: usize = 8 << 20;
 /// Bytes of the two kinds of transfers.
@@ -27,11 +28,8 @@ const TAIL_AND_COPY: &str = "/p99/and-copy";
 /// One line of what is measured.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    backend: &'static str,
     direction: Direction,
-    bytes: usize,
-    queues: u16,
-    depth: u16,
+    setup: Setup,
 }
 
 impl Case {
@@ -40,14 +38,20 @@ impl Case {
             Direction::Read => "read",
             Direction::Write => "write",
         };
-        let (backend, kib) = (self.backend, self.bytes >> 10);
-        let (queues, depth) = (self.queues, self.depth);
+        let Setup {
+            backend,
+            queues,
+            depth,
+            bytes,
+            ..
+        } = self.setup;
+        let kib = bytes >> 10;
         format!("host/{backend}/{direction}-{kib}k/{queues}-queues/depth-{depth}")
     }
 
     /// The name of the last of its figures, with which those of the others begin.
     fn last_name(&self) -> String {
-        let tail = match (self.depth, self.copies_to_host()) {
+        let tail = match (self.setup.depth, self.copies_to_host()) {
             (1, true) => TAIL_AND_COPY,
             (1, false) => TAIL,
             _ => "",
@@ -57,13 +61,15 @@ impl Case {
 
     /// Whether a transfer of it is a copy of a namespace's memory.
     fn copies_to_host(&self) -> bool {
-        self.backend == "ram" && self.direction == Direction::Read
+        self.setup.backend == "ram" && self.direction == Direction::Read
     }
 
     fn goal(&self) -> Option<Goal> {
-        match (self.backend, self.direction) {
-            ("null", Direction::Read) if self.depth >= 32 => Some(Goal::ValueAtLeast(NULL_GOAL)),
-            ("ram", Direction::Read) if self.depth >= 32 => Some(Goal::RatioAtLeast(0.8)),
+        match (self.setup.backend, self.direction) {
+            ("null", Direction::Read) if self.setup.depth >= 32 => {
+                Some(Goal::ValueAtLeast(NULL_GOAL))
+            }
+            ("ram", Direction::Read) if self.setup.depth >= 32 => Some(Goal::RatioAtLeast(0.8)),
             _ => None,
         }
     }
@@ -84,59 +90,44 @@ fn cases(quick: bool) -> Vec<Case> {
     for backend in ["ram", "null", "file"] {
         for direction in [Direction::Read, Direction::Write] {
             cases.extend(shapes.iter().map(|&(bytes, queues, depth)| Case {
-                backend,
                 direction,
-                bytes,
-                queues,
-                depth,
+                setup: Setup {
+                    backend,
+                    queues,
+                    depth,
+                    bytes,
+                    ..Setup::ONE
+                },
             }));
         }
     }
-    cases.retain(|case| match case.backend {
-        "null" => case.bytes != LARGE,
-        "file" => !quick || (case.queues, case.depth) == (1, 32),
+    cases.retain(|Case { setup, .. }| match setup.backend {
+        "null" => setup.bytes != LARGE,
+        "file" => !quick || (setup.queues, setup.depth) == (1, 32),
         _ => true,
     });
     cases
 }
 
-/// Measures rates, latencies and bandwidth, and adds them to `report`; `progress` gets each step, and may end it.
-///
-/// # Errors
-/// If the server does not start or does not do what it should, wrong data included.
-pub(crate) fn measure(
-    options: &Options,
-    report: &mut Report,
-    progress: &mut Progress<'_>,
-) -> Result<(), Error> {
+/// Measures rates, latencies and bandwidth, and reports them.
+pub(crate) fn measure(context: &mut HostContext<'_>) -> Result<(), Failure> {
     let disk = usize::try_from(DISK_BYTES).unwrap_or(usize::MAX);
     let mut bare = Bare {
         copies: Copies::new(disk, BUFFER_BYTES)?,
         calls: Calls::new(DISK_BYTES)?,
     };
-    let wanted = |case: &Case| case.last_name().contains(&options.only);
-    for case in cases(options.quick).into_iter().filter(wanted) {
-        progress(&case.name())?;
-        let setup = Setup {
-            under: &options.under,
-            program: &options.server,
-            options: &options.words,
-            backend: case.backend,
-            devices: 1,
-            namespaces: 1,
-            namespace_bytes: DISK_BYTES,
-            queues: case.queues,
-            depth: case.depth,
-            bytes: case.bytes,
-            pieces: None,
-        };
-        let mut session = Session::start(&setup)?;
+    for case in cases(context.extent.quick) {
+        if !context.wants(&case.last_name()) {
+            continue;
+        }
+        context.stage(&case.name())?;
+        let mut session = Session::start(context.options, &case.setup)?;
         let doorbells = session.doorbells().to_owned();
-        report.settings.insert("doorbells".to_owned(), doorbells);
-        report
-            .figures
-            .extend(one(&case, options, &mut session, &mut bare)?);
-        if case.backend != "null" {
+        let settings = &mut context.report.settings;
+        settings.insert("doorbells".to_owned(), doorbells);
+        let figures = one(&case, context, &mut session, &mut bare)?;
+        context.report.figures.extend(figures);
+        if case.setup.backend != "null" {
             session.check()?;
         }
     }
@@ -152,24 +143,25 @@ struct Bare {
 /// The rounds of a case, the machine's limit and ours in turn.
 fn one(
     case: &Case,
-    options: &Options,
+    context: &HostContext<'_>,
     session: &mut Session,
     bare: &mut Bare,
-) -> Result<Vec<Figure>, Error> {
+) -> anyhow::Result<Vec<Figure>> {
     let mut rounds = Vec::new();
     let mut limits = Vec::new();
     let mut trips = Vec::new();
     let mut copies = Vec::new();
-    for _ in 0..options.rounds() {
-        limits.push(limit(case, options, bare)?);
-        if case.depth == 1 {
-            trips.push(p99(&ping_pong(options.time())?));
+    let time = context.time();
+    for _ in 0..context.rounds() {
+        limits.push(limit(case, time, bare)?);
+        if case.setup.depth == 1 {
+            trips.push(p99(&ping_pong(time)?));
             if case.copies_to_host() {
-                let times = bare.copies.times(case.bytes, options.time())?;
+                let times = bare.copies.times(case.setup.bytes, time)?;
                 copies.push(p99(&times));
             }
         }
-        rounds.push(session.round(case.direction, options.time())?);
+        rounds.push(session.round(case.direction, time)?);
     }
     let mut figures = vec![rate(case, &rounds, &limits)];
     figures.extend(tails(case, &rounds, &trips, &copies));
@@ -177,29 +169,30 @@ fn one(
 }
 
 /// What the machine does at best in transfers of this kind, a second.
-fn limit(case: &Case, options: &Options, bare: &mut Bare) -> Result<f64, Error> {
-    match case.backend {
-        "null" => empty_ring(case.depth, options.time()),
-        "file" => bare.calls.rate(case.direction, case.bytes, options.time()),
+fn limit(case: &Case, time: Duration, bare: &mut Bare) -> anyhow::Result<f64> {
+    let Case { direction, setup } = *case;
+    match setup.backend {
+        "null" => empty_ring(setup.depth, time),
+        "file" => bare.calls.rate(direction, setup.bytes, time),
         _ => {
-            let buffers = usize::from(case.queues) * usize::from(case.depth);
-            let fitting = buffers.min(BUFFER_BYTES / case.bytes);
-            bare.copies
-                .rate(case.direction, case.bytes, fitting, options.time())
+            let buffers = usize::from(setup.queues) * usize::from(setup.depth);
+            let fitting = buffers.min(BUFFER_BYTES / setup.bytes);
+            bare.copies.rate(direction, setup.bytes, fitting, time)
         }
     }
 }
 
 fn rate(case: &Case, rounds: &[Round], limits: &[f64]) -> Figure {
-    let large = case.bytes == LARGE;
-    let mib = f64::from(u32::try_from(case.bytes).unwrap_or(u32::MAX)) / f64::from(1 << 20);
+    let Setup { backend, bytes, .. } = case.setup;
+    let large = bytes == LARGE;
+    let mib = f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)) / f64::from(1 << 20);
     let scale = if large { mib } else { 1.0 };
     let pairs = rounds.iter().zip(limits);
     let pairs: Vec<_> = pairs
         .map(|(round, limit)| (round.rate * scale, limit * scale))
         .collect();
     let cpu: Vec<f64> = rounds.iter().map(|round| round.cpu_ns).collect();
-    let beside = match (case.backend, large) {
+    let beside = match (backend, large) {
         ("null", _) => "an empty ring",
         ("file", _) => "one thread's pread or pwrite",
         (_, true) => "memcpy of the same pieces",

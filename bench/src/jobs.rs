@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use hdrhistogram::Histogram;
 
-use crate::Error;
 use crate::drive::Job;
 use crate::loaded_queue::{Direction, DiskRange, Slot};
 use crate::spread::latencies;
@@ -58,7 +57,7 @@ impl Job for Fill {
         Direction::Write
     }
 
-    fn next(&mut self, _now: Instant, slot: &mut Slot) -> Result<Option<DiskRange>, Error> {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskRange>> {
         let Some(place) = self.extent.place(self.begun) else {
             return Ok(None);
         };
@@ -68,7 +67,7 @@ impl Job for Fill {
         Ok(Some(place))
     }
 
-    fn done(&mut self, _now: Instant, _slot: &Slot) -> Result<(), Error> {
+    fn done(&mut self, _now: Instant, _slot: &Slot) -> anyhow::Result<()> {
         Ok(())
     }
 }
@@ -86,7 +85,7 @@ impl Job for Check {
         Direction::Read
     }
 
-    fn next(&mut self, _now: Instant, slot: &mut Slot) -> Result<Option<DiskRange>, Error> {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskRange>> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -96,7 +95,7 @@ impl Job for Check {
         Ok(self.extent.random(&mut self.rng))
     }
 
-    fn done(&mut self, _now: Instant, slot: &Slot) -> Result<(), Error> {
+    fn done(&mut self, _now: Instant, slot: &Slot) -> anyhow::Result<()> {
         slot.buffer.compare(slot.place)
     }
 }
@@ -178,7 +177,7 @@ impl<J: Job> Job for Scattered<'_, J> {
         self.job.direction()
     }
 
-    fn next(&mut self, now: Instant, slot: &mut Slot) -> Result<Option<DiskRange>, Error> {
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskRange>> {
         if let Some(rounds) = self
             .spots
             .len()
@@ -191,7 +190,7 @@ impl<J: Job> Job for Scattered<'_, J> {
         self.job.next(now, slot)
     }
 
-    fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error> {
+    fn done(&mut self, now: Instant, slot: &Slot) -> anyhow::Result<()> {
         self.job.done(now, slot)
     }
 }
@@ -211,14 +210,14 @@ impl Job for Timed {
         self.direction
     }
 
-    fn next(&mut self, now: Instant, _slot: &mut Slot) -> Result<Option<DiskRange>, Error> {
+    fn next(&mut self, now: Instant, _slot: &mut Slot) -> anyhow::Result<Option<DiskRange>> {
         if !self.period.goes_on(now) {
             return Ok(None);
         }
         Ok(self.extent.random(&mut self.rng))
     }
 
-    fn done(&mut self, now: Instant, slot: &Slot) -> Result<(), Error> {
+    fn done(&mut self, now: Instant, slot: &Slot) -> anyhow::Result<()> {
         self.last = Some(now);
         if let Some(since) = slot.since {
             let nanoseconds = u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX);

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use fastrand::Rng;
 use hdrhistogram::Histogram;
 use peerbar_nvme_driver::{Doorbell, QueueMemory, QueuePair, Registers};
 
-use crate::Error;
 use crate::controller::queue_offsets;
 use crate::drive::drive;
 use crate::jobs::{Extent, Timed};
@@ -34,7 +34,7 @@ pub(crate) struct Copies {
 
 impl Copies {
     /// From a disk of `disk_bytes` bytes to buffers of `buffer_bytes` bytes in all.
-    pub(crate) fn new(disk_bytes: usize, buffer_bytes: usize) -> Result<Self, Error> {
+    pub(crate) fn new(disk_bytes: usize, buffer_bytes: usize) -> anyhow::Result<Self> {
         Ok(Self {
             disk: SharedMemory::create(disk_bytes)?.0,
             buffers: SharedMemory::create(buffer_bytes)?.0,
@@ -50,7 +50,7 @@ impl Copies {
         bytes: usize,
         buffers: usize,
         time: Duration,
-    ) -> Result<f64, Error> {
+    ) -> anyhow::Result<f64> {
         let mut rng = self.rng.fork();
         let begun = Instant::now();
         let mut copies = 0_u32;
@@ -73,7 +73,7 @@ impl Copies {
 
     /// How long single copies of `bytes` bytes from random places of the disk take, in nanoseconds, each begun when the one
     /// before is over.
-    pub(crate) fn times(&mut self, bytes: usize, time: Duration) -> Result<Histogram<u64>, Error> {
+    pub(crate) fn times(&mut self, bytes: usize, time: Duration) -> anyhow::Result<Histogram<u64>> {
         let mut times = latencies();
         let mut now = Instant::now();
         let until = now + time;
@@ -98,14 +98,14 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// On an image of `bytes` bytes.
-    pub(crate) fn new(bytes: u64) -> Result<Self, Error> {
-        let image = tempfile::tempfile().map_err(Error::system("make an image"))?;
+    pub(crate) fn new(bytes: u64) -> anyhow::Result<Self> {
+        let image = tempfile::tempfile().context("cannot make an image")?;
         let mut at = 0;
         while at < bytes {
             let part = [1; 1 << 16];
             image
                 .write_all_at(&part, at)
-                .map_err(Error::system("write an image"))?;
+                .context("cannot write an image")?;
             at += part.len() as u64;
         }
         Ok(Self {
@@ -121,7 +121,7 @@ impl Calls {
         direction: Direction,
         bytes: usize,
         time: Duration,
-    ) -> Result<f64, Error> {
+    ) -> anyhow::Result<f64> {
         let mut data = vec![2; bytes];
         let begun = Instant::now();
         let mut calls = 0_u32;
@@ -132,7 +132,7 @@ impl Calls {
                     Direction::Read => self.image.read_exact_at(&mut data, at),
                     Direction::Write => self.image.write_all_at(&data, at),
                 }
-                .map_err(Error::system("transfer data of an image"))?;
+                .context("cannot transfer data of an image")?;
             }
             calls = calls.saturating_add(BATCH);
         }
@@ -142,7 +142,7 @@ impl Calls {
 
 /// Round trips of a word between two threads that spin, in nanoseconds. Two loops that wait for one another fall into one
 /// of a few rhythms, which differ by a factor of two and last: so they are begun anew now and then.
-pub(crate) fn ping_pong(time: Duration) -> Result<Histogram<u64>, Error> {
+pub(crate) fn ping_pong(time: Duration) -> anyhow::Result<Histogram<u64>> {
     let mut times = latencies();
     for _ in 0..RHYTHMS {
         bounce_anew(time / RHYTHMS, &mut times)?;
@@ -150,7 +150,7 @@ pub(crate) fn ping_pong(time: Duration) -> Result<Histogram<u64>, Error> {
     Ok(times)
 }
 
-fn bounce_anew(time: Duration, times: &mut Histogram<u64>) -> Result<(), Error> {
+fn bounce_anew(time: Duration, times: &mut Histogram<u64>) -> anyhow::Result<()> {
     let (memory, _) = SharedMemory::create(PAGE)?;
     // Cache lines that have nothing in common, even where they are fetched in pairs.
     let (ping, pong) = (0, 256);
@@ -181,7 +181,7 @@ fn bounce(
     [ping, pong]: [usize; 2],
     time: Duration,
     times: &mut Histogram<u64>,
-) -> Result<(), Error> {
+) -> anyhow::Result<()> {
     let until = Instant::now() + time;
     let mut number = 0_u32;
     let mut now = Instant::now();
@@ -205,7 +205,7 @@ fn record(times: &mut Histogram<u64>, since: &mut Instant) {
 
 /// Commands a second through a queue pair behind which a thread completes everything at once: with `depth` of them
 /// outstanding, for `time`.
-pub(crate) fn empty_ring(depth: u16, time: Duration) -> Result<f64, Error> {
+pub(crate) fn empty_ring(depth: u16, time: Duration) -> anyhow::Result<f64> {
     let entries = (depth + 1).next_power_of_two().max(64);
     let bytes = 128 * usize::from(entries) + 4 * PAGE;
     let memory = Arc::new(SharedMemory::create(bytes)?.0);
@@ -281,7 +281,7 @@ fn complete_all(
     ([submission, completion], entries): ([usize; 2], u16),
     tail: usize,
     over: &AtomicBool,
-) -> Result<(), Error> {
+) -> anyhow::Result<()> {
     let mut head = 0_u16;
     let mut phase = 1_u64;
     while !over.load(Ordering::Relaxed) {

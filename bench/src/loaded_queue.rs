@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use anyhow::bail;
 use peerbar_nvme_driver::QueuePair;
 use peerbar_nvme_spec::command::nvm::BlockRange;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use vm_memory::VolatileSlice;
 use zerocopy::{FromZeros, transmute_ref};
 
-use crate::Error;
 use crate::jobs::{Spot, data};
 use crate::memory::{BusMemory, SharedMemory};
 use crate::vfio_user::VfioUser;
@@ -40,27 +40,25 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     /// The data.
-    pub(crate) fn data(&self) -> Result<VolatileSlice<'_>, Error> {
+    pub(crate) fn data(&self) -> anyhow::Result<VolatileSlice<'_>> {
         self.memory.slice(self.offset, self.bytes)
     }
 
     /// Overwrites the buffer with bytes that no disk holds.
-    pub(crate) fn spoil(&self) -> Result<(), Error> {
+    pub(crate) fn spoil(&self) -> anyhow::Result<()> {
         self.data()?.copy_from(&vec![u64::MAX; self.bytes / 8]);
         Ok(())
     }
 
     /// Whether what has come is what [`Fill`](crate::jobs::Fill) has written at `place`.
-    pub(crate) fn compare(&self, place: DiskRange) -> Result<(), Error> {
+    pub(crate) fn compare(&self, place: DiskRange) -> anyhow::Result<()> {
         let mut found = vec![0_u64; self.bytes / 8];
         self.data()?.copy_to(&mut found);
         if found.into_iter().eq(data(place, self.bytes)) {
             Ok(())
         } else {
-            Err(Error::Data {
-                nsid: place.nsid,
-                offset: place.offset,
-            })
+            let DiskRange { nsid, offset } = place;
+            bail!("data at byte {offset} of namespace {nsid} are not what was written there")
         }
     }
 }

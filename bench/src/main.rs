@@ -2,7 +2,7 @@
 //!
 //! Every figure stands beside a limit that was measured in the same run, in turn with it: a bare loop, an empty ring,
 //! another program's device. On a machine with other work the figure alone says little, the ratio still does. Figures
-//! and what they were measured with make a [`Report`], which is printed as a table and kept as JSON; [`compare()`] sets
+//! and what they were measured with make a [`Report`](report::Report), which is printed as a table and kept as JSON; [`compare`] sets
 //! two of them side by side.
 //!
 //! The host-side suites ([`host`], [`growth`], [`peers`]) need no guest: `peerbar-nvme-driver` drives
@@ -16,7 +16,6 @@ mod compare;
 mod controller;
 mod cpu_time;
 mod drive;
-mod error;
 mod figure;
 mod growth;
 mod guests;
@@ -26,7 +25,6 @@ mod limits;
 mod loaded_queue;
 mod machine;
 mod memory;
-mod options;
 mod peers;
 mod report;
 mod run;
@@ -34,20 +32,13 @@ mod scattered_pages;
 mod server;
 mod setup;
 mod spread;
+mod suite;
 mod table;
 mod vfio_user;
 
 use std::process::ExitCode;
 
 use clap::Parser;
-
-use crate::compare::compare;
-use crate::cpu_time::cpu_time;
-use crate::error::Error;
-use crate::figure::{Figure, Goal, Latency};
-use crate::options::{Options, Progress};
-use crate::report::Report;
-use crate::spread::median;
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();

@@ -6,11 +6,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use anyhow::Context;
 use peerbar_nvme_driver::DmaMemory;
 use rustix::fs::{MemfdFlags, SealFlags};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
-
-use crate::Error;
 
 /// Size of a page of memory, of the machine's and of NVMe's.
 pub(crate) const PAGE: usize = 4096;
@@ -24,16 +23,15 @@ pub(crate) struct SharedMemory {
 impl SharedMemory {
     /// A new memory file of `bytes` bytes. A server maps it, since it is sealed against shrinking; every page has been
     /// written, so that no measurement pays for page faults.
-    pub(crate) fn create(bytes: usize) -> Result<(Self, File), Error> {
-        let action = || format!("create {bytes} bytes of shared memory");
+    pub(crate) fn create(bytes: usize) -> anyhow::Result<(Self, File)> {
+        let action = || format!("cannot create {bytes} bytes of shared memory");
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd =
-            rustix::fs::memfd_create("peerbar-bench", flags).map_err(Error::system(action()))?;
+        let fd = rustix::fs::memfd_create("peerbar-bench", flags).with_context(action)?;
         let size = u64::try_from(bytes).unwrap_or(u64::MAX);
-        rustix::fs::ftruncate(&fd, size).map_err(Error::system(action()))?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).map_err(Error::system(action()))?;
+        rustix::fs::ftruncate(&fd, size).with_context(action)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).with_context(action)?;
         let file = File::from(fd);
-        let copy = file.try_clone().map_err(Error::system(action()))?;
+        let copy = file.try_clone().with_context(action)?;
         let memory = Self::map(FileOffset::new(copy, 0), bytes)?;
         for page in (0..bytes).step_by(PAGE) {
             memory.slice(page, size_of::<u64>())?.copy_from(&[0_u64]);
@@ -42,9 +40,9 @@ impl SharedMemory {
     }
 
     /// Maps a part of a file that another process lends.
-    pub(crate) fn map(file: FileOffset, bytes: usize) -> Result<Self, Error> {
-        let region =
-            MmapRegion::from_file(file, bytes).map_err(|source| Error::Map { bytes, source })?;
+    pub(crate) fn map(file: FileOffset, bytes: usize) -> anyhow::Result<Self> {
+        let region = MmapRegion::from_file(file, bytes)
+            .with_context(|| format!("cannot map {bytes} bytes"))?;
         Ok(Self { region })
     }
 
@@ -54,31 +52,31 @@ impl SharedMemory {
     }
 
     /// `len` bytes at `offset`.
-    pub(crate) fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_>, Error> {
+    pub(crate) fn slice(&self, offset: usize, len: usize) -> anyhow::Result<VolatileSlice<'_>> {
         Ok(self.region.get_slice(offset, len)?)
     }
 
     /// Reads the 8 bytes at `offset`, a multiple of 8. What is read after it is not older.
-    pub(crate) fn load64(&self, offset: usize) -> Result<u64, Error> {
+    pub(crate) fn load64(&self, offset: usize) -> anyhow::Result<u64> {
         let word = self.region.get_atomic_ref::<AtomicU64>(offset)?;
         Ok(u64::from_le(word.load(Ordering::Acquire)))
     }
 
     /// Writes the 8 bytes at `offset`, a multiple of 8. What was written before it is seen before it.
-    pub(crate) fn store64(&self, offset: usize, value: u64) -> Result<(), Error> {
+    pub(crate) fn store64(&self, offset: usize, value: u64) -> anyhow::Result<()> {
         let word = self.region.get_atomic_ref::<AtomicU64>(offset)?;
         word.store(value.to_le(), Ordering::Release);
         Ok(())
     }
 
     /// Reads the 4 bytes at `offset`, a multiple of 4. What is read after it is not older.
-    pub(crate) fn load32(&self, offset: usize) -> Result<u32, Error> {
+    pub(crate) fn load32(&self, offset: usize) -> anyhow::Result<u32> {
         let word = self.region.get_atomic_ref::<AtomicU32>(offset)?;
         Ok(u32::from_le(word.load(Ordering::Acquire)))
     }
 
     /// Writes the 4 bytes at `offset`, a multiple of 4. What was written before it is seen before it.
-    pub(crate) fn store32(&self, offset: usize, value: u32) -> Result<(), Error> {
+    pub(crate) fn store32(&self, offset: usize, value: u32) -> anyhow::Result<()> {
         let word = self.region.get_atomic_ref::<AtomicU32>(offset)?;
         word.store(value.to_le(), Ordering::Release);
         Ok(())
@@ -148,15 +146,14 @@ impl Pages {
     }
 
     /// Offset of the next free `bytes` bytes, at the start of a page.
-    pub(crate) fn take(&self, bytes: usize) -> Result<usize, Error> {
+    pub(crate) fn take(&self, bytes: usize) -> anyhow::Result<usize> {
         let offset = self.next.get();
+        let all = self.all;
         let end = offset
             .checked_add(bytes.next_multiple_of(PAGE))
-            .filter(|end| *end <= self.all);
-        self.next.set(end.ok_or(Error::Full {
-            asked: bytes,
-            all: self.all,
-        })?);
+            .filter(|end| *end <= all);
+        let full = || format!("{bytes} bytes are not left of {all} bytes of shared memory");
+        self.next.set(end.with_context(full)?);
         Ok(offset)
     }
 }

@@ -7,15 +7,17 @@ mod setup;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use peerbar_lab::exit::Failure;
 
 use self::path::{Buffers, Done, Flow, TransferPath};
-use self::setup::{DISK_BYTES, SwitchSetup};
+use self::setup::SwitchSetup;
 use crate::figure::{Figure, Goal};
 use crate::jobs::{Period, exact};
 use crate::limits::Copies;
 use crate::loaded_queue::Direction;
+use crate::setup::DISK_BYTES;
 use crate::spread::median;
-use crate::{Error, Options, Progress, Report};
+use crate::suite::HostContext;
 
 /// Bytes of the outstanding commands, and how many there are at most.
 const OUTSTANDING_BYTES: usize = 16 << 20;
@@ -38,45 +40,36 @@ struct Round {
     done: Done,
 }
 
-/// Measures transfers from disk to VRAM and from disk to CMB to disk, and adds them to `report`; `progress` gets each
-/// step, and may end it.
-///
-/// # Errors
-/// If a server does not start or does not do what it should, wrong data included, or if the disks' records show another
-/// path than the one that is measured.
-pub(crate) fn measure(
-    options: &Options,
-    report: &mut Report,
-    progress: &mut Progress<'_>,
-) -> Result<(), Error> {
+/// Measures transfers from disk to VRAM and from disk to CMB to disk, and reports them. An error if the disks' records show
+/// another path than the one that is measured.
+pub(crate) fn measure(context: &mut HostContext<'_>) -> Result<(), Failure> {
     let disk = usize::try_from(DISK_BYTES).unwrap_or(usize::MAX);
     let mut copies = Copies::new(disk, OUTSTANDING_BYTES)?;
-    let sizes = SIZES.into_iter();
-    for (size, bytes) in sizes.filter(|(size, _)| !options.quick || *size != "64K") {
-        let wanted = |flow: &Flow| name(*flow, size).contains(&options.only);
+    for (size, bytes) in SIZES {
+        let wanted = |flow: &Flow| context.wants(&name(*flow, size));
         let flows: Vec<Flow> = Flow::ALL.into_iter().filter(wanted).collect();
-        if flows.is_empty() {
+        if flows.is_empty() || (context.extent.quick && size == "64K") {
             continue;
         }
-        progress(&format!("peers/{size}"))?;
+        context.stage(&format!("peers/{size}"))?;
         let buffers = buffers(bytes);
-        let mut setup = SwitchSetup::start(options, buffers.total_bytes())?;
+        let mut setup = SwitchSetup::start(context.options, buffers.total_bytes())?;
         path::fill(&mut setup, buffers)?;
         for flow in flows {
-            progress(&name(flow, size))?;
+            context.stage(&name(flow, size))?;
             let mut run = FlowRun {
                 path: flow.path(&mut setup, buffers)?,
                 setup: &mut setup,
                 copies: &mut copies,
                 flow,
                 buffers,
-                time: options.time() / PARTS,
+                time: context.time() / PARTS,
                 rng: Rng::with_seed(4),
             };
             run.path.check(run.setup)?;
-            let rounds = (0..options.rounds() * PARTS).map(|_| run.round());
-            let rounds = rounds.collect::<Result<Vec<_>, Error>>()?;
-            report.figures.push(figure(flow, size, &rounds));
+            let rounds = (0..context.rounds() * PARTS).map(|_| run.round());
+            let rounds = rounds.collect::<anyhow::Result<Vec<_>>>()?;
+            context.report.figures.push(figure(flow, size, &rounds));
         }
     }
     Ok(())
@@ -106,7 +99,7 @@ struct FlowRun<'a> {
 }
 
 impl FlowRun<'_> {
-    fn round(&mut self) -> Result<Round, Error> {
+    fn round(&mut self) -> anyhow::Result<Round> {
         let Buffers { count, bytes } = self.buffers;
         let copied = self
             .copies

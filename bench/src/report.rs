@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::figure::{Figure, readable};
 use crate::machine::{Machine, Ticks};
 use crate::table::table;
@@ -61,12 +61,11 @@ impl Report {
     ///
     /// # Errors
     /// If one is not; the first is named.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
         let wrong = self.figures.iter().find(|figure| !figure.is_number());
         wrong.map_or(Ok(()), |figure| {
-            Err(Error::NoNumber {
-                figure: figure.name.clone(),
-            })
+            let name = &figure.name;
+            Err(anyhow!("{name} is no number: there was nothing to measure"))
         })
     }
 
@@ -74,12 +73,10 @@ impl Report {
     ///
     /// # Errors
     /// If the file cannot be read or holds something else.
-    pub(crate) fn load(path: &Path) -> Result<Self, Error> {
-        let text = fs::read(path).map_err(Error::system(format!("read {}", path.display())))?;
-        serde_json::from_slice(&text).map_err(|source| Error::Report {
-            path: path.to_owned(),
-            source,
-        })
+    pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text)
+            .with_context(|| format!("{} is no report of `peerbar-bench`", path.display()))
     }
 
     /// The figures for people. Where others had the processors, too, whether a goal is reached is not said.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::Error;
+use anyhow::Context;
+
 use crate::controller::Controller;
 use crate::jobs::Spot;
 use crate::loaded_queue::{Buffer, Slot};
@@ -23,7 +24,7 @@ pub(crate) struct ScatteredPages {
 impl ScatteredPages {
     /// Lends the device memory of about [`MOST`] pages in `pieces` mappings. As much lies between two of them, so that
     /// none can be joined with the next.
-    pub(crate) fn map(controller: &Controller, pieces: usize) -> Result<Self, Error> {
+    pub(crate) fn map(controller: &Controller, pieces: usize) -> anyhow::Result<Self> {
         let bytes = MOST / pieces * PAGE;
         let (memory, file) = SharedMemory::create(pieces * bytes)?;
         let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
@@ -43,11 +44,11 @@ impl ScatteredPages {
     }
 
     /// A command that uses a page of its own.
-    pub(crate) fn slot(&self, cid: u16, block_bytes: u32) -> Result<Slot, Error> {
-        let spot = self.spots.get(usize::from(cid)).ok_or(Error::Full {
-            asked: PAGE,
-            all: self.memory.bytes(),
-        })?;
+    pub(crate) fn slot(&self, cid: u16, block_bytes: u32) -> anyhow::Result<Slot> {
+        let spot = self
+            .spots
+            .get(usize::from(cid))
+            .context("there are more commands than pages")?;
         let buffer = Buffer {
             memory: self.memory.clone(),
             offset: spot.offset,

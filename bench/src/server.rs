@@ -7,9 +7,61 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use anyhow::{Context, bail};
+use peerbar_lab::exit::Failure;
+use peerbar_lab::parent_death;
+use peerbar_lab::programs::program;
 use tempfile::TempDir;
 
-use crate::Error;
+/// Bytes of a logical block.
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+
+/// How servers are started.
+pub(crate) struct ServerCommand {
+    /// The words before each command line that make a server end with this process.
+    under: [OsString; 3],
+    /// The program `peerbar-nvme`.
+    program: PathBuf,
+    /// More words for its command line, from the user.
+    words: Vec<OsString>,
+}
+
+impl ServerCommand {
+    /// With `words`, parted by blanks, for each `peerbar-nvme`.
+    pub(crate) fn new(words: &str) -> Result<Self, Failure> {
+        Ok(Self {
+            under: parent_death::words()?,
+            program: program("peerbar-nvme")?,
+            words: words.split_whitespace().map(OsString::from).collect(),
+        })
+    }
+
+    /// Starts a controller with these namespaces.
+    pub(crate) fn controller(
+        &self,
+        namespaces: impl IntoIterator<Item = OsString>,
+        more: &[&str],
+    ) -> Result<Server, Failure> {
+        let block_bytes = BLOCK_BYTES.to_string();
+        let words = ["--serial", "bench", "--block-size", &block_bytes];
+        let mut words: Vec<OsString> = words.map(OsString::from).into();
+        for namespace in namespaces {
+            words.extend(["--namespace".into(), namespace]);
+        }
+        words.extend(more.iter().map(OsString::from));
+        words.extend_from_slice(&self.words);
+        let started = Server::start(&self.under, &self.program, words);
+        started.map_err(|error| match self.words.as_slice() {
+            [] => Failure::Environment(error),
+            _ => Failure::Usage(error),
+        })
+    }
+
+    /// Starts another of the programs that lie beside the controller's.
+    pub(crate) fn beside(&self, name: &str, words: &[&str]) -> anyhow::Result<Server> {
+        Server::start(&self.under, &self.program.with_file_name(name), words)
+    }
+}
 
 /// A server that listens, killed when dropped.
 #[derive(Debug)]
@@ -21,14 +73,14 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `program` and waits until it is ready. The words of `under`, if there are any, are a program that it is
     /// run by, and what that is told.
-    pub(crate) fn start<W: Into<OsString>>(
+    fn start<W: Into<OsString>>(
         under: &[OsString],
         program: &Path,
         words: impl IntoIterator<Item = W>,
-    ) -> Result<Self, Error> {
-        let folder = TempDir::new().map_err(Error::system("create a folder for a socket"))?;
+    ) -> anyhow::Result<Self> {
+        let folder = TempDir::new().context("cannot create a folder for a socket")?;
         let log = folder.path().join("log");
-        let stderr = File::create(&log).map_err(Error::system("create a log file"))?;
+        let stderr = File::create(&log).context("cannot create a log file")?;
         let (first, rest) = match under.split_first() {
             Some((first, rest)) => (first.as_os_str(), [rest, &[program.into()]].concat()),
             None => (program.as_os_str(), Vec::new()),
@@ -44,16 +96,14 @@ impl Server {
             // Ctrl-C is for this process, which ends its servers in order.
             .process_group(0)
             .spawn()
-            .map_err(Error::system(format!("start {}", first.display())))?;
+            .with_context(|| format!("cannot start {}", first.display()))?;
         let mut server = Self { child, folder };
         if server.is_ready() {
             return Ok(server);
         }
         let said = fs::read_to_string(&log).unwrap_or_default();
-        Err(Error::Server {
-            program: program.to_owned(),
-            words: complaint(&said).to_owned(),
-        })
+        let said = complaint(&said);
+        bail!("{} does not start: {said}", program.display())
     }
 
     /// Where clients connect.
@@ -134,7 +184,7 @@ mod tests {
     }
 
     /// A shell that is given a script in place of the options that servers have.
-    fn start(script: &str) -> Result<Server, Error> {
+    fn start(script: &str) -> anyhow::Result<Server> {
         let folder = TempDir::new().unwrap();
         let program = folder.path().join("sh");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();

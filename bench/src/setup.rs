@@ -5,11 +5,12 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context;
 use fastrand::Rng;
 use hdrhistogram::Histogram;
+use peerbar_lab::exit::Failure;
 use tempfile::TempDir;
 
-use crate::Error;
 use crate::controller::Controller;
 use crate::cpu_time::cpu_time;
 use crate::drive::drive;
@@ -17,30 +18,22 @@ use crate::jobs::{Check, Extent, Fill, Scattered, Spot, Timed, count};
 use crate::loaded_queue::{Buffer, Direction, LoadedQueue, Slot};
 use crate::memory::PAGE;
 use crate::scattered_pages::ScatteredPages;
-use crate::server::Server;
+use crate::server::{BLOCK_BYTES, Server, ServerCommand};
 
-/// Bytes of a logical block.
-const BLOCK_BYTES: u32 = 4096;
+/// What all disks of a measurement hold together, beyond the caches of most processors.
+pub(crate) const DISK_BYTES: u64 = 128 << 20;
 /// Reads from each controller in a pass that compares data.
 const CHECKED: u64 = 4096;
 
 /// What to start.
-#[derive(Clone, Debug)]
-pub(crate) struct Setup<'a> {
-    /// A program that servers are run by, and what it is told; nothing: none.
-    pub(crate) under: &'a [OsString],
-    /// The servers' program.
-    pub(crate) program: &'a Path,
-    /// More words of its command line.
-    pub(crate) options: &'a [String],
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
     /// Where namespaces are kept: `ram`, `null`, or `file`: images that are in the machine's page cache.
     pub(crate) backend: &'static str,
     /// Servers, each with one controller.
     pub(crate) devices: u16,
     /// Namespaces of each controller.
     pub(crate) namespaces: u32,
-    /// Size of each in bytes.
-    pub(crate) namespace_bytes: u64,
     /// Queues of each controller.
     pub(crate) queues: u16,
     /// Commands outstanding on each queue.
@@ -51,29 +44,43 @@ pub(crate) struct Setup<'a> {
     pub(crate) pieces: Option<usize>,
 }
 
-impl Setup<'_> {
-    /// The command line of a server; its images are made in `folder`.
-    fn words(&self, folder: &Path) -> Result<Vec<OsString>, Error> {
-        let mut words = vec!["--serial".into(), "bench".into()];
-        words.extend(["--block-size".into(), BLOCK_BYTES.to_string().into()]);
-        for number in 0..self.namespaces {
+impl Setup {
+    /// One command of 4 KiB at a time, on one disk in RAM.
+    pub(crate) const ONE: Self = Self {
+        backend: "ram",
+        devices: 1,
+        namespaces: 1,
+        queues: 1,
+        depth: 1,
+        bytes: 4 << 10,
+        pieces: None,
+    };
+
+    /// Starts a server; its images are made in `folder`.
+    fn server(&self, command: &ServerCommand, folder: &Path) -> Result<Server, Failure> {
+        let namespaces = (0..self.namespaces).map(|number| {
             let mut namespace = OsString::from(format!("{}=", self.backend));
             match self.backend {
                 "file" => namespace.push(self.image(folder, number)?),
-                _ => namespace.push(self.namespace_bytes.to_string()),
+                _ => namespace.push(self.namespace_bytes().to_string()),
             }
-            words.extend(["--namespace".into(), namespace]);
-        }
-        words.extend(self.options.iter().map(OsString::from));
-        Ok(words)
+            Ok(namespace)
+        });
+        let namespaces = namespaces.collect::<anyhow::Result<Vec<_>>>()?;
+        command.controller(namespaces, &[])
     }
 
-    fn image(&self, folder: &Path, number: u32) -> Result<PathBuf, Error> {
+    fn image(&self, folder: &Path, number: u32) -> anyhow::Result<PathBuf> {
         let path = folder.join(format!("{number}.img"));
         File::create(&path)
-            .and_then(|image| image.set_len(self.namespace_bytes))
-            .map_err(Error::system("make an image"))?;
+            .and_then(|image| image.set_len(self.namespace_bytes()))
+            .context("cannot make an image")?;
         Ok(path)
+    }
+
+    /// Size of each namespace in bytes.
+    pub(crate) fn namespace_bytes(&self) -> u64 {
+        DISK_BYTES / (u64::from(self.devices) * u64::from(self.namespaces))
     }
 
     fn extent(&self) -> Extent {
@@ -81,7 +88,7 @@ impl Setup<'_> {
         Extent {
             namespaces: self.namespaces,
             bytes,
-            transfers: self.namespace_bytes / bytes,
+            transfers: self.namespace_bytes() / bytes,
         }
     }
 
@@ -126,7 +133,7 @@ pub(crate) struct Session {
 
 impl Session {
     /// Starts it all and fills the disks.
-    pub(crate) fn start(setup: &Setup<'_>) -> Result<Self, Error> {
+    pub(crate) fn start(command: &ServerCommand, setup: &Setup) -> Result<Self, Failure> {
         let mut session = Self {
             servers: Vec::new(),
             images: Vec::new(),
@@ -139,9 +146,8 @@ impl Session {
             rng: Rng::with_seed(1),
         };
         for _ in 0..setup.devices {
-            let images = TempDir::new().map_err(Error::system("create a folder for images"))?;
-            let words = setup.words(images.path())?;
-            let server = Server::start(setup.under, setup.program, words)?;
+            let images = TempDir::new().context("cannot create a folder for images")?;
+            let server = setup.server(command, images.path())?;
             let mut controller = Controller::bring_up(&server.socket(), setup.memory_bytes())?;
             let scattered = setup
                 .pieces
@@ -166,7 +172,7 @@ impl Session {
     }
 
     /// Transfers at random places for `time`, on all controllers at once.
-    pub(crate) fn round(&mut self, direction: Direction, time: Duration) -> Result<Round, Error> {
+    pub(crate) fn round(&mut self, direction: Direction, time: Duration) -> anyhow::Result<Round> {
         let before = self.cpu_time()?;
         let mut job = Scattered {
             job: Timed::new(direction, self.extent, self.rng.fork(), time),
@@ -185,7 +191,7 @@ impl Session {
     }
 
     /// Writes all disks anew, and reads at random with every byte compared.
-    pub(crate) fn check(&mut self) -> Result<(), Error> {
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         self.fill()?;
         for queues in self.queues.chunks_mut(self.queues_each) {
             let mut check = Scattered {
@@ -203,7 +209,7 @@ impl Session {
         Ok(())
     }
 
-    fn fill(&mut self) -> Result<(), Error> {
+    fn fill(&mut self) -> anyhow::Result<()> {
         for queues in self.queues.chunks_mut(self.queues_each) {
             let mut fill = Fill {
                 extent: self.extent,
@@ -214,7 +220,7 @@ impl Session {
         Ok(())
     }
 
-    fn cpu_time(&self) -> Result<Duration, Error> {
+    fn cpu_time(&self) -> anyhow::Result<Duration> {
         self.servers
             .iter()
             .map(|server| cpu_time(server.pid()))
@@ -226,9 +232,9 @@ impl Session {
 /// of them each.
 fn load_queue(
     controller: &mut Controller,
-    setup: &Setup<'_>,
+    setup: &Setup,
     pages: Option<&ScatteredPages>,
-) -> Result<LoadedQueue, Error> {
+) -> anyhow::Result<LoadedQueue> {
     let pair = controller.create_queues(entries(setup.depth))?;
     let slots = (0..setup.depth).map(|cid| {
         if let Some(pieces) = pages {
@@ -247,6 +253,6 @@ fn load_queue(
         let prps = controller.prps(&pages)?;
         Ok(Slot::new(cid, BLOCK_BYTES, buffer, prps))
     });
-    let slots = slots.collect::<Result<_, Error>>()?;
+    let slots = slots.collect::<anyhow::Result<_>>()?;
     Ok(LoadedQueue { pair, slots })
 }

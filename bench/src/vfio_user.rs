@@ -6,12 +6,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use anyhow::Context;
 use peerbar_nvme_driver::Registers;
 use rustix::event::{EventfdFlags, eventfd};
 use vfio_user::Client;
 use vm_memory::FileOffset;
 
-use crate::Error;
 use crate::memory::SharedMemory;
 
 /// The BAR with the registers.
@@ -34,7 +34,7 @@ pub(crate) struct VfioUser {
 
 impl VfioUser {
     /// Those behind `client`, with the page of the doorbell at `doorbell` if it can be mapped.
-    pub(crate) fn new(client: Client, doorbell: u64) -> Result<Self, Error> {
+    pub(crate) fn new(client: Client, doorbell: u64) -> anyhow::Result<Self> {
         let page = mappable(&client, doorbell)?;
         let client = Rc::new(RefCell::new(client));
         Ok(Self { client, page })
@@ -71,12 +71,12 @@ impl Registers for VfioUser {
 }
 
 /// Turns memory space and bus mastering on.
-pub(crate) fn turn_on(client: &mut Client) -> Result<(), Error> {
+pub(crate) fn turn_on(client: &mut Client) -> anyhow::Result<()> {
     Ok(client.region_write(CONFIG, COMMAND.0, &COMMAND.1)?)
 }
 
 /// Has a 64-bit BAR of memory answer at `address` (PCI Local Bus 3.0, 6.2.5).
-pub(crate) fn place_bar(client: &mut Client, bar: u8, address: u64) -> Result<(), Error> {
+pub(crate) fn place_bar(client: &mut Client, bar: u8, address: u64) -> anyhow::Result<()> {
     let register = 0x10 + 4 * u64::from(bar);
     client.region_write(CONFIG, register, &address.to_le_bytes())?;
     turn_on(client)
@@ -84,9 +84,9 @@ pub(crate) fn place_bar(client: &mut Client, bar: u8, address: u64) -> Result<()
 
 /// Takes interrupts as MSI-X messages, since shadow doorbells are not for the pin. The event of the first is not
 /// waited for.
-pub(crate) fn take_messages(client: &mut Client) -> Result<OwnedFd, Error> {
+pub(crate) fn take_messages(client: &mut Client) -> anyhow::Result<OwnedFd> {
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(Error::system("create an eventfd"))?;
+        .context("cannot create an eventfd")?;
     client.set_irqs(MSI_X, EVENTS, 0, 1, &[event.as_raw_fd()])?;
     Ok(event)
 }
@@ -95,7 +95,7 @@ pub(crate) fn take_messages(client: &mut Client) -> Result<OwnedFd, Error> {
 pub(crate) fn mappable(
     client: &Client,
     wanted: u64,
-) -> Result<Option<(Arc<SharedMemory>, u64)>, Error> {
+) -> anyhow::Result<Option<(Arc<SharedMemory>, u64)>> {
     let Some(region) = client.region(REGISTERS) else {
         return Ok(None);
     };
@@ -111,18 +111,20 @@ pub(crate) fn mappable(
 }
 
 /// The memory behind a BAR that the server lends as a whole.
-pub(crate) fn bar_memory(client: &Client, bar: u8) -> Result<SharedMemory, Error> {
+pub(crate) fn bar_memory(client: &Client, bar: u8) -> anyhow::Result<SharedMemory> {
     let region = client.region(bar.into());
     let lent = region.and_then(|region| Some((region.file_offset.as_ref()?, region.size)));
-    let (file, size) = lent.ok_or(Error::NotLent { bar })?;
+    let (file, size) = lent.with_context(|| {
+        format!("the memory behind BAR{bar} is not lent, so nothing can be compared in it")
+    })?;
     map_lent(file, 0, size)
 }
 
-fn map_lent(file: &FileOffset, offset: u64, bytes: u64) -> Result<SharedMemory, Error> {
+fn map_lent(file: &FileOffset, offset: u64, bytes: u64) -> anyhow::Result<SharedMemory> {
     let copy = file
         .file()
         .try_clone()
-        .map_err(Error::system("copy a descriptor"))?;
+        .context("cannot copy a descriptor")?;
     SharedMemory::map(
         FileOffset::new(copy, file.start() + offset),
         usize_of(bytes),

@@ -2,69 +2,62 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::{Figure, Goal, Report};
 use anyhow::{Context, anyhow};
-use peerbar_report::Line;
-
-use super::context::add_versions;
-use crate::cli::BootOptions;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{self, Guest, GuestEvent};
 use peerbar_lab::programs::program;
-use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::{self, Sockets};
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
+use peerbar_report::Line;
+
+use super::context::add_versions;
+use crate::cli::BootOptions;
+use crate::figure::{Figure, Goal};
+use crate::suite::SuiteContext;
 
 /// How long one boot may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How many times the plain boot's time ours may take.
 const GOAL: f64 = 1.3;
 
-/// Measures both boots in turn, so that a load on the machine meets both, and adds the figure to `report`.
-pub(crate) fn measure(
-    options: &BootOptions,
-    report: &mut Report,
-    runs: &Folder,
-) -> Result<(), Failure> {
-    let signals = Signals::new()?;
+/// Measures both boots in turn, so that a load on the machine meets both, and reports the figure.
+pub(crate) fn measure(context: &mut SuiteContext<'_, BootOptions>) -> Result<(), Failure> {
     let mut scenario = Scenario::demo()?;
     scenario.checks.clear();
     let modules = scenario.initramfs_modules();
+    let own = &context.options.guest.own;
     let prepare = |modules: &[String], init| {
-        Artifacts::prepare(&options.own, modules, false, &program(init)?, &signals)
+        Artifacts::prepare(own, modules, false, &program(init)?, &context.signals)
     };
     let ours = prepare(&modules, "peerbar-agent")?;
     let plain = prepare(&[], "empty-init")?;
-    add_versions(report, &ours, &scenario.machine);
-    let mut progress = Progress::default();
+    add_versions(&mut context.report, &ours, &scenario.machine);
+    let boots = if context.extent.quick {
+        1
+    } else {
+        context.options.boots
+    };
     let mut times = Vec::new();
-    for number in 1..=options.boots {
-        progress.stage(&format!("boot {number} of {}", options.boots));
+    for number in 1..=boots {
+        context.stage(&format!("boot {number} of {boots}"))?;
         let folder = |kind: &str| {
-            Folder::create(
-                &runs.path().join(kind),
-                &number.to_string(),
-                SystemTime::now(),
-            )
+            let runs = context.folder.path().join(kind);
+            Folder::create(&runs, &number.to_string(), SystemTime::now())
         };
-        let beside = boot_plain(&plain, &scenario, &folder("plain")?, &signals)?;
-        let ours = boot_ours(&ours, &scenario, &folder("ours")?, &signals)?;
+        let signals = &context.signals;
+        let beside = boot_plain(&plain, &scenario, &folder("plain")?, signals)?;
+        let ours = boot_ours(&ours, &scenario, &folder("ours")?, signals)?;
         times.push((ours.as_secs_f64(), beside.as_secs_f64()));
     }
-    report.figures.push(Figure {
+    let beside = "an empty init in plain QEMU";
+    context.report.figures.push(Figure {
         goal: Some(Goal::RatioAtMost(GOAL)),
-        ..Figure::of_rounds(
-            "boot/ready",
-            "s",
-            false,
-            "an empty init in plain QEMU",
-            &times,
-        )
+        ..Figure::of_rounds("boot/ready", "s", false, beside, &times)
     });
     Ok(())
 }

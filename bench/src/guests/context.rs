@@ -4,15 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::{Report, cpu_time};
 use anyhow::{Context, anyhow, bail};
-use peerbar_report::{Check, Command, Line, Verdict};
-
-use super::device_time::{self, Recorded};
-use super::fio::{self, Outcome};
-use crate::cli::Extent;
 use peerbar_lab::artifacts::Artifacts;
-use peerbar_lab::artifacts::Own;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{Guest, GuestEvent};
@@ -21,27 +14,20 @@ use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::{Machine, Scenario};
-use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
+use peerbar_report::{Check, Command, Line, Verdict};
+
+use super::device_time::{self, Recorded};
+use super::fio::{self, Outcome};
+use crate::cpu_time::cpu_time;
+use crate::report::Report;
+use crate::suite::GuestContext;
 
 /// How long a guest may take until it is ready.
 const START: Duration = Duration::from_secs(60);
 
 /// How often fio is started for nothing. The first time QEMU translates its code, too; the cheapest time counts.
 const STARTS: usize = 3;
-
-/// Where a suite boots its guests, how much it shall measure, and where its figures go.
-pub(crate) struct SuiteContext<'a> {
-    /// How much.
-    pub(crate) extent: &'a Extent,
-    /// The user's own pieces.
-    pub(crate) own: &'a Own,
-    /// Gets a folder for each guest.
-    pub(crate) folder: &'a Folder,
-    pub(crate) signals: &'a Signals,
-    /// Gets the figures.
-    pub(crate) report: Report,
-}
 
 /// A measurement and its counterpart, taken in turn in one guest.
 #[derive(Clone, Debug)]
@@ -141,7 +127,7 @@ pub(crate) fn command(run: String) -> Check {
     })
 }
 
-impl SuiteContext<'_> {
+impl GuestContext<'_> {
     /// Boots a guest of `scenario` and measures all `pairs` in turn, as often as `rounds` says: for each pair its rounds.
     pub(crate) fn in_turn(
         &mut self,
@@ -203,7 +189,13 @@ impl SuiteContext<'_> {
     fn prepare(&self, scenario: &Scenario) -> Result<Artifacts, Failure> {
         let agent = program("peerbar-agent")?;
         let modules = scenario.initramfs_modules();
-        Artifacts::prepare(self.own, &modules, scenario.tools, &agent, self.signals)
+        Artifacts::prepare(
+            self.options,
+            &modules,
+            scenario.tools,
+            &agent,
+            &self.signals,
+        )
     }
 
     fn boot(
@@ -218,7 +210,7 @@ impl SuiteContext<'_> {
         let boot = artifacts.boot(&scenario.machine);
         let mut progress = Progress::default();
         progress.stage(&format!("{}: a guest boots", scenario.name));
-        let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, self.signals)?;
+        let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, &self.signals)?;
         let seen = follow(&mut guest, scenario, names, &mut progress)?;
         let (_, report, complaint) = guest.stop()?;
         if let Some(complaint) = complaint {

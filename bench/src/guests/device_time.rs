@@ -8,13 +8,13 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::median;
 use anyhow::{Context, ensure};
 use peerbar_flight::{Event, FlightFile, Level, Origin, Outcome, Purpose, Record, Route};
-use rustix::time::{ClockId, clock_gettime};
-
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::servers;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::spread::median;
 
 /// What each device has recorded, by its name in the scenario.
 #[derive(Clone, Debug, Default)]

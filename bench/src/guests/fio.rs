@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::Latency;
 use anyhow::Context;
 use serde::Deserialize;
+
+use crate::figure::Latency;
 
 /// A shell line that starts fio for next to nothing.
 pub(crate) const START: &str = "cd /tmp && fio --name=start --ioengine=null --size=4k --thread --output-format=json \

@@ -1,21 +1,22 @@
 //! `peerbar-bench guest`: fio in a guest, on our controller and on QEMU's own in turn.
 
-use crate::{Figure, Goal};
+use peerbar_lab::exit::Failure;
 
-use super::context::{Loaded, SuiteContext};
+use super::context::Loaded;
 use super::fio::{Load, Pattern};
 use super::versus::{Backing, THEIRS, Versus};
-use peerbar_lab::exit::Failure;
+use crate::figure::{Figure, Goal};
+use crate::suite::GuestContext;
 
 /// What the names of figures of processor time have at their end.
 const COST: &str = "/host-cpu";
 
 /// Measures with images behind the disks, and with nothing behind them, and adds the figures to the report.
-pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
+pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     let (rounds, seconds) = if context.extent.quick { (1, 1) } else { (3, 3) };
     for backing in [Backing::Images, Backing::Null] {
         let mut loads = loads(backing, context.extent.quick);
-        loads.retain(|load| (name(backing, load) + COST).contains(&context.extent.only));
+        loads.retain(|load| context.wants(&(name(backing, load) + COST)));
         if loads.is_empty() {
             continue;
         }
@@ -108,7 +109,7 @@ mod tests {
     use std::collections::HashSet;
     use std::time::Duration;
 
-    use crate::Latency;
+    use crate::figure::Latency;
 
     use super::*;
     use crate::guests::context::Cost;

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::{Figure, Goal};
 use anyhow::ensure;
-
-use super::context::{self, Cost, Done, SuiteContext};
-use super::fio::{Load, Pattern};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
+
+use super::context::{self, Cost, Done};
+use super::fio::{Load, Pattern};
+use crate::figure::{Figure, Goal};
+use crate::suite::GuestContext;
 
 /// Two disks for each way of polling that lets a worker sleep.
 const SCENARIO: &str = r#"
@@ -34,8 +35,8 @@ const QUIET_BYTES: u64 = 64 << 10;
 
 /// Loads all disks, so that no worker has slept from the start, and then lets the guest sleep; adds to the report what
 /// that cost.
-pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
-    if !names().any(|name| name.contains(&context.extent.only)) {
+pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
+    if !names().any(|name| context.wants(&name)) {
         return Ok(());
     }
     let seconds = if context.extent.quick { 4 } else { 30 };
@@ -53,9 +54,7 @@ pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
     let checks = checks.map(|(name, line)| (name.to_owned(), context::command(line)));
     let done = context.run(scenario, checks.collect())?;
     let cost = slept(&done, Duration::from_secs(seconds))?;
-    let mut figures = figures(cost);
-    figures.retain(|figure| figure.name.contains(&context.extent.only));
-    context.report.figures.extend(figures);
+    context.report.figures.extend(figures(cost));
     Ok(())
 }
 

@@ -1,11 +1,13 @@
 //! `peerbar-bench iommu`: what it costs that an IOMMU translates.
 
-use crate::{Figure, median};
+use peerbar_lab::exit::Failure;
 
-use super::context::{Loaded, SuiteContext};
+use super::context::Loaded;
 use super::fio::{Load, Pattern};
 use super::versus::{Backing, Versus};
-use peerbar_lab::exit::Failure;
+use crate::figure::Figure;
+use crate::spread::median;
+use crate::suite::GuestContext;
 
 /// What the others are measured by.
 const NONE: &str = "none";
@@ -17,14 +19,13 @@ const PARTS: [&str; 2] = ["", "/of-qemu-s-own"];
 type Rounds = Vec<[Loaded; 2]>;
 
 /// Boots a guest with each IOMMU in turn, the first without any, again and again, and adds figures to the report.
-pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
+pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     let loads = loads(context.extent.quick);
     let (rounds, seconds) = if context.extent.quick { (1, 1) } else { (2, 3) };
-    let only = &context.extent.only;
     let names = |mode: &str, load: &Load| PARTS.map(|part| name(mode, load) + part);
     let wanted = |mode: &&str| {
         let mut names = loads.iter().flat_map(|load| names(mode, load));
-        names.any(|name| name.contains(only))
+        names.any(|name| context.wants(&name))
     };
     let modes: Vec<&str> = MODES.into_iter().filter(wanted).collect();
     if modes.is_empty() {

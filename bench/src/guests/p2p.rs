@@ -3,15 +3,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::{Figure, Goal};
 use peerbar_flight::{self as flight, Level};
-use peerbar_report::{Buffer, Calls, Check, Copy, GpuFile, Measure, Medium, Route};
-
-use super::context::{Done, Pair, SuiteContext};
-use super::device_time::DeviceRoute;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::size::Size;
+use peerbar_report::{Buffer, Calls, Check, Copy, GpuFile, Measure, Medium, Route};
+
+use super::context::{Done, Pair};
+use super::device_time::DeviceRoute;
+use crate::figure::{Figure, Goal};
+use crate::suite::GuestContext;
 
 /// Two disks, one with a CMB, and a GPU below one switch; and a disk elsewhere, which has to ask QEMU for what the others
 /// reach by themselves.
@@ -58,17 +59,18 @@ enum LookedAt {
 }
 
 /// Measures, and adds figures to the report.
-pub(crate) fn measure(context: &mut SuiteContext<'_>) -> Result<(), Failure> {
+pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     let rounds = if context.extent.quick { 1 } else { 3 };
-    let only = &context.extent.only;
-    let wanted = |case: &Case| case.figures.iter().any(|figure| figure.name.contains(only));
     // In a guest of their own: a bounce makes many more records than a transfer straight, and shall not pay for them.
     let (recorded, others): (Vec<_>, Vec<_>) = routes(context.extent.quick)
         .into_iter()
         .partition(Case::looks_at_records);
     let guests = [(Level::Maps, others), (Level::All, recorded)];
     for (recording, mut cases) in guests {
-        cases.retain(wanted);
+        cases.retain(|case| {
+            let mut figures = case.figures.iter();
+            figures.any(|figure| context.wants(&figure.name))
+        });
         if cases.is_empty() {
             continue;
         }

@@ -5,13 +5,14 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::scenario::Scenario;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::context::{self, Done, Loaded, Pair, SuiteContext};
+use super::context::{self, Done, Loaded, Pair};
 use super::fio::Load;
-use peerbar_lab::exit::Failure;
-use peerbar_lab::scenario::Scenario;
+use crate::suite::GuestContext;
 
 /// What ours is measured by.
 pub(crate) const THEIRS: &str = "QEMU's own NVMe";
@@ -44,7 +45,7 @@ impl Versus<'_> {
     /// theirs.
     pub(crate) fn run(
         &self,
-        context: &mut SuiteContext<'_>,
+        context: &mut GuestContext<'_>,
     ) -> Result<Vec<Vec<[Loaded; 2]>>, Failure> {
         let images = match self.backing {
             Backing::Images => Some(images()?),

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Error;
-use crate::drive::{Patience, failed};
+use anyhow::anyhow;
+
+use crate::drive::{Patience, failed, stray};
 use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
 
 /// How many times in vain all stages are polled before the processor is left to others: servers need more of them than
@@ -13,11 +14,11 @@ const SPINS: u32 = 50;
 /// A device that does its part of transfers, by the number of their buffers.
 pub(crate) trait Stage {
     /// Has it do its part, after the next [`Stage::ring`].
-    fn submit(&mut self, buffer: usize, place: DiskRange) -> Result<(), Error>;
+    fn submit(&mut self, buffer: usize, place: DiskRange) -> anyhow::Result<()>;
     /// Notifies it of what was submitted.
-    fn ring(&mut self) -> Result<(), Error>;
+    fn ring(&mut self) -> anyhow::Result<()>;
     /// The next buffer that it has done, if there is one.
-    fn pop(&mut self) -> Result<Option<usize>, Error>;
+    fn pop(&mut self) -> anyhow::Result<Option<usize>>;
 }
 
 /// Disk commands of one direction as a stage.
@@ -40,7 +41,7 @@ impl DiskStage {
 }
 
 impl Stage for DiskStage {
-    fn submit(&mut self, buffer: usize, place: DiskRange) -> Result<(), Error> {
+    fn submit(&mut self, buffer: usize, place: DiskRange) -> anyhow::Result<()> {
         let Some(slot) = self.queue.slots.get_mut(buffer) else {
             return Ok(());
         };
@@ -48,11 +49,11 @@ impl Stage for DiskStage {
         Ok(self.queue.pair.push(slot.entry())?)
     }
 
-    fn ring(&mut self) -> Result<(), Error> {
+    fn ring(&mut self) -> anyhow::Result<()> {
         Ok(self.queue.pair.ring()?)
     }
 
-    fn pop(&mut self) -> Result<Option<usize>, Error> {
+    fn pop(&mut self) -> anyhow::Result<Option<usize>> {
         let Some(completion) = self.queue.pair.pop()? else {
             if std::mem::take(&mut self.taken) {
                 self.queue.pair.ring()?;
@@ -63,10 +64,7 @@ impl Stage for DiskStage {
         let buffer = usize::from(completion.cid);
         match (completion.status, self.queue.slots.get(buffer)) {
             (0, Some(_)) => Ok(Some(buffer)),
-            (0, None) => Err(Error::Stray {
-                queue: completion.sqid,
-                cid: completion.cid,
-            }),
+            (0, None) => Err(anyhow!(stray(completion))),
             (_, slot) => Err(failed(slot.map_or(0, Slot::opcode), completion)),
         }
     }
@@ -87,7 +85,7 @@ pub(crate) fn run(
     buffers: u16,
     sleep: Option<Duration>,
     next: &mut dyn FnMut() -> Option<DiskRange>,
-) -> Result<Run, Error> {
+) -> anyhow::Result<Run> {
     let begun = Instant::now();
     let mut patience = Patience::new(begun, SPINS, sleep);
     let mut chain = Chain {
@@ -120,14 +118,14 @@ struct Chain<'s, S> {
 }
 
 impl<S: Stage> Chain<'_, S> {
-    fn begin(&mut self, buffer: usize, place: Option<DiskRange>) -> Result<(), Error> {
+    fn begin(&mut self, buffer: usize, place: Option<DiskRange>) -> anyhow::Result<()> {
         if let Some(slot) = self.places.get_mut(buffer) {
             *slot = place;
         }
         self.submit(0, buffer)
     }
 
-    fn submit(&mut self, stage: usize, buffer: usize) -> Result<(), Error> {
+    fn submit(&mut self, stage: usize, buffer: usize) -> anyhow::Result<()> {
         let place = self.places.get(buffer).copied().flatten();
         match (self.stages.get_mut(stage), place) {
             (Some(stage), Some(place)) => stage.submit(buffer, place),
@@ -135,12 +133,12 @@ impl<S: Stage> Chain<'_, S> {
         }
     }
 
-    fn ring(&mut self, stage: usize) -> Result<(), Error> {
+    fn ring(&mut self, stage: usize) -> anyhow::Result<()> {
         self.stages.get_mut(stage).map_or(Ok(()), S::ring)
     }
 
     /// Polls every stage once; whether any has done something.
-    fn turn(&mut self, next: &mut dyn FnMut() -> Option<DiskRange>) -> Result<bool, Error> {
+    fn turn(&mut self, next: &mut dyn FnMut() -> Option<DiskRange>) -> anyhow::Result<bool> {
         let mut progress = false;
         for index in 0..self.stages.len() {
             let following = (index + 1) % self.stages.len();
@@ -162,7 +160,7 @@ impl<S: Stage> Chain<'_, S> {
         Ok(progress)
     }
 
-    fn pop(&mut self, stage: usize) -> Result<Option<usize>, Error> {
+    fn pop(&mut self, stage: usize) -> anyhow::Result<Option<usize>> {
         self.stages.get_mut(stage).map_or(Ok(None), S::pop)
     }
 }
@@ -184,18 +182,18 @@ mod tests {
     }
 
     impl Stage for Notes {
-        fn submit(&mut self, buffer: usize, place: DiskRange) -> Result<(), Error> {
+        fn submit(&mut self, buffer: usize, place: DiskRange) -> anyhow::Result<()> {
             self.submitted.push_back(buffer);
             self.done.borrow_mut().push((buffer, place));
             Ok(())
         }
 
-        fn ring(&mut self) -> Result<(), Error> {
+        fn ring(&mut self) -> anyhow::Result<()> {
             self.rung = self.submitted.len();
             Ok(())
         }
 
-        fn pop(&mut self) -> Result<Option<usize>, Error> {
+        fn pop(&mut self) -> anyhow::Result<Option<usize>> {
             let Some(rung) = self.rung.checked_sub(1) else {
                 return Ok(None);
             };

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
+use anyhow::ensure;
 use peerbar_nvme_spec::dma_log::Route;
 
 use super::chain::{self, DiskStage};
-use super::setup::{BLOCK_BYTES, DISK_BYTES, Disk, SwitchSetup, Traffic};
-use crate::Error;
+use super::setup::{Disk, SwitchSetup, Traffic};
 use crate::controller::Controller;
 use crate::drive::drive;
 use crate::jobs::{Extent, Fill, exact};
 use crate::loaded_queue::{Buffer, Direction, DiskRange, LoadedQueue, Slot};
 use crate::memory::{BusMemory, PAGE};
-use crate::setup::entries;
+use crate::server::BLOCK_BYTES;
+use crate::setup::{DISK_BYTES, entries};
 
 /// Of what is outstanding, how many bytes there are for each nanosecond of a sleep. One processor copies 20 to 30 in that time.
 const BYTES_PER_NANOSECOND: u64 = 256;
@@ -59,12 +60,12 @@ impl Buffers {
         })
     }
 
-    fn spoil(self, memory: &BusMemory) -> Result<(), Error> {
+    fn spoil(self, memory: &BusMemory) -> anyhow::Result<()> {
         self.of(memory).try_for_each(|buffer| buffer.spoil())
     }
 
     /// Disk commands, each with one of the buffers in `memory`.
-    fn load_queue(self, disk: &mut Controller, memory: &BusMemory) -> Result<LoadedQueue, Error> {
+    fn load_queue(self, disk: &mut Controller, memory: &BusMemory) -> anyhow::Result<LoadedQueue> {
         let pair = disk.create_queues(entries(self.count))?;
         let slots = (0..).zip(self.of(memory)).map(|(cid, buffer)| {
             let offset = u64::try_from(buffer.offset).unwrap_or(u64::MAX);
@@ -73,7 +74,7 @@ impl Buffers {
             let prps = disk.prps(&pages)?;
             Ok(Slot::new(cid, BLOCK_BYTES, buffer, prps))
         });
-        let slots = slots.collect::<Result<_, Error>>()?;
+        let slots = slots.collect::<anyhow::Result<_>>()?;
         Ok(LoadedQueue { pair, slots })
     }
 
@@ -82,14 +83,14 @@ impl Buffers {
         disk: &mut Controller,
         direction: Direction,
         memory: &BusMemory,
-    ) -> Result<DiskStage, Error> {
+    ) -> anyhow::Result<DiskStage> {
         let queue = self.load_queue(disk, memory)?;
         Ok(DiskStage::new(queue, direction))
     }
 }
 
 /// Writes to the disk that is read data that are found nowhere else, and other bytes to the other.
-pub(crate) fn fill(setup: &mut SwitchSetup, buffers: Buffers) -> Result<(), Error> {
+pub(crate) fn fill(setup: &mut SwitchSetup, buffers: Buffers) -> anyhow::Result<()> {
     let extent = buffers.extent();
     let mut queues = [buffers.load_queue(&mut setup.source, &setup.ram)?];
     drive(&mut queues, &mut Fill { extent, begun: 0 })?;
@@ -132,7 +133,7 @@ impl Flow {
         self,
         setup: &mut SwitchSetup,
         buffers: Buffers,
-    ) -> Result<TransferPath, Error> {
+    ) -> anyhow::Result<TransferPath> {
         let SwitchSetup { source, target, .. } = setup;
         let (ram, vram, cmb) = (&setup.ram, &setup.vram, &setup.cmb);
         Ok(match self {
@@ -180,7 +181,7 @@ pub(crate) struct Done {
 
 impl TransferPath {
     /// Transfers once with each buffer, and compares every byte.
-    pub(crate) fn check(&mut self, setup: &mut SwitchSetup) -> Result<(), Error> {
+    pub(crate) fn check(&mut self, setup: &mut SwitchSetup) -> anyhow::Result<()> {
         let extent = self.buffers.extent();
         let count = self.buffers.count;
         let places = || (0..u64::from(count)).map_while(|number| extent.place(number));
@@ -200,7 +201,7 @@ impl TransferPath {
         &mut self,
         setup: &mut SwitchSetup,
         next: &mut dyn FnMut() -> Option<DiskRange>,
-    ) -> Result<Done, Error> {
+    ) -> anyhow::Result<Done> {
         let (traffic, cpu) = (setup.traffic()?, setup.cpu_time()?);
         let Buffers { count, .. } = self.buffers;
         let run = chain::run(&mut self.stages, count, self.buffers.sleep(), next)?;
@@ -208,12 +209,10 @@ impl TransferPath {
         let moved = since(&traffic, setup.traffic()?);
         let bytes = run.transfers * self.buffers.extent().bytes;
         let expected: Traffic = self.routes.iter().map(|route| (*route, bytes)).collect();
-        if moved != expected {
-            return Err(Error::Route {
-                found: format!("{moved:?}"),
-                expected: format!("{expected:?}"),
-            });
-        }
+        ensure!(
+            moved == expected,
+            "the disks moved {moved:?}, not {expected:?}"
+        );
         Ok(Done {
             rate: exact(bytes) / run.time.as_secs_f64(),
             cpu_ns: cpu.as_secs_f64() * 1e9 / exact(run.transfers),

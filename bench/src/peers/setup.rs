@@ -1,20 +1,22 @@
 //! Servers below a switch, and the memory that they transfer to.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
+use peerbar_lab::exit::Failure;
 use peerbar_nvme_spec::dma_log::{self, Entry, Purpose, Route};
 use vfio_user::Client;
 
 use crate::controller::Controller;
 use crate::cpu_time::cpu_time;
 use crate::memory::{BusMemory, SharedMemory};
-use crate::server::Server;
+use crate::server::{Server, ServerCommand};
+use crate::setup::DISK_BYTES;
 use crate::vfio_user::{bar_memory, place_bar};
-use crate::{Error, Options};
 
 /// The BAR with memory of either kind of device.
 const MEMORY_BAR: u8 = 2;
@@ -24,9 +26,6 @@ const VRAM: u64 = 1 << 38;
 const CMB: u64 = 1 << 39;
 /// How much there is of VRAM and of the CMB.
 const BAR_BYTES: u64 = 64 << 20;
-/// Bytes of a disk, beyond the caches of most processors, and of its blocks.
-pub(crate) const DISK_BYTES: u64 = 128 << 20;
-pub(crate) const BLOCK_BYTES: u32 = 4096;
 /// What each disk's driver needs for queues and PRP lists.
 const DRIVER_BYTES: usize = 4 << 20;
 
@@ -57,19 +56,17 @@ pub(crate) struct SwitchSetup {
 
 impl SwitchSetup {
     /// Starts the servers, and places their memory as a guest would, which has `ram_bytes` bytes of RAM.
-    pub(crate) fn start(options: &Options, ram_bytes: usize) -> Result<Self, Error> {
-        let switch = start(options, "peerbar-switch", &[])?;
+    pub(crate) fn start(command: &ServerCommand, ram_bytes: usize) -> Result<Self, Failure> {
+        let switch = command.beside("peerbar-switch", &[])?;
         let switch_at = switch.socket().to_string_lossy().into_owned();
         let below = |name| ["--switch", &switch_at, "--port-name", name];
         let bar_bytes = BAR_BYTES.to_string();
+        let namespace = || OsString::from(format!("ram={DISK_BYTES}"));
+        let disk = |place: &[&str]| command.controller([namespace()], place);
         let servers = [
-            disk(
-                options,
-                &[&below("source")[..], &["--cmb", &bar_bytes]].concat(),
-            )?,
-            disk(options, &below("target"))?,
-            start(
-                options,
+            disk(&[&below("source")[..], &["--cmb", &bar_bytes]].concat())?,
+            disk(&below("target"))?,
+            command.beside(
                 "peerbar-gpu",
                 &[&below("gpu")[..], &["--vram", &bar_bytes]].concat(),
             )?,
@@ -77,20 +74,19 @@ impl SwitchSetup {
         let [source, target, gpu] = servers.each_ref().map(Server::socket);
         let (memory, file) = SharedMemory::create(ram_bytes)?;
         let bytes = u64::try_from(ram_bytes).unwrap_or(u64::MAX);
-        let disk = |socket: &Path| {
+        let controller = |socket: &Path| {
             let controller = Controller::bring_up(socket, DRIVER_BYTES)?;
             controller.map(&file, 0, RAM, bytes)?;
-            Ok::<_, Error>(controller)
+            anyhow::Ok(controller)
         };
-        let source = disk(&source)?;
+        let source = controller(&source)?;
         let cmb = bus_memory(CMB, source.open_cmb(MEMORY_BAR, CMB)?);
-        let mut gpu = Client::new(&gpu)?;
-        gpu.dma_map(0, RAM, bytes, file.as_raw_fd())?;
+        let mut gpu = Client::new(&gpu).context("cannot connect to the GPU")?;
         place_bar(&mut gpu, MEMORY_BAR, VRAM)?;
         let vram = bus_memory(VRAM, bar_memory(&gpu, MEMORY_BAR)?);
         Ok(Self {
             source,
-            target: disk(&target)?,
+            target: controller(&target)?,
             ram: bus_memory(RAM, memory),
             vram,
             cmb,
@@ -101,14 +97,14 @@ impl SwitchSetup {
     }
 
     /// What the disks have moved so far, by their own record.
-    pub(crate) fn traffic(&mut self) -> Result<Traffic, Error> {
+    pub(crate) fn traffic(&mut self) -> anyhow::Result<Traffic> {
         let logs = [
             (Disk::Source, self.source.dma_log()?),
             (Disk::Target, self.target.dma_log()?),
         ];
         let mut traffic = Traffic::new();
         for (disk, log) in logs {
-            let entries = dma_log::parse(&log).map_err(Error::DmaLog)?;
+            let entries = dma_log::parse(&log).context("a disk's DMA log cannot be read")?;
             let payload = |entry: &&Entry| entry.purpose == Purpose::Payload;
             for entry in entries.iter().filter(payload) {
                 *traffic.entry((disk, entry.route)).or_default() += entry.bytes;
@@ -118,7 +114,7 @@ impl SwitchSetup {
     }
 
     /// Time that all servers have had on a processor so far.
-    pub(crate) fn cpu_time(&self) -> Result<Duration, Error> {
+    pub(crate) fn cpu_time(&self) -> anyhow::Result<Duration> {
         self.servers
             .iter()
             .map(|server| cpu_time(server.pid()))
@@ -131,25 +127,4 @@ fn bus_memory(address: u64, memory: SharedMemory) -> BusMemory {
         memory: Arc::new(memory),
         address,
     }
-}
-
-/// Starts one of the programs that lie beside the controller's.
-fn start(options: &Options, program: &str, words: &[&str]) -> Result<Server, Error> {
-    let program = options.server.with_file_name(program);
-    Server::start(&options.under, &program, words)
-}
-
-fn disk(options: &Options, place: &[&str]) -> Result<Server, Error> {
-    let (namespace, block) = (format!("ram={DISK_BYTES}"), BLOCK_BYTES.to_string());
-    let mut words = vec![
-        "--serial",
-        "bench",
-        "--block-size",
-        &block,
-        "--namespace",
-        &namespace,
-    ];
-    words.extend(place);
-    words.extend(options.words.iter().map(String::as_str));
-    Server::start(&options.under, &options.server, words)
 }
