@@ -10,7 +10,8 @@
 //! 4. `completion`: `stage` takes the permit back, `flush` writes a batch of entries;
 //! 5. `interrupt`: raises the vector, unless the interrupt is coalesced with later ones.
 //!
-//! `poll` decides what a worker does that finds no work.
+//! `poll` decides what a worker does that finds no work. `request` has what the engine requests of a worker, such as to add a
+//! queue; `worker/requests.rs` carries it out.
 
 pub(crate) mod completion;
 pub(crate) mod doorbell;
