@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use peerbar_gds::{FileOptions, Gpu, GpuFile, Policy};
 use peerbar_report::NvmeDevice;
 
 use crate::checks::Share;
@@ -38,6 +39,12 @@ impl Controller {
             name: self.name.clone(),
             bytes,
         }
+    }
+
+    /// Opens its disk to read and write, for transfers with `gpu`.
+    pub(crate) fn open_for(&self, gpu: &Gpu, policy: Policy) -> anyhow::Result<GpuFile> {
+        let options = FileOptions::new().write(true).policy(policy);
+        Ok(options.open(gpu, &self.disk.node)?)
     }
 
     /// Its p2pmem.
@@ -162,6 +169,11 @@ fn disk_of(entry: &str) -> Option<(u32, String)> {
         namespace.parse().ok()?,
         format!("nvme{instance}n{namespace}"),
     ))
+}
+
+/// Resets a device through its file in sysfs.
+pub(crate) fn reset(file: &Path) -> anyhow::Result<()> {
+    fs::write(file, "1").with_context(|| format!("the reset through {} failed", file.display()))
 }
 
 /// An attribute of sysfs without the blanks around it; empty if there is none.

@@ -39,16 +39,14 @@ impl MappedBuffer {
 
     /// `length` bytes out of a provider's pool: `file` is its `p2pmem/allocate`.
     pub(crate) fn p2pmem(file: &File, length: usize) -> io::Result<Self> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: as above; and the pool gives these pages to this mapping alone, so no file can shrink under it.
-        let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, 0)? };
-        MappedBuffer::mapped(start, length)
+        MappedBuffer::shared(file, 0, length)
     }
 
-    /// `length` bytes at `offset` of a GPU's device file, shared with its other mappings.
+    /// `length` bytes at `offset` of a device's file, shared with its other mappings.
     pub(crate) fn shared(file: impl AsFd, offset: u64, length: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: as above; and the driver keeps a buffer as long as it is mapped.
+        // SAFETY: as above; and the driver keeps a buffer as long as it is mapped. A pool gives its pages to this mapping
+        // alone, so no file can shrink under it.
         let start = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -65,6 +63,11 @@ impl MappedBuffer {
     fn mapped(start: *mut c_void, length: usize) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(MappedBuffer { start, length })
+    }
+
+    /// The first byte's place, for accesses of other widths.
+    pub(crate) fn start(&self) -> NonNull<c_void> {
+        self.start
     }
 
     /// Reads `length` bytes of `file` at `offset` into the start of this memory, in one system call.

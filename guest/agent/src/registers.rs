@@ -4,11 +4,12 @@
 
 use std::fs::OpenOptions;
 use std::path::Path;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use anyhow::{Context, ensure};
 use peerbar_dma_log::MAX_SIZE;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::mapped_buffer::MappedBuffer;
 
 /// Size of BAR 0 in bytes.
 const BAR: usize = 64 << 10;
@@ -25,7 +26,7 @@ const COUNT: usize = 12;
 /// BAR 0 of a GPU, mapped.
 #[derive(Debug)]
 pub(crate) struct Registers {
-    start: NonNull<u8>,
+    memory: MappedBuffer,
 }
 
 impl Registers {
@@ -40,17 +41,13 @@ impl Registers {
             bytes == BAR as u64,
             "BAR 0 has {bytes} bytes where a peerbar GPU has {BAR}"
         );
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is in use.
-        let start = unsafe { mmap(ptr::null_mut(), BAR, access, MapFlags::SHARED, &file, 0) };
-        let start = start.with_context(|| {
+        let memory = MappedBuffer::shared(&file, 0, BAR).with_context(|| {
             format!(
                 "cannot map {}; it takes the kernel parameter iomem=relaxed",
                 path.display()
             )
         })?;
-        let start = NonNull::new(start.cast()).context("a mapping at address 0")?;
-        Ok(Registers { start })
+        Ok(Registers { memory })
     }
 
     /// The DMA counters as they are now.
@@ -98,15 +95,7 @@ impl Registers {
             "no register at {offset:#x}"
         );
         // SAFETY: the offset is inside the mapping, which starts at a page.
-        Ok(unsafe { self.start.add(offset) }.cast())
-    }
-}
-
-impl Drop for Registers {
-    fn drop(&mut self) {
-        // SAFETY: the span was mapped by this value, and this is its last user.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), BAR) };
-        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+        Ok(unsafe { self.memory.start().byte_add(offset) }.cast())
     }
 }
 

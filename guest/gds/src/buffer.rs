@@ -46,10 +46,9 @@ impl Buffer {
             size,
             ..uapi::Alloc::default()
         };
-        driver.alloc(&mut alloc).map_err(|source| Error::Driver {
-            what: format!("allocate {size} bytes of VRAM"),
-            source,
-        })?;
+        driver
+            .alloc(&mut alloc)
+            .map_err(|source| Error::driver(format!("allocate {size} bytes of VRAM"), source))?;
         let memory = BufferHandle::new(driver, Space::Vram, alloc.handle, alloc.size);
         let mapping = map(&memory, alloc.mmap_offset)?;
         let parts = Parts {
@@ -109,13 +108,12 @@ impl Buffer {
             offset,
             ..uapi::Query::default()
         };
-        memory
-            .driver
-            .query(&mut query)
-            .map_err(|source| Error::Driver {
-                what: format!("say where byte {offset} of {memory:?} lies"),
+        memory.driver.query(&mut query).map_err(|source| {
+            Error::driver(
+                format!("say where byte {offset} of {memory:?} lies"),
                 source,
-            })?;
+            )
+        })?;
         Ok(Placement {
             vram_offset: query.vram_offset,
             bus_address: query.bus_address,
@@ -142,10 +140,7 @@ impl Buffer {
         memory
             .driver
             .revoke(memory.live()?)
-            .map_err(|source| Error::Driver {
-                what: format!("revoke {memory:?}"),
-                source,
-            })
+            .map_err(|source| Error::driver(format!("revoke {memory:?}"), source))
     }
 
     /// A dma-buf of it, for other drivers and processes.
@@ -161,10 +156,7 @@ impl Buffer {
         memory
             .driver
             .export(&mut export)
-            .map_err(|source| Error::Driver {
-                what: format!("export {memory:?}"),
-                source,
-            })?;
+            .map_err(|source| Error::driver(format!("export {memory:?}"), source))?;
         Ok(take_descriptor(export.fd))
     }
 
@@ -235,9 +227,11 @@ impl HostBuffer {
         };
         // SAFETY: there are no references into a `Mapping`, and this one is unmapped after the handle is freed.
         let registered = unsafe { driver.register(&mut register) };
-        registered.map_err(|source| Error::Driver {
-            what: format!("take {} bytes of memory for its DMA", mapping.size()),
-            source,
+        registered.map_err(|source| {
+            Error::driver(
+                format!("take {} bytes of memory for its DMA", mapping.size()),
+                source,
+            )
         })?;
         let memory = BufferHandle::new(driver, Space::Host, register.handle, mapping.size());
         Ok(HostBuffer {
@@ -276,10 +270,9 @@ impl ImportedBuffer {
             fd: dma_buf.as_fd().as_raw_fd(),
             ..uapi::Import::default()
         };
-        driver.import(&mut import).map_err(|source| Error::Driver {
-            what: "import the dma-buf".to_owned(),
-            source,
-        })?;
+        driver
+            .import(&mut import)
+            .map_err(|source| Error::driver("import the dma-buf", source))?;
         let memory = BufferHandle::new(driver, Space::DmaBuf, import.handle, import.size);
         Ok(ImportedBuffer {
             memory: Arc::new(memory),

@@ -59,10 +59,9 @@ impl BufferHandle {
         if self.freed.swap(true, Ordering::AcqRel) {
             return Err(Error::Freed);
         }
-        self.driver.free(handle).map_err(|source| Error::Driver {
-            what: format!("free buffer {}", self.handle),
-            source,
-        })
+        self.driver
+            .free(handle)
+            .map_err(|source| Error::driver(format!("free buffer {}", self.handle), source))
     }
 }
 

@@ -207,6 +207,14 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The driver does not do `what`.
+    pub(crate) fn driver(what: impl Into<String>, source: io::Error) -> Self {
+        let what = what.into();
+        Error::Driver { what, source }
+    }
+}
+
 /// The way out where a file system has no direct I/O.
 fn no_direct_io(source: &io::Error) -> &'static str {
     match source.raw_os_error() {

@@ -38,10 +38,7 @@ impl Fence {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_timeout(&error) => return Err(Error::TimedOut(patience)),
                 Err(source) => {
-                    return Err(Error::Driver {
-                        what: "wait for a command".to_owned(),
-                        source,
-                    });
+                    return Err(Error::driver("wait for a command", source));
                 }
             }
         }

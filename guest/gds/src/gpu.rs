@@ -76,10 +76,9 @@ impl Gpu {
     }
 
     pub(crate) fn with_driver(driver: Arc<dyn Driver>) -> Result<Self> {
-        let info = driver.info().map_err(|source| Error::Driver {
-            what: "say what the GPU is".to_owned(),
-            source,
-        })?;
+        let info = driver
+            .info()
+            .map_err(|source| Error::driver("say what the GPU is", source))?;
         let properties = Properties::new(&info);
         Ok(Gpu { driver, properties })
     }
@@ -136,10 +135,7 @@ impl Gpu {
             .map_err(|source| match source.raw_os_error() {
                 // Another thread has freed it since the command was encoded. No other buffer gets its handle so soon.
                 Some(libc::ENOENT) => Error::Freed,
-                _ => Error::Driver {
-                    what: "take the command".to_owned(),
-                    source,
-                },
+                _ => Error::driver("take the command", source),
             })?;
         Ok(Fence {
             driver: Arc::clone(&self.driver),
@@ -186,9 +182,11 @@ impl Gpu {
     /// As [`Gpu::run`].
     pub fn crc32c(&self, from: Span<'_>) -> Result<u32> {
         let crc = self.run(&Command::Crc32c { from })?;
-        u32::try_from(crc).map_err(|_| Error::Driver {
-            what: format!("give a CRC of 32 bits, but {crc:#x}"),
-            source: std::io::ErrorKind::InvalidData.into(),
+        u32::try_from(crc).map_err(|_| {
+            Error::driver(
+                format!("give a CRC of 32 bits, but {crc:#x}"),
+                std::io::ErrorKind::InvalidData.into(),
+            )
         })
     }
 
@@ -210,10 +208,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::Driver`].
     pub fn eventfd(&self) -> Result<OwnedFd> {
-        let refused = |source| Error::Driver {
-            what: "signal an eventfd".to_owned(),
-            source,
-        };
+        let refused = |source| Error::driver("signal an eventfd", source);
         let descriptor =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| refused(error.into()))?;
         let request = uapi::EventFd {

@@ -55,7 +55,9 @@ mod options;
 mod queue;
 mod span;
 mod traffic;
-mod uapi;
+// For tests that ask the driver for what this library cannot express.
+#[doc(hidden)]
+pub mod uapi;
 
 #[cfg(test)]
 mod fake;

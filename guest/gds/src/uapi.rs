@@ -3,14 +3,14 @@
 use rustix::ioctl::{Opcode, opcode};
 
 /// Operands of a command.
-pub(crate) const OPERANDS: usize = 13;
+pub const OPERANDS: usize = 13;
 
 const GROUP: u8 = b'P';
 
 /// `enum peerbar_gpu_space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Space {
+pub enum Space {
     Vram = 0,
     Host = 1,
     DmaBuf = 2,
@@ -27,135 +27,135 @@ impl From<Space> for u32 {
 }
 
 /// Bit of [`Info::features`]: the aperture is a window.
-pub(crate) const FEATURE_WINDOW: u32 = 1;
+pub const FEATURE_WINDOW: u32 = 1;
 
 /// `struct peerbar_gpu_info`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Info {
-    pub(crate) vram_size: u64,
-    pub(crate) aperture_size: u64,
-    pub(crate) p2pmem_size: u64,
-    pub(crate) channels: u32,
-    pub(crate) features: u32,
-    pub(crate) domain: u32,
-    pub(crate) bus: u32,
-    pub(crate) devfn: u32,
-    pub(crate) pad: u32,
+pub struct Info {
+    pub vram_size: u64,
+    pub aperture_size: u64,
+    pub p2pmem_size: u64,
+    pub channels: u32,
+    pub features: u32,
+    pub domain: u32,
+    pub bus: u32,
+    pub devfn: u32,
+    pub pad: u32,
 }
 
 /// `struct peerbar_gpu_alloc`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Alloc {
-    pub(crate) size: u64,
-    pub(crate) flags: u32,
-    pub(crate) handle: u32,
-    pub(crate) mmap_offset: u64,
+pub struct Alloc {
+    pub size: u64,
+    pub flags: u32,
+    pub handle: u32,
+    pub mmap_offset: u64,
 }
 
 /// `struct peerbar_gpu_free`, and `struct peerbar_gpu_revoke`, which is the same.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Handle {
-    pub(crate) handle: u32,
-    pub(crate) pad: u32,
+pub struct Handle {
+    pub handle: u32,
+    pub pad: u32,
 }
 
 /// `struct peerbar_gpu_query`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Query {
-    pub(crate) handle: u32,
-    pub(crate) space: u32,
-    pub(crate) offset: u64,
-    pub(crate) vram_offset: u64,
-    pub(crate) bus_address: u64,
-    pub(crate) length: u64,
+pub struct Query {
+    pub handle: u32,
+    pub space: u32,
+    pub offset: u64,
+    pub vram_offset: u64,
+    pub bus_address: u64,
+    pub length: u64,
 }
 
 /// `struct peerbar_gpu_register`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Register {
-    pub(crate) address: u64,
-    pub(crate) size: u64,
-    pub(crate) handle: u32,
-    pub(crate) pad: u32,
+pub struct Register {
+    pub address: u64,
+    pub size: u64,
+    pub handle: u32,
+    pub pad: u32,
 }
 
 /// `struct peerbar_gpu_operand`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Operand {
-    pub(crate) space: u32,
-    pub(crate) handle: u32,
-    pub(crate) offset: u64,
+pub struct Operand {
+    pub space: u32,
+    pub handle: u32,
+    pub offset: u64,
 }
 
 /// `struct peerbar_gpu_submit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Submit {
-    pub(crate) opcode: u32,
-    pub(crate) kernel: u32,
-    pub(crate) operand: [Operand; OPERANDS],
-    pub(crate) address_mask: u32,
-    pub(crate) pad: u32,
-    pub(crate) length: [u64; OPERANDS],
-    pub(crate) fence: u64,
+pub struct Submit {
+    pub opcode: u32,
+    pub kernel: u32,
+    pub operand: [Operand; OPERANDS],
+    pub address_mask: u32,
+    pub pad: u32,
+    pub length: [u64; OPERANDS],
+    pub fence: u64,
 }
 
 /// `PEERBAR_GPU_ERROR_RESET`, the driver's own code in [`Wait::error`]: a reset has ended the command.
-pub(crate) const ERROR_RESET: u32 = 0x100;
+pub const ERROR_RESET: u32 = 0x100;
 
 /// `struct peerbar_gpu_wait`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Wait {
-    pub(crate) fence: u64,
-    pub(crate) timeout_ns: u64,
-    pub(crate) result: u64,
-    pub(crate) error: u32,
-    pub(crate) pad: u32,
+pub struct Wait {
+    pub fence: u64,
+    pub timeout_ns: u64,
+    pub result: u64,
+    pub error: u32,
+    pub pad: u32,
 }
 
 /// `struct peerbar_gpu_eventfd`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct EventFd {
-    pub(crate) fd: i32,
-    pub(crate) pad: u32,
+pub struct EventFd {
+    pub fd: i32,
+    pub pad: u32,
 }
 
 /// `struct peerbar_gpu_export`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Export {
-    pub(crate) handle: u32,
-    pub(crate) fd: i32,
+pub struct Export {
+    pub handle: u32,
+    pub fd: i32,
 }
 
 /// `struct peerbar_gpu_import`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(crate) struct Import {
-    pub(crate) fd: i32,
-    pub(crate) handle: u32,
-    pub(crate) size: u64,
+pub struct Import {
+    pub fd: i32,
+    pub handle: u32,
+    pub size: u64,
 }
 
-pub(crate) const INFO: Opcode = opcode::read::<Info>(GROUP, 0x40);
-pub(crate) const ALLOC: Opcode = opcode::read_write::<Alloc>(GROUP, 0x41);
-pub(crate) const FREE: Opcode = opcode::write::<Handle>(GROUP, 0x42);
-pub(crate) const QUERY: Opcode = opcode::read_write::<Query>(GROUP, 0x43);
-pub(crate) const REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0x44);
-pub(crate) const SUBMIT: Opcode = opcode::read_write::<Submit>(GROUP, 0x45);
-pub(crate) const WAIT: Opcode = opcode::read_write::<Wait>(GROUP, 0x46);
-pub(crate) const EVENTFD: Opcode = opcode::write::<EventFd>(GROUP, 0x47);
-pub(crate) const EXPORT: Opcode = opcode::read_write::<Export>(GROUP, 0x48);
-pub(crate) const IMPORT: Opcode = opcode::read_write::<Import>(GROUP, 0x49);
-pub(crate) const REVOKE: Opcode = opcode::write::<Handle>(GROUP, 0x4a);
+pub const INFO: Opcode = opcode::read::<Info>(GROUP, 0x40);
+pub const ALLOC: Opcode = opcode::read_write::<Alloc>(GROUP, 0x41);
+pub const FREE: Opcode = opcode::write::<Handle>(GROUP, 0x42);
+pub const QUERY: Opcode = opcode::read_write::<Query>(GROUP, 0x43);
+pub const REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0x44);
+pub const SUBMIT: Opcode = opcode::read_write::<Submit>(GROUP, 0x45);
+pub const WAIT: Opcode = opcode::read_write::<Wait>(GROUP, 0x46);
+pub const EVENTFD: Opcode = opcode::write::<EventFd>(GROUP, 0x47);
+pub const EXPORT: Opcode = opcode::read_write::<Export>(GROUP, 0x48);
+pub const IMPORT: Opcode = opcode::read_write::<Import>(GROUP, 0x49);
+pub const REVOKE: Opcode = opcode::write::<Handle>(GROUP, 0x4a);
 
 #[cfg(test)]
 mod tests {

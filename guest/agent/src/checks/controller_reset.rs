@@ -2,12 +2,11 @@
 
 use super::{Outcome, Run};
 use peerbar_report::{ControllerReset, Measure};
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
-use crate::devices::Controller;
+use crate::devices::{Controller, reset};
 use crate::disk;
 use crate::guest_context::GuestContext;
 
@@ -19,9 +18,7 @@ const LENGTH: usize = 4096;
 impl Run for ControllerReset {
     fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
         let controller = guest.controller(&self.device)?;
-        let file = controller.directory.join("reset_controller");
-        fs::write(&file, "1")
-            .with_context(|| format!("the reset through {} failed", file.display()))?;
+        reset(&controller.directory.join("reset_controller"))?;
         guest
             .uevents
             .wait_for(PATIENCE, || controller.ensure_live())

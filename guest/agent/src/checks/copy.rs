@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Context, anyhow};
 
-use super::layout::{CopyOffsets, Layout, size_range};
+use super::layout::{CopyOffsets, Layout, rounds, size_range};
 use super::route::{Share, explain, judge};
 use crate::counters::Witness;
 use crate::devices::Controller;
@@ -25,11 +25,7 @@ impl Run for Copy {
             .map(|number| CopyThread::open(guest, self, &layout, number))
             .collect::<anyhow::Result<Vec<_>>>()?;
         let mut witness = Witness::new(guest);
-        for (size, offset) in self
-            .sizes
-            .iter()
-            .flat_map(|size| self.offsets.iter().map(move |offset| (*size, *offset)))
-        {
+        for (size, offset) in rounds(&self.sizes, &self.offsets) {
             for offsets in threads
                 .iter()
                 .map(|thread| layout.offsets(thread.number, offset))

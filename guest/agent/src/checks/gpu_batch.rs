@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{
-    Buffer, Direction, Error, FileOptions, Gpu, GpuFile, Policy, Queue, Request, Ticket, Traffic,
-    batch,
+    Buffer, Direction, Error, Gpu, GpuFile, Policy, Queue, Request, Ticket, Traffic, batch,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -130,7 +129,7 @@ impl<'a> Bench<'a> {
             guest,
             gpu,
             disk,
-            file: open(&opened, disk, Policy::PeerOnly)?,
+            file: disk.open_for(&opened, Policy::PeerOnly)?,
             buffer: opened.allocate(MOVES * SLOT)?,
             opened,
         })
@@ -246,7 +245,7 @@ impl<'a> Bench<'a> {
     /// Of transfers that start and end within a block, the whole blocks are peer to peer and the rest bounces, to the byte:
     /// the GPU's copy engine moves just that, and the disk the blocks that it is in, twice for a write.
     fn unaligned(&self) -> anyhow::Result<()> {
-        let file = open(&self.opened, self.disk, Policy::AllowBounce)?;
+        let file = self.disk.open_for(&self.opened, Policy::AllowBounce)?;
         let block = file.alignment().block;
         let mut images = self.images()?;
         let moves: Vec<Move> = (0..2 * UNALIGNED)
@@ -300,11 +299,6 @@ impl<'a> Bench<'a> {
         drop(queue);
         images.verify(&self.opened, &self.buffer, &self.disk.disk)
     }
-}
-
-fn open(gpu: &Gpu, disk: &Controller, policy: Policy) -> anyhow::Result<GpuFile> {
-    let options = FileOptions::new().write(true).policy(policy);
-    Ok(options.open(gpu, &disk.disk.node)?)
 }
 
 fn expect_whole(part: &Move, outcome: &Ended) -> anyhow::Result<()> {

@@ -10,7 +10,7 @@ use peerbar_gds::{
     Buffer, Direction, FileOptions, Gpu, GpuFile as GdsFile, Policy, Queue, Request, Traffic,
 };
 
-use super::layout::{CopyOffsets, Layout, size_range};
+use super::layout::{CopyOffsets, Layout, rounds, size_range};
 use super::route::{Share, judge};
 use crate::counters::Witness;
 use crate::devices::Controller;
@@ -77,11 +77,7 @@ fn transfer_all(
     }
     let expected = gpu.allocate(layout.largest)?;
     let mut witness = Witness::new(guest);
-    for (size, offset) in check
-        .sizes
-        .iter()
-        .flat_map(|size| check.offsets.iter().map(move |offset| (*size, *offset)))
-    {
+    for (size, offset) in rounds(&check.sizes, &check.offsets) {
         let round = Round {
             gpu: &gpu,
             expected: &expected,

@@ -2,9 +2,7 @@
 
 use super::{Outcome, Run};
 use anyhow::{bail, ensure};
-use peerbar_gds::{
-    Buffer, Direction, Error, FileOptions, Gpu, GpuFile, Policy, Queue, Request, Traffic,
-};
+use peerbar_gds::{Buffer, Direction, Error, Gpu, GpuFile, Policy, Queue, Request, Traffic};
 use peerbar_report::{Buffer as Through, GpuRefused, Measure};
 
 use super::route::judge;
@@ -27,7 +25,7 @@ impl Run for GpuRefused {
         let pattern = guest.fresh_pattern(disk);
         let plain = disk.disk.open_direct()?;
         disk::fill(&plain, pattern, 0, usize::try_from(LENGTH)?)?;
-        let file = open(&opened, disk, Policy::AllowBounce)?;
+        let file = disk.open_for(&opened, Policy::AllowBounce)?;
         let mut witness = Witness::new(guest);
         witness.watch(|| there_and_back(&file, &buffer))?;
         measure.bytes = LENGTH * 2;
@@ -48,11 +46,6 @@ impl Run for GpuRefused {
     }
 }
 
-fn open(gpu: &Gpu, disk: &Controller, policy: Policy) -> anyhow::Result<GpuFile> {
-    let options = FileOptions::new().write(true).policy(policy);
-    Ok(options.open(gpu, &disk.disk.node)?)
-}
-
 /// Where a bounce is not allowed nothing moves, whichever call asks for it.
 fn refused(
     guest: &GuestContext,
@@ -60,7 +53,7 @@ fn refused(
     disk: &Controller,
     buffer: &Buffer,
 ) -> anyhow::Result<()> {
-    let file = open(gpu, disk, Policy::PeerOnly)?;
+    let file = disk.open_for(gpu, Policy::PeerOnly)?;
     let mut witness = Witness::new(guest);
     let outcomes = witness.watch(|| {
         [

@@ -5,13 +5,13 @@ mod interrupted;
 
 use super::{Outcome, Run};
 use peerbar_report::{GpuReset, Measure};
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Command, Fence, Gpu, Span};
 
 use super::gpu_load::{GPU_PAGE, Load, memory_is_back};
+use crate::devices::reset;
 use crate::guest_context::GuestContext;
 
 const RESETS: u32 = 4;
@@ -36,8 +36,7 @@ impl Run for GpuReset {
         for number in 1..=RESETS {
             let load = Load::start(&opened, THREADS);
             let fences = queue(&opened, vram.span(..)?, host.span(..)?)?;
-            fs::write(&file, "1")
-                .with_context(|| format!("the reset through {} failed", file.display()))?;
+            reset(&file)?;
             for (place, fence) in fences.iter().enumerate() {
                 fence
                     .wait(PATIENCE)

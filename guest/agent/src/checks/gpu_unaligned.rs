@@ -35,8 +35,7 @@ impl Run for GpuUnaligned {
         refused(guest, &opened, disk, &buffer)?;
         copied(&opened, &buffer).context("a file in the page cache")?;
 
-        let options = FileOptions::new().write(true).policy(Policy::AllowBounce);
-        let file = options.open(&opened, &disk.disk.node)?;
+        let file = disk.open_for(&opened, Policy::AllowBounce)?;
         let parts = Parts::of(&file);
         let mut witness = Witness::new(guest);
         witness.watch(|| read(&file, &buffer, &parts))?;

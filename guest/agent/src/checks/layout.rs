@@ -69,6 +69,13 @@ fn short(bytes: u64) -> String {
     }
 }
 
+/// Each size at each offset.
+pub(super) fn rounds(sizes: &[u64], offsets: &[u64]) -> impl Iterator<Item = (u64, u64)> {
+    sizes
+        .iter()
+        .flat_map(|size| offsets.iter().map(move |offset| (*size, *offset)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,63 +6,14 @@
 use std::fs::File;
 
 use anyhow::Context;
+use peerbar_gds::uapi::{self, Alloc, Submit, Wait};
 use rustix::io::Errno;
-use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::ioctl::{Updater, ioctl};
 
 use crate::gpus;
 
-const OPERANDS: usize = 13;
-
-/// `PEERBAR_GPU_ALLOC`, `_SUBMIT`, `_WAIT`.
-const ALLOC: u32 = opcode::read_write::<Alloc>(b'P', 0x41);
-const SUBMIT: u32 = opcode::read_write::<Submit>(b'P', 0x45);
-const WAIT: u32 = opcode::read_write::<Wait>(b'P', 0x46);
-
 /// How long a command may take, in nanoseconds.
 const PATIENCE: u64 = 30_000_000_000;
-
-/// `struct peerbar_gpu_alloc`.
-#[repr(C)]
-#[derive(Debug, Default)]
-struct Alloc {
-    size: u64,
-    flags: u32,
-    handle: u32,
-    mmap_offset: u64,
-}
-
-/// `struct peerbar_gpu_operand`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Operand {
-    pub(super) space: u32,
-    pub(super) handle: u32,
-    pub(super) offset: u64,
-}
-
-/// `struct peerbar_gpu_submit`.
-#[repr(C)]
-#[derive(Clone, Debug, Default)]
-pub(super) struct Submit {
-    pub(super) opcode: u32,
-    pub(super) kernel: u32,
-    pub(super) operand: [Operand; OPERANDS],
-    pub(super) address_mask: u32,
-    pub(super) pad: u32,
-    pub(super) length: [u64; OPERANDS],
-    pub(super) fence: u64,
-}
-
-/// `struct peerbar_gpu_wait`.
-#[repr(C)]
-#[derive(Debug, Default)]
-struct Wait {
-    fence: u64,
-    timeout_ns: u64,
-    result: u64,
-    error: u32,
-    pad: u32,
-}
 
 /// The GPU's device file.
 #[derive(Debug)]
@@ -85,7 +36,7 @@ impl Node {
             ..Alloc::default()
         };
         // SAFETY: the number names exactly this type, which is plain numbers without holes.
-        let request = unsafe { Updater::<ALLOC, Alloc>::new(&mut alloc) };
+        let request = unsafe { Updater::<{ uapi::ALLOC }, Alloc>::new(&mut alloc) };
         // SAFETY: as above; the driver touches nothing but the structure.
         unsafe { ioctl(&self.file, request) }?;
         Ok(alloc.handle)
@@ -93,9 +44,9 @@ impl Node {
 
     /// Submits a command; returns its fence.
     pub(super) fn submit(&self, submit: &Submit) -> Result<u64, Errno> {
-        let mut submit = submit.clone();
+        let mut submit = *submit;
         // SAFETY: as in `allocate`.
-        let request = unsafe { Updater::<SUBMIT, Submit>::new(&mut submit) };
+        let request = unsafe { Updater::<{ uapi::SUBMIT }, Submit>::new(&mut submit) };
         // SAFETY: as above.
         unsafe { ioctl(&self.file, request) }?;
         Ok(submit.fence)
@@ -109,7 +60,7 @@ impl Node {
             ..Wait::default()
         };
         // SAFETY: as in `allocate`.
-        let request = unsafe { Updater::<WAIT, Wait>::new(&mut wait) };
+        let request = unsafe { Updater::<{ uapi::WAIT }, Wait>::new(&mut wait) };
         // SAFETY: as above.
         unsafe { ioctl(&self.file, request) }?;
         Ok(wait.error)

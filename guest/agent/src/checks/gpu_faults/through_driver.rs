@@ -3,9 +3,10 @@
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::Error;
+use peerbar_gds::uapi::{Operand, Submit};
 use rustix::io::Errno;
 
-use super::requests::{Node, Operand, Submit};
+use super::requests::Node;
 use crate::gpu_channel::Channel;
 use crate::gpus;
 

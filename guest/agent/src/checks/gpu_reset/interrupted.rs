@@ -2,12 +2,12 @@
 //! in full.
 //! The commands behind it are done as without a reset.
 
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Command, Error, Fault, Fence, Gpu, HostBuffer, Kernel};
 
+use crate::devices::reset;
 use crate::gpus;
 use crate::guest_context::GuestContext;
 
@@ -45,9 +45,7 @@ fn reset_amid_additions(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result
         ensure!(count > 0, "the first command does not begin");
         Ok(())
     })?;
-    let file = gpu.pci.join("reset");
-    fs::write(&file, "1")
-        .with_context(|| format!("the reset through {} failed", file.display()))?;
+    reset(&gpu.pci.join("reset"))?;
 
     let (first, behind) = fences.split_first().context("no commands")?;
     let outcome = first.wait(PATIENCE);
