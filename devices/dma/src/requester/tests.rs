@@ -655,7 +655,10 @@ impl Clock for Arc<Time> {
     fn sleep(&self, nanoseconds: u64) {
         *self.now.lock() += nanoseconds;
         if let Some(requester) = self.resets.lock().take() {
-            requester.upgrade().unwrap().halt();
+            let requester = requester.upgrade().unwrap();
+            let is_free = requester.routes.try_write().is_some();
+            assert!(is_free, "the routes are locked during a wait");
+            requester.halt();
         }
     }
 }
@@ -747,6 +750,25 @@ fn a_reset_ends_the_wait_for_a_link() {
     *time.resets.lock() = Some(Arc::downgrade(&requester));
     let error = requester
         .write(Purpose::Payload, 0x1000, &[1; 8])
+        .unwrap_err();
+    assert_eq!(error.cause, DmaFault::NotMaster);
+    assert_eq!(time.now(), LINK_WAIT);
+}
+
+#[test]
+fn reset_between_segments_on_two_links_ends_the_request() {
+    let (requester, time) = with_links();
+    requester.set_link(link(100_000_000));
+    let peer = link(30);
+    let meters = peer.meters().try_clone_to_owned().unwrap();
+    requester
+        .set_peer_link(PeerId(1), peer.speed(), meters)
+        .unwrap();
+    *time.resets.lock() = Some(Arc::downgrade(&requester));
+    let mut data = [0; 0x200];
+    let places = [(0x1000, 0x100), (0x1_0000, 0x100)];
+    let error = requester
+        .gather(Purpose::Payload, places, &mut data)
         .unwrap_err();
     assert_eq!(error.cause, DmaFault::NotMaster);
     assert_eq!(time.now(), LINK_WAIT);

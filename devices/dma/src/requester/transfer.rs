@@ -127,49 +127,57 @@ impl Requester {
         buffer: &mut Buffer<'a>,
     ) -> Result<usize, DmaError> {
         let started = self.started();
-        let routes = self.route_table();
-        let segment = routes.route(address, buffer.len(), buffer.direction());
-        if routes.ats {
-            self.share_ats(&routes);
-        }
-        let mut part = buffer.take(segment.len);
-        let (direction, len) = part.extent();
-        let path = routes.link_path(&segment.target, direction);
-        let mut put_off = |completer, part| {
-            transfer.asks.push(Ask::new(address, part));
-            transfer.notes.push(Note {
-                completer,
-                started,
-                path: path.clone(),
-            });
-            Ok(len)
-        };
-        let part = &mut part;
-        let done = match segment.target {
-            Target::RemoteRam => return put_off(Completer::GuestRam, part.take(len)),
-            // What answers at an address that is not guest memory is a device.
-            Target::Device => return put_off(Completer::PeerBar, part.take(len)),
-            Target::NotMaster => SegmentResult::refused(DmaFault::NotMaster),
-            Target::OwnRegisters => SegmentResult::refused(DmaFault::OwnRegisters),
-            Target::Own(span) => SegmentResult::own(copy(&span, part)),
-            Target::OwnPage(table, offset) => copy_page(&table, offset, part),
-            Target::Peer(_, span) => SegmentResult::to_peer(copy(&span, part)),
-            Target::PeerGone => SegmentResult::to_peer(Err(DmaFault::Peer(PeerError::Gone))),
-            Target::PeerRefused => SegmentResult::refused(DmaFault::Peer(PeerError::Unsupported)),
-            Target::PeerDropped => SegmentResult::dropped(part),
-            Target::Ram(span) => SegmentResult::in_ram(copy(&span, part)),
-            Target::PeerByMessage(peer) => {
-                drop(routes);
-                SegmentResult::to_peer(self.ask_peer(peer, address, part).map_err(DmaFault::Peer))
+        // The routes are free again before the links take their time.
+        let (done, path, (direction, len)) = {
+            let routes = self.route_table();
+            let segment = routes.route(address, buffer.len(), buffer.direction());
+            if routes.ats {
+                self.share_ats(&routes);
             }
-            Target::Forbidden => {
-                drop(routes);
-                SegmentResult::upstream(Completer::Nobody, self.deny(address, part))
-            }
-            Target::Unmapped => {
-                drop(routes);
-                SegmentResult::upstream(Completer::Unknown, self.explore(address, part))
-            }
+            let mut part = buffer.take(segment.len);
+            let (direction, len) = part.extent();
+            let path = routes.link_path(&segment.target, direction);
+            let mut put_off = |completer, part| {
+                transfer.asks.push(Ask::new(address, part));
+                transfer.notes.push(Note {
+                    completer,
+                    started,
+                    path: path.clone(),
+                });
+                Ok(len)
+            };
+            let part = &mut part;
+            let done = match segment.target {
+                Target::RemoteRam => return put_off(Completer::GuestRam, part.take(len)),
+                // What answers at an address that is not guest memory is a device.
+                Target::Device => return put_off(Completer::PeerBar, part.take(len)),
+                Target::NotMaster => SegmentResult::refused(DmaFault::NotMaster),
+                Target::OwnRegisters => SegmentResult::refused(DmaFault::OwnRegisters),
+                Target::Own(span) => SegmentResult::own(copy(&span, part)),
+                Target::OwnPage(table, offset) => copy_page(&table, offset, part),
+                Target::Peer(_, span) => SegmentResult::to_peer(copy(&span, part)),
+                Target::PeerGone => SegmentResult::to_peer(Err(DmaFault::Peer(PeerError::Gone))),
+                Target::PeerRefused => {
+                    SegmentResult::refused(DmaFault::Peer(PeerError::Unsupported))
+                }
+                Target::PeerDropped => SegmentResult::dropped(part),
+                Target::Ram(span) => SegmentResult::in_ram(copy(&span, part)),
+                Target::PeerByMessage(peer) => {
+                    drop(routes);
+                    SegmentResult::to_peer(
+                        self.ask_peer(peer, address, part).map_err(DmaFault::Peer),
+                    )
+                }
+                Target::Forbidden => {
+                    drop(routes);
+                    SegmentResult::upstream(Completer::Nobody, self.deny(address, part))
+                }
+                Target::Unmapped => {
+                    drop(routes);
+                    SegmentResult::upstream(Completer::Unknown, self.explore(address, part))
+                }
+            };
+            (done, path, (direction, len))
         };
         self.account(transfer.tag, (address, started), (direction, len), &done)?;
         self.depart(transfer, path, len)?;
