@@ -181,12 +181,12 @@ impl Requester {
 
     /// What the address translation cache has done.
     pub fn ats_counts(&self) -> AtsCounts {
-        self.route_table().ats_counts()
+        self.route_table().with_ats_counts(|counts| counts)
     }
 
     /// Shares what the address translation cache has done.
     fn share_ats(&self, routes: &RouteTable) {
-        self.counters.set_ats(&routes.ats_counts());
+        routes.with_ats_counts(|counts| self.counters.set_ats(&counts));
     }
 
     /// Transfers on the function's own link take time from now on.

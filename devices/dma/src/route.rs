@@ -245,10 +245,10 @@ impl RouteTable {
         })
     }
 
-    /// What the address translation cache has done.
-    pub(crate) fn ats_counts(&self) -> AtsCounts {
+    /// Has `take` take over what the address translation cache has done, before it does more.
+    pub(crate) fn with_ats_counts<T>(&self, take: impl FnOnce(AtsCounts) -> T) -> T {
         let atc = self.atc.lock();
-        atc.counts(self.ats)
+        take(atc.counts(self.ats))
     }
 
     /// The address translation cache, for a change of the routes.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerbar_dma_log::{AtsCounts, DmaKind, counter_file};
+use rustix::fs::{FallocateFlags, fallocate};
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
@@ -66,7 +67,13 @@ impl CounterFile {
 }
 
 fn map(file: File) -> io::Result<MmapRegion> {
-    file.set_len(counter_file::FILE_BYTES as u64)?;
+    // With its blocks: to store into a hole of a full file system would kill the process (SIGBUS).
+    fallocate(
+        &file,
+        FallocateFlags::empty(),
+        0,
+        counter_file::FILE_BYTES as u64,
+    )?;
     MmapRegion::from_file(FileOffset::new(file, 0), counter_file::FILE_BYTES)
         .map_err(io::Error::other)
 }
