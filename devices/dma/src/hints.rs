@@ -22,9 +22,12 @@ pub(crate) fn huge_pages(start: *mut u8, len: usize) -> rustix::io::Result<()> {
     unsafe { madvise(start.cast(), len, Advice::LinuxHugepage) }
 }
 
-/// Gives the pages of the `len` bytes at `start`, private memory of ours, back to the kernel: they become zeros.
+/// Gives the pages of the `len` bytes at `start` back to the kernel: they become zeros.
+///
+/// # Safety
+/// The bytes lie in a private mapping that is used by volatile access only.
 #[expect(unsafe_code)]
-pub(crate) fn discard(start: *mut u8, len: usize) -> rustix::io::Result<()> {
-    // SAFETY: it is as if zeros were written, to memory that is mapped as `vm-memory` maps it, for volatile access only.
+pub(crate) unsafe fn discard(start: *mut u8, len: usize) -> rustix::io::Result<()> {
+    // SAFETY: by the function's contract it is as if zeros were written.
     unsafe { madvise(start.cast(), len, Advice::LinuxDontNeed) }
 }

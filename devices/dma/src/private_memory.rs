@@ -32,11 +32,14 @@ impl PrivateMemory {
     }
 
     /// Makes `len` bytes at `offset` zeros, and gives whole pages of them back to the host.
+    #[expect(unsafe_code)]
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
         self.zero_by(offset, len, |first, bytes| {
             let bytes = usize::try_from(bytes).unwrap_or(0);
             let start = self.pointer(first, bytes);
-            hints::discard(start.map_err(|_| rustix::io::Errno::INVAL)?, bytes)
+            let start = start.map_err(|_| rustix::io::Errno::INVAL)?;
+            // SAFETY: `pointer` has checked that the bytes lie in the region, which is private and mapped by `vm-memory`.
+            unsafe { hints::discard(start, bytes) }
         })
     }
 }
