@@ -183,21 +183,24 @@ impl<'a> Guest<'a> {
         self.counters.read()
     }
 
-    /// Answers what the agent asks for in `lines`. An agent that is gone meanwhile needs no answer.
+    /// Answers the last request for counters in `lines`: the agent waits for one answer at a time. An agent that is gone
+    /// meanwhile needs none.
     fn answer(&mut self, lines: &[Line]) -> anyhow::Result<()> {
-        for line in lines {
-            let (Line::Counters(request), Some(port)) = (line, &mut self.port) else {
-                continue;
-            };
-            let answer = Counters {
-                request: *request,
-                devices: self.counters.read(),
-            };
-            let answer = serde_json::to_string(&answer).context("cannot write the counters")?;
-            if let Err(error) = port.write_all(format!("{answer}\n").as_bytes()) {
-                log::debug!("the agent does not take the counters: {error}");
-                self.port = None;
-            }
+        let request = lines.iter().rev().find_map(|line| match line {
+            Line::Counters(request) => Some(*request),
+            _ => None,
+        });
+        let (Some(request), Some(port)) = (request, &mut self.port) else {
+            return Ok(());
+        };
+        let answer = Counters {
+            request,
+            devices: self.counters.read(),
+        };
+        let answer = serde_json::to_string(&answer).context("cannot write the counters")?;
+        if let Err(error) = port.write_all(format!("{answer}\n").as_bytes()) {
+            log::debug!("the agent does not take the counters: {error}");
+            self.port = None;
         }
         Ok(())
     }
