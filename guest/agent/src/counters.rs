@@ -146,24 +146,24 @@ fn add_growth<K: Copy + Ord>(
     Ok(())
 }
 
-/// Watches pieces of work: how long they took, and what the devices did meanwhile.
+/// Measures work: its time, and what the DMA counters of all devices grew by meanwhile.
 #[derive(Debug)]
-pub(crate) struct Witness<'a> {
+pub(crate) struct TrafficWatch<'a> {
     guest: &'a GuestContext,
     traffic: anyhow::Result<Traffic>,
     elapsed: Duration,
 }
 
-impl<'a> Witness<'a> {
+impl<'a> TrafficWatch<'a> {
     pub(crate) fn new(guest: &'a GuestContext) -> Self {
-        Witness {
+        TrafficWatch {
             guest,
             traffic: Ok(Traffic::default()),
             elapsed: Duration::ZERO,
         }
     }
 
-    /// Does `work`. [`Witness::traffic`] reports counters that cannot be read, so that a failure of the work is seen also
+    /// Does `work`. [`TrafficWatch::traffic`] reports counters that cannot be read, so that a failure of the work is seen also
     /// without them.
     pub(crate) fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let before = sample(self.guest);

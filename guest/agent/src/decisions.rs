@@ -77,8 +77,8 @@ fn set_probe() -> anyhow::Result<File> {
 /// The probe: a return of the function, with the names of both devices and what it returns (Linux,
 /// Documentation/trace/kprobetrace.rst).
 ///
-/// By numbers, and no probe by fprobe, which knows names: under emulation the kernel takes a tenth of a second to look
-/// them up, and another to arm it, and the first module waits for both.
+/// By numbers, and no probe by fprobe, which knows names: under emulation the kernel is slow to look them up
+/// and to arm it, and the first module waits for both.
 fn probe(layout: &str) -> Option<String> {
     let fact = |name: &str| -> Option<u32> {
         let mut lines = layout.lines();

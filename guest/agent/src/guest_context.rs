@@ -97,8 +97,8 @@ impl GuestContext {
         })
     }
 
-    /// The tools root, if the plan has one. It is mounted at the first call: that takes a tenth of a second under
-    /// emulation, which a run without such a check saves.
+    /// The tools root, if the plan has one. It is mounted at the first call: mounting is slow under emulation,
+    /// and a run without such a check does not need it.
     pub(crate) fn tools(&self) -> anyhow::Result<Option<Tools>> {
         let mut tools = self.tools.lock();
         if self.has_tools && tools.is_none() {

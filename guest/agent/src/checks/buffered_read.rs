@@ -5,7 +5,7 @@ use anyhow::{Context, ensure};
 use peerbar_report::{BufferedRead, Measure};
 use rustix::fs::{Advice, fadvise};
 
-use crate::counters::{Traffic, Witness};
+use crate::counters::{Traffic, TrafficWatch};
 use crate::disk;
 use crate::guest_context::GuestContext;
 
@@ -23,16 +23,16 @@ impl Run for BufferedRead {
         // Without it the kernel reads ahead, and some of that might be counted in the next check.
         fadvise(&file, 0, None, Advice::Random).context("cannot turn reading ahead off")?;
         let mut memory = guest.provider(&self.provider)?.pool.map(LENGTH)?;
-        let mut witness = Witness::new(guest);
-        witness.watch(|| memory.read_from(&file, 0, LENGTH))?;
+        let mut watch = TrafficWatch::new(guest);
+        watch.watch(|| memory.read_from(&file, 0, LENGTH))?;
         measure.sizes = "1M".to_owned();
         measure.bytes = LENGTH as u64;
-        witness.write_to(measure);
+        watch.write_to(measure);
 
         pattern
             .verify(0, &memory.to_vec(LENGTH)?)
             .context("the data in p2pmem is wrong")?;
-        judge(witness.traffic()?)?;
+        judge(watch.traffic()?)?;
         Ok(Outcome::Passed)
     }
 }

@@ -4,7 +4,7 @@ use super::{Outcome, Run};
 use anyhow::{bail, ensure};
 use peerbar_report::{Buffer, Command, Measure};
 
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
@@ -20,12 +20,12 @@ impl Run for Command {
             return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
         };
         let line = fill_in(&self.run, &guest.controllers, &guest.gpus)?;
-        let mut witness = Witness::new(guest);
-        let ran = witness.watch(|| tools.run(&line, guest.limit))?;
-        witness.write_to(measure);
+        let mut watch = TrafficWatch::new(guest);
+        let ran = watch.watch(|| tools.run(&line, guest.limit))?;
+        watch.write_to(measure);
         measure.status = Some(ran.code());
         let failures = match self.through {
-            Some(_) => witness.traffic()?.failures(),
+            Some(_) => watch.traffic()?.failures(),
             None => 0,
         };
         let judged = judge(self, &ran).and_then(|()| judge_route(self, measure, failures));

@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 
 use super::layout::{CopyOffsets, Layout, rounds, size_range};
 use super::route::{Share, explain, judge};
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
@@ -24,7 +24,7 @@ impl Run for Copy {
         let mut threads = (0..self.threads)
             .map(|number| CopyThread::open(guest, self, &layout, number))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        let mut witness = Witness::new(guest);
+        let mut watch = TrafficWatch::new(guest);
         for (size, offset) in rounds(&self.sizes, &self.offsets) {
             for offsets in threads
                 .iter()
@@ -33,24 +33,16 @@ impl Run for Copy {
                 from.disk.check(offsets.source, size)?;
                 to.disk.check(offsets.target, size)?;
             }
-            let moved = round(
-                guest,
-                from,
-                &layout,
-                &mut threads,
-                &mut witness,
-                size,
-                offset,
-            )
-            .map_err(|error| explain(&self.through, error))
-            .with_context(|| format!("copying {size} bytes at offset {offset}"))?;
+            let moved = round(guest, from, &layout, &mut threads, &mut watch, size, offset)
+                .map_err(|error| explain(&self.through, error))
+                .with_context(|| format!("copying {size} bytes at offset {offset}"))?;
             measure.bytes = measure.bytes.saturating_add(moved);
-            witness.write_to(measure);
+            watch.write_to(measure);
         }
         judge(
             &self.through,
             &expected(from, to, measure.bytes),
-            witness.traffic()?,
+            watch.traffic()?,
         )?;
         Ok(Outcome::Passed)
     }
@@ -62,7 +54,7 @@ fn round(
     from: &Controller,
     layout: &Layout,
     threads: &mut [CopyThread],
-    witness: &mut Witness<'_>,
+    watch: &mut TrafficWatch<'_>,
     size: u64,
     offset: u64,
 ) -> anyhow::Result<u64> {
@@ -76,7 +68,7 @@ fn round(
             length,
         )?;
     }
-    witness.watch(|| transfer(layout, threads, offset, length))?;
+    watch.watch(|| transfer(layout, threads, offset, length))?;
     for thread in &*threads {
         thread
             .compare(pattern, layout.offsets(thread.number, offset), length)

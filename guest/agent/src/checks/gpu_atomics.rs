@@ -5,7 +5,7 @@ use anyhow::ensure;
 use peerbar_gds::{Gpu, Kernel, Span};
 use peerbar_report::{GpuAtomics, Measure};
 
-use crate::counters::{Traffic, Witness};
+use crate::counters::{Traffic, TrafficWatch};
 use crate::guest_context::GuestContext;
 
 const BLOCKS: u32 = 512;
@@ -24,14 +24,14 @@ impl Run for GpuAtomics {
         let opened = gpu.open()?;
         let counter = opened.allocate_host(super::PAGE)?;
         counter.mapping().write(8, &START.to_le_bytes())?;
-        let mut witness = Witness::new(guest);
-        let before = witness.watch(|| count(&opened, counter.span(8..16)?))?;
+        let mut watch = TrafficWatch::new(guest);
+        let before = watch.watch(|| count(&opened, counter.span(8..16)?))?;
         let mut after = [0; 8];
         counter.mapping().read(8, &mut after)?;
         measure.bytes = ADDS * BYTES_OF_AN_ADD;
-        witness.write_to(measure);
+        watch.write_to(measure);
         judge(before, u64::from_le_bytes(after))?;
-        judge_route(witness.traffic()?, gpu.number)?;
+        judge_route(watch.traffic()?, gpu.number)?;
         Ok(Outcome::Passed)
     }
 }

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use self::images::{Images, Move, SLOT};
 use super::PAGE;
 use super::route::judge;
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::gpus;
 use crate::guest_context::GuestContext;
@@ -41,13 +41,13 @@ impl Run for GpuBatch {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
         let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
         let bench = Bench::new(guest, gpu, disk)?;
-        let mut witness = Witness::new(guest);
-        let by_batch = bench.aligned(all_at_once, &mut witness);
-        let by_queue = bench.aligned(through_a_queue, &mut witness);
+        let mut watch = TrafficWatch::new(guest);
+        let by_batch = bench.aligned(all_at_once, &mut watch);
+        let by_queue = bench.aligned(through_a_queue, &mut watch);
         measure.bytes = by_batch.context("a batch")? + by_queue.context("a queue")?;
-        witness.write_to(measure);
+        watch.write_to(measure);
         let through = Through::P2pmem(gpu.name.clone());
-        judge(&through, &[disk.share(measure.bytes)], witness.traffic()?)?;
+        judge(&through, &[disk.share(measure.bytes)], watch.traffic()?)?;
         bench.unaligned().context("a batch that may bounce")?;
         bench.dropped_queue().context("a queue that is dropped")?;
         Ok(Outcome::Passed)
@@ -155,7 +155,7 @@ impl<'a> Bench<'a> {
     fn aligned(
         &self,
         carry: fn(&[Request]) -> anyhow::Result<Vec<Ended>>,
-        witness: &mut Witness<'_>,
+        watch: &mut TrafficWatch<'_>,
     ) -> anyhow::Result<u64> {
         let mut images = self.images()?;
         let moves: Vec<Move> = (0..MOVES).map(Move::aligned).collect();
@@ -166,7 +166,7 @@ impl<'a> Bench<'a> {
             requests.extend(odd.get(place).map(|odd| odd.request.clone()));
             requests.push(self.request(&self.file, part));
         }
-        let mut outcomes = witness.watch(|| carry(&requests))?.into_iter();
+        let mut outcomes = watch.watch(|| carry(&requests))?.into_iter();
         for (place, part) in moves.iter().enumerate() {
             if let Some(odd) = odd.get(place) {
                 let outcome = outcomes.next().context("an outcome is missing")?;
@@ -255,8 +255,8 @@ impl<'a> Bench<'a> {
             })
             .collect();
         let requests: Vec<Request> = moves.iter().map(|part| self.request(&file, part)).collect();
-        let mut witness = Witness::new(self.guest);
-        let outcomes = witness.watch(|| batch(requests))?;
+        let mut watch = TrafficWatch::new(self.guest);
+        let outcomes = watch.watch(|| batch(requests))?;
         let (mut right, mut blocks) = (Traffic::default(), 0);
         for (part, outcome) in moves.iter().zip(&outcomes) {
             expect_whole(part, outcome)?;
@@ -270,7 +270,7 @@ impl<'a> Bench<'a> {
             };
         }
         images.verify(&self.opened, &self.buffer, &self.disk.disk)?;
-        let seen = witness.traffic()?;
+        let seen = watch.traffic()?;
         let counted = (
             file.traffic(),
             seen.payload_to_devices(self.disk.number),

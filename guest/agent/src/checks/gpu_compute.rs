@@ -13,7 +13,7 @@ use peerbar_gds::{Buffer, FileOptions, Gpu, GpuFile, Kernel};
 use self::model::{BINS, Shape};
 use super::route::judge;
 use super::{PAGE, layout};
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::disk;
 use crate::gpus;
 use crate::guest_context::GuestContext;
@@ -74,10 +74,10 @@ impl Run for GpuCompute {
             options.open(&opened, &to.disk.node)?,
         )?;
         let plain = to.disk.open_direct()?;
-        let mut witness = Witness::new(guest);
+        let mut watch = TrafficWatch::new(guest);
         let (mut read, mut written) = (0, 0);
         for shape in SHAPES {
-            let sum = witness.watch(|| work.run(shape))?;
+            let sum = watch.watch(|| work.run(shape))?;
             vectors
                 .verify(shape, &plain, sum)
                 .with_context(|| shape.to_string())?;
@@ -86,14 +86,14 @@ impl Run for GpuCompute {
         }
         measure.sizes = layout::size_range(&SHAPES.map(bytes_of));
         measure.bytes = read + written;
-        witness.write_to(measure);
+        watch.write_to(measure);
         let shares = if from.number == to.number {
             vec![from.share(read + written)]
         } else {
             vec![from.share(read), to.share(written)]
         };
         let through = Through::P2pmem(gpu.name.clone());
-        judge(&through, &shares, witness.traffic()?)?;
+        judge(&through, &shares, watch.traffic()?)?;
         in_host_memory(guest, gpu, &vectors).context("operands in host memory")?;
         Ok(Outcome::Passed)
     }
@@ -112,8 +112,8 @@ fn in_host_memory(guest: &GuestContext, gpu: &gpus::Gpu, vectors: &Vectors) -> a
         sum: host.span(BYTES..)?,
         elements: shape.elements,
     };
-    let mut witness = Witness::new(guest);
-    witness.watch(|| opened.launch(add, shape.grid, shape.block))?;
+    let mut watch = TrafficWatch::new(guest);
+    watch.watch(|| opened.launch(add, shape.grid, shape.block))?;
     let mut seen = vec![0; usize::try_from(BYTES)?];
     host.mapping().read(BYTES, &mut seen)?;
     let right = model::vector_add(shape, &vectors.x, &vectors.y, vec![STALE; ELEMENTS]);
@@ -121,7 +121,7 @@ fn in_host_memory(guest: &GuestContext, gpu: &gpus::Gpu, vectors: &Vectors) -> a
     judge(
         &Through::GuestRam,
         &[gpu.share(2 * BYTES)],
-        witness.traffic()?,
+        watch.traffic()?,
     )
 }
 

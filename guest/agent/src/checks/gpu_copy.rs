@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::layout::size_range;
 use super::route::judge;
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 
@@ -28,20 +28,20 @@ impl Run for GpuCopy {
             other: allocate(guest, &opened, &self.with, largest)?,
         };
         measure.sizes = size_range(&self.sizes);
-        let mut witness = Witness::new(guest);
+        let mut watch = TrafficWatch::new(guest);
         for size in &self.sizes {
             let pattern = Pattern {
                 disk: gpu.number,
                 round: *size,
             };
             path.fill(pattern, *size)?;
-            witness.watch(|| path.there_and_back(*size))?;
+            watch.watch(|| path.there_and_back(*size))?;
             path.verify(pattern, *size)
                 .with_context(|| format!("a self of {size} bytes to {} and back", self.with))?;
             measure.bytes = measure.bytes.saturating_add(size.saturating_mul(2));
-            witness.write_to(measure);
+            watch.write_to(measure);
         }
-        judge(&self.with, &[gpu.share(measure.bytes)], witness.traffic()?)?;
+        judge(&self.with, &[gpu.share(measure.bytes)], watch.traffic()?)?;
         Ok(Outcome::Passed)
     }
 }

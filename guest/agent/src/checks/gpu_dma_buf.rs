@@ -11,7 +11,7 @@ use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer as Vram, Command, Error, Gpu, ImportedBuffer};
 
 use super::route::judge;
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::gpus;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
@@ -42,11 +42,11 @@ impl Run for GpuDmaBuf {
             }
         }
         measure.bytes = bench.bytes;
-        bench.witness.write_to(measure);
+        bench.watch.write_to(measure);
         judge(
             &self.with,
             &[gpu.share(bench.bytes)],
-            bench.witness.traffic()?,
+            bench.watch.traffic()?,
         )?;
         Ok(Outcome::Passed)
     }
@@ -58,7 +58,7 @@ pub(super) struct Bench<'a> {
     pub(super) number: u32,
     pub(super) gpu: Gpu,
     pub(super) vram: Vram,
-    pub(super) witness: Witness<'a>,
+    pub(super) watch: TrafficWatch<'a>,
     pub(super) bytes: u64,
 }
 
@@ -70,7 +70,7 @@ impl<'a> Bench<'a> {
             number: gpu.number,
             vram: opened.allocate(HALF)?,
             gpu: opened,
-            witness: Witness::new(guest),
+            watch: TrafficWatch::new(guest),
             bytes: 0,
         })
     }
@@ -86,7 +86,7 @@ impl<'a> Bench<'a> {
         exported.put(&pattern.bytes(0, bytes))?;
         let (gpu, vram) = (&self.gpu, self.vram.span(..)?);
         let (read, written) = (imported.span(..HALF)?, imported.span(HALF..)?);
-        self.witness.watch(|| {
+        self.watch.watch(|| {
             gpu.copy(read, vram)?;
             gpu.copy(vram, written)
         })?;
@@ -105,7 +105,7 @@ impl<'a> Bench<'a> {
             to: self.vram.span(..)?,
         };
         let gpu = &self.gpu;
-        self.witness.watch(|| {
+        self.watch.watch(|| {
             let fences = (0..COPIES).map(|_| gpu.submit(&command));
             let fences = fences.collect::<peerbar_gds::Result<Vec<_>>>()?;
             work()?;

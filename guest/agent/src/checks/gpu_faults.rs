@@ -12,7 +12,7 @@ pub(super) use self::requests::Node;
 
 use self::past_driver::{Bench, FAILED_REQUESTS};
 use self::through_driver::IMPORTED_BYTES;
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::gpu_channel::Channel;
 use crate::guest_context::GuestContext;
 
@@ -21,14 +21,14 @@ impl Run for GpuFaults {
         let gpu = guest.gpu(&self.gpu)?;
         let channel = Channel::of(&gpu.pci)?;
         let bench = Bench::new(guest, gpu, &channel)?;
-        let mut witness = Witness::new(guest);
-        witness
+        let mut watch = TrafficWatch::new(guest);
+        watch
             .watch(|| bench.run())
             .context("a driver that misbehaves")?;
-        witness
+        watch
             .watch(|| through_driver::run(gpu, &channel))
             .context("a program that misbehaves")?;
-        let seen = witness.traffic()?;
+        let seen = watch.traffic()?;
         ensure!(
             seen.payload() == IMPORTED_BYTES && seen.failures() == FAILED_REQUESTS,
             "{} bytes of payload were moved and {} DMA requests failed, where {IMPORTED_BYTES} and {FAILED_REQUESTS} were right",

@@ -12,7 +12,7 @@ use peerbar_gds::{
 
 use super::layout::{CopyOffsets, Layout, rounds, size_range};
 use super::route::{Share, judge};
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::disk;
 use crate::file_system::Volume;
@@ -76,7 +76,7 @@ fn transfer_all(
         }
     }
     let expected = gpu.allocate(layout.largest)?;
-    let mut witness = Witness::new(guest);
+    let mut watch = TrafficWatch::new(guest);
     for (size, offset) in rounds(&check.sizes, &check.offsets) {
         let round = Round {
             gpu: &gpu,
@@ -86,14 +86,14 @@ fn transfer_all(
             offset,
         };
         round
-            .run(guest, volumes, &threads, &mut witness)
+            .run(guest, volumes, &threads, &mut watch)
             .with_context(|| format!("{size} bytes at offset {offset}"))?;
         let moved = size.saturating_mul(2).saturating_mul(threads.len() as u64);
         measure.bytes = measure.bytes.saturating_add(moved);
-        witness.write_to(measure);
+        watch.write_to(measure);
     }
     judge_library(check, &threads, measure.bytes)?;
-    judge_devices(guest, check, volumes, measure.bytes, &witness)
+    judge_devices(guest, check, volumes, measure.bytes, &watch)
 }
 
 /// What the library says of its own work.
@@ -126,7 +126,7 @@ fn judge_devices(
     check: &GpuFile,
     volumes: &[(&Controller, Volume)],
     bytes: u64,
-    witness: &Witness<'_>,
+    watch: &TrafficWatch<'_>,
 ) -> anyhow::Result<()> {
     let each = bytes / volumes.len().max(1) as u64;
     let mut shares: Vec<Share> = volumes.iter().map(|(disk, _)| disk.share(each)).collect();
@@ -136,7 +136,7 @@ fn judge_devices(
     } else {
         Through::P2pmem(check.gpu.clone())
     };
-    judge(&through, &shares, witness.traffic()?)
+    judge(&through, &shares, watch.traffic()?)
 }
 
 /// One size at one offset.
@@ -155,7 +155,7 @@ impl Round<'_> {
         guest: &GuestContext,
         volumes: &[(&Controller, Volume)],
         threads: &[TransferThread<'_>],
-        witness: &mut Witness<'_>,
+        watch: &mut TrafficWatch<'_>,
     ) -> anyhow::Result<()> {
         let mut contents = Vec::new();
         for thread in threads {
@@ -167,13 +167,13 @@ impl Round<'_> {
             contents.push(content);
         }
         settle(volumes)?;
-        witness.watch(|| self.in_all(threads, Direction::Read))?;
+        watch.watch(|| self.in_all(threads, Direction::Read))?;
         for (thread, content) in threads.iter().zip(&contents) {
             self.inspect(thread, content)
                 .with_context(|| format!("what {} read into VRAM is wrong", thread.name()))?;
         }
         settle(volumes)?;
-        witness.watch(|| self.in_all(threads, Direction::Write))?;
+        watch.watch(|| self.in_all(threads, Direction::Write))?;
         for (thread, content) in threads.iter().zip(&contents) {
             let target = self.offsets(thread).target;
             let seen = disk::read(&thread.plain, target, content.bytes.len());

@@ -15,7 +15,7 @@ use peerbar_gds::{Buffer, Error, FileOptions, Gpu, GpuFile};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::route::judge;
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::disk;
 use crate::gpu_channel::{Channel, State};
@@ -139,8 +139,8 @@ fn is_no_device(what: &str, outcome: peerbar_gds::Result<u64>) -> anyhow::Result
 fn the_disk_goes_on(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
     let (pattern, length) = (guest.fresh_pattern(disk), usize::try_from(SIZE)?);
     let file = disk.disk.open_direct()?;
-    let mut witness = Witness::new(guest);
-    let seen = witness.watch(|| {
+    let mut watch = TrafficWatch::new(guest);
+    let seen = watch.watch(|| {
         disk::fill(&file, pattern, 0, length)?;
         disk::read(&file, 0, length)
     })?;
@@ -148,6 +148,6 @@ fn the_disk_goes_on(guest: &GuestContext, disk: &Controller) -> anyhow::Result<(
     judge(
         &Through::GuestRam,
         &[disk.share(2 * SIZE)],
-        witness.traffic()?,
+        watch.traffic()?,
     )
 }

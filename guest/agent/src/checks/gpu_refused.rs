@@ -6,7 +6,7 @@ use peerbar_gds::{Buffer, Direction, Error, Gpu, GpuFile, Policy, Queue, Request
 use peerbar_report::{Buffer as Through, GpuRefused, Measure};
 
 use super::route::judge;
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
@@ -26,10 +26,10 @@ impl Run for GpuRefused {
         let plain = disk.disk.open_direct()?;
         disk::fill(&plain, pattern, 0, usize::try_from(LENGTH)?)?;
         let file = disk.open_for(&opened, Policy::AllowBounce)?;
-        let mut witness = Witness::new(guest);
-        witness.watch(|| there_and_back(&file, &buffer))?;
+        let mut watch = TrafficWatch::new(guest);
+        watch.watch(|| there_and_back(&file, &buffer))?;
         measure.bytes = LENGTH * 2;
-        witness.write_to(measure);
+        watch.write_to(measure);
         pattern.verify(0, &disk::read(&plain, LENGTH, usize::try_from(LENGTH)?)?)?;
         let right = Traffic {
             peer_bytes: 0,
@@ -41,7 +41,7 @@ impl Run for GpuRefused {
             file.traffic()
         );
         let shares = [disk.share(measure.bytes), gpu.share(measure.bytes)];
-        judge(&Through::GuestRam, &shares, witness.traffic()?)?;
+        judge(&Through::GuestRam, &shares, watch.traffic()?)?;
         Ok(Outcome::Passed)
     }
 }
@@ -54,8 +54,8 @@ fn refused(
     buffer: &Buffer,
 ) -> anyhow::Result<()> {
     let file = disk.open_for(gpu, Policy::PeerOnly)?;
-    let mut witness = Witness::new(guest);
-    let outcomes = witness.watch(|| {
+    let mut watch = TrafficWatch::new(guest);
+    let outcomes = watch.watch(|| {
         [
             file.read_at(buffer, ..LENGTH, 0),
             file.write_at(buffer, ..LENGTH, 0).map(|()| LENGTH),
@@ -71,7 +71,7 @@ fn refused(
             ),
         }
     }
-    let moved = witness.traffic()?.payload();
+    let moved = watch.traffic()?.payload();
     ensure!(
         moved == 0,
         "transfers that were refused have moved {moved} bytes of payload"

@@ -8,7 +8,7 @@ use std::fs;
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, Error, FileOptions, Gpu, GpuFile, Policy, Traffic};
 
-use crate::counters::{self, Witness};
+use crate::counters::{self, TrafficWatch};
 use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
@@ -37,17 +37,17 @@ impl Run for GpuUnaligned {
 
         let file = disk.open_for(&opened, Policy::AllowBounce)?;
         let parts = Parts::of(&file);
-        let mut witness = Witness::new(guest);
-        witness.watch(|| read(&file, &buffer, &parts))?;
+        let mut watch = TrafficWatch::new(guest);
+        watch.watch(|| read(&file, &buffer, &parts))?;
         verify_read(&buffer, pattern, &parts).context("the unaligned read")?;
-        witness.watch(|| file.write_at(&buffer, parts.range(), OFFSET + KNOWN as u64))?;
+        watch.watch(|| file.write_at(&buffer, parts.range(), OFFSET + KNOWN as u64))?;
         verify_write(disk, pattern).context("the unaligned write")?;
         measure.bytes = LENGTH * 2;
-        witness.write_to(measure);
+        watch.write_to(measure);
         judge(
             &parts,
             file.traffic(),
-            witness.traffic()?,
+            watch.traffic()?,
             (disk.number, gpu.number),
         )?;
         Ok(Outcome::Passed)
@@ -62,13 +62,13 @@ fn refused(
     buffer: &Buffer,
 ) -> anyhow::Result<()> {
     let file = FileOptions::new().open(gpu, &disk.disk.node)?;
-    let mut witness = Witness::new(guest);
-    match witness.watch(|| file.read_at(buffer, ..LENGTH, OFFSET)) {
+    let mut watch = TrafficWatch::new(guest);
+    match watch.watch(|| file.read_at(buffer, ..LENGTH, OFFSET)) {
         Err(Error::Unaligned { .. }) => {}
         Err(error) => bail!("an unaligned read was to be refused as such, but: {error:#}"),
         Ok(read) => bail!("an unaligned read that must not bounce has brought {read} bytes"),
     }
-    let moved = witness.traffic()?.payload();
+    let moved = watch.traffic()?.payload();
     ensure!(
         moved == 0,
         "a read that was refused has moved {moved} bytes of payload"

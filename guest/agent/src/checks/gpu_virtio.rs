@@ -23,11 +23,11 @@ impl Run for GpuVirtio {
         of_virtio_gpu(&mut bench, open()?).context("memory of virtio-gpu")?;
         for_virtio_gpu(&mut bench, (guest, gpu), &open()?).context("memory of the GPU")?;
         measure.bytes = bench.bytes;
-        bench.witness.write_to(measure);
+        bench.watch.write_to(measure);
         judge(
             &With::GuestRam,
             &[gpu.share(bench.bytes)],
-            bench.witness.traffic()?,
+            bench.watch.traffic()?,
         )?;
         Ok(Outcome::Passed)
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer, Mapping};
 
 use super::layout::size_range;
-use crate::counters::Witness;
+use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
@@ -37,18 +37,18 @@ impl Run for Probe {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
         measure.sizes = size_range(&[LENGTH]);
         let number = client_number(guest, self)?;
-        let mut witness = Witness::new(guest);
+        let mut watch = TrafficWatch::new(guest);
         let (written, read) = match pair(guest, self) {
             Ok(mut pair) => {
                 let mut moved = |direction| {
                     let pattern = guest.fresh_pattern_of(number);
-                    transfer(pair.as_mut(), direction, pattern, &mut witness)
+                    transfer(pair.as_mut(), direction, pattern, &mut watch)
                 };
                 (moved(Direction::There)?, moved(Direction::Back)?)
             }
             Err(refused) => (failed(&refused), failed(&refused)),
         };
-        witness.write_to(measure);
+        watch.write_to(measure);
         let wrong = [&written, &read]
             .into_iter()
             .find_map(|transfer| match transfer {
@@ -62,7 +62,7 @@ impl Run for Probe {
         measure.probe = Some(Probed {
             written,
             read,
-            record: witness.traffic().ok().map(|traffic| traffic.record(number)),
+            record: watch.traffic().ok().map(|traffic| traffic.record(number)),
             faults: 0,
             fault: None,
         });
@@ -117,10 +117,10 @@ fn transfer(
     pair: &mut dyn Pair,
     direction: Direction,
     pattern: Pattern,
-    witness: &mut Witness<'_>,
+    watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Transfer> {
     pair.load(direction, &pattern.bytes(0, BYTES))?;
-    let outcome = witness.watch(|| pair.carry(direction));
+    let outcome = watch.watch(|| pair.carry(direction));
     Ok(judge(outcome, pattern, &pair.arrived(direction)?))
 }
 

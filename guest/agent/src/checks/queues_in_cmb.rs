@@ -4,7 +4,7 @@ use super::{Outcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_report::{Measure, QueuesInCmb};
 
-use crate::counters::{Traffic, Witness};
+use crate::counters::{Traffic, TrafficWatch};
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
 
@@ -21,11 +21,11 @@ impl Run for QueuesInCmb {
         let disk = controller.disk.open_direct()?;
         let mut memory =
             MappedBuffer::guest_ram(LENGTH).context("cannot get memory to read into")?;
-        let mut witness = Witness::new(guest);
-        witness.watch(|| (0..COMMANDS).try_for_each(|_| memory.read_from(&disk, 0, LENGTH)))?;
+        let mut watch = TrafficWatch::new(guest);
+        watch.watch(|| (0..COMMANDS).try_for_each(|_| memory.read_from(&disk, 0, LENGTH)))?;
         measure.bytes = COMMANDS.saturating_mul(LENGTH as u64);
-        witness.write_to(measure);
-        judge(witness.traffic()?, controller.number).with_context(|| {
+        watch.write_to(measure);
+        judge(watch.traffic()?, controller.number).with_context(|| {
             format!(
                 "the I/O queues of {device} are not in its CMB ({})",
                 controller.cmb_registers()
