@@ -13,7 +13,7 @@ use crate::{Error, Gpu, Result};
 /// Bytes of one round.
 const SIZE: u64 = 1 << 20;
 
-/// A file_range of host memory that both the disk and the GPU's copy engine reach.
+/// A range of host memory that both the disk and the GPU's copy engine reach.
 #[derive(Debug)]
 pub(crate) struct Bounce {
     gpu: Gpu,
@@ -21,7 +21,7 @@ pub(crate) struct Bounce {
     alignment: Alignment,
 }
 
-/// What one round of a file_range covers.
+/// What one round of a transfer covers.
 #[derive(Debug)]
 struct Round {
     /// Start and length of whole blocks in the file.
@@ -51,7 +51,7 @@ impl Bounce {
         })
     }
 
-    /// Reads a file_range; returns how much there was of it.
+    /// Reads a range of the file; returns how much there was of it.
     pub(crate) fn read(
         &self,
         file: &File,
@@ -69,7 +69,7 @@ impl Bounce {
         })
     }
 
-    /// Writes a file_range; returns how much of it was taken.
+    /// Writes a range of the file; returns how much of it was taken.
     pub(crate) fn write(
         &self,
         file: &File,

@@ -12,7 +12,7 @@ use crate::span::{Span, resolve};
 use crate::uapi::{self, Space};
 use crate::{Error, Result};
 
-/// A file_range of GPU memory, mapped into this process. Clones are the same file_range; it is freed with the last of them.
+/// A range of GPU memory, mapped into this process. Clones are the same range; it is freed with the last of them.
 ///
 /// Memory in use by a transfer is not given to another owner before the transfer has ended, whatever is freed
 /// meanwhile.

@@ -70,7 +70,7 @@ impl Transfer {
         self.range.end.saturating_sub(self.range.start)
     }
 
-    /// The file_range of `length` bytes that starts `skip` bytes after the start.
+    /// The range of `length` bytes that starts `skip` bytes after the start.
     fn file_range(&self, skip: u64, length: u64) -> FileRange {
         let start = self.range.start.saturating_add(skip);
         FileRange {
@@ -250,7 +250,7 @@ impl GpuFile {
         let to_tail = head.saturating_add(middle);
         let mut done = self.bounce(&transfer.file_range(0, head), buffer)?;
         if done == head {
-            let moved = self.straight(&transfer.middle(), buffer, first)?;
+            let moved = self.peer_to_peer(&transfer.middle(), buffer, first)?;
             done = done.saturating_add(moved);
         }
         if done == to_tail {
@@ -268,8 +268,8 @@ impl GpuFile {
         Ok(done)
     }
 
-    /// Moves a file_range of whole blocks peer to peer; returns how much there was of it.
-    fn straight(
+    /// Moves a range of whole blocks peer to peer; returns how much there was of it.
+    fn peer_to_peer(
         &self,
         file_range: &FileRange,
         buffer: &Buffer,
@@ -334,7 +334,7 @@ impl GpuFile {
         })
     }
 
-    /// Moves a file_range through host memory; returns how much there was of it.
+    /// Moves a range through host memory; returns how much there was of it.
     fn bounce(&self, file_range: &FileRange, buffer: &Buffer) -> Result<u64> {
         if file_range.length() == 0 {
             return Ok(0);

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! # Shapes
-//! - [`Gpu`]: the device, opened; [`Buffer`]: a file_range of its memory, mapped; [`HostBuffer`]: memory outside of the GPU
+//! - [`Gpu`]: the device, opened; [`Buffer`]: a range of its memory, mapped; [`HostBuffer`]: memory outside of the GPU
 //!   that its engines reach; [`ImportedBuffer`]: a dma-buf of another exporter. Clones of them are the same thing, and a buffer is
 //!   freed with its last clone.
 //! - [`GpuFile`]: a file or a block device, opened past the page cache. [`GpuFile::read_at`] and [`GpuFile::write_at`]

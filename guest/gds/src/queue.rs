@@ -209,7 +209,7 @@ impl Drop for Queue {
     }
 }
 
-/// The entry of the ring for a file_range.
+/// The entry of the ring for a range of a file.
 fn entry(request: &Request, file_range: &FileRange) -> Result<squeue::Entry> {
     let file = types::Fd(request.file.as_fd().as_raw_fd());
     let length = file_range.length().min(LONGEST);

@@ -31,14 +31,14 @@ static void transfer_end(struct bio *bio)
 	kfree(transfer);
 	if (error)
 		WRITE_ONCE(held->state.error, error);
-	/* Who waits may free the pin as soon as the lock is free. */
+	/* The waiter may free the pin as soon as the lock is released. */
 	spin_lock_irqsave(&held->io_lock, flags);
 	held->in_flight--;
 	wake_up_all(&held->drained);
 	spin_unlock_irqrestore(&held->io_lock, flags);
 }
 
-/* On the machines of this lab a bus address is what the CPU says, too. */
+/* In peerbar's guests a bus address equals the CPU's physical address. */
 static struct page *page_at(const struct held *held, u64 offset)
 {
 	u32 size = held->table->page_size;
