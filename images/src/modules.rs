@@ -197,7 +197,7 @@ fn needs_of(module: &[u8]) -> Option<Vec<String>> {
     )
 }
 
-/// The option of the kernel's configuration that builds the module, as far as it is one of those that a lab needs.
+/// The option of the kernel's configuration that builds the module, as far as it is one of those that a guest needs.
 pub(crate) fn option_of(module: &str) -> String {
     let option = match module {
         "9p" => "9P_FS",

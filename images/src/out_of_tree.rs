@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn debugging_information_is_made_only_where_versions_of_symbols_come_from_it() {
+    fn debug_info_is_built_only_for_gendwarfksyms() {
         let rule = "@echo '[$(origin CONFIG_DEBUG_INFO)]' > $(M)/a.ko";
         let (_dir, cache, kernel, sources) = lab(rule);
         let text = || {

@@ -15,7 +15,7 @@ use peerbar_lab::iommu::Iommu;
 use peerbar_lab::parent_death;
 use peerbar_lab::timeout::Timeout;
 
-/// A PCIe peer-to-peer DMA lab without hardware.
+/// Tests PCIe peer-to-peer DMA without hardware.
 #[derive(Parser)]
 #[command(name = "peerbar", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -32,9 +32,9 @@ const EXIT_CODES: &str = "Exit codes: 0 every check passed, 1 a check failed, 2 
 pub(crate) enum Command {
     /// Boots a guest with the devices of a scenario and runs its checks.
     Run(Run),
-    /// Says which way peer-to-peer DMA takes in a run or a scenario, and why.
+    /// Says which route peer-to-peer DMA takes in a run or a scenario, and why.
     Explain(Explain),
-    /// Tries which way data takes between two devices: every topology, IOMMU, CPU and flow, beside what the kernel's rule
+    /// Tries which route data takes between two devices: every topology, IOMMU, CPU and flow, beside what the kernel's rule
     /// says.
     #[command(after_help = MATRIX_EXIT_CODES)]
     Matrix(Matrix),
@@ -96,7 +96,7 @@ fn workers() -> RangedI64ValueParser<u8> {
     RangedI64ValueParser::new().range(i64::from(least)..=i64::from(most))
 }
 
-/// Says which way peer-to-peer DMA takes, and why. Ends with exit code 1 if the guest's kernel did not do what its rule says.
+/// Says which route peer-to-peer DMA takes, and why. Ends with exit code 1 if the guest's kernel did not do what its rule says.
 #[derive(Args)]
 pub(crate) struct Explain {
     /// Provider, the device that owns the memory [default: those of the last failed check between devices, or all].
@@ -120,16 +120,16 @@ const MATRIX_EXIT_CODES: &str = "Exit codes: 0 every cell agrees with the rule, 
 /// Fills the matrix. Without filters that is all of it.
 #[derive(Args)]
 pub(crate) struct Matrix {
-    /// IOMMUs, parted by commas.
+    /// IOMMUs, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub iommu: Vec<Iommu>,
-    /// CPU models as for QEMU's -cpu, parted by commas [default: EPYC,Haswell].
+    /// CPU models as for QEMU's -cpu, separated by commas [default: EPYC,Haswell].
     #[arg(long, value_name = "MODEL", value_delimiter = ',')]
     pub cpu: Vec<String>,
-    /// Topologies, parted by commas.
+    /// Topologies, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub topology: Vec<Placement>,
-    /// Flows, parted by commas.
+    /// Flows, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub flow: Vec<Flow>,
     /// EPYC without an IOMMU and with Intel's, Haswell without, and no others.

@@ -1,4 +1,4 @@
-//! `peerbar matrix`: which way data takes between two devices, for every topology, IOMMU, CPU and flow, by the kernel's rule
+//! `peerbar matrix`: which route data takes between two devices, for every topology, IOMMU, CPU and flow, by the kernel's rule
 //! and as it happens.
 //!
 //! One machine holds all topologies, so a boot fills a column. Nothing is expected by a table of old results: what must

@@ -1,4 +1,4 @@
-//! `peerbar explain`: which way peer-to-peer DMA takes, and why.
+//! `peerbar explain`: which route peer-to-peer DMA takes, and why.
 //!
 //! The kernel's rule ([`peerbar_rule`]) is applied to what the guest of a run found, or to a scenario that has not been run.
 //! Beside it stand what the kernel did, what the devices counted, and what to change.

@@ -157,7 +157,7 @@ fn id(function: &PciFunction) -> DeviceId {
     }
 }
 
-/// DeviceSpec/Port Type (PCIe Base 6.0, 7.5.3.2).
+/// Device/Port Type (PCIe Base 6.0, 7.5.3.2).
 fn kind(function: &PciFunction) -> Kind {
     match function.port_type {
         Some(0x0 | 0x1) => Kind::Endpoint,
@@ -169,7 +169,8 @@ fn kind(function: &PciFunction) -> Kind {
     }
 }
 
-/// DeviceSpec times 8 plus function of an address such as `0000:00:1f.2`; 255, which is no root's first, of anything else.
+/// The device number times 8 plus the function number of an address such as `0000:00:1f.2`; 255, which is the first of no
+/// root bus, for anything else.
 fn devfn(address: &str) -> u8 {
     let place = address
         .rsplit(':')

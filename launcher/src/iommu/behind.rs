@@ -2,7 +2,7 @@
 
 use peerbar_flight::{Backing, Mapping, WindowEvent, WindowId};
 
-use super::recorded::{Device, Recorded};
+use super::recorded::{Recorded, RecordedDevice};
 
 const GIB: u64 = 1 << 30;
 
@@ -83,7 +83,7 @@ pub(super) fn window_name(id: WindowId) -> String {
 }
 
 /// A device's own window at a bus address, its BARs first, since the CMB is in one.
-fn window_at(device: &Device, address: u64) -> Option<WindowEvent> {
+fn window_at(device: &RecordedDevice, address: u64) -> Option<WindowEvent> {
     let mut windows = device.windows();
     windows.sort_by_key(|window| window.id == WindowId::Cmb);
     windows.into_iter().find(|window| {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::behind::Behind;
 use super::line::{access, direction, operation};
-use super::recorded::{Device, Recorded};
+use super::recorded::{Recorded, RecordedDevice};
 
 /// Everything.
 pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
@@ -23,7 +23,7 @@ pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
     all
 }
 
-fn device(recorded: &Recorded, device: &Device) -> Value {
+fn device(recorded: &Recorded, device: &RecordedDevice) -> Value {
     let (flight, history) = (&device.flight, &device.history);
     let mappings = device.mappings();
     let last = flight.records.last();
@@ -71,7 +71,7 @@ fn mapping(recorded: &Recorded, mapping: &Mapping) -> Value {
     })
 }
 
-fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> Value {
+fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault) -> Value {
     let life = |number: Option<usize>| {
         let life = number.and_then(|number| device.history.mapping(number))?;
         Some(mapping(recorded, &life.mapping))
@@ -101,7 +101,7 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> Value {
     })
 }
 
-fn finding(recorded: &Recorded, device: &Device, finding: &Finding) -> Value {
+fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Finding) -> Value {
     let other = recorded.other(finding);
     let then = |moment: Moment| device.seconds(moment.nanos);
     json!({

@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Prints every record from now on, until no device runs any more.
 pub(super) fn follow(recorded: &Recorded) -> anyhow::Result<()> {
-    let begun = |device: &super::recorded::Device| device.flight.header.begun;
+    let begun = |device: &super::recorded::RecordedDevice| device.flight.header.begun;
     let mut next: Vec<u64> = recorded.shown().map(begun).collect();
     loop {
         let mut live = false;

@@ -4,12 +4,12 @@ use peerbar_flight::{Direction, Event, Mapping, Origin, Outcome, Record, WindowK
 use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 
 use super::behind::{Behind, window_name};
-use super::recorded::{Device, Recorded};
+use super::recorded::{Recorded, RecordedDevice};
 use peerbar_lab::size::human;
 
 /// All records of all devices in the order of their times.
 pub(super) fn history(recorded: &Recorded) -> String {
-    let mut all: Vec<(&Device, &Record)> = Vec::new();
+    let mut all: Vec<(&RecordedDevice, &Record)> = Vec::new();
     for device in recorded.shown() {
         all.extend(device.flight.records.iter().map(|record| (device, record)));
     }
@@ -24,7 +24,7 @@ pub(super) fn history(recorded: &Recorded) -> String {
 }
 
 /// A record in a line; times are seconds since the first device's start.
-pub(super) fn line(recorded: &Recorded, device: &Device, record: &Record) -> String {
+pub(super) fn line(recorded: &Recorded, device: &RecordedDevice, record: &Record) -> String {
     let first = recorded
         .devices
         .iter()
@@ -35,7 +35,7 @@ pub(super) fn line(recorded: &Recorded, device: &Device, record: &Record) -> Str
     format!("{since:12.6} {:<8} {what}", device.name)
 }
 
-fn event(recorded: &Recorded, device: &Device, event: &Event) -> String {
+fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event) -> String {
     match *event {
         Event::Map(ref mapping) => {
             let behind = Behind::of(mapping, recorded).text();

@@ -15,7 +15,7 @@ use peerbar_lab::scenario::Scenario;
 /// What is known of a run.
 pub(crate) struct Recorded {
     /// Its devices, by name. Those that are not shown are needed to find what is behind a mapping, and which devices share a page.
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<RecordedDevice>,
     /// The only one that is shown, if not all are.
     only: Option<String>,
     /// Where its guest's RAM is.
@@ -25,7 +25,7 @@ pub(crate) struct Recorded {
 }
 
 /// A device with a flight record.
-pub(crate) struct Device {
+pub(crate) struct RecordedDevice {
     /// Its name in the scenario.
     pub(crate) name: String,
     pub(super) is_nvme: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Device {
     pub(super) findings: Vec<Finding>,
 }
 
-impl Device {
+impl RecordedDevice {
     /// How many records were overwritten before they could be read, or are not whole.
     pub(crate) fn lost(&self) -> u64 {
         // Of a device that runs, those that are not whole yet are not lost.
@@ -126,23 +126,23 @@ impl Recorded {
     }
 
     /// The devices that are shown.
-    pub(crate) fn shown(&self) -> impl Iterator<Item = &Device> {
+    pub(crate) fn shown(&self) -> impl Iterator<Item = &RecordedDevice> {
         self.devices.iter().filter(|device| self.shows(device))
     }
 
     /// The device that a finding about two is about as well, and its command.
-    pub(crate) fn other(&self, finding: &Finding) -> Option<(&Device, Option<Command>)> {
+    pub(crate) fn other(&self, finding: &Finding) -> Option<(&RecordedDevice, Option<Command>)> {
         let (number, command) = finding.other?;
         Some((self.devices.get(number)?, command))
     }
 
-    fn shows(&self, device: &Device) -> bool {
+    fn shows(&self, device: &RecordedDevice) -> bool {
         self.only.as_ref().is_none_or(|only| device.name == *only)
     }
 
     /// What the sanitizer has found of the devices that are shown, each with its device. What concerns two devices is
     /// with the one that came second.
-    pub(crate) fn findings(&self) -> Vec<(&Device, Finding)> {
+    pub(crate) fn findings(&self) -> Vec<(&RecordedDevice, Finding)> {
         let own = self.shown();
         let own = own.flat_map(|device| device.findings.iter().map(move |f| (device, f.clone())));
         let histories: Vec<&History> = self.devices.iter().map(|device| &device.history).collect();
@@ -153,13 +153,13 @@ impl Recorded {
     }
 }
 
-fn device(run: &Path, path: &Path) -> anyhow::Result<Device> {
+fn device(run: &Path, path: &Path) -> anyhow::Result<RecordedDevice> {
     let file = FlightFile::open(path)?;
     let live = file.is_live()?;
     let flight = file.read()?;
     let (findings, history) = Sanitizer::of(&flight);
     let name = flight.header.name.clone();
-    Ok(Device {
+    Ok(RecordedDevice {
         is_nvme: run.join(format!("nvme-{name}.log")).exists(),
         name,
         live,

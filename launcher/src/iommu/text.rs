@@ -7,7 +7,7 @@ use peerbar_flight::{Command, Fault, Finding, FindingKind, Level, Mapping, Mappi
 use super::behind::Behind;
 use super::data::busiest_second;
 use super::line::{access, direction, operation, range, span};
-use super::recorded::{Device, Recorded};
+use super::recorded::{Recorded, RecordedDevice};
 use crate::cli;
 use peerbar_lab::size::human;
 
@@ -27,7 +27,7 @@ pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
     text
 }
 
-fn device(recorded: &Recorded, device: &Device, most: usize) -> String {
+fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let mut text = summary(device);
     let teardowns = &device.history.teardowns;
     for teardown in teardowns.iter().skip(teardowns.len().saturating_sub(LAST)) {
@@ -64,7 +64,7 @@ fn rest(count: usize, most: usize) -> String {
     }
 }
 
-fn summary(device: &Device) -> String {
+fn summary(device: &RecordedDevice) -> String {
     let (header, history) = (&device.flight.header, &device.history);
     let state = match (device.live, header.ended) {
         (true, _) => "runs",
@@ -100,7 +100,7 @@ fn summary(device: &Device) -> String {
 }
 
 /// Why a DMA failed: its command, what its address is and was, and the guest kernel's message.
-fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
+fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault) -> String {
     let dma = &fault.dma;
     let mut text = format!(
         "  FAULT at {:.6} s: {} ({}) of {}: {}\n",
@@ -152,7 +152,11 @@ fn fault(recorded: &Recorded, device: &Device, fault: &Fault) -> String {
     text
 }
 
-fn requester(device: &Device, command: Option<Command>, origin: peerbar_flight::Origin) -> String {
+fn requester(
+    device: &RecordedDevice,
+    command: Option<Command>,
+    origin: peerbar_flight::Origin,
+) -> String {
     match command {
         Some(command) => format!(
             "{origin}: {}, taken up at {:.6} s",
@@ -164,7 +168,7 @@ fn requester(device: &Device, command: Option<Command>, origin: peerbar_flight::
 }
 
 /// `4 KiB before the end of a mapping of 64 KiB made for queue 1, command 17`.
-fn what_it_was(device: &Device, number: usize, life: &MappingLife, address: u64) -> String {
+fn what_it_was(device: &RecordedDevice, number: usize, life: &MappingLife, address: u64) -> String {
     let whole = device.history.contiguous_range(number);
     let (first, last) = whole.map_or((address, address), RangeInclusive::into_inner);
     let left = last.saturating_sub(address).saturating_add(1);
@@ -228,7 +232,7 @@ fn findings(recorded: &Recorded, most: usize) -> String {
 }
 
 /// A finding in a line.
-pub(super) fn finding(recorded: &Recorded, device: &Device, finding: &Finding) -> String {
+pub(super) fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Finding) -> String {
     let at = device.seconds(finding.at.nanos);
     let requester = self::requester(device, finding.command, finding.origin);
     let place = span(finding.address, finding.len);

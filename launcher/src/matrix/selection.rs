@@ -54,7 +54,8 @@ impl Boot {
 pub(super) fn boots(options: &cli::Matrix) -> anyhow::Result<Vec<Boot>> {
     if let Some(cpu) = options.cpu.iter().find(|cpu| cpu::of_model(cpu).is_none()) {
         bail!(
-            "`--cpu {cpu}`: its name does not tell its family, and so not the kernel's rule; name a model of QEMU's"
+            "`--cpu {cpu}`: the processor family of this model is unknown, and the kernel's rule depends on it; \
+             name another CPU model of QEMU"
         );
     }
     let cells = cells(options);
