@@ -48,7 +48,7 @@ pub(crate) struct HostOptions {
     /// How much.
     #[command(flatten)]
     pub extent: Extent,
-    /// Words for the server's command line, parted by blanks, as `--server "--poll always"`.
+    /// Words for the server's command line, separated by blanks, as `--server "--poll always"`.
     #[arg(
         long,
         value_name = "WORDS",

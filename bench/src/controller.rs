@@ -102,7 +102,7 @@ impl Controller {
         Ok(client.dma_map(offset, address, bytes, file.as_raw_fd())?)
     }
 
-    /// Opens the Controller Memory Buffer, which is in that BAR, at `address`, as Linux does (NVMe Base 2.0, 3.1.3.15).
+    /// Opens the Controller Memory Buffer, which is in that BAR, at `address`, as Linux does (NVMe Base 2.0, 3.1.3.16).
     pub(crate) fn open_cmb(&self, bar: u8, address: u64) -> anyhow::Result<SharedMemory> {
         let mut client = self.driver.registers().client.borrow_mut();
         place_bar(&mut client, bar, address)?;

@@ -107,7 +107,7 @@ fn fill<R: Registers>(
         let Some(place) = job.next(now, slot)? else {
             break;
         };
-        slot.aim(job.direction(), place);
+        slot.set_target(job.direction(), place);
         slot.since = Some(now);
         queue.pair.push(slot.entry())?;
         count += 1;
@@ -138,7 +138,7 @@ fn turn<R: Registers>(
         job.done(now, slot)?;
         match job.next(now, slot)? {
             Some(place) => {
-                slot.aim(job.direction(), place);
+                slot.set_target(job.direction(), place);
                 slot.since = Some(now);
                 queue.pair.push(slot.entry())?;
             }

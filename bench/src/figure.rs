@@ -41,7 +41,7 @@ pub(crate) struct Latency {
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figure {
-    /// Its name, the same in every run, its parts parted by slashes.
+    /// Its name, the same in every run, its parts separated by slashes.
     pub name: String,
     /// What it is in, `IOPS` for one.
     pub unit: String,

@@ -91,7 +91,7 @@ impl Job for Check {
         }
         self.left -= 1;
         // A read that does nothing must not find what an earlier one has brought.
-        slot.buffer.spoil()?;
+        slot.buffer.overwrite()?;
         Ok(self.extent.random(&mut self.rng))
     }
 

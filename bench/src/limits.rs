@@ -23,7 +23,7 @@ use crate::spread::latencies;
 /// How often a loop looks at the clock.
 const BATCH: u32 = 64;
 /// How often a ping-pong is begun anew.
-const RHYTHMS: u32 = 20;
+const PING_PONG_STARTS: u32 = 20;
 
 /// Copies between memory of the kind that servers and guests have, by one thread.
 pub(crate) struct Copies {
@@ -144,8 +144,8 @@ impl Calls {
 /// of a few rhythms, which differ by a factor of two and last: so they are begun anew now and then.
 pub(crate) fn ping_pong(time: Duration) -> anyhow::Result<Histogram<u64>> {
     let mut times = latencies();
-    for _ in 0..RHYTHMS {
-        bounce_anew(time / RHYTHMS, &mut times)?;
+    for _ in 0..PING_PONG_STARTS {
+        bounce_anew(time / PING_PONG_STARTS, &mut times)?;
     }
     Ok(times)
 }

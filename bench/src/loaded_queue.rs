@@ -45,7 +45,7 @@ impl Buffer {
     }
 
     /// Overwrites the buffer with bytes that no disk holds.
-    pub(crate) fn spoil(&self) -> anyhow::Result<()> {
+    pub(crate) fn overwrite(&self) -> anyhow::Result<()> {
         self.data()?.copy_from(&vec![u64::MAX; self.bytes / 8]);
         Ok(())
     }
@@ -108,8 +108,8 @@ impl Slot {
         }
     }
 
-    /// Aims the command.
-    pub(crate) fn aim(&mut self, direction: Direction, place: DiskRange) {
+    /// Sets what the command transfers, and in which direction.
+    pub(crate) fn set_target(&mut self, direction: Direction, place: DiskRange) {
         let opcode = match direction {
             Direction::Read => NvmOpcode::Read,
             Direction::Write => NvmOpcode::Write,

@@ -1,4 +1,4 @@
-//! SharedMemory that this process and a server share.
+//! Memory that this process and a server share.
 
 use std::cell::Cell;
 use std::fs::File;

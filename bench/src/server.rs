@@ -27,7 +27,7 @@ pub(crate) struct ServerCommand {
 }
 
 impl ServerCommand {
-    /// With `words`, parted by blanks, for each `peerbar-nvme`.
+    /// With `words`, separated by blanks, for each `peerbar-nvme`.
     pub(crate) fn new(words: &str) -> Result<Self, Failure> {
         Ok(Self {
             under: parent_death::words()?,

@@ -45,7 +45,7 @@ impl Stage for DiskStage {
         let Some(slot) = self.queue.slots.get_mut(buffer) else {
             return Ok(());
         };
-        slot.aim(self.direction, place);
+        slot.set_target(self.direction, place);
         Ok(self.queue.pair.push(slot.entry())?)
     }
 

@@ -60,8 +60,8 @@ impl Buffers {
         })
     }
 
-    fn spoil(self, memory: &BusMemory) -> anyhow::Result<()> {
-        self.of(memory).try_for_each(|buffer| buffer.spoil())
+    fn overwrite(self, memory: &BusMemory) -> anyhow::Result<()> {
+        self.of(memory).try_for_each(|buffer| buffer.overwrite())
     }
 
     /// Disk commands, each with one of the buffers in `memory`.
@@ -94,7 +94,7 @@ pub(crate) fn fill(setup: &mut SwitchSetup, buffers: Buffers) -> anyhow::Result<
     let extent = buffers.extent();
     let mut queues = [buffers.load_queue(&mut setup.source, &setup.ram)?];
     drive(&mut queues, &mut Fill { extent, begun: 0 })?;
-    buffers.spoil(&setup.ram)?;
+    buffers.overwrite(&setup.ram)?;
     let mut write = [buffers.stage(&mut setup.target, Direction::Write, &setup.ram)?];
     let mut places = (0..).map_while(|number| extent.place(number));
     chain::run(&mut write, buffers.count, None, &mut || places.next())?;
@@ -185,7 +185,7 @@ impl TransferPath {
         let extent = self.buffers.extent();
         let count = self.buffers.count;
         let places = || (0..u64::from(count)).map_while(|number| extent.place(number));
-        self.buffers.spoil(&self.seen)?;
+        self.buffers.overwrite(&self.seen)?;
         let mut next = places();
         self.run(setup, &mut || next.next())?;
         if let Some(back) = &mut self.back {
