@@ -1,4 +1,4 @@
-//! The record of every DMA, summed: the witness of which way the data went.
+//! Sums of every DMA by purpose, route and completer.
 
 mod file;
 

@@ -31,16 +31,16 @@ pub enum DmaFault {
     #[error("the function's own registers")]
     OwnRegisters,
     /// The address lies in a page of the function's own window that is over nothing.
-    #[error("no page behind that part of the function's own window")]
+    #[error("unmapped page of the function's own window")]
     NoPage,
     /// The range wraps around the end of the address space.
     #[error("the range wraps around")]
     Wraps,
     /// The client, asked to do it, did not.
-    #[error("asked of the client: {0}")]
+    #[error("request to the client failed: {0}")]
     Upstream(UpstreamError),
     /// The address lies in a peer's window, and the request did not get there.
-    #[error("to a peer below the same switch: {0}")]
+    #[error("request to a peer failed: {0}")]
     Peer(PeerError),
     /// The mapping does not permit it: a write where only reads may go. What the client makes of it is not believed, since
     /// it may swallow such a write without a word.

@@ -62,12 +62,12 @@ impl Bandwidth {
     }
 }
 
-/// A word that is no latency. It reads on from the word.
+/// A word that is no latency. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("is no latency: write one up to 100ms, such as 2us or 500ns")]
 pub struct UnknownLatency;
 
-/// A word that is no bandwidth. It reads on from the word.
+/// A word that is no bandwidth. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("is no bandwidth: write one from 1MiB/s on, such as 4GiB/s")]
 pub struct UnknownBandwidth;

@@ -136,7 +136,7 @@ pub fn give_up(daemon: &str, error: &dyn Error, fault: Fault) -> ExitCode {
     })
 }
 
-/// A size in bytes on the command line, with K, M, G or T for powers of 1024. The error reads on from the value.
+/// A size in bytes on the command line, with K, M, G or T for powers of 1024. The message continues after the value.
 pub fn size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.char_indices().next_back() {
         Some((end, unit)) if unit.is_ascii_alphabetic() => {

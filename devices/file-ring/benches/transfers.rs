@@ -48,8 +48,8 @@ fn places(bytes: usize) -> impl Iterator<Item = u64> {
 
 fn by_the_kernel(bencher: Bencher, bytes: usize, direction: Direction) {
     let (image, mut session) = scene();
-    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    let mut ring = FileRing::new(bell.as_fd()).unwrap();
+    let event_fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let mut ring = FileRing::new(event_fd.as_fd()).unwrap();
     let mut places = places(bytes);
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
         for address in places.by_ref().take(BATCH) {

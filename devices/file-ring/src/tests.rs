@@ -18,14 +18,14 @@ struct Scene {
     requester: Arc<Requester>,
     ram: MemoryFile,
     ring: FileRing<u32>,
-    bell: OwnedFd,
+    event_fd: OwnedFd,
 }
 
 impl Scene {
     /// None on a machine that permits no io_uring, where there is nothing to test.
     fn new() -> Option<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let ring = match FileRing::new(bell.as_fd()) {
+        let event_fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let ring = match FileRing::new(event_fd.as_fd()) {
             Ok(ring) => ring,
             Err(error) if is_missing(&error) => {
                 eprintln!("skipped: there is no io_uring here: {error}");
@@ -47,7 +47,7 @@ impl Scene {
             requester,
             ram,
             ring,
-            bell,
+            event_fd,
         })
     }
 
@@ -79,7 +79,7 @@ impl Scene {
         self.ring.transfer(place, memory.unwrap(), true, owner);
     }
 
-    /// The next operation that ends, waited for by the bell.
+    /// The next operation that ends, waited for by the eventfd.
     fn next(&mut self) -> (u32, io::Result<()>) {
         loop {
             if let Some(ended) = self.ring.take_ended() {
@@ -87,7 +87,7 @@ impl Scene {
             }
             // After the look, which may have put a further step there.
             assert!(self.ring.submit());
-            rustix::io::read(&self.bell, &mut [0; 8]).unwrap();
+            rustix::io::read(&self.event_fd, &mut [0; 8]).unwrap();
         }
     }
 
@@ -387,7 +387,7 @@ fn checks_that_go_on_at_once_read_to_places_of_their_own() {
     assert!(scene.ring.submit());
     one_end.write_all(&[1; 0x1000]).unwrap();
     other_end.write_all(&[2; 0x1000]).unwrap();
-    rustix::io::read(&scene.bell, &mut [0; 8]).unwrap();
+    rustix::io::read(&scene.event_fd, &mut [0; 8]).unwrap();
     let mut ended = [scene.next(), scene.next()].map(|(owner, end)| (owner, end.is_ok()));
     ended.sort_unstable();
     assert_eq!(ended, [(1, true), (2, true)]);
@@ -413,7 +413,7 @@ fn who_stops_waits_for_the_step_that_goes_on_and_for_no_other() {
     scene.ring.zero(&full, (0, 1 << 30), true, 1);
     // The pipe has no holes, so it is written to.
     assert!(scene.ring.submit());
-    rustix::io::read(&scene.bell, &mut [0; 8]).unwrap();
+    rustix::io::read(&scene.event_fd, &mut [0; 8]).unwrap();
     assert!(scene.ring.take_ended().is_none() && scene.ring.submit());
     let image = file(&pattern(0x1000));
     scene.start(Direction::Write, (&image, 0), &[(0x4000, 0x1000)], 2);

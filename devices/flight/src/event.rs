@@ -221,7 +221,7 @@ pub struct WindowEvent {
 /// Which of a device's windows is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WindowId {
-    /// The Controller Memory Buffer, where the controller believes it to be (NVMe Base 2.0, 3.1.3.15).
+    /// The Controller Memory Buffer, where the controller believes it to be (NVMe Base 2.0, 3.1.3.16).
     Cmb,
     /// A base address register.
     Bar(u8),

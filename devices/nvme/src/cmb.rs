@@ -101,7 +101,7 @@ impl Cmb {
         uses.with_bytes(self.size).unwrap_or_default()
     }
 
-    /// CMBMSC (NVMe Base 2.0, 3.1.3.15). A controller reset (CC.EN) leaves it alone.
+    /// CMBMSC (NVMe Base 2.0, 3.1.3.16). A controller reset (CC.EN) leaves it alone.
     pub(crate) fn control(&self) -> Cmbmsc {
         self.control
     }

@@ -47,8 +47,9 @@ struct Args {
     /// Read and write images by system calls, one command of a worker after the other, as where the kernel has no io_uring
     #[arg(long)]
     no_io_uring: bool,
-    /// Do commands that start at this logical block wrong, to try what should notice: unmapped:BLOCK, beyond-52-bits:BLOCK
-    /// or wraps:BLOCK says where their data goes instead; repeat it for more
+    /// Do commands that start at this logical block wrong, to test the checks that find faults. KIND is unmapped,
+    /// beyond-52-bits, wraps, after-unmap or past-end (a wrong address), or write-back (writes zeros where it should read);
+    /// repeat it for more
     #[arg(long = "seed-fault", value_name = "KIND:BLOCK")]
     seeded_faults: Vec<SeededFault>,
 }

@@ -46,7 +46,7 @@ pub struct SeededFault {
     pub block: u64,
 }
 
-/// A word that is no seeded fault. It reads on from the word.
+/// A word that is no seeded fault. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, wraps, after-unmap, past-end, write-back"

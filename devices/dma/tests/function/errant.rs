@@ -68,7 +68,7 @@ fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed
     for (address, writable) in [(ram, true), (rom, false)] {
         let (file, span) = lent();
         let memory = Some((file.try_clone().unwrap().into(), span.offset));
-        // One that wraps around or overlaps the other is refused, and so exposes no_upstream.
+        // One that wraps around or overlaps the other is refused, and so exposes nothing.
         let mapped = requester.map(address, 2 * PAGE, (true, writable), memory);
         exposed.push((file, address, writable && mapped.is_ok()));
     }

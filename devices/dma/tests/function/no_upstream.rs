@@ -2,7 +2,7 @@
 
 use peerbar_dma::{Ask, PeerError, PeerId, Peers, Upstream, UpstreamError};
 
-/// A client that has no_upstream, and peers without registers.
+/// A client that refuses all requests, and peers without registers.
 pub(crate) struct NoUpstream;
 
 impl Upstream for NoUpstream {

@@ -156,7 +156,7 @@ pub struct Controller {
     pub nwpc: u8,
     /// ACWU: Atomic Compare & Write Unit in blocks, 0's based.
     pub acwu: U16,
-    /// OCDFS: Optional Copy Formats Supported: bit 0, format 0h.
+    /// OCFS: Optional Copy Formats Supported: bit 0, format 0h.
     pub ocfs: U16,
     /// SGLS: SGL Support, 0 if there is none.
     pub sgls: U32,

@@ -56,8 +56,8 @@ impl About {
         }
     }
 
-    /// Whether the guest may keep doorbells in its own memory. A worker that never looks has to be rung for all the same, and
-    /// for one that always looks the guest maps the doorbells.
+    /// Whether the guest may keep doorbells in its own memory. With `never` a worker does not poll, so each
+    /// doorbell must reach the controller; with `always` the guest maps the doorbell page instead.
     pub(super) fn offers_shadow_doorbells(&self) -> bool {
         self.shadow_doorbells
     }
