@@ -1,8 +1,8 @@
-//! The host's time stamp counter, by which a translated guest's counter counts, too.
+//! The host's time stamp counter, whose rate a guest under emulation is given.
 //!
-//! A guest finds out how fast its counter is as it boots, against QEMU's timers. On a host with more to do than it has
-//! processors it may find a value several times too small, and then its clock runs several times too fast: checks meet
-//! their time limits, and are as slow as never. So it is told.
+//! A guest under emulation calibrates its time stamp counter against QEMU's timers. On a busy host the result may be several
+//! times too small; then its clock runs too fast and checks hit their time limits. So the guest is given the rate on its
+//! command line.
 
 use std::time::{Duration, Instant};
 

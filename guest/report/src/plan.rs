@@ -62,7 +62,7 @@ pub struct NvmeDevice {
     pub name: String,
     /// Size of its Controller Memory Buffer in bytes, 0 if it has none.
     pub cmb_bytes: u64,
-    /// Whether submission queues may lie in its Controller Memory Buffer.
+    /// Whether it permits queues in the CMB (Linux puts submission queues there).
     #[serde(default)]
     pub cmb_queues: bool,
     /// Size of its first namespace in bytes.

@@ -130,7 +130,7 @@ pub struct Nvme {
     pub ats: bool,
     /// Size of the Controller Memory Buffer in bytes.
     pub cmb: Option<u64>,
-    /// Whether submission queues may lie in it.
+    /// Whether it permits queues in the CMB (Linux puts submission queues there).
     pub cmb_queues: bool,
     /// Size of a logical block in bytes.
     pub block_size: u32,
@@ -164,7 +164,7 @@ pub enum Model {
 pub enum Namespace {
     /// Zeroed memory of this number of bytes, gone with the run.
     Ram(u64),
-    /// No storage, of this number of bytes: reads give zeros, writes are dropped.
+    /// No storage, of this number of bytes: reads transfer nothing, writes are dropped.
     Null(u64),
     /// A raw image.
     File {
