@@ -4,15 +4,16 @@
 //! map. Each request is split into segments where the route changes, and each segment is done and counted by its own route:
 //!
 //! 1. bus mastering off, or the function halted: refused;
-//! 2. inside the function's own CMB or BAR: local, by its page table if it has one;
-//! 3. inside the window of a peer below the same switch: straight to the peer's memory, or by a message to the peer
+//! 2. memory of the function's own CMB or BAR: local, by its page table if it has one;
+//! 3. registers of the function's own BAR: refused;
+//! 4. inside the window of a peer below the same switch: straight to the peer's memory, or by a message to the peer
 //!    whose registers are there ([`Peers`]); the configuration of the port above the function may forbid it
 //!    ([`PeerRouting`]);
-//! 4. a mapping of which the client lent the memory: straight into guest RAM;
-//! 5. a mapping without memory, or no mapping at all: asked of the client, so that the guest's own IOMMU driver sees
-//!    and logs a fault;
-//! 6. a mapping that does not allow it: shown to the client with a few bytes, for the same reason, and failed whatever
-//!    the client says, which swallows writes to read-only memory.
+//! 5. with a cached ATS translation: where it leads, guest RAM or a peer;
+//! 6. a mapping that does not allow it: shown to the client with a few bytes, so that the guest's own IOMMU driver sees
+//!    and logs a fault, and failed whatever the client says, which swallows writes to read-only memory;
+//! 7. a mapping of which the client lent the memory: straight into guest RAM;
+//! 8. a mapping without memory, or no mapping at all: asked of the client, for the same reason.
 //!
 //! A request carries a [`Tag`]: what it is for, and on behalf of which queue and command.
 //!
