@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, RangedI64ValueParser};
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use peerbar_lab::artifacts::Own;
 use peerbar_nvme::{PollPolicy, WORKERS};
 use peerbar_report::KINDS;
@@ -17,12 +18,14 @@ use peerbar_lab::timeout::Timeout;
 
 /// Tests PCIe peer-to-peer DMA without hardware.
 #[derive(Parser)]
-#[command(name = "peerbar", version, after_help = EXIT_CODES)]
+#[command(name = "peerbar", version, before_help = EXAMPLES, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
+
+const EXAMPLES: &str = "Examples:\n  peerbar run\n  peerbar init my.toml\n  peerbar list";
 
 const EXIT_CODES: &str = "Exit codes: 0 every check passed, 1 a check failed, 2 wrong usage, 69 the machine lacks \
     something, 124 time limit, 255 the guest died, 128 + N ended by signal N";
@@ -31,17 +34,49 @@ const EXIT_CODES: &str = "Exit codes: 0 every check passed, 1 a check failed, 2 
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Boots a guest with the devices of a scenario and runs its checks.
+    #[command(before_help = "Example: peerbar run my.toml --timeout 5m")]
     Run(Run),
     /// Says which route peer-to-peer DMA takes in a run or a scenario, and why.
+    #[command(
+        before_help = "Examples:\n  peerbar explain\n  peerbar explain disk0 disk1 --run runs/latest"
+    )]
     Explain(Explain),
     /// Tries which route data takes between two devices: every topology, IOMMU, CPU and flow, beside what the kernel's rule
     /// says.
-    #[command(after_help = MATRIX_EXIT_CODES)]
+    #[command(before_help = "Example: peerbar matrix --quick", after_help = MATRIX_EXIT_CODES)]
     Matrix(Matrix),
     /// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
+    #[command(
+        before_help = "Examples:\n  peerbar iommu\n  peerbar iommu --sanitize --device disk0"
+    )]
     Iommu(Debugger),
-    /// Lists the kinds of checks that a scenario can have, or explains one.
+    /// Lists the scenarios and the kinds of checks, or explains one kind.
+    #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy")]
     List(List),
+    /// Writes a scenario to begin with, which has every key and a comment on it.
+    #[command(before_help = "Example: peerbar init my.toml")]
+    Init {
+        /// File that is written.
+        #[arg(default_value = "scenario.toml")]
+        file: PathBuf,
+        /// Write over a file that is there.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Prints the completion script for a shell.
+    #[command(
+        before_help = "Example: peerbar completions bash > ~/.local/share/bash-completion/completions/peerbar"
+    )]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Writes the man pages, one for each command.
+    #[command(before_help = "Example: peerbar man ~/.local/share/man/man1")]
+    Man {
+        /// Folder that gets them. It is made if it is not there.
+        folder: PathBuf,
+    },
     /// Becomes a program that dies with its parent; used by peerbar itself.
     #[command(name = parent_death::NAME, hide = true)]
     DieWithParent {
@@ -82,12 +117,15 @@ pub(crate) struct Run {
     pub own: Own,
 }
 
-/// Lists the kinds of checks, or explains one.
+/// Lists the scenarios and the kinds of checks, or explains one kind.
 #[derive(Args)]
 pub(crate) struct List {
-    /// A kind, which is explained with its keys [default: all, without theirs].
+    /// A kind of check, which is explained with its keys [default: all, without theirs, and the scenarios].
     #[arg(value_parser = PossibleValuesParser::new(KINDS.iter().map(|kind| kind.name)), hide_possible_values = true)]
     pub kind: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Takes as many workers as a controller does.

@@ -1,28 +1,114 @@
-//! `peerbar list`: the kinds of checks that a scenario can have.
+//! `peerbar list`: the scenarios that can be run, and the kinds of checks that they can have.
 
-use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use peerbar_lab::exit::Failure;
+use peerbar_lab::scenario::{ScenarioFile, in_folder, shipped};
+use peerbar_lab::terminal::print;
 use peerbar_report::{KINDS, Kind};
+use serde_json::{Value, json};
 
 use crate::cli::List;
 
-/// Prints the kind that is asked for with its keys, or all of them with what they check.
+/// Prints the kind that is asked for with its keys, or all scenarios and kinds with a line for each.
 pub(crate) fn list(options: &List) -> Result<ExitCode, Failure> {
-    let text: String = match &options.kind {
-        Some(name) => KINDS
-            .iter()
-            .filter(|kind| kind.name == name)
-            .map(Kind::plain)
-            .collect(),
-        None => KINDS
-            .iter()
-            .map(|kind| format!("{:<20} {}\n", kind.name, kind.about))
-            .collect(),
+    let kind = options.kind.as_deref();
+    let wanted = |known: &&Kind| kind.is_none_or(|name| known.name == name);
+    let kinds: Vec<&Kind> = KINDS.iter().filter(wanted).collect();
+    let shown = match (kind, options.json) {
+        (Some(_), false) => kinds.into_iter().map(Kind::plain).collect(),
+        (Some(_), true) => data(&[], &[], &kinds)?,
+        (None, false) => text(&shipped(), &in_folder(Path::new(".")), &kinds),
+        (None, true) => data(&shipped(), &in_folder(Path::new(".")), &kinds)?,
     };
-    let printed = std::io::stdout().write_all(text.as_bytes());
-    printed.context("cannot print")?;
+    print(&shown)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn text(shipped: &[ScenarioFile], own: &[ScenarioFile], kinds: &[&Kind]) -> String {
+    let line =
+        |name: &str, about: &str| format!("  {name:<20} {about}").trim_end().to_owned() + "\n";
+    let scenarios = |files: &[ScenarioFile]| -> String {
+        files
+            .iter()
+            .map(|file| line(&file.name, &file.about))
+            .collect()
+    };
+    let kinds: String = kinds
+        .iter()
+        .map(|kind| line(kind.name, kind.about))
+        .collect();
+    let parts = [
+        (
+            "Scenarios of this folder (peerbar run FILE)",
+            scenarios(own),
+        ),
+        (
+            "Scenarios of peerbar (peerbar run NAME)",
+            scenarios(shipped),
+        ),
+        ("Kinds of checks (peerbar list KIND)", kinds),
+    ];
+    let parts = parts.into_iter().filter(|(_, lines)| !lines.is_empty());
+    let parts: Vec<String> = parts
+        .map(|(title, lines)| format!("{title}:\n{lines}"))
+        .collect();
+    parts.join("\n")
+}
+
+fn data(shipped: &[ScenarioFile], own: &[ScenarioFile], kinds: &[&Kind]) -> anyhow::Result<String> {
+    let scenarios = |files: &[ScenarioFile], is_shipped: bool| -> Vec<Value> {
+        let value = |file: &ScenarioFile| json!({ "name": file.name, "path": file.path, "about": file.about, "shipped": is_shipped });
+        files.iter().map(value).collect()
+    };
+    let kinds = kinds.iter().map(|kind| {
+        let keys = kind.keys.iter();
+        let keys =
+            keys.map(|key| json!({ "name": key.name, "about": key.about, "default": key.default }));
+        json!({ "kind": kind.name, "about": kind.about, "keys": keys.collect::<Vec<Value>>() })
+    });
+    let scenarios = [scenarios(own, false), scenarios(shipped, true)].concat();
+    let all = json!({
+        "scenarios": scenarios,
+        "checks": kinds.collect::<Vec<Value>>(),
+    });
+    Ok(serde_json::to_string_pretty(&all).context("cannot write JSON")? + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demo() -> ScenarioFile {
+        ScenarioFile {
+            name: "demo".to_owned(),
+            path: "/x/demo.toml".into(),
+            about: "Disk to disk.".to_owned(),
+        }
+    }
+
+    #[test]
+    fn lines_have_name_and_purpose_below_their_titles() {
+        let kinds: Vec<&Kind> = KINDS.iter().take(1).collect();
+        let shown = text(&[demo()], &[], &kinds);
+        let expected = "Scenarios of peerbar (peerbar run NAME):\n  demo                 Disk to disk.\n\n\
+                        Kinds of checks (peerbar list KIND):\n  provider             ";
+        assert!(shown.starts_with(expected), "{shown}");
+        assert!(!shown.contains("this folder"), "{shown}");
+    }
+
+    #[test]
+    fn json_has_scenarios_and_the_keys_of_each_kind() {
+        let kinds: Vec<&Kind> = KINDS.iter().collect();
+        let all: Value = serde_json::from_str(&data(&[demo()], &[], &kinds).unwrap()).unwrap();
+        assert_eq!(all["scenarios"][0]["path"], "/x/demo.toml");
+        assert_eq!(all["scenarios"][0]["shipped"], true);
+        let kinds = all["checks"].as_array().unwrap();
+        assert_eq!(kinds.len(), KINDS.len());
+        assert!(kinds.iter().all(|kind| kind["keys"].is_array()));
+        let copy = kinds.iter().find(|kind| kind["kind"] == "copy").unwrap();
+        assert_eq!(copy["keys"][0]["default"], Value::Null);
+    }
 }

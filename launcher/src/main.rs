@@ -8,6 +8,8 @@ mod cli;
 mod comparison;
 mod dry_run;
 mod explain;
+mod help;
+mod init;
 mod iommu;
 mod list;
 mod matrix;
@@ -30,6 +32,9 @@ fn main() -> ExitCode {
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => iommu::iommu(&options),
         Command::List(options) => list::list(&options),
+        Command::Init { file, force } => init::init(&file, force),
+        Command::Completions { shell } => help::completions(shell),
+        Command::Man { folder } => help::man(&folder),
         Command::DieWithParent { parent, words } => {
             Err(parent_death::become_program(parent, &words))
         }

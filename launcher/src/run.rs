@@ -1,6 +1,6 @@
 //! `peerbar run`: from a scenario to a verdict.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -69,15 +69,14 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
 /// The folder of a run that has started.
 fn begin(options: &cli::Run, scenario: &Scenario, artifacts: &Artifacts) -> anyhow::Result<Folder> {
     let folder = Folder::create(&options.runs, &scenario.name, SystemTime::now())?;
-    folder.begin(Some(&scenario_path(options)?), artifacts.versions())?;
+    folder.begin(Some(&scenario_path(scenario)?), artifacts.versions())?;
     folder.write(SCENARIO, &scenario.text)?;
     Ok(folder)
 }
 
 /// Where the scenario was: what it names is relative to that.
-fn scenario_path(options: &cli::Run) -> anyhow::Result<PathBuf> {
-    let path = options.scenario.as_deref();
-    let path = path.unwrap_or(Path::new(Scenario::DEMO_PATH));
+fn scenario_path(scenario: &Scenario) -> anyhow::Result<PathBuf> {
+    let path = &scenario.path;
     std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))
 }
 

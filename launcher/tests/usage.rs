@@ -45,7 +45,7 @@ fn broken_scenario_names_its_line() {
 fn list_explains_a_kind_of_check_with_its_keys() {
     let all = peerbar(&["list"]).unwrap();
     let text = String::from_utf8_lossy(&all.stdout).into_owned();
-    assert!(text.contains("\ngpu-file             Data is read from disks into GPU memory"));
+    assert!(text.contains("\n  gpu-file             Data is read from disks into GPU memory"));
     let one = peerbar(&["list", "controller-reset"]).unwrap();
     let expected = "controller-reset\n    The controller is reset through sysfs and is live again afterwards; its p2pmem is \
                     still there.\n    device     Name of an `[[nvme]]`.\n";
@@ -53,8 +53,31 @@ fn list_explains_a_kind_of_check_with_its_keys() {
 }
 
 #[test]
+fn init_writes_a_scenario_and_overwrites_by_force_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.toml");
+    let path = file.to_str().unwrap();
+    let init = |options: &[&str]| peerbar(&[&["init", path], options].concat()).unwrap();
+    assert_eq!(init(&[]).status.code(), Some(0));
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("[[nvme]]"), "{text}");
+    std::fs::write(&file, "mine").unwrap();
+    let refused = init(&[]);
+    assert_eq!(refused.status.code(), Some(2));
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        told.contains("is there already: name another file, or use --force"),
+        "{told}"
+    );
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+    assert_eq!(init(&["--force"]).status.code(), Some(0));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
 fn wrong_arguments_are_wrong_usage() {
-    let wrong: [&[&str]; 8] = [
+    let wrong: [&[&str]; 9] = [
+        &["completions", "no-such-shell"],
         &["list", "no-such-kind"],
         &[],
         &["run", "--no-such-option"],

@@ -6,6 +6,7 @@
 mod attach;
 mod builder;
 mod bus_numbers;
+mod catalogue;
 mod check;
 mod device;
 mod error;
@@ -35,6 +36,7 @@ use toml::de::{DeTable, Deserializer};
 pub use attach::AttachPoint;
 pub use builder::{GpuBuilder, NvmeBuilder, ScenarioBuilder};
 pub use bus_numbers::first_buses;
+pub use catalogue::{ScenarioFile, in_folder, shipped};
 pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use gpu::Gpu;
@@ -179,8 +181,12 @@ impl Scenario {
     /// Path of the built-in scenario below the project, as its messages name it.
     pub const DEMO_PATH: &str = "scenarios/demo.toml";
 
-    /// Reads a scenario file. Paths of images in it are relative to its folder.
+    /// A scenario to begin with, which has every key: those that are off behind a `#`.
+    pub const TEMPLATE: &str = include_str!("template.toml");
+
+    /// Reads a scenario file, or the shipped one of a bare name. Paths of images in it are relative to its folder.
     pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+        let path = &catalogue::resolve(path);
         Self::parse(path, file_text(path)?)
     }
 

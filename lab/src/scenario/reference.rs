@@ -1,10 +1,13 @@
-//! The book's reference of scenario files against the tables that are read.
+//! The book's reference of scenario files, and the template, against the tables that are read.
 
 use serde::Deserialize;
 use serde::de::value::Error;
 use serde::de::{Deserializer, Error as _, Visitor};
 use serde::forward_to_deserialize_any;
 
+use std::path::Path;
+
+use super::Scenario;
 use super::file::{
     File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NamespaceTable, NvmeTable,
     SwitchTable,
@@ -64,4 +67,80 @@ fn book_has_every_key_of_every_table_in_order() {
     assert_eq!(documented("### Namespaces"), keys::<NamespaceTable>());
     assert_eq!(documented("## [[gpu]]"), keys::<GpuTable>());
     assert_eq!(documented("## [[module]]"), keys::<ModuleTable>());
+}
+
+/// The template with every key that is off turned on.
+fn all_on() -> String {
+    let lines = Scenario::TEMPLATE
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(key)
+                if key.trim_start() != "" && !key.starts_with(" ") || key.starts_with("    {") =>
+            {
+                key
+            }
+            _ => line,
+        });
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
+/// The keys that the template has in tables with this heading, sorted.
+fn in_template(heading: &str) -> Vec<String> {
+    let text = all_on();
+    let mut keys = Vec::new();
+    let mut is_inside = heading.is_empty();
+    for line in text.lines() {
+        if line.starts_with('[') {
+            is_inside = line.split_whitespace().next() == Some(heading);
+        } else if let Some((key, _)) = line
+            .split_once(" = ")
+            .filter(|(key, _)| is_inside && key.chars().all(|c| c.is_ascii_lowercase() || c == '-'))
+        {
+            keys.push(key.to_owned());
+        }
+    }
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+#[test]
+fn template_has_every_key_of_every_table() {
+    let sorted = |mut keys: Vec<&str>| -> Vec<String> {
+        keys.sort_unstable();
+        keys.into_iter().map(str::to_owned).collect()
+    };
+    let text = all_on();
+    let has_table =
+        |key: &str| text.contains(&format!("\n[{key}]")) || text.contains(&format!("\n[[{key}]]"));
+    let top = sorted(keys::<File>())
+        .into_iter()
+        .filter(|key| !has_table(key));
+    assert_eq!(in_template(""), top.collect::<Vec<String>>());
+    let machine = sorted(keys::<MachineTable>());
+    assert_eq!(in_template("[machine]"), machine);
+    assert_eq!(
+        in_template("[[host-bridge]]"),
+        sorted(keys::<HostBridgeTable>())
+    );
+    assert_eq!(in_template("[[switch]]"), sorted(keys::<SwitchTable>()));
+    assert_eq!(in_template("[[nvme]]"), sorted(keys::<NvmeTable>()));
+    assert_eq!(in_template("[[gpu]]"), sorted(keys::<GpuTable>()));
+    assert_eq!(in_template("[[module]]"), sorted(keys::<ModuleTable>()));
+    for key in keys::<NamespaceTable>() {
+        assert!(
+            text.contains(&format!("{key} = \"64M\"")) || text.contains(&format!("{{ {key} = ")),
+            "{key}"
+        );
+    }
+}
+
+#[test]
+fn template_makes_sense_with_every_key_on_and_off() {
+    for text in [Scenario::TEMPLATE.to_owned(), all_on()] {
+        let scenario = Scenario::parse(Path::new("template.toml"), text);
+        let scenario = scenario.unwrap_or_else(|error| panic!("{error}"));
+        assert!(scenario.checks.len() >= 2);
+        assert_eq!(scenario.name, "my-scenario");
+    }
 }
