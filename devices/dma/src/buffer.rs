@@ -13,14 +13,15 @@ pub enum Buffer<'a> {
 
 impl<'a> Buffer<'a> {
     /// How many bytes are left.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         match self {
             Self::Read(data) => data.len(),
             Self::Write(data) => data.len(),
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether no bytes are left.
+    pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
@@ -38,7 +39,7 @@ impl<'a> Buffer<'a> {
     }
 
     /// The same bytes for a while.
-    pub(crate) fn reborrow(&mut self) -> Buffer<'_> {
+    pub fn reborrow(&mut self) -> Buffer<'_> {
         match self {
             Self::Read(data) => Buffer::Read(data),
             Self::Write(data) => Buffer::Write(data),
@@ -46,7 +47,7 @@ impl<'a> Buffer<'a> {
     }
 
     /// Takes off the first `len` bytes, or all if there are fewer.
-    pub(crate) fn take(&mut self, len: usize) -> Buffer<'a> {
+    pub fn take(&mut self, len: usize) -> Buffer<'a> {
         let len = len.min(self.len());
         match self {
             Self::Read(data) => {

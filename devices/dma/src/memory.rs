@@ -12,6 +12,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate};
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
+use crate::buffer::Buffer;
 use crate::hints;
 
 /// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
@@ -140,6 +141,14 @@ impl MappedMemory {
     /// Length in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Copies between the bytes at `offset` and `data`, as [`Self::read`] and [`Self::write`] do.
+    pub fn access(&self, offset: u64, data: Buffer<'_>) -> Result<(), MemoryError> {
+        match data {
+            Buffer::Read(data) => self.read(offset, data),
+            Buffer::Write(data) => self.write(offset, data),
+        }
     }
 
     /// Copies from the memory at `offset` into `data`.

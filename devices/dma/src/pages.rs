@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockReadGuard};
 use thiserror::Error;
 
+use crate::buffer::Buffer;
 use crate::memory::{MemoryError, MemoryFile};
 
 /// Why a page table does not do what it is asked.
@@ -78,22 +79,29 @@ impl PageTable {
     }
 
     /// How many bytes there are from `offset` of the window to the end of its page.
-    pub fn left_in_page(&self, offset: u64) -> u64 {
+    pub(crate) fn left_in_page(&self, offset: u64) -> u64 {
         self.page_bytes - offset % self.page_bytes
     }
 
-    /// Copies from the page at `offset` of the window into `data`, which does not reach beyond the page.
-    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), PageError> {
-        let entries = self.entries();
-        let place = self.place(&entries, offset, data.len() as u64)?;
-        Ok(self.file.read(place, data)?)
+    /// The parts of an access at `offset` of the window, each in one page, and their offsets.
+    pub fn parts<'b>(
+        &self,
+        mut offset: u64,
+        mut data: Buffer<'b>,
+    ) -> impl Iterator<Item = (u64, Buffer<'b>)> {
+        std::iter::from_fn(move || {
+            let left = usize::try_from(self.left_in_page(offset)).unwrap_or(usize::MAX);
+            let (at, part) = (offset, data.take(left));
+            offset = at.saturating_add(part.len() as u64);
+            (!part.is_empty()).then_some((at, part))
+        })
     }
 
-    /// Copies `data`, which does not reach beyond the page, into the page at `offset` of the window.
-    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), PageError> {
+    /// Copies between `data`, which does not reach beyond the page, and the page at `offset` of the window.
+    pub fn access(&self, offset: u64, data: Buffer<'_>) -> Result<(), PageError> {
         let entries = self.entries();
         let place = self.place(&entries, offset, data.len() as u64)?;
-        Ok(self.file.write(place, data)?)
+        Ok(self.file.access(place, data)?)
     }
 
     /// Where in the file `len` bytes at `offset` of the window are, for as long as `entries` is held.
@@ -132,7 +140,10 @@ mod tests {
 
     fn byte(table: &PageTable, offset: u64) -> Option<u8> {
         let mut data = [0xee];
-        table.read(offset, &mut data).ok().map(|()| data[0])
+        table
+            .access(offset, Buffer::Read(&mut data))
+            .ok()
+            .map(|()| data[0])
     }
 
     #[test]
@@ -153,7 +164,7 @@ mod tests {
         let table = table();
         table.set(0, Some(2 * PAGE)).unwrap();
         table.set(3, Some(2 * PAGE)).unwrap();
-        table.write(7, &[0xaa]).unwrap();
+        table.access(7, Buffer::Write(&[0xaa])).unwrap();
         assert_eq!(byte(&table, 3 * PAGE + 7), Some(0xaa));
         table.clear();
         assert!((0..4).all(|page| table.get(page).is_none()));
@@ -180,8 +191,8 @@ mod tests {
         let table = table();
         table.set(0, Some(0)).unwrap();
         table.set(1, Some(PAGE)).unwrap();
-        assert!(table.read(PAGE - 1, &mut [0; 2]).is_err());
-        assert!(table.write(u64::MAX, &[0]).is_err());
+        assert!(table.access(PAGE - 1, Buffer::Read(&mut [0; 2])).is_err());
+        assert!(table.access(u64::MAX, Buffer::Write(&[0])).is_err());
         assert_eq!(table.left_in_page(PAGE + 1), PAGE - 1);
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 
 use crate::address::AddressRange;
+use crate::buffer::Buffer;
 use crate::memory::Span;
 
 /// Number of a peer at the switch.
@@ -60,10 +61,8 @@ pub enum PeerRouting {
 ///
 /// A call blocks until the peer has answered, so it is never made by the thread that answers region accesses.
 pub trait Peers: Send + Sync {
-    /// Reads `data.len()` bytes at the bus address `address` of `peer`.
-    fn read(&self, peer: PeerId, address: u64, data: &mut [u8]) -> Result<(), PeerError>;
-    /// Writes `data` at the bus address `address` of `peer`.
-    fn write(&self, peer: PeerId, address: u64, data: &[u8]) -> Result<(), PeerError>;
+    /// Reads or writes at the bus address `address` of `peer`.
+    fn access(&self, peer: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError>;
 }
 
 /// Why a request to a peer failed.

@@ -95,6 +95,26 @@ pub(crate) enum Target {
     Unmapped,
 }
 
+impl Target {
+    /// The route to it, and the owner of the memory there.
+    pub(crate) fn place(&self) -> (Route, Completer) {
+        match self {
+            Self::NotMaster | Self::OwnRegisters | Self::PeerRefused | Self::PeerDropped => {
+                (Route::Refused, Completer::Nobody)
+            }
+            Self::Own(_) | Self::OwnPage(..) => (Route::OwnBar, Completer::OwnMemory),
+            Self::Peer(..) | Self::PeerByMessage(_) | Self::PeerGone => {
+                (Route::Peer, Completer::PeerBar)
+            }
+            Self::Ram(_) => (Route::GuestRam, Completer::GuestRam),
+            Self::RemoteRam => (Route::Upstream, Completer::GuestRam),
+            Self::Device => (Route::Upstream, Completer::PeerBar),
+            Self::Forbidden => (Route::Upstream, Completer::Nobody),
+            Self::Unmapped => (Route::Upstream, Completer::Unknown),
+        }
+    }
+}
+
 /// The first segment of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
@@ -182,11 +202,10 @@ impl RouteTable {
 
     /// What is around `address`, at which this segment starts, as far as it is memory that is reached by one route.
     fn around(&self, address: u64, Segment { target, len, skip }: Segment) -> Option<DirectRoute> {
-        let (mut span, route, completer) = match target {
-            Target::Own(span) => (span, Route::OwnBar, Completer::OwnMemory),
-            Target::Peer(_, span) => (span, Route::Peer, Completer::PeerBar),
-            Target::Ram(span) => (span, Route::GuestRam, Completer::GuestRam),
-            _ => return None,
+        let (route, completer) = target.place();
+        let (Target::Own(mut span) | Target::Peer(_, mut span) | Target::Ram(mut span)) = target
+        else {
+            return None;
         };
         let first = self.window_edge(address).max(address - skip);
         span.offset = span.offset.saturating_sub(address - first);

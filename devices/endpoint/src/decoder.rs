@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use peerbar_dma::PageTable;
+use peerbar_dma::Buffer;
 use peerbar_pci::Function;
 use peerbar_switch::Unsupported;
 
@@ -43,79 +43,34 @@ impl<F: Function> Decoder<F> {
         *self.windows.write() = windows;
     }
 
-    /// A peer reads.
-    pub(crate) fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {
+    /// A peer reads or writes. An access to an unmapped page fails and is passed to the function, which may record the
+    /// fault.
+    pub(crate) fn access(&self, address: u64, data: Buffer<'_>) -> Result<(), Unsupported> {
         let windows = self.windows.read();
         let (window, offset) = find(&windows, address, data.len())?;
+        let to_function = |offset, data: Buffer<'_>| match data {
+            Buffer::Read(data) => self.function.bar_read(window.bar, offset, data),
+            Buffer::Write(data) => self.function.bar_write(window.bar, offset, data),
+        };
         match &window.memory {
             BarMemory::Memory(span) => {
                 let offset = span.offset.checked_add(offset).ok_or(Unsupported)?;
-                span.file.read(offset, data).map_err(|_| Unsupported)
+                span.file.access(offset, data).map_err(|_| Unsupported)
             }
-            BarMemory::Pages(table) => self.read_pages(window.bar, table, offset, data),
+            BarMemory::Pages(table) => {
+                let mut parts = table.parts(offset, data);
+                parts.try_for_each(|(offset, mut part)| {
+                    table.access(offset, part.reborrow()).map_err(|_| {
+                        to_function(offset, part);
+                        Unsupported
+                    })
+                })
+            }
             BarMemory::Registers | BarMemory::RegistersWithPages(..) => {
-                self.function.bar_read(window.bar, offset, data);
+                to_function(offset, data);
                 Ok(())
             }
         }
-    }
-
-    /// A peer writes.
-    pub(crate) fn write(&self, address: u64, data: &[u8]) -> Result<(), Unsupported> {
-        let windows = self.windows.read();
-        let (window, offset) = find(&windows, address, data.len())?;
-        match &window.memory {
-            BarMemory::Memory(span) => {
-                let offset = span.offset.checked_add(offset).ok_or(Unsupported)?;
-                span.file.write(offset, data).map_err(|_| Unsupported)
-            }
-            BarMemory::Pages(table) => self.write_pages(window.bar, table, offset, data),
-            BarMemory::Registers | BarMemory::RegistersWithPages(..) => {
-                self.function.bar_write(window.bar, offset, data);
-                Ok(())
-            }
-        }
-    }
-
-    /// An access to an unmapped page fails and is passed to the function, which may record the fault.
-    fn read_pages(
-        &self,
-        bar: u8,
-        table: &PageTable,
-        mut offset: u64,
-        mut data: &mut [u8],
-    ) -> Result<(), Unsupported> {
-        while !data.is_empty() {
-            let len = in_page(table, offset, data.len());
-            let (part, rest) = data.split_at_mut_checked(len).ok_or(Unsupported)?;
-            if table.read(offset, part).is_err() {
-                self.function.bar_read(bar, offset, part);
-                return Err(Unsupported);
-            }
-            offset = offset.saturating_add(len as u64);
-            data = rest;
-        }
-        Ok(())
-    }
-
-    fn write_pages(
-        &self,
-        bar: u8,
-        table: &PageTable,
-        mut offset: u64,
-        mut data: &[u8],
-    ) -> Result<(), Unsupported> {
-        while !data.is_empty() {
-            let len = in_page(table, offset, data.len());
-            let (part, rest) = data.split_at_checked(len).ok_or(Unsupported)?;
-            if table.write(offset, part).is_err() {
-                self.function.bar_write(bar, offset, part);
-                return Err(Unsupported);
-            }
-            offset = offset.saturating_add(len as u64);
-            data = rest;
-        }
-        Ok(())
     }
 }
 
@@ -136,16 +91,11 @@ fn find(
         .ok_or(Unsupported)
 }
 
-/// How many of `len` bytes at `offset` lie in the same page.
-fn in_page(table: &PageTable, offset: u64, len: usize) -> usize {
-    usize::try_from(table.left_in_page(offset)).map_or(len, |left| len.min(left))
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
 
-    use peerbar_dma::{MemoryFile, Span};
+    use peerbar_dma::{MemoryFile, PageTable, Span};
 
     use super::*;
 
@@ -190,29 +140,45 @@ mod tests {
         (decoder, file)
     }
 
+    fn read(
+        decoder: &Decoder<RecordingFunction>,
+        address: u64,
+        data: &mut [u8],
+    ) -> Result<(), Unsupported> {
+        decoder.access(address, Buffer::Read(data))
+    }
+
+    fn write(
+        decoder: &Decoder<RecordingFunction>,
+        address: u64,
+        data: &[u8],
+    ) -> Result<(), Unsupported> {
+        decoder.access(address, Buffer::Write(data))
+    }
+
     #[test]
     fn write_reaches_each_kind_of_memory() {
         let (decoder, file) = decoder();
-        decoder.write(0x1004, &[1; 4]).unwrap();
+        write(&decoder, 0x1004, &[1; 4]).unwrap();
         assert_eq!(*decoder.function.0.lock().unwrap(), [(0, 4, 4)]);
-        decoder.write(0x2ff8, &[2; 8]).unwrap();
-        decoder.write(0x4000, &[3; 8]).unwrap();
+        write(&decoder, 0x2ff8, &[2; 8]).unwrap();
+        write(&decoder, 0x4000, &[3; 8]).unwrap();
         let mut data = [0; 8];
         file.read(0x1ff8, &mut data).unwrap();
         assert_eq!(data, [2; 8]);
         file.read(0x3000, &mut data).unwrap();
         assert_eq!(data, [3; 8]);
-        decoder.read(0x4000, &mut data).unwrap();
+        read(&decoder, 0x4000, &mut data).unwrap();
         assert_eq!(data, [3; 8]);
-        decoder.read(0x1000, &mut data).unwrap();
+        read(&decoder, 0x1000, &mut data).unwrap();
         assert_eq!(data, [0; 8]);
     }
 
     #[test]
     fn access_to_unmapped_page_fails_and_is_recorded() {
         let (decoder, _) = decoder();
-        assert_eq!(decoder.write(0x4ff8, &[1; 16]), Err(Unsupported));
-        assert_eq!(decoder.read(0x5000, &mut [0; 4]), Err(Unsupported));
+        assert_eq!(write(&decoder, 0x4ff8, &[1; 16]), Err(Unsupported));
+        assert_eq!(read(&decoder, 0x5000, &mut [0; 4]), Err(Unsupported));
         let accesses = decoder.function.0.lock().unwrap().clone();
         assert_eq!(accesses, [(4, 0x1000, 8), (4, 0x1000, 4)]);
     }
@@ -222,13 +188,13 @@ mod tests {
         let (decoder, _) = decoder();
         for (address, len) in [(0xffc, 4), (0x1ffc, 8), (0x3000, 1), (u64::MAX, 1)] {
             assert_eq!(
-                decoder.write(address, &vec![0; len]),
+                write(&decoder, address, &vec![0; len]),
                 Err(Unsupported),
                 "{address:#x}"
             );
         }
         decoder.set(Vec::new());
-        assert_eq!(decoder.read(0x1000, &mut [0; 4]), Err(Unsupported));
+        assert_eq!(read(&decoder, 0x1000, &mut [0; 4]), Err(Unsupported));
         assert!(decoder.function.0.lock().unwrap().is_empty());
     }
 }

@@ -467,7 +467,7 @@ mod tests {
         table.set(1, Some(0x2000)).unwrap();
         write(0x8000_1000).unwrap();
         let mut data = [0; 8];
-        table.read(0x1000, &mut data).unwrap();
+        table.access(0x1000, Buffer::Read(&mut data)).unwrap();
         assert_eq!(data, [1; 8]);
     }
 }

@@ -1,17 +1,16 @@
 //! The function below a switch: its windows for its peers, and theirs for it.
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Bandwidth, Latency, LinkSpeed, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers,
-    Requester,
+    Bandwidth, Buffer, Latency, LinkSpeed, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow,
+    Peers, Requester,
 };
 use peerbar_pci::Function;
 use peerbar_switch::{
-    AttachError, Attachment, BarBacking, BarWindow, Lent, Link, LinkMode, LinkTiming, PeerHandler,
-    PeerRequests, PortId, RequestError, Unsupported,
+    AttachError, Attachment, BarBacking, BarWindow, Descriptor, Link, LinkMode, LinkTiming,
+    PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
 };
 
 use crate::BarMemory;
@@ -60,9 +59,9 @@ impl<F: Function> SwitchPort<F> {
             return;
         }
         self.announced = announced;
-        let lent: Vec<Lent> = windows.iter().map(lent).collect();
+        let lent = windows.iter().map(lent).collect();
         self.decoder.set(windows);
-        if let Err(error) = self.link.announce(&lent) {
+        if let Err(error) = self.link.announce(lent) {
             log::debug!("windows are not announced: {error}");
         }
     }
@@ -112,11 +111,11 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
     }
 
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {
-        self.decoder.read(address, data)
+        self.decoder.access(address, Buffer::Read(data))
     }
 
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unsupported> {
-        self.decoder.write(address, data)
+        self.decoder.access(address, Buffer::Write(data))
     }
 }
 
@@ -124,19 +123,22 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
 struct ByMessage(PeerRequests);
 
 impl Peers for ByMessage {
-    fn read(&self, peer: PeerId, address: u64, data: &mut [u8]) -> Result<(), PeerError> {
-        let read = self.0.read(PortId(peer.0), address, data);
-        read.map_err(peer_error)
-    }
-
-    fn write(&self, peer: PeerId, address: u64, data: &[u8]) -> Result<(), PeerError> {
-        let written = self.0.write(PortId(peer.0), address, data);
-        written.map_err(peer_error)
+    fn access(&self, peer: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError> {
+        let peer = PortId(peer.0);
+        let done = match data {
+            Buffer::Read(data) => self.0.read(peer, address, data),
+            Buffer::Write(data) => self.0.write(peer, address, data),
+        };
+        done.map_err(|error| match error {
+            RequestError::Unsupported => PeerError::Unsupported,
+            RequestError::Gone => PeerError::Gone,
+            RequestError::TimedOut => PeerError::TimedOut,
+        })
     }
 }
 
 /// A peer's memory; reached by messages if it cannot be mapped safely.
-fn borrowed(requester: &Requester, fd: &OwnedFd, offset: u64, size: u64) -> PeerMemory {
+fn borrowed(requester: &Requester, fd: &Descriptor, offset: u64, size: u64) -> PeerMemory {
     let fd = match fd.try_clone() {
         Ok(fd) => fd,
         Err(error) => {
@@ -154,22 +156,26 @@ fn borrowed(requester: &Requester, fd: &OwnedFd, offset: u64, size: u64) -> Peer
 }
 
 /// A window as it is announced: memory is lent, everything else is reached by messages.
-fn lent(window: &OpenWindow) -> Lent {
-    let memory = match &window.memory {
-        BarMemory::Memory(span) => match span.file.file().try_clone() {
-            Ok(file) => Some((Arc::new(file.into()), span.offset)),
-            Err(error) => {
-                log::warn!("BAR{} is not lent to peers: {error}", window.bar);
-                None
-            }
-        },
-        _ => None,
+fn lent(window: &OpenWindow) -> BarWindow {
+    let by_message = |error| {
+        log::warn!("BAR{} is not lent to peers: {error}", window.bar);
+        BarBacking::ByMessage
     };
-    Lent {
+    BarWindow {
         bar: window.bar,
         address: window.address,
         size: window.size,
-        memory,
+        claim: 0,
+        backing: match &window.memory {
+            BarMemory::Memory(span) => span
+                .file
+                .file()
+                .try_clone()
+                .map_or_else(by_message, |file| {
+                    BarBacking::Lent(Descriptor::new(file), span.offset)
+                }),
+            _ => BarBacking::ByMessage,
+        },
     }
 }
 
@@ -180,7 +186,7 @@ fn timing(link: &peerbar_dma::Link) -> Result<LinkTiming, AttachError> {
     Ok(LinkTiming {
         latency: speed.latency.nanoseconds(),
         bandwidth: speed.bandwidth.map_or(0, |b| b.bytes_per_second().get()),
-        meter: Arc::new(meter),
+        meter: Descriptor::new(meter),
     })
 }
 
@@ -190,13 +196,5 @@ fn routing(mode: LinkMode) -> PeerRouting {
         LinkMode::Redirect => PeerRouting::Redirect,
         LinkMode::UnsupportedRequest => PeerRouting::UnsupportedRequest,
         LinkMode::Drop => PeerRouting::Drop,
-    }
-}
-
-fn peer_error(error: RequestError) -> PeerError {
-    match error {
-        RequestError::Unsupported => PeerError::Unsupported,
-        RequestError::Gone => PeerError::Gone,
-        RequestError::TimedOut => PeerError::TimedOut,
     }
 }

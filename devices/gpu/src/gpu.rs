@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use peerbar_dma::{MemoryError, MemoryFile, PageTable, Requester, Span};
+use peerbar_dma::{Buffer, MemoryError, MemoryFile, PageTable, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, Interrupts, MsiX};
 use thiserror::Error;
@@ -172,7 +172,7 @@ impl Function for Gpu {
         data.fill(0);
         match (bar, &self.window) {
             (APERTURE_BAR, Some(table)) => {
-                aperture::read(table, offset, data, |at| self.no_page(false, at));
+                aperture::access(table, offset, Buffer::Read(data), |at| self.no_page(false, at));
             }
             _ if offset < REGISTERS_END => {
                 self.shared.with(|registers| registers.read(offset, data));
@@ -186,7 +186,7 @@ impl Function for Gpu {
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
         match (bar, &self.window) {
             (APERTURE_BAR, Some(table)) => {
-                aperture::write(table, offset, data, |at| self.no_page(true, at));
+                aperture::access(table, offset, Buffer::Write(data), |at| self.no_page(true, at));
             }
             _ if offset < REGISTERS_END => self.write_registers(offset, data),
             _ if DOORBELLS.contains(&offset) => {

@@ -10,11 +10,12 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, connect};
 use thiserror::Error;
 
+use crate::limits::{MAX_NAME, PROTOCOL};
 use crate::link::{Link, PeerHandler, SWITCH_TIME_OUT};
 use crate::link_mode::LinkMode;
 use crate::message::{Message, Refusal};
+use crate::packet::is_name;
 use crate::socket::{self, ReceiveError};
-use crate::wire::{MAX_NAME, PROTOCOL};
 
 /// Why an endpoint cannot attach to its switch.
 #[derive(Debug, Error)]
@@ -62,8 +63,7 @@ pub struct Attachment {
 impl Attachment {
     /// Attaches to the switch at `path` under a name of its own there.
     pub fn new(path: &Path, name: &str) -> Result<Self, AttachError> {
-        let fits = (1..=MAX_NAME).contains(&name.len());
-        if !fits || !name.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        if !is_name(name) {
             return Err(AttachError::Name(name.to_owned()));
         }
         let socket = connected(path)?;

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use crate::encode::Packet;
 use crate::message::Message;
+use crate::packet::Packet;
 use crate::socket::{self, ReceiveError};
 
 /// The most packets that wait for an endpoint to read: more than all others can cause within its time-out.

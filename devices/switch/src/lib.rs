@@ -26,7 +26,7 @@
 //! - The switch passes on the timing of links; the endpoints keep to it. No AER, no multicast.
 //!
 //! # The messages
-//! Packets of a `SOCK_SEQPACKET` socket, one message each, little-endian; [`PROTOCOL`] numbers the whole. Descriptors of
+//! Packets of a `SOCK_SEQPACKET` socket, one message each, in postcard's format; [`PROTOCOL`] numbers the whole. Descriptors of
 //! memory come with the message of its windows, one for each in order.
 //!
 //! | from | message | answered by |
@@ -44,28 +44,26 @@
 
 mod attachment;
 mod connection;
-mod decode;
-mod encode;
 mod limits;
 mod link;
 mod link_mode;
 mod listener;
 mod message;
+mod packet;
 mod requests;
 mod server;
 mod socket;
 mod switch;
 mod window;
-mod wire;
 
 pub use attachment::{AttachError, Attachment};
-pub use decode::WireError;
-pub use encode::Packet;
-pub use limits::{ENDPOINT_TIME_OUT, MAX_PORTS};
-pub use link::{Lent, Link, LinkLost, PeerHandler, PeerRequests, RequestError, Unsupported};
+pub use limits::{
+    ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS, MAX_WINDOWS, PROTOCOL,
+};
+pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};
-pub use message::{LinkTiming, Message, PortId, Refusal, Status};
+pub use message::{LinkTiming, Message, Outcome, PortId, Refusal, RequestError};
+pub use packet::{Packet, WireError};
 pub use peerbar_socket_file::BindError;
 pub use server::{ServeError, serve};
-pub use window::{BarBacking, BarWindow};
-pub use wire::{MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_WINDOWS, PROTOCOL};
+pub use window::{BarBacking, BarWindow, Descriptor};

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Number of the protocol: switch and endpoints must agree on it.
+pub const PROTOCOL: u32 = 3;
+
 /// How long the switch waits for an endpoint: for its name, for an acknowledgement, for the reply to a peer's request.
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 
@@ -10,3 +13,18 @@ pub const MAX_PORTS: usize = 64;
 
 /// The most requests of one endpoint that may be pending at once.
 pub(crate) const MAX_REQUESTS: usize = 64;
+
+/// The most windows of one endpoint: a function has six BARs (PCI Local Bus 3.0, 6.2.5).
+pub const MAX_WINDOWS: usize = 6;
+
+/// The most descriptors that come with one message.
+pub const MAX_DESCRIPTORS: usize = MAX_WINDOWS;
+
+/// The most data of one request to a peer, in bytes.
+pub const MAX_DATA: usize = 32 << 10;
+
+/// The longest message in bytes: data or windows, and a few numbers of at most 10 bytes each.
+pub const MAX_PACKET: usize = MAX_DATA + 64;
+
+/// The longest name of an endpoint in bytes.
+pub(crate) const MAX_NAME: usize = 32;

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
+use serde_bytes::ByteBuf;
 use thiserror::Error;
 
-use crate::limits::{ENDPOINT_TIME_OUT, MAX_REQUESTS};
-use crate::message::{LinkTiming, Message, PortId, Status};
+use crate::limits::{ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS};
+use crate::message::{LinkTiming, Message, Outcome, PortId, RequestError};
 use crate::socket;
-use crate::window::{BarBacking, BarWindow};
-use crate::wire::MAX_DATA;
+use crate::window::BarWindow;
 
 /// How long an endpoint waits for its switch, which itself waits for [`ENDPOINT_TIME_OUT`] at most.
 pub(crate) const SWITCH_TIME_OUT: Duration = ENDPOINT_TIME_OUT.saturating_mul(2);
@@ -47,33 +47,6 @@ pub struct Unsupported;
 #[error("the switch is gone")]
 pub struct LinkLost;
 
-/// Why a request to a peer failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum RequestError {
-    /// The peer does not answer at that address.
-    #[error("the peer does not answer there")]
-    Unsupported,
-    /// The peer, or the switch, has vanished.
-    #[error("the peer is gone")]
-    Gone,
-    /// The peer did not answer in time.
-    #[error("the peer did not answer in time")]
-    TimedOut,
-}
-
-/// A window as its owner announces it.
-#[derive(Clone, Debug)]
-pub struct Lent {
-    /// Which BAR it is.
-    pub bar: u8,
-    /// First bus address.
-    pub address: u64,
-    /// Length in bytes.
-    pub size: u64,
-    /// The memory behind it, from an offset on, or `None` for what peers reach by messages.
-    pub memory: Option<(Arc<OwnedFd>, u64)>,
-}
-
 /// The link at work. Dropped, the endpoint leaves its switch.
 pub struct Link {
     shared: Arc<Shared>,
@@ -102,11 +75,8 @@ struct State {
     sent: u64,
     announced: u64,
     last_tag: u64,
-    waiting: HashMap<u64, (PortId, Sender<Answer>)>,
+    waiting: HashMap<u64, (PortId, Sender<Outcome>)>,
 }
-
-/// The outcome of a request, and the data that was read.
-type Answer = (Status, Vec<u8>);
 
 impl Link {
     pub(crate) fn start(socket: OwnedFd, handler: Arc<dyn PeerHandler>) -> io::Result<Self> {
@@ -137,8 +107,7 @@ impl Link {
 
     /// Announces all windows of this endpoint. Once it returns, no peer uses the former windows: each has acknowledged the
     /// change or is cut off. With [`LinkLost`] the peers notice that the switch is gone.
-    pub fn announce(&self, windows: &[Lent]) -> Result<(), LinkLost> {
-        let windows = windows.iter().map(announced).collect();
+    pub fn announce(&self, windows: Vec<BarWindow>) -> Result<(), LinkLost> {
         let mut state = self.shared.state.lock();
         state.sent += 1;
         let sequence = state.sent;
@@ -206,17 +175,13 @@ impl PeerRequests {
                 peer,
                 tag,
                 address,
-                data: part.to_vec(),
+                data: ByteBuf::from(part),
             })?;
         }
         Ok(())
     }
 
-    fn ask(
-        &self,
-        peer: PortId,
-        message: impl FnOnce(u64) -> Message,
-    ) -> Result<Vec<u8>, RequestError> {
+    fn ask(&self, peer: PortId, message: impl FnOnce(u64) -> Message) -> Outcome {
         let (tag, answer) = self.shared.register(peer)?;
         let answer = if self.shared.send(&message(tag)) {
             answer
@@ -226,12 +191,7 @@ impl PeerRequests {
             Err(RequestError::Gone)
         };
         self.shared.state.lock().waiting.remove(&tag);
-        match answer? {
-            (Status::Done, data) => Ok(data),
-            (Status::Unsupported, _) => Err(RequestError::Unsupported),
-            (Status::Gone, _) => Err(RequestError::Gone),
-            (Status::TimedOut, _) => Err(RequestError::TimedOut),
-        }
+        answer?
     }
 }
 
@@ -257,7 +217,7 @@ impl Shared {
         state.lost = true;
         for (_, (_, waiting)) in state.waiting.drain() {
             // Fails if the request has timed out.
-            let _ = waiting.send((Status::Gone, Vec::new()));
+            let _ = waiting.send(Err(RequestError::Gone));
         }
         self.changed.notify_all();
         log::info!("the link to the switch has ended: {end}");
@@ -290,7 +250,7 @@ impl Shared {
                 address,
                 length,
             } => {
-                let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
+                let mut data = ByteBuf::from(vec![0; usize::try_from(length).unwrap_or(0)]);
                 let outcome = handler.read(address, &mut data);
                 self.answer(peer, tag, outcome.map(|()| data))
             }
@@ -301,35 +261,22 @@ impl Shared {
                 data,
             } => {
                 let outcome = handler.write(address, &data);
-                self.answer(peer, tag, outcome.map(|()| Vec::new()))
+                self.answer(peer, tag, outcome.map(|()| ByteBuf::new()))
             }
-            Message::Reply {
-                peer,
-                tag,
-                status,
-                data,
-            } => {
-                self.complete(peer, tag, status, data);
+            Message::Reply { peer, tag, outcome } => {
+                self.complete(peer, tag, outcome);
                 true
             }
             _ => false,
         }
     }
 
-    fn answer(&self, peer: PortId, tag: u64, outcome: Result<Vec<u8>, Unsupported>) -> bool {
-        let (status, data) = match outcome {
-            Ok(data) => (Status::Done, data),
-            Err(Unsupported) => (Status::Unsupported, Vec::new()),
-        };
-        self.send(&Message::Reply {
-            peer,
-            tag,
-            status,
-            data,
-        })
+    fn answer(&self, peer: PortId, tag: u64, outcome: Result<ByteBuf, Unsupported>) -> bool {
+        let outcome = outcome.map_err(|Unsupported| RequestError::Unsupported);
+        self.send(&Message::Reply { peer, tag, outcome })
     }
 
-    fn register(&self, peer: PortId) -> Result<(u64, Receiver<Answer>), RequestError> {
+    fn register(&self, peer: PortId) -> Result<(u64, Receiver<Outcome>), RequestError> {
         let mut state = self.state.lock();
         if state.lost {
             return Err(RequestError::Gone);
@@ -344,11 +291,11 @@ impl Shared {
         Ok((tag, receiver))
     }
 
-    fn complete(&self, peer: PortId, tag: u64, status: Status, data: Vec<u8>) {
+    fn complete(&self, peer: PortId, tag: u64, outcome: Outcome) {
         let waiting = self.state.lock().waiting.remove(&tag);
         match waiting.filter(|(asked, _)| *asked == peer) {
             // Fails if the request has timed out.
-            Some((_, waiting)) => drop(waiting.send((status, data))),
+            Some((_, waiting)) => drop(waiting.send(outcome)),
             None => log::debug!("port {peer} answers a request that is not pending"),
         }
     }
@@ -382,17 +329,4 @@ impl Shared {
 /// The addresses of a request's parts. A range that wraps around has been refused before.
 fn addresses(first: u64) -> impl Iterator<Item = u64> {
     (0..).map(move |index: u64| first.wrapping_add(index.wrapping_mul(MAX_DATA as u64)))
-}
-
-fn announced(window: &Lent) -> BarWindow {
-    BarWindow {
-        bar: window.bar,
-        address: window.address,
-        size: window.size,
-        claim: 0,
-        backing: match &window.memory {
-            Some((descriptor, offset)) => BarBacking::Lent(descriptor.clone(), *offset),
-            None => BarBacking::ByMessage,
-        },
-    }
 }

@@ -1,15 +1,15 @@
 //! What the switch does with an endpoint's requests to its peers.
 
-use strum::{Display, EnumString, FromRepr};
+use serde::{Deserialize, Serialize};
+use strum::{Display, EnumString};
 use thiserror::Error;
 
 /// The routing of requests from an endpoint's link that are addressed to a peer below the same switch, as
 /// real platforms do it.
-///
-/// The discriminants are the numbers on the wire.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, FromRepr)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, Serialize, Deserialize,
+)]
 #[strum(serialize_all = "kebab-case", parse_err_ty = UnknownLinkMode, parse_err_fn = unknown)]
-#[repr(u32)]
 pub enum LinkMode {
     /// They go to the peer.
     #[default]

@@ -1,17 +1,16 @@
 //! The messages between endpoints and their switch.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
-use strum::FromRepr;
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
 use thiserror::Error;
 
 use crate::link_mode::LinkMode;
-use crate::window::BarWindow;
+use crate::window::{BarWindow, Descriptor};
 
 /// Number of an endpoint at its switch. Never given twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortId(pub u32);
 
 impl fmt::Display for PortId {
@@ -21,21 +20,19 @@ impl fmt::Display for PortId {
 }
 
 /// The timing of a link, and the memory in which transfers reserve it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LinkTiming {
     /// Time from one end to the other, in nanoseconds.
     pub latency: u64,
     /// Bytes per second in each direction; 0: as fast as can be.
     pub bandwidth: u64,
     /// Shared memory from its start on, in which every requester reserves the link. Its layout is the endpoints'.
-    pub meter: Arc<OwnedFd>,
+    #[serde(skip)]
+    pub meter: Descriptor,
 }
 
 /// Why an endpoint may not attach.
-///
-/// The discriminants are the numbers on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, FromRepr)]
-#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum Refusal {
     /// It speaks another version of the protocol.
     #[error("it speaks another protocol: build switch and devices from the same source")]
@@ -48,24 +45,27 @@ pub enum Refusal {
     Full,
 }
 
-/// The outcome of a request to a peer.
-///
-/// The discriminants are the numbers on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
-#[repr(u32)]
-pub enum Status {
-    /// It was done.
-    Done,
+/// Why a request to a peer failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+pub enum RequestError {
     /// The peer does not answer at that address (PCIe Base 6.0, 2.3.1, Unsupported Request).
+    #[error("the peer does not answer there")]
     Unsupported,
-    /// The peer has vanished.
+    /// The peer, or the switch, has vanished.
+    #[error("the peer is gone")]
     Gone,
     /// The peer did not answer in time.
+    #[error("the peer did not answer in time")]
     TimedOut,
 }
 
+/// The outcome of a request to a peer: the data that was read, nothing for a write.
+pub type Outcome = Result<ByteBuf, RequestError>;
+
 /// A message, as the table in the crate's documentation has it.
-#[derive(Clone, Debug)]
+///
+/// On the wire it is in postcard's format, and Hello stays first: an endpoint of another protocol is to be refused.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Message {
     /// An endpoint wants to attach.
     Hello {
@@ -136,7 +136,7 @@ pub enum Message {
         /// Bus address.
         address: u64,
         /// 1 to [`MAX_DATA`](crate::MAX_DATA) bytes.
-        data: Vec<u8>,
+        data: ByteBuf,
     },
     /// The answer to a Read or Write.
     Reply {
@@ -145,8 +145,6 @@ pub enum Message {
         /// That of the request.
         tag: u64,
         /// The outcome.
-        status: Status,
-        /// The data that was read.
-        data: Vec<u8>,
+        outcome: Outcome,
     },
 }

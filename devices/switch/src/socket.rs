@@ -15,13 +15,12 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-use crate::decode::WireError;
-use crate::encode::Packet;
+use crate::limits::{MAX_DESCRIPTORS, MAX_PACKET};
 use crate::message::Message;
-use crate::wire::{MAX_DESCRIPTORS, MAX_PACKET};
+use crate::packet::{Packet, WireError};
 
 /// Why no message came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum ReceiveError {
     /// There is none at the moment.
     #[error("nothing to receive")]

@@ -8,7 +8,7 @@ use self::output::Reason;
 use self::port::{Announcing, Port, Vanished};
 use crate::limits::ENDPOINT_TIME_OUT;
 use crate::link_mode::LinkMode;
-use crate::message::{Message, PortId, Status};
+use crate::message::{Message, PortId, RequestError};
 use crate::requests::Requests;
 
 mod announce;
@@ -75,41 +75,9 @@ impl Switch {
             Message::Announce { sequence, windows } => self.announce(from, sequence, windows, now),
             Message::Link { timing, .. } => self.link(from, timing),
             Message::Ack { epoch } => self.acknowledge(from, epoch),
-            Message::Read {
-                peer,
-                tag,
-                address,
-                length,
-            } => {
-                let passed_on = Message::Read {
-                    peer: from,
-                    tag,
-                    address,
-                    length,
-                };
-                self.request((from, tag), peer, passed_on, now)
-            }
-            Message::Write {
-                peer,
-                tag,
-                address,
-                data,
-            } => {
-                let passed_on = Message::Write {
-                    peer: from,
-                    tag,
-                    address,
-                    data,
-                };
-                self.request((from, tag), peer, passed_on, now)
-            }
-            Message::Reply {
-                peer,
-                tag,
-                status,
-                data,
-            } => {
-                self.reply(from, (peer, tag), status, data);
+            Message::Read { .. } | Message::Write { .. } => self.request(from, message, now),
+            Message::Reply { peer, tag, outcome } => {
+                self.reply(from, (peer, tag), outcome);
                 Ok(())
             }
             _ => Err(Reason::Violation("only a switch sends such a message")),
@@ -122,7 +90,7 @@ impl Switch {
     /// Ends every wait that has taken [`ENDPOINT_TIME_OUT`].
     pub(crate) fn expire(&mut self, now: Instant) {
         for (id, completer) in self.requests.expire(now) {
-            self.answer(completer, id, Status::TimedOut, Vec::new());
+            self.answer(completer, id, Err(RequestError::TimedOut));
         }
         let silent = |port: &Port| port.name.is_none() && port.connected + ENDPOINT_TIME_OUT <= now;
         for port in self.ports_that(silent) {

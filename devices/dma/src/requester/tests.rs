@@ -482,19 +482,13 @@ fn an_unmapped_span_is_gone() {
 struct Registers(Mutex<Vec<(u64, Vec<u8>)>>);
 
 impl Peers for Registers {
-    fn read(&self, peer: PeerId, address: u64, data: &mut [u8]) -> Result<(), PeerError> {
+    fn access(&self, peer: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError> {
         assert_eq!(peer, PeerId(4));
-        data.fill(7);
-        if address < 0x2_0800 {
-            Ok(())
-        } else {
-            Err(PeerError::TimedOut)
+        match data {
+            Buffer::Write(data) => self.0.lock().push((address, data.to_vec())),
+            Buffer::Read(data) if address < 0x2_0800 => data.fill(7),
+            Buffer::Read(_) => return Err(PeerError::TimedOut),
         }
-    }
-
-    fn write(&self, peer: PeerId, address: u64, data: &[u8]) -> Result<(), PeerError> {
-        assert_eq!(peer, PeerId(4));
-        self.0.lock().push((address, data.to_vec()));
         Ok(())
     }
 }

@@ -1,14 +1,14 @@
 //! One request: segment by segment, each by its own route; segments that the client must carry out are sent to it together.
 
-use peerbar_dma_log::Completer;
+use parking_lot::RwLockReadGuard;
+use peerbar_dma_log::{Completer, Route};
 
 use crate::buffer::Buffer;
 use crate::error::{DmaError, DmaFault};
 use crate::link::{LinkPath, Transit};
-use crate::memory::Span;
-use crate::pages::{PageError, PageTable};
-use crate::peers::{PeerError, PeerId};
-use crate::route::Target;
+use crate::pages::PageError;
+use crate::peers::PeerError;
+use crate::route::{RouteTable, Target};
 use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
 use crate::upstream::{Ask, UpstreamError};
@@ -104,12 +104,12 @@ impl Requester {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             self.show(address);
-            return self.account(
-                transfer.tag,
-                (address, 0),
-                buffer.extent(),
-                &SegmentResult::refused(DmaFault::Wraps),
-            );
+            let refused = SegmentResult {
+                route: Route::Refused,
+                completer: Completer::Nobody,
+                outcome: Err(DmaFault::Wraps),
+            };
+            return self.account(transfer.tag, (address, 0), buffer.extent(), &refused);
         }
         let mut at = address;
         while !buffer.is_empty() {
@@ -127,61 +127,81 @@ impl Requester {
         buffer: &mut Buffer<'a>,
     ) -> Result<usize, DmaError> {
         let started = self.started();
-        // The routes are free again before the links take their time.
-        let (done, path, (direction, len)) = {
-            let routes = self.route_table();
-            let segment = routes.route(address, buffer.len(), buffer.direction());
-            if routes.ats {
-                self.share_ats(&routes);
-            }
-            let mut part = buffer.take(segment.len);
-            let (direction, len) = part.extent();
-            let path = routes.link_path(&segment.target, direction);
-            let mut put_off = |completer, part| {
-                transfer.asks.push(Ask::new(address, part));
-                transfer.notes.push(Note {
-                    completer,
-                    started,
-                    path: path.clone(),
-                });
-                Ok(len)
-            };
-            let part = &mut part;
-            let done = match segment.target {
-                Target::RemoteRam => return put_off(Completer::GuestRam, part.take(len)),
-                // What answers at an address that is not guest memory is a device.
-                Target::Device => return put_off(Completer::PeerBar, part.take(len)),
-                Target::NotMaster => SegmentResult::refused(DmaFault::NotMaster),
-                Target::OwnRegisters => SegmentResult::refused(DmaFault::OwnRegisters),
-                Target::Own(span) => SegmentResult::own(copy(&span, part)),
-                Target::OwnPage(table, offset) => copy_page(&table, offset, part),
-                Target::Peer(_, span) => SegmentResult::to_peer(copy(&span, part)),
-                Target::PeerGone => SegmentResult::to_peer(Err(DmaFault::Peer(PeerError::Gone))),
-                Target::PeerRefused => {
-                    SegmentResult::refused(DmaFault::Peer(PeerError::Unsupported))
-                }
-                Target::PeerDropped => SegmentResult::dropped(part),
-                Target::Ram(span) => SegmentResult::in_ram(copy(&span, part)),
-                Target::PeerByMessage(peer) => {
-                    drop(routes);
-                    SegmentResult::to_peer(
-                        self.ask_peer(peer, address, part).map_err(DmaFault::Peer),
-                    )
-                }
-                Target::Forbidden => {
-                    drop(routes);
-                    SegmentResult::upstream(Completer::Nobody, self.deny(address, part))
-                }
-                Target::Unmapped => {
-                    drop(routes);
-                    SegmentResult::upstream(Completer::Unknown, self.explore(address, part))
-                }
-            };
-            (done, path, (direction, len))
+        let routes = self.route_table();
+        let segment = routes.route(address, buffer.len(), buffer.direction());
+        if routes.ats {
+            self.share_ats(&routes);
+        }
+        let mut part = buffer.take(segment.len);
+        let (direction, len) = part.extent();
+        let path = routes.link_path(&segment.target, direction);
+        let (route, completer) = segment.target.place();
+        if let Target::RemoteRam | Target::Device = segment.target {
+            transfer.asks.push(Ask::new(address, part));
+            transfer.notes.push(Note {
+                completer,
+                started,
+                path,
+            });
+            return Ok(len);
+        }
+        let outcome = self.access(routes, &segment.target, address, &mut part);
+        let refused = outcome == Err(DmaFault::NoPage);
+        let done = SegmentResult {
+            route: if refused { Route::Refused } else { route },
+            completer,
+            outcome,
         };
         self.account(transfer.tag, (address, started), (direction, len), &done)?;
         self.depart(transfer, path, len)?;
         Ok(len)
+    }
+
+    /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before.
+    fn access(
+        &self,
+        routes: RwLockReadGuard<'_, RouteTable>,
+        target: &Target,
+        address: u64,
+        part: &mut Buffer<'_>,
+    ) -> Result<(), DmaFault> {
+        match target {
+            Target::NotMaster => Err(DmaFault::NotMaster),
+            Target::OwnRegisters => Err(DmaFault::OwnRegisters),
+            Target::Own(span) | Target::Peer(_, span) | Target::Ram(span) => {
+                let copied = span.file.access(span.offset, part.reborrow());
+                copied.map_err(|_| DmaFault::NoMemory)
+            }
+            Target::OwnPage(table, offset) => {
+                let copied = table.access(*offset, part.reborrow());
+                copied.map_err(|error| match error {
+                    PageError::Missing { .. } => DmaFault::NoPage,
+                    _ => DmaFault::NoMemory,
+                })
+            }
+            Target::PeerGone => Err(DmaFault::Peer(PeerError::Gone)),
+            Target::PeerRefused => Err(DmaFault::Peer(PeerError::Unsupported)),
+            Target::PeerDropped => match part {
+                Buffer::Write(_) => Ok(()),
+                Buffer::Read(_) => Err(DmaFault::Peer(PeerError::TimedOut)),
+            },
+            Target::PeerByMessage(peer) => {
+                drop(routes);
+                let peers = self.peers.read().clone();
+                let asked = peers.map(|peers| peers.access(*peer, address, part.reborrow()));
+                asked
+                    .unwrap_or(Err(PeerError::Gone))
+                    .map_err(DmaFault::Peer)
+            }
+            Target::Forbidden => {
+                drop(routes);
+                self.deny(address, part)
+            }
+            Target::Unmapped | Target::RemoteRam | Target::Device => {
+                drop(routes);
+                self.explore(address, part)
+            }
+        }
     }
 
     /// Has the client carry out all segments that were put off, and records their results. The failure is the first one's.
@@ -201,7 +221,11 @@ impl Requester {
                 (None, Err(_)) => break,
                 (outcome, _) => settled(outcome),
             };
-            let done = SegmentResult::upstream(note.completer, outcome);
+            let done = SegmentResult {
+                route: Route::Upstream,
+                completer: note.completer,
+                outcome,
+            };
             let extent = ask.data.extent();
             let one = self.account(transfer.tag, (ask.address, note.started), extent, &done);
             let (_, len) = extent;
@@ -245,16 +269,6 @@ impl Requester {
             self.clock.sleep(left.min(LINK_WAIT));
         }
         Ok(())
-    }
-
-    /// Has a peer do it.
-    fn ask_peer(&self, peer: PeerId, address: u64, part: &mut Buffer<'_>) -> Result<(), PeerError> {
-        let peers = self.peers.read().clone();
-        let peers = peers.ok_or(PeerError::Gone)?;
-        match part {
-            Buffer::Read(data) => peers.read(peer, address, data),
-            Buffer::Write(data) => peers.write(peer, address, data),
-        }
     }
 
     /// Has the client do all of `asks`, as long as the function may issue requests.
@@ -320,27 +334,4 @@ fn settled(outcome: Option<Result<(), UpstreamError>>) -> Result<(), DmaFault> {
         None | Some(Err(UpstreamError::Stopped)) => Err(DmaFault::NotMaster),
         Some(outcome) => outcome.map_err(DmaFault::Upstream),
     }
-}
-
-/// Copies between memory and a buffer.
-fn copy(span: &Span, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
-    let done = match part {
-        Buffer::Read(data) => span.file.read(span.offset, data),
-        Buffer::Write(data) => span.file.write(span.offset, data),
-    };
-    done.map_err(|_| DmaFault::NoMemory)
-}
-
-/// Copies between a page of a window and a buffer.
-fn copy_page(table: &PageTable, offset: u64, part: &mut Buffer<'_>) -> SegmentResult {
-    let copied = match part {
-        Buffer::Read(data) => table.read(offset, data),
-        Buffer::Write(data) => table.write(offset, data),
-    };
-    let outcome = match copied {
-        Err(PageError::Missing { .. }) => return SegmentResult::refused(DmaFault::NoPage),
-        Err(_) => Err(DmaFault::NoMemory),
-        Ok(()) => Ok(()),
-    };
-    SegmentResult::own(outcome)
 }

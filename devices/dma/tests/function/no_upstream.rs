@@ -1,6 +1,6 @@
 //! A client and peers that refuse all requests.
 
-use peerbar_dma::{Ask, PeerError, PeerId, Peers, Upstream, UpstreamError};
+use peerbar_dma::{Ask, Buffer, PeerError, PeerId, Peers, Upstream, UpstreamError};
 
 /// A client that refuses all requests, and peers without registers.
 pub(crate) struct NoUpstream;
@@ -14,11 +14,7 @@ impl Upstream for NoUpstream {
 }
 
 impl Peers for NoUpstream {
-    fn read(&self, _: PeerId, _: u64, _: &mut [u8]) -> Result<(), PeerError> {
-        Err(PeerError::Unsupported)
-    }
-
-    fn write(&self, _: PeerId, _: u64, _: &[u8]) -> Result<(), PeerError> {
+    fn access(&self, _: PeerId, _: u64, _: Buffer<'_>) -> Result<(), PeerError> {
         Err(PeerError::Unsupported)
     }
 }

@@ -3,10 +3,9 @@
 use super::output::Reason;
 use super::port::{Port, Vanished};
 use super::{Output, Switch};
-use crate::limits::MAX_PORTS;
-use crate::message::{LinkTiming, Message, PortId, Refusal, Status};
+use crate::limits::{MAX_PORTS, PROTOCOL};
+use crate::message::{LinkTiming, Message, PortId, Refusal, RequestError};
 use crate::window::BarWindow;
-use crate::wire::PROTOCOL;
 
 impl Switch {
     pub(super) fn hello(
@@ -46,7 +45,7 @@ impl Switch {
             return;
         };
         for id in self.requests.leave(leaving) {
-            self.answer(leaving, id, Status::Gone, Vec::new());
+            self.answer(leaving, id, Err(RequestError::Gone));
         }
         if !self.ports.values().any(|port| port.name.is_some()) {
             self.vanished.clear();

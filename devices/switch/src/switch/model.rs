@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Instant;
 
 use super::{Output, Switch};
+use crate::limits::PROTOCOL;
 use crate::message::{Message, PortId};
 use crate::window::{BarBacking, BarWindow};
-use crate::wire::PROTOCOL;
 
 /// What an endpoint does next.
 #[derive(Clone, Copy, Debug)]

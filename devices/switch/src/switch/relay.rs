@@ -4,52 +4,44 @@ use std::time::Instant;
 
 use super::Switch;
 use super::output::Reason;
-use crate::message::{Message, PortId, Status};
+use crate::message::{Message, Outcome, PortId, RequestError};
 use crate::requests::RequestId;
 
 impl Switch {
+    /// Passes a Read or Write on to its completer.
     pub(super) fn request(
         &mut self,
-        id: RequestId,
-        completer: PortId,
-        message: Message,
+        from: PortId,
+        mut message: Message,
         now: Instant,
     ) -> Result<(), Reason> {
+        let (Message::Read { peer, tag, .. } | Message::Write { peer, tag, .. }) = &mut message
+        else {
+            return Ok(());
+        };
+        let (completer, id) = (std::mem::replace(peer, from), (from, *tag));
         if !self.requests.open(id, completer, now) {
             return Err(Reason::Violation(
                 "too many requests at once, or a tag twice",
             ));
         }
-        let (requester, _) = id;
         let peer = self.ports.get(&completer);
-        if completer != requester && peer.is_some_and(|peer| peer.name.is_some()) {
+        if completer != from && peer.is_some_and(|peer| peer.name.is_some()) {
             self.send(completer, message);
         } else {
-            self.reply(completer, id, Status::Gone, Vec::new());
+            self.reply(completer, id, Err(RequestError::Gone));
         }
         Ok(())
     }
 
     /// Passes a reply back. One to no pending request, or of another completer, is dropped.
-    pub(super) fn reply(&mut self, from: PortId, id: RequestId, status: Status, data: Vec<u8>) {
+    pub(super) fn reply(&mut self, from: PortId, id: RequestId, outcome: Outcome) {
         if self.requests.close(id, from) {
-            self.answer(from, id, status, data);
+            self.answer(from, id, outcome);
         }
     }
 
-    pub(super) fn answer(
-        &mut self,
-        peer: PortId,
-        (to, tag): RequestId,
-        status: Status,
-        data: Vec<u8>,
-    ) {
-        let reply = Message::Reply {
-            peer,
-            tag,
-            status,
-            data,
-        };
-        self.send(to, reply);
+    pub(super) fn answer(&mut self, peer: PortId, (to, tag): RequestId, outcome: Outcome) {
+        self.send(to, Message::Reply { peer, tag, outcome });
     }
 }

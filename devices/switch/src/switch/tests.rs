@@ -1,14 +1,14 @@
 //! Each message of an endpoint, and what the switch does about it.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use serde_bytes::ByteBuf;
 
 use super::output::Output;
 use super::*;
-use crate::limits::{ENDPOINT_TIME_OUT, MAX_PORTS};
+use crate::limits::{ENDPOINT_TIME_OUT, MAX_PORTS, PROTOCOL};
 use crate::message::LinkTiming;
-use crate::window::{BarBacking, BarWindow};
-use crate::wire::PROTOCOL;
+use crate::window::{BarBacking, BarWindow, Descriptor};
 
 fn window(address: u64) -> BarWindow {
     BarWindow {
@@ -71,14 +71,10 @@ fn outputs(switch: &mut Switch) -> Vec<String> {
         Output::Send(to, Message::Read { peer, tag, .. }) => {
             format!("{to}: read {tag} of {peer}")
         }
-        Output::Send(
-            to,
-            Message::Reply {
-                peer, tag, status, ..
-            },
-        ) => {
-            format!("{to}: {status:?} {tag} of {peer}")
-        }
+        Output::Send(to, Message::Reply { peer, tag, outcome }) => match outcome {
+            Ok(_) => format!("{to}: done {tag} of {peer}"),
+            Err(error) => format!("{to}: {error:?} {tag} of {peer}"),
+        },
         Output::Send(to, Message::Link { peer, timing }) => {
             format!("{to}: {peer} takes {} ns", timing.latency)
         }
@@ -109,7 +105,7 @@ fn link_reaches_present_and_later_peers_before_windows() {
         timing: LinkTiming {
             latency,
             bandwidth: 0,
-            meter: Arc::new(std::fs::File::open("/dev/null").unwrap().into()),
+            meter: Descriptor::new(std::fs::File::open("/dev/null").unwrap()),
         },
     };
     switch.receive(b, timing(7), now);
@@ -264,18 +260,18 @@ fn last_leave_frees_all_vanished_windows() {
 fn request_is_relayed_and_only_its_own_reply_returned() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three(now);
-    let reply = |status| Message::Reply {
+    let reply = |outcome| Message::Reply {
         peer: a,
         tag: 5,
-        status,
-        data: Vec::new(),
+        outcome,
     };
+    let done = || Ok(ByteBuf::new());
     switch.receive(a, read(b, 5), now);
     assert_eq!(outputs(&mut switch), ["2: read 5 of 1"]);
-    switch.receive(c, reply(Status::Done), now);
+    switch.receive(c, reply(done()), now);
     assert!(outputs(&mut switch).is_empty(), "c was not asked");
-    switch.receive(b, reply(Status::Unsupported), now);
-    switch.receive(b, reply(Status::Done), now);
+    switch.receive(b, reply(Err(RequestError::Unsupported)), now);
+    switch.receive(b, reply(done()), now);
     assert_eq!(outputs(&mut switch), ["1: Unsupported 5 of 2"]);
 }
 

@@ -2,11 +2,10 @@
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 use std::time::Instant;
 
 use peerbar_switch::{
-    BarBacking, BarWindow, ENDPOINT_TIME_OUT, LinkMode, MAX_PORTS, Message, PortId,
+    BarBacking, BarWindow, Descriptor, ENDPOINT_TIME_OUT, LinkMode, MAX_PORTS, Message, PortId,
 };
 
 use crate::raw::{Daemon, Endpoint, announce, hello, registers};
@@ -34,7 +33,7 @@ fn a_descriptor_is_passed_on_with_its_window() {
     let inode = file.metadata().unwrap().ino();
     let lent = BarWindow {
         bar: 2,
-        backing: BarBacking::Lent(Arc::new(file.into()), 0x3000),
+        backing: BarBacking::Lent(Descriptor::new(file), 0x3000),
         ..registers(0x2000)
     };
     a.send(&announce(1, vec![registers(0x1000), lent]));

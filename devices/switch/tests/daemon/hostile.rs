@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use peerbar_switch::{
-    BarBacking, BarWindow, ENDPOINT_TIME_OUT, MAX_PACKET, MAX_PORTS, Message, PROTOCOL, PortId,
-    Refusal,
+    BarBacking, BarWindow, Descriptor, ENDPOINT_TIME_OUT, MAX_PACKET, MAX_PORTS, Message, PROTOCOL,
+    PortId, Refusal,
 };
 
 use crate::raw::{Daemon, Endpoint, announce, check_alive, hello, registers};
@@ -14,21 +14,16 @@ use crate::raw::{Daemon, Endpoint, announce, check_alive, hello, registers};
 #[test]
 fn packets_that_are_no_messages_end_the_connection() {
     let mut daemon = Daemon::start(&[]);
-    let long_windows = {
-        let mut bytes = announce(1, vec![registers(0x1000); 6]).encode().bytes;
-        bytes.extend_from_within(16..56);
-        bytes
-    };
-    let mut wrapping = announce(1, vec![registers(0x1000)]).encode().bytes;
-    wrapping[16..24].fill(0xff);
+    let many_windows = announce(1, vec![registers(0x1000); 7]);
+    let wrapping = announce(1, vec![registers(u64::MAX)]);
     let packets = [
         vec![0],
         vec![0xff; 4],
         vec![0; MAX_PACKET],
         vec![9; MAX_PACKET + 1],
-        hello("x").encode().bytes[..20].to_vec(),
-        long_windows,
-        wrapping,
+        hello("xyz").encode().bytes[..4].to_vec(),
+        many_windows.encode().bytes,
+        wrapping.encode().bytes,
     ];
     for (number, packet) in packets.iter().enumerate() {
         let fresh = Endpoint::connect(&daemon.path);
@@ -73,7 +68,7 @@ fn unexpected_descriptors_are_closed_and_end_the_connection() {
 fn memory_without_a_descriptor_is_no_announcement() {
     let daemon = Daemon::start(&[]);
     let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
-    let null = std::sync::Arc::new(File::open("/dev/null").unwrap().into());
+    let null = Descriptor::new(File::open("/dev/null").unwrap());
     let window = BarWindow {
         backing: BarBacking::Lent(null, 0),
         ..registers(0x1000)

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use peerbar_switch::{ENDPOINT_TIME_OUT, MAX_DATA, Message, PortId, Status};
+use peerbar_switch::{ENDPOINT_TIME_OUT, MAX_DATA, Message, Outcome, PortId, RequestError};
+use serde_bytes::ByteBuf;
 
 use crate::raw::{Daemon, Endpoint, check_alive};
 
@@ -11,7 +12,7 @@ fn write(peer: PortId, tag: u64, data: Vec<u8>) -> Message {
         peer,
         tag,
         address: 0x1000,
-        data,
+        data: data.into(),
     }
 }
 
@@ -19,19 +20,19 @@ fn reply(peer: PortId, tag: u64) -> Message {
     Message::Reply {
         peer,
         tag,
-        status: Status::Done,
-        data: vec![7; 8],
+        outcome: done(),
     }
 }
 
-fn outcome(endpoint: &Endpoint) -> (u64, Status, Vec<u8>) {
-    let Message::Reply {
-        tag, status, data, ..
-    } = endpoint.receive()
-    else {
+fn done() -> Outcome {
+    Ok(ByteBuf::from([7; 8]))
+}
+
+fn outcome(endpoint: &Endpoint) -> (u64, Outcome) {
+    let Message::Reply { tag, outcome, .. } = endpoint.receive() else {
         panic!("no reply")
     };
-    (tag, status, data)
+    (tag, outcome)
 }
 
 #[test]
@@ -52,11 +53,11 @@ fn both_can_ask_at_once_and_each_gets_its_answer() {
         else {
             panic!("no write")
         };
-        assert_eq!((peer, &came), (from, &data));
+        assert_eq!((peer, &*came), (from, &data));
         endpoint.send(&reply(peer, tag));
     }
     for endpoint in [&a, &b] {
-        assert_eq!(outcome(endpoint), (1, Status::Done, vec![7; 8]));
+        assert_eq!(outcome(endpoint), (1, done()));
     }
 }
 
@@ -72,7 +73,7 @@ fn an_answer_by_somebody_else_is_none() {
     assert!(a.hears_nothing());
     b.send(&reply(port_a, 1));
     b.send(&reply(port_a, 1));
-    assert_eq!(outcome(&a).1, Status::Done);
+    assert_eq!(outcome(&a).1, done());
     assert!(a.hears_nothing());
 }
 
@@ -90,10 +91,8 @@ fn request_to_silent_dead_or_missing_peer_fails() {
     assert_eq!(outcome(&a).0, 3);
     assert_eq!(outcome(&a).0, 4);
     drop(dying);
-    let (tag, status, _) = outcome(&a);
-    assert_eq!((tag, status), (2, Status::Gone));
-    let (tag, status, _) = outcome(&a);
-    assert_eq!((tag, status), (1, Status::TimedOut));
+    assert_eq!(outcome(&a), (2, Err(RequestError::Gone)));
+    assert_eq!(outcome(&a), (1, Err(RequestError::TimedOut)));
     assert!(begun.elapsed() >= ENDPOINT_TIME_OUT);
 }
 

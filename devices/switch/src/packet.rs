@@ -1,0 +1,364 @@
+//! A message on the wire: its bytes in postcard's format, and the descriptors beside them.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::limits::{MAX_DATA, MAX_NAME, MAX_WINDOWS};
+use crate::message::Message;
+use crate::window::{BarBacking, BarWindow, Descriptor};
+
+/// Why a packet is no message.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum WireError {
+    /// Its bytes are no message.
+    #[error("no message: {0}")]
+    Format(#[from] postcard::Error),
+    /// Bytes follow the message.
+    #[error("message with {0} bytes behind it")]
+    Longer(usize),
+    /// There are more or fewer descriptors than the message has memory.
+    #[error("message with {came} descriptors instead of {wanted}")]
+    Descriptors {
+        /// How many it has.
+        came: usize,
+        /// How many should have.
+        wanted: usize,
+    },
+    /// A field has a value that makes no sense.
+    #[error("message with {0} that makes no sense")]
+    Value(&'static str),
+}
+
+/// A message on the wire.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// The descriptors that go with it.
+    pub descriptors: Vec<Arc<OwnedFd>>,
+}
+
+impl Message {
+    /// Its form on the wire.
+    pub fn encode(&self) -> Packet {
+        let descriptors = self.descriptors().into_iter();
+        Packet {
+            // Nothing in a message is refused by the format.
+            bytes: postcard::to_allocvec(self).unwrap_or_default(),
+            descriptors: descriptors.filter_map(Descriptor::get).cloned().collect(),
+        }
+    }
+
+    /// Reads a packet. Descriptors that are not part of the message are closed.
+    pub fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self, WireError> {
+        let (message, rest): (Self, _) = postcard::take_from_bytes(bytes)?;
+        if !rest.is_empty() {
+            return Err(WireError::Longer(rest.len()));
+        }
+        message
+            .wrong_field()
+            .map_or(Ok(()), |field| Err(WireError::Value(field)))?;
+        let places = message.descriptors();
+        let (came, wanted) = (descriptors.len(), places.len());
+        if came != wanted {
+            return Err(WireError::Descriptors { came, wanted });
+        }
+        for (place, descriptor) in places.into_iter().zip(descriptors) {
+            place.set(descriptor);
+        }
+        Ok(message)
+    }
+
+    /// The descriptors that are part of it, in order.
+    fn descriptors(&self) -> Vec<&Descriptor> {
+        match self {
+            Self::Link { timing, .. } => vec![&timing.meter],
+            Self::Announce { windows, .. } | Self::Peer { windows, .. } => {
+                let lent = windows.iter().filter_map(|window| match &window.backing {
+                    BarBacking::Lent(descriptor, _) => Some(descriptor),
+                    BarBacking::ByMessage | BarBacking::Gone => None,
+                });
+                lent.collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A field whose value no endpoint or switch would send.
+    fn wrong_field(&self) -> Option<&'static str> {
+        let makes_sense =
+            |window: &BarWindow| window.last().is_some() && usize::from(window.bar) < MAX_WINDOWS;
+        let (right, field) = match self {
+            Self::Hello { name, .. } => (is_name(name), "a name"),
+            Self::Announce { windows, .. } | Self::Peer { windows, .. } => (
+                windows.len() <= MAX_WINDOWS && windows.iter().all(makes_sense),
+                "a window",
+            ),
+            Self::Read { length, .. } => {
+                let length = usize::try_from(*length);
+                (
+                    length.is_ok_and(|length| (1..=MAX_DATA).contains(&length)),
+                    "a length",
+                )
+            }
+            Self::Write { data, .. } => ((1..=MAX_DATA).contains(&data.len()), "a length"),
+            Self::Reply {
+                outcome: Ok(data), ..
+            } => (data.len() <= MAX_DATA, "a length"),
+            _ => (true, ""),
+        };
+        (!right).then_some(field)
+    }
+}
+
+/// Whether an endpoint may have this name: 1 to 32 printable ASCII characters.
+pub(crate) fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| matches!(byte, b' '..=b'~'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use proptest::prelude::*;
+    use serde_bytes::ByteBuf;
+
+    use super::*;
+    use crate::limits::MAX_PACKET;
+    use crate::link_mode::LinkMode;
+    use crate::message::{LinkTiming, PortId, Refusal, RequestError};
+
+    fn descriptor() -> OwnedFd {
+        File::open("/dev/null").unwrap().into()
+    }
+
+    fn window(bar: u8, backing: BarBacking) -> BarWindow {
+        BarWindow {
+            bar,
+            address: 0x38_0000_0000,
+            size: 0x20_0000,
+            claim: 7,
+            backing,
+        }
+    }
+
+    fn messages() -> Vec<Message> {
+        let (peer, tag, address) = (PortId(3), 1 << 40, u64::MAX);
+        let windows = vec![
+            window(0, BarBacking::ByMessage),
+            window(2, BarBacking::Lent(Descriptor::new(descriptor()), 4096)),
+            window(4, BarBacking::Gone),
+        ];
+        let data = ByteBuf::from([1, 2, 3]);
+        vec![
+            Message::Hello {
+                protocol: 1,
+                name: "disk0".to_owned(),
+            },
+            Message::Welcome {
+                port: peer,
+                mode: LinkMode::Drop,
+            },
+            Message::Refused(Refusal::Full),
+            Message::Announce {
+                sequence: 9,
+                windows: windows.clone(),
+            },
+            Message::Announced { sequence: 9 },
+            Message::Link {
+                peer,
+                timing: LinkTiming {
+                    latency: 2000,
+                    bandwidth: 1 << 32,
+                    meter: Descriptor::new(descriptor()),
+                },
+            },
+            Message::Peer {
+                epoch: 5,
+                peer,
+                windows,
+            },
+            Message::Ack { epoch: 5 },
+            Message::Read {
+                peer,
+                tag,
+                address,
+                length: 8,
+            },
+            Message::Write {
+                peer,
+                tag,
+                address,
+                data: data.clone(),
+            },
+            Message::Reply {
+                peer,
+                tag,
+                outcome: Ok(data),
+            },
+            Message::Reply {
+                peer,
+                tag,
+                outcome: Err(RequestError::TimedOut),
+            },
+        ]
+    }
+
+    /// The packet as it arrives: with descriptors of its own.
+    fn received(message: &Message) -> (Vec<u8>, Vec<OwnedFd>) {
+        let packet = message.encode();
+        let descriptors = packet.descriptors.iter().map(|fd| fd.try_clone().unwrap());
+        (packet.bytes, descriptors.collect())
+    }
+
+    /// A message as text, without the numbers of its descriptors.
+    fn text(message: &Message) -> String {
+        let text = format!("{message:?}");
+        text.split("fd: ")
+            .map(|part| part.trim_start_matches(|c: char| c.is_ascii_digit()))
+            .collect()
+    }
+
+    #[test]
+    fn each_message_arrives_as_it_was_sent() {
+        for message in messages() {
+            let (bytes, descriptors) = received(&message);
+            let arrived = Message::decode(&bytes, descriptors).unwrap();
+            assert_eq!(text(&arrived), text(&message));
+        }
+    }
+
+    #[test]
+    fn wrong_length_or_stray_descriptor_is_refused() {
+        for message in messages() {
+            let (mut bytes, mut descriptors) = received(&message);
+            descriptors.push(descriptor());
+            let error = Message::decode(&bytes, descriptors).unwrap_err();
+            assert!(matches!(error, WireError::Descriptors { .. }), "{error}");
+            bytes.push(0);
+            let longer = Message::decode(&bytes, received(&message).1);
+            assert_eq!(longer.unwrap_err(), WireError::Longer(1));
+            bytes.truncate(bytes.len() - 2);
+            let shorter = Message::decode(&bytes, received(&message).1);
+            assert!(matches!(shorter, Err(WireError::Format(_))), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn largest_messages_fit_a_packet() {
+        let (peer, tag, address) = (PortId(u32::MAX), u64::MAX, u64::MAX);
+        let data = ByteBuf::from(vec![0; MAX_DATA]);
+        let last = BarWindow {
+            address,
+            size: 1,
+            claim: u64::MAX,
+            ..window(5, BarBacking::Lent(Descriptor::new(descriptor()), u64::MAX))
+        };
+        let largest = [
+            Message::Peer {
+                epoch: u64::MAX,
+                peer,
+                windows: vec![last; MAX_WINDOWS],
+            },
+            Message::Write {
+                peer,
+                tag,
+                address,
+                data,
+            },
+        ];
+        for message in largest {
+            let (bytes, descriptors) = received(&message);
+            assert!(bytes.len() <= MAX_PACKET, "{}", bytes.len());
+            Message::decode(&bytes, descriptors).unwrap();
+        }
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_refused() {
+        let announce = |window| Message::Announce {
+            sequence: 1,
+            windows: vec![window],
+        };
+        let odd = [
+            announce(BarWindow {
+                size: 0,
+                ..window(0, BarBacking::ByMessage)
+            }),
+            announce(BarWindow {
+                address: u64::MAX,
+                size: 2,
+                ..window(0, BarBacking::ByMessage)
+            }),
+            announce(window(6, BarBacking::ByMessage)),
+            Message::Hello {
+                protocol: 1,
+                name: String::new(),
+            },
+            Message::Hello {
+                protocol: 1,
+                name: "a\tdisk".to_owned(),
+            },
+            Message::Read {
+                peer: PortId(0),
+                tag: 0,
+                address: 0,
+                length: 0,
+            },
+            Message::Read {
+                peer: PortId(0),
+                tag: 0,
+                address: 0,
+                length: u32::MAX,
+            },
+            Message::Write {
+                peer: PortId(0),
+                tag: 0,
+                address: 0,
+                data: ByteBuf::new(),
+            },
+            Message::Write {
+                peer: PortId(0),
+                tag: 0,
+                address: 0,
+                data: ByteBuf::from(vec![0; MAX_DATA + 1]),
+            },
+            Message::Announce {
+                sequence: 1,
+                windows: vec![window(0, BarBacking::ByMessage); 7],
+            },
+        ];
+        for message in odd {
+            let (bytes, descriptors) = received(&message);
+            assert!(Message::decode(&bytes, descriptors).is_err(), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_address_space_can_be_a_window() {
+        let last = BarWindow {
+            address: u64::MAX,
+            size: 1,
+            ..window(0, BarBacking::ByMessage)
+        };
+        let (bytes, _) = received(&Message::Announce {
+            sequence: 1,
+            windows: vec![last],
+        });
+        assert!(Message::decode(&bytes, Vec::new()).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(kind in 0u8..13, rest in prop::collection::vec(any::<u8>(), 0..300), descriptors in 0usize..3) {
+            let bytes = [&[kind], rest.as_slice()].concat();
+            let descriptors = (0..descriptors).map(|_| descriptor()).collect();
+            if let Ok(message) = Message::decode(&bytes, descriptors) {
+                let (again, descriptors) = received(&message);
+                prop_assert_eq!(text(&Message::decode(&again, descriptors).unwrap()), text(&message));
+            }
+        }
+    }
+}
