@@ -1,83 +1,23 @@
-//! The rest of a daemon's `main`: from a device to a socket that serves it until a signal comes.
+//! A daemon's `main`: from a device to a socket that serves it until a signal comes.
 
 use std::error::Error;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
 use peerbar_pci::Function;
-use peerbar_switch::AttachError;
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
-use crate::Endpoint;
+use crate::options::DeviceOptions;
+use crate::running::{Running, StartError};
 
 /// Exit status for a command line that cannot be (sysexits(3) has 64; clap and this project use 2).
 const USAGE: u8 = 2;
 /// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
 const ENVIRONMENT: u8 = 69;
-
-/// The device's PCIe link: a part of every daemon's command line.
-#[derive(Clone, Debug, clap::Args)]
-pub struct LinkOptions {
-    /// Socket of the peerbar-switch that the device is below [default: none]
-    #[arg(long, value_name = "PATH")]
-    pub switch: Option<PathBuf>,
-    /// Name of the device at the switch, of its own there [default: that of its socket, without the ending]
-    #[arg(long, value_name = "NAME", requires = "switch")]
-    pub port_name: Option<String>,
-    /// Time that every transfer takes on the device's link, such as 2us [default: none]
-    #[arg(long, value_name = "TIME")]
-    pub link_latency: Option<Latency>,
-    /// What the device's link carries in each direction, such as 4GiB/s [default: as much as can be]
-    #[arg(long, value_name = "RATE")]
-    pub link_bandwidth: Option<Bandwidth>,
-    /// Offer address translation services (ATS): the device asks for translations and keeps them, if the guest wants it
-    #[arg(long)]
-    pub ats: bool,
-}
-
-/// Why a device has no link.
-#[derive(Debug, Error)]
-pub enum LinkError {
-    /// Its link's meters could not be made.
-    #[error("cannot make the meters of the link")]
-    Link(#[from] MemoryError),
-    /// It cannot attach to its switch.
-    #[error(transparent)]
-    Switch(#[from] AttachError),
-}
-
-impl LinkOptions {
-    /// Gives the link to a device that will be served at `socket_path`.
-    pub fn apply<F: Function + 'static>(
-        &self,
-        endpoint: &mut Endpoint<F>,
-        socket_path: &Path,
-    ) -> Result<(), LinkError> {
-        let speed = LinkSpeed {
-            latency: self.link_latency.unwrap_or_default(),
-            bandwidth: self.link_bandwidth,
-        };
-        if speed.takes_time() {
-            endpoint.set_link(Link::new(speed)?);
-        }
-        if self.ats {
-            endpoint.offer_ats();
-        }
-        let Some(switch) = &self.switch else {
-            return Ok(());
-        };
-        let name = self.port_name.clone().unwrap_or_else(|| {
-            let stem = socket_path.file_stem().unwrap_or_default();
-            stem.to_string_lossy().into_owned()
-        });
-        Ok(endpoint.attach_to_switch(switch, &name)?)
-    }
-}
 
 /// The cause of a daemon's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +30,7 @@ pub enum Fault {
 
 /// Why a device is not served, or not any more.
 #[derive(Debug, Error)]
-pub enum ServeError {
+enum ServeError {
     /// The socket cannot be made.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -102,9 +42,44 @@ pub enum ServeError {
     SetUp(#[from] io::Error),
 }
 
+/// Runs the program `daemon`: starts its device and serves it until a signal comes. `fault` tells what is at fault if its
+/// configuration is impossible.
+pub fn run<F: Function + 'static, C: Error + 'static>(
+    daemon: &str,
+    options: &DeviceOptions,
+    start: impl FnOnce() -> Result<Running<F>, StartError<C>>,
+    fault: impl FnOnce(&C) -> Fault,
+) -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let mut device = match start() {
+        Ok(device) => device,
+        Err(error) => {
+            let fault = match &error {
+                StartError::Config(error) => fault(error),
+                _ => Fault::Environment,
+            };
+            return give_up(daemon, &error, fault);
+        }
+    };
+    match serve_by(options, &mut device) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => give_up(daemon, error.as_ref(), Fault::Environment),
+    }
+}
+
+fn serve_by<F: Function + 'static>(
+    options: &DeviceOptions,
+    device: &mut Running<F>,
+) -> Result<(), Box<dyn Error>> {
+    let (path, endpoint) = (&options.socket_path, &mut device.endpoint);
+    options.recording.start(endpoint)?;
+    options.link.apply(endpoint, path)?;
+    Ok(serve(path, endpoint)?)
+}
+
 /// Serves a device at `socket_path`, to one client after another, until SIGTERM or SIGINT. Writes the line `ready` to
 /// standard output once clients can connect.
-pub fn serve(socket_path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
+fn serve(socket_path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
     let stop = Stop::new().map_err(io::Error::from)?;
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let handle = signals.handle();
@@ -122,7 +97,7 @@ pub fn serve(socket_path: &Path, device: &mut dyn Device) -> Result<(), ServeErr
 }
 
 /// Says in one line on standard error why `daemon` ends, causes included, and gives the exit status for it.
-pub fn give_up(daemon: &str, error: &dyn Error, fault: Fault) -> ExitCode {
+fn give_up(daemon: &str, error: &dyn Error, fault: Fault) -> ExitCode {
     let mut line = format!("{daemon}: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -134,42 +109,4 @@ pub fn give_up(daemon: &str, error: &dyn Error, fault: Fault) -> ExitCode {
         Fault::Usage => USAGE,
         Fault::Environment => ENVIRONMENT,
     })
-}
-
-/// A size in bytes on the command line, with K, M, G or T for powers of 1024. The message continues after the value.
-pub fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().next_back() {
-        Some((end, unit)) if unit.is_ascii_alphabetic() => {
-            let shift = match unit.to_ascii_uppercase() {
-                'K' => 10,
-                'M' => 20,
-                'G' => 30,
-                'T' => 40,
-                _ => return Err(format!("unit {unit} is none of K, M, G, T")),
-            };
-            (text.get(..end).unwrap_or_default(), shift)
-        }
-        _ => (text, 0),
-    };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| "is no number with an optional K, M, G or T".to_owned())?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "is more than 2^64 bytes".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn size_with_binary_unit_is_parsed() {
-        assert_eq!(size("512"), Ok(512));
-        assert_eq!(size("64M"), Ok(64 << 20));
-        assert_eq!(size("1g"), Ok(1 << 30));
-        for wrong in ["", "M", "1.5M", "-1", "1X", "99999999T", "1MiB", "8\u{fc}"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -3,7 +3,7 @@
 //! [`Endpoint`] answers what a vfio-user client asks of a PCI device: configuration space and BARs become regions, the
 //! client's event descriptors become interrupts, its DMA mappings the memory map of the function's
 //! [`Requester`](peerbar_dma::Requester), and its connection the path upstream. Below a switch
-//! ([`Endpoint::attach_to_switch`]) its peers reach its open BARs, and it reaches theirs. [`daemon::serve`] is the rest of a
+//! ([`Endpoint::attach_to_switch`]) its peers reach its open BARs, and it reaches theirs. [`daemon::run`] is a
 //! daemon's `main`.
 #![forbid(unsafe_code)]
 
@@ -11,10 +11,13 @@ pub mod daemon;
 mod decoder;
 mod endpoint;
 mod interrupts;
+mod options;
 mod recording;
+mod running;
 mod switch_port;
 
 pub use endpoint::{BarMemory, Endpoint};
 pub use interrupts::Vectors;
+pub use options::{DeviceOptions, size};
 pub use peerbar_switch::AttachError;
-pub use recording::{Recording, RecordingError};
+pub use running::{Running, StartError};

@@ -12,7 +12,7 @@ use crate::Endpoint;
 
 /// Whether, where and how much a device records.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Recording {
+pub(crate) struct Recording {
     /// Record mappings and DMA in this file, which is replaced; `peerbar iommu` reads it [default: none]
     #[arg(long, value_name = "FILE")]
     flight: Option<PathBuf>,
@@ -34,7 +34,7 @@ enum What {
 
 /// Why a device cannot record.
 #[derive(Debug, Error)]
-pub enum RecordingError {
+pub(crate) enum RecordingError {
     /// Its flight record cannot be made.
     #[error(transparent)]
     Flight(#[from] RecordError),
@@ -45,7 +45,7 @@ pub enum RecordingError {
 
 impl Recording {
     /// Has the device record, under the name of the flight record's file, and count.
-    pub fn start<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), RecordingError> {
+    pub(crate) fn start<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), RecordingError> {
         if let Some(path) = &self.counters {
             endpoint.count_in(CounterFile::create(path)?);
         }

@@ -1,6 +1,7 @@
 //! How a GPU is set up, and what cannot be.
 
 use peerbar_dma::MemoryError;
+use peerbar_endpoint::size;
 use thiserror::Error;
 
 use crate::aperture::PAGE;
@@ -17,23 +18,25 @@ const APERTURE_DEFAULT: u64 = 256 << 20;
 const _: () = assert!(GRANULE.is_multiple_of(PAGE));
 
 /// How the aperture shows VRAM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
-    /// It is the start of VRAM; the guest maps it.
+    /// Its start, which the guest maps
     Static,
-    /// Its pages are put over VRAM at run time; the guest's accesses are trapped.
+    /// Pages of 64 KiB that the driver puts over it and takes away
     Window,
 }
 
-/// A GPU to be started.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A GPU to be started. The texts are those of the options.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct Config {
-    /// Size of VRAM in bytes, a multiple of 2 MiB.
+    /// Size of the GPU's memory, a multiple of 2M; it takes host memory only where it is touched
+    #[arg(long = "vram", value_name = "SIZE", default_value = "256M", value_parser = size)]
     pub vram_bytes: u64,
-    /// Size of the aperture in bytes, a power of two of at least 2 MiB and not more than VRAM; `None`: the largest that
-    /// VRAM holds, up to 256 MiB.
+    /// Size of the BAR that shows it, a power of two from 2M to 16G [default: what --vram holds, up to 256M]
+    #[arg(long = "aperture", value_name = "SIZE", value_parser = size)]
     pub aperture_bytes: Option<u64>,
-    /// How the aperture shows VRAM.
+    /// How the BAR shows the memory
+    #[arg(long, value_enum, default_value_t = Mode::Static)]
     pub mode: Mode,
 }
 

@@ -1,13 +1,11 @@
 //! The GPU as its bus sees it.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use peerbar_dma::{Buffer, MemoryError, MemoryFile, PageTable, Requester, Span};
-use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
-use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, Interrupts, MsiX};
-use thiserror::Error;
+use peerbar_dma::{Buffer, MemoryFile, PageTable, Requester, Span};
+use peerbar_endpoint::{BarMemory, Endpoint, Running, StartError, Vectors};
+use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Interrupts, MsiX};
 
 use crate::aperture;
 use crate::config::{Config, ConfigError, Mode};
@@ -49,23 +47,6 @@ const IDENTITY: Identity = Identity {
     class: 0x03_02_00,
 };
 
-/// Why a GPU cannot be started.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// Its set-up is impossible.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A BAR is impossible.
-    #[error(transparent)]
-    Bar(#[from] BarError),
-    /// There is no memory for the doorbells.
-    #[error("doorbell page")]
-    Doorbells(#[source] MemoryError),
-    /// Its thread cannot be started.
-    #[error("cannot start the GPU's thread")]
-    Thread(#[source] std::io::Error),
-}
-
 /// The side of the GPU that the guest's accesses meet: registers, doorbells and the window.
 pub struct Gpu {
     shared: Arc<SharedRegisters>,
@@ -77,32 +58,17 @@ pub struct Gpu {
     dma_log: Mutex<Vec<u8>>,
 }
 
-/// A running GPU: its endpoint, and the thread of its engine.
-pub struct Running {
-    /// The GPU on its bus.
-    pub endpoint: Endpoint<Gpu>,
-    shared: Arc<SharedRegisters>,
-    engine: Option<JoinHandle<()>>,
-}
-
 impl Gpu {
     /// Starts a GPU with VRAM that is all zero.
-    pub fn start(config: &Config) -> Result<Running, StartError> {
+    pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
         let vectors = Arc::new(Vectors::new(VECTORS));
         let parts = Parts::new(config, vectors.clone())?;
         let config = ConfigSpace::new(&IDENTITY, &parts.bars, &MSI_X);
-        let engine = parts.engine;
-        let engine = std::thread::Builder::new()
-            .name("engine".to_owned())
-            .spawn(move || engine.run())
-            .map_err(StartError::Thread)?;
         let (shared, requester) = (parts.gpu.shared.clone(), parts.gpu.requester.clone());
         let gpu = Arc::new(parts.gpu);
-        Ok(Running {
-            endpoint: Endpoint::new(gpu, config, parts.behind, requester, vectors),
-            shared,
-            engine: Some(engine),
-        })
+        let endpoint = Endpoint::new(gpu, config, parts.behind, requester, vectors);
+        let engine = parts.engine;
+        Running::start(endpoint, || engine.run(), move || shared.stop()).map_err(StartError::Thread)
     }
 
     /// The engine behind this GPU.
@@ -172,7 +138,9 @@ impl Function for Gpu {
         data.fill(0);
         match (bar, &self.window) {
             (APERTURE_BAR, Some(table)) => {
-                aperture::access(table, offset, Buffer::Read(data), |at| self.no_page(false, at));
+                aperture::access(table, offset, Buffer::Read(data), |at| {
+                    self.no_page(false, at)
+                });
             }
             _ if offset < REGISTERS_END => {
                 self.shared.with(|registers| registers.read(offset, data));
@@ -186,7 +154,9 @@ impl Function for Gpu {
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
         match (bar, &self.window) {
             (APERTURE_BAR, Some(table)) => {
-                aperture::access(table, offset, Buffer::Write(data), |at| self.no_page(true, at));
+                aperture::access(table, offset, Buffer::Write(data), |at| {
+                    self.no_page(true, at)
+                });
             }
             _ if offset < REGISTERS_END => self.write_registers(offset, data),
             _ if DOORBELLS.contains(&offset) => {
@@ -206,20 +176,6 @@ impl Function for Gpu {
     }
 }
 
-impl Drop for Running {
-    /// Ends the thread once the step in progress is done.
-    fn drop(&mut self) {
-        self.shared.stop();
-        if self
-            .engine
-            .take()
-            .is_some_and(|engine| engine.join().is_err())
-        {
-            log::error!("the GPU's thread has panicked");
-        }
-    }
-}
-
 /// A GPU that does not run yet.
 struct Parts {
     gpu: Gpu,
@@ -230,14 +186,17 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(config: &Config, interrupts: Arc<dyn Interrupts>) -> Result<Self, StartError> {
-        config.check()?;
+    fn new(
+        config: &Config,
+        interrupts: Arc<dyn Interrupts>,
+    ) -> Result<Self, StartError<ConfigError>> {
+        config.check().map_err(StartError::Config)?;
         let sizes @ (vram_bytes, aperture_bytes) = (config.vram_bytes, config.aperture());
         let vram = MemoryFile::create("peerbar-gpu-vram", vram_bytes).map_err(|source| {
-            ConfigError::Memory {
+            StartError::Config(ConfigError::Memory {
                 size: vram_bytes,
                 source,
-            }
+            })
         })?;
         let vram = Arc::new(vram);
         let window = (config.mode == Mode::Window).then(|| {

@@ -32,4 +32,4 @@ mod ring;
 mod shared_registers;
 
 pub use config::{Config, ConfigError, Mode};
-pub use gpu::{Gpu, Running, StartError};
+pub use gpu::Gpu;

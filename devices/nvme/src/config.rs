@@ -3,10 +3,12 @@
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use clap::ArgAction;
 use peerbar_dma::MemoryError;
+use peerbar_endpoint::size;
 use thiserror::Error;
 
-use crate::cmb::CmbError;
+use crate::cmb::{Cmb, CmbError};
 use crate::io_queue::poll::PollPolicy;
 use crate::namespace::{Backend, FileBackend, ImageError, Namespace, NullBackend, RamBackend};
 use crate::seeded_fault::SeededFault;
@@ -90,35 +92,57 @@ pub enum Source {
     Null(u64),
 }
 
-/// A controller's set-up.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Reads a namespace's source on the command line.
+fn source(text: &str) -> Result<Source, String> {
+    match text.split_once('=') {
+        Some(("ram", bytes)) => size(bytes).map(Source::Ram),
+        Some(("null", bytes)) => size(bytes).map(Source::Null),
+        Some(("file", path)) if !path.is_empty() => Ok(Source::File(path.into())),
+        _ => Err("is none of ram=SIZE, file=PATH and null=SIZE".to_owned()),
+    }
+}
+
+/// A controller's set-up. The texts are those of the options.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct Config {
-    /// Serial number, 1 to 20 printable ASCII characters.
+    /// Serial number, 1 to 20 characters
+    #[arg(long)]
     pub serial: String,
-    /// Size of the Controller Memory Buffer in bytes, a multiple of 2 MiB; `None`: there is none.
+    /// Size of the Controller Memory Buffer, a multiple of 2M [default: none]
+    #[arg(long = "cmb", value_name = "SIZE", value_parser = size)]
     pub cmb_bytes: Option<u64>,
-    /// Whether queues may lie in the Controller Memory Buffer (CMBSZ.SQS and CQS).
+    /// Let queues lie in the Controller Memory Buffer
+    #[arg(long, requires = "cmb_bytes")]
     pub cmb_queues: bool,
-    /// Bytes in a logical block of every namespace: 512 or 4096.
-    pub block_bytes: u32,
-    /// Maximum Data Transfer Size, as a power of two of 4 KiB pages: 1 to 10.
-    pub mdts: u8,
-    /// The namespaces, from NSID 1 on.
+    /// A namespace: ram=SIZE, file=PATH or null=SIZE, which drops what is written and whose reads transfer nothing; repeat
+    /// it for more
+    #[arg(long = "namespace", value_name = "SOURCE", value_parser = source, required = true)]
     pub namespaces: Vec<Source>,
-    /// How many threads share the I/O queues: 1 to 64.
+    /// Bytes in a logical block: 512 or 4096
+    #[arg(long = "block-size", value_name = "BYTES", default_value_t = 512)]
+    pub block_bytes: u32,
+    /// Maximum data transfer size as a power of two of 4 KiB pages, 1 to 10
+    #[arg(long, value_name = "POWER", default_value_t = 8)]
+    pub mdts: u8,
+    /// Threads that share the I/O queues, 1 to 64
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub workers: u8,
-    /// How those threads learn of new commands.
+    /// Poll policy of those threads: never (block when idle), adaptive (poll or sleep for a short time, then block), or always
+    #[arg(long, value_name = "POLICY", default_value_t)]
     pub poll: PollPolicy,
-    /// Whether the kernel moves the data of images by itself (io_uring), where it does such things. If not, each command waits
-    /// for its system call.
+    /// Read and write images by system calls, one command of a worker after the other, as where the kernel has no io_uring
+    #[arg(long = "no-io-uring", action = ArgAction::SetFalse)]
     pub io_uring: bool,
-    /// What it does wrong on purpose: nothing, but in a test.
+    /// Do commands that start at this logical block wrong, to test the checks that find faults. KIND is unmapped,
+    /// beyond-52-bits, wraps, after-unmap or past-end (a wrong address), or write-back (writes zeros where it should read);
+    /// repeat it for more
+    #[arg(long = "seed-fault", value_name = "KIND:BLOCK")]
     pub seeded_faults: Vec<SeededFault>,
 }
 
 impl Config {
     /// Checks everything that does not need a file to be opened.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ConfigError> {
         let printable = self.serial.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         if self.serial.is_empty() || self.serial.len() > SERIAL_BYTES || !printable {
             return Err(ConfigError::Serial {
@@ -145,15 +169,19 @@ impl Config {
         }
     }
 
-    /// Opens the namespaces.
-    pub(crate) fn open_namespaces(&self) -> Result<Vec<Namespace>, ConfigError> {
-        self.namespaces
-            .iter()
-            .map(|source| self.open(source))
-            .collect()
+    /// Checks the set-up, makes the Controller Memory Buffer and opens the namespaces.
+    pub(crate) fn open(&self) -> Result<(Option<Cmb>, Vec<Namespace>), ConfigError> {
+        self.check()?;
+        let cmb = self.cmb_bytes.map(|bytes| Cmb::new(bytes, self.cmb_queues));
+        Ok((cmb.transpose()?, self.open_namespaces()?))
     }
 
-    fn open(&self, source: &Source) -> Result<Namespace, ConfigError> {
+    fn open_namespaces(&self) -> Result<Vec<Namespace>, ConfigError> {
+        let opened = self.namespaces.iter().map(|source| self.open_one(source));
+        opened.collect()
+    }
+
+    fn open_one(&self, source: &Source) -> Result<Namespace, ConfigError> {
         let backend: Box<dyn Backend> = match source {
             Source::Ram(bytes) => {
                 self.holds_a_block("namespace in RAM", *bytes)?;

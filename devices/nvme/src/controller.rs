@@ -3,14 +3,12 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use peerbar_dma::{MemoryError, Requester, WindowId};
-use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_dma::{Requester, WindowId};
+use peerbar_endpoint::{BarMemory, Endpoint, Running, StartError, Vectors};
 use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::registers::{Doorbell, offset};
 use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, MsiX};
-use thiserror::Error;
 
 use crate::admin::Admin;
 use crate::cmb::{CMB_BAR, Cmb};
@@ -54,63 +52,19 @@ const IDENTITY: Identity = Identity {
     class: 0x01_08_02,
 };
 
-/// Why a controller cannot be started.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// Its set-up is impossible.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A BAR is impossible.
-    #[error(transparent)]
-    Bar(#[from] BarError),
-    /// There is no memory for its doorbells.
-    #[error("no memory for the doorbells")]
-    Doorbells(#[source] MemoryError),
-    /// A thread of it cannot be started.
-    #[error("cannot start a thread of the controller")]
-    Thread(#[source] io::Error),
-}
-
 /// The side of the controller that the guest's accesses meet: registers and doorbells.
 pub struct Controller {
     notifier: Arc<Notifier>,
     requester: Arc<Requester>,
 }
 
-/// A controller at work: what is to be served, and the thread behind it.
-pub struct Running {
-    /// The controller on its bus.
-    pub endpoint: Endpoint<Controller>,
-    notifier: Arc<Notifier>,
-    engine: Option<JoinHandle<()>>,
-}
-
 impl Controller {
     /// Starts a controller. Its images are open and locked from now on.
-    pub fn start(config: &Config) -> Result<Running, StartError> {
-        config.check()?;
-        let cmb = config
-            .cmb_bytes
-            .map(|bytes| Cmb::new(bytes, config.cmb_queues))
-            .transpose()
-            .map_err(ConfigError::from)?;
-        let namespaces = config.open_namespaces()?;
+    pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
+        let (cmb, namespaces) = config.open().map_err(StartError::Config)?;
         let doorbells =
             DoorbellPage::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
-        let registers = match config.poll {
-            // The workers always poll, so no doorbell needs a notification.
-            PollPolicy::Always => {
-                BarMemory::RegistersWithPages(doorbells.file(), vec![DOORBELL_PAGE])
-            }
-            PollPolicy::Adaptive | PollPolicy::Never => BarMemory::Registers,
-        };
-        let mut memory = vec![registers];
-        let mut bars = vec![Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?];
-        if let Some(cmb) = &cmb {
-            bars.push(Bar::new(CMB_BAR, cmb.bar_bytes(), true)?);
-            memory.push(BarMemory::Memory(cmb.memory()));
-        }
-        let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
+        let (bars, memory) = bars(config, &doorbells, cmb.as_ref())?;
         let requester = Arc::new(Requester::new());
         let vectors = Arc::new(Vectors::new(QUEUE_PAIRS));
         let notifier = Notifier::new(
@@ -120,27 +74,43 @@ impl Controller {
             config.workers,
             vectors.clone(),
         );
-        let notifier = Arc::new(notifier.map_err(StartError::Thread)?);
+        let function = Arc::new(Self {
+            notifier: Arc::new(notifier.map_err(StartError::Thread)?),
+            requester: requester.clone(),
+        });
+        let engine = function
+            .engine(config, namespaces)
+            .map_err(StartError::Thread)?;
+        let notifier = function.notifier.clone();
+        let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
+        let endpoint = Endpoint::new(function, space, memory, requester, vectors);
+        Running::start(endpoint, || engine.run(), move || notifier.stop())
+            .map_err(StartError::Thread)
+    }
+
+    /// The engine of this controller, whose workers run from now on.
+    fn engine(&self, config: &Config, namespaces: Vec<Namespace>) -> io::Result<Engine> {
         let storage = Arc::new(Storage::new(namespaces));
         let coalescing = Arc::new(Coalescing::new(QUEUE_PAIRS));
         let path = || {
             let faults = config.seeded_faults.clone();
-            DataPath::new(requester.clone(), 4096 << config.mdts, faults)
+            DataPath::new(self.requester.clone(), 4096 << config.mdts, faults)
         };
         let has_files = storage.namespaces.iter().any(Namespace::is_file);
+        let notifier = &self.notifier;
         let workers = WorkerPool::spawn(notifier.clone(), config.workers, |owner, requests| {
             let mut data = path();
             data.files = (config.io_uring && has_files)
-                .then(|| file_ring(&notifier, owner))
+                .then(|| file_ring(notifier, owner))
                 .flatten();
             let io = Io::new(data, storage.clone());
             let interrupts =
                 QueueInterrupts::new(notifier.clone(), QUEUE_PAIRS, coalescing.clone());
             Worker::new(owner, requests, config.poll, io, interrupts)
         });
-        let engine = Engine {
+        Ok(Engine {
             notifier: notifier.clone(),
-            workers: workers.map_err(StartError::Thread)?,
+            workers: workers?,
             directory: Directory::new(QUEUE_PAIRS, config.workers),
             pair: None,
             data: path(),
@@ -148,20 +118,6 @@ impl Controller {
             storage,
             coalescing,
             enabled: false,
-        };
-        let engine = std::thread::Builder::new()
-            .name("engine".to_owned())
-            .spawn(move || engine.run())
-            .map_err(StartError::Thread)?;
-        let function = Arc::new(Self {
-            notifier: notifier.clone(),
-            requester: requester.clone(),
-        });
-        let endpoint = Endpoint::new(function, space, memory, requester, vectors);
-        Ok(Running {
-            endpoint,
-            notifier,
-            engine: Some(engine),
         })
     }
 
@@ -200,6 +156,26 @@ impl Controller {
             self.requester.set_window(WindowId::Cmb, window)
         });
     }
+}
+
+/// The BARs, and what is behind them.
+fn bars(
+    config: &Config,
+    doorbells: &DoorbellPage,
+    cmb: Option<&Cmb>,
+) -> Result<(Vec<Bar>, Vec<BarMemory>), BarError> {
+    let registers = match config.poll {
+        // The workers always poll, so no doorbell needs a notification.
+        PollPolicy::Always => BarMemory::RegistersWithPages(doorbells.file(), vec![DOORBELL_PAGE]),
+        PollPolicy::Adaptive | PollPolicy::Never => BarMemory::Registers,
+    };
+    let mut memory = vec![registers];
+    let mut bars = vec![Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?];
+    if let Some(cmb) = cmb {
+        bars.push(Bar::new(CMB_BAR, cmb.bar_bytes(), true)?);
+        memory.push(BarMemory::Memory(cmb.memory()));
+    }
+    Ok((bars, memory))
 }
 
 /// A worker's ring for data of images, if the kernel permits one.
@@ -242,19 +218,5 @@ impl Function for Controller {
         });
         drop(ending);
         self.requester.set_window(WindowId::Cmb, None);
-    }
-}
-
-impl Drop for Running {
-    /// Ends the threads once their commands in progress are done and everything is on stable storage.
-    fn drop(&mut self) {
-        self.notifier.stop();
-        if self
-            .engine
-            .take()
-            .is_some_and(|engine| engine.join().is_err())
-        {
-            log::error!("the controller's thread has panicked");
-        }
     }
 }

@@ -65,7 +65,7 @@ mod worker_pool;
 
 pub use cmb::CmbError;
 pub use config::{Config, ConfigError, Source, WORKERS};
-pub use controller::{Controller, Running, StartError};
+pub use controller::Controller;
 pub use io_queue::poll::{PollPolicy, UnknownPolicy};
 pub use namespace::ImageError;
 pub use seeded_fault::{FaultKind, SeededFault, UnknownFault};

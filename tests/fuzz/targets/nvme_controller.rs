@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use peerbar_nvme::{Config, Controller, PollPolicy, Running, Source};
+use peerbar_endpoint::Running;
+use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_vfio_user::{Device, DmaMap, DmaSpan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -83,7 +84,7 @@ impl Command {
 
 /// The guest's side: memory, and how far the queues are filled.
 struct Guest {
-    running: Running,
+    running: Running<Controller>,
     memory: File,
     tails: [u16; 2],
 }

@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock};
 
 use libfuzzer_sys::fuzz_target;
-use peerbar_nvme::{Config, Controller, PollPolicy, Running, Source};
+use peerbar_endpoint::Running;
+use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_vfio_user::{Options, Stop, serve};
 
 /// VERSION 0.0 with id 1 and no capabilities, so that the server reads on.
@@ -16,8 +17,8 @@ const HELLO: [u8; 22] = [
     1, 0, 1, 0, 22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'{', b'}',
 ];
 
-fn controller() -> &'static Mutex<Running> {
-    static CONTROLLER: OnceLock<Mutex<Running>> = OnceLock::new();
+fn controller() -> &'static Mutex<Running<Controller>> {
+    static CONTROLLER: OnceLock<Mutex<Running<Controller>>> = OnceLock::new();
     CONTROLLER.get_or_init(|| {
         let config = Config {
             serial: "fuzz".to_owned(),

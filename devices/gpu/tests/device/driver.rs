@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use peerbar_endpoint::Endpoint;
-use peerbar_gpu::{Config, Gpu, Mode, Running};
+use peerbar_endpoint::Running;
+use peerbar_gpu::{Config, Gpu, Mode};
 use peerbar_vfio_user::{Device, DmaMap, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -87,7 +88,7 @@ pub(crate) struct Fault {
 }
 
 pub(crate) struct Driver {
-    gpu: Running,
+    gpu: Running<Gpu>,
     ram: File,
     events: Vec<OwnedFd>,
     /// Commands put on each channel since it was enabled.

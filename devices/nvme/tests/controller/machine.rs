@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use peerbar_nvme::{Config, Controller, PollPolicy, Running, Source};
+use peerbar_endpoint::Running;
+use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_nvme_driver::{DmaMemory, Registers};
 use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -65,7 +66,7 @@ impl Layout {
 pub(crate) struct Machine(Rc<Parts>);
 
 struct Parts {
-    controller: RefCell<Running>,
+    controller: RefCell<Running<Controller>>,
     ram: File,
     layout: Cell<Layout>,
     events: Vec<OwnedFd>,

@@ -1,0 +1,120 @@
+//! The options that every device's program has.
+
+use std::path::{Path, PathBuf};
+
+use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
+use peerbar_pci::Function;
+use peerbar_switch::AttachError;
+use thiserror::Error;
+
+use crate::Endpoint;
+use crate::recording::Recording;
+
+/// The options that every device's program has.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DeviceOptions {
+    /// Where QEMU connects to
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket_path: PathBuf,
+    #[command(flatten)]
+    pub(crate) link: LinkOptions,
+    #[command(flatten)]
+    pub(crate) recording: Recording,
+}
+
+/// The device's PCIe link: a part of every daemon's command line.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct LinkOptions {
+    /// Socket of the peerbar-switch that the device is below [default: none]
+    #[arg(long, value_name = "PATH")]
+    switch: Option<PathBuf>,
+    /// Name of the device at the switch, of its own there [default: that of its socket, without the ending]
+    #[arg(long, value_name = "NAME", requires = "switch")]
+    port_name: Option<String>,
+    /// Time that every transfer takes on the device's link, such as 2us [default: none]
+    #[arg(long, value_name = "TIME")]
+    link_latency: Option<Latency>,
+    /// What the device's link carries in each direction, such as 4GiB/s [default: as much as can be]
+    #[arg(long, value_name = "RATE")]
+    link_bandwidth: Option<Bandwidth>,
+    /// Offer address translation services (ATS): the device asks for translations and keeps them, if the guest wants it
+    #[arg(long)]
+    ats: bool,
+}
+
+/// Why a device has no link.
+#[derive(Debug, Error)]
+pub(crate) enum LinkError {
+    /// Its link's meters could not be made.
+    #[error("cannot make the meters of the link")]
+    Link(#[from] MemoryError),
+    /// It cannot attach to its switch.
+    #[error(transparent)]
+    Switch(#[from] AttachError),
+}
+
+impl LinkOptions {
+    /// Gives the link to a device that will be served at `socket_path`.
+    pub(crate) fn apply<F: Function + 'static>(
+        &self,
+        endpoint: &mut Endpoint<F>,
+        socket_path: &Path,
+    ) -> Result<(), LinkError> {
+        let speed = LinkSpeed {
+            latency: self.link_latency.unwrap_or_default(),
+            bandwidth: self.link_bandwidth,
+        };
+        if speed.takes_time() {
+            endpoint.set_link(Link::new(speed)?);
+        }
+        if self.ats {
+            endpoint.offer_ats();
+        }
+        let Some(switch) = &self.switch else {
+            return Ok(());
+        };
+        let name = self.port_name.clone().unwrap_or_else(|| {
+            let stem = socket_path.file_stem().unwrap_or_default();
+            stem.to_string_lossy().into_owned()
+        });
+        Ok(endpoint.attach_to_switch(switch, &name)?)
+    }
+}
+
+/// A size in bytes on the command line, with K, M, G or T for powers of 1024. The message continues after the value.
+pub fn size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.char_indices().next_back() {
+        Some((end, unit)) if unit.is_ascii_alphabetic() => {
+            let shift = match unit.to_ascii_uppercase() {
+                'K' => 10,
+                'M' => 20,
+                'G' => 30,
+                'T' => 40,
+                _ => return Err(format!("unit {unit} is none of K, M, G, T")),
+            };
+            (text.get(..end).unwrap_or_default(), shift)
+        }
+        _ => (text, 0),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "is no number with an optional K, M, G or T".to_owned())?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "is more than 2^64 bytes".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_with_binary_unit_is_parsed() {
+        assert_eq!(size("512"), Ok(512));
+        assert_eq!(size("64M"), Ok(64 << 20));
+        assert_eq!(size("1g"), Ok(1 << 30));
+        for wrong in ["", "M", "1.5M", "-1", "1X", "99999999T", "1MiB", "8\u{fc}"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! A device at work: its endpoint, and the thread of its engine.
+
+use std::error::Error;
+use std::io;
+use std::thread::JoinHandle;
+
+use peerbar_dma::MemoryError;
+use peerbar_pci::BarError;
+use thiserror::Error;
+
+use crate::Endpoint;
+
+/// Why a device cannot be started. `C` tells what is wrong with its configuration.
+#[derive(Debug, Error)]
+pub enum StartError<C: Error + 'static> {
+    /// Its configuration is impossible.
+    #[error(transparent)]
+    Config(C),
+    /// A BAR is impossible.
+    #[error(transparent)]
+    Bar(#[from] BarError),
+    /// There is no memory for its doorbells.
+    #[error("no memory for the doorbells")]
+    Doorbells(#[source] MemoryError),
+    /// A thread of it cannot be started.
+    #[error("cannot start a thread of the device")]
+    Thread(#[source] io::Error),
+}
+
+/// A device at work. Its engine is stopped when this is dropped.
+pub struct Running<F> {
+    /// The device on its bus.
+    pub endpoint: Endpoint<F>,
+    stop: Box<dyn Fn() + Send>,
+    engine: Option<JoinHandle<()>>,
+}
+
+impl<F> Running<F> {
+    /// Starts the thread of a device's engine, which `stop` ends.
+    pub fn start(
+        endpoint: Endpoint<F>,
+        engine: impl FnOnce() + Send + 'static,
+        stop: impl Fn() + Send + 'static,
+    ) -> io::Result<Self> {
+        let thread = std::thread::Builder::new().name("engine".to_owned());
+        Ok(Self {
+            endpoint,
+            stop: Box::new(stop),
+            engine: Some(thread.spawn(engine)?),
+        })
+    }
+}
+
+impl<F> Drop for Running<F> {
+    fn drop(&mut self) {
+        (self.stop)();
+        if self
+            .engine
+            .take()
+            .is_some_and(|engine| engine.join().is_err())
+        {
+            log::error!("the device's engine has panicked");
+        }
+    }
+}
