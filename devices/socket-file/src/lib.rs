@@ -1,6 +1,8 @@
-//! The socket file of a server, for any protocol. It replaces a stale file of a dead server, but neither that of a live one nor
+//! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), and the socket file of a server. It replaces a stale file of a dead server, but neither that of a live one nor
 //! another file, and is removed with its server.
 #![forbid(unsafe_code)]
+
+pub mod descriptors;
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};

@@ -1,21 +1,16 @@
 //! Packets with descriptors over a `SOCK_SEQPACKET` socket (unix(7)).
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use rustix::cmsg_space;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
-    sendmsg, socket_with,
-};
+use peerbar_socket_file::descriptors::{self, wait_until};
+use rustix::event::PollFlags;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{AddressFamily, ReturnFlags, SocketFlags, SocketType, socket_with};
 use thiserror::Error;
 
-use crate::limits::{MAX_DESCRIPTORS, MAX_PACKET};
+use crate::limits::MAX_PACKET;
 use crate::message::Message;
 use crate::packet::{Packet, WireError};
 
@@ -47,19 +42,9 @@ pub(crate) fn new() -> Result<OwnedFd, Errno> {
 
 /// Sends a packet, whole or not at all, without waiting: [`Errno::AGAIN`] if the socket buffer is full.
 pub(crate) fn send(socket: impl AsFd, packet: &Packet) -> Result<(), Errno> {
-    let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|fd| fd.as_fd()).collect();
-    let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space_for_rights);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-        return Err(Errno::TOOBIG);
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    loop {
-        match sendmsg(&socket, &[IoSlice::new(&packet.bytes)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            other => return other.map(|_| ()),
-        }
-    }
+    let rights: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|fd| fd.as_fd()).collect();
+    let parts = [IoSlice::new(&packet.bytes)];
+    retry_on_intr(|| descriptors::send(&socket, &parts, &rights)).map(|_| ())
 }
 
 /// Sends a packet, and waits until `deadline` for free space.
@@ -70,7 +55,7 @@ pub(crate) fn send_until(
 ) -> Result<(), Errno> {
     loop {
         match send(&socket, packet) {
-            Err(Errno::AGAIN) => wait(&socket, PollFlags::OUT, Some(deadline))?,
+            Err(Errno::AGAIN) => wait_until(&socket, PollFlags::OUT, Some(deadline))?,
             other => return other,
         }
     }
@@ -78,30 +63,18 @@ pub(crate) fn send_until(
 
 /// Receives a message, without waiting. `space` has [`MAX_PACKET`] bytes.
 pub(crate) fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Message, ReceiveError> {
-    let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space_for_rights);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = loop {
-        match recvmsg(&socket, &mut [IoSliceMut::new(space)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Err(ReceiveError::Nothing),
-            Err(Errno::CONNRESET | Errno::PIPE) => return Err(ReceiveError::Closed),
-            Err(error) => return Err(ReceiveError::System(error)),
-            Ok(received) => break received,
-        }
-    };
-    let descriptors: Vec<OwnedFd> = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        })
-        .flatten()
-        .collect();
+    let received = retry_on_intr(|| descriptors::receive(&socket, space));
+    let received = received.map_err(|error| match error {
+        Errno::AGAIN => ReceiveError::Nothing,
+        Errno::CONNRESET | Errno::PIPE => ReceiveError::Closed,
+        error => ReceiveError::System(error),
+    })?;
     let lost = ReturnFlags::CTRUNC | ReturnFlags::TRUNC;
     match space.get(..received.bytes) {
         Some([]) => Err(ReceiveError::Closed),
-        Some(bytes) if !received.flags.intersects(lost) => Ok(Message::decode(bytes, descriptors)?),
+        Some(bytes) if !received.flags.intersects(lost) => {
+            Ok(Message::decode(bytes, received.descriptors)?)
+        }
         _ => Err(ReceiveError::TooLong),
     }
 }
@@ -115,7 +88,7 @@ pub(crate) fn receive_until(
     loop {
         match receive(&socket, space) {
             Err(ReceiveError::Nothing) => {
-                wait(&socket, PollFlags::IN, deadline).map_err(ReceiveError::System)?;
+                wait_until(&socket, PollFlags::IN, deadline).map_err(ReceiveError::System)?;
             }
             other => return other,
         }
@@ -125,18 +98,4 @@ pub(crate) fn receive_until(
 /// Space for any packet.
 pub(crate) fn space() -> Vec<u8> {
     vec![0; MAX_PACKET]
-}
-
-/// Waits until the socket is ready; [`Errno::TIMEDOUT`] if it is not by `deadline`.
-fn wait(socket: impl AsFd, what: PollFlags, deadline: Option<Instant>) -> Result<(), Errno> {
-    let left = deadline
-        .map(|deadline| Timespec::try_from(deadline.saturating_duration_since(Instant::now())))
-        .transpose()
-        .map_err(|_| Errno::INVAL)?;
-    let mut polled = [PollFd::new(&socket, what)];
-    match poll(&mut polled, left.as_ref()) {
-        Ok(0) => Err(Errno::TIMEDOUT),
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error),
-    }
 }

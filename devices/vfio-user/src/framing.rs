@@ -14,13 +14,11 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
+use peerbar_socket_file::descriptors::MAX_DESCRIPTORS;
 use thiserror::Error;
 use zerocopy::FromBytes;
 
 use crate::wire::{HEADER_SIZE, Header};
-
-/// How many descriptors one message may carry. QEMU's own limit is the same.
-pub const MAX_DESCRIPTORS: usize = 16;
 
 /// How many bytes are received at once where no payload has been begun: all messages but transfers of more than a page.
 const BUFFER_SIZE: usize = 8192;

@@ -1,20 +1,16 @@
-//! A Unix socket's messages with descriptors in ancillary data (SCM_RIGHTS).
+//! A stream's bytes and descriptors.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use rustix::cmsg_space;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use peerbar_socket_file::descriptors;
+use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::ReturnFlags;
 
-use crate::framing::{Descriptors, MAX_DESCRIPTORS};
+use crate::framing::Descriptors;
 
 /// What one call of [`receive`] brought.
 #[derive(Debug)]
@@ -27,22 +23,11 @@ pub struct Received {
 
 /// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing.
 pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno> {
-    let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space_for_rights);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(stream, &mut [IoSliceMut::new(space)], &mut control, flags)?;
-    let kept = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        })
-        .flatten()
-        .collect();
+    let received = descriptors::receive(stream, space)?;
     Ok(Received {
         bytes: received.bytes,
         descriptors: Descriptors {
-            kept,
+            kept: received.descriptors,
             // The kernel has closed those that found no free entry.
             lost: received.flags.contains(ReturnFlags::CTRUNC),
         },
@@ -59,44 +44,17 @@ pub fn send(
 ) -> Result<(), Errno> {
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
-        match send_some(stream, parts, descriptor) {
+        match descriptors::send(stream, parts, descriptor.as_slice()) {
             Ok(sent) => {
                 IoSlice::advance_slices(&mut parts, sent);
                 descriptor = None;
             }
-            Err(Errno::AGAIN) => wait_for_space(stream, deadline)?,
+            Err(Errno::AGAIN) => descriptors::wait_until(stream, PollFlags::OUT, Some(deadline))?,
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
     }
     Ok(())
-}
-
-fn send_some(
-    stream: &UnixStream,
-    parts: &[IoSlice<'_>],
-    descriptor: Option<BorrowedFd<'_>>,
-) -> Result<usize, Errno> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if descriptor.is_some() {
-        let rights = SendAncillaryMessage::ScmRights(descriptor.as_slice());
-        let fits = control.push(rights);
-        debug_assert!(fits, "the space is measured for one descriptor");
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(stream, parts, &mut control, flags)
-}
-
-fn wait_for_space(stream: &UnixStream, deadline: Instant) -> Result<(), Errno> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let left = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
-    let mut polled = [PollFd::new(stream, PollFlags::OUT)];
-    match poll(&mut polled, Some(&left)) {
-        Ok(0) => Err(Errno::TIMEDOUT),
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! The negotiation at the start of a session (vfio-user, VERSION).
 
+use peerbar_socket_file::descriptors::MAX_DESCRIPTORS;
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::framing::MAX_DESCRIPTORS;
 use crate::wire::Version;
 
 /// The one major version there is.

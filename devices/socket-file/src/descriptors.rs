@@ -1,0 +1,77 @@
+//! A Unix socket's messages with descriptors in ancillary data (SCM_RIGHTS). No call here waits but [`wait_until`].
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// The most descriptors that one call sends or receives.
+pub const MAX_DESCRIPTORS: usize = 16;
+
+/// What one call of [`receive`] brought.
+#[derive(Debug)]
+pub struct Received {
+    /// How many bytes; 0 is the end.
+    pub bytes: usize,
+    /// The descriptors that came with them.
+    pub descriptors: Vec<OwnedFd>,
+    /// Whether bytes ([`ReturnFlags::TRUNC`]) or descriptors ([`ReturnFlags::CTRUNC`]) are lost.
+    pub flags: ReturnFlags,
+}
+
+/// Receives what is there: [`Errno::AGAIN`] when that is nothing.
+pub fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Received, Errno> {
+    let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space_for_rights);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok(Received {
+        bytes: received.bytes,
+        descriptors: rights.flatten().collect(),
+        flags: received.flags,
+    })
+}
+
+/// Sends some of `parts`, and all descriptors with the first byte; how many bytes it sent. [`Errno::AGAIN`] if the socket
+/// buffer is full.
+pub fn send(
+    socket: impl AsFd,
+    parts: &[IoSlice<'_>],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<usize, Errno> {
+    let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space_for_rights);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::TOOBIG);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, parts, &mut control, flags)
+}
+
+/// Waits until the socket is ready or a signal comes; [`Errno::TIMEDOUT`] if neither is so by `deadline`.
+pub fn wait_until(
+    socket: impl AsFd,
+    ready: PollFlags,
+    deadline: Option<Instant>,
+) -> Result<(), Errno> {
+    let left = deadline
+        .map(|deadline| Timespec::try_from(deadline.saturating_duration_since(Instant::now())));
+    let left = left.transpose().map_err(|_| Errno::INVAL)?;
+    match poll(&mut [PollFd::new(&socket, ready)], left.as_ref()) {
+        Ok(0) => Err(Errno::TIMEDOUT),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
