@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use clap::Args;
 use peerbar_images::{Cache, GuestImage, ImageError, Kernel, Qemu, Root};
-use serde_json::{Value, json};
 
 use crate::accel::Accel;
 use crate::exit::Failure;
@@ -14,6 +13,7 @@ use crate::programs::program;
 use crate::qemu::Boot;
 use crate::scenario::Machine;
 use crate::signals::Signals;
+use crate::started::Versions;
 
 /// The user's own pieces, in place of ours.
 #[derive(Args, Clone, Debug, Default)]
@@ -105,13 +105,14 @@ impl Artifacts {
     }
 
     /// Versions of all of it, for the record.
-    pub fn versions(&self) -> Value {
-        json!({
-            "peerbar": env!("CARGO_PKG_VERSION"),
-            "qemu": self.qemu.version.to_string(),
-            "kernel": self.guest.release,
-            "packages": self.root.as_ref().map(|root| &root.manifest().packages),
-        })
+    pub fn versions(&self) -> Versions {
+        let root = self.root.as_ref();
+        Versions {
+            peerbar: env!("CARGO_PKG_VERSION").to_owned(),
+            qemu: self.qemu.version.to_string(),
+            kernel: self.guest.release.clone(),
+            packages: root.map(|root| root.manifest().packages.clone()),
+        }
     }
 }
 

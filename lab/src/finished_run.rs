@@ -1,20 +1,19 @@
 //! A run that is over: judged, and kept in its folder.
 
 use peerbar_report::KtapError;
-use serde_json::json;
 
 use crate::child::last_line;
 use crate::console::Console;
 use crate::folder::Folder;
 use crate::guest::{Guest, QEMU_LOG};
 use crate::report::{Report, Row};
+use crate::results::{RESULTS, RunResults};
 use crate::scenario::Scenario;
+use crate::started::Started;
 use crate::verdict::{Ending, Evidence, Verdict, judge};
 
 /// What a run leaves: the text of its scenario.
 pub const SCENARIO: &str = "scenario.toml";
-/// What a run leaves: the results of its checks.
-pub const RESULTS: &str = "results.json";
 /// What a run leaves: what the guest knew of peer-to-peer DMA, an array of [`peerbar_report::Evidence`].
 pub const EVIDENCE: &str = "evidence.json";
 /// What a run leaves last: its verdict in one line.
@@ -69,7 +68,7 @@ impl FinishedRun {
         })
     }
 
-    /// Judges the run, and keeps results and verdict in its folder, the verdict as the last file.
+    /// Judges the run, and keeps its results in its folder. [`Concluded::seal`] must follow.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -88,15 +87,9 @@ impl FinishedRun {
             complaint: self.complaint.as_deref(),
             qemu: &last_line(&folder.path().join(QEMU_LOG)),
         });
-        let results = json!({
-            "scenario": scenario.name,
-            "verdict": verdict,
-            "exit_code": verdict.outcome.code(),
-            "seconds": self.seconds,
-            "checks": rows,
-        });
+        let versions = Started::read(folder.path())?.versions;
+        let results = RunResults::of(scenario, &verdict, &rows, self.seconds, versions);
         folder.write_json(RESULTS, &results)?;
-        folder.write(VERDICT, &format!("{verdict}\n"))?;
         Ok(Concluded {
             verdict,
             rows,
@@ -106,5 +99,15 @@ impl FinishedRun {
             ending: self.ending,
             seconds: self.seconds,
         })
+    }
+}
+
+impl Concluded {
+    /// Writes the verdict: the last file of the run's folder, so that who sees it finds all others whole.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn seal(&self, folder: &Folder) -> anyhow::Result<()> {
+        folder.write(VERDICT, &format!("{}\n", self.verdict))
     }
 }

@@ -4,14 +4,14 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Context;
+use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::{Value, json};
 
-/// What a run leaves first: what it was started with.
-pub const STARTED: &str = "started.json";
+use crate::started::{STARTED, Started, Versions};
+
 /// Name of the link to the newest run.
 const LATEST: &str = "latest";
 
@@ -25,10 +25,8 @@ impl Folder {
     pub fn create(runs: &Path, scenario: &str, now: SystemTime) -> anyhow::Result<Self> {
         fs::create_dir_all(runs)
             .with_context(|| format!("cannot make the folder {}", runs.display()))?;
-        let since = now
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        let stem = format!("{}-{scenario}", utc(since));
+        let time = DateTime::<Utc>::from(now).format("%Y%m%dT%H%M%SZ");
+        let stem = format!("{time}-{scenario}");
         let name = unused(runs, &stem)
             .with_context(|| format!("cannot make a folder in {}", runs.display()))?;
         point(runs, &name)
@@ -40,17 +38,8 @@ impl Folder {
 
     /// Writes the marker of what has started and, as long as there is no verdict beside it, not ended; `scenario` is where
     /// its scenario was, if it has one.
-    pub fn begin(&self, scenario: Option<&Path>, versions: Value) -> anyhow::Result<()> {
-        let words: Vec<String> = std::env::args_os()
-            .map(|word| word.to_string_lossy().into_owned())
-            .collect();
-        let marker = json!({
-            "command": words,
-            "process": std::process::id(),
-            "scenario": scenario,
-            "versions": versions,
-        });
-        self.write_json(STARTED, &marker)
+    pub fn begin(&self, scenario: Option<&Path>, versions: Versions) -> anyhow::Result<()> {
+        self.write_json(STARTED, &Started::now(scenario, versions))
     }
 
     /// Where it is.
@@ -99,55 +88,9 @@ fn point(runs: &Path, name: &str) -> io::Result<()> {
     fs::rename(&fresh, runs.join(LATEST)).inspect_err(|_| drop(fs::remove_file(&fresh)))
 }
 
-/// `20261121T031500Z` for a time since the Unix epoch.
-fn utc(since_epoch: Duration) -> String {
-    let seconds = since_epoch.as_secs();
-    let (year, month, day) = civil(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z")
-}
-
-/// Year, month and day of a number of days since 1970-01-01 in the Gregorian calendar.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let mut year = 1970;
-    let mut left = days;
-    while left >= 365 + leap(year) {
-        left -= 365 + leap(year);
-        year += 1;
-    }
-    let lengths = [31, 28 + leap(year), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    let mut month = 1;
-    for length in lengths {
-        if left < length {
-            break;
-        }
-        left -= length;
-        month += 1;
-    }
-    (year, month, left + 1)
-}
-
-fn leap(year: u64) -> u64 {
-    u64::from((year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_utc() {
-        let cases = [
-            (0, "19700101T000000Z"),
-            (951_782_399, "20000228T235959Z"),
-            (951_782_400, "20000229T000000Z"),
-            (1_795_231_718, "20261121T032838Z"),
-            (4_107_542_400, "21000301T000000Z"),
-        ];
-        for (seconds, text) in cases {
-            assert_eq!(utc(Duration::from_secs(seconds)), text);
-        }
-    }
 
     #[test]
     fn runs_of_one_second_get_folders_of_their_own() {

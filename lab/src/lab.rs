@@ -285,6 +285,7 @@ impl Lab {
         };
         let run = FinishedRun::stop(self.guest, ending)?;
         let concluded = run.conclude(&self.scenario, &self.folder)?;
+        concluded.seal(&self.folder)?;
         let Concluded { verdict, rows, .. } = concluded;
         let console = self.folder.path().join("console.log");
         let console = std::fs::read(&console)

@@ -5,7 +5,6 @@ use std::io::Write;
 
 use anyhow::Context;
 use peerbar_report::{Evidence, KtapError, KtapReader, Line, Measure, Verdict};
-use serde::{Serialize, Serializer};
 
 /// Longest report in bytes: the guest is not trusted with the host's disk.
 const LARGEST: usize = 16 << 20;
@@ -32,25 +31,16 @@ struct Pending {
 }
 
 /// One check's result.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Row {
     /// Name of the check.
     pub name: String,
     /// How it ended.
-    #[serde(serialize_with = "verdict_word")]
     pub verdict: Verdict,
     /// Its figures.
     pub measure: Measure,
     /// What the agent said about it.
     pub diagnostics: Vec<String>,
-}
-
-fn verdict_word<S: Serializer>(verdict: &Verdict, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Fail => "fail",
-        Verdict::Skip(_) => "skip",
-    })
 }
 
 impl Report {

@@ -3,6 +3,7 @@
 use std::process::ExitStatus;
 
 use peerbar_report::{KtapError, Verdict as CheckVerdict};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -10,7 +11,7 @@ use crate::exit::Outcome;
 use crate::report::Row;
 
 /// How a run ended, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
     /// How.
     pub outcome: Outcome,

@@ -5,11 +5,12 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, RangedI64ValueParser};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use peerbar_lab::artifacts::Own;
 use peerbar_nvme::{PollPolicy, WORKERS};
 use peerbar_report::KINDS;
+use peerbar_results::{CommitHash, KcidbOrigin, Shard};
 
 use crate::matrix::{Flow, Placement, TestedDevices};
 use peerbar_lab::iommu::Iommu;
@@ -50,6 +51,11 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar iommu\n  peerbar iommu --sanitize --device disk0"
     )]
     Iommu(Debugger),
+    /// Writes the results of runs in other forms, or joins those of shards.
+    #[command(
+        before_help = "Examples:\n  peerbar report --as kselftest\n  peerbar report --merge shards --output all"
+    )]
+    Report(Report),
     /// Lists the scenarios and the kinds of checks, or explains one kind.
     #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy")]
     List(List),
@@ -91,8 +97,9 @@ pub(crate) enum Command {
 /// Boots a guest with the devices of a scenario and runs its checks.
 #[derive(Args)]
 pub(crate) struct Run {
-    /// Scenario file [default: the built-in demo].
-    pub scenario: Option<PathBuf>,
+    /// Scenario files, which run one after the other [default: the built-in demo].
+    #[arg(value_name = "SCENARIO")]
+    pub scenarios: Vec<PathBuf>,
     /// Print the command lines of the servers and of QEMU, to read or to change, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
@@ -109,12 +116,66 @@ pub(crate) struct Run {
     /// scenario's].
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollPolicy>,
+    /// Run all of it N times.
+    #[arg(long, value_name = "N")]
+    pub repeat: Option<NonZero<u32>>,
+    /// Repeat until a run fails, without end unless --repeat limits it.
+    #[arg(long)]
+    pub until_fail: bool,
+    /// Run only part M of N of the scenarios, as `2/5`; `peerbar report --merge` joins the parts.
+    #[arg(long, value_name = "M/N")]
+    pub shard: Option<Shard>,
     /// Folder that gets a folder for each run.
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub runs: PathBuf,
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,
+}
+
+/// Writes the results of runs, or joins those of shards. Ends with exit code 1 if one did not pass or is missing.
+#[derive(Args)]
+pub(crate) struct Report {
+    /// Folders of runs or matrices; with --merge folders that have any below them [default: runs/latest].
+    #[arg(value_name = "RUN")]
+    pub runs: Vec<PathBuf>,
+    /// Join all runs and matrices below the folders, and name what shards have not run.
+    #[arg(long, requires = "output")]
+    pub merge: bool,
+    /// Folder that gets junit.xml.
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Print this instead of a summary.
+    #[arg(long = "as", value_name = "FORMAT", value_enum)]
+    pub format: Option<ReportFormat>,
+    /// What the reports are for in a common database (KCIDB).
+    #[command(flatten)]
+    pub kcidb: KcidbOptions,
+}
+
+/// A form of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// JUnit XML.
+    Junit,
+    /// Lines as Linux' kselftest runner prints them.
+    Kselftest,
+    /// A submission to KCIDB, of version 5.
+    Kcidb,
+}
+
+/// What a submission to KCIDB says beside the results.
+#[derive(Args)]
+pub(crate) struct KcidbOptions {
+    /// Name of the submitting system, for --as kcidb: lower-case letters, digits and underscores.
+    #[arg(long, value_name = "NAME", default_value = "peerbar")]
+    pub origin: KcidbOrigin,
+    /// Commit of the kernel, 40 hexadecimal digits, for --as kcidb.
+    #[arg(long, value_name = "HASH")]
+    pub commit: Option<CommitHash>,
+    /// Repository of the kernel, an https address, for --as kcidb.
+    #[arg(long, value_name = "URL")]
+    pub repository: Option<String>,
 }
 
 /// Lists the scenarios and the kinds of checks, or explains one kind.
@@ -179,6 +240,9 @@ pub(crate) struct Matrix {
     /// Print the matrix as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Boot only part M of N of the matrix, as `2/5`; `peerbar report --merge` joins the parts.
+    #[arg(long, value_name = "M/N")]
+    pub shard: Option<Shard>,
     /// Boots at once [default: one for each processor of the host].
     #[arg(short, long, value_name = "N")]
     pub jobs: Option<NonZero<usize>>,

@@ -1,31 +1,21 @@
 //! Peer to peer beside its control: what a detour through guest RAM would have cost.
 
-use peerbar_report::{Check, GpuFile, Verdict};
+use peerbar_report::{Check, Verdict};
 
 use peerbar_lab::report::Row;
 use peerbar_lab::size::human;
 
-/// A line for each pair of passed checks that differ in nothing but the detour.
+/// A line for each passed check whose control passed too.
 pub(crate) fn comparison(checks: &[Check], rows: &[Row]) -> String {
-    let transfers: Vec<(&GpuFile, &Row)> = checks.iter().zip(rows).filter_map(transfer).collect();
-    let mut text = String::new();
-    for (file, straight) in transfers.iter().filter(|(file, _)| !file.bounce) {
-        let control = GpuFile {
-            bounce: true,
-            ..(*file).clone()
-        };
-        if let Some((_, bounced)) = transfers.iter().find(|(other, _)| **other == control) {
-            text += &line(&file.to_string(), straight, bounced);
-        }
-    }
-    text
-}
-
-fn transfer<'a>((check, row): (&'a Check, &'a Row)) -> Option<(&'a GpuFile, &'a Row)> {
-    match check {
-        Check::GpuFile(file) if row.verdict == Verdict::Pass => Some((file, row)),
-        _ => None,
-    }
+    let passed = checks.iter().zip(rows);
+    let passed = passed.filter(|(_, row)| row.verdict == Verdict::Pass);
+    let passed: Vec<(&Check, &Row)> = passed.collect();
+    let compared = passed.iter().filter_map(|(check, straight)| {
+        let control = check.control()?;
+        let (_, bounced) = passed.iter().find(|(other, _)| **other == control)?;
+        Some(line(&check.name(), straight, bounced))
+    });
+    compared.collect()
 }
 
 fn line(what: &str, straight: &Row, bounced: &Row) -> String {
@@ -43,7 +33,7 @@ fn line(what: &str, straight: &Row, bounced: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_report::Measure;
+    use peerbar_report::{GpuFile, Measure};
 
     use super::*;
 

@@ -13,8 +13,10 @@ mod init;
 mod iommu;
 mod list;
 mod matrix;
+mod report;
 mod results;
 mod run;
+mod series;
 mod table;
 
 use std::process::ExitCode;
@@ -27,10 +29,11 @@ use crate::cli::{Cli, Command};
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let result = match Cli::parse().command {
-        Command::Run(options) => run::run(&options),
+        Command::Run(options) => series::run(&options),
         Command::Explain(options) => explain::explain(&options),
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => iommu::iommu(&options),
+        Command::Report(options) => report::report(&options),
         Command::List(options) => list::list(&options),
         Command::Init { file, force } => init::init(&file, force),
         Command::Completions { shell } => help::completions(shell),

@@ -25,24 +25,23 @@ use anyhow::Context;
 use clap::ValueEnum;
 use peerbar_rule::Release;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::boots::{Left, Order};
 use self::cell::{Cell, Rule};
 pub(crate) use self::placement::{Flow, Placement};
 use self::selection::Boot;
-use self::transfer_outcome::TransferOutcome;
 use crate::cli;
+use crate::series::write_plan;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::programs::program;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
+use peerbar_lab::started::Versions;
 use peerbar_lab::terminal::{colours, print};
-
-/// Version of what `--json` prints; it changes with what a reader would have to change for.
-const FORMAT: u32 = 1;
+use peerbar_results::{MATRIX, MATRIX_FORMAT, ShardPlan, ShardedList, TransferOutcome};
 
 /// Devices that are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -58,10 +57,23 @@ pub(crate) enum TestedDevices {
 pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     let signals = Signals::new()?;
     let started = Instant::now();
-    let boots = selection::boots(options).map_err(Failure::Usage)?;
-    let numbered = boots.iter().enumerate();
-    let orders = numbered.map(|(number, boot)| order(boot, number, options.device));
+    let all = selection::boots(options).map_err(Failure::Usage)?;
+    let items: Vec<String> = all.iter().map(Boot::title).collect();
+    let orders = all.iter().enumerate();
+    let orders = orders.map(|(number, boot)| order(boot, number, options.device));
     let orders: Vec<Order> = orders.collect();
+    let (boots, orders): (Vec<Boot>, Vec<Order>) = match options.shard {
+        Some(shard) => {
+            let of = ShardedList::Matrix;
+            write_plan(&ShardPlan { of, shard, items }, &options.runs)?;
+            shard.part(all.into_iter().zip(orders)).into_iter().unzip()
+        }
+        None => (all, orders),
+    };
+    if let (Some(shard), true) = (options.shard, boots.is_empty()) {
+        print(&format!("shard {shard} has no boot of the matrix\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // What has to be fetched or built is, once and before several runs ask for it.
     let artifacts = artifacts(options, &orders, &signals)?;
     let kernel = kernel(&artifacts.guest.release)?;
@@ -148,7 +160,7 @@ fn jobs(options: &cli::Matrix) -> usize {
 #[derive(Serialize)]
 struct Filled {
     device: TestedDevices,
-    versions: Value,
+    versions: Versions,
     seconds: f64,
     /// Why the rule may not be that of this kernel.
     caveat: Option<String>,
@@ -158,7 +170,7 @@ struct Filled {
 }
 
 impl Filled {
-    fn empty(device: TestedDevices, versions: Value) -> Self {
+    fn empty(device: TestedDevices, versions: Versions) -> Self {
         Self {
             device,
             versions,
@@ -208,8 +220,8 @@ impl Filled {
     /// Keeps the matrix in `folder` and prints it.
     fn conclude(&self, as_json: bool, folder: &Folder) -> Result<ExitCode, Failure> {
         let outcome = self.outcome();
-        let value = json!({ "format": FORMAT, "exit_code": outcome.code(), "matrix": self });
-        folder.write_json("matrix.json", &value)?;
+        let value = json!({ "format": MATRIX_FORMAT, "exit_code": outcome.code(), "matrix": self });
+        folder.write_json(MATRIX, &value)?;
         let summary = self.summary(folder.path());
         folder.write(
             "matrix.txt",
@@ -270,7 +282,7 @@ mod tests {
         Filled {
             cells,
             seconds: 1.0,
-            ..Filled::empty(device, Value::Null)
+            ..Filled::empty(device, Versions::default())
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use peerbar_report::Verdict as CheckVerdict;
 
 use crate::comparison::comparison;
+use crate::report;
 use crate::table::table;
 use peerbar_lab::console::Console;
 use peerbar_lab::finished_run::FinishedRun;
@@ -21,6 +22,8 @@ pub(crate) fn conclude(
     folder: &Folder,
 ) -> anyhow::Result<(Verdict, String)> {
     let run = run.conclude(scenario, folder)?;
+    report::write(folder.path())?;
+    run.seal(folder)?;
     show_failed_checks(&run.rows, &run.rest);
     let is_by_checks = matches!(run.ending, Ending::Ended(_))
         && run.report.is_ok()

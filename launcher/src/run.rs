@@ -1,7 +1,6 @@
-//! `peerbar run`: from a scenario to a verdict.
+//! One run: from a scenario to a verdict.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
@@ -13,7 +12,7 @@ use crate::iommu;
 use crate::results::conclude;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
-use peerbar_lab::exit::Failure;
+use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::finished_run::{FinishedRun, SCENARIO, VERDICT};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{Guest, GuestEvent, QEMU_LOG};
@@ -29,33 +28,25 @@ use peerbar_lab::verdict::{Ending, Verdict};
 /// How long a guest may take to power off after its last check.
 const POWER_OFF: Duration = Duration::from_secs(10);
 
-/// Runs a scenario.
-pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
-    let signals = Signals::new()?;
-    let mut scenario = match &options.scenario {
-        Some(path) => Scenario::load(path)?,
-        None => Scenario::demo()?,
-    };
-    if let Some(timeout) = options.timeout {
-        scenario.timeout = timeout.0;
-    }
-    scenario.serve_disks_by(options.workers, options.poll);
-    let agent = program("peerbar-agent")?;
-    let artifacts = Artifacts::prepare(
-        &options.own,
-        &scenario.initramfs_modules(),
-        scenario.tools,
-        &agent,
-        &signals,
-    )?;
+/// What became of a run.
+pub(crate) struct RunOutcome {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Its folder.
+    pub folder: PathBuf,
+}
+
+/// Runs `scenario` and prints its results.
+pub(crate) fn run(
+    options: &cli::Run,
+    scenario: &Scenario,
+    signals: &Signals,
+) -> Result<RunOutcome, Failure> {
+    let artifacts = artifacts(options, scenario, signals)?;
     let boot = artifacts.boot(&scenario.machine);
-    if options.dry_run {
-        print(&dry_run::text(&artifacts, &boot, &scenario)?)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let folder = begin(options, &scenario, &artifacts)?;
+    let folder = begin(options, scenario, &artifacts)?;
     let (verdict, text) =
-        match boot_and_check(options, &scenario, &artifacts, &boot, &folder, &signals) {
+        match boot_and_check(options, scenario, &artifacts, &boot, &folder, signals) {
             Ok(concluded) => concluded,
             Err(failure) => {
                 folder.write(VERDICT, &format!("not run: {failure}\n"))?;
@@ -63,21 +54,42 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
             }
         };
     print(&text)?;
-    Ok(ExitCode::from(verdict.outcome.code()))
+    Ok(RunOutcome {
+        outcome: verdict.outcome,
+        folder: folder.path().to_owned(),
+    })
+}
+
+/// Prints what a run of `scenario` would start.
+pub(crate) fn dry_run(
+    options: &cli::Run,
+    scenario: &Scenario,
+    signals: &Signals,
+) -> Result<(), Failure> {
+    let artifacts = artifacts(options, scenario, signals)?;
+    let boot = artifacts.boot(&scenario.machine);
+    Ok(print(&dry_run::text(&artifacts, &boot, scenario)?)?)
+}
+
+fn artifacts(
+    options: &cli::Run,
+    scenario: &Scenario,
+    signals: &Signals,
+) -> Result<Artifacts, Failure> {
+    let agent = program("peerbar-agent")?;
+    let modules = scenario.initramfs_modules();
+    Artifacts::prepare(&options.own, &modules, scenario.tools, &agent, signals)
 }
 
 /// The folder of a run that has started.
 fn begin(options: &cli::Run, scenario: &Scenario, artifacts: &Artifacts) -> anyhow::Result<Folder> {
     let folder = Folder::create(&options.runs, &scenario.name, SystemTime::now())?;
-    folder.begin(Some(&scenario_path(scenario)?), artifacts.versions())?;
+    // What a scenario names is relative to its file.
+    let path = std::path::absolute(&scenario.path)
+        .with_context(|| format!("cannot tell where {} is", scenario.path.display()))?;
+    folder.begin(Some(&path), artifacts.versions())?;
     folder.write(SCENARIO, &scenario.text)?;
     Ok(folder)
-}
-
-/// Where the scenario was: what it names is relative to that.
-fn scenario_path(scenario: &Scenario) -> anyhow::Result<PathBuf> {
-    let path = &scenario.path;
-    std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))
 }
 
 fn boot_and_check(

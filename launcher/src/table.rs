@@ -149,6 +149,7 @@ mod tests {
             peer_bytes: 60 << 20,
             ram_bytes: 0,
             failures: 0,
+            flows: Vec::new(),
             probe: None,
         };
         let rows = [

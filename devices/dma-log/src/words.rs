@@ -52,6 +52,7 @@ pub enum Purpose {
     Immutable,
     KnownLayout,
 )]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Route {
@@ -84,6 +85,7 @@ pub enum Route {
     Immutable,
     KnownLayout,
 )]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Completer {
@@ -116,6 +118,7 @@ pub enum Completer {
     Immutable,
     KnownLayout,
 )]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Direction {

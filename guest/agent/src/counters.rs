@@ -5,21 +5,18 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use peerbar_dma_log::{Completer, Entry, Purpose, Route};
-use peerbar_report::{DeviceCounters, Measure, Record};
+use peerbar_dma_log::{Completer, DmaKind, Entry, Purpose, Route};
+use peerbar_report::{DeviceCounters, Measure, PayloadFlow, Record};
 
 use crate::guest_context::GuestContext;
 
 /// Size of a submission queue entry in bytes (NVMe Base 2.0, 3.3.3.1).
 const COMMAND_BYTES: u64 = 64;
 
-/// What checks distinguish of a DMA.
-pub(crate) type Kind = (Purpose, Completer, Route);
-
 /// DMA of the devices under test, each known by its place in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
-    bytes: BTreeMap<(u32, Kind), u64>,
+    bytes: BTreeMap<(u32, DmaKind), u64>,
     failures: BTreeMap<u32, u64>,
 }
 
@@ -46,7 +43,7 @@ impl Traffic {
 
     /// Payload of all devices.
     pub(crate) fn payload(&self) -> u64 {
-        self.sum(|_, (purpose, ..)| purpose == Purpose::Payload)
+        self.sum(|_, kind| kind.purpose == Purpose::Payload)
     }
 
     /// Commands that one device fetched from its own memory.
@@ -74,13 +71,13 @@ impl Traffic {
 
     /// One request may fetch several commands, so bytes are what counts.
     fn commands(&self, device: u32, from: Completer) -> u64 {
-        let bytes = self.sum(|of, (purpose, completer, _)| {
-            of == device && purpose == Purpose::Command && completer == from
+        let bytes = self.sum(|of, kind| {
+            of == device && kind.purpose == Purpose::Command && kind.completer == from
         });
         bytes / COMMAND_BYTES
     }
 
-    fn sum(&self, wanted: impl Fn(u32, Kind) -> bool) -> u64 {
+    fn sum(&self, wanted: impl Fn(u32, DmaKind) -> bool) -> u64 {
         self.bytes
             .iter()
             .filter(|((device, kind), _)| wanted(*device, *kind))
@@ -90,17 +87,31 @@ impl Traffic {
 
     fn payload_by_route(&self, of: impl Fn(u32) -> bool) -> BTreeMap<Route, u64> {
         let mut routes = BTreeMap::new();
-        for ((device, (purpose, _, route)), bytes) in &self.bytes {
-            if of(*device) && *purpose == Purpose::Payload && *bytes > 0 {
-                let sum: &mut u64 = routes.entry(*route).or_default();
+        for ((device, kind), bytes) in &self.bytes {
+            if of(*device) && kind.purpose == Purpose::Payload && *bytes > 0 {
+                let sum: &mut u64 = routes.entry(kind.route).or_default();
                 *sum = sum.saturating_add(*bytes);
             }
         }
         routes
     }
 
+    /// Payload of one device, which is called `name`, by completer, route and direction.
+    fn flows(&self, name: &str, device: u32) -> impl Iterator<Item = PayloadFlow> {
+        let payload = self.bytes.iter().filter(move |((of, kind), bytes)| {
+            *of == device && kind.purpose == Purpose::Payload && **bytes > 0
+        });
+        payload.map(|((_, kind), bytes)| PayloadFlow {
+            requester: name.to_owned(),
+            completer: kind.completer,
+            route: kind.route,
+            direction: kind.direction,
+            bytes: *bytes,
+        })
+    }
+
     /// Counts more DMA of one device.
-    pub(crate) fn count(&mut self, device: u32, kind: Kind, bytes: u64, failures: u64) {
+    pub(crate) fn count(&mut self, device: u32, kind: DmaKind, bytes: u64, failures: u64) {
         let sum = self.bytes.entry((device, kind)).or_default();
         *sum = sum.saturating_add(bytes);
         let sum = self.failures.entry(device).or_default();
@@ -110,8 +121,7 @@ impl Traffic {
     /// Counts all DMA of one device.
     fn count_all(&mut self, device: u32, entries: &[Entry]) {
         for entry in entries {
-            let kind = (entry.purpose, entry.completer, entry.route);
-            self.count(device, kind, entry.bytes, entry.failures);
+            self.count(device, entry.kind(), entry.bytes, entry.failures);
         }
     }
 
@@ -122,12 +132,13 @@ impl Traffic {
     }
 }
 
-fn is_payload_to_devices((purpose, completer, _): Kind) -> bool {
-    purpose == Purpose::Payload && matches!(completer, Completer::OwnMemory | Completer::PeerBar)
+fn is_payload_to_devices(kind: DmaKind) -> bool {
+    let is_of_device = matches!(kind.completer, Completer::OwnMemory | Completer::PeerBar);
+    kind.purpose == Purpose::Payload && is_of_device
 }
 
-fn is_payload_to_guest_ram((purpose, completer, _): Kind) -> bool {
-    purpose == Purpose::Payload && completer == Completer::GuestRam
+fn is_payload_to_guest_ram(kind: DmaKind) -> bool {
+    kind.purpose == Purpose::Payload && kind.completer == Completer::GuestRam
 }
 
 fn add_growth<K: Copy + Ord>(
@@ -200,6 +211,9 @@ impl<'a> TrafficWatch<'a> {
             measure.peer_bytes = traffic.peer_bytes();
             measure.ram_bytes = traffic.ram_bytes();
             measure.failures = traffic.failures();
+            let devices = self.guest.devices();
+            let flows = devices.flat_map(|(name, number)| traffic.flows(name, number));
+            measure.flows = flows.collect();
         }
     }
 }
@@ -222,14 +236,32 @@ fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_dma_log::Direction;
+
     use super::*;
 
-    const PEER: Kind = (Purpose::Payload, Completer::PeerBar, Route::Upstream);
-    const OWN: Kind = (Purpose::Payload, Completer::OwnMemory, Route::OwnBar);
-    const RAM: Kind = (Purpose::Payload, Completer::GuestRam, Route::GuestRam);
-    const FETCH: Kind = (Purpose::Command, Completer::OwnMemory, Route::OwnBar);
+    const PEER: DmaKind = DmaKind {
+        purpose: Purpose::Payload,
+        completer: Completer::PeerBar,
+        route: Route::Upstream,
+        direction: Direction::Read,
+    };
+    const OWN: DmaKind = DmaKind {
+        completer: Completer::OwnMemory,
+        route: Route::OwnBar,
+        ..PEER
+    };
+    const RAM: DmaKind = DmaKind {
+        completer: Completer::GuestRam,
+        route: Route::GuestRam,
+        ..PEER
+    };
+    const FETCH: DmaKind = DmaKind {
+        purpose: Purpose::Command,
+        ..OWN
+    };
 
-    fn traffic(counts: &[(u32, Kind, u64, u64)]) -> Traffic {
+    fn traffic(counts: &[(u32, DmaKind, u64, u64)]) -> Traffic {
         let mut traffic = Traffic::default();
         for (device, kind, bytes, failures) in counts {
             traffic.count(*device, *kind, *bytes, *failures);
@@ -272,8 +304,16 @@ mod tests {
     }
 
     #[test]
-    fn directions_of_one_kind_are_summed() {
-        assert_eq!(traffic(&[(0, OWN, 1, 0), (0, OWN, 2, 0)]).peer_bytes(), 3);
+    fn directions_are_summed_and_are_flows_of_their_own() {
+        let write = DmaKind {
+            direction: Direction::Write,
+            ..OWN
+        };
+        let both = traffic(&[(0, OWN, 1, 0), (0, write, 2, 0), (0, FETCH, 64, 0)]);
+        assert_eq!(both.peer_bytes(), 3);
+        let flows: Vec<_> = both.flows("a", 0).map(|f| (f.direction, f.bytes)).collect();
+        assert_eq!(flows, [(Direction::Read, 1), (Direction::Write, 2)]);
+        assert_eq!(both.flows("b", 1).count(), 0);
     }
 
     #[test]

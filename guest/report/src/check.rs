@@ -86,6 +86,11 @@ pub trait CheckKind: Described + Sized {
         Vec::new()
     }
 
+    /// The check that moves the same data by way of guest RAM, to compare with; none if that makes no sense.
+    fn control(&self) -> Option<Self> {
+        None
+    }
+
     /// Kernel modules that are loaded before the first check.
     fn modules(&self) -> &'static [&'static str] {
         &[]
@@ -141,6 +146,16 @@ macro_rules! kinds {
             /// The check's name in the report.
             pub fn name(&self) -> String {
                 match self { $(Check::$kind(check) => check.to_string(),)* }
+            }
+
+            /// As [`Described::KIND`].
+            pub fn kind(&self) -> &'static str {
+                match self { $(Check::$kind(_) => $kind::KIND,)* }
+            }
+
+            /// As [`CheckKind::control`].
+            pub fn control(&self) -> Option<Self> {
+                match self { $(Check::$kind(check) => check.control().map(Check::$kind),)* }
             }
 
             /// As [`CheckKind::pairs`].
@@ -219,6 +234,24 @@ mod tests {
                 "VRAM of g through mappings"
             ]
         );
+    }
+
+    #[test]
+    fn control_of_a_transfer_goes_through_guest_ram() {
+        let text = r#"[
+            {"kind":"gpu-file","gpu":"g","disks":["a"],"sizes":[4096],"offsets":[0]},
+            {"kind":"copy","from":"a","to":"b","through":{"p2pmem":"a"},"sizes":[4096],"offsets":[0]},
+            {"kind":"provider","device":"a"}]"#;
+        let checks: Vec<Check> = serde_json::from_str(text).unwrap();
+        let controls: Vec<Option<String>> = checks
+            .iter()
+            .map(|check| check.control().map(|control| control.name()))
+            .collect();
+        let bounced = "a to VRAM of g and back, bounced".to_owned();
+        let copied = "copy a to b through guest RAM".to_owned();
+        assert_eq!(controls, [Some(bounced), Some(copied), None]);
+        let control = checks[0].control().unwrap();
+        assert_eq!((control.kind(), control.control()), ("gpu-file", None));
     }
 
     #[test]

@@ -27,8 +27,8 @@ pub use evidence::{
     AcsRegisters, Evidence, GuestPlatform, IommuGroup, KernelDecision, PciFunction,
 };
 pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Verdict};
-pub use measure::Measure;
-pub use peerbar_dma_log::Route;
+pub use measure::{Measure, PayloadFlow};
+pub use peerbar_dma_log::{Completer, Direction, Route};
 pub use plan::{Gpu, Module, NvmeDevice, Plan};
 pub use probe::{Probed, Record, Transfer};
 pub use request::Request;

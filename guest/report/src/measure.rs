@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use peerbar_dma_log::Route;
+use peerbar_dma_log::{Completer, Direction, Route};
 use serde::{Deserialize, Serialize};
 
 use crate::Probed;
 
 /// Figures of one check; a row of the table that the launcher prints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Measure {
     /// Sizes of the transfers, as a person reads them ("4K-8M"); empty where it has no meaning.
     pub sizes: String,
@@ -18,6 +19,9 @@ pub struct Measure {
     pub seconds: f64,
     /// Payload bytes of successful DMA by route, summed over the devices under test.
     pub routes: BTreeMap<Route, u64>,
+    /// The same, divided by device, completer and direction.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flows: Vec<PayloadFlow>,
     /// Payload bytes whose completer was a device's memory: a BAR of its own or of a peer.
     pub peer_bytes: u64,
     /// Payload bytes whose completer was guest RAM.
@@ -31,4 +35,20 @@ pub struct Measure {
     /// What a probe found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probed>,
+}
+
+/// Payload of one device by one route in one direction, as the device counted it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct PayloadFlow {
+    /// The device, by its name in the plan.
+    pub requester: String,
+    /// The owner of the memory.
+    pub completer: Completer,
+    /// The way that the bytes took.
+    pub route: Route,
+    /// Whether the requester read or wrote.
+    pub direction: Direction,
+    /// Payload bytes of successful DMA.
+    pub bytes: u64,
 }

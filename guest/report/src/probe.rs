@@ -9,6 +9,7 @@ use crate::Route;
 /// What became of it. That a transfer is refused or fails is an outcome as good as any other; only success with wrong data is
 /// none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Probed {
     /// The client has written to the provider's memory.
     pub written: Transfer,
@@ -24,6 +25,7 @@ pub struct Probed {
 
 /// How a program sees one transfer end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Transfer {
     /// With success and the right data.
@@ -44,6 +46,7 @@ pub enum Transfer {
 
 /// DMA of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Record {
     /// Payload bytes of successful DMA by route.
     pub routes: BTreeMap<Route, u64>,

@@ -5,9 +5,10 @@ use peerbar_rule::{Decision, PciTree, Platform, Release, decide};
 
 use super::observed_guest::ObservedGuest;
 use super::pairs::Pair;
-use super::recorded::{CheckResult, Recorded};
+use super::recorded::Recorded;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::pci_tree::platform;
+use peerbar_lab::results::CheckResult;
 use peerbar_lab::scenario::{Machine, Scenario};
 
 /// A machine with its pairs of provider and client.

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::advice::{self, Advice};
 use super::case::Case;
 use super::pairs::Pair;
+use peerbar_lab::results::CheckStatus;
 use peerbar_lab::scenario::DeviceSpec;
 
 /// Why a client's DMA reaches a provider's memory as it does, or not.
@@ -81,8 +82,8 @@ pub(crate) struct Kernel {
 pub(crate) struct Seen {
     /// The check.
     pub check: String,
-    /// `pass`, `fail` or `skip`.
-    pub verdict: String,
+    /// How it ended.
+    pub verdict: CheckStatus,
     /// Payload bytes by route.
     pub routes: BTreeMap<Route, u64>,
     /// Payload bytes with a device's memory.
@@ -121,7 +122,7 @@ fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
     let of_pair = checks.filter(|(check, _)| check.pairs().contains(pair));
     let seen = of_pair.map(|(_, result)| Seen {
         check: result.name.clone(),
-        verdict: result.verdict.clone(),
+        verdict: result.verdict,
         routes: result.measure.routes.clone(),
         direct_bytes: result.measure.peer_bytes,
         bounced_bytes: result.measure.ram_bytes,

@@ -23,6 +23,7 @@ use recorded::Recorded;
 
 use crate::cli;
 use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::results::CheckStatus;
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::print;
 
@@ -77,7 +78,9 @@ fn asked(case: &Case, options: &cli::Explain) -> Result<(String, Vec<Pair>), Fai
         return Ok((String::new(), clients.iter().map(pair).collect()));
     }
     let checks = case.scenario.checks.iter().zip(&case.results);
-    let mut failed = checks.rev().filter(|(_, result)| result.verdict == "fail");
+    let mut failed = checks
+        .rev()
+        .filter(|(_, result)| result.verdict == CheckStatus::Fail);
     let failed = failed.find_map(|(check, result)| {
         let pairs = check.pairs();
         (!pairs.is_empty()).then(|| {

@@ -1,18 +1,17 @@
 //! What a run has left in its folder.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Evidence, Measure};
-use serde::Deserialize;
+use peerbar_report::Evidence;
 use serde::de::DeserializeOwned;
 
 use peerbar_lab::exit::Failure;
-use peerbar_lab::finished_run::SCENARIO;
-use peerbar_lab::finished_run::{EVIDENCE, RESULTS};
-use peerbar_lab::folder::STARTED;
+use peerbar_lab::finished_run::{EVIDENCE, SCENARIO};
+use peerbar_lab::results::{CheckResult, RESULTS, RunResults};
 use peerbar_lab::scenario::Scenario;
+use peerbar_lab::started::{STARTED, Started};
 use peerbar_lab::verdict::Verdict;
 
 /// A run that is over.
@@ -27,44 +26,6 @@ pub(crate) struct Recorded {
     pub evidence: Vec<Evidence>,
     /// The results of its checks, in order.
     pub results: Vec<CheckResult>,
-}
-
-/// A check's result.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct CheckResult {
-    /// Its name.
-    pub name: String,
-    /// `pass`, `fail` or `skip`.
-    pub verdict: String,
-    /// Its figures.
-    pub measure: Measure,
-    /// What the agent said about it.
-    pub diagnostics: Vec<String>,
-}
-
-impl CheckResult {
-    /// Whether nothing was against it.
-    pub(crate) fn passed(&self) -> bool {
-        self.verdict == "pass"
-    }
-}
-
-#[derive(Deserialize)]
-struct Results {
-    verdict: Verdict,
-    checks: Vec<CheckResult>,
-}
-
-#[derive(Deserialize)]
-struct Started {
-    /// None in the folder of a matrix.
-    scenario: Option<PathBuf>,
-    versions: Versions,
-}
-
-#[derive(Deserialize)]
-struct Versions {
-    kernel: String,
 }
 
 impl Recorded {
@@ -84,7 +45,7 @@ impl Recorded {
             )));
         };
         let text = text(folder, SCENARIO)?;
-        let results: Results = json(folder, RESULTS)?;
+        let results: RunResults = json(folder, RESULTS)?;
         Ok(Self {
             verdict: results.verdict,
             scenario: Scenario::parse_interactive(&path, text)?,

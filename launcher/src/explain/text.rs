@@ -110,9 +110,10 @@ mod tests {
     use super::super::case::Case;
     use super::super::observed_guest::tests::root_ports_under;
     use super::super::pairs::Pair;
-    use super::super::recorded::{CheckResult, Recorded};
+    use super::super::recorded::Recorded;
     use super::*;
     use peerbar_lab::exit::Outcome;
+    use peerbar_lab::results::{CheckResult, CheckStatus};
     use peerbar_lab::scenario::Scenario;
     use peerbar_lab::verdict::Verdict;
 
@@ -148,9 +149,9 @@ offsets = [0]
         };
         let result = CheckResult {
             name: "copy".to_owned(),
-            verdict: "fail".to_owned(),
+            verdict: CheckStatus::Fail,
             measure,
-            diagnostics: Vec::new(),
+            ..CheckResult::default()
         };
         let run = Recorded {
             verdict: Verdict {

@@ -12,13 +12,14 @@ use super::cell::Tried;
 use super::kernel::Kernel;
 use super::placement::Pair;
 use crate::explain::observed_guest::ObservedGuest;
-use crate::explain::recorded::{CheckResult, Recorded};
+use crate::explain::recorded::Recorded;
 use peerbar_lab::child::{Child, last_line};
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::parent_death;
 use peerbar_lab::progress::Progress;
+use peerbar_lab::results::CheckResult;
 use peerbar_lab::signals::Signals;
 
 /// How long a run may take to end in order after it was asked to.

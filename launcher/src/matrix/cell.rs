@@ -4,16 +4,17 @@ use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
 use peerbar_report::{Probed, Transfer};
+use peerbar_results::TransferOutcome;
 use peerbar_rule::{Release, decide};
 use serde::Serialize;
 
 use super::TestedDevices;
 use super::kernel::Kernel;
 use super::placement::{Flow, Pair, Placement};
-use super::transfer_outcome::TransferOutcome;
-use crate::explain::recorded::CheckResult;
+use super::transfer_outcome::{ruled, seen};
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::pci_tree::platform;
+use peerbar_lab::results::CheckResult;
 use peerbar_lab::scenario::Scenario;
 
 /// Where in the matrix a cell is.
@@ -87,7 +88,7 @@ impl Tried {
         let measure = &self.check.measure;
         let probed = measure.probe.as_ref();
         probed.map_or(TransferOutcome::NotRun, |probed| {
-            TransferOutcome::seen(probed, measure.bytes)
+            seen(probed, measure.bytes)
         })
     }
 }
@@ -106,7 +107,7 @@ impl Rule {
         let decision = decide(&tree, &platform, find(pair.provider)?, find(pair.client)?);
         let decision = decision.context("the rule does not know the tree")?;
         Ok(Self {
-            way: TransferOutcome::ruled(&decision),
+            way: ruled(&decision),
             mapping: decision.verdict,
             why: decision.why(&tree),
             path: decision
@@ -228,14 +229,15 @@ fn told(probed: &Probed) -> Option<&str> {
 pub(super) mod tests {
     use peerbar_report::{Measure, Record, Route};
 
+    use peerbar_lab::results::CheckStatus;
+
     use super::super::kernel::tests::chosen;
     use super::*;
 
     /// A check's result: right data, with this record.
     fn checked(record: Option<Record>) -> CheckResult {
         CheckResult {
-            name: String::new(),
-            verdict: "pass".to_owned(),
+            verdict: CheckStatus::Pass,
             measure: Measure {
                 bytes: 8192,
                 probe: Some(Probed {
@@ -247,7 +249,7 @@ pub(super) mod tests {
                 }),
                 ..Measure::default()
             },
-            diagnostics: Vec::new(),
+            ..CheckResult::default()
         }
     }
 
@@ -342,7 +344,7 @@ pub(super) mod tests {
         (probe.faults, probe.fault) = (2, Some("DMAR: x".to_owned()));
         assert_eq!(told(Ok(&faulty)), "an IOMMU faults (2 lines): DMAR: x");
         let mut failed = upstream();
-        failed.verdict = "fail".to_owned();
+        failed.verdict = CheckStatus::Fail;
         failed.diagnostics = vec!["the kernel complained:".to_owned()];
         assert_eq!(told(Ok(&failed)), "the kernel complained:");
         failed.measure.probe = None;

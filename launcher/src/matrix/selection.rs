@@ -39,6 +39,11 @@ impl Boot {
         }
     }
 
+    /// CPU and IOMMU, which no other boot of a matrix has.
+    pub(super) fn title(&self) -> String {
+        format!("{}, {}", self.cpu, self.iommu.word())
+    }
+
     /// What it is called as the `number`th of a matrix, fit for a file's name and a scenario's.
     pub(super) fn name(&self, number: usize) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };

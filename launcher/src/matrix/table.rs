@@ -6,8 +6,8 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{Attribute, Cell as TableCell, Color, Table};
 
 use super::cell::{Cell, Spot};
-use super::transfer_outcome::TransferOutcome;
 use peerbar_lab::iommu::Iommu;
+use peerbar_results::TransferOutcome;
 
 /// A table for each processor, with a row for each topology and flow and a column for each IOMMU; coloured if `colour`.
 pub(super) fn tables(cells: &[Cell], colour: bool) -> String {
@@ -158,6 +158,8 @@ fn distinct<'a, T: PartialEq>(
 
 #[cfg(test)]
 mod tests {
+    use peerbar_lab::results::CheckStatus;
+
     use super::super::cell::tests::{at, upstream};
     use super::super::placement::Placement;
     use super::*;
@@ -166,7 +168,7 @@ mod tests {
     fn table_with_disagreement_shows_seen_and_rule() {
         let right = upstream();
         let mut faulty = right.clone();
-        faulty.verdict = "fail".to_owned();
+        faulty.verdict = CheckStatus::Fail;
         let in_passthrough = |mut cell: Cell| {
             cell.spot.iommu = Iommu::IntelPassthrough;
             cell

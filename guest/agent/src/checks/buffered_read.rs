@@ -49,7 +49,7 @@ fn judge(traffic: &Traffic) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{Completer, Purpose, Route};
+    use peerbar_dma_log::{Completer, Direction, DmaKind, Purpose, Route};
 
     use super::*;
 
@@ -57,7 +57,13 @@ mod tests {
     fn a_peer_transfer_or_a_lack_of_any_fails() {
         let traffic = |completer, bytes| {
             let mut traffic = Traffic::default();
-            traffic.count(0, (Purpose::Payload, completer, Route::Upstream), bytes, 0);
+            let kind = DmaKind {
+                purpose: Purpose::Payload,
+                completer,
+                route: Route::Upstream,
+                direction: Direction::Write,
+            };
+            traffic.count(0, kind, bytes, 0);
             traffic
         };
         assert!(judge(&traffic(Completer::GuestRam, LENGTH as u64)).is_ok());

@@ -49,24 +49,22 @@ fn judge(traffic: &Traffic, device: u32) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{Completer, Purpose, Route};
+    use peerbar_dma_log::{Completer, Direction, DmaKind, Purpose, Route};
 
     use super::*;
 
     fn fetched(own: u64, ram: u64) -> Traffic {
+        let kind = |completer, route| DmaKind {
+            purpose: Purpose::Command,
+            completer,
+            route,
+            direction: Direction::Read,
+        };
         let mut traffic = Traffic::default();
-        traffic.count(
-            0,
-            (Purpose::Command, Completer::OwnMemory, Route::OwnBar),
-            64 * own,
-            0,
-        );
-        traffic.count(
-            0,
-            (Purpose::Command, Completer::GuestRam, Route::GuestRam),
-            64 * ram,
-            0,
-        );
+        let from_own = kind(Completer::OwnMemory, Route::OwnBar);
+        traffic.count(0, from_own, 64 * own, 0);
+        let from_ram = kind(Completer::GuestRam, Route::GuestRam);
+        traffic.count(0, from_ram, 64 * ram, 0);
         traffic
     }
 

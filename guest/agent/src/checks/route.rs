@@ -87,7 +87,7 @@ pub(super) fn stayed_below(measure: &Measure) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{Completer, Purpose, Route as Taken};
+    use peerbar_dma_log::{Completer, Direction, DmaKind, Purpose, Route as Taken};
 
     use super::*;
 
@@ -102,12 +102,13 @@ mod tests {
     fn moved(counts: &[(u32, Completer, u64)]) -> Traffic {
         let mut traffic = Traffic::default();
         for (device, completer, bytes) in counts {
-            traffic.count(
-                *device,
-                (Purpose::Payload, *completer, Taken::Upstream),
-                *bytes,
-                0,
-            );
+            let kind = DmaKind {
+                purpose: Purpose::Payload,
+                completer: *completer,
+                route: Taken::Upstream,
+                direction: Direction::Read,
+            };
+            traffic.count(*device, kind, *bytes, 0);
         }
         traffic
     }

@@ -59,4 +59,12 @@ impl CheckKind for Copy {
             vec![Pair::of(provider, &self.from), Pair::of(provider, &self.to)]
         })
     }
+
+    fn control(&self) -> Option<Self> {
+        let through = Buffer::GuestRam;
+        (self.through != through).then(|| Self {
+            through,
+            ..self.clone()
+        })
+    }
 }

@@ -121,6 +121,13 @@ impl CheckKind for GpuFile {
         Ok(file)
     }
 
+    fn control(&self) -> Option<Self> {
+        (!self.bounce).then(|| Self {
+            bounce: true,
+            ..self.clone()
+        })
+    }
+
     fn pairs(&self) -> Vec<Pair> {
         let disks = self.disks.iter().filter(|_| !self.bounce);
         disks.map(|disk| Pair::of(&self.gpu, disk)).collect()

@@ -1,7 +1,10 @@
 //! Memory and DMA of a peer-to-peer transfer.
 
+use serde::{Deserialize, Serialize};
+
 /// The device with the memory and the device with the DMA.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pair {
     /// The device with the memory.
     pub provider: String,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::{Evidence, Measure};
+use crate::{Evidence, Measure, PayloadFlow};
 
 const VERSION: &str = "KTAP version 1";
 const MEASURE: &str = "measure ";
@@ -83,8 +83,13 @@ fn parse_comment(text: &str) -> Line {
         .strip_prefix(MEASURE)
         .and_then(|json| serde_json::from_str::<Measure>(json).ok())
     {
+        let flows = measure.flows.into_iter().map(|flow| PayloadFlow {
+            requester: printable(&flow.requester),
+            ..flow
+        });
         return Line::Measure(Measure {
             sizes: printable(&measure.sizes),
+            flows: flows.collect(),
             ..measure
         });
     }

@@ -291,6 +291,7 @@ mod tests {
                 |(sizes, bytes, seconds, routes, peer_bytes, ram_bytes, failures)| Measure {
                     status: None,
                     probe: None,
+                    flows: Vec::new(),
                     sizes,
                     bytes,
                     seconds,

@@ -1,0 +1,179 @@
+//! What a run leaves for programs: `results.json`.
+//!
+//! `docs/schema/run-1.json` is the JSON schema of it, made from the structs here. A reader ignores fields that it does not know.
+
+use chrono::{DateTime, Utc};
+use peerbar_report::{Check, Measure, Pair, Verdict as CheckVerdict};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::Display;
+
+use crate::report::Row;
+use crate::scenario::Scenario;
+use crate::started::Versions;
+use crate::verdict::Verdict;
+
+/// What a run leaves: [`RunResults`].
+pub const RESULTS: &str = "results.json";
+/// Version of the file: it changes with what a reader would have to change for.
+pub const FORMAT: u32 = 1;
+
+/// The results of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RunResults {
+    /// Version of this format: 1.
+    pub format: u32,
+    /// Name of the scenario.
+    pub scenario: String,
+    /// How it ended, and why.
+    pub verdict: Verdict,
+    /// What `peerbar run` ends with.
+    pub exit_code: u8,
+    /// When QEMU was started.
+    pub started: DateTime<Utc>,
+    /// From QEMU's start to its end.
+    pub seconds: f64,
+    /// Versions of what it consisted of.
+    pub versions: Versions,
+    /// The results of its checks, in order.
+    pub checks: Vec<CheckResult>,
+    /// Names of the checks that have no result, because the run ended before.
+    pub not_run: Vec<String>,
+}
+
+/// A check's result.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CheckResult {
+    /// Its name.
+    pub name: String,
+    /// Its kind, as a scenario calls it; none for one that a test asked for by itself.
+    #[serde(default)]
+    pub kind: Option<String>,
+    /// How it ended.
+    pub verdict: CheckStatus,
+    /// Why it was skipped, if it was.
+    #[serde(default)]
+    pub skipped: Option<String>,
+    /// Its figures.
+    pub measure: Measure,
+    /// What the agent said about it.
+    pub diagnostics: Vec<String>,
+    /// The pairs between which it moves data from peer to peer, or tries to.
+    #[serde(default)]
+    pub pairs: Vec<Pair>,
+    /// Number of the check, from 1, that moves the same data by way of guest RAM, to compare with.
+    #[serde(default)]
+    pub control: Option<usize>,
+}
+
+/// How a check ended.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Display,
+)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum CheckStatus {
+    /// It passed.
+    #[default]
+    Pass,
+    /// It failed.
+    Fail,
+    /// It could not be run.
+    Skip,
+}
+
+impl CheckResult {
+    /// Whether nothing was against it.
+    pub fn passed(&self) -> bool {
+        self.verdict == CheckStatus::Pass
+    }
+
+    /// The result `row` of `check`.
+    fn of(row: &Row, check: Option<&Check>, checks: &[Check]) -> Self {
+        let (verdict, skipped) = match &row.verdict {
+            CheckVerdict::Pass => (CheckStatus::Pass, None),
+            CheckVerdict::Fail => (CheckStatus::Fail, None),
+            CheckVerdict::Skip(reason) => (CheckStatus::Skip, Some(reason.clone())),
+        };
+        let control = check.and_then(Check::control);
+        let control = control.and_then(|control| checks.iter().position(|c| *c == control));
+        Self {
+            name: row.name.clone(),
+            kind: check.map(|check| check.kind().to_owned()),
+            verdict,
+            skipped,
+            measure: row.measure.clone(),
+            diagnostics: row.diagnostics.clone(),
+            pairs: check.map(Check::pairs).unwrap_or_default(),
+            control: control.map(|index| index.saturating_add(1)),
+        }
+    }
+}
+
+impl RunResults {
+    /// The results of a run of `scenario` that has just ended.
+    pub(crate) fn of(
+        scenario: &Scenario,
+        verdict: &Verdict,
+        rows: &[Row],
+        seconds: f64,
+        versions: Versions,
+    ) -> Self {
+        let checks = &scenario.checks;
+        let result = |(number, row)| CheckResult::of(row, checks.get(number), checks);
+        let left = scenario
+            .checks
+            .iter()
+            .zip(&scenario.labels)
+            .skip(rows.len());
+        let not_run = left.map(|(check, label)| label.clone().unwrap_or_else(|| check.name()));
+        let lasted = chrono::Duration::from_std(std::time::Duration::from_secs_f64(seconds));
+        Self {
+            format: FORMAT,
+            scenario: scenario.name.clone(),
+            verdict: verdict.clone(),
+            exit_code: verdict.outcome.code(),
+            started: Utc::now() - lasted.unwrap_or_default(),
+            seconds,
+            versions,
+            checks: rows.iter().enumerate().map(result).collect(),
+            not_run: not_run.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::Outcome;
+
+    #[test]
+    fn check_without_result_is_listed_as_not_run() {
+        let scenario = Scenario::demo().unwrap();
+        let row = |verdict| Row {
+            name: "x".to_owned(),
+            verdict,
+            measure: Measure::default(),
+            diagnostics: Vec::new(),
+        };
+        let verdict = Verdict {
+            outcome: Outcome::TimedOut,
+            reason: "late".to_owned(),
+        };
+        let rows = [
+            row(CheckVerdict::Pass),
+            row(CheckVerdict::Skip("no fio".to_owned())),
+            row(CheckVerdict::Fail),
+        ];
+        let results = RunResults::of(&scenario, &verdict, &rows, 2.5, Versions::default());
+        assert_eq!((results.exit_code, results.checks.len()), (124, 3));
+        assert_eq!(results.checks[0].kind.as_deref(), Some("provider"));
+        assert_eq!(results.checks[1].skipped.as_deref(), Some("no fio"));
+        let copy = &results.checks[2];
+        assert_eq!((copy.pairs.len(), copy.control), (2, Some(6)));
+        assert_eq!(results.not_run.len(), scenario.checks.len() - 3);
+        assert_eq!(results.not_run[0], "disk1 to disk0 through disk0's CMB");
+        let text = serde_json::to_string(&results).unwrap();
+        assert_eq!(serde_json::from_str::<RunResults>(&text).unwrap(), results);
+    }
+}

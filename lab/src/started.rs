@@ -1,0 +1,64 @@
+//! What a run was started with: the first file of its folder.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Name of the file.
+pub const STARTED: &str = "started.json";
+
+/// What a run was started with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Started {
+    /// The words of the command line.
+    pub command: Vec<String>,
+    /// The process.
+    pub process: u32,
+    /// Where its scenario was; none of a matrix.
+    pub scenario: Option<PathBuf>,
+    /// Versions of what it consists of.
+    pub versions: Versions,
+}
+
+/// Versions of what a run consists of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Versions {
+    /// Of peerbar.
+    pub peerbar: String,
+    /// Of QEMU.
+    pub qemu: String,
+    /// Of the guest's kernel: `uname -r`.
+    pub kernel: String,
+    /// Of the Debian packages that QEMU, kernel and tools are from; none if the user brings his own.
+    pub packages: Option<BTreeMap<String, String>>,
+}
+
+impl Started {
+    /// This process, started now.
+    pub(crate) fn now(scenario: Option<&Path>, versions: Versions) -> Self {
+        let words = std::env::args_os();
+        Self {
+            command: words
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
+            process: std::process::id(),
+            scenario: scenario.map(Path::to_owned),
+            versions,
+        }
+    }
+
+    /// Reads it in a run's `folder`.
+    ///
+    /// # Errors
+    /// It is not there, or of another version of peerbar.
+    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+        let path = folder.join(STARTED);
+        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text)
+            .with_context(|| format!("{} is not of this version of peerbar", path.display()))
+    }
+}

@@ -1,0 +1,219 @@
+//! `peerbar run`: the runs of one or more scenarios, repeated or in shards.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::signals::Signals;
+use peerbar_lab::terminal::{print, say};
+use peerbar_results::{ShardPlan, ShardedList};
+
+use crate::cli;
+use crate::run::{self, RunOutcome};
+
+/// Runs what `options` ask for. All scenarios are read before the first starts.
+pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
+    let signals = Signals::new()?;
+    let mut scenarios = scenarios(options)?;
+    if options.dry_run {
+        for scenario in &scenarios {
+            run::dry_run(options, scenario, &signals)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(shard) = options.shard {
+        let names = scenarios.iter().map(|scenario| scenario.name.clone());
+        let items = names.collect();
+        let of = ShardedList::Scenarios;
+        write_plan(&ShardPlan { of, shard, items }, &options.runs)?;
+        scenarios = shard.part(scenarios);
+        if scenarios.is_empty() {
+            print(&format!("shard {shard} has no scenario\n"))?;
+        }
+    }
+    let mut series = Series::default();
+    let mut rounds = 0;
+    while !scenarios.is_empty() && wants_more(options, rounds) && !series.ends(options.until_fail) {
+        rounds += 1;
+        for scenario in &scenarios {
+            series.take(scenario, run::run(options, scenario, &signals))?;
+            if series.ends(options.until_fail) {
+                break;
+            }
+        }
+    }
+    print(&series.summary())?;
+    Ok(ExitCode::from(series.code()))
+}
+
+fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
+    let mut scenarios = match options.scenarios.as_slice() {
+        [] => vec![Scenario::demo()?],
+        paths => {
+            let read = paths.iter().map(|path| Scenario::load(path));
+            read.collect::<Result<_, _>>()?
+        }
+    };
+    for scenario in &mut scenarios {
+        if let Some(timeout) = options.timeout {
+            scenario.timeout = timeout.0;
+        }
+        scenario.serve_disks_by(options.workers, options.poll);
+    }
+    Ok(scenarios)
+}
+
+/// Whether another round is wanted after this number of them, if nothing has failed.
+fn wants_more(options: &cli::Run, rounds: u32) -> bool {
+    match options.repeat {
+        Some(most) => rounds < most.get(),
+        None => options.until_fail || rounds == 0,
+    }
+}
+
+/// Writes what all shards run into the folder of all runs.
+pub(crate) fn write_plan(plan: &ShardPlan, runs: &Path) -> anyhow::Result<()> {
+    let path = runs.join(plan.file_name());
+    let text = serde_json::to_string_pretty(plan).context("cannot write the shard's plan")?;
+    fs::create_dir_all(runs)
+        .with_context(|| format!("cannot make the folder {}", runs.display()))?;
+    fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What has become of the runs so far.
+#[derive(Default)]
+struct Series {
+    runs: usize,
+    /// Those that did not pass: exit code, and a line about each.
+    failed: Vec<(u8, String)>,
+    interrupted: bool,
+}
+
+impl Series {
+    /// Takes a run of `scenario`. What kept it from being run is said at once if others may follow.
+    fn take(
+        &mut self,
+        scenario: &Scenario,
+        run: Result<RunOutcome, Failure>,
+    ) -> Result<(), Failure> {
+        self.runs += 1;
+        let name = &scenario.name;
+        match run {
+            Ok(RunOutcome { outcome, folder }) => {
+                self.interrupted |= matches!(outcome, Outcome::Interrupted(_));
+                if outcome != Outcome::Passed {
+                    let line = format!("{name}: {outcome}, see {}", folder.display());
+                    self.failed.push((outcome.code(), line));
+                }
+            }
+            Err(failure @ Failure::Interrupted(_)) => return Err(failure),
+            Err(failure) => {
+                say(format_args!("peerbar: {failure}"));
+                self.failed
+                    .push((failure.code(), format!("{name}: not run: {failure}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no run must follow.
+    fn ends(&self, until_fail: bool) -> bool {
+        self.interrupted || until_fail && !self.failed.is_empty()
+    }
+
+    /// The code of the first run that did not pass.
+    fn code(&self) -> u8 {
+        let first = self.failed.first().map(|(code, _)| *code);
+        first.unwrap_or(Outcome::Passed.code())
+    }
+
+    /// How many runs passed, and which did not; nothing of a single run, which has said it itself.
+    fn summary(&self) -> String {
+        if self.runs < 2 {
+            return String::new();
+        }
+        let passed = self.runs.saturating_sub(self.failed.len());
+        let failed = self.failed.iter().map(|(_, line)| format!("  {line}\n"));
+        let failed: String = failed.collect();
+        format!("{passed} of {} runs passed\n{failed}", self.runs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use anyhow::anyhow;
+    use clap::Parser;
+
+    use super::*;
+
+    fn options(words: &[&str]) -> cli::Run {
+        let words = [&["peerbar", "run"], words].concat();
+        match cli::Cli::parse_from(words).command {
+            cli::Command::Run(options) => options,
+            _ => panic!("not a run"),
+        }
+    }
+
+    fn rounds(words: &[&str]) -> usize {
+        let options = options(words);
+        (0..100)
+            .take_while(|round| wants_more(&options, *round))
+            .count()
+    }
+
+    #[test]
+    fn number_of_rounds_is_that_of_the_options() {
+        assert_eq!(rounds(&[]), 1);
+        assert_eq!(rounds(&["--repeat", "7"]), 7);
+        assert_eq!(rounds(&["--until-fail"]), 100);
+        assert_eq!(rounds(&["--until-fail", "--repeat", "3"]), 3);
+    }
+
+    fn series(outcomes: &[Outcome]) -> Series {
+        let scenario = Scenario::demo().unwrap();
+        let mut series = Series::default();
+        for &outcome in outcomes {
+            let folder = PathBuf::from("runs/x");
+            series
+                .take(&scenario, Ok(RunOutcome { outcome, folder }))
+                .unwrap();
+        }
+        series
+    }
+
+    #[test]
+    fn series_fails_with_the_first_failure() {
+        let mut mixed = series(&[Outcome::Passed, Outcome::TimedOut, Outcome::Failed]);
+        let broken = Err(Failure::Environment(anyhow!("no memory")));
+        mixed.take(&Scenario::demo().unwrap(), broken).unwrap();
+        let expected = "1 of 4 runs passed\n  demo: timed out, see runs/x\n  demo: failed, see runs/x\n  demo: not run: no \
+                        memory\n";
+        assert_eq!((mixed.code(), mixed.summary().as_str()), (124, expected));
+        assert!(mixed.ends(true) && !mixed.ends(false));
+    }
+
+    #[test]
+    fn single_run_has_no_summary_and_its_own_code() {
+        let single = series(&[Outcome::GuestDied]);
+        assert_eq!((single.code(), single.summary()), (255, String::new()));
+        assert_eq!(series(&[]).code(), 0);
+    }
+
+    #[test]
+    fn signal_ends_a_series() {
+        assert!(series(&[Outcome::Interrupted(2)]).ends(false));
+        assert!(!series(&[Outcome::Passed]).ends(true));
+    }
+
+    #[test]
+    fn broken_scenario_is_told_before_the_first_run() {
+        let options = options(&["../scenarios/demo.toml", "no/such.toml"]);
+        let told = scenarios(&options).unwrap_err().to_string();
+        assert!(told.contains("no/such.toml"), "{told}");
+    }
+}

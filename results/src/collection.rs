@@ -1,0 +1,366 @@
+//! All that is reported together: runs and matrices, read from their folders, and what is missing of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use peerbar_lab::finished_run::EVIDENCE;
+use peerbar_lab::results::{FORMAT, RESULTS, RunResults};
+use peerbar_report::{Evidence, PciFunction};
+use serde::de::DeserializeOwned;
+
+use crate::matrix::{MATRIX, MatrixFile, MatrixResults};
+use crate::shard::{ShardPlan, ShardedList};
+
+/// How many lines of a console's end stand for it where there is no room for all of them.
+const TAIL: usize = 60;
+/// How deep below a folder runs are looked for: folders of a CI's artifacts, of the runs, of a matrix, of its boots.
+const DEPTH: usize = 5;
+
+/// Runs and matrices that are reported together.
+#[derive(Clone, Debug, Default)]
+pub struct Collection {
+    /// The runs, in the order of their start.
+    pub runs: Vec<ReportedRun>,
+    /// The matrices, one for each kind of device that was tried.
+    pub matrices: Vec<MatrixResults>,
+    /// What shards should have run and have not, a line each.
+    pub missing: Vec<String>,
+}
+
+/// A run, with all that a report shows of it.
+#[derive(Clone, Debug)]
+pub struct ReportedRun {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its results.
+    pub results: RunResults,
+    /// The PCI functions that its guest found.
+    pub functions: Vec<PciFunction>,
+    /// The guest's console.
+    pub console: String,
+    /// Why DMA between its devices goes where it goes.
+    pub explanations: Vec<Explained>,
+    /// DMA that failed, and why, by device.
+    pub faults: Vec<Explained>,
+}
+
+/// A text with a title.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained {
+    /// What it is about, in a line.
+    pub title: String,
+    /// The explanation, in lines.
+    pub text: String,
+}
+
+impl ReportedRun {
+    /// A run of which nothing but its results is known.
+    pub fn of(results: RunResults) -> Self {
+        Self {
+            folder: PathBuf::new(),
+            results,
+            functions: Vec::new(),
+            console: String::new(),
+            explanations: Vec::new(),
+            faults: Vec::new(),
+        }
+    }
+
+    /// Reads the run in `folder`, without explanations.
+    ///
+    /// # Errors
+    /// It has no results, or they are of another format.
+    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+        let results: RunResults = json(&folder.join(RESULTS))?;
+        if results.format != FORMAT {
+            let folder = folder.display();
+            bail!(
+                "{folder}: its results are of format {}, this peerbar reads format {FORMAT}",
+                results.format
+            );
+        }
+        let evidence = folder.join(EVIDENCE);
+        let evidence: Vec<Evidence> = match evidence.exists() {
+            true => json(&evidence)?,
+            false => Vec::new(),
+        };
+        let functions = evidence.into_iter().filter_map(|evidence| match evidence {
+            Evidence::Function(function) => Some(function),
+            _ => None,
+        });
+        let console = fs::read(folder.join("console.log")).unwrap_or_default();
+        Ok(Self {
+            folder: folder.to_owned(),
+            functions: functions.collect(),
+            console: String::from_utf8_lossy(&console).into_owned(),
+            ..Self::of(results)
+        })
+    }
+
+    /// The last lines of the console.
+    pub fn console_tail(&self) -> String {
+        let lines: Vec<&str> = self.console.lines().collect();
+        let from = lines.len().saturating_sub(TAIL);
+        lines.get(from..).unwrap_or_default().join("\n")
+    }
+}
+
+impl Collection {
+    /// Reads `folders`, each of a run or of a matrix.
+    ///
+    /// # Errors
+    /// A folder that is neither.
+    pub fn read(folders: &[PathBuf]) -> anyhow::Result<Self> {
+        let mut collection = Self::default();
+        for folder in folders {
+            if folder.join(MATRIX).exists() {
+                collection.add_matrix(MatrixResults::read(folder)?);
+            } else {
+                collection.runs.push(ReportedRun::read(folder)?);
+            }
+        }
+        Ok(collection)
+    }
+
+    /// Reads all runs, matrices and plans of shards below `folders`, and finds what is missing of the plans. The boots of a
+    /// matrix are no runs of their own, and links are not followed.
+    ///
+    /// # Errors
+    /// A folder without any of them, or plans of shards that do not belong together.
+    pub fn merge(folders: &[PathBuf]) -> anyhow::Result<Self> {
+        let mut found = FoundRuns::default();
+        for folder in folders {
+            let before = found.count();
+            found.look(folder, DEPTH)?;
+            if found.count() == before {
+                bail!(
+                    "{}: no run, matrix or plan of a shard is in it: name the folder that --runs named",
+                    folder.display()
+                );
+            }
+        }
+        let mut collection = Self::read(&found.folders.into_iter().collect::<Vec<_>>())?;
+        collection.runs.sort_by_key(|run| run.results.started);
+        collection.missing.extend(found.unreadable);
+        for of in [ShardedList::Scenarios, ShardedList::Matrix] {
+            let plans: Vec<&ShardPlan> = found.plans.iter().filter(|plan| plan.of == of).collect();
+            let missing = missing(&plans, &collection.present(of))?;
+            collection.missing.extend(missing);
+        }
+        Ok(collection)
+    }
+
+    /// Whether all of it passed, and nothing is missing.
+    pub fn is_passed(&self) -> bool {
+        let runs = self.runs.iter().all(|run| run.results.exit_code == 0);
+        runs && self.matrices.iter().all(MatrixResults::is_passed) && self.missing.is_empty()
+    }
+
+    /// Adds a matrix to the one of the same kind of devices, if there is one: the parts of shards.
+    fn add_matrix(&mut self, matrix: MatrixResults) {
+        let same = |other: &&mut MatrixResults| other.device == matrix.device;
+        match self.matrices.iter_mut().find(same) {
+            Some(first) => first.add(matrix),
+            None => self.matrices.push(matrix),
+        }
+    }
+
+    fn present(&self, of: ShardedList) -> BTreeSet<String> {
+        match of {
+            ShardedList::Scenarios => {
+                let runs = self.runs.iter();
+                runs.map(|run| run.results.scenario.clone()).collect()
+            }
+            ShardedList::Matrix => {
+                let cells = self.matrices.iter().flat_map(|matrix| &matrix.cells);
+                cells
+                    .map(|cell| format!("{}, {}", cell.cpu, cell.iommu))
+                    .collect()
+            }
+        }
+    }
+}
+
+/// What is below the folders of a merge.
+#[derive(Default)]
+struct FoundRuns {
+    folders: BTreeSet<PathBuf>,
+    plans: Vec<ShardPlan>,
+    /// Runs that have begun and have no results, a line each.
+    unreadable: Vec<String>,
+}
+
+impl FoundRuns {
+    fn count(&self) -> usize {
+        self.folders.len() + self.plans.len() + self.unreadable.len()
+    }
+
+    fn look(&mut self, folder: &Path, depth: usize) -> anyhow::Result<()> {
+        if folder.join(RESULTS).exists() || folder.join(MATRIX).exists() {
+            self.folders.insert(folder.to_owned());
+            return Ok(());
+        }
+        if folder.join(peerbar_lab::started::STARTED).exists() {
+            let verdict = fs::read_to_string(folder.join("verdict"));
+            let verdict = verdict.unwrap_or_else(|_| "it has not ended".to_owned());
+            let line = format!("{}: {}", folder.display(), verdict.trim_end());
+            self.unreadable.push(line);
+            return Ok(());
+        }
+        let entries = fs::read_dir(folder)
+            .with_context(|| format!("cannot read the folder {}", folder.display()))?;
+        let mut paths = Vec::new();
+        for entry in entries {
+            paths.push(entry?.path());
+        }
+        paths.sort();
+        for path in paths {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.is_symlink() {
+                continue;
+            } else if path.is_dir() && depth > 0 {
+                self.look(&path, depth.saturating_sub(1))?;
+            } else if name.contains("-shard-") && name.ends_with(".json") {
+                self.plans.push(json(&path)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What `plans`, all of one list, have planned and is not `present`.
+fn missing(plans: &[&ShardPlan], present: &BTreeSet<String>) -> anyhow::Result<Vec<String>> {
+    let Some(first) = plans.first() else {
+        return Ok(Vec::new());
+    };
+    let of = first.of.word();
+    if let Some(other) = plans.iter().find(|plan| !plan.is_of_same_list(first)) {
+        bail!(
+            "the plans of shard {} and shard {} of the {of} name different lists: merge the shards of one list",
+            first.shard,
+            other.shard
+        );
+    }
+    let mut by_shard = BTreeMap::new();
+    for shard in first.shard.all() {
+        for item in shard.part(&first.items) {
+            by_shard.insert(item, shard);
+        }
+    }
+    let has_plan = |shard| plans.iter().any(|plan| plan.shard == shard);
+    let left = first.items.iter().filter(|item| !present.contains(*item));
+    let lines = left.map(|item| match by_shard.get(item) {
+        Some(shard) if has_plan(*shard) => {
+            format!("{of}: {item} (shard {shard} has no result of it)")
+        }
+        Some(shard) => format!("{of}: {item} (shard {shard} is missing)"),
+        None => format!("{of}: {item}"),
+    });
+    Ok(lines.collect())
+}
+
+fn json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_slice(&text)
+        .with_context(|| format!("{} is not of this version of peerbar", path.display()))
+}
+
+impl MatrixResults {
+    /// Reads the matrix in `folder`.
+    ///
+    /// # Errors
+    /// It is not there, or of another format.
+    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+        let path = folder.join(MATRIX);
+        let file: MatrixFile = json(&path)?;
+        file.into_matrix()
+            .with_context(|| format!("cannot read {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    fn write_run(folder: &Path, scenario: &str) {
+        fs::create_dir_all(folder).unwrap();
+        let run = RunResults {
+            scenario: scenario.to_owned(),
+            ..samples::run()
+        };
+        let text = serde_json::to_string(&run).unwrap();
+        fs::write(folder.join(RESULTS), text).unwrap();
+    }
+
+    fn write_plan(folder: &Path, shard: &str, items: &[&str]) {
+        fs::create_dir_all(folder).unwrap();
+        let plan = ShardPlan {
+            of: ShardedList::Scenarios,
+            shard: shard.parse().unwrap(),
+            items: items.iter().map(|&item| item.to_owned()).collect(),
+        };
+        let text = serde_json::to_string(&plan).unwrap();
+        fs::write(folder.join(plan.file_name()), text).unwrap();
+    }
+
+    #[test]
+    fn merge_says_what_is_missing_and_of_which_shard() {
+        let all = tempfile::tempdir().unwrap();
+        let (one, two) = (all.path().join("one/runs"), all.path().join("two/runs"));
+        let items = ["a", "b", "c", "d"];
+        write_plan(&one, "1/3", &items);
+        write_plan(&two, "2/3", &items);
+        write_run(&one.join("1-a"), "a");
+        write_run(&two.join("1-b"), "b");
+        let dead = one.join("2-d");
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join("started.json"), "{}").unwrap();
+        let merged = Collection::merge(&[all.path().to_owned()]).unwrap();
+        assert_eq!(merged.runs.len(), 2);
+        let expected = [
+            format!("{}: it has not ended", dead.display()),
+            "scenarios: c (shard 3/3 is missing)".to_owned(),
+            "scenarios: d (shard 1/3 has no result of it)".to_owned(),
+        ];
+        assert_eq!(merged.missing, expected);
+        assert!(!merged.is_passed());
+    }
+
+    #[test]
+    fn shards_of_different_lists_are_not_merged() {
+        let all = tempfile::tempdir().unwrap();
+        write_plan(all.path(), "1/2", &["a"]);
+        write_plan(all.path(), "2/2", &["b"]);
+        let error = Collection::merge(&[all.path().to_owned()]).unwrap_err();
+        assert!(
+            error.to_string().contains("name different lists"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn folder_without_runs_is_refused_by_name() {
+        let empty = tempfile::tempdir().unwrap();
+        let error = Collection::merge(&[empty.path().to_owned()]).unwrap_err();
+        assert!(error.to_string().contains("no run, matrix or plan"));
+    }
+
+    #[test]
+    fn results_of_another_format_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = RunResults {
+            format: 7,
+            ..samples::run()
+        };
+        let text = serde_json::to_string(&run).unwrap();
+        fs::write(folder.path().join(RESULTS), text).unwrap();
+        let error = ReportedRun::read(folder.path()).unwrap_err().to_string();
+        assert!(
+            error.ends_with("of format 7, this peerbar reads format 1"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! JUnit XML, as the readers of GitHub's, GitLab's and Jenkins' world take it.
+
+use std::time::Duration;
+
+use peerbar_lab::exit::Outcome;
+use peerbar_lab::results::{CheckResult, CheckStatus, RunResults};
+use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
+
+use crate::collection::Collection;
+use crate::matrix::{MatrixCell, MatrixResults};
+
+/// A suite for each run and each matrix. What is missing of shards is a suite of its own, with an error for each.
+pub fn junit(collection: &Collection) -> anyhow::Result<String> {
+    let mut report = Report::new("peerbar");
+    let runs = collection.runs.iter();
+    report.add_test_suites(runs.map(|run| run_suite(&run.results, &run.console_tail())));
+    report.add_test_suites(collection.matrices.iter().map(matrix_suite));
+    if !collection.missing.is_empty() {
+        let mut suite = TestSuite::new("missing");
+        suite.add_test_cases(collection.missing.iter().map(|item| {
+            let status = non_success(NonSuccessKind::Error, "missing", item);
+            case("peerbar.missing", item, status)
+        }));
+        report.add_test_suite(suite);
+    }
+    Ok(report.to_string()?)
+}
+
+fn run_suite(run: &RunResults, console: &str) -> TestSuite {
+    let mut suite = TestSuite::new(&run.scenario);
+    suite.set_timestamp(run.started);
+    suite.set_time(duration(run.seconds));
+    let versions = &run.versions;
+    for (name, version) in [
+        ("peerbar", &versions.peerbar),
+        ("qemu", &versions.qemu),
+        ("kernel", &versions.kernel),
+    ] {
+        suite.add_property((name, version.as_str()));
+    }
+    let class = |kind: Option<&str>| match kind {
+        Some(kind) => format!("peerbar.{}.{kind}", run.scenario),
+        None => format!("peerbar.{}", run.scenario),
+    };
+    suite.add_test_cases(run.checks.iter().map(|check| {
+        let mut case = case(&class(check.kind.as_deref()), &check.name, status(check));
+        case.set_time(duration(check.measure.seconds));
+        case
+    }));
+    suite.add_test_cases(run.not_run.iter().map(|name| {
+        let mut status = TestCaseStatus::skipped();
+        status.set_message(format!("not run: {}", run.verdict));
+        case(&class(None), name, status)
+    }));
+    if let Some(reason) = beyond_its_checks(run) {
+        let status = non_success(NonSuccessKind::Error, outcome_word(run), &reason);
+        suite.add_test_case(case(&class(None), "the run as a whole", status));
+        if !console.is_empty() {
+            suite.set_system_out(console);
+        }
+    }
+    suite
+}
+
+/// What is wrong with a run that no failed check shows.
+fn beyond_its_checks(run: &RunResults) -> Option<String> {
+    let is_told = run.verdict.outcome == Outcome::Failed
+        && run
+            .checks
+            .iter()
+            .any(|check| check.verdict == CheckStatus::Fail);
+    let is_well = run.verdict.outcome == Outcome::Passed;
+    (!is_told && !is_well).then(|| run.verdict.reason.clone())
+}
+
+fn outcome_word(run: &RunResults) -> &'static str {
+    match run.verdict.outcome {
+        Outcome::Passed => "passed",
+        Outcome::Failed => "failed",
+        Outcome::TimedOut => "timed-out",
+        Outcome::GuestDied => "guest-died",
+        Outcome::Interrupted(_) => "interrupted",
+    }
+}
+
+fn status(check: &CheckResult) -> TestCaseStatus {
+    match check.verdict {
+        CheckStatus::Pass => TestCaseStatus::success(),
+        CheckStatus::Fail => non_success(
+            NonSuccessKind::Failure,
+            check.kind.as_deref().unwrap_or("check"),
+            &check.diagnostics.join("\n"),
+        ),
+        CheckStatus::Skip => {
+            let mut status = TestCaseStatus::skipped();
+            status.set_message(check.skipped.clone().unwrap_or_default());
+            status
+        }
+    }
+}
+
+fn matrix_suite(matrix: &MatrixResults) -> TestSuite {
+    let mut suite = TestSuite::new(format!("matrix of {}", matrix.device));
+    suite.set_time(duration(matrix.seconds));
+    suite.add_property(("kernel", matrix.versions.kernel.as_str()));
+    suite.add_test_cases(matrix.cells.iter().map(|cell| {
+        let MatrixCell {
+            cpu,
+            iommu,
+            topology,
+            flow,
+            ..
+        } = cell;
+        let status = match &cell.disagreement {
+            None => TestCaseStatus::success(),
+            Some(reason) => non_success(NonSuccessKind::Failure, "disagreement", reason),
+        };
+        case(
+            &format!("peerbar.matrix.{cpu}.{iommu}"),
+            &format!("{topology}, {flow}"),
+            status,
+        )
+    }));
+    suite.add_test_cases(matrix.flaws.iter().map(|flaw| {
+        let status = non_success(NonSuccessKind::Error, "boot", flaw);
+        case("peerbar.matrix", "a boot as a whole", status)
+    }));
+    suite
+}
+
+fn case(class: &str, name: &str, status: TestCaseStatus) -> TestCase {
+    let mut case = TestCase::new(name, status);
+    case.set_classname(class);
+    case
+}
+
+/// A failure or an error: its message is the first line of `text`.
+fn non_success(kind: NonSuccessKind, what: &str, text: &str) -> TestCaseStatus {
+    let mut status = TestCaseStatus::non_success(kind);
+    status.set_type(what);
+    status.set_message(text.lines().next().unwrap_or_default());
+    status.set_description(text);
+    status
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collection::ReportedRun;
+    use crate::samples;
+
+    fn written(run: RunResults) -> String {
+        let run = ReportedRun {
+            console: "[    1.0] <oops>\n".to_owned(),
+            ..ReportedRun::of(run)
+        };
+        junit(&Collection {
+            runs: vec![run],
+            missing: vec!["scenarios: gpu".to_owned()],
+            ..Collection::default()
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn run_is_a_suite_with_a_case_for_each_check() {
+        let expected = r##"<?xml version="1.0" encoding="UTF-8"?>
+<testsuites name="peerbar" tests="6" skipped="2" failures="1" errors="2">
+    <testsuite name="demo" tests="5" skipped="2" errors="1" failures="1" timestamp="2026-11-21T03:28:38.000+00:00" time="12.500">
+        <properties>
+            <property name="peerbar" value="0.1.0"/>
+            <property name="qemu" value="11.1.3"/>
+            <property name="kernel" value="7.3.4"/>
+        </properties>
+        <testcase name="disk0 to VRAM &lt;and&gt; back" classname="peerbar.demo.gpu-file" time="0.500"/>
+        <testcase name="copy #1" classname="peerbar.demo.copy" time="0.000">
+            <failure message="4096 bytes at offset 0: &quot;wrong&quot; &amp; &lt;late&gt;" type="copy">4096 bytes at offset 0: &quot;wrong&quot; &amp; &lt;late&gt;</failure>
+        </testcase>
+        <testcase name="fio" classname="peerbar.demo" time="0.000">
+            <skipped message="no fio"/>
+        </testcase>
+        <testcase name="reset" classname="peerbar.demo">
+            <skipped message="not run: timed out: the guest was not done after 90 s"/>
+        </testcase>
+        <testcase name="the run as a whole" classname="peerbar.demo">
+            <error message="the guest was not done after 90 s" type="timed-out">the guest was not done after 90 s</error>
+        </testcase>
+        <system-out>[    1.0] &lt;oops&gt;</system-out>
+    </testsuite>
+    <testsuite name="missing" tests="1" skipped="0" errors="1" failures="0">
+        <testcase name="scenarios: gpu" classname="peerbar.missing">
+            <error message="scenarios: gpu" type="missing">scenarios: gpu</error>
+        </testcase>
+    </testsuite>
+</testsuites>
+"##;
+        assert_eq!(written(samples::run()), expected);
+    }
+
+    #[test]
+    fn failure_that_a_check_shows_is_no_second_one() {
+        let mut run = samples::run();
+        run.verdict.outcome = Outcome::Failed;
+        assert!(!written(run.clone()).contains("the run as a whole"));
+        run.checks.truncate(1);
+        assert!(written(run.clone()).contains("the run as a whole"));
+        run.verdict.outcome = Outcome::Passed;
+        assert!(!written(run).contains("the run as a whole"));
+    }
+}

@@ -1,0 +1,182 @@
+//! A shard: the part of a list that one of several machines runs.
+
+use std::fmt;
+use std::num::NonZero;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// One of several parts of a list: `2/5` is the second of five.
+///
+/// The parts are dealt in turn: item 0 to shard 1, item 1 to shard 2. So the same list in the same order gives the same parts
+/// everywhere, and neighbours, which often take alike long, are apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "RawShard")]
+pub struct Shard {
+    /// Which, from 1.
+    index: NonZero<usize>,
+    /// How many there are, not less than `index`.
+    count: NonZero<usize>,
+}
+
+/// Why a text is no shard.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{0}` is no shard: write M/N, as `2/5` for the second of five")]
+pub struct ShardError(String);
+
+/// A shard as a file has it, before it is checked.
+#[derive(Deserialize)]
+struct RawShard {
+    index: NonZero<usize>,
+    count: NonZero<usize>,
+}
+
+/// What all shards together run, and which of them this is: written before a shard's first run, so that a merge knows what is
+/// missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardPlan {
+    /// What the items are.
+    pub of: ShardedList,
+    /// Which part this is.
+    #[serde(flatten)]
+    pub shard: Shard,
+    /// The names of all items of all shards, in their order.
+    pub items: Vec<String>,
+}
+
+/// What can be run in shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ShardedList {
+    /// Scenarios, by their names.
+    Scenarios,
+    /// Boots of the matrix: `CPU, IOMMU`.
+    Matrix,
+}
+
+impl ShardedList {
+    /// As files and messages call it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Scenarios => "scenarios",
+            Self::Matrix => "matrix",
+        }
+    }
+}
+
+impl Shard {
+    /// All parts of the same list.
+    pub(crate) fn all(self) -> impl Iterator<Item = Self> {
+        let Self { count, .. } = self;
+        let indices = (1..=count.get()).filter_map(NonZero::new);
+        indices.map(move |index| Self { index, count })
+    }
+
+    /// The items of `all` that belong to it, in their order.
+    pub fn part<T>(self, all: impl IntoIterator<Item = T>) -> Vec<T> {
+        let first = self.index.get().saturating_sub(1);
+        all.into_iter()
+            .skip(first)
+            .step_by(self.count.get())
+            .collect()
+    }
+}
+
+impl FromStr for Shard {
+    type Err = ShardError;
+
+    fn from_str(text: &str) -> Result<Self, ShardError> {
+        let error = || ShardError(text.to_owned());
+        let (index, count) = text.split_once('/').ok_or_else(error)?;
+        let (Ok(index), Ok(count)) = (index.parse(), count.parse()) else {
+            return Err(error());
+        };
+        RawShard { index, count }.try_into().map_err(|_| error())
+    }
+}
+
+impl TryFrom<RawShard> for Shard {
+    type Error = ShardError;
+
+    fn try_from(RawShard { index, count }: RawShard) -> Result<Self, ShardError> {
+        let shard = Self { index, count };
+        (index <= count)
+            .then_some(shard)
+            .ok_or_else(|| ShardError(shard.to_string()))
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.index, self.count)
+    }
+}
+
+impl ShardPlan {
+    /// Whether both are of one list, divided alike.
+    pub(crate) fn is_of_same_list(&self, other: &Self) -> bool {
+        (self.shard.count, &self.items) == (other.shard.count, &other.items)
+    }
+
+    /// Name of its file in the folder of all runs.
+    pub fn file_name(&self) -> String {
+        let Shard { index, count } = self.shard;
+        format!("{}-shard-{index}-of-{count}.json", self.of.word())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn shard_of_five_items_is_dealt_in_turn() {
+        let part = |text: &str| text.parse::<Shard>().unwrap().part(0..5);
+        assert_eq!(part("1/2"), [0, 2, 4]);
+        assert_eq!(part("2/2"), [1, 3]);
+        assert_eq!(part("1/1"), [0, 1, 2, 3, 4]);
+        assert!(part("7/7").is_empty());
+    }
+
+    #[test]
+    fn text_that_is_no_shard_is_refused() {
+        for text in ["", "2", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2", "1 /2"] {
+            let error = text.parse::<Shard>().unwrap_err();
+            let told = "is no shard: write M/N, as `2/5` for the second of five";
+            assert_eq!(error.to_string(), format!("`{text}` {told}"));
+        }
+    }
+
+    #[test]
+    fn plan_is_read_back_and_checked() {
+        let plan = ShardPlan {
+            of: ShardedList::Scenarios,
+            shard: "2/3".parse().unwrap(),
+            items: vec!["demo".to_owned()],
+        };
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(
+            text,
+            r#"{"of":"scenarios","index":2,"count":3,"items":["demo"]}"#
+        );
+        assert_eq!(serde_json::from_str::<ShardPlan>(&text).unwrap(), plan);
+        assert_eq!(plan.file_name(), "scenarios-shard-2-of-3.json");
+        let wrong = text.replace(":2", ":4");
+        assert!(serde_json::from_str::<ShardPlan>(&wrong).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn every_item_is_in_one_shard(items in 0..50usize, count in 1..12usize) {
+            let count = NonZero::new(count).unwrap();
+            let first = Shard { index: NonZero::<usize>::MIN, count };
+            let parts = first.all().flat_map(|shard| shard.part(0..items));
+            let mut all: Vec<usize> = parts.collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..items).collect::<Vec<_>>());
+        }
+    }
+}
