@@ -1,5 +1,6 @@
 //! The setup header of an x86 kernel image (Linux, `Documentation/arch/x86/boot.rst`, "The Real-Mode Kernel Header").
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use crate::unpack::unpack;
@@ -49,10 +50,30 @@ pub(crate) fn vmlinux(image: &[u8]) -> Result<Vec<u8>, String> {
     let kernel =
         unpack(payload).map_err(|error| format!("its payload cannot be unpacked: {error}"))?;
     match has_pvh_entry(&kernel) {
+        Some(true) if has_kasan(&kernel) => {
+            Err("it has KASAN, whose shadow memory a PVH start does not map in time".to_owned())
+        }
         Some(true) => Ok(kernel.into_owned()),
         Some(false) => Err("it has no PVH entry point (CONFIG_PVH)".to_owned()),
         None => Err("its payload is packed in another way than gzip, xz and zstd".to_owned()),
     }
+}
+
+/// The kernel proper of a bzImage, whether QEMU can start it or not; `None` for any other file.
+pub(crate) fn unpacked(image: &[u8]) -> Option<Cow<'_, [u8]>> {
+    unpack(payload(image)?).ok()
+}
+
+/// Whether a kernel has KASAN, by the start of its reports (Linux, `mm/kasan/report.c`).
+pub(crate) fn has_kasan(kernel: &[u8]) -> bool {
+    find(kernel, b"BUG: KASAN: ").is_some()
+}
+
+/// Where `words` are first in `bytes`.
+pub(crate) fn find(bytes: &[u8], words: &[u8]) -> Option<usize> {
+    bytes
+        .windows(words.len())
+        .position(|window| window == words)
 }
 
 fn payload(image: &[u8]) -> Option<&[u8]> {
@@ -104,10 +125,7 @@ pub(crate) fn release_of_elf(kernel: &[u8]) -> Option<String> {
     if !kernel.starts_with(b"\x7fELF") {
         return None;
     }
-    let start = kernel
-        .windows(BANNER.len())
-        .position(|window| window == BANNER)?
-        + BANNER.len();
+    let start = find(kernel, BANNER)?.checked_add(BANNER.len())?;
     let text = kernel
         .get(start..)?
         .split(|byte| byte.is_ascii_whitespace() || *byte == 0)

@@ -125,6 +125,39 @@ pub enum ImageError {
         /// The path, as given.
         path: PathBuf,
     },
+    /// The user's argument names a kernel with KASAN, without the loader that it needs.
+    #[error(
+        "{} has KASAN, and such a kernel ends without a word when QEMU starts its vmlinux: give its bzImage",
+        path.display()
+    )]
+    KasanWithoutLoader {
+        /// The path, as given.
+        path: PathBuf,
+    },
+    /// A kernel tree holds no kernel.
+    #[error(
+        "the kernel tree {} has no build: run `make` in it, or `peerbar kernel build --tree {}`; or take peerbar's own \
+         kernel with `--kernel default`",
+        tree.display(),
+        tree.display()
+    )]
+    NotBuilt {
+        /// The tree.
+        tree: PathBuf,
+    },
+    /// A kernel tree holds a kernel of another configuration than it has now.
+    #[error(
+        "{} is older than {}: run `make` again; or name the image itself with --kernel; or take peerbar's own kernel with \
+         `--kernel default`",
+        image.display(),
+        config.display()
+    )]
+    StaleBuild {
+        /// The kernel.
+        image: PathBuf,
+        /// The configuration.
+        config: PathBuf,
+    },
     /// The user's argument names a folder without modules for the kernel.
     #[error(
         "no modules of kernel {release} in {}: give lib/modules/{release}, a folder that contains it, or the kernel's \

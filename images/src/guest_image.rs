@@ -13,6 +13,8 @@ pub struct GuestImage {
     pub initramfs: PathBuf,
     /// The kernel's release, as in `uname -r`.
     pub release: String,
+    /// The kernel with its symbols, for a debugger, if it is known.
+    pub symbols: Option<PathBuf>,
 }
 
 impl GuestImage {
@@ -32,6 +34,7 @@ impl GuestImage {
             initramfs: initramfs(cache, kernel, &image, modules, agent)?,
             kernel: image,
             release: kernel.release.clone(),
+            symbols: kernel.symbols(),
         })
     }
 }

@@ -70,6 +70,13 @@ fn load(
     match tree.find(name) {
         Some(ModuleSource::File(path)) => Module::read(name, path).map(Some),
         Some(ModuleSource::BuiltIn) => Ok(None),
+        None if kernel
+            .config
+            .as_ref()
+            .is_some_and(|config| config.builds_in(name)) =>
+        {
+            Ok(None)
+        }
         None => Err(ImageError::NoModule {
             name: name.to_owned(),
             needed_by: needed_by.map(str::to_owned),
@@ -173,6 +180,7 @@ mod tests {
         )
         .unwrap();
         Kernel {
+            config: None,
             image: dir.join("bzImage"),
             release: "7.2.12-x".to_owned(),
             modules: Some(dir.to_path_buf()),

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::cache::Kind;
 use crate::error::io_error;
-use crate::{Cache, ImageError, Root, bzimage, cache, out_of_tree};
+use crate::kernel_tree::BUILT_IMAGE;
+use crate::{Cache, ImageError, KernelConfig, KernelTree, Root, bzimage, cache, out_of_tree};
 
-/// Where a build of the kernel leaves its image, below the build tree.
-const BUILT_IMAGE: &str = "arch/x86/boot/bzImage";
+/// Which kernels are unpacked: another rule makes other cache entries.
+const UNPACKING: &str = "without KASAN";
 
 /// A kernel and its modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Kernel {
     pub modules: Option<PathBuf>,
     /// Modules that are no part of it but were built for it: files `NAME.ko`, which win over its own.
     pub added: Vec<PathBuf>,
+    /// Its configuration, if that of a user's kernel is known.
+    pub config: Option<KernelConfig>,
 }
 
 impl Kernel {
@@ -34,6 +37,7 @@ impl Kernel {
             release,
             modules: Some(modules),
             added: Vec::new(),
+            config: None,
         }
     }
 
@@ -58,13 +62,14 @@ impl Kernel {
     /// contains it, or a build tree; without it, the modules are looked for in the build tree and in `/lib/modules`.
     ///
     /// # Errors
-    /// [`ImageError::NoKernel`], [`ImageError::NotAKernel`], [`ImageError::CutOff`], [`ImageError::NoPvh`] or
-    /// [`ImageError::NoModules`], each about an argument.
+    /// [`ImageError::NoKernel`], [`ImageError::NotBuilt`], [`ImageError::StaleBuild`], [`ImageError::NotAKernel`],
+    /// [`ImageError::CutOff`], [`ImageError::NoPvh`] or [`ImageError::NoModules`], each about an argument.
     pub fn user(kernel: &Path, modules: Option<&Path>) -> Result<Self, ImageError> {
-        let image = if kernel.is_dir() {
-            kernel.join(BUILT_IMAGE)
-        } else {
-            kernel.to_path_buf()
+        let tree = KernelTree::around(kernel).filter(|tree| tree.path() == kernel);
+        let image = match tree {
+            Some(tree) => tree.image()?,
+            None if kernel.is_dir() => kernel.join(BUILT_IMAGE),
+            None => kernel.to_path_buf(),
         };
         if !image.is_file() {
             return Err(ImageError::NoKernel {
@@ -77,12 +82,35 @@ impl Kernel {
             Some(dir) => Some(named_modules(dir, &release)?),
             None => known_modules(&image, &release),
         };
+        let config = KernelConfig::find(&image, modules.as_deref(), &release)?;
         Ok(Self {
             image,
             release,
             modules,
             added: Vec::new(),
+            config,
         })
+    }
+
+    /// The kernel with its symbols: of its build tree, or where distributions install it. `None` if there is none.
+    #[must_use]
+    pub fn symbols(&self) -> Option<PathBuf> {
+        let of_tree = self
+            .image
+            .ancestors()
+            .take(5)
+            .map(|dir| dir.join("vmlinux"));
+        let installed = Path::new("/usr/lib/debug");
+        let installed = [
+            installed
+                .join("boot")
+                .join(format!("vmlinux-{}", self.release)),
+            installed
+                .join("lib/modules")
+                .join(&self.release)
+                .join("vmlinux"),
+        ];
+        of_tree.chain(installed).find(|path| path.is_file())
     }
 
     /// What QEMU should be given as `-kernel`: the kernel proper, unpacked, if it can be started so, since a guest under
@@ -91,7 +119,7 @@ impl Kernel {
     /// # Errors
     /// [`ImageError::Io`] if the image cannot be read or the cache cannot be written.
     pub fn boot_image(&self, cache: &Cache) -> Result<PathBuf, ImageError> {
-        let key = cache::key([cache::stamp(&self.image)?]);
+        let key = cache::key([UNPACKING, &cache::stamp(&self.image)?]);
         let unpacked = cache.entry(Kind::Kernel, &key, |path, _| {
             let image = fs::read(&self.image).map_err(io_error("read", &self.image))?;
             let kernel = bzimage::vmlinux(&image).unwrap_or_else(|reason| {
@@ -125,11 +153,11 @@ fn release(path: &Path) -> Result<String, ImageError> {
     let release = bzimage::release_of_elf(&image).ok_or_else(|| ImageError::NotAKernel {
         path: path.to_path_buf(),
     })?;
+    let path = path.to_path_buf();
     match bzimage::has_pvh_entry(&image) {
+        Some(true) if bzimage::has_kasan(&image) => Err(ImageError::KasanWithoutLoader { path }),
         Some(true) => Ok(release),
-        _ => Err(ImageError::NoPvh {
-            path: path.to_path_buf(),
-        }),
+        _ => Err(ImageError::NoPvh { path }),
     }
 }
 
@@ -155,9 +183,9 @@ fn no_modules(dir: &Path, release: &str) -> ImageError {
 
 /// The build tree that `image` was made in, or the folder that the host has installed for that release.
 fn known_modules(image: &Path, release: &str) -> Option<PathBuf> {
-    let build_tree = image
-        .ancestors()
-        .find(|dir| dir.join(BUILT_IMAGE).is_file());
+    let is_build_tree =
+        |dir: &Path| dir.join(BUILT_IMAGE).is_file() || dir.join("vmlinux") == image;
+    let build_tree = image.ancestors().find(|dir| is_build_tree(dir));
     let installed = Path::new("/lib/modules").join(release);
     [build_tree.map(Path::to_path_buf), Some(installed)]
         .into_iter()
@@ -237,6 +265,12 @@ mod tests {
             Kernel::user(&path, None),
             Err(ImageError::NoPvh { .. })
         ));
+        let kasan = [&elf(b"Xen\0", 18)[..], b"BUG: KASAN: %s in %pS"].concat();
+        write(&path, &kasan);
+        assert!(matches!(
+            Kernel::user(&path, None),
+            Err(ImageError::KasanWithoutLoader { .. })
+        ));
         write(&path, &elf(b"Xen\0", 18));
         assert_eq!(
             Kernel::user(&path, None).unwrap().release,
@@ -250,9 +284,11 @@ mod tests {
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
         let fit = elf(b"Xen\0", 18);
         let unfit = elf(b"GNU\0", 1);
+        let kasan = [&fit[..], b"BUG: KASAN: %s in %pS"].concat();
         for (name, image, boots) in [
             ("fit", bzimage(&gzip(&fit), 1), Some(&fit)),
             ("unfit", bzimage(&unfit, 1), None),
+            ("kasan", bzimage(&gzip(&kasan), 1), None),
             ("uncompressed", fit.clone(), None),
         ] {
             let path = dir.path().join(name);
@@ -262,6 +298,7 @@ mod tests {
                 release: String::new(),
                 modules: None,
                 added: Vec::new(),
+                config: None,
             };
             let boot = kernel.boot_image(&cache).unwrap();
             assert_eq!(kernel.boot_image(&cache).unwrap(), boot);

@@ -203,9 +203,11 @@ pub(crate) fn option_of(module: &str) -> String {
         "9p" => "9P_FS",
         "9pnet" => "NET_9P",
         "9pnet_virtio" => "NET_9P_VIRTIO",
+        "ext4" => "EXT4_FS",
         "netfs" => "NETFS_SUPPORT",
         "nvme" => "BLK_DEV_NVME",
-        "virtio_iommu" => "VIRTIO_IOMMU",
+        "virtio_gpu" => "DRM_VIRTIO_GPU",
+        "xfs" => "XFS_FS",
         name => &name.to_uppercase(),
     };
     format!("CONFIG_{option}")
@@ -278,7 +280,7 @@ pub(crate) mod tests {
         );
         assert!(error.contains("CONFIG_VIRTIO_IOMMU=m"), "{error}");
         assert_eq!(option_of("nvme"), "CONFIG_BLK_DEV_NVME");
-        assert_eq!(option_of("ext4"), "CONFIG_EXT4");
+        assert_eq!(option_of("ext4"), "CONFIG_EXT4_FS");
     }
 
     #[test]

@@ -291,6 +291,7 @@ mod tests {
             release: "7.2-x".to_owned(),
             modules: Some(tree),
             added: Vec::new(),
+            config: None,
         };
         (dir, cache, kernel, sources)
     }

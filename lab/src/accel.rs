@@ -1,10 +1,27 @@
 //! Which accelerator QEMU gets.
 
-use std::fs::{self, OpenOptions};
-use std::path::Path;
+use std::fs;
 use std::sync::OnceLock;
 
-use crate::tsc;
+use anyhow::anyhow;
+use clap::ValueEnum;
+use peerbar_images::Qemu;
+
+use crate::exit::Failure;
+use crate::terminal::say;
+use crate::{kvm, tsc};
+
+/// Which accelerator the user wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AccelChoice {
+    /// KVM where it runs a guest, else TCG.
+    #[default]
+    Auto,
+    /// KVM, or an error that says why not.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
+}
 
 /// How the guest's instructions are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,37 +36,45 @@ pub enum Accel {
 }
 
 impl Accel {
-    /// KVM where it really runs a kernel, else TCG. Looked for once, as watching a counter takes its time.
+    /// What `choice` comes to with `qemu`. KVM is tried before it is taken, and a fall-back is said; once for a process.
     ///
-    /// A `/dev/kvm` that opens is not enough: on a host whose CPU shows neither `svm` nor `vmx` it creates a
-    /// machine that stops in early boot.
-    pub fn detect() -> Self {
-        static FOUND: OnceLock<Accel> = OnceLock::new();
-        *FOUND.get_or_init(|| {
-            let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-            Self::choose(&cpuinfo, Path::new("/dev/kvm"))
-        })
+    /// # Errors
+    /// [`Failure::Environment`] if KVM is demanded and does not run a guest.
+    pub fn choose(choice: AccelChoice, qemu: &Qemu) -> Result<Self, Failure> {
+        static KVM: OnceLock<Result<(), String>> = OnceLock::new();
+        static FALL_BACK: OnceLock<()> = OnceLock::new();
+        let kvm = || KVM.get_or_init(|| kvm::works(qemu));
+        match choice {
+            AccelChoice::Tcg => Ok(Self::tcg()),
+            AccelChoice::Kvm => match kvm() {
+                Ok(()) => Ok(Self::Kvm),
+                Err(reason) => Err(anyhow!(
+                    "KVM does not work here: {reason}; leave out `--accel kvm` to emulate the guest's CPU"
+                )
+                .into()),
+            },
+            AccelChoice::Auto => match kvm() {
+                Ok(()) => Ok(Self::Kvm),
+                Err(reason) => {
+                    FALL_BACK.get_or_init(|| {
+                        say(format_args!(
+                            "peerbar: the guest's CPU is emulated, since KVM does not work here: {reason}"
+                        ));
+                    });
+                    Ok(Self::tcg())
+                }
+            },
+        }
     }
 
-    fn choose(cpuinfo: &str, device: &Path) -> Self {
-        let mut flags = cpuinfo
-            .lines()
-            .filter(|line| line.starts_with("flags"))
-            .flat_map(str::split_whitespace);
-        let virtualises = flags.any(|flag| flag == "svm" || flag == "vmx");
-        if virtualises
-            && OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(device)
-                .is_ok()
-        {
-            Self::Kvm
-        } else {
-            Self::Tcg {
-                tsc_khz: tsc::khz(cpuinfo),
-            }
-        }
+    /// Watching a counter takes its time, so it is done once.
+    fn tcg() -> Self {
+        static TSC_KHZ: OnceLock<Option<u64>> = OnceLock::new();
+        let tsc_khz = *TSC_KHZ.get_or_init(|| {
+            let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            tsc::khz(&cpuinfo)
+        });
+        Self::Tcg { tsc_khz }
     }
 
     /// Value of QEMU's `-accel`.
@@ -72,21 +97,6 @@ impl Accel {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const WITH: &str = "processor\t: 0\nflags\t\t: fpu svm sse\n";
-    const WITHOUT: &str = "processor\t: 0\nmodel name\t: svm vmx\nflags\t\t: fpu sse svm_lock\n";
-
-    #[test]
-    fn kvm_needs_both_the_flag_and_the_device() {
-        let device = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(Accel::choose(WITH, device.path()), Accel::Kvm);
-        let translated = Accel::Tcg { tsc_khz: None };
-        assert_eq!(Accel::choose(WITHOUT, device.path()), translated);
-        assert_eq!(
-            Accel::choose(WITH, Path::new("/nonexistent/kvm")),
-            translated
-        );
-    }
 
     #[test]
     fn only_tcg_guest_gets_the_tsc_frequency() {

@@ -4,16 +4,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::Args;
-use peerbar_images::{Cache, GuestImage, ImageError, Kernel, Qemu, Root};
+use peerbar_images::{Cache, GuestImage, ImageError, Kernel, KernelConfig, KernelTree, Qemu, Root};
 
-use crate::accel::Accel;
+use crate::accel::{Accel, AccelChoice};
 use crate::exit::Failure;
 use crate::firmware::Firmware;
+use crate::kernel_needs;
 use crate::programs::program;
 use crate::qemu::Boot;
 use crate::scenario::Machine;
 use crate::signals::Signals;
 use crate::started::Versions;
+use crate::terminal::say;
+
+/// The word for peerbar's own kernel, in place of a path.
+const DEFAULT_KERNEL: &str = "default";
 
 /// The user's own pieces, in place of ours.
 #[derive(Args, Clone, Debug, Default)]
@@ -21,12 +26,52 @@ pub struct Own {
     /// QEMU to use [default: the one on PATH if it has vfio-user, else peerbar's own].
     #[arg(long, value_name = "PATH")]
     pub qemu: Option<PathBuf>,
-    /// Kernel to boot: a bzImage, a vmlinux or a build tree [default: peerbar's own].
+    /// Kernel to boot: a bzImage, a vmlinux, a build tree, or `default` for peerbar's own [default: that of the kernel tree
+    /// around the current folder, else peerbar's own].
     #[arg(long, value_name = "PATH")]
     pub kernel: Option<PathBuf>,
     /// Modules of that kernel: lib/modules/RELEASE, or a folder that contains it.
     #[arg(long, value_name = "DIR", requires = "kernel")]
     pub modules: Option<PathBuf>,
+    /// Parameters for the guest's kernel, after all others.
+    #[arg(
+        long,
+        value_name = "PARAMETERS",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true
+    )]
+    pub append: String,
+    /// Who runs the guest's instructions.
+    #[arg(long, value_enum, default_value_t)]
+    pub accel: AccelChoice,
+}
+
+impl Own {
+    /// The same with the kernel of the tree around the current folder, if no kernel is named; that is said on stderr.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] for a tree without a build, or with one that is older than its configuration.
+    pub fn or_kernel_tree_here(&self) -> Result<Self, Failure> {
+        let mut own = self.clone();
+        let here = std::env::current_dir().ok();
+        let tree = here.as_deref().and_then(KernelTree::around);
+        if let (None, Some(tree)) = (&self.kernel, tree) {
+            let image = tree.image().map_err(kernel_failure)?;
+            say(format_args!(
+                "peerbar: the kernel is {}, of the kernel tree here; `--kernel default` takes peerbar's own",
+                image.display()
+            ));
+            own.kernel = Some(image);
+        }
+        Ok(own)
+    }
+
+    /// The user's own kernel, if there is one.
+    pub(crate) fn kernel(&self) -> Option<&Path> {
+        let kernel = self.kernel.as_deref();
+        kernel.filter(|kernel| *kernel != Path::new(DEFAULT_KERNEL))
+    }
 }
 
 /// Everything that is there before a guest starts.
@@ -37,6 +82,12 @@ pub struct Artifacts {
     pub guest: GuestImage,
     /// The Debian tree, if anything of it is used.
     pub root: Option<Root>,
+    /// How the guest's instructions are run.
+    pub accel: Accel,
+    /// The user's parameters for the guest's kernel.
+    pub append: String,
+    /// The configuration of the user's own kernel, if it is known.
+    pub kernel_config: Option<KernelConfig>,
 }
 
 impl Artifacts {
@@ -72,28 +123,41 @@ impl Artifacts {
             Some(_) => Failure::Usage(error.into()),
             None => error.into(),
         })?;
-        let root = if tools || own.kernel.is_none() {
+        let accel = Accel::choose(own.accel, &qemu)?;
+        let root = if tools || own.kernel().is_none() {
             Some(Root::get(cache)?)
         } else {
             None
         };
-        let kernel = match (&own.kernel, &root) {
+        let kernel = match (own.kernel(), &root) {
             (Some(kernel), _) => {
                 Kernel::user(kernel, own.modules.as_deref()).map_err(kernel_failure)?
             }
             (None, Some(root)) => Kernel::from_root(root),
             (None, None) => return Err(anyhow!("there is no kernel").into()),
         };
+        if let Some(config) = &kernel.config {
+            kernel_needs::check_modules(config, modules)?;
+        }
         let kernel = with_own_drivers(kernel, modules, cache, root.as_ref())?;
         let guest = GuestImage::prepare(cache, &kernel, modules, init).map_err(kernel_failure)?;
-        Ok(Self { qemu, guest, root })
+        Ok(Self {
+            qemu,
+            guest,
+            root,
+            accel,
+            append: own.append.clone(),
+            kernel_config: kernel.config,
+        })
     }
 
-    /// The `machine` that boots it.
+    /// The `machine` that boots it, without a debugger.
     pub fn boot<'a>(&'a self, machine: &'a Machine) -> Boot<'a> {
         Boot {
-            accel: Accel::detect(),
+            accel: self.accel,
             machine,
+            append: &self.append,
+            gdb: None,
             firmware: if self.qemu.qboot {
                 machine.firmware
             } else {
@@ -135,9 +199,15 @@ fn with_own_drivers(
 
 /// An argument that names the wrong kernel is the user's mistake, any other error the machine's.
 fn kernel_failure(error: ImageError) -> Failure {
-    use ImageError::{CutOff, NoBuildTree, NoKernel, NoModules, NoPvh, NotAKernel};
+    use ImageError::{
+        CutOff, KasanWithoutLoader, NoBuildTree, NoKernel, NoModules, NoPvh, NotAKernel, NotBuilt,
+        StaleBuild,
+    };
     match error {
         NoKernel { .. } | NotAKernel { .. } | NoPvh { .. } => Failure::Usage(error.into()),
+        NotBuilt { .. } | StaleBuild { .. } | KasanWithoutLoader { .. } => {
+            Failure::Usage(error.into())
+        }
         CutOff { .. } | NoModules { .. } | NoBuildTree { .. } => Failure::Usage(error.into()),
         _ => Failure::Environment(error.into()),
     }

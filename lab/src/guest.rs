@@ -16,6 +16,7 @@ use crate::counters::CounterFiles;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::Folder;
+use crate::kernel_needs;
 use crate::parent_death;
 use crate::qemu::{self, Boot, Sockets};
 use crate::report::Report;
@@ -77,6 +78,9 @@ impl<'a> Guest<'a> {
         folder: &Folder,
         signals: &'a Signals,
     ) -> Result<Self, Failure> {
+        if let Some(config) = &artifacts.kernel_config {
+            kernel_needs::check_iommu(config, scenario.machine.iommu)?;
+        }
         let topology = Topology::of(scenario);
         let mut events = Events::new(signals);
         let report = listen(sockets, &topology)?;

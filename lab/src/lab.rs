@@ -88,7 +88,7 @@ impl LabOptions {
             add_module(&mut scenario, "peerbar_gpu_pin_test");
         }
         let mut modules = scenario.initramfs_modules();
-        if self.own.kernel.is_none() {
+        if self.own.kernel().is_none() {
             let known = modules.clone();
             let on_demand = ON_DEMAND.into_iter().map(str::to_owned);
             modules.extend(on_demand.filter(|name| !known.contains(name)));

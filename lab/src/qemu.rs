@@ -30,6 +30,10 @@ pub struct Boot<'a> {
     pub accel: Accel,
     /// CPU, memory and extra kernel parameters.
     pub machine: &'a Machine,
+    /// The user's parameters for the kernel, after all others.
+    pub append: &'a str,
+    /// The port of the stub for gdb, on which a halted guest waits.
+    pub gdb: Option<u16>,
     /// What starts the kernel.
     pub firmware: Firmware,
     /// Kernel image.
@@ -51,6 +55,7 @@ pub fn bare(boot: &Boot<'_>) -> Vec<String> {
         &of_accel,
         machine.iommu.kernel_parameters(),
         &machine.kernel_parameters,
+        boot.append,
     ];
     let parameters = parameters.iter().filter(|words| !words.is_empty());
     let parameters: Vec<&str> = parameters.copied().collect();
@@ -74,6 +79,10 @@ pub fn bare(boot: &Boot<'_>) -> Vec<String> {
     words.option("-kernel", boot.kernel.display().to_string());
     words.option("-initrd", boot.initramfs.display().to_string());
     words.option("-append", parameters.join(" "));
+    if let Some(port) = boot.gdb {
+        words.option("-gdb", format!("tcp:127.0.0.1:{port}"));
+        words.flag("-S");
+    }
     if let Some(iommu) = machine.iommu.device(machine.ats) {
         words.option("-device", iommu);
     }
@@ -273,6 +282,8 @@ mod tests {
         let boot = Boot {
             accel: Accel::Tcg { tsc_khz: None },
             machine: &scenario.machine,
+            append: "",
+            gdb: None,
             firmware: scenario.machine.firmware,
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),

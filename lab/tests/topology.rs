@@ -55,6 +55,8 @@ impl QemuDevice {
 fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
     let boot = Boot {
         accel: Accel::Tcg { tsc_khz: None },
+        append: "",
+        gdb: None,
         machine: &scenario.machine,
         firmware: scenario.machine.firmware,
         kernel: Path::new("/k"),

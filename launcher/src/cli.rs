@@ -13,6 +13,7 @@ use peerbar_report::KINDS;
 use peerbar_results::{CommitHash, KcidbOrigin, Shard};
 
 use crate::matrix::{Flow, Placement, TestedDevices};
+use peerbar_lab::debugger;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::parent_death;
 use peerbar_lab::timeout::Timeout;
@@ -128,6 +129,9 @@ pub(crate) struct Run {
     /// Folder that gets a folder for each run.
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub runs: PathBuf,
+    /// Halt the guest for a debugger on this port, without time limits, and print the line to type.
+    #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = debugger::PORT)]
+    pub gdb: Option<u16>,
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,

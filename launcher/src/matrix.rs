@@ -113,7 +113,13 @@ fn artifacts(
     let scenario = parsed(orders.first().context("there is no boot")?)?;
     let agent = program("peerbar-agent")?;
     let modules = scenario.initramfs_modules();
-    Artifacts::prepare(&options.own, &modules, scenario.tools, &agent, signals)
+    Artifacts::prepare(
+        &options.own.or_kernel_tree_here()?,
+        &modules,
+        scenario.tools,
+        &agent,
+        signals,
+    )
 }
 
 fn kernel(release: &str) -> Result<Release, Failure> {

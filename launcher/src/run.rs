@@ -12,6 +12,7 @@ use crate::iommu;
 use crate::results::conclude;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
+use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::finished_run::{FinishedRun, SCENARIO, VERDICT};
 use peerbar_lab::folder::Folder;
@@ -43,7 +44,7 @@ pub(crate) fn run(
     signals: &Signals,
 ) -> Result<RunOutcome, Failure> {
     let artifacts = artifacts(options, scenario, signals)?;
-    let boot = artifacts.boot(&scenario.machine);
+    let boot = boot(options, scenario, &artifacts);
     let folder = begin(options, scenario, &artifacts)?;
     let (verdict, text) =
         match boot_and_check(options, scenario, &artifacts, &boot, &folder, signals) {
@@ -67,7 +68,7 @@ pub(crate) fn dry_run(
     signals: &Signals,
 ) -> Result<(), Failure> {
     let artifacts = artifacts(options, scenario, signals)?;
-    let boot = artifacts.boot(&scenario.machine);
+    let boot = boot(options, scenario, &artifacts);
     Ok(print(&dry_run::text(&artifacts, &boot, scenario)?)?)
 }
 
@@ -78,7 +79,15 @@ fn artifacts(
 ) -> Result<Artifacts, Failure> {
     let agent = program("peerbar-agent")?;
     let modules = scenario.initramfs_modules();
-    Artifacts::prepare(&options.own, &modules, scenario.tools, &agent, signals)
+    let own = options.own.or_kernel_tree_here()?;
+    Artifacts::prepare(&own, &modules, scenario.tools, &agent, signals)
+}
+
+fn boot<'a>(options: &cli::Run, scenario: &'a Scenario, artifacts: &'a Artifacts) -> Boot<'a> {
+    Boot {
+        gdb: options.gdb,
+        ..artifacts.boot(&scenario.machine)
+    }
 }
 
 /// The folder of a run that has started.
@@ -112,7 +121,11 @@ fn boot_and_check(
         scenario.devices().count()
     ));
     let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder, signals)?;
-    let ending = watch(&mut guest, scenario, &mut progress, options.verbose)?;
+    if let Some(port) = boot.gdb {
+        let lines = debugger::instructions(port, artifacts.guest.symbols.as_deref());
+        lines.iter().for_each(|line| progress.lasting(line));
+    }
+    let ending = watch(&mut guest, scenario, &mut progress, options)?;
     if let Ending::Ended(status) = &ending
         && !status.success()
         && guest.is_silent()
@@ -133,9 +146,14 @@ fn watch(
     guest: &mut Guest<'_>,
     scenario: &Scenario,
     progress: &mut Progress,
-    verbose: bool,
+    options: &cli::Run,
 ) -> anyhow::Result<Ending> {
+    let verbose = options.verbose;
     let mut deadline = guest.started() + scenario.timeout;
+    let power_off = match options.gdb {
+        Some(_) => debugger::NO_LIMIT,
+        None => POWER_OFF,
+    };
     let mut done = false;
     loop {
         match guest.next_event(deadline)? {
@@ -152,13 +170,13 @@ fn watch(
                 }
                 if guest.report.complete() && !done {
                     done = true;
-                    deadline = Instant::now() + POWER_OFF;
+                    deadline = Instant::now() + power_off;
                 }
             }
             GuestEvent::Ended(status) => return Ok(Ending::Ended(status)),
             GuestEvent::ServerDied(words) => return Ok(Ending::ServerDied(words)),
             GuestEvent::Signal(signal) => return Ok(Ending::Signal(signal)),
-            GuestEvent::Late if done => return Ok(Ending::StayedOn(POWER_OFF.as_secs())),
+            GuestEvent::Late if done => return Ok(Ending::StayedOn(power_off.as_secs())),
             GuestEvent::Late => return Ok(Ending::TimedOut(scenario.timeout.as_secs())),
         }
     }

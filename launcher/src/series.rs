@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
@@ -60,6 +61,10 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
     for scenario in &mut scenarios {
         if let Some(timeout) = options.timeout {
             scenario.timeout = timeout.0;
+        }
+        if let Some(port) = options.gdb {
+            debugger::check_port(port)?;
+            scenario.timeout = debugger::NO_LIMIT;
         }
         scenario.serve_disks_by(options.workers, options.poll);
     }

@@ -2,6 +2,7 @@
 
 mod explain;
 mod failures;
+mod kernel;
 mod launched;
 mod matrix;
 

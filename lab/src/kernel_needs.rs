@@ -1,0 +1,178 @@
+//! Options that a user's kernel lacks for a scenario, named before anything boots.
+
+use anyhow::anyhow;
+use peerbar_images::KernelConfig;
+
+use crate::exit::Failure;
+use crate::iommu::Iommu;
+
+/// An option, without `CONFIG_`, and what needs it.
+struct Need {
+    option: &'static str,
+    purpose: &'static str,
+    /// Whether a module will do: something loads it.
+    as_module: bool,
+}
+
+const fn built_in(option: &'static str, purpose: &'static str) -> Need {
+    Need {
+        option,
+        purpose,
+        as_module: false,
+    }
+}
+
+const fn module(option: &'static str, purpose: &'static str) -> Need {
+    Need {
+        option,
+        purpose,
+        as_module: true,
+    }
+}
+
+/// What every guest needs. Nothing loads these as modules.
+const ALWAYS: &[Need] = &[
+    built_in("64BIT", "the agent, a 64-bit program"),
+    built_in("BINFMT_ELF", "the agent"),
+    built_in("BLK_DEV_INITRD", "the agent, which is in the initramfs"),
+    built_in("DEVTMPFS", "the agent"),
+    built_in("PROC_FS", "the agent"),
+    built_in("SYSFS", "the agent"),
+    built_in("TMPFS", "the agent"),
+    built_in("PRINTK", "the search for complaints of the kernel"),
+    built_in("SERIAL_8250_CONSOLE", "the console"),
+    built_in("PCI_MSI", "the devices' interrupts"),
+    built_in("PCI_P2PDMA", "peer-to-peer DMA"),
+    built_in("VIRTIO_PCI", "the agent's port"),
+    built_in("VIRTIO_CONSOLE", "the agent's port"),
+];
+
+/// What a module that the initramfs shall hold stands for.
+fn of_module(name: &str) -> &'static [Need] {
+    const NVME: &[Need] = &[module("BLK_DEV_NVME", "[[nvme]]")];
+    const TOOLS: &[Need] = &[
+        module("9P_FS", "tools = true"),
+        module("NET_9P_VIRTIO", "tools = true"),
+    ];
+    const VIRTIO_IOMMU: &[Need] = &[module("VIRTIO_IOMMU", "iommu = \"virtio\"")];
+    const VIRTIO_GPU: &[Need] = &[module("DRM_VIRTIO_GPU", "virtio-gpu = true")];
+    const GPU: &[Need] = &[
+        built_in("MODULES", "[[gpu]], whose driver is a module"),
+        built_in("DMA_SHARED_BUFFER", "[[gpu]]"),
+    ];
+    const VFIO: &[Need] = &[module("VFIO_PCI", "a check with vfio-pci")];
+    match name {
+        "nvme" => NVME,
+        "9p" => TOOLS,
+        "virtio_iommu" => VIRTIO_IOMMU,
+        "virtio_gpu" => VIRTIO_GPU,
+        "peerbar_gpu" => GPU,
+        "vfio_pci" => VFIO,
+        _ => &[],
+    }
+}
+
+fn of_iommu(iommu: Iommu) -> &'static [Need] {
+    const INTEL: &[Need] = &[built_in("INTEL_IOMMU", "iommu = \"intel\"")];
+    const AMD: &[Need] = &[built_in("AMD_IOMMU", "iommu = \"amd\"")];
+    match iommu {
+        Iommu::Intel | Iommu::IntelPassthrough => INTEL,
+        Iommu::Amd => AMD,
+        // Asked for as a module.
+        Iommu::None | Iommu::Virtio => &[],
+    }
+}
+
+/// Refuses a kernel that lacks what every guest needs, or what a guest with these modules does.
+pub(crate) fn check_modules(config: &KernelConfig, modules: &[String]) -> Result<(), Failure> {
+    let of_modules = modules.iter().flat_map(|name| of_module(name));
+    check(config, ALWAYS.iter().chain(of_modules))
+}
+
+/// Refuses a kernel that lacks the driver of the machine's IOMMU.
+pub(crate) fn check_iommu(config: &KernelConfig, iommu: Iommu) -> Result<(), Failure> {
+    check(config, of_iommu(iommu).iter())
+}
+
+fn check<'a>(config: &KernelConfig, needs: impl Iterator<Item = &'a Need>) -> Result<(), Failure> {
+    let missing: Vec<String> = needs.filter_map(|need| complaint(config, need)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Usage(anyhow!(
+        "the kernel lacks {} (says {}): set it and build again, or let `peerbar kernel build` make one, or take peerbar's own \
+         kernel with `--kernel default`",
+        missing.join(", "),
+        config.origin().display()
+    )))
+}
+
+fn complaint(config: &KernelConfig, need: &Need) -> Option<String> {
+    let Need {
+        option, purpose, ..
+    } = need;
+    match config.value(option) {
+        Some("y") => None,
+        Some("m") if need.as_module => None,
+        Some("m") => Some(format!(
+            "CONFIG_{option}=y, which is a module and nothing loads it (for {purpose})"
+        )),
+        _ => Some(format!("CONFIG_{option} (for {purpose})")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A configuration with all that every guest needs but for `without`, and with these lines.
+    fn config(without: &str, lines: &str) -> KernelConfig {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let needed = ALWAYS.iter().filter(|need| need.option != without);
+        let needed: String = needed
+            .map(|need| format!("CONFIG_{}=y\n", need.option))
+            .collect();
+        std::fs::write(file.path(), needed + lines).unwrap();
+        KernelConfig::read(file.path()).unwrap()
+    }
+
+    fn modules(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn missing_option_is_named_with_its_purpose() {
+        let demo = modules(&["nvme", "9p", "ext4"]);
+        let config = config("PCI_P2PDMA", "CONFIG_BLK_DEV_NVME=m\nCONFIG_9P_FS=y\n");
+        let error = check_modules(&config, &demo).unwrap_err();
+        assert_eq!(error.code(), 2);
+        let text = error.to_string();
+        assert!(
+            text.starts_with(
+                "the kernel lacks CONFIG_PCI_P2PDMA (for peer-to-peer DMA), CONFIG_NET_9P_VIRTIO (for tools = true) (says "
+            ),
+            "{text}"
+        );
+        assert!(text.contains("--kernel default"), "{text}");
+    }
+
+    #[test]
+    fn module_that_nothing_loads_is_not_enough() {
+        let config = config("VIRTIO_CONSOLE", "CONFIG_VIRTIO_CONSOLE=m\n");
+        let text = check_modules(&config, &[]).unwrap_err().to_string();
+        assert!(
+            text.contains("CONFIG_VIRTIO_CONSOLE=y, which is a module"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn complete_config_has_no_complaint() {
+        let config = config("", "CONFIG_BLK_DEV_NVME=m\nCONFIG_AMD_IOMMU=y\n");
+        check_modules(&config, &modules(&["nvme"])).unwrap();
+        check_iommu(&config, Iommu::Amd).unwrap();
+        check_iommu(&config, Iommu::None).unwrap();
+        let text = check_iommu(&config, Iommu::Intel).unwrap_err().to_string();
+        assert!(text.contains("CONFIG_INTEL_IOMMU (for iommu"), "{text}");
+    }
+}

@@ -1,0 +1,165 @@
+//! Kernels and machines of the user's own: a kernel tree, the accelerator, a debugger.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, ensure};
+
+use crate::PEERBAR;
+use crate::launched::Launched;
+
+/// A scenario with less time than any boot takes.
+const SCENARIO: &str = r#"
+name = "kernel"
+timeout = "1s"
+tools = true
+
+[[nvme]]
+name = "disk"
+namespaces = [{ ram = "16M" }]
+
+[[check]]
+kind = "command"
+run = "cat /proc/cmdline"
+expect = ["peerbar.test=1"]
+"#;
+
+/// `peerbar run --dry-run` in `folder`.
+fn dry_run(folder: &Path, words: &[&str]) -> anyhow::Result<Output> {
+    let mut peerbar = Command::new(PEERBAR);
+    peerbar.args(["run", "--dry-run"]).args(words);
+    let output = peerbar.current_dir(folder).output();
+    output.with_context(|| format!("{PEERBAR}: run scripts/build first"))
+}
+
+fn refusal(folder: &Path) -> anyhow::Result<String> {
+    let output = dry_run(folder, &[])?;
+    ensure!(output.status.code() == Some(2), "{output:?}");
+    Ok(String::from_utf8(output.stderr)?)
+}
+
+/// A kernel tree whose vmlinux is peerbar's own kernel.
+fn kernel_tree() -> anyhow::Result<tempfile::TempDir> {
+    let tree = tempfile::tempdir()?;
+    let own = String::from_utf8(dry_run(tree.path(), &[])?.stdout)?;
+    let kernel = own.split(" -kernel ").nth(1).context("no -kernel")?;
+    let kernel = kernel.split(' ').next().context("no kernel")?;
+    fs::copy(kernel, tree.path().join("vmlinux")).context(kernel.to_owned())?;
+    fs::create_dir_all(tree.path().join("arch/x86"))?;
+    fs::create_dir(tree.path().join("drivers"))?;
+    fs::write(tree.path().join("Kconfig"), "")?;
+    fs::write(
+        tree.path().join("Makefile"),
+        "VERSION = 7\nPATCHLEVEL = 3\n",
+    )?;
+    Ok(tree)
+}
+
+#[test]
+#[ignore = "needs what scripts/build makes; scripts/test runs it"]
+fn kernel_tree_is_taken_and_its_lacks_are_named() {
+    let tree = kernel_tree().unwrap();
+    let inside = tree.path().join("drivers");
+    let config = tree.path().join(".config");
+    fs::write(&config, "CONFIG_PCI=y\n# CONFIG_PCI_P2PDMA is not set\n").unwrap();
+    let image = tree.path().join("vmlinux");
+    let built = |time: SystemTime| fs::File::open(&image).unwrap().set_modified(time).unwrap();
+    built(SystemTime::now() - Duration::from_secs(60));
+    let text = refusal(&inside).unwrap();
+    assert!(
+        text.contains("is older than") && text.contains("make"),
+        "{text}"
+    );
+    built(SystemTime::now());
+    let text = refusal(&inside).unwrap();
+    assert!(text.contains("of the kernel tree here"), "{text}");
+    assert!(
+        text.contains("CONFIG_PCI_P2PDMA (for peer-to-peer DMA)"),
+        "{text}"
+    );
+    let own = dry_run(&inside, &["--kernel", "default"]).unwrap();
+    assert_eq!(own.status.code(), Some(0), "{own:?}");
+    fs::remove_file(&image).unwrap();
+    let text = refusal(&inside).unwrap();
+    assert!(text.contains("has no build"), "{text}");
+}
+
+#[test]
+#[ignore = "needs what scripts/build makes; scripts/test runs it"]
+fn kvm_is_taken_only_where_it_runs_a_guest() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = |accel| {
+        let output = dry_run(folder.path(), &["--accel", accel]).unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (
+            output.status.code(),
+            text(output.stdout),
+            text(output.stderr),
+        )
+    };
+    let (code, forced, reason) = words("kvm");
+    let (_, chosen, fall_back) = words("auto");
+    let (_, emulated, other) = words("tcg");
+    if code == Some(0) {
+        assert!(forced.contains("-accel kvm") && chosen.contains("-accel kvm"));
+    } else {
+        assert_eq!(code, Some(69));
+        assert!(
+            reason.starts_with("peerbar: KVM does not work here: "),
+            "{reason}"
+        );
+        assert!(chosen.contains("-accel tcg"), "{chosen}");
+        assert!(
+            fall_back.contains("is emulated, since KVM does not work here: "),
+            "{fall_back}"
+        );
+    }
+    assert!(
+        emulated.contains("-accel tcg") && !other.contains("KVM"),
+        "{other}"
+    );
+}
+
+/// QEMU opens the port soon after it has been started.
+fn connected(run: &mut Launched, port: u16) -> anyhow::Result<TcpStream> {
+    loop {
+        match TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
+            Ok(stub) => return Ok(stub),
+            Err(error) => ensure!(run.launcher.try_wait()?.is_none(), "{error}"),
+        }
+    }
+}
+
+/// Sends one packet of gdb's protocol (GDB manual, E.1), and reads its acknowledgement.
+fn send(stub: &mut TcpStream, packet: &str) -> anyhow::Result<()> {
+    let sum = packet.bytes().fold(0_u8, u8::wrapping_add);
+    write!(stub, "${packet}#{sum:02x}")?;
+    let mut acknowledgement = [0; 1];
+    stub.read_exact(&mut acknowledgement)?;
+    ensure!(&acknowledgement == b"+", "{acknowledgement:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn guest_waits_for_a_debugger_without_time_limits() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("kernel.toml"), SCENARIO).unwrap();
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let gdb = format!("--gdb={port}");
+    let words = ["run", "kernel.toml", &gdb, "--append", "peerbar.test=1"];
+    let mut run = Launched::start(folder, &words).unwrap();
+    run.wait_until_it_says(&format!("target remote :{port}"))
+        .unwrap();
+    assert_eq!(run.kept("console.log").unwrap(), "");
+    let mut stub = connected(&mut run, port).unwrap();
+    send(&mut stub, "D").unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(0), "{results}{progress}");
+}
