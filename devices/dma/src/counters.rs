@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use peerbar_dma_log::counter_file::{NUMBERS, SHARED_SLOT, SLOTS};
 use peerbar_dma_log::{AtsCounts, DmaKind, Entry};
 
-pub use file::{CounterFile, CounterFileError};
+pub use file::CounterFile;
 
 /// How often, and how much.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

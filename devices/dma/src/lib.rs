@@ -74,7 +74,7 @@ mod tag;
 mod upstream;
 
 pub use buffer::Buffer;
-pub use counters::{Count, CounterFile, CounterFileError, Counters};
+pub use counters::{Count, CounterFile, Counters};
 pub use error::{DmaError, DmaFault};
 pub use link::Link;
 pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLatency};

@@ -1,12 +1,12 @@
 //! The flight recorder and the counter file, as a part of every daemon's command line.
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use peerbar_dma::{CounterFile, CounterFileError};
-use peerbar_flight::{Level, RecordError, Recorder};
+use peerbar_dma::CounterFile;
+use peerbar_flight::{Level, MappedFileError, Recorder};
 use peerbar_pci::Function;
-use thiserror::Error;
 
 use crate::Endpoint;
 
@@ -32,20 +32,10 @@ enum What {
     All,
 }
 
-/// Why a device cannot record.
-#[derive(Debug, Error)]
-pub(crate) enum RecordingError {
-    /// Its flight record cannot be made.
-    #[error(transparent)]
-    Flight(#[from] RecordError),
-    /// Its counter file cannot be made.
-    #[error(transparent)]
-    Counters(#[from] CounterFileError),
-}
-
 impl Recording {
-    /// Has the device record, under the name of the flight record's file, and count.
-    pub(crate) fn start<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), RecordingError> {
+    /// Has the device record, under the name of the flight record's file, and count. A device whose flight record cannot
+    /// be made goes on without it.
+    pub(crate) fn start<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), MappedFileError> {
         if let Some(path) = &self.counters {
             endpoint.count_in(CounterFile::create(path)?);
         }
@@ -57,7 +47,14 @@ impl Recording {
             What::Maps => Level::Maps,
             What::All => Level::All,
         };
-        endpoint.record_in(Recorder::create(path, &name, level)?);
+        match Recorder::create(path, &name, level) {
+            Ok(recorder) => endpoint.record_in(recorder),
+            Err(error) => {
+                let cause = error.source().map(|cause| format!(": {cause}"));
+                let cause = cause.unwrap_or_default();
+                log::warn!("{}: {error}{cause}; goes on without it", path.display());
+            }
+        }
         Ok(())
     }
 }

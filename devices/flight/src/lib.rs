@@ -20,6 +20,7 @@ mod file;
 mod history;
 mod layout;
 mod live_table;
+mod mapped_file;
 mod recorder;
 mod sanitizer;
 
@@ -30,6 +31,7 @@ pub use event::{
 pub use file::{Flight, FlightFile, Tail};
 pub use history::{Command, Fault, History, MappingLife, Moment, Surroundings, Teardown, Unmapped};
 pub use layout::{FlightError, Header, Level};
+pub use mapped_file::{MappedFileError, create_mapped};
 pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
-pub use recorder::{RecordError, Recorder};
+pub use recorder::Recorder;
 pub use sanitizer::{Finding, FindingKind, Sanitizer, shared};

@@ -1,15 +1,11 @@
 //! The writing side.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::FlockOperation;
 use rustix::time::ClockId;
-use thiserror::Error;
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{MmapRegion, VolatileMemory};
 use zerocopy::IntoBytes;
 
 use crate::encode::Raw;
@@ -18,45 +14,18 @@ use crate::layout::{
     BEGUN_AT, ENDED_AT, HEADER_BYTES, Header, Level, RECORD_BYTES, TABLE_SLOTS, UNTRACKED_AT,
 };
 use crate::live_table::LiveTable;
-
-/// Why nothing can be recorded.
-#[derive(Debug, Error)]
-#[error("flight record: cannot {action}")]
-pub struct RecordError {
-    /// What was tried.
-    action: &'static str,
-    /// Why it failed.
-    source: io::Error,
-}
+use crate::mapped_file::{MappedFileError, create_mapped};
 
 /// A device's flight recorder; shared by all its threads.
-///
-/// The file must not be cut short while the device runs: its process would be killed (SIGBUS).
 pub struct Recorder {
     region: MmapRegion,
     header: Header,
     table: Mutex<LiveTable>,
-    /// Held for the lock on it.
-    _file: File,
 }
 
 impl Recorder {
-    /// Makes the file at `path`, in place of one that is there, and records what happens to the device `name` in it. The
-    /// file is sparse: it takes storage for what is recorded.
-    pub fn create(path: &Path, name: &str, level: Level) -> Result<Self, RecordError> {
-        let step = |action| move |source| RecordError { action, source };
-        // A device that still writes to the old file keeps it.
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(step("replace the file")(error));
-            }
-            _ => {}
-        }
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).open(path);
-        let file = file.map_err(step("make the file"))?;
-        let lock = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-        lock.map_err(|error| step("lock the file")(error.into()))?;
+    /// Makes the file at `path`, in place of one that is there, and records what happens to the device `name` in it.
+    pub fn create(path: &Path, name: &str, level: Level) -> Result<Self, MappedFileError> {
         let header = Header {
             name: name.to_owned(),
             level,
@@ -69,17 +38,13 @@ impl Recorder {
             ring_slots: level.ring_slots(),
             table_slots: TABLE_SLOTS,
         };
-        let region = map(&file, header.file_bytes()).map_err(step("map the file"))?;
-        let recorder = Self {
+        let raw = header.to_raw();
+        let region = create_mapped("flight record", path, header.file_bytes(), raw.as_bytes())?;
+        Ok(Self {
             region,
             table: Mutex::new(LiveTable::new(header.table_slots)),
             header,
-            _file: file,
-        };
-        let slice = recorder.region.as_volatile_slice();
-        let written = slice.write_slice(recorder.header.to_raw().as_bytes(), 0);
-        written.map_err(|error| step("write the file")(io::Error::other(error)))?;
-        Ok(recorder)
+        })
     }
 
     /// Whether every DMA and every command is wanted, not only those that fail.
@@ -190,12 +155,6 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         self.set(ENDED_AT, 1);
     }
-}
-
-fn map(file: &File, bytes: u64) -> io::Result<MmapRegion> {
-    file.set_len(bytes)?;
-    let length = usize::try_from(bytes).map_err(|_| ErrorKind::FileTooLarge)?;
-    MmapRegion::from_file(FileOffset::new(file.try_clone()?, 0), length).map_err(io::Error::other)
 }
 
 /// A clock in nanoseconds.

@@ -1,28 +1,13 @@
 //! The counter file of a device: where it counts once it shares its counters ([`counter_file`]).
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerbar_dma_log::{AtsCounts, DmaKind, counter_file};
-use rustix::fs::{FallocateFlags, fallocate};
-use thiserror::Error;
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
-
-/// Why counters cannot be shared.
-#[derive(Debug, Error)]
-#[error("counter file: cannot {action}")]
-pub struct CounterFileError {
-    /// What was tried.
-    action: &'static str,
-    /// Why it failed.
-    source: io::Error,
-}
+use peerbar_flight::{MappedFileError, create_mapped};
+use vm_memory::{MmapRegion, VolatileMemory};
 
 /// A mapped counter file.
-///
-/// The file must not be cut short while the device runs: its process would be killed (SIGBUS).
 #[derive(Debug)]
 pub struct CounterFile {
     region: MmapRegion,
@@ -30,22 +15,10 @@ pub struct CounterFile {
 
 impl CounterFile {
     /// Makes the file at `path`, in place of one that is there.
-    pub fn create(path: &Path) -> Result<Self, CounterFileError> {
-        let step = |action| move |source| CounterFileError { action, source };
-        // A device that still counts in the old file keeps it.
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(step("replace the file")(error));
-            }
-            _ => {}
-        }
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create_new(true).open(path);
-        let region = map(file.map_err(step("make the file"))?).map_err(step("map the file"))?;
-        let written = region
-            .as_volatile_slice()
-            .write_slice(&counter_file::header(std::process::id()), 0);
-        written.map_err(|error| step("write the file")(io::Error::other(error)))?;
+    pub fn create(path: &Path) -> Result<Self, MappedFileError> {
+        let header = counter_file::header(std::process::id());
+        let bytes = counter_file::FILE_BYTES as u64;
+        let region = create_mapped("counter file", path, bytes, &header)?;
         Ok(Self { region })
     }
 
@@ -64,18 +37,6 @@ impl CounterFile {
             }
         }
     }
-}
-
-fn map(file: File) -> io::Result<MmapRegion> {
-    // With its blocks: to store into a hole of a full file system would kill the process (SIGBUS).
-    fallocate(
-        &file,
-        FallocateFlags::empty(),
-        0,
-        counter_file::FILE_BYTES as u64,
-    )?;
-    MmapRegion::from_file(FileOffset::new(file, 0), counter_file::FILE_BYTES)
-        .map_err(io::Error::other)
 }
 
 #[cfg(test)]

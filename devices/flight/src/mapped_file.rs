@@ -1,0 +1,91 @@
+//! A file that a device writes through a mapping, for other processes to read.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::Path;
+
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use thiserror::Error;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+/// Why there is no such file.
+#[derive(Debug, Error)]
+#[error("{name}: cannot {action}")]
+pub struct MappedFileError {
+    name: &'static str,
+    action: &'static str,
+    source: io::Error,
+}
+
+/// Makes a file of `bytes` bytes at `path`, in place of one that is there, with `header` at its start, and maps it. It is
+/// locked as long as it is mapped. `name` says what it is in an error.
+///
+/// It has all its blocks, as a store into a hole of a full file system would kill the process (SIGBUS). So would a store
+/// after the file was cut short.
+pub fn create_mapped(
+    name: &'static str,
+    path: &Path,
+    bytes: u64,
+    header: &[u8],
+) -> Result<MmapRegion, MappedFileError> {
+    let step = |action| {
+        move |source| MappedFileError {
+            name,
+            action,
+            source,
+        }
+    };
+    // A device that still writes to the old file keeps it.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(step("replace the file")(error));
+        }
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(path);
+    let file = file.map_err(step("make the file"))?;
+    let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    lock.map_err(|error| step("lock the file")(error.into()))?;
+    if let Err(error) = fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+        // A file that cannot be written is no record.
+        let _ = fs::remove_file(path);
+        return Err(step("reserve its blocks")(error.into()));
+    }
+    let region = map(file, bytes).map_err(step("map the file"))?;
+    let written = region.as_volatile_slice().write_slice(header, 0);
+    written.map_err(|error| step("write the file")(io::Error::other(error)))?;
+    Ok(region)
+}
+
+fn map(file: File, bytes: u64) -> io::Result<MmapRegion> {
+    let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
+    MmapRegion::from_file(FileOffset::new(file, 0), bytes).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn file_has_its_blocks_and_header() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("shared");
+        let _region = create_mapped("record", &path, 1 << 20, b"header").unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert!(metadata.blocks() * 512 >= 1 << 20, "{metadata:?}");
+        assert!(fs::read(&path).unwrap().starts_with(b"header\0"));
+    }
+
+    #[test]
+    fn file_without_space_is_an_error_and_removed() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("shared");
+        // More than any file system has.
+        let error = create_mapped("record", &path, 1 << 62, &[]).unwrap_err();
+        assert_eq!(error.to_string(), "record: cannot reserve its blocks");
+        assert!(!path.exists());
+    }
+}
