@@ -64,7 +64,7 @@ impl Pool {
 
     /// Takes `length` bytes out of the pool.
     pub(crate) fn map(&self, length: usize) -> anyhow::Result<MappedBuffer> {
-        MappedBuffer::p2pmem(&self.open()?, length).with_context(|| {
+        MappedBuffer::shared(&self.open()?, 0, length).with_context(|| {
             let available = self.state().map_or_else(
                 |error| error.to_string(),
                 |state| state.available.to_string(),

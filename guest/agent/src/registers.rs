@@ -89,13 +89,13 @@ impl Registers {
     }
 
     fn register<T>(&self, offset: usize) -> anyhow::Result<NonNull<T>> {
-        let end = offset.checked_add(size_of::<T>());
         ensure!(
-            offset.is_multiple_of(size_of::<T>()) && end.is_some_and(|end| end <= BAR),
+            offset.is_multiple_of(size_of::<T>()),
             "no register at {offset:#x}"
         );
-        // SAFETY: the offset is inside the mapping, which starts at a page.
-        Ok(unsafe { self.memory.start().byte_add(offset) }.cast())
+        let place = self.memory.address(offset, size_of::<T>());
+        let place = place.with_context(|| format!("no register at {offset:#x}"))?;
+        Ok(place.cast())
     }
 }
 

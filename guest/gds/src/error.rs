@@ -1,5 +1,6 @@
 //! What can go wrong.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -123,64 +124,39 @@ pub enum Error {
     },
     /// The kernel does not do peer-to-peer DMA between the file's disk and the GPU.
     #[error(
-        "the kernel refuses peer-to-peer DMA between the GPU and the disk of {} ({direction} of {length} bytes at offset \
-         {offset}): {}; or allow a bounce", path.display(), what_it_takes(source)
+        "the kernel refuses peer-to-peer DMA between the GPU and the disk of {} ({} of {} bytes at offset {}): {}; or allow \
+         a bounce", at.path.display(), at.direction, at.length, at.offset, what_it_takes(source)
     )]
     PeerToPeer {
-        /// The file.
-        path: PathBuf,
-        /// Which way.
-        direction: Direction,
-        /// Where in it.
-        offset: u64,
-        /// Bytes that were asked for.
-        length: u64,
+        /// What was to be moved.
+        at: FileTransfer,
         /// The kernel's reason: EREMOTEIO of older kernels, EINVAL of newer ones, EFAULT for the window of an aperture,
         /// which has no pages.
         source: io::Error,
     },
     /// The buffer's memory was removed from its mapping: revoked, freed, or lost with its GPU.
     #[error(
-        "{direction} of {length} bytes at offset {offset} of {} met a buffer without memory: it was revoked or freed, or its \
-         GPU is gone; allocate another", path.display()
+        "{at} met a buffer without memory: it was revoked or freed, or its GPU is gone; allocate another"
     )]
     Withdrawn {
-        /// The file.
-        path: PathBuf,
-        /// Which way.
-        direction: Direction,
-        /// Where in it.
-        offset: u64,
-        /// Bytes that were asked for.
-        length: u64,
+        /// What was to be moved.
+        at: FileTransfer,
         /// The kernel's reason, EFAULT.
         source: io::Error,
     },
     /// A transfer failed for any other reason.
-    #[error("{direction} of {length} bytes at offset {offset} of {} failed{}", path.display(), no_leave(source))]
+    #[error("{at} failed{}", no_leave(source))]
     Transfer {
-        /// The file.
-        path: PathBuf,
-        /// Which way.
-        direction: Direction,
-        /// Where in it.
-        offset: u64,
-        /// Bytes that were asked for.
-        length: u64,
+        /// What was to be moved.
+        at: FileTransfer,
         /// The kernel's reason.
         source: io::Error,
     },
     /// A write ended early.
-    #[error(
-        "write of {length} bytes at offset {offset} of {} ended after {done}", path.display()
-    )]
+    #[error("{at} ended after {done}")]
     ShortWrite {
-        /// The file.
-        path: PathBuf,
-        /// Where in it.
-        offset: u64,
-        /// Bytes that were to be written.
-        length: u64,
+        /// What was to be moved.
+        at: FileTransfer,
         /// Bytes that were.
         done: u64,
     },
@@ -205,6 +181,30 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
+}
+
+/// A transfer between a file and a buffer, as it was asked for.
+#[derive(Clone, Debug)]
+pub struct FileTransfer {
+    /// The file.
+    pub path: PathBuf,
+    /// Which way.
+    pub direction: Direction,
+    /// Where in the file.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u64,
+}
+
+impl fmt::Display for FileTransfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (direction, path) = (self.direction, self.path.display());
+        let (length, offset) = (self.length, self.offset);
+        write!(
+            f,
+            "{direction} of {length} bytes at offset {offset} of {path}"
+        )
+    }
 }
 
 impl Error {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::alignment::{Alignment, Split};
 use crate::bounce::Bounce;
-use crate::error::refuses_peer_memory;
+use crate::error::{FileTransfer, refuses_peer_memory};
 use crate::traffic::Counters;
 use crate::{Buffer, Error, Gpu, Policy, Result, Traffic};
 
@@ -258,12 +258,8 @@ impl GpuFile {
             done = done.saturating_add(moved);
         }
         if transfer.direction == Direction::Write && done < transfer.length() {
-            return Err(Error::ShortWrite {
-                path: self.parts.path.clone(),
-                offset: transfer.offset,
-                length: transfer.length(),
-                done,
-            });
+            let at = self.at(&transfer.file_range(0, transfer.length()));
+            return Err(Error::ShortWrite { at, done });
         }
         Ok(done)
     }
@@ -312,26 +308,11 @@ impl GpuFile {
         if self.parts.policy == Policy::AllowBounce {
             return self.bounce(file_range, buffer);
         }
-        let path = self.parts.path.clone();
-        let (direction, offset, length) =
-            (file_range.direction, file_range.offset, file_range.length());
-        // Memory of a static aperture has its pages as long as it is there at all.
+        let at = self.at(file_range);
         if source.raw_os_error() == Some(libc::EFAULT) && !self.parts.gpu.properties().window {
-            return Err(Error::Withdrawn {
-                path,
-                direction,
-                offset,
-                length,
-                source,
-            });
+            return Err(Error::Withdrawn { at, source });
         }
-        Err(Error::PeerToPeer {
-            path,
-            direction,
-            offset,
-            length,
-            source,
-        })
+        Err(Error::PeerToPeer { at, source })
     }
 
     /// Moves a range through host memory; returns how much there was of it.
@@ -357,12 +338,16 @@ impl GpuFile {
     }
 
     fn failed(&self, file_range: &FileRange, source: io::Error) -> Error {
-        Error::Transfer {
+        let at = self.at(file_range);
+        Error::Transfer { at, source }
+    }
+
+    fn at(&self, file_range: &FileRange) -> FileTransfer {
+        FileTransfer {
             path: self.parts.path.clone(),
             direction: file_range.direction,
             offset: file_range.offset,
             length: file_range.length(),
-            source,
         }
     }
 }

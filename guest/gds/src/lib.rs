@@ -65,7 +65,7 @@ mod fake;
 pub use alignment::Alignment;
 pub use buffer::{Buffer, HostBuffer, ImportedBuffer, Placement};
 pub use command::{Command, Kernel};
-pub use error::{Error, Result};
+pub use error::{Error, FileTransfer, Result};
 pub use fault::Fault;
 pub use fence::Fence;
 pub use file::{Direction, GpuFile};

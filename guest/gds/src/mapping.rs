@@ -33,7 +33,10 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// `length` bytes of `file` from `offset` on, shared.
-    pub(crate) fn of_file(file: impl AsFd, offset: u64, length: u64) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn of_file(file: impl AsFd, offset: u64, length: u64) -> io::Result<Self> {
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is in use.
@@ -50,12 +53,24 @@ impl Mapping {
         Mapping::new(start, length)
     }
 
-    /// `length` bytes of new host memory, zeroed.
+    /// `length` bytes of new host memory, zeroed, shared with children.
     pub(crate) fn anonymous(length: u64) -> io::Result<Self> {
+        Mapping::of_memory(length, MapFlags::SHARED)
+    }
+
+    /// `length` bytes of new host memory for this process alone, zeroed and present.
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn private(length: u64) -> io::Result<Self> {
+        Mapping::of_memory(length, MapFlags::PRIVATE | MapFlags::POPULATE)
+    }
+
+    fn of_memory(length: u64, flags: MapFlags) -> io::Result<Self> {
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as above.
-        let start = unsafe { mmap_anonymous(ptr::null_mut(), length, access, MapFlags::SHARED)? };
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), length, access, flags)? };
         Mapping::new(start, length)
     }
 
@@ -124,7 +139,10 @@ impl Mapping {
     }
 
     /// One `pread` of the kernel into `range`; returns how many bytes there were.
-    pub(crate) fn read_file(&self, range: Range<u64>, file: &File, offset: u64) -> io::Result<u64> {
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], and those of the system call.
+    pub fn read_file(&self, range: Range<u64>, file: &File, offset: u64) -> io::Result<u64> {
         let (address, length) = self.place(range)?;
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
         // SAFETY: `place` has found the span inside the mapping, and there are no references to it.
@@ -134,12 +152,10 @@ impl Mapping {
     }
 
     /// One `pwrite` of the kernel from `range`; returns how many bytes it took.
-    pub(crate) fn write_file(
-        &self,
-        range: Range<u64>,
-        file: &File,
-        offset: u64,
-    ) -> io::Result<u64> {
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], and those of the system call.
+    pub fn write_file(&self, range: Range<u64>, file: &File, offset: u64) -> io::Result<u64> {
         let (address, length) = self.place(range)?;
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
         // SAFETY: as for `read_file`.
@@ -149,7 +165,10 @@ impl Mapping {
     }
 
     /// Where `range` lies in this process, and how long it is.
-    pub(crate) fn place(&self, range: Range<u64>) -> io::Result<(NonNull<u8>, usize)> {
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    pub fn place(&self, range: Range<u64>) -> io::Result<(NonNull<u8>, usize)> {
         let length = range.end.saturating_sub(range.start);
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let at = self.check(range.start, length).map_err(io::Error::other)?;
