@@ -1,29 +1,8 @@
 //! The combinations that DMA is counted by.
 
-use crate::words::{Completer, Direction, Purpose, Route};
+use strum::VariantArray;
 
-const PURPOSES: [Purpose; 5] = [
-    Purpose::Command,
-    Purpose::Completion,
-    Purpose::List,
-    Purpose::Control,
-    Purpose::Payload,
-];
-const ROUTES: [Route; 5] = [
-    Route::OwnBar,
-    Route::Peer,
-    Route::GuestRam,
-    Route::Upstream,
-    Route::Refused,
-];
-const COMPLETERS: [Completer; 5] = [
-    Completer::OwnMemory,
-    Completer::GuestRam,
-    Completer::PeerBar,
-    Completer::Nobody,
-    Completer::Unknown,
-];
-const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
+use crate::words::{Completer, Direction, Purpose, Route};
 
 /// What a DMA was for and which way it took: each combination is counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,30 +19,38 @@ pub struct DmaKind {
 
 impl DmaKind {
     /// How many kinds there are.
-    pub const COUNT: usize = PURPOSES.len() * ROUTES.len() * COMPLETERS.len() * DIRECTIONS.len();
+    pub const COUNT: usize = Purpose::VARIANTS.len()
+        * Route::VARIANTS.len()
+        * Completer::VARIANTS.len()
+        * Direction::VARIANTS.len();
 
     /// Its position in [`DmaKind::all`].
     pub fn index(self) -> usize {
-        let index = self.purpose as usize * ROUTES.len() + self.route as usize;
-        let index = index * COMPLETERS.len() + self.completer as usize;
-        index * DIRECTIONS.len() + self.direction as usize
+        let index = self.purpose as usize * Route::VARIANTS.len() + self.route as usize;
+        let index = index * Completer::VARIANTS.len() + self.completer as usize;
+        index * Direction::VARIANTS.len() + self.direction as usize
     }
 
     /// Every kind, in their order.
     pub fn all() -> impl Iterator<Item = Self> {
-        PURPOSES.into_iter().flat_map(|purpose| {
-            ROUTES.into_iter().flat_map(move |route| {
-                COMPLETERS.into_iter().flat_map(move |completer| {
-                    DIRECTIONS.into_iter().map(move |direction| Self {
-                        purpose,
-                        route,
-                        completer,
-                        direction,
-                    })
-                })
+        (0..Self::COUNT).filter_map(|index| {
+            let (rest, direction) = split::<Direction>(index);
+            let (rest, completer) = split::<Completer>(rest);
+            let (purpose, route) = split::<Route>(rest);
+            Some(Self {
+                purpose: *Purpose::VARIANTS.get(purpose)?,
+                route: *route?,
+                completer: *completer?,
+                direction: *direction?,
             })
         })
     }
+}
+
+/// Takes the last word off an index.
+fn split<W: VariantArray>(index: usize) -> (usize, Option<&'static W>) {
+    let words = W::VARIANTS.len();
+    (index / words, W::VARIANTS.get(index % words))
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, try_transmute};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::kind::DmaKind;
 use crate::words::{Completer, Direction, Purpose, Route};
@@ -174,10 +174,10 @@ struct RawEntry {
 impl From<&Entry> for RawEntry {
     fn from(entry: &Entry) -> Self {
         Self {
-            purpose: zerocopy::transmute!(entry.purpose),
-            route: zerocopy::transmute!(entry.route),
-            completer: zerocopy::transmute!(entry.completer),
-            direction: zerocopy::transmute!(entry.direction),
+            purpose: entry.purpose as u8,
+            route: entry.route as u8,
+            completer: entry.completer as u8,
+            direction: entry.direction as u8,
             _reserved_4: [0; 4],
             requests: entry.requests.into(),
             bytes: entry.bytes.into(),
@@ -195,12 +195,13 @@ impl RawEntry {
             value,
         };
         Ok(Entry {
-            purpose: try_transmute!(self.purpose).map_err(|_| unknown("purpose", self.purpose))?,
-            route: try_transmute!(self.route).map_err(|_| unknown("route", self.route))?,
-            completer: try_transmute!(self.completer)
-                .map_err(|_| unknown("completer", self.completer))?,
-            direction: try_transmute!(self.direction)
-                .map_err(|_| unknown("direction", self.direction))?,
+            purpose: Purpose::from_repr(self.purpose)
+                .ok_or_else(|| unknown("purpose", self.purpose))?,
+            route: Route::from_repr(self.route).ok_or_else(|| unknown("route", self.route))?,
+            completer: Completer::from_repr(self.completer)
+                .ok_or_else(|| unknown("completer", self.completer))?,
+            direction: Direction::from_repr(self.direction)
+                .ok_or_else(|| unknown("direction", self.direction))?,
             requests: self.requests.get(),
             bytes: self.bytes.get(),
             failures: self.failures.get(),

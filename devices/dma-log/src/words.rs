@@ -1,129 +1,71 @@
 //! The words in which a DMA is recorded.
 
 use serde::{Deserialize, Serialize};
-use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+use strum::{FromRepr, VariantArray};
 
-/// What a DMA was for, in words that fit any command-driven device.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-)]
-#[serde(rename_all = "kebab-case")]
-#[repr(u8)]
-pub enum Purpose {
-    /// Fetching a command (NVMe: a submission queue entry).
-    Command = 0,
-    /// Telling an outcome (NVMe: a completion queue entry).
-    Completion = 1,
-    /// Walking a list of addresses (NVMe: a PRP list).
-    List = 2,
-    /// Data of a management command (NVMe: an admin command's, and the ranges of Dataset Management).
-    Control = 3,
-    /// The data that the device exists to move (NVMe: an I/O command's).
-    Payload = 4,
+/// Enums whose numbers are those of the page and of the flight record: in their order, from 0 on.
+macro_rules! words {
+    ($($(#[$about:meta])* $name:ident { $($(#[$meaning:meta])* $word:ident,)+ })+) => {$(
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Serialize, Deserialize, FromRepr, VariantArray)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[serde(rename_all = "kebab-case")]
+        #[repr(u8)]
+        pub enum $name {
+            $($(#[$meaning])* $word,)+
+        }
+    )+};
 }
 
-/// The way that a DMA took.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-#[repr(u8)]
-pub enum Route {
-    /// Inside the requester's own CMB or BAR.
-    OwnBar = 0,
-    /// Straight to a peer below the same switch.
-    Peer = 1,
-    /// Straight into guest RAM.
-    GuestRam = 2,
-    /// Asked of the client (QEMU).
-    Upstream = 3,
-    /// Not done at all.
-    Refused = 4,
-}
+words! {
+    /// What a DMA was for, in words that fit any command-driven device.
+    Purpose {
+        /// Fetching a command (NVMe: a submission queue entry).
+        Command,
+        /// Telling an outcome (NVMe: a completion queue entry).
+        Completion,
+        /// Walking a list of addresses (NVMe: a PRP list).
+        List,
+        /// Data of a management command (NVMe: an admin command's, and the ranges of Dataset Management).
+        Control,
+        /// The data that the device exists to move (NVMe: an I/O command's).
+        Payload,
+    }
 
-/// The owner of the memory that a DMA met.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-#[repr(u8)]
-pub enum Completer {
-    /// The requester itself.
-    OwnMemory = 0,
-    /// Guest RAM.
-    GuestRam = 1,
-    /// A BAR of another device.
-    PeerBar = 2,
-    /// Nobody: the DMA failed.
-    Nobody = 3,
-    /// Unknown: the client found memory at an address that it has not mapped for the device.
-    Unknown = 4,
-}
+    /// The way that a DMA took.
+    Route {
+        /// Inside the requester's own CMB or BAR.
+        OwnBar,
+        /// Straight to a peer below the same switch.
+        Peer,
+        /// Straight into guest RAM.
+        GuestRam,
+        /// Asked of the client (QEMU).
+        Upstream,
+        /// Not done at all.
+        Refused,
+    }
 
-/// Which way the data of a DMA went.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "kebab-case")]
-#[repr(u8)]
-pub enum Direction {
-    /// The requester reads.
-    Read = 0,
-    /// The requester writes.
-    Write = 1,
+    /// The owner of the memory that a DMA met.
+    Completer {
+        /// The requester itself.
+        OwnMemory,
+        /// Guest RAM.
+        GuestRam,
+        /// A BAR of another device.
+        PeerBar,
+        /// Nobody: the DMA failed.
+        Nobody,
+        /// Unknown: the client found memory at an address that it has not mapped for the device.
+        Unknown,
+    }
+
+    /// Which way the data of a DMA went.
+    Direction {
+        /// The requester reads.
+        Read,
+        /// The requester writes.
+        Write,
+    }
 }

@@ -24,9 +24,9 @@
 //! An origin is 0 for the device itself, else queue << 32 with bit 62 set, and if it is a command, its number with bit 63 set.
 //! Memory is 0 registers, 1 memory, 2 pages, 3 gone.
 
-use peerbar_dma_log::Origin;
+use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::event::{
     Backing, Dma, Event, FileSpan, Mapping, Outcome, PeerWindowEvent, Record, WindowEvent,
@@ -105,7 +105,7 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
                 WindowId::Cmb => CMB,
                 WindowId::Bar(bar) => bar,
             };
-            let small = [id, from_memory(window.memory), 0];
+            let small = [id, window.memory as u8, 0];
             (6, small, [window.address, window.size, 0, 0, 0])
         }
         Event::PeerWindow(window) => {
@@ -116,7 +116,7 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
                 window.claim,
                 0,
             ];
-            (7, [0, from_memory(window.memory), 0], words)
+            (7, [0, window.memory as u8, 0], words)
         }
         Event::PeerLeaves(peer) => (8, [0; 3], [peer.into(), 0, 0, 0, 0]),
         Event::BusMaster(on) => (9, [on.into(), 0, 0], [0; 5]),
@@ -180,14 +180,14 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
             },
             address: one,
             size: two,
-            memory: to_memory(second)?,
+            memory: WindowKind::from_repr(second)?,
         }),
         7 => Event::PeerWindow(PeerWindowEvent {
             peer: three.try_into().ok()?,
             address: one,
             size: two,
             claim: four,
-            memory: to_memory(second)?,
+            memory: WindowKind::from_repr(second)?,
         }),
         8 => Event::PeerLeaves(one.try_into().ok()?),
         9 => Event::BusMaster(first == 1),
@@ -227,20 +227,15 @@ fn decode_dma(
     let [route, completer, errno_low, errno_high, ..] = way.to_le_bytes();
     Some(Dma {
         origin: to_origin(origin)?,
-        purpose: word(purpose)?,
-        direction: word(direction)?,
+        purpose: Purpose::from_repr(purpose)?,
+        direction: Direction::from_repr(direction)?,
         address,
         len,
-        route: word(route)?,
-        completer: word(completer)?,
+        route: Route::from_repr(route)?,
+        completer: Completer::from_repr(completer)?,
         outcome: to_outcome(outcome, u16::from_le_bytes([errno_low, errno_high]))?,
         took,
     })
-}
-
-/// One of the words of [`peerbar_dma_log`].
-fn word<T: TryFromBytes>(value: u8) -> Option<T> {
-    T::try_read_from_bytes(&[value]).ok()
 }
 
 fn from_origin(origin: Origin) -> u64 {
@@ -263,25 +258,6 @@ fn to_origin(word: u64) -> Option<Origin> {
         (true, true) => Some(Origin::Command { queue, command }),
         (false, true) => None,
     }
-}
-
-fn from_memory(memory: WindowKind) -> u8 {
-    match memory {
-        WindowKind::Registers => 0,
-        WindowKind::Memory => 1,
-        WindowKind::Pages => 2,
-        WindowKind::Gone => 3,
-    }
-}
-
-fn to_memory(number: u8) -> Option<WindowKind> {
-    Some(match number {
-        0 => WindowKind::Registers,
-        1 => WindowKind::Memory,
-        2 => WindowKind::Pages,
-        3 => WindowKind::Gone,
-        _ => return None,
-    })
 }
 
 /// Outcomes in the order of their numbers, the one with an errno aside.
@@ -319,7 +295,6 @@ fn to_outcome(number: u8, errno: u16) -> Option<Outcome> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{Completer, Direction, Purpose, Route};
     use proptest::prelude::*;
     use proptest::sample::select;
 

@@ -1,8 +1,7 @@
 //! What is recorded.
 
-use std::fmt;
-
 use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
+use strum::{Display, FromRepr};
 
 /// Something that happened, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,54 +154,47 @@ pub struct Dma {
 }
 
 /// The outcome of a DMA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum Outcome {
     /// It was done.
+    #[strum(to_string = "done")]
     Done,
     /// The device may not issue requests: bus mastering is off, or a reset is under way.
+    #[strum(to_string = "the device may not issue requests")]
     NotMaster,
     /// The address is a register of the device itself.
+    #[strum(to_string = "a register of the device itself")]
     OwnRegisters,
     /// There is no page behind that part of the device's own window.
+    #[strum(to_string = "no page in the device's own window")]
     NoPage,
     /// The range wraps around.
+    #[strum(to_string = "the range wraps around")]
     Wraps,
     /// The client refused it, with this errno.
+    #[strum(to_string = "QEMU refused it (errno {0})")]
     ClientRefused(u16),
     /// There was no client.
+    #[strum(to_string = "QEMU is gone")]
     ClientGone,
     /// The client did not answer in time.
+    #[strum(to_string = "QEMU did not answer")]
     ClientTimedOut,
     /// The peer, or the switch, does not support the request.
+    #[strum(to_string = "unsupported request")]
     PeerUnsupported,
     /// The peer has vanished.
+    #[strum(to_string = "the peer is gone")]
     PeerGone,
     /// The peer did not answer in time.
+    #[strum(to_string = "completion time-out")]
     PeerTimedOut,
     /// The mapping does not permit it.
+    #[strum(to_string = "the mapping does not permit it")]
     Forbidden,
     /// There is no memory behind the mapping or the window.
+    #[strum(to_string = "no memory behind it")]
     NoMemory,
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Done => "done",
-            Self::NotMaster => "the device may not issue requests",
-            Self::OwnRegisters => "a register of the device itself",
-            Self::NoPage => "no page in the device's own window",
-            Self::Wraps => "the range wraps around",
-            Self::ClientRefused(errno) => return write!(f, "QEMU refused it (errno {errno})"),
-            Self::ClientGone => "QEMU is gone",
-            Self::ClientTimedOut => "QEMU did not answer",
-            Self::PeerUnsupported => "unsupported request",
-            Self::PeerGone => "the peer is gone",
-            Self::PeerTimedOut => "completion time-out",
-            Self::Forbidden => "the mapping does not permit it",
-            Self::NoMemory => "no memory behind it",
-        })
-    }
 }
 
 /// A window of the device's own.
@@ -227,8 +219,9 @@ pub enum WindowId {
     Bar(u8),
 }
 
-/// What is behind a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is behind a window. The flight record has their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
+#[repr(u8)]
 pub enum WindowKind {
     /// Registers.
     Registers,

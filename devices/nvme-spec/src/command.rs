@@ -18,9 +18,7 @@ use zerocopy::{
 pub const NSID_ALL: u32 = 0xffff_ffff;
 
 /// A submission queue entry (NVMe Base 2.0, 3.3.3.1).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SubmissionEntry {
     /// OPC: an [`AdminOpcode`] or [`NvmOpcode`], by the queue.
@@ -121,20 +119,7 @@ pub struct UuidIndex {
 pub struct UnknownOpcode(pub u8);
 
 /// Opcodes of the admin queue (NVMe Base 2.0, 5 and NVM Command Set 1.0, 4.1).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 pub enum AdminOpcode {
     /// 5.7.
@@ -206,20 +191,7 @@ impl TryFrom<u8> for AdminOpcode {
 }
 
 /// Opcodes of an I/O queue with the NVM command set (NVMe Base 2.0, 7 and NVM Command Set 1.0, 3.2).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    TryFromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 pub enum NvmOpcode {
     /// NVMe Base 2.0, 7.1.

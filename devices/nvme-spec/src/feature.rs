@@ -241,9 +241,7 @@ pub struct AsyncEventConfiguration {
 }
 
 /// Timestamp, the data of both commands (NVMe Base 2.0, 5.27.1.11).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Timestamp {
     milliseconds: [u8; 6],
@@ -286,9 +284,7 @@ pub struct TimestampAttributes {
 }
 
 /// Host Behavior Support, the data of both commands (NVMe Base 2.0, 5.27.1.18). Each byte is 0 or 1.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct HostBehaviorSupport {
     /// ACRE: Advanced Command Retry Enable.
@@ -454,7 +450,7 @@ mod tests {
             [0xab, 0x89, 0x67, 0x45, 0x23, 0x01, 0x02, 0]
         );
         assert_eq!(timestamp.milliseconds(), 0x0123_4567_89ab);
-        assert_eq!(Timestamp::new(1 << 48, attributes), None);
+        assert!(Timestamp::new(1 << 48, attributes).is_none());
     }
 
     #[test]

@@ -72,9 +72,7 @@ pub mod csi {
 }
 
 /// Namespace List: NSIDs in increasing order, then zeroes (NVMe Base 2.0, 4.4.2).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NamespaceList {
     /// The NSIDs.
@@ -82,9 +80,7 @@ pub struct NamespaceList {
 }
 
 /// Controller List (NVMe Base 2.0, 4.4.1).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ControllerList {
     /// How many identifiers follow.
@@ -94,9 +90,7 @@ pub struct ControllerList {
 }
 
 /// Identify I/O Command Set: which sets may be in use together (NVMe Base 2.0, 5.17.2.21).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CommandSetVectors {
     /// The combinations; the first one without a bit ends the list.

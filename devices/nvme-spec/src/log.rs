@@ -41,9 +41,7 @@ pub mod lid {
 }
 
 /// Supported Log Pages (NVMe Base 2.0, 5.16.1.1).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SupportedLogPages {
     /// One for each LID.
@@ -65,9 +63,7 @@ pub struct LogPageSupport {
 }
 
 /// Error Information Log Entry (NVMe Base 2.0, 5.16.1.2). All zero: there is no such entry.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ErrorEntry {
     /// Error Count: number of this error since the first power-on, from 1.
@@ -97,9 +93,7 @@ pub struct ErrorEntry {
 }
 
 /// SMART / Health Information (NVMe Base 2.0, 5.16.1.3).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Smart {
     /// Critical Warning.
@@ -169,9 +163,7 @@ pub struct CriticalWarning {
 }
 
 /// Firmware Slot Information (NVMe Base 2.0, 5.16.1.4).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FirmwareSlot {
     /// AFI: Active Firmware Info.
@@ -199,9 +191,7 @@ pub struct ActiveFirmware {
 }
 
 /// Changed Namespace List (NVMe Base 2.0, 5.16.1.5).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ChangedNamespaces {
     /// NSIDs in increasing order, then zeroes; the first is FFFFFFFFh if there are more than fit.
@@ -209,9 +199,7 @@ pub struct ChangedNamespaces {
 }
 
 /// Commands Supported and Effects (NVMe Base 2.0, 5.16.1.6).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CommandEffectsLog {
     /// ACS0 to ACS255: one for each admin opcode.
@@ -247,9 +235,7 @@ pub struct CommandEffects {
 }
 
 /// Feature Identifiers Supported and Effects (NVMe Base 2.0, 5.16.1.19).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FeatureEffectsLog {
     /// FIS0 to FIS255: one for each FID.

@@ -5,9 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Identify Controller (NVMe Base 2.0, 5.17.2.1).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Controller {
     /// VID: PCI Vendor ID.
@@ -404,9 +402,7 @@ impl Vwc {
 }
 
 /// Power State Descriptor (NVMe Base 2.0, 5.17.2.1).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PowerState {
     /// MP: Maximum Power, in units of 10 mW (100 µW if bit 0 of `flags` is 1).
@@ -439,9 +435,7 @@ pub struct PowerState {
 }
 
 /// Identify Controller of the NVM command set (NVM Command Set 1.0, 4.1.5). A limit of 0 is none.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NvmController {
     /// VSL: Verify Size Limit, `CAP.MPSMIN << vsl`.

@@ -5,9 +5,7 @@ use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Identify Namespace of the NVM command set (NVM Command Set 1.0, 4.1.5.1).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Namespace {
     /// NSZE: Namespace Size in blocks.
@@ -168,9 +166,7 @@ pub struct Nsattr {
 }
 
 /// LBA Format (NVM Command Set 1.0, 4.1.5.1).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LbaFormat {
     /// MS: Metadata Size in bytes.
@@ -183,9 +179,7 @@ pub struct LbaFormat {
 
 /// Head of a Namespace Identification Descriptor; `nidl` bytes of the identifier follow. The list ends with a
 /// descriptor whose `nidl` is 0 (NVMe Base 2.0, 5.17.2.3).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DescriptorHeader {
     /// NIDT: Namespace Identifier Type.
@@ -215,9 +209,7 @@ impl DescriptorHeader {
 }
 
 /// I/O command set independent Identify Namespace (NVMe Base 2.0, 5.17.2.8).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IndependentNamespace {
     /// NSFEAT: Common Namespace Features, of [`Nsfeat`] only UIDREUSE.
@@ -253,9 +245,7 @@ pub struct Nstat {
 }
 
 /// I/O command set specific Identify Namespace of the NVM command set (NVM Command Set 1.0, 4.1.5).
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NvmNamespace {
     /// LBSTM: Logical Block Storage Tag Mask.
