@@ -180,7 +180,7 @@ fn bars(
 
 /// A worker's ring for data of images, if the kernel permits one.
 fn file_ring(notifier: &Notifier, owner: Owner) -> Option<FileRing<Job>> {
-    let ring = FileRing::new(notifier.event_fd(owner)?.as_fd());
+    let ring = FileRing::new(notifier.events(owner).event_fd().as_fd());
     let complain = |error: &io::Error| {
         if owner == Owner(1) {
             log::warn!("no io_uring here ({error}): a worker waits for each command on an image");

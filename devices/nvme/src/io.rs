@@ -15,8 +15,8 @@ use zerocopy::little_endian::U16;
 
 use crate::data::DataPath;
 use crate::io_queue::completion::{Generation, Permit};
-use crate::job::{InProgress, Work};
-use crate::namespace::{Extent, Namespace, OutOfRange, Straight};
+use crate::job::{InProgress, Job, Work};
+use crate::namespace::{DirectAccess, Extent, Namespace, OutOfRange};
 use crate::storage::Storage;
 
 /// How much of a namespace is read in one step where no data is transferred to the host.
@@ -71,8 +71,8 @@ impl Io {
             return;
         };
         let namespace = find(&self.storage.namespaces, entry.nsid.get()).ok();
-        let straight = namespace.map(|namespace| (namespace, namespace.backend().straight()));
-        if let Some((namespace, Straight::Memory(memory))) = straight {
+        let direct = namespace.map(|namespace| (namespace, namespace.backend().direct()));
+        if let Some((namespace, DirectAccess::Memory(memory))) = direct {
             let range = BlockRange::from(entry);
             if let Ok(extent) = namespace.extent(range.slba.get(), range.blocks().into()) {
                 memory.prefetch(extent.offset, extent.len);
@@ -104,25 +104,32 @@ impl Io {
         queue: u16,
         entry: &SubmissionEntry,
         permit: Permit,
-    ) -> Option<(Permit, Status)> {
+    ) -> Option<Ended> {
         self.data
             .begin(Origin::command(queue, entry.cid.get()), entry.opcode);
-        let mut command = InProgress::new(queue, entry, permit);
+        let mut command = Job {
+            queue,
+            entry,
+            permit: Some(permit),
+            work: (),
+        };
         let progress = self.command(&mut command);
         self.end(command, progress)
     }
 
     /// How a command ends, unless its permit is with the kernel's job.
-    fn end(
-        &self,
-        command: InProgress<'_>,
-        progress: Result<(), Status>,
-    ) -> Option<(Permit, Status)> {
+    fn end(&self, command: InProgress<'_>, progress: Result<(), Status>) -> Option<Ended> {
+        let Job { queue, entry, .. } = command;
         let status = match progress {
             Ok(()) => Status::SUCCESS,
-            Err(status) => self.storage.failed(command.queue, command.entry, status),
+            Err(status) => self.storage.failed(queue, entry, status),
         };
-        command.permit.map(|permit| (permit, status))
+        Some(Ended {
+            queue,
+            cid: entry.cid,
+            permit: command.permit?,
+            status,
+        })
     }
 
     /// A command that has ended since. A late one, which the kernel ends after a reset, expires.
@@ -133,15 +140,15 @@ impl Io {
             let Some(permit) = job.permit.filter(is_current) else {
                 continue;
             };
-            let mut command = InProgress::new(job.queue, &job.entry, permit);
+            let mut command = Job {
+                queue: job.queue,
+                entry: &job.entry,
+                permit: Some(permit),
+                work: (),
+            };
             let progress = self.proceed(&mut command, job.work, outcome);
-            if let Some((permit, status)) = self.end(command, progress) {
-                return Some(Ended {
-                    queue: job.queue,
-                    cid: job.entry.cid,
-                    permit,
-                    status,
-                });
+            if let Some(ended) = self.end(command, progress) {
+                return Some(ended);
             }
         }
     }
@@ -273,8 +280,8 @@ impl Io {
     ) -> Result<(), Status> {
         let storage = self.storage.clone();
         while let Some(namespace) = rest.next().and_then(|at| storage.namespaces.get(at)) {
-            match (&mut self.data.files, namespace.backend().straight()) {
-                (Some(files), Straight::File(file)) => {
+            match (&mut self.data.files, namespace.backend().direct()) {
+                (Some(files), DirectAccess::File(file)) => {
                     files.sync(file, command.job(Work::Flush(rest)));
                     return Ok(());
                 }
@@ -288,10 +295,12 @@ impl Io {
         let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
-        match namespace.backend().straight() {
-            Straight::Nothing => self.data.check(entry, len)?,
-            Straight::Memory(memory) => self.data.send_from(entry, (memory, extent.offset), len)?,
-            Straight::File(file) => {
+        match namespace.backend().direct() {
+            DirectAccess::Nothing => self.data.check(entry, len)?,
+            DirectAccess::Memory(memory) => {
+                self.data.send_from(entry, (memory, extent.offset), len)?
+            }
+            DirectAccess::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
                 let place = (file, extent.offset);
                 if let Some((files, memory)) = self.data.pin(Direction::Write) {
@@ -313,13 +322,13 @@ impl Io {
         let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
-        match namespace.backend().straight() {
-            Straight::Nothing => self.data.check(entry, len)?,
-            Straight::Memory(memory) => {
+        match namespace.backend().direct() {
+            DirectAccess::Nothing => self.data.check(entry, len)?,
+            DirectAccess::Memory(memory) => {
                 self.data
                     .receive_into(entry, (memory, extent.offset), len)?;
             }
-            Straight::File(file) => {
+            DirectAccess::File(file) => {
                 let control = BlockRange::from(entry).control;
                 let durable = control.fua() || !self.storage.write_cache();
                 self.data.locate(Purpose::Payload, entry, len)?;
@@ -343,7 +352,7 @@ impl Io {
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         self.data.locate(Purpose::Payload, entry, len)?;
-        if let Straight::File(file) = namespace.backend().straight()
+        if let DirectAccess::File(file) = namespace.backend().direct()
             && let Some((files, memory)) = self.data.pin(Direction::Read)
         {
             let job = command.job(Work::Check);
@@ -371,7 +380,7 @@ impl Io {
         let entry = command.entry;
         let namespace = find(&self.storage.namespaces, entry.nsid.get())?;
         let extent = blocks(namespace, entry)?;
-        let Straight::File(file) = namespace.backend().straight() else {
+        let DirectAccess::File(file) = namespace.backend().direct() else {
             return Ok(());
         };
         let Some(files) = &mut self.data.files else {
@@ -427,8 +436,8 @@ impl Io {
         let writes = entry.opcode == NvmOpcode::WriteZeroes as u8;
         let deallocate = !writes || control.deac();
         while let Some(Extent { offset, len }) = rest.pop() {
-            match (&mut self.data.files, namespace.backend().straight()) {
-                (Some(files), Straight::File(file)) => {
+            match (&mut self.data.files, namespace.backend().direct()) {
+                (Some(files), DirectAccess::File(file)) => {
                     let job = command.job(Work::Zero(rest));
                     files.zero(file, (offset, len), deallocate, job);
                     return Ok(());
@@ -605,9 +614,9 @@ mod tests {
     /// Carries out a command of a queue with a permit of its own; how it ends, unless the kernel works on it.
     fn execute(io: &mut Io, queue: u16, entry: &SubmissionEntry) -> Option<Status> {
         let permit = Permit::new(&io.generation);
-        let (permit, status) = io.execute(queue, entry, permit)?;
-        permit.expire();
-        Some(status)
+        let ended = io.execute(queue, entry, permit)?;
+        ended.permit.expire();
+        Some(ended.status)
     }
 
     /// Queue and status of a command that the kernel has ended.

@@ -7,14 +7,18 @@ use peerbar_nvme_spec::command::SubmissionEntry;
 use crate::io_queue::completion::Permit;
 use crate::namespace::Extent;
 
-/// A command that the kernel works on.
-pub(crate) struct Job {
+/// A command, as the kernel works on it.
+pub(crate) struct Job<E = SubmissionEntry, W = Work> {
     /// The number of its submission queue.
     pub(crate) queue: u16,
-    pub(crate) entry: SubmissionEntry,
+    pub(crate) entry: E,
+    /// `None` once another job has it.
     pub(crate) permit: Option<Permit>,
-    pub(crate) work: Work,
+    pub(crate) work: W,
 }
+
+/// A command that a worker carries out.
+pub(crate) type InProgress<'a> = Job<&'a SubmissionEntry, ()>;
 
 /// What the kernel does for a command.
 pub(crate) enum Work {
@@ -28,24 +32,7 @@ pub(crate) enum Work {
     Zero(Vec<Extent>),
 }
 
-/// A command that a worker carries out.
-pub(crate) struct InProgress<'a> {
-    pub(crate) queue: u16,
-    pub(crate) entry: &'a SubmissionEntry,
-    /// `None` once a job has it.
-    pub(crate) permit: Option<Permit>,
-}
-
-impl<'a> InProgress<'a> {
-    /// A command of I/O queue `queue`.
-    pub(crate) fn new(queue: u16, entry: &'a SubmissionEntry, permit: Permit) -> Self {
-        Self {
-            queue,
-            entry,
-            permit: Some(permit),
-        }
-    }
-
+impl InProgress<'_> {
     /// The command and its permit as a job for the kernel.
     pub(crate) fn job(&mut self, work: Work) -> Job {
         Job {

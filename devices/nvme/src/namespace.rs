@@ -30,7 +30,7 @@ pub(crate) struct OutOfRange {
 
 /// How data may go between a backend and where a command says, past the controller's own buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Straight<'a> {
+pub(crate) enum DirectAccess<'a> {
     /// By a copy between two memories; the backend's lies here, from offset 0 on.
     Memory(&'a MappedMemory),
     /// There is no data to move.
@@ -44,7 +44,7 @@ pub(crate) trait Backend: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
     /// The short way for data.
-    fn straight(&self) -> Straight<'_>;
+    fn direct(&self) -> DirectAccess<'_>;
     /// Fills `data` from `offset` on.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     /// Stores `data` from `offset` on; with `durable`, it is on stable storage when this returns.
@@ -110,7 +110,7 @@ impl Namespace {
 
     /// Whether its blocks are in a file, so that the kernel can move them.
     pub(crate) fn is_file(&self) -> bool {
-        matches!(self.backend.straight(), Straight::File(_))
+        matches!(self.backend.direct(), DirectAccess::File(_))
     }
 
     /// The bytes of `count` blocks from `start` on.

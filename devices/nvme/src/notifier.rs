@@ -3,7 +3,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use peerbar_nvme_spec::registers::Doorbell;
 use peerbar_pci::{InterruptMode, Interrupts};
@@ -39,7 +38,8 @@ pub(crate) struct Notifier {
     pub(crate) doorbells: Arc<DoorbellPage>,
     pub(crate) intx: Intx,
     /// By owner.
-    event_counts: Vec<EventCount>,
+    engine: EventCount,
+    workers: Vec<EventCount>,
     /// The engine should read the registers. Like `quiet` it is read between any two commands, without the lock and relaxed:
     /// it orders nothing else. The registers are read under their lock, queues are created and deleted by requests, and a thread
     /// that must not miss a change is notified.
@@ -64,9 +64,10 @@ impl Notifier {
         workers: u8,
         interrupts: Arc<dyn Interrupts>,
     ) -> io::Result<Self> {
-        let event_counts = (0..=workers).map(|_| Ok(EventCount::new(EventFd::new()?)));
+        let events = || Ok(EventCount::new(EventFd::new()?));
         Ok(Self {
-            event_counts: event_counts.collect::<io::Result<_>>()?,
+            engine: events()?,
+            workers: (0..workers).map(|_| events()).collect::<io::Result<_>>()?,
             state: Mutex::new(State {
                 registers,
                 stop: false,
@@ -119,47 +120,20 @@ impl Notifier {
             let _state = self.lock();
             self.interrupts.set_pin(false);
         }
-        self.notify(owner.unwrap_or(ENGINE));
+        self.events(owner.unwrap_or(ENGINE)).notify();
     }
 
-    /// The event fd that ends a thread's wait whenever it is signalled.
-    pub(crate) fn event_fd(&self, owner: Owner) -> Option<&EventFd> {
-        self.event_count(owner).map(EventCount::event_fd)
-    }
-
-    /// Has a thread look at its doorbells and requests.
-    pub(crate) fn notify(&self, owner: Owner) {
-        if let Some(count) = self.event_count(owner) {
-            count.notify();
-        }
-    }
-
-    /// Whether a thread has been notified since the last call; to be taken before it looks at doorbells and requests.
-    pub(crate) fn take_notification(&self, owner: Owner) -> bool {
-        self.event_count(owner)
-            .is_some_and(EventCount::take_notification)
-    }
-
-    /// Blocks a thread until it is woken or until the deadline, if there is no notification and no work. It may return early.
-    pub(crate) fn wait(
-        &self,
-        owner: Owner,
-        deadline: Option<Instant>,
-        idle: impl FnOnce() -> bool,
-    ) {
-        if let Some(count) = self.event_count(owner) {
-            count.wait(deadline, idle);
-        }
-    }
-
-    fn event_count(&self, owner: Owner) -> Option<&EventCount> {
-        self.event_counts.get(usize::from(owner.0))
+    /// The event count of a thread, which is notified to look at its doorbells and requests.
+    pub(crate) fn events(&self, owner: Owner) -> &EventCount {
+        let worker = usize::from(owner.0).checked_sub(1);
+        let worker = worker.and_then(|index| self.workers.get(index));
+        worker.unwrap_or(&self.engine)
     }
 
     /// A queue's owner has read a doorbell value that the queue cannot have.
     pub(crate) fn report_bad_value(&self) {
         self.bad_value.store(true, Ordering::Release);
-        self.notify(ENGINE);
+        self.engine.notify();
     }
 
     /// Whether, since the last call, a doorbell without a queue has been rung, and one with a value that its queue cannot have.
@@ -218,10 +192,10 @@ impl Notifier {
             if let Some(task) = self.next_urgent(enabled) {
                 return task;
             }
-            if self.take_notification(ENGINE) || busy {
+            if self.engine.take_notification() || busy {
                 return Task::Queues;
             }
-            self.wait(ENGINE, None, || !self.urgent());
+            self.engine.wait(None, || !self.urgent());
         }
     }
 
@@ -243,7 +217,8 @@ impl Notifier {
     /// Has the engine read the registers, and the workers check requests that wait for commands to end.
     fn notify_all(&self) {
         self.urgent.store(true, Ordering::Relaxed);
-        self.event_counts.iter().for_each(EventCount::notify);
+        self.engine.notify();
+        self.workers.iter().for_each(EventCount::notify);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -91,15 +91,15 @@ fn ring_of_a_worker_queue_wakes_that_worker() {
     notifier.doorbells.set_owner(doorbell, Some(WORKER));
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
-            while !notifier.take_notification(WORKER) {
-                notifier.wait(WORKER, None, || true);
+            while !notifier.events(WORKER).take_notification() {
+                notifier.events(WORKER).wait(None, || true);
             }
             notifier.doorbells.value(doorbell)
         });
         notifier.ring(doorbell, 3);
         assert_eq!(worker.join().unwrap(), 3);
     });
-    assert!(!notifier.take_notification(ENGINE));
+    assert!(!notifier.events(ENGINE).take_notification());
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl WorkerPool {
         let worker = self.workers.get(index)?;
         let (done, confirmed) = sync_channel(1);
         worker.requests.send((request, done)).ok()?;
-        self.notifier.notify(owner);
+        self.notifier.events(owner).notify();
         Some(confirmed)
     }
 

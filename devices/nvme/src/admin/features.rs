@@ -3,6 +3,7 @@
 //! Nothing is saved over a power cycle. Arbitration is kept and reported, and has no effect: it is a recommendation to a
 //! controller.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use peerbar_dma::Purpose;
@@ -63,7 +64,7 @@ pub(super) const SUPPORTED: [u8; 14] = [
 /// The values in effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Features {
-    plain: [u32; PLAIN.len()],
+    plain: BTreeMap<u8, u32>,
     /// Over and under temperature thresholds in kelvins.
     thresholds: [u16; 2],
     error_recovery: Vec<u32>,
@@ -79,7 +80,7 @@ pub(crate) struct Features {
 impl Features {
     pub(super) fn new(namespaces: usize) -> Self {
         Self {
-            plain: PLAIN.map(|(_, default)| default),
+            plain: PLAIN.into(),
             thresholds: [343, 0],
             error_recovery: vec![0; namespaces],
             uncoalesced: vec![false; QUEUE_PAIRS.into()],
@@ -132,19 +133,7 @@ impl Features {
     }
 
     fn plain(&self, fid: u8) -> Option<u32> {
-        PLAIN
-            .iter()
-            .zip(self.plain)
-            .find(|((id, _), _)| *id == fid)
-            .map(|(_, value)| value)
-    }
-
-    fn set_plain(&mut self, fid: u8, value: u32) {
-        for ((id, _), place) in PLAIN.iter().zip(&mut self.plain) {
-            if *id == fid {
-                *place = value;
-            }
-        }
+        self.plain.get(&fid).copied()
     }
 
     fn milliseconds(&self) -> u64 {
@@ -268,8 +257,7 @@ impl Features {
             }
             fid::SOFTWARE_PROGRESS_MARKER => self.software_progress = dword,
             _ => {
-                self.plain(fid).ok_or(invalid)?;
-                self.set_plain(fid, dword);
+                *self.plain.get_mut(&fid).ok_or(invalid)? = dword;
             }
         }
         Ok(0)

@@ -1,14 +1,13 @@
 //! Serving queues: fetch a batch of commands, carry them out, flush their completions, interrupt.
 
 use peerbar_dma::{Origin, Purpose};
-use peerbar_nvme_spec::completion::{CompletionEntry, Status};
-use zerocopy::little_endian::U16;
+use peerbar_nvme_spec::completion::CompletionEntry;
 
-use super::completion::{CompletionQueue, Permit};
+use super::completion::CompletionQueue;
 use super::doorbell::Unreachable;
 use super::interrupt::QueueInterrupts;
 use super::submission::{Batch, Command, SUBMISSION_BYTES, SubmissionQueue};
-use crate::io::Io;
+use crate::io::{Ended, Io};
 use crate::registers::Registers;
 
 /// At most as many commands of one queue are fetched before the next queue's turn.
@@ -112,8 +111,8 @@ impl SubmissionQueue {
                 permit.expire();
                 continue;
             }
-            if let Some((permit, status)) = cx.io.execute(self.id, entry, permit) {
-                self.complete(completions, cx, permit, entry.cid, status);
+            if let Some(ended) = cx.io.execute(self.id, entry, permit) {
+                self.complete(completions, cx, ended);
             }
             // With half of few commands the guest continues while the other half is carried out.
             if number == half || cx.io.moved() >= WAIT_BYTES {
@@ -128,14 +127,12 @@ impl SubmissionQueue {
         &mut self,
         completions: &mut CompletionQueue,
         cx: &mut Context,
-        permit: Permit,
-        cid: U16,
-        status: Status,
+        ended: Ended,
     ) {
-        let entry = self.end(cid);
-        let origin = Origin::command(self.id, cid.get());
+        let (entry, status) = (self.end(ended.cid), ended.status);
+        let origin = Origin::command(self.id, ended.cid.get());
         cx.io.data.requester().end(origin, status.into_bits());
-        if completions.stage(permit, entry, status) {
+        if completions.stage(ended.permit, entry, status) {
             cx.flush(completions);
         }
     }

@@ -66,7 +66,7 @@ impl Worker {
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         loop {
             // Taken before anything is read: what is stored later brings a notification of its own.
-            if self.notifier().take_notification(self.owner) {
+            if self.notifier().events(self.owner).take_notification() {
                 if self.take_requests().is_break() {
                     return;
                 }
@@ -117,7 +117,7 @@ impl Worker {
             let mut groups = self.groups.iter_mut();
             match groups.find_map(|group| group.queue(ended.queue)) {
                 Some((queue, completions)) if !cx.is_quiet() => {
-                    queue.complete(completions, cx, ended.permit, ended.cid, ended.status);
+                    queue.complete(completions, cx, ended);
                 }
                 _ => ended.permit.expire(),
             }
@@ -149,7 +149,7 @@ impl Worker {
             let doorbells = [Doorbell::SubmissionTail(0), Doorbell::CompletionHead(0)];
             let values = doorbells.map(|doorbell| self.notifier().doorbells.value(doorbell));
             if std::mem::replace(&mut self.admin_seen, values) != values {
-                self.notifier().notify(ENGINE);
+                self.notifier().events(ENGINE).notify();
             }
         }
     }
@@ -177,11 +177,11 @@ impl Worker {
             Wait::Poll => std::hint::spin_loop(),
             Wait::Sleep(end) => {
                 let end = deadline.map_or(end, |deadline| deadline.min(end));
-                self.notifier().wait(self.owner, Some(end), || true);
+                self.notifier().events(self.owner).wait(Some(end), || true);
             }
             Wait::Block => {
                 let notifier = self.cx.interrupts.notifier.clone();
-                notifier.wait(self.owner, deadline, || self.arm());
+                notifier.events(self.owner).wait(deadline, || self.arm());
                 self.poller.blocked(Instant::now);
             }
         }

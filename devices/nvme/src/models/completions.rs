@@ -210,7 +210,7 @@ impl Worker {
     /// A round of work, with commands to carry out or without; whether the guest has completions left to take.
     fn round(&mut self, batch: Option<Batch>) -> bool {
         let notifier = self.scene.notifier.clone();
-        if notifier.take_notification(WORKER) {
+        if notifier.events(WORKER).take_notification() {
             self.take_head();
             if notifier.uses_pin() {
                 notifier.update_pin();
@@ -246,7 +246,7 @@ fn every_completion_is_taken(
             worker.round(Some(*batch));
         }
         while worker.round(None) {
-            scene.notifier.wait(WORKER, None, || true);
+            scene.notifier.events(WORKER).wait(None, || true);
         }
         guest.join().unwrap();
         assert!(!scene.line.pin.load(Ordering::SeqCst));
@@ -306,7 +306,7 @@ fn pin_raised_by_another_thread_is_up_for_an_entry() {
         worker.round(Some(ONE));
         engine.join().unwrap();
         while worker.round(None) {
-            scene.notifier.wait(WORKER, None, || true);
+            scene.notifier.events(WORKER).wait(None, || true);
         }
         guest.join().unwrap();
         assert!(!scene.line.pin.load(Ordering::SeqCst));

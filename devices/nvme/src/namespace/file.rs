@@ -10,7 +10,7 @@ use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::{Errno, ReadWriteFlags};
 use thiserror::Error;
 
-use super::{Backend, Straight};
+use super::{Backend, DirectAccess};
 
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -112,8 +112,8 @@ impl Backend for FileBackend {
         self.size
     }
 
-    fn straight(&self) -> Straight<'_> {
-        Straight::File(&self.file)
+    fn direct(&self) -> DirectAccess<'_> {
+        DirectAccess::File(&self.file)
     }
 
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{Backend, Straight};
+use super::{Backend, DirectAccess};
 
 /// A size. What is written is forgotten; commands that read bring no data.
 pub(crate) struct NullBackend(u64);
@@ -19,8 +19,8 @@ impl Backend for NullBackend {
         self.0
     }
 
-    fn straight(&self) -> Straight<'_> {
-        Straight::Nothing
+    fn direct(&self) -> DirectAccess<'_> {
+        DirectAccess::Nothing
     }
 
     fn read(&self, _offset: u64, data: &mut [u8]) -> io::Result<()> {

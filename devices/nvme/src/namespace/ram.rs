@@ -4,7 +4,7 @@ use std::io;
 
 use peerbar_dma::{MemoryError, PrivateMemory};
 
-use super::{Backend, Straight};
+use super::{Backend, DirectAccess};
 
 /// Memory of the daemon, sparse until written.
 pub(crate) struct RamBackend(PrivateMemory);
@@ -21,8 +21,8 @@ impl Backend for RamBackend {
         self.0.size()
     }
 
-    fn straight(&self) -> Straight<'_> {
-        Straight::Memory(&self.0)
+    fn direct(&self) -> DirectAccess<'_> {
+        DirectAccess::Memory(&self.0)
     }
 
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {

@@ -88,3 +88,14 @@ fn a_mapping_that_its_driver_leaves_behind_is_found() {
     let found: Vec<_> = findings.iter().map(|f| (f.kind, f.address)).collect();
     assert_eq!(found, [(FindingKind::LeftBehind, BUFFER)]);
 }
+
+#[test]
+fn device_without_flight_record_goes_on_and_says_so() {
+    let words = ["--namespace", "ram=2M", "--flight", "/nowhere/disk7.flight"];
+    let daemon = Daemon::start(&words);
+    let said = daemon.stderr();
+    let expected = "/nowhere/disk7.flight: flight record: cannot make the file: ";
+    assert!(said.contains(expected), "{said}");
+    assert!(said.contains("goes on without it"), "{said}");
+    assert_eq!(daemon.terminate().code, Some(0));
+}

@@ -25,7 +25,7 @@ use crate::io_queue::group::WAIT_BYTES;
 use crate::io_queue::interrupt::Coalescing;
 use crate::io_queue::request::WorkerRequest;
 use crate::io_queue::ring::Ring;
-use crate::namespace::{Backend, Namespace, RamBackend, Straight};
+use crate::namespace::{Backend, DirectAccess, Namespace, RamBackend};
 use crate::registers::Registers;
 use crate::storage::Storage;
 
@@ -50,8 +50,8 @@ impl Backend for Slow {
         1 << 20
     }
 
-    fn straight(&self) -> Straight<'_> {
-        Straight::File(&self.0)
+    fn direct(&self) -> DirectAccess<'_> {
+        DirectAccess::File(&self.0)
     }
 
     fn read(&self, _offset: u64, data: &mut [u8]) -> io::Result<()> {
@@ -125,7 +125,7 @@ impl Scene {
             Namespace::new(Box::new(full), block_bytes),
         ]);
         let mut path = DataPath::new(requester.clone(), 1 << 16, Vec::new());
-        let ring = FileRing::new(notifier.event_fd(Owner(1)).unwrap().as_fd());
+        let ring = FileRing::new(notifier.events(Owner(1)).event_fd().as_fd());
         path.files = Some(
             ring.inspect_err(|error| eprintln!("skipped: {error}"))
                 .ok()?,
@@ -173,7 +173,7 @@ impl Scene {
     fn request(&self, request: WorkerRequest) -> Receiver<()> {
         let (done, wait) = sync_channel(1);
         self.requests.send((request, done)).unwrap();
-        self.notifier.notify(Owner(1));
+        self.notifier.events(Owner(1)).notify();
         wait
     }
 
