@@ -32,7 +32,7 @@ impl<'a> Span<'a> {
     /// [`Error::Freed`]; [`Error::ForeignBuffer`].
     pub(crate) fn operand(&self, driver: &Arc<dyn Driver>) -> Result<Operand> {
         Ok(Operand {
-            space: self.memory.space.into(),
+            space: self.memory.space as u32,
             handle: self.memory.live_for(driver)?.handle,
             offset: self.offset,
         })

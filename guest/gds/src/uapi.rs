@@ -16,16 +16,6 @@ pub enum Space {
     DmaBuf = 2,
 }
 
-impl From<Space> for u32 {
-    fn from(space: Space) -> u32 {
-        match space {
-            Space::Vram => 0,
-            Space::Host => 1,
-            Space::DmaBuf => 2,
-        }
-    }
-}
-
 /// Bit of [`Info::features`]: the aperture is a window.
 pub const FEATURE_WINDOW: u32 = 1;
 

@@ -88,7 +88,7 @@ impl<'a> Bench<'a> {
         );
         self.a_good_command_is_done()
             .context("before all mistakes")?;
-        for mistake in self.mistakes() {
+        for mistake in self.bad_rings().into_iter().chain(self.bad_entries()) {
             let outcome = self.make(&mistake);
             self.channel.disable()?;
             outcome.context(mistake.name)?;
@@ -98,95 +98,78 @@ impl<'a> Bench<'a> {
         self.a_good_command_is_done().context("after all mistakes")
     }
 
-    fn mistakes(&self) -> [Mistake; 10] {
+    /// Mistakes in setting a channel up and in ringing it.
+    fn bad_rings(&self) -> [Mistake; 5] {
         let vram = self.other.properties().vram_bytes;
         let ring = self.good_ring();
-        let good = Mistake {
-            name: "",
+        let bad = |name, ring: Ring| Mistake {
+            name,
             ring,
             entry: Entry::default(),
             doorbell: 1,
-            code: 0,
+            code: 5,
+            write: false,
+            address: ring.address,
+        };
+        let at = |address| Ring { address, ..ring };
+        let nowhere = Ring {
+            space: ON_BUS,
+            ..at(NOWHERE)
+        };
+        [
+            bad("a ring off its boundary", at(self.base + 64)),
+            bad("a ring that leaves VRAM", at(vram - ENTRY_BYTES)),
+            bad("a ring of three entries", Ring { entries: 3, ..ring }),
+            Mistake {
+                doorbell: ENTRIES + 1,
+                ..bad("a doorbell beyond the ring", ring)
+            },
+            Mistake {
+                code: 2,
+                ..bad("a ring without a completer", nowhere)
+            },
+        ]
+    }
+
+    /// Commands that cannot be.
+    fn bad_entries(&self) -> [Mistake; 5] {
+        let vram = self.other.properties().vram_bytes;
+        let bad = |name, entry, code| Mistake {
+            name,
+            ring: self.good_ring(),
+            entry,
+            doorbell: 1,
+            code,
             write: false,
             address: self.base,
         };
-        let bad_ring = |name, ring: Ring| Mistake {
-            name,
-            ring,
-            code: 5,
-            address: ring.address,
-            ..good
-        };
-        let bad_entry = |name, entry, code| Mistake {
-            name,
-            entry,
-            code,
-            ..good
-        };
-        let fill = |to, length| Entry {
-            opcode: FILL,
+        let command = |opcode, operands| Entry {
+            opcode,
             spaces: FIRST_IN_VRAM,
-            operands: [to, length, MARK],
+            operands,
             ..Entry::default()
         };
-        let at = |address| Ring { address, ..ring };
+        let fill = |to, length| command(FILL, [to, length, MARK]);
+        let copy = command(COPY, [self.base, NOWHERE, 8]);
+        let unaligned = Entry {
+            flags: FENCE_IN_VRAM,
+            fence: self.base + FENCE + 8,
+            ..Entry::default()
+        };
         [
-            bad_ring("a ring off its boundary", at(self.base + 64)),
-            bad_ring("a ring that leaves VRAM", at(vram - ENTRY_BYTES)),
-            bad_ring("a ring of three entries", Ring { entries: 3, ..ring }),
-            Mistake {
-                name: "a doorbell beyond the ring",
-                doorbell: ENTRIES + 1,
-                code: 5,
-                ..good
-            },
-            Mistake {
-                name: "a ring without a completer",
-                ring: Ring {
-                    address: NOWHERE,
-                    space: ON_BUS,
-                    ..ring
-                },
-                code: 2,
-                address: NOWHERE,
-                ..good
-            },
-            bad_entry(
-                "an unknown opcode",
-                Entry {
-                    opcode: 200,
-                    ..Entry::default()
-                },
-                4,
-            ),
-            bad_entry("a length beyond 1 GiB", fill(self.base, (1 << 30) + 1), 6),
+            bad("an unknown opcode", command(200, [0; 3]), 4),
+            bad("a length beyond 1 GiB", fill(self.base, (1 << 30) + 1), 6),
             Mistake {
                 write: true,
                 address: vram - 8,
-                ..bad_entry("a fill that leaves VRAM", fill(vram - 8, 16), 3)
+                ..bad("a fill that leaves VRAM", fill(vram - 8, 16), 3)
             },
             Mistake {
-                name: "a copy to an address without a completer",
-                entry: Entry {
-                    opcode: COPY,
-                    spaces: FIRST_IN_VRAM,
-                    operands: [self.base, NOWHERE, 8],
-                    ..Entry::default()
-                },
-                code: 2,
                 write: true,
                 address: NOWHERE,
-                ..good
+                ..bad("a copy to an address without a completer", copy, 2)
             },
-            bad_entry(
-                "a fence off its boundary",
-                Entry {
-                    flags: FENCE_IN_VRAM,
-                    fence: self.base + FENCE + 8,
-                    ..Entry::default()
-                },
-                4,
-            ),
+            bad("a fence off its boundary", unaligned, 4),
         ]
     }
 

@@ -124,84 +124,45 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     if let Some(operand) = summand.operand.get_mut(1) {
         *operand = address(handle, 0);
     }
-    let others = [
-        (
-            "a buffer that is not there",
-            fill(handle + 1000),
-            Errno::NOENT,
-        ),
-        ("VRAM as if it were host memory", host, Errno::INVAL),
-        (
-            "a fill beyond its buffer",
-            fill_at(0, BYTES + 1),
-            Errno::RANGE,
-        ),
-        (
-            "a fill that starts at its buffer's end",
-            fill_at(BYTES, 1),
-            Errno::RANGE,
-        ),
-        (
-            "an offset that wraps around",
-            fill_at(u64::MAX, 2),
-            Errno::RANGE,
-        ),
-        (
-            "a length that wraps around",
-            fill_at(8, u64::MAX),
-            Errno::RANGE,
-        ),
+    let pattern = [address(handle, 0), number(8), address(handle, 0)];
+    let invalid = [
+        ("VRAM as if it were host memory", host),
         (
             "a pattern that is an address",
-            command(
-                FILL,
-                [address(handle, 0), number(8), address(handle, 0)],
-                0b101,
-            ),
-            Errno::INVAL,
+            command(FILL, pattern, 0b101),
         ),
-        ("a summand that is an address", summand, Errno::INVAL),
-        (
-            "an opcode of more than a byte",
-            command(256, [], 0),
-            Errno::INVAL,
-        ),
-        (
-            "more operands than there are",
-            command(0, [], 1 << 13),
-            Errno::INVAL,
-        ),
+        ("a summand that is an address", summand),
+        ("an opcode of more than a byte", command(256, [], 0)),
+        ("more operands than there are", command(0, [], 1 << 13)),
     ];
-    let others = others.map(|(name, submit, errno)| (name.to_owned(), submit, errno));
+    let out_of_range = [
+        ("a fill beyond its buffer", fill_at(0, BYTES + 1)),
+        ("a fill that starts at its buffer's end", fill_at(BYTES, 1)),
+        ("an offset that wraps around", fill_at(u64::MAX, 2)),
+        ("a length that wraps around", fill_at(8, u64::MAX)),
+    ];
+    let missing = [("a buffer that is not there", fill(handle + 1000))];
+    let with = |errno| move |(name, submit): (&str, Submit)| (name.to_owned(), submit, errno);
+    let others = invalid.into_iter().map(with(Errno::INVAL));
+    let others = others.chain(out_of_range.map(with(Errno::RANGE)));
+    let others = others.chain(missing.map(with(Errno::NOENT)));
     unaddressed.chain(others).collect()
 }
 
 /// What the device itself must find.
-fn faulted(handle: u32) -> [(&'static str, Submit, u32); 5] {
+fn faulted(handle: u32) -> Vec<(&'static str, Submit, u32)> {
     let overlap = [address(handle, 0), address(handle, 8), number(64)];
-    [
-        ("an unknown opcode", command(200, [], 0), BAD_COMMAND),
-        (
-            "an unknown kernel",
-            launch(handle, 99, 1, (1, 1)),
-            BAD_COMMAND,
-        ),
-        (
-            "a block of 1025 threads",
-            launch(handle, REDUCTION, 1, (1, 1025)),
-            BAD_COMMAND,
-        ),
-        (
-            "a copy onto a part of itself",
-            command(COPY, overlap, 0b11),
-            BAD_COMMAND,
-        ),
-        (
-            "more than 2^24 threads",
-            launch(handle, REDUCTION, 1, ((1 << 14) + 1, 1024)),
-            TOO_LONG,
-        ),
-    ]
+    let reduction = |shape| launch(handle, REDUCTION, 1, shape);
+    let bad = [
+        ("an unknown opcode", command(200, [], 0)),
+        ("an unknown kernel", launch(handle, 99, 1, (1, 1))),
+        ("a block of 1025 threads", reduction((1, 1025))),
+        ("a copy onto a part of itself", command(COPY, overlap, 0b11)),
+    ];
+    let bad = bad.map(|(name, submit)| (name, submit, BAD_COMMAND));
+    let long = reduction(((1 << 14) + 1, 1024));
+    let long = ("more than 2^24 threads", long, TOO_LONG);
+    bad.into_iter().chain([long]).collect()
 }
 
 /// Host memory lies in pieces, none of which overlaps its own copy, so the device would find nothing wrong.
