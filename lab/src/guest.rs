@@ -1,7 +1,7 @@
 //! A running guest: QEMU, the servers behind its devices, its console and its report.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -194,7 +194,7 @@ impl<'a> Guest<'a> {
             Line::Counters(request) => Some(*request),
             _ => None,
         });
-        let (Some(request), Some(port)) = (request, &mut self.port) else {
+        let (Some(request), Some(port)) = (request, &self.port) else {
             return Ok(());
         };
         let answer = Counters {
@@ -202,7 +202,7 @@ impl<'a> Guest<'a> {
             devices: self.counters.read(),
         };
         let answer = serde_json::to_string(&answer).context("cannot write the counters")?;
-        if let Err(error) = port.write_all(format!("{answer}\n").as_bytes()) {
+        if let Err(error) = write_within(port, format!("{answer}\n").as_bytes(), PLAN) {
             log::debug!("the agent does not take the counters: {error}");
             self.port = None;
         }
@@ -226,12 +226,8 @@ impl<'a> Guest<'a> {
         Ok((self.console, self.report, complaint))
     }
 
-    fn connected(&mut self, mut stream: UnixStream) -> anyhow::Result<()> {
-        stream
-            .set_write_timeout(Some(PLAN))
-            .context("cannot limit the time for the plan")?;
-        stream
-            .write_all(self.plan.as_bytes())
+    fn connected(&mut self, stream: UnixStream) -> anyhow::Result<()> {
+        write_within(&stream, self.plan.as_bytes(), PLAN)
             .context("QEMU does not take the plan for the agent")?;
         let port = stream.try_clone();
         self.port = Some(port.context("cannot share the agent's port")?);
@@ -250,6 +246,28 @@ impl<'a> Guest<'a> {
             .context("a server that ended and did not")?;
         Ok((!server.lost).then(|| servers::exit_message(server, status)))
     }
+}
+
+/// Writes all of `bytes` within `limit`, however slowly the other side reads.
+fn write_within(mut stream: &UnixStream, bytes: &[u8], limit: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    // The socket's time-out is for each of its buffers: a part fits into one.
+    for mut part in bytes.chunks(4096) {
+        while !part.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            stream.set_write_timeout(Some(left))?;
+            match stream.write(part) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => part = part.get(count..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Starts QEMU with its console on a pipe and its own output in `qemu.log`.
@@ -273,4 +291,30 @@ fn listen(sockets: &Sockets, topology: &Topology<'_>) -> anyhow::Result<UnixList
     }
     let path = sockets.report();
     UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn write_to_slow_reader_ends_in_time() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        // Each read frees a buffer, so that each send goes on within its own time-out.
+        let reader = thread::spawn(move || {
+            let mut part = [0; 4096];
+            while theirs.read(&mut part).unwrap() > 0 {
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let begun = Instant::now();
+        let written = write_within(&ours, &vec![0; 64 << 20], Duration::from_millis(100));
+        assert!(written.is_err());
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        ours.shutdown(std::net::Shutdown::Both).unwrap();
+        reader.join().unwrap();
+    }
 }
