@@ -6,7 +6,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
 use peerbar_flight::{Flight, FlightFile};
-use peerbar_report::{Check, DeviceCounters, Line, Module, Request, Verdict as CheckVerdict};
+use peerbar_report::{
+    Check, DeviceCounters, KINDS, Line, Module, Request, Verdict as CheckVerdict,
+};
 
 use crate::artifacts::{Artifacts, Own};
 use crate::exit::Outcome;
@@ -25,8 +27,6 @@ use crate::verdict::{Ending, Verdict};
 
 /// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
-/// Modules of Debian's kernel that the agent loads for some checks, which are not known yet.
-const ON_DEMAND: [&str; 4] = ["vfio_iommu_type1", "vfio_pci", "ext4", "xfs"];
 /// How long a guest may take to power off.
 const POWER_OFF: Duration = Duration::from_secs(30);
 
@@ -89,9 +89,12 @@ impl LabOptions {
         }
         let mut modules = scenario.initramfs_modules();
         if self.own.kernel().is_none() {
-            let known = modules.clone();
-            let on_demand = ON_DEMAND.into_iter().map(str::to_owned);
-            modules.extend(on_demand.filter(|name| !known.contains(name)));
+            // Those of Debian's kernel that some check may load: the checks are not known yet.
+            for name in KINDS.iter().flat_map(|kind| kind.on_demand) {
+                if !modules.iter().any(|known| known == name) {
+                    modules.push((*name).to_owned());
+                }
+            }
         }
         let artifacts =
             Artifacts::prepare(&self.own, &modules, scenario.tools, &agent, &signals::NONE)?;

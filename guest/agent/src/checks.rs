@@ -58,36 +58,7 @@ pub(crate) trait Run {
 
 /// The check's kind.
 pub(crate) fn runner(check: &Check) -> &dyn Run {
-    match check {
-        Check::Provider(check) => check,
-        Check::QueuesInCmb(check) => check,
-        Check::Copy(check) => check,
-        Check::BufferedRead(check) => check,
-        Check::PoolExhausted(check) => check,
-        Check::Probe(check) => check,
-        Check::ControllerReset(check) => check,
-        Check::DmaLog(check) => check,
-        Check::Command(check) => check,
-        Check::GpuFile(check) => check,
-        Check::GpuUnaligned(check) => check,
-        Check::GpuBatch(check) => check,
-        Check::GpuRefused(check) => check,
-        Check::GpuCompute(check) => check,
-        Check::GpuAtomics(check) => check,
-        Check::GpuCopy(check) => check,
-        Check::GpuDmaBuf(check) => check,
-        Check::GpuVirtio(check) => check,
-        Check::GpuFaults(check) => check,
-        Check::GpuBeyondAperture(check) => check,
-        Check::GpuMapping(check) => check,
-        Check::GpuPins(check) => check,
-        Check::GpuLifetimes(check) => check,
-        Check::GpuReset(check) => check,
-        Check::GpuLong(check) => check,
-        Check::GpuOwners(check) => check,
-        Check::GpuLost(check) => check,
-        Check::GpuUnload(check) => check,
-    }
+    peerbar_report::with_check!(check, check => check)
 }
 
 /// How a check ended that did not fail.

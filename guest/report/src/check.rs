@@ -96,6 +96,9 @@ pub trait CheckKind: Described + Sized {
         &[]
     }
 
+    /// All kernel modules that [`Self::modules_on_demand`] may name.
+    const ON_DEMAND: &'static [&'static str] = &[];
+
     /// Kernel modules that the agent loads when the check runs.
     fn modules_on_demand(&self) -> &'static [&'static str] {
         &[]
@@ -118,12 +121,14 @@ pub struct Kind {
     pub keys: &'static [Key],
     /// [`CheckKind::LAST`].
     pub last: Option<&'static str>,
+    /// [`CheckKind::ON_DEMAND`].
+    pub on_demand: &'static [&'static str],
     /// [`CheckKind::read`].
     read: fn(&mut Keys<'_, '_>) -> Result<Check, TableError>,
 }
 
 macro_rules! kinds {
-    ($($module:ident::$kind:ident,)*) => {
+    ($dollar:tt $($module:ident::$kind:ident,)*) => {
         $(pub use $module::$kind;)*
 
         /// One check of a plan, distinguished by `kind`.
@@ -139,6 +144,7 @@ macro_rules! kinds {
             about: $kind::ABOUT,
             keys: $kind::KEYS,
             last: $kind::LAST,
+            on_demand: $kind::ON_DEMAND,
             read: |keys| $kind::read(keys).map(Check::$kind),
         },)*];
 
@@ -178,10 +184,19 @@ macro_rules! kinds {
                 match self { $(Check::$kind(check) => check.kills(),)* }
             }
         }
+
+        /// An expression with what a check consists of, whichever kind it is.
+        #[macro_export]
+        macro_rules! with_check {
+            ($dollar check:expr, $dollar inner:ident => $dollar body:expr) => {
+                match $dollar check { $($crate::Check::$kind($dollar inner) => $dollar body,)* }
+            };
+        }
     };
 }
 
 kinds! {
+    $
     provider::Provider,
     queues_in_cmb::QueuesInCmb,
     copy::Copy,

@@ -15,6 +15,8 @@ check! {
 }
 
 impl CheckKind for GpuDmaBuf {
+    const ON_DEMAND: &'static [&'static str] = &["vfio_iommu_type1", "vfio_pci"];
+
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
         let gpu = keys.gpu_name("gpu")?;
         let with = keys.buffer("with")?;
@@ -33,7 +35,7 @@ impl CheckKind for GpuDmaBuf {
 
     fn modules_on_demand(&self) -> &'static [&'static str] {
         match self.with {
-            Buffer::P2pmem(_) => &["vfio_iommu_type1", "vfio_pci"],
+            Buffer::P2pmem(_) => Self::ON_DEMAND,
             Buffer::GuestRam => &[],
         }
     }

@@ -92,6 +92,8 @@ impl Calls {
 }
 
 impl CheckKind for GpuFile {
+    const ON_DEMAND: &'static [&'static str] = &["ext4", "xfs"];
+
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
         let gpu = keys.gpu_name("gpu")?;
         let disks: Spanned<Vec<Spanned<String>>> = keys.required("disks")?;
