@@ -2,14 +2,16 @@
 //!
 //! An entry is a file or a folder whose name contains a hash of its inputs, so it is either right or
 //! missing. It is built in a work folder beside and renamed into place: an interrupted build leaves only a work
-//! folder, which the next build removes.
+//! folder, which the next build removes. A [`Cache`] marks each entry that it has returned as used for as long as it lives
+//! ([`crate::entry_use`]).
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,11 +20,14 @@ use rustix::io::{Errno, retry_on_intr};
 use sha2::{Digest, Sha256};
 
 use crate::ImageError;
+use crate::entry_use::{self, Removal};
 use crate::error::io_error;
 use crate::progress::say;
 
-const WORK_PREFIX: &str = ".peerbar-building-";
-const LOCK: &str = "lock";
+/// Start of the names of what is being built or removed.
+pub(crate) const WORK_PREFIX: &str = ".peerbar-building-";
+/// Name of the build lock's file.
+pub(crate) const LOCK: &str = "lock";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const LOCK_PAUSE: Timespec = Timespec {
     tv_sec: 0,
@@ -32,7 +37,7 @@ const LOCK_PAUSE: Timespec = Timespec {
 const KEY_DIGITS: usize = 16;
 
 /// What an entry is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// A Debian tree and its manifest.
     Root,
@@ -65,16 +70,30 @@ impl Kind {
         }
     }
 
-    /// How long an unused entry is kept: shorter if it takes only a second to build.
-    fn lifetime(self) -> Duration {
+    /// Its name for people.
+    pub(crate) fn word(self) -> &'static str {
+        self.prefix().trim_end_matches('-')
+    }
+
+    /// Whether it takes seconds to build, and no network.
+    pub(crate) fn is_quickly_built(self) -> bool {
         match self {
-            Self::Root => 30 * DAY,
-            Self::Kernel | Self::Initramfs | Self::Modules | Self::Probe => DAY,
+            Self::Root => false,
+            Self::Kernel | Self::Initramfs | Self::Modules | Self::Probe => true,
+        }
+    }
+
+    /// How long an unused entry is kept.
+    pub(crate) fn lifetime(self) -> Duration {
+        if self.is_quickly_built() {
+            DAY
+        } else {
+            30 * DAY
         }
     }
 
     /// The kind of the entry of this name; `None` if it is no entry.
-    fn of(name: &str) -> Option<Self> {
+    pub(crate) fn of(name: &str) -> Option<Self> {
         let is_key = |key: &str| {
             key.len() == KEY_DIGITS && key.bytes().all(|digit| digit.is_ascii_hexdigit())
         };
@@ -89,6 +108,8 @@ impl Kind {
 pub struct Cache {
     dir: PathBuf,
     stop: Option<Arc<OwnedFd>>,
+    /// The marks of the entries that were returned, by their paths.
+    used: Arc<Mutex<BTreeMap<PathBuf, File>>>,
 }
 
 impl Cache {
@@ -116,7 +137,11 @@ impl Cache {
     pub fn at(dir: &Path) -> Result<Self, ImageError> {
         fs::create_dir_all(dir).map_err(io_error("create", dir))?;
         let dir = dir.canonicalize().map_err(io_error("find", dir))?;
-        Ok(Self { dir, stop: None })
+        Ok(Self {
+            dir,
+            stop: None,
+            used: Arc::default(),
+        })
     }
 
     /// The same cache, where long work ends with [`ImageError::Stopped`], and leaves nothing behind, once `stop` is readable.
@@ -143,14 +168,14 @@ impl Cache {
         build: impl FnOnce(&Path, &BuildLock) -> Result<(), ImageError>,
     ) -> Result<PathBuf, ImageError> {
         let path = self.dir.join(format!("{}{key}", kind.prefix()));
-        if self.is_fresh(&path) {
+        if self.is_there(&path, Removal::Possible)? {
             return Ok(path);
         }
         let lock = self.lock()?;
-        if self.is_fresh(&path) {
+        if self.is_there(&path, Removal::Excluded)? {
             return Ok(path);
         }
-        self.sweep()?;
+        self.sweep(&lock)?;
         let work = tempfile::Builder::new()
             .prefix(WORK_PREFIX)
             .tempdir_in(&self.dir)
@@ -158,19 +183,24 @@ impl Cache {
         let made = work.path().join("entry");
         build(&made, &lock)?;
         fs::rename(&made, &path).map_err(io_error("create", &path))?;
+        self.is_there(&path, Removal::Excluded)?;
         Ok(path)
     }
 
-    /// Whether the entry is there; it then counts as used today.
-    fn is_fresh(&self, path: &Path) -> bool {
+    /// Whether the entry is there; it is then marked as used, and counts as used today.
+    fn is_there(&self, path: &Path, removal: Removal) -> Result<bool, ImageError> {
+        let Some(entry) = entry_use::mark(path, removal).map_err(io_error("open", path))? else {
+            return Ok(false);
+        };
         // A cache that another user owns works too, so a failure to record the use is ignored.
-        path.exists() && {
-            let _ = File::open(path).and_then(|entry| entry.set_modified(SystemTime::now()));
-            true
-        }
+        let _ = entry.set_modified(SystemTime::now());
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.insert(path.to_path_buf(), entry);
+        Ok(true)
     }
 
-    fn lock(&self) -> Result<BuildLock, ImageError> {
+    /// Waits for the right to build.
+    pub(crate) fn lock(&self) -> Result<BuildLock, ImageError> {
         let path = self.dir.join(LOCK);
         let file = OpenOptions::new()
             .create(true)
@@ -197,35 +227,6 @@ impl Cache {
             }
         }
         Ok(lock)
-    }
-
-    /// Removes leftovers of dead builds, and unused entries. It leaves foreign files, since the user may keep some in
-    /// that folder. The caller holds the lock.
-    fn sweep(&self) -> Result<(), ImageError> {
-        for found in fs::read_dir(&self.dir).map_err(io_error("list", &self.dir))? {
-            let found = found.map_err(io_error("list", &self.dir))?;
-            let path = found.path();
-            let metadata = found.metadata().map_err(io_error("read", &path))?;
-            let age = metadata
-                .modified()
-                .ok()
-                .and_then(|used| used.elapsed().ok())
-                .unwrap_or_default();
-            let name = found.file_name();
-            let is_unused =
-                || Kind::of(&name.to_string_lossy()).is_some_and(|kind| age > kind.lifetime());
-            if !name.to_string_lossy().starts_with(WORK_PREFIX) && !is_unused() {
-                continue;
-            }
-            log::info!("removing {}", path.display());
-            let removed = if metadata.is_dir() {
-                fs::remove_dir_all(&path)
-            } else {
-                fs::remove_file(&path)
-            };
-            removed.map_err(io_error("remove", &path))?;
-        }
-        Ok(())
     }
 }
 

@@ -88,6 +88,8 @@ pub struct Artifacts {
     pub append: String,
     /// The configuration of the user's own kernel, if it is known.
     pub kernel_config: Option<KernelConfig>,
+    /// Keeps all of it from being pruned.
+    pub cache: Cache,
 }
 
 impl Artifacts {
@@ -148,6 +150,7 @@ impl Artifacts {
             accel,
             append: own.append.clone(),
             kernel_config: kernel.config,
+            cache: cache.clone(),
         })
     }
 

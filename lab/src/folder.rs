@@ -8,16 +8,20 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use chrono::{DateTime, Utc};
+use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 
 use crate::started::{STARTED, Started, Versions};
 
 /// Name of the link to the newest run.
-const LATEST: &str = "latest";
+pub(crate) const LATEST: &str = "latest";
 
 /// A run's folder.
+#[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// A shared lock of the folder while the run lasts ([`crate::runs`]).
+    _running: Option<File>,
 }
 
 impl Folder {
@@ -29,10 +33,29 @@ impl Folder {
         let stem = format!("{time}-{scenario}");
         let name = unused(runs, &stem)
             .with_context(|| format!("cannot make a folder in {}", runs.display()))?;
-        point(runs, &name)
+        Self::made(runs, &name)
+    }
+
+    /// Makes `runs/name`, which must not exist, and points `runs/latest` at it.
+    pub(crate) fn named(runs: &Path, name: &str) -> anyhow::Result<Self> {
+        let path = runs.join(name);
+        fs::create_dir_all(runs)
+            .and_then(|()| fs::create_dir(&path))
+            .with_context(|| format!("cannot make the folder {}", path.display()))?;
+        Self::made(runs, name)
+    }
+
+    fn made(runs: &Path, name: &str) -> anyhow::Result<Self> {
+        point(runs, name)
             .with_context(|| format!("cannot link {}", runs.join(LATEST).display()))?;
+        let path = runs.join(name);
+        let running = File::open(&path).ok();
+        // A file system without locks has no marks of running runs.
+        let is_locked =
+            |folder: &File| flock(folder, FlockOperation::NonBlockingLockShared).is_ok();
         Ok(Self {
-            path: runs.join(name),
+            path,
+            _running: running.filter(is_locked),
         })
     }
 

@@ -6,7 +6,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+use peerbar_images::Cache;
 use peerbar_report::{Counters, DeviceCounters, Line, Request};
 
 use crate::artifacts::Artifacts;
@@ -46,6 +47,8 @@ pub struct Guest<'a> {
     ended: Option<ExitStatus>,
     /// How many of console and report are still open.
     open: usize,
+    /// Keeps what the guest uses from being pruned.
+    _cache: Cache,
     /// Its serial console.
     pub console: Console,
     /// The agent's report.
@@ -114,6 +117,7 @@ impl<'a> Guest<'a> {
             started,
             ended: None,
             open: 1,
+            _cache: artifacts.cache.clone(),
             console: Console::new(folder.file("console.log")?),
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
@@ -283,12 +287,7 @@ pub fn spawn(command: &Command, folder: &Folder) -> Result<Child, Failure> {
 
 /// Listens for QEMU, once it is known that all paths fit an address.
 fn listen(sockets: &Sockets, topology: &Topology<'_>) -> anyhow::Result<UnixListener> {
-    if let Some(path) = sockets.too_long(topology) {
-        let path = path.display();
-        bail!(
-            "{path} is longer than the 107 bytes of a socket address; set TMPDIR to a shorter folder"
-        );
-    }
+    sockets.check(topology)?;
     let path = sockets.report();
     UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use peerbar_flight::{Flight, FlightFile};
@@ -19,6 +19,7 @@ use crate::lab_error::LabError;
 use crate::programs::program;
 use crate::qemu::Sockets;
 use crate::report::Row;
+use crate::runs::Runs;
 use crate::scenario::Scenario;
 use crate::servers::flight_record;
 use crate::signals;
@@ -30,28 +31,18 @@ const READY: Duration = Duration::from_secs(180);
 /// How long a guest may take to power off.
 const POWER_OFF: Duration = Duration::from_secs(30);
 
-/// How a [`Lab`] is started.
-#[derive(Clone, Debug)]
+/// How a [`Lab`] is started: by default with peerbar's own QEMU and kernel, in the folder `runs`, where the last 20 runs stay.
+#[derive(Clone, Debug, Default)]
 pub struct LabOptions {
     own: Own,
-    runs: PathBuf,
-}
-
-impl Default for LabOptions {
-    /// peerbar's own QEMU and kernel, and the folder `runs`.
-    fn default() -> Self {
-        Self {
-            own: Own::default(),
-            runs: PathBuf::from("runs"),
-        }
-    }
+    runs: Runs,
 }
 
 impl LabOptions {
-    /// Folder that gets a folder for each run.
-    pub fn runs(self, runs: impl Into<PathBuf>) -> Self {
+    /// Folder that gets a folder for each run, and from which none is removed.
+    pub fn runs(self, runs: impl AsRef<Path>) -> Self {
         Self {
-            runs: runs.into(),
+            runs: Runs::below(runs.as_ref()),
             ..self
         }
     }
@@ -98,7 +89,7 @@ impl LabOptions {
         }
         let artifacts =
             Artifacts::prepare(&self.own, &modules, scenario.tools, &agent, &signals::NONE)?;
-        let folder = Folder::create(&self.runs, &scenario.name, SystemTime::now())?;
+        let folder = self.runs.begin(&scenario.name)?;
         let path = std::path::absolute(&scenario.path);
         let path = path.context("cannot tell where the scenario is")?;
         folder.begin(Some(&path), artifacts.versions())?;

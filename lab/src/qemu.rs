@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use peerbar_report::{PORT, Plan};
 use serde_json::json;
 
@@ -123,12 +124,13 @@ pub fn arguments(
     if let Some(window) = boot.firmware.window(topology.bar_bytes()) {
         words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
     }
-    functions(&mut words, topology, sockets);
+    words.0.extend(functions(topology, sockets, 0));
     words.0
 }
 
-/// Host bridges, switches, ports, and the devices below them.
-fn functions(words: &mut Words, topology: &Topology<'_>, sockets: &Sockets) {
+/// Host bridges, switches, ports, and the devices below them. The numbers of chassis and slots begin after `chassis`.
+pub(crate) fn functions(topology: &Topology<'_>, sockets: &Sockets, chassis: u32) -> Vec<String> {
+    let mut words = Words::default();
     for bridge in topology.host_bridges.iter().skip(1) {
         let (id, bus) = (bridge.id, bridge.bus_number);
         words.option(
@@ -138,7 +140,8 @@ fn functions(words: &mut Words, topology: &Topology<'_>, sockets: &Sockets) {
     }
     for Function { id, bus, kind } in &topology.functions {
         let port = |model: &str, slot: &u32| {
-            format!("{model},id={id},bus={bus},chassis={slot},slot={slot}")
+            let number = slot.saturating_add(chassis);
+            format!("{model},id={id},bus={bus},chassis={number},slot={number}")
         };
         let device = match kind {
             FunctionKind::RootPort(slot) => port("pcie-root-port", slot),
@@ -152,6 +155,7 @@ fn functions(words: &mut Words, topology: &Topology<'_>, sockets: &Sockets) {
         };
         words.option("-device", device);
     }
+    words.0
 }
 
 /// Where the sockets of one run are.
@@ -161,7 +165,7 @@ pub struct Sockets {
 
 impl Sockets {
     /// Longest path that fits a socket address, without its end (unix(7), `sun_path`).
-    const LONGEST: usize = 107;
+    pub const LONGEST: usize = 107;
 
     /// The sockets of the folder `folder`.
     pub fn in_folder(folder: &Path) -> Self {
@@ -191,19 +195,28 @@ impl Sockets {
         self.folder.join(name).with_extension(SCRATCH)
     }
 
-    /// The first socket of `topology` whose path is too long for an address.
-    pub fn too_long(&self, topology: &Topology<'_>) -> Option<PathBuf> {
+    /// Whether the paths of all sockets of `topology` fit an address.
+    ///
+    /// # Errors
+    /// The first that does not, and the way out.
+    pub fn check(&self, topology: &Topology<'_>) -> anyhow::Result<()> {
         let servers = topology.devices().map(|device| self.server(device));
         let switches = topology.switches().map(|switch| self.switch(switch));
-        servers
-            .chain(switches)
-            .chain([self.report()])
-            .find(|path| path.as_os_str().len() > Self::LONGEST)
+        let mut paths = servers.chain(switches).chain([self.report()]);
+        if let Some(path) = paths.find(|path| path.as_os_str().len() > Self::LONGEST) {
+            bail!(
+                "{} is longer than the {} bytes of a socket address; choose a shorter folder (TMPDIR, or --sockets)",
+                path.display(),
+                Self::LONGEST
+            );
+        }
+        Ok(())
     }
 }
 
+/// QEMU's options, word by word.
 #[derive(Default)]
-struct Words(Vec<String>);
+pub(crate) struct Words(pub(crate) Vec<String>);
 
 impl Words {
     fn flag(&mut self, flag: &str) -> &mut Self {
@@ -211,7 +224,7 @@ impl Words {
         self
     }
 
-    fn option(&mut self, flag: &str, value: impl Into<String>) {
+    pub(crate) fn option(&mut self, flag: &str, value: impl Into<String>) {
         self.0.extend([flag.to_owned(), value.into()]);
     }
 }
@@ -441,14 +454,11 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         let scenario = Scenario::demo().unwrap();
         let longest =
             "/".to_owned() + &"x".repeat(Sockets::LONGEST - "//switch-switch0.sock".len());
-        assert_eq!(
-            Sockets::in_folder(Path::new(&longest)).too_long(&Topology::of(&scenario)),
-            None
-        );
-        let longer = Sockets::in_folder(Path::new(&(longest + "x")));
-        assert_eq!(
-            longer.too_long(&Topology::of(&scenario)),
-            Some(longer.switch("switch0"))
-        );
+        let topology = Topology::of(&scenario);
+        let check = |folder: &str| Sockets::in_folder(Path::new(folder)).check(&topology);
+        assert!(check(&longest).is_ok());
+        let error = check(&(longest + "x")).unwrap_err().to_string();
+        let expected = "/switch-switch0.sock is longer than the 107 bytes of a socket address; choose a shorter folder (TMPDIR, or --sockets)";
+        assert!(error.ends_with(expected), "{error}");
     }
 }

@@ -16,6 +16,7 @@ use crate::matrix::{Flow, Placement, TestedDevices};
 use peerbar_lab::debugger;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::parent_death;
+use peerbar_lab::runs::Runs;
 use peerbar_lab::timeout::Timeout;
 
 /// Tests PCIe peer-to-peer DMA without hardware.
@@ -60,6 +61,11 @@ pub(crate) enum Command {
     /// Lists the scenarios and the kinds of checks, or explains one kind.
     #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy")]
     List(List),
+    /// Serves the devices of a scenario to a QEMU or a libvirt domain of your own, one after another.
+    Devices(Devices),
+    /// Tells what the cache of QEMU, kernels and images holds, and gives the room back.
+    #[command(subcommand, before_help = "Example: peerbar cache list")]
+    Cache(CacheCommand),
     /// Writes a scenario to begin with, which has every key and a comment on it.
     #[command(before_help = "Example: peerbar init my.toml")]
     Init {
@@ -118,20 +124,20 @@ pub(crate) struct Run {
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollPolicy>,
     /// Run all of it N times.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "name")]
     pub repeat: Option<NonZero<u32>>,
     /// Repeat until a run fails, without end unless --repeat limits it.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "name")]
     pub until_fail: bool,
     /// Run only part M of N of the scenarios, as `2/5`; `peerbar report --merge` joins the parts.
     #[arg(long, value_name = "M/N")]
     pub shard: Option<Shard>,
-    /// Folder that gets a folder for each run.
-    #[arg(long, value_name = "DIR", default_value = "runs")]
-    pub runs: PathBuf,
     /// Halt the guest for a debugger on this port, without time limits, and print the line to type.
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = debugger::PORT)]
     pub gdb: Option<u16>,
+    /// Where the folder of the run is.
+    #[command(flatten)]
+    pub runs: Runs,
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,
@@ -180,6 +186,70 @@ pub(crate) struct KcidbOptions {
     /// Repository of the kernel, an https address, for --as kcidb.
     #[arg(long, value_name = "URL")]
     pub repository: Option<String>,
+}
+
+/// Serves the devices of a scenario to a QEMU of your own: prints what that must be given, stays until Ctrl-C, and prints who
+/// connects, which DMA fails and why, and how many bytes went which way.
+#[derive(Args)]
+#[command(
+    before_help = "Examples:\n  peerbar devices two-disks.toml\n  peerbar devices --libvirt --sockets /run/peerbar"
+)]
+pub(crate) struct Devices {
+    /// Scenario file [default: the built-in demo].
+    pub scenario: Option<PathBuf>,
+    /// Print a domain for libvirt, not QEMU's arguments.
+    #[arg(long, conflicts_with = "json")]
+    pub libvirt: bool,
+    /// Folder for the sockets, which keep their paths from start to start [default: a new one].
+    #[arg(long, value_name = "DIR")]
+    pub sockets: Option<PathBuf>,
+    /// Threads that share the I/O queues of each disk, 1 to 64 [default: the scenario's].
+    #[arg(long, value_name = "NUMBER", value_parser = workers())]
+    pub workers: Option<u8>,
+    /// How those threads wait for commands: `never`, `adaptive` or `always` poll [default: the scenario's].
+    #[arg(long, value_name = "MODE")]
+    pub poll: Option<PollPolicy>,
+    /// Print a line of JSON that describes sockets and arguments, then one for each event.
+    #[arg(long)]
+    pub json: bool,
+    /// Where the folder of the run is.
+    #[command(flatten)]
+    pub runs: Runs,
+}
+
+/// What to do with the cache.
+#[derive(Subcommand)]
+pub(crate) enum CacheCommand {
+    /// Lists what the cache holds: kind, size on disk, last use.
+    #[command(before_help = "Example: peerbar cache list")]
+    List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Removes what the present programs have not used and rebuild in seconds, and roots that were not used for 30 days. What a
+    /// run uses now always stays.
+    Prune(Prune),
+}
+
+/// Removes entries of the cache.
+#[derive(Args)]
+#[command(
+    before_help = "Examples:\n  peerbar cache prune --dry-run\n  peerbar cache prune --older-than 7days"
+)]
+pub(crate) struct Prune {
+    /// Remove what was not used for this time instead, as `12h` or `7days`.
+    #[arg(long, value_name = "TIME")]
+    pub older_than: Option<humantime::Duration>,
+    /// Remove everything; the next run fetches it again.
+    #[arg(long, conflicts_with = "older_than")]
+    pub all: bool,
+    /// Only say what would be removed.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Lists the scenarios and the kinds of checks, or explains one kind.
@@ -250,9 +320,9 @@ pub(crate) struct Matrix {
     /// Boots at once [default: one for each processor of the host].
     #[arg(short, long, value_name = "N")]
     pub jobs: Option<NonZero<usize>>,
-    /// Folder that gets a folder for each matrix.
-    #[arg(long, value_name = "DIR", default_value = "runs")]
-    pub runs: PathBuf,
+    /// Where the folder of the run is.
+    #[command(flatten)]
+    pub runs: Runs,
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,

@@ -63,7 +63,7 @@ fn line(words: impl Iterator<Item = String>) -> String {
 }
 
 /// A word as a POSIX shell reads it back.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain =
         |character: char| character.is_ascii_alphanumeric() || "-_./=,:+@%".contains(character);
     if !word.is_empty() && word.chars().all(plain) {

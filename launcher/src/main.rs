@@ -4,8 +4,10 @@
 
 #![deny(unsafe_code)]
 
+mod cache;
 mod cli;
 mod comparison;
+mod devices;
 mod dry_run;
 mod explain;
 mod help;
@@ -35,6 +37,8 @@ fn main() -> ExitCode {
         Command::Iommu(options) => iommu::iommu(&options),
         Command::Report(options) => report::report(&options),
         Command::List(options) => list::list(&options),
+        Command::Devices(options) => devices::devices(&options),
+        Command::Cache(command) => cache::cache(&command),
         Command::Init { file, force } => init::init(&file, force),
         Command::Completions { shell } => help::completions(shell),
         Command::Man { folder } => help::man(&folder),

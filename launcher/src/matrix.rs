@@ -19,7 +19,7 @@ use std::num::NonZero;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread::available_parallelism;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -65,7 +65,7 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     let (boots, orders): (Vec<Boot>, Vec<Order>) = match options.shard {
         Some(shard) => {
             let of = ShardedList::Matrix;
-            write_plan(&ShardPlan { of, shard, items }, &options.runs)?;
+            write_plan(&ShardPlan { of, shard, items }, &options.runs.folder)?;
             shard.part(all.into_iter().zip(orders)).into_iter().unzip()
         }
         None => (all, orders),
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     let artifacts = artifacts(options, &orders, &signals)?;
     let kernel = kernel(&artifacts.guest.release)?;
     let rules = rules(&boots, &orders, kernel)?;
-    let folder = Folder::create(&options.runs, "matrix", SystemTime::now())?;
+    let folder = options.runs.begin("matrix")?;
     folder.begin(None, artifacts.versions())?;
     if let Err(failure) = boots::run(&orders, &own(options), jobs(options), &folder, &signals) {
         folder.write("verdict", &format!("not run: {failure}\n"))?;

@@ -1,7 +1,7 @@
 //! One run: from a scenario to a verdict.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use peerbar_report::{Line, Verdict as CheckVerdict};
@@ -91,8 +91,12 @@ fn boot<'a>(options: &cli::Run, scenario: &'a Scenario, artifacts: &'a Artifacts
 }
 
 /// The folder of a run that has started.
-fn begin(options: &cli::Run, scenario: &Scenario, artifacts: &Artifacts) -> anyhow::Result<Folder> {
-    let folder = Folder::create(&options.runs, &scenario.name, SystemTime::now())?;
+fn begin(
+    options: &cli::Run,
+    scenario: &Scenario,
+    artifacts: &Artifacts,
+) -> Result<Folder, Failure> {
+    let folder = options.runs.begin(&scenario.name)?;
     // What a scenario names is relative to its file.
     let path = std::path::absolute(&scenario.path)
         .with_context(|| format!("cannot tell where {} is", scenario.path.display()))?;

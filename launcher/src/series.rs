@@ -29,7 +29,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         let names = scenarios.iter().map(|scenario| scenario.name.clone());
         let items = names.collect();
         let of = ShardedList::Scenarios;
-        write_plan(&ShardPlan { of, shard, items }, &options.runs)?;
+        write_plan(&ShardPlan { of, shard, items }, &options.runs.folder)?;
         scenarios = shard.part(scenarios);
         if scenarios.is_empty() {
             print(&format!("shard {shard} has no scenario\n"))?;

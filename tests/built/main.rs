@@ -1,9 +1,11 @@
 //! `peerbar` with the programs that `scripts/build` makes, mostly in real guests: `scripts/test` runs it, after that.
 
+mod devices;
 mod explain;
 mod failures;
 mod kernel;
 mod launched;
 mod matrix;
+mod own_guest;
 
 const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");

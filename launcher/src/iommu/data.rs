@@ -71,7 +71,7 @@ fn mapping(recorded: &Recorded, mapping: &Mapping) -> Value {
     })
 }
 
-fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault) -> Value {
+pub(super) fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault) -> Value {
     let life = |number: Option<usize>| {
         let life = number.and_then(|number| device.history.mapping(number))?;
         Some(mapping(recorded, &life.mapping))

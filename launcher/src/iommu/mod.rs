@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use peerbar_flight::{Finding, FindingKind};
+use serde_json::Value;
 
 use recorded::Recorded;
 
@@ -51,6 +52,48 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
     print(&shown)?;
     let found = options.sanitize && !recorded.findings().is_empty();
     Ok(ExitCode::from(if found { FINDINGS } else { 0 }))
+}
+
+/// The faults of a device since some time.
+pub(crate) struct NewFaults {
+    /// The first of them.
+    pub(crate) first: Vec<ExplainedFault>,
+    /// How many more there are.
+    pub(crate) more: usize,
+    /// When the last one was, CLOCK_MONOTONIC in nanoseconds.
+    pub(crate) last: u64,
+}
+
+/// A fault and what is known of its address.
+pub(crate) struct ExplainedFault {
+    /// Lines for people.
+    pub(crate) text: String,
+    /// For programs, as in `peerbar iommu --json`.
+    pub(crate) data: Value,
+}
+
+/// The faults of `device` in a run after `nanos` of CLOCK_MONOTONIC; `most` of them are explained.
+pub(crate) fn faults_since(
+    run: &Path,
+    device: &str,
+    nanos: u64,
+    most: usize,
+) -> anyhow::Result<NewFaults> {
+    let recorded = Recorded::open(run)?;
+    let mut devices = recorded.shown();
+    let device = devices.find(|known| known.name == device);
+    let device = device.with_context(|| format!("no record of the device in {}", run.display()))?;
+    let faults = device.history.faults.iter();
+    let faults: Vec<_> = faults.filter(|fault| fault.at.nanos > nanos).collect();
+    let explained = faults.iter().take(most).map(|fault| ExplainedFault {
+        text: text::fault(&recorded, device, fault),
+        data: data::fault(&recorded, device, fault),
+    });
+    Ok(NewFaults {
+        first: explained.collect(),
+        more: faults.len().saturating_sub(most),
+        last: faults.last().map_or(nanos, |fault| fault.at.nanos),
+    })
 }
 
 /// What the sanitizer has against a run that is over, if anything, in one line.

@@ -100,7 +100,7 @@ fn summary(device: &RecordedDevice) -> String {
 }
 
 /// Why a DMA failed: its command, what its address is and was, and the guest kernel's message.
-fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault) -> String {
+pub(super) fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault) -> String {
     let dma = &fault.dma;
     let mut text = format!(
         "  FAULT at {:.6} s: {} ({}) of {}: {}\n",

@@ -1,0 +1,298 @@
+//! The folders of runs: what a run's is called, and which of former runs stay.
+
+use std::fs::{self, File};
+use std::io;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use rustix::fs::{FlockOperation, flock};
+use thiserror::Error;
+
+use crate::exit::Failure;
+use crate::folder::{Folder, LATEST};
+use crate::started::STARTED;
+
+/// Where runs leave their folders unless the user says otherwise.
+pub const DEFAULT: &str = "runs";
+/// How many stay there unless the user says otherwise.
+const KEPT: usize = 20;
+/// End of the name of a folder that is being removed.
+const REMOVED: &str = ".removed";
+
+/// Where a run leaves its folder, what that is called, and how many stay.
+#[derive(Args, Clone, Debug)]
+pub struct Runs {
+    /// Folder that gets a folder for each run.
+    #[arg(long = "runs", value_name = "DIR", default_value = DEFAULT)]
+    pub folder: PathBuf,
+    /// Name of this run's folder; a run with a name stays [default: the time and the scenario].
+    #[arg(long)]
+    pub name: Option<RunName>,
+    /// How many runs without a name stay, the newest [default: 20 in `runs`, all in a folder that --runs names].
+    #[arg(long, value_name = "N")]
+    pub keep_runs: Option<NonZero<usize>>,
+    /// Former runs have been removed: this is done once, so that a series removes none of its own.
+    #[arg(skip)]
+    pruned: OnceLock<()>,
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        Self::below(Path::new(DEFAULT))
+    }
+}
+
+impl Runs {
+    /// Runs below `folder`, without a name.
+    pub fn below(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            name: None,
+            keep_runs: None,
+            pruned: OnceLock::new(),
+        }
+    }
+
+    /// Makes the folder of a run of `scenario`, and removes those of former runs that do not stay.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] if the name is taken; what the file system says.
+    pub fn begin(&self, scenario: &str) -> Result<Folder, Failure> {
+        let folder = match &self.name {
+            Some(name) => {
+                let path = self.folder.join(&name.0);
+                if path.exists() {
+                    let path = path.display();
+                    return Err(Failure::Usage(anyhow!(
+                        "{path} exists: choose another --name, or remove it"
+                    )));
+                }
+                Folder::named(&self.folder, &name.0)?
+            }
+            None => Folder::create(&self.folder, scenario, SystemTime::now())?,
+        };
+        if let Some(kept) = self.kept()
+            && self.pruned.set(()).is_ok()
+        {
+            prune(&self.folder, kept).with_context(|| {
+                format!("cannot remove former runs from {}", self.folder.display())
+            })?;
+        }
+        Ok(folder)
+    }
+
+    /// How many stay; `None` for all.
+    fn kept(&self) -> Option<usize> {
+        let by_default = (self.folder == Path::new(DEFAULT)).then_some(KEPT);
+        self.keep_runs.map(NonZero::get).or(by_default)
+    }
+}
+
+/// A name that a user gives a run's folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunName(String);
+
+/// Why a text is no name of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "`{0}` is no name of a run: take letters, digits, `-`, `_` and inner dots, and neither `latest` nor a time"
+)]
+pub struct RunNameError(String);
+
+impl FromStr for RunName {
+    type Err = RunNameError;
+
+    fn from_str(text: &str) -> Result<Self, RunNameError> {
+        let is_plain =
+            |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
+        let is_name = !text.is_empty() && text.len() <= 100 && text.chars().all(is_plain);
+        if !is_name || text.starts_with(['.', '-']) || text == LATEST || is_timed(text) {
+            return Err(RunNameError(text.to_owned()));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+/// Whether `name` begins with a time, as the folder of a run without a name does: `20261121T031500Z-`.
+fn is_timed(name: &str) -> bool {
+    const PATTERN: &[u8] = b"00000000T000000Z-";
+    let like = |(pattern, byte): (&u8, &u8)| match pattern {
+        b'0' => byte.is_ascii_digit(),
+        other => byte == other,
+    };
+    name.len() >= PATTERN.len() && PATTERN.iter().zip(name.as_bytes()).all(like)
+}
+
+/// Removes all runs of `folder` that have no name but the newest `kept`. One that runs stays, as does the one that the link to
+/// the newest names.
+fn prune(folder: &Path, kept: usize) -> io::Result<()> {
+    let latest = fs::read_link(folder.join(LATEST)).unwrap_or_default();
+    let mut runs = Vec::new();
+    for found in fs::read_dir(folder)? {
+        let Ok(name) = found?.file_name().into_string() else {
+            continue;
+        };
+        let path = folder.join(&name);
+        if is_timed(&name) && name.ends_with(REMOVED) {
+            fs::remove_dir_all(path)?;
+        } else if is_timed(&name) && path.join(STARTED).is_file() {
+            runs.push(name);
+        }
+    }
+    // The names begin with the time, so this is the order of time.
+    runs.sort_unstable();
+    let former = runs.len().saturating_sub(kept);
+    for name in runs
+        .iter()
+        .take(former)
+        .filter(|name| Path::new(name) != latest)
+    {
+        remove(&folder.join(name))?;
+    }
+    Ok(())
+}
+
+/// Removes a run that is over. It gets another name first: one that is removed in part is not taken for a run.
+fn remove(run: &Path) -> io::Result<()> {
+    let lock = File::open(run)?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Ok(());
+    }
+    log::info!("removing the former run {}", run.display());
+    let mut removed = run.as_os_str().to_owned();
+    removed.push(REMOVED);
+    fs::rename(run, &removed)?;
+    fs::remove_dir_all(&removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::started::Versions;
+
+    /// A folder with runs that are over, one for each day of January 2026.
+    fn over(days: std::ops::RangeInclusive<u32>) -> tempfile::TempDir {
+        let runs = tempfile::tempdir().unwrap();
+        for day in days {
+            let run = runs.path().join(format!("202601{day:02}T120000Z-demo"));
+            fs::create_dir(&run).unwrap();
+            fs::write(run.join(STARTED), "{}").unwrap();
+        }
+        runs
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn oldest_runs_go_and_others_stay() {
+        let runs = over(1..=6);
+        let other = [
+            "mine",
+            "20260101T120000Z",
+            "20260101T120001Z-empty",
+            "latest",
+        ];
+        for name in other {
+            fs::create_dir(runs.path().join(name)).unwrap();
+        }
+        prune(runs.path(), 2).unwrap();
+        let kept = ["20260105T120000Z-demo", "20260106T120000Z-demo"];
+        let mut expected: Vec<&str> = other.into_iter().chain(kept).collect();
+        expected.sort_unstable();
+        assert_eq!(names(runs.path()), expected);
+    }
+
+    #[test]
+    fn running_and_latest_run_are_not_removed() {
+        let runs = over(1..=3);
+        let running = File::open(runs.path().join("20260101T120000Z-demo")).unwrap();
+        flock(&running, FlockOperation::NonBlockingLockShared).unwrap();
+        std::os::unix::fs::symlink("20260102T120000Z-demo", runs.path().join(LATEST)).unwrap();
+        prune(runs.path(), 1).unwrap();
+        assert_eq!(names(runs.path()).len(), 4);
+        drop(running);
+        prune(runs.path(), 1).unwrap();
+        let kept = ["20260102T120000Z-demo", "20260103T120000Z-demo", LATEST];
+        assert_eq!(names(runs.path()), kept);
+    }
+
+    #[test]
+    fn named_and_running_runs_stay_and_latest_is_right() {
+        let runs = over(1..=3);
+        let begin = |name: Option<&str>| {
+            let mut options = Runs::below(runs.path());
+            options.keep_runs = NonZero::new(1);
+            options.name = name.map(|name| name.parse().unwrap());
+            let run = options.begin("demo")?;
+            run.begin(None, Versions::default())?;
+            Ok::<Folder, Failure>(run)
+        };
+        let _named = begin(Some("before-the-fix")).unwrap();
+        assert_eq!(names(runs.path()).len(), 3);
+        let taken = begin(Some("before-the-fix")).unwrap_err();
+        assert!(matches!(taken, Failure::Usage(_)), "{taken}");
+        let running = [begin(None).unwrap(), begin(None).unwrap()];
+        let last = begin(None).unwrap();
+        let left = names(runs.path());
+        assert_eq!(left.len(), 5, "{left:?}");
+        assert!(running.iter().all(|run| run.path().exists()));
+        let latest = fs::read_link(runs.path().join(LATEST)).unwrap();
+        assert_eq!(runs.path().join(latest), last.path());
+    }
+
+    #[test]
+    fn series_removes_none_of_its_own_runs() {
+        let runs = over(1..=3);
+        let mut options = Runs::below(runs.path());
+        options.keep_runs = NonZero::new(1);
+        for _ in 0..3 {
+            let run = options.begin("demo").unwrap();
+            run.begin(None, Versions::default()).unwrap();
+        }
+        let left = names(runs.path());
+        assert_eq!(left.len(), 5, "{left:?}");
+    }
+
+    #[test]
+    fn all_runs_stay_in_a_folder_of_the_user() {
+        let runs = over(1..=25);
+        Runs::below(runs.path()).begin("demo").unwrap();
+        assert_eq!(names(runs.path()).len(), 27);
+        assert_eq!(Runs::default().kept(), Some(KEPT));
+    }
+
+    #[test]
+    fn names_of_runs_are_plain_words() {
+        for name in ["a", "before-the-fix", "v7.3_2"] {
+            assert_eq!(name.parse(), Ok(RunName(name.to_owned())));
+        }
+        for wrong in [
+            "",
+            "a/b",
+            "..",
+            ".x",
+            "-x",
+            "a b",
+            "latest",
+            "20261121T031500Z-x",
+        ] {
+            let error = wrong.parse::<RunName>().unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("`{wrong}` is no name")),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What a virtual machine must be given to have the devices.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+use peerbar_lab::folder::Folder;
+use peerbar_lab::own_qemu::OwnQemu;
+use peerbar_lab::scenario::Scenario;
+use serde::Serialize;
+
+use crate::cli;
+use crate::dry_run::quoted;
+
+/// File in a run's folder: QEMU's arguments as a shell reads them.
+const ARGUMENTS: &str = "qemu.args";
+/// File in a run's folder: libvirt's domain.
+const DOMAIN: &str = "domain.xml";
+
+/// The devices of one start.
+#[derive(Serialize)]
+pub(super) struct Description {
+    /// Says to a program what this object is, among those that follow.
+    event: &'static str,
+    scenario: String,
+    /// The run's folder.
+    folder: String,
+    /// The socket of each device's server, by its name.
+    sockets: BTreeMap<String, String>,
+    /// QEMU's arguments.
+    arguments: Vec<String>,
+    /// What the guest's kernel needs to be told.
+    kernel_parameters: String,
+    /// libvirt's domain.
+    domain: String,
+}
+
+impl Description {
+    pub(super) fn of(
+        qemu: &OwnQemu<'_>,
+        scenario: &Scenario,
+        folder: &Folder,
+        kind: &str,
+    ) -> anyhow::Result<Self> {
+        let ours = scenario.devices().filter(|device| device.is_ours());
+        let socket = |path: &Path| path.display().to_string();
+        Ok(Self {
+            event: "ready",
+            scenario: scenario.name.clone(),
+            folder: folder.path().display().to_string(),
+            sockets: ours
+                .map(|device| {
+                    (
+                        device.name().to_owned(),
+                        socket(&qemu.sockets.server(device)),
+                    )
+                })
+                .collect(),
+            arguments: qemu.arguments(),
+            kernel_parameters: qemu.kernel_parameters(),
+            domain: qemu.domain(&scenario.name, kind)?,
+        })
+    }
+
+    /// Leaves it in `folder`, for scripts. xargs(1) reads the arguments back.
+    pub(super) fn keep(&self, folder: &Path) -> anyhow::Result<()> {
+        let lines: Vec<String> = self.pairs().collect();
+        for (name, text) in [
+            (ARGUMENTS, &(lines.join("\n") + "\n")),
+            (DOMAIN, &self.domain),
+        ] {
+            let path = folder.join(name);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// What is printed at the start.
+    pub(super) fn shown(&self, options: &cli::Devices) -> anyhow::Result<String> {
+        if options.json {
+            let line = serde_json::to_string(self).context("cannot write JSON")?;
+            return Ok(line + "\n");
+        }
+        let parameters = match self.kernel_parameters.as_str() {
+            "" => String::new(),
+            words => format!("# the guest's kernel needs the parameters: {words}\n"),
+        };
+        let (what, file, text) = if options.libvirt {
+            ("libvirt, with an emulator of", DOMAIN, self.domain.clone())
+        } else {
+            let lines: Vec<String> = self.pairs().collect();
+            ("QEMU", ARGUMENTS, lines.join(" \\\n") + "\n")
+        };
+        let folder = options
+            .sockets
+            .as_deref()
+            .unwrap_or(Path::new(&self.folder));
+        Ok(format!(
+            "# the devices of {} are ready until Ctrl-C; for {what} 10.1.1 or later (also in {}):\n{parameters}{text}",
+            self.scenario,
+            folder.join(file).display()
+        ))
+    }
+
+    /// Each option with its value, as a shell reads it.
+    fn pairs(&self) -> impl Iterator<Item = String> {
+        self.arguments.chunks(2).map(|words| {
+            let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+            words.join(" ")
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! A guest that is not peerbar's: a QEMU, a kernel and an initramfs as a user may have them.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, ensure};
+use peerbar_lab::artifacts::{Artifacts, Own};
+use peerbar_lab::signals;
+
+use crate::PEERBAR;
+
+/// Loads the drivers, and then tries each disk that there is.
+const INIT: &str = r#"#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+while read -r name needs; do insmod "/modules/$name.ko"; done < /modules/index
+disks=$(grep -l 0x010802 /sys/bus/pci/devices/*/class | wc -l)
+left=300
+until [ "$(ls /dev/nvme?n1 2> /dev/null | wc -l)" = "$disks" ] || [ "$left" = 0 ]; do usleep 100000; left=$((left - 1)); done
+for disk in /dev/nvme?n1; do
+    serial=$(tr -d ' ' < "/sys/block/${disk#/dev/}/device/serial")
+    text=$(dd if="$disk" bs=16 count=1 2> /dev/null | tr -d '\0')
+    echo "TOLD $serial has: ${text:-nothing}"
+    head -c 1048576 /dev/urandom > /tmp/written
+    dd if=/tmp/written of="$disk" bs=128K seek=8 oflag=direct 2> /dev/null
+    dd if="$disk" of=/tmp/read bs=128K skip=8 count=8 iflag=direct 2> /dev/null
+    cmp /tmp/written /tmp/read && echo "TOLD $serial reads what was written"
+    printf 'a guest was here' | dd of="$disk" conv=fsync 2> /dev/null
+    dd if="$disk" of=/dev/null bs=4K skip=4096 count=1 iflag=direct 2> /dev/null || echo "TOLD $serial has a bad block"
+done
+echo "TOLD p2pmem: $(cat /sys/bus/pci/devices/*/p2pmem/published)"
+poweroff -f
+"#;
+
+/// The guest's files in a folder of the test's.
+pub(crate) struct OwnGuest {
+    /// What `qemu-system-x86_64` and our programs are found by.
+    path: String,
+    kernel: PathBuf,
+    initrd: PathBuf,
+    /// Keeps kernel and QEMU in the cache.
+    _artifacts: Artifacts,
+}
+
+impl OwnGuest {
+    /// Makes it in `folder`.
+    pub(crate) fn make(folder: &Path) -> anyhow::Result<Self> {
+        let programs = Path::new(PEERBAR)
+            .parent()
+            .context("no folder of programs")?;
+        let agent = programs.join("peerbar-agent");
+        let modules = ["nvme".to_owned()];
+        let artifacts = Artifacts::prepare(&Own::default(), &modules, true, &agent, &signals::NONE);
+        let artifacts = artifacts.context("scripts/build has to come first")?;
+        let root = artifacts.root.as_ref().context("no root")?.path();
+        let bin = folder.join("bin");
+        fs::create_dir_all(&bin)?;
+        write_script(&bin.join("qemu-system-x86_64"), &wrapper(&artifacts)?)?;
+        let initrd = folder.join("initrd");
+        let mut bytes = fs::read(&artifacts.guest.initramfs)?;
+        bytes.extend(archive(root, &folder.join("tree"))?);
+        fs::write(&initrd, bytes)?;
+        let path = std::env::var("PATH").unwrap_or_default();
+        Ok(Self {
+            path: format!("{}:{}:{path}", bin.display(), programs.display()),
+            kernel: artifacts.guest.kernel.clone(),
+            initrd,
+            _artifacts: artifacts,
+        })
+    }
+
+    /// A shell in `folder` that runs `commands`, as a user of this guest has it.
+    pub(crate) fn shell(&self, folder: &Path, commands: &str) -> Command {
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", commands])
+            .current_dir(folder)
+            .stdin(Stdio::null());
+        shell.env("PATH", &self.path);
+        shell
+            .env("KERNEL", &self.kernel)
+            .env("INITRD", &self.initrd);
+        shell
+    }
+
+    /// What a guest tells that `commands` start.
+    pub(crate) fn told(&self, folder: &Path, commands: &str) -> anyhow::Result<Vec<String>> {
+        let limited = format!(
+            "exec timeout --foreground 120 sh -ec '{}'",
+            commands.replace('\'', r"'\''")
+        );
+        let output = self.shell(folder, &limited).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "{commands}: {}: {said}{text}",
+            output.status
+        );
+        let told = text
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("TOLD "));
+        Ok(told.map(str::to_owned).collect())
+    }
+}
+
+/// A script that starts the cache's QEMU.
+fn wrapper(artifacts: &Artifacts) -> anyhow::Result<String> {
+    let command = artifacts.qemu.command();
+    let mut words = vec!["exec env".to_owned()];
+    for (name, value) in command.get_envs() {
+        let value = value.context("an unset variable")?;
+        words.push(format!("{}='{}'", name.display(), value.display()));
+    }
+    words.push(format!("'{}'", command.get_program().display()));
+    words.extend(
+        command
+            .get_args()
+            .map(|word| format!("'{}'", word.display())),
+    );
+    Ok(format!("#!/bin/sh\n{} \"$@\"\n", words.join(" ")))
+}
+
+/// An archive with a shell of `root` and [`INIT`], which the kernel unpacks over one with modules.
+fn archive(root: &Path, tree: &Path) -> anyhow::Result<Vec<u8>> {
+    const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+    const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
+    let copies = [
+        ("usr/bin/busybox", "bin/busybox"),
+        (LOADER, "lib64/ld-linux-x86-64.so.2"),
+        (
+            "usr/lib/x86_64-linux-gnu/libc.so.6",
+            "lib/x86_64-linux-gnu/libc.so.6",
+        ),
+        (
+            "usr/lib/x86_64-linux-gnu/libresolv.so.2",
+            "lib/x86_64-linux-gnu/libresolv.so.2",
+        ),
+    ];
+    for (from, to) in copies {
+        let to = tree.join(to);
+        fs::create_dir_all(to.parent().context("no folder")?)?;
+        fs::copy(root.join(from), &to).with_context(|| format!("cannot copy {from}"))?;
+    }
+    write_script(&tree.join("init"), INIT)?;
+    let names = "init\nbin\nbin/busybox\nlib64\nlib64/ld-linux-x86-64.so.2\nlib\nlib/x86_64-linux-gnu\n\
+                 lib/x86_64-linux-gnu/libc.so.6\nlib/x86_64-linux-gnu/libresolv.so.2\n";
+    let mut cpio = Command::new(root.join(LOADER))
+        .arg("--library-path")
+        .arg(root.join(LIBRARIES))
+        .arg(root.join("usr/bin/busybox"))
+        .args(["cpio", "-o", "-H", "newc"])
+        .current_dir(tree)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    cpio.stdin
+        .take()
+        .context("no stdin")?
+        .write_all(names.as_bytes())?;
+    let output = cpio.wait_with_output()?;
+    ensure!(output.status.success(), "cpio: {}", output.status);
+    Ok(output.stdout)
+}
+
+/// A descriptor open for writing in a child of another test would keep the script from starting, so a process of its own
+/// writes it.
+fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
+    // By a process of its own: a descriptor open for writing in a child of another test would keep it from starting.
+    let draft = path.with_extension("draft");
+    fs::write(&draft, text)?;
+    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755))?;
+    let copied = Command::new("cp")
+        .arg("-p")
+        .arg(&draft)
+        .arg(path)
+        .status()?;
+    ensure!(copied.success(), "cannot write {}", path.display());
+    Ok(fs::remove_file(&draft)?)
+}
