@@ -45,6 +45,9 @@ pub struct Own {
     /// Who runs the guest's instructions.
     #[arg(long, value_enum, default_value_t)]
     pub accel: AccelChoice,
+    /// A word for the end of QEMU's command line, where you own the consequences; repeat it for more.
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub qemu_arg: Vec<String>,
 }
 
 impl Own {
@@ -90,6 +93,8 @@ pub struct Artifacts {
     pub kernel_config: Option<KernelConfig>,
     /// Keeps all of it from being pruned.
     pub cache: Cache,
+    /// The user's own words for QEMU.
+    pub qemu_arguments: Vec<String>,
 }
 
 impl Artifacts {
@@ -151,6 +156,7 @@ impl Artifacts {
             append: own.append.clone(),
             kernel_config: kernel.config,
             cache: cache.clone(),
+            qemu_arguments: own.qemu_arg.clone(),
         })
     }
 
@@ -168,6 +174,7 @@ impl Artifacts {
             },
             kernel: &self.guest.kernel,
             initramfs: &self.guest.initramfs,
+            qemu_arguments: &self.qemu_arguments,
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use peerbar_flight::{Flight, FlightFile};
 use peerbar_report::{
-    Check, DeviceCounters, KINDS, Line, Module, Request, Verdict as CheckVerdict,
+    Check, DeviceCounters, Expectation, KINDS, Line, Module, Request, Verdict as CheckVerdict,
 };
 
 use crate::artifacts::{Artifacts, Own};
@@ -213,12 +213,11 @@ impl Lab {
     pub fn command(&mut self, run: &str) -> Result<CommandOutput, LabError> {
         let command = Check::Command(peerbar_report::Command {
             run: run.to_owned(),
-            status: 0,
-            any_status: true,
-            expect: Vec::new(),
-            kernel: Vec::new(),
-            through: None,
-            show: true,
+            expected: Expectation {
+                any_status: true,
+                show: true,
+                ..Expectation::default()
+            },
         });
         let (row, lines) = self.request(&command)?;
         let reason = match (&row.verdict, row.measure.status) {

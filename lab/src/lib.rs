@@ -90,7 +90,6 @@ pub mod size;
 pub mod socket_folder;
 pub mod started;
 pub mod terminal;
-pub mod timeout;
 pub mod topology;
 mod tsc;
 pub mod verdict;

@@ -41,6 +41,8 @@ pub struct Boot<'a> {
     pub kernel: &'a Path,
     /// Initial RAM file system.
     pub initramfs: &'a Path,
+    /// The user's own words, after all others.
+    pub qemu_arguments: &'a [String],
 }
 
 /// Arguments of a bare machine whose console is QEMU's standard output.
@@ -125,6 +127,7 @@ pub fn arguments(
         words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
     }
     words.0.extend(functions(topology, sockets, 0));
+    words.0.extend_from_slice(boot.qemu_arguments);
     words.0
 }
 
@@ -300,6 +303,7 @@ mod tests {
             firmware: scenario.machine.firmware,
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
+            qemu_arguments: &[],
         };
         let sockets = Sockets::in_folder(Path::new("/s"));
         super::arguments(&boot, &Topology::of(scenario), &sockets, tools).join("\n")

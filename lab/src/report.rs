@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io::Write;
 
 use anyhow::Context;
-use peerbar_report::{Evidence, KtapError, KtapReader, Line, Measure, Verdict};
+use peerbar_report::{
+    Evidence, KtapError, KtapReader, Line, Measure, ProgramReport, Subtest, Verdict,
+};
 
 /// Longest report in bytes: the guest is not trusted with the host's disk.
 const LARGEST: usize = 16 << 20;
@@ -23,11 +25,13 @@ pub struct Report {
     evidence: Vec<Evidence>,
 }
 
-/// Figures and diagnostics of the check that has no result yet.
+/// Figures, subtests and diagnostics of the check that has no result yet.
 #[derive(Default)]
 struct Pending {
     measure: Option<Measure>,
     diagnostics: Vec<String>,
+    /// Lines of subtests.
+    nested: String,
 }
 
 /// One check's result.
@@ -41,6 +45,8 @@ pub struct Row {
     pub measure: Measure,
     /// What the agent said about it.
     pub diagnostics: Vec<String>,
+    /// What a program has reported by itself.
+    pub subtests: Vec<Subtest>,
 }
 
 impl Report {
@@ -110,10 +116,15 @@ impl Report {
             Line::Diagnostic(text) if self.pending.diagnostics.len() < MOST_DIAGNOSTICS => {
                 self.pending.diagnostics.push(text.clone());
             }
+            Line::Nested(text) => {
+                self.pending.nested.push_str(text);
+                self.pending.nested.push('\n');
+            }
             Line::Result { name, verdict, .. } => {
                 let Pending {
                     measure,
                     diagnostics,
+                    nested,
                 } = std::mem::take(&mut self.pending);
                 let measure = measure.unwrap_or_default();
                 self.rows.push(Row {
@@ -121,6 +132,8 @@ impl Report {
                     verdict: verdict.clone(),
                     measure,
                     diagnostics,
+                    subtests: ProgramReport::read(&nested)
+                        .map_or_else(Vec::new, |report| report.results),
                 });
             }
             Line::Version
@@ -129,6 +142,7 @@ impl Report {
             | Line::Kill(_)
             | Line::Counters(_)
             | Line::Evidence(_)
+            | Line::Output(_)
             | Line::Diagnostic(_)
             | Line::Unknown(_) => {}
         }
@@ -144,7 +158,7 @@ mod tests {
         let mut report = Report::new(tempfile::tempfile().unwrap(), false);
         let measure = r##"# measure {"sizes":"4K","bytes":4096,"seconds":0.5,"routes":{"own-bar":4096},"peer_bytes":4096,"ram_bytes":0}"##;
         let text = format!(
-            "KTAP version 1\n1..2\n# ready 7\n{measure}\n# why\nnot ok 1 - copy\nok 2 - reset\n# after"
+            "KTAP version 1\n1..2\n# ready 7\n  KTAP version 1\n  1..1\n  ok 1 - a\n{measure}\n# output b\n# why\nnot ok 1 - copy\nok 2 - reset\n# after"
         );
         report.take(text.as_bytes()).unwrap();
         assert!(report.complete());
@@ -160,6 +174,7 @@ mod tests {
             (copy.measure.peer_bytes, copy.diagnostics.as_slice()),
             (4096, ["why".to_owned()].as_slice())
         );
+        assert_eq!((copy.subtests.len(), reset.subtests.len()), (1, 0));
         assert_eq!(
             (reset.name.as_str(), &reset.verdict),
             ("reset", &Verdict::Pass)

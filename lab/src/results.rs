@@ -3,7 +3,7 @@
 //! `docs/schema/run-1.json` is the JSON schema of it, made from the structs here. A reader ignores fields that it does not know.
 
 use chrono::{DateTime, Utc};
-use peerbar_report::{Check, Measure, Pair, Verdict as CheckVerdict};
+use peerbar_report::{Check, Measure, Pair, Subtest, Verdict as CheckVerdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::Display;
@@ -58,12 +58,33 @@ pub struct CheckResult {
     pub measure: Measure,
     /// What the agent said about it.
     pub diagnostics: Vec<String>,
+    /// What a program has reported by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub subtests: Vec<SubtestResult>,
     /// The pairs between which it moves data from peer to peer, or tries to.
     #[serde(default)]
     pub pairs: Vec<Pair>,
     /// Number of the check, from 1, that moves the same data by way of guest RAM, to compare with.
     #[serde(default)]
     pub control: Option<usize>,
+}
+
+/// A result that a program has reported by itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SubtestResult {
+    /// Its name.
+    pub name: String,
+    /// How it ended. A failure that was expected (`TODO`, `XFAIL`) is none.
+    pub verdict: CheckStatus,
+    /// Why it was skipped, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<String>,
+    /// What the program said about it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub diagnostics: Vec<String>,
+    /// What it consists of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub subtests: Vec<SubtestResult>,
 }
 
 /// How a check ended.
@@ -90,11 +111,7 @@ impl CheckResult {
 
     /// The result `row` of `check`.
     fn of(row: &Row, check: Option<&Check>, checks: &[Check]) -> Self {
-        let (verdict, skipped) = match &row.verdict {
-            CheckVerdict::Pass => (CheckStatus::Pass, None),
-            CheckVerdict::Fail => (CheckStatus::Fail, None),
-            CheckVerdict::Skip(reason) => (CheckStatus::Skip, Some(reason.clone())),
-        };
+        let (verdict, skipped) = status(&row.verdict);
         let control = check.and_then(Check::control);
         let control = control.and_then(|control| checks.iter().position(|c| *c == control));
         Self {
@@ -104,9 +121,32 @@ impl CheckResult {
             skipped,
             measure: row.measure.clone(),
             diagnostics: row.diagnostics.clone(),
+            subtests: row.subtests.iter().map(SubtestResult::of).collect(),
             pairs: check.map(Check::pairs).unwrap_or_default(),
             control: control.map(|index| index.saturating_add(1)),
         }
+    }
+}
+
+impl SubtestResult {
+    fn of(subtest: &Subtest) -> Self {
+        let (verdict, skipped) = status(&subtest.verdict);
+        Self {
+            name: subtest.name.clone(),
+            verdict,
+            skipped,
+            diagnostics: subtest.diagnostics.clone(),
+            subtests: subtest.subtests.iter().map(Self::of).collect(),
+        }
+    }
+}
+
+/// A verdict as results have it, and why it was skipped.
+fn status(verdict: &CheckVerdict) -> (CheckStatus, Option<String>) {
+    match verdict {
+        CheckVerdict::Pass => (CheckStatus::Pass, None),
+        CheckVerdict::Fail => (CheckStatus::Fail, None),
+        CheckVerdict::Skip(reason) => (CheckStatus::Skip, Some(reason.clone())),
     }
 }
 
@@ -155,6 +195,12 @@ mod tests {
             verdict,
             measure: Measure::default(),
             diagnostics: Vec::new(),
+            subtests: vec![Subtest {
+                name: "a".to_owned(),
+                verdict: CheckVerdict::Skip("no b".to_owned()),
+                diagnostics: Vec::new(),
+                subtests: Vec::new(),
+            }],
         };
         let verdict = Verdict {
             outcome: Outcome::TimedOut,
@@ -170,6 +216,7 @@ mod tests {
         assert_eq!(results.checks[0].kind.as_deref(), Some("provider"));
         assert_eq!(results.checks[1].skipped.as_deref(), Some("no fio"));
         let copy = &results.checks[2];
+        assert_eq!(copy.subtests[0].skipped.as_deref(), Some("no b"));
         assert_eq!((copy.pairs.len(), copy.control), (2, Some(6)));
         assert_eq!(results.not_run.len(), scenario.checks.len() - 3);
         assert_eq!(results.not_run[0], "disk1 to disk0 through disk0's CMB");

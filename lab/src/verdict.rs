@@ -161,6 +161,7 @@ mod tests {
             verdict: verdict.clone(),
             measure: Measure::default(),
             diagnostics: Vec::new(),
+            subtests: Vec::new(),
         };
         verdicts.iter().map(row).collect()
     }

@@ -61,6 +61,7 @@ fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
         firmware: scenario.machine.firmware,
         kernel: Path::new("/k"),
         initramfs: Path::new("/i"),
+        qemu_arguments: &[],
     };
     let sockets = Sockets::in_folder(Path::new("/s"));
     let words = arguments(&boot, &Topology::of(scenario), &sockets, None);

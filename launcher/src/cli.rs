@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use peerbar_lab::artifacts::Own;
 use peerbar_nvme::{PollPolicy, WORKERS};
-use peerbar_report::KINDS;
+use peerbar_report::{KINDS, Timeout};
 use peerbar_results::{CommitHash, KcidbOrigin, Shard};
 
 use crate::matrix::{Flow, Placement, TestedDevices};
@@ -17,7 +17,6 @@ use peerbar_lab::debugger;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::parent_death;
 use peerbar_lab::runs::Runs;
-use peerbar_lab::timeout::Timeout;
 
 /// Tests PCIe peer-to-peer DMA without hardware.
 #[derive(Parser)]
@@ -110,9 +109,12 @@ pub(crate) struct Run {
     /// Print the command lines of the servers and of QEMU, to read or to change, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Show the guest's console and report as they come. (RUST_LOG sets what the servers log.)
+    /// Show the guest's console and report, and what commands print, as they come. (RUST_LOG sets what the servers log.)
     #[arg(short, long)]
     pub verbose: bool,
+    /// A check to run, by its name in the results; repeat it for more [default: all].
+    #[arg(long = "check", value_name = "NAME")]
+    pub checks: Vec<String>,
     /// Time limit for the guest, as `90s` or `2m` [default: the scenario's].
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<Timeout>,

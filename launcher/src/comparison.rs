@@ -61,6 +61,7 @@ mod tests {
                 ..Measure::default()
             },
             diagnostics: Vec::new(),
+            subtests: Vec::new(),
         }
     }
 

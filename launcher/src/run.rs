@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Line, Verdict as CheckVerdict};
+use peerbar_report::{Check, Line, Verdict as CheckVerdict};
 
 use crate::cli;
 use crate::dry_run;
@@ -158,7 +158,7 @@ fn watch(
         Some(_) => debugger::NO_LIMIT,
         None => POWER_OFF,
     };
-    let mut done = false;
+    let (mut done, mut running) = (false, Running::default());
     loop {
         match guest.next_event(deadline)? {
             GuestEvent::Console(lines) => {
@@ -166,7 +166,7 @@ fn watch(
             }
             GuestEvent::Report(lines) => {
                 for line in &lines {
-                    tell(progress, verbose, line, scenario);
+                    tell(progress, verbose, line, scenario, &mut running);
                     if let Line::Kill(name) = line {
                         scenario.may_lose(name)?;
                         guest.lose(name)?;
@@ -186,7 +186,37 @@ fn watch(
     }
 }
 
-fn tell(progress: &mut Progress, verbose: bool, line: &Line, scenario: &Scenario) {
+/// How many checks have ended: the next one is at work.
+#[derive(Default)]
+struct Running(u32);
+
+impl Running {
+    /// The name of the check that is at work, short enough for the start of a line.
+    fn name(&self, scenario: &Scenario) -> String {
+        const LONGEST: usize = 24;
+        let index = usize::try_from(self.0).unwrap_or(usize::MAX);
+        let label = scenario.label(self.0.saturating_add(1));
+        let name = match label {
+            Some(label) => label.to_owned(),
+            None => scenario
+                .checks
+                .get(index)
+                .map_or_else(String::new, Check::name),
+        };
+        match name.char_indices().nth(LONGEST) {
+            Some((end, _)) => format!("{}…", name.get(..end).unwrap_or(&name)),
+            None => name,
+        }
+    }
+}
+
+fn tell(
+    progress: &mut Progress,
+    verbose: bool,
+    line: &Line,
+    scenario: &Scenario,
+    running: &mut Running,
+) {
     match line {
         Line::Ready(uptime) => {
             progress.stage(&format!("the guest is ready, {uptime} ms after its start"))
@@ -202,12 +232,17 @@ fn tell(progress: &mut Progress, verbose: bool, line: &Line, scenario: &Scenario
                 CheckVerdict::Skip(_) => "skip",
             };
             let name = scenario.label(*number).unwrap_or(name);
+            running.0 = *number;
             progress.stage(&format!(
                 "{number} of {}: {word}: {name}",
                 scenario.checks.len()
             ));
         }
         Line::Kill(name) => progress.stage(&format!("a check has the server of {name} killed")),
+        Line::Output(text) => {
+            let name = running.name(scenario);
+            show(progress, verbose, &format!("{name}: {text}"));
+        }
         Line::Measure(_) | Line::Evidence(_) | Line::Counters(_) => {}
         other => show(progress, verbose, &other.to_string()),
     }

@@ -66,7 +66,11 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
             debugger::check_port(port)?;
             scenario.timeout = debugger::NO_LIMIT;
         }
+        scenario.live = options.verbose;
         scenario.serve_disks_by(options.workers, options.poll);
+        scenario
+            .select_checks(&options.checks)
+            .map_err(Failure::Usage)?;
     }
     Ok(scenarios)
 }

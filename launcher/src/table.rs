@@ -4,7 +4,7 @@ use std::fmt;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Color, ContentArrangement, Table};
-use peerbar_report::{Route, Verdict};
+use peerbar_report::{Route, Subtest, Verdict};
 
 use peerbar_lab::report::Row;
 use peerbar_lab::size::{human, throughput};
@@ -69,7 +69,7 @@ fn cells(row: &Row, colour: bool) -> Vec<Cell> {
     };
     let verdict = Cell::new(word);
     vec![
-        Cell::new(shortened(&row.name)),
+        Cell::new(shortened(&row.name) + &subtests(row)),
         Cell::new(if measure.sizes.is_empty() {
             "-"
         } else {
@@ -81,6 +81,20 @@ fn cells(row: &Row, colour: bool) -> Vec<Cell> {
         Cell::new(bytes(measure.ram_bytes)),
         if colour { verdict.fg(shade) } else { verdict },
     ]
+}
+
+/// How many subtests a program has reported, and how many of them it skipped.
+fn subtests(row: &Row) -> String {
+    let leaves = Subtest::leaves(&row.subtests);
+    let skipped = leaves
+        .iter()
+        .filter(|(_, leaf)| matches!(leaf.verdict, Verdict::Skip(_)))
+        .count();
+    match (leaves.len(), skipped) {
+        (0, _) => String::new(),
+        (all, 0) => format!(" [{all} subtests]"),
+        (all, skipped) => format!(" [{all} subtests, {skipped} skipped]"),
+    }
 }
 
 fn shortened(name: &str) -> String {
@@ -130,6 +144,7 @@ mod tests {
             verdict,
             measure,
             diagnostics: Vec::new(),
+            subtests: Vec::new(),
         }
     }
 
@@ -151,6 +166,7 @@ mod tests {
             failures: 0,
             flows: Vec::new(),
             probe: None,
+            subtests: Vec::new(),
         };
         let rows = [
             row("copy disk0 to disk1", Verdict::Pass, copy),

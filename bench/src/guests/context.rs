@@ -15,7 +15,7 @@ use peerbar_lab::qemu::Sockets;
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::{Machine, Scenario};
 use peerbar_lab::socket_folder::SocketFolder;
-use peerbar_report::{Check, Command, Line, Verdict};
+use peerbar_report::{Check, Command, Expectation, Line, Verdict};
 
 use super::device_time::{self, Recorded};
 use super::fio::{self, Outcome};
@@ -117,13 +117,11 @@ impl Loaded {
 /// A command of the tools root as a check; what it prints is told.
 pub(crate) fn command(run: String) -> Check {
     Check::Command(Command {
-        any_status: false,
         run,
-        status: 0,
-        expect: Vec::new(),
-        kernel: Vec::new(),
-        through: None,
-        show: true,
+        expected: Expectation {
+            show: true,
+            ..Expectation::default()
+        },
     })
 }
 

@@ -131,6 +131,7 @@ mod tests {
                     ..Measure::default()
                 },
                 diagnostics: vec![output.to_owned()],
+                subtests: Vec::new(),
             },
             cost: Cost {
                 wall: Duration::from_secs(4),

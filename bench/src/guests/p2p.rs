@@ -349,6 +349,7 @@ mod tests {
                     ..Measure::default()
                 },
                 diagnostics: Vec::new(),
+                subtests: Vec::new(),
             },
             cost: Cost::default(),
             start: Cost::default(),

@@ -8,6 +8,7 @@ mod command;
 mod controller_reset;
 mod copy;
 mod dma_log;
+mod expectation;
 mod gpu_atomics;
 mod gpu_batch;
 mod gpu_beyond_aperture;

@@ -1,7 +1,7 @@
 //! The devices' own count of their DMA, taken before and after a piece of work. The launcher reads it on the host's side, so
 //! the devices do nothing for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -18,6 +18,8 @@ const COMMAND_BYTES: u64 = 64;
 pub(crate) struct Traffic {
     bytes: BTreeMap<(u32, DmaKind), u64>,
     failures: BTreeMap<u32, u64>,
+    /// Devices whose DMA is in no sum over all devices.
+    uncounted: BTreeSet<u32>,
 }
 
 impl Traffic {
@@ -31,19 +33,24 @@ impl Traffic {
         self.sum(|of, kind| of == device && is_payload_to_guest_ram(kind))
     }
 
-    /// Payload of all devices whose completer was some device's memory.
+    /// Payload of all counted devices whose completer was some device's memory.
     pub(crate) fn peer_bytes(&self) -> u64 {
-        self.sum(|_, kind| is_payload_to_devices(kind))
+        self.sum(|of, kind| self.counts(of) && is_payload_to_devices(kind))
     }
 
-    /// Payload of all devices whose completer was guest RAM.
+    /// Payload of all counted devices whose completer was guest RAM.
     pub(crate) fn ram_bytes(&self) -> u64 {
-        self.sum(|_, kind| is_payload_to_guest_ram(kind))
+        self.sum(|of, kind| self.counts(of) && is_payload_to_guest_ram(kind))
     }
 
-    /// Payload of all devices.
+    /// Payload of all counted devices.
     pub(crate) fn payload(&self) -> u64 {
-        self.sum(|_, kind| kind.purpose == Purpose::Payload)
+        self.sum(|of, kind| self.counts(of) && kind.purpose == Purpose::Payload)
+    }
+
+    /// Whether a device is in the sums over all devices.
+    pub(crate) fn counts(&self, device: u32) -> bool {
+        !self.uncounted.contains(&device)
     }
 
     /// Commands that one device fetched from its own memory.
@@ -64,9 +71,10 @@ impl Traffic {
         }
     }
 
-    /// DMA requests of all devices that failed.
+    /// DMA requests of all counted devices that failed.
     pub(crate) fn failures(&self) -> u64 {
-        self.failures.values().sum()
+        let counted = self.failures.iter().filter(|(of, _)| self.counts(**of));
+        counted.map(|(_, failures)| failures).sum()
     }
 
     /// One request may fetch several commands, so bytes are what counts.
@@ -127,6 +135,7 @@ impl Traffic {
 
     /// Adds what was counted between two samples.
     fn add(&mut self, before: &Traffic, after: &Traffic) -> anyhow::Result<()> {
+        self.uncounted.clone_from(&after.uncounted);
         add_growth(&mut self.bytes, &before.bytes, &after.bytes)?;
         add_growth(&mut self.failures, &before.failures, &after.failures)
     }
@@ -207,7 +216,7 @@ impl<'a> TrafficWatch<'a> {
     pub(crate) fn write_to(&self, measure: &mut Measure) {
         measure.seconds = self.elapsed.as_secs_f64();
         if let Ok(traffic) = &self.traffic {
-            measure.routes = traffic.payload_by_route(|_| true);
+            measure.routes = traffic.payload_by_route(|of| traffic.counts(of));
             measure.peer_bytes = traffic.peer_bytes();
             measure.ram_bytes = traffic.ram_bytes();
             measure.failures = traffic.failures();
@@ -221,10 +230,15 @@ impl<'a> TrafficWatch<'a> {
 /// The counters of all devices as they are now.
 fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
     let mut counters = guest.launcher.counters()?;
-    let mut traffic = Traffic::default();
+    let uncounted = guest.controllers.iter().filter(|disk| disk.uncounted);
+    let mut traffic = Traffic {
+        uncounted: uncounted.map(|disk| disk.number).collect(),
+        ..Traffic::default()
+    };
     for (name, number) in guest.devices() {
         match counters.remove(name) {
             Some(DeviceCounters::Counted(entries)) => traffic.count_all(number, &entries),
+            Some(DeviceCounters::None(_)) if !traffic.counts(number) => {}
             Some(DeviceCounters::None(reason)) => bail!("{name} has no DMA counters: {reason}"),
             None => bail!(
                 "the launcher sends no DMA counters of {name}: are launcher and agent of one build?"
@@ -314,6 +328,29 @@ mod tests {
         let flows: Vec<_> = both.flows("a", 0).map(|f| (f.direction, f.bytes)).collect();
         assert_eq!(flows, [(Direction::Read, 1), (Direction::Write, 2)]);
         assert_eq!(both.flows("b", 1).count(), 0);
+    }
+
+    #[test]
+    fn uncounted_device_is_in_no_sum_but_its_own() {
+        let before = Traffic {
+            uncounted: [1].into(),
+            ..Traffic::default()
+        };
+        let after = Traffic {
+            uncounted: [1].into(),
+            ..traffic(&[(0, PEER, 4, 1), (1, RAM, 2, 3), (1, PEER, 8, 0)])
+        };
+        let mut seen = Traffic::default();
+        seen.add(&before, &after).unwrap();
+        assert_eq!(
+            (seen.peer_bytes(), seen.ram_bytes(), seen.payload()),
+            (4, 0, 4)
+        );
+        assert_eq!(seen.failures(), 1);
+        assert_eq!(
+            (seen.payload_to_devices(1), seen.payload_to_guest_ram(1)),
+            (8, 2)
+        );
     }
 
     #[test]

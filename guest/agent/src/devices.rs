@@ -1,5 +1,6 @@
 //! The controllers under test, as sysfs shows them.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,10 @@ pub(crate) struct Controller {
     pub(crate) pci: PathBuf,
     /// The block device of its first namespace.
     pub(crate) disk: Disk,
+    /// The block devices of all its namespaces, by NSID.
+    pub(crate) namespaces: BTreeMap<u32, PathBuf>,
+    /// As [`NvmeDevice::uncounted`].
+    pub(crate) uncounted: bool,
 }
 
 impl Controller {
@@ -113,15 +118,27 @@ impl Roots {
         );
         let state = attribute(&directory, "state");
         ensure!(state == "live", "{} is {state:?}, not live", node.display());
-        let disk = first_disk(&directory)
-            .with_context(|| format!("{} has no namespace yet", node.display()))?;
+        let namespaces = namespaces(&directory);
+        let wanted = usize::try_from(device.namespaces)?.max(1);
+        ensure!(
+            namespaces.len() >= wanted,
+            "{} shows {} namespaces yet, not {wanted}",
+            node.display(),
+            namespaces.len()
+        );
+        let (_, disk) = namespaces.first_key_value().context("no namespace")?;
         let pci = fs::canonicalize(directory.join("device"))
             .with_context(|| format!("{} belongs to no PCI device", node.display()))?;
         Ok(Controller {
             name: device.name.clone(),
             number,
             cmb_bytes: device.cmb_bytes,
-            disk: Disk::read(&self.sys, &self.dev, &disk)?,
+            disk: Disk::read(&self.sys, &self.dev, disk)?,
+            namespaces: namespaces
+                .iter()
+                .map(|(nsid, name)| (*nsid, self.dev.join(name)))
+                .collect(),
+            uncounted: device.uncounted,
             directory,
             node,
             pci,
@@ -152,23 +169,24 @@ impl Roots {
     }
 }
 
-/// The disk of the lowest namespace below a controller: `nvme0n1`, also where the kernel shows only the path
-/// `nvme0c0n1` to it here.
-fn first_disk(controller: &Path) -> Option<String> {
-    let entries = fs::read_dir(controller).ok()?.flatten();
-    let disks = entries.filter_map(|entry| disk_of(entry.file_name().to_str()?));
-    disks.min().map(|(_, name)| name)
+/// The names of the disks below a controller, `nvme0n1`, by their NSIDs. The kernel numbers disks in the order in which it finds
+/// them, which need not be that of the NSIDs.
+fn namespaces(controller: &Path) -> BTreeMap<u32, String> {
+    let entries = fs::read_dir(controller).into_iter().flatten().flatten();
+    let disks = entries.filter_map(|entry| {
+        let disk = disk_of(entry.file_name().to_str()?)?;
+        Some((attribute(&entry.path(), "nsid").parse().ok()?, disk))
+    });
+    disks.collect()
 }
 
-/// The namespace's number and the disk's name of an entry such as `nvme0n1` or `nvme0c1n2`.
-fn disk_of(entry: &str) -> Option<(u32, String)> {
+/// The disk's name of an entry such as `nvme0n1`, or `nvme0c1n2` where the kernel shows only a path to it here.
+fn disk_of(entry: &str) -> Option<String> {
     let (head, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
     let instance = head.split_once('c').map_or(head, |(instance, _)| instance);
     instance.parse::<u32>().ok()?;
-    Some((
-        namespace.parse().ok()?,
-        format!("nvme{instance}n{namespace}"),
-    ))
+    namespace.parse::<u32>().ok()?;
+    Some(format!("nvme{instance}n{namespace}"))
 }
 
 /// Resets a device through its file in sysfs.
@@ -194,7 +212,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (sys, dev) = (root.path().join("sys"), root.path().join("dev"));
         let controller = sys.join("class/nvme/nvme0");
-        fs::create_dir_all(controller.join("nvme0c0n1")).unwrap();
+        for (entry, nsid) in [("nvme0c0n1", "2\n"), ("nvme0c0n2", "1\n")] {
+            fs::create_dir_all(controller.join(entry)).unwrap();
+            fs::write(controller.join(entry).join("nsid"), nsid).unwrap();
+        }
         fs::create_dir_all(sys.join("bus/pci/devices/0000:02:00.0")).unwrap();
         symlink(
             sys.join("bus/pci/devices/0000:02:00.0"),
@@ -203,11 +224,11 @@ mod tests {
         .unwrap();
         fs::write(controller.join("serial"), "left                \n").unwrap();
         fs::write(controller.join("state"), format!("{state}\n")).unwrap();
-        fs::create_dir_all(sys.join("block/nvme0n1/queue")).unwrap();
-        fs::write(sys.join("block/nvme0n1/size"), "2048\n").unwrap();
-        fs::write(sys.join("block/nvme0n1/queue/logical_block_size"), "512\n").unwrap();
+        fs::create_dir_all(sys.join("block/nvme0n2/queue")).unwrap();
+        fs::write(sys.join("block/nvme0n2/size"), "2048\n").unwrap();
+        fs::write(sys.join("block/nvme0n2/queue/logical_block_size"), "512\n").unwrap();
         fs::create_dir(&dev).unwrap();
-        fs::write(dev.join("nvme0n1"), "").unwrap();
+        fs::write(dev.join("nvme0n2"), "").unwrap();
         (root, Roots { sys, dev })
     }
 
@@ -223,9 +244,24 @@ mod tests {
         let (_root, roots) = guest("live");
         let found = roots.find_all(&[device("left")]).unwrap();
         assert_eq!(found[0].node, roots.dev.join("nvme0"));
-        assert_eq!(found[0].disk.node, roots.dev.join("nvme0n1"));
+        assert_eq!(found[0].disk.node, roots.dev.join("nvme0n2"));
         assert_eq!(found[0].disk.bytes, 1 << 20);
         assert!(found[0].pci.ends_with("0000:02:00.0"));
+    }
+
+    #[test]
+    fn namespaces_are_known_by_nsid_once_all_are_there() {
+        let (_root, roots) = guest("live");
+        let of = |namespaces| NvmeDevice {
+            namespaces,
+            ..device("left")
+        };
+        let found = roots.find_all(&[of(2)]).unwrap();
+        let nodes = [(1, "nvme0n2"), (2, "nvme0n1")];
+        let nodes = nodes.map(|(nsid, name)| (nsid, roots.dev.join(name)));
+        assert_eq!(found[0].namespaces, BTreeMap::from(nodes));
+        let error = roots.find_all(&[of(3)]).unwrap_err().to_string();
+        assert!(error.ends_with("shows 2 namespaces yet, not 3"), "{error}");
     }
 
     #[test]
@@ -247,8 +283,8 @@ mod tests {
 
     #[test]
     fn paths_of_a_multipath_namespace_stand_for_its_disk() {
-        assert_eq!(disk_of("nvme0n1"), Some((1, "nvme0n1".into())));
-        assert_eq!(disk_of("nvme3c0n12"), Some((12, "nvme3n12".into())));
+        assert_eq!(disk_of("nvme0n1").unwrap(), "nvme0n1");
+        assert_eq!(disk_of("nvme3c0n12").unwrap(), "nvme3n12");
         for other in ["nvme0", "nvme0n1p1", "power", "nvmen1", "ng0n1"] {
             assert_eq!(disk_of(other), None, "{other}");
         }

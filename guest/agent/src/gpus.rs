@@ -26,6 +26,8 @@ pub(crate) struct Gpu {
     pub(crate) number: u32,
     /// Size of its aperture in bytes, as the plan says.
     pub(crate) aperture_bytes: u64,
+    /// Whether the aperture is a window, which is no p2pmem.
+    pub(crate) window: bool,
     /// `/sys/bus/pci/devices/0000:03:00.0`.
     pub(crate) pci: PathBuf,
     /// The number in the name of its device file.
@@ -98,6 +100,7 @@ pub(crate) fn find_all(roots: &Roots, plan: &Plan) -> anyhow::Result<Vec<Gpu>> {
             name: gpu.name.clone(),
             number: first.saturating_add(index),
             aperture_bytes: gpu.aperture_bytes,
+            window: gpu.window,
             pci,
             node,
         });
@@ -217,6 +220,7 @@ mod tests {
             name: "gpu0".to_owned(),
             number: 2,
             aperture_bytes: 1 << 28,
+            window: false,
             pci: pci.clone(),
             node: 0,
         };

@@ -14,6 +14,7 @@ use crate::launcher::Launcher;
 use crate::modules::Modules;
 use crate::p2pmem::Pool;
 use crate::pattern::Pattern;
+use crate::placeholders::Placeholders;
 use crate::tools::Tools;
 use crate::uevents::Uevents;
 
@@ -36,8 +37,10 @@ pub(crate) struct GuestContext {
     tools: Mutex<Option<Tools>>,
     /// As [`peerbar_report::Plan::one_switch`].
     pub(crate) one_switch: bool,
-    /// Time that each check has.
-    pub(crate) limit: Duration,
+    /// As [`peerbar_report::Plan::live`].
+    live: bool,
+    /// Time that each check has, unless it says otherwise.
+    limit: Duration,
     rounds: AtomicU64,
 }
 
@@ -73,6 +76,7 @@ impl GuestContext {
             has_tools: plan.tools,
             tools: Mutex::default(),
             one_switch: plan.one_switch,
+            live: plan.live,
             limit: Duration::from_secs(plan.check_seconds.into()),
             rounds: AtomicU64::new(0),
         })
@@ -105,6 +109,25 @@ impl GuestContext {
             *tools = Some(Tools::mount(&self.modules)?);
         }
         Ok(*tools)
+    }
+
+    /// Time that a check has that asks for this number of `seconds`, if it does.
+    pub(crate) fn limit(&self, seconds: Option<u32>) -> Duration {
+        seconds.map_or(self.limit, |seconds| Duration::from_secs(seconds.into()))
+    }
+
+    /// Shows a line of a command that is at work, if that is wanted.
+    pub(crate) fn show(&self, line: &str) {
+        if self.live
+            && let Err(error) = self.launcher.show(line)
+        {
+            eprintln!("peerbar-agent: {error:#}");
+        }
+    }
+
+    /// What stands for the devices in commands.
+    pub(crate) fn placeholders(&self) -> Placeholders {
+        Placeholders::of(&self.controllers, &self.gpus)
     }
 
     /// Loads a module that only some checks need.

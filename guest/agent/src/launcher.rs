@@ -16,6 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// Longest answer in bytes that is accepted.
 const ANSWER_LIMIT: usize = 4 << 20;
 
+/// Characters of a line that is shown while a command runs.
+const LONGEST_SHOWN: usize = 1000;
+
 /// The launcher, at the other end of the port. While a check runs, nothing else writes to the port.
 #[derive(Debug)]
 pub(crate) struct Launcher(Mutex<Connection>);
@@ -42,6 +45,17 @@ impl Launcher {
     /// Asks for the death of the server of the device `name`. Returns before it is dead.
     pub(crate) fn kill_server(&self, name: &str) -> anyhow::Result<()> {
         self.0.lock().send(&Line::Kill(name.to_owned()))
+    }
+
+    /// Shows a line that a command prints, while it runs.
+    ///
+    /// # Errors
+    /// The launcher does not read any more.
+    pub(crate) fn show(&self, text: &str) -> anyhow::Result<()> {
+        let text = text.replace(|c: char| c.is_control() && c != '\t', " ");
+        let end = text.char_indices().nth(LONGEST_SHOWN).map(|(end, _)| end);
+        let text = end.and_then(|end| text.get(..end)).unwrap_or(&text);
+        self.0.lock().send(&Line::Output(text.to_owned()))
     }
 
     /// Waits for the next request of an interactive plan. A launcher that is gone has none.

@@ -27,6 +27,7 @@ mod passthrough;
 mod pattern;
 mod pci_tree;
 mod pin_holder;
+mod placeholders;
 mod port;
 mod power;
 mod registers;

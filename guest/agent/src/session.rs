@@ -163,7 +163,7 @@ fn supervise(
     check: &Check,
 ) -> Ended<(anyhow::Result<Outcome>, Measure)> {
     let (guest, check) = (Arc::clone(guest), check.clone());
-    watchdog::run(guest.limit, move || {
+    watchdog::run(guest.limit(check.seconds()), move || {
         let mut measure = Measure::default();
         let outcome = checks::run(&guest, &check, &mut measure);
         (outcome, measure)

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -63,8 +63,13 @@ impl Tools {
         Ok(Self(()))
     }
 
-    /// Runs `line` with its shell, for at most `limit`.
-    pub(crate) fn run(self, line: &str, limit: Duration) -> anyhow::Result<Ran> {
+    /// Runs `line` with its shell, for at most `limit`; `show` gets each line that it prints.
+    pub(crate) fn run(
+        self,
+        line: &str,
+        limit: Duration,
+        show: impl Fn(&str) + Send,
+    ) -> anyhow::Result<Ran> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", line]).env_clear().envs([
             (
@@ -76,7 +81,7 @@ impl Tools {
         ]);
         // SAFETY: between fork and exec this makes two system calls and touches no memory but constants.
         unsafe { command.pre_exec(enter_root) };
-        capture(command, limit)
+        capture(command, limit, show)
     }
 }
 
@@ -95,7 +100,11 @@ fn enter_root() -> io::Result<()> {
 }
 
 /// Runs `command` in a process group of its own; nothing of the group is left afterwards.
-fn capture(mut command: Command, limit: Duration) -> anyhow::Result<Ran> {
+fn capture(
+    mut command: Command,
+    limit: Duration,
+    show: impl Fn(&str) + Send,
+) -> anyhow::Result<Ran> {
     let (reader, writer) = io::pipe().context("cannot create a pipe")?;
     command
         .stdin(Stdio::null())
@@ -107,29 +116,39 @@ fn capture(mut command: Command, limit: Duration) -> anyhow::Result<Ran> {
         .context("cannot start the shell of the tools root")?;
     // It holds the pipe's end for writing, which must close for the reader to end.
     drop(command);
-    let output = thread::spawn(move || collect(reader));
-    let in_time = wait_for_exit(&child, limit);
-    // ESRCH only says that nothing of the group is left.
-    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-    let status = child.wait().context("cannot wait for the shell")?;
-    let output = output
-        .join()
-        .unwrap_or_else(|_| "the output could not be read".to_owned());
-    Ok(Ran {
-        status,
-        timed_out: !in_time?,
-        output,
+    thread::scope(|scope| {
+        let output = scope.spawn(move || collect(reader, show));
+        let in_time = wait_for_exit(&child, limit);
+        // ESRCH only says that nothing of the group is left.
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        let status = child.wait().context("cannot wait for the shell")?;
+        let output = output
+            .join()
+            .unwrap_or_else(|_| "the output could not be read".to_owned());
+        Ok(Ran {
+            status,
+            timed_out: !in_time?,
+            output,
+        })
     })
 }
 
-/// Keeps the start of what comes, and reads the rest, so that the writer does not block.
-fn collect(mut pipe: impl Read) -> String {
+/// Keeps the start of what comes and shows it line by line; reads the rest, so that the writer does not block.
+fn collect(mut pipe: impl Read, show: impl Fn(&str)) -> String {
+    let mut lines = BufReader::new((&mut pipe).take(OUTPUT_LIMIT));
     let mut kept = Vec::new();
-    let mut output = String::new();
-    match (&mut pipe).take(OUTPUT_LIMIT).read_to_end(&mut kept) {
-        Ok(_) => output.push_str(&String::from_utf8_lossy(&kept)),
-        Err(error) => return format!("the output could not be read: {error}"),
+    loop {
+        let start = kept.len();
+        match lines.read_until(b'\n', &mut kept) {
+            Ok(0) => break,
+            Ok(_) => {
+                let line = String::from_utf8_lossy(kept.get(start..).unwrap_or_default());
+                show(line.trim_end_matches('\n'));
+            }
+            Err(error) => return format!("the output could not be read: {error}"),
+        }
     }
+    let mut output = String::from_utf8_lossy(&kept).into_owned();
     match io::copy(&mut pipe, &mut io::sink()) {
         Ok(0) => {}
         Ok(dropped) => output.push_str(&format!("\n[{dropped} bytes more]")),
@@ -174,7 +193,7 @@ mod tests {
     fn shell(line: &str, limit: Duration) -> Ran {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", line]);
-        capture(command, limit).unwrap()
+        capture(command, limit, |_| ()).unwrap()
     }
 
     #[test]
@@ -195,6 +214,19 @@ mod tests {
         assert_eq!(
             (ran.code(), ran.output.as_str(), ran.timed_out),
             (137, "started\n", true)
+        );
+    }
+
+    #[test]
+    fn each_line_is_shown_as_it_comes() {
+        let (seen, lines) = std::sync::mpsc::channel();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "echo first; echo second >&2; printf third"]);
+        let show = move |line: &str| seen.send(line.to_owned()).unwrap();
+        capture(command, Duration::from_secs(60), show).unwrap();
+        assert_eq!(
+            lines.iter().collect::<Vec<_>>(),
+            ["first", "second", "third"]
         );
     }
 

@@ -9,6 +9,7 @@
 
 mod buffer;
 mod declare;
+mod expectation;
 mod inventory;
 mod pair;
 mod reference;
@@ -48,6 +49,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use buffer::Buffer;
+pub use expectation::{Expectation, line_pattern};
 pub use gpu_file::{Calls, Medium};
 pub use inventory::Inventory;
 pub use pair::Pair;
@@ -106,6 +108,11 @@ pub trait CheckKind: Described + Sized {
 
     /// The device whose server it has killed.
     fn kills(&self) -> Option<&str> {
+        None
+    }
+
+    /// Seconds that it may take, if not [`crate::Plan::check_seconds`].
+    fn seconds(&self) -> Option<u32> {
         None
     }
 }
@@ -182,6 +189,11 @@ macro_rules! kinds {
             /// As [`CheckKind::kills`].
             pub fn kills(&self) -> Option<&str> {
                 match self { $(Check::$kind(check) => check.kills(),)* }
+            }
+
+            /// As [`CheckKind::seconds`].
+            pub fn seconds(&self) -> Option<u32> {
+                match self { $(Check::$kind(check) => check.seconds(),)* }
             }
         }
 

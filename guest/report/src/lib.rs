@@ -16,23 +16,27 @@ mod counters;
 mod evidence;
 mod ktap;
 mod measure;
+mod placeholder;
 mod plan;
 mod probe;
 mod request;
 mod size;
+mod timeout;
 
 pub use check::*;
 pub use counters::{Counters, DeviceCounters};
 pub use evidence::{
     AcsRegisters, Evidence, GuestPlatform, IommuGroup, KernelDecision, PciFunction,
 };
-pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Verdict};
+pub use ktap::{KtapError, KtapReader, KtapWriter, Line, ProgramReport, Subtest, Verdict};
 pub use measure::{Measure, PayloadFlow};
 pub use peerbar_dma_log::{Completer, Direction, Route};
+pub use placeholder::{fill_in, unknown_placeholder};
 pub use plan::{Gpu, Module, NvmeDevice, Plan};
 pub use probe::{Probed, Record, Transfer};
 pub use request::Request;
 pub use size::{Size, SizeError};
+pub use timeout::{Timeout, TimeoutError};
 
 /// Name of the virtio-serial port.
 pub const PORT: &str = "org.peerbar.report";

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use peerbar_dma_log::{Completer, Direction, Route};
 use serde::{Deserialize, Serialize};
 
-use crate::Probed;
+use crate::{Probed, Subtest};
 
 /// Figures of one check; a row of the table that the launcher prints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +35,9 @@ pub struct Measure {
     /// What a probe found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probed>,
+    /// Results that a program has reported by itself. They come as nested KTAP, not with the figures.
+    #[serde(skip)]
+    pub subtests: Vec<Subtest>,
 }
 
 /// Payload of one device by one route in one direction, as the device counted it.

@@ -24,6 +24,9 @@ pub struct Plan {
     /// Seconds after which a check that has not ended counts as hung.
     #[serde(default = "default_check_seconds")]
     pub check_seconds: u32,
+    /// Whether what commands and programs print is sent while they run.
+    #[serde(default)]
+    pub live: bool,
     /// Whether [`crate::Request`]s follow the checks; then the report ends with its plan line.
     #[serde(default)]
     pub interactive: bool,
@@ -71,6 +74,12 @@ pub struct NvmeDevice {
     /// Size of a logical block in bytes.
     #[serde(default)]
     pub block_bytes: u32,
+    /// How many namespaces it has, with the NSIDs from 1 on.
+    #[serde(default)]
+    pub namespaces: u32,
+    /// Whether its DMA is left out where the traffic of all devices is looked at.
+    #[serde(default)]
+    pub uncounted: bool,
 }
 
 /// A GPU under test. The guest knows the first of a plan by the PCI subsystem ID 1, the second by 2, and so on.

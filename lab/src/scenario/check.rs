@@ -1,17 +1,27 @@
 //! The scenario that `[[check]]` tables are held against. The tables themselves are [`peerbar_report`]'s.
 
+use std::time::Duration;
+
 use peerbar_report::{Inventory, NvmeDevice};
 
 use super::{Gpu, Machine, Nvme};
 
 /// What checks can name.
-pub(super) fn inventory(nvmes: &[Nvme], gpus: &[Gpu], machine: &Machine, tools: bool) -> Inventory {
+pub(super) fn inventory(
+    nvmes: &[Nvme],
+    gpus: &[Gpu],
+    machine: &Machine,
+    tools: bool,
+    timeout: Duration,
+) -> Inventory {
     let nvme = |nvme: &Nvme| NvmeDevice {
         name: nvme.name.clone(),
         cmb_bytes: nvme.cmb.unwrap_or(0),
         cmb_queues: nvme.cmb_queues,
         disk_bytes: nvme.disk_bytes,
         block_bytes: nvme.block_size,
+        namespaces: u32::try_from(nvme.namespaces.len()).unwrap_or(u32::MAX),
+        uncounted: !nvme.counted,
     };
     let gpu = |gpu: &Gpu| peerbar_report::Gpu {
         name: gpu.name.clone(),
@@ -25,6 +35,7 @@ pub(super) fn inventory(nvmes: &[Nvme], gpus: &[Gpu], machine: &Machine, tools: 
         cpus: machine.cpus,
         tools,
         virtio_gpu: machine.virtio_gpu,
+        timeout,
     }
 }
 
@@ -104,6 +115,44 @@ mod tests {
             error.starts_with("x.toml:15: XFS takes no disk of less than 300M"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn command_mistakes_are_reported_with_their_line() {
+        let command =
+            |lines: &str| parse("tools = true\n", &format!("kind = \"command\"\n{lines}"));
+        let named = "run = \"{d0:disk} {d0:ns1} {d0:pci} {g0} {g0:p2pmem} ${x} {{y}}\"\n";
+        let fitting = format!("{named}matches = ['^\\d+$']\ntimeout = \"59s\"");
+        assert_eq!(command(&fitting).unwrap().checks[0].seconds(), Some(59));
+        for (lines, wanted) in [
+            (
+                "run = \"nvme list {d1}\"",
+                "x.toml:14: `{d1}` stands for nothing: there is {d0}, {g0}; ",
+            ),
+            (
+                "run = \"{d0:p2pmem}\"",
+                "x.toml:14: `{d0:p2pmem}` stands for nothing: there is {d0}, {d0:disk}, ",
+            ),
+            (
+                "run = \"{d0:ns2}\"",
+                "x.toml:14: `{d0:ns2}` stands for nothing: ",
+            ),
+            (
+                "run = \"{g0:disk}\"",
+                "x.toml:14: `{g0:disk}` stands for nothing: there is {g0}, {g0:pci}, {g0:p2pmem}; ",
+            ),
+            (
+                "run = \"true\"\nmatches = [\"(\"]",
+                "x.toml:15: `matches`: \"(\" is no regular expression: ",
+            ),
+            (
+                "run = \"true\"\ntimeout = \"1m\"",
+                "x.toml:15: `timeout`: the guest ends after 60 s: ",
+            ),
+        ] {
+            let error = command(lines).unwrap_err();
+            assert!(error.starts_with(wanted), "{error}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use peerbar_report::Timeout;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use toml::Spanned;
@@ -11,7 +12,6 @@ use super::sanitize::{self, Sanitize};
 use crate::firmware::Firmware;
 use crate::iommu::Iommu;
 use crate::size::Size;
-use crate::timeout::Timeout;
 
 /// A scenario file.
 #[derive(Deserialize)]
@@ -91,6 +91,7 @@ pub(super) struct NvmeTable {
     pub(super) poll: Option<Spanned<String>>,
     #[serde(default)]
     pub(super) seed_fault: Vec<Spanned<String>>,
+    pub(super) counted: Option<bool>,
     pub(super) namespaces: Spanned<Vec<Spanned<NamespaceTable>>>,
 }
 

@@ -77,6 +77,8 @@ pub struct Scenario {
     pub tools: bool,
     /// Whether the guest takes requests after the checks.
     pub interactive: bool,
+    /// Whether what commands and programs print is reported while they run.
+    pub live: bool,
     /// The checks, in order.
     pub checks: Vec<Check>,
     /// What the scenario calls each of them, if it does.
@@ -148,6 +150,8 @@ pub struct Nvme {
     pub namespaces: Vec<Namespace>,
     /// What it does wrong on purpose.
     pub seeded_faults: Vec<SeededFault>,
+    /// Whether its DMA counts where the traffic of all devices is looked at.
+    pub counted: bool,
 }
 
 /// A model of an NVMe controller.
@@ -224,8 +228,10 @@ impl Scenario {
         read().map_err(located)
     }
 
-    fn inventory(&self) -> Inventory {
-        check::inventory(&self.nvmes, &self.gpus, &self.machine, self.tools)
+    /// What checks can name.
+    pub fn inventory(&self) -> Inventory {
+        let Self { nvmes, gpus, .. } = self;
+        check::inventory(nvmes, gpus, &self.machine, self.tools, self.timeout)
     }
 
     fn read(path: &Path, text: String, interactive: bool) -> Result<Self, ScenarioError> {
@@ -252,6 +258,34 @@ impl Scenario {
         }
     }
 
+    /// Keeps those checks that have one of these names in the report; all if there are no names.
+    ///
+    /// # Errors
+    /// A name that no check has, with the names that there are.
+    pub fn select_checks(&mut self, names: &[String]) -> anyhow::Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let labels = self.labels.iter().map(Option::as_ref);
+        let known = self.checks.iter().zip(labels);
+        let known: Vec<String> = known
+            .map(|(check, label)| label.cloned().unwrap_or_else(|| check.name()))
+            .collect();
+        for name in names {
+            anyhow::ensure!(
+                known.contains(name),
+                "no check is named `{name}`: there is `{}`",
+                known.join("`, `")
+            );
+        }
+        let wanted = |name: &String| names.contains(name);
+        let mut keep = known.iter().map(wanted);
+        self.checks.retain(|_| keep.next().unwrap_or(false));
+        let mut keep = known.iter().map(wanted);
+        self.labels.retain(|_| keep.next().unwrap_or(false));
+        Ok(())
+    }
+
     /// Refuses to kill the server of a device that no check wants to lose.
     pub fn may_lose(&self, name: &str) -> anyhow::Result<()> {
         let wants = |check: &Check| check.kills() == Some(name);
@@ -272,6 +306,7 @@ impl Scenario {
             one_switch: Topology::of(self).is_one_switch(),
             tools: self.tools,
             check_seconds: self.check_seconds(),
+            live: self.live,
             interactive: self.interactive,
             checks: self.checks.clone(),
         }
@@ -409,7 +444,7 @@ mod tests {
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
             "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `block-size`, \
-             `mdts`, `workers`, `poll`, `seed-fault`, `namespaces`"
+             `mdts`, `workers`, `poll`, `seed-fault`, `counted`, `namespaces`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),
@@ -433,6 +468,27 @@ mod tests {
         let told = "x.toml:13: `firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below \
                     b0: leave it out";
         assert_eq!(firmware(qboot, bridge), Err(told.to_owned()));
+    }
+
+    #[test]
+    fn checks_are_selected_by_their_names() {
+        let mut scenario = Scenario::demo().unwrap();
+        let all = scenario.checks.len();
+        scenario.select_checks(&[]).unwrap();
+        assert_eq!(scenario.checks.len(), all);
+        let control = "the control: through guest RAM".to_owned();
+        let unknown = scenario.select_checks(&[control.clone(), "x".to_owned()]);
+        let told = unknown.unwrap_err().to_string();
+        assert!(
+            told.starts_with("no check is named `x`: there is `"),
+            "{told}"
+        );
+        assert!(told.contains(&format!("`, `{control}`, `")), "{told}");
+        scenario
+            .select_checks(std::slice::from_ref(&control))
+            .unwrap();
+        assert_eq!(scenario.plan().checks.len(), 1);
+        assert_eq!(scenario.label(1), Some(control.as_str()));
     }
 
     #[test]

@@ -62,6 +62,7 @@ pub(super) fn nvme(
         disk_bytes,
         namespaces,
         seeded_faults,
+        counted: table.counted.unwrap_or(true),
     })
 }
 

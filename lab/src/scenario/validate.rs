@@ -51,7 +51,8 @@ pub(super) fn scenario(
     let switches = switches(file.switch, &attach_points)?;
     let machine = machine(file.machine, &attach_points, &nvmes, &gpus)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
-    let inventory = inventory(&nvmes, &gpus, &machine, file.tools);
+    let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
+    let inventory = inventory(&nvmes, &gpus, &machine, file.tools, timeout);
     let mut before_last = checks.iter().rev().skip(1);
     before_last.try_for_each(CheckTable::may_be_followed)?;
     let labels = checks.iter();
@@ -68,7 +69,7 @@ pub(super) fn scenario(
         name,
         path: PathBuf::new(),
         text: String::new(),
-        timeout: file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0),
+        timeout,
         recording: match machine.sanitize {
             Some(_) => Level::All,
             None => Level::Maps,
@@ -81,6 +82,7 @@ pub(super) fn scenario(
         modules,
         tools: file.tools,
         interactive,
+        live: false,
         checks,
         labels,
     })

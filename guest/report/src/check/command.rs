@@ -3,35 +3,18 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use toml::Spanned;
 
-use super::{Buffer, CheckKind, Described, Key, Keys, Pair, TableError};
+use super::{CheckKind, Described, Expectation, Key, Keys, Pair, TableError, pair};
 
 /// A command of the tools root, as a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Command {
-    /// A line for `sh -c`. `{name}` stands for a device's character device, `{name:disk}` for its first
-    /// namespace's block device, `{name:p2pmem}` for its p2pmem file in sysfs.
+    /// A line for `sh -c`, with [placeholders](crate::fill_in).
     pub run: String,
-    /// Exit status that passes.
+    /// What it must do.
     #[serde(default)]
-    pub status: i32,
-    /// Whether any exit status passes; [`crate::Measure::status`] has it. No scenario can ask for that.
-    #[serde(default)]
-    pub any_status: bool,
-    /// Texts that must all appear in what it prints.
-    #[serde(default)]
-    pub expect: Vec<String>,
-    /// Texts that must all appear in the kernel's log meanwhile. A complaint with one of them is no failure of the check.
-    #[serde(default)]
-    pub kernel: Vec<String>,
-    /// Where the data that it moves must lie, all of it, as the devices' counters show.
-    #[serde(default)]
-    pub through: Option<Buffer>,
-    /// Whether what it prints is reported also if it passes.
-    #[serde(default)]
-    pub show: bool,
+    pub expected: Expectation,
 }
 
 impl fmt::Display for Command {
@@ -47,27 +30,15 @@ impl Described for Command {
     const KEYS: &'static [Key] = &[
         Key::required(
             "run",
-            "A line for `sh -c`. `{NAME}` stands for a device's character device, `{NAME:disk}` for its first namespace's \
-             block device, `{NAME:p2pmem}` for its p2pmem file in sysfs.",
+            "A line for `sh -c`, in which `{NAME}` and `{NAME:PART}` stand for devices.",
         ),
-        Key::required("status", "Exit status that passes.").or("0"),
-        Key::required("expect", "Texts that must all appear in what it prints.").or("none"),
-        Key::required(
-            "kernel",
-            "Texts that must all appear in the kernel's log meanwhile. A complaint with one of them does not fail the \
-             check.",
-        )
-        .or("none"),
-        Key::required(
-            "through",
-            "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`.",
-        )
-        .or("anywhere"),
-        Key::required(
-            "show",
-            "Whether what it prints is reported also if it passes.",
-        )
-        .or("false"),
+        Expectation::STATUS,
+        Expectation::EXPECT,
+        Expectation::MATCHES,
+        Expectation::KERNEL,
+        Expectation::THROUGH,
+        Expectation::SHOW,
+        Expectation::TIMEOUT,
     ];
 }
 
@@ -77,37 +48,19 @@ impl CheckKind for Command {
             let message = "a command is run in the tools root: write `tools = true` at the top";
             return Err(keys.refused(message));
         }
-        let through = keys.optional("through")?;
-        let through = through
-            .map(|through| keys.inventory.buffer(through))
-            .transpose()?;
+        let run = keys.required("run")?;
         Ok(Command {
-            any_status: false,
-            run: keys.required("run")?.into_inner(),
-            status: keys.or_default("status")?,
-            expect: keys.or_default("expect")?,
-            kernel: keys.or_default("kernel")?,
-            through: through.map(Spanned::into_inner),
-            show: keys.or_default("show")?,
+            run: keys.inventory.with_placeholders(run)?,
+            expected: Expectation::read(keys)?,
         })
     }
 
-    /// Each p2pmem that the line names with each disk that it names.
     fn pairs(&self) -> Vec<Pair> {
-        let line = self.run.as_str();
-        let words = || line.split('{').filter_map(|rest| rest.split_once('}'));
-        let named =
-            |what: &'static str| words().filter_map(move |(word, _)| word.strip_suffix(what));
-        let mut pairs = Vec::new();
-        for provider in named(":p2pmem") {
-            for client in named(":disk") {
-                let pair = Pair::of(provider, client);
-                if !pairs.contains(&pair) {
-                    pairs.push(pair);
-                }
-            }
-        }
-        pairs
+        pair::named_in([self.run.as_str()])
+    }
+
+    fn seconds(&self) -> Option<u32> {
+        self.expected.seconds
     }
 }
 
@@ -121,7 +74,7 @@ mod tests {
             let check = format!("{{\"run\":{line:?}}}");
             serde_json::from_str::<Command>(&check).unwrap().pairs()
         };
-        let line = "f() { fio --filename=$1 --iomem=mmapshared:{a:p2pmem}; }; f {b:disk} && f {c:disk} && f {b:disk}";
+        let line = "f() { fio --filename=$1 --iomem=mmapshared:{a:p2pmem}; }; f {b:disk} && f {c:ns2} && f {b:disk}";
         assert_eq!(pairs(line), [Pair::of("a", "b"), Pair::of("a", "c")]);
         assert_eq!(pairs("nvme list {b} {b:disk} ${c} {"), []);
     }

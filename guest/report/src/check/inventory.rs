@@ -1,8 +1,11 @@
 //! What checks can name: the devices of a scenario, and the machine around them.
 
+use std::time::Duration;
+
 use toml::Spanned;
 
 use super::{Buffer, TableError};
+use crate::placeholder::{fill_in, of_disk, of_gpu, unknown_placeholder};
 use crate::{Gpu, NvmeDevice, Size};
 
 /// Most that Linux takes of a CMB for one submission queue: `io_queue_depth` entries, 1024 unless set, of 64 bytes.
@@ -21,6 +24,8 @@ pub struct Inventory {
     pub tools: bool,
     /// Whether the machine has a virtio-gpu.
     pub virtio_gpu: bool,
+    /// How long the guest may run.
+    pub timeout: Duration,
 }
 
 impl Inventory {
@@ -45,6 +50,34 @@ impl Inventory {
     /// The GPU of this name, if it is a GPU's.
     pub fn find_gpu(&self, name: &str) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.name == name)
+    }
+
+    /// Checks that each placeholder of `text` stands for something in the guest.
+    ///
+    /// # Errors
+    /// The first one that does not, and which there are.
+    pub fn check_placeholders(&self, text: &str) -> Result<(), String> {
+        let disks = self
+            .nvmes
+            .iter()
+            .map(|nvme| of_disk(&nvme.name, nvme.namespaces, nvme.cmb_bytes > 0));
+        let gpus = self.gpus.iter().map(|gpu| of_gpu(&gpu.name, !gpu.window));
+        let known: Vec<String> = disks.chain(gpus).flatten().collect();
+        let check = |key: &str| match known.iter().any(|known| known == key) {
+            true => Ok(String::new()),
+            false => Err(unknown_placeholder(key, known.iter().map(String::as_str))),
+        };
+        fill_in(text, check).map(drop)
+    }
+
+    /// A text whose placeholders all stand for something.
+    ///
+    /// # Errors
+    /// As for [`Inventory::check_placeholders`].
+    pub(super) fn with_placeholders(&self, text: Spanned<String>) -> Result<String, TableError> {
+        let checked = self.check_placeholders(text.get_ref());
+        checked.map_err(|message| TableError::new(text.span(), message))?;
+        Ok(text.into_inner())
     }
 
     /// The name of a device that has p2pmem.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::placeholder::{disk_of, keys};
+
 /// The device with the memory and the device with the DMA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -25,4 +27,19 @@ impl Pair {
     pub fn has(&self, name: &str) -> bool {
         self.provider == name || self.client == name
     }
+}
+
+/// Each p2pmem that placeholders in `texts` stand for, with each disk that they stand for.
+pub(super) fn named_in<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<Pair> {
+    let keys: Vec<String> = texts.into_iter().flat_map(keys).collect();
+    let mut pairs = Vec::new();
+    for provider in keys.iter().filter_map(|key| key.strip_suffix(":p2pmem")) {
+        for client in keys.iter().filter_map(|key| disk_of(key)) {
+            let pair = Pair::of(provider, client);
+            if !pairs.contains(&pair) {
+                pairs.push(pair);
+            }
+        }
+    }
+    pairs
 }

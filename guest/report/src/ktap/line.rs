@@ -12,6 +12,9 @@ const READY: &str = "ready ";
 const KILL: &str = "kill ";
 const COUNTERS: &str = "counters ";
 const EVIDENCE: &str = "evidence ";
+const OUTPUT: &str = "output ";
+/// What every line of a subtest begins with (KTAP, "Test case result lines").
+const INDENT: &str = "  ";
 const SKIP: &str = "SKIP";
 
 /// One line of a report.
@@ -31,8 +34,12 @@ pub enum Line {
     Measure(Measure),
     /// `# evidence {json}`: what the guest knows of peer-to-peer DMA.
     Evidence(Evidence),
+    /// `# output text`: what a command or a program prints while it runs.
+    Output(String),
     /// `# text`: about the check whose result comes next.
     Diagnostic(String),
+    /// An indented line: of the subtests of the check whose result comes next. [`crate::ProgramReport`] reads them.
+    Nested(String),
     /// `ok N - name`, `not ok N - name` or `ok N - name # SKIP reason`.
     Result {
         /// Number of the check, from 1.
@@ -64,6 +71,9 @@ impl Line {
         let text = &printable(text);
         if text == VERSION {
             return Line::Version;
+        }
+        if text.starts_with(INDENT) {
+            return Line::Nested(text.to_owned());
         }
         if let Some(comment) = text.strip_prefix('#') {
             return parse_comment(comment.strip_prefix(' ').unwrap_or(comment));
@@ -114,7 +124,10 @@ fn parse_comment(text: &str) -> Line {
     {
         return Line::Evidence(evidence);
     }
-    Line::Diagnostic(text.to_owned())
+    match text.strip_prefix(OUTPUT) {
+        Some(text) => Line::Output(text.to_owned()),
+        None => Line::Diagnostic(text.to_owned()),
+    }
 }
 
 fn is_one_word(text: &str) -> bool {
@@ -144,7 +157,7 @@ fn parse_result(text: &str) -> Option<Line> {
 }
 
 /// Splits at the first `#` that no backslash precedes, and takes the backslashes out of what stands before it.
-fn split_directive(description: &str) -> (String, Option<&str>) {
+pub(super) fn split_directive(description: &str) -> (String, Option<&str>) {
     let mut name = String::new();
     let mut rest = description;
     while let Some(character) = rest.chars().next() {
@@ -168,7 +181,7 @@ fn one_line(text: &str) -> String {
     printable(text).trim().to_owned()
 }
 
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     text.replace(|c: char| c.is_control() && c != '\t', " ")
 }
 
@@ -186,6 +199,7 @@ impl fmt::Display for Line {
             Line::Counters(request) => write!(f, "# {COUNTERS}{request}"),
             Line::Measure(measure) => write!(f, "# {MEASURE}{}", json(measure)?),
             Line::Evidence(evidence) => write!(f, "# {EVIDENCE}{}", json(evidence)?),
+            Line::Output(text) => write!(f, "# {OUTPUT}{text}"),
             Line::Diagnostic(text) => write!(f, "# {text}"),
             Line::Result {
                 number,
@@ -204,7 +218,7 @@ impl fmt::Display for Line {
                     Verdict::Pass | Verdict::Fail => Ok(()),
                 }
             }
-            Line::Unknown(text) => f.write_str(text),
+            Line::Nested(text) | Line::Unknown(text) => f.write_str(text),
         }
     }
 }
@@ -231,6 +245,8 @@ mod tests {
         assert_eq!(Line::parse("# ready 2718"), Line::Ready(2718));
         assert_eq!(Line::parse("# kill gpu0"), Line::Kill("gpu0".into()));
         assert_eq!(Line::parse("# counters 12"), Line::Counters(12));
+        assert_eq!(Line::parse("# output  a"), Line::Output(" a".into()));
+        assert_eq!(Line::parse("  ok 1 a"), Line::Nested("  ok 1 a".into()));
         assert_eq!(
             Line::parse("# counters of a disk"),
             Line::Diagnostic("counters of a disk".into())

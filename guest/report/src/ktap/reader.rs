@@ -140,7 +140,9 @@ impl KtapReader {
             | Line::Counters(_)
             | Line::Measure(_)
             | Line::Evidence(_)
+            | Line::Output(_)
             | Line::Diagnostic(_)
+            | Line::Nested(_)
             | Line::Unknown(_) => {}
         }
     }
@@ -292,6 +294,7 @@ mod tests {
                     status: None,
                     probe: None,
                     flows: Vec::new(),
+                    subtests: Vec::new(),
                     sizes,
                     bytes,
                     seconds,

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{LINE_LIMIT, Line, Verdict};
+use super::{LINE_LIMIT, Line, Subtest, Verdict};
 use crate::{Evidence, Measure};
 
 /// Writes a report: [`KtapWriter::begin`] once, then diagnostics and one [`KtapWriter::result`] for each check.
@@ -49,8 +49,9 @@ impl<W: Write> KtapWriter<W> {
         Ok(())
     }
 
-    /// Writes the figures and the result of the next check. Results are numbered from 1.
+    /// Writes the subtests, the figures and the result of the next check. Results are numbered from 1.
     pub fn result(&mut self, name: &str, verdict: &Verdict, measure: &Measure) -> io::Result<()> {
+        self.nested(&measure.subtests, 1)?;
         self.line(&Line::Measure(measure.clone()))?;
         self.results = self.results.saturating_add(1);
         self.line(&Line::Result {
@@ -58,6 +59,35 @@ impl<W: Write> KtapWriter<W> {
             name: name.to_owned(),
             verdict: verdict.clone(),
         })
+    }
+
+    /// Writes subtests as a report of their own, indented to this depth.
+    fn nested(&mut self, subtests: &[Subtest], depth: usize) -> io::Result<()> {
+        let Ok(count) = u32::try_from(subtests.len()) else {
+            return Ok(());
+        };
+        if count == 0 {
+            return Ok(());
+        }
+        self.indented(&Line::Version, depth)?;
+        self.indented(&Line::Plan(count), depth)?;
+        for (number, subtest) in (1..).zip(subtests) {
+            self.nested(&subtest.subtests, depth.saturating_add(1))?;
+            for text in &subtest.diagnostics {
+                self.indented(&Line::Diagnostic(text.clone()), depth)?;
+            }
+            let result = Line::Result {
+                number,
+                name: subtest.name.clone(),
+                verdict: subtest.verdict.clone(),
+            };
+            self.indented(&result, depth)?;
+        }
+        Ok(())
+    }
+
+    fn indented(&mut self, line: &Line, depth: usize) -> io::Result<()> {
+        self.line(&Line::Nested(format!("{}{line}", "  ".repeat(depth))))
     }
 
     fn line(&mut self, line: &Line) -> io::Result<()> {
@@ -89,6 +119,7 @@ fn diagnostic_line(text: &str) -> Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ProgramReport;
 
     #[test]
     fn a_report_reads_as_ktap() {
@@ -113,6 +144,27 @@ mod tests {
              {measure}\nok 2 - second # SKIP no disk\n"
         );
         assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn subtests_are_nested_before_their_result_and_read_back() {
+        let printed = "TAP version 13\n  ok 1 x\n  # why\n  not ok 2 y # 3\nnot ok 1 suite\nok 2 z # SKIP no b\n1..2\n";
+        let report = ProgramReport::read(printed).unwrap();
+        let measure = Measure {
+            subtests: report.results.clone(),
+            ..Measure::default()
+        };
+        let mut out = Vec::new();
+        KtapWriter::new(&mut out)
+            .result("check", &Verdict::Fail, &measure)
+            .unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let (nested, rest) = text.split_once("# measure").unwrap();
+        let expected = "  KTAP version 1\n  1..2\n    KTAP version 1\n    1..2\n    ok 1 - x\n    # why\n    not ok 2 - y\n  \
+            not ok 1 - suite\n  ok 2 - z # SKIP no b\n";
+        assert_eq!(nested, expected);
+        assert!(rest.ends_with("not ok 1 - check\n"), "{rest}");
+        assert_eq!(ProgramReport::read(nested).unwrap(), report);
     }
 
     #[test]

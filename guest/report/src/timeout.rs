@@ -8,7 +8,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How long a guest may run: at least one second, at most a day.
+/// How long a guest or a check may run: at least one second, at most a day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Timeout(pub Duration);

@@ -1,0 +1,254 @@
+//! A command or a program at work: run, watched, and held against what is expected of it.
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use peerbar_report::{Buffer, Expectation, Measure, ProgramReport, line_pattern};
+
+use super::Outcome;
+use crate::counters::TrafficWatch;
+use crate::guest_context::GuestContext;
+use crate::kmsg::Expected;
+use crate::tools::Ran;
+
+/// Lines of the output that are shown of one that failed.
+const SHOWN: usize = 60;
+
+/// What is run.
+pub(super) struct Work<'a> {
+    /// What messages call it: `the command`.
+    pub(super) what: &'a str,
+    /// Its words, for messages.
+    pub(super) shown: &'a str,
+    /// What it must do.
+    pub(super) expected: &'a Expectation,
+}
+
+/// Runs it by `start`, which gets the time that it has, and judges it.
+pub(super) fn run(
+    guest: &GuestContext,
+    work: &Work<'_>,
+    measure: &mut Measure,
+    start: impl FnOnce(Duration) -> anyhow::Result<Ran>,
+) -> anyhow::Result<Outcome> {
+    let limit = guest.limit(work.expected.seconds);
+    let mut watch = TrafficWatch::new(guest);
+    let ran = watch.watch(|| start(limit))?;
+    watch.write_to(measure);
+    measure.status = Some(ran.code());
+    let failures = match work.expected.through {
+        Some(_) => watch.traffic()?.failures(),
+        None => 0,
+    };
+    let report = ProgramReport::read(&ran.output).filter(|_| !work.expected.any_status);
+    let complaint = report.as_ref().and_then(ProgramReport::complaint);
+    let skipped = report.as_ref().and_then(ProgramReport::skipped);
+    measure.subtests = report.map_or_else(Vec::new, |report| report.results);
+    if let (Some(reason), None, false) = (skipped, &complaint, ran.timed_out) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let judged = judge(work, &ran, complaint.as_deref(), limit);
+    if let Err(error) = judged.and_then(|()| judge_route(work, measure, failures)) {
+        bail!(
+            "{error:#}; it ran: {}\n{}",
+            work.shown,
+            last_lines(&ran.output)
+        );
+    }
+    Ok(if work.expected.show {
+        Outcome::Said(ran.output)
+    } else {
+        Outcome::Passed
+    })
+}
+
+/// What the kernel may log meanwhile, and must.
+pub(super) fn log(expected: &Expectation) -> Expected<'_> {
+    Expected {
+        texts: &expected.kernel,
+        faults: false,
+    }
+}
+
+/// Judges all but the route; `complaint` is what its own report says against it.
+fn judge(
+    work: &Work<'_>,
+    ran: &Ran,
+    complaint: Option<&str>,
+    limit: Duration,
+) -> anyhow::Result<()> {
+    let Work { what, expected, .. } = work;
+    ensure!(
+        !ran.timed_out,
+        "{what} was killed, because it did not end within {} s: give the check {}",
+        limit.as_secs(),
+        match expected.seconds {
+            Some(_) => "a longer `timeout`",
+            None => "a `timeout`; without one it is half of the scenario's, at most 60 s",
+        }
+    );
+    if let Some(complaint) = complaint {
+        bail!("{what} reports: {complaint}");
+    }
+    ensure!(
+        expected.any_status || ran.code() == expected.status,
+        "{what} ended with status {}, not {}",
+        ran.code(),
+        expected.status
+    );
+    for text in &expected.expect {
+        ensure!(ran.output.contains(text), "{what} did not print {text:?}");
+    }
+    for pattern in &expected.matches {
+        ensure!(
+            line_pattern(pattern)?.is_match(&ran.output),
+            "{what} printed nothing that matches {pattern:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Nothing that it moved may have taken another route than [`Expectation::through`] says, or have failed and been tried again.
+fn judge_route(work: &Work<'_>, measure: &Measure, failures: u64) -> anyhow::Result<()> {
+    let (right, wrong) = match &work.expected.through {
+        Some(Buffer::P2pmem(_)) => (measure.peer_bytes, measure.ram_bytes),
+        Some(Buffer::GuestRam) => (measure.ram_bytes, measure.peer_bytes),
+        None => return Ok(()),
+    };
+    let what = work.what;
+    ensure!(
+        right > 0 && wrong == 0,
+        "{what} moved {} bytes peer to peer and {} through guest RAM",
+        measure.peer_bytes,
+        measure.ram_bytes
+    );
+    ensure!(
+        failures == 0,
+        "{failures} DMA requests of the devices failed while {what} ran; the servers' logs say which"
+    );
+    Ok(())
+}
+
+/// The end of the output, indented.
+fn last_lines(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    let start = lines.len().saturating_sub(SHOWN);
+    lines
+        .iter()
+        .skip(start)
+        .map(|line| format!("  {line}\n"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn work(expected: &Expectation) -> Work<'_> {
+        Work {
+            what: "the command",
+            shown: "true",
+            expected,
+        }
+    }
+
+    fn ran(code: i32, output: &str, timed_out: bool) -> Ran {
+        Ran {
+            status: ExitStatus::from_raw(code << 8),
+            timed_out,
+            output: output.into(),
+        }
+    }
+
+    #[test]
+    fn status_texts_and_patterns_are_compared() {
+        let expected = Expectation {
+            status: 1,
+            expect: vec!["good".into()],
+            matches: vec!["^[0-9]+ bytes$".into()],
+            ..Expectation::default()
+        };
+        let judged = |ran| judge(&work(&expected), &ran, None, LIMIT);
+        assert!(judged(ran(1, "all good\n12 bytes\n", false)).is_ok());
+        let error = |ran| judged(ran).unwrap_err().to_string();
+        assert_eq!(
+            error(ran(0, "good", false)),
+            "the command ended with status 0, not 1"
+        );
+        assert_eq!(
+            error(ran(1, "bad", false)),
+            "the command did not print \"good\""
+        );
+        assert_eq!(
+            error(ran(1, "good\nno bytes\n", false)),
+            "the command printed nothing that matches \"^[0-9]+ bytes$\""
+        );
+    }
+
+    #[test]
+    fn report_of_its_own_fails_it_whatever_its_status() {
+        let expected = Expectation::default();
+        let judged = judge(
+            &work(&expected),
+            &ran(0, "", false),
+            Some("not ok: x"),
+            LIMIT,
+        );
+        let error = judged.unwrap_err().to_string();
+        assert_eq!(error, "the command reports: not ok: x");
+    }
+
+    #[test]
+    fn time_limit_is_named_with_its_remedy() {
+        let error = |seconds| {
+            let expected = Expectation {
+                seconds,
+                ..Expectation::default()
+            };
+            let judged = judge(&work(&expected), &ran(137, "", true), None, LIMIT);
+            judged.unwrap_err().to_string()
+        };
+        let told = "the command was killed, because it did not end within 30 s: give the check a longer `timeout`";
+        assert_eq!(error(Some(30)), told);
+        assert!(error(None).contains("half of the scenario's"));
+    }
+
+    #[test]
+    fn data_on_another_route_fails() {
+        let judged = |through, peer_bytes, ram_bytes, failures| {
+            let expected = Expectation {
+                through,
+                ..Expectation::default()
+            };
+            let measure = Measure {
+                peer_bytes,
+                ram_bytes,
+                ..Measure::default()
+            };
+            judge_route(&work(&expected), &measure, failures).is_ok()
+        };
+        let p2pmem = || Some(Buffer::P2pmem("left".into()));
+        assert!(judged(p2pmem(), 4096, 0, 0));
+        assert!(!judged(p2pmem(), 4096, 0, 1));
+        assert!(!judged(p2pmem(), 4096, 512, 0));
+        assert!(!judged(p2pmem(), 0, 0, 0));
+        assert!(judged(Some(Buffer::GuestRam), 0, 4096, 0));
+        assert!(!judged(Some(Buffer::GuestRam), 4096, 4096, 0));
+        assert!(judged(None, 4096, 512, 0));
+    }
+
+    #[test]
+    fn the_end_of_a_long_output_is_shown() {
+        let output: String = (0..100).map(|line| format!("{line}\n")).collect();
+        let shown = last_lines(&output);
+        assert!(
+            shown.starts_with("  40\n") && shown.ends_with("  99\n"),
+            "{shown}"
+        );
+    }
+}

@@ -1,0 +1,114 @@
+//! What placeholders of commands and programs stand for in this guest.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::anyhow;
+use peerbar_report::{fill_in, unknown_placeholder};
+use serde::{Deserialize, Serialize};
+
+use crate::devices::Controller;
+use crate::gpus::Gpu;
+
+/// The value of each placeholder, by what is between its braces: `disk0:pci`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Placeholders(BTreeMap<String, String>);
+
+impl Placeholders {
+    /// Those of these devices.
+    pub(crate) fn of(controllers: &[Controller], gpus: &[Gpu]) -> Self {
+        let mut all = Self::default();
+        for controller in controllers {
+            let name = &controller.name;
+            all.add(name, "", &controller.node);
+            all.add(name, ":disk", &controller.disk.node);
+            for (nsid, node) in &controller.namespaces {
+                all.add(name, &format!(":ns{nsid}"), node);
+            }
+            all.add_pci(name, &controller.pci);
+            if controller.cmb_bytes > 0 {
+                all.add(name, ":p2pmem", &controller.pool().allocate_file());
+            }
+        }
+        for gpu in gpus {
+            all.add(&gpu.name, "", &gpu.node_path());
+            all.add_pci(&gpu.name, &gpu.pci);
+            if !gpu.window {
+                all.add(&gpu.name, ":p2pmem", &gpu.pool().allocate_file());
+            }
+        }
+        all
+    }
+
+    /// `text` with the values in the places of the placeholders.
+    pub(crate) fn fill_in(&self, text: &str) -> anyhow::Result<String> {
+        fill_in(text, |key| {
+            let value = self.0.get(key).cloned();
+            value
+                .ok_or_else(|| anyhow!(unknown_placeholder(key, self.0.keys().map(String::as_str))))
+        })
+    }
+
+    fn add(&mut self, name: &str, part: &str, value: &Path) {
+        let value = value.to_string_lossy().into_owned();
+        self.0.insert(format!("{name}{part}"), value);
+    }
+
+    /// The last part of a device's folder in sysfs is its PCI address.
+    fn add_pci(&mut self, name: &str, folder: &Path) {
+        let address = folder.file_name().unwrap_or_default();
+        self.add(name, ":pci", Path::new(address));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Disk;
+
+    fn controller() -> Controller {
+        Controller {
+            name: "left".into(),
+            number: 0,
+            cmb_bytes: 2 << 20,
+            directory: "/sys/class/nvme/nvme1".into(),
+            node: "/dev/nvme1".into(),
+            pci: "/sys/devices/0000:02:00.0".into(),
+            disk: Disk {
+                node: "/dev/nvme1n2".into(),
+                bytes: 0,
+                block: 512,
+            },
+            namespaces: [(1, "/dev/nvme1n2".into()), (2, "/dev/nvme1n1".into())].into(),
+            uncounted: false,
+        }
+    }
+
+    #[test]
+    fn placeholders_become_paths_and_addresses() {
+        let placeholders = Placeholders::of(&[controller()], &[]);
+        for (text, filled) in [
+            ("nvme id-ctrl {left}", "nvme id-ctrl /dev/nvme1"),
+            ("{left:disk} {left:ns1}", "/dev/nvme1n2 /dev/nvme1n2"),
+            ("{left:ns2}", "/dev/nvme1n1"),
+            ("lspci -s {left:pci}", "lspci -s 0000:02:00.0"),
+            ("{left:p2pmem}", "/sys/devices/0000:02:00.0/p2pmem/allocate"),
+            ("awk '{ print }'", "awk '{ print }'"),
+        ] {
+            assert_eq!(placeholders.fill_in(text).unwrap(), filled);
+        }
+        let error = placeholders.fill_in("dd if={right:disk}").unwrap_err();
+        let told = "`{right:disk}` stands for nothing: there is {left}; ";
+        assert!(error.to_string().starts_with(told), "{error}");
+    }
+
+    #[test]
+    fn disk_without_cmb_has_no_p2pmem() {
+        let bare = Controller {
+            cmb_bytes: 0,
+            ..controller()
+        };
+        let placeholders = Placeholders::of(&[bare], &[]);
+        assert!(placeholders.fill_in("{left:p2pmem}").is_err());
+    }
+}

@@ -1,0 +1,121 @@
+//! What is expected of a command or a program, whoever runs it.
+
+use std::time::Duration;
+
+use regex_lite::Regex;
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use super::{Buffer, Key, Keys, TableError};
+use crate::Timeout;
+
+/// What a command or a program must do to pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Expectation {
+    /// Exit status that passes.
+    pub status: i32,
+    /// Whether any exit status passes; [`crate::Measure::status`] has it. No scenario can ask for that.
+    pub any_status: bool,
+    /// Texts that must all appear in what it prints.
+    pub expect: Vec<String>,
+    /// Regular expressions that must all match in what it prints; `^` and `$` are the ends of a line.
+    pub matches: Vec<String>,
+    /// Texts that must all appear in the kernel's log meanwhile. A complaint with one of them is no failure of the check.
+    pub kernel: Vec<String>,
+    /// Where the data that it moves must lie, all of it, as the devices' counters show.
+    pub through: Option<Buffer>,
+    /// Whether what it prints is reported also if it passes.
+    pub show: bool,
+    /// Seconds that it may take, if not as long as any check.
+    pub seconds: Option<u32>,
+}
+
+impl Expectation {
+    pub(super) const STATUS: Key = Key::required("status", "Exit status that passes.").or("0");
+    pub(super) const EXPECT: Key =
+        Key::required("expect", "Texts that must all appear in what it prints.").or("none");
+    pub(super) const MATCHES: Key = Key::required(
+        "matches",
+        "Regular expressions that must all match in what it prints; `^` and `$` are the ends of a line.",
+    )
+    .or("none");
+    pub(super) const KERNEL: Key = Key::required(
+        "kernel",
+        "Texts that must all appear in the kernel's log meanwhile. A complaint with one of them does not fail the check.",
+    )
+    .or("none");
+    pub(super) const THROUGH: Key = Key::required(
+        "through",
+        "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`.",
+    )
+    .or("anywhere");
+    pub(super) const SHOW: Key = Key::required(
+        "show",
+        "Whether what it prints is reported also if it passes.",
+    )
+    .or("false");
+    pub(super) const TIMEOUT: Key = Key::required(
+        "timeout",
+        "How long it may take, as `\"90s\"`. The scenario's own `timeout` must be longer.",
+    )
+    .or("half of the scenario's, at most 60s");
+
+    /// Takes the keys above out of a table.
+    pub(super) fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
+        let through = keys.optional("through")?;
+        let through = through
+            .map(|through| keys.inventory.buffer(through))
+            .transpose()?;
+        Ok(Self {
+            status: keys.or_default("status")?,
+            any_status: false,
+            expect: keys.or_default("expect")?,
+            matches: matches(keys)?,
+            kernel: keys.or_default("kernel")?,
+            through: through.map(Spanned::into_inner),
+            show: keys.or_default("show")?,
+            seconds: seconds(keys)?,
+        })
+    }
+}
+
+/// A regular expression that must match in a text of many lines.
+///
+/// # Errors
+/// Why it is none.
+pub fn line_pattern(text: &str) -> Result<Regex, regex_lite::Error> {
+    Regex::new(&format!("(?m){text}"))
+}
+
+fn matches(keys: &mut Keys<'_, '_>) -> Result<Vec<String>, TableError> {
+    let patterns: Vec<Spanned<String>> = keys.or_default("matches")?;
+    for pattern in &patterns {
+        if let Err(error) = line_pattern(pattern.get_ref()) {
+            let message = format!(
+                "`matches`: {:?} is no regular expression: {error}",
+                pattern.get_ref()
+            );
+            return Err(TableError::new(pattern.span(), message));
+        }
+    }
+    Ok(patterns.into_iter().map(Spanned::into_inner).collect())
+}
+
+/// A check that outlives the guest could not report.
+fn seconds(keys: &mut Keys<'_, '_>) -> Result<Option<u32>, TableError> {
+    let Some(limit) = keys.optional::<Timeout>("timeout")? else {
+        return Ok(None);
+    };
+    let (limit, at) = (limit.get_ref().0, limit.span());
+    let of_guest: Duration = keys.inventory.timeout;
+    if limit >= of_guest {
+        let message = format!(
+            "`timeout`: the guest ends after {0} s: give the check less than its {1} s, or the scenario a longer `timeout`",
+            of_guest.as_secs(),
+            limit.as_secs()
+        );
+        return Err(TableError::new(at, message));
+    }
+    Ok(u32::try_from(limit.as_secs()).ok())
+}

@@ -1,0 +1,398 @@
+//! The report of a program in the guest: KTAP version 1 or TAP, with subtests below its results.
+
+use super::Verdict;
+use super::line::{printable, split_directive};
+
+/// How deep subtests are read; what is indented more counts as a program's plain words.
+const DEEPEST: usize = 16;
+/// Most diagnostics that are kept of one result.
+const MOST_DIAGNOSTICS: usize = 40;
+
+/// One result of a program's report, with those below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subtest {
+    /// Its name.
+    pub name: String,
+    /// How it ended. A failure that was expected (`TODO`, `XFAIL`) is none.
+    pub verdict: Verdict,
+    /// What the program said about it.
+    pub diagnostics: Vec<String>,
+    /// What it consists of.
+    pub subtests: Vec<Subtest>,
+}
+
+impl Subtest {
+    /// Every result that consists of no others, with its name below those above it: `suite / case`.
+    pub fn leaves(subtests: &[Self]) -> Vec<(String, &Self)> {
+        let mut leaves = Vec::new();
+        for subtest in subtests {
+            if subtest.subtests.is_empty() {
+                leaves.push((subtest.name.clone(), subtest));
+            }
+            for (name, leaf) in Self::leaves(&subtest.subtests) {
+                leaves.push((format!("{} / {name}", subtest.name), leaf));
+            }
+        }
+        leaves
+    }
+
+    /// Whether it or anything below it has failed.
+    fn has_failed(&self) -> bool {
+        self.verdict == Verdict::Fail || self.subtests.iter().any(Self::has_failed)
+    }
+}
+
+/// What a program has reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProgramReport {
+    /// Its results.
+    pub results: Vec<Subtest>,
+    /// What is wrong with the report itself: results that are missing, or not in order.
+    pub flaws: Vec<String>,
+    /// Why nothing was run, if the plan line says so (`1..0 # SKIP reason`).
+    pub skipped: Option<String>,
+}
+
+impl ProgramReport {
+    /// The report in what a program has printed, from its first version line on; none if there is no such line.
+    pub fn read(output: &str) -> Option<Self> {
+        let mut lines = output.lines().map(printable);
+        let version = lines.find(|line| is_version(line.trim_start()))?;
+        let mut reader = Reader::at(indent(&version));
+        lines.for_each(|line| reader.take(&line));
+        Some(reader.finish())
+    }
+
+    /// Why the program has not passed, if so.
+    pub fn complaint(&self) -> Option<String> {
+        let failed = self.results.iter().filter(|result| result.has_failed());
+        let failed: Vec<&Subtest> = failed.collect();
+        let names = Subtest::leaves(&self.results);
+        let names: Vec<String> = names
+            .into_iter()
+            .filter(|(_, leaf)| leaf.verdict == Verdict::Fail)
+            .map(|(name, _)| name)
+            .collect();
+        let mut complaints = Vec::new();
+        if !failed.is_empty() {
+            let names = match names.as_slice() {
+                // The results above them say so, but none of what they consist of.
+                [] => failed.iter().map(|result| result.name.clone()).collect(),
+                _ => names,
+            };
+            complaints.push(format!("not ok: {}", names.join(", ")));
+        }
+        complaints.extend_from_slice(&self.flaws);
+        if self.results.is_empty() && self.flaws.is_empty() && self.skipped.is_none() {
+            complaints.push("its report has no result".to_owned());
+        }
+        (!complaints.is_empty()).then(|| complaints.join("; "))
+    }
+
+    /// Why nothing of it was run, if so: it was skipped as a whole, or each of its results was.
+    pub fn skipped(&self) -> Option<String> {
+        if self.skipped.is_some() {
+            return self.skipped.clone();
+        }
+        let leaves = Subtest::leaves(&self.results);
+        let mut reasons = leaves.iter().map(|(_, leaf)| match &leaf.verdict {
+            Verdict::Skip(reason) => Some(reason.clone()),
+            Verdict::Pass | Verdict::Fail => None,
+        });
+        let first = reasons.next()??;
+        reasons.all(|reason| reason.is_some()).then_some(first)
+    }
+}
+
+/// Results of one indentation, as long as what they are below has no result.
+#[derive(Debug, Default)]
+struct Level {
+    indent: usize,
+    planned: Option<usize>,
+    results: Vec<Subtest>,
+    diagnostics: Vec<String>,
+}
+
+/// Follows a report, with a level for each indentation that is open. There is always one.
+#[derive(Debug)]
+struct Reader {
+    top: Level,
+    nested: Vec<Level>,
+    flaws: Vec<String>,
+    skipped: Option<String>,
+}
+
+impl Reader {
+    fn at(indent: usize) -> Self {
+        Self {
+            top: Level {
+                indent,
+                ..Level::default()
+            },
+            nested: Vec::new(),
+            flaws: Vec::new(),
+            skipped: None,
+        }
+    }
+
+    fn take(&mut self, line: &str) {
+        let (indent, text) = (indent(line), line.trim());
+        if let Some(result) = ResultLine::parse(text) {
+            self.result(indent, result);
+        } else if let Some((planned, skipped)) = plan(text) {
+            self.open(indent);
+            self.level().planned = Some(planned);
+            if self.nested.is_empty() && skipped.is_some() {
+                self.skipped = skipped;
+            }
+        } else if let Some(reason) = text.strip_prefix("Bail out!") {
+            self.flaws.push(format!("it bailed out: {}", reason.trim()));
+        } else if is_version(text) || text.starts_with("# Subtest:") {
+            self.open(indent);
+        } else if let Some(comment) = text.strip_prefix('#') {
+            let level = self.level();
+            if level.diagnostics.len() < MOST_DIAGNOSTICS {
+                level.diagnostics.push(comment.trim_start().to_owned());
+            }
+        }
+    }
+
+    /// The innermost open level.
+    fn level(&mut self) -> &mut Level {
+        self.nested.last_mut().unwrap_or(&mut self.top)
+    }
+
+    /// Opens a level if `indent` is deeper than that of the innermost.
+    fn open(&mut self, indent: usize) {
+        if indent > self.level().indent && self.nested.len() < DEEPEST {
+            self.nested.push(Level {
+                indent,
+                ..Level::default()
+            });
+        }
+    }
+
+    fn result(&mut self, indent: usize, result: ResultLine) {
+        self.open(indent);
+        let mut subtests = Vec::new();
+        let mut diagnostics = Vec::new();
+        while let Some(level) = self.nested.pop_if(|level| level.indent > indent) {
+            self.flaws.extend(level.flaw(&format!("`{}`", result.name)));
+            // What is deeper, but below no result, is a level of its own without a name.
+            subtests.splice(..0, level.results);
+            diagnostics.splice(..0, level.diagnostics);
+        }
+        let level = self.level();
+        let due = level.results.len().saturating_add(1);
+        diagnostics.splice(..0, std::mem::take(&mut level.diagnostics));
+        level.results.push(Subtest {
+            name: result.name.clone(),
+            verdict: result.verdict,
+            diagnostics,
+            subtests,
+        });
+        if let Some(number) = result.number.filter(|number| *number != due) {
+            self.flaws.push(format!(
+                "result {number} ({}) comes where {due} is due",
+                result.name
+            ));
+        }
+    }
+
+    fn finish(mut self) -> ProgramReport {
+        while let Some(level) = self.nested.pop() {
+            let names: Vec<&str> = level.results.iter().map(|r| r.name.as_str()).collect();
+            let names = names.join(", ");
+            self.flaws
+                .push(format!("it ends within a subtest, after: {names}"));
+        }
+        self.flaws.extend(self.top.flaw("it"));
+        ProgramReport {
+            results: self.top.results,
+            flaws: self.flaws,
+            skipped: self.skipped,
+        }
+    }
+}
+
+impl Level {
+    /// What is wrong with the level of `name`, if its plan line says another number of results than there are.
+    fn flaw(&self, name: &str) -> Option<String> {
+        let (planned, seen) = (self.planned?, self.results.len());
+        (planned != seen).then(|| format!("{name} planned {planned} results and has {seen}"))
+    }
+}
+
+/// A line `ok 1 - name # DIRECTIVE reason`.
+struct ResultLine {
+    number: Option<usize>,
+    name: String,
+    verdict: Verdict,
+}
+
+impl ResultLine {
+    fn parse(text: &str) -> Option<Self> {
+        let (ok, rest) = match text.strip_prefix("not ok") {
+            Some(rest) => (false, rest),
+            None => (true, text.strip_prefix("ok")?),
+        };
+        if !rest.is_empty() && !rest.starts_with(' ') {
+            return None;
+        }
+        let rest = rest.trim_start();
+        let (first, others) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (number, description) = match first.parse() {
+            Ok(number) => (Some(number), others.trim_start()),
+            Err(_) => (None, rest),
+        };
+        let description = description.strip_prefix("- ").unwrap_or(description);
+        let (name, directive) = split_directive(description);
+        Some(Self {
+            number,
+            name,
+            verdict: verdict(ok, directive.unwrap_or_default().trim_start()),
+        })
+    }
+}
+
+/// TAP and KTAP agree on `SKIP` and `TODO`; KTAP adds `XFAIL`, and `TIMEOUT` and `ERROR`, which are on lines that are not ok.
+fn verdict(ok: bool, directive: &str) -> Verdict {
+    let (word, reason) = directive.split_once(' ').unwrap_or((directive, ""));
+    match word.to_ascii_uppercase().as_str() {
+        "SKIP" => Verdict::Skip(reason.trim().to_owned()),
+        "TODO" | "XFAIL" => Verdict::Pass,
+        _ if ok => Verdict::Pass,
+        _ => Verdict::Fail,
+    }
+}
+
+/// The number of `1..N`, and the reason of `# SKIP reason` behind it.
+fn plan(text: &str) -> Option<(usize, Option<String>)> {
+    let rest = text.strip_prefix("1..")?;
+    let (count, directive) = rest.split_once('#').unwrap_or((rest, ""));
+    let skipped = match verdict(true, directive.trim_start()) {
+        Verdict::Skip(reason) => Some(reason),
+        Verdict::Pass | Verdict::Fail => None,
+    };
+    Some((count.trim().parse().ok()?, skipped))
+}
+
+fn is_version(text: &str) -> bool {
+    ["KTAP version ", "TAP version "]
+        .iter()
+        .any(|start| text.starts_with(start))
+}
+
+fn indent(line: &str) -> usize {
+    line.len().saturating_sub(line.trim_start().len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word(verdict: &Verdict) -> &'static str {
+        match verdict {
+            Verdict::Pass => "pass",
+            Verdict::Fail => "fail",
+            Verdict::Skip(_) => "skip",
+        }
+    }
+
+    fn read(text: &str) -> ProgramReport {
+        ProgramReport::read(text).unwrap()
+    }
+
+    /// As Linux, Documentation/dev-tools/ktap.rst, has it for an example.
+    const NESTED: &str = "starting\nKTAP version 1\n1..3\n  KTAP version 1\n  1..1\n    KTAP version 1\n    1..2\n    \
+        ok 1 case_1\n    # expected 3, got 4\n    not ok 2 case_2\n  not ok 1 - inner\nnot ok 1 outer\n  KTAP version 1\n  1..1\n  \
+        ok 1 a # SKIP no b\nok 2 - second\nok 3 third # XFAIL known\n# Totals: pass:1\n";
+
+    #[test]
+    fn subtests_are_below_the_result_that_follows_them() {
+        let report = read(NESTED);
+        assert_eq!(report.flaws, [""; 0]);
+        let names: Vec<&str> = report.results.iter().map(|r| r.name.as_str()).collect();
+        assert_eq!(names, ["outer", "second", "third"]);
+        let leaves = Subtest::leaves(&report.results);
+        let leaves: Vec<(&str, &str)> = leaves
+            .iter()
+            .map(|(name, leaf)| (name.as_str(), word(&leaf.verdict)))
+            .collect();
+        assert_eq!(
+            leaves,
+            [
+                ("outer / inner / case_1", "pass"),
+                ("outer / inner / case_2", "fail"),
+                ("second / a", "skip"),
+                ("third", "pass"),
+            ]
+        );
+        assert_eq!(
+            report.results[0].subtests[0].subtests[1].diagnostics,
+            ["expected 3, got 4"]
+        );
+        assert_eq!(
+            report.complaint().unwrap(),
+            "not ok: outer / inner / case_2"
+        );
+        assert_eq!(report.skipped(), None);
+    }
+
+    #[test]
+    fn report_that_keeps_not_to_its_plan_is_complained_of() {
+        for (text, told) in [
+            ("1..2\nok 1 a\n", "it planned 2 results and has 1"),
+            ("ok 1 a\nok 3 b\n", "result 3 (b) comes where 2 is due"),
+            (
+                "  1..2\n  ok 1 x\nok 1 suite\n",
+                "`suite` planned 2 results and has 1",
+            ),
+            (
+                "1..1\n  ok 1 x\n",
+                "it ends within a subtest, after: x; it planned 1 results and has 0",
+            ),
+            ("ok 1 a\nBail out! no disk\n", "it bailed out: no disk"),
+            ("words\n", "its report has no result"),
+            ("not ok 1 suite\n", "not ok: suite"),
+            ("  ok 1 x\nnot ok 1 suite\n", "not ok: suite"),
+        ] {
+            let report = read(&format!("TAP version 13\n{text}"));
+            assert_eq!(report.complaint().as_deref(), Some(told), "{text}");
+        }
+    }
+
+    #[test]
+    fn tap_is_read_where_it_differs_from_ktap() {
+        let text = "TAP version 14\n# Subtest: suite\n    ok 1 - x\n    1..1\nok - suite\nnot ok 2 later # todo not yet\nok\n1..3\n";
+        let report = read(text);
+        assert_eq!(report.complaint(), None);
+        assert_eq!(report.results.len(), 3);
+        assert_eq!(report.results[0].subtests[0].name, "x");
+    }
+
+    #[test]
+    fn what_is_skipped_as_a_whole_says_why() {
+        let skipped = |text: &str| read(&format!("TAP version 13\n{text}")).skipped();
+        assert_eq!(skipped("1..0 # SKIP no GPU\n").unwrap(), "no GPU");
+        assert_eq!(skipped("1..1\nok 1 x # SKIP no GPU\n").unwrap(), "no GPU");
+        assert_eq!(skipped("ok 1 x # SKIP no GPU\nok 2 y\n"), None);
+        assert_eq!(skipped("1..0\n"), None);
+    }
+
+    #[test]
+    fn output_without_a_version_line_is_no_report() {
+        for text in ["", "ok 1 - x\n", "okay\n1..2\n"] {
+            assert_eq!(ProgramReport::read(text), None);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_output_is_read(text in "[ #.\n1-9a-zA-Z]{0,200}") {
+            if let Some(report) = ProgramReport::read(&format!("KTAP version 1\n{text}")) {
+                let _ = report.complaint();
+            }
+        }
+    }
+}
