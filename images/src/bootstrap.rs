@@ -1,6 +1,6 @@
 //! One run of mmdebstrap: its arguments, and the progress in its output.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, PipeReader, Write};
 use std::os::fd::AsFd;
@@ -15,27 +15,50 @@ use crate::ImageError;
 use crate::cache::BuildLock;
 use crate::error::io_error;
 use crate::progress::Progress;
-use crate::recipe::{self, BACKPORTS, PREFERENCES, SUITE};
+use crate::recipe::{BACKPORTS, PREFERENCES, SUITE};
+use crate::{manifest, mirror};
 
 /// Lines of output that a failure shows.
 const TAIL: usize = 12;
 
-/// Makes the root of the recipe in `target`, with the packages left in its apt cache.
-///
-/// Returns whether the suite's release file had expired, in which case the date check was off, and only that.
+/// Where the packages' archives are until their names have been read.
+const ARCHIVES: &str = "var/cache/apt/archives";
+
+/// What a tree was made of.
+pub(crate) struct Bootstrapped {
+    /// Whether the suite's release file had expired, in which case the date check was off, and only that.
+    pub(crate) expired: bool,
+    /// The version of every package, by name.
+    pub(crate) packages: BTreeMap<String, String>,
+}
+
+/// Unpacks `packages` and what they depend on into `target`.
 pub(crate) fn run(
     target: &Path,
+    packages: &[&str],
+    log: &Path,
+    lock: &BuildLock,
+    progress: &Progress,
+) -> Result<Bootstrapped, ImageError> {
+    let mirror = mirror::find();
+    let expired = unpack(target, packages, mirror.as_deref(), log, lock, progress)?;
+    let archives = target.join(ARCHIVES);
+    let packages = manifest::packages_in(&archives)?;
+    fs::remove_dir_all(&archives).map_err(io_error("remove", &archives))?;
+    Ok(Bootstrapped { expired, packages })
+}
+
+/// Does so, and leaves the archives. Returns whether the suite's release file had expired.
+fn unpack(
+    target: &Path,
+    packages: &[&str],
     mirror: Option<&str>,
     log: &Path,
     lock: &BuildLock,
     progress: &Progress,
 ) -> Result<bool, ImageError> {
-    let first = attempt(
-        &arguments(target, mirror, DateCheck::On),
-        log,
-        lock,
-        progress,
-    )?;
+    let first = arguments(target, packages, mirror, DateCheck::On);
+    let first = attempt(&first, log, lock, progress)?;
     if first.status.success() {
         return Ok(false);
     }
@@ -46,12 +69,8 @@ pub(crate) fn run(
     if target.exists() {
         fs::remove_dir_all(target).map_err(io_error("remove", target))?;
     }
-    let second = attempt(
-        &arguments(target, mirror, DateCheck::Off),
-        log,
-        lock,
-        progress,
-    )?;
+    let second = arguments(target, packages, mirror, DateCheck::Off);
+    let second = attempt(&second, log, lock, progress)?;
     if second.status.success() {
         Ok(true)
     } else {
@@ -65,7 +84,12 @@ enum DateCheck {
     Off,
 }
 
-fn arguments(target: &Path, mirror: Option<&str>, dates: DateCheck) -> Vec<String> {
+fn arguments(
+    target: &Path,
+    packages: &[&str],
+    mirror: Option<&str>,
+    dates: DateCheck,
+) -> Vec<String> {
     // The hook runs before the package lists are fetched. Backports are in the archive that the suite comes from.
     let sources = format!(
         "mkdir -p \"$1/etc/apt/preferences.d\" \"$1/etc/apt/sources.list.d\" && \
@@ -88,10 +112,7 @@ fn arguments(target: &Path, mirror: Option<&str>, dates: DateCheck) -> Vec<Strin
         arguments.push("--aptopt=Acquire::Check-Valid-Until \"false\"".to_owned());
     }
     arguments.push(format!("--setup-hook={sources}"));
-    arguments.push(format!(
-        "--include={}",
-        recipe::packages().collect::<Vec<_>>().join(",")
-    ));
+    arguments.push(format!("--include={}", packages.join(",")));
     arguments.push(SUITE.to_owned());
     arguments.push(target.display().to_string());
     arguments.extend(mirror.map(str::to_owned));
@@ -107,6 +128,12 @@ impl Attempt {
     fn into_error(self, log: &Path, progress: &Progress) -> ImageError {
         for line in &self.output.tail {
             progress.say(&format!("| {line}"));
+        }
+        if let Some(name) = self.output.missing_package() {
+            return ImageError::NoPackage {
+                name: name.to_owned(),
+                suites: [SUITE, BACKPORTS],
+            };
         }
         ImageError::Mmdebstrap {
             status: self.status.to_string(),
@@ -235,6 +262,17 @@ impl Output {
         self.remember(line);
     }
 
+    /// The package that the archive does not have, if that is why it failed.
+    fn missing_package(&self) -> Option<&str> {
+        let error = self.first_error.as_deref()?;
+        let missing = error.strip_prefix("Unable to locate package ");
+        let virtual_one = || {
+            let rest = error.strip_prefix("Package '")?;
+            rest.strip_suffix("' has no installation candidate")
+        };
+        missing.or_else(virtual_one)
+    }
+
     fn remember(&mut self, line: &str) {
         if self.first_error.is_none() {
             self.first_error = line.strip_prefix("E: ").map(str::to_owned);
@@ -295,7 +333,7 @@ mod tests {
 
     #[test]
     fn arguments_without_mirror_name_no_archive() {
-        let arguments = arguments(Path::new("/cache/root"), None, DateCheck::On);
+        let arguments = arguments(Path::new("/cache/root"), &["fio"], None, DateCheck::On);
         assert_eq!(arguments.last().map(String::as_str), Some("/cache/root"));
         assert!(
             arguments.iter().all(|argument| !argument.contains("://")),
@@ -313,6 +351,7 @@ mod tests {
     fn mirror_is_last_and_expired_suite_skips_only_the_date_check() {
         let arguments = arguments(
             Path::new("/cache/root"),
+            &["fio", "sed"],
             Some("http://a.example/debian"),
             DateCheck::Off,
         );
@@ -320,6 +359,7 @@ mod tests {
             arguments[arguments.len() - 3..],
             ["trixie", "/cache/root", "http://a.example/debian"]
         );
+        assert!(arguments.contains(&"--include=fio,sed".to_owned()));
         assert!(arguments.contains(&"--aptopt=Acquire::Check-Valid-Until \"false\"".to_owned()));
         assert!(
             arguments
@@ -358,6 +398,23 @@ mod tests {
         );
         assert_eq!(Sign::of("Reading package lists..."), None);
         assert_eq!(Sign::of("Get:"), None);
+    }
+
+    #[test]
+    fn package_that_the_archive_lacks_is_named() {
+        let progress = Progress::start("a test");
+        for (line, name) in [
+            ("E: Unable to locate package no-such", Some("no-such")),
+            (
+                "E: Package 'awk' has no installation candidate",
+                Some("awk"),
+            ),
+            ("E: Some index files failed to download.", None),
+        ] {
+            let mut output = Output::default();
+            output.line(line, &progress);
+            assert_eq!(output.missing_package(), name);
+        }
     }
 
     #[test]

@@ -41,31 +41,39 @@ const KEY_DIGITS: usize = 16;
 pub(crate) enum Kind {
     /// A Debian tree and its manifest.
     Root,
+    /// Packages beyond those of the root, and their versions.
+    Packages,
     /// A kernel that is unpacked.
     Kernel,
     /// An initramfs.
     Initramfs,
     /// Modules built for a kernel.
     Modules,
+    /// All modules of a user's kernel, and their index.
+    ModuleTree,
     /// What a QEMU has said about itself.
     Probe,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 7] = [
         Self::Root,
+        Self::Packages,
         Self::Kernel,
         Self::Initramfs,
         Self::Modules,
+        Self::ModuleTree,
         Self::Probe,
     ];
 
     fn prefix(self) -> &'static str {
         match self {
             Self::Root => "root-",
+            Self::Packages => "packages-",
             Self::Kernel => "kernel-",
             Self::Initramfs => "initramfs-",
             Self::Modules => "modules-",
+            Self::ModuleTree => "module-tree-",
             Self::Probe => "qemu-",
         }
     }
@@ -78,8 +86,8 @@ impl Kind {
     /// Whether it takes seconds to build, and no network.
     pub(crate) fn is_quickly_built(self) -> bool {
         match self {
-            Self::Root => false,
-            Self::Kernel | Self::Initramfs | Self::Modules | Self::Probe => true,
+            Self::Root | Self::Packages => false,
+            Self::Kernel | Self::Initramfs | Self::Modules | Self::ModuleTree | Self::Probe => true,
         }
     }
 

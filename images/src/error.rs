@@ -44,6 +44,14 @@ pub enum ImageError {
         /// The file with its whole output.
         log: PathBuf,
     },
+    /// The archive has no package of a name.
+    #[error("neither {} of Debian has a package `{name}`: correct its name", suites.join(" nor "))]
+    NoPackage {
+        /// The name.
+        name: String,
+        /// The suites that were searched.
+        suites: [&'static str; 2],
+    },
     /// The root lacks a part of the recipe.
     #[error("mmdebstrap made a root without {what}; all of its output is in {}", log.display())]
     BrokenRoot {
@@ -197,7 +205,24 @@ pub enum ImageError {
         /// The folder with its modules.
         modules: Option<PathBuf>,
     },
-    /// The compiler refused a driver of ours.
+    /// The user's argument names a folder that no module can be built from.
+    #[error("{} is no folder of a module: it has neither a Kbuild nor a Makefile", path.display())]
+    NoSources {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The user's argument names a folder with more than a module's sources.
+    #[error(
+        "{} has more than {megabytes} MiB of files, which are copied for a build: give the module a folder of its own",
+        path.display()
+    )]
+    BigSources {
+        /// The folder.
+        path: PathBuf,
+        /// The limit.
+        megabytes: u64,
+    },
+    /// The compiler refused a driver.
     #[error("make failed ({status}): {reason}; all of its output is in {}", log.display())]
     ModuleBuild {
         /// How it ended.
@@ -206,6 +231,16 @@ pub enum ImageError {
         reason: String,
         /// The file with its whole output.
         log: PathBuf,
+    },
+    /// The index of a kernel's modules cannot be made.
+    #[error("depmod failed on the modules of kernel {release} ({status}): {reason}")]
+    Depmod {
+        /// The kernel's release.
+        release: String,
+        /// How it ended.
+        status: String,
+        /// The first line that it printed.
+        reason: String,
     },
     /// A module's file cannot be parsed.
     #[error("{} is no kernel module: {reason}", path.display())]

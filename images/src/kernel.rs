@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::cache::Kind;
 use crate::error::io_error;
 use crate::kernel_tree::BUILT_IMAGE;
+use crate::modules::Tree;
+use crate::out_of_tree::Author;
 use crate::{Cache, ImageError, KernelConfig, KernelTree, Root, bzimage, cache, out_of_tree};
 
 /// Which kernels are unpacked: another rule makes other cache entries.
@@ -53,9 +55,26 @@ impl Kernel {
         root: Option<&Root>,
         sources: &Path,
     ) -> Result<Self, ImageError> {
-        let built = out_of_tree::build(cache, &self, root, sources)?;
+        let built = out_of_tree::build(cache, &self, root, sources, Author::Peerbar)?;
         self.added.extend(built);
         Ok(self)
+    }
+
+    /// This kernel with the modules that the user's folder `sources` builds for it, as for [`Kernel::with_sources`], but
+    /// with its warnings left alone. Returns the files of those modules as well: `NAME.ko`, with the name as in
+    /// `/proc/modules`.
+    ///
+    /// # Errors
+    /// [`ImageError::NoSources`], and as [`Kernel::with_sources`].
+    pub fn with_user_sources(
+        mut self,
+        cache: &Cache,
+        root: Option<&Root>,
+        sources: &Path,
+    ) -> Result<(Self, Vec<PathBuf>), ImageError> {
+        let built = out_of_tree::build(cache, &self, root, sources, Author::User)?;
+        self.added.extend_from_slice(&built);
+        Ok((self, built))
     }
 
     /// The user's own kernel: a bzImage, a vmlinux, or a build tree. `modules` is `lib/modules/RELEASE`, a folder that
@@ -111,6 +130,15 @@ impl Kernel {
                 .join("vmlinux"),
         ];
         of_tree.chain(installed).find(|path| path.is_file())
+    }
+
+    /// Whether it has the module `name`, as a file or built in.
+    ///
+    /// # Errors
+    /// [`ImageError::Io`] if its modules cannot be listed.
+    pub fn has_module(&self, name: &str) -> Result<bool, ImageError> {
+        let tree = self.modules.as_deref().map(Tree::read).transpose()?;
+        Ok(tree.is_some_and(|tree| tree.find(name).is_some()))
     }
 
     /// What QEMU should be given as `-kernel`: the kernel proper, unpacked, if it can be started so, since a guest under

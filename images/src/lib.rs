@@ -1,8 +1,9 @@
 //! Gets QEMU, the guest kernel, the initramfs and the guest's root.
 //!
-//! Four artifacts, each built only if the [`Cache`] lacks it:
+//! Five artifacts, each built only if the [`Cache`] lacks it:
 //! - the [`Root`]: a Debian tree with QEMU, a kernel and tools, made by mmdebstrap from the archive that the host's apt
-//!   uses. Only this one needs the network;
+//!   uses. Only this one and the next need the network;
+//! - a [`PackageTree`]: further packages, beside that root;
 //! - [`Qemu`]: the user's, the host's or the root's, the first that has vfio-user;
 //! - the [`Kernel`]: the root's or the user's, unpacked so that it boots faster, with drivers of our own built for it;
 //! - the [`initramfs`]: the agent and the modules that the guest needs.
@@ -16,6 +17,7 @@ mod btf;
 mod bzimage;
 mod cache;
 mod cpio;
+mod depmod;
 mod elf;
 mod entry_use;
 mod error;
@@ -26,8 +28,10 @@ mod kernel_config;
 mod kernel_tree;
 mod manifest;
 mod mirror;
+mod module_tree;
 mod modules;
 mod out_of_tree;
+mod packages;
 mod progress;
 mod prune;
 mod qemu;
@@ -45,6 +49,8 @@ pub use kernel::Kernel;
 pub use kernel_config::KernelConfig;
 pub use kernel_tree::KernelTree;
 pub use manifest::Manifest;
+pub use module_tree::module_tree;
+pub use packages::PackageTree;
 pub use prune::{CacheEntry, PruneRule};
 pub use qemu::{Origin, QBOOT, Qemu};
 pub use root::Root;

@@ -77,6 +77,11 @@ impl Tree {
         Ok(())
     }
 
+    /// The files of all modules.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.values().map(PathBuf::as_path)
+    }
+
     /// The source of module `name`; `None` if there is none.
     pub(crate) fn find(&self, name: &str) -> Option<ModuleSource<'_>> {
         match self.files.get(name) {
@@ -206,6 +211,7 @@ pub(crate) fn option_of(module: &str) -> String {
         "ext4" => "EXT4_FS",
         "netfs" => "NETFS_SUPPORT",
         "nvme" => "BLK_DEV_NVME",
+        "overlay" => "OVERLAY_FS",
         "virtio_gpu" => "DRM_VIRTIO_GPU",
         "xfs" => "XFS_FS",
         name => &name.to_uppercase(),

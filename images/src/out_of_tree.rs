@@ -13,32 +13,63 @@ use crate::progress::Progress;
 use crate::toolchain::Toolchain;
 use crate::{Cache, ImageError, Kernel, Root, cache};
 
-/// Set for every build: nothing here reads type information, and a warning is an error.
-const VARIABLES: [&str; 2] = ["CONFIG_DEBUG_INFO_BTF_MODULES=", "KCFLAGS=-Werror"];
+/// Set for every build: nothing here reads type information.
+const NO_TYPE_INFO: &str = "CONFIG_DEBUG_INFO_BTF_MODULES=";
+
+/// What makes a folder one that modules are built from.
+const RULES: [&str; 2] = ["Kbuild", "Makefile"];
+/// The most that the files of such a folder may have, in bytes.
+const LARGEST: u64 = 64 << 20;
+/// How many lines of the compiler's complaints are printed.
+const SHOWN: usize = 40;
+/// Ends of names of files that a build leaves.
+const BUILT: [&str; 7] = [".o", ".ko", ".mod", ".mod.c", ".cmd", ".order", ".symvers"];
+
+/// Whose sources they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Author {
+    /// This project: a warning is an error.
+    Peerbar,
+    /// The user.
+    User,
+}
 
 /// Nor does anything read debugging information, unless the kernel's versions of symbols are made from it.
 const NO_DEBUG_INFO: &str = "CONFIG_DEBUG_INFO=";
 
-/// The modules that the folder `sources` (with a `Kbuild`) builds for `kernel`; built if the cache has none of these
+/// The modules that the folder `folder` (with a `Kbuild` or a `Makefile`) builds for `kernel`; built if the cache has none of these
 /// sources for that kernel. The kernel of `root` is built for with the root's own compiler, a user's kernel with the
 /// host's, in its build tree.
 ///
 /// # Errors
-/// [`ImageError::NoBuildTree`], [`ImageError::ModuleBuild`] with the compiler's first complaint, [`ImageError::Io`].
+/// [`ImageError::NoSources`], [`ImageError::NoBuildTree`], [`ImageError::ModuleBuild`] with the compiler's first complaint, [`ImageError::Io`].
 pub(crate) fn build(
     cache: &Cache,
     kernel: &Kernel,
     root: Option<&Root>,
-    sources: &Path,
+    folder: &Path,
+    author: Author,
 ) -> Result<Vec<PathBuf>, ImageError> {
+    if !RULES.iter().any(|rules| folder.join(rules).is_file()) {
+        return Err(ImageError::NoSources {
+            path: folder.to_path_buf(),
+        });
+    }
     let target = Target::of(kernel, root)?;
-    let sources = Sources::read(sources)?;
+    let sources = Sources::read(folder)?;
     let mut inputs = sources.inputs();
-    inputs.extend([kernel.release.clone().into_bytes(), target.stamp()?]);
+    let of_author = format!("{author:?}").into_bytes();
+    inputs.extend([
+        kernel.release.clone().into_bytes(),
+        target.stamp()?,
+        of_author,
+    ]);
     let entry = cache.entry(Kind::Modules, &cache::key(inputs), |path, lock| {
         let job = Job {
             target: &target,
             sources: &sources,
+            folder,
+            author,
             log: cache.path().join("modules.log"),
         };
         job.run(path, lock)
@@ -96,12 +127,13 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Source files: their places in the folder, and their contents.
+/// Source files: their places in the folder, and their contents. What is hidden or was built is none.
 struct Sources(Vec<(PathBuf, Vec<u8>)>);
 
 impl Sources {
     fn read(dir: &Path) -> Result<Self, ImageError> {
         let mut files = Vec::new();
+        let mut bytes: u64 = 0;
         let mut folders = vec![PathBuf::new()];
         while let Some(folder) = folders.pop() {
             let path = dir.join(&folder);
@@ -109,9 +141,20 @@ impl Sources {
                 let found = found.map_err(io_error("list", &path))?;
                 let place = folder.join(found.file_name());
                 let path = found.path();
+                if !is_source(&found.file_name().to_string_lossy()) {
+                    continue;
+                }
                 if path.is_dir() {
                     folders.push(place);
-                } else if is_source(&place) {
+                } else if path.is_file() {
+                    let size = path.metadata().map_err(io_error("read", &path))?.len();
+                    bytes = bytes.saturating_add(size);
+                    if bytes > LARGEST {
+                        return Err(ImageError::BigSources {
+                            path: dir.to_path_buf(),
+                            megabytes: LARGEST >> 20,
+                        });
+                    }
                     files.push((place, fs::read(&path).map_err(io_error("read", &path))?));
                 }
             }
@@ -139,15 +182,16 @@ impl Sources {
     }
 }
 
-/// Not what an earlier build has left there.
-fn is_source(place: &Path) -> bool {
-    let name = place.to_string_lossy();
-    name == "Kbuild" || name.ends_with(".h") || (name.ends_with(".c") && !name.ends_with(".mod.c"))
+fn is_source(name: &str) -> bool {
+    !name.starts_with('.') && !BUILT.iter().any(|end| name.ends_with(end))
 }
 
 struct Job<'a> {
     target: &'a Target<'a>,
     sources: &'a Sources,
+    /// Where the user has them.
+    folder: &'a Path,
+    author: Author,
     log: PathBuf,
 }
 
@@ -158,7 +202,7 @@ impl Job<'_> {
         let sources = work.join("sources");
         fs::create_dir_all(&sources).map_err(io_error("create", &sources))?;
         self.sources.write(&sources)?;
-        let progress = Progress::start("building the guest's drivers");
+        let progress = Progress::start(&format!("building {}", self.folder.display()));
         self.make(&work, &sources, lock, &progress)?;
         fs::create_dir(entry).map_err(io_error("create", entry))?;
         for module in modules_in(&sources)? {
@@ -188,15 +232,35 @@ impl Job<'_> {
             return Ok(());
         }
         let output = fs::read(&self.log).map_err(io_error("read", &self.log))?;
-        let output = String::from_utf8_lossy(&output);
-        for line in output.lines().filter(|line| is_complaint(line)) {
+        let output = self.of_user(&String::from_utf8_lossy(&output), sources);
+        let complaints = complaints(&output);
+        for line in complaints.iter().take(SHOWN) {
             progress.say(&format!("| {line}"));
         }
+        let last = output.lines().last().unwrap_or("it printed nothing");
+        let first = complaints.first().copied().unwrap_or(last);
         Err(ImageError::ModuleBuild {
             status: status.to_string(),
-            reason: first_complaint(&output),
+            reason: first.to_owned(),
             log: self.log.clone(),
         })
+    }
+
+    /// The compiler's words, with the names of the user's own files.
+    fn of_user(&self, output: &str, sources: &Path) -> String {
+        let built_in = sources.display().to_string();
+        let folder = self.folder.display().to_string();
+        let lines = output.lines().map(|line| {
+            let line = line.replace(&built_in, &folder);
+            let file = line.split(':').next().unwrap_or_default();
+            // Linux 6.13 and later builds inside the folder, so that names are relative to it.
+            if !file.is_empty() && sources.join(file).is_file() && !Path::new(file).is_absolute() {
+                format!("{folder}/{line}\n")
+            } else {
+                line + "\n"
+            }
+        });
+        lines.collect()
     }
 
     fn command(&self, work: &Path, sources: &Path) -> Result<Command, ImageError> {
@@ -206,7 +270,8 @@ impl Job<'_> {
                 let mut command = Command::new(toolchain.programs.join("make"));
                 command.env("PATH", before_path(&toolchain.programs));
                 // Of a compiler that is known, its further warnings can be demanded too.
-                command.arg("W=1").arg("-C").arg(&toolchain.kernel);
+                command.args((self.author == Author::Peerbar).then_some("W=1"));
+                command.arg("-C").arg(&toolchain.kernel);
                 command
             }
             Target::Tree(tree) => {
@@ -221,7 +286,8 @@ impl Job<'_> {
         command
             .arg(format!("-j{jobs}"))
             .arg(folder)
-            .args(VARIABLES)
+            .arg(NO_TYPE_INFO)
+            .args((self.author == Author::Peerbar).then_some("KCFLAGS=-Werror"))
             .args((!self.target.has_dwarf_versions()).then_some(NO_DEBUG_INFO))
             .arg("modules")
             .env("LC_ALL", "C.UTF-8")
@@ -240,17 +306,19 @@ fn before_path(dir: &Path) -> OsString {
     path
 }
 
-fn is_complaint(line: &str) -> bool {
-    line.contains("error:") || line.starts_with("ERROR:") || line.contains("*** ")
-}
-
-fn first_complaint(output: &str) -> String {
-    output
-        .lines()
-        .find(|line| is_complaint(line))
-        .or(output.lines().last())
-        .unwrap_or("it printed nothing")
-        .to_owned()
+/// The compiler's errors with the lines that it quotes. If it found none, make's.
+fn complaints(output: &str) -> Vec<&str> {
+    let mut is_quoted = false;
+    let of_compiler = |line: &&str| {
+        let is_error = line.contains("error:") || line.starts_with("ERROR:");
+        is_quoted = is_error || (is_quoted && line.starts_with(' '));
+        is_quoted
+    };
+    let mut complaints: Vec<&str> = output.lines().filter(of_compiler).collect();
+    if complaints.is_empty() {
+        complaints.extend(output.lines().filter(|line| line.contains("*** ")));
+    }
+    complaints
 }
 
 fn modules_in(dir: &Path) -> Result<Vec<PathBuf>, ImageError> {
@@ -300,7 +368,7 @@ mod tests {
     fn modules_are_built_once_from_sources_alone() {
         let rule = "@cd $(M) && ls -R . > a.ko && echo $(KCFLAGS) >> a.ko";
         let (_dir, cache, kernel, sources) = lab(rule);
-        let modules = build(&cache, &kernel, None, &sources).unwrap();
+        let modules = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap();
         let text = fs::read_to_string(&modules[0]).unwrap();
         assert!(text.contains("Kbuild") && text.contains("a.c"), "{text}");
         assert!(
@@ -309,9 +377,12 @@ mod tests {
         );
         let tree = kernel.modules.as_deref().unwrap();
         fs::write(tree.join("Makefile"), "modules:\n\tfalse\n").unwrap();
-        assert_eq!(build(&cache, &kernel, None, &sources).unwrap(), modules);
+        assert_eq!(
+            build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap(),
+            modules
+        );
         fs::write(sources.join("src/a.c"), "int b;").unwrap();
-        assert!(build(&cache, &kernel, None, &sources).is_err());
+        assert!(build(&cache, &kernel, None, &sources, Author::Peerbar).is_err());
     }
 
     #[test]
@@ -319,7 +390,7 @@ mod tests {
         let rule = "@echo '[$(origin CONFIG_DEBUG_INFO)]' > $(M)/a.ko";
         let (_dir, cache, kernel, sources) = lab(rule);
         let text = || {
-            let modules = build(&cache, &kernel, None, &sources).unwrap();
+            let modules = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap();
             fs::read_to_string(&modules[0]).unwrap()
         };
         assert_eq!(text(), "[command line]\n");
@@ -334,7 +405,7 @@ mod tests {
     fn failed_make_reports_first_error_and_keeps_the_log() {
         let rule = "@echo 'a.c:1: warning: w'; echo 'a.c:2: error: e [-Werror]'; false";
         let (_dir, cache, kernel, sources) = lab(rule);
-        let error = build(&cache, &kernel, None, &sources).unwrap_err();
+        let error = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
         let ImageError::ModuleBuild { reason, log, .. } = error else {
             panic!("{error}")
         };
@@ -343,14 +414,43 @@ mod tests {
     }
 
     #[test]
+    fn complaints_are_those_of_the_compiler_with_their_quotes() {
+        let output =
+            "  CC a.o\na.c:2:7: error: e\n    2 | f(e);\n      |   ^\nmake: *** [a.o] Error 1\n";
+        let all = ["a.c:2:7: error: e", "    2 | f(e);", "      |   ^"];
+        assert_eq!(complaints(output), all);
+        assert_eq!(complaints("make: *** no rule\n"), ["make: *** no rule"]);
+    }
+
+    #[test]
+    fn user_sees_names_of_own_files_and_no_werror() {
+        let rule = "@echo 'a.c:2: error: [$(KCFLAGS)]'; echo '$(M)/b.h:1: error: b'; false";
+        let (_dir, cache, kernel, sources) = lab(rule);
+        fs::write(sources.join("a.c"), "").unwrap();
+        let error = build(&cache, &kernel, None, &sources, Author::User).unwrap_err();
+        let ImageError::ModuleBuild { reason, .. } = error else {
+            panic!("{error}")
+        };
+        let first = format!("{}/a.c:2: error: []", sources.display());
+        assert_eq!(reason, first);
+    }
+
+    #[test]
+    fn folder_without_rules_is_no_module() {
+        let (dir, cache, kernel, _sources) = lab("false");
+        let error = build(&cache, &kernel, None, dir.path(), Author::User).unwrap_err();
+        assert!(matches!(error, ImageError::NoSources { .. }), "{error}");
+    }
+
+    #[test]
     fn kernel_without_a_build_tree_is_refused() {
         let (dir, cache, mut kernel, sources) = lab("false");
         fs::remove_file(dir.path().join("tree/Makefile")).unwrap();
-        let error = build(&cache, &kernel, None, &sources).unwrap_err();
+        let error = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
         assert!(matches!(error, ImageError::NoBuildTree { .. }), "{error}");
         assert!(error.to_string().contains("7.2-x"), "{error}");
         kernel.modules = None;
-        let error = build(&cache, &kernel, None, &sources).unwrap_err();
+        let error = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
         assert!(error.to_string().contains("--modules"), "{error}");
     }
 

@@ -20,9 +20,12 @@ pub(crate) const LAB_PACKAGES: &[&str] = &[
     // What a guest runs against the devices.
     "e2fsprogs",
     "fio",
+    "iproute2",
     "kmod",
     "nvme-cli",
     "pciutils",
+    "strace",
+    "udev",
     "xfsprogs",
 ];
 
@@ -39,6 +42,8 @@ pub(crate) const SHELL_PACKAGES: &[&str] = &[
     "grep",
     "gzip",
     "hostname",
+    // The locale C.UTF-8, ldd and getent.
+    "libc-bin",
     "mawk",
     "mount",
     "ncurses-base",
@@ -57,6 +62,9 @@ pub(crate) fn packages() -> impl Iterator<Item = &'static str> {
 pub(crate) const PREFERENCES: &str =
     "Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 900\\n";
 
+/// Where packages come from.
+pub(crate) const SOURCES: [&str; 3] = [SUITE, BACKPORTS, PREFERENCES];
+
 /// Symbolic links that Debian makes in maintainer scripts, which do not run here: where, and to what.
 pub(crate) const LINKS: &[(&str, &str)] = &[
     ("usr/bin/awk", "mawk"),
@@ -65,17 +73,31 @@ pub(crate) const LINKS: &[(&str, &str)] = &[
 
 /// Files that Debian makes in maintainer scripts: where, and their text.
 pub(crate) const FILES: &[(&str, &str)] = &[
-    ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
-    ("etc/group", "root:x:0:\n"),
+    (
+        "etc/passwd",
+        "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    ),
+    ("etc/group", GROUPS),
     ("etc/hostname", "peerbar\n"),
+    ("etc/hosts", "127.0.0.1 localhost peerbar\n::1 localhost\n"),
+    // In place of a copy of the host's.
+    ("etc/resolv.conf", "# A guest has no network.\n"),
 ];
 
-/// Folders that a guest mounts something on; the root is read-only there.
-pub(crate) const MOUNT_POINTS: &[&str] = &["dev", "mnt", "proc", "run", "sys", "tmp"];
+/// The groups that udev's rules name.
+const GROUPS: &str = "root:x:0:\ntty:x:5:\ndisk:x:6:\nlp:x:7:\nkmem:x:15:\ndialout:x:20:\ncdrom:x:24:\ntape:x:26:\n\
+                      audio:x:29:\nvideo:x:44:\nsgx:x:101:\nkvm:x:102:\nrender:x:103:\ninput:x:104:\nnogroup:x:65534:\n";
+
+/// Folders that a guest mounts something on.
+pub(crate) const MOUNT_POINTS: &[&str] = &["dev", "host", "mnt", "proc", "run", "sys", "tmp"];
+
+/// Changes when what is done with the unpacked tree does.
+const STEPS: &str = "depmod";
 
 /// The hash of the recipe: a root of another recipe is another cache entry.
 pub(crate) fn key() -> String {
-    let mut parts = vec![SUITE, BACKPORTS, PREFERENCES];
+    let mut parts = SOURCES.to_vec();
+    parts.push(STEPS);
     parts.extend(packages());
     parts.extend(
         LINKS

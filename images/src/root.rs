@@ -7,14 +7,12 @@ use std::path::{Path, PathBuf};
 
 use crate::cache::{BuildLock, Kind};
 use crate::error::io_error;
-use crate::manifest::{self, Manifest};
+use crate::manifest::Manifest;
 use crate::progress::Progress;
 use crate::qemu::Qemu;
 use crate::version::Version;
-use crate::{Cache, ImageError, bootstrap, mirror, recipe, toolchain};
+use crate::{Cache, ImageError, bootstrap, depmod, recipe, toolchain};
 
-/// Where the packages' archives wait until their names are in the manifest.
-const ARCHIVES: &str = "var/cache/apt/archives";
 const MANIFEST: &str = "manifest.json";
 const TREE: &str = "root";
 
@@ -73,14 +71,16 @@ fn build(entry: &Path, cache: &Cache, lock: &BuildLock) -> Result<(), ImageError
     let tree = entry.join(TREE);
     let log = cache.path().join("mmdebstrap.log");
     fs::create_dir(entry).map_err(io_error("create", entry))?;
-    let expired = bootstrap::run(&tree, mirror::find().as_deref(), &log, lock, &progress)?;
-    let packages = manifest::packages_in(&tree.join(ARCHIVES))?;
+    let packages: Vec<_> = recipe::packages().collect();
+    let made = bootstrap::run(&tree, &packages, &log, lock, &progress)?;
     finish(&tree)?;
+    let release = kernel_release(&tree, &log)?;
+    depmod::run(&tree, &tree, &release)?;
     let manifest = Manifest {
         qemu: qemu_version(&tree, &log)?,
-        kernel: kernel_release(&tree, &log)?,
-        expired,
-        packages,
+        kernel: release,
+        expired: made.expired,
+        packages: made.packages,
     };
     let path = entry.join(MANIFEST);
     fs::write(&path, format!("{:#}\n", serde_json::json!(manifest)))
@@ -103,8 +103,7 @@ fn finish(tree: &Path) -> Result<(), ImageError> {
         let place = tree.join(place);
         fs::create_dir_all(&place).map_err(io_error("create", &place))?;
     }
-    let archives = tree.join(ARCHIVES);
-    fs::remove_dir_all(&archives).map_err(io_error("remove", &archives))
+    Ok(())
 }
 
 fn qemu_version(tree: &Path, log: &Path) -> Result<Version, ImageError> {
@@ -155,7 +154,6 @@ mod tests {
             "tmp",
             "usr/lib/modules/6.1.0-x",
             "usr/lib/modules/7.2.12-y",
-            ARCHIVES,
         ] {
             fs::create_dir_all(tree.join(place)).unwrap();
         }
@@ -165,7 +163,6 @@ mod tests {
     #[test]
     fn finishing_makes_what_maintainer_scripts_would() {
         let (_dir, tree) = tree();
-        fs::write(tree.join(ARCHIVES).join("fio_3_amd64.deb"), "").unwrap();
         finish(&tree).unwrap();
         assert_eq!(
             fs::read_link(tree.join("usr/bin/awk")).unwrap(),
@@ -177,7 +174,6 @@ mod tests {
                 .starts_with("root:x:0:0:")
         );
         assert!(tree.join("proc").is_dir() && tree.join("run").is_dir());
-        assert!(!tree.join(ARCHIVES).exists());
     }
 
     #[test]

@@ -4,21 +4,29 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::Args;
-use peerbar_images::{Cache, GuestImage, ImageError, Kernel, KernelConfig, KernelTree, Qemu, Root};
+use peerbar_images::{
+    Cache, GuestImage, ImageError, Kernel, KernelConfig, KernelTree, PackageTree, Qemu, Root,
+    module_tree,
+};
+use peerbar_report::Plan;
 
 use crate::accel::{Accel, AccelChoice};
 use crate::exit::Failure;
 use crate::firmware::Firmware;
 use crate::kernel_needs;
+use crate::module_sources::{BuiltModules, ModuleSources};
 use crate::programs::program;
-use crate::qemu::Boot;
-use crate::scenario::Machine;
+use crate::qemu::{Boot, SharedFolder};
+use crate::scenario::{Machine, Scenario};
 use crate::signals::Signals;
 use crate::started::Versions;
 use crate::terminal::say;
 
 /// The word for peerbar's own kernel, in place of a path.
 const DEFAULT_KERNEL: &str = "default";
+
+/// Makes the tools root writable. A kernel without it has a root that is read-only and has no layers.
+const OVERLAY: &str = "overlay";
 
 /// The user's own pieces, in place of ours.
 #[derive(Args, Clone, Debug, Default)]
@@ -60,7 +68,7 @@ impl Own {
         let here = std::env::current_dir().ok();
         let tree = here.as_deref().and_then(KernelTree::around);
         if let (None, Some(tree)) = (&self.kernel, tree) {
-            let image = tree.image().map_err(kernel_failure)?;
+            let image = tree.image().map_err(image_failure)?;
             say(format_args!(
                 "peerbar: the kernel is {}, of the kernel tree here; `--kernel default` takes peerbar's own",
                 image.display()
@@ -75,6 +83,21 @@ impl Own {
         let kernel = self.kernel.as_deref();
         kernel.filter(|kernel| *kernel != Path::new(DEFAULT_KERNEL))
     }
+}
+
+/// What a guest is made from.
+#[derive(Clone, Debug, Default)]
+pub struct GuestNeeds {
+    /// Modules of its initramfs; those that they need come by themselves.
+    pub modules: Vec<String>,
+    /// Whether it has the tools root.
+    pub tools: bool,
+    /// Whether anything lies over the tools root.
+    pub layers: bool,
+    /// Debian packages that lie over it.
+    pub packages: Vec<String>,
+    /// Folders that modules are built from.
+    pub module_sources: Vec<ModuleSources>,
 }
 
 /// Everything that is there before a guest starts.
@@ -95,15 +118,22 @@ pub struct Artifacts {
     pub cache: Cache,
     /// The user's own words for QEMU.
     pub qemu_arguments: Vec<String>,
+    /// Packages beside those of the tree.
+    pub packages: Option<PackageTree>,
+    /// Modules that were built from the user's sources.
+    pub built: BuiltModules,
+    /// Whether the guest can lay folders over the tree, and write in it.
+    pub has_overlay: bool,
+    /// The modules of a user's kernel, for modprobe.
+    module_tree: Option<PathBuf>,
 }
 
 impl Artifacts {
-    /// Finds or makes all of it, with `init` as the guest's first program and `modules` in its initramfs. The tree is
-    /// made only if it is the user's lack of a QEMU or a kernel that asks for it, or `tools` does. A signal ends it.
+    /// Finds or makes all that `needs` says, with `init` as the guest's first program. The tree is made only if it is the
+    /// user's lack of a QEMU or a kernel that asks for it, or `needs` does. A signal ends it.
     pub fn prepare(
         own: &Own,
-        modules: &[String],
-        tools: bool,
+        needs: &GuestNeeds,
         init: &Path,
         signals: &Signals,
     ) -> Result<Self, Failure> {
@@ -112,42 +142,52 @@ impl Artifacts {
             Some(signal) => cache.stopped_by(signal),
             None => cache,
         };
-        let made = Self::make(own, modules, tools, init, &cache);
+        let made = Self::make(own, needs, init, &cache);
         match signals.pending()? {
             Some(signal) => Err(Failure::Interrupted(signal)),
             None => made,
         }
     }
 
-    fn make(
-        own: &Own,
-        modules: &[String],
-        tools: bool,
-        init: &Path,
-        cache: &Cache,
-    ) -> Result<Self, Failure> {
+    fn make(own: &Own, needs: &GuestNeeds, init: &Path, cache: &Cache) -> Result<Self, Failure> {
         let qemu = Qemu::find(own.qemu.as_deref(), cache).map_err(|error| match own.qemu {
             Some(_) => Failure::Usage(error.into()),
             None => error.into(),
         })?;
         let accel = Accel::choose(own.accel, &qemu)?;
-        let root = if tools || own.kernel().is_none() {
+        let root = if needs.tools || own.kernel().is_none() {
             Some(Root::get(cache)?)
         } else {
             None
         };
+        let packages = (!needs.packages.is_empty())
+            .then(|| PackageTree::get(cache, &needs.packages))
+            .transpose()
+            .map_err(|error| match error {
+                ImageError::NoPackage { .. } => Failure::Usage(anyhow!("`packages`: {error}")),
+                error => error.into(),
+            })?;
         let kernel = match (own.kernel(), &root) {
             (Some(kernel), _) => {
-                Kernel::user(kernel, own.modules.as_deref()).map_err(kernel_failure)?
+                Kernel::user(kernel, own.modules.as_deref()).map_err(image_failure)?
             }
             (None, Some(root)) => Kernel::from_root(root),
             (None, None) => return Err(anyhow!("there is no kernel").into()),
         };
+        let mut modules = needs.modules.clone();
+        let has_overlay = needs.tools && (needs.layers || kernel.has_module(OVERLAY)?);
+        modules.extend(has_overlay.then(|| OVERLAY.to_owned()));
         if let Some(config) = &kernel.config {
-            kernel_needs::check_modules(config, modules)?;
+            kernel_needs::check_modules(config, &modules)?;
         }
-        let kernel = with_own_drivers(kernel, modules, cache, root.as_ref())?;
-        let guest = GuestImage::prepare(cache, &kernel, modules, init).map_err(kernel_failure)?;
+        let module_tree = match &root {
+            Some(root) if has_overlay => module_tree(cache, &kernel, root)?,
+            _ => None,
+        };
+        let kernel = with_own_drivers(kernel, &modules, cache, root.as_ref())?;
+        let (kernel, built) = with_users_modules(kernel, needs, cache, root.as_ref())?;
+        modules.extend(built.loaded.iter().map(|module| module.name.clone()));
+        let guest = GuestImage::prepare(cache, &kernel, &modules, init).map_err(image_failure)?;
         Ok(Self {
             qemu,
             guest,
@@ -157,6 +197,10 @@ impl Artifacts {
             kernel_config: kernel.config,
             cache: cache.clone(),
             qemu_arguments: own.qemu_arg.clone(),
+            packages,
+            built,
+            has_overlay,
+            module_tree,
         })
     }
 
@@ -178,14 +222,39 @@ impl Artifacts {
         }
     }
 
+    /// What the guest of `scenario` may mount, the folder `files` of its own files and the tools root: each lies over those
+    /// after it.
+    pub fn shared<'a>(
+        &'a self,
+        scenario: &Scenario,
+        files: Option<&'a Path>,
+    ) -> Vec<SharedFolder<'a>> {
+        let root = self.root.as_ref().filter(|_| scenario.tools);
+        let Some(root) = root else { return Vec::new() };
+        let files = files.map(|folder| (Plan::FILES_TAG, folder));
+        let packages = self.packages.as_ref();
+        let packages = packages.map(|tree| (Plan::PACKAGES_TAG, tree.path()));
+        let modules = self.module_tree.as_deref();
+        let modules = modules.map(|folder| (Plan::MODULES_TAG, folder));
+        let layers = files.into_iter().chain(packages).chain(modules);
+        let folders = layers.chain([(Plan::TOOLS_TAG, root.path())]);
+        folders
+            .map(|(tag, folder)| SharedFolder { tag, folder })
+            .collect()
+    }
+
     /// Versions of all of it, for the record.
     pub fn versions(&self) -> Versions {
         let root = self.root.as_ref();
+        let mut packages = root.map(|root| root.manifest().packages.clone());
+        if let (Some(packages), Some(further)) = (&mut packages, &self.packages) {
+            packages.extend(further.versions().clone());
+        }
         Versions {
             peerbar: env!("CARGO_PKG_VERSION").to_owned(),
             qemu: self.qemu.version.to_string(),
             kernel: self.guest.release.clone(),
-            packages: root.map(|root| root.manifest().packages.clone()),
+            packages,
         }
     }
 }
@@ -204,16 +273,37 @@ fn with_own_drivers(
     let sources = rules.parent().unwrap_or(&rules);
     kernel
         .with_sources(cache, root, sources)
-        .map_err(kernel_failure)
+        .map_err(image_failure)
 }
 
-/// An argument that names the wrong kernel is the user's mistake, any other error the machine's.
-fn kernel_failure(error: ImageError) -> Failure {
+/// The kernel with the modules that the user has as sources.
+fn with_users_modules(
+    mut kernel: Kernel,
+    needs: &GuestNeeds,
+    cache: &Cache,
+    root: Option<&Root>,
+) -> Result<(Kernel, BuiltModules), Failure> {
+    let mut all = BuiltModules::default();
+    for sources in &needs.module_sources {
+        let built = kernel.with_user_sources(cache, root, &sources.folder);
+        let (with_built, files) = built.map_err(|error| match error {
+            ImageError::ModuleBuild { .. } => Failure::Usage(error.into()),
+            error => image_failure(error),
+        })?;
+        kernel = with_built;
+        all.add(sources, files)?;
+    }
+    Ok((kernel, all))
+}
+
+/// An argument that names the wrong thing is the user's mistake, any other error the machine's.
+fn image_failure(error: ImageError) -> Failure {
     use ImageError::{
-        CutOff, KasanWithoutLoader, NoBuildTree, NoKernel, NoModules, NoPvh, NotAKernel, NotBuilt,
-        StaleBuild,
+        BigSources, CutOff, KasanWithoutLoader, NoBuildTree, NoKernel, NoModules, NoPvh, NoSources,
+        NotAKernel, NotBuilt, StaleBuild,
     };
     match error {
+        BigSources { .. } | NoSources { .. } => Failure::Usage(error.into()),
         NoKernel { .. } | NotAKernel { .. } | NoPvh { .. } => Failure::Usage(error.into()),
         NotBuilt { .. } | StaleBuild { .. } | KasanWithoutLoader { .. } => {
             Failure::Usage(error.into())

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use peerbar_images::Cache;
-use peerbar_report::{Counters, DeviceCounters, Line, Request};
+use peerbar_report::{Counters, DeviceCounters, Line, Plan, Request};
 
 use crate::artifacts::Artifacts;
 use crate::child::Child;
@@ -17,9 +18,10 @@ use crate::counters::CounterFiles;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::Folder;
+use crate::guest_files;
 use crate::kernel_needs;
 use crate::parent_death;
-use crate::qemu::{self, Boot, Sockets};
+use crate::qemu::{self, Boot, SharedFolder, Sockets};
 use crate::report::Report;
 use crate::scenario::Scenario;
 use crate::servers::{self, Server};
@@ -84,18 +86,16 @@ impl<'a> Guest<'a> {
         if let Some(config) = &artifacts.kernel_config {
             kernel_needs::check_iommu(config, scenario.machine.iommu)?;
         }
+        let files = stage(artifacts, scenario, folder)?;
         let topology = Topology::of(scenario);
         let mut events = Events::new(signals);
         let report = listen(sockets, &topology)?;
         let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
-        let tools = artifacts
-            .root
-            .as_ref()
-            .filter(|_| scenario.tools)
-            .map(|root| root.path());
+        let shared = artifacts.shared(scenario, files.as_deref());
         let mut command = artifacts.qemu.command();
-        command.args(qemu::arguments(boot, &topology, sockets, tools));
-        let plan = serde_json::to_string(&scenario.plan()).context("cannot write the plan")? + "\n";
+        command.args(qemu::arguments(boot, &topology, sockets, &shared));
+        let plan = serde_json::to_string(&plan(scenario, artifacts, &shared));
+        let plan = plan.context("cannot write the plan")? + "\n";
         events.add_listener(EventSource::Report, report);
         let started = Instant::now();
         let mut qemu = spawn(&command, folder)?;
@@ -272,6 +272,32 @@ fn write_within(mut stream: &UnixStream, bytes: &[u8], limit: Duration) -> io::R
         }
     }
     Ok(())
+}
+
+/// Puts into `folder` what the guest gets of the host's files. None if it gets none, now or later.
+fn stage(
+    artifacts: &Artifacts,
+    scenario: &Scenario,
+    folder: &Folder,
+) -> Result<Option<PathBuf>, Failure> {
+    // An interactive guest may get some later.
+    let may_have = scenario.interactive || !artifacts.built.files.is_empty();
+    if scenario.files.is_empty() && !(artifacts.has_overlay && may_have) {
+        return Ok(None);
+    }
+    let files = guest_files::stage(&scenario.files, folder.path())?;
+    artifacts.built.stage(&files, &artifacts.guest.release)?;
+    Ok(Some(files))
+}
+
+/// The plan of `scenario` for a guest that may mount `shared`.
+fn plan(scenario: &Scenario, artifacts: &Artifacts, shared: &[SharedFolder<'_>]) -> Plan {
+    let mut plan = scenario.plan();
+    let tags = shared.iter().map(|folder| folder.tag);
+    let layers = tags.filter(|tag| *tag != Plan::TOOLS_TAG);
+    plan.layers = layers.map(str::to_owned).collect();
+    artifacts.built.add_to(&mut plan.modules);
+    plan
 }
 
 /// Starts QEMU with its console on a pipe and its own output in `qemu.log`.

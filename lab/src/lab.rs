@@ -78,17 +78,16 @@ impl LabOptions {
         if !scenario.gpus.is_empty() {
             add_module(&mut scenario, "peerbar_gpu_pin_test");
         }
-        let mut modules = scenario.initramfs_modules();
+        let mut needs = scenario.needs();
         if self.own.kernel().is_none() {
             // Those of Debian's kernel that some check may load: the checks are not known yet.
             for name in KINDS.iter().flat_map(|kind| kind.on_demand) {
-                if !modules.iter().any(|known| known == name) {
-                    modules.push((*name).to_owned());
+                if !needs.modules.iter().any(|known| known == name) {
+                    needs.modules.push((*name).to_owned());
                 }
             }
         }
-        let artifacts =
-            Artifacts::prepare(&self.own, &modules, scenario.tools, &agent, &signals::NONE)?;
+        let artifacts = Artifacts::prepare(&self.own, &needs, &agent, &signals::NONE)?;
         let folder = self.runs.begin(&scenario.name)?;
         let path = std::path::absolute(&scenario.path);
         let path = path.context("cannot tell where the scenario is")?;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use peerbar_report::{PORT, Plan};
+use peerbar_report::PORT;
 use serde_json::json;
 
 use crate::accel::Accel;
@@ -43,6 +43,15 @@ pub struct Boot<'a> {
     pub initramfs: &'a Path,
     /// The user's own words, after all others.
     pub qemu_arguments: &'a [String],
+}
+
+/// A folder of the host that the guest may mount over 9p, read-only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedFolder<'a> {
+    /// Its mount tag, and its identifier in QEMU.
+    pub tag: &'static str,
+    /// The folder.
+    pub folder: &'a Path,
 }
 
 /// Arguments of a bare machine whose console is QEMU's standard output.
@@ -92,12 +101,12 @@ pub fn bare(boot: &Boot<'_>) -> Vec<String> {
     words.0
 }
 
-/// Arguments of a topology: the bare machine, the report's port, the ports and the devices below them.
+/// Arguments of a topology: the bare machine, the report's port, the shared folders, the ports and the devices below them.
 pub fn arguments(
     boot: &Boot<'_>,
     topology: &Topology<'_>,
     sockets: &Sockets,
-    tools: Option<&Path>,
+    shared: &[SharedFolder<'_>],
 ) -> Vec<String> {
     let mut words = Words(bare(boot));
     words.option(
@@ -112,15 +121,15 @@ pub fn arguments(
     if boot.machine.virtio_gpu {
         words.option("-device", "virtio-gpu-pci");
     }
-    if let Some(root) = tools {
+    for SharedFolder { tag, folder } in shared {
         let export = format!(
-            "local,id=tools,path={},security_model=none,readonly=on",
-            escaped(root)
+            "local,id={tag},path={},security_model=none,readonly=on",
+            escaped(folder)
         );
         words.option("-fsdev", export);
         words.option(
             "-device",
-            format!("virtio-9p-pci,fsdev=tools,mount_tag={}", Plan::TOOLS_TAG),
+            format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
         );
     }
     if let Some(window) = boot.firmware.window(topology.bar_bytes()) {
@@ -294,7 +303,7 @@ mod tests {
     use crate::iommu::Iommu;
     use crate::scenario::{AttachPoint, Scenario};
 
-    fn arguments(scenario: &Scenario, tools: Option<&Path>) -> String {
+    fn arguments(scenario: &Scenario, shared: &[SharedFolder<'_>]) -> String {
         let boot = Boot {
             accel: Accel::Tcg { tsc_khz: None },
             machine: &scenario.machine,
@@ -306,7 +315,7 @@ mod tests {
             qemu_arguments: &[],
         };
         let sockets = Sockets::in_folder(Path::new("/s"));
-        super::arguments(&boot, &Topology::of(scenario), &sockets, tools).join("\n")
+        super::arguments(&boot, &Topology::of(scenario), &sockets, shared).join("\n")
     }
 
     #[test]
@@ -362,7 +371,7 @@ xio3130-downstream,id=switch0.disk1,bus=switch0,chassis=3,slot=3
 xio3130-downstream,id=switch0.gpu0,bus=switch0,chassis=4,slot=4
 -device
 {"bus":"switch0.gpu0","driver":"vfio-user-pci","id":"gpu0","socket":{"path":"/s/gpu-gpu0.sock","type":"unix"},"x-msg-timeout":600000,"x-pci-sub-device-id":1}"#;
-        assert_eq!(arguments(&Scenario::demo().unwrap(), None), expected);
+        assert_eq!(arguments(&Scenario::demo().unwrap(), &[]), expected);
     }
 
     #[test]
@@ -373,7 +382,13 @@ xio3130-downstream,id=switch0.gpu0,bus=switch0,chassis=4,slot=4
         scenario.gpus.clear();
         scenario.nvmes[0].attach = AttachPoint::Root;
         scenario.machine.kernel_parameters = "iommu=pt".to_owned();
-        let text = arguments(&scenario, Some(Path::new("/a,b")));
+        let text = arguments(
+            &scenario,
+            &[SharedFolder {
+                tag: "tools",
+                folder: Path::new("/a,b"),
+            }],
+        );
         let tail = r#"-fsdev
 local,id=tools,path=/a,,b,security_model=none,readonly=on
 -device
@@ -395,7 +410,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         scenario.host_bridges = vec!["b0".to_owned()];
         scenario.switches[0].attach = AttachPoint::HostBridge("b0".to_owned());
         scenario.nvmes[1].attach = AttachPoint::HostBridge("b0".to_owned());
-        let text = arguments(&scenario, None);
+        let text = arguments(&scenario, &[]);
         let bridge = "-device\npxb-pcie,id=b0,bus=pcie.0,bus_nr=128\n\
             -device\npcie-root-port,id=root.switch0,bus=b0,chassis=1,slot=1\n\
             -device\nx3130-upstream,id=switch0,bus=root.switch0\n";
@@ -409,10 +424,10 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         let mut scenario = Scenario::demo().unwrap();
         scenario.gpus[0].aperture = 16 << 30;
         let window = "-global\nq35-pcihost.pci-hole64-size=34493956096\n-device\npcie-root-port";
-        let text = arguments(&scenario, None);
+        let text = arguments(&scenario, &[]);
         assert!(text.contains(window), "{text}");
         scenario.machine.firmware = Firmware::Seabios;
-        let text = arguments(&scenario, None);
+        let text = arguments(&scenario, &[]);
         assert!(
             !text.contains("-global") && !text.contains("-bios"),
             "{text}"
@@ -423,7 +438,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     fn a_controller_of_qemu_s_own_has_an_image() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.nvmes[0].model = Model::Qemu;
-        let text = arguments(&scenario, None);
+        let text = arguments(&scenario, &[]);
         let expected = r#"-blockdev
 {"driver":"raw","file":{"driver":"file","filename":"/s/disk0.img"},"node-name":"image.disk0"}
 -device
@@ -436,14 +451,14 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     fn iommu_precedes_devices_and_sets_kernel_parameters() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.machine.iommu = Iommu::Intel;
-        let text = arguments(&scenario, None);
+        let text = arguments(&scenario, &[]);
         let machine = "memory-backend=ram,kernel-irqchip=split\n-accel";
         assert!(text.contains(machine), "{text}");
         let kernel = "rcu_expedited=1 intel_iommu=on iommu=nopt iomem=relaxed\n\
             -device\nintel-iommu,caching-mode=on,intremap=off\n-chardev";
         assert!(text.contains(kernel), "{text}");
         scenario.machine.iommu = Iommu::Virtio;
-        let text = arguments(&scenario, None);
+        let text = arguments(&scenario, &[]);
         assert!(text.contains("memory-backend=ram\n-accel"), "{text}");
         assert!(
             text.contains(

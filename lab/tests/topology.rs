@@ -64,7 +64,7 @@ fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
         qemu_arguments: &[],
     };
     let sockets = Sockets::in_folder(Path::new("/s"));
-    let words = arguments(&boot, &Topology::of(scenario), &sockets, None);
+    let words = arguments(&boot, &Topology::of(scenario), &sockets, &[]);
     let values = words.iter().zip(words.iter().skip(1));
     let devices = values.filter(|(option, _)| *option == "-device");
     devices

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
+use peerbar_lab::guest_files::FILES;
 use peerbar_lab::programs::program;
 use peerbar_lab::qemu::{self, Boot, Sockets};
 use peerbar_lab::scenario::Scenario;
@@ -27,17 +28,20 @@ pub(crate) fn text(
         "# A run makes {SOCKETS}, a folder of its own, and listens at {} before it starts these:\n",
         sockets.report().display()
     );
+    if !scenario.files.is_empty() {
+        text += &format!(
+            "# It copies the scenario's files into {SOCKETS}/{FILES}, a folder of the run.\n"
+        );
+    }
     let topology = Topology::of(scenario);
     let servers = server_commands(&topology, scenario.recording, &sockets);
     for server in servers.into_iter().flatten() {
         let path = program(server.program)?.display().to_string();
         text += &line([path].into_iter().chain(server.arguments));
     }
-    let tools = artifacts
-        .root
-        .as_ref()
-        .filter(|_| scenario.tools)
-        .map(|root| root.path());
+    let files = Path::new(SOCKETS).join(FILES);
+    let files = (!scenario.files.is_empty()).then_some(files.as_path());
+    let shared = artifacts.shared(scenario, files);
     let qemu = &artifacts.qemu;
     let settings = qemu
         .env
@@ -45,7 +49,7 @@ pub(crate) fn text(
         .map(|(name, value)| format!("{}={}", name.display(), value.display()));
     let program = [qemu.program.display().to_string()].into_iter();
     let leading = qemu.args.iter().map(|word| word.display().to_string());
-    let words = qemu::arguments(boot, &topology, &sockets, tools);
+    let words = qemu::arguments(boot, &topology, &sockets, &shared);
     text += &line(
         ["env".to_owned()]
             .into_iter()

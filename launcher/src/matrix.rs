@@ -112,14 +112,8 @@ fn artifacts(
 ) -> Result<Artifacts, Failure> {
     let scenario = parsed(orders.first().context("there is no boot")?)?;
     let agent = program("peerbar-agent")?;
-    let modules = scenario.initramfs_modules();
-    Artifacts::prepare(
-        &options.own.or_kernel_tree_here()?,
-        &modules,
-        scenario.tools,
-        &agent,
-        signals,
-    )
+    let own = options.own.or_kernel_tree_here()?;
+    Artifacts::prepare(&own, &scenario.needs(), &agent, signals)
 }
 
 fn kernel(release: &str) -> Result<Release, Failure> {

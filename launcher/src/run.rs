@@ -78,9 +78,8 @@ fn artifacts(
     signals: &Signals,
 ) -> Result<Artifacts, Failure> {
     let agent = program("peerbar-agent")?;
-    let modules = scenario.initramfs_modules();
     let own = options.own.or_kernel_tree_here()?;
-    Artifacts::prepare(&own, &modules, scenario.tools, &agent, signals)
+    Artifacts::prepare(&own, &scenario.needs(), &agent, signals)
 }
 
 fn boot<'a>(options: &cli::Run, scenario: &'a Scenario, artifacts: &'a Artifacts) -> Boot<'a> {

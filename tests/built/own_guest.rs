@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
-use peerbar_lab::artifacts::{Artifacts, Own};
+use peerbar_lab::artifacts::{Artifacts, GuestNeeds, Own};
 use peerbar_lab::signals;
 
 use crate::PEERBAR;
@@ -55,8 +55,12 @@ impl OwnGuest {
             .parent()
             .context("no folder of programs")?;
         let agent = programs.join("peerbar-agent");
-        let modules = ["nvme".to_owned()];
-        let artifacts = Artifacts::prepare(&Own::default(), &modules, true, &agent, &signals::NONE);
+        let needs = GuestNeeds {
+            modules: vec!["nvme".to_owned()],
+            tools: true,
+            ..GuestNeeds::default()
+        };
+        let artifacts = Artifacts::prepare(&Own::default(), &needs, &agent, &signals::NONE);
         let artifacts = artifacts.context("scripts/build has to come first")?;
         let root = artifacts.root.as_ref().context("no root")?.path();
         let bin = folder.join("bin");

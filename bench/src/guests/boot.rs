@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
-use peerbar_lab::artifacts::Artifacts;
+use peerbar_lab::artifacts::{Artifacts, GuestNeeds};
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
@@ -29,13 +29,16 @@ const GOAL: f64 = 1.3;
 pub(crate) fn measure(context: &mut SuiteContext<'_, BootOptions>) -> Result<(), Failure> {
     let mut scenario = Scenario::demo()?;
     scenario.checks.clear();
-    let modules = scenario.initramfs_modules();
     let own = &context.options.guest.own;
-    let prepare = |modules: &[String], init| {
-        Artifacts::prepare(own, modules, false, &program(init)?, &context.signals)
+    let prepare = |needs: &GuestNeeds, init| {
+        Artifacts::prepare(own, needs, &program(init)?, &context.signals)
     };
-    let ours = prepare(&modules, "peerbar-agent")?;
-    let plain = prepare(&[], "empty-init")?;
+    let needs = GuestNeeds {
+        tools: false,
+        ..scenario.needs()
+    };
+    let ours = prepare(&needs, "peerbar-agent")?;
+    let plain = prepare(&GuestNeeds::default(), "empty-init")?;
     add_versions(&mut context.report, &ours, &scenario.machine);
     let boots = if context.extent.quick {
         1

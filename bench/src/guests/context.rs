@@ -186,14 +186,7 @@ impl GuestContext<'_> {
     /// What a guest of `scenario` boots from.
     fn prepare(&self, scenario: &Scenario) -> Result<Artifacts, Failure> {
         let agent = program("peerbar-agent")?;
-        let modules = scenario.initramfs_modules();
-        Artifacts::prepare(
-            self.options,
-            &modules,
-            scenario.tools,
-            &agent,
-            &self.signals,
-        )
+        Artifacts::prepare(self.options, &scenario.needs(), &agent, &self.signals)
     }
 
     fn boot(

@@ -31,8 +31,8 @@ pub(crate) struct GuestContext {
     pub(crate) uevents: Uevents,
     modules: Modules,
     pub(crate) launcher: Launcher,
-    /// Whether there is a tools root.
-    has_tools: bool,
+    /// The layers over the tools root, if there is one.
+    layers: Option<Vec<String>>,
     /// The tools root, once a check has needed it.
     tools: Mutex<Option<Tools>>,
     /// As [`peerbar_report::Plan::one_switch`].
@@ -73,7 +73,7 @@ impl GuestContext {
             uevents,
             modules,
             launcher: Launcher::at(port),
-            has_tools: plan.tools,
+            layers: plan.tools.then(|| plan.layers.clone()),
             tools: Mutex::default(),
             one_switch: plan.one_switch,
             live: plan.live,
@@ -105,8 +105,8 @@ impl GuestContext {
     /// and a run without such a check does not need it.
     pub(crate) fn tools(&self) -> anyhow::Result<Option<Tools>> {
         let mut tools = self.tools.lock();
-        if self.has_tools && tools.is_none() {
-            *tools = Some(Tools::mount(&self.modules)?);
+        if let (Some(layers), None) = (&self.layers, &*tools) {
+            *tools = Some(Tools::mount(&self.modules, layers)?);
         }
         Ok(*tools)
     }

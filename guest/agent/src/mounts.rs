@@ -2,10 +2,19 @@
 
 use std::ffi::CStr;
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use anyhow::Context;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
+
+/// Links that programs expect in `/dev`, and that no driver makes.
+const LINKS: [(&str, &str); 4] = [
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+];
 
 /// Mounts `/sys`.
 pub(crate) fn sysfs() -> anyhow::Result<()> {
@@ -16,13 +25,52 @@ pub(crate) fn sysfs() -> anyhow::Result<()> {
 pub(crate) fn essential() -> anyhow::Result<()> {
     attach("proc", "/proc", "proc", None)?;
     attach("devtmpfs", "/dev", "devtmpfs", None)?;
-    attach("tmpfs", "/tmp", "tmpfs", Some(c"mode=1777"))?;
-    attach("tmpfs", "/run", "tmpfs", Some(c"mode=755"))
+    if is_supported("devpts")? {
+        attach(
+            "devpts",
+            "/dev/pts",
+            "devpts",
+            Some(c"mode=620,ptmxmode=666"),
+        )?;
+    }
+    scratch("/dev/shm")?;
+    scratch("/tmp")?;
+    attach("tmpfs", "/run", "tmpfs", Some(c"mode=755"))?;
+    for (place, target) in LINKS {
+        symlink(target, place).with_context(|| format!("cannot create {place}"))?;
+    }
+    Ok(())
 }
 
 /// Mounts the kernel's tracing where it belongs.
 pub(crate) fn tracing() -> anyhow::Result<()> {
     attach("tracefs", "/sys/kernel/tracing", "tracefs", None)
+}
+
+/// Mounts what the kernel shows for debugging, as far as it was built with that.
+pub(crate) fn debugging() -> anyhow::Result<()> {
+    for (kind, target) in [
+        ("tracefs", "/sys/kernel/tracing"),
+        ("debugfs", "/sys/kernel/debug"),
+    ] {
+        if is_supported(kind)? {
+            attach(kind, target, kind, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Mounts an empty folder in memory that anyone may write.
+pub(crate) fn scratch(target: &str) -> anyhow::Result<()> {
+    attach("tmpfs", target, "tmpfs", Some(c"mode=1777"))
+}
+
+/// Whether the kernel has the file system `kind`.
+pub(crate) fn is_supported(kind: &str) -> anyhow::Result<bool> {
+    let list = fs::read_to_string("/proc/filesystems").context("cannot read /proc/filesystems")?;
+    Ok(list
+        .lines()
+        .any(|line| line.split_whitespace().last() == Some(kind)))
 }
 
 fn attach(source: &str, target: &str, kind: &str, options: Option<&CStr>) -> anyhow::Result<()> {

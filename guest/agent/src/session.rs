@@ -17,7 +17,7 @@ use crate::modules::Modules;
 use crate::port::Port;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{mounts, pci_tree, tools};
+use crate::{mounts, network, pci_tree, tools, udev};
 
 /// Brings the guest up, takes the plan, and reports each of its checks.
 ///
@@ -28,6 +28,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     // The kernel patches itself for it, and no module can be loaded meanwhile.
     let watch = thread::spawn(Decisions::watch);
     mounts::essential()?;
+    network::start()?;
     let uevents = Uevents::open()?;
     let modules = Modules::open()?;
     for driver in ["virtio_pci", "virtio_console"] {
@@ -73,7 +74,13 @@ fn prepare(
     for module in &plan.modules {
         modules.load(&module.name, &module.parameters)?;
     }
-    GuestContext::new(plan, modules, uevents, port)
+    let guest = GuestContext::new(plan, modules, uevents, port)?;
+    if plan.udev
+        && let Some(tools) = guest.tools()?
+    {
+        udev::start(tools)?;
+    }
+    Ok(guest)
 }
 
 /// Runs checks one after the other, and reports each.

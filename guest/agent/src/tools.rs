@@ -4,20 +4,28 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use peerbar_report::Plan;
+use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::mount::{MountFlags, mount, mount_bind_recursive};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process_group, pidfd_open, wait};
 
 use crate::modules::Modules;
+use crate::root;
 
-const ROOT: &str = "/tools";
+/// The environment of programs in it.
+pub(crate) const ENVIRONMENT: [(&str, &str); 4] = [
+    (
+        "PATH",
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    ),
+    ("HOME", "/root"),
+    ("LANG", "C.UTF-8"),
+    // For udevadm, which takes a chroot for something that shares its devices with a system around it.
+    ("SYSTEMD_IGNORE_CHROOT", "1"),
+];
 
 /// How much of a command's output is kept, in bytes.
 const OUTPUT_LIMIT: u64 = 256 << 10;
@@ -38,28 +46,9 @@ pub(crate) struct Ran {
 pub(crate) struct Tools(());
 
 impl Tools {
-    /// Mounts it.
-    pub(crate) fn mount(modules: &Modules) -> anyhow::Result<Self> {
-        modules.load("9pnet_virtio", "")?;
-        modules.load("9p", "")?;
-        // The launcher exports it read-only and nothing changes it meanwhile, so the guest may cache all of it.
-        let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=loose";
-        mount(Plan::TOOLS_TAG, ROOT, "9p", MountFlags::RDONLY, options).with_context(|| {
-            let tag = Plan::TOOLS_TAG;
-            format!(
-                "cannot mount the tools root; QEMU needs a 9p export with the mount tag {tag:?}"
-            )
-        })?;
-        for shared in ["/proc", "/sys", "/dev"] {
-            let inside = inside(shared)?;
-            mount_bind_recursive(shared, &inside)
-                .with_context(|| format!("cannot bind {shared} to {inside}"))?;
-        }
-        for scratch in ["/tmp", "/run"] {
-            let inside = inside(scratch)?;
-            mount("tmpfs", &inside, "tmpfs", MountFlags::empty(), c"mode=1777")
-                .with_context(|| format!("cannot mount tmpfs on {inside}"))?;
-        }
+    /// Mounts it, under `layers`.
+    pub(crate) fn mount(modules: &Modules, layers: &[String]) -> anyhow::Result<Self> {
+        root::mount_root(modules, layers)?;
         Ok(Self(()))
     }
 
@@ -71,31 +60,15 @@ impl Tools {
         show: impl Fn(&str) + Send,
     ) -> anyhow::Result<Ran> {
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", line]).env_clear().envs([
-            (
-                "PATH",
-                "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            ),
-            ("HOME", "/tmp"),
-            ("LC_ALL", "C.UTF-8"),
-        ]);
+        command.args(["-c", line]).env_clear().envs(ENVIRONMENT);
         // SAFETY: between fork and exec this makes two system calls and touches no memory but constants.
         unsafe { command.pre_exec(enter_root) };
         capture(command, limit, show)
     }
 }
 
-fn inside(directory: &str) -> anyhow::Result<String> {
-    let path = format!("{ROOT}{directory}");
-    ensure!(
-        Path::new(&path).is_dir(),
-        "the tools root has no directory {directory}; build it again"
-    );
-    Ok(path)
-}
-
 fn enter_root() -> io::Result<()> {
-    rustix::process::chroot(ROOT)?;
+    rustix::process::chroot(root::ROOT)?;
     Ok(rustix::process::chdir("/")?)
 }
 

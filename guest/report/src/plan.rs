@@ -21,6 +21,12 @@ pub struct Plan {
     pub one_switch: bool,
     /// Whether a read-only tools root is exported over 9p under the tag [`Plan::TOOLS_TAG`].
     pub tools: bool,
+    /// 9p mount tags of folders that lie over the tools root, the topmost first.
+    #[serde(default)]
+    pub layers: Vec<String>,
+    /// Whether udevd is to run in the tools root.
+    #[serde(default)]
+    pub udev: bool,
     /// Seconds after which a check that has not ended counts as hung.
     #[serde(default = "default_check_seconds")]
     pub check_seconds: u32,
@@ -37,6 +43,15 @@ pub struct Plan {
 impl Plan {
     /// 9p mount tag of the tools root.
     pub const TOOLS_TAG: &str = "tools";
+
+    /// 9p mount tag of packages beside those of the tools root.
+    pub const PACKAGES_TAG: &str = "packages";
+
+    /// 9p mount tag of the modules of a user's kernel.
+    pub const MODULES_TAG: &str = "modules";
+
+    /// 9p mount tag of the host's files for this guest.
+    pub const FILES_TAG: &str = "files";
 
     /// [`Plan::check_seconds`] unless a plan says otherwise.
     pub const CHECK_SECONDS: u32 = 60;

@@ -1,5 +1,6 @@
 //! The shape of a scenario file, before it is known to make sense.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use peerbar_report::Timeout;
@@ -22,6 +23,12 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) tools: bool,
     #[serde(default)]
+    pub(super) packages: Vec<Spanned<String>>,
+    #[serde(default)]
+    pub(super) files: BTreeMap<Spanned<String>, Spanned<PathBuf>>,
+    #[serde(default)]
+    pub(super) udev: bool,
+    #[serde(default)]
     pub(super) machine: MachineTable,
     #[serde(default, rename = "host-bridge")]
     pub(super) host_bridge: Vec<HostBridgeTable>,
@@ -32,7 +39,7 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) gpu: Vec<GpuTable>,
     #[serde(default)]
-    pub(super) module: Vec<ModuleTable>,
+    pub(super) module: Vec<Spanned<ModuleTable>>,
     /// Read by [`peerbar_report::CheckTable`], which keeps the place of each value.
     #[serde(default)]
     pub(super) check: Vec<IgnoredAny>,
@@ -132,7 +139,8 @@ pub(super) enum GpuMode {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModuleTable {
-    pub(super) name: Spanned<String>,
+    pub(super) name: Option<Spanned<String>>,
+    pub(super) path: Option<Spanned<PathBuf>>,
     #[serde(default)]
     pub(super) parameters: String,
 }

@@ -11,9 +11,12 @@ mod check;
 mod device;
 mod error;
 mod file;
+mod files;
 mod gpu;
 mod link;
+mod modules;
 mod nvme;
+mod packages;
 mod qemu_nvme;
 #[cfg(test)]
 mod reference;
@@ -42,8 +45,11 @@ pub use error::ScenarioError;
 pub use gpu::Gpu;
 pub use sanitize::Sanitize;
 
+use crate::artifacts::GuestNeeds;
 use crate::firmware::Firmware;
+use crate::guest_files::GuestFile;
 use crate::iommu::Iommu;
+use crate::module_sources::ModuleSources;
 use crate::topology::Topology;
 
 const DEMO: &str = include_str!("../../../scenarios/demo.toml");
@@ -73,8 +79,16 @@ pub struct Scenario {
     pub gpus: Vec<Gpu>,
     /// Kernel modules that are loaded before the first check.
     pub modules: Vec<Module>,
+    /// Folders that modules are built from, which are loaded after those.
+    pub module_sources: Vec<ModuleSources>,
     /// Whether the guest gets the tools root.
     pub tools: bool,
+    /// Debian packages that the tools root has beside its own.
+    pub packages: Vec<String>,
+    /// Whether udevd runs in the tools root.
+    pub udev: bool,
+    /// Files of the host that the guest gets, in the tools root.
+    pub files: Vec<GuestFile>,
     /// Whether the guest takes requests after the checks.
     pub interactive: bool,
     /// Whether what commands and programs print is reported while they run.
@@ -305,6 +319,8 @@ impl Scenario {
             gpus,
             one_switch: Topology::of(self).is_one_switch(),
             tools: self.tools,
+            layers: Vec::new(),
+            udev: self.udev,
             check_seconds: self.check_seconds(),
             live: self.live,
             interactive: self.interactive,
@@ -322,6 +338,17 @@ impl Scenario {
     fn check_seconds(&self) -> u32 {
         let half = self.timeout.as_secs().div_ceil(2);
         u32::try_from(half).map_or(Plan::CHECK_SECONDS, |half| half.min(Plan::CHECK_SECONDS))
+    }
+
+    /// What its guest is made from.
+    pub fn needs(&self) -> GuestNeeds {
+        GuestNeeds {
+            modules: self.initramfs_modules(),
+            tools: self.tools,
+            layers: !self.files.is_empty() || !self.packages.is_empty(),
+            packages: self.packages.clone(),
+            module_sources: self.module_sources.clone(),
+        }
     }
 
     /// Names of the modules that the initramfs must hold: besides those of the plan the ones that the agent loads when

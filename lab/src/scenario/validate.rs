@@ -5,18 +5,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_flight::Level;
-use peerbar_report::{Check, CheckTable, Module};
+use peerbar_report::{Check, CheckTable};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
 use super::bus_numbers;
 use super::check::inventory;
 use super::error::Problem;
-use super::file::{
-    File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NvmeTable, SwitchTable,
-};
+use super::file::{File, GpuTable, HostBridgeTable, MachineTable, NvmeTable, SwitchTable};
+use super::files;
 use super::gpu::gpu;
+use super::modules;
 use super::nvme::nvme;
+use super::packages;
 use super::sanitize;
 use super::together;
 use super::{Gpu, Machine, Model, Nvme, Scenario, Switch};
@@ -26,7 +27,6 @@ use crate::size::Size;
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
 const LONGEST_SERIAL: usize = 20;
 const LONGEST_SCENARIO: usize = 40;
-const LONGEST_MODULE: usize = 55;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const DEFAULT_MEMORY: u64 = 512 << 20;
 /// Less does not hold a distribution's kernel while it starts.
@@ -51,8 +51,11 @@ pub(super) fn scenario(
     let switches = switches(file.switch, &attach_points)?;
     let machine = machine(file.machine, &attach_points, &nvmes, &gpus)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
+    let files = files::files(file.files, folder)?;
+    let packages = packages::packages(file.packages)?;
+    let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
-    let inventory = inventory(&nvmes, &gpus, &machine, file.tools, timeout);
+    let inventory = inventory(&nvmes, &gpus, &machine, tools, timeout);
     let mut before_last = checks.iter().rev().skip(1);
     before_last.try_for_each(CheckTable::may_be_followed)?;
     let labels = checks.iter();
@@ -62,7 +65,7 @@ pub(super) fn scenario(
     let checks = checks.map(|table| table.read(&inventory));
     let checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
     let needed = needed_modules(&machine, &gpus, &checks);
-    let mut modules = modules(file.module, needed)?;
+    let (mut modules, module_sources) = modules::modules(file.module, needed, folder)?;
     // A driver that comes before it would work without the IOMMU for good.
     modules.sort_by_key(|module| Some(module.name.as_str()) != machine.iommu.module());
     Ok(Scenario {
@@ -80,7 +83,11 @@ pub(super) fn scenario(
         nvmes,
         gpus,
         modules,
-        tools: file.tools,
+        module_sources,
+        tools,
+        packages,
+        udev: file.udev,
+        files,
         interactive,
         live: false,
         checks,
@@ -248,32 +255,7 @@ fn needed_modules(machine: &Machine, gpus: &[Gpu], checks: &[Check]) -> Vec<&'st
     iommu.chain(drivers).chain(checks).collect()
 }
 
-/// What is needed always comes; a `[[module]]` of its name only sets its parameters.
-fn modules(tables: Vec<ModuleTable>, needed: Vec<&str>) -> Result<Vec<Module>, Problem> {
-    unique(
-        tables.iter().map(|table| table.name.clone()),
-        &[],
-        LONGEST_MODULE,
-    )?;
-    let mut modules: Vec<Module> = tables
-        .into_iter()
-        .map(|table| Module {
-            name: table.name.into_inner(),
-            parameters: table.parameters,
-        })
-        .collect();
-    for name in needed {
-        if !modules.iter().any(|module| module.name == name) {
-            modules.push(Module {
-                name: name.to_owned(),
-                parameters: String::new(),
-            });
-        }
-    }
-    Ok(modules)
-}
-
-fn unique(
+pub(super) fn unique(
     names: impl Iterator<Item = Spanned<String>>,
     taken: &[String],
     longest: usize,

@@ -1,0 +1,87 @@
+//! The tools root: the host's Debian tree, writable, with whatever the plan lays over it.
+
+use std::ffi::CString;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use peerbar_report::Plan;
+use rustix::mount::{MountFlags, mount, mount_bind_recursive};
+
+use crate::modules::Modules;
+use crate::mounts;
+
+/// Where it is, for who is outside of it.
+pub(crate) const ROOT: &str = "/tools";
+/// Where the folders are mounted that it is made of.
+const LAYERS: &str = "/layers";
+/// Where that is which programs write.
+const WRITTEN: &str = "/layers/written";
+
+/// Mounts the tools root below `layers`, the topmost first, and what programs expect in it.
+pub(crate) fn mount_root(modules: &Modules, layers: &[String]) -> anyhow::Result<()> {
+    modules.load("9pnet_virtio", "")?;
+    modules.load("9p", "")?;
+    modules.load("overlay", "")?;
+    if mounts::is_supported("overlay")? {
+        mount_layers(layers)?;
+    } else {
+        ensure!(
+            layers.is_empty(),
+            "the kernel has no overlayfs, which the scenario's {} take: build it with CONFIG_OVERLAY_FS",
+            layers.join(" and ")
+        );
+        attach(Plan::TOOLS_TAG, ROOT)?;
+        mounts::scratch(&inside("/root")?)?;
+    }
+    mounts::debugging()?;
+    for shared in ["/proc", "/sys", "/dev"] {
+        let inside = inside(shared)?;
+        mount_bind_recursive(shared, &inside)
+            .with_context(|| format!("cannot bind {shared} to {inside}"))?;
+    }
+    for scratch in ["/tmp", "/run"] {
+        mounts::scratch(&inside(scratch)?)?;
+    }
+    Ok(())
+}
+
+/// Lays what programs write over `layers`, and those over the tree.
+fn mount_layers(layers: &[String]) -> anyhow::Result<()> {
+    let tags = layers.iter().map(String::as_str).chain([Plan::TOOLS_TAG]);
+    let mut lower = Vec::new();
+    for tag in tags {
+        let folder = format!("{LAYERS}/{tag}");
+        attach(tag, &folder)?;
+        lower.push(folder);
+    }
+    mounts::scratch(WRITTEN)?;
+    let (upper, work) = (format!("{WRITTEN}/upper"), format!("{WRITTEN}/work"));
+    for folder in [&upper, &work] {
+        fs::create_dir(folder).with_context(|| format!("cannot create {folder}"))?;
+    }
+    let lower = lower.join(":");
+    let options = format!("lowerdir={lower},upperdir={upper},workdir={work},xino=off,index=off");
+    let options = CString::new(options).context("bad options of an overlay")?;
+    mount("overlay", ROOT, "overlay", MountFlags::empty(), &*options)
+        .with_context(|| format!("cannot lay {lower} over each other"))
+}
+
+/// Mounts the host's folder `tag` at `folder`. The launcher shares it read-only and nothing changes it meanwhile, so the guest
+/// may cache all of it.
+fn attach(tag: &str, folder: &str) -> anyhow::Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {folder}"))?;
+    let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=loose";
+    mount(tag, folder, "9p", MountFlags::RDONLY, options).with_context(|| {
+        format!("cannot mount the host's {tag}; QEMU needs a 9p export with the mount tag {tag:?}")
+    })
+}
+
+fn inside(directory: &str) -> anyhow::Result<String> {
+    let path = format!("{ROOT}{directory}");
+    ensure!(
+        Path::new(&path).is_dir(),
+        "the tools root has no directory {directory}; build it again"
+    );
+    Ok(path)
+}

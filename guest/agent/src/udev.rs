@@ -1,0 +1,28 @@
+//! udevd in the tools root: it makes `/dev/disk/by-*`, and loads the drivers of whatever else the machine has.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use crate::tools::Tools;
+
+/// Starts it, and has it work off the devices that were there before it.
+const START: &str = "/usr/lib/systemd/systemd-udevd --daemon < /dev/null > /dev/null 2>&1 && \
+    udevadm trigger --type=subsystems --action=add && \
+    udevadm trigger --type=devices --action=add && \
+    udevadm settle --timeout=60";
+
+/// How long that may take.
+const LIMIT: Duration = Duration::from_secs(70);
+
+/// Starts udevd, and returns once it has nothing to do.
+pub(crate) fn start(tools: Tools) -> anyhow::Result<()> {
+    let ran = tools.run(START, LIMIT, |_| {})?;
+    ensure!(
+        ran.code() == 0 && !ran.timed_out,
+        "udevd does not start (status {}): {}",
+        ran.code(),
+        ran.output.trim_end()
+    );
+    Ok(())
+}

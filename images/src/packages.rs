@@ -1,0 +1,130 @@
+//! Packages beyond the root's: a tree of their own, which a guest lays over its root.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use crate::cache::{BuildLock, Kind};
+use crate::error::io_error;
+use crate::progress::Progress;
+use crate::{Cache, ImageError, bootstrap, cache, recipe};
+
+const MANIFEST: &str = "packages.json";
+const TREE: &str = "tree";
+
+/// What a tree has besides packages' files: apt's and mmdebstrap's own, and copies of the host's.
+const FOREIGN: [&str; 12] = [
+    "dev",
+    "etc/apt",
+    "etc/fstab",
+    "etc/hostname",
+    "etc/resolv.conf",
+    "proc",
+    "run",
+    "sys",
+    "tmp",
+    "var/cache/apt",
+    "var/lib/apt",
+    "var/lib/dpkg",
+];
+
+/// Debian packages and what they depend on, unpacked. Their maintainer scripts have not run.
+#[derive(Clone, Debug)]
+pub struct PackageTree {
+    path: PathBuf,
+    versions: BTreeMap<String, String>,
+}
+
+impl PackageTree {
+    /// The packages `names`, in any order, of the suites that the root is made of; fetched and unpacked if the cache lacks
+    /// them.
+    ///
+    /// # Errors
+    /// [`ImageError::NoPackage`] for a name that Debian does not have, and whatever else stops mmdebstrap.
+    pub fn get(cache: &Cache, names: &[String]) -> Result<Self, ImageError> {
+        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+        names.sort_unstable();
+        names.dedup();
+        let inputs = recipe::SOURCES.iter().chain(&FOREIGN).chain(&names);
+        let key = cache::key(inputs);
+        let entry = cache.entry(Kind::Packages, &key, |entry, lock| {
+            build(entry, &names, cache, lock)
+        })?;
+        let path = entry.join(MANIFEST);
+        let file = File::open(&path).map_err(io_error("open", &path))?;
+        let versions = serde_json::from_reader(BufReader::new(file)).map_err(|source| {
+            ImageError::Manifest {
+                path,
+                entry: entry.clone(),
+                source,
+            }
+        })?;
+        let path = entry.join(TREE);
+        Ok(Self { path, versions })
+    }
+
+    /// The tree's top folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The version of every package in it, by name.
+    #[must_use]
+    pub fn versions(&self) -> &BTreeMap<String, String> {
+        &self.versions
+    }
+}
+
+fn build(entry: &Path, names: &[&str], cache: &Cache, lock: &BuildLock) -> Result<(), ImageError> {
+    let progress = Progress::start(&format!(
+        "getting {} from Debian {}, once, into {}",
+        names.join(", "),
+        recipe::SUITE,
+        cache.path().display()
+    ));
+    let tree = entry.join(TREE);
+    fs::create_dir(entry).map_err(io_error("create", entry))?;
+    let log = cache.path().join("mmdebstrap.log");
+    let made = bootstrap::run(&tree, names, &log, lock, &progress)?;
+    strip(&tree)?;
+    let path = entry.join(MANIFEST);
+    let text = format!("{:#}\n", serde_json::json!(made.packages));
+    fs::write(&path, text).map_err(io_error("write", &path))
+}
+
+/// Leaves packages' files alone, so that nothing else hides what the root has.
+fn strip(tree: &Path) -> Result<(), ImageError> {
+    for place in FOREIGN {
+        let path = tree.join(place);
+        let removed = match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_dir() => fs::remove_dir_all(&path),
+            Ok(_) => fs::remove_file(&path),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        };
+        removed.map_err(io_error("remove", &path))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tree_is_stripped_to_the_files_of_packages() {
+        let tree = tempfile::tempdir().unwrap();
+        for place in ["usr/bin/hello", "etc/apt/sources.list", "etc/hello.conf"] {
+            let path = tree.path().join(place);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        fs::write(tree.path().join("etc/resolv.conf"), "").unwrap();
+        strip(tree.path()).unwrap();
+        let is_there = |place: &str| tree.path().join(place).exists();
+        assert!(is_there("usr/bin/hello") && is_there("etc/hello.conf"));
+        assert!(!is_there("etc/apt") && !is_there("etc/resolv.conf"));
+    }
+}

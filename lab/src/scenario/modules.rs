@@ -1,0 +1,65 @@
+//! `[[module]]` tables: modules by name, and folders that the user's own are built from.
+
+use std::path::{Path, PathBuf};
+
+use peerbar_report::Module;
+use toml::Spanned;
+
+use super::error::Problem;
+use super::file::ModuleTable;
+use super::validate::unique;
+use crate::module_sources::ModuleSources;
+
+const LONGEST: usize = 55;
+
+/// Checks the tables; folders are relative to `folder`. What is `needed` always comes; a table of its name only sets its
+/// parameters.
+pub(super) fn modules(
+    tables: Vec<Spanned<ModuleTable>>,
+    needed: Vec<&str>,
+    folder: &Path,
+) -> Result<(Vec<Module>, Vec<ModuleSources>), Problem> {
+    let names = tables.iter();
+    let names = names.filter_map(|table| table.get_ref().name.clone());
+    unique(names, &[], LONGEST)?;
+    let (mut modules, mut sources) = (Vec::new(), Vec::new());
+    for table in tables {
+        let at = table.span();
+        let table = table.into_inner();
+        let (name, parameters) = (table.name.map(Spanned::into_inner), table.parameters);
+        match (table.path, name) {
+            (Some(path), name) => sources.push(ModuleSources {
+                folder: sources_in(path, folder)?,
+                name,
+                parameters,
+            }),
+            (None, Some(name)) => modules.push(Module { name, parameters }),
+            (None, None) => {
+                let message = "a [[module]] has a `name`, or the `path` of a folder to build";
+                return Err(Problem::new(at, message));
+            }
+        }
+    }
+    for name in needed {
+        if !modules.iter().any(|module: &Module| module.name == name) {
+            modules.push(Module {
+                name: name.to_owned(),
+                parameters: String::new(),
+            });
+        }
+    }
+    Ok((modules, sources))
+}
+
+fn sources_in(path: Spanned<PathBuf>, folder: &Path) -> Result<PathBuf, Problem> {
+    let at = path.span();
+    let path = folder.join(path.into_inner());
+    if path.is_dir() {
+        return Ok(path);
+    }
+    let message = format!(
+        "`path`: {} is no folder: name the one with the module's Kbuild or Makefile, relative to the scenario",
+        path.display()
+    );
+    Err(Problem::new(at, message))
+}
