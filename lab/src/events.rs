@@ -18,6 +18,8 @@ pub enum EventSource {
     Report,
     /// The guest's serial console.
     Console,
+    /// The guest's trace events.
+    Trace,
     /// QEMU itself.
     Qemu,
     /// The device server of this index.
@@ -34,7 +36,7 @@ pub enum Event {
     /// No more bytes will.
     Closed(EventSource),
     /// A peer connected; the listener is no longer watched.
-    Connected(UnixStream),
+    Connected(EventSource, UnixStream),
     /// A child ended.
     Ended(EventSource),
     /// This process was asked to end by the signal of this number.
@@ -124,7 +126,7 @@ impl<'a> Events<'a> {
                 None => Event::Closed(of),
             },
             Source::Listener(listener) => {
-                Event::Connected(listener.accept().context("cannot accept")?.0)
+                Event::Connected(of, listener.accept().context("cannot accept")?.0)
             }
             Source::Child(_) => Event::Ended(of),
         };
@@ -216,7 +218,8 @@ mod tests {
         let mut events = Events::new(&signals);
         events.add_listener(EventSource::Report, UnixListener::bind(&path).unwrap());
         let mut peer = UnixStream::connect(&path).unwrap();
-        let Some(Event::Connected(stream)) = events.next(soon()).unwrap() else {
+        let Some(Event::Connected(EventSource::Report, stream)) = events.next(soon()).unwrap()
+        else {
             panic!("no connection")
         };
         events.add_bytes(EventSource::Report, stream);

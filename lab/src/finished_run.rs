@@ -16,6 +16,8 @@ use crate::verdict::{Ending, Evidence, Verdict, judge};
 pub const SCENARIO: &str = "scenario.toml";
 /// What a run leaves: what the guest knew of peer-to-peer DMA, an array of [`peerbar_report::Evidence`].
 pub const EVIDENCE: &str = "evidence.json";
+/// What a run leaves: when each of its checks ran, an array of [`crate::report::CheckTime`].
+pub const TIMES: &str = "times.json";
 /// What a run leaves last: its verdict in one line.
 pub const VERDICT: &str = "verdict";
 
@@ -74,6 +76,11 @@ impl FinishedRun {
     /// A file that cannot be written.
     pub fn conclude(self, scenario: &Scenario, folder: &Folder) -> anyhow::Result<Concluded> {
         folder.write_json(EVIDENCE, &self.report.evidence())?;
+        let mut times = self.report.times().to_vec();
+        for (number, time) in (1..).zip(&mut times) {
+            time.name = scenario.label(number).unwrap_or(&time.name).to_owned();
+        }
+        folder.write_json(TIMES, &times)?;
         let (mut rows, rest, report) = self.report.finish();
         for (number, row) in (1..).zip(&mut rows) {
             row.name = scenario.label(number).unwrap_or(&row.name).to_owned();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,11 @@ use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::guest_files;
+use crate::guest_trace::GuestTrace;
 use crate::kernel_needs;
 use crate::parent_death;
 use crate::qemu::{self, Boot, SharedFolder, Sockets};
-use crate::report::Report;
+use crate::report::{Report, now_ns};
 use crate::scenario::Scenario;
 use crate::servers::{self, Server};
 use crate::signals::Signals;
@@ -30,6 +31,8 @@ use crate::topology::Topology;
 
 /// QEMU's own output in a run's folder.
 pub const QEMU_LOG: &str = "qemu.log";
+/// The guest's trace events in a run's folder, if they were wanted.
+pub const GUEST_TRACE: &str = "guest.trace";
 /// How long QEMU may take to end after it was asked to.
 const END: Duration = Duration::from_secs(2);
 /// How long QEMU may take to fetch the plan from its socket.
@@ -47,7 +50,9 @@ pub struct Guest<'a> {
     started: Instant,
     /// How QEMU ended, if it has.
     ended: Option<ExitStatus>,
-    /// How many of console and report are still open.
+    /// Where the kernel's trace events go, if they are wanted.
+    trace: Option<GuestTrace>,
+    /// How many of console, report and trace are still open.
     open: usize,
     /// Keeps what the guest uses from being pruned.
     _cache: Cache,
@@ -89,7 +94,8 @@ impl<'a> Guest<'a> {
         let files = stage(artifacts, scenario, folder)?;
         let topology = Topology::of(scenario);
         let mut events = Events::new(signals);
-        let report = listen(sockets, &topology)?;
+        sockets.check(&topology)?;
+        let report = listen(&sockets.report())?;
         let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
         let shared = artifacts.shared(scenario, files.as_deref());
         let mut command = artifacts.qemu.command();
@@ -97,6 +103,13 @@ impl<'a> Guest<'a> {
         let plan = serde_json::to_string(&plan(scenario, artifacts, &shared));
         let plan = plan.context("cannot write the plan")? + "\n";
         events.add_listener(EventSource::Report, report);
+        let trace = match scenario.machine.trace {
+            true => {
+                events.add_listener(EventSource::Trace, listen(&sockets.trace())?);
+                Some(GuestTrace::new(folder.file(GUEST_TRACE)?))
+            }
+            false => None,
+        };
         let started = Instant::now();
         let mut qemu = spawn(&command, folder)?;
         events.add_bytes(
@@ -118,6 +131,7 @@ impl<'a> Guest<'a> {
             ended: None,
             open: 1,
             _cache: artifacts.cache.clone(),
+            trace,
             console: Console::new(folder.file("console.log")?),
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
@@ -163,8 +177,17 @@ impl<'a> Guest<'a> {
                     return Ok(GuestEvent::Report(lines));
                 }
                 Event::Signal(signal) => return Ok(GuestEvent::Signal(signal)),
-                Event::Connected(stream) => self.connected(stream)?,
-                Event::Closed(EventSource::Console | EventSource::Report) => {
+                Event::Data(EventSource::Trace, bytes) => {
+                    if let Some(trace) = &mut self.trace {
+                        trace.take(&bytes)?;
+                    }
+                }
+                Event::Connected(EventSource::Trace, stream) => {
+                    self.events.add_bytes(EventSource::Trace, stream);
+                    self.open = self.open.saturating_add(1);
+                }
+                Event::Connected(_, stream) => self.connected(stream)?,
+                Event::Closed(EventSource::Console | EventSource::Report | EventSource::Trace) => {
                     self.open = self.open.saturating_sub(1)
                 }
                 Event::Ended(EventSource::Qemu) => self.ended = self.qemu.ended()?,
@@ -182,6 +205,7 @@ impl<'a> Guest<'a> {
     pub fn request(&mut self, request: &Request) -> anyhow::Result<()> {
         let line = serde_json::to_string(request).context("cannot write a request")? + "\n";
         let port = self.port.as_mut().context("the agent's port is closed")?;
+        self.report.check_begins();
         port.write_all(line.as_bytes())
             .context("QEMU does not take a request for the agent")
     }
@@ -203,6 +227,7 @@ impl<'a> Guest<'a> {
         };
         let answer = Counters {
             request,
+            host_ns: now_ns(),
             devices: self.counters.read(),
         };
         let answer = serde_json::to_string(&answer).context("cannot write the counters")?;
@@ -311,11 +336,9 @@ pub fn spawn(command: &Command, folder: &Folder) -> Result<Child, Failure> {
     Ok(Child::spawn(wrapped)?)
 }
 
-/// Listens for QEMU, once it is known that all paths fit an address.
-fn listen(sockets: &Sockets, topology: &Topology<'_>) -> anyhow::Result<UnixListener> {
-    sockets.check(topology)?;
-    let path = sockets.report();
-    UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))
+/// Listens for QEMU.
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))
 }
 
 #[cfg(test)]

@@ -69,6 +69,7 @@ pub mod firmware;
 pub mod folder;
 pub mod guest;
 pub mod guest_files;
+mod guest_trace;
 pub mod iommu;
 mod kernel_needs;
 pub mod kvm;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use peerbar_report::PORT;
+use peerbar_report::{PORT, TRACE_PORT};
 use serde_json::json;
 
 use crate::accel::Accel;
@@ -118,6 +118,14 @@ pub fn arguments(
         "-device",
         format!("virtserialport,chardev=report,name={PORT}"),
     );
+    if boot.machine.trace {
+        let path = escaped(&sockets.trace());
+        words.option("-chardev", format!("socket,id=trace,path={path}"));
+        words.option(
+            "-device",
+            format!("virtserialport,chardev=trace,name={TRACE_PORT}"),
+        );
+    }
     if boot.machine.virtio_gpu {
         words.option("-device", "virtio-gpu-pci");
     }
@@ -189,6 +197,11 @@ impl Sockets {
     /// The report's socket: the launcher listens, QEMU connects.
     pub fn report(&self) -> PathBuf {
         self.folder.join("report.sock")
+    }
+
+    /// The socket of the guest's trace events: the launcher listens, QEMU connects.
+    pub fn trace(&self) -> PathBuf {
+        self.folder.join("trace.sock")
     }
 
     /// The socket of the switch `name`: it listens, the servers of devices below it connect.

@@ -7,6 +7,7 @@ use anyhow::Context;
 use peerbar_report::{
     Evidence, KtapError, KtapReader, Line, Measure, ProgramReport, Subtest, Verdict,
 };
+use serde::{Deserialize, Serialize};
 
 /// Longest report in bytes: the guest is not trusted with the host's disk.
 const LARGEST: usize = 16 << 20;
@@ -23,6 +24,29 @@ pub struct Report {
     pending: Pending,
     rows: Vec<Row>,
     evidence: Vec<Evidence>,
+    /// When the next check began, as far as is known: CLOCK_MONOTONIC in nanoseconds.
+    began_ns: u64,
+    times: Vec<CheckTime>,
+}
+
+/// When a check ran, by the host's clock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckTime {
+    /// Name of the check.
+    pub name: String,
+    /// How it ended: `pass`, `fail` or `skip`.
+    pub verdict: String,
+    /// When the result before it came, or the request for it: CLOCK_MONOTONIC in nanoseconds.
+    pub began_ns: u64,
+    /// When its result came.
+    pub ended_ns: u64,
+}
+
+/// CLOCK_MONOTONIC in nanoseconds.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = std::time::Duration::try_from(now).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Figures, subtests and diagnostics of the check that has no result yet.
@@ -49,6 +73,15 @@ pub struct Row {
     pub subtests: Vec<Subtest>,
 }
 
+/// A verdict in a word.
+fn word(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail => "fail",
+        Verdict::Skip(_) => "skip",
+    }
+}
+
 impl Report {
     /// A report that is kept in `file`; of an interactive guest the plan line follows the results.
     pub fn new(file: File, interactive: bool) -> Self {
@@ -64,7 +97,19 @@ impl Report {
             pending: Pending::default(),
             rows: Vec::new(),
             evidence: Vec::new(),
+            began_ns: now_ns(),
+            times: Vec::new(),
         }
+    }
+
+    /// Notes that the next check begins now.
+    pub(crate) fn check_begins(&mut self) {
+        self.began_ns = now_ns();
+    }
+
+    /// When each check ran whose result has come.
+    pub fn times(&self) -> &[CheckTime] {
+        &self.times
     }
 
     /// Takes the next bytes and returns the lines that they complete.
@@ -126,6 +171,13 @@ impl Report {
                     diagnostics,
                     nested,
                 } = std::mem::take(&mut self.pending);
+                let ended_ns = now_ns();
+                self.times.push(CheckTime {
+                    name: name.clone(),
+                    verdict: word(verdict).to_owned(),
+                    began_ns: std::mem::replace(&mut self.began_ns, ended_ns),
+                    ended_ns,
+                });
                 let measure = measure.unwrap_or_default();
                 self.rows.push(Row {
                     name: name.clone(),
@@ -136,9 +188,9 @@ impl Report {
                         .map_or_else(Vec::new, |report| report.results),
                 });
             }
+            Line::Ready(_) => self.check_begins(),
             Line::Version
             | Line::Plan(_)
-            | Line::Ready(_)
             | Line::Kill(_)
             | Line::Counters(_)
             | Line::Evidence(_)
@@ -162,6 +214,15 @@ mod tests {
         );
         report.take(text.as_bytes()).unwrap();
         assert!(report.complete());
+        let [first, second] = report.times() else {
+            panic!("{:?}", report.times())
+        };
+        assert_eq!(
+            (first.name.as_str(), first.verdict.as_str()),
+            ("copy", "fail")
+        );
+        assert!(0 < first.began_ns && first.began_ns <= first.ended_ns);
+        assert_eq!(first.ended_ns, second.began_ns);
         let (rows, rest, end) = report.finish();
         let [copy, reset] = rows.as_slice() else {
             panic!("{rows:?}")

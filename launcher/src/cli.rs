@@ -57,6 +57,11 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar report --as kselftest\n  peerbar report --merge shards --output all"
     )]
     Report(Report),
+    /// Writes what devices, guest and checks of a run did as one time line, a file for Perfetto.
+    #[command(
+        before_help = "Examples:\n  peerbar trace\n  peerbar trace runs/latest --output my.pftrace"
+    )]
+    Trace(Trace),
     /// Lists the scenarios and the kinds of checks, or explains one kind.
     #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy")]
     List(List),
@@ -115,6 +120,9 @@ pub(crate) struct Run {
     /// A check to run, by its name in the results; repeat it for more [default: all].
     #[arg(long = "check", value_name = "NAME")]
     pub checks: Vec<String>,
+    /// Record every command and DMA, and trace the guest's kernel, for `peerbar trace`. That takes time.
+    #[arg(long)]
+    pub trace: bool,
     /// Time limit for the guest, as `90s` or `2m` [default: the scenario's].
     #[arg(long, value_name = "TIME")]
     pub timeout: Option<Timeout>,
@@ -250,6 +258,20 @@ pub(crate) struct Prune {
     #[arg(long)]
     pub dry_run: bool,
     /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Writes what devices, guest and checks of a run did as one time line, a file for Perfetto.
+#[derive(Args)]
+pub(crate) struct Trace {
+    /// Folder of a run, over or not.
+    #[arg(default_value = "runs/latest")]
+    pub run: PathBuf,
+    /// File that is written [default: trace.pftrace in the run's folder].
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print what it has as JSON.
     #[arg(long)]
     pub json: bool,
 }

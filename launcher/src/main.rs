@@ -20,6 +20,7 @@ mod results;
 mod run;
 mod series;
 mod table;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => iommu::iommu(&options),
         Command::Report(options) => report::report(&options),
+        Command::Trace(options) => trace::trace(&options),
         Command::List(options) => list::list(&options),
         Command::Devices(options) => devices::devices(&options),
         Command::Cache(command) => cache::cache(&command),

@@ -71,6 +71,9 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
         scenario
             .select_checks(&options.checks)
             .map_err(Failure::Usage)?;
+        if options.trace {
+            scenario.trace();
+        }
     }
     Ok(scenarios)
 }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use parking_lot::Mutex;
-use peerbar_report::{Counters, DeviceCounters, Line, Request};
+use peerbar_report::{ClockSample, Counters, DeviceCounters, Line, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
 
 /// How long an answer may take. Less than the time of a check, so that a check ends by itself without one.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -78,8 +79,30 @@ impl Launcher {
     /// # Errors
     /// No answer in time, or one that is none.
     pub(crate) fn counters(&self) -> anyhow::Result<BTreeMap<String, DeviceCounters>> {
-        self.0.lock().counters(PATIENCE)
+        Ok(self.0.lock().counters(PATIENCE)?.devices)
     }
+
+    /// The launcher's clock, between two readings of the guest's.
+    ///
+    /// # Errors
+    /// As [`Launcher::counters`].
+    pub(crate) fn clock(&self) -> anyhow::Result<ClockSample> {
+        let mut connection = self.0.lock();
+        let before = now_ns()?;
+        let host = connection.counters(PATIENCE)?.host_ns;
+        let after = now_ns()?;
+        Ok(ClockSample {
+            before,
+            host,
+            after,
+        })
+    }
+}
+
+/// CLOCK_MONOTONIC in nanoseconds.
+fn now_ns() -> anyhow::Result<u64> {
+    let now = Duration::try_from(clock_gettime(ClockId::Monotonic))?;
+    Ok(u64::try_from(now.as_nanos())?)
 }
 
 impl Connection {
@@ -89,7 +112,7 @@ impl Connection {
             .context("cannot write to the launcher")
     }
 
-    fn counters(&mut self, patience: Duration) -> anyhow::Result<BTreeMap<String, DeviceCounters>> {
+    fn counters(&mut self, patience: Duration) -> anyhow::Result<Counters> {
         self.requests = self.requests.saturating_add(1);
         self.send(&Line::Counters(self.requests))?;
         let deadline = Instant::now() + patience;
@@ -98,7 +121,7 @@ impl Connection {
                 .context("the launcher's answer is none: are launcher and agent of one build?")?;
             // An earlier one came too late for its request.
             if answer.request == self.requests {
-                return Ok(answer.devices);
+                return Ok(answer);
             }
         }
     }
@@ -165,6 +188,7 @@ mod tests {
     fn answer(request: u64) -> String {
         let answer = Counters {
             request,
+            host_ns: 5,
             devices: [(
                 format!("disk{request}"),
                 DeviceCounters::None("a test".into()),

@@ -35,6 +35,7 @@ mod registers;
 mod root;
 mod session;
 mod tools;
+mod trace;
 mod udev;
 mod udmabuf;
 mod uevents;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use peerbar_report::{PORT, Plan};
+use peerbar_report::{PORT, Plan, TRACE_PORT};
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{Mode, OFlags, fcntl_setfl};
 
@@ -25,11 +25,9 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Waits for the port that has the right name and opens it.
+    /// Waits for the report's port and opens it.
     pub(crate) fn open(uevents: &Uevents) -> anyhow::Result<Self> {
-        let node = uevents.wait_for(PATIENCE, || {
-            find(Path::new("/sys/class/virtio-ports"), Path::new("/dev"))
-        })?;
+        let node = wait_for(PORT, uevents)?;
         // Not blocking, because a read ends at once while the host has not connected.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open(&node, flags, Mode::empty())
@@ -102,13 +100,30 @@ impl Port {
     }
 }
 
-/// The device node of the port named [`PORT`].
-fn find(class: &Path, dev: &Path) -> anyhow::Result<PathBuf> {
+/// Waits for the port for trace events and opens it, to be written.
+pub(crate) fn open_trace(uevents: &Uevents) -> anyhow::Result<File> {
+    let node = wait_for(TRACE_PORT, uevents)?;
+    let port = File::options().write(true).open(&node);
+    port.with_context(|| format!("cannot open the port {}", node.display()))
+}
+
+fn wait_for(name: &str, uevents: &Uevents) -> anyhow::Result<PathBuf> {
+    uevents.wait_for(PATIENCE, || {
+        find(
+            name,
+            Path::new("/sys/class/virtio-ports"),
+            Path::new("/dev"),
+        )
+    })
+}
+
+/// The device node of the port of that name.
+fn find(wanted: &str, class: &Path, dev: &Path) -> anyhow::Result<PathBuf> {
     let mut seen = Vec::new();
     for entry in fs::read_dir(class).into_iter().flatten().flatten() {
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
         let node = dev.join(entry.file_name());
-        if name.trim() == PORT && node.exists() {
+        if name.trim() == wanted && node.exists() {
             return Ok(node);
         }
         seen.push(format!(
@@ -118,8 +133,8 @@ fn find(class: &Path, dev: &Path) -> anyhow::Result<PathBuf> {
         ));
     }
     bail!(
-        "no virtio-serial port named {PORT} in {} (there: {}); QEMU needs -device virtio-serial-pci and -device \
-         virtserialport,name={PORT}, the kernel virtio_pci and virtio_console",
+        "no virtio-serial port named {wanted} in {} (there: {}); QEMU needs -device virtio-serial-pci and -device \
+         virtserialport,name={wanted}, the kernel virtio_pci and virtio_console",
         class.display(),
         if seen.is_empty() {
             "none".to_owned()
@@ -145,11 +160,11 @@ mod tests {
             fs::write(class.join(port).join("name"), name).unwrap();
         }
         fs::create_dir(&dev).unwrap();
-        let error = find(&class, &dev).unwrap_err().to_string();
+        let error = find(PORT, &class, &dev).unwrap_err().to_string();
         assert!(error.contains("vport1p1 (\"other\")"), "{error}");
 
         fs::write(dev.join("vport1p2"), "").unwrap();
-        assert_eq!(find(&class, &dev).unwrap(), dev.join("vport1p2"));
+        assert_eq!(find(PORT, &class, &dev).unwrap(), dev.join("vport1p2"));
     }
 
     #[test]

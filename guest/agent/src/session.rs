@@ -14,7 +14,8 @@ use crate::decisions::Decisions;
 use crate::guest_context::GuestContext;
 use crate::kmsg::{Complaints, Expected, KernelLog};
 use crate::modules::Modules;
-use crate::port::Port;
+use crate::port::{self, Port};
+use crate::trace::KernelTracing;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
 use crate::{mounts, network, pci_tree, tools, udev};
@@ -35,6 +36,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         modules.load(driver, "")?;
     }
     let (plan, port) = Port::open(&uevents)?.read_plan()?;
+    let for_trace = plan.trace.then(|| port::open_trace(&uevents)).transpose()?;
     let for_checks = port.try_clone().context("cannot share the port")?;
     let mut report = KtapWriter::new(port);
     let planned = u32::try_from(plan.checks.len())?;
@@ -45,7 +47,10 @@ pub(crate) fn run() -> anyhow::Result<()> {
             let decisions = watch
                 .join()
                 .map_err(|_| anyhow!("the thread that sets the probe panicked"))?;
-            CheckRunner::new(Arc::new(guest), decisions, &mut report)?.run_all(&plan)?;
+            let trace = for_trace
+                .map(|port| KernelTracing::start(port, &guest))
+                .transpose()?;
+            CheckRunner::new(Arc::new(guest), decisions, trace, &mut report)?.run_all(&plan)?;
         }
         Err(error) => {
             eprintln!("peerbar-agent: {error:#}");
@@ -91,6 +96,7 @@ struct CheckRunner<'a> {
     log: KernelLog,
     /// Complaints of the kernel before the first check, which counts as their cause.
     earlier: Vec<String>,
+    trace: Option<KernelTracing>,
     /// A check hung: nothing can be said of checks after it.
     hung: bool,
 }
@@ -99,6 +105,7 @@ impl<'a> CheckRunner<'a> {
     fn new(
         guest: Arc<GuestContext>,
         decisions: Decisions,
+        trace: Option<KernelTracing>,
         report: &'a mut KtapWriter<File>,
     ) -> anyhow::Result<Self> {
         for evidence in pci_tree::found(&guest).iter().chain(decisions.is_blind()) {
@@ -115,6 +122,7 @@ impl<'a> CheckRunner<'a> {
             report,
             log,
             earlier,
+            trace,
             hung: false,
         })
     }
@@ -160,6 +168,9 @@ impl<'a> CheckRunner<'a> {
             watchdog::show_blocked_tasks()?;
         } else {
             tools::reap_orphans();
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.collect(&self.guest)?;
         }
         Ok(())
     }

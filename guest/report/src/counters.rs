@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct Counters {
     /// The number of the request, so that a late answer is not taken for the next one's.
     pub request: u64,
+    /// The host's CLOCK_MONOTONIC in nanoseconds, between the request and the answer.
+    #[serde(default)]
+    pub host_ns: u64,
     /// The counters of each device under test, by its name in the plan.
     pub devices: BTreeMap<String, DeviceCounters>,
 }

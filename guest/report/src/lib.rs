@@ -22,6 +22,7 @@ mod probe;
 mod request;
 mod size;
 mod timeout;
+mod trace_line;
 
 pub use check::*;
 pub use counters::{Counters, DeviceCounters};
@@ -37,6 +38,11 @@ pub use probe::{Probed, Record, Transfer};
 pub use request::Request;
 pub use size::{Size, SizeError};
 pub use timeout::{Timeout, TimeoutError};
+pub use trace_line::{ClockSample, TraceLine};
 
 /// Name of the virtio-serial port.
 pub const PORT: &str = "org.peerbar.report";
+
+/// Name of the virtio-serial port for trace events, which a guest has if [`Plan::trace`] is set. The agent writes what tracefs
+/// prints, and a [`TraceLine`] in between.
+pub const TRACE_PORT: &str = "org.peerbar.trace";

@@ -36,6 +36,9 @@ pub struct Plan {
     /// Whether [`crate::Request`]s follow the checks; then the report ends with its plan line.
     #[serde(default)]
     pub interactive: bool,
+    /// Whether the kernel's trace events are wanted, on the port [`crate::TRACE_PORT`].
+    #[serde(default)]
+    pub trace: bool,
     /// The checks, in order.
     pub checks: Vec<Check>,
 }

@@ -120,6 +120,8 @@ pub struct Machine {
     pub ats: bool,
     /// Whether it has QEMU's virtio-gpu, whose memory is the guest's.
     pub virtio_gpu: bool,
+    /// Whether it has a port for the kernel's trace events.
+    pub trace: bool,
 }
 
 /// A PCIe switch.
@@ -300,6 +302,12 @@ impl Scenario {
         Ok(())
     }
 
+    /// Has every command and DMA recorded, and the guest's kernel traced, for `peerbar trace`.
+    pub fn trace(&mut self) {
+        self.machine.trace = true;
+        self.recording = Level::All;
+    }
+
     /// Refuses to kill the server of a device that no check wants to lose.
     pub fn may_lose(&self, name: &str) -> anyhow::Result<()> {
         let wants = |check: &Check| check.kills() == Some(name);
@@ -324,6 +332,7 @@ impl Scenario {
             check_seconds: self.check_seconds(),
             live: self.live,
             interactive: self.interactive,
+            trace: self.machine.trace,
             checks: self.checks.clone(),
         }
     }

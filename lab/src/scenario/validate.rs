@@ -208,6 +208,7 @@ fn machine(
         sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
         ats: nvmes.iter().any(|nvme| nvme.ats) || gpus.iter().any(|gpu| gpu.ats),
         virtio_gpu: table.virtio_gpu,
+        trace: false,
     })
 }
 

@@ -35,7 +35,8 @@ pub(super) fn line(recorded: &Recorded, device: &RecordedDevice, record: &Record
     format!("{since:12.6} {:<8} {what}", device.name)
 }
 
-fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event) -> String {
+/// What happened, without its time.
+pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event) -> String {
     match *event {
         Event::Map(ref mapping) => {
             let behind = Behind::of(mapping, recorded).text();
@@ -94,19 +95,19 @@ fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event) -> String 
 }
 
 /// A mapping's addresses and size.
-pub(super) fn range(mapping: &Mapping) -> String {
+pub(crate) fn range(mapping: &Mapping) -> String {
     span(mapping.iova, mapping.size())
 }
 
 /// An address and a size, of which 0 stands for 2^64.
-pub(super) fn span(address: u64, size: u64) -> String {
+pub(crate) fn span(address: u64, size: u64) -> String {
     match size {
         0 => format!("{address:#014x} all"),
         size => format!("{address:#014x} {}", human(size)),
     }
 }
 
-pub(super) fn access(mapping: &Mapping) -> &'static str {
+pub(crate) fn access(mapping: &Mapping) -> &'static str {
     match (mapping.readable, mapping.writable) {
         (true, true) => "rw",
         (true, false) => "r-",
@@ -115,7 +116,7 @@ pub(super) fn access(mapping: &Mapping) -> &'static str {
     }
 }
 
-pub(super) fn direction(direction: Direction) -> &'static str {
+pub(crate) fn direction(direction: Direction) -> &'static str {
     match direction {
         Direction::Read => "read",
         Direction::Write => "write",
@@ -132,7 +133,7 @@ fn memory(memory: WindowKind) -> &'static str {
 }
 
 /// What a command asks for.
-pub(super) fn operation(is_nvme: bool, origin: Origin, opcode: u8) -> String {
+pub(crate) fn operation(is_nvme: bool, origin: Origin, opcode: u8) -> String {
     let name = match origin {
         Origin::Command { queue: 0, .. } if is_nvme => {
             AdminOpcode::try_from(opcode).map(|opcode| format!("{opcode:?}"))

@@ -4,8 +4,8 @@ mod behind;
 mod data;
 mod follow;
 mod kernel;
-mod line;
-mod recorded;
+pub(crate) mod line;
+pub(crate) mod recorded;
 mod text;
 
 use std::path::Path;

@@ -15,7 +15,7 @@ use peerbar_lab::scenario::Scenario;
 /// What is known of a run.
 pub(crate) struct Recorded {
     /// Its devices, by name. Those that are not shown are needed to find what is behind a mapping, and which devices share a page.
-    pub(super) devices: Vec<RecordedDevice>,
+    pub(crate) devices: Vec<RecordedDevice>,
     /// The only one that is shown, if not all are.
     only: Option<String>,
     /// Where its guest's RAM is.
@@ -28,10 +28,10 @@ pub(crate) struct Recorded {
 pub(crate) struct RecordedDevice {
     /// Its name in the scenario.
     pub(crate) name: String,
-    pub(super) is_nvme: bool,
+    pub(crate) is_nvme: bool,
     pub(super) live: bool,
     pub(super) file: FlightFile,
-    pub(super) flight: Flight,
+    pub(crate) flight: Flight,
     pub(super) history: History,
     pub(super) findings: Vec<Finding>,
 }

@@ -1,0 +1,252 @@
+//! What a device did, from its flight record: commands by queue, DMA, mappings, faults, bytes by route.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+
+use peerbar_flight::{Dma, Event, Origin, Outcome, Purpose, Record, Route};
+
+use super::file::{Argument, TimedEvent, TraceFile, Track};
+use super::lanes;
+use crate::iommu::line::{access, direction, event, operation, range, span};
+use crate::iommu::recorded::{Recorded, RecordedDevice};
+use crate::table::word;
+
+/// A command from its begin to its end, as its device recorded them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RecordedCommand {
+    /// Queue, or channel.
+    pub(super) queue: u16,
+    /// Its number there.
+    pub(super) number: u32,
+    opcode: u8,
+    /// When it began.
+    pub(super) begun: u64,
+    /// When it was complete; none if the record ends before.
+    pub(super) ended: Option<u64>,
+    status: u16,
+    /// What joins all that belongs to it.
+    pub(super) flow: u64,
+}
+
+/// What a device recorded, sorted for tracks.
+pub(super) struct Activity {
+    /// Its commands in the order of their begins.
+    pub(super) commands: Vec<RecordedCommand>,
+    dmas: Vec<TimedEvent>,
+    faults: Vec<TimedEvent>,
+    mappings: Vec<TimedEvent>,
+    changes: Vec<TimedEvent>,
+    payload: Vec<(u64, Route, u64)>,
+    last: u64,
+}
+
+impl Activity {
+    /// Sorts what a device recorded. `number` is its place among the devices.
+    pub(super) fn of(recorded: &Recorded, device: &RecordedDevice, number: usize) -> Self {
+        let mut activity = Self {
+            commands: Vec::new(),
+            dmas: Vec::new(),
+            faults: Vec::new(),
+            mappings: Vec::new(),
+            changes: Vec::new(),
+            payload: Vec::new(),
+            last: device
+                .flight
+                .records
+                .last()
+                .map_or(0, |record| record.nanos),
+        };
+        let mut running = HashMap::new();
+        for record in &device.flight.records {
+            match record.event {
+                Event::Begin { origin, opcode } => {
+                    activity.begin(&mut running, origin, opcode, record, number);
+                }
+                Event::End { origin, status } => {
+                    let command = running.remove(&origin);
+                    let command = command.and_then(|index: usize| activity.commands.get_mut(index));
+                    if let Some(command) = command {
+                        command.ended = Some(record.nanos);
+                        command.status = status;
+                    }
+                }
+                Event::Dma(ref dma) => {
+                    let command = running.get(&dma.origin);
+                    let flow = command.and_then(|index| activity.commands.get(*index));
+                    let flow = flow.map(|command| command.flow);
+                    activity.dma(dma, record.nanos, flow);
+                }
+                Event::Map(_) | Event::Unmap { .. } => {
+                    activity.mappings.push(mapping(recorded, device, record));
+                }
+                _ => {
+                    let what = event(recorded, device, &record.event);
+                    let change = TimedEvent::instant(record.nanos, what);
+                    activity.changes.push(change);
+                }
+            }
+        }
+        activity
+    }
+
+    fn begin(
+        &mut self,
+        running: &mut HashMap<Origin, usize>,
+        origin: Origin,
+        opcode: u8,
+        record: &Record,
+        device: usize,
+    ) {
+        let Origin::Command { queue, command } = origin else {
+            return;
+        };
+        // Its number is used again, so the end of the one before is lost.
+        let before = running.insert(origin, self.commands.len());
+        if let Some(before) = before.and_then(|index| self.commands.get_mut(index)) {
+            before.ended = Some(record.nanos);
+        }
+        self.commands.push(RecordedCommand {
+            queue,
+            number: command,
+            opcode,
+            begun: record.nanos,
+            ended: None,
+            status: 0,
+            flow: (device as u64 + 1) << 48 | record.sequence & 0xffff_ffff_ffff,
+        });
+    }
+
+    fn dma(&mut self, dma: &Dma, at: u64, flow: Option<u64>) {
+        let about = |event: TimedEvent| {
+            event
+                .with("route", Argument::Word(word(dma.route)))
+                .with("direction", Argument::Word(direction(dma.direction)))
+                .with(
+                    "purpose",
+                    Argument::Text(format!("{:?}", dma.purpose).to_lowercase()),
+                )
+                .with("address", Argument::Address(dma.address))
+                .with("bytes", Argument::Number(dma.len))
+                .with("for", Argument::Text(dma.origin.to_string()))
+                .in_flow(flow)
+        };
+        let from = at.saturating_sub(dma.took);
+        let name = format!("{} {}", direction(dma.direction), word(dma.route));
+        self.dmas.push(about(TimedEvent::slice(from, at, name)));
+        if dma.outcome != Outcome::Done {
+            let name = format!("fault: {}", dma.outcome);
+            self.faults.push(about(TimedEvent::instant(at, name)));
+        } else if dma.purpose == Purpose::Payload {
+            self.payload.push((at, dma.route, dma.len));
+        }
+    }
+
+    /// How many segments of DMA there are, and how many of them failed.
+    pub(super) fn dma_counts(&self) -> (usize, usize) {
+        (self.dmas.len(), self.faults.len())
+    }
+
+    /// How many mappings were made or taken away.
+    pub(super) fn mapping_changes(&self) -> usize {
+        self.mappings.len()
+    }
+
+    /// Adds the device's tracks.
+    pub(super) fn add<W: Write>(
+        self,
+        file: &mut TraceFile<W>,
+        device: &RecordedDevice,
+    ) -> io::Result<()> {
+        let group = file.track(&device.name, None)?;
+        for (name, events) in [
+            ("faults", self.faults),
+            ("mappings", self.mappings),
+            ("state", self.changes),
+        ] {
+            if !events.is_empty() {
+                lanes::add(file, name, group, events)?;
+            }
+        }
+        let mut queues: BTreeMap<u16, Vec<&RecordedCommand>> = BTreeMap::new();
+        for command in &self.commands {
+            queues.entry(command.queue).or_default().push(command);
+        }
+        for (queue, commands) in queues {
+            let name = match (device.is_nvme, queue) {
+                (true, 0) => "admin queue".to_owned(),
+                (true, queue) => format!("queue {queue}"),
+                (false, channel) => format!("channel {channel}"),
+            };
+            let slices = commands.iter().map(|each| slice(device, each, self.last));
+            lanes::add(file, &name, group, slices.collect())?;
+            let ends = commands.iter().filter_map(|command| completion(command));
+            lanes::add(file, &format!("{name}: completions"), group, ends.collect())?;
+        }
+        lanes::add(file, "DMA", group, self.dmas)?;
+        counters(file, group, self.payload)
+    }
+}
+
+fn slice(device: &RecordedDevice, command: &RecordedCommand, last: u64) -> TimedEvent {
+    let origin = Origin::command(command.queue, command.number);
+    let name = operation(device.is_nvme, origin, command.opcode);
+    let slice = TimedEvent::slice(command.begun, command.ended.unwrap_or(last), name)
+        .with("command", Argument::Number(command.number.into()))
+        .in_flow(Some(command.flow));
+    match command.ended {
+        Some(_) => slice.with("status", Argument::Number(command.status.into())),
+        None => slice.with("status", Argument::Word("not complete")),
+    }
+}
+
+fn completion(command: &RecordedCommand) -> Option<TimedEvent> {
+    let name = if command.status == 0 {
+        "complete"
+    } else {
+        "failed"
+    };
+    let event = TimedEvent::instant(command.ended?, name)
+        .with("command", Argument::Number(command.number.into()))
+        .with("status", Argument::Number(command.status.into()));
+    Some(event.in_flow(Some(command.flow)))
+}
+
+fn mapping(recorded: &Recorded, device: &RecordedDevice, record: &Record) -> TimedEvent {
+    match record.event {
+        Event::Map(ref mapping) => TimedEvent::instant(record.nanos, "map")
+            .with("range", Argument::Text(range(mapping)))
+            .with("access", Argument::Word(access(mapping)))
+            .with("bytes", Argument::Number(mapping.size())),
+        Event::Unmap { iova, last } => {
+            let size = last.wrapping_sub(iova).wrapping_add(1);
+            TimedEvent::instant(record.nanos, "unmap")
+                .with("range", Argument::Text(span(iova, size)))
+        }
+        ref other => TimedEvent::instant(record.nanos, event(recorded, device, other)),
+    }
+}
+
+/// The payload that was moved until each moment, by route.
+fn counters<W: Write>(
+    file: &mut TraceFile<W>,
+    group: Track,
+    mut payload: Vec<(u64, Route, u64)>,
+) -> io::Result<()> {
+    payload.sort_by_key(|(at, ..)| *at);
+    let mut sums: BTreeMap<Route, (Track, u64)> = BTreeMap::new();
+    for (at, route, bytes) in payload {
+        let (track, sum) = match sums.get(&route) {
+            Some(sum) => *sum,
+            None => {
+                let name = format!("payload by {}", word(route));
+                let track = file.byte_counter(&name, group)?;
+                file.count(track, at.saturating_sub(1), 0)?;
+                (track, 0)
+            }
+        };
+        let sum = bytes.saturating_add(sum);
+        sums.insert(route, (track, sum));
+        file.count(track, at, sum)?;
+    }
+    Ok(())
+}

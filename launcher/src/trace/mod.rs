@@ -1,0 +1,257 @@
+//! `peerbar trace`: what the devices recorded, the guest's kernel traced and the checks did, on one time line for Perfetto
+//! (perfetto.dev). All times are CLOCK_MONOTONIC of the host.
+
+mod clock;
+mod device;
+mod file;
+mod guest;
+mod kernel_events;
+mod lanes;
+mod proto;
+#[cfg(test)]
+mod tests;
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use peerbar_flight::Level;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::finished_run::TIMES;
+use peerbar_lab::guest::GUEST_TRACE;
+use peerbar_lab::report::CheckTime;
+use peerbar_lab::terminal::print;
+use peerbar_report::TraceLine;
+use serde::Serialize;
+
+use crate::cli;
+use crate::iommu::recorded::Recorded;
+use device::Activity;
+use file::{Argument, TimedEvent, TraceFile};
+use guest::GuestActivity;
+use kernel_events::KernelTrace;
+
+/// What the file is called unless the user says otherwise.
+const FILE: &str = "trace.pftrace";
+
+/// What a time line has, for people and programs.
+#[derive(Debug, Serialize)]
+struct Contents {
+    file: PathBuf,
+    checks: usize,
+    devices: Vec<DeviceContents>,
+    guest: Option<GuestContents>,
+    /// What is not on it, and why.
+    missing: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct DeviceContents {
+    name: String,
+    commands: usize,
+    dmas: usize,
+    mapping_changes: usize,
+    faults: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct GuestContents {
+    commands: usize,
+    /// Those of them that were found in the devices' records.
+    commands_found: usize,
+    /// At most how far its times are off, in nanoseconds.
+    clock_error_ns: u64,
+}
+
+/// Writes the time line of a run.
+pub(crate) fn trace(options: &cli::Trace) -> Result<ExitCode, Failure> {
+    let recorded = Recorded::open(&options.run).map_err(Failure::Usage)?;
+    let path = options.output.clone();
+    let path = path.unwrap_or_else(|| options.run.join(FILE));
+    let cannot = || format!("cannot write {}", path.display());
+    let out = File::create(&path).with_context(cannot)?;
+    let inputs = Inputs::of(&options.run, recorded)?;
+    let mut contents = inputs.write(BufWriter::new(out)).with_context(cannot)?;
+    contents.file = path;
+    let shown = if options.json {
+        serde_json::to_string_pretty(&contents).context("cannot write JSON")? + "\n"
+    } else {
+        text(&contents)
+    };
+    print(&shown)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a time line is made of.
+struct Inputs {
+    recorded: Recorded,
+    checks: Vec<CheckTime>,
+    kernel: Option<KernelTrace>,
+}
+
+impl Inputs {
+    /// What a run has left.
+    fn of(run: &Path, recorded: Recorded) -> anyhow::Result<Self> {
+        let checks = match optional(&run.join(TIMES))? {
+            Some(text) => serde_json::from_slice(&text)
+                .with_context(|| format!("{TIMES} is not what a run writes"))?,
+            None => Vec::new(),
+        };
+        let kernel = optional(&run.join(GUEST_TRACE))?;
+        let kernel = kernel.map(|text| KernelTrace::parse(&String::from_utf8_lossy(&text)));
+        Ok(Self {
+            recorded,
+            checks,
+            kernel,
+        })
+    }
+
+    fn write<W: Write>(&self, out: W) -> io::Result<Contents> {
+        let devices = &self.recorded.devices;
+        let start = devices.iter().map(|device| &device.flight.header);
+        let start = start.min_by_key(|header| header.monotonic);
+        let (monotonic, realtime) =
+            start.map_or((0, 0), |header| (header.monotonic, header.realtime));
+        let mut file = TraceFile::begin(out, monotonic, realtime)?;
+        add_checks(&mut file, &self.checks)?;
+        let activities = devices.iter().enumerate();
+        let activities: Vec<Activity> = activities
+            .map(|(number, device)| Activity::of(&self.recorded, device, number))
+            .collect();
+        let commands = devices.iter().zip(&activities);
+        let commands: Vec<_> = commands
+            .map(|(device, activity)| (device.name.as_str(), activity.commands.as_slice()))
+            .collect();
+        let guest = self.kernel.as_ref();
+        let guest = guest.and_then(|kernel| GuestActivity::of(kernel, &commands));
+        if let Some(guest) = &guest {
+            guest.add(&mut file, &commands)?;
+        }
+        let mut contents = Contents {
+            file: PathBuf::new(),
+            checks: self.checks.len(),
+            devices: Vec::new(),
+            missing: self.missing(guest.as_ref()),
+            guest: guest.map(|guest| {
+                let (commands, commands_found) = guest.command_counts();
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "`as` saturates"
+                )]
+                let clock_error_ns = guest.error() as u64;
+                GuestContents {
+                    commands,
+                    commands_found,
+                    clock_error_ns,
+                }
+            }),
+        };
+        drop(commands);
+        for (device, activity) in devices.iter().zip(activities) {
+            let (dmas, faults) = activity.dma_counts();
+            contents.devices.push(DeviceContents {
+                name: device.name.clone(),
+                commands: activity.commands.len(),
+                dmas,
+                mapping_changes: activity.mapping_changes(),
+                faults,
+            });
+            activity.add(&mut file, device)?;
+        }
+        file.end()?;
+        Ok(contents)
+    }
+
+    /// What is not on the time line, and how to have it there.
+    fn missing(&self, guest: Option<&GuestActivity>) -> Vec<String> {
+        let mut missing = Vec::new();
+        for device in &self.recorded.devices {
+            let name = &device.name;
+            if device.flight.header.level == Level::Maps {
+                missing.push(format!(
+                    "{name} recorded only mappings and failures: `peerbar run --trace` records every command and DMA"
+                ));
+            }
+            if device.lost() > 0 {
+                missing.push(format!(
+                    "{} older records of {name} are lost",
+                    device.lost()
+                ));
+            }
+        }
+        let Some(kernel) = &self.kernel else {
+            missing
+                .push("the guest's kernel was not traced: `peerbar run --trace` does".to_owned());
+            return missing;
+        };
+        if guest.is_none() {
+            missing.push("the guest's clock is unknown, so its events are left out".to_owned());
+        }
+        if kernel.lost > 0 {
+            missing.push(format!("{} events were lost in the guest", kernel.lost));
+        }
+        if kernel.unreadable > 0 {
+            missing.push(format!(
+                "{} lines of {GUEST_TRACE} are no events",
+                kernel.unreadable
+            ));
+        }
+        missing.extend(kernel.notes.iter().filter_map(|note| match note {
+            TraceLine::Missing(what) => Some(what.clone()),
+            TraceLine::Cut => Some(format!(
+                "{GUEST_TRACE} was full: later events are not there"
+            )),
+            _ => None,
+        }));
+        missing
+    }
+}
+
+fn optional(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        read => read
+            .map(Some)
+            .with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+fn add_checks<W: Write>(file: &mut TraceFile<W>, checks: &[CheckTime]) -> io::Result<()> {
+    let group = file.track("checks", None)?;
+    let events = checks.iter().map(|check| {
+        TimedEvent::slice(check.began_ns, check.ended_ns, check.name.as_str())
+            .with("verdict", Argument::Text(check.verdict.clone()))
+    });
+    lanes::add(file, "checks", group, events.collect())
+}
+
+fn text(contents: &Contents) -> String {
+    let mut text = format!("{}: open it in ui.perfetto.dev\n", contents.file.display());
+    text += &format!("  {} checks\n", contents.checks);
+    for device in &contents.devices {
+        let DeviceContents {
+            name,
+            commands,
+            dmas,
+            mapping_changes,
+            faults,
+        } = device;
+        text += &format!(
+            "  {name}: {commands} commands, {dmas} DMAs, {faults} of which failed, {mapping_changes} maps and unmaps\n"
+        );
+    }
+    if let Some(guest) = &contents.guest {
+        let (commands, found) = (guest.commands, guest.commands_found);
+        let micros = guest.clock_error_ns.div_ceil(1000);
+        text += &format!(
+            "  guest: {commands} commands, {found} of which the devices recorded; its clock is known to {micros} us\n"
+        );
+    }
+    for missing in &contents.missing {
+        text += &format!("  missing: {missing}\n");
+    }
+    text
+}

@@ -1,0 +1,364 @@
+//! A whole time line, from a run's folder to the packets of its file.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+
+use peerbar_flight::{
+    Backing, Completer, Direction, Dma, Event, Level, Mapping, Origin, Outcome, Purpose, Recorder,
+    Route,
+};
+use proptest::prelude::*;
+use prost::Message;
+use tempfile::TempDir;
+
+use super::proto::{TracePacket, TrackEvent};
+use super::{Contents, Inputs, Recorded};
+
+const FLIGHT: &str = "disk0.flight";
+
+fn dma(recorder: &Recorder, origin: Origin, route: Route, len: u64, outcome: Outcome) {
+    let dma = Dma {
+        origin,
+        purpose: Purpose::Payload,
+        direction: Direction::Write,
+        address: 0x4000,
+        len,
+        route,
+        completer: Completer::Unknown,
+        outcome,
+        took: 0,
+    };
+    recorder.dma(dma, recorder.clock());
+}
+
+/// A run of one disk: two commands at once, the second of which fails.
+fn run(level: Level) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("nvme-disk0.log"), "").unwrap();
+    let recorder = Recorder::create(&folder.path().join(FLIGHT), "disk0", level).unwrap();
+    recorder.record(Event::Client(true));
+    recorder.record(Event::Map(Mapping {
+        iova: 0,
+        last: 0xffff,
+        readable: true,
+        writable: true,
+        backing: Backing::Device,
+    }));
+    let [one, two] = [4097u32, 2].map(|number| Origin::command(1, number));
+    recorder.record(Event::Begin {
+        origin: one,
+        opcode: 2,
+    });
+    recorder.record(Event::Begin {
+        origin: two,
+        opcode: 2,
+    });
+    dma(&recorder, one, Route::Peer, 4096, Outcome::Done);
+    dma(&recorder, one, Route::Peer, 512, Outcome::Done);
+    dma(
+        &recorder,
+        two,
+        Route::Upstream,
+        512,
+        Outcome::ClientRefused(19),
+    );
+    recorder.record(Event::End {
+        origin: one,
+        status: 0,
+    });
+    recorder.record(Event::End {
+        origin: two,
+        status: 4,
+    });
+    folder
+}
+
+fn written(folder: &TempDir) -> anyhow::Result<(Contents, Vec<TracePacket>)> {
+    let inputs = Inputs::of(folder.path(), Recorded::open(folder.path())?)?;
+    let mut file = Vec::new();
+    let contents = inputs.write(&mut file)?;
+    let mut left = file.as_slice();
+    let mut packets = Vec::new();
+    while let Some((0x0a, rest)) = left.split_first() {
+        left = rest;
+        packets.push(TracePacket::decode_length_delimited(&mut left)?);
+    }
+    anyhow::ensure!(
+        left.is_empty(),
+        "{} bytes after the last packet",
+        left.len()
+    );
+    Ok((contents, packets))
+}
+
+/// Names of all tracks with those above them, and the events of each, by time, with their names.
+fn by_track(packets: &[TracePacket]) -> BTreeMap<String, Vec<(u64, u32, String, TrackEvent)>> {
+    let mut names: HashMap<u64, String> = HashMap::new();
+    let mut texts = HashMap::new();
+    let mut tracks: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for packet in packets {
+        if let Some(track) = &packet.track_descriptor {
+            let parent = track.parent_uuid.and_then(|parent| names.get(&parent));
+            let parent = parent.map_or(String::new(), |parent| format!("{parent}/"));
+            names.insert(track.uuid, parent + &track.name);
+        }
+        if let Some(fresh) = &packet.interned_data {
+            texts.extend(
+                fresh
+                    .event_names
+                    .iter()
+                    .map(|name| (name.iid, name.text.clone())),
+            );
+        }
+        if let (Some(event), Some(at)) = (&packet.track_event, packet.timestamp) {
+            let name = event.name_iid.and_then(|iid| texts.get(&iid)).cloned();
+            let track = format!("{} {}", names[&event.track_uuid], event.track_uuid);
+            let entry = (at, event.kind, name.unwrap_or_default(), event.clone());
+            tracks.entry(track).or_default().push(entry);
+        }
+    }
+    tracks
+}
+
+fn flows(events: &[TrackEvent]) -> Vec<u64> {
+    events
+        .iter()
+        .flat_map(|event| event.flow_ids.iter().chain(&event.terminating_flow_ids))
+        .copied()
+        .collect()
+}
+
+#[test]
+fn commands_at_once_are_on_lanes_of_their_queue() {
+    let (contents, packets) = written(&run(Level::All)).unwrap();
+    let tracks = by_track(&packets);
+    let lanes = tracks
+        .iter()
+        .filter(|(name, _)| name.starts_with("disk0/queue 1 "));
+    let lanes: Vec<_> = lanes.map(|(_, events)| events).collect();
+    assert_eq!(lanes.len(), 2, "{:?}", tracks.keys());
+    for events in &lanes {
+        let kinds: Vec<u32> = events.iter().map(|(_, kind, ..)| *kind).collect();
+        assert_eq!(kinds, [1, 2]);
+        assert_eq!(events[0].2, "Read");
+    }
+    let device = &contents.devices[0];
+    assert_eq!(
+        (
+            device.commands,
+            device.dmas,
+            device.faults,
+            device.mapping_changes
+        ),
+        (2, 3, 1, 1)
+    );
+}
+
+#[test]
+fn flow_joins_a_command_its_dma_and_its_completion() {
+    let (_, packets) = written(&run(Level::All)).unwrap();
+    let mut on = BTreeMap::new();
+    for (track, events) in by_track(&packets) {
+        for (_, kind, name, event) in events.iter().filter(|(_, kind, ..)| [1, 3].contains(kind)) {
+            for flow in flows(std::slice::from_ref(event)) {
+                let track = track.rsplit_once(' ').unwrap().0.to_owned();
+                on.entry(flow)
+                    .or_insert_with(Vec::new)
+                    .push((track, *kind, name.clone()));
+            }
+        }
+    }
+    let of = |flow: usize| on.values().nth(flow).unwrap();
+    assert_eq!(on.len(), 2, "{on:?}");
+    let expected = [
+        ("disk0/DMA", 1, "write peer"),
+        ("disk0/DMA", 1, "write peer"),
+        ("disk0/queue 1", 1, "Read"),
+        ("disk0/queue 1: completions", 3, "complete"),
+    ];
+    let mut first = of(0).clone();
+    first.sort();
+    let first: Vec<_> = first
+        .iter()
+        .map(|(track, kind, name)| (track.as_str(), *kind, name.as_str()))
+        .collect();
+    assert_eq!(first, expected);
+    let second = of(1);
+    assert!(
+        second
+            .iter()
+            .any(|(track, _, name)| track == "disk0/faults" && name.contains("errno 19")),
+        "{second:?}"
+    );
+    assert!(
+        second.iter().any(|(_, _, name)| name == "failed"),
+        "{second:?}"
+    );
+}
+
+#[test]
+fn counters_add_up_the_payload_of_each_route() {
+    let (_, packets) = written(&run(Level::All)).unwrap();
+    let tracks = by_track(&packets);
+    let counter = tracks
+        .iter()
+        .find(|(name, _)| name.starts_with("disk0/payload by peer "));
+    let values: Vec<_> = counter
+        .unwrap()
+        .1
+        .iter()
+        .map(|(.., event)| event.counter_value)
+        .collect();
+    assert_eq!(values, [Some(0), Some(4096), Some(4608)]);
+    assert!(
+        !tracks
+            .keys()
+            .any(|name| name.contains("payload by upstream"))
+    );
+}
+
+#[test]
+fn record_of_mappings_only_says_what_is_missing() {
+    let (contents, _) = written(&run(Level::Maps)).unwrap();
+    assert_eq!(
+        (contents.devices[0].commands, contents.devices[0].faults),
+        (0, 1)
+    );
+    let missing = contents.missing.join("\n");
+    assert!(
+        missing.contains("disk0 recorded only mappings and failures: `peerbar run --trace`"),
+        "{missing}"
+    );
+    assert!(
+        missing.contains("the guest's kernel was not traced"),
+        "{missing}"
+    );
+}
+
+#[test]
+fn guest_commands_join_the_flow_of_their_devices() {
+    let folder = run(Level::All);
+    let (_, packets) = written(&folder).unwrap();
+    let at = |kind: &str, number| {
+        let tracks = by_track(&packets);
+        let mut events = tracks
+            .iter()
+            .filter(|(name, _)| name.starts_with("disk0/queue 1 "))
+            .flat_map(|(_, events)| events);
+        let wanted = if kind == "begin" { 1 } else { 2 };
+        let mut times: Vec<u64> = events
+            .by_ref()
+            .filter(|(_, kind, ..)| *kind == wanted)
+            .map(|(at, ..)| *at)
+            .collect();
+        times.sort_unstable();
+        times[number]
+    };
+    // The guest's clock is 7 s behind.
+    let guest = |host: u64| host - 7_000_000_000;
+    let [submit, complete] = [guest(at("begin", 0)) - 3000, guest(at("end", 0)) + 4000];
+    let clock = |host: u64| {
+        format!(
+            "# clock {} {host} {}\n",
+            guest(host) - 200_000,
+            guest(host) + 300_000
+        )
+    };
+    let time = |nanos: u64| {
+        format!(
+            "{}.{:06}",
+            nanos / 1_000_000_000,
+            nanos % 1_000_000_000 / 1000
+        )
+    };
+    let text = format!(
+        "# controller nvme5 disk0\n{}  fio-1 [000] ..... {}: nvme_setup_cmd: nvme5: disk=nvme5n1, qid=1, cmdid=4097, nsid=1, flags=0x0, \
+         meta=0x0, cmd=(nvme_cmd_read slba=0, len=7)\n  fio-1 [000] ..... {}: nvme_complete_rq: nvme5: disk=nvme5n1, qid=1, cmdid=4097, \
+         res=0x0, retries=0, flags=0x0, status=0x0\n{}",
+        clock(submit + 6_900_000_000),
+        time(submit),
+        time(complete),
+        clock(complete + 7_100_000_000),
+    );
+    fs::write(folder.path().join("guest.trace"), text).unwrap();
+    let (contents, packets) = written(&folder).unwrap();
+    let guest = contents.guest.unwrap();
+    assert_eq!((guest.commands, guest.commands_found), (1, 1));
+    assert!(guest.clock_error_ns < 20_000, "{guest:?}");
+    let tracks = by_track(&packets);
+    let slice = tracks
+        .iter()
+        .find(|(name, _)| name.starts_with("guest kernel/nvme5 queue 1 (disk0) "));
+    let (begin, end) = (&slice.unwrap().1[0], &slice.unwrap().1[1]);
+    assert_eq!(begin.2, "read");
+    assert!(
+        begin.0 <= at("begin", 0) && end.0 >= at("end", 0),
+        "{begin:?} {end:?}"
+    );
+    let flow = flows(std::slice::from_ref(&begin.3));
+    let joined = tracks
+        .values()
+        .flatten()
+        .filter(|(.., event)| flows(std::slice::from_ref(event)) == flow);
+    assert_eq!(joined.count(), 6);
+}
+
+#[test]
+fn checks_are_slices_with_their_verdict() {
+    let folder = run(Level::Maps);
+    let times = r#"[{"name":"a","verdict":"pass","began_ns":5,"ended_ns":9},{"name":"b","verdict":"fail","began_ns":9,"ended_ns":12}]"#;
+    fs::write(folder.path().join("times.json"), times).unwrap();
+    let (contents, packets) = written(&folder).unwrap();
+    assert_eq!(contents.checks, 2);
+    let tracks = by_track(&packets);
+    let (_, events) = tracks
+        .iter()
+        .find(|(name, _)| name.starts_with("checks/"))
+        .unwrap();
+    let found: Vec<_> = events
+        .iter()
+        .map(|(at, kind, name, _)| (*at, *kind, name.as_str()))
+        .collect();
+    assert_eq!(found, [(5, 1, "a"), (9, 2, ""), (9, 1, "b"), (12, 2, "")]);
+    fs::write(folder.path().join("times.json"), "[{]").unwrap();
+    let error = written(&folder).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("times.json is not what a run writes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn truncated_record_is_an_error() {
+    let folder = run(Level::All);
+    let path = folder.path().join(FLIGHT);
+    let bytes = fs::read(&path).unwrap();
+    for length in [0, 100, 4096, bytes.len() - 1] {
+        fs::write(&path, &bytes[..length]).unwrap();
+        let error = format!("{:#}", written(&folder).unwrap_err());
+        assert!(error.contains("flight record"), "{length}: {error}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #[test]
+    fn hostile_record_never_panics(changes in proptest::collection::vec((0..8192usize, any::<u8>()), 1..60)) {
+        let folder = run(Level::Maps);
+        let path = folder.path().join(FLIGHT);
+        let mut bytes = fs::read(&path).unwrap();
+        let ring = bytes.len() - (65_536 * 64);
+        for (at, byte) in changes {
+            // Into the header, or the first records.
+            let place = if at < 256 { at } else { ring + at - 256 };
+            bytes[place] = byte;
+        }
+        fs::write(&path, &bytes).unwrap();
+        if let Ok((contents, packets)) = written(&folder) {
+            prop_assert!(!packets.is_empty());
+            prop_assert_eq!(contents.devices.len(), 1);
+        }
+    }
+}
