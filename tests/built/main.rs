@@ -7,5 +7,6 @@ mod kernel;
 mod launched;
 mod matrix;
 mod own_guest;
+mod timeline;
 
 const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");

@@ -1,0 +1,138 @@
+//! The scenario of `peerbar init`, run and traced; its time line is opened with Perfetto's own trace processor.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+
+use crate::PEERBAR;
+
+const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+fn peerbar(words: &[&str], folder: &Path) -> anyhow::Result<Output> {
+    let output = Command::new(PEERBAR)
+        .args(words)
+        .current_dir(folder)
+        .output();
+    output.with_context(|| format!("{PEERBAR}: run scripts/build first"))
+}
+
+/// What a command prints that must succeed.
+fn printed(words: &[&str], folder: &Path) -> anyhow::Result<String> {
+    let output = peerbar(words, folder)?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{words:?}: {told}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The rows that Perfetto's trace processor answers to each query.
+fn queried(trace: &Path, queries: &[&str]) -> anyhow::Result<Vec<Vec<Value>>> {
+    let processor = Path::new(PROJECT).join("target/perfetto");
+    ensure!(processor.is_dir(), "run scripts/perfetto first");
+    let mut node = Command::new("node")
+        .arg(Path::new(PROJECT).join("tests/perfetto/query.mjs"))
+        .arg(processor)
+        .arg(trace)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("node is missing")?;
+    let mut stdin = node.stdin.take().context("no stdin")?;
+    stdin.write_all(queries.join("\n").as_bytes())?;
+    drop(stdin);
+    let output = node.wait_with_output()?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{told}");
+    let text = String::from_utf8(output.stdout)?;
+    let rows: Result<Vec<_>, _> = text.lines().map(serde_json::from_str).collect();
+    let rows: Vec<Vec<Value>> = rows?;
+    ensure!(rows.len() == queries.len(), "{text}");
+    Ok(rows)
+}
+
+/// How many flows lead from a track with a name like `from` to one with a name like `to`.
+fn flows(from: &str, to: &str) -> String {
+    format!(
+        "select count(*) as n from flow f join slice a on f.slice_out = a.id join slice b on f.slice_in = b.id \
+         join track ta on a.track_id = ta.id join track tb on b.track_id = tb.id \
+         where ta.name glob '{from}' and tb.name glob '{to}'"
+    )
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    printed(&["init", "x.toml"], folder).unwrap();
+    printed(&["run", "x.toml", "--trace"], folder).unwrap();
+    let contents = printed(&["trace", "--json"], folder).unwrap();
+    let contents: Value = serde_json::from_str(&contents).unwrap();
+    assert_eq!(
+        contents["missing"].as_array().unwrap().len(),
+        0,
+        "{contents}"
+    );
+    let commands = contents["guest"]["commands"].as_u64().unwrap();
+    assert!(commands > 10, "{contents}");
+    assert_eq!(
+        contents["guest"]["commands_found"].as_u64(),
+        Some(commands),
+        "{contents}"
+    );
+    let (submitted, completed) = (
+        flows("nvme* queue ? (*)", "queue ?"),
+        flows("queue ?: completions", "nvme*: completions"),
+    );
+    let rows = queried(
+        &folder.join("runs/latest/trace.pftrace"),
+        &[
+            "select name from stats where severity in ('error', 'data_loss') and value > 0",
+            "select count(*) as n from slice where dur < 0",
+            "select s.name from slice s join track t on s.track_id = t.id where t.name = 'checks' order by s.ts",
+            &submitted,
+            &completed,
+            "select count(*) as n from slice s join track t on s.track_id = t.id where t.name = 'DMA' and s.name glob '* peer'",
+            "select max(c.value) as n from counter c join track t on c.track_id = t.id join track p on t.parent_id = p.id \
+             where t.name = 'payload by peer' and p.name = 'disk1'",
+        ],
+    )
+    .unwrap();
+    let number = |query: usize| rows[query][0]["n"].as_f64().unwrap();
+    assert_eq!(rows[0], Vec::<Value>::new());
+    assert_eq!(number(1), 0.0);
+    let checks: Vec<&str> = rows[2]
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    let expected = [
+        "disk0 gives its memory to others",
+        "disk0 to disk1 through disk0's memory",
+    ];
+    assert_eq!(checks, expected);
+    assert_eq!((number(3), number(4)), (commands as f64, commands as f64));
+    assert!(number(5) > 0.0);
+    let results = fs::read(folder.join("runs/latest/results.json")).unwrap();
+    let results: Value = serde_json::from_slice(&results).unwrap();
+    let counted = results.pointer("/checks/1/measure/routes/peer").unwrap();
+    assert_eq!(Some(number(6)), counted.as_f64(), "{results}");
+
+    let record = File::options()
+        .write(true)
+        .open(folder.join("runs/latest/disk0.flight"))
+        .unwrap();
+    record
+        .set_len(record.metadata().unwrap().len() / 2)
+        .unwrap();
+    let output = peerbar(&["trace"], folder).unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("disk0.flight") && told.contains("it was cut short"),
+        "{told}"
+    );
+}
