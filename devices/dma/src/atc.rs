@@ -179,7 +179,7 @@ fn asked(
         let (first, last) = (address & !(granule - 1), address | (granule - 1));
         (first >= start && last <= end).then_some((first, last))
     })?;
-    let to = match mapping.backing() {
+    let to = match &mapping.backing {
         Backing::Ram(span) => Translated::Ram(Span {
             file: span.file.clone(),
             offset: span.offset.checked_add(first - start)?,
@@ -189,8 +189,8 @@ fn asked(
     };
     let translation = Translation {
         last,
-        readable: mapping.readable(),
-        writable: mapping.writable(),
+        readable: mapping.readable,
+        writable: mapping.writable,
         to,
     };
     translation

@@ -48,27 +48,12 @@ pub(crate) enum Backing {
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
     last: u64,
-    readable: bool,
-    writable: bool,
-    backing: Backing,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) backing: Backing,
 }
 
 impl Mapping {
-    /// Whether a requester may read through it.
-    pub(crate) fn readable(&self) -> bool {
-        self.readable
-    }
-
-    /// Whether a requester may write through it.
-    pub(crate) fn writable(&self) -> bool {
-        self.writable
-    }
-
-    /// What lies behind it.
-    pub(crate) fn backing(&self) -> &Backing {
-        &self.backing
-    }
-
     /// The part of it that starts `skip` bytes later and ends at `last`.
     fn part(&self, skip: u64, last: u64) -> Self {
         let backing = match &self.backing {

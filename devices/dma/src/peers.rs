@@ -85,20 +85,8 @@ pub(crate) struct Claimed {
     last: u64,
     /// Where the window itself starts.
     window: u64,
-    peer: PeerId,
-    memory: PeerMemory,
-}
-
-impl Claimed {
-    /// The peer that it belongs to.
-    pub(crate) fn peer(&self) -> PeerId {
-        self.peer
-    }
-
-    /// What lies behind it.
-    pub(crate) fn memory(&self) -> &PeerMemory {
-        &self.memory
-    }
+    pub(crate) peer: PeerId,
+    pub(crate) memory: PeerMemory,
 }
 
 /// What lies at an address.

@@ -168,7 +168,7 @@ impl RouteTable {
                 left,
             } => {
                 return Segment {
-                    target: self.to_peer(claimed.peer(), claimed.memory(), skip),
+                    target: self.to_peer(claimed.peer, &claimed.memory, skip),
                     len: at_most(len, left),
                     skip,
                 };
@@ -258,7 +258,7 @@ impl RouteTable {
             return None;
         };
         Some(Segment {
-            target: to_peer(claimed.peer(), claimed.memory(), skip),
+            target: to_peer(claimed.peer, &claimed.memory, skip),
             len: at_most(len, left),
             skip,
         })
@@ -299,10 +299,10 @@ impl RouteTable {
                 left,
             } => {
                 let allowed = match direction {
-                    Direction::Read => mapping.readable(),
-                    Direction::Write => mapping.writable(),
+                    Direction::Read => mapping.readable,
+                    Direction::Write => mapping.writable,
                 };
-                let target = match mapping.backing() {
+                let target = match &mapping.backing {
                     _ if !allowed => Target::Forbidden,
                     Backing::Ram(span) => Target::Ram(span_after(span, skip)),
                     Backing::RemoteRam => Target::RemoteRam,

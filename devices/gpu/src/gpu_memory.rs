@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{DmaError, MemoryFile, Origin, Purpose, Requester, Tag};
+use peerbar_dma::{Buffer, MemoryFile, Origin, Purpose, Requester, Tag};
 
 use crate::faults::{Fault, FaultCode};
 
@@ -96,65 +96,53 @@ impl GpuMemory {
         })
     }
 
-    /// Reads `data.len()` bytes at `place`.
+    /// Reads all of `data`.
     pub(crate) fn read(
         &self,
         purpose: Purpose,
         place: GpuAddress,
         data: &mut [u8],
     ) -> Result<(), Fault> {
-        match place {
-            GpuAddress::Vram(offset) => self
-                .vram
-                .read(offset, data)
-                .map_err(|_| out_of_vram(offset, false)),
-            GpuAddress::Bus(address) => self
-                .requester
-                .read(Tag::new(purpose, self.origin), address, data)
-                .map_err(|error| dma_failed(error, false)),
-        }
+        self.access(purpose, place, Buffer::Read(data))
     }
 
-    /// Makes `len` bytes of VRAM at `offset` zeros, and gives their pages back to the host.
-    pub(crate) fn zero(&self, offset: u64, len: u64) -> Result<(), Fault> {
-        self.vram
-            .zero(offset, len)
-            .map_err(|_| out_of_vram(offset, true))
-    }
-
-    /// Writes `data` at `place`.
+    /// Writes all of `data`.
     pub(crate) fn write(
         &self,
         purpose: Purpose,
         place: GpuAddress,
         data: &[u8],
     ) -> Result<(), Fault> {
+        self.access(purpose, place, Buffer::Write(data))
+    }
+
+    fn access(&self, purpose: Purpose, place: GpuAddress, data: Buffer<'_>) -> Result<(), Fault> {
+        let write = matches!(data, Buffer::Write(_));
+        let fault = |code, address| Fault {
+            code,
+            write,
+            address,
+        };
         match place {
-            GpuAddress::Vram(offset) => self
-                .vram
-                .write(offset, data)
-                .map_err(|_| out_of_vram(offset, true)),
-            GpuAddress::Bus(address) => self
-                .requester
-                .write(Tag::new(purpose, self.origin), address, data)
-                .map_err(|error| dma_failed(error, true)),
+            GpuAddress::Vram(offset) => {
+                let done = self.vram.access(offset, data);
+                done.map_err(|_| fault(FaultCode::VramRange, offset))
+            }
+            GpuAddress::Bus(address) => {
+                let tag = Tag::new(purpose, self.origin);
+                let done = self.requester.access(tag, address, data);
+                done.map_err(|error| fault(FaultCode::Dma, error.address))
+            }
         }
     }
-}
 
-fn out_of_vram(address: u64, write: bool) -> Fault {
-    Fault {
-        code: FaultCode::VramRange,
-        write,
-        address,
-    }
-}
-
-fn dma_failed(error: DmaError, write: bool) -> Fault {
-    Fault {
-        code: FaultCode::Dma,
-        write,
-        address: error.address,
+    /// Makes memory of VRAM zero, without host memory where whole pages are.
+    pub(crate) fn zero(&self, offset: u64, len: u64) -> Result<(), Fault> {
+        self.vram.zero(offset, len).map_err(|_| Fault {
+            code: FaultCode::VramRange,
+            write: true,
+            address: offset,
+        })
     }
 }
 

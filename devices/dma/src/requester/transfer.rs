@@ -42,7 +42,7 @@ struct Note {
 impl Requester {
     /// Reads `data.len()` bytes at `address`.
     pub fn read(&self, tag: impl Into<Tag>, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
-        self.gather(tag, [(address, data.len())], data)
+        self.access(tag, address, Buffer::Read(data))
     }
 
     /// Reads from several places, each an address and a length, which together are as long as `data`: one request.
@@ -57,7 +57,7 @@ impl Requester {
 
     /// Writes `data` at `address`.
     pub fn write(&self, tag: impl Into<Tag>, address: u64, data: &[u8]) -> Result<(), DmaError> {
-        self.scatter(tag, [(address, data.len())], data)
+        self.access(tag, address, Buffer::Write(data))
     }
 
     /// Writes to several places, each an address and a length, which together are as long as `data`: one request.
@@ -68,6 +68,16 @@ impl Requester {
         data: &[u8],
     ) -> Result<(), DmaError> {
         self.transfer(tag.into(), places, Buffer::Write(data))
+    }
+
+    /// Reads or writes at `address`.
+    pub fn access(
+        &self,
+        tag: impl Into<Tag>,
+        address: u64,
+        data: Buffer<'_>,
+    ) -> Result<(), DmaError> {
+        self.transfer(tag.into(), [(address, data.len())], data)
     }
 
     /// Moves all the data, then waits until it can have arrived.
@@ -145,7 +155,7 @@ impl Requester {
             });
             return Ok(len);
         }
-        let outcome = self.access(routes, &segment.target, address, &mut part);
+        let outcome = self.reach(routes, &segment.target, address, &mut part);
         let refused = outcome == Err(DmaFault::NoPage);
         let done = SegmentResult {
             route: if refused { Route::Refused } else { route },
@@ -158,7 +168,7 @@ impl Requester {
     }
 
     /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before.
-    fn access(
+    fn reach(
         &self,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,

@@ -59,6 +59,20 @@ fn agreed() -> (Rig, Client) {
     (rig, client)
 }
 
+fn dma_read(client: &Client, address: u64, data: &mut [u8]) -> Result<(), RequestError> {
+    one(client, asked::Request::new(address, Data::Read(data)))
+}
+
+fn dma_write(client: &Client, address: u64, data: &[u8]) -> Result<(), RequestError> {
+    one(client, asked::Request::new(address, Data::Write(data)))
+}
+
+fn one(client: &Client, request: asked::Request<'_>) -> Result<(), RequestError> {
+    let mut requests = [request];
+    client.carry_out(&mut requests, &|| true);
+    requests[0].outcome.unwrap()
+}
+
 /// Reads in a thread of its own; the data, or the error.
 fn read_apart(
     client: &Client,
@@ -68,7 +82,7 @@ fn read_apart(
     let client = client.clone();
     thread::spawn(move || {
         let mut data = vec![0; length];
-        client.dma_read(address, &mut data).map(|()| data)
+        dma_read(&client, address, &mut data).map(|()| data)
     })
 }
 
@@ -78,7 +92,7 @@ fn write_apart(
     data: Vec<u8>,
 ) -> thread::JoinHandle<Result<(), RequestError>> {
     let client = client.clone();
-    thread::spawn(move || client.dma_write(address, &data))
+    thread::spawn(move || dma_write(&client, address, &data))
 }
 
 fn expected(address: u64, length: usize) -> Vec<u8> {
@@ -404,8 +418,8 @@ fn a_hang_up_fails_what_is_pending_and_what_comes() {
     rig.hang_up().0.unwrap();
     assert_eq!(read.join().unwrap(), Err(RequestError::Gone));
     assert_eq!(write.join().unwrap(), Err(RequestError::Gone));
-    assert_eq!(client.dma_read(0, &mut [0]), Err(RequestError::Gone));
-    assert_eq!(client.dma_write(0, &[0]), Err(RequestError::Gone));
+    assert_eq!(dma_read(&client, 0, &mut [0]), Err(RequestError::Gone));
+    assert_eq!(dma_write(&client, 0, &[0]), Err(RequestError::Gone));
 }
 
 #[test]
@@ -436,7 +450,7 @@ fn request_without_reply_times_out_and_late_reply_is_dropped() {
     rig.agree();
     let client = rig.clients.recv().unwrap();
     assert_eq!(
-        client.dma_read(0x1000, &mut [0; 8]),
+        dma_read(&client, 0x1000, &mut [0; 8]),
         Err(RequestError::TimedOut)
     );
     let late = request(&mut rig.raw);
@@ -447,7 +461,7 @@ fn request_without_reply_times_out_and_late_reply_is_dropped() {
     thread::spawn(move || {
         let mut data = [0; 4];
         // Repeated, for this machine may be slower than the time-out.
-        while reader.dma_read(0x2000, &mut data) == Err(RequestError::TimedOut) {}
+        while dma_read(&reader, 0x2000, &mut data) == Err(RequestError::TimedOut) {}
         done.send(data).unwrap();
     });
     let data = loop {
@@ -470,7 +484,7 @@ fn time_out_fails_all_pending_and_late_replies_are_dropped() {
     rig.agree();
     let client = rig.clients.recv().unwrap();
     let mut data = vec![1; 20 * 32768];
-    let outcome = client.dma_read(0, &mut data);
+    let outcome = dma_read(&client, 0, &mut data);
     assert_eq!(outcome, Err(RequestError::TimedOut));
     data.fill(2);
     for _ in 0..16 {
@@ -556,9 +570,9 @@ proptest! {
 fn range_beyond_the_address_space_is_not_sent() {
     let (mut rig, client) = agreed();
     let refused = Err(RequestError::Refused(Errno::INVAL));
-    assert_eq!(client.dma_read(u64::MAX, &mut [0; 2]), refused);
-    assert_eq!(client.dma_write(u64::MAX - 6, &[0; 8]), refused);
-    assert_eq!(client.dma_read(5, &mut []), Ok(()));
+    assert_eq!(dma_read(&client, u64::MAX, &mut [0; 2]), refused);
+    assert_eq!(dma_write(&client, u64::MAX - 6, &[0; 8]), refused);
+    assert_eq!(dma_read(&client, 5, &mut []), Ok(()));
     let write = write_apart(&client, u64::MAX - 7, vec![1; 8]);
     let request = request(&mut rig.raw);
     assert_eq!((request.address, request.count), (u64::MAX - 7, 8));
