@@ -63,8 +63,6 @@ pub mod sct {
     pub const MEDIA: u8 = 2;
     /// Path Related Status.
     pub const PATH: u8 = 3;
-    /// Vendor Specific.
-    pub const VENDOR: u8 = 7;
 }
 
 const fn generic(sc: u8) -> Status {
@@ -87,22 +85,12 @@ impl Status {
     pub const INVALID_OPCODE: Self = generic(0x01);
     /// Invalid Field in Command.
     pub const INVALID_FIELD: Self = generic(0x02);
-    /// Command ID Conflict.
-    pub const COMMAND_ID_CONFLICT: Self = generic(0x03);
     /// Data Transfer Error: a DMA failed.
     pub const DATA_TRANSFER_ERROR: Self = generic(0x04);
-    /// Commands Aborted due to Power Loss Notification.
-    pub const ABORTED_POWER_LOSS: Self = generic(0x05);
     /// Internal Error.
     pub const INTERNAL_ERROR: Self = generic(0x06);
     /// Command Abort Requested.
     pub const ABORT_REQUESTED: Self = generic(0x07);
-    /// Command Aborted due to SQ Deletion.
-    pub const ABORTED_SQ_DELETION: Self = generic(0x08);
-    /// Command Aborted due to Failed Fused Command.
-    pub const ABORTED_FAILED_FUSED: Self = generic(0x09);
-    /// Command Aborted due to Missing Fused Command.
-    pub const ABORTED_MISSING_FUSED: Self = generic(0x0a);
     /// Invalid Namespace or Format.
     pub const INVALID_NAMESPACE: Self = generic(0x0b);
     /// Command Sequence Error.
@@ -111,26 +99,10 @@ impl Status {
     pub const INVALID_USE_OF_CMB: Self = generic(0x12);
     /// PRP Offset Invalid.
     pub const INVALID_PRP_OFFSET: Self = generic(0x13);
-    /// Atomic Write Unit Exceeded.
-    pub const ATOMIC_WRITE_UNIT_EXCEEDED: Self = generic(0x14);
-    /// Operation Denied.
-    pub const OPERATION_DENIED: Self = generic(0x15);
-    /// Host Identifier Inconsistent Format.
-    pub const HOST_ID_INCONSISTENT_FORMAT: Self = generic(0x18);
-    /// Command Not Supported for Queue in CMB.
-    pub const NOT_SUPPORTED_FOR_QUEUE_IN_CMB: Self = generic(0x1f);
-    /// Namespace is Write Protected.
-    pub const NAMESPACE_WRITE_PROTECTED: Self = generic(0x20);
-    /// Command Interrupted.
-    pub const COMMAND_INTERRUPTED: Self = generic(0x21);
-    /// Transient Transport Error.
-    pub const TRANSIENT_TRANSPORT_ERROR: Self = generic(0x22);
     /// LBA Out of Range.
     pub const LBA_OUT_OF_RANGE: Self = generic(0x80);
     /// Capacity Exceeded.
     pub const CAPACITY_EXCEEDED: Self = generic(0x81);
-    /// Namespace Not Ready.
-    pub const NAMESPACE_NOT_READY: Self = generic(0x82);
 }
 
 /// Command Specific Status (NVMe Base 2.0, 3.3.3.2.1.2).
@@ -141,42 +113,22 @@ impl Status {
     pub const INVALID_QUEUE_ID: Self = command_specific(0x01);
     /// Invalid Queue Size.
     pub const INVALID_QUEUE_SIZE: Self = command_specific(0x02);
-    /// Abort Command Limit Exceeded.
-    pub const ABORT_LIMIT_EXCEEDED: Self = command_specific(0x03);
     /// Asynchronous Event Request Limit Exceeded.
     pub const ASYNC_EVENT_LIMIT_EXCEEDED: Self = command_specific(0x05);
-    /// Invalid Firmware Slot.
-    pub const INVALID_FIRMWARE_SLOT: Self = command_specific(0x06);
-    /// Invalid Firmware Image.
-    pub const INVALID_FIRMWARE_IMAGE: Self = command_specific(0x07);
     /// Invalid Interrupt Vector.
     pub const INVALID_INTERRUPT_VECTOR: Self = command_specific(0x08);
     /// Invalid Log Page.
     pub const INVALID_LOG_PAGE: Self = command_specific(0x09);
-    /// Invalid Format.
-    pub const INVALID_FORMAT: Self = command_specific(0x0a);
     /// Invalid Queue Deletion.
     pub const INVALID_QUEUE_DELETION: Self = command_specific(0x0c);
     /// Feature Identifier Not Saveable.
     pub const FEATURE_NOT_SAVEABLE: Self = command_specific(0x0d);
-    /// Feature Not Changeable.
-    pub const FEATURE_NOT_CHANGEABLE: Self = command_specific(0x0e);
     /// Feature Not Namespace Specific.
     pub const FEATURE_NOT_NAMESPACE_SPECIFIC: Self = command_specific(0x0f);
-    /// Overlapping Range.
-    pub const OVERLAPPING_RANGE: Self = command_specific(0x14);
     /// Invalid Controller Identifier.
     pub const INVALID_CONTROLLER_ID: Self = command_specific(0x1f);
     /// Invalid I/O Command Set. Linux has it among the generic codes; the specification, QEMU and SPDK here.
     pub const INVALID_IO_COMMAND_SET: Self = command_specific(0x2c);
-    /// Conflicting Attributes (NVM command set).
-    pub const CONFLICTING_ATTRIBUTES: Self = command_specific(0x80);
-    /// Invalid Protection Information (NVM command set).
-    pub const INVALID_PROTECTION_INFORMATION: Self = command_specific(0x81);
-    /// Attempted Write to Read Only Range (NVM command set).
-    pub const READ_ONLY_RANGE: Self = command_specific(0x82);
-    /// Command Size Limit Exceeded (NVM command set).
-    pub const SIZE_LIMIT_EXCEEDED: Self = command_specific(0x83);
 }
 
 /// Media and Data Integrity Errors (NVMe Base 2.0, 3.3.3.2.1.3).
@@ -187,10 +139,6 @@ impl Status {
     pub const UNRECOVERED_READ_ERROR: Self = media(0x81);
     /// Compare Failure.
     pub const COMPARE_FAILURE: Self = media(0x85);
-    /// Access Denied.
-    pub const ACCESS_DENIED: Self = media(0x86);
-    /// Deallocated or Unwritten Logical Block.
-    pub const DEALLOCATED_OR_UNWRITTEN: Self = media(0x87);
 }
 
 #[cfg(test)]
@@ -240,28 +188,15 @@ mod tests {
         assert_eq!(Status::SUCCESS.into_bits(), 0x0); // NVME_SC_SUCCESS
         assert_eq!(Status::INVALID_OPCODE.into_bits(), 0x1); // NVME_SC_INVALID_OPCODE
         assert_eq!(Status::INVALID_FIELD.into_bits(), 0x2); // NVME_SC_INVALID_FIELD
-        assert_eq!(Status::COMMAND_ID_CONFLICT.into_bits(), 0x3); // NVME_SC_CMDID_CONFLICT
         assert_eq!(Status::DATA_TRANSFER_ERROR.into_bits(), 0x4); // NVME_SC_DATA_XFER_ERROR
-        assert_eq!(Status::ABORTED_POWER_LOSS.into_bits(), 0x5); // NVME_SC_POWER_LOSS
         assert_eq!(Status::INTERNAL_ERROR.into_bits(), 0x6); // NVME_SC_INTERNAL
         assert_eq!(Status::ABORT_REQUESTED.into_bits(), 0x7); // NVME_SC_ABORT_REQ
-        assert_eq!(Status::ABORTED_SQ_DELETION.into_bits(), 0x8); // NVME_SC_ABORT_QUEUE
-        assert_eq!(Status::ABORTED_FAILED_FUSED.into_bits(), 0x9); // NVME_SC_FUSED_FAIL
-        assert_eq!(Status::ABORTED_MISSING_FUSED.into_bits(), 0xa); // NVME_SC_FUSED_MISSING
         assert_eq!(Status::INVALID_NAMESPACE.into_bits(), 0xb); // NVME_SC_INVALID_NS
         assert_eq!(Status::COMMAND_SEQUENCE_ERROR.into_bits(), 0xc); // NVME_SC_CMD_SEQ_ERROR
         assert_eq!(Status::INVALID_USE_OF_CMB.into_bits(), 0x12); // NVME_SC_CMB_INVALID_USE
         assert_eq!(Status::INVALID_PRP_OFFSET.into_bits(), 0x13); // NVME_SC_PRP_INVALID_OFFSET
-        assert_eq!(Status::ATOMIC_WRITE_UNIT_EXCEEDED.into_bits(), 0x14); // NVME_SC_ATOMIC_WU_EXCEEDED
-        assert_eq!(Status::OPERATION_DENIED.into_bits(), 0x15); // NVME_SC_OP_DENIED
-        assert_eq!(Status::HOST_ID_INCONSISTENT_FORMAT.into_bits(), 0x18); // NVME_SC_HOST_ID_INCONSIST
-        assert_eq!(Status::NOT_SUPPORTED_FOR_QUEUE_IN_CMB.into_bits(), 0x1f); // NVME_SC_CMD_NOT_SUP_CMB_QUEUE
-        assert_eq!(Status::NAMESPACE_WRITE_PROTECTED.into_bits(), 0x20); // NVME_SC_NS_WRITE_PROTECTED
-        assert_eq!(Status::COMMAND_INTERRUPTED.into_bits(), 0x21); // NVME_SC_CMD_INTERRUPTED
-        assert_eq!(Status::TRANSIENT_TRANSPORT_ERROR.into_bits(), 0x22); // NVME_SC_TRANSIENT_TR_ERR
         assert_eq!(Status::LBA_OUT_OF_RANGE.into_bits(), 0x80); // NVME_SC_LBA_RANGE
         assert_eq!(Status::CAPACITY_EXCEEDED.into_bits(), 0x81); // NVME_SC_CAP_EXCEEDED
-        assert_eq!(Status::NAMESPACE_NOT_READY.into_bits(), 0x82); // NVME_SC_NS_NOT_READY
     }
 
     #[test]
@@ -269,23 +204,13 @@ mod tests {
         assert_eq!(Status::INVALID_COMPLETION_QUEUE.into_bits(), 0x100); // NVME_SC_CQ_INVALID
         assert_eq!(Status::INVALID_QUEUE_ID.into_bits(), 0x101); // NVME_SC_QID_INVALID
         assert_eq!(Status::INVALID_QUEUE_SIZE.into_bits(), 0x102); // NVME_SC_QUEUE_SIZE
-        assert_eq!(Status::ABORT_LIMIT_EXCEEDED.into_bits(), 0x103); // NVME_SC_ABORT_LIMIT
         assert_eq!(Status::ASYNC_EVENT_LIMIT_EXCEEDED.into_bits(), 0x105); // NVME_SC_ASYNC_LIMIT
-        assert_eq!(Status::INVALID_FIRMWARE_SLOT.into_bits(), 0x106); // NVME_SC_FIRMWARE_SLOT
-        assert_eq!(Status::INVALID_FIRMWARE_IMAGE.into_bits(), 0x107); // NVME_SC_FIRMWARE_IMAGE
         assert_eq!(Status::INVALID_INTERRUPT_VECTOR.into_bits(), 0x108); // NVME_SC_INVALID_VECTOR
         assert_eq!(Status::INVALID_LOG_PAGE.into_bits(), 0x109); // NVME_SC_INVALID_LOG_PAGE
-        assert_eq!(Status::INVALID_FORMAT.into_bits(), 0x10a); // NVME_SC_INVALID_FORMAT
         assert_eq!(Status::INVALID_QUEUE_DELETION.into_bits(), 0x10c); // NVME_SC_INVALID_QUEUE
         assert_eq!(Status::FEATURE_NOT_SAVEABLE.into_bits(), 0x10d); // NVME_SC_FEATURE_NOT_SAVEABLE
-        assert_eq!(Status::FEATURE_NOT_CHANGEABLE.into_bits(), 0x10e); // NVME_SC_FEATURE_NOT_CHANGEABLE
         assert_eq!(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.into_bits(), 0x10f); // NVME_SC_FEATURE_NOT_PER_NS
-        assert_eq!(Status::OVERLAPPING_RANGE.into_bits(), 0x114); // NVME_SC_OVERLAPPING_RANGE
         assert_eq!(Status::INVALID_CONTROLLER_ID.into_bits(), 0x11f); // NVME_SC_CTRL_ID_INVALID
-        assert_eq!(Status::CONFLICTING_ATTRIBUTES.into_bits(), 0x180); // NVME_SC_BAD_ATTRIBUTES
-        assert_eq!(Status::INVALID_PROTECTION_INFORMATION.into_bits(), 0x181); // NVME_SC_INVALID_PI
-        assert_eq!(Status::READ_ONLY_RANGE.into_bits(), 0x182); // NVME_SC_READ_ONLY
-        assert_eq!(Status::SIZE_LIMIT_EXCEEDED.into_bits(), 0x183); // libnvme NVME_SC_CMD_SIZE_LIMIT_EXCEEDED
     }
 
     #[test]
@@ -293,7 +218,5 @@ mod tests {
         assert_eq!(Status::WRITE_FAULT.into_bits(), 0x280); // NVME_SC_WRITE_FAULT
         assert_eq!(Status::UNRECOVERED_READ_ERROR.into_bits(), 0x281); // NVME_SC_READ_ERROR
         assert_eq!(Status::COMPARE_FAILURE.into_bits(), 0x285); // NVME_SC_COMPARE_FAILED
-        assert_eq!(Status::ACCESS_DENIED.into_bits(), 0x286); // NVME_SC_ACCESS_DENIED
-        assert_eq!(Status::DEALLOCATED_OR_UNWRITTEN.into_bits(), 0x287); // NVME_SC_UNWRITTEN_BLOCK
     }
 }

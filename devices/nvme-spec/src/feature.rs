@@ -12,8 +12,6 @@ pub mod fid {
     pub const ARBITRATION: u8 = 0x01;
     /// [`crate::feature::PowerManagement`].
     pub const POWER_MANAGEMENT: u8 = 0x02;
-    /// LBA Range Type.
-    pub const LBA_RANGE_TYPE: u8 = 0x03;
     /// [`crate::feature::TemperatureThreshold`].
     pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
     /// [`crate::feature::ErrorRecovery`].
@@ -30,34 +28,14 @@ pub mod fid {
     pub const WRITE_ATOMICITY: u8 = 0x0a;
     /// [`crate::feature::AsyncEventConfiguration`].
     pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
-    /// Autonomous Power State Transition.
-    pub const AUTONOMOUS_POWER_STATE_TRANSITION: u8 = 0x0c;
-    /// Host Memory Buffer.
-    pub const HOST_MEMORY_BUFFER: u8 = 0x0d;
     /// [`crate::feature::Timestamp`].
     pub const TIMESTAMP: u8 = 0x0e;
-    /// Keep Alive Timer.
-    pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
-    /// Host Controlled Thermal Management.
-    pub const HOST_CONTROLLED_THERMAL_MANAGEMENT: u8 = 0x10;
-    /// Non-Operational Power State Config.
-    pub const NON_OPERATIONAL_POWER_STATE: u8 = 0x11;
     /// [`crate::feature::HostBehaviorSupport`].
     pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
-    /// Sanitize Config.
-    pub const SANITIZE: u8 = 0x17;
-    /// I/O Command Set Profile.
-    pub const COMMAND_SET_PROFILE: u8 = 0x19;
     /// [`crate::feature::SoftwareProgressMarker`].
     pub const SOFTWARE_PROGRESS_MARKER: u8 = 0x80;
     /// [`crate::feature::HostIdentifier`].
     pub const HOST_IDENTIFIER: u8 = 0x81;
-    /// Reservation Notification Mask.
-    pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
-    /// Reservation Persistence.
-    pub const RESERVATION_PERSISTENCE: u8 = 0x83;
-    /// Namespace Write Protection Config.
-    pub const NAMESPACE_WRITE_PROTECTION: u8 = 0x84;
 }
 
 /// SEL: which value Get Features returns (NVMe Base 2.0, 5.15).
@@ -204,16 +182,6 @@ pub struct InterruptVectorConfiguration {
     __: u16,
 }
 
-/// Write Atomicity Normal (NVM Command Set 1.0, 4.1.3).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct WriteAtomicity {
-    /// DN: the host does not need AWUN, only AWUPF.
-    pub dn: bool,
-    #[bits(31)]
-    __: u32,
-}
-
 /// Asynchronous Event Configuration: which events are reported (NVMe Base 2.0, 5.27.1.8).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
@@ -283,29 +251,6 @@ pub struct TimestampAttributes {
     __: u8,
 }
 
-/// Host Behavior Support, the data of both commands (NVMe Base 2.0, 5.27.1.18). Each byte is 0 or 1.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct HostBehaviorSupport {
-    /// ACRE: Advanced Command Retry Enable.
-    pub acre: u8,
-    /// ETDAS: Extended Telemetry Data Area 4 Supported.
-    pub etdas: u8,
-    /// LBAFEE: LBA Format Extension Enable.
-    pub lbafee: u8,
-    _reserved_3: [u8; 509],
-}
-
-/// Software Progress Marker (NVMe Base 2.0, 5.27.1).
-#[bitfield(u32)]
-#[derive(PartialEq, Eq)]
-pub struct SoftwareProgressMarker {
-    /// PBSLC: Pre-boot Software Load Count.
-    pub pbslc: u8,
-    #[bits(24)]
-    __: u32,
-}
-
 /// Host Identifier: dword 11; the identifier itself is data of 8 or 16 bytes (NVMe Base 2.0, 5.27.1).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
@@ -318,15 +263,12 @@ pub struct HostIdentifier {
 
 #[cfg(test)]
 mod tests {
-    use core::mem::offset_of;
-
     use super::*;
 
     #[test]
     fn fid_is_linux_nvme_feat() {
         assert_eq!(fid::ARBITRATION, 0x01); // NVME_FEAT_ARBITRATION
         assert_eq!(fid::POWER_MANAGEMENT, 0x02); // NVME_FEAT_POWER_MGMT
-        assert_eq!(fid::LBA_RANGE_TYPE, 0x03); // NVME_FEAT_LBA_RANGE
         assert_eq!(fid::TEMPERATURE_THRESHOLD, 0x04); // NVME_FEAT_TEMP_THRESH
         assert_eq!(fid::ERROR_RECOVERY, 0x05); // NVME_FEAT_ERR_RECOVERY
         assert_eq!(fid::VOLATILE_WRITE_CACHE, 0x06); // NVME_FEAT_VOLATILE_WC
@@ -335,20 +277,10 @@ mod tests {
         assert_eq!(fid::INTERRUPT_VECTOR_CONFIGURATION, 0x09); // NVME_FEAT_IRQ_CONFIG
         assert_eq!(fid::WRITE_ATOMICITY, 0x0a); // NVME_FEAT_WRITE_ATOMIC
         assert_eq!(fid::ASYNC_EVENT_CONFIGURATION, 0x0b); // NVME_FEAT_ASYNC_EVENT
-        assert_eq!(fid::AUTONOMOUS_POWER_STATE_TRANSITION, 0x0c); // NVME_FEAT_AUTO_PST
-        assert_eq!(fid::HOST_MEMORY_BUFFER, 0x0d); // NVME_FEAT_HOST_MEM_BUF
         assert_eq!(fid::TIMESTAMP, 0x0e); // NVME_FEAT_TIMESTAMP
-        assert_eq!(fid::KEEP_ALIVE_TIMER, 0x0f); // NVME_FEAT_KATO
-        assert_eq!(fid::HOST_CONTROLLED_THERMAL_MANAGEMENT, 0x10); // NVME_FEAT_HCTM
-        assert_eq!(fid::NON_OPERATIONAL_POWER_STATE, 0x11); // NVME_FEAT_NOPSC
         assert_eq!(fid::HOST_BEHAVIOR_SUPPORT, 0x16); // NVME_FEAT_HOST_BEHAVIOR
-        assert_eq!(fid::SANITIZE, 0x17); // NVME_FEAT_SANITIZE
-        assert_eq!(fid::COMMAND_SET_PROFILE, 0x19); // libnvme NVME_FEAT_FID_IOCS_PROFILE
         assert_eq!(fid::SOFTWARE_PROGRESS_MARKER, 0x80); // NVME_FEAT_SW_PROGRESS
         assert_eq!(fid::HOST_IDENTIFIER, 0x81); // NVME_FEAT_HOST_ID
-        assert_eq!(fid::RESERVATION_NOTIFICATION_MASK, 0x82); // NVME_FEAT_RESV_MASK
-        assert_eq!(fid::RESERVATION_PERSISTENCE, 0x83); // NVME_FEAT_RESV_PERSIST
-        assert_eq!(fid::NAMESPACE_WRITE_PROTECTION, 0x84); // NVME_FEAT_WRITE_PROTECT
     }
 
     #[test]
@@ -418,10 +350,6 @@ mod tests {
         assert_eq!(value.into_bits(), 0xffff); // NVME_FEAT_ICFG_IV_MASK
         let value = InterruptVectorConfiguration::new().with_cd(true);
         assert_eq!(value.into_bits(), 1 << 16); // NVME_FEAT_ICFG_CD_SHIFT
-        let value = WriteAtomicity::new().with_dn(true);
-        assert_eq!(value.into_bits(), 1); // NVME_FEAT_WA_DN_MASK
-        let value = SoftwareProgressMarker::new().with_pbslc(0xff);
-        assert_eq!(value.into_bits(), 0xff); // NVME_FEAT_SPM_PBSLC_MASK
         let value = HostIdentifier::new().with_exhid(true);
         assert_eq!(value.into_bits(), 1); // NVME_FEAT_HOSTID_EXHID_MASK
     }
@@ -451,13 +379,5 @@ mod tests {
         );
         assert_eq!(timestamp.milliseconds(), 0x0123_4567_89ab);
         assert!(Timestamp::new(1 << 48, attributes).is_none());
-    }
-
-    #[test]
-    fn host_behavior_is_linux_nvme_feat_host_behavior() {
-        assert_eq!(size_of::<HostBehaviorSupport>(), 512);
-        assert_eq!(offset_of!(HostBehaviorSupport, acre), 0);
-        assert_eq!(offset_of!(HostBehaviorSupport, etdas), 1);
-        assert_eq!(offset_of!(HostBehaviorSupport, lbafee), 2);
     }
 }

@@ -21,8 +21,6 @@ pub mod cns {
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
     /// Namespace Identification Descriptors: [`crate::identify::namespace::DescriptorHeader`].
     pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
-    /// NVM Set List.
-    pub const NVM_SETS: u8 = 0x04;
     /// I/O command set specific Identify Namespace; with the NVM command set
     /// [`crate::identify::namespace::NvmNamespace`].
     pub const COMMAND_SET_NAMESPACE: u8 = 0x05;
@@ -41,18 +39,6 @@ pub mod cns {
     pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
     /// Controllers of the NVM subsystem: [`crate::identify::ControllerList`].
     pub const CONTROLLERS: u8 = 0x13;
-    /// Primary Controller Capabilities.
-    pub const PRIMARY_CONTROLLER: u8 = 0x14;
-    /// Secondary Controller List.
-    pub const SECONDARY_CONTROLLERS: u8 = 0x15;
-    /// Namespace Granularity List.
-    pub const NAMESPACE_GRANULARITY: u8 = 0x16;
-    /// UUID List.
-    pub const UUIDS: u8 = 0x17;
-    /// Domain List.
-    pub const DOMAINS: u8 = 0x18;
-    /// Endurance Group List.
-    pub const ENDURANCE_GROUPS: u8 = 0x19;
     /// Allocated NSIDs of one I/O command set above the given one: [`crate::identify::NamespaceList`].
     pub const COMMAND_SET_ALLOCATED_NAMESPACES: u8 = 0x1a;
     /// I/O command set specific Identify Namespace of an allocated namespace.
@@ -65,8 +51,6 @@ pub mod cns {
 pub mod csi {
     /// NVM command set.
     pub const NVM: u8 = 0;
-    /// Key Value command set.
-    pub const KEY_VALUE: u8 = 1;
     /// Zoned Namespace command set.
     pub const ZONED: u8 = 2;
 }
@@ -156,7 +140,6 @@ mod tests {
         assert_eq!(cns::CONTROLLER, 0x01); // NVME_ID_CNS_CTRL
         assert_eq!(cns::ACTIVE_NAMESPACES, 0x02); // NVME_ID_CNS_NS_ACTIVE_LIST
         assert_eq!(cns::NAMESPACE_DESCRIPTORS, 0x03); // NVME_ID_CNS_NS_DESC_LIST
-        assert_eq!(cns::NVM_SETS, 0x04); // libnvme NVME_IDENTIFY_CNS_NVMSET_LIST
         assert_eq!(cns::COMMAND_SET_NAMESPACE, 0x05); // NVME_ID_CNS_CS_NS
         assert_eq!(cns::COMMAND_SET_CONTROLLER, 0x06); // NVME_ID_CNS_CS_CTRL
         assert_eq!(cns::COMMAND_SET_ACTIVE_NAMESPACES, 0x07); // libnvme NVME_IDENTIFY_CNS_CSI_NS_ACTIVE_LIST
@@ -165,17 +148,10 @@ mod tests {
         assert_eq!(cns::ALLOCATED_NAMESPACE, 0x11); // NVME_ID_CNS_NS_PRESENT
         assert_eq!(cns::NAMESPACE_CONTROLLERS, 0x12); // NVME_ID_CNS_CTRL_NS_LIST
         assert_eq!(cns::CONTROLLERS, 0x13); // NVME_ID_CNS_CTRL_LIST
-        assert_eq!(cns::PRIMARY_CONTROLLER, 0x14); // libnvme NVME_IDENTIFY_CNS_PRIMARY_CTRL_CAP
-        assert_eq!(cns::SECONDARY_CONTROLLERS, 0x15); // NVME_ID_CNS_SCNDRY_CTRL_LIST
-        assert_eq!(cns::NAMESPACE_GRANULARITY, 0x16); // NVME_ID_CNS_NS_GRANULARITY
-        assert_eq!(cns::UUIDS, 0x17); // NVME_ID_CNS_UUID_LIST
-        assert_eq!(cns::DOMAINS, 0x18); // libnvme NVME_IDENTIFY_CNS_DOMAIN_LIST
-        assert_eq!(cns::ENDURANCE_GROUPS, 0x19); // libnvme NVME_IDENTIFY_CNS_ENDURANCE_GROUP_ID
         assert_eq!(cns::COMMAND_SET_ALLOCATED_NAMESPACES, 0x1a); // libnvme NVME_IDENTIFY_CNS_CSI_ALLOCATED_NS_LIST
         assert_eq!(cns::COMMAND_SET_ALLOCATED_NAMESPACE, 0x1b); // libnvme NVME_IDENTIFY_CNS_CSI_ID_NS_DATA_STRUCTURE
         assert_eq!(cns::COMMAND_SETS, 0x1c); // libnvme NVME_IDENTIFY_CNS_COMMAND_SET_STRUCTURE
         assert_eq!(csi::NVM, 0); // NVME_CSI_NVM
-        assert_eq!(csi::KEY_VALUE, 1); // libnvme NVME_CSI_KV
         assert_eq!(csi::ZONED, 2); // NVME_CSI_ZNS
     }
 

@@ -20,24 +20,8 @@ pub mod lid {
     pub const CHANGED_NAMESPACES: u8 = 0x04;
     /// [`crate::log::CommandEffectsLog`].
     pub const COMMAND_EFFECTS: u8 = 0x05;
-    /// Device Self-test.
-    pub const DEVICE_SELF_TEST: u8 = 0x06;
-    /// Telemetry Host-Initiated.
-    pub const TELEMETRY_HOST: u8 = 0x07;
-    /// Telemetry Controller-Initiated.
-    pub const TELEMETRY_CONTROLLER: u8 = 0x08;
-    /// Endurance Group Information.
-    pub const ENDURANCE_GROUP: u8 = 0x09;
-    /// Asymmetric Namespace Access.
-    pub const ANA: u8 = 0x0c;
-    /// Persistent Event Log.
-    pub const PERSISTENT_EVENT: u8 = 0x0d;
     /// [`crate::log::FeatureEffectsLog`].
     pub const FEATURE_EFFECTS: u8 = 0x12;
-    /// Reservation Notification.
-    pub const RESERVATION: u8 = 0x80;
-    /// Sanitize Status.
-    pub const SANITIZE: u8 = 0x81;
 }
 
 /// Supported Log Pages (NVMe Base 2.0, 5.16.1.1).
@@ -290,15 +274,7 @@ mod tests {
         assert_eq!(lid::FIRMWARE_SLOT, 0x03); // NVME_LOG_FW_SLOT
         assert_eq!(lid::CHANGED_NAMESPACES, 0x04); // NVME_LOG_CHANGED_NS
         assert_eq!(lid::COMMAND_EFFECTS, 0x05); // NVME_LOG_CMD_EFFECTS
-        assert_eq!(lid::DEVICE_SELF_TEST, 0x06); // NVME_LOG_DEVICE_SELF_TEST
-        assert_eq!(lid::TELEMETRY_HOST, 0x07); // NVME_LOG_TELEMETRY_HOST
-        assert_eq!(lid::TELEMETRY_CONTROLLER, 0x08); // NVME_LOG_TELEMETRY_CTRL
-        assert_eq!(lid::ENDURANCE_GROUP, 0x09); // NVME_LOG_ENDURANCE_GROUP
-        assert_eq!(lid::ANA, 0x0c); // NVME_LOG_ANA
-        assert_eq!(lid::PERSISTENT_EVENT, 0x0d); // libnvme NVME_LOG_LID_PERSISTENT_EVENT
         assert_eq!(lid::FEATURE_EFFECTS, 0x12); // libnvme NVME_LOG_LID_FID_SUPPORTED_EFFECTS
-        assert_eq!(lid::RESERVATION, 0x80); // NVME_LOG_RESERVATION
-        assert_eq!(lid::SANITIZE, 0x81); // libnvme NVME_LOG_LID_SANITIZE
     }
 
     #[test]

@@ -17,8 +17,6 @@ pub mod offset {
     pub const CC: u64 = 0x14;
     /// Controller Status, 4 bytes.
     pub const CSTS: u64 = 0x1c;
-    /// NVM Subsystem Reset, 4 bytes.
-    pub const NSSR: u64 = 0x20;
     /// Admin Queue Attributes, 4 bytes.
     pub const AQA: u64 = 0x24;
     /// Admin Submission Queue Base Address, 8 bytes.
@@ -29,30 +27,15 @@ pub mod offset {
     pub const CMBLOC: u64 = 0x38;
     /// Controller Memory Buffer Size, 4 bytes.
     pub const CMBSZ: u64 = 0x3c;
-    /// Boot Partition Information, 4 bytes.
-    pub const BPINFO: u64 = 0x40;
-    /// Boot Partition Read Select, 4 bytes.
-    pub const BPRSEL: u64 = 0x44;
-    /// Boot Partition Memory Buffer Location, 8 bytes.
-    pub const BPMBL: u64 = 0x48;
     /// Controller Memory Buffer Memory Space Control, 8 bytes.
     pub const CMBMSC: u64 = 0x50;
     /// Controller Memory Buffer Status, 4 bytes.
     pub const CMBSTS: u64 = 0x58;
-    /// Controller Memory Buffer Elasticity Buffer Size, 4 bytes.
-    pub const CMBEBS: u64 = 0x5c;
-    /// Controller Memory Buffer Sustained Write Throughput, 4 bytes.
-    pub const CMBSWTP: u64 = 0x60;
-    /// NVM Subsystem Shutdown, 4 bytes.
-    pub const NSSD: u64 = 0x64;
     /// Controller Ready Timeouts, 4 bytes.
     pub const CRTO: u64 = 0x68;
     /// The first doorbell, the admin submission queue's (NVMe over PCIe 1.0, 3.1.2.1).
     pub const DOORBELLS: u64 = 0x1000;
 }
-
-/// What is written to NSSR to reset the NVM subsystem: "NVMe" (NVMe Base 2.0, 3.1.3.7).
-pub const NSSR_RESET: u32 = 0x4e56_4d65;
 
 /// CAP, Controller Capabilities (NVMe Base 2.0, 3.1.3.1).
 #[bitfield(u64)]
@@ -161,21 +144,12 @@ pub struct Cc {
 impl Cc {
     /// CSS: the NVM command set.
     pub const CSS_NVM: u8 = 0;
-    /// CSS: every I/O command set of the profile in effect.
-    pub const CSS_ALL: u8 = 6;
-    /// CSS: the admin command set alone.
-    pub const CSS_ADMIN_ONLY: u8 = 7;
     /// AMS: round robin.
     pub const AMS_ROUND_ROBIN: u8 = 0;
-    /// AMS: weighted round robin with urgent priority class.
-    pub const AMS_WEIGHTED_ROUND_ROBIN: u8 = 1;
     /// SHN: no notification.
     pub const SHN_NONE: u8 = 0;
     /// SHN: a normal shutdown.
     pub const SHN_NORMAL: u8 = 1;
-    /// SHN: an abrupt shutdown.
-    pub const SHN_ABRUPT: u8 = 2;
-
     /// Size of a memory page in bytes: 4 KiB to 128 MiB.
     pub const fn page_size(self) -> u64 {
         4096 << self.mps()
@@ -293,15 +267,11 @@ mod tests {
         assert_eq!(offset::INTMC, 0x10); // NVME_REG_INTMC
         assert_eq!(offset::CC, 0x14); // NVME_REG_CC
         assert_eq!(offset::CSTS, 0x1c); // NVME_REG_CSTS
-        assert_eq!(offset::NSSR, 0x20); // NVME_REG_NSSR
         assert_eq!(offset::AQA, 0x24); // NVME_REG_AQA
         assert_eq!(offset::ASQ, 0x28); // NVME_REG_ASQ
         assert_eq!(offset::ACQ, 0x30); // NVME_REG_ACQ
         assert_eq!(offset::CMBLOC, 0x38); // NVME_REG_CMBLOC
         assert_eq!(offset::CMBSZ, 0x3c); // NVME_REG_CMBSZ
-        assert_eq!(offset::BPINFO, 0x40); // NVME_REG_BPINFO
-        assert_eq!(offset::BPRSEL, 0x44); // NVME_REG_BPRSEL
-        assert_eq!(offset::BPMBL, 0x48); // NVME_REG_BPMBL
         assert_eq!(offset::CMBMSC, 0x50); // NVME_REG_CMBMSC
         assert_eq!(offset::CMBSTS, 0x58); // libnvme NVME_REG_CMBSTS
         assert_eq!(offset::CRTO, 0x68); // NVME_REG_CRTO
@@ -340,12 +310,9 @@ mod tests {
         assert_eq!((enabled.iosqes(), enabled.iocqes()), (6, 4));
         assert_eq!(enabled.page_size(), 4096);
 
-        assert_eq!(Cc::from_bits(6 << 4).css(), Cc::CSS_ALL); // NVME_CC_CSS_CSI
         assert_eq!(Cc::from_bits(15 << 7).mps(), 15); // NVME_CC_MPS_SHIFT
         assert_eq!(Cc::from_bits(15 << 7).page_size(), 128 << 20);
-        assert_eq!(Cc::from_bits(1 << 11).ams(), Cc::AMS_WEIGHTED_ROUND_ROBIN); // NVME_CC_AMS_WRRU
         assert_eq!(Cc::from_bits(1 << 14).shn(), Cc::SHN_NORMAL); // NVME_CC_SHN_NORMAL
-        assert_eq!(Cc::from_bits(2 << 14).shn(), Cc::SHN_ABRUPT); // NVME_CC_SHN_ABRUPT
         assert!(Cc::from_bits(1 << 24).crime()); // NVME_CC_CRIME
     }
 

@@ -179,10 +179,6 @@ pub struct Controller {
 impl Controller {
     /// CNTRLTYPE: an I/O controller.
     pub const TYPE_IO: u8 = 1;
-    /// CNTRLTYPE: a discovery controller.
-    pub const TYPE_DISCOVERY: u8 = 2;
-    /// CNTRLTYPE: an administrative controller.
-    pub const TYPE_ADMINISTRATIVE: u8 = 3;
 }
 
 /// CMIC: Controller Multi-Path I/O and Namespace Sharing Capabilities (NVMe Base 2.0, 5.17.2.1, byte 76).
@@ -395,8 +391,6 @@ pub struct Vwc {
 }
 
 impl Vwc {
-    /// Flush with NSID FFFFFFFFh fails.
-    pub const FLUSH_ALL_REFUSED: u8 = 2;
     /// Flush with NSID FFFFFFFFh flushes every namespace.
     pub const FLUSH_ALL: u8 = 3;
 }

@@ -151,8 +151,6 @@ pub struct Dlfeat {
 impl Dlfeat {
     /// Deallocated blocks read as zeroes.
     pub const READS_ZEROES: u8 = 1;
-    /// Deallocated blocks read as ones.
-    pub const READS_ONES: u8 = 2;
 }
 
 /// NSATTR: Namespace Attributes (NVM Command Set 1.0, 4.1.5.1, byte 99).
@@ -190,10 +188,6 @@ pub struct DescriptorHeader {
 }
 
 impl DescriptorHeader {
-    /// An EUI-64, 8 bytes.
-    pub const EUI64: Self = Self::new(1, 8);
-    /// An NGUID, 16 bytes.
-    pub const NGUID: Self = Self::new(2, 16);
     /// A UUID, 16 bytes.
     pub const UUID: Self = Self::new(3, 16);
     /// A Command Set Identifier, 1 byte.
@@ -325,12 +319,6 @@ mod tests {
                 .into_bits(),
             1
         ); // libnvme NVME_NS_DLFEAT_RB_ALL_0S
-        assert_eq!(
-            Dlfeat::new()
-                .with_read_behavior(Dlfeat::READS_ONES)
-                .into_bits(),
-            2
-        ); // libnvme NVME_NS_DLFEAT_RB_ALL_FS
         assert_eq!(Dlfeat::new().with_write_zeroes(true).into_bits(), 1 << 3); // libnvme NVME_NS_DLFEAT_WRITE_ZEROES
         assert_eq!(Nstat::new().with_nrdy(true).into_bits(), 1 << 0); // NVME_NSTAT_NRDY
     }
@@ -346,8 +334,6 @@ mod tests {
     #[test]
     fn descriptors_are_linux_nvme_ns_id_desc() {
         assert_eq!(size_of::<DescriptorHeader>(), 4);
-        assert_eq!(DescriptorHeader::EUI64.as_bytes(), [1, 8, 0, 0]); // NVME_NIDT_EUI64, _LEN
-        assert_eq!(DescriptorHeader::NGUID.as_bytes(), [2, 16, 0, 0]); // NVME_NIDT_NGUID, _LEN
         assert_eq!(DescriptorHeader::UUID.as_bytes(), [3, 16, 0, 0]); // NVME_NIDT_UUID, _LEN
         assert_eq!(DescriptorHeader::CSI.as_bytes(), [4, 1, 0, 0]); // NVME_NIDT_CSI, _LEN
     }
