@@ -44,20 +44,14 @@ pub struct Config {
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// Linux would take only a part of the memory.
-    #[error("VRAM of {size} bytes: the size must be a multiple of 2 MiB up to 1 TiB; try {}M", .size.div_ceil(GRANULE).clamp(1, VRAM_LIMIT / GRANULE) * 2)]
-    Vram {
-        /// The size asked for.
-        size: u64,
-    },
+    #[error("VRAM of {} bytes: the size must be a multiple of 2 MiB up to 1 TiB; try {}M", .0, .0.div_ceil(GRANULE).clamp(1, VRAM_LIMIT / GRANULE) * 2)]
+    Vram(u64),
     /// No BAR has that size.
     #[error(
-        "aperture of {size} bytes: the size must be a power of two from 2M to 16G; try {}M",
-        aperture_near(*size) >> 20
+        "aperture of {} bytes: the size must be a power of two from 2M to 16G; try {}M", .0,
+        aperture_near(*.0) >> 20
     )]
-    Aperture {
-        /// The size asked for.
-        size: u64,
-    },
+    Aperture(u64),
     /// The aperture would show what does not exist.
     #[error(
         "aperture of {aperture} bytes over VRAM of {vram}: make VRAM larger or the aperture smaller"
@@ -89,10 +83,10 @@ impl Config {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (vram, aperture) = (self.vram_bytes, self.aperture());
         if vram == 0 || !vram.is_multiple_of(GRANULE) || vram > VRAM_LIMIT {
-            return Err(ConfigError::Vram { size: vram });
+            return Err(ConfigError::Vram(vram));
         }
         if !aperture.is_power_of_two() || !(GRANULE..=APERTURE_LIMIT).contains(&aperture) {
-            return Err(ConfigError::Aperture { size: aperture });
+            return Err(ConfigError::Aperture(aperture));
         }
         if aperture > vram {
             return Err(ConfigError::Beyond { aperture, vram });

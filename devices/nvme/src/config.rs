@@ -23,38 +23,23 @@ pub const WORKERS: RangeInclusive<u8> = 1..=64;
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The serial number does not fit its field.
-    #[error("serial number {serial:?}: must be 1 to 20 printable ASCII characters")]
-    Serial {
-        /// The serial number.
-        serial: String,
-    },
+    #[error("serial number {0:?}: must be 1 to 20 printable ASCII characters")]
+    Serial(String),
     /// A block of a size that is not offered.
-    #[error("block size {bytes}: must be 512 or 4096")]
-    BlockSize {
-        /// The size asked for.
-        bytes: u32,
-    },
+    #[error("block size {0}: must be 512 or 4096")]
+    BlockSize(u32),
     /// The data transfer limit is out of bounds.
-    #[error("MDTS {mdts}: must be 1 (8 KiB) to 10 (4 MiB)")]
-    Mdts {
-        /// The limit asked for.
-        mdts: u8,
-    },
+    #[error("MDTS {0}: must be 1 (8 KiB) to 10 (4 MiB)")]
+    Mdts(u8),
     /// There are too many workers, or none.
-    #[error("{workers} workers: must be {} to {}, as there are 64 I/O queues to share", WORKERS.start(), WORKERS.end())]
-    Workers {
-        /// How many were asked for.
-        workers: u8,
-    },
+    #[error("{} workers: must be {} to {}, as there are 64 I/O queues to share", .0, WORKERS.start(), WORKERS.end())]
+    Workers(u8),
     /// There is nothing to store blocks in.
     #[error("no namespace: name at least one, as ram=64M or file=disk.img")]
     NoNamespace,
     /// There are more namespaces than fit one namespace list.
-    #[error("{count} namespaces: at most 1024")]
-    TooManyNamespaces {
-        /// How many there are.
-        count: usize,
-    },
+    #[error("{0} namespaces: at most 1024")]
+    TooManyNamespaces(usize),
     /// A namespace holds no block.
     #[error("{what}: {bytes} bytes are less than one block of {block_bytes}; make it larger")]
     TooSmall {
@@ -145,27 +130,21 @@ impl Config {
     fn check(&self) -> Result<(), ConfigError> {
         let printable = self.serial.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         if self.serial.is_empty() || self.serial.len() > SERIAL_BYTES || !printable {
-            return Err(ConfigError::Serial {
-                serial: self.serial.clone(),
-            });
+            return Err(ConfigError::Serial(self.serial.clone()));
         }
         if !matches!(self.block_bytes, 512 | 4096) {
-            return Err(ConfigError::BlockSize {
-                bytes: self.block_bytes,
-            });
+            return Err(ConfigError::BlockSize(self.block_bytes));
         }
         if !(1..=10).contains(&self.mdts) {
-            return Err(ConfigError::Mdts { mdts: self.mdts });
+            return Err(ConfigError::Mdts(self.mdts));
         }
         if !WORKERS.contains(&self.workers) {
-            return Err(ConfigError::Workers {
-                workers: self.workers,
-            });
+            return Err(ConfigError::Workers(self.workers));
         }
         match self.namespaces.len() {
             0 => Err(ConfigError::NoNamespace),
             1..=1024 => Ok(()),
-            count => Err(ConfigError::TooManyNamespaces { count }),
+            count => Err(ConfigError::TooManyNamespaces(count)),
         }
     }
 

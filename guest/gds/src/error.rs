@@ -97,12 +97,9 @@ pub enum Error {
     #[error(
         "{} would pass through the page cache, so through host memory: its file system may take O_DIRECT, but the kernel does \
          not say that it heeds it (STATX_DIOALIGN), as it says of block devices, ext4 and xfs; use one of those, or allow a \
-         bounce", path.display()
+         bounce", .0.display()
     )]
-    NotDirect {
-        /// The file.
-        path: PathBuf,
-    },
+    NotDirect(PathBuf),
     /// The transfer is not aligned as peer to peer needs it, and the policy forbids a bounce.
     #[error(
         "of {length} bytes at offset {offset} of {}, {bounced} cannot go peer to peer, since that takes whole blocks of \

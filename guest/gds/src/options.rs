@@ -63,9 +63,7 @@ impl FileOptions {
         let policy = match (self.policy, found) {
             (policy, Some(_)) => policy,
             (Policy::PeerOnly, None) => {
-                return Err(Error::NotDirect {
-                    path: path.to_owned(),
-                });
+                return Err(Error::NotDirect(path.to_owned()));
             }
             (Policy::AllowBounce | Policy::BounceOnly, None) => Policy::BounceOnly,
         };
@@ -95,7 +93,7 @@ mod tests {
         let file = match FileOptions::new().open(&gpu, &path) {
             // Before Linux 6.6 tmpfs does not take O_DIRECT at all.
             Err(Error::OpenFile { .. }) => return,
-            Err(Error::NotDirect { .. }) => {
+            Err(Error::NotDirect(_)) => {
                 let options = FileOptions::new().policy(Policy::AllowBounce);
                 options.open(&gpu, &path).unwrap()
             }

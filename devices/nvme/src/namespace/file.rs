@@ -18,11 +18,8 @@ static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 #[derive(Debug, Error)]
 pub enum ImageError {
     /// There is none.
-    #[error("image {}: there is none; `truncate -s 64M {}` makes an empty one", path.display(), path.display())]
-    Missing {
-        /// The image.
-        path: PathBuf,
-    },
+    #[error("image {}: there is none; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
+    Missing(PathBuf),
     /// It cannot be opened for reading and writing.
     #[error("image {}: must be open to this user for reading and writing", path.display())]
     Open {
@@ -32,17 +29,11 @@ pub enum ImageError {
         source: io::Error,
     },
     /// Another process has locked it.
-    #[error("image {}: in use by another run; stop that one or name another image", path.display())]
-    InUse {
-        /// The image.
-        path: PathBuf,
-    },
+    #[error("image {}: in use by another run; stop that one or name another image", .0.display())]
+    InUse(PathBuf),
     /// It is neither a file nor a block device.
-    #[error("image {}: is no regular file and no block device", path.display())]
-    Kind {
-        /// The image.
-        path: PathBuf,
-    },
+    #[error("image {}: is no regular file and no block device", .0.display())]
+    Kind(PathBuf),
 }
 
 /// A raw image, locked against other runs for as long as it is open.
@@ -63,7 +54,7 @@ impl FileBackend {
             .write(true)
             .open(path)
             .map_err(|source| match source.kind() {
-                io::ErrorKind::NotFound => ImageError::Missing { path: path.into() },
+                io::ErrorKind::NotFound => ImageError::Missing(path.into()),
                 _ => open(source),
             })?;
         let kind = rustix::fs::fstat(&file)
@@ -71,11 +62,11 @@ impl FileBackend {
             .st_mode;
         let kind = rustix::fs::FileType::from_raw_mode(kind);
         if !kind.is_file() && !kind.is_block_device() {
-            return Err(ImageError::Kind { path: path.into() });
+            return Err(ImageError::Kind(path.into()));
         }
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(ImageError::InUse { path: path.into() }),
+            Err(Errno::WOULDBLOCK) => return Err(ImageError::InUse(path.into())),
             Err(error) => return Err(open(error.into())),
         }
         let size = file.seek(SeekFrom::End(0)).map_err(open)?;

@@ -81,7 +81,7 @@ fn copied(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     const PATH: &str = "/tmp/copied";
     fs::write(PATH, vec![7; usize::try_from(2 * super::PAGE)?])?;
     match FileOptions::new().open(gpu, PATH) {
-        Err(Error::NotDirect { .. }) => {}
+        Err(Error::NotDirect(_)) => {}
         other => bail!("it was to be refused as such, but: {other:?}"),
     }
     let options = FileOptions::new().policy(Policy::AllowBounce);
