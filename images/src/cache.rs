@@ -167,6 +167,11 @@ impl Cache {
         &self.dir
     }
 
+    /// Whether there is an entry of this kind and key.
+    pub(crate) fn has(&self, kind: Kind, key: &str) -> bool {
+        self.dir.join(format!("{}{key}", kind.prefix())).exists()
+    }
+
     /// The entry of this kind and key. If it is missing, `build` creates it at the path that it gets, under the build
     /// lock. `build` must not request another entry.
     pub(crate) fn entry(

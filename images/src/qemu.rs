@@ -138,7 +138,9 @@ impl Qemu {
         Ok(qemu.told(probe))
     }
 
-    fn on_path(cache: &Cache) -> Option<Self> {
+    /// The QEMU on `PATH`, if it is fit.
+    #[must_use]
+    pub fn on_path(cache: &Cache) -> Option<Self> {
         let qemu = Self::plain(search(OsStr::new(PROGRAM))?, Origin::Path);
         match qemu.remembered_probe(cache) {
             Ok(probe) if probe.is_fit() => Some(qemu.told(probe)),

@@ -48,6 +48,12 @@ impl Root {
         })
     }
 
+    /// Whether the cache has it, so that [`Root::get`] needs neither network nor time.
+    #[must_use]
+    pub fn is_cached(cache: &Cache) -> bool {
+        cache.has(Kind::Root, &recipe::key())
+    }
+
     /// The tree's top folder.
     #[must_use]
     pub fn path(&self) -> &Path {

@@ -79,6 +79,7 @@ pub mod module_sources;
 pub mod own_qemu;
 pub mod parent_death;
 pub mod pci_tree;
+pub mod present;
 pub mod programs;
 pub mod progress;
 pub mod qemu;

@@ -67,6 +67,8 @@ pub(crate) enum Command {
     List(List),
     /// Serves the devices of a scenario to a QEMU or a libvirt domain of your own, one after another.
     Devices(Devices),
+    /// Looks whether this machine runs a scenario, and says what to do where it does not.
+    Doctor(Doctor),
     /// Tells what the cache of QEMU, kernels and images holds, and gives the room back.
     #[command(subcommand, before_help = "Example: peerbar cache list")]
     Cache(CacheCommand),
@@ -225,6 +227,21 @@ pub(crate) struct Devices {
     /// Where the folder of the run is.
     #[command(flatten)]
     pub runs: Runs,
+}
+
+/// Looks whether this machine runs a scenario: programs, QEMU, KVM, kernel, processor, memory, disk, limits. Ends with exit code 1
+/// if a probe fails; its line ends with a way to mend that.
+#[derive(Args)]
+#[command(before_help = "Examples:\n  peerbar doctor\n  peerbar doctor scenarios/gpu.toml --json")]
+pub(crate) struct Doctor {
+    /// Scenario file [default: the built-in demo].
+    pub scenario: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The user's own pieces.
+    #[command(flatten)]
+    pub own: Own,
 }
 
 /// What to do with the cache.

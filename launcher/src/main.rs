@@ -8,6 +8,7 @@ mod cache;
 mod cli;
 mod comparison;
 mod devices;
+mod doctor;
 mod dry_run;
 mod explain;
 mod help;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Trace(options) => trace::trace(&options),
         Command::List(options) => list::list(&options),
         Command::Devices(options) => devices::devices(&options),
+        Command::Doctor(options) => doctor::doctor(&options),
         Command::Cache(command) => cache::cache(&command),
         Command::Init { file, force } => init::init(&file, force),
         Command::Completions { shell } => help::completions(shell),

@@ -8,5 +8,6 @@ mod launched;
 mod matrix;
 mod own_guest;
 mod timeline;
+mod parallel;
 
 const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");

@@ -1,0 +1,76 @@
+//! What a probe has found.
+
+use serde::Serialize;
+
+/// One line of the doctor's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    /// What was looked at.
+    pub(super) probe: &'static str,
+    /// How it is.
+    pub(super) state: State,
+    /// What was found.
+    pub(super) found: String,
+    /// A way to mend it.
+    pub(super) mend: Option<String>,
+}
+
+/// How something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    /// As it should be.
+    Ok,
+    /// Things work, but slower or with less.
+    Limited,
+    /// A run fails.
+    Failed,
+}
+
+impl Finding {
+    pub(super) fn ok(probe: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            probe,
+            state: State::Ok,
+            found: found.into(),
+            mend: None,
+        }
+    }
+
+    pub(super) fn limited(
+        probe: &'static str,
+        found: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self {
+            state: State::Limited,
+            mend: Some(mend.into()),
+            ..Self::ok(probe, found)
+        }
+    }
+
+    pub(super) fn failed(
+        probe: &'static str,
+        found: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self {
+            state: State::Failed,
+            ..Self::limited(probe, found, mend)
+        }
+    }
+
+    /// A line for people. That of a failure ends with the way to mend it.
+    pub(super) fn line(&self) -> String {
+        let word = match self.state {
+            State::Ok => "ok",
+            State::Limited => "limited",
+            State::Failed => "FAILED",
+        };
+        let mend = match &self.mend {
+            Some(mend) => format!(": {mend}"),
+            None => String::new(),
+        };
+        format!("{word:<8} {:<14} {}{mend}\n", self.probe, self.found)
+    }
+}

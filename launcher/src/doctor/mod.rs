@@ -1,0 +1,239 @@
+//! `peerbar doctor`: whether this machine runs a scenario, and what to do where it does not.
+
+mod finding;
+mod host;
+mod software;
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use peerbar_images::{Cache, Origin, Qemu, Root};
+use peerbar_lab::artifacts::Own;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::programs::program;
+use peerbar_lab::qemu::Sockets;
+use peerbar_lab::scenario::{DeviceSpec, Namespace, Scenario};
+use peerbar_lab::terminal::print;
+use peerbar_lab::topology::Topology;
+use peerbar_lab::{kvm, present};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, statvfs};
+use rustix::process::{Resource, getrlimit};
+use serde_json::json;
+
+use crate::cli;
+use finding::{Finding, State};
+use host::MemoryFiles;
+use software::Tool;
+
+/// Exit code if something keeps a run from working.
+const FAILED: u8 = 1;
+/// What the root takes on disk, and some room for images.
+const ROOT: u64 = 1200 << 20;
+/// Room for images and for a run's folder.
+const FILES: u64 = 200 << 20;
+/// Stands for the name that a folder of sockets gets.
+const SOCKETS: &str = "peerbar-run-123456";
+
+/// Looks at everything that a run needs.
+pub(crate) fn doctor(options: &cli::Doctor) -> Result<ExitCode, Failure> {
+    let scenario = match &options.scenario {
+        Some(path) => Scenario::load_interactive(path)?,
+        None => Scenario::demo()?,
+    };
+    let own = options.own.or_kernel_tree_here()?;
+    let findings = findings(&own, &scenario);
+    let failed = findings
+        .iter()
+        .filter(|finding| finding.state == State::Failed)
+        .count();
+    let text = if options.json {
+        let all = json!({ "scenario": scenario.name, "failed": failed, "findings": findings });
+        serde_json::to_string_pretty(&all).context("cannot write JSON")? + "\n"
+    } else {
+        let lines: String = findings.iter().map(Finding::line).collect();
+        let verdict = match failed {
+            0 => "runs here".to_owned(),
+            failed => format!(
+                "does not run here: {failed} of {} probes failed",
+                findings.len()
+            ),
+        };
+        format!("{lines}{} {verdict}\n", scenario.name)
+    };
+    print(&text)?;
+    Ok(if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(FAILED)
+    })
+}
+
+fn findings(own: &Own, scenario: &Scenario) -> Vec<Finding> {
+    let cache = Cache::open();
+    let mut findings = of_software(own, scenario, &cache);
+    let topology = Topology::of(scenario);
+    let cpuinfo = read("/proc/cpuinfo");
+    let machine = &scenario.machine;
+    findings.push(software::cpu(
+        &machine.cpu,
+        &cpuinfo,
+        topology.is_one_switch(),
+    ));
+    findings.push(host::memory(
+        &read("/proc/meminfo"),
+        bytes_in_memory(scenario),
+    ));
+    let is_cached = cache.as_ref().is_ok_and(Root::is_cached);
+    if let Ok(cache) = &cache {
+        let needed = if is_cached { FILES } else { ROOT };
+        findings.push(host::disk(
+            "disk, cache",
+            cache.path(),
+            free(cache.path()),
+            needed,
+        ));
+    }
+    let here = env::current_dir().unwrap_or_default();
+    findings.push(host::disk("disk, runs", &here, free(&here), FILES));
+    findings.push(memory_files(machine.memory));
+    let files = getrlimit(Resource::Nofile);
+    findings.push(host::open_files(files.current, files.maximum));
+    let folder = env::temp_dir().join(SOCKETS);
+    let checked = Sockets::in_folder(&folder).check(&topology);
+    findings.push(host::socket_paths(
+        &env::temp_dir(),
+        checked.map_err(|error| error.to_string()),
+    ));
+    findings
+}
+
+/// QEMU, KVM, kernel, tools, programs and cache.
+fn of_software(
+    own: &Own,
+    scenario: &Scenario,
+    cache: &Result<Cache, peerbar_images::ImageError>,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let names = [
+        "peerbar-agent",
+        "peerbar-switch",
+        "peerbar-nvme",
+        "peerbar-gpu",
+    ];
+    let missing = names.iter().find_map(|name| program(name).err());
+    findings.push(software::programs(missing.map(|error| error.to_string())));
+    let cache = match cache {
+        Ok(cache) => cache,
+        Err(error) => {
+            let failed = Err(error.to_string());
+            findings.push(software::cache(Path::new("the cache"), 0, failed));
+            return findings;
+        }
+    };
+    let written = tempfile::tempfile_in(cache.path()).map(drop);
+    let entries = cache.entries().unwrap_or_default();
+    let bytes = entries
+        .iter()
+        .fold(0u64, |sum, entry| sum.saturating_add(entry.bytes));
+    findings.push(software::cache(
+        cache.path(),
+        bytes,
+        written.map_err(|error| error.to_string()),
+    ));
+    let qemu = present::qemu(own, cache);
+    let told = qemu.as_ref().map(|qemu| qemu.as_ref().map(described));
+    findings.push(software::qemu(told.map_err(ToString::to_string)));
+    let tried = qemu.ok().flatten().map(|qemu| kvm::works(&qemu));
+    findings.push(software::kvm(tried));
+    let kernel = present::kernel(own, scenario, cache);
+    let release = kernel.map(|kernel| kernel.map(|kernel| kernel.release));
+    findings.push(software::kernel(release.map_err(|error| error.to_string())));
+    let on_path = |name: &str| {
+        let path = env::var_os("PATH").unwrap_or_default();
+        env::split_paths(&path).any(|folder| folder.join(name).is_file())
+    };
+    let needs_driver = own.kernel.is_some() && !scenario.gpus.is_empty();
+    let tools = [
+        tool(
+            "mmdebstrap",
+            "fetches QEMU, the kernel and the guest's tools",
+            !Root::is_cached(cache),
+        ),
+        tool(
+            "gcc",
+            "builds the GPU's driver for a kernel of your own",
+            needs_driver,
+        ),
+        tool("make", "as gcc", needs_driver),
+    ];
+    findings.push(software::tools(&tools, on_path));
+    findings
+}
+
+fn tool(name: &'static str, purpose: &'static str, is_needed: bool) -> Tool {
+    Tool {
+        name,
+        purpose,
+        package: name,
+        is_needed,
+    }
+}
+
+fn described(qemu: &Qemu) -> String {
+    let origin = match qemu.origin {
+        Origin::Named => "of --qemu",
+        Origin::Path => "of PATH",
+        Origin::Root => "of the cache",
+    };
+    format!("{} {origin}", qemu.version)
+}
+
+/// Guest RAM, and what the devices keep in memory.
+fn bytes_in_memory(scenario: &Scenario) -> u64 {
+    let of_device = |device: DeviceSpec<'_>| match device {
+        DeviceSpec::Gpu(gpu, _) => gpu.vram,
+        DeviceSpec::Nvme(nvme) => {
+            let namespaces = nvme.namespaces.iter();
+            let ram = namespaces.map(|namespace| match namespace {
+                Namespace::Ram(bytes) => *bytes,
+                Namespace::File { .. } | Namespace::Null(_) => 0,
+            });
+            ram.chain(nvme.cmb).fold(0, u64::saturating_add)
+        }
+    };
+    let devices = scenario.devices().map(of_device);
+    devices.fold(scenario.machine.memory, u64::saturating_add)
+}
+
+/// Makes, sizes and seals a memory file as QEMU makes guest RAM.
+fn memory_files(bytes: u64) -> Finding {
+    let made = memfd_create(
+        "peerbar-doctor",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    );
+    let sealed = made.and_then(|file| {
+        ftruncate(&file, bytes)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+    });
+    let noexec = read("/proc/sys/vm/memfd_noexec");
+    let files = MemoryFiles {
+        made: sealed.map_err(|error| error.to_string()),
+        noexec: Some(noexec.as_str()),
+        largest: getrlimit(Resource::Fsize).current,
+    };
+    host::memory_files(&files, bytes)
+}
+
+/// What is free for this user on the file system of `folder`.
+fn free(folder: &Path) -> Option<u64> {
+    let stat = statvfs(folder).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// A file of the kernel's; empty where there is none.
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}

@@ -1,0 +1,264 @@
+//! Probes of programs, of the kernel, of the processor, and of the cache. Each is a function of what was found, so that every
+//! machine can be tried.
+
+use std::path::Path;
+
+use peerbar_lab::cpu::of_model;
+use peerbar_lab::size::human;
+use peerbar_rule::{Cpu, Vendor};
+
+use super::finding::Finding;
+
+/// QEMU, as it says itself and where it is from; `None` if a run fetches it.
+pub(super) fn qemu(found: Result<Option<String>, String>) -> Finding {
+    const PROBE: &str = "QEMU";
+    match found {
+        Ok(Some(version)) => Finding::ok(PROBE, format!("{version}, with vfio-user-pci")),
+        Ok(None) => Finding::limited(
+            PROBE,
+            "none that is fit yet",
+            "the first run fetches one, some 330 MB, from Debian's archive",
+        ),
+        Err(error) => split(PROBE, &error, "leave --qemu out to use peerbar's own"),
+    }
+}
+
+/// Whether KVM runs a guest; `None` without a QEMU to try it with.
+pub(super) fn kvm(works: Option<Result<(), String>>) -> Finding {
+    const PROBE: &str = "KVM";
+    match works {
+        Some(Ok(())) => Finding::ok(PROBE, "runs a guest"),
+        Some(Err(reason)) => Finding::limited(
+            PROBE,
+            format!("does not run a guest ({reason}), so processors are emulated"),
+            "nothing needs to be done; on a host with VT-x or AMD-V, load kvm_intel or kvm_amd and join the group kvm",
+        ),
+        None => Finding::limited(
+            PROBE,
+            "not tried without a QEMU",
+            "ask again after the first run",
+        ),
+    }
+}
+
+/// The guest's kernel: its release, or what it lacks; `None` if a run fetches it.
+pub(super) fn kernel(found: Result<Option<String>, String>) -> Finding {
+    const PROBE: &str = "kernel";
+    match found {
+        Ok(Some(release)) => Finding::ok(
+            PROBE,
+            format!("Linux {release}, with the options that the scenario needs"),
+        ),
+        Ok(None) => Finding::limited(
+            PROBE,
+            "none yet",
+            "the first run fetches Debian's, with QEMU",
+        ),
+        Err(error) => split(PROBE, &error, "take peerbar's own with `--kernel default`"),
+    }
+}
+
+/// An error that ends with its way out after a colon or a semicolon is told as it is, any other with `mend`.
+fn split(probe: &'static str, error: &str, mend: &str) -> Finding {
+    match error.rsplit_once("; ") {
+        Some((found, way_out)) => Finding::failed(probe, found, way_out),
+        None => Finding::failed(probe, error, mend),
+    }
+}
+
+/// Whether the guest's kernel permits peer-to-peer DMA through the host bridge on its processor.
+pub(super) fn cpu(model: &str, cpuinfo: &str, is_one_switch: bool) -> Finding {
+    const PROBE: &str = "CPU";
+    let name = model.split(',').next().unwrap_or(model);
+    let cpu = match name {
+        "host" => of_host(cpuinfo),
+        _ => of_model(model),
+    };
+    let found = match cpu.map(Cpu::is_trusted) {
+        Some(true) => {
+            let found = format!("{model}: p2pdma permits the way through the host bridge");
+            return Finding::ok(PROBE, found);
+        }
+        _ if is_one_switch => {
+            let found = format!(
+                "{model}: all devices are below one switch, where p2pdma permits it on any"
+            );
+            return Finding::ok(PROBE, found);
+        }
+        Some(false) => format!("{model}: p2pdma refuses devices that are not below one switch"),
+        None => {
+            format!("{model}: whether p2pdma permits the way through the host bridge is not known")
+        }
+    };
+    Finding::limited(
+        PROBE,
+        found,
+        "set `cpu = \"EPYC\"` in [machine], or put the devices below one switch",
+    )
+}
+
+/// The host's processor.
+fn of_host(cpuinfo: &str) -> Option<Cpu> {
+    let field = |name: &str| {
+        let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+        let field = fields.find(|(key, _)| key.trim() == name);
+        field.map(|(_, value)| value.trim())
+    };
+    Some(Cpu {
+        vendor: Vendor::from_id(field("vendor_id")?),
+        family: field("cpu family")?.parse().ok()?,
+    })
+}
+
+/// A tool, and what it is for.
+pub(super) struct Tool {
+    pub(super) name: &'static str,
+    pub(super) purpose: &'static str,
+    /// Debian's package.
+    pub(super) package: &'static str,
+    /// Whether this scenario's run needs it now.
+    pub(super) is_needed: bool,
+}
+
+/// Whether the tools are there, `is_there` says.
+pub(super) fn tools(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Finding {
+    const PROBE: &str = "tools";
+    let missing: Vec<&Tool> = tools.iter().filter(|tool| !is_there(tool.name)).collect();
+    if missing.is_empty() {
+        let names: Vec<&str> = tools.iter().map(|tool| tool.name).collect();
+        return Finding::ok(PROBE, names.join(", "));
+    }
+    let named = missing
+        .iter()
+        .map(|tool| format!("{} ({})", tool.name, tool.purpose));
+    let found = format!("missing: {}", named.collect::<Vec<_>>().join(", "));
+    let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
+    let mend = format!("apt-get install {}", packages.join(" "));
+    if missing.iter().any(|tool| tool.is_needed) {
+        Finding::failed(PROBE, found, mend)
+    } else {
+        Finding::limited(PROBE, found, mend)
+    }
+}
+
+/// The cache: where it is, how big, and whether it can be written.
+pub(super) fn cache(folder: &Path, bytes: u64, written: Result<(), String>) -> Finding {
+    const PROBE: &str = "cache";
+    let folder = folder.display();
+    match written {
+        Ok(()) => Finding::ok(PROBE, format!("{folder} holds {}", human(bytes))),
+        Err(error) => Finding::failed(
+            PROBE,
+            format!("{folder} cannot be written ({error})"),
+            "set PEERBAR_CACHE to a folder of your own",
+        ),
+    }
+}
+
+/// The programs that a run starts.
+pub(super) fn programs(missing: Option<String>) -> Finding {
+    const PROBE: &str = "programs";
+    match missing {
+        None => Finding::ok(PROBE, "all servers and the agent are there"),
+        Some(error) => split(PROBE, &error, "scripts/build"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::finding::State;
+
+    #[test]
+    fn qemu_is_fit_missing_or_refused_with_its_way_out() {
+        assert_eq!(qemu(Ok(Some("11.1.3".to_owned()))).state, State::Ok);
+        assert_eq!(qemu(Ok(None)).state, State::Limited);
+        let error = "/q is QEMU 7.2.0, but vfio-user needs 10.1.1 or later; leave --qemu out to use peerbar's own";
+        let line = qemu(Err(error.to_owned())).line();
+        let expected = "FAILED   QEMU           /q is QEMU 7.2.0, but vfio-user needs 10.1.1 or later: leave --qemu out to use peerbar's own\n";
+        assert_eq!(line, expected);
+    }
+
+    #[test]
+    fn missing_kvm_is_no_failure_and_says_why() {
+        assert_eq!(kvm(Some(Ok(()))).state, State::Ok);
+        let finding = kvm(Some(Err("/dev/kvm does not exist".to_owned())));
+        assert_eq!(finding.state, State::Limited);
+        assert!(
+            finding.found.contains("(/dev/kvm does not exist)"),
+            "{}",
+            finding.found
+        );
+        assert_eq!(kvm(None).state, State::Limited);
+    }
+
+    #[test]
+    fn kernel_without_an_option_fails() {
+        let finding = kernel(Err("the kernel lacks CONFIG_PCI_P2PDMA".to_owned()));
+        assert_eq!(finding.state, State::Failed);
+        assert_eq!(
+            finding.mend.as_deref(),
+            Some("take peerbar's own with `--kernel default`")
+        );
+        assert_eq!(kernel(Ok(Some("7.3.4".to_owned()))).state, State::Ok);
+    }
+
+    #[test]
+    fn cpu_is_compared_with_the_rule_of_p2pdma() {
+        let zen = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\n";
+        let xeon = "vendor_id\t: GenuineIntel\ncpu family\t: 6\n";
+        let state = |model, cpuinfo, one_switch| cpu(model, cpuinfo, one_switch).state;
+        assert_eq!(state("EPYC", xeon, false), State::Ok);
+        assert_eq!(state("Haswell", zen, false), State::Limited);
+        assert_eq!(state("Haswell", zen, true), State::Ok);
+        assert_eq!(state("host", zen, false), State::Ok);
+        assert_eq!(state("host,-avx", xeon, false), State::Limited);
+        assert_eq!(state("max", zen, false), State::Limited);
+        assert_eq!(state("host", "", false), State::Limited);
+    }
+
+    #[test]
+    fn missing_tools_fail_only_if_they_are_needed() {
+        let wanted = |is_needed| {
+            [Tool {
+                name: "mmdebstrap",
+                purpose: "fetches QEMU",
+                package: "mmdebstrap",
+                is_needed,
+            }]
+        };
+        assert_eq!(
+            tools(&wanted(true), |_| true),
+            Finding::ok("tools", "mmdebstrap")
+        );
+        assert_eq!(tools(&wanted(false), |_| false).state, State::Limited);
+        let line = tools(&wanted(true), |_| false).line();
+        let expected = "FAILED   tools          missing: mmdebstrap (fetches QEMU): apt-get install mmdebstrap\n";
+        assert_eq!(line, expected);
+    }
+
+    #[test]
+    fn read_only_cache_and_missing_programs_fail() {
+        let finding = cache(
+            Path::new("/c"),
+            1 << 30,
+            Err("Read-only file system".to_owned()),
+        );
+        assert_eq!(
+            (finding.state, finding.found.as_str()),
+            (
+                State::Failed,
+                "/c cannot be written (Read-only file system)"
+            )
+        );
+        assert_eq!(
+            cache(Path::new("/c"), 1 << 30, Ok(())).found,
+            "/c holds 1 GiB"
+        );
+        let missing = programs(Some(
+            "peerbar-nvme is missing: /x is no file; run scripts/build".to_owned(),
+        ));
+        assert_eq!(missing.mend.as_deref(), Some("run scripts/build"));
+        assert_eq!(programs(None).state, State::Ok);
+    }
+}
