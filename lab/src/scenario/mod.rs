@@ -222,6 +222,7 @@ impl Scenario {
 
     /// As [`Scenario::load`], for a [`crate::Lab`]: it needs no checks, as requests can follow.
     pub fn load_interactive(path: &Path) -> Result<Self, ScenarioError> {
+        let path = &catalogue::resolve(path);
         Self::parse_interactive(path, file_text(path)?)
     }
 

@@ -38,15 +38,16 @@ const FAILED: u8 = 1;
 /// Serves the devices until a signal comes.
 pub(crate) fn devices(options: &cli::Devices) -> Result<ExitCode, Failure> {
     let signals = Signals::new()?;
-    let (path, mut scenario) = match &options.scenario {
-        Some(path) => (path.as_path(), Scenario::load_interactive(path)?),
-        None => (Path::new(Scenario::DEMO_PATH), Scenario::demo()?),
+    let mut scenario = match &options.scenario {
+        Some(path) => Scenario::load_interactive(path)?,
+        None => Scenario::demo()?,
     };
     scenario.serve_disks_by(options.workers, options.poll);
     let place = Place::of(options, &scenario)?;
     let sockets = Sockets::in_folder(&place.folder);
     let folder = options.runs.begin(&scenario.name)?;
-    let path = std::path::absolute(path).context("cannot tell where the scenario is")?;
+    let path = std::path::absolute(&scenario.path);
+    let path = path.context("cannot tell where the scenario is")?;
     let versions = Versions {
         peerbar: env!("CARGO_PKG_VERSION").to_owned(),
         ..Versions::default()
