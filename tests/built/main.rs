@@ -7,7 +7,7 @@ mod kernel;
 mod launched;
 mod matrix;
 mod own_guest;
-mod timeline;
 mod parallel;
+mod timeline;
 
 const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
