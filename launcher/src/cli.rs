@@ -52,7 +52,7 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar iommu\n  peerbar iommu --sanitize --device disk0"
     )]
     Iommu(Debugger),
-    /// Writes the results of runs in other forms, or joins those of shards.
+    /// Writes the results of runs as JUnit, JSON or a page to read, or joins those of shards.
     #[command(
         before_help = "Examples:\n  peerbar report --as kselftest\n  peerbar report --merge shards --output all"
     )]
@@ -164,7 +164,7 @@ pub(crate) struct Report {
     /// Join all runs and matrices below the folders, and name what shards have not run.
     #[arg(long, requires = "output")]
     pub merge: bool,
-    /// Folder that gets junit.xml.
+    /// Folder that gets junit.xml, report.json and report.html.
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// Print this instead of a summary.
@@ -180,6 +180,10 @@ pub(crate) struct Report {
 pub(crate) enum ReportFormat {
     /// JUnit XML.
     Junit,
+    /// JSON of the schema docs/schema/report-1.json.
+    Json,
+    /// A page to read: one file, without network.
+    Html,
     /// Lines as Linux' kselftest runner prints them.
     Kselftest,
     /// A submission to KCIDB, of version 5.

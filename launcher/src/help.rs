@@ -135,6 +135,43 @@ mod tests {
         assert!(seen >= 10, "{seen}");
     }
 
+    /// The lines of `recipe` that start a `peerbar`, from there on, with what a CI puts into them.
+    fn commands(recipe: &str) -> Vec<String> {
+        let variables = [
+            ("${{ matrix.shard }}", "1"),
+            ("$CI_NODE_INDEX", "1"),
+            ("$CI_NODE_TOTAL", "3"),
+        ];
+        let lines = recipe.lines().filter_map(|line| {
+            let known = ["peerbar run", "peerbar report", "peerbar matrix"];
+            let at = known.into_iter().find_map(|command| line.find(command))?;
+            let mut line = line.get(at..)?.to_owned();
+            for (variable, value) in variables {
+                line = line.replace(variable, value);
+            }
+            Some(line.split("||").next()?.to_owned())
+        });
+        lines.collect()
+    }
+
+    #[test]
+    fn recipes_for_ci_are_yaml_with_commands_that_parse() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ci");
+        let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
+        for name in ["github.yml", "gitlab.yml", "lava.yaml"] {
+            let recipe = read(name);
+            let parsed: serde_json::Value = serde_yaml_ng::from_str(&recipe).unwrap();
+            assert!(parsed.is_object(), "{name}");
+            let commands = commands(&recipe);
+            assert!(commands.len() >= 2, "{name}: {commands:?}");
+            for line in commands {
+                assert_eq!(parses(&line), Ok(()), "{name}");
+            }
+        }
+        let nextest: toml::Table = toml::from_str(&read("nextest.toml")).unwrap();
+        assert!(nextest.contains_key("profile"));
+    }
+
     #[test]
     fn page_has_examples_options_and_no_hidden_command() {
         let folder = tempfile::tempdir().unwrap();

@@ -32,6 +32,7 @@ use self::cell::{Cell, Rule};
 pub(crate) use self::placement::{Flow, Placement};
 use self::selection::Boot;
 use crate::cli;
+use crate::report;
 use crate::series::write_plan;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::{Failure, Outcome};
@@ -222,6 +223,7 @@ impl Filled {
         let outcome = self.outcome();
         let value = json!({ "format": MATRIX_FORMAT, "exit_code": outcome.code(), "matrix": self });
         folder.write_json(MATRIX, &value)?;
+        report::write(folder.path())?;
         let summary = self.summary(folder.path());
         folder.write(
             "matrix.txt",

@@ -8,12 +8,19 @@ use anyhow::Context;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::results::RunResults;
 use peerbar_lab::terminal::print;
-use peerbar_results::{Collection, KcidbSource, junit, kcidb, kselftest};
+use peerbar_results::{
+    Collection, KcidbSource, ReportFile, ReportedRun, junit, kcidb, kselftest, page,
+};
 
 use crate::cli::{self, ReportFormat};
+use crate::{explain, iommu};
 
 /// What a run leaves for the readers of test results.
 const JUNIT: &str = "junit.xml";
+/// What a run leaves to be read.
+const PAGE: &str = "report.html";
+/// What is left for programs of several runs together.
+const REPORT: &str = "report.json";
 
 /// Writes or prints what is asked for.
 pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
@@ -25,9 +32,13 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
         true => Collection::merge(&folders),
         false => Collection::read(&folders),
     };
-    let collection = collection.map_err(Failure::Usage)?;
+    let mut collection = collection.map_err(Failure::Usage)?;
+    collection.runs.iter_mut().for_each(explain);
     if let Some(output) = &options.output {
-        write_all(&collection, output)?;
+        fs::create_dir_all(output)
+            .with_context(|| format!("cannot make the folder {}", output.display()))?;
+        write_views(&collection, output)?;
+        write_file(output, REPORT, &report_json(&collection)?)?;
     }
     let text = match options.format {
         Some(format) => formatted(&collection, format, options)?,
@@ -42,14 +53,36 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
 
 /// Adds to the folder of a run what is made from its results.
 pub(crate) fn write(folder: &Path) -> anyhow::Result<()> {
-    write_all(&Collection::read(&[folder.to_owned()])?, folder)
+    let mut collection = Collection::read(&[folder.to_owned()])?;
+    collection.runs.iter_mut().for_each(explain);
+    write_views(&collection, folder)
 }
 
-fn write_all(collection: &Collection, folder: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(folder)
-        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let path = folder.join(JUNIT);
-    fs::write(&path, junit(collection)?).with_context(|| format!("cannot write {}", path.display()))
+/// Adds the explanations to a run. One that cannot be explained has none.
+fn explain(run: &mut ReportedRun) {
+    match explain::of_run(&run.folder) {
+        Ok((functions, explanations)) => {
+            run.functions = functions;
+            run.explanations = explanations;
+        }
+        Err(error) => log::warn!("{} is not explained: {error}", run.folder.display()),
+    }
+    run.faults = iommu::faults(&run.folder);
+}
+
+fn write_views(collection: &Collection, folder: &Path) -> anyhow::Result<()> {
+    write_file(folder, JUNIT, &junit(collection)?)?;
+    write_file(folder, PAGE, &page(collection))
+}
+
+fn write_file(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let path = folder.join(name);
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn report_json(collection: &Collection) -> anyhow::Result<String> {
+    let report = serde_json::to_string_pretty(&ReportFile::of(collection));
+    Ok(report.context("cannot write JSON")? + "\n")
 }
 
 fn formatted(
@@ -60,6 +93,8 @@ fn formatted(
     let runs = || collection.runs.iter().map(|run| &run.results);
     Ok(match format {
         ReportFormat::Junit => junit(collection)?,
+        ReportFormat::Json => report_json(collection)?,
+        ReportFormat::Html => page(collection),
         ReportFormat::Kselftest => kselftest(runs()),
         ReportFormat::Kcidb => {
             let source = KcidbSource {

@@ -4,19 +4,23 @@
 #![forbid(unsafe_code)]
 
 mod collection;
+mod html;
 mod junit;
 mod kcidb;
 mod kselftest;
 mod matrix;
+mod report_file;
 #[cfg(test)]
 mod samples;
 mod shard;
 
 pub use collection::{Collection, Explained, ReportedRun};
+pub use html::page;
 pub use junit::junit;
 pub use kcidb::{CommitHash, KcidbError, KcidbOrigin, KcidbSource, kcidb};
 pub use kselftest::kselftest;
 pub use matrix::{
     CellWay, MATRIX, MATRIX_FORMAT, MatrixCell, MatrixFile, MatrixResults, TransferOutcome,
 };
+pub use report_file::{REPORT_FORMAT, ReportFile, report_schema, run_schema};
 pub use shard::{Shard, ShardError, ShardPlan, ShardedList};

@@ -5,7 +5,11 @@ use peerbar_lab::exit::Outcome;
 use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RunResults};
 use peerbar_lab::started::Versions;
 use peerbar_lab::verdict::Verdict;
-use peerbar_report::{Completer, Direction, Measure, Pair, PayloadFlow, Route};
+use peerbar_report::{
+    Completer, Direction, IommuGroup, Measure, Pair, PayloadFlow, PciFunction, Route,
+};
+
+use crate::matrix::{MatrixFile, MatrixResults};
 
 /// A run with a check of each verdict and one that was not run, and characters that mean something in XML and HTML.
 pub(crate) fn run() -> RunResults {
@@ -66,4 +70,65 @@ pub(crate) fn run() -> RunResults {
         checks: vec![passed, failed, skipped],
         not_run: vec!["reset".to_owned()],
     }
+}
+/// A disk and a GPU below a switch, and a disk at a root port.
+pub(crate) fn functions() -> Vec<PciFunction> {
+    let function = |address: &str, parent: &str, port_type, class| PciFunction {
+        address: address.to_owned(),
+        name: None,
+        parent: parent.to_owned(),
+        vendor: 0x1b36,
+        device: 0x10,
+        class,
+        port_type: Some(port_type),
+        acs: None,
+        iommu_group: None,
+        driver: None,
+        p2pmem: None,
+    };
+    let device = |name: &str, address: &str, parent: &str, class| PciFunction {
+        name: Some(name.to_owned()),
+        iommu_group: Some(IommuGroup {
+            number: 1,
+            kind: "DMA-FQ".to_owned(),
+        }),
+        p2pmem: Some(64 << 20),
+        ..function(address, parent, 0, class)
+    };
+    let bridge =
+        |address: &str, parent: &str, port_type| function(address, parent, port_type, 0x060400);
+    vec![
+        bridge("0000:00:02.0", "pci0000:00", 4),
+        bridge("0000:01:00.0", "0000:00:02.0", 5),
+        bridge("0000:02:00.0", "0000:01:00.0", 6),
+        device("disk0", "0000:03:00.0", "0000:02:00.0", 0x01_0802),
+        bridge("0000:02:01.0", "0000:01:00.0", 6),
+        device("gpu0", "0000:04:00.0", "0000:02:01.0", 0x12_0000),
+        bridge("0000:00:03.0", "pci0000:00", 4),
+        device("disk1", "0000:05:00.0", "0000:00:03.0", 0x01_0802),
+    ]
+}
+
+/// A matrix with a cell that agrees and one that does not.
+pub(crate) fn matrix() -> MatrixResults {
+    let text = r#"{
+        "format": 1, "exit_code": 1,
+        "matrix": {
+            "device": "peerbar",
+            "versions": {"peerbar": "0.1.0", "qemu": "11.1.3", "kernel": "7.3.4", "packages": null},
+            "seconds": 60.0, "caveat": null, "flaws": ["b0: the console says: <BUG>"],
+            "cells": [
+                {"cpu": "EPYC", "iommu": "none", "topology": "one-switch", "flow": "nvme-vram",
+                 "provider": "sw0-gpu", "client": "sw0-disk",
+                 "rule": {"way": "peer", "mapping": "bus-address", "why": "one switch", "path": []},
+                 "seen": {"way": "peer", "faults": 0}, "disagreement": null},
+                {"cpu": "EPYC", "iommu": "intel", "topology": "one-switch", "flow": "nvme-vram",
+                 "provider": "sw0-gpu", "client": "sw0-disk",
+                 "rule": {"way": "peer", "mapping": "bus-address", "why": "one switch", "path": []},
+                 "seen": {"way": "wrong", "faults": 1}, "disagreement": "success with <wrong> data"}
+            ]
+        }
+    }"#;
+    let file: MatrixFile = serde_json::from_str(text).unwrap();
+    file.into_matrix().unwrap()
 }

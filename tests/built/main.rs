@@ -9,5 +9,6 @@ mod matrix;
 mod own_guest;
 mod parallel;
 mod timeline;
+mod report;
 
 const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");

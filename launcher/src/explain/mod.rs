@@ -11,9 +11,11 @@ mod pairs;
 pub(crate) mod recorded;
 mod text;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
+use peerbar_report::PciFunction;
 use serde_json::json;
 
 use case::Case;
@@ -26,6 +28,7 @@ use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::results::CheckStatus;
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::print;
+use peerbar_results::Explained;
 
 /// What is said of a machine without pairs.
 const NOTHING: &str = "nothing to explain: no device has memory for others; give an [[nvme]] a `cmb`, or add a [[gpu]]\n";
@@ -44,6 +47,25 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
         true => ExitCode::from(Outcome::Failed.code()),
         false => ExitCode::SUCCESS,
     })
+}
+
+/// What is told of the run in `folder`: the functions that its guest found, ports by the names of the scenario, and an
+/// explanation for each pair of devices that the guest found.
+pub(crate) fn of_run(folder: &Path) -> Result<(Vec<PciFunction>, Vec<Explained>), Failure> {
+    let case = Case::of_run(Recorded::read(folder)?)?;
+    let pairs = pairs::all(&case.scenario);
+    let explanations = pairs.iter().filter_map(|pair| Explanation::of(&case, pair));
+    let explained = explanations.map(|explanation| {
+        let text = text::text(&explanation);
+        let (title, text) = text.split_once('\n').unwrap_or((text.as_str(), ""));
+        Explained {
+            title: title.to_owned(),
+            text: text.to_owned(),
+        }
+    });
+    let explained = explained.collect();
+    let functions = case.guest.map(|guest| guest.functions().to_vec());
+    Ok((functions.unwrap_or_default(), explained))
 }
 
 /// All that is known about each of `pairs`.

@@ -33,6 +33,11 @@ impl ObservedGuest {
         })
     }
 
+    /// The PCI functions that it found.
+    pub(crate) fn functions(&self) -> &[PciFunction] {
+        &self.functions
+    }
+
     /// Gives ports the names that they have in `expected`, found from below: the same number of steps above the same device.
     pub(crate) fn name_ports(&mut self, expected: &PciTree) {
         let devices: Vec<(String, String)> = self

@@ -21,6 +21,7 @@ use crate::cli;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Sanitize;
 use peerbar_lab::terminal::print;
+use peerbar_results::Explained;
 
 /// Exit code if the sanitizer has found something.
 const FINDINGS: u8 = 1;
@@ -94,6 +95,29 @@ pub(crate) fn faults_since(
         more: faults.len().saturating_sub(most),
         last: faults.last().map_or(nanos, |fault| fault.at.nanos),
     })
+}
+
+/// Why DMA failed in the run in `folder`, one text for each device that had any; nothing without flight records.
+pub(crate) fn faults(folder: &Path) -> Vec<Explained> {
+    let recorded = match Recorded::open(folder) {
+        Ok(recorded) => recorded,
+        Err(error) => {
+            log::debug!("{}: no faults are shown: {error:#}", folder.display());
+            return Vec::new();
+        }
+    };
+    let devices = recorded
+        .shown()
+        .filter(|device| !device.history.faults.is_empty());
+    let explained = devices.map(|device| Explained {
+        title: format!(
+            "{}: {} DMA failed",
+            device.name,
+            device.history.faults.len()
+        ),
+        text: text::faults(&recorded, device, text::FEW),
+    });
+    explained.collect()
 }
 
 /// What the sanitizer has against a run that is over, if anything, in one line.

@@ -12,7 +12,7 @@ use crate::cli;
 use peerbar_lab::size::human;
 
 /// Mappings and faults that are shown of a device unless all are wanted.
-const FEW: usize = 16;
+pub(super) const FEW: usize = 16;
 /// How many times that it was turned off are told.
 const LAST: usize = 3;
 
@@ -43,11 +43,15 @@ fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
         text += &format!("    {:<26} {}  {behind}\n", range(mapping), access(mapping));
     }
     text += &rest(mappings.len(), most);
+    text + &faults(recorded, device, most)
+}
+
+/// Why DMA of `device` failed, `most` of them; empty if none did.
+pub(super) fn faults(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let faults = &device.history.faults;
-    for each in faults.iter().take(most) {
-        text += &fault(recorded, device, each);
-    }
-    text + &rest(faults.len(), most)
+    let told = faults.iter().take(most);
+    let told: String = told.map(|each| fault(recorded, device, each)).collect();
+    told + &rest(faults.len(), most)
 }
 
 fn amount(mappings: &[Mapping]) -> String {

@@ -1,0 +1,121 @@
+//! The checks of a run, each with its evidence.
+
+use maud::{Markup, html};
+use peerbar_lab::results::{CheckResult, CheckStatus, RunResults};
+use peerbar_lab::size::{human, throughput};
+use peerbar_report::PciFunction;
+
+use super::picture::picture;
+use super::routed::{RoutedBytes, routed, word};
+
+/// All checks of `run` in the machine of `functions`; those that did not pass are open.
+pub(super) fn checks(run: &RunResults, functions: &[PciFunction]) -> Markup {
+    html! {
+        ol.checks {
+            @for check in &run.checks {
+                li { (drawn(check, functions)) }
+            }
+            @for name in &run.not_run {
+                li { div.check.skip {
+                    span.mark { "not run" } span.name { (name) }
+                } }
+            }
+        }
+    }
+}
+
+fn drawn(check: &CheckResult, functions: &[PciFunction]) -> Markup {
+    let class = match check.verdict {
+        CheckStatus::Pass => "pass",
+        CheckStatus::Fail => "fail",
+        CheckStatus::Skip => "skip",
+    };
+    let measure = &check.measure;
+    let transfers = routed([check]);
+    let rate = throughput(measure.bytes, measure.seconds);
+    html! {
+        details.check.(class) open[!check.passed()] {
+            summary {
+                span.mark { (check.verdict) }
+                span.name { (check.name) }
+                span.chips {
+                    @for (route, bytes) in measure.routes.iter().filter(|(_, bytes)| **bytes > 0) {
+                        span.chip.(word(*route)) { (word(*route)) " " b { (human(*bytes)) } }
+                    }
+                }
+                span.rate { @if rate != "-" { (rate) } }
+            }
+            div.evidence {
+                @if let Some(reason) = &check.skipped { p.reason { "Skipped: " (reason) } }
+                @if !check.diagnostics.is_empty() {
+                    pre.words { (check.diagnostics.join("\n")) }
+                }
+                (figures(check))
+                @if !transfers.is_empty() { (evidence(check, &transfers, functions)) }
+            }
+        }
+    }
+}
+
+fn figures(check: &CheckResult) -> Markup {
+    let measure = &check.measure;
+    let facts = [
+        ("kind", check.kind.clone()),
+        (
+            "sizes",
+            Some(measure.sizes.clone()).filter(|sizes| !sizes.is_empty()),
+        ),
+        (
+            "moved",
+            Some(human(measure.bytes)).filter(|_| measure.bytes > 0),
+        ),
+        (
+            "time",
+            Some(format!("{:.3} s", measure.seconds)).filter(|_| measure.seconds > 0.0),
+        ),
+        (
+            "peer to peer",
+            Some(human(measure.peer_bytes)).filter(|_| measure.bytes > 0),
+        ),
+        (
+            "through guest RAM",
+            Some(human(measure.ram_bytes)).filter(|_| measure.bytes > 0),
+        ),
+        (
+            "failed requests",
+            Some(measure.failures.to_string()).filter(|_| measure.failures > 0),
+        ),
+        (
+            "exit status",
+            measure.status.map(|status| status.to_string()),
+        ),
+    ];
+    html! {
+        dl.figures {
+            @for (name, value) in facts {
+                @if let Some(value) = value { div { dt { (name) } dd { (value) } } }
+            }
+        }
+    }
+}
+
+fn evidence(check: &CheckResult, transfers: &[RoutedBytes], functions: &[PciFunction]) -> Markup {
+    let title = format!("Routes of the check {}", check.name);
+    html! {
+        @if let Some(picture) = picture(functions, transfers, &title) { (picture) }
+        ul.transfers { @for transfer in transfers { li { (listed(transfer)) } } }
+    }
+}
+
+/// A transfer in words.
+pub(super) fn listed(transfer: &RoutedBytes) -> Markup {
+    let part = |name: &str, bytes: u64| {
+        html! { @if bytes > 0 { span.part { (name) " " b { (human(bytes)) } } } }
+    };
+    html! {
+        span.chip.(transfer.route_word()) { (transfer.route_word()) }
+        span.ends { (transfer.ends()) }
+        (part("read", transfer.read))
+        (part("wrote", transfer.written))
+    }
+}

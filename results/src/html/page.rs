@@ -1,0 +1,339 @@
+//! The page: one file without network and without script, light and dark, for a phone and for paper.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use peerbar_lab::exit::Outcome;
+use peerbar_lab::results::{CheckStatus, RunResults};
+
+use super::bars::bars;
+use super::checks::{checks, listed};
+use super::grid::matrix;
+use super::picture::picture;
+use super::routed::routed;
+use crate::collection::{Collection, Explained, ReportedRun};
+
+const STYLE: &str = include_str!("style.css");
+/// Nothing is loaded, and nothing runs.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
+/// What routes mean.
+const ROUTES: [(&str, &str); 5] = [
+    ("own-bar", "into the requester's own memory"),
+    ("peer", "straight to a peer below the same switch"),
+    ("guest-ram", "into guest RAM"),
+    ("upstream", "up to the host bridge, past the IOMMU"),
+    ("refused", "nowhere"),
+];
+
+/// The page of `collection`.
+pub fn page(collection: &Collection) -> String {
+    let title = title(collection);
+    let passed = collection.is_passed();
+    let many =
+        collection.runs.len() + collection.matrices.len() > 1 || !collection.missing.is_empty();
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                link rel="icon" href="data:,";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                a.skip href="#results" { "Skip to the results" }
+                header.top.(if passed { "pass" } else { "fail" }) {
+                    p.brand { "peerbar" }
+                    h1 { (title) }
+                    (contents(collection))
+                }
+                main #results {
+                    @if many { (overview(collection)) }
+                    @for (number, shown) in collection.matrices.iter().enumerate() {
+                        (matrix(shown, &format!("matrix-{number}")))
+                    }
+                    @for (number, shown) in collection.runs.iter().enumerate() {
+                        (run(shown, &format!("run-{number}"), many))
+                    }
+                }
+                footer { p {
+                    "Routes and bytes are what the devices counted; other names are the scenario's. Made by peerbar "
+                    (env!("CARGO_PKG_VERSION")) "."
+                } }
+            }
+        }
+    }
+    .into_string()
+}
+
+fn title(collection: &Collection) -> String {
+    match (collection.runs.as_slice(), collection.matrices.as_slice()) {
+        ([only], []) => only.results.scenario.clone(),
+        ([], [only]) => format!("matrix of {}", only.device),
+        (runs, matrices) => format!("{} runs", runs.len() + matrices.len()),
+    }
+}
+
+fn contents(collection: &Collection) -> Markup {
+    let [only] = collection.runs.as_slice() else {
+        return html! {};
+    };
+    html! {
+        nav aria-label="Contents" {
+            ul {
+                @for (id, name) in sections(only) { li { a href=(format!("#run-0-{id}")) { (name) } } }
+            }
+        }
+    }
+}
+
+/// The sections that a run has.
+fn sections(run: &ReportedRun) -> Vec<(&'static str, &'static str)> {
+    let results = &run.results;
+    let all = [
+        ("routes", "Routes", !routed(&results.checks).is_empty()),
+        ("checks", "Checks", true),
+        ("throughput", "Throughput", bars(results).is_some()),
+        ("faults", "Faults", !run.faults.is_empty()),
+        ("why", "Why", !run.explanations.is_empty()),
+        ("console", "Console", !run.console.is_empty()),
+    ];
+    let there = all.into_iter().filter(|(.., is_there)| *is_there);
+    there.map(|(id, name, _)| (id, name)).collect()
+}
+
+/// A row for each run, and what is missing.
+fn overview(collection: &Collection) -> Markup {
+    html! {
+        section aria-labelledby="overview" {
+            h2 id="overview" { "Overview" }
+            @if !collection.missing.is_empty() {
+                div.missing role="note" {
+                    p { b { "Missing" } }
+                    ul { @for item in &collection.missing { li { (item) } } }
+                }
+            }
+            div.wide tabindex="0" role="region" aria-label="All runs" {
+                table.overview {
+                    thead { tr {
+                        th scope="col" { "run" } th scope="col" { "verdict" } th scope="col" { "checks" }
+                        th scope="col" { "time" } th scope="col" { "kernel" }
+                    } }
+                    tbody {
+                        @for (number, shown) in collection.matrices.iter().enumerate() { tr {
+                            th scope="row" { a href=(format!("#matrix-{number}")) { "matrix of " (shown.device) } }
+                            td { (badge(shown.is_passed())) }
+                            td { (shown.cells.len()) " cells" }
+                            td { (format!("{:.0} s", shown.seconds)) }
+                            td { (shown.versions.kernel) }
+                        } }
+                        @for (number, shown) in collection.runs.iter().enumerate() {
+                            @let results = &shown.results;
+                            tr {
+                                th scope="row" { a href=(format!("#run-{number}")) { (results.scenario) } }
+                                td { (badge(results.exit_code == 0)) }
+                                td { (tally(results)) }
+                                td { (format!("{:.1} s", results.seconds)) }
+                                td { (results.versions.kernel) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn badge(passed: bool) -> Markup {
+    match passed {
+        true => html! { span.badge.pass { "passed" } },
+        false => html! { span.badge.fail { "failed" } },
+    }
+}
+
+/// How many checks ended how.
+fn tally(run: &RunResults) -> String {
+    let count = |verdict| {
+        let of_verdict = run.checks.iter().filter(|check| check.verdict == verdict);
+        of_verdict.count()
+    };
+    let parts = [
+        (count(CheckStatus::Pass), "passed"),
+        (count(CheckStatus::Fail), "failed"),
+        (count(CheckStatus::Skip), "skipped"),
+        (run.not_run.len(), "not run"),
+    ];
+    let parts = parts.iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts
+        .map(|(count, word)| format!("{count} {word}"))
+        .collect();
+    parts.join(", ")
+}
+
+/// A run with all that is known of it.
+fn run(run: &ReportedRun, id: &str, is_one_of_many: bool) -> Markup {
+    let results = &run.results;
+    let class = if results.verdict.outcome == Outcome::Passed {
+        "pass"
+    } else {
+        "fail"
+    };
+    let versions = &results.versions;
+    html! {
+        article.run.(class) id=(id) aria-labelledby=(format!("{id}-title")) {
+            header {
+                @if is_one_of_many { p.brand { (results.scenario) } }
+                h2 id=(format!("{id}-title")) {
+                    span.badge.(class) { (results.verdict.outcome) } " " (results.verdict.reason)
+                }
+                p.facts {
+                    time datetime=(results.started.to_rfc3339()) { (results.started.format("%Y-%m-%d %H:%M UTC")) }
+                    " · " (format!("{:.1} s", results.seconds)) " · QEMU " (versions.qemu)
+                    " · Linux " (versions.kernel) " · peerbar " (versions.peerbar)
+                }
+            }
+            @for (section, name) in sections(run) {
+                section id=(format!("{id}-{section}")) aria-label=(name) {
+                    h3 { (name) @if section == "checks" { small { " " (tally(results)) } } }
+                    (content(run, section))
+                }
+            }
+        }
+    }
+}
+
+fn content(run: &ReportedRun, section: &str) -> Markup {
+    match section {
+        "routes" => routes(run),
+        "checks" => html! {
+            @if run.results.checks.iter().any(|check| check.passed()) {
+                label.only { input type="checkbox"; " Only what did not pass" }
+            }
+            (checks(&run.results, &run.functions))
+        },
+        "throughput" => bars(&run.results).unwrap_or_default(),
+        "faults" => html! {
+            p.lead { "DMA that failed, as the devices recorded it, with what the address is or was." }
+            (explained(&run.faults, true))
+        },
+        "why" => html! {
+            p.lead { "Which route the kernel's rule gives each pair, where it was decided, and what would change it." }
+            (explained(&run.explanations, false))
+        },
+        _ => html! {
+            details.console {
+                summary { (run.console.lines().count()) " lines" }
+                pre tabindex="0" { (run.console) }
+            }
+        },
+    }
+}
+
+/// The topology with the routes of all checks together.
+fn routes(run: &ReportedRun) -> Markup {
+    let transfers = routed(&run.results.checks);
+    let is_taken = |word: &str| {
+        transfers
+            .iter()
+            .any(|transfer| transfer.route_word() == word)
+    };
+    html! {
+        p.lead { "Payload of all checks together, by the route that the requesting device recorded." }
+        @if let Some(picture) = picture(&run.functions, &transfers, "Topology and routes") { (picture) }
+        dl.legend {
+            @for (word, meaning) in ROUTES.iter().filter(|(word, _)| is_taken(word)) {
+                div { dt.(word) { (word) } dd { (meaning) } }
+            }
+        }
+        details.all {
+            summary { (transfers.len()) " transfers in words" }
+            ul.transfers { @for transfer in &transfers { li { (listed(transfer)) } } }
+        }
+    }
+}
+
+fn explained(texts: &[Explained], open: bool) -> Markup {
+    html! {
+        @for Explained { title, text } in texts {
+            details.explained open[open] {
+                summary { (title) }
+                pre tabindex="0" { (text) }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    fn collection() -> Collection {
+        let explained = |title: &str| Explained {
+            title: title.to_owned(),
+            text: "rule <b>".to_owned(),
+        };
+        let run = ReportedRun {
+            functions: samples::functions(),
+            console: "[    1.0] <oops>\n".to_owned(),
+            explanations: vec![explained("disk0 to memory of gpu0: bus address")],
+            faults: vec![explained("disk0: 1 DMA failed")],
+            ..ReportedRun::of(samples::run())
+        };
+        Collection {
+            runs: vec![run],
+            ..Collection::default()
+        }
+    }
+
+    #[test]
+    fn page_has_every_check_and_escapes_what_the_guest_says() {
+        let page = page(&collection());
+        let found = [
+            "disk0 to VRAM &lt;and&gt; back",
+            "4096 bytes at offset 0: &quot;wrong&quot; &amp; &lt;late&gt;",
+            "Skipped: no fio",
+            "&lt;oops&gt;",
+            "rule &lt;b&gt;",
+            "disk0 ⇄ gpu0",
+            "<svg",
+        ];
+        for text in found {
+            assert!(page.contains(text), "{text}");
+        }
+        assert!(!page.contains("<oops>") && !page.contains("<late>"));
+    }
+
+    #[test]
+    fn page_loads_nothing_and_runs_nothing() {
+        let page = page(&Collection {
+            matrices: vec![samples::matrix()],
+            missing: vec!["scenarios: <x>".to_owned()],
+            ..collection()
+        });
+        for part in [
+            "http:",
+            "https:",
+            "<script",
+            "javascript:",
+            "@import",
+            "url(",
+        ] {
+            assert!(!page.contains(part), "{part}");
+        }
+        assert!(page.contains("success with &lt;wrong&gt; data"));
+        assert!(page.contains("WRONG<small> not PEER</small>"));
+        assert!(page.contains("scenarios: &lt;x&gt;"));
+    }
+
+    #[test]
+    fn run_without_a_tree_has_no_picture_but_its_routes() {
+        let mut collection = collection();
+        for run in &mut collection.runs {
+            run.functions.clear();
+        }
+        let page = page(&collection);
+        assert!(!page.contains("<svg") && page.contains("disk0 ⇄ gpu0"));
+    }
+}

@@ -1,0 +1,177 @@
+//! Who moved how much to whom: what the devices counted during checks, added up.
+
+use peerbar_lab::results::CheckResult;
+use peerbar_lab::size::human;
+use peerbar_report::{Completer, Direction, PayloadFlow, Route};
+
+/// Payload of one requester to one completer by one route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RoutedBytes {
+    /// The device with the DMA.
+    pub(super) requester: String,
+    /// The way of the bytes.
+    pub(super) route: Route,
+    /// Whose memory it was.
+    pub(super) owner: MemoryOwner,
+    /// Bytes that the requester read.
+    pub(super) read: u64,
+    /// Bytes that it wrote.
+    pub(super) written: u64,
+}
+
+/// The owner of memory, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum MemoryOwner {
+    /// The requester itself.
+    Own,
+    /// Guest RAM.
+    GuestRam,
+    /// A device.
+    Device(String),
+    /// Some device: a requester counts only that it is another one, and the check names several.
+    OtherDevice,
+    /// Memory that QEMU found.
+    Unknown,
+}
+
+impl RoutedBytes {
+    /// All bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.read.saturating_add(self.written)
+    }
+
+    /// Requester and owner of the memory, with the directions of the data between them.
+    pub(super) fn ends(&self) -> String {
+        let arrow = match (self.read, self.written) {
+            (0, _) => "→",
+            (_, 0) => "←",
+            _ => "⇄",
+        };
+        format!("{} {arrow} {}", self.requester, self.owner.name())
+    }
+
+    /// All of it in a line.
+    pub(super) fn line(&self) -> String {
+        let part = |word: &str, bytes: u64| match bytes {
+            0 => None,
+            _ => Some(format!("{word} {}", human(bytes))),
+        };
+        let parts: Vec<String> = [part("read", self.read), part("wrote", self.written)]
+            .into_iter()
+            .flatten()
+            .collect();
+        format!(
+            "{}: {}, {}",
+            self.ends(),
+            self.route_word(),
+            parts.join(", ")
+        )
+    }
+
+    /// The route in the word that devices record.
+    pub(super) fn route_word(&self) -> &'static str {
+        word(self.route)
+    }
+}
+
+impl MemoryOwner {
+    /// As people call it.
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Own => "own memory",
+            Self::GuestRam => "guest RAM",
+            Self::Device(name) => name,
+            Self::OtherDevice => "another device",
+            Self::Unknown => "memory behind QEMU",
+        }
+    }
+}
+
+/// A route in the word that devices record.
+pub(super) fn word(route: Route) -> &'static str {
+    match route {
+        Route::OwnBar => "own-bar",
+        Route::Peer => "peer",
+        Route::GuestRam => "guest-ram",
+        Route::Upstream => "upstream",
+        Route::Refused => "refused",
+    }
+}
+
+/// What the devices moved during `checks`, by requester, route and owner, the most first.
+pub(super) fn routed<'a>(checks: impl IntoIterator<Item = &'a CheckResult>) -> Vec<RoutedBytes> {
+    let mut all: Vec<RoutedBytes> = Vec::new();
+    for check in checks {
+        for flow in &check.measure.flows {
+            add(&mut all, one(flow, check));
+        }
+    }
+    all.sort_by_key(|one| (std::cmp::Reverse(one.bytes()), one.requester.clone()));
+    all
+}
+
+fn add(all: &mut Vec<RoutedBytes>, more: RoutedBytes) {
+    let same = |one: &&mut RoutedBytes| {
+        (&one.requester, one.route, &one.owner) == (&more.requester, more.route, &more.owner)
+    };
+    match all.iter_mut().find(same) {
+        Some(one) => {
+            one.read = one.read.saturating_add(more.read);
+            one.written = one.written.saturating_add(more.written);
+        }
+        None => all.push(more),
+    }
+}
+
+/// The route and the bytes are the device's record; which other device the memory is of, the check says.
+fn one(flow: &PayloadFlow, check: &CheckResult) -> RoutedBytes {
+    let owner = match flow.completer {
+        Completer::OwnMemory => MemoryOwner::Own,
+        Completer::GuestRam => MemoryOwner::GuestRam,
+        Completer::PeerBar => provider(&flow.requester, check),
+        Completer::Nobody | Completer::Unknown => MemoryOwner::Unknown,
+    };
+    let (read, written) = match flow.direction {
+        Direction::Read => (flow.bytes, 0),
+        Direction::Write => (0, flow.bytes),
+    };
+    RoutedBytes {
+        requester: flow.requester.clone(),
+        route: flow.route,
+        owner,
+        read,
+        written,
+    }
+}
+
+/// The only other device whose memory `requester` is to meet in `check`.
+fn provider(requester: &str, check: &CheckResult) -> MemoryOwner {
+    let pairs = check.pairs.iter();
+    let mut providers: Vec<&str> = pairs
+        .filter(|pair| pair.client == requester && pair.provider != requester)
+        .map(|pair| pair.provider.as_str())
+        .collect();
+    providers.dedup();
+    match providers.as_slice() {
+        [only] => MemoryOwner::Device((*only).to_owned()),
+        _ => MemoryOwner::OtherDevice,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn flows_of_all_checks_add_up_by_route_and_owner() {
+        let checks = samples::run().checks;
+        let twice = [&checks[0], &checks[0]];
+        let found = routed(twice);
+        let lines: Vec<String> = found.iter().map(RoutedBytes::line).collect();
+        assert_eq!(lines, ["disk0 ⇄ gpu0: peer, read 2 MiB, wrote 2 MiB"]);
+        let mut unclear = checks[0].clone();
+        unclear.pairs.clear();
+        assert_eq!(routed([&unclear])[0].owner, MemoryOwner::OtherDevice);
+    }
+}

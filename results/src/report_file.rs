@@ -1,0 +1,102 @@
+//! A report for programs: `report.json`, and the JSON schemas of it and of a run's results.
+
+use peerbar_lab::results::RunResults;
+use schemars::{JsonSchema, Schema, schema_for};
+use serde::{Deserialize, Serialize};
+
+use crate::collection::Collection;
+use crate::matrix::MatrixResults;
+
+/// Version of the file; it changes with what a reader would have to change for.
+pub const REPORT_FORMAT: u32 = 1;
+
+/// Runs and matrices together, and what is missing.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct ReportFile {
+    /// Version of this format: 1.
+    pub format: u32,
+    /// Whether all of it passed, and nothing is missing.
+    pub passed: bool,
+    /// The runs, in the order of their start.
+    pub runs: Vec<RunResults>,
+    /// The matrices.
+    pub matrices: Vec<MatrixResults>,
+    /// What shards should have run and have not, a line each.
+    pub missing: Vec<String>,
+}
+
+impl ReportFile {
+    /// The file of `collection`.
+    pub fn of(collection: &Collection) -> Self {
+        let runs = collection.runs.iter();
+        Self {
+            format: REPORT_FORMAT,
+            passed: collection.is_passed(),
+            runs: runs.map(|run| run.results.clone()).collect(),
+            matrices: collection.matrices.clone(),
+            missing: collection.missing.clone(),
+        }
+    }
+}
+
+/// The schema of a run's `results.json`: `docs/schema/run-1.json`.
+pub fn run_schema() -> Schema {
+    schema_for!(RunResults)
+}
+
+/// The schema of `report.json`: `docs/schema/report-1.json`.
+pub fn report_schema() -> Schema {
+    schema_for!(ReportFile)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::{env, fs};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::collection::ReportedRun;
+    use crate::samples;
+
+    /// Compares a published schema with the structs; `UPDATE_BOOK=1` writes it.
+    fn published(name: &str, schema: &Schema) -> Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../docs/schema")
+            .join(name);
+        let expected = serde_json::to_string_pretty(schema).unwrap() + "\n";
+        if env::var_os("UPDATE_BOOK").is_some() {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, &expected).unwrap();
+        }
+        let written = fs::read_to_string(&path).unwrap_or_default();
+        let message = "is out of date: run this test with UPDATE_BOOK=1, and raise the format if a reader must change";
+        assert!(written == expected, "{} {message}", path.display());
+        serde_json::from_str(&written).unwrap()
+    }
+
+    #[test]
+    fn schema_of_a_run_is_published_and_holds() {
+        let schema = jsonschema::validator_for(&published("run-1.json", &run_schema())).unwrap();
+        let mut run = serde_json::to_value(samples::run()).unwrap();
+        assert!(schema.is_valid(&run));
+        run["checks"][0]["verdict"] = json!("perhaps");
+        assert!(!schema.is_valid(&run));
+    }
+
+    #[test]
+    fn schema_of_a_report_is_published_and_holds() {
+        let published = published("report-1.json", &report_schema());
+        let schema = jsonschema::validator_for(&published).unwrap();
+        let collection = Collection {
+            runs: vec![ReportedRun::of(samples::run())],
+            matrices: vec![samples::matrix()],
+            missing: vec!["scenarios: gpu".to_owned()],
+        };
+        let report = serde_json::to_value(ReportFile::of(&collection)).unwrap();
+        let errors: Vec<String> = schema.iter_errors(&report).map(|e| e.to_string()).collect();
+        assert!(errors.is_empty(), "{errors:?}");
+        assert_eq!(report["passed"], json!(false));
+    }
+}
