@@ -148,7 +148,7 @@ fn check_page(folder: &Path) -> anyhow::Result<()> {
         }
         // The requester of each side, as the devices counted.
         ensure!(
-            dom.contains("disk0 ⇄ own memory") && dom.contains("disk1 ⇄ disk0"),
+            dom.contains("disk0 → own memory") && dom.contains("disk1 ← disk0"),
             "{dom}"
         );
         ensure!(dom.contains("× the bounce"), "no bars");
