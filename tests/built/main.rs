@@ -8,7 +8,7 @@ mod launched;
 mod matrix;
 mod own_guest;
 mod parallel;
-mod timeline;
 mod report;
+mod timeline;
 
 const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
