@@ -53,10 +53,14 @@ pub(crate) enum Kind {
     ModuleTree,
     /// What a QEMU has said about itself.
     Probe,
+    /// A kernel built from source.
+    BuiltKernel,
+    /// What the next state of a kernel's source is built on.
+    KernelWork,
 }
 
 impl Kind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Root,
         Self::Packages,
         Self::Kernel,
@@ -64,6 +68,8 @@ impl Kind {
         Self::Modules,
         Self::ModuleTree,
         Self::Probe,
+        Self::BuiltKernel,
+        Self::KernelWork,
     ];
 
     fn prefix(self) -> &'static str {
@@ -75,6 +81,8 @@ impl Kind {
             Self::Modules => "modules-",
             Self::ModuleTree => "module-tree-",
             Self::Probe => "qemu-",
+            Self::BuiltKernel => "built-kernel-",
+            Self::KernelWork => "kernel-work-",
         }
     }
 
@@ -86,7 +94,7 @@ impl Kind {
     /// Whether it takes seconds to build, and no network.
     pub(crate) fn is_quickly_built(self) -> bool {
         match self {
-            Self::Root | Self::Packages => false,
+            Self::Root | Self::Packages | Self::BuiltKernel | Self::KernelWork => false,
             Self::Kernel | Self::Initramfs | Self::Modules | Self::ModuleTree | Self::Probe => true,
         }
     }
@@ -169,7 +177,18 @@ impl Cache {
 
     /// Whether there is an entry of this kind and key.
     pub(crate) fn has(&self, kind: Kind, key: &str) -> bool {
-        self.dir.join(format!("{}{key}", kind.prefix())).exists()
+        self.place(kind, key).exists()
+    }
+
+    /// Where the entry of this kind and key is, if it is there.
+    pub(crate) fn place(&self, kind: Kind, key: &str) -> PathBuf {
+        self.dir.join(format!("{}{key}", kind.prefix()))
+    }
+
+    /// The entry of this kind and key; `None` if it is missing.
+    pub(crate) fn known(&self, kind: Kind, key: &str) -> Result<Option<PathBuf>, ImageError> {
+        let path = self.place(kind, key);
+        Ok(self.is_there(&path, Removal::Possible)?.then_some(path))
     }
 
     /// The entry of this kind and key. If it is missing, `build` creates it at the path that it gets, under the build
@@ -180,7 +199,7 @@ impl Cache {
         key: &str,
         build: impl FnOnce(&Path, &BuildLock) -> Result<(), ImageError>,
     ) -> Result<PathBuf, ImageError> {
-        let path = self.dir.join(format!("{}{key}", kind.prefix()));
+        let path = self.place(kind, key);
         if self.is_there(&path, Removal::Possible)? {
             return Ok(path);
         }

@@ -242,6 +242,42 @@ pub enum ImageError {
         /// The first line that it printed.
         reason: String,
     },
+    /// The user's argument names a folder that is no kernel tree.
+    #[error("{} is no kernel tree: name the top folder of a kernel's sources", path.display())]
+    NoKernelTree {
+        /// The path, as given.
+        path: PathBuf,
+    },
+    /// The user's argument names a commit of a tree that is in no repository.
+    #[error("{} is no top folder of a git repository, so it has no commits: leave out --commit", path.display())]
+    NoRepository {
+        /// The tree.
+        path: PathBuf,
+    },
+    /// git refuses a command.
+    #[error("git {command} fails in {}: {reason}", tree.display())]
+    Git {
+        /// Its arguments.
+        command: String,
+        /// The working tree.
+        tree: PathBuf,
+        /// What it says.
+        reason: String,
+    },
+    /// A kernel's configuration lacks options that a fragment sets.
+    #[error(
+        "the kernel's configuration drops {options}: set what they depend on in a fragment too, or leave them out"
+    )]
+    DroppedOptions {
+        /// The options, with where each is from.
+        options: String,
+    },
+    /// The tools that a kernel is built with are missing.
+    #[error("no compiler in {}: build the kernel again with `peerbar kernel build`", tree.display())]
+    NoCompiler {
+        /// The tree of the tools.
+        tree: PathBuf,
+    },
     /// A module's file cannot be parsed.
     #[error("{} is no kernel module: {reason}", path.display())]
     BadModule {

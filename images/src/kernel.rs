@@ -138,7 +138,9 @@ impl Kernel {
     /// [`ImageError::Io`] if its modules cannot be listed.
     pub fn has_module(&self, name: &str) -> Result<bool, ImageError> {
         let tree = self.modules.as_deref().map(Tree::read).transpose()?;
-        Ok(tree.is_some_and(|tree| tree.find(name).is_some()))
+        let is_in_tree = tree.is_some_and(|tree| tree.find(name).is_some());
+        let config = self.config.as_ref();
+        Ok(is_in_tree || config.is_some_and(|config| config.builds_in(name)))
     }
 
     /// What QEMU should be given as `-kernel`: the kernel proper, unpacked, if it can be started so, since a guest under

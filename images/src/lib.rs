@@ -14,6 +14,7 @@
 
 mod bootstrap;
 mod btf;
+mod build_tools;
 mod bzimage;
 mod cache;
 mod cpio;
@@ -24,6 +25,7 @@ mod error;
 mod guest_image;
 mod initramfs;
 mod kernel;
+mod kernel_build;
 mod kernel_config;
 mod kernel_tree;
 mod manifest;
@@ -46,6 +48,7 @@ pub use error::ImageError;
 pub use guest_image::GuestImage;
 pub use initramfs::initramfs;
 pub use kernel::Kernel;
+pub use kernel_build::{KernelBuild, KernelSource};
 pub use kernel_config::KernelConfig;
 pub use kernel_tree::KernelTree;
 pub use manifest::Manifest;

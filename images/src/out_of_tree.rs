@@ -3,15 +3,17 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
+use crate::build_tools::BuildTools;
 use crate::cache::{BuildLock, Kind};
 use crate::error::io_error;
 use crate::progress::Progress;
 use crate::toolchain::Toolchain;
-use crate::{Cache, ImageError, Kernel, Root, cache};
+use crate::{Cache, ImageError, Kernel, Root, cache, kernel_build};
 
 /// Set for every build: nothing here reads type information.
 const NO_TYPE_INFO: &str = "CONFIG_DEBUG_INFO_BTF_MODULES=";
@@ -83,6 +85,8 @@ enum Target<'a> {
     Root { tree: &'a Path, release: &'a str },
     /// A build tree, with the host's compiler.
     Tree(PathBuf),
+    /// A kernel that [`crate::KernelBuild`] made, with the tools in a tree of their own.
+    Built { kernel: PathBuf, tools: PathBuf },
 }
 
 impl<'a> Target<'a> {
@@ -103,8 +107,18 @@ impl<'a> Target<'a> {
         [modules.join("build"), modules.to_path_buf()]
             .into_iter()
             .find(|dir| dir.join("Makefile").is_file())
-            .map(Self::Tree)
+            .map(Self::of_tree)
             .ok_or_else(no_build_tree)
+    }
+
+    fn of_tree(kernel: PathBuf) -> Self {
+        match fs::read(kernel.join(kernel_build::TOOLS)) {
+            Ok(tools) => Self::Built {
+                kernel,
+                tools: OsString::from_vec(tools).into(),
+            },
+            Err(_) => Self::Tree(kernel),
+        }
     }
 
     /// Whether gendwarfksyms makes the versions of exported symbols. Debian's kernels have none.
@@ -118,7 +132,7 @@ impl<'a> Target<'a> {
     fn stamp(&self) -> Result<Vec<u8>, ImageError> {
         match self {
             Self::Root { tree, .. } => Ok(tree.as_os_str().as_encoded_bytes().to_vec()),
-            Self::Tree(tree) => {
+            Self::Tree(tree) | Self::Built { kernel: tree, .. } => {
                 let symbols = tree.join("Module.symvers");
                 let stamped = if symbols.is_file() { &symbols } else { tree };
                 cache::stamp(stamped).map(String::into_bytes)
@@ -274,6 +288,12 @@ impl Job<'_> {
                 command.arg("-C").arg(&toolchain.kernel);
                 command
             }
+            Target::Built { kernel, tools } => {
+                let tools = BuildTools::make(tools, &work.join("toolchain"))?;
+                let mut command = tools.command();
+                command.arg("-C").arg(kernel);
+                command
+            }
             Target::Tree(tree) => {
                 let mut command = Command::new("make");
                 command.arg("-C").arg(tree);
@@ -307,7 +327,7 @@ fn before_path(dir: &Path) -> OsString {
 }
 
 /// The compiler's errors with the lines that it quotes. If it found none, make's.
-fn complaints(output: &str) -> Vec<&str> {
+pub(crate) fn complaints(output: &str) -> Vec<&str> {
     let mut is_quoted = false;
     let of_compiler = |line: &&str| {
         let is_error = line.contains("error:") || line.starts_with("ERROR:");

@@ -14,7 +14,7 @@ use crate::ImageError;
 use crate::error::io_error;
 
 /// What Debian puts before the name of a compiler or linker for x86-64.
-const PREFIX: &str = "x86_64-linux-gnu-";
+pub(crate) const PREFIX: &str = "x86_64-linux-gnu-";
 /// What Debian's chooser programs in the kernel's build tools start, by the end of their own name.
 const CHOICES: [&str; 2] = [".real-x86", ".real-lsb-64"];
 
@@ -106,7 +106,7 @@ fn headers(tree: &Path, release: &str) -> PathBuf {
 }
 
 /// The program that `gcc` starts to compile C.
-fn compiler_proper(tree: &Path) -> Option<PathBuf> {
+pub(crate) fn compiler_proper(tree: &Path) -> Option<PathBuf> {
     fs::read_dir(tree.join("usr/libexec/gcc/x86_64-linux-gnu"))
         .ok()?
         .filter_map(Result::ok)
@@ -115,13 +115,13 @@ fn compiler_proper(tree: &Path) -> Option<PathBuf> {
 }
 
 /// The root's dynamic loader, and scripts that start programs through it.
-struct Loader<'a> {
-    tree: &'a Path,
+pub(crate) struct Loader<'a> {
+    pub(crate) tree: &'a Path,
 }
 
 impl Loader<'_> {
     /// A script that starts `program` with `argument` before its own. It keeps its own name: make(1) starts itself again.
-    fn script(
+    pub(crate) fn script(
         &self,
         path: &Path,
         program: &Path,
@@ -175,7 +175,7 @@ fn is_program(path: &Path) -> io::Result<bool> {
     Ok(magic == b"\x7fELF")
 }
 
-fn names_in(dir: &Path) -> Result<Vec<String>, ImageError> {
+pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, ImageError> {
     let mut names = Vec::new();
     for found in fs::read_dir(dir).map_err(io_error("list", dir))? {
         let name = found.map_err(io_error("list", dir))?.file_name();

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::started::{STARTED, Started, Versions};
 
 /// Name of the link to the newest run.
-pub(crate) const LATEST: &str = "latest";
+pub const LATEST: &str = "latest";
 
 /// A run's folder.
 #[derive(Debug)]

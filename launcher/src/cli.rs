@@ -1,9 +1,14 @@
 //! The command line.
 
+mod kernel;
+
 use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::PathBuf;
 
+pub(crate) use self::kernel::{
+    Bisect, BisectStep, KernelAction, KernelBuildOptions, KernelCommand, KernelConfiguration,
+};
 use clap::builder::{PossibleValuesParser, RangedI64ValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -62,6 +67,15 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar trace\n  peerbar trace runs/latest --output my.pftrace"
     )]
     Trace(Trace),
+    /// Builds a kernel for the lab.
+    #[command(before_help = "Example: peerbar kernel build --tree linux")]
+    Kernel(KernelCommand),
+    /// Finds the commit of a kernel tree with which a scenario began to fail.
+    #[command(before_help = "Example: peerbar bisect v7.2 v7.3 --tree linux -- my.toml")]
+    Bisect(Bisect),
+    /// Judges one commit for git bisect; used by peerbar itself.
+    #[command(hide = true)]
+    BisectStep(BisectStep),
     /// Lists the scenarios and the kinds of checks, or explains one kind.
     #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy")]
     List(List),

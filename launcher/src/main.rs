@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+mod bisect;
 mod cache;
 mod cli;
 mod comparison;
@@ -14,6 +15,7 @@ mod explain;
 mod help;
 mod init;
 mod iommu;
+mod kernel;
 mod list;
 mod matrix;
 mod report;
@@ -39,6 +41,9 @@ fn main() -> ExitCode {
         Command::Iommu(options) => iommu::iommu(&options),
         Command::Report(options) => report::report(&options),
         Command::Trace(options) => trace::trace(&options),
+        Command::Kernel(command) => kernel::kernel(&command),
+        Command::Bisect(options) => bisect::bisect(&options),
+        Command::BisectStep(options) => Ok(bisect::step(&options)),
         Command::List(options) => list::list(&options),
         Command::Devices(options) => devices::devices(&options),
         Command::Doctor(options) => doctor::doctor(&options),

@@ -1,5 +1,6 @@
 //! `peerbar` with the programs that `scripts/build` makes, mostly in real guests: `scripts/test` runs it, after that.
 
+mod bisect;
 mod devices;
 mod explain;
 mod failures;

@@ -1,0 +1,95 @@
+//! What is kept of a kernel build: the kernel, and what modules are built against.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::make::Make;
+use crate::ImageError;
+use crate::error::io_error;
+use crate::kernel_tree::BUILT_IMAGE;
+
+/// The file in a kept build that names the tree of the tools it was built with.
+pub(crate) const TOOLS: &str = "peerbar-tools";
+
+/// Makes the folder `entry` a build tree for modules (Linux, `scripts/package/install-extmod-build`), with the kernel, its
+/// symbols and its configuration.
+pub(super) fn export(make: &Make<'_>, tools: &Path, entry: &Path) -> Result<(), ImageError> {
+    fs::create_dir(entry).map_err(io_error("create", entry))?;
+    let script = make.source.join("scripts/package/install-extmod-build");
+    if script.is_file() {
+        install(make, &script, entry)?;
+    }
+    for name in [
+        BUILT_IMAGE,
+        "vmlinux",
+        ".config",
+        "System.map",
+        "modules.builtin",
+        "modules.order",
+    ] {
+        keep(&make.build.join(name), &entry.join(name))?;
+    }
+    // Links into the folder of the build, which does not stay.
+    for name in ["vmlinux-gdb.py", "scripts/gdb"] {
+        let from = make.build.join(name);
+        if from.exists() {
+            copy_followed(&from, &entry.join(name))?;
+        }
+    }
+    let place = entry.join(TOOLS);
+    fs::write(&place, tools.as_os_str().as_encoded_bytes()).map_err(io_error("write", &place))
+}
+
+/// Runs the kernel's own script, which is meant for packages of distributions. With compilers of one name it builds nothing.
+fn install(make: &Make<'_>, script: &Path, entry: &Path) -> Result<(), ImageError> {
+    let output = Command::new("sh")
+        .arg(script)
+        .arg(entry)
+        .current_dir(&make.build)
+        .env("srctree", &make.source)
+        .env("SRCARCH", "x86")
+        .env("CC", "cc")
+        .env("HOSTCC", "cc")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(io_error("run", script))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    Err(ImageError::ModuleBuild {
+        status: output.status.to_string(),
+        reason: message
+            .lines()
+            .last()
+            .unwrap_or("it printed nothing")
+            .to_owned(),
+        log: make.log.clone(),
+    })
+}
+
+fn keep(from: &Path, to: &Path) -> Result<(), ImageError> {
+    if !from.exists() {
+        return Ok(());
+    }
+    let folder = to.parent().unwrap_or(to);
+    fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+    fs::copy(from, to).map(drop).map_err(io_error("copy", from))
+}
+
+/// A file, or a folder with all that is in it; links become what they lead to.
+fn copy_followed(from: &Path, to: &Path) -> Result<(), ImageError> {
+    if to.symlink_metadata().is_ok_and(|old| !old.is_dir()) {
+        fs::remove_file(to).map_err(io_error("remove", to))?;
+    }
+    if !from.is_dir() {
+        return keep(from, to);
+    }
+    fs::create_dir_all(to).map_err(io_error("create", to))?;
+    for found in fs::read_dir(from).map_err(io_error("list", from))? {
+        let name = found.map_err(io_error("list", from))?.file_name();
+        copy_followed(&from.join(&name), &to.join(&name))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! One kernel build: make, its log, and what went wrong in it.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use crate::ImageError;
+use crate::build_tools::BuildTools;
+use crate::error::io_error;
+use crate::out_of_tree::complaints;
+use crate::progress::Progress;
+
+/// Sources, and the folder that they are built in.
+pub(super) struct Make<'a> {
+    pub(super) tools: &'a BuildTools<'a>,
+    pub(super) source: PathBuf,
+    pub(super) build: PathBuf,
+    pub(super) jobs: usize,
+    /// Gets all output.
+    pub(super) log: PathBuf,
+}
+
+impl Make<'_> {
+    /// Makes `targets`, with the file `config` as what allnoconfig and its like start from.
+    pub(super) fn run(
+        &self,
+        targets: &[&str],
+        config: &Path,
+        progress: &Progress,
+    ) -> Result<(), ImageError> {
+        fs::create_dir_all(&self.build).map_err(io_error("create", &self.build))?;
+        let make = Path::new("make");
+        let (output, input) = io::pipe().map_err(io_error("make a pipe for", make))?;
+        let mut command = self.tools.command();
+        command
+            .arg("-C")
+            .arg(&self.source)
+            .arg(format!("O={}", self.build.display()))
+            .arg(format!("-j{}", self.jobs))
+            .args(targets)
+            .env("KCONFIG_ALLCONFIG", config)
+            .stdin(Stdio::null())
+            .stdout(
+                input
+                    .try_clone()
+                    .map_err(io_error("share the pipe of", make))?,
+            )
+            .stderr(input);
+        let mut child = command.spawn().map_err(io_error("run", make))?;
+        // It holds the other end of the pipe.
+        drop(command);
+        let copied = self.copy(output, progress);
+        let status = child.wait().map_err(io_error("wait for", make))?;
+        copied?;
+        if status.success() {
+            return Ok(());
+        }
+        let log = fs::read(&self.log).map_err(io_error("read", &self.log))?;
+        Err(ImageError::ModuleBuild {
+            status: status.to_string(),
+            reason: first_complaint(&String::from_utf8_lossy(&log)),
+            log: self.log.clone(),
+        })
+    }
+
+    fn copy(&self, output: io::PipeReader, progress: &Progress) -> Result<(), ImageError> {
+        let mut log = File::create(&self.log).map_err(io_error("create", &self.log))?;
+        for line in BufReader::new(output).split(b'\n') {
+            let line = line.map_err(io_error("read the output of", Path::new("make")))?;
+            let line = String::from_utf8_lossy(&line);
+            writeln!(log, "{line}").map_err(io_error("write", &self.log))?;
+            progress.step(line.trim());
+        }
+        Ok(())
+    }
+}
+
+/// The compiler's first complaint, else make's last words.
+fn first_complaint(log: &str) -> String {
+    let first = complaints(log).first().copied();
+    let last = || log.lines().last().unwrap_or("it printed nothing");
+    first.unwrap_or_else(last).to_owned()
+}

@@ -1,0 +1,89 @@
+//! The options of `peerbar kernel` and `peerbar bisect`.
+
+use std::num::NonZero;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Builds kernels.
+#[derive(Args)]
+pub(crate) struct KernelCommand {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: KernelAction,
+}
+
+/// What to do about kernels.
+#[derive(Subcommand)]
+pub(crate) enum KernelAction {
+    /// Builds a kernel with the smallest configuration that the scenarios need, and prints its folder. It is built once.
+    #[command(
+        before_help = "Examples:\n  peerbar kernel build --tree linux\n  peerbar kernel build --version 7.3 --debug"
+    )]
+    Build(KernelBuildOptions),
+}
+
+/// Which kernel is built.
+#[derive(Args)]
+pub(crate) struct KernelBuildOptions {
+    /// Kernel tree to build, with all that is changed in it; nothing is written there [default: that around the current folder,
+    /// else Debian's source of the kernel that peerbar boots].
+    #[arg(long, value_name = "DIR")]
+    pub tree: Option<PathBuf>,
+    /// Commit of the tree to build, in place of its files.
+    #[arg(long, value_name = "COMMIT", requires = "tree")]
+    pub commit: Option<String>,
+    /// Version of Debian's source to build.
+    #[arg(long = "version", value_name = "VERSION", conflicts_with = "tree")]
+    pub kernel_version: Option<String>,
+    /// The configuration.
+    #[command(flatten)]
+    pub configuration: KernelConfiguration,
+}
+
+/// How a kernel is built.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct KernelConfiguration {
+    /// Add what finds mistakes of drivers (KASAN, PROVE_LOCKING, DMA_API_DEBUG, DMABUF_DEBUG, DEBUG_VM, kmemleak), and
+    /// symbols for a debugger.
+    #[arg(long)]
+    pub debug: bool,
+    /// File with further options, as `CONFIG_BTRFS_FS=y`; repeat it for more.
+    #[arg(long = "fragment", value_name = "FILE")]
+    pub fragments: Vec<PathBuf>,
+    /// Jobs of make at once [default: one for each processor].
+    #[arg(short, long, value_name = "N")]
+    pub jobs: Option<NonZero<usize>>,
+}
+
+/// Which commits are searched, and what for.
+#[derive(Args)]
+pub(crate) struct Bisect {
+    /// Commit with which the scenario passes.
+    pub good: String,
+    /// Later commit with which it fails.
+    pub bad: String,
+    /// What is done for each commit.
+    #[command(flatten)]
+    pub step: BisectStep,
+}
+
+/// What is done for one commit.
+#[derive(Args, Clone)]
+pub(crate) struct BisectStep {
+    /// Kernel tree with the commits, a git repository. It stays as it is.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub tree: PathBuf,
+    /// Scenario file [default: the built-in demo].
+    #[arg(last = true)]
+    pub scenario: Option<PathBuf>,
+    /// How the kernels are built.
+    #[command(flatten)]
+    pub configuration: KernelConfiguration,
+    /// Program that builds the commit it is given, and prints what `--kernel` takes.
+    #[arg(long, value_name = "PROGRAM")]
+    pub builder: Option<PathBuf>,
+    /// Folder that gets a folder for each run.
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    pub runs: PathBuf,
+}
