@@ -4,6 +4,7 @@ mod bisect;
 mod devices;
 mod explain;
 mod failures;
+mod guest_root;
 mod kernel;
 mod launched;
 mod matrix;

@@ -1,4 +1,4 @@
-//! udevd in the tools root: it makes `/dev/disk/by-*`, and loads the drivers of whatever else the machine has.
+//! udevd in the tools root: it makes `/dev/disk/by-*`, and knows of the devices that come later.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use anyhow::ensure;
 
 use crate::tools::Tools;
 
-/// Starts it, and has it work off the devices that were there before it.
+/// Starts it, and has it work off the disks that were there before it. Other hardware is left alone: udevd would load a driver
+/// for all that QEMU's machine has.
 const START: &str = "/usr/lib/systemd/systemd-udevd --daemon < /dev/null > /dev/null 2>&1 && \
-    udevadm trigger --type=subsystems --action=add && \
-    udevadm trigger --type=devices --action=add && \
+    udevadm trigger --action=add --subsystem-match=nvme --subsystem-match=block && \
     udevadm settle --timeout=60";
 
 /// How long that may take.

@@ -730,6 +730,51 @@ mod tests {
     }
 
     #[test]
+    fn what_is_brought_along_implies_the_tools_root() {
+        let check = "[[check]]\nkind = \"command\"\nrun = \"true\"\n";
+        let read = |top: &str| parse(format!("{top}\n{HEAD}{DISK}{check}"));
+        let files = read("files = { \"bin/x\" = \"Cargo.toml\" }").unwrap();
+        assert!(files.plan().tools && files.needs().layers);
+        assert_eq!(files.files[0].guest(), Path::new("usr/bin/x"));
+        let packages = read("packages = [\"rdma-core\"]").unwrap();
+        assert_eq!(packages.needs().packages, ["rdma-core"]);
+        assert!(packages.plan().tools && packages.needs().layers);
+        let udev = read("udev = true").unwrap();
+        assert!(udev.plan().tools && udev.plan().udev && !udev.needs().layers);
+    }
+
+    #[test]
+    fn mistake_in_what_is_brought_along_names_its_line() {
+        let check = "[[check]]\nkind = \"provider\"\ndevice = \"d0\"\n";
+        let told =
+            |top: &str| parse(format!("{top}\n{HEAD}cmb = \"2M\"\n{DISK}{check}")).unwrap_err();
+        for name in ["x", "Rdma", "-a", "a b", "a,b", "é", ""] {
+            let error = told(&format!("packages = [\"{name}\"]"));
+            let start = format!("x.toml:1: `packages`: `{name}` is no name of a Debian package");
+            assert!(error.starts_with(&start), "{error}");
+        }
+        let missing = told("files = { \"bin/x\" = \"no/such\" }");
+        assert!(
+            missing.starts_with("x.toml:1: `files`: no/such cannot be read"),
+            "{missing}"
+        );
+        let twice = told("files = { \"bin/x\" = \"src\", \"/usr/bin/x\" = \"src\" }");
+        assert_eq!(twice, "x.toml:1: `usr/bin/x` is in `files` twice");
+        let hidden = told("files = { \"tmp/x\" = \"src\" }");
+        assert!(hidden.contains("the guest mounts /tmp itself"), "{hidden}");
+        let folder = told("module = [{ path = \"no/such\" }]");
+        assert!(
+            folder.starts_with("x.toml:1: `path`: no/such is no folder"),
+            "{folder}"
+        );
+        let neither = told("module = [{ parameters = \"a=1\" }]");
+        assert_eq!(
+            neither,
+            "x.toml:1: a [[module]] has a `name`, or the `path` of a folder to build"
+        );
+    }
+
+    #[test]
     fn a_provider_needs_a_cmb() {
         let text =
             format!("{HEAD}{DISK}\n[[check]]\nkind = \"pool-exhausted\"\nprovider = \"d0\"\n");

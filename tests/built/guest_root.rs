@@ -1,0 +1,155 @@
+//! What a scenario brings into the guest: a driver, a package, files; and what programs find in the guest's root.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use crate::launched::Launched;
+
+const SCENARIO: &str = r#"
+name = "guest-root"
+timeout = "2m"
+udev = true
+packages = ["tree"]
+files = { "bin/hello" = "host/hello", "/opt/host" = "host" }
+
+[[module]]
+path = "driver"
+parameters = "answer=42"
+
+[[nvme]]
+name = "disk0"
+namespaces = [{ ram = "16M" }]
+
+[[check]]
+name = "files and a package"
+kind = "command"
+run = """
+set -e
+test "$(hello)" = 'from the host'
+stat --format=%a /opt/host/hello /usr/bin/hello
+readlink /opt/host/link
+echo more >> /opt/host/hello
+tree --version
+"""
+expect = ["750\n750\n", "hello\n", "tree v"]
+
+[[check]]
+name = "the driver, and other modules"
+kind = "command"
+run = """
+set -e
+cat /sys/module/answering/parameters/answer
+rmmod answering
+modprobe answering answer=43
+cat /sys/module/answering/parameters/answer
+modprobe loop
+ls /dev/loop-control
+"""
+expect = ["42\n", "43\n", "/dev/loop-control"]
+
+[[check]]
+name = "what programs expect"
+kind = "command"
+run = """
+set -e
+bash -c 'cat <(echo by /dev/fd)'
+echo through > /dev/stdout
+test -c /dev/pts/ptmx -a -c /dev/ptmx
+touch /dev/shm/x /usr/x /tmp/x /run/x
+test "$(locale charmap)" = UTF-8
+getent hosts localhost
+hostname
+ip -brief address show lo
+test -d /sys/kernel/debug/block -a -e /sys/kernel/tracing/trace
+udevadm settle
+readlink --canonicalize /dev/disk/by-id/nvme-*disk0
+"""
+expect = ["by /dev/fd", "through\n", "127.0.0.1/8", "peerbar\n", "/dev/nvme0n1"]
+"#;
+
+const DRIVER: &str = r#"
+#include <linux/module.h>
+
+static int answer = 1;
+module_param(answer, int, 0444);
+MODULE_PARM_DESC(answer, "what is read back");
+MODULE_DESCRIPTION("A module with a parameter");
+MODULE_LICENSE("GPL");
+"#;
+
+/// A folder with the scenario and what it names; `driver` is the driver's source.
+fn folder(driver: &str) -> anyhow::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("host"))?;
+    fs::create_dir(at("driver"))?;
+    fs::write(at("root.toml"), SCENARIO)?;
+    fs::write(at("host/hello"), "#!/bin/sh\necho from the host\n")?;
+    fs::write(at("driver/answering.c"), driver)?;
+    fs::write(at("driver/Makefile"), "obj-m := answering.o\n")?;
+    fs::set_permissions(at("host/hello"), fs::Permissions::from_mode(0o750))?;
+    symlink("hello", at("host/link"))?;
+    Ok(folder)
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn guest_has_what_its_scenario_brings() {
+    let mut run = Launched::start(folder(DRIVER).unwrap(), &["run", "root.toml"]).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(0), "{results}{progress}");
+    let started = run.kept("started.json").unwrap();
+    assert!(started.contains("\"tree\": \""), "{started}");
+    let staged = run.folder.path().join("runs/latest/files/usr/bin/hello");
+    assert!(staged.is_file(), "{}", staged.display());
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn build_error_of_a_driver_is_shown_before_a_boot() {
+    let broken = DRIVER.replace("= 1;", "= nothing;");
+    let mut run = Launched::start(folder(&broken).unwrap(), &["run", "root.toml"]).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(2), "{results}{progress}");
+    let complaint = "driver/answering.c:4:21: error: ‘nothing’ undeclared";
+    assert!(progress.contains(complaint), "{progress}");
+    assert!(
+        progress.contains("static int answer = nothing;"),
+        "{progress}"
+    );
+    let runs = run.folder.path().join("runs");
+    assert!(!Path::new(&runs).exists(), "{progress}");
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn what_the_host_lacks_is_named_with_its_line() {
+    for (from, to, words) in [
+        (
+            "host/hello\"",
+            "host/hallo\"",
+            "root.toml:6: `files`: host/hallo cannot be read",
+        ),
+        (
+            "\"driver\"",
+            "\"drover\"",
+            "root.toml:9: `path`: drover is no folder",
+        ),
+        (
+            "\"tree\"",
+            "\"Tree\"",
+            "root.toml:5: `packages`: `Tree` is no name",
+        ),
+    ] {
+        let folder = folder(DRIVER).unwrap();
+        let scenario = SCENARIO.replacen(from, to, 1);
+        fs::write(folder.path().join("root.toml"), scenario).unwrap();
+        let mut run = Launched::start(folder, &["run", "root.toml"]).unwrap();
+        let (code, _, progress) = run.end().unwrap();
+        assert_eq!(code, Some(2), "{progress}");
+        assert!(progress.contains(words), "{progress}");
+    }
+}
