@@ -24,6 +24,8 @@ pub enum EventSource {
     Qemu,
     /// The device server of this index.
     Server(usize),
+    /// Work of this process, in another thread.
+    Work,
     /// The run of this index, which is a process of its own.
     Run(usize),
 }

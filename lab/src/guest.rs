@@ -1,7 +1,9 @@
 //! A running guest: QEMU, the servers behind its devices, its console and its report.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -22,7 +24,7 @@ use crate::guest_files;
 use crate::guest_trace::GuestTrace;
 use crate::kernel_needs;
 use crate::parent_death;
-use crate::qemu::{self, Boot, SharedFolder, Sockets};
+use crate::qemu::{self, Boot, SharedFolder, Sockets, VSOCK};
 use crate::report::{Report, now_ns};
 use crate::scenario::Scenario;
 use crate::servers::{self, Server};
@@ -48,6 +50,8 @@ pub struct Guest<'a> {
     /// The agent's port, for answers.
     port: Option<UnixStream>,
     started: Instant,
+    /// The link to the socket of its vsock ports.
+    _link: Option<Link>,
     /// How QEMU ended, if it has.
     ended: Option<ExitStatus>,
     /// Where the kernel's trace events go, if they are wanted.
@@ -72,6 +76,8 @@ pub enum GuestEvent {
     Ended(ExitStatus),
     /// A server has ended that should not have: its exit message.
     ServerDied(String),
+    /// The other end of [`Guest::add_work`]'s stream is closed.
+    WorkDone,
     /// This process was asked to end by a signal.
     Signal(i32),
     /// Nothing happened before the deadline.
@@ -98,6 +104,8 @@ impl<'a> Guest<'a> {
         let report = listen(&sockets.report())?;
         let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
         let shared = artifacts.shared(scenario, files.as_deref());
+        let link = scenario.access.is_some().then(|| link(sockets, folder));
+        let link = link.transpose()?;
         let mut command = artifacts.qemu.command();
         command.args(qemu::arguments(boot, &topology, sockets, &shared));
         let plan = serde_json::to_string(&plan(scenario, artifacts, &shared));
@@ -128,6 +136,7 @@ impl<'a> Guest<'a> {
             counters: CounterFiles::of(scenario, folder.path()),
             port: None,
             started,
+            _link: link,
             ended: None,
             open: 1,
             _cache: artifacts.cache.clone(),
@@ -135,6 +144,11 @@ impl<'a> Guest<'a> {
             console: Console::new(folder.file("console.log")?),
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
+    }
+
+    /// Returns [`GuestEvent::WorkDone`] once the other end of `stream` is closed.
+    pub fn add_work(&mut self, stream: UnixStream) {
+        self.events.add_bytes(EventSource::Work, stream);
     }
 
     /// When QEMU was started.
@@ -196,6 +210,7 @@ impl<'a> Guest<'a> {
                         return Ok(GuestEvent::ServerDied(message));
                     }
                 }
+                Event::Closed(EventSource::Work) => return Ok(GuestEvent::WorkDone),
                 Event::Data(..) | Event::Closed(_) | Event::Ended(_) => {}
             }
         }
@@ -334,6 +349,25 @@ pub fn spawn(command: &Command, folder: &Folder) -> Result<Child, Failure> {
         .stdout(Stdio::piped())
         .stderr(stderr);
     Ok(Child::spawn(wrapped)?)
+}
+
+/// A link in a run's folder that is removed with its guest.
+struct Link(PathBuf);
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            log::debug!("{} stays: {error}", self.0.display());
+        }
+    }
+}
+
+/// Links to the socket of the guest's vsock ports: a run's folder may be too deep for the address of a socket.
+fn link(sockets: &Sockets, folder: &Folder) -> anyhow::Result<Link> {
+    let path = folder.path().join(VSOCK);
+    symlink(sockets.vsock_programs(), &path)
+        .with_context(|| format!("cannot make the link {}", path.display()))?;
+    Ok(Link(path))
 }
 
 /// Listens for QEMU.

@@ -1,20 +1,27 @@
 //! The devices and the guest of a scenario, for Rust tests: start them, run checks and commands, read counters and records.
 
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use peerbar_exec::ProgramRequest;
 use peerbar_flight::{Flight, FlightFile};
 use peerbar_report::{
     Check, DeviceCounters, Expectation, KINDS, Line, Module, Request, Verdict as CheckVerdict,
 };
 
 use crate::artifacts::{Artifacts, Own};
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::finished_run::{Concluded, FinishedRun, SCENARIO, VERDICT};
 use crate::folder::Folder;
 use crate::guest::{Guest, GuestEvent, QEMU_LOG};
+use crate::guest_access::GuestAccess;
+use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
 use crate::programs::program;
 use crate::qemu::Sockets;
@@ -22,12 +29,14 @@ use crate::report::Row;
 use crate::runs::Runs;
 use crate::scenario::Scenario;
 use crate::servers::flight_record;
-use crate::signals;
+use crate::signals::{self, Signals};
 use crate::socket_folder::SocketFolder;
 use crate::verdict::{Ending, Verdict};
 
 /// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
+/// How often work is looked after in any case.
+const ATTENDED: Duration = Duration::from_secs(3600);
 /// How long a guest may take to power off.
 const POWER_OFF: Duration = Duration::from_secs(30);
 
@@ -36,6 +45,8 @@ const POWER_OFF: Duration = Duration::from_secs(30);
 pub struct LabOptions {
     own: Own,
     runs: Runs,
+    access: Option<GuestAccess>,
+    signals: Option<&'static Signals>,
 }
 
 impl LabOptions {
@@ -65,6 +76,32 @@ impl LabOptions {
         self
     }
 
+    /// Where the run's folder is, with all its settings.
+    pub fn runs_as(self, runs: Runs) -> Self {
+        Self { runs, ..self }
+    }
+
+    /// The user's own pieces, all at once.
+    pub fn own(self, own: Own) -> Self {
+        Self { own, ..self }
+    }
+
+    /// Lets the host start programs in the guest: see [`Lab::program`].
+    pub fn access(self, access: GuestAccess) -> Self {
+        Self {
+            access: Some(access),
+            ..self
+        }
+    }
+
+    /// Signals that end the lab in place of the whole process, or that [`Lab::attend`] passes on.
+    pub fn signals(self, signals: &'static Signals) -> Self {
+        Self {
+            signals: Some(signals),
+            ..self
+        }
+    }
+
     /// Starts the devices and the guest of `scenario`, runs its checks if it has any, and waits until the guest is ready for
     /// requests.
     ///
@@ -73,7 +110,11 @@ impl LabOptions {
     /// # Errors
     /// What keeps the guest from being ready. The run's folder has the logs.
     pub fn start(self, mut scenario: Scenario) -> Result<Lab, LabError> {
+        let signals = self.signals.unwrap_or(&signals::NONE);
         scenario.interactive = true;
+        if let Some(access) = self.access {
+            scenario.give_access(access);
+        }
         let agent = program("peerbar-agent")?;
         if !scenario.gpus.is_empty() {
             add_module(&mut scenario, "peerbar_gpu_pin_test");
@@ -87,7 +128,7 @@ impl LabOptions {
                 }
             }
         }
-        let artifacts = Artifacts::prepare(&self.own, &needs, &agent, &signals::NONE)?;
+        let artifacts = Artifacts::prepare(&self.own, &needs, &agent, signals)?;
         let folder = self.runs.begin(&scenario.name)?;
         let path = std::path::absolute(&scenario.path);
         let path = path.context("cannot tell where the scenario is")?;
@@ -96,19 +137,12 @@ impl LabOptions {
         let temporary = SocketFolder::create()?;
         let sockets = Sockets::in_folder(temporary.path());
         let boot = artifacts.boot(&scenario.machine);
-        let guest = Guest::start(
-            &artifacts,
-            &boot,
-            &scenario,
-            &sockets,
-            &folder,
-            &signals::NONE,
-        )?;
+        let guest = Guest::start(&artifacts, &boot, &scenario, &sockets, &folder, signals)?;
         let mut lab = Lab {
             guest,
             scenario,
             folder,
-            _sockets: temporary,
+            temporary,
         };
         if let Err(error) = lab.wait_until_ready() {
             lab.folder.write(VERDICT, &format!("not run: {error}\n"))?;
@@ -133,7 +167,7 @@ pub struct Lab {
     guest: Guest<'static>,
     scenario: Scenario,
     folder: Folder,
-    _sockets: SocketFolder,
+    temporary: SocketFolder,
 }
 
 /// What a command in the guest came to.
@@ -143,6 +177,17 @@ pub struct CommandOutput {
     pub status: i32,
     /// What it printed on standard output and standard error; control characters are blanks.
     pub text: String,
+}
+
+/// What a program in the guest came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramOutput {
+    /// Its exit status, as a shell counts them: 128 and the number of a signal that ended it.
+    pub status: i32,
+    /// Its standard output.
+    pub output: Vec<u8>,
+    /// Its standard error.
+    pub errors: Vec<u8>,
 }
 
 /// A lab that has ended.
@@ -235,6 +280,84 @@ impl Lab {
         })
     }
 
+    /// Runs a program in the guest, with `input` as its standard input. A status other than 0 is no error. Another thread may
+    /// run more at the same time: see [`Lab::socket`].
+    ///
+    /// # Errors
+    /// What keeps the guest from starting it or from going on; a lab without [`LabOptions::access`] starts none.
+    pub fn program(
+        &mut self,
+        request: &ProgramRequest,
+        input: &[u8],
+    ) -> Result<ProgramOutput, LabError> {
+        let output = self.attend(|socket, _| {
+            let (mut output, mut errors) = (Vec::new(), Vec::new());
+            let program = GuestProgram::start(socket, request)?;
+            let end = program.run(&mut &*input, &mut output, &mut errors)?;
+            Ok::<_, ProgramError>(ProgramOutput {
+                status: end.status(),
+                output,
+                errors,
+            })
+        });
+        Ok(output??)
+    }
+
+    /// The socket for [`GuestProgram::start`]. The guest's console must be taken meanwhile: see [`Lab::attend`].
+    pub fn socket(&self) -> PathBuf {
+        Sockets::in_folder(self.temporary.path()).vsock_programs()
+    }
+
+    /// Keeps the guest going while `work` uses its socket. Signals come to `work` as bytes with their numbers.
+    ///
+    /// # Errors
+    /// A guest or a server that ends before the work does.
+    pub fn attend<T: Send>(
+        &mut self,
+        work: impl FnOnce(&Path, UnixStream) -> T + Send,
+    ) -> Result<T, LabError> {
+        let socket = self.socket();
+        let pair = || UnixStream::pair().context("cannot make a socket pair");
+        let (done, tells_done) = pair()?;
+        let (signals, told_signals) = pair()?;
+        self.guest.add_work(done);
+        thread::scope(|scope| {
+            let worker = scope.spawn(move || {
+                let _tells_done = tells_done;
+                work(&socket, told_signals)
+            });
+            let attended = self.attend_until_done(&signals);
+            // Work that waits for a signal, or for a guest that is gone, ends by that.
+            drop(signals);
+            let done = worker.join().map_err(|_| anyhow!("the work panicked"))?;
+            attended.map(|()| done)
+        })
+    }
+
+    fn attend_until_done(&mut self, signals: &UnixStream) -> Result<(), LabError> {
+        loop {
+            match self.guest.next_event(Instant::now() + ATTENDED)? {
+                GuestEvent::WorkDone => return Ok(()),
+                GuestEvent::Signal(number) => {
+                    let number = u8::try_from(number).unwrap_or_default();
+                    let told = (&mut &*signals).write_all(&[number]);
+                    told.context("cannot pass a signal on")?;
+                }
+                GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
+                GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
+                GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::Late => {}
+            }
+        }
+    }
+
+    fn guest_ended(&self, status: ExitStatus) -> LabError {
+        let log = self.folder.path().join(QEMU_LOG);
+        LabError::GuestEnded {
+            status,
+            message: crate::child::last_line(&log),
+        }
+    }
+
     /// The DMA counters of each device at this moment, by its name. They are read on the host.
     pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
         self.guest.counters()
@@ -272,7 +395,7 @@ impl Lab {
                 GuestEvent::ServerDied(message) => break Ending::ServerDied(message),
                 GuestEvent::Late => break Ending::StayedOn(POWER_OFF.as_secs()),
                 GuestEvent::Signal(signal) => break Ending::Signal(signal),
-                GuestEvent::Console(_) | GuestEvent::Report(_) => {}
+                GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::WorkDone => {}
             }
         };
         let run = FinishedRun::stop(self.guest, ending)?;
@@ -341,18 +464,10 @@ impl Lab {
                     }
                     return Ok(lines);
                 }
-                GuestEvent::Console(_) => {}
+                GuestEvent::Console(_) | GuestEvent::WorkDone => {}
                 GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
-                GuestEvent::Signal(signal) => {
-                    return Err(anyhow!("ended by signal {signal}").into());
-                }
-                GuestEvent::Ended(status) => {
-                    let log = self.folder.path().join(QEMU_LOG);
-                    return Err(LabError::GuestEnded {
-                        status,
-                        message: crate::child::last_line(&log),
-                    });
-                }
+                GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal).into()),
+                GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
                 GuestEvent::Late => return Err(LabError::TimedOut),
             }
         }

@@ -6,6 +6,7 @@ use peerbar_flight::FlightError;
 use thiserror::Error;
 
 use crate::exit::Failure;
+use crate::guest_program::ProgramError;
 use crate::scenario::ScenarioError;
 
 /// Why a [`crate::Lab`] does not do what it was asked for.
@@ -44,6 +45,9 @@ pub enum LabError {
         /// What the agent says.
         reason: String,
     },
+    /// A program was not started, or not run to its end.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// The scenario has no device of ours with that name.
     #[error("no device of the scenario that is served by peerbar has the name {0}")]
     NoDevice(String),

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use peerbar_report::{PORT, TRACE_PORT};
+use peerbar_exec::HOST_TAG;
+use peerbar_report::{HostFolder, PORT, TRACE_PORT};
 use serde_json::json;
 
 use crate::accel::Accel;
 use crate::firmware::Firmware;
+use crate::guest_access::GuestAccess;
 use crate::scenario::{DeviceSpec, Machine, Model, Namespace, Nvme};
 use crate::socket_folder::SCRATCH;
 use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
@@ -140,12 +142,34 @@ pub fn arguments(
             format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
         );
     }
+    if let Some(access) = topology.access {
+        guest_access(&mut words, access, sockets);
+    }
     if let Some(window) = boot.firmware.window(topology.bar_bytes()) {
         words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
     }
     words.0.extend(functions(topology, sockets, 0));
     words.0.extend_from_slice(boot.qemu_arguments);
     words.0
+}
+
+/// The vsock device, and the folder that the guest sees as `/host`.
+fn guest_access(words: &mut Words, access: &GuestAccess, sockets: &Sockets) {
+    let socket = escaped(&sockets.vsock_device());
+    words.option("-chardev", format!("socket,id=vsock,path={socket}"));
+    words.option("-device", "vhost-user-vsock-pci,chardev=vsock");
+    let read_only = match access.permission {
+        HostFolder::ReadOnly => ",readonly=on",
+        HostFolder::ReadWrite => "",
+    };
+    // Inode numbers of another file system below the folder must not look like the folder's own.
+    let export = format!(
+        "local,id=host,path={},security_model=none,multidevs=remap{read_only}",
+        escaped(&access.folder)
+    );
+    words.option("-fsdev", export);
+    let device = format!("virtio-9p-pci,fsdev=host,mount_tag={HOST_TAG}");
+    words.option("-device", device);
 }
 
 /// Host bridges, switches, ports, and the devices below them. The numbers of chassis and slots begin after `chassis`.
@@ -177,6 +201,9 @@ pub(crate) fn functions(topology: &Topology<'_>, sockets: &Sockets, chassis: u32
     }
     words.0
 }
+
+/// Name of the socket of the guest's vsock ports, and of the link to it in a run's folder.
+pub const VSOCK: &str = "vsock.sock";
 
 /// Where the sockets of one run are.
 pub struct Sockets {
@@ -215,6 +242,16 @@ impl Sockets {
         self.folder.join(name)
     }
 
+    /// The socket of the vsock device: its server listens, QEMU connects.
+    pub fn vsock_device(&self) -> PathBuf {
+        self.folder.join("vhost-vsock.sock")
+    }
+
+    /// The socket of the guest's vsock ports: the same server listens, programs of the host connect.
+    pub fn vsock_programs(&self) -> PathBuf {
+        self.folder.join(VSOCK)
+    }
+
     /// The image behind the namespace of QEMU's own controller `name`, which is gone with the run.
     pub fn scratch(&self, name: &str) -> PathBuf {
         self.folder.join(name).with_extension(SCRATCH)
@@ -227,7 +264,11 @@ impl Sockets {
     pub fn check(&self, topology: &Topology<'_>) -> anyhow::Result<()> {
         let servers = topology.devices().map(|device| self.server(device));
         let switches = topology.switches().map(|switch| self.switch(switch));
-        let mut paths = servers.chain(switches).chain([self.report()]);
+        let mut paths = servers.chain(switches).chain([
+            self.report(),
+            self.vsock_device(),
+            self.vsock_programs(),
+        ]);
         if let Some(path) = paths.find(|path| path.as_os_str().len() > Self::LONGEST) {
             bail!(
                 "{} is longer than the {} bytes of a socket address; choose a shorter folder (TMPDIR, or --sockets)",

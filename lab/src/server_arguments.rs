@@ -23,7 +23,8 @@ pub struct ServerCommand {
     pub recording: Option<Level>,
 }
 
-/// The servers of a topology: first the switches, then the devices, which must find them.
+/// The servers of a topology: first the switches, and the vsock device if there is one, then the devices, which must find their
+/// switch.
 pub fn server_commands(
     topology: &Topology<'_>,
     recording: Level,
@@ -44,7 +45,24 @@ pub fn server_commands(
         arguments: device_arguments(device, sockets),
         recording: Some(recording),
     });
-    [switches.collect(), devices.collect()]
+    let vsock = topology.access.map(|_| vsock_command(sockets));
+    [switches.chain(vsock).collect(), devices.collect()]
+}
+
+fn vsock_command(sockets: &Sockets) -> ServerCommand {
+    let options = [
+        ("--socket-path", sockets.vsock_device()),
+        ("--uds-path", sockets.vsock_programs()),
+    ];
+    let words = options.into_iter();
+    let words = words.flat_map(|(option, path)| [option.to_owned(), path.display().to_string()]);
+    ServerCommand {
+        kind: "vsock",
+        name: "vsock".to_owned(),
+        program: "peerbar-vsock",
+        arguments: words.collect(),
+        recording: None,
+    }
 }
 
 fn switch_arguments(switch: &str, topology: &Topology<'_>, sockets: &Sockets) -> Vec<String> {

@@ -14,11 +14,13 @@ const NUMBERS: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
 
 /// The signals that would end this process: taken note of as long as this lives, so that none gets lost between two
 /// stages of a run.
+#[derive(Debug)]
 pub struct Signals {
     each: Vec<Signal>,
     any: Option<UnixStream>,
 }
 
+#[derive(Debug)]
 struct Signal {
     number: i32,
     stream: UnixStream,

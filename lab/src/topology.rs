@@ -5,6 +5,7 @@
 
 use peerbar_switch::LinkMode;
 
+use crate::guest_access::GuestAccess;
 use crate::scenario::{AttachPoint, DeviceSpec, Scenario, first_buses};
 
 /// The machine's own host bridge, as QEMU calls its bus.
@@ -17,6 +18,8 @@ pub struct Topology<'a> {
     pub host_bridges: Vec<HostBridge<'a>>,
     /// Each below one that comes before it, or below a host bridge.
     pub functions: Vec<Function<'a>>,
+    /// What the host may do in the guest; takes a vsock device and a 9p export.
+    pub access: Option<&'a GuestAccess>,
 }
 
 /// A host bridge.
@@ -65,6 +68,7 @@ impl<'a> Topology<'a> {
         let mut topology = Self {
             host_bridges: [own].into_iter().chain(further).collect(),
             functions: Vec::new(),
+            access: scenario.access.as_ref(),
         };
         let mut slots = 1..;
         for switch in &scenario.switches {

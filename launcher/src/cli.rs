@@ -17,6 +17,9 @@ use peerbar_nvme::{PollPolicy, WORKERS};
 use peerbar_report::{KINDS, Timeout};
 use peerbar_results::{CommitHash, KcidbOrigin, Shard};
 
+use crate::cp::Cp;
+use crate::exec::Exec;
+use crate::guest_session::InGuest;
 use crate::matrix::{Flow, Placement, TestedDevices};
 use peerbar_lab::debugger;
 use peerbar_lab::iommu::Iommu;
@@ -43,6 +46,22 @@ pub(crate) enum Command {
     /// Boots a guest with the devices of a scenario and runs its checks.
     #[command(before_help = "Example: peerbar run my.toml --timeout 5m")]
     Run(Run),
+    /// Opens a root shell in a guest. The current folder is /host there.
+    #[command(
+        before_help = "Examples:\n  peerbar shell\n  peerbar shell my.toml\n  peerbar shell --attach runs/latest"
+    )]
+    Shell(InGuest),
+    /// Runs a program in a guest, with our input, output and signals. Its exit status is ours. It starts in /host, which is the
+    /// current folder.
+    #[command(
+        before_help = "Examples:\n  peerbar exec -- ./my-test {disk0:disk}\n  peerbar exec my.toml -- nvme list"
+    )]
+    Exec(Exec),
+    /// Copies a file or a folder into a running guest, or out of it. A path of the guest begins with `guest:`.
+    #[command(
+        before_help = "Examples:\n  peerbar cp ./data guest:/root\n  peerbar cp guest:/root/result ."
+    )]
+    Cp(Cp),
     /// Says which route peer-to-peer DMA takes in a run or a scenario, and why.
     #[command(
         before_help = "Examples:\n  peerbar explain\n  peerbar explain disk0 disk1 --run runs/latest"
@@ -130,6 +149,9 @@ pub(crate) struct Run {
     /// Print the command lines of the servers and of QEMU, to read or to change, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// Keep the guest running after a failed check, and say how to enter it.
+    #[arg(long, conflicts_with_all = ["dry_run"])]
+    pub keep: bool,
     /// Show the guest's console and report, and what commands print, as they come. (RUST_LOG sets what the servers log.)
     #[arg(short, long)]
     pub verbose: bool,

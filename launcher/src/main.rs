@@ -4,20 +4,26 @@
 
 #![deny(unsafe_code)]
 
+mod attached;
 mod bisect;
 mod cache;
 mod cli;
 mod comparison;
+mod cp;
 mod devices;
 mod doctor;
 mod dry_run;
+mod exec;
 mod explain;
+mod guest_session;
 mod help;
 mod init;
 mod iommu;
+mod keep;
 mod kernel;
 mod list;
 mod matrix;
+mod relay;
 mod report;
 mod results;
 mod run;
@@ -36,6 +42,9 @@ fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let result = match Cli::parse().command {
         Command::Run(options) => series::run(&options),
+        Command::Shell(options) => exec::shell(&options),
+        Command::Exec(options) => exec::exec(&options),
+        Command::Cp(options) => cp::cp(&options),
         Command::Explain(options) => explain::explain(&options),
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => iommu::iommu(&options),

@@ -9,6 +9,7 @@ use peerbar_report::{Check, Line, Verdict as CheckVerdict};
 use crate::cli;
 use crate::dry_run;
 use crate::iommu;
+use crate::keep::Keeping;
 use crate::results::conclude;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
@@ -128,7 +129,7 @@ fn boot_and_check(
         let lines = debugger::instructions(port, artifacts.guest.symbols.as_deref());
         lines.iter().for_each(|line| progress.lasting(line));
     }
-    let ending = watch(&mut guest, scenario, &mut progress, options)?;
+    let ending = watch(&mut guest, scenario, folder, &mut progress, options)?;
     if let Ending::Ended(status) = &ending
         && !status.success()
         && guest.is_silent()
@@ -148,10 +149,12 @@ fn boot_and_check(
 fn watch(
     guest: &mut Guest<'_>,
     scenario: &Scenario,
+    folder: &Folder,
     progress: &mut Progress,
     options: &cli::Run,
 ) -> anyhow::Result<Ending> {
     let verbose = options.verbose;
+    let mut keeping = Keeping::new(options.keep);
     let mut deadline = guest.started() + scenario.timeout;
     let power_off = match options.gdb {
         Some(_) => debugger::NO_LIMIT,
@@ -171,6 +174,7 @@ fn watch(
                         guest.lose(name)?;
                     }
                 }
+                keeping.take(&lines, guest, scenario, folder.path(), progress)?;
                 if guest.report.complete() && !done {
                     done = true;
                     deadline = Instant::now() + power_off;
@@ -178,7 +182,13 @@ fn watch(
             }
             GuestEvent::Ended(status) => return Ok(Ending::Ended(status)),
             GuestEvent::ServerDied(words) => return Ok(Ending::ServerDied(words)),
+            GuestEvent::Signal(_) if keeping.is_kept() => {
+                keeping.end(guest)?;
+                deadline = Instant::now() + power_off;
+            }
             GuestEvent::Signal(signal) => return Ok(Ending::Signal(signal)),
+            GuestEvent::WorkDone => {}
+            GuestEvent::Late if keeping.is_kept() => deadline = Instant::now() + scenario.timeout,
             GuestEvent::Late if done => return Ok(Ending::StayedOn(power_off.as_secs())),
             GuestEvent::Late => return Ok(Ending::TimedOut(scenario.timeout.as_secs())),
         }

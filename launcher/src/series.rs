@@ -13,6 +13,7 @@ use peerbar_lab::terminal::{print, say};
 use peerbar_results::{ShardPlan, ShardedList};
 
 use crate::cli;
+use crate::keep;
 use crate::run::{self, RunOutcome};
 
 /// Runs what `options` ask for. All scenarios are read before the first starts.
@@ -73,6 +74,9 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
             .map_err(Failure::Usage)?;
         if options.trace {
             scenario.trace();
+        }
+        if options.keep {
+            keep::prepare(scenario)?;
         }
     }
     Ok(scenarios)

@@ -5,6 +5,7 @@ mod devices;
 mod explain;
 mod failures;
 mod guest_root;
+mod in_guest;
 mod kernel;
 mod launched;
 mod matrix;

@@ -11,6 +11,9 @@ use peerbar_lab::{Lab, LabOptions};
 
 /// Starts a lab that keeps its records where `peerbar` does.
 fn start(scenario: Scenario) -> Lab {
-    let runs = concat!(env!("CARGO_MANIFEST_DIR"), "/../runs");
-    LabOptions::default().runs(runs).start(scenario).unwrap()
+    options().start(scenario).unwrap()
+}
+
+fn options() -> LabOptions {
+    LabOptions::default().runs(concat!(env!("CARGO_MANIFEST_DIR"), "/../runs"))
 }

@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use peerbar_exec::ProgramRequest;
+use peerbar_lab::LabError;
 use peerbar_lab::exit::Outcome;
+use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::scenario::Scenario;
-use peerbar_lab::{Lab, LabError};
-use peerbar_report::Verdict;
+use peerbar_report::{HostFolder, Verdict};
 
-use crate::start;
+use crate::options;
 
 const SCENARIO: &str = r#"
 name = "lab-requests"
@@ -27,14 +29,24 @@ name = "disk1"
 namespaces = [{ ram = "16M" }]
 "#;
 
-fn lab() -> Lab {
-    start(Scenario::parse_interactive(Path::new("lab-requests.toml"), SCENARIO).unwrap())
+fn scenario() -> Scenario {
+    Scenario::parse_interactive(Path::new("lab-requests.toml"), SCENARIO).unwrap()
 }
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn command_in_a_guest_has_output_and_status() {
-    let mut lab = lab();
+    let access = GuestAccess {
+        folder: env!("CARGO_MANIFEST_DIR").into(),
+        permission: HostFolder::ReadOnly,
+    };
+    let mut lab = options().access(access).start(scenario()).unwrap();
+    let sort = ProgramRequest::new(["sh", "-c", "sort; ls /host/Cargo.toml >&2; exit 4"]);
+    let sorted = lab.program(&sort, b"b\na\n").unwrap();
+    assert_eq!((sorted.status, sorted.output), (4, b"a\nb\n".to_vec()));
+    assert_eq!(sorted.errors, b"/host/Cargo.toml\n");
+    let none = lab.program(&ProgramRequest::new(["none"]), b"");
+    assert!(none.unwrap_err().to_string().contains("cannot start none"));
     let output = lab.command("echo one; echo two >&2; exit 3").unwrap();
     assert_eq!((output.status, output.text.as_str()), (3, "one\ntwo"));
     let output = lab
@@ -59,7 +71,7 @@ fn command_in_a_guest_has_output_and_status() {
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn failed_check_fails_the_lab_but_not_the_requests_after_it() {
-    let mut lab = lab();
+    let mut lab = options().start(scenario()).unwrap();
     // Haswell's host bridge is on no list of Linux', so the kernel refuses what goes through it.
     let copy = "kind = \"copy\"\nfrom = \"disk1\"\nto = \"disk0\"\nthrough = { p2pmem = \"disk0\" }\nsizes = [\"4K\"]\noffsets = [0]";
     let row = lab.check_table(copy).unwrap();

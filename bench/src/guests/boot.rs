@@ -127,7 +127,7 @@ fn boot_ours(
             {
                 break;
             }
-            GuestEvent::Report(_) | GuestEvent::Console(_) => {}
+            GuestEvent::Report(_) | GuestEvent::Console(_) | GuestEvent::WorkDone => {}
             GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
             GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
             GuestEvent::Ended(_) => return Err(gone("our guest ended", folder)),

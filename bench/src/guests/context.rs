@@ -250,7 +250,7 @@ fn follow(
     while seen.len() < scenario.checks.len() {
         let lines = match guest.next_event(deadline)? {
             GuestEvent::Report(lines) => lines,
-            GuestEvent::Console(_) => continue,
+            GuestEvent::Console(_) | GuestEvent::WorkDone => continue,
             GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
             GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
             GuestEvent::Ended(status) => {

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use parking_lot::Mutex;
-use peerbar_report::Plan;
+use peerbar_report::{HostFolder, Plan};
 
 use crate::devices::{Controller, Roots};
+use crate::exec_server;
 use crate::gpus::{self, Gpu};
 use crate::launcher::Launcher;
 use crate::modules::Modules;
@@ -128,6 +129,14 @@ impl GuestContext {
     /// What stands for the devices in commands.
     pub(crate) fn placeholders(&self) -> Placeholders {
         Placeholders::of(&self.controllers, &self.gpus)
+    }
+
+    /// Starts programs for the host from now on.
+    pub(crate) fn start_exec_server(&self, host_folder: HostFolder) -> anyhow::Result<()> {
+        self.tools()?
+            .context("the plan wants programs of the host, and has no tools root")?;
+        let placeholders = self.placeholders();
+        exec_server::start(&self.modules, &placeholders, host_folder)
     }
 
     /// Loads a module that only some checks need.

@@ -10,6 +10,7 @@ mod counters;
 mod decisions;
 mod devices;
 mod disk;
+mod exec_server;
 mod file_system;
 mod fork;
 mod gpu_channel;
@@ -47,12 +48,16 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() == Some(gpu_user::ROLE) {
-        let Err(error) = gpu_user::main(&arguments.collect::<Vec<_>>()) else {
-            return ExitCode::SUCCESS;
-        };
-        eprintln!("peerbar-agent: a process that uses the GPU: {error:#}");
-        return ExitCode::FAILURE;
+    let role = arguments.next();
+    let arguments: Vec<String> = arguments.collect();
+    match role.as_deref() {
+        Some(gpu_user::ROLE) => {
+            return ended("a process that uses the GPU", gpu_user::main(&arguments));
+        }
+        Some(exec_server::ROLE) => {
+            return ended("starting programs", exec_server::main(&arguments));
+        }
+        _ => {}
     }
     if std::process::id() != 1 {
         eprintln!(
@@ -67,4 +72,13 @@ fn main() -> ExitCode {
         Err(_) => eprintln!("peerbar-agent: it panicked, so the guest is powered off"),
     }
     power::off()
+}
+
+/// How a process of the agent's that is not PID 1 has ended.
+fn ended(what: &str, outcome: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = outcome else {
+        return ExitCode::SUCCESS;
+    };
+    eprintln!("peerbar-agent: {what}: {error:#}");
+    ExitCode::FAILURE
 }

@@ -77,7 +77,7 @@ fn attach(tag: &str, folder: &str) -> anyhow::Result<()> {
     })
 }
 
-fn inside(directory: &str) -> anyhow::Result<String> {
+pub(crate) fn inside(directory: &str) -> anyhow::Result<String> {
     let path = format!("{ROOT}{directory}");
     ensure!(
         Path::new(&path).is_dir(),

@@ -85,6 +85,9 @@ fn prepare(
     {
         udev::start(tools)?;
     }
+    if let Some(host_folder) = plan.exec {
+        guest.start_exec_server(host_folder)?;
+    }
     Ok(guest)
 }
 

@@ -67,7 +67,7 @@ impl Tools {
     }
 }
 
-fn enter_root() -> io::Result<()> {
+pub(crate) fn enter_root() -> io::Result<()> {
     rustix::process::chroot(root::ROOT)?;
     Ok(rustix::process::chdir("/")?)
 }

@@ -39,8 +39,21 @@ pub struct Plan {
     /// Whether the kernel's trace events are wanted, on the port [`crate::TRACE_PORT`].
     #[serde(default)]
     pub trace: bool,
+    /// Whether the agent starts programs for the host, and what they may do with the host's folder. Implies a tools root.
+    #[serde(default)]
+    pub exec: Option<HostFolder>,
     /// The checks, in order.
     pub checks: Vec<Check>,
+}
+
+/// What programs of the guest may do with the folder that the host shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostFolder {
+    /// Read.
+    ReadOnly,
+    /// Read and write.
+    ReadWrite,
 }
 
 impl Plan {

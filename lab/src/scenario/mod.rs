@@ -47,6 +47,7 @@ pub use sanitize::Sanitize;
 
 use crate::artifacts::GuestNeeds;
 use crate::firmware::Firmware;
+use crate::guest_access::GuestAccess;
 use crate::guest_files::GuestFile;
 use crate::iommu::Iommu;
 use crate::module_sources::ModuleSources;
@@ -93,6 +94,8 @@ pub struct Scenario {
     pub interactive: bool,
     /// Whether what commands and programs print is reported while they run.
     pub live: bool,
+    /// Whether the guest starts programs for the host; see [`Scenario::give_access`].
+    pub access: Option<GuestAccess>,
     /// The checks, in order.
     pub checks: Vec<Check>,
     /// What the scenario calls each of them, if it does.
@@ -309,6 +312,13 @@ impl Scenario {
         self.recording = Level::All;
     }
 
+    /// Lets the host start programs in the guest, which takes requests after the checks then.
+    pub fn give_access(&mut self, access: GuestAccess) {
+        self.tools = true;
+        self.interactive = true;
+        self.access = Some(access);
+    }
+
     /// Refuses to kill the server of a device that no check wants to lose.
     pub fn may_lose(&self, name: &str) -> anyhow::Result<()> {
         let wants = |check: &Check| check.kills() == Some(name);
@@ -334,6 +344,7 @@ impl Scenario {
             live: self.live,
             interactive: self.interactive,
             trace: self.machine.trace,
+            exec: self.access.as_ref().map(|access| access.permission),
             checks: self.checks.clone(),
         }
     }
@@ -366,6 +377,8 @@ impl Scenario {
     pub fn initramfs_modules(&self) -> Vec<String> {
         let own = self.modules.iter().map(|module| module.name.as_str());
         let tools = ["9p", "9pnet_virtio"].into_iter().filter(|_| self.tools);
+        let access = ["vmw_vsock_virtio_transport"].into_iter();
+        let tools = tools.chain(access.filter(|_| self.access.is_some()));
         let checks = self.checks.iter();
         let checks = checks.flat_map(|check| check.modules_on_demand().iter().copied());
         let mut names: Vec<String> = Vec::new();

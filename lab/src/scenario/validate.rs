@@ -90,6 +90,7 @@ pub(super) fn scenario(
         files,
         interactive,
         live: false,
+        access: None,
         checks,
         labels,
     })

@@ -1,0 +1,24 @@
+//! A virtio socket device (virtio 1.2, 5.10) outside QEMU: the guest's vsock on one side, a Unix socket on the other.
+//!
+//! A program of the host connects to the Unix socket, writes `CONNECT PORT` and a newline, and reads `OK` and a number once a
+//! program of the guest has accepted at that vsock port; then the socket is the connection. Firecracker and vhost-device-vsock
+//! have the same convention. No module of the host's kernel is used, so a CID means nothing outside its own guest.
+//!
+//! - `device`: the queues, served by the crate `vhost-user-backend`
+//! - `multiplexer`: all connections, in turn
+//! - `connection`: one connection, with the credit of both directions
+//!
+//! Neither side can make the other wait, or the device grow: what the guest sends beyond its credit ends its connection, and
+//! connections, greetings and refusals have limits. Not served: connections that the guest asks for, which are refused,
+//! seqpacket sockets, and transport events.
+
+#![forbid(unsafe_code)]
+
+mod connection;
+mod device;
+mod handshake;
+mod header;
+mod multiplexer;
+mod server;
+
+pub use server::{ServeError, serve};

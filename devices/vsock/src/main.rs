@@ -1,0 +1,83 @@
+//! `peerbar-vsock`: a virtio socket device for one QEMU after another.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::Context;
+use clap::Parser;
+use peerbar_socket_file::SocketFile;
+use peerbar_vsock::serve;
+use rustix::net::SocketType;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+/// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
+const ENVIRONMENT: u8 = 69;
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// A virtio socket device for QEMU's vhost-user-vsock-pci, until SIGTERM.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Where QEMU connects, by vhost-user
+    #[arg(long, value_name = "PATH")]
+    socket_path: PathBuf,
+    /// Where programs connect: they write `CONNECT PORT` and a newline first
+    #[arg(long, value_name = "PATH")]
+    uds_path: PathBuf,
+    /// CID of the guest
+    #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u64).range(3..0xffff_ffff))]
+    guest_cid: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("peerbar-vsock: {error:#}");
+            ExitCode::from(ENVIRONMENT)
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    let (mut stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
+    for number in [SIGTERM, SIGINT] {
+        let signal = signal.try_clone().context("cannot copy a descriptor")?;
+        pipe::register(number, signal).context("cannot handle signals")?;
+    }
+    let (_qemu_file, qemu) = listen(&args.socket_path)?;
+    let (_programs_file, programs) = listen(&args.uds_path)?;
+    // The crate that serves it asks again and again if this one does not block.
+    qemu.set_nonblocking(false)
+        .context("cannot make a socket block")?;
+    let cid = args.guest_cid;
+    thread::spawn(move || {
+        let ended = serve(qemu, &programs, cid);
+        if let Err(error) = ended {
+            log::error!("{:#}", anyhow::Error::from(error));
+        }
+        // The end of the process, by the same way as a signal.
+        let _ = (&signal).write_all(b"!");
+    });
+    let mut out = io::stdout();
+    writeln!(out, "ready")
+        .and_then(|()| out.flush())
+        .context("cannot say that it is ready")?;
+    let mut word = [0];
+    stop.read_exact(&mut word)
+        .context("cannot wait for a signal")?;
+    anyhow::ensure!(word != *b"!", "no QEMU can be served any more");
+    Ok(())
+}
+
+fn listen(path: &Path) -> anyhow::Result<(SocketFile, UnixListener)> {
+    let (file, socket) = SocketFile::make(path, SocketType::STREAM, BACKLOG)?;
+    Ok((file, UnixListener::from(socket)))
+}

@@ -1,0 +1,240 @@
+//! Programs of the host and a guest that the tests play.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use super::*;
+use crate::connection::BUFFER;
+use crate::header::{NO_MORE_RECEIVED, NO_MORE_SENT};
+
+/// A multiplexer, and the guest behind it.
+struct Bench {
+    multiplexer: Multiplexer,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Self {
+            multiplexer: Multiplexer::new(listener).unwrap(),
+            path,
+            _folder: folder,
+        }
+    }
+
+    /// A program that asks for port 5 of the guest, and the packet that the guest gets.
+    fn asked(&mut self) -> (UnixStream, VsockHeader) {
+        let mut program = UnixStream::connect(&self.path).unwrap();
+        program.write_all(b"CONNECT 5\n").unwrap();
+        let request = self.packet().unwrap().0;
+        assert_eq!(
+            (request.kind, request.ports.guest),
+            (PacketKind::Request, 5)
+        );
+        (program, request)
+    }
+
+    /// A program with a connection to a guest that takes `buffer` bytes.
+    fn connected(&mut self, buffer: u32) -> (UnixStream, Ports) {
+        let (mut program, VsockHeader { ports, .. }) = self.asked();
+        self.say(ports, PacketKind::Response, 0, buffer, 0);
+        let mut answer = vec![0; format!("OK {}\n", ports.host).len()];
+        program.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, format!("OK {}\n", ports.host).as_bytes());
+        program.set_nonblocking(true).unwrap();
+        (program, ports)
+    }
+
+    fn say(&mut self, ports: Ports, kind: PacketKind, flags: u32, buffer: u32, forwarded: u32) {
+        let header = VsockHeader {
+            ports,
+            kind,
+            flags,
+            length: 0,
+            buffer,
+            forwarded,
+        };
+        self.multiplexer.receive(&header, &[]);
+    }
+
+    fn send(&mut self, ports: Ports, data: &[u8]) {
+        let header = VsockHeader {
+            ports,
+            kind: PacketKind::Data,
+            flags: 0,
+            length: u32::try_from(data.len()).unwrap(),
+            buffer: 1000,
+            forwarded: 0,
+        };
+        self.multiplexer.receive(&header, data);
+    }
+
+    /// The next packet for the guest.
+    fn packet(&mut self) -> Option<(VsockHeader, Vec<u8>)> {
+        let mut space = [0; 256];
+        loop {
+            self.multiplexer.take_events();
+            let more = self.multiplexer.has_packet();
+            if let Some(header) = self.multiplexer.next_packet(&mut space) {
+                let length = usize::try_from(header.length).unwrap();
+                return Some((header, space[..length].to_vec()));
+            }
+            if !more {
+                return None;
+            }
+        }
+    }
+}
+
+#[test]
+fn data_goes_both_ways_within_the_credit() {
+    let mut bench = Bench::new();
+    let (mut program, ports) = bench.connected(300);
+    program.write_all(&[7; 500]).unwrap();
+    let lengths: Vec<usize> = std::iter::from_fn(|| bench.packet())
+        .map(|(_, data)| data.len())
+        .collect();
+    assert_eq!(lengths, [256, 44]);
+    bench.say(ports, PacketKind::CreditUpdate, 0, 300, 300);
+    assert_eq!(bench.packet().unwrap().1, [7; 200]);
+    assert_eq!(bench.packet(), None);
+    bench.send(ports, b"hello");
+    let mut said = [0; 16];
+    assert_eq!(program.read(&mut said).unwrap(), 5);
+    assert_eq!(&said[..5], b"hello");
+}
+
+#[test]
+fn guest_beyond_its_credit_loses_the_connection() {
+    let mut bench = Bench::new();
+    let (program, ports) = bench.connected(1000);
+    let chunk = vec![1; 32 << 10];
+    // The socket takes some, the device holds its buffer's worth.
+    let mut sent = 0;
+    while bench
+        .packet()
+        .is_none_or(|(header, _)| header.kind != PacketKind::Reset)
+    {
+        bench.send(ports, &chunk);
+        sent += chunk.len();
+        assert!(sent < 16 << 20, "no end");
+    }
+    assert!(sent > usize::try_from(BUFFER).unwrap());
+    drop(program);
+}
+
+#[test]
+fn slow_program_gets_all_that_a_closed_guest_sent() {
+    let mut bench = Bench::new();
+    let (mut program, ports) = bench.connected(1000);
+    let mut sent = 0;
+    for _ in 0..7 {
+        bench.send(ports, &vec![1; 32 << 10]);
+        sent += 32 << 10;
+    }
+    let both = NO_MORE_SENT | NO_MORE_RECEIVED;
+    bench.say(ports, PacketKind::Shutdown, both, 1000, 0);
+    // The guest need not wait for the program.
+    let kinds: Vec<PacketKind> = std::iter::from_fn(|| bench.packet())
+        .map(|(header, _)| header.kind)
+        .collect();
+    assert_eq!(kinds.last(), Some(&PacketKind::Reset));
+    let mut got = 0;
+    let mut space = vec![0; 64 << 10];
+    loop {
+        match program.read(&mut space) {
+            Ok(0) => break,
+            Ok(count) => got += count,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        bench.multiplexer.take_events();
+    }
+    assert_eq!(got, sent);
+    assert!(bench.multiplexer.peers.is_empty());
+}
+
+#[test]
+fn end_of_a_program_reaches_the_guest_after_its_data() {
+    let mut bench = Bench::new();
+    let (mut program, ports) = bench.connected(1000);
+    program.write_all(b"last").unwrap();
+    program.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(bench.packet().unwrap().1, b"last");
+    let end = bench.packet().unwrap().0;
+    assert_eq!((end.kind, end.flags), (PacketKind::Shutdown, NO_MORE_SENT));
+    // The other direction is still open.
+    bench.send(ports, b"answer");
+    let mut said = [0; 16];
+    assert_eq!(program.read(&mut said).unwrap(), 6);
+    drop(program);
+    bench.send(ports, b"too late");
+    assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Reset);
+    assert!(bench.multiplexer.peers.is_empty());
+}
+
+#[test]
+fn program_that_leaves_tells_the_guest_to_close() {
+    let mut bench = Bench::new();
+    let (program, ports) = bench.connected(1000);
+    drop(program);
+    let end = bench.packet().unwrap().0;
+    let both = NO_MORE_SENT | NO_MORE_RECEIVED;
+    assert_eq!((end.kind, end.flags), (PacketKind::Shutdown, both));
+    bench.say(ports, PacketKind::Reset, 0, 0, 0);
+    assert!(bench.multiplexer.peers.is_empty());
+    assert_eq!(bench.packet(), None);
+}
+
+#[test]
+fn refused_request_closes_the_programs_socket() {
+    let mut bench = Bench::new();
+    let (mut program, request) = bench.asked();
+    bench.say(request.ports, PacketKind::Reset, 0, 0, 0);
+    assert_eq!(program.read(&mut [0; 8]).unwrap(), 0);
+}
+
+#[test]
+fn packets_of_no_connection_are_refused_with_a_limit() {
+    let mut bench = Bench::new();
+    for host in 0..10_000 {
+        let ports = Ports { guest: 1, host };
+        bench.say(ports, PacketKind::Request, 0, 0, 0);
+        bench.say(ports, PacketKind::Reset, 0, 0, 0);
+    }
+    let refused: Vec<_> = std::iter::from_fn(|| bench.packet()).collect();
+    assert_eq!(refused.len(), RESETS);
+    assert!(
+        refused
+            .iter()
+            .all(|(header, _)| header.kind == PacketKind::Reset)
+    );
+}
+
+#[test]
+fn silent_programs_give_way_to_others() {
+    let mut bench = Bench::new();
+    let mut silent = Vec::new();
+    for _ in 0..LIMIT + 1 {
+        silent.push(UnixStream::connect(&bench.path).unwrap());
+        bench.multiplexer.take_events();
+    }
+    assert_eq!(bench.multiplexer.peers.len(), LIMIT);
+    assert_eq!(silent[0].read(&mut [0]).unwrap(), 0);
+    let (_program, _ports) = bench.connected(1000);
+}
+
+#[test]
+fn new_driver_ends_the_connections_of_the_former() {
+    let mut bench = Bench::new();
+    let (mut program, ports) = bench.connected(1000);
+    bench.multiplexer.reset();
+    assert_eq!(program.read(&mut [0]).unwrap(), 0);
+    bench.send(ports, b"x");
+    assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Reset);
+}

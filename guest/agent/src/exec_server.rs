@@ -1,0 +1,141 @@
+//! A process of the agent's that starts programs for the host: what `peerbar shell` and `peerbar exec` talk to.
+//!
+//! It is not PID 1, so that programs of the host and checks know nothing of each other's children. It lives in the tools root.
+
+mod input_queue;
+mod program;
+mod streams;
+
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use peerbar_exec::{GuestMessage, HOST_FOLDER, HOST_TAG, HostMessage, PORT, ProgramRequest};
+use peerbar_report::HostFolder;
+use rustix::mount::{MountFlags, mount};
+use vsock::{VMADDR_CID_ANY, VsockListener, VsockStream};
+
+use crate::modules::Modules;
+use crate::placeholders::Placeholders;
+use crate::{root, tools};
+
+/// The first argument that makes the agent's program such a process.
+pub(crate) const ROLE: &str = "exec-server";
+
+/// Programs at once.
+const LIMIT: usize = 32;
+/// How long a host may take to say what it wants.
+const GREETING: Duration = Duration::from_secs(10);
+/// Exit status of what cannot be started, as a shell has it.
+const CANNOT_START: i32 = 126;
+/// What the process says once it listens.
+const LISTENING: u8 = b'!';
+
+/// Starts the process, and waits until it takes requests. The tools root is mounted. It lives as long as the guest.
+pub(crate) fn start(
+    modules: &Modules,
+    placeholders: &Placeholders,
+    host_folder: HostFolder,
+) -> anyhow::Result<()> {
+    mount_host_folder(host_folder)?;
+    modules.load("vmw_vsock_virtio_transport", "")?;
+    let placeholders = serde_json::to_string(placeholders)?;
+    let mut child = Command::new("/proc/self/exe")
+        .args([ROLE, &placeholders])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start the process that starts programs")?;
+    let mut said = [0];
+    let mut stdout = child.stdout.take().context("a child without an output")?;
+    stdout
+        .read_exact(&mut said)
+        .context("the process that starts programs has ended; its error is on the console")?;
+    Ok(())
+}
+
+/// Mounts the folder that the host shares. It changes meanwhile, so the guest keeps nothing of it.
+fn mount_host_folder(host_folder: HostFolder) -> anyhow::Result<()> {
+    let inside = root::inside(HOST_FOLDER)?;
+    let flags = match host_folder {
+        HostFolder::ReadOnly => MountFlags::RDONLY,
+        HostFolder::ReadWrite => MountFlags::empty(),
+    };
+    let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=none";
+    mount(HOST_TAG, &inside, "9p", flags, options)
+        .with_context(|| format!("cannot mount the host's folder at {inside}"))
+}
+
+/// What the process does.
+///
+/// # Errors
+/// What keeps it from listening.
+pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
+    let [placeholders] = arguments else {
+        anyhow::bail!("{ROLE} takes the placeholders");
+    };
+    let placeholders: Placeholders = serde_json::from_str(placeholders)?;
+    let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, PORT)
+        .with_context(|| format!("cannot listen at vsock port {PORT}"))?;
+    tools::enter_root().context("cannot enter the tools root")?;
+    std::io::stdout().write_all(&[LISTENING])?;
+    std::io::stdout().flush()?;
+    let placeholders = Arc::new(placeholders);
+    let running = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let stream = stream.context("cannot accept a connection of the host")?;
+        let (placeholders, running) = (Arc::clone(&placeholders), Arc::clone(&running));
+        thread::spawn(move || {
+            let others = running.fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = serve(stream, &placeholders, others) {
+                eprintln!("peerbar-agent: a program of the host: {error:#}");
+            }
+            running.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+    Ok(())
+}
+
+/// Serves one connection while `others` are served.
+fn serve(
+    mut stream: VsockStream,
+    placeholders: &Placeholders,
+    others: usize,
+) -> anyhow::Result<()> {
+    stream.set_read_timeout(Some(GREETING))?;
+    // A host that leaves without a word has only looked whether the guest is there.
+    let Some(HostMessage::Start(request)) = HostMessage::read_from(&mut stream)? else {
+        return Ok(());
+    };
+    stream.set_read_timeout(None)?;
+    let started = prepared(request, placeholders, others)
+        .map_err(|error| (format!("{error:#}"), CANNOT_START))
+        .and_then(|request| program::start(&request));
+    match started {
+        Ok(program) => program.run(stream),
+        Err((reason, status)) => {
+            Ok(GuestMessage::Refused { reason, status }.write_to(&mut stream)?)
+        }
+    }
+}
+
+/// The request with the guest's names in place of the placeholders.
+fn prepared(
+    mut request: ProgramRequest,
+    placeholders: &Placeholders,
+    others: usize,
+) -> anyhow::Result<ProgramRequest> {
+    ensure!(
+        others < LIMIT,
+        "{LIMIT} programs of the host run in the guest already; end one"
+    );
+    request.check()?;
+    for word in &mut request.words {
+        *word = placeholders.fill_in(word)?;
+    }
+    Ok(request)
+}

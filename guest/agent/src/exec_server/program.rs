@@ -1,0 +1,293 @@
+//! One program of the host's, from its start to its end.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use parking_lot::Mutex;
+use peerbar_exec::{GuestMessage, HostMessage, ProgramEnd, ProgramRequest};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, ioctl_tiocsctty, kill_process_group, pidfd_open, setsid,
+};
+use vsock::VsockStream;
+
+use super::CANNOT_START;
+use super::input_queue::InputQueue;
+use super::streams::{self, Streams};
+use crate::tools;
+
+/// Exit status of what is not there, as a shell has it.
+const NOT_FOUND: i32 = 127;
+/// Root's shell.
+const SHELL: &str = "/bin/bash";
+/// How long a program may take to end after its host has left.
+const GRACE: Duration = Duration::from_secs(2);
+/// What a terminal takes as the end of input (termios(3), VEOF).
+const END_OF_INPUT: &[u8] = &[4];
+
+/// A program that runs.
+pub(super) struct RunningProgram {
+    child: Child,
+    streams: Streams,
+    shared: Arc<Shared>,
+}
+
+/// What the thread that reads the host's messages shares with the one that serves the program's streams.
+struct Shared {
+    input: Mutex<InputQueue>,
+    /// Its process group as long as it may be signalled: no other process has its number before it is reaped.
+    group: Mutex<Option<Pid>>,
+    /// When the host left.
+    left: Mutex<Option<Instant>>,
+    /// Becomes readable with a change of the others.
+    changed: OwnedFd,
+}
+
+/// Starts what is asked for; `Err` has the reason and the exit status.
+pub(super) fn start(request: &ProgramRequest) -> Result<RunningProgram, (String, i32)> {
+    let folder = request.folder.as_deref().unwrap_or("/");
+    if !Path::new(folder).is_dir() {
+        let reason = format!("the guest has no folder {folder}");
+        return Err((reason, CANNOT_START));
+    }
+    let (program, arguments) = match request.words.split_first() {
+        Some((program, arguments)) => (program.as_str(), arguments),
+        None => (SHELL, [].as_slice()),
+    };
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .current_dir(folder)
+        .env_clear()
+        .envs(tools::ENVIRONMENT)
+        .envs(&request.environment);
+    spawn(command, request).map_err(|error| {
+        let absent = error
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let status = if absent { NOT_FOUND } else { CANNOT_START };
+        let reason = format!("cannot start {program} in {folder} of the guest: {error:#}");
+        (reason, status)
+    })
+}
+
+fn spawn(mut command: Command, request: &ProgramRequest) -> anyhow::Result<RunningProgram> {
+    let streams = match request.terminal {
+        Some(size) => Streams::terminal(&mut command, size)?,
+        None => Streams::pipes(&mut command)?,
+    };
+    let has_terminal = request.terminal.is_some();
+    let begin = move || {
+        setsid()?;
+        if has_terminal {
+            ioctl_tiocsctty(rustix::stdio::stdin())?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec this makes two system calls and touches no memory but its own.
+    unsafe { command.pre_exec(begin) };
+    let child = command.spawn()?;
+    let shared = Shared {
+        input: Mutex::default(),
+        group: Mutex::new(Some(Pid::from_child(&child))),
+        left: Mutex::default(),
+        changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+    };
+    Ok(RunningProgram {
+        child,
+        streams,
+        shared: Arc::new(shared),
+    })
+}
+
+impl RunningProgram {
+    /// Serves the program to its end.
+    ///
+    /// # Errors
+    /// What keeps it from being served; the program is killed.
+    pub(super) fn run(mut self, stream: VsockStream) -> anyhow::Result<()> {
+        let host = stream.try_clone().context("cannot share the connection")?;
+        let terminal = self.streams.terminal.take();
+        let shared = Arc::clone(&self.shared);
+        let reader = thread::spawn(move || shared.follow(host, terminal.as_ref()));
+        let mut stream = Some(stream);
+        let served = self.serve(&mut stream);
+        if served.is_err() {
+            self.shared.signal(Signal::KILL);
+        }
+        let status = self.reap()?;
+        if let Some(mut stream) = stream {
+            // A host that is gone needs no answer.
+            let _ = GuestMessage::Ended(end_of(status)).write_to(&mut stream);
+            stream.shutdown(std::net::Shutdown::Both).ok();
+        }
+        match reader.join() {
+            Ok(followed) => served.and(followed),
+            Err(_) => bail!("the thread that reads the host's messages panicked"),
+        }
+    }
+
+    /// Passes input and output on until the program has ended and all its output is taken.
+    fn serve(&mut self, stream: &mut Option<VsockStream>) -> anyhow::Result<()> {
+        let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())
+            .context("cannot watch a program")?;
+        loop {
+            let ended = self.wait(&process)?;
+            // Taken once for all that changed before.
+            let _ = rustix::io::read(&self.shared.changed, &mut [0; 8]);
+            self.pass_input(stream);
+            let said = self.pass_output(stream);
+            if ended && !said {
+                return Ok(());
+            }
+            self.end_if_left(stream);
+        }
+    }
+
+    /// Waits until there is something to do; whether the program has ended.
+    fn wait(&self, process: &OwnedFd) -> anyhow::Result<bool> {
+        let Streams {
+            input,
+            output,
+            errors,
+            ..
+        } = &self.streams;
+        let writes = self.shared.input.lock().is_due();
+        let input = input.as_ref().filter(|_| writes);
+        let mut fds = vec![PollFd::new(process, PollFlags::IN)];
+        fds.push(PollFd::new(&self.shared.changed, PollFlags::IN));
+        fds.extend(input.map(|file| PollFd::from_borrowed_fd(file.as_fd(), PollFlags::OUT)));
+        let outputs = [output, errors].into_iter().flatten();
+        fds.extend(outputs.map(|file| PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)));
+        let left = *self.shared.left.lock();
+        let timeout = left.map(|left| GRACE.saturating_sub(left.elapsed()));
+        let timeout = timeout.map(Timespec::try_from).transpose()?;
+        rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref()))
+            .context("cannot wait for a program")?;
+        Ok(fds
+            .first()
+            .is_some_and(|process| !process.revents().is_empty()))
+    }
+
+    fn pass_input(&mut self, stream: &mut Option<VsockStream>) {
+        let mut queue = self.shared.input.lock();
+        let taken = queue.write_to(self.streams.input.as_mut());
+        if queue.is_finished()
+            && let Some(mut input) = self.streams.input.take()
+            && self.streams.errors.is_none()
+        {
+            // A terminal has no end of its own.
+            let _ = io::Write::write(&mut input, END_OF_INPUT);
+        }
+        drop(queue);
+        if taken > 0 {
+            send(stream, &GuestMessage::InputTaken(taken));
+        }
+    }
+
+    /// Passes a chunk of each output on; whether there was any.
+    fn pass_output(&mut self, stream: &mut Option<VsockStream>) -> bool {
+        let Streams { output, errors, .. } = &mut self.streams;
+        let mut said = false;
+        if let Some(bytes) = streams::read(output) {
+            said = true;
+            send(stream, &GuestMessage::Output(bytes));
+        }
+        if let Some(bytes) = streams::read(errors) {
+            said = true;
+            send(stream, &GuestMessage::ErrorOutput(bytes));
+        }
+        said
+    }
+
+    /// Ends a program whose host has left: by SIGHUP at once, by SIGKILL later.
+    fn end_if_left(&self, stream: &mut Option<VsockStream>) {
+        let Some(left) = *self.shared.left.lock() else {
+            return;
+        };
+        if stream.take().is_some() {
+            self.shared.signal(Signal::HUP);
+            self.shared.signal(Signal::CONT);
+        }
+        if left.elapsed() >= GRACE {
+            self.shared.signal(Signal::KILL);
+        }
+    }
+
+    /// The status of a program that has ended or been killed; nobody signals it any more.
+    fn reap(&mut self) -> anyhow::Result<ExitStatus> {
+        *self.shared.group.lock() = None;
+        self.child.wait().context("cannot wait for a program")
+    }
+}
+
+/// Sends a message, unless the host is gone. What a program says then is lost, as in a terminal that was closed.
+fn send(stream: &mut Option<VsockStream>, message: &GuestMessage) {
+    if let Some(to) = stream
+        && message.write_to(to).is_err()
+    {
+        // The thread that reads finds the same, and has the program ended.
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+fn end_of(status: ExitStatus) -> ProgramEnd {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => ProgramEnd::Exited(code),
+        (None, signal) => ProgramEnd::Signaled(signal.unwrap_or_default()),
+    }
+}
+
+impl Shared {
+    /// Follows the host until it leaves.
+    fn follow(&self, mut host: VsockStream, terminal: Option<&File>) -> anyhow::Result<()> {
+        let followed = self.take_messages(&mut host, terminal);
+        *self.left.lock() = Some(Instant::now());
+        self.wake();
+        followed
+    }
+
+    fn take_messages(&self, host: &mut VsockStream, terminal: Option<&File>) -> anyhow::Result<()> {
+        while let Some(message) = HostMessage::read_from(host)? {
+            match message {
+                HostMessage::Input(bytes) => self.input.lock().push(&bytes)?,
+                HostMessage::InputEnd => self.input.lock().end(),
+                HostMessage::Signal(number) => {
+                    let signal = Signal::from_named_raw(number);
+                    self.signal(signal.with_context(|| format!("signal {number} is none"))?);
+                }
+                HostMessage::Resize(size) => {
+                    if let Some(terminal) = terminal {
+                        streams::resize(terminal, size)?;
+                    }
+                }
+                HostMessage::Start(_) => bail!("the host starts a second program"),
+            }
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// Signals the program's process group, if there is one.
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = *self.group.lock() {
+            // ESRCH says that its processes have ended.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    fn wake(&self) {
+        // A counter that is full is as readable.
+        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
+    }
+}

@@ -1,0 +1,101 @@
+//! A program's standard streams: pipes, or a terminal.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+use peerbar_exec::TerminalSize;
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+/// Bytes that are read at once.
+const CHUNK: usize = 32 << 10;
+
+/// The guest's ends of a program's streams; none of them blocks.
+#[derive(Debug)]
+pub(super) struct Streams {
+    /// For its input, until that ends.
+    pub(super) input: Option<File>,
+    /// Its output, until that ends.
+    pub(super) output: Option<File>,
+    /// Its error output, if that is a stream of its own.
+    pub(super) errors: Option<File>,
+    /// Its terminal, if it has one.
+    pub(super) terminal: Option<File>,
+}
+
+impl Streams {
+    /// Pipes for `command`.
+    pub(super) fn pipes(command: &mut Command) -> anyhow::Result<Self> {
+        let (their_input, input) = std::io::pipe().context("cannot make a pipe")?;
+        let (output, their_output) = std::io::pipe().context("cannot make a pipe")?;
+        let (errors, their_errors) = std::io::pipe().context("cannot make a pipe")?;
+        command
+            .stdin(their_input)
+            .stdout(their_output)
+            .stderr(their_errors);
+        Ok(Self {
+            input: Some(not_blocking(input.into())?),
+            output: Some(not_blocking(output.into())?),
+            errors: Some(not_blocking(errors.into())?),
+            terminal: None,
+        })
+    }
+
+    /// A terminal of this size for `command`, which must make it its controlling terminal.
+    pub(super) fn terminal(command: &mut Command, size: TerminalSize) -> anyhow::Result<Self> {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let ours = openpt(flags).context("cannot make a terminal")?;
+        grantpt(&ours).context("cannot grant a terminal")?;
+        unlockpt(&ours).context("cannot unlock a terminal")?;
+        let theirs = ioctl_tiocgptpeer(&ours, flags).context("cannot open a terminal")?;
+        let theirs = File::from(theirs);
+        let ours = not_blocking(ours)?;
+        resize(&ours, size)?;
+        command
+            .stdin(Stdio::from(theirs.try_clone()?))
+            .stdout(Stdio::from(theirs.try_clone()?))
+            .stderr(Stdio::from(theirs));
+        Ok(Self {
+            input: Some(ours.try_clone()?),
+            output: Some(ours.try_clone()?),
+            errors: None,
+            terminal: Some(ours),
+        })
+    }
+}
+
+/// Tells a terminal its size; the program gets SIGWINCH.
+pub(super) fn resize(terminal: &File, size: TerminalSize) -> anyhow::Result<()> {
+    let size = Winsize {
+        ws_row: size.rows,
+        ws_col: size.columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(terminal, size).context("cannot tell a terminal its size")
+}
+
+fn not_blocking(end: OwnedFd) -> anyhow::Result<File> {
+    rustix::io::ioctl_fionbio(&end, true).context("cannot keep a stream from blocking")?;
+    Ok(File::from(end))
+}
+
+/// Reads what a stream has, and forgets one that has ended.
+pub(super) fn read(stream: &mut Option<File>) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; CHUNK];
+    loop {
+        match stream.as_mut()?.read(&mut bytes) {
+            Ok(count) if count > 0 => {
+                bytes.truncate(count);
+                return Some(bytes);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // A terminal whose program is gone says so by an error (pty(7), EIO).
+            Ok(_) | Err(_) => *stream = None,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Frames: kind, length, content.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+use thiserror::Error;
+
+/// Longest content of a frame in bytes.
+pub const LONGEST_FRAME: u32 = 1 << 20;
+
+/// What is wrong with a stream of messages.
+#[derive(Debug, Error)]
+pub enum MessageError {
+    /// The stream cannot be read.
+    #[error("cannot read a message")]
+    Read(#[source] io::Error),
+    /// It ended inside a message.
+    #[error("the connection ended inside a message")]
+    CutOff,
+    /// A message is too long.
+    #[error("a message of {0} bytes: at most {LONGEST_FRAME} are allowed")]
+    TooLong(u32),
+    /// No message has this kind.
+    #[error("message kind {0} is none: host and guest are of different builds")]
+    UnknownKind(u8),
+    /// Its content is none.
+    #[error("a message is none: host and guest are of different builds")]
+    Content(#[source] serde_json::Error),
+}
+
+/// Writes a frame in one piece, so that a second writer behind the same lock never splits it.
+pub(crate) fn write(stream: &mut impl Write, kind: u8, content: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(content.len()).ok();
+    let length = length.filter(|length| *length <= LONGEST_FRAME);
+    let length = length.ok_or_else(|| io::Error::from(ErrorKind::InvalidInput))?;
+    let mut frame = Vec::with_capacity(content.len().saturating_add(5));
+    frame.push(kind);
+    frame.extend_from_slice(&length.to_le_bytes());
+    frame.extend_from_slice(content);
+    stream.write_all(&frame)
+}
+
+/// Reads a frame; none at the end of the stream.
+pub(crate) fn read(stream: &mut impl Read) -> Result<Option<(u8, Vec<u8>)>, MessageError> {
+    let mut kind = [0];
+    match stream.read_exact(&mut kind) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        Err(error) => return Err(MessageError::Read(error)),
+    }
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).map_err(inside)?;
+    let length = u32::from_le_bytes(length);
+    if length > LONGEST_FRAME {
+        return Err(MessageError::TooLong(length));
+    }
+    let mut content = vec![0; usize::try_from(length).unwrap_or_default()];
+    stream.read_exact(&mut content).map_err(inside)?;
+    let [kind] = kind;
+    Ok(Some((kind, content)))
+}
+
+fn inside(error: io::Error) -> MessageError {
+    match error.kind() {
+        ErrorKind::UnexpectedEof => MessageError::CutOff,
+        _ => MessageError::Read(error),
+    }
+}

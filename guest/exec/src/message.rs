@@ -1,0 +1,234 @@
+//! The messages of both sides.
+
+use std::io::{self, Read, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::frame::{self, MessageError};
+use crate::request::{ProgramRequest, TerminalSize};
+
+/// Kind of a frame with JSON.
+const JSON: u8 = 0;
+/// Kinds of frames with bytes.
+const INPUT: u8 = 1;
+const OUTPUT: u8 = 2;
+const ERROR_OUTPUT: u8 = 3;
+
+/// What the host says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum HostMessage {
+    /// Start this program. The first message, and only the first.
+    Start(ProgramRequest),
+    /// Bytes for its standard input.
+    #[serde(skip)]
+    Input(Vec<u8>),
+    /// Its standard input has ended.
+    InputEnd,
+    /// Send this signal to its process group.
+    Signal(i32),
+    /// Its terminal has this size now.
+    Resize(TerminalSize),
+}
+
+/// What the guest says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum GuestMessage {
+    /// The program was not started; the last message.
+    Refused {
+        /// Why, in one line.
+        reason: String,
+        /// The exit status that a shell has for that: 126 or 127.
+        status: i32,
+    },
+    /// The program's input has taken this number of bytes.
+    InputTaken(u32),
+    /// Bytes of its standard output, or of its terminal.
+    #[serde(skip)]
+    Output(Vec<u8>),
+    /// Bytes of its standard error.
+    #[serde(skip)]
+    ErrorOutput(Vec<u8>),
+    /// It has ended; the last message.
+    Ended(ProgramEnd),
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProgramEnd {
+    /// By itself, with this status.
+    Exited(i32),
+    /// By the signal of this number.
+    Signaled(i32),
+}
+
+impl ProgramEnd {
+    /// The exit status as a shell has it: 128 and the number of a signal.
+    pub fn status(self) -> i32 {
+        match self {
+            Self::Exited(status) => status,
+            Self::Signaled(signal) => signal.saturating_add(128),
+        }
+    }
+}
+
+impl HostMessage {
+    /// Writes the message.
+    ///
+    /// # Errors
+    /// Those of the stream, and `InvalidInput` for a message that is too long.
+    pub fn write_to(&self, stream: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::Input(bytes) => frame::write(stream, INPUT, bytes),
+            other => write_json(stream, other),
+        }
+    }
+
+    /// Reads the next message; none at the end of the stream.
+    ///
+    /// # Errors
+    /// What is wrong with the stream.
+    pub fn read_from(stream: &mut impl Read) -> Result<Option<Self>, MessageError> {
+        match frame::read(stream)? {
+            None => Ok(None),
+            Some((JSON, content)) => parsed(&content).map(Some),
+            Some((INPUT, content)) => Ok(Some(Self::Input(content))),
+            Some((kind, _)) => Err(MessageError::UnknownKind(kind)),
+        }
+    }
+}
+
+impl GuestMessage {
+    /// Writes the message.
+    ///
+    /// # Errors
+    /// Those of the stream, and `InvalidInput` for a message that is too long.
+    pub fn write_to(&self, stream: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::Output(bytes) => frame::write(stream, OUTPUT, bytes),
+            Self::ErrorOutput(bytes) => frame::write(stream, ERROR_OUTPUT, bytes),
+            other => write_json(stream, other),
+        }
+    }
+
+    /// Reads the next message; none at the end of the stream.
+    ///
+    /// # Errors
+    /// What is wrong with the stream.
+    pub fn read_from(stream: &mut impl Read) -> Result<Option<Self>, MessageError> {
+        match frame::read(stream)? {
+            None => Ok(None),
+            Some((JSON, content)) => parsed(&content).map(Some),
+            Some((OUTPUT, content)) => Ok(Some(Self::Output(content))),
+            Some((ERROR_OUTPUT, content)) => Ok(Some(Self::ErrorOutput(content))),
+            Some((kind, _)) => Err(MessageError::UnknownKind(kind)),
+        }
+    }
+}
+
+fn write_json(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    frame::write(stream, JSON, &serde_json::to_vec(message)?)
+}
+
+fn parsed<T: DeserializeOwned>(content: &[u8]) -> Result<T, MessageError> {
+    serde_json::from_slice(content).map_err(MessageError::Content)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::LONGEST_FRAME;
+
+    fn host_messages() -> Vec<HostMessage> {
+        let size = TerminalSize {
+            rows: 24,
+            columns: 80,
+        };
+        let mut request = ProgramRequest::new(["cat", "-"]);
+        request.terminal = Some(size);
+        vec![
+            HostMessage::Start(request),
+            HostMessage::Input(b"\0\xff".to_vec()),
+            HostMessage::InputEnd,
+            HostMessage::Signal(2),
+            HostMessage::Resize(size),
+        ]
+    }
+
+    fn guest_messages() -> Vec<GuestMessage> {
+        vec![
+            GuestMessage::Refused {
+                reason: "no such file".into(),
+                status: 127,
+            },
+            GuestMessage::InputTaken(7),
+            GuestMessage::Output(b"out".to_vec()),
+            GuestMessage::ErrorOutput(Vec::new()),
+            GuestMessage::Ended(ProgramEnd::Signaled(9)),
+        ]
+    }
+
+    #[test]
+    fn messages_read_back_in_order() {
+        let mut stream = Vec::new();
+        for message in host_messages() {
+            message.write_to(&mut stream).unwrap();
+        }
+        let mut rest = &stream[..];
+        for message in host_messages() {
+            let read = HostMessage::read_from(&mut rest).unwrap();
+            assert_eq!(read, Some(message));
+        }
+        assert_eq!(HostMessage::read_from(&mut rest).unwrap(), None);
+        let mut stream = Vec::new();
+        for message in guest_messages() {
+            message.write_to(&mut stream).unwrap();
+        }
+        let mut rest = &stream[..];
+        for message in guest_messages() {
+            let read = GuestMessage::read_from(&mut rest).unwrap();
+            assert_eq!(read, Some(message));
+        }
+        assert_eq!(GuestMessage::read_from(&mut rest).unwrap(), None);
+    }
+
+    #[test]
+    fn cut_off_message_is_an_error() {
+        let mut stream = Vec::new();
+        HostMessage::Signal(2).write_to(&mut stream).unwrap();
+        for end in 1..stream.len() {
+            let error = HostMessage::read_from(&mut &stream[..end]).unwrap_err();
+            assert!(matches!(error, MessageError::CutOff), "{end}: {error}");
+        }
+    }
+
+    #[test]
+    fn too_long_message_is_neither_sent_nor_read() {
+        let bytes = vec![0; usize::try_from(LONGEST_FRAME).unwrap() + 1];
+        let error = HostMessage::Input(bytes).write_to(&mut Vec::new());
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        let error = HostMessage::read_from(&mut &[INPUT, 1, 0, 16, 0][..]).unwrap_err();
+        assert!(matches!(error, MessageError::TooLong(0x10_0001)), "{error}");
+    }
+
+    #[test]
+    fn status_of_a_signal_is_a_shells() {
+        assert_eq!(ProgramEnd::Exited(3).status(), 3);
+        assert_eq!(ProgramEnd::Signaled(15).status(), 143);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let mut host = &bytes[..];
+            while let Ok(Some(_)) = HostMessage::read_from(&mut host) {}
+            let mut guest = &bytes[..];
+            while let Ok(Some(_)) = GuestMessage::read_from(&mut guest) {}
+        }
+    }
+}

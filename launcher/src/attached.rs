@@ -1,0 +1,98 @@
+//! A guest that another peerbar has started.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use peerbar_exec::HOST_FOLDER;
+use peerbar_lab::events::{Event, EventSource, Events};
+use peerbar_lab::exit::Failure;
+use peerbar_lab::guest_program::socket_of;
+use peerbar_lab::signals::Signals;
+use peerbar_lab::started::Started;
+use peerbar_lab::terminal::say;
+
+/// How often work is looked after in any case.
+const ATTENDED: Duration = Duration::from_secs(3600);
+
+/// Has `work` done in the guest of the run in the folder `run`, as [`crate::guest_session::in_guest`].
+///
+/// # Errors
+/// A run without such a guest, or what keeps `work` from being done.
+pub(crate) fn in_running_guest<T: Send>(
+    run: &Path,
+    work: impl FnOnce(&Path, &str, UnixStream) -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    let socket = socket_of(run).map_err(|error| Failure::Usage(error.into()))?;
+    let here = std::env::current_dir().context("cannot tell the current folder")?;
+    let folder = match shared_folder(run) {
+        Some(shared) => inside(&shared, &here).unwrap_or_else(|| {
+            let shared = shared.display();
+            say(format_args!(
+                "peerbar: {HOST_FOLDER} of that guest is {shared}, not the current folder"
+            ));
+            HOST_FOLDER.to_owned()
+        }),
+        None => HOST_FOLDER.to_owned(),
+    };
+    let signals = Signals::new()?;
+    let pair = || UnixStream::pair().context("cannot make a socket pair");
+    let (done, tells_done) = pair()?;
+    let (numbers, told_numbers) = pair()?;
+    let mut events = Events::new(&signals);
+    events.add_bytes(EventSource::Work, done);
+    thread::scope(|scope| {
+        let worker = scope.spawn(move || {
+            let _tells_done = tells_done;
+            work(&socket, &folder, told_numbers)
+        });
+        let passed = pass_signals(&mut events, numbers);
+        let done = worker.join().map_err(|_| anyhow!("the work panicked"))?;
+        passed?;
+        done
+    })
+}
+
+/// Passes signals on until the work is done.
+fn pass_signals(events: &mut Events<'_>, mut numbers: UnixStream) -> anyhow::Result<()> {
+    loop {
+        match events.next(Instant::now() + ATTENDED)? {
+            Some(Event::Closed(EventSource::Work)) => return Ok(()),
+            Some(Event::Signal(number)) => {
+                let number = u8::try_from(number).unwrap_or_default();
+                let told = numbers.write_all(&[number]);
+                told.context("cannot pass a signal on")?;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What a run's guest sees as `/host`: the folder that the run's process is in.
+fn shared_folder(run: &Path) -> Option<PathBuf> {
+    let started = Started::read(run).ok()?;
+    std::fs::read_link(format!("/proc/{}/cwd", started.process)).ok()
+}
+
+/// Where the guest sees the folder `here`, if it does.
+fn inside(shared: &Path, here: &Path) -> Option<String> {
+    let below = here.strip_prefix(shared).ok()?;
+    let inside = Path::new(HOST_FOLDER).join(below);
+    Some(inside.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folder_below_the_shared_one_is_in_host() {
+        let inside = |here: &str| inside(Path::new("/work"), Path::new(here));
+        assert_eq!(inside("/work").unwrap(), "/host/");
+        assert_eq!(inside("/work/a/b").unwrap(), "/host/a/b");
+        assert_eq!(inside("/workshop"), None);
+    }
+}

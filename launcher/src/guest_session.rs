@@ -1,0 +1,98 @@
+//! A guest to work in: one that is booted for it, or one that runs already.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use peerbar_exec::HOST_FOLDER;
+use peerbar_lab::artifacts::Own;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::guest_access::GuestAccess;
+use peerbar_lab::progress::Progress;
+use peerbar_lab::runs::Runs;
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::signals::Signals;
+use peerbar_lab::{LabError, LabOptions};
+
+use crate::attached::in_running_guest;
+
+/// A guest to work in.
+#[derive(Args)]
+pub(crate) struct InGuest {
+    /// Scenario whose devices the guest gets; its checks are not run [default: the built-in demo].
+    pub scenario: Option<PathBuf>,
+    /// Use the guest of this run, which is still running [default: runs/latest].
+    #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "runs/latest", conflicts_with_all = ["scenario", "share_rw"])]
+    pub attach: Option<PathBuf>,
+    /// Let the guest write into /host, the current folder.
+    #[arg(long)]
+    pub share_rw: bool,
+    /// Where the folder of the run is.
+    #[command(flatten)]
+    pub runs: Runs,
+    /// The user's own pieces.
+    #[command(flatten)]
+    pub own: Own,
+}
+
+/// Has `work` done in a guest: with its socket, the folder in it that is our current one, and the numbers of signals as bytes. The
+/// status that it returns is the exit code.
+///
+/// # Errors
+/// What keeps the guest from running, or `work` from being done.
+pub(crate) fn in_guest(
+    options: &InGuest,
+    access: GuestAccess,
+    work: impl FnOnce(&Path, &str, UnixStream) -> Result<i32, Failure> + Send,
+) -> Result<ExitCode, Failure> {
+    let status = match &options.attach {
+        Some(run) => in_running_guest(run, work)?,
+        None => in_new_guest(options, access, work)?,
+    };
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
+}
+
+fn in_new_guest(
+    options: &InGuest,
+    access: GuestAccess,
+    work: impl FnOnce(&Path, &str, UnixStream) -> Result<i32, Failure> + Send,
+) -> Result<i32, Failure> {
+    let mut scenario = match &options.scenario {
+        Some(path) => Scenario::load_interactive(path)?,
+        None => Scenario::demo()?,
+    };
+    scenario.checks.clear();
+    scenario.labels.clear();
+    // One for the whole life of the process.
+    let signals: &'static Signals = Box::leak(Box::new(Signals::new()?));
+    let mut progress = Progress::default();
+    progress.stage(&format!("{}: booting its guest", scenario.name));
+    let lab = LabOptions::default()
+        .own(options.own.or_kernel_tree_here()?)
+        .runs_as(options.runs.clone())
+        .access(access)
+        .signals(signals)
+        .start(scenario);
+    let mut lab = lab.map_err(failure)?;
+    progress.stage(&format!(
+        "the guest is ready; its run is in {}",
+        lab.folder().display()
+    ));
+    drop(progress);
+    let done = lab.attend(|socket, signals| work(socket, HOST_FOLDER, signals));
+    let status = done.map_err(failure)??;
+    let finished = lab.shut_down().map_err(failure)?;
+    if !finished.is_passed() {
+        peerbar_lab::terminal::say(format_args!("peerbar: {}", finished.verdict));
+    }
+    Ok(status)
+}
+
+fn failure(error: LabError) -> Failure {
+    match error {
+        LabError::Host(failure) => failure,
+        LabError::Scenario(error) => error.into(),
+        other => Failure::Environment(other.into()),
+    }
+}

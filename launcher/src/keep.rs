@@ -1,0 +1,102 @@
+//! `peerbar run --keep`: a guest that stays after a failed check, for `peerbar shell --attach` and the like.
+
+use std::path::Path;
+
+use anyhow::Context;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::guest::Guest;
+use peerbar_lab::guest_access::GuestAccess;
+use peerbar_lab::progress::Progress;
+use peerbar_lab::scenario::Scenario;
+use peerbar_report::{HostFolder, Line, Request, Verdict};
+
+/// What becomes of a guest after its last check, if that is for us to say.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// The guest ends by itself.
+    #[default]
+    Never,
+    /// The guest waits for what we say, once it is ready and has run its checks.
+    Undecided {
+        /// Whether it is ready. One that does not get so ends by itself.
+        is_ready: bool,
+    },
+    /// It stays until a signal comes.
+    Kept,
+    /// It has been asked to end.
+    Ending,
+}
+
+/// Lets programs into the guest of `scenario`, which see the current folder.
+pub(crate) fn prepare(scenario: &mut Scenario) -> Result<(), Failure> {
+    let folder = std::env::current_dir().context("cannot tell the current folder")?;
+    scenario.give_access(GuestAccess {
+        folder,
+        permission: HostFolder::ReadOnly,
+    });
+    Ok(())
+}
+
+impl Keeping {
+    /// For a guest that is kept if a check fails, or for one that is not.
+    pub(crate) fn new(wanted: bool) -> Self {
+        match wanted {
+            true => Self::Undecided { is_ready: false },
+            false => Self::Never,
+        }
+    }
+
+    /// Takes lines of the report; decides after the last check, and says so if the guest is kept.
+    pub(crate) fn take(
+        &mut self,
+        lines: &[Line],
+        guest: &mut Guest<'_>,
+        scenario: &Scenario,
+        folder: &Path,
+        progress: &Progress,
+    ) -> anyhow::Result<()> {
+        let Self::Undecided { is_ready } = self else {
+            return Ok(());
+        };
+        *is_ready |= lines.iter().any(|line| matches!(line, Line::Ready(_)));
+        let rows = guest.report.rows();
+        if !*is_ready || rows.len() < scenario.checks.len() {
+            return Ok(());
+        }
+        let failed = rows.iter().filter(|row| row.verdict == Verdict::Fail);
+        let failed: Vec<_> = failed.collect();
+        if failed.is_empty() {
+            return self.end(guest);
+        }
+        for row in failed {
+            progress.lasting(&format!("{}:", row.name));
+            for line in &row.diagnostics {
+                progress.lasting(&format!("  {line}"));
+            }
+        }
+        progress.lasting(&invitation(folder));
+        *self = Self::Kept;
+        Ok(())
+    }
+
+    /// Whether the guest is kept.
+    pub(crate) fn is_kept(&self) -> bool {
+        *self == Self::Kept
+    }
+
+    /// Asks the guest to end.
+    pub(crate) fn end(&mut self, guest: &mut Guest<'_>) -> anyhow::Result<()> {
+        *self = Self::Ending;
+        guest.request(&Request::End)
+    }
+}
+
+/// How to enter the guest of the run in `folder`, and how to end it.
+fn invitation(folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "peerbar: a check failed, so the guest is kept\n  enter it:     peerbar shell --attach {folder}\n  run in it:    \
+         peerbar exec --attach {folder} -- PROGRAM\n  end it:       Ctrl-C here, or kill -INT {}",
+        std::process::id()
+    )
+}

@@ -1,0 +1,209 @@
+//! Between our standard streams and a program in the guest: input, output, signals, and the terminal.
+
+use std::io::{self, ErrorKind, IsTerminal, Read, Write};
+use std::os::unix::net::UnixStream;
+
+use anyhow::Context;
+use peerbar_exec::{GuestMessage, TerminalSize};
+use peerbar_lab::guest_program::{GuestProgram, ProgramError};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::stdio::{stdin, stdout};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use signal_hook::SigId;
+use signal_hook::consts::{SIGINT, SIGWINCH};
+use signal_hook::low_level::{pipe, unregister};
+
+/// The Ctrl-C at which a program is left that does not end by it.
+const PATIENCE: u32 = 3;
+/// Exit status of a program that is left: that of one that SIGINT ends.
+const LEFT: i32 = 130;
+
+/// Size of our terminal if a program gets one: as in a shell, if both input and output are one.
+pub(crate) fn terminal_size() -> Option<TerminalSize> {
+    (io::stdin().is_terminal() && io::stdout().is_terminal()).then(window)
+}
+
+/// Size of our terminal; one that does not know has the usual one.
+fn window() -> TerminalSize {
+    let size = tcgetwinsize(stdout()).ok();
+    let size = size.filter(|size| size.ws_row > 0 && size.ws_col > 0);
+    TerminalSize {
+        rows: size.map_or(24, |size| size.ws_row),
+        columns: size.map_or(80, |size| size.ws_col),
+    }
+}
+
+/// Relays until the program ends, and returns its exit status. The numbers of signals come as bytes by `signals`, whose end
+/// leaves the program.
+///
+/// # Errors
+/// A program that was not started, a guest that is gone, or output that cannot be written.
+pub(crate) fn relay(
+    program: GuestProgram,
+    has_terminal: bool,
+    signals: UnixStream,
+) -> anyhow::Result<i32> {
+    let terminal = has_terminal.then(RawTerminal::new).transpose()?;
+    let relay = Relay {
+        program,
+        signals,
+        window: terminal.as_ref().map(|terminal| &terminal.changes),
+        reads: true,
+        interrupts: 0,
+    };
+    relay.run()
+}
+
+/// Our terminal, which passes all on as it comes. Dropped, it is as it was.
+struct RawTerminal {
+    before: Termios,
+    /// A byte for each change of its size.
+    changes: UnixStream,
+    registration: SigId,
+}
+
+impl RawTerminal {
+    fn new() -> anyhow::Result<Self> {
+        let (changes, change) = UnixStream::pair().context("cannot make a socket pair")?;
+        let registration = pipe::register(SIGWINCH, change).context("cannot handle signals")?;
+        let before = tcgetattr(stdin()).context("cannot ask the terminal for its mode")?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(stdin(), OptionalActions::Drain, &raw)
+            .context("cannot set the terminal's mode")?;
+        Ok(Self {
+            before,
+            changes,
+            registration,
+        })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no mode.
+        let _ = tcsetattr(stdin(), OptionalActions::Drain, &self.before);
+        unregister(self.registration);
+    }
+}
+
+struct Relay<'a> {
+    program: GuestProgram,
+    signals: UnixStream,
+    window: Option<&'a UnixStream>,
+    /// Whether our input has not ended.
+    reads: bool,
+    interrupts: u32,
+}
+
+/// What has something to take.
+#[derive(Clone, Copy)]
+enum Source {
+    Program,
+    Signals,
+    Window,
+    Input,
+}
+
+impl Relay<'_> {
+    fn run(mut self) -> anyhow::Result<i32> {
+        loop {
+            for source in self.wait()? {
+                let status = match source {
+                    Source::Program => self.take_message()?,
+                    Source::Signals => self.take_signal()?,
+                    Source::Window => self.take_window()?,
+                    Source::Input => self.take_input()?,
+                };
+                if let Some(status) = status {
+                    return Ok(status);
+                }
+            }
+        }
+    }
+
+    fn wait(&self) -> anyhow::Result<Vec<Source>> {
+        let input = stdin();
+        let mut sources = vec![
+            (Source::Program, PollFd::new(&self.program, PollFlags::IN)),
+            (Source::Signals, PollFd::new(&self.signals, PollFlags::IN)),
+        ];
+        if let Some(window) = self.window {
+            sources.push((Source::Window, PollFd::new(window, PollFlags::IN)));
+        }
+        if self.reads && self.program.room() > 0 {
+            sources.push((Source::Input, PollFd::new(&input, PollFlags::IN)));
+        }
+        let mut fds: Vec<PollFd<'_>> = sources.iter().map(|(_, fd)| fd.clone()).collect();
+        rustix::io::retry_on_intr(|| poll(&mut fds, None)).context("cannot wait for a program")?;
+        let ready = sources.iter().zip(&fds);
+        let ready = ready.filter(|(_, fd)| !fd.revents().is_empty());
+        Ok(ready.map(|((source, _), _)| *source).collect())
+    }
+
+    fn take_message(&mut self) -> anyhow::Result<Option<i32>> {
+        let written = match self.program.next_message()? {
+            GuestMessage::Output(bytes) => write_all(&mut io::stdout(), &bytes),
+            GuestMessage::ErrorOutput(bytes) => write_all(&mut io::stderr(), &bytes),
+            GuestMessage::Ended(end) => return Ok(Some(end.status())),
+            GuestMessage::InputTaken(_) | GuestMessage::Refused { .. } => Ok(()),
+        };
+        match written {
+            // As a program of the host ends that writes into a pipe without a reader.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Some(141)),
+            written => Ok(written.map(|()| None).map_err(ProgramError::Output)?),
+        }
+    }
+
+    fn take_signal(&mut self) -> anyhow::Result<Option<i32>> {
+        let mut number = [0];
+        let count = (&self.signals).read(&mut number);
+        if count.context("cannot read a signal")? == 0 {
+            return Ok(Some(LEFT));
+        }
+        let [number] = number.map(i32::from);
+        if number == SIGINT {
+            self.interrupts = self.interrupts.saturating_add(1);
+        }
+        if self.interrupts >= PATIENCE {
+            return Ok(Some(LEFT));
+        }
+        self.program.signal(number)?;
+        Ok(None)
+    }
+
+    fn take_window(&mut self) -> anyhow::Result<Option<i32>> {
+        if let Some(mut window) = self.window {
+            window.read(&mut [0]).context("cannot read a signal")?;
+            self.program.resize(self::window())?;
+        }
+        Ok(None)
+    }
+
+    fn take_input(&mut self) -> anyhow::Result<Option<i32>> {
+        let mut bytes = vec![0; self.program.room()];
+        match io::stdin().read(&mut bytes) {
+            Ok(0) => {
+                self.reads = false;
+                self.program.end_input()?;
+            }
+            Ok(count) => {
+                bytes.truncate(count);
+                self.program.send_input(&bytes)?;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // As of a terminal that is gone.
+            Err(error) => {
+                log::debug!("standard input: {error}");
+                self.reads = false;
+                self.program.end_input()?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn write_all(stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes)?;
+    stream.flush()
+}

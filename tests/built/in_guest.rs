@@ -1,0 +1,342 @@
+//! Programs, a shell and files in a guest: one that `peerbar run --keep` has left running, and one of `peerbar exec` itself.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that goes wrong shall panic"
+)]
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+use crate::PEERBAR;
+use crate::launched::Launched;
+
+/// A scenario whose only check fails.
+const SCENARIO: &str = r#"
+name = "kept"
+timeout = "60s"
+tools = true
+
+[[nvme]]
+name = "disk0"
+namespaces = [{ ram = "16M" }]
+
+[[check]]
+kind = "command"
+run = "exit 3"
+"#;
+
+/// A guest that stays.
+struct Kept(Launched);
+
+impl Kept {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("kept.toml"), SCENARIO).unwrap();
+        let mut run = Launched::start(folder, &["run", "--keep", "kept.toml"]).unwrap();
+        run.wait_until_it_says("end it:").unwrap();
+        Self(run)
+    }
+
+    fn folder(&self) -> &Path {
+        self.0.folder.path()
+    }
+
+    /// A `peerbar` in the folder of the run, with its streams on pipes.
+    fn start_peerbar(&self, words: &[&str]) -> Child {
+        Command::new(PEERBAR)
+            .args(words)
+            .current_dir(self.folder())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Runs a program of the guest to its end, with nothing as its input.
+    fn exec(&self, words: &[&str]) -> Output {
+        let words = [&["exec", "--attach", "--"], words].concat();
+        self.start_peerbar(&words).wait_with_output().unwrap()
+    }
+
+    fn cp(&self, from: &str, to: &str) -> Output {
+        let child = self.start_peerbar(&["cp", from, to]);
+        child.wait_with_output().unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Bytes of which no two kilobytes are the same.
+fn pattern(length: u32) -> Vec<u8> {
+    let bytes = (0..length).map(|at| at.wrapping_mul(2_654_435_761) >> 24);
+    bytes.map(|byte| u8::try_from(byte).unwrap()).collect()
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn kept_guest_takes_programs_a_shell_and_files() {
+    let mut kept = Kept::start();
+    streams_and_status_pass(&kept);
+    programs_run_at_once(&kept);
+    signal_ends_the_program(&kept);
+    host_folder_is_read_only(&kept);
+    mistakes_are_named(&kept);
+    files_go_in_and_out(&kept);
+    shell_has_job_control(&kept);
+    kill_process(kept.0.pid(), Signal::INT).unwrap();
+    let (code, _, progress) = kept.0.end().unwrap();
+    assert_eq!(code, Some(1), "{progress}");
+    let verdict = kept.0.kept("verdict").unwrap();
+    assert_eq!(verdict, "failed: 1 of 1 checks did not pass\n");
+    let late = kept.exec(&["true"]);
+    assert_eq!(late.status.code(), Some(2));
+    let told = text(&late.stderr);
+    assert!(told.contains("runs/latest has no guest"), "{told}");
+}
+
+fn streams_and_status_pass(kept: &Kept) {
+    let words = [
+        "exec",
+        "--attach",
+        "--",
+        "sh",
+        "-c",
+        "cat; echo err >&2; exit 7",
+    ];
+    let mut child = kept.start_peerbar(&words);
+    let input = pattern(1 << 20);
+    let mut stdin = child.stdin.take().unwrap();
+    let written = input.clone();
+    let writer = thread::spawn(move || stdin.write_all(&written).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
+    assert!(output.stdout == input, "{} bytes", output.stdout.len());
+    assert_eq!(text(&output.stderr), "err\n");
+    let disk = kept.exec(&["sh", "-c", "ls {disk0:disk}; test -b {disk0:disk}"]);
+    assert_eq!(disk.status.code(), Some(0));
+    assert_eq!(text(&disk.stdout), "/dev/nvme0n1\n");
+}
+
+fn programs_run_at_once(kept: &Kept) {
+    let words = [
+        "exec",
+        "--attach",
+        "--",
+        "sh",
+        "-c",
+        "read word; echo got $word",
+    ];
+    let mut first = kept.start_peerbar(&words);
+    // The first waits for its input as long as the second runs.
+    assert_eq!(text(&kept.exec(&["echo", "second"]).stdout), "second\n");
+    let mut stdin = first.stdin.take().unwrap();
+    stdin.write_all(b"it\n").unwrap();
+    drop(stdin);
+    assert_eq!(text(&first.wait_with_output().unwrap().stdout), "got it\n");
+}
+
+fn signal_ends_the_program(kept: &Kept) {
+    let words = ["exec", "--attach", "--", "sh", "-c", "echo up; sleep 1000"];
+    let mut child = kept.start_peerbar(&words);
+    let mut said = [0; 3];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut said)
+        .unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // The whole group is gone, not the shell alone.
+    let left = kept.exec(&["sh", "-c", "pgrep -x sleep"]);
+    assert_eq!(left.status.code(), Some(1), "{}", text(&left.stdout));
+}
+
+fn host_folder_is_read_only(kept: &Kept) {
+    let script = kept.folder().join("hello");
+    fs::write(&script, "#!/bin/sh\necho hello $1 from $PWD\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let run = kept.exec(&["./hello", "you"]);
+    assert_eq!(text(&run.stdout), "hello you from /host\n");
+    let write = kept.exec(&["touch", "new"]);
+    assert_eq!(write.status.code(), Some(1));
+    let told = text(&write.stderr);
+    assert!(told.contains("Read-only file system"), "{told}");
+}
+
+fn mistakes_are_named(kept: &Kept) {
+    for (words, status, named) in [
+        (["./none"], 127, "cannot start ./none in /host of the guest"),
+        (["./kept.toml"], 126, "Permission denied"),
+        (["{disk7}"], 126, "disk7"),
+    ] {
+        let output = kept.exec(&words);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{told}");
+        assert!(told.contains(named), "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+    }
+}
+
+fn files_go_in_and_out(kept: &Kept) {
+    let folder = kept.folder().join("data");
+    fs::create_dir(&folder).unwrap();
+    let content = pattern(3 << 20);
+    fs::write(folder.join("large"), &content).unwrap();
+    symlink("large", folder.join("link")).unwrap();
+    fs::set_permissions(folder.join("large"), fs::Permissions::from_mode(0o750)).unwrap();
+    let ok = |output: Output| assert!(output.status.success(), "{}", text(&output.stderr));
+    ok(kept.cp("data", "guest:/tmp"));
+    ok(kept.cp("data/large", "guest:/tmp/one"));
+    let same = kept.exec(&["cmp", "/tmp/one", "/tmp/data/link"]);
+    assert!(same.status.success(), "{}", text(&same.stdout));
+    ok(kept.cp("guest:/tmp/data", "back"));
+    let back = kept.folder().join("back");
+    assert!(fs::read(back.join("large")).unwrap() == content);
+    let mode = fs::metadata(back.join("large")).unwrap().permissions();
+    assert_eq!(mode.mode() & 0o777, 0o750);
+    assert_eq!(
+        fs::read_link(back.join("link")).unwrap(),
+        Path::new("large")
+    );
+    for (from, to, named) in [
+        ("none", "guest:/tmp", "cannot read none"),
+        ("guest:/none", ".", "/none"),
+        ("data", "guest:/no/such/folder", "/no/such"),
+        ("data", "back", "write it as guest:/path"),
+    ] {
+        let told = text(&kept.cp(from, to).stderr);
+        assert!(told.contains(named) && told.lines().count() == 1, "{told}");
+    }
+}
+
+/// A terminal whose other end a shell has.
+struct Terminal {
+    file: File,
+    said: String,
+}
+
+impl Terminal {
+    fn new(rows: u16, columns: u16) -> (Self, OwnedFd) {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let ours = openpt(flags).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let theirs = ioctl_tiocgptpeer(&ours, flags).unwrap();
+        let terminal = Self {
+            file: File::from(ours),
+            said: String::new(),
+        };
+        terminal.resize(rows, columns);
+        (terminal, theirs)
+    }
+
+    fn resize(&self, rows: u16, columns: u16) {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&self.file, size).unwrap();
+    }
+
+    fn types(&mut self, text: &str) {
+        self.file.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Reads until the shell says `words`, and forgets all until then.
+    fn waits_for(&mut self, words: &str) {
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(at) = self.said.find(words) {
+                self.said.drain(..at + words.len());
+                return;
+            }
+            let count = self.file.read(&mut bytes).unwrap_or_default();
+            assert!(count > 0, "the shell ends before {words}: {}", self.said);
+            self.said.push_str(&text(&bytes[..count]));
+        }
+    }
+}
+
+fn shell_has_job_control(kept: &Kept) {
+    let (mut terminal, theirs) = Terminal::new(50, 132);
+    let theirs = File::from(theirs);
+    let mut shell = Command::new(PEERBAR)
+        .args(["shell", "--attach"])
+        .current_dir(kept.folder())
+        .stdin(theirs.try_clone().unwrap())
+        .stdout(theirs.try_clone().unwrap())
+        .stderr(theirs)
+        .spawn()
+        .unwrap();
+    // What is typed is echoed, so no text that is waited for is typed as it is.
+    terminal.types("stty size; tty; pwd\n");
+    terminal.waits_for("50 132");
+    terminal.waits_for("/dev/pts/");
+    terminal.waits_for("/host");
+    terminal.types("sh -c 'echo sl''eeps; exec sleep 1000'\n");
+    terminal.waits_for("sleeps");
+    terminal.types("\x03");
+    terminal.types("echo status $((100+30)) $?\n");
+    terminal.waits_for("status 130 130");
+    terminal.types("sleep 1000 &\n");
+    terminal.types("jobs; kill %1; wait; echo kil''led\n");
+    terminal.waits_for("Running");
+    terminal.waits_for("killed");
+    terminal.types("until [ \"$(stty size)\" = '33 77' ]; do :; done; echo res''ized\n");
+    terminal.resize(33, 77);
+    kill_process(Pid::from_child(&shell), Signal::WINCH).unwrap();
+    terminal.waits_for("resized");
+    terminal.types("exit 5\n");
+    assert_eq!(shell.wait().unwrap().code(), Some(5));
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn exec_boots_a_guest_and_ends_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("kept.toml"), SCENARIO).unwrap();
+    let mut child = Command::new(PEERBAR)
+        .args(["exec", "kept.toml", "--share-rw", "--", "sh", "-c"])
+        .arg("cat > written; mount | grep /host; exit 9")
+        .current_dir(folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"by the guest")
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(9), "{told}");
+    // Nothing but the program prints there.
+    assert_eq!(text(&output.stdout).lines().count(), 1, "{told}");
+    let written = fs::read(folder.path().join("written")).unwrap();
+    assert_eq!(written, b"by the guest");
+    let run = folder.path().join("runs/latest");
+    let verdict = fs::read_to_string(run.join("verdict")).unwrap();
+    assert!(verdict.starts_with("passed"), "{verdict}");
+    assert!(!run.join("vsock.sock").exists());
+}
