@@ -252,9 +252,9 @@ impl Sockets {
         self.folder.join(VSOCK)
     }
 
-    /// The image behind the namespace of QEMU's own controller `name`, which is gone with the run.
-    pub fn scratch(&self, name: &str) -> PathBuf {
-        self.folder.join(name).with_extension(SCRATCH)
+    /// The image behind the namespace `nsid` of the disk `name`, which is gone with the run.
+    pub fn scratch(&self, name: &str, nsid: usize) -> PathBuf {
+        self.folder.join(format!("{name}-{nsid}.{SCRATCH}"))
     }
 
     /// Whether the paths of all sockets of `topology` fit an address.
@@ -312,7 +312,9 @@ fn image(nvme: &Nvme, sockets: &Sockets) -> String {
         Some(Namespace::Null(bytes)) => {
             json!({"driver": "null-co", "node-name": node, "size": bytes})
         }
-        Some(Namespace::Ram(_)) | None => image(&sockets.scratch(&nvme.name)),
+        Some(Namespace::Ram(_) | Namespace::Image(_)) | None => {
+            image(&sockets.scratch(&nvme.name, 1))
+        }
     };
     blockdev.to_string()
 }
@@ -494,7 +496,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         scenario.nvmes[0].model = Model::Qemu;
         let text = arguments(&scenario, &[]);
         let expected = r#"-blockdev
-{"driver":"raw","file":{"driver":"file","filename":"/s/disk0.img"},"node-name":"image.disk0"}
+{"driver":"raw","file":{"driver":"file","filename":"/s/disk0-1.img"},"node-name":"image.disk0"}
 -device
 {"bus":"switch0.disk0","cmb_size_mb":64,"drive":"image.disk0","driver":"nvme","id":"disk0","serial":"disk0"}
 "#;

@@ -95,7 +95,7 @@ fn device_arguments(device: DeviceSpec<'_>, sockets: &Sockets) -> Vec<String> {
         words.push("--ats".to_owned());
     }
     words.extend(match device {
-        DeviceSpec::Nvme(nvme) => nvme_arguments(nvme),
+        DeviceSpec::Nvme(nvme) => nvme_arguments(nvme, sockets),
         DeviceSpec::Gpu(gpu, _) => gpu_arguments(gpu),
     });
     words
@@ -114,7 +114,7 @@ fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
         .collect()
 }
 
-fn nvme_arguments(nvme: &Nvme) -> Vec<String> {
+fn nvme_arguments(nvme: &Nvme, sockets: &Sockets) -> Vec<String> {
     let mut words = vec!["--serial".to_owned(), nvme.name.clone()];
     if let Some(bytes) = nvme.cmb {
         words.extend(["--cmb".to_owned(), Size(bytes).to_string()]);
@@ -135,10 +135,13 @@ fn nvme_arguments(nvme: &Nvme) -> Vec<String> {
     for fault in &nvme.seeded_faults {
         words.extend(["--seed-fault".to_owned(), fault.to_string()]);
     }
-    for namespace in &nvme.namespaces {
+    for (nsid, namespace) in (1..).zip(&nvme.namespaces) {
         let value = match namespace {
             Namespace::Ram(bytes) => format!("ram={}", Size(*bytes)),
             Namespace::Null(bytes) => format!("null={}", Size(*bytes)),
+            Namespace::Image(_) => {
+                format!("file={}", sockets.scratch(&nvme.name, nsid).display())
+            }
             Namespace::File { path, .. } => format!("file={}", path.display()),
         };
         words.extend(["--namespace".to_owned(), value]);

@@ -51,9 +51,7 @@ pub fn start(
             continue;
         };
         create_images(nvme)?;
-        if nvme.model == Model::Qemu {
-            create_scratch(nvme, &sockets.scratch(&nvme.name))?;
-        }
+        create_scratch(nvme, sockets)?;
     }
     let mut servers = Vec::new();
     for commands in server_commands(topology, recording, sockets) {
@@ -200,13 +198,18 @@ fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates what QEMU keeps a namespace in that is gone with the run.
-fn create_scratch(nvme: &Nvme, path: &Path) -> anyhow::Result<()> {
-    let Some(Namespace::Ram(bytes)) = nvme.namespaces.first() else {
-        return Ok(());
-    };
-    let sparse = fs::File::create_new(path).and_then(|file| file.set_len(*bytes));
-    sparse.with_context(|| format!("cannot create {} of {bytes} bytes", path.display()))
+/// Creates the images that are gone with the run, sparse and empty. QEMU's own controller keeps its RAM in one.
+fn create_scratch(nvme: &Nvme, sockets: &Sockets) -> anyhow::Result<()> {
+    for (nsid, namespace) in (1..).zip(&nvme.namespaces) {
+        let bytes = match (namespace, nvme.model) {
+            (Namespace::Image(bytes), _) | (Namespace::Ram(bytes), Model::Qemu) => *bytes,
+            _ => continue,
+        };
+        let path = sockets.scratch(&nvme.name, nsid);
+        let sparse = fs::File::create(&path).and_then(|file| file.set_len(bytes));
+        sparse.with_context(|| format!("cannot create {} of {bytes} bytes", path.display()))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -108,6 +108,7 @@ pub(super) struct NvmeTable {
 pub(super) struct NamespaceTable {
     pub(super) ram: Option<Size>,
     pub(super) null: Option<Size>,
+    pub(super) image: Option<Size>,
     pub(super) file: Option<PathBuf>,
     pub(super) size: Option<Size>,
 }

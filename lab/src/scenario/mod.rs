@@ -191,7 +191,9 @@ pub enum Namespace {
     Ram(u64),
     /// No storage, of this number of bytes: reads transfer nothing, writes are dropped.
     Null(u64),
-    /// A raw image.
+    /// A raw image of this number of bytes, made for the run and gone with it.
+    Image(u64),
+    /// A raw image of the user's.
     File {
         /// The image.
         path: PathBuf,
@@ -624,7 +626,7 @@ mod tests {
             ),
             (
                 "namespaces = [{ ram = 512, size = 512 }]".to_owned(),
-                "8: a namespace is `{ ram = SIZE }`, `{ null = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`",
+                "8: a namespace is `{ ram = SIZE }`, `{ null = SIZE }`, `{ image = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`",
             ),
             (
                 "namespaces = [{ file = \"no/such.img\" }]".to_owned(),

@@ -170,18 +170,28 @@ fn namespace(
         NamespaceTable {
             ram: Some(Size(bytes)),
             null: None,
+            image: None,
             file: None,
             size: None,
         } => Namespace::Ram(bytes),
         NamespaceTable {
             null: Some(Size(bytes)),
             ram: None,
+            image: None,
             file: None,
             size: None,
         } => Namespace::Null(bytes),
         NamespaceTable {
+            image: Some(Size(bytes)),
             ram: None,
             null: None,
+            file: None,
+            size: None,
+        } => Namespace::Image(bytes),
+        NamespaceTable {
+            ram: None,
+            null: None,
+            image: None,
             file: Some(file),
             size,
         } => Namespace::File {
@@ -189,7 +199,7 @@ fn namespace(
             create: size.map(|size| size.0),
         },
         _ => {
-            let message = "a namespace is `{ ram = SIZE }`, `{ null = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`";
+            let message = "a namespace is `{ ram = SIZE }`, `{ null = SIZE }`, `{ image = SIZE }`, `{ file = PATH }` or `{ file = PATH, size = SIZE }`";
             return Err(Problem::new(at, message));
         }
     };
@@ -205,7 +215,9 @@ fn namespace(
 /// Size of a namespace as it will be, without touching anything.
 fn namespace_bytes(namespace: &Namespace) -> Result<u64, String> {
     let (path, create) = match namespace {
-        Namespace::Ram(bytes) | Namespace::Null(bytes) => return Ok(*bytes),
+        Namespace::Ram(bytes) | Namespace::Null(bytes) | Namespace::Image(bytes) => {
+            return Ok(*bytes);
+        }
         Namespace::File { path, create } => (path, *create),
     };
     let shown = path.display();

@@ -15,7 +15,7 @@ use peerbar_lab::finished_run::{SCENARIO, VERDICT};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::own_qemu::OwnQemu;
 use peerbar_lab::qemu::Sockets;
-use peerbar_lab::scenario::{Model, Scenario};
+use peerbar_lab::scenario::Scenario;
 use peerbar_lab::servers::{self, Server};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
@@ -43,7 +43,7 @@ pub(crate) fn devices(options: &cli::Devices) -> Result<ExitCode, Failure> {
         None => Scenario::demo()?,
     };
     scenario.serve_disks_by(options.workers, options.poll);
-    let place = Place::of(options, &scenario)?;
+    let place = Place::of(options)?;
     let sockets = Sockets::in_folder(&place.folder);
     let folder = options.runs.begin(&scenario.name)?;
     let path = std::path::absolute(&scenario.path);
@@ -154,7 +154,7 @@ enum Held {
 }
 
 impl Place {
-    fn of(options: &cli::Devices, scenario: &Scenario) -> Result<Self, Failure> {
+    fn of(options: &cli::Devices) -> Result<Self, Failure> {
         let Some(folder) = &options.sockets else {
             let temporary = SocketFolder::create()?;
             return Ok(Self {
@@ -166,15 +166,6 @@ impl Place {
         let folder = folder
             .canonicalize()
             .context("cannot find the folder of the sockets")?;
-        // What a former process has left is of no use: it is gone with the process that has the folder.
-        let sockets = Sockets::in_folder(&folder);
-        for nvme in scenario
-            .nvmes
-            .iter()
-            .filter(|nvme| nvme.model == Model::Qemu)
-        {
-            let _ = fs::remove_file(sockets.scratch(&nvme.name));
-        }
         Ok(Self {
             folder,
             _held: Held::Users(held),

@@ -199,7 +199,7 @@ fn bytes_in_memory(scenario: &Scenario) -> u64 {
             let namespaces = nvme.namespaces.iter();
             let ram = namespaces.map(|namespace| match namespace {
                 Namespace::Ram(bytes) => *bytes,
-                Namespace::File { .. } | Namespace::Null(_) => 0,
+                Namespace::File { .. } | Namespace::Image(_) | Namespace::Null(_) => 0,
             });
             ram.chain(nvme.cmb).fold(0, u64::saturating_add)
         }
