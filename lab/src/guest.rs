@@ -24,6 +24,7 @@ use crate::guest_files;
 use crate::guest_trace::GuestTrace;
 use crate::kernel_needs;
 use crate::parent_death;
+use crate::program_builds;
 use crate::qemu::{self, Boot, SharedFolder, Sockets, VSOCK};
 use crate::report::{Report, now_ns};
 use crate::scenario::Scenario;
@@ -97,6 +98,7 @@ impl<'a> Guest<'a> {
         if let Some(config) = &artifacts.kernel_config {
             kernel_needs::check_iommu(config, scenario.machine.iommu)?;
         }
+        program_builds::build(&scenario.programs, scenario.live, folder, signals)?;
         let files = stage(artifacts, scenario, folder)?;
         let topology = Topology::of(scenario);
         let mut events = Events::new(signals);
@@ -322,10 +324,11 @@ fn stage(
 ) -> Result<Option<PathBuf>, Failure> {
     // An interactive guest may get some later.
     let may_have = scenario.interactive || !artifacts.built.files.is_empty();
-    if scenario.files.is_empty() && !(artifacts.has_overlay && may_have) {
+    let wanted = scenario.guest_files();
+    if wanted.is_empty() && !(artifacts.has_overlay && may_have) {
         return Ok(None);
     }
-    let files = guest_files::stage(&scenario.files, folder.path())?;
+    let files = guest_files::stage(&wanted, folder.path())?;
     artifacts.built.stage(&files, &artifacts.guest.release)?;
     Ok(Some(files))
 }

@@ -12,7 +12,8 @@ use anyhow::{Context, anyhow};
 use peerbar_exec::ProgramRequest;
 use peerbar_flight::{Flight, FlightFile};
 use peerbar_report::{
-    Check, DeviceCounters, Expectation, KINDS, Line, Module, Request, Verdict as CheckVerdict,
+    Check, DeviceCounters, Expectation, KINDS, Line, Module, Program, Request,
+    Verdict as CheckVerdict,
 };
 
 use crate::artifacts::{Artifacts, Own};
@@ -21,13 +22,15 @@ use crate::finished_run::{Concluded, FinishedRun, SCENARIO, VERDICT};
 use crate::folder::Folder;
 use crate::guest::{Guest, GuestEvent, QEMU_LOG};
 use crate::guest_access::GuestAccess;
+use crate::guest_files;
 use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
+use crate::program_builds;
 use crate::programs::program;
 use crate::qemu::Sockets;
 use crate::report::Row;
 use crate::runs::Runs;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, program as host_program};
 use crate::servers::flight_record;
 use crate::signals::{self, Signals};
 use crate::socket_folder::SocketFolder;
@@ -142,6 +145,7 @@ impl LabOptions {
             guest,
             scenario,
             folder,
+            programs: 0,
             temporary,
         };
         if let Err(error) = lab.wait_until_ready() {
@@ -167,6 +171,8 @@ pub struct Lab {
     guest: Guest<'static>,
     scenario: Scenario,
     folder: Folder,
+    /// Programs of the host's that requests have run.
+    programs: usize,
     temporary: SocketFolder,
 }
 
@@ -229,12 +235,15 @@ impl Lab {
         &self.scenario
     }
 
-    /// Runs `check` in the guest. A check that fails is no error: see [`Row::verdict`].
+    /// Runs `check` in the guest. A check that fails is no error: see [`Row::verdict`]. A program is built first.
     ///
     /// # Errors
     /// What keeps the guest from running it.
     pub fn check(&mut self, check: &Check) -> Result<Row, LabError> {
-        Ok(self.request(check)?.0)
+        match check {
+            Check::Program(program) => self.check_program(program.clone(), &check.name()),
+            check => Ok(self.request(check)?.0),
+        }
     }
 
     /// Runs the check of a `[[check]]` table, as in `kind = "provider"` and `device = "disk0"` on two lines.
@@ -433,9 +442,23 @@ impl Lab {
         Ok(())
     }
 
+    /// Runs a program of the host's, at a place of its own in the guest.
+    fn check_program(&mut self, mut program: Program, name: &str) -> Result<Row, LabError> {
+        self.programs = self.programs.saturating_add(1);
+        let number = self.scenario.checks.len().saturating_add(self.programs);
+        let folder = self.scenario.path.parent().unwrap_or(Path::new(""));
+        let placed = host_program::place(&mut program, number, name, folder);
+        let host = placed.map_err(|error| Failure::Usage(error.into()))?;
+        let hosts = std::slice::from_ref(&host);
+        program_builds::build(hosts, false, &self.folder, &signals::NONE)?;
+        guest_files::stage(std::slice::from_ref(&host.brought), self.folder.path())?;
+        Ok(self.request(&Check::Program(program))?.0)
+    }
+
     /// The result of `check`, and all its diagnostics.
     fn request(&mut self, check: &Check) -> Result<(Row, Vec<String>), LabError> {
-        self.guest.request(&Request::Check(check.clone()))?;
+        self.guest
+            .request(&Request::Check(Box::new(check.clone())))?;
         let deadline = Instant::now() + self.scenario.timeout;
         let mut diagnostics = Vec::new();
         loop {

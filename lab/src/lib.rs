@@ -82,6 +82,7 @@ pub mod own_qemu;
 pub mod parent_death;
 pub mod pci_tree;
 pub mod present;
+mod program_builds;
 pub mod programs;
 pub mod progress;
 pub mod qemu;

@@ -28,10 +28,17 @@ pub(crate) fn text(
         "# A run makes {SOCKETS}, a folder of its own, and listens at {} before it starts these:\n",
         sockets.report().display()
     );
-    if !scenario.files.is_empty() {
+    let has_files = !scenario.guest_files().is_empty();
+    if has_files {
         text += &format!(
             "# It copies the scenario's files into {SOCKETS}/{FILES}, a folder of the run.\n"
         );
+    }
+    for program in &scenario.programs {
+        if let Some(build) = &program.build {
+            let folder = program.folder.display();
+            text += &format!("# Before that, it builds in {folder}: {build}\n");
+        }
     }
     let topology = Topology::of(scenario);
     let servers = server_commands(&topology, scenario.recording, &sockets);
@@ -40,7 +47,7 @@ pub(crate) fn text(
         text += &line([path].into_iter().chain(server.arguments));
     }
     let files = Path::new(SOCKETS).join(FILES);
-    let files = (!scenario.files.is_empty()).then_some(files.as_path());
+    let files = has_files.then_some(files.as_path());
     let shared = artifacts.shared(scenario, files);
     let qemu = &artifacts.qemu;
     let settings = qemu

@@ -32,6 +32,7 @@ mod gpu_virtio;
 mod layout;
 mod pool_exhausted;
 mod probe;
+mod program;
 mod provider;
 mod queues_in_cmb;
 mod route;

@@ -81,7 +81,7 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
     let placeholders: Placeholders = serde_json::from_str(placeholders)?;
     let listener = VsockListener::bind_with_cid_port(VMADDR_CID_ANY, PORT)
         .with_context(|| format!("cannot listen at vsock port {PORT}"))?;
-    tools::enter_root().context("cannot enter the tools root")?;
+    tools::enter_root(c"/").context("cannot enter the tools root")?;
     std::io::stdout().write_all(&[LISTENING])?;
     std::io::stdout().flush()?;
     let placeholders = Arc::new(placeholders);

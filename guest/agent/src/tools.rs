@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::{CStr, CString};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -41,6 +42,19 @@ pub(crate) struct Ran {
     pub(crate) output: String,
 }
 
+/// A program in the tools root, and how it is started.
+#[derive(Debug)]
+pub(crate) struct Words {
+    /// Its path.
+    pub(crate) program: String,
+    /// The folder in which it starts.
+    pub(crate) folder: String,
+    /// Its arguments.
+    pub(crate) arguments: Vec<String>,
+    /// Variables beside those that every program has.
+    pub(crate) environment: Vec<(String, String)>,
+}
+
 /// The tools root, mounted, with the guest's own `/proc`, `/sys` and `/dev` inside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tools(());
@@ -62,14 +76,32 @@ impl Tools {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", line]).env_clear().envs(ENVIRONMENT);
         // SAFETY: between fork and exec this makes two system calls and touches no memory but constants.
-        unsafe { command.pre_exec(enter_root) };
+        unsafe { command.pre_exec(|| enter_root(c"/")) };
+        capture(command, limit, show)
+    }
+
+    /// Runs a program there, for at most `limit`; `show` gets each line that it prints.
+    pub(crate) fn run_program(
+        self,
+        words: &Words,
+        limit: Duration,
+        show: impl Fn(&str) + Send,
+    ) -> anyhow::Result<Ran> {
+        let folder = CString::new(words.folder.as_str()).context("a folder's path with a NUL")?;
+        let mut command = Command::new(&words.program);
+        command.args(&words.arguments).env_clear().envs(ENVIRONMENT);
+        let own = words.environment.iter();
+        command.envs(own.map(|(name, value)| (name, value)));
+        // SAFETY: between fork and exec this makes two system calls and touches no memory but constants and `folder`, which
+        // the closure owns.
+        unsafe { command.pre_exec(move || enter_root(&folder)) };
         capture(command, limit, show)
     }
 }
 
-pub(crate) fn enter_root() -> io::Result<()> {
+pub(crate) fn enter_root(folder: &CStr) -> io::Result<()> {
     rustix::process::chroot(root::ROOT)?;
-    Ok(rustix::process::chdir("/")?)
+    Ok(rustix::process::chdir(folder)?)
 }
 
 /// Runs `command` in a process group of its own; nothing of the group is left afterwards.
@@ -84,9 +116,10 @@ fn capture(
         .stdout(writer.try_clone()?)
         .stderr(writer)
         .process_group(0);
+    let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command
         .spawn()
-        .context("cannot start the shell of the tools root")?;
+        .with_context(|| format!("cannot start {program}"))?;
     // It holds the pipe's end for writing, which must close for the reader to end.
     drop(command);
     thread::scope(|scope| {

@@ -41,6 +41,7 @@ mod gpu_unload;
 mod gpu_virtio;
 mod pool_exhausted;
 mod probe;
+mod program;
 mod provider;
 mod queues_in_cmb;
 
@@ -218,6 +219,7 @@ kinds! {
     controller_reset::ControllerReset,
     dma_log::DmaLog,
     command::Command,
+    program::Program,
     gpu_file::GpuFile,
     gpu_unaligned::GpuUnaligned,
     gpu_batch::GpuBatch,

@@ -9,7 +9,7 @@ use crate::Check;
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
     /// Run a check. The answer is its part of the report, up to its result line.
-    Check(Check),
+    Check(Box<Check>),
     /// End the report by its plan line, and power off.
     End,
 }

@@ -17,6 +17,7 @@ mod link;
 mod modules;
 mod nvme;
 mod packages;
+pub(crate) mod program;
 mod qemu_nvme;
 #[cfg(test)]
 mod reference;
@@ -43,6 +44,7 @@ pub use catalogue::{ScenarioFile, in_folder, shipped};
 pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use gpu::Gpu;
+pub use program::HostProgram;
 pub use sanitize::Sanitize;
 
 use crate::artifacts::GuestNeeds;
@@ -98,6 +100,8 @@ pub struct Scenario {
     pub access: Option<GuestAccess>,
     /// The checks, in order.
     pub checks: Vec<Check>,
+    /// Programs of the host's that checks run.
+    pub programs: Vec<HostProgram>,
     /// What the scenario calls each of them, if it does.
     pub labels: Vec<Option<String>>,
 }
@@ -301,6 +305,7 @@ impl Scenario {
             );
         }
         let wanted = |name: &String| names.contains(name);
+        self.programs.retain(|program| wanted(&program.name));
         let mut keep = known.iter().map(wanted);
         self.checks.retain(|_| keep.next().unwrap_or(false));
         let mut keep = known.iter().map(wanted);
@@ -363,12 +368,19 @@ impl Scenario {
         u32::try_from(half).map_or(Plan::CHECK_SECONDS, |half| half.min(Plan::CHECK_SECONDS))
     }
 
+    /// What the guest gets of the host's files: those that the scenario lists, and the programs of its checks.
+    pub fn guest_files(&self) -> Vec<GuestFile> {
+        let programs = self.programs.iter();
+        let brought = programs.map(|program| program.brought.clone());
+        self.files.iter().cloned().chain(brought).collect()
+    }
+
     /// What its guest is made from.
     pub fn needs(&self) -> GuestNeeds {
         GuestNeeds {
             modules: self.initramfs_modules(),
             tools: self.tools,
-            layers: !self.files.is_empty() || !self.packages.is_empty(),
+            layers: !self.guest_files().is_empty() || !self.packages.is_empty(),
             packages: self.packages.clone(),
             module_sources: self.module_sources.clone(),
         }

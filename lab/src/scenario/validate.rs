@@ -18,6 +18,7 @@ use super::gpu::gpu;
 use super::modules;
 use super::nvme::nvme;
 use super::packages;
+use super::program;
 use super::sanitize;
 use super::together;
 use super::{Gpu, Machine, Model, Nvme, Scenario, Switch};
@@ -60,10 +61,12 @@ pub(super) fn scenario(
     before_last.try_for_each(CheckTable::may_be_followed)?;
     let labels = checks.iter();
     let labels = labels.map(|table| table.label().cloned().map(label).transpose());
-    let labels = labels.collect::<Result<_, _>>()?;
+    let labels: Vec<Option<String>> = labels.collect::<Result<_, _>>()?;
     let checks = checks.into_iter();
     let checks = checks.map(|table| table.read(&inventory));
-    let checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
+    let mut checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
+    let programs = program::place_all(&mut checks, &labels, folder)
+        .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
     let needed = needed_modules(&machine, &gpus, &checks);
     let (mut modules, module_sources) = modules::modules(file.module, needed, folder)?;
     // A driver that comes before it would work without the IOMMU for good.
@@ -92,6 +95,7 @@ pub(super) fn scenario(
         live: false,
         access: None,
         checks,
+        programs,
         labels,
     })
 }

@@ -1,0 +1,145 @@
+//! Programs of the user's own are built before the guest boots.
+
+use std::fs::File;
+use std::io::{self, PipeReader, Write};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::child::Child;
+use crate::events::{Event, EventSource, Events};
+use crate::exit::Failure;
+use crate::folder::Folder;
+use crate::parent_death;
+use crate::scenario::HostProgram;
+use crate::signals::Signals;
+use crate::terminal::say;
+
+/// What builds print, in a run's folder.
+const LOG: &str = "build.log";
+/// How long a build may take.
+const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Builds `programs`, each command once, and checks that the guest can start them. What they print is in `build.log` of the run's
+/// `folder`; it is shown if a build fails, and while it runs if that is `live`.
+///
+/// # Errors
+/// A build that fails, or a program that is not there afterwards.
+pub(crate) fn build(
+    programs: &[HostProgram],
+    live: bool,
+    folder: &Folder,
+    signals: &Signals,
+) -> Result<(), Failure> {
+    let mut built: Vec<(&Path, &str)> = Vec::new();
+    let builds = programs
+        .iter()
+        .filter_map(|program| Some((program, program.build.as_deref()?)));
+    let mut log = None;
+    for (program, line) in builds {
+        if built.contains(&(&program.folder, line)) {
+            continue;
+        }
+        let log = match &mut log {
+            Some(log) => log,
+            none => none.insert(opened(&folder.path().join(LOG))?),
+        };
+        let (status, printed) = run(program, line, log, live, signals)?;
+        if !status.success() {
+            if !live {
+                printed
+                    .lines()
+                    .for_each(|line| say(format_args!("  {line}")));
+            }
+            let (name, place) = (&program.name, program.folder.display());
+            return Err(Failure::Usage(anyhow!(
+                "check `{name}`: `{line}` in {place} ended with {status}; what it printed is above, and in {}",
+                folder.path().join(LOG).display()
+            )));
+        }
+        built.push((&program.folder, line));
+    }
+    let mut programs = programs.iter();
+    programs
+        .try_for_each(HostProgram::is_runnable)
+        .map_err(Failure::Usage)
+}
+
+/// A lab may build more than once.
+fn opened(log: &Path) -> anyhow::Result<File> {
+    let file = File::options().append(true).create(true).open(log);
+    file.with_context(|| format!("cannot open {}", log.display()))
+}
+
+/// Runs `line` by a shell, to its end or to a signal: its status, and what it printed on either stream.
+fn run(
+    program: &HostProgram,
+    line: &str,
+    log: &mut impl Write,
+    live: bool,
+    signals: &Signals,
+) -> Result<(ExitStatus, String), Failure> {
+    let (mut build, output) = start(program, line)?;
+    let mut events = Events::new(signals);
+    events.add_bytes(EventSource::Console, output);
+    events.add_child(EventSource::Run(0), build.pidfd())?;
+    let deadline = Instant::now() + LIMIT;
+    let mut printed = Vec::new();
+    loop {
+        // What has been printed comes before the end.
+        match events.next(deadline)? {
+            Some(Event::Data(_, bytes)) => {
+                log.write_all(&bytes).context("cannot write build.log")?;
+                if live {
+                    let text = String::from_utf8_lossy(&bytes);
+                    text.lines()
+                        .for_each(|line| say(format_args!("{}: {line}", program.name)));
+                }
+                printed.extend_from_slice(&bytes);
+            }
+            Some(Event::Ended(_)) => {
+                let status = build.ended()?.context("a build that ended and did not")?;
+                return Ok((status, String::from_utf8_lossy(&printed).into_owned()));
+            }
+            Some(Event::Signal(signal)) => {
+                end(&build);
+                return Err(Failure::Interrupted(signal));
+            }
+            Some(Event::Closed(_) | Event::Connected(..)) => {}
+            None => {
+                end(&build);
+                return Err(anyhow!("check `{}`: `{line}` does not end", program.name).into());
+            }
+        }
+    }
+}
+
+/// Starts the build in a process group of its own.
+fn start(program: &HostProgram, line: &str) -> Result<(Child, PipeReader), Failure> {
+    let (reader, writer) = io::pipe().context("cannot create a pipe")?;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line]);
+    let mut wrapped = parent_death::wrapped(&shell)?;
+    let errors = writer.try_clone().context("cannot share a pipe")?;
+    wrapped
+        .current_dir(&program.folder)
+        .stdin(Stdio::null())
+        .stdout(writer)
+        .stderr(errors);
+    let child = Child::spawn(wrapped).with_context(|| {
+        let (name, folder) = (&program.name, program.folder.display());
+        format!("check `{name}`: cannot run `{line}` in {folder}")
+    });
+    Ok((child.map_err(Failure::Usage)?, reader))
+}
+
+/// Ends all that a build has started. ESRCH only says that nothing is left.
+fn end(build: &Child) {
+    let group = i32::try_from(build.id()).ok().and_then(Pid::from_raw);
+    if let Some(group) = group {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}

@@ -1,0 +1,202 @@
+//! The programs of `program` checks: what of the host they are, and where in the guest.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::ensure;
+use peerbar_report::{Check, Program};
+
+use crate::guest_files::{GuestFile, GuestPathError};
+
+/// Folder of the guest that has a folder for each of them.
+const FOLDER: &str = "opt/programs";
+
+/// A program of the host's that a check runs in the guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostProgram {
+    /// What messages call it: its check.
+    pub name: String,
+    /// The program's file.
+    pub file: PathBuf,
+    /// The folder in which it is built.
+    pub folder: PathBuf,
+    /// How it is built, if it is.
+    pub build: Option<String>,
+    /// What the guest gets of the host.
+    pub brought: GuestFile,
+}
+
+impl HostProgram {
+    /// Tells whether it can be started.
+    ///
+    /// # Errors
+    /// What is wrong with its file, and what to do.
+    pub fn is_runnable(&self) -> anyhow::Result<()> {
+        use std::os::unix::fs::PermissionsExt;
+
+        let (name, file) = (&self.name, self.file.display());
+        let found = std::fs::metadata(&self.file);
+        let way_out = match &self.build {
+            Some(build) => format!("`{build}` does not make it: correct `build`, or the path"),
+            None => "make it, write a `build`, or correct the path".to_owned(),
+        };
+        ensure!(
+            found.is_ok(),
+            "check `{name}`: there is no {file}: {way_out}"
+        );
+        let found = found?;
+        ensure!(
+            found.is_file(),
+            "check `{name}`: {file} is a folder: name the program in it by `program`"
+        );
+        ensure!(
+            found.permissions().mode() & 0o111 != 0,
+            "check `{name}`: {file} is not executable: `chmod +x` it"
+        );
+        Ok(())
+    }
+}
+
+/// The host's side of `program`, the check of this `number` and `name`, whose paths are relative to `folder`. Sets where it will
+/// be in the guest.
+///
+/// # Errors
+/// A path at which the guest can have no file.
+pub(crate) fn place(
+    program: &mut Program,
+    number: usize,
+    name: &str,
+    folder: &Path,
+) -> Result<HostProgram, GuestPathError> {
+    let host = folder.join(&program.path);
+    program.folder = format!("/{FOLDER}/{number}");
+    let asked_by = format!("check `{name}`: `path`");
+    let (file, guest, built_in) = match &program.program {
+        Some(file) => (host.join(file), program.folder.clone(), host.clone()),
+        None => {
+            let parent = host.parent().unwrap_or(folder);
+            let guest = format!("{}/{}", program.folder, program.file());
+            (host.clone(), guest, parent.to_owned())
+        }
+    };
+    Ok(HostProgram {
+        name: name.to_owned(),
+        file,
+        folder: built_in,
+        build: program.build.clone(),
+        brought: GuestFile::new(host, &guest, &asked_by)?,
+    })
+}
+
+/// [`place`] for all of `checks` that are programs.
+pub(super) fn place_all(
+    checks: &mut [Check],
+    labels: &[Option<String>],
+    folder: &Path,
+) -> Result<Vec<HostProgram>, GuestPathError> {
+    let labels = labels.iter().map(Option::as_deref);
+    let mut placed = Vec::new();
+    for ((number, check), label) in (1..).zip(checks).zip(labels) {
+        let name = label.map_or_else(|| check.name(), str::to_owned);
+        if let Check::Program(program) = check {
+            placed.push(place(program, number, &name, folder)?);
+        }
+    }
+    Ok(placed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use crate::scenario::Scenario;
+
+    const HEAD: &str = "name = \"x\"\ntools = true\n[[nvme]]\nname = \"d0\"\nnamespaces = [{ ram = \"1M\" }]\n\
+        [[check]]\nkind = \"program\"\nname = \"mine\"\n";
+
+    fn parse(folder: &std::path::Path, lines: &str) -> Result<Scenario, String> {
+        let parsed = Scenario::parse(&folder.join("x.toml"), format!("{HEAD}{lines}\n"));
+        parsed.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn program_is_known_on_both_sides() {
+        let folder = std::path::Path::new("/home/me");
+        let lines =
+            "path = \"src\"\nprogram = \"out/copy\"\nbuild = \"make\"\narguments = [\"{d0:disk}\"]";
+        let scenario = parse(folder, lines).unwrap();
+        let [program] = &scenario.programs[..] else {
+            panic!("{:?}", scenario.programs)
+        };
+        assert_eq!(program.file, folder.join("src/out/copy"));
+        assert_eq!(program.folder, folder.join("src"));
+        assert_eq!(program.brought.guest().to_str(), Some("opt/programs/1"));
+        let alone = parse(folder, "path = \"../bin/copy\"").unwrap();
+        let program = &alone.programs[0];
+        assert_eq!(program.folder, folder.join("../bin"));
+        assert_eq!(
+            program.brought.guest().to_str(),
+            Some("opt/programs/1/copy")
+        );
+    }
+
+    #[test]
+    fn program_mistake_names_its_line() {
+        for (lines, told) in [
+            (
+                "path = \"..\"",
+                "x.toml:9: `path` is a folder: name the program in it by `program`",
+            ),
+            (
+                "path = \"a\"\nprogram = \"../b\"",
+                "x.toml:10: `program = \"../b\"`: write its path from the folder `path` on",
+            ),
+            (
+                "path = \"a\"\narguments = [\"{d1}\"]",
+                "x.toml:10: `{d1}` stands for nothing: there is {d0}; ",
+            ),
+            (
+                "path = \"a\"\nenvironment = { A = \"{d1}\" }",
+                "x.toml:10: `{d1}` stands for nothing: ",
+            ),
+            (
+                "path = \"a\"\nenvironment = { \"A=\" = \"\" }",
+                "x.toml:10: `environment`: \"A=\" is no name of a variable",
+            ),
+        ] {
+            let error = parse("".as_ref(), lines).unwrap_err();
+            assert!(error.starts_with(told), "{error}");
+        }
+    }
+
+    #[test]
+    fn program_that_cannot_be_started_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let told = |lines: &str| {
+            let scenario = parse(folder.path(), lines).unwrap();
+            let error = scenario.programs[0].is_runnable().unwrap_err().to_string();
+            error.replace(&folder.path().display().to_string(), "~")
+        };
+        assert_eq!(
+            told("path = \"a\""),
+            "check `mine`: there is no ~/a: make it, write a `build`, or correct the path"
+        );
+        assert_eq!(
+            told("path = \"a\"\nbuild = \"make\""),
+            "check `mine`: there is no ~/a: `make` does not make it: correct `build`, or the path"
+        );
+        let file = folder.path().join("a");
+        fs::write(&file, "").unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(
+            told("path = \"a\""),
+            "check `mine`: ~/a is not executable: `chmod +x` it"
+        );
+        fs::remove_file(&file).unwrap();
+        fs::create_dir(&file).unwrap();
+        assert_eq!(
+            told("path = \"a\""),
+            "check `mine`: ~/a is a folder: name the program in it by `program`"
+        );
+    }
+}

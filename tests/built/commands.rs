@@ -1,0 +1,133 @@
+//! Commands in a guest: what they name, what they print, and what they must not do.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::PEERBAR;
+use crate::launched::Launched;
+
+/// Three checks that fail, each in its own way, after one that passes.
+const COMMANDS: &str = r#"
+name = "commands"
+tools = true
+
+[[nvme]]
+name = "disk0"
+cmb = "16M"
+namespaces = [{ ram = "8M" }, { ram = "12M" }, { ram = "16M" }]
+
+[[nvme]]
+name = "own"
+counted = false
+namespaces = [{ ram = "8M" }]
+
+[[check]]
+name = "by nsid"
+kind = "command"
+run = '''
+for disk in {disk0:ns1} {disk0:ns3} {disk0:disk}; do cat /sys/class/block/$(basename $disk)/size; done
+test -e {disk0:p2pmem} && lspci -s {disk0:pci} | awk '{{print}}'
+'''
+expect = ["16384\n32768\n16384\n"]
+matches = ["^0.*Non-Volatile"]
+
+[[check]]
+name = "own disk"
+kind = "command"
+run = "dd if=/dev/zero of={own:disk} bs=1M count=4 oflag=direct"
+through = "guest-ram"
+
+[[check]]
+name = "report"
+kind = "command"
+run = '''
+echo "KTAP version 1"; echo 1..2
+echo "  1..2"; echo "  ok 1 - a"; echo "  # because"; echo "  not ok 2 - b"; echo "not ok 1 - suite"
+echo "ok 2 - c # SKIP none"
+'''
+
+[[check]]
+name = "slow"
+kind = "command"
+run = "echo begun; sleep 1000"
+timeout = "2s"
+"#;
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn commands_are_shown_and_held_to_what_is_expected() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("x.toml"), COMMANDS).unwrap();
+    let mut run = Launched::start(folder, &["run", "--verbose", "x.toml"]).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(1), "{results}{progress}");
+    for told in [
+        "by nsid: 32768",
+        "peerbar: 1 of 4: pass: by nsid",
+        "the command moved 0 bytes peer to peer and 0 through guest RAM",
+        "report: KTAP version 1",
+        "the command reports: not ok: suite / b",
+        "slow: begun",
+        "the command was killed, because it did not end within 2 s: give the check a longer `timeout`",
+    ] {
+        assert!(progress.contains(told), "{told}: {progress}");
+    }
+    assert!(
+        results.contains("report [3 subtests, 1 skipped]"),
+        "{results}"
+    );
+    let kept: Value = serde_json::from_str(&run.kept("results.json").unwrap()).unwrap();
+    let suite = &kept["checks"][2]["subtests"][0];
+    assert_eq!(suite["subtests"][1]["name"], "b");
+    assert_eq!(suite["subtests"][1]["verdict"], "fail");
+    assert_eq!(suite["subtests"][1]["diagnostics"][0], "because");
+}
+
+/// Runs `scenario` with these words, where it does not come to a guest: the exit code, and what is said.
+fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("x.toml"), scenario)?;
+    let output = Command::new(PEERBAR)
+        .args(["run", "x.toml"])
+        .args(words)
+        .current_dir(folder.path())
+        .output()?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    Ok((output.status.code(), told))
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn mistake_is_told_before_the_guest_boots() {
+    let (code, told) = refused(COMMANDS, &["--check", "nope"]).unwrap();
+    assert_eq!(code, Some(2));
+    let names =
+        "peerbar: no check is named `nope`: there is `by nsid`, `own disk`, `report`, `slow`\n";
+    assert_eq!(told, names);
+    let (code, told) = refused(&COMMANDS.replace("ns3}", "ns4}"), &[]).unwrap();
+    assert_eq!(code, Some(2));
+    let start = "peerbar: x.toml:18: `{disk0:ns4}` stands for nothing: there is {disk0}, ";
+    assert!(told.starts_with(start), "{told}");
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn failed_build_is_told_with_what_it_printed() {
+    let program = "[[check]]\nname = \"mine\"\nkind = \"program\"\npath = \".\"\nprogram = \"x\"\nbuild = \"BUILD\"\n";
+    let scenario = COMMANDS.split("[[check]]").next().unwrap().to_owned() + program;
+    let built = |build: &str| refused(&scenario.replace("BUILD", build), &[]).unwrap();
+    let (code, told) = built("echo strange >&2; exit 3");
+    assert_eq!(code, Some(2), "{told}");
+    assert!(
+        told.contains("  strange\npeerbar: check `mine`: `echo strange"),
+        "{told}"
+    );
+    assert!(told.contains("ended with exit status: 3"), "{told}");
+    let (code, told) = built("true");
+    assert_eq!(code, Some(2), "{told}");
+    assert!(told.contains("`true` does not make it"), "{told}");
+    assert!(!Path::new("runs").exists());
+}
