@@ -1,14 +1,14 @@
 //! The folders of runs: what a run's is called, and which of former runs stay.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Args;
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
@@ -78,10 +78,10 @@ impl Runs {
         };
         if let Some(kept) = self.kept()
             && self.pruned.set(()).is_ok()
+            && let Err(error) = prune(&self.folder, kept)
         {
-            prune(&self.folder, kept).with_context(|| {
-                format!("cannot remove former runs from {}", self.folder.display())
-            })?;
+            let folder = self.folder.display();
+            log::warn!("cannot remove former runs from {folder}: {error}");
         }
         Ok(folder)
     }
@@ -129,18 +129,22 @@ fn is_timed(name: &str) -> bool {
 }
 
 /// Removes all runs of `folder` that have no name but the newest `kept`. One that runs stays, as does the one that the link to
-/// the newest names.
+/// the newest names, and one that cannot be removed. Links and files are not touched. Another process may do the same meanwhile.
 fn prune(folder: &Path, kept: usize) -> io::Result<()> {
     let latest = fs::read_link(folder.join(LATEST)).unwrap_or_default();
     let mut runs = Vec::new();
     for found in fs::read_dir(folder)? {
-        let Ok(name) = found?.file_name().into_string() else {
+        let found = found?;
+        let Ok(name) = found.file_name().into_string() else {
             continue;
         };
+        if !is_timed(&name) || !found.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
         let path = folder.join(&name);
-        if is_timed(&name) && name.ends_with(REMOVED) {
-            fs::remove_dir_all(path)?;
-        } else if is_timed(&name) && path.join(STARTED).is_file() {
+        if name.ends_with(REMOVED) {
+            tell_failure(&path, fs::remove_dir_all(&path));
+        } else if path.join(STARTED).is_file() {
             runs.push(name);
         }
     }
@@ -152,9 +156,21 @@ fn prune(folder: &Path, kept: usize) -> io::Result<()> {
         .take(former)
         .filter(|name| Path::new(name) != latest)
     {
-        remove(&folder.join(name))?;
+        let run = folder.join(name);
+        tell_failure(&run, remove(&run));
     }
     Ok(())
+}
+
+/// Tells that `run` cannot be removed, unless another process has done it. The next run tries again.
+fn tell_failure(run: &Path, removed: io::Result<()>) {
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            let run = run.display();
+            log::warn!("cannot remove the former run {run}: {error}; remove it yourself");
+        }
+        Ok(()) | Err(_) => {}
+    }
 }
 
 /// Removes a run that is over. It gets another name first: one that is removed in part is not taken for a run.
@@ -212,6 +228,41 @@ mod tests {
         let mut expected: Vec<&str> = other.into_iter().chain(kept).collect();
         expected.sort_unstable();
         assert_eq!(names(runs.path()), expected);
+    }
+
+    #[test]
+    fn links_and_files_stay_and_keep_no_run_from_beginning() {
+        let mine = over(1..=1);
+        let runs = over(2..=4);
+        let link = runs.path().join("20260101T120000Z-mine");
+        std::os::unix::fs::symlink(mine.path().join("20260101T120000Z-demo"), link).unwrap();
+        let file = format!("20260101T120000Z-notes{REMOVED}");
+        fs::write(runs.path().join(&file), "").unwrap();
+        let mut options = Runs::below(runs.path());
+        options.keep_runs = NonZero::new(1);
+        options.begin("demo").unwrap();
+        let left = names(runs.path());
+        let kept = [
+            "20260101T120000Z-mine",
+            file.as_str(),
+            "20260104T120000Z-demo",
+        ];
+        assert_eq!(left[..3], kept, "{left:?}");
+        assert_eq!(names(mine.path()).len(), 1);
+    }
+
+    #[test]
+    fn processes_that_remove_the_same_runs_do_not_fail() {
+        let runs = over(1..=28);
+        std::thread::scope(|scope| {
+            let pruned: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| prune(runs.path(), 1)))
+                .collect();
+            for each in pruned {
+                each.join().unwrap().unwrap();
+            }
+        });
+        assert_eq!(names(runs.path()), ["20260128T120000Z-demo"]);
     }
 
     #[test]
