@@ -198,8 +198,11 @@ impl GuestProgram {
     }
 
     fn send(&mut self, message: &HostMessage) -> Result<(), ProgramError> {
-        let sent = message.write_to(&mut self.stream);
-        sent.map_err(|error| ProgramError::Gone(Some(MessageError::Read(error))))
+        match message.write_to(&mut self.stream) {
+            // It has ended, or the guest has: the next message tells which.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            sent => sent.map_err(|error| ProgramError::Gone(Some(MessageError::Read(error)))),
+        }
     }
 }
 
@@ -288,6 +291,22 @@ mod tests {
         assert_eq!(end.unwrap(), ProgramEnd::Exited(4));
         assert_eq!((output, errors), (b"out".to_vec(), b"err".to_vec()));
         guest.join().unwrap();
+    }
+
+    #[test]
+    fn end_is_told_of_a_program_that_leaves_its_input() {
+        let (_folder, path, guest) = guest(|mut stream| {
+            stream.get_ref().write_all(b"OK 1\n").unwrap();
+            HostMessage::read_from(&mut stream).unwrap();
+            let ended = GuestMessage::Ended(ProgramEnd::Exited(3));
+            ended.write_to(&mut stream.get_ref()).unwrap();
+        });
+        let mut program = GuestProgram::start(&path, &ProgramRequest::new(["true"])).unwrap();
+        guest.join().unwrap();
+        program.send_input(b"nobody reads this").unwrap();
+        program.signal(2).unwrap();
+        let end = GuestMessage::Ended(ProgramEnd::Exited(3));
+        assert_eq!(program.next_message().unwrap(), end);
     }
 
     #[test]
