@@ -7,6 +7,7 @@ use anyhow::Context;
 use peerbar_exec::{GuestMessage, TerminalSize};
 use peerbar_lab::guest_program::{GuestProgram, ProgramError};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::SigId;
@@ -182,7 +183,8 @@ impl Relay<'_> {
 
     fn take_input(&mut self) -> anyhow::Result<Option<i32>> {
         let mut bytes = vec![0; self.program.room()];
-        match io::stdin().read(&mut bytes) {
+        // Not by the standard library's buffer: what that holds shows in no poll.
+        match rustix::io::read(stdin(), bytes.as_mut_slice()) {
             Ok(0) => {
                 self.reads = false;
                 self.program.end_input()?;
@@ -191,7 +193,7 @@ impl Relay<'_> {
                 bytes.truncate(count);
                 self.program.send_input(&bytes)?;
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
             // As of a terminal that is gone.
             Err(error) => {
                 log::debug!("standard input: {error}");
