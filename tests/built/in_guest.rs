@@ -13,6 +13,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
@@ -127,6 +128,13 @@ fn streams_and_status_pass(kept: &Kept) {
     assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
     assert!(output.stdout == input, "{} bytes", output.stdout.len());
     assert_eq!(text(&output.stderr), "err\n");
+    let words = ["exec", "--attach", "--", "sh", "-c", "exec 2>&-; exec cat"];
+    let mut child = kept.start_peerbar(&words);
+    // The error output has ended by then.
+    thread::sleep(Duration::from_secs(2));
+    child.stdin.take().unwrap().write_all(b"abc").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.stdout, b"abc");
     let disk = kept.exec(&["sh", "-c", "ls {disk0:disk}; test -b {disk0:disk}"]);
     assert_eq!(disk.status.code(), Some(0));
     assert_eq!(text(&disk.stdout), "/dev/nvme0n1\n");

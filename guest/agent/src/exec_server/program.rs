@@ -184,7 +184,7 @@ impl RunningProgram {
         let taken = queue.write_to(self.streams.input.as_mut());
         if queue.is_finished()
             && let Some(mut input) = self.streams.input.take()
-            && self.streams.errors.is_none()
+            && self.streams.is_terminal
         {
             // A terminal has no end of its own.
             let _ = io::Write::write(&mut input, END_OF_INPUT);

@@ -22,7 +22,9 @@ pub(super) struct Streams {
     pub(super) output: Option<File>,
     /// Its error output, if that is a stream of its own.
     pub(super) errors: Option<File>,
-    /// Its terminal, if it has one.
+    /// Whether they are a terminal.
+    pub(super) is_terminal: bool,
+    /// Its terminal, if it has one and nobody has taken it.
     pub(super) terminal: Option<File>,
 }
 
@@ -40,6 +42,7 @@ impl Streams {
             input: Some(not_blocking(input.into())?),
             output: Some(not_blocking(output.into())?),
             errors: Some(not_blocking(errors.into())?),
+            is_terminal: false,
             terminal: None,
         })
     }
@@ -62,6 +65,7 @@ impl Streams {
             input: Some(ours.try_clone()?),
             output: Some(ours.try_clone()?),
             errors: None,
+            is_terminal: true,
             terminal: Some(ours),
         })
     }
