@@ -1,7 +1,7 @@
 //! `peerbar cp`: files and folders into a running guest, and out of it, as tar archives.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -17,6 +17,9 @@ const GUEST: &str = "guest:";
 /// The only entry at the top of an archive.
 const TOP: &str = "x";
 
+/// Bytes of a program's errors that are told.
+const MOST_WORDS: usize = 4 << 10;
+
 /// Unpacks an archive beside `$1`, or in it if it is a folder, under the name `$2`, and moves it into its place in one step.
 const UNPACK: &str = r#"to=$1
 [ -d "$to" ] && to=${to%/}/$2
@@ -25,8 +28,8 @@ tar -xf - -C "$at" && mv -T "$at/x" "$to"
 status=$?
 rm -rf "$at"
 exit $status"#;
-/// Packs `$1` without its name.
-const PACK: &str = r#"if [ -d "$1" ]; then cd "$1" && exec tar -cf - --transform 's,^\.,x,' .; fi
+/// Packs `$1` without its name. Links in it keep their targets.
+const PACK: &str = r#"if [ -d "$1" ]; then cd "$1" && exec tar -cf - --transform 's,^\.,x,S' .; fi
 cd "$(dirname "$1")" && exec tar -chf - --transform 's,.*,x,' -- "$(basename "$1")""#;
 
 /// Copies a file or a folder into a running guest, or out of it. A path of the guest begins with `guest:`.
@@ -84,7 +87,7 @@ fn into_guest(socket: &Path, from: &Path, to: &str) -> Result<(), Failure> {
     let mut archive = archive.into_inner().context("cannot write an archive")?;
     archive.rewind().context("cannot read an archive")?;
     let request = ProgramRequest::new(["sh", "-c", UNPACK, "cp", to, name]);
-    transfer(socket, &request, &mut archive, &mut Vec::new())
+    transfer(socket, &request, &mut archive, &mut io::sink())
         .with_context(|| format!("cannot copy to {GUEST}{to}"))?;
     Ok(())
 }
@@ -96,7 +99,7 @@ fn out_of_guest(socket: &Path, from: &str, to: &Path) -> Result<(), Failure> {
     };
     let mut archive = spool()?;
     let request = ProgramRequest::new(["sh", "-c", PACK, "cp", from]);
-    transfer(socket, &request, &mut std::io::empty(), &mut archive)
+    transfer(socket, &request, &mut io::empty(), &mut archive)
         .with_context(|| format!("cannot copy {GUEST}{from}"))?;
     archive.rewind().context("cannot read an archive")?;
     unpack(archive, &to).with_context(|| format!("cannot write {}", to.display()))?;
@@ -113,7 +116,10 @@ fn unpack(archive: File, to: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("cannot make a folder in {}", parent.display()))?;
     // The crate refuses entries that would leave the folder.
     Archive::new(archive).unpack(beside.path())?;
-    fs::rename(beside.path().join(TOP), to)?;
+    let top = beside.path().join(TOP);
+    // What is written to such a name later would go elsewhere.
+    ensure!(!top.is_symlink(), "the guest sends a link in its place");
+    fs::rename(top, to)?;
     Ok(())
 }
 
@@ -128,12 +134,29 @@ fn transfer(
     input: &mut dyn Read,
     output: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let mut errors = Vec::new();
+    let mut errors = Words::default();
     let program = GuestProgram::start(socket, request)?;
     let end = program.run(input, output, &mut errors)?;
-    let said = String::from_utf8_lossy(&errors);
+    let said = String::from_utf8_lossy(&errors.0);
     ensure!(end.status() == 0, "{}", said.trim().replace('\n', "; "));
     Ok(())
+}
+
+/// The first words of a program: a hostile guest may say more than there is memory.
+#[derive(Default)]
+struct Words(Vec<u8>);
+
+impl Write for Words {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = MOST_WORDS.saturating_sub(self.0.len());
+        let kept = bytes.get(..room).unwrap_or(bytes);
+        self.0.extend_from_slice(kept);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -166,5 +189,58 @@ mod tests {
         assert!(unpack(archive, &inner.join("to")).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         assert_eq!(fs::read_dir(&inner).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn link_in_the_place_of_a_copy_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut archive = Builder::new(spool().unwrap());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        archive.append_link(&mut header, TOP, "/etc").unwrap();
+        let mut archive = archive.into_inner().unwrap();
+        archive.rewind().unwrap();
+        let to = folder.path().join("to");
+        let error = unpack(archive, &to).unwrap_err().to_string();
+        assert!(error.contains("a link in its place"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn packed_folder_keeps_the_targets_of_its_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let from = folder.path().join("from");
+        fs::create_dir_all(from.join("a")).unwrap();
+        fs::write(from.join("file"), "text").unwrap();
+        let targets = ["../file", "./b", "..hidden", "/etc/hosts"];
+        for (number, target) in (0..).zip(targets) {
+            std::os::unix::fs::symlink(target, from.join(format!("a/{number}"))).unwrap();
+        }
+        fs::hard_link(from.join("file"), from.join("second")).unwrap();
+        let mut archive = spool().unwrap();
+        let packed = std::process::Command::new("sh")
+            .args(["-c", PACK, "cp"])
+            .arg(&from)
+            .stdout(archive.try_clone().unwrap())
+            .status();
+        assert!(packed.unwrap().success());
+        archive.rewind().unwrap();
+        let to = folder.path().join("to");
+        unpack(archive, &to).unwrap();
+        for (number, target) in (0..).zip(targets) {
+            let link = fs::read_link(to.join(format!("a/{number}"))).unwrap();
+            assert_eq!(link, Path::new(target));
+        }
+        assert_eq!(fs::read_to_string(to.join("second")).unwrap(), "text");
+    }
+
+    #[test]
+    fn endless_errors_take_little_memory() {
+        let mut words = Words::default();
+        for _ in 0..3 {
+            words.write_all(&[b'x'; 3000]).unwrap();
+        }
+        assert_eq!(words.0.len(), MOST_WORDS);
     }
 }
