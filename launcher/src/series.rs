@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::scenario::Scenario;
@@ -27,8 +27,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(shard) = options.shard {
-        let names = scenarios.iter().map(|scenario| scenario.name.clone());
-        let items = names.collect();
+        let items = distinct(scenarios.iter().map(|scenario| scenario.name.clone()))?;
         let of = ShardedList::Scenarios;
         write_plan(&ShardPlan { of, shard, items }, &options.runs.folder)?;
         scenarios = shard.part(scenarios);
@@ -80,6 +79,20 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
         }
     }
     Ok(scenarios)
+}
+
+/// The names of what is run in shards. A merge finds what is missing by them.
+fn distinct(names: impl Iterator<Item = String>) -> Result<Vec<String>, Failure> {
+    let mut items: Vec<String> = Vec::new();
+    for name in names {
+        if items.contains(&name) {
+            return Err(Failure::Usage(anyhow!(
+                "two scenarios are called `{name}`, and a merge of shards knows them by their names: rename one"
+            )));
+        }
+        items.push(name);
+    }
+    Ok(items)
 }
 
 /// Whether another round is wanted after this number of them, if nothing has failed.
@@ -162,7 +175,6 @@ impl Series {
 mod tests {
     use std::path::PathBuf;
 
-    use anyhow::anyhow;
     use clap::Parser;
 
     use super::*;
@@ -211,6 +223,14 @@ mod tests {
                         memory\n";
         assert_eq!((mixed.code(), mixed.summary().as_str()), (124, expected));
         assert!(mixed.ends(true) && !mixed.ends(false));
+    }
+
+    #[test]
+    fn shards_have_no_two_items_of_one_name() {
+        let names = |names: [&str; 3]| distinct(names.map(str::to_owned).into_iter());
+        assert_eq!(names(["a", "b", "c"]).unwrap().len(), 3);
+        let error = names(["a", "b", "a"]).unwrap_err().to_string();
+        assert!(error.contains("two scenarios are called `a`"), "{error}");
     }
 
     #[test]
