@@ -81,7 +81,13 @@ fn shared_folder(run: &Path) -> Option<PathBuf> {
 fn inside(shared: &Path, here: &Path) -> Option<String> {
     let below = here.strip_prefix(shared).ok()?;
     let inside = Path::new(HOST_FOLDER).join(below);
-    Some(inside.display().to_string())
+    Some(
+        inside
+            .display()
+            .to_string()
+            .trim_end_matches('/')
+            .to_owned(),
+    )
 }
 
 #[cfg(test)]
@@ -91,7 +97,7 @@ mod tests {
     #[test]
     fn folder_below_the_shared_one_is_in_host() {
         let inside = |here: &str| inside(Path::new("/work"), Path::new(here));
-        assert_eq!(inside("/work").unwrap(), "/host/");
+        assert_eq!(inside("/work").unwrap(), "/host");
         assert_eq!(inside("/work/a/b").unwrap(), "/host/a/b");
         assert_eq!(inside("/workshop"), None);
     }

@@ -77,6 +77,14 @@ impl Kept {
     }
 }
 
+/// A test that fails leaves no guest: its processes die with the launcher.
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = self.0.launcher.kill();
+        let _ = self.0.launcher.wait();
+    }
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
