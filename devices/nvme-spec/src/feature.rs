@@ -24,15 +24,15 @@ pub mod fid {
     pub const INTERRUPT_COALESCING: u8 = 0x08;
     /// [`crate::feature::InterruptVectorConfiguration`].
     pub const INTERRUPT_VECTOR_CONFIGURATION: u8 = 0x09;
-    /// [`crate::feature::WriteAtomicity`].
+    /// Write Atomicity Normal (NVM Command Set 1.0, 4.1.3).
     pub const WRITE_ATOMICITY: u8 = 0x0a;
     /// [`crate::feature::AsyncEventConfiguration`].
     pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
     /// [`crate::feature::Timestamp`].
     pub const TIMESTAMP: u8 = 0x0e;
-    /// [`crate::feature::HostBehaviorSupport`].
+    /// Host Behavior Support (NVMe Base 2.0, 5.27.1.18).
     pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
-    /// [`crate::feature::SoftwareProgressMarker`].
+    /// Software Progress Marker (NVMe Base 2.0, 5.27.1).
     pub const SOFTWARE_PROGRESS_MARKER: u8 = 0x80;
     /// [`crate::feature::HostIdentifier`].
     pub const HOST_IDENTIFIER: u8 = 0x81;

@@ -23,7 +23,7 @@ impl Client {
 
     /// Carries out `requests`, many at a time and in any order, and notes the outcome of each. If a read fails (vfio-user,
     /// DMA_READ), the contents of its data are undefined; if a write fails (DMA_WRITE), any part of it may have been written,
-    /// but nothing is written after the return, unless it is [`RequestError::TimedOut`]. It calls `may_go_on` before each
+    /// but nothing is written after the return, unless it is [`TimedOut`](crate::RequestError::TimedOut). It calls `may_go_on` before each
     /// message; once that returns false, or a request has failed, it sends no more and waits for the replies to what it has
     /// sent.
     pub fn carry_out(&self, requests: &mut [Request<'_>], may_go_on: &dyn Fn() -> bool) {
