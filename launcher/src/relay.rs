@@ -1,6 +1,7 @@
 //! Between our standard streams and a program in the guest: input, output, signals, and the terminal.
 
-use std::io::{self, ErrorKind, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use anyhow::Context;
@@ -8,14 +9,16 @@ use peerbar_exec::{GuestMessage, TerminalSize};
 use peerbar_lab::guest_program::{GuestProgram, ProgramError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::stdio::{stdin, stdout};
+use rustix::stdio::{stderr, stdin, stdout};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::SigId;
-use signal_hook::consts::{SIGINT, SIGWINCH};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGWINCH};
 use signal_hook::low_level::{pipe, unregister};
 
-/// The Ctrl-C at which a program is left that does not end by it.
+/// The Ctrl-C, or SIGTERM, at which a program is left that does not end by it.
 const PATIENCE: u32 = 3;
+/// Bytes that a pipe takes without blocking if poll(2) calls it writable (pipe(7), PIPE_BUF).
+const UNBLOCKED: usize = 4096;
 /// Exit status of a program that is left: that of one that SIGINT ends.
 const LEFT: i32 = 130;
 
@@ -50,6 +53,7 @@ pub(crate) fn relay(
         signals,
         window: terminal.as_ref().map(|terminal| &terminal.changes),
         reads: true,
+        output: None,
         interrupts: 0,
     };
     relay.run()
@@ -94,13 +98,45 @@ struct Relay<'a> {
     window: Option<&'a UnixStream>,
     /// Whether our input has not ended.
     reads: bool,
+    /// What the program has said and our streams have not taken. No message is read meanwhile.
+    output: Option<Output>,
     interrupts: u32,
+}
+
+/// Bytes on their way to one of our streams, which may block for as long as its reader likes.
+struct Output {
+    is_error: bool,
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+impl Output {
+    fn new(is_error: bool, bytes: Vec<u8>) -> Self {
+        Self {
+            is_error,
+            bytes,
+            written: 0,
+        }
+    }
+
+    /// Writes what `stream` takes without blocking, as poll(2) calls it writable; whether that was the last.
+    fn write_to(&mut self, stream: impl AsFd) -> Result<bool, Errno> {
+        let rest = self.bytes.get(self.written..).unwrap_or_default();
+        let some = rest.get(..UNBLOCKED).unwrap_or(rest);
+        match rustix::io::write(stream, some) {
+            Ok(count) => self.written = self.written.saturating_add(count),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.written >= self.bytes.len())
+    }
 }
 
 /// What has something to take.
 #[derive(Clone, Copy)]
 enum Source {
     Program,
+    Output,
     Signals,
     Window,
     Input,
@@ -112,6 +148,7 @@ impl Relay<'_> {
             for source in self.wait()? {
                 let status = match source {
                     Source::Program => self.take_message()?,
+                    Source::Output => self.pass_output()?,
                     Source::Signals => self.take_signal()?,
                     Source::Window => self.take_window()?,
                     Source::Input => self.take_input()?,
@@ -124,11 +161,16 @@ impl Relay<'_> {
     }
 
     fn wait(&self) -> anyhow::Result<Vec<Source>> {
-        let input = stdin();
-        let mut sources = vec![
-            (Source::Program, PollFd::new(&self.program, PollFlags::IN)),
-            (Source::Signals, PollFd::new(&self.signals, PollFlags::IN)),
-        ];
+        let (input, output, errors) = (stdin(), stdout(), stderr());
+        let first = match &self.output {
+            None => (Source::Program, PollFd::new(&self.program, PollFlags::IN)),
+            Some(said) => {
+                let stream = if said.is_error { &errors } else { &output };
+                (Source::Output, PollFd::new(stream, PollFlags::OUT))
+            }
+        };
+        let signals = (Source::Signals, PollFd::new(&self.signals, PollFlags::IN));
+        let mut sources = vec![first, signals];
         if let Some(window) = self.window {
             sources.push((Source::Window, PollFd::new(window, PollFlags::IN)));
         }
@@ -143,16 +185,33 @@ impl Relay<'_> {
     }
 
     fn take_message(&mut self) -> anyhow::Result<Option<i32>> {
-        let written = match self.program.next_message()? {
-            GuestMessage::Output(bytes) => write_all(&mut io::stdout(), &bytes),
-            GuestMessage::ErrorOutput(bytes) => write_all(&mut io::stderr(), &bytes),
+        match self.program.next_message()? {
+            GuestMessage::Output(bytes) => self.output = Some(Output::new(false, bytes)),
+            GuestMessage::ErrorOutput(bytes) => self.output = Some(Output::new(true, bytes)),
             GuestMessage::Ended(end) => return Ok(Some(end.status())),
-            GuestMessage::InputTaken(_) | GuestMessage::Refused { .. } => Ok(()),
+            GuestMessage::InputTaken(_) | GuestMessage::Refused { .. } => {}
+        }
+        Ok(None)
+    }
+
+    fn pass_output(&mut self) -> anyhow::Result<Option<i32>> {
+        let Some(output) = &mut self.output else {
+            return Ok(None);
+        };
+        let written = match output.is_error {
+            true => output.write_to(stderr()),
+            false => output.write_to(stdout()),
         };
         match written {
+            Ok(is_last) => {
+                if is_last {
+                    self.output = None;
+                }
+                Ok(None)
+            }
             // As a program of the host ends that writes into a pipe without a reader.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Some(141)),
-            written => Ok(written.map(|()| None).map_err(ProgramError::Output)?),
+            Err(Errno::PIPE) => Ok(Some(141)),
+            Err(error) => Err(ProgramError::Output(error.into()).into()),
         }
     }
 
@@ -163,7 +222,7 @@ impl Relay<'_> {
             return Ok(Some(LEFT));
         }
         let [number] = number.map(i32::from);
-        if number == SIGINT {
+        if number == SIGINT || number == SIGTERM {
             self.interrupts = self.interrupts.saturating_add(1);
         }
         if self.interrupts >= PATIENCE {
@@ -205,7 +264,40 @@ impl Relay<'_> {
     }
 }
 
-fn write_all(stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
-    stream.write_all(bytes)?;
-    stream.flush()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_writable(stream: impl AsFd) -> bool {
+        let mut fds = [PollFd::new(&stream, PollFlags::OUT)];
+        poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() > 0
+    }
+
+    #[test]
+    fn output_waits_for_a_slow_reader_without_blocking() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let bytes: Vec<u8> = (0..100_000_u32).map(|at| at.to_le_bytes()[0]).collect();
+        let mut output = Output::new(false, bytes.clone());
+        let (mut read, mut is_last) = (Vec::new(), false);
+        while !is_last {
+            // A write that blocked would never end.
+            while !is_last && is_writable(&writer) {
+                is_last = output.write_to(&writer).unwrap();
+            }
+            let mut some = [0; 10_000];
+            let count = reader.read(&mut some).unwrap();
+            read.extend_from_slice(&some[..count]);
+        }
+        drop(writer);
+        reader.read_to_end(&mut read).unwrap();
+        assert!(read == bytes, "{} bytes", read.len());
+    }
+
+    #[test]
+    fn output_without_a_reader_is_told() {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut output = Output::new(true, vec![1]);
+        assert_eq!(output.write_to(&writer), Err(Errno::PIPE));
+    }
 }
