@@ -122,6 +122,7 @@ fn of_software(
         "peerbar-switch",
         "peerbar-nvme",
         "peerbar-gpu",
+        "peerbar-vsock",
     ];
     let missing = names.iter().find_map(|name| program(name).err());
     findings.push(software::programs(missing.map(|error| error.to_string())));
