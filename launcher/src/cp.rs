@@ -28,8 +28,16 @@ tar -xf - -C "$at" && mv -T "$at/x" "$to"
 status=$?
 rm -rf "$at"
 exit $status"#;
-/// Packs `$1` without its name. Links in it keep their targets.
+/// Packs `$1` without its name. Links in it keep their targets. A file without blocks is copied first: those of procfs, sysfs,
+/// debugfs and tracefs do not tell how long they are.
 const PACK: &str = r#"if [ -d "$1" ]; then cd "$1" && exec tar -cf - --transform 's,^\.,x,S' .; fi
+if [ -f "$1" ] && [ "$(stat -Lc %b "$1")" = 0 ]; then
+    at=$(mktemp -d) || exit
+    cp --sparse=always --preserve=mode,timestamps "$1" "$at/x" && tar -cf - -C "$at" x
+    status=$?
+    rm -rf "$at"
+    exit $status
+fi
 cd "$(dirname "$1")" && exec tar -chf - --transform 's,.*,x,' -- "$(basename "$1")""#;
 
 /// Copies a file or a folder into a running guest, or out of it. A path of the guest begins with `guest:`.
@@ -169,6 +177,28 @@ mod tests {
         assert_eq!(of_guest(Path::new("./guest:/a")).unwrap(), None);
         let error = of_guest(Path::new("guest:a")).unwrap_err().to_string();
         assert!(error.contains("write guest:/a"), "{error}");
+    }
+
+    #[test]
+    fn file_that_does_not_tell_its_length_is_packed_whole() {
+        for path in [
+            "/proc/version",
+            "/sys/kernel/mm/transparent_hugepage/enabled",
+        ] {
+            let Ok(expected) = fs::read(path) else {
+                continue;
+            };
+            let mut archive = spool().unwrap();
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", PACK, "cp", path]);
+            let packed = command.stdout(archive.try_clone().unwrap()).status();
+            assert!(packed.unwrap().success(), "{path}");
+            archive.rewind().unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let to = folder.path().join("to");
+            unpack(archive, &to).unwrap();
+            assert_eq!(fs::read(&to).unwrap(), expected, "{path}");
+        }
     }
 
     #[test]
