@@ -22,7 +22,7 @@ const LONGEST_ANSWER: usize = 14;
 #[derive(Debug, Error)]
 pub enum ProgramError {
     /// The run has no guest that takes programs, or not any more.
-    #[error("{} has no guest that takes programs: it is over, or was started without (as by `peerbar run` without --keep)", .0.display())]
+    #[error("{} has no guest that takes programs: no run is there, it is over, or it is a `peerbar run` without --keep; `peerbar shell` starts a guest that does", .0.display())]
     NoGuest(PathBuf),
     /// The guest's socket cannot be used.
     #[error("cannot talk to the guest at {}", path.display())]

@@ -18,8 +18,7 @@ fn stderr(output: &Output) -> String {
 fn a_missing_scenario_is_named() {
     let output = peerbar(&["run", "no/such.toml"]).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let expected =
-        "peerbar: no/such.toml: cannot read the scenario: No such file or directory (os error 2)\n";
+    let expected = "peerbar: there is no scenario no/such.toml: `peerbar list` names those that there are, `peerbar init FILE.toml` writes one\n";
     assert_eq!(stderr(&output), expected);
 }
 

@@ -10,6 +10,9 @@ use thiserror::Error;
 /// A scenario that cannot be run.
 #[derive(Debug, Error)]
 pub enum ScenarioError {
+    /// There is no such file, nor a shipped scenario of that name.
+    #[error("there is no scenario {}: `peerbar list` names those that there are, `peerbar init FILE.toml` writes one", .0.display())]
+    Missing(PathBuf),
     /// The file cannot be read.
     #[error("{}: cannot read the scenario", path.display())]
     Unreadable {

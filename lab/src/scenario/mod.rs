@@ -26,6 +26,7 @@ mod together;
 mod validate;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -406,9 +407,12 @@ impl Scenario {
 }
 
 fn file_text(path: &Path) -> Result<String, ScenarioError> {
-    fs::read_to_string(path).map_err(|source| ScenarioError::Unreadable {
-        path: path.to_owned(),
-        source,
+    fs::read_to_string(path).map_err(|source| match source.kind() {
+        ErrorKind::NotFound => ScenarioError::Missing(path.to_owned()),
+        _ => ScenarioError::Unreadable {
+            path: path.to_owned(),
+            source,
+        },
     })
 }
 
@@ -722,7 +726,7 @@ mod tests {
         );
         assert_eq!(
             refused("", "").unwrap_err(),
-            "x.toml:1: there is no [[check]]: a run without checks shows nothing"
+            "x.toml:1: there is no [[check]]: add one, or enter the guest by `peerbar shell`"
         );
         assert_eq!(
             parse("timeout = \"9s\"\nname = \"x\"\n".to_owned()).unwrap_err(),

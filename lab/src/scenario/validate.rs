@@ -105,7 +105,7 @@ fn complete(file: &File, interactive: bool) -> Result<(), Problem> {
     let lacking = if file.nvme.is_empty() && file.gpu.is_empty() {
         "there is no device: add an [[nvme]] or a [[gpu]]"
     } else if file.check.is_empty() && !interactive {
-        "there is no [[check]]: a run without checks shows nothing"
+        "there is no [[check]]: add one, or enter the guest by `peerbar shell`"
     } else {
         return Ok(());
     };
