@@ -63,13 +63,15 @@ impl Keeping {
         if !*is_ready || rows.len() < scenario.checks.len() {
             return Ok(());
         }
-        let failed = rows.iter().filter(|row| row.verdict == Verdict::Fail);
+        let failed = rows.iter().zip(1..);
+        let failed = failed.filter(|(row, _)| row.verdict == Verdict::Fail);
         let failed: Vec<_> = failed.collect();
         if failed.is_empty() {
             return self.end(guest);
         }
-        for row in failed {
-            progress.lasting(&format!("{}:", row.name));
+        for (row, number) in failed {
+            let name = scenario.label(number).unwrap_or(&row.name);
+            progress.lasting(&format!("{name}:"));
             for line in &row.diagnostics {
                 progress.lasting(&format!("  {line}"));
             }
