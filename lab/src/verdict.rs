@@ -130,7 +130,14 @@ fn flaw(evidence: &Evidence<'_>, status: ExitStatus) -> Option<String> {
     } else if let Some(asked) = evidence.asked.filter(|asked| rows != *asked || rows == 0) {
         Some(format!("the agent reports {rows} checks of {asked}"))
     } else if passed < rows {
-        Some(format!("{} of {rows} checks did not pass", rows - passed))
+        let skipped = evidence.rows.iter();
+        let skipped = skipped.filter(|row| matches!(row.verdict, CheckVerdict::Skip(_)));
+        let part = match skipped.count() {
+            0 => String::new(),
+            count => format!(", {count} of them skipped"),
+        };
+        let lacking = rows.saturating_sub(passed);
+        Some(format!("{lacking} of {rows} checks did not pass{part}"))
     } else {
         None
     }
@@ -208,6 +215,10 @@ mod tests {
         assert_eq!(judged(&rows(&[PASS, PASS])), "passed: all 2 checks passed");
         let failed = judged(&rows(&[PASS, CheckVerdict::Fail]));
         assert_eq!(failed, "failed: 1 of 2 checks did not pass");
+        let skip = CheckVerdict::Skip("no fio".to_owned());
+        let skipped = judged(&rows(&[PASS, CheckVerdict::Fail, skip]));
+        let expected = "failed: 2 of 3 checks did not pass, 1 of them skipped";
+        assert_eq!(skipped, expected);
     }
 
     #[test]

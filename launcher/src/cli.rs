@@ -37,7 +37,7 @@ pub(crate) struct Cli {
 
 const EXAMPLES: &str = "Examples:\n  peerbar run\n  peerbar init my.toml\n  peerbar list";
 
-const EXIT_CODES: &str = "Exit codes: 0 every check passed, 1 a check failed, 2 wrong usage, 69 the machine lacks \
+const EXIT_CODES: &str = "Exit codes: 0 every check passed, 1 a check failed or was skipped, 2 wrong usage, 69 the machine lacks \
     something, 124 time limit, 255 the guest died, 128 + N ended by signal N";
 
 /// What to do.
