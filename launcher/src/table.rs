@@ -4,7 +4,7 @@ use std::fmt;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Color, ContentArrangement, Table};
-use peerbar_report::{Route, Subtest, Verdict};
+use peerbar_report::{Subtest, Verdict};
 
 use peerbar_lab::report::Row;
 use peerbar_lab::size::{human, throughput};
@@ -107,22 +107,11 @@ fn shortened(name: &str) -> String {
 /// Every route that carried payload, in the words that the devices record.
 fn route(row: &Row) -> String {
     let taken = row.measure.routes.iter().filter(|&(_, &bytes)| bytes > 0);
-    let words: Vec<&str> = taken.map(|(route, _)| word(*route)).collect();
+    let words: Vec<&str> = taken.map(|(route, _)| route.word()).collect();
     if words.is_empty() {
         "-".to_owned()
     } else {
         words.join(" + ")
-    }
-}
-
-/// A route in the word that the devices record.
-pub(crate) fn word(route: Route) -> &'static str {
-    match route {
-        Route::OwnBar => "own-bar",
-        Route::Peer => "peer",
-        Route::GuestRam => "guest-ram",
-        Route::Upstream => "upstream",
-        Route::Refused => "refused",
     }
 }
 
@@ -134,7 +123,7 @@ fn trimmed(table: &impl fmt::Display) -> String {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_report::Measure;
+    use peerbar_report::{Measure, Route};
 
     use super::*;
 

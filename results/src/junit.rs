@@ -7,7 +7,7 @@ use peerbar_lab::results::{CheckResult, CheckStatus, RunResults};
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use crate::collection::Collection;
-use crate::matrix::{MatrixCell, MatrixResults};
+use crate::matrix::MatrixResults;
 
 /// A suite for each run and each matrix. What is missing of shards is a suite of its own, with an error for each.
 pub fn junit(collection: &Collection) -> anyhow::Result<String> {
@@ -104,13 +104,7 @@ fn matrix_suite(matrix: &MatrixResults) -> TestSuite {
     suite.set_time(duration(matrix.seconds));
     suite.add_property(("kernel", matrix.versions.kernel.as_str()));
     suite.add_test_cases(matrix.cells.iter().map(|cell| {
-        let MatrixCell {
-            cpu,
-            iommu,
-            topology,
-            flow,
-            ..
-        } = cell;
+        let [cpu, iommu, topology, flow] = cell.place();
         let status = match &cell.disagreement {
             None => TestCaseStatus::success(),
             Some(reason) => non_success(NonSuccessKind::Failure, "disagreement", reason),

@@ -67,7 +67,7 @@ pub struct MatrixCell {
     pub disagreement: Option<String>,
 }
 
-/// A way of data, with all that is told of it.
+/// The outcome of a transfer, and its details.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CellWay {
     /// The way in one word.
@@ -135,26 +135,16 @@ impl MatrixResults {
         self.flaws.extend(other.flaws);
         self.caveat = self.caveat.take().or(other.caveat);
         for cell in other.cells {
-            self.cells.retain(|known| !known.is_at(&cell));
+            self.cells.retain(|known| known.place() != cell.place());
             self.cells.push(cell);
         }
     }
 }
 
 impl MatrixCell {
-    /// Whether both are in the same place.
-    fn is_at(&self, other: &Self) -> bool {
-        let place = |cell: &Self| {
-            let MatrixCell {
-                cpu,
-                iommu,
-                topology,
-                flow,
-                ..
-            } = cell;
-            [cpu, iommu, topology, flow].map(String::clone)
-        };
-        place(self) == place(other)
+    /// Its CPU, IOMMU, topology and flow, which no other cell of a matrix shares.
+    pub(crate) fn place(&self) -> [&str; 4] {
+        [&self.cpu, &self.iommu, &self.topology, &self.flow]
     }
 }
 

@@ -1,19 +1,27 @@
 //! The words in which a DMA is recorded.
 
 use serde::{Deserialize, Serialize};
-use strum::{FromRepr, VariantArray};
+use strum::{FromRepr, IntoStaticStr, VariantArray};
 
 /// Enums whose numbers are those of the page and of the flight record: in their order, from 0 on.
 macro_rules! words {
     ($($(#[$about:meta])* $name:ident { $($(#[$meaning:meta])* $word:ident,)+ })+) => {$(
         $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[derive(Serialize, Deserialize, FromRepr, VariantArray)]
+        #[derive(Serialize, Deserialize, FromRepr, IntoStaticStr, VariantArray)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(rename_all = "kebab-case")]
+        #[strum(serialize_all = "kebab-case")]
         #[repr(u8)]
         pub enum $name {
             $($(#[$meaning])* $word,)+
+        }
+
+        impl $name {
+            /// Its word in results and messages.
+            pub fn word(self) -> &'static str {
+                self.into()
+            }
         }
     )+};
 }

@@ -11,7 +11,7 @@ use rustix::mount::{MountFlags, mount, mount_bind_recursive};
 use crate::modules::Modules;
 use crate::mounts;
 
-/// Where it is, for who is outside of it.
+/// Its path, as the agent has it, which is outside.
 pub(crate) const ROOT: &str = "/tools";
 /// Where the folders are mounted that it is made of.
 const LAYERS: &str = "/layers";

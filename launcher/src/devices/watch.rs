@@ -13,7 +13,6 @@ use peerbar_report::{DeviceCounters, Route};
 use serde_json::{Value, json};
 
 use crate::iommu;
-use crate::table::word;
 
 /// Faults of a device that are explained at once; a guest can cause millions.
 const FEW: usize = 4;
@@ -63,7 +62,7 @@ impl Totals {
 
     fn news(&self, device: &str) -> News {
         let routes = self.payload.iter();
-        let routes = routes.map(|(route, bytes)| format!("{} {}", word(*route), human(*bytes)));
+        let routes = routes.map(|(route, bytes)| format!("{} {}", route.word(), human(*bytes)));
         let payload = match routes.collect::<Vec<_>>().join(", ") {
             none if none.is_empty() => "none".to_owned(),
             routes => routes,

@@ -49,7 +49,7 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
     })
 }
 
-/// What is told of the run in `folder`: the functions that its guest found, ports by the names of the scenario, and an
+/// The explanation of the run in `folder`: the functions that its guest found, ports by the names of the scenario, and an
 /// explanation for each pair of devices that the guest found.
 pub(crate) fn of_run(folder: &Path) -> Result<(Vec<PciFunction>, Vec<Explained>), Failure> {
     let case = Case::of_run(Recorded::read(folder)?)?;

@@ -1,7 +1,6 @@
 //! An explanation for people.
 
 use super::explanation::{AttachPoint, Explanation, Kernel, Seen};
-use crate::table::word;
 use peerbar_lab::size::human;
 
 /// Width of the words before a block of lines.
@@ -87,7 +86,7 @@ fn chosen(kernel: &Kernel) -> Vec<String> {
 fn seen(check: &Seen) -> String {
     let routes = check.routes.iter().filter(|(_, bytes)| **bytes > 0);
     let routes: Vec<String> = routes
-        .map(|(route, bytes)| format!("{} {}", human(*bytes), word(*route)))
+        .map(|(route, bytes)| format!("{} {}", human(*bytes), route.word()))
         .collect();
     let routes = match routes.as_slice() {
         [] => String::new(),

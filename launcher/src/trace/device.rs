@@ -9,7 +9,6 @@ use super::file::{Argument, TimedEvent, TraceFile, Track};
 use super::lanes;
 use crate::iommu::line::{access, direction, event, operation, range, span};
 use crate::iommu::recorded::{Recorded, RecordedDevice};
-use crate::table::word;
 
 /// A command from its begin to its end, as its device recorded them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +118,7 @@ impl Activity {
     fn dma(&mut self, dma: &Dma, at: u64, flow: Option<u64>) {
         let about = |event: TimedEvent| {
             event
-                .with("route", Argument::Word(word(dma.route)))
+                .with("route", Argument::Word(dma.route.word()))
                 .with("direction", Argument::Word(direction(dma.direction)))
                 .with(
                     "purpose",
@@ -131,7 +130,7 @@ impl Activity {
                 .in_flow(flow)
         };
         let from = at.saturating_sub(dma.took);
-        let name = format!("{} {}", direction(dma.direction), word(dma.route));
+        let name = format!("{} {}", direction(dma.direction), dma.route.word());
         self.dmas.push(about(TimedEvent::slice(from, at, name)));
         if dma.outcome != Outcome::Done {
             let name = format!("fault: {}", dma.outcome);
@@ -238,7 +237,7 @@ fn counters<W: Write>(
         let (track, sum) = match sums.get(&route) {
             Some(sum) => *sum,
             None => {
-                let name = format!("payload by {}", word(route));
+                let name = format!("payload by {}", route.word());
                 let track = file.byte_counter(&name, group)?;
                 file.count(track, at.saturating_sub(1), 0)?;
                 (track, 0)

@@ -6,7 +6,7 @@ use peerbar_lab::size::{human, throughput};
 use peerbar_report::PciFunction;
 
 use super::picture::picture;
-use super::routed::{RoutedBytes, routed, word};
+use super::routed::{RoutedBytes, routed};
 
 /// All checks of `run` in the machine of `functions`; those that did not pass are open.
 pub(super) fn checks(run: &RunResults, functions: &[PciFunction]) -> Markup {
@@ -40,7 +40,7 @@ fn drawn(check: &CheckResult, functions: &[PciFunction]) -> Markup {
                 span.name { (check.name) }
                 span.chips {
                     @for (route, bytes) in measure.routes.iter().filter(|(_, bytes)| **bytes > 0) {
-                        span.chip.(word(*route)) { (word(*route)) " " b { (human(*bytes)) } }
+                        span.chip.(route.word()) { (route.word()) " " b { (human(*bytes)) } }
                     }
                 }
                 span.rate { @if rate != "-" { (rate) } }

@@ -40,13 +40,7 @@ fn badge(verdict: &str) -> Markup {
 }
 
 fn place(cell: &MatrixCell) -> String {
-    let MatrixCell {
-        cpu,
-        iommu,
-        topology,
-        flow,
-        ..
-    } = cell;
+    let [cpu, iommu, topology, flow] = cell.place();
     format!(
         "{cpu}, {iommu}, {topology}, {flow} ({} to {})",
         cell.client, cell.provider

@@ -5,7 +5,7 @@ use peerbar_lab::size::human;
 use peerbar_report::{PciFunction, Route};
 
 use super::layout::{Branch, DEVICE_HEIGHT, DEVICE_WIDTH, DevicePlace, GAP, MachineLayout};
-use super::routed::{MemoryOwner, RoutedBytes, word};
+use super::routed::{MemoryOwner, RoutedBytes};
 
 /// Left end of everything but guest RAM.
 const LEFT: i32 = 160;
@@ -340,7 +340,7 @@ fn own<'a>(transfer: &'a RoutedBytes, device: &DevicePlace<'_>, rows: &Rows) -> 
 impl Line<'_> {
     fn drawn(&self) -> Markup {
         let transfer = self.transfer;
-        let class = format!("line {}", word(transfer.route));
+        let class = format!("line {}", transfer.route.word());
         html! {
             g class=(class) {
                 title { (transfer.line()) }
@@ -378,7 +378,7 @@ impl Line<'_> {
 
     fn label(&self) -> Markup {
         let ((x, y), transfer) = (self.label, self.transfer);
-        let class = format!("amount {}", word(transfer.route));
+        let class = format!("amount {}", transfer.route.word());
         let words = match transfer.route {
             Route::Refused => "refused".to_owned(),
             _ => human(transfer.bytes()),

@@ -70,7 +70,7 @@ impl RoutedBytes {
 
     /// The route in the word that devices record.
     pub(super) fn route_word(&self) -> &'static str {
-        word(self.route)
+        self.route.word()
     }
 }
 
@@ -84,17 +84,6 @@ impl MemoryOwner {
             Self::OtherDevice => "another device",
             Self::Unknown => "memory behind QEMU",
         }
-    }
-}
-
-/// A route in the word that devices record.
-pub(super) fn word(route: Route) -> &'static str {
-    match route {
-        Route::OwnBar => "own-bar",
-        Route::Peer => "peer",
-        Route::GuestRam => "guest-ram",
-        Route::Upstream => "upstream",
-        Route::Refused => "refused",
     }
 }
 
