@@ -178,10 +178,25 @@ impl VsockConnection {
             Stage::Unasked | Stage::Ending => true,
             Stage::Asked | Stage::Forgotten => false,
             Stage::Accepted => {
-                let data = self.readable && !self.host_ended && self.reading_credit() > 0;
-                self.update_due || data || (self.host_ended && !self.end_sent)
+                let data = self.readable && !self.has_ended() && self.reading_credit() > 0;
+                self.update_due || data || (self.has_ended() && !self.end_sent)
             }
         }
+    }
+
+    /// Whether nothing more comes for the guest: the host's program has said so, or is gone and the guest receives no more.
+    fn has_ended(&self) -> bool {
+        self.host_ended || (self.gone && self.guest_flags & NO_MORE_RECEIVED != 0)
+    }
+
+    /// Whether neither side has anything to tell the other: nobody is left on the host, and the guest knows.
+    pub(crate) fn is_over(&self) -> bool {
+        self.gone && self.end_sent
+    }
+
+    /// Whether the guest knows nothing of the connection.
+    pub(crate) fn is_unasked(&self) -> bool {
+        self.stage == Stage::Unasked
     }
 
     /// Bytes that the guest can take now; none if it receives no more.
@@ -208,7 +223,7 @@ impl VsockConnection {
             Stage::Asked | Stage::Forgotten => return Ok(None),
             Stage::Accepted => {}
         }
-        if self.readable && !self.host_ended {
+        if self.readable && !self.has_ended() {
             let count = self.read(space)?;
             if count > 0 {
                 self.sent = self.sent.wrapping_add(count);
@@ -219,7 +234,7 @@ impl VsockConnection {
                 }));
             }
         }
-        if self.host_ended && !self.end_sent {
+        if self.has_ended() && !self.end_sent {
             self.end_sent = true;
             let flags = match self.gone {
                 true => NO_MORE_SENT | NO_MORE_RECEIVED,

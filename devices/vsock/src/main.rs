@@ -1,4 +1,5 @@
-//! `peerbar-vsock`: a virtio socket device for one QEMU after another.
+//! `peerbar-vsock`: a virtio socket device for one QEMU after another. Programs of the host connect to the guest; a connection
+//! that the guest asks for is refused.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -19,7 +20,8 @@ const ENVIRONMENT: u8 = 69;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// A virtio socket device for QEMU's vhost-user-vsock-pci, until SIGTERM.
+/// A virtio socket device for QEMU's vhost-user-vsock-pci, until SIGTERM. Programs of the host connect to the guest; a connection
+/// that the guest asks for is refused.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {

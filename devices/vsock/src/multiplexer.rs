@@ -68,11 +68,13 @@ impl Multiplexer {
         })
     }
 
-    /// Ends all connections, because the guest's driver starts anew.
+    /// Ends all connections that the guest knows of, because its driver starts anew.
     pub(crate) fn reset(&mut self) {
-        self.peers
-            .retain(|_, peer| matches!(peer, Peer::Greeting(_)));
-        self.ready.clear();
+        self.peers.retain(|_, peer| match peer {
+            Peer::Greeting(_) => true,
+            Peer::Connection(connection, _) => connection.is_unasked(),
+        });
+        self.ready.retain(|port| self.peers.contains_key(port));
         self.resets.clear();
     }
 
@@ -153,17 +155,18 @@ impl Multiplexer {
 
     /// Reads on in a greeting.
     fn greeted(&mut self, port: u32, greeting: Greeting) {
-        match greeting.read_on() {
+        let step = match greeting.read_on() {
             GreetingStep::Unfinished(greeting) => {
                 self.peers.insert(port, Peer::Greeting(greeting));
                 return;
             }
-            GreetingStep::Port(stream, guest) => self.connect(port, guest, stream),
-            GreetingStep::Wrong => {
-                log::debug!("a program of the host asks for no port of the guest")
-            }
-        }
+            step => step,
+        };
         self.greetings.retain(|waiting| *waiting != port);
+        match step {
+            GreetingStep::Port(stream, guest) => self.connect(port, guest, stream),
+            _ => log::debug!("a program of the host asks for no port of the guest"),
+        }
     }
 
     fn connect(&mut self, port: u32, guest: u32, stream: UnixStream) {
@@ -240,7 +243,12 @@ impl Multiplexer {
             };
             match connection.next_packet(space) {
                 Ok(packet) => {
-                    self.keep(port, connection, ports, Ok(()));
+                    // A guest that never answers the end would keep the connection for ever.
+                    let outcome = match connection.is_over() {
+                        true => Err(Over::Silent),
+                        false => Ok(()),
+                    };
+                    self.keep(port, connection, ports, outcome);
                     if packet.is_some() {
                         return packet;
                     }

@@ -186,9 +186,46 @@ fn program_that_leaves_tells_the_guest_to_close() {
     let end = bench.packet().unwrap().0;
     let both = NO_MORE_SENT | NO_MORE_RECEIVED;
     assert_eq!((end.kind, end.flags), (PacketKind::Shutdown, both));
-    bench.say(ports, PacketKind::Reset, 0, 0, 0);
+    // Whether the guest answers or not.
     assert!(bench.multiplexer.peers.is_empty());
+    bench.say(ports, PacketKind::Reset, 0, 0, 0);
     assert_eq!(bench.packet(), None);
+}
+
+#[test]
+fn guest_that_receives_no_more_learns_that_a_program_left() {
+    let mut bench = Bench::new();
+    let (mut program, ports) = bench.connected(0);
+    program.write_all(b"nobody takes this").unwrap();
+    bench.say(ports, PacketKind::Shutdown, NO_MORE_RECEIVED, 0, 0);
+    assert_eq!(bench.packet(), None);
+    drop(program);
+    let end = bench.packet().unwrap().0;
+    assert_eq!((end.kind, end.ports), (PacketKind::Shutdown, ports));
+    assert!(bench.multiplexer.peers.is_empty());
+}
+
+#[test]
+fn connection_before_the_driver_starts_is_kept() {
+    let mut bench = Bench::new();
+    let mut program = UnixStream::connect(&bench.path).unwrap();
+    program.write_all(b"CONNECT 5\n").unwrap();
+    bench.multiplexer.take_events();
+    bench.multiplexer.reset();
+    assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Request);
+}
+
+#[test]
+fn connections_beyond_the_limit_are_refused() {
+    let mut bench = Bench::new();
+    let mut programs: Vec<_> = (0..LIMIT).map(|_| bench.asked().0).collect();
+    let mut late = UnixStream::connect(&bench.path).unwrap();
+    late.write_all(b"CONNECT 5\n").unwrap();
+    assert_eq!(bench.packet(), None);
+    assert_eq!(late.read(&mut [0]).unwrap(), 0);
+    programs.pop();
+    assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Reset);
+    bench.asked();
 }
 
 #[test]
