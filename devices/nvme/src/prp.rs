@@ -8,6 +8,8 @@ const ENTRY: u64 = 8;
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// A PRP that points where it must not; the same command would fail again.
 const BAD_OFFSET: Status = Status::INVALID_PRP_OFFSET.with_dnr(true);
+/// A PRP that the data needs is 0: the host has set none.
+const MISSING: Status = Status::INVALID_FIELD.with_dnr(true);
 
 /// A run of bytes at consecutive addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,9 +45,7 @@ pub(crate) fn walk(
     let mut list = prp2;
     let mut first = true;
     while left > 0 {
-        if !list.is_multiple_of(ENTRY) {
-            return Err(BAD_OFFSET);
-        }
+        check(list, ENTRY)?;
         let slots = (PAGE - list % PAGE) / ENTRY;
         let wanted = left.div_ceil(PAGE);
         let chained = wanted > slots;
@@ -73,11 +73,18 @@ pub(crate) fn walk(
 
 /// Adds the page at `address`, or what is left of the data.
 fn push_page(segments: &mut Vec<Segment>, address: u64, left: &mut u64) -> Result<(), Status> {
-    if !address.is_multiple_of(PAGE) {
-        return Err(BAD_OFFSET);
-    }
+    check(address, PAGE)?;
     push(segments, address, PAGE, left);
     Ok(())
+}
+
+/// Checks a PRP behind PRP1. Address 0 is none that a host uses, so it is a PRP that was never set.
+fn check(address: u64, alignment: u64) -> Result<(), Status> {
+    match address {
+        0 => Err(MISSING),
+        _ if address.is_multiple_of(alignment) => Ok(()),
+        _ => Err(BAD_OFFSET),
+    }
 }
 
 fn push(segments: &mut Vec<Segment>, address: u64, most: u64, left: &mut u64) {
@@ -223,6 +230,18 @@ mod tests {
                 Err(BAD_OFFSET),
                 "{prp1:#x} {prp2:#x} {len}"
             );
+        }
+    }
+
+    #[test]
+    fn data_behind_a_null_prp_is_refused() {
+        let mut lists = Lists::default();
+        lists.put(0, &[0x20000, 0x40000]);
+        lists.put(0x5000, &[0, 0x40000]);
+        lists.put(0x5ff0, &[0x20000, 0]);
+        for (prp2, len) in [(0, 8192), (0, 12288), (0x5000, 12288), (0x5ff0, 16384)] {
+            let walked = lists.walk(0x10000, prp2, len);
+            assert_eq!(walked, Err(MISSING), "{prp2:#x} {len}");
         }
     }
 
