@@ -81,10 +81,10 @@ impl About {
         data.acl = ABORT_LIMIT - 1;
         data.aerl = u8::try_from(events::LIMIT - 1).unwrap_or(0);
         data.frmw = Frmw::new().with_slots(1).with_slot_1_read_only(true);
+        // Not the supported pages: that bit also claims command scopes, of which Linux warns, and log page 13h.
         data.lpa = Lpa::new()
             .with_command_effects(true)
-            .with_extended_data(true)
-            .with_supported_pages(true);
+            .with_extended_data(true);
         data.elpe = u8::try_from(ERROR_ENTRIES - 1).unwrap_or(0);
         data.avscc = 1;
         data.wctemp = WARNING_TEMPERATURE.into();
@@ -343,6 +343,10 @@ mod tests {
         let bytes = data.as_bytes();
         assert_eq!(&bytes[4..24], b"disk0               ", "nvme_id_ctrl.sn");
         assert_eq!(bytes[77], 8, "nvme_id_ctrl.mdts");
+        assert_eq!(
+            bytes[261], 0b110,
+            "nvme_id_ctrl.lpa: no command scopes, no page 13h"
+        );
         assert_eq!(bytes[512..514], [0x66, 0x44], "nvme_id_ctrl.sqes and cqes");
         assert!(
             bytes[768..].starts_with(b"nqn.2014-08.org.nvmexpress:uuid:"),
