@@ -1,7 +1,10 @@
 //! A file of a ring.
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
+
+use crate::zeroing::Zeroing;
 
 /// A file that a ring moves data from and to.
 #[derive(Clone, Debug)]
@@ -22,6 +25,11 @@ impl RingFile {
     /// The file itself.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Makes `len` bytes from `offset` on read as zero, as [`crate::FileRing::zero`] does, and waits for it.
+    pub fn zero(&self, place: (u64, u64), deallocate: bool) -> io::Result<()> {
+        Zeroing::new(place, deallocate).finish(&self.file)
     }
 
     /// Whether all of its data is in memory, so that transfers do not wait and none of it is ever on stable storage.

@@ -1,10 +1,13 @@
 //! A part of a file that is made to read as zero: by the file system, or else by writes of bounded length.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 
 use io_uring::opcode;
 use io_uring::squeue::Entry;
 use io_uring::types::Fd;
+use rustix::fs::FallocateFlags;
 
 use crate::progress::Progress;
 
@@ -13,8 +16,8 @@ static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
 /// How it is done.
 enum Method {
-    /// fallocate(2) in this mode.
-    Allocate(i32),
+    /// fallocate(2) with these flags.
+    Allocate(FallocateFlags),
     Write,
 }
 
@@ -28,31 +31,53 @@ pub(crate) struct Zeroing {
 impl Zeroing {
     /// `len` bytes from `offset` on, whose storage is given back with `deallocate`, if the file system can do that.
     pub(crate) fn new((offset, len): (u64, u64), deallocate: bool) -> Self {
-        let mode = if deallocate {
-            libc::FALLOC_FL_PUNCH_HOLE
+        let flags = if deallocate {
+            FallocateFlags::PUNCH_HOLE
         } else {
-            libc::FALLOC_FL_ZERO_RANGE
+            FallocateFlags::ZERO_RANGE
         };
         Self {
             offset,
             left: len,
-            method: Method::Allocate(mode | libc::FALLOC_FL_KEEP_SIZE),
+            method: Method::Allocate(flags | FallocateFlags::KEEP_SIZE),
         }
     }
 
     /// The next step.
     pub(crate) fn entry(&self, file: Fd) -> Entry {
         match self.method {
-            Method::Allocate(mode) => opcode::Fallocate::new(file, self.left)
+            Method::Allocate(flags) => opcode::Fallocate::new(file, self.left)
                 .offset(self.offset)
-                .mode(mode)
+                .mode(flags.bits().cast_signed())
                 .build(),
             Method::Write => {
-                let most = u32::try_from(ZEROES.len()).unwrap_or(0);
-                let len = u32::try_from(self.left).map_or(most, |left| left.min(most));
-                opcode::Write::new(file, ZEROES.as_ptr(), len)
+                let zeroes = self.zeroes();
+                let len = u32::try_from(zeroes.len()).unwrap_or(0);
+                opcode::Write::new(file, zeroes.as_ptr(), len)
                     .offset(self.offset)
                     .build()
+            }
+        }
+    }
+
+    /// What the next step writes.
+    fn zeroes(&self) -> &'static [u8] {
+        let len = usize::try_from(self.left).map_or(ZEROES.len(), |left| left.min(ZEROES.len()));
+        ZEROES.get(..len).unwrap_or_default()
+    }
+
+    /// Makes all steps at once, by system calls.
+    pub(crate) fn finish(mut self, file: &File) -> io::Result<()> {
+        loop {
+            let result = match self.method {
+                Method::Allocate(flags) => {
+                    let allocated = rustix::fs::fallocate(file, flags, self.offset, self.left);
+                    allocated.map(|()| 0).map_err(io::Error::from)
+                }
+                Method::Write => file.write_at(self.zeroes(), self.offset),
+            };
+            if let Progress::Over(outcome) = self.advance(result) {
+                return outcome;
             }
         }
     }
@@ -60,6 +85,7 @@ impl Zeroing {
     /// Takes the result of a step.
     pub(crate) fn advance(&mut self, result: io::Result<usize>) -> Progress {
         match (&self.method, result) {
+            (_, Err(error)) if error.kind() == io::ErrorKind::Interrupted => Progress::More,
             (Method::Allocate(_), Err(error)) if is_missing(&error) => {
                 self.method = Method::Write;
                 Progress::More
@@ -79,8 +105,34 @@ impl Zeroing {
     }
 }
 
-/// Whether the file system cannot do that: a pipe has no holes either.
+/// Whether fallocate(2) is not possible here, so that zeroes must be written: the file system has no holes, nor has a pipe, or
+/// the range does not end at sectors of a block device (EINVAL).
 fn is_missing(error: &io::Error) -> bool {
     let errno = error.raw_os_error();
-    matches!(errno, Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ESPIPE))
+    matches!(
+        errno,
+        Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ESPIPE | libc::EINVAL)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file system or device that refuses fallocate(2).
+    #[test]
+    fn zeroes_are_written_where_fallocate_is_refused() {
+        for errno in [libc::EOPNOTSUPP, libc::EINVAL] {
+            let mut zeroing = Zeroing::new((0x200, 0x10200), true);
+            let refused = zeroing.advance(Err(io::Error::from_raw_os_error(errno)));
+            assert!(matches!(refused, Progress::More), "errno {errno}");
+            assert_eq!(zeroing.zeroes().len(), 1 << 16);
+            assert!(matches!(zeroing.advance(Ok(1 << 16)), Progress::More));
+            assert_eq!((zeroing.offset, zeroing.zeroes().len()), (0x10200, 0x200));
+            assert!(matches!(zeroing.advance(Ok(0x200)), Progress::Over(Ok(()))));
+        }
+        let mut zeroing = Zeroing::new((0, 0x200), true);
+        let failed = zeroing.advance(Err(io::Error::from_raw_os_error(libc::EIO)));
+        assert!(matches!(failed, Progress::Over(Err(_))));
+    }
 }

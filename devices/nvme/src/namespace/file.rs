@@ -6,13 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use peerbar_file_ring::RingFile;
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::FlockOperation;
 use rustix::io::{Errno, ReadWriteFlags};
 use thiserror::Error;
 
 use super::{Backend, DirectAccess};
-
-static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
 /// Why an image cannot be used.
 #[derive(Debug, Error)]
@@ -75,27 +73,6 @@ impl FileBackend {
             size,
         })
     }
-
-    fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> rustix::io::Result<()> {
-        rustix::fs::fallocate(
-            self.file.file(),
-            flags | FallocateFlags::KEEP_SIZE,
-            offset,
-            len,
-        )
-    }
-
-    fn write_zeroes(&self, mut offset: u64, mut len: u64) -> io::Result<()> {
-        while len > 0 {
-            let part = usize::try_from(len).map_or(ZEROES.len(), |len| len.min(ZEROES.len()));
-            self.file
-                .file()
-                .write_all_at(ZEROES.get(..part).unwrap_or_default(), offset)?;
-            offset += part as u64;
-            len -= part as u64;
-        }
-        Ok(())
-    }
 }
 
 impl Backend for FileBackend {
@@ -134,16 +111,7 @@ impl Backend for FileBackend {
     }
 
     fn zero(&self, offset: u64, len: u64, deallocate: bool) -> io::Result<()> {
-        let flags = if deallocate {
-            FallocateFlags::PUNCH_HOLE
-        } else {
-            FallocateFlags::ZERO_RANGE
-        };
-        match self.fallocate(flags, offset, len) {
-            Ok(()) => Ok(()),
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => self.write_zeroes(offset, len),
-            Err(error) => Err(error.into()),
-        }
+        self.file.zero((offset, len), deallocate)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -199,12 +167,6 @@ mod tests {
             assert_eq!(bytes.len(), 1 << 20);
         }
         assert!(path.metadata().unwrap().blocks() * 512 <= 0x40000);
-        disk.write_zeroes(0, 0x10001).unwrap();
-        assert!(
-            std::fs::read(&path).unwrap()[..0xf0000]
-                .iter()
-                .all(|byte| *byte == 0)
-        );
     }
 
     #[test]

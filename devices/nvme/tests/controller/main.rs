@@ -29,5 +29,6 @@ mod prps;
 mod queues;
 mod reset;
 mod scattered;
+mod sectors;
 mod shadow;
 mod shutdown;
