@@ -1,0 +1,342 @@
+//! The rules of one device, and which of them fires.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use fastrand::Rng;
+use parking_lot::Mutex;
+use strum::VariantArray;
+use thiserror::Error;
+
+use crate::rule::{Action, BlockCommand, Kind, Pick, Rule, Segment, Subject};
+
+/// The most rules that a device has at a time.
+const MOST: usize = 64;
+
+/// The rules of one device; shared by all its threads.
+#[derive(Debug)]
+pub struct Faults {
+    /// Kinds that there are rules for, a bit each. A thread that misses a rule that was added just now acts as if it had come
+    /// before the rule.
+    armed: AtomicU8,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Kinds that the device has subjects of, a bit each.
+    served: u8,
+    /// How many rules there ever were.
+    added: u32,
+    rules: Vec<Armed>,
+}
+
+#[derive(Debug)]
+struct Armed {
+    rule: Rule,
+    number: u32,
+    matches: u64,
+    fired: u64,
+    rng: Rng,
+}
+
+/// A rule that fires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fired {
+    /// What happens.
+    pub action: Action,
+    /// The number of the rule at its device, from 1 on.
+    pub rule: u32,
+    /// The number of the match, from 1 on.
+    pub matches: u64,
+}
+
+/// Why a device does not take a rule. The message continues after the rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AddError {
+    /// It has no such subjects.
+    #[error("is for another device: this one has no {0}")]
+    NoSubject(&'static str),
+    /// It has too many already.
+    #[error("is one too many: {MOST} rules are in force; clear them first")]
+    Full,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self::new(&[Kind::Dma, Kind::Interrupt])
+    }
+}
+
+impl Faults {
+    /// No rules yet, for a device that has subjects of these kinds.
+    pub fn new(served: &[Kind]) -> Self {
+        let state = State {
+            served: served.iter().fold(0, |all, kind| all | bit(*kind)),
+            added: 0,
+            rules: Vec::new(),
+        };
+        Self {
+            armed: AtomicU8::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The device has subjects of these kinds, too.
+    pub fn serve(&self, kinds: &[Kind]) {
+        let mut state = self.state.lock();
+        state.served = kinds
+            .iter()
+            .fold(state.served, |all, kind| all | bit(*kind));
+    }
+
+    /// Puts a rule in force, behind the others; its number.
+    pub fn add(&self, rule: Rule) -> Result<u32, AddError> {
+        let mut state = self.state.lock();
+        let kind = rule.subject.kind();
+        if state.served & bit(kind) == 0 {
+            return Err(AddError::NoSubject(kind.into()));
+        }
+        if state.rules.len() >= MOST {
+            return Err(AddError::Full);
+        }
+        state.added = state.added.saturating_add(1);
+        let number = state.added;
+        state.rules.push(Armed::new(rule, number));
+        self.arm(&state);
+        Ok(number)
+    }
+
+    /// Takes all rules out of force; how many there were. What is held back at this moment still comes late.
+    pub fn clear(&self) -> usize {
+        let mut state = self.state.lock();
+        let count = state.rules.len();
+        state.rules.clear();
+        self.arm(&state);
+        count
+    }
+
+    fn arm(&self, state: &State) {
+        let kinds = state.rules.iter().map(|armed| armed.rule.subject.kind());
+        let armed = kinds.fold(0, |all, kind| all | bit(kind));
+        self.armed.store(armed, Ordering::Relaxed);
+    }
+
+    /// Whether there are rules for this kind.
+    #[inline]
+    pub fn is_armed(&self, kind: Kind) -> bool {
+        self.armed.load(Ordering::Relaxed) & bit(kind) != 0
+    }
+
+    /// The rule that fires for a command that begins.
+    pub fn command(&self, command: &BlockCommand) -> Option<Fired> {
+        self.fire(|subject| matches!(subject, Subject::Command(wanted) if wanted.matches(command)))
+    }
+
+    /// The rule that fires for the completion of a command.
+    pub fn completion(&self, command: &BlockCommand) -> Option<Fired> {
+        self.fire(
+            |subject| matches!(subject, Subject::Completion(wanted) if wanted.matches(command)),
+        )
+    }
+
+    /// The rule that fires for a segment of a DMA.
+    pub fn dma(&self, segment: &Segment) -> Option<Fired> {
+        self.fire(|subject| matches!(subject, Subject::Dma(wanted) if wanted.matches(segment)))
+    }
+
+    /// The rule that fires for an interrupt.
+    pub fn interrupt(&self, vector: u16) -> Option<Fired> {
+        self.fire(|subject| match subject {
+            Subject::Interrupt(wanted) => wanted.is_none_or(|wanted| wanted == vector),
+            _ => false,
+        })
+    }
+
+    /// Counts a match of every rule that matches; the first of these that fires.
+    fn fire(&self, matches: impl Fn(&Subject) -> bool) -> Option<Fired> {
+        let mut state = self.state.lock();
+        let matched = state.rules.iter_mut();
+        let matched = matched.filter(|armed| matches(&armed.rule.subject));
+        let mut first = None;
+        for armed in matched {
+            armed.matches = armed.matches.saturating_add(1);
+            if first.is_none() && armed.is_picked() {
+                armed.fired = armed.fired.saturating_add(1);
+                first = Some(Fired {
+                    action: armed.rule.action,
+                    rule: armed.number,
+                    matches: armed.matches,
+                });
+            }
+        }
+        first
+    }
+}
+
+impl Armed {
+    fn new(rule: Rule, number: u32) -> Self {
+        let seed = match rule.when.pick {
+            Pick::Chance { seed, .. } => seed,
+            _ => 0,
+        };
+        Self {
+            rule,
+            number,
+            matches: 0,
+            fired: 0,
+            rng: Rng::with_seed(seed),
+        }
+    }
+
+    /// Whether the rule fires for the match that was counted last.
+    fn is_picked(&mut self) -> bool {
+        let when = self.rule.when;
+        if when.limit.is_some_and(|limit| self.fired >= limit.get()) {
+            return false;
+        }
+        match when.pick {
+            Pick::All => true,
+            Pick::Nth(nth) => self.matches == nth.get(),
+            Pick::Every(every) => self.matches.is_multiple_of(every.get()),
+            Pick::Chance { of, among, .. } => self.rng.u64(0..among.get()) < of.get(),
+        }
+    }
+}
+
+/// The bit of a kind in a set.
+fn bit(kind: Kind) -> u8 {
+    const { assert!(Kind::VARIANTS.len() <= 8) };
+    1 << kind as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma_log::{Direction, Purpose, Route};
+    use peerbar_nvme_spec::command::NvmOpcode;
+
+    use super::*;
+
+    fn faults(rules: &[&str]) -> Faults {
+        let faults = Faults::new(Kind::VARIANTS);
+        for rule in rules {
+            faults.add(rule.parse().unwrap()).unwrap();
+        }
+        faults
+    }
+
+    /// The numbers of the interrupts, of 1000, that a rule fires for.
+    fn fired(rule: &str) -> Vec<u64> {
+        let faults = faults(&[rule]);
+        let all = (0..1000).filter_map(|_| faults.interrupt(1));
+        all.map(|fired| fired.matches).collect()
+    }
+
+    fn command(opcode: NvmOpcode, first: u64) -> BlockCommand {
+        BlockCommand {
+            opcode: opcode as u8,
+            nsid: 1,
+            blocks: Some(first..first + 8),
+        }
+    }
+
+    #[test]
+    fn rule_fires_for_the_matches_that_it_picks() {
+        assert_eq!(fired("drop interrupt nth=3"), [3]);
+        assert_eq!(fired("drop interrupt every=300"), [300, 600, 900]);
+        assert_eq!(fired("drop interrupt limit=2"), [1, 2]);
+        assert_eq!(fired("drop interrupt every=300 limit=1"), [300]);
+        assert!(fired("drop interrupt vector=2").is_empty());
+        assert_eq!(fired("drop interrupt probability=1/1").len(), 1000);
+    }
+
+    #[test]
+    fn probability_with_one_seed_picks_the_same_matches() {
+        let one = fired("drop interrupt probability=1/10 seed=1");
+        assert!((50..150).contains(&one.len()), "{one:?}");
+        assert_eq!(one, fired("drop interrupt probability=1/10 seed=1"));
+        assert_ne!(one, fired("drop interrupt probability=1/10 seed=2"));
+    }
+
+    #[test]
+    fn command_matches_by_opcode_namespace_and_blocks() {
+        let matches = |rule, command: &BlockCommand| faults(&[rule]).command(command).is_some();
+        let read = command(NvmOpcode::Read, 1000);
+        assert!(matches("fail command", &read));
+        assert!(matches("fail command read nsid=1 lba=1007", &read));
+        assert!(matches("fail command lba=0..1001", &read));
+        assert!(!matches("fail command lba=0..1000", &read));
+        assert!(!matches("fail command lba=1008", &read));
+        assert!(!matches("fail command write", &read));
+        assert!(!matches("fail command nsid=2", &read));
+        let flush = BlockCommand {
+            blocks: None,
+            ..command(NvmOpcode::Flush, 0)
+        };
+        assert!(matches("fail command flush", &flush));
+        assert!(!matches("fail command lba=0", &flush));
+    }
+
+    #[test]
+    fn dma_matches_by_purpose_direction_route_and_address() {
+        let write = Segment {
+            purpose: Purpose::Payload,
+            direction: Direction::Write,
+            route: Route::Peer,
+            address: 0x1000,
+            len: 0x1000,
+        };
+        let matches = |rule| faults(&[rule]).dma(&write).is_some();
+        assert!(matches("fail dma"));
+        assert!(matches("fail dma write route=peer address=0x1fff"));
+        assert!(!matches("fail dma address=0x2000"));
+        assert!(!matches("fail dma read"));
+        assert!(!matches("fail dma route=guest-ram"));
+        assert!(!matches("fail dma purpose=completion"));
+    }
+
+    #[test]
+    fn first_of_several_rules_fires_and_all_count() {
+        let faults = faults(&[
+            "fail command read nth=2",
+            "delay command by=1s",
+            "drop completion",
+        ]);
+        let read = command(NvmOpcode::Read, 0);
+        let fire = || {
+            faults
+                .command(&read)
+                .map(|fired| (fired.rule, fired.matches))
+        };
+        assert_eq!(fire(), Some((2, 1)));
+        assert_eq!(fire(), Some((1, 2)));
+        assert_eq!(fire(), Some((2, 3)));
+        assert_eq!(faults.completion(&read).map(|fired| fired.rule), Some(3));
+    }
+
+    #[test]
+    fn kind_is_armed_while_it_has_rules() {
+        let faults = faults(&["drop interrupt"]);
+        assert!(faults.is_armed(Kind::Interrupt) && !faults.is_armed(Kind::Dma));
+        assert_eq!(faults.clear(), 1);
+        assert!(!faults.is_armed(Kind::Interrupt));
+        assert_eq!(faults.interrupt(0), None);
+        assert_eq!(
+            faults.add("drop dma".parse().unwrap()),
+            Ok(2),
+            "no number twice"
+        );
+    }
+
+    #[test]
+    fn rule_that_cannot_be_in_force_is_refused() {
+        let faults = Faults::default();
+        let rule: Rule = "fail command".parse().unwrap();
+        let refused = faults.add(rule.clone()).unwrap_err().to_string();
+        assert_eq!(refused, "is for another device: this one has no command");
+        faults.serve(&[Kind::Command]);
+        for _ in 0..MOST {
+            faults.add(rule.clone()).unwrap();
+        }
+        assert_eq!(faults.add(rule), Err(AddError::Full));
+    }
+}

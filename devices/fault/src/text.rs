@@ -1,0 +1,545 @@
+//! The text of a rule: `ACTION SUBJECT [WORD] [KEY=VALUE...]`.
+
+use std::fmt::{self, Display};
+use std::num::NonZeroU64;
+use std::str::FromStr;
+
+use peerbar_dma_log::{Direction, Purpose, Route};
+use strum::VariantArray;
+use thiserror::Error;
+
+use crate::quantity::{fraction, number, positive, range, time, time_text};
+use crate::rule::{Action, Kind, MatchCommand, MatchDma, Pick, Rule, Subject, When};
+use crate::words::{OPCODES, STATUSES, list, value, word};
+
+/// The longest text of a rule in bytes.
+const LONGEST: usize = 300;
+const ACTIONS: [(&str, &[Kind]); 5] = [
+    ("fail", &[Kind::Command, Kind::Dma]),
+    ("delay", &[Kind::Command, Kind::Completion, Kind::Dma]),
+    ("drop", &[Kind::Completion, Kind::Dma, Kind::Interrupt]),
+    ("duplicate", &[Kind::Completion, Kind::Interrupt]),
+    ("corrupt", &[Kind::Dma]),
+];
+const DIRECTIONS: [(&str, Direction); 2] = [("read", Direction::Read), ("write", Direction::Write)];
+
+/// Why a text is no rule. The message continues after the text.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum RuleError {
+    /// It is too long.
+    #[error("is longer than {LONGEST} bytes")]
+    Length,
+    /// It does not begin with an action.
+    #[error("begins with no action: write {}", list(&ACTIONS))]
+    Action,
+    /// The action is not for this subject.
+    #[error("has no subject of `{action}`: write {subjects}")]
+    Subject {
+        /// The action.
+        action: &'static str,
+        /// What may stand there.
+        subjects: String,
+    },
+    /// A word behind the subject is none of its.
+    #[error("has `{word}`: write {words}, or a KEY=VALUE")]
+    Word {
+        /// The word.
+        word: String,
+        /// What may stand there.
+        words: String,
+    },
+    /// A key is none of this rule's, or stands there twice.
+    #[error("has `{key}=`: write one each of {keys}")]
+    Key {
+        /// The key.
+        key: String,
+        /// What may stand there.
+        keys: String,
+    },
+    /// A value is none of its key's.
+    #[error("has `{key}={value}`: write {values}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What may stand there.
+        values: String,
+    },
+    /// A key is missing.
+    #[error("has no `{key}=`: write {example}")]
+    Missing {
+        /// The key.
+        key: &'static str,
+        /// How it may be written.
+        example: &'static str,
+    },
+    /// Two keys exclude each other.
+    #[error("has more than one of nth=, every= and probability=: write one")]
+    Picks,
+}
+
+/// The keys of a text and their values.
+struct Keys<'a> {
+    left: Vec<(&'a str, &'a str)>,
+    asked: Vec<&'static str>,
+}
+
+impl<'a> Keys<'a> {
+    /// Takes the value of a key, if the key is there. `values` tells what may stand there.
+    fn take<T>(
+        &mut self,
+        key: &'static str,
+        values: &str,
+        read: impl FnOnce(&'a str) -> Option<T>,
+    ) -> Result<Option<T>, RuleError> {
+        self.asked.push(key);
+        let Some(at) = self.left.iter().position(|(known, _)| *known == key) else {
+            return Ok(None);
+        };
+        let (_, text) = self.left.remove(at);
+        let wrong = || RuleError::Value {
+            key,
+            value: text.to_owned(),
+            values: values.to_owned(),
+        };
+        read(text).ok_or_else(wrong).map(Some)
+    }
+
+    /// Takes a key whose value is one of these words.
+    fn take_word<T: Copy>(
+        &mut self,
+        key: &'static str,
+        words: &[(&str, T)],
+    ) -> Result<Option<T>, RuleError> {
+        self.take(key, &list(words), |text| value(words, text))
+    }
+
+    /// Nothing may be left.
+    fn finish(self) -> Result<(), RuleError> {
+        match self.left.first() {
+            None => Ok(()),
+            Some((key, _)) => Err(RuleError::Key {
+                key: (*key).to_owned(),
+                keys: self.asked.join(", "),
+            }),
+        }
+    }
+}
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        if text.len() > LONGEST {
+            return Err(RuleError::Length);
+        }
+        let mut words = text.split_ascii_whitespace();
+        let name = words.next().unwrap_or_default();
+        let (action, kinds) = ACTIONS
+            .into_iter()
+            .find(|(known, _)| *known == name)
+            .ok_or(RuleError::Action)?;
+        let named = kinds.iter().map(|kind| (<&'static str>::from(kind), *kind));
+        let named: Vec<_> = named.collect();
+        let kind = words.next().and_then(|word| value(&named, word));
+        let kind = kind.ok_or_else(|| RuleError::Subject {
+            action,
+            subjects: list(&named),
+        })?;
+        let mut plain = Vec::new();
+        let mut left = Vec::new();
+        for word in words {
+            match word.split_once('=') {
+                Some(pair) => left.push(pair),
+                None => plain.push(word),
+            }
+        }
+        let asked = Vec::new();
+        let mut keys = Keys { left, asked };
+        let subject = subject(kind, &plain, &mut keys)?;
+        let action = read_action(action, kind, &mut keys)?;
+        let when = when(&mut keys)?;
+        keys.finish()?;
+        Ok(Self {
+            action,
+            subject,
+            when,
+        })
+    }
+}
+
+fn subject(kind: Kind, words: &[&str], keys: &mut Keys<'_>) -> Result<Subject, RuleError> {
+    Ok(match kind {
+        Kind::Command => Subject::Command(command(words, keys)?),
+        Kind::Completion => Subject::Completion(command(words, keys)?),
+        Kind::Dma => Subject::Dma(dma(words, keys)?),
+        Kind::Interrupt => {
+            one_of::<()>(&[], words)?;
+            let vector = |text| number(text)?.try_into().ok();
+            Subject::Interrupt(keys.take("vector", "a number up to 65535", vector)?)
+        }
+    })
+}
+
+/// The value of the one word that may stand behind a subject.
+fn one_of<T: Copy>(known: &[(&str, T)], words: &[&str]) -> Result<Option<T>, RuleError> {
+    let (first, wrong) = match words {
+        [] => return Ok(None),
+        [word] => (value(known, word), word),
+        [_, word, ..] => (None, word),
+    };
+    let error = || RuleError::Word {
+        word: (*wrong).to_owned(),
+        words: match known {
+            [] => "nothing".to_owned(),
+            _ => format!("one of {}", list(known)),
+        },
+    };
+    first.ok_or_else(error).map(Some)
+}
+
+fn command(words: &[&str], keys: &mut Keys<'_>) -> Result<MatchCommand, RuleError> {
+    let nsid = |text| number(text)?.try_into().ok();
+    Ok(MatchCommand {
+        opcode: one_of(&OPCODES, words)?,
+        nsid: keys.take("nsid", "a number, such as 1", nsid)?,
+        blocks: keys.take("lba", "a block or a range, such as 8 or 0..2048", range)?,
+    })
+}
+
+fn dma(words: &[&str], keys: &mut Keys<'_>) -> Result<MatchDma, RuleError> {
+    let purposes: Vec<_> = Purpose::VARIANTS.iter().map(|p| (p.word(), *p)).collect();
+    let routes: Vec<_> = Route::VARIANTS.iter().map(|r| (r.word(), *r)).collect();
+    let addresses = "an address or a range, such as 0x1000..0x2000";
+    Ok(MatchDma {
+        direction: one_of(&DIRECTIONS, words)?,
+        purpose: keys
+            .take_word("purpose", &purposes)?
+            .unwrap_or(Purpose::Payload),
+        route: keys.take_word("route", &routes)?,
+        addresses: keys.take("address", addresses, range)?,
+    })
+}
+
+fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, RuleError> {
+    let [(_, default), ..] = STATUSES;
+    Ok(match (action, kind) {
+        ("fail", Kind::Dma) => Action::FailDma,
+        ("fail", _) => {
+            let status = keys.take_word("status", &STATUSES)?;
+            Action::FailCommand(status.unwrap_or(default))
+        }
+        ("delay", _) => {
+            let by = keys.take("by", "a time from 1us to 60s, such as 10ms", time)?;
+            Action::Delay(by.ok_or(RuleError::Missing {
+                key: "by",
+                example: "a time, such as by=10ms",
+            })?)
+        }
+        ("drop", _) => Action::Drop,
+        ("duplicate", _) => Action::Duplicate,
+        _ => {
+            let bytes = keys.take("bytes", "a number from 1 on", positive)?;
+            Action::Corrupt(bytes.unwrap_or(NonZeroU64::MIN))
+        }
+    })
+}
+
+fn when(keys: &mut Keys<'_>) -> Result<When, RuleError> {
+    let values = "a number from 1 on";
+    let nth = keys.take("nth", values, positive)?.map(Pick::Nth);
+    let every = keys.take("every", values, positive)?.map(Pick::Every);
+    let chance = keys.take("probability", "a fraction, such as 1/100", fraction)?;
+    let chance = match chance {
+        Some((of, among)) => {
+            let seed = keys.take("seed", "a number", number)?.unwrap_or(0);
+            Some(Pick::Chance { of, among, seed })
+        }
+        None => None,
+    };
+    let limit = keys.take("limit", values, positive)?;
+    let mut picks = [nth, every, chance].into_iter().flatten();
+    let pick = picks.next().unwrap_or_default();
+    match picks.next() {
+        Some(_) => Err(RuleError::Picks),
+        None => Ok(When { pick, limit }),
+    }
+}
+
+impl Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let action = match self.action {
+            Action::FailCommand(_) | Action::FailDma => "fail",
+            Action::Delay(_) => "delay",
+            Action::Drop => "drop",
+            Action::Duplicate => "duplicate",
+            Action::Corrupt(_) => "corrupt",
+        };
+        let kind: &str = self.subject.kind().into();
+        write!(f, "{action} {kind}{}", self.subject)?;
+        match self.action {
+            Action::FailCommand(status) => {
+                let status = word(&STATUSES, &status).filter(|word| *word != STATUSES[0].0);
+                key(f, "status", status)?;
+            }
+            Action::Delay(by) => key(f, "by", Some(time_text(by)))?,
+            Action::Corrupt(bytes) => key(f, "bytes", Some(bytes))?,
+            Action::FailDma | Action::Drop | Action::Duplicate => {}
+        }
+        write!(f, "{}", self.when)
+    }
+}
+
+/// What a subject must match, each word and key behind a blank.
+impl Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Command(command) | Self::Completion(command) => {
+                let opcode = command.opcode.as_ref();
+                if let Some(opcode) = opcode.and_then(|opcode| word(&OPCODES, opcode)) {
+                    write!(f, " {opcode}")?;
+                }
+                key(f, "nsid", command.nsid)?;
+                let blocks = command.blocks.as_ref();
+                key(f, "lba", blocks.map(|b| format!("{}..{}", b.start, b.end)))
+            }
+            Self::Dma(dma) => {
+                if let Some(direction) = dma.direction {
+                    write!(f, " {}", direction.word())?;
+                }
+                let purpose = Some(dma.purpose).filter(|purpose| *purpose != Purpose::Payload);
+                key(f, "purpose", purpose.map(Purpose::word))?;
+                key(f, "route", dma.route.map(Route::word))?;
+                let addresses = dma.addresses.as_ref();
+                let addresses = addresses.map(|a| format!("{:#x}..{:#x}", a.start, a.end));
+                key(f, "address", addresses)
+            }
+            Self::Interrupt(vector) => key(f, "vector", *vector),
+        }
+    }
+}
+
+/// Each key behind a blank.
+impl Display for When {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pick {
+            Pick::All => {}
+            Pick::Nth(nth) => key(f, "nth", Some(nth))?,
+            Pick::Every(every) => key(f, "every", Some(every))?,
+            Pick::Chance { of, among, seed } => {
+                key(f, "probability", Some(format_args!("{of}/{among}")))?;
+                key(f, "seed", Some(seed))?;
+            }
+        }
+        key(f, "limit", self.limit)
+    }
+}
+
+fn key(f: &mut fmt::Formatter<'_>, key: &str, value: Option<impl Display>) -> fmt::Result {
+    value.map_or(Ok(()), |value| write!(f, " {key}={value}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::time::Duration;
+
+    use proptest::option;
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
+    use super::*;
+
+    fn ranges() -> impl Strategy<Value = Range<u64>> {
+        (any::<u64>(), 1u64..).prop_map(|(start, len)| {
+            let start = start.min(u64::MAX - 1);
+            start..start.saturating_add(len)
+        })
+    }
+
+    fn positives() -> impl Strategy<Value = NonZeroU64> {
+        (1u64..).prop_map(|number| NonZeroU64::new(number).unwrap())
+    }
+
+    fn commands() -> impl Strategy<Value = MatchCommand> {
+        let opcodes = select(OPCODES.map(|(_, opcode)| opcode).to_vec());
+        let parts = (
+            option::of(opcodes),
+            option::of(any::<u32>()),
+            option::of(ranges()),
+        );
+        parts.prop_map(|(opcode, nsid, blocks)| MatchCommand {
+            opcode,
+            nsid,
+            blocks,
+        })
+    }
+
+    fn dmas() -> impl Strategy<Value = MatchDma> {
+        let parts = (
+            select(Purpose::VARIANTS),
+            option::of(select(Direction::VARIANTS)),
+            option::of(select(Route::VARIANTS)),
+            option::of(ranges()),
+        );
+        parts.prop_map(|(purpose, direction, route, addresses)| MatchDma {
+            purpose,
+            direction,
+            route,
+            addresses,
+        })
+    }
+
+    fn whens() -> impl Strategy<Value = When> {
+        let chances = (positives(), positives(), any::<u64>());
+        let picks = prop_oneof![
+            Just(Pick::All),
+            positives().prop_map(Pick::Nth),
+            positives().prop_map(Pick::Every),
+            chances.prop_map(|(one, two, seed)| Pick::Chance {
+                of: one.min(two),
+                among: one.max(two),
+                seed,
+            }),
+        ];
+        (picks, option::of(positives())).prop_map(|(pick, limit)| When { pick, limit })
+    }
+
+    fn rules() -> impl Strategy<Value = Rule> {
+        let statuses = select(STATUSES.map(|(_, status)| status).to_vec());
+        let delays = (1u64..=60_000_000).prop_map(|us| Action::Delay(Duration::from_micros(us)));
+        let delays = delays.boxed();
+        let plain = |action| Just(action).boxed();
+        let of_commands = prop_oneof![statuses.prop_map(Action::FailCommand), delays.clone()];
+        let of_completions = select(vec![Action::Drop, Action::Duplicate]).boxed();
+        let of_dmas = prop_oneof![
+            plain(Action::FailDma),
+            plain(Action::Drop),
+            positives().prop_map(Action::Corrupt),
+            delays.clone(),
+        ];
+        let both = prop_oneof![
+            (of_commands, commands().prop_map(Subject::Command)),
+            (
+                of_completions.clone().prop_union(delays),
+                commands().prop_map(Subject::Completion)
+            ),
+            (of_dmas, dmas().prop_map(Subject::Dma)),
+            (
+                of_completions,
+                option::of(any::<u16>()).prop_map(Subject::Interrupt)
+            ),
+        ];
+        (both, whens()).prop_map(|((action, subject), when)| Rule {
+            action,
+            subject,
+            when,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn every_rule_is_read_from_its_own_text(rule in rules()) {
+            let text = rule.to_string();
+            prop_assert_eq!(text.parse(), Ok(rule), "{}", text);
+        }
+
+        #[test]
+        fn no_text_is_too_strange(text in "(fail|delay|drop|corrupt)? ?(dma|command)? ?[a-z=./0-9 ]{0,20}") {
+            if let Ok(rule) = text.parse::<Rule>() {
+                prop_assert_eq!(rule.to_string().parse(), Ok(rule));
+            }
+        }
+    }
+
+    #[test]
+    fn rule_is_shown_as_it_is_written() {
+        for text in [
+            "fail dma write route=peer nth=3",
+            "delay command read lba=0..2048 by=2s",
+            "drop completion nth=10",
+            "duplicate completion write nsid=2 limit=1",
+            "corrupt dma read bytes=4",
+            "drop interrupt vector=1 probability=1/100 seed=7",
+            "fail command read lba=1000..1008 status=unrecovered-read-error",
+            "delay dma address=0x1000..0x2000 by=10ms every=2",
+            "drop dma write purpose=completion",
+        ] {
+            assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
+        }
+        let short = "corrupt dma  address=8".parse::<Rule>().unwrap();
+        assert_eq!(short.to_string(), "corrupt dma address=0x8..0x9 bytes=1");
+    }
+
+    #[test]
+    fn mistake_is_named_with_what_may_stand_there() {
+        let long = format!("drop dma {}", "x".repeat(300));
+        for (text, message) in [
+            (
+                "",
+                "begins with no action: write fail, delay, drop, duplicate, corrupt",
+            ),
+            (
+                "lose dma",
+                "begins with no action: write fail, delay, drop, duplicate, corrupt",
+            ),
+            ("fail", "has no subject of `fail`: write command, dma"),
+            (
+                "corrupt completion",
+                "has no subject of `corrupt`: write dma",
+            ),
+            (
+                "drop dma sideways",
+                "has `sideways`: write one of read, write, or a KEY=VALUE",
+            ),
+            (
+                "drop interrupt read",
+                "has `read`: write nothing, or a KEY=VALUE",
+            ),
+            (
+                "drop dma read write",
+                "has `write`: write one of read, write, or a KEY=VALUE",
+            ),
+            (
+                "drop dma lba=8",
+                "has `lba=`: write one each of purpose, route, address, nth, every, probability, limit",
+            ),
+            (
+                "drop interrupt nth=1 nth=2",
+                "has `nth=`: write one each of vector, nth, every, probability, limit",
+            ),
+            ("drop dma nth=0", "has `nth=0`: write a number from 1 on"),
+            ("drop dma nth=+1", "has `nth=+1`: write a number from 1 on"),
+            (
+                "fail command lba=8..8",
+                "has `lba=8..8`: write a block or a range, such as 8 or 0..2048",
+            ),
+            (
+                "drop interrupt vector=65536",
+                "has `vector=65536`: write a number up to 65535",
+            ),
+            (
+                "drop dma probability=3/2",
+                "has `probability=3/2`: write a fraction, such as 1/100",
+            ),
+            ("delay dma", "has no `by=`: write a time, such as by=10ms"),
+            (
+                "delay dma by=61s",
+                "has `by=61s`: write a time from 1us to 60s, such as 10ms",
+            ),
+            (
+                "drop dma nth=1 every=2",
+                "has more than one of nth=, every= and probability=: write one",
+            ),
+            (
+                "drop dma seed=1",
+                "has `seed=`: write one each of purpose, route, address, nth, every, probability, limit",
+            ),
+            (&long, "is longer than 300 bytes"),
+        ] {
+            let error = text.parse::<Rule>().unwrap_err();
+            assert_eq!(error.to_string(), message, "{text}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The words of a rule that name values of other crates.
+
+use peerbar_nvme_spec::command::NvmOpcode;
+use peerbar_nvme_spec::completion::Status;
+
+/// Opcodes of I/O commands that a disk carries out.
+pub(crate) const OPCODES: [(&str, NvmOpcode); 7] = [
+    ("read", NvmOpcode::Read),
+    ("write", NvmOpcode::Write),
+    ("flush", NvmOpcode::Flush),
+    ("write-zeroes", NvmOpcode::WriteZeroes),
+    ("compare", NvmOpcode::Compare),
+    ("verify", NvmOpcode::Verify),
+    ("dataset-management", NvmOpcode::DatasetManagement),
+];
+
+/// Statuses that a command may be made to fail with. The first one is the default.
+pub(crate) const STATUSES: [(&str, Status); 7] = [
+    ("internal-error", Status::INTERNAL_ERROR),
+    ("abort-requested", Status::ABORT_REQUESTED),
+    ("capacity-exceeded", Status::CAPACITY_EXCEEDED),
+    ("data-transfer-error", Status::DATA_TRANSFER_ERROR),
+    ("lba-out-of-range", Status::LBA_OUT_OF_RANGE),
+    ("unrecovered-read-error", Status::UNRECOVERED_READ_ERROR),
+    ("write-fault", Status::WRITE_FAULT),
+];
+
+/// The value of a word.
+pub(crate) fn value<T: Copy>(words: &[(&str, T)], word: &str) -> Option<T> {
+    let found = words.iter().find(|(known, _)| *known == word);
+    found.map(|(_, value)| *value)
+}
+
+/// The word of a value.
+pub(crate) fn word<T: PartialEq>(words: &[(&'static str, T)], value: &T) -> Option<&'static str> {
+    let found = words.iter().find(|(_, known)| known == value);
+    found.map(|(word, _)| *word)
+}
+
+/// All words, as a message lists them.
+pub(crate) fn list<T>(words: &[(&str, T)]) -> String {
+    let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+    words.join(", ")
+}
