@@ -1,5 +1,7 @@
 //! How a GPU is set up, and what cannot be.
 
+use std::time::Duration;
+
 use peerbar_dma::MemoryError;
 use peerbar_endpoint::size;
 use thiserror::Error;
@@ -38,6 +40,9 @@ pub struct Config {
     /// How the BAR shows the memory
     #[arg(long, value_enum, default_value_t = Mode::Static)]
     pub mode: Mode,
+    /// How long the engine may work on one command, such as 500ms or 2m
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    pub job_timeout: Duration,
 }
 
 /// Why a GPU cannot be set up.
@@ -111,6 +116,7 @@ mod tests {
             vram_bytes,
             aperture_bytes,
             mode: Mode::Static,
+            job_timeout: Duration::from_secs(60),
         }
     }
 

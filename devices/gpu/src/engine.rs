@@ -1,6 +1,7 @@
-//! The engine: one thread that takes commands from the channels in turn, carries them out and reports their outcomes.
+//! The engine: one thread that gives the channels slices in turn, carries their commands out and reports the outcomes.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use peerbar_dma::{Origin, Purpose};
 use peerbar_pci::Interrupts;
@@ -8,17 +9,19 @@ use zerocopy::IntoBytes;
 
 use crate::command::{Command, Entry};
 use crate::doorbells::{CHANNELS, Doorbells};
-use crate::executor::{Executor, Failure};
-use crate::faults::Fault;
+use crate::executor::{Executor, Progress};
+use crate::faults::{Fault, FaultCode};
 use crate::gpu_memory::GpuAddress;
 use crate::registers::{Request, Setup};
 use crate::ring::Ring;
 use crate::shared_registers::{SharedRegisters, Task};
 
-/// How many commands one channel may have done before the next channel's turn.
-const BURST: usize = 16;
+/// How long a channel has the engine before the next channel's turn. The step in progress is completed.
+const SLICE: Duration = Duration::from_millis(1);
 /// The vector of faults.
 const FAULT_VECTOR: u16 = 0;
+/// The status of a command that was cancelled, in the flight record.
+const CANCELLED: u16 = u16::MAX;
 
 /// The channels' side of the GPU.
 pub(crate) struct Engine {
@@ -26,8 +29,31 @@ pub(crate) struct Engine {
     doorbells: Arc<Doorbells>,
     interrupts: Arc<dyn Interrupts>,
     executor: Executor,
+    /// How long the engine may work on one command.
+    job_timeout: Duration,
     /// The channels that are on and not in error.
-    rings: [Option<Ring>; CHANNELS as usize],
+    channels: [Option<Channel>; CHANNELS as usize],
+    /// The channel that has the next slice.
+    next: u8,
+}
+
+/// A channel that is on and not in error.
+#[derive(Clone, Copy)]
+struct Channel {
+    ring: Ring,
+    /// The command at the ring's head, once it is fetched.
+    job: Option<Job>,
+}
+
+/// A command in progress.
+#[derive(Clone, Copy)]
+struct Job {
+    command: Command,
+    /// Where its entry lies.
+    entry: GpuAddress,
+    progress: Progress,
+    /// How long the engine has worked on it.
+    worked: Duration,
 }
 
 impl Engine {
@@ -36,13 +62,16 @@ impl Engine {
         doorbells: Arc<Doorbells>,
         interrupts: Arc<dyn Interrupts>,
         executor: Executor,
+        job_timeout: Duration,
     ) -> Self {
         Self {
             shared,
             doorbells,
             interrupts,
             executor,
-            rings: [None; CHANNELS as usize],
+            job_timeout,
+            channels: [None; CHANNELS as usize],
+            next: 0,
         }
     }
 
@@ -67,22 +96,23 @@ impl Engine {
             return self.shared.next(true);
         }
         self.doorbells.announce_sleep();
-        let task = self.shared.next(self.is_rung());
+        let task = self.shared.next(self.has_work());
         self.doorbells.announce_poll();
         task
     }
 
-    /// Whether any channel's doorbell is ahead of its ring.
-    fn is_rung(&self) -> bool {
-        (0..).zip(&self.rings).any(|(channel, ring)| {
-            let next = ring.map(|ring| ring.next(self.doorbells.value(channel)));
-            next.is_some_and(|next| next != Ok(None))
+    /// Whether any channel has a command in progress, or a doorbell ahead of its ring.
+    fn has_work(&self) -> bool {
+        (0..).zip(&self.channels).any(|(number, channel)| {
+            channel.is_some_and(|Channel { ring, job }| {
+                job.is_some() || ring.next(self.doorbells.value(number)) != Ok(None)
+            })
         })
     }
 
     /// A reset of the device: every DMA has been refused since it began.
     fn reset(&mut self) {
-        self.rings = [None; CHANNELS as usize];
+        (0..CHANNELS).for_each(|channel| self.forget(channel));
         self.shared.with(|registers| {
             registers.was_reset();
             self.executor.memory.requester().resume();
@@ -90,13 +120,22 @@ impl Engine {
     }
 
     fn release(&mut self, channel: u8) {
-        self.set_ring(channel, None);
+        self.forget(channel);
         self.shared.with(|registers| registers.released(channel));
+    }
+
+    /// Forgets a channel, and cancels its command in progress.
+    fn forget(&mut self, number: u8) {
+        if let Some(Channel { ring, job: Some(_) }) = self.take(number) {
+            let memory = &mut self.executor.memory;
+            memory.begin(Origin::command(number.into(), ring.head()));
+            memory.note_end(CANCELLED);
+        }
     }
 
     fn start(&mut self, channel: u8, setup: &Setup) {
         match Ring::new(setup, self.executor.memory.vram_bytes()) {
-            Ok(ring) => self.set_ring(channel, Some(ring)),
+            Ok(ring) => self.put_back(channel, Channel { ring, job: None }),
             Err(code) => {
                 let fault = Fault {
                     code,
@@ -108,46 +147,65 @@ impl Engine {
         }
     }
 
-    fn set_ring(&mut self, channel: u8, ring: Option<Ring>) {
-        if let Some(place) = self.rings.get_mut(usize::from(channel)) {
-            *place = ring;
+    fn take(&mut self, number: u8) -> Option<Channel> {
+        self.channels.get_mut(usize::from(number))?.take()
+    }
+
+    fn put_back(&mut self, number: u8, channel: Channel) {
+        if let Some(place) = self.channels.get_mut(usize::from(number)) {
+            *place = Some(channel);
         }
     }
 
-    /// Gives every channel a turn; whether any has commands left.
+    /// Gives every channel a slice, unless the registers have a task; whether there is work left. The next turn starts with
+    /// the channel after the last one that had a slice, so no number of tasks keeps one from its slice.
     fn turn(&mut self) -> bool {
-        for channel in 0..CHANNELS {
-            self.serve(channel);
+        for _ in 0..CHANNELS {
             if self.shared.urgent() {
                 return true;
             }
+            let number = self.next;
+            self.next = (number + 1) % CHANNELS;
+            if let Some(channel) = self.take(number) {
+                self.serve(number, channel);
+            }
         }
-        self.is_rung()
+        self.has_work()
     }
 
-    /// Carries out a burst of one channel's commands.
-    fn serve(&mut self, channel: u8) {
-        for _ in 0..BURST {
-            let Some(Some(mut ring)) = self.rings.get(usize::from(channel)).copied() else {
-                return;
+    fn serve(&mut self, number: u8, mut channel: Channel) {
+        match self.slice(number, &mut channel) {
+            Ok(()) => self.put_back(number, channel),
+            Err(fault) => self.fail(number, channel.ring.generation, fault),
+        }
+    }
+
+    /// Carries out commands of a channel, step by step, until its slice is over.
+    fn slice(&mut self, number: u8, channel: &mut Channel) -> Result<(), Fault> {
+        let start = Instant::now();
+        let mut step_start = start;
+        loop {
+            let origin = Origin::command(number.into(), channel.ring.head());
+            self.executor.memory.begin(origin);
+            if channel.job.is_none() {
+                channel.job = self.fetch(number, &channel.ring)?;
+            }
+            let Some(job) = &mut channel.job else {
+                return Ok(());
             };
-            if self.shared.urgent() {
-                return;
+            let is_complete = self.step(job, step_start)?;
+            step_start = Instant::now();
+            if is_complete {
+                self.complete(number, channel);
             }
-            match self.next_command(channel, &ring) {
-                Ok(None) | Err(Failure::Cancelled) => return,
-                Ok(Some(interrupt)) => {
-                    let head = ring.advance();
-                    self.set_ring(channel, Some(ring));
-                    self.complete(channel, &ring, head, interrupt);
-                }
-                Err(Failure::Fault(fault)) => return self.fail(channel, ring.generation, fault),
+            if step_start.duration_since(start) >= SLICE || self.shared.urgent() {
+                return Ok(());
             }
         }
     }
 
-    /// Carries out the next command, if there is one; whether it wants an interrupt.
-    fn next_command(&mut self, channel: u8, ring: &Ring) -> Result<Option<bool>, Failure> {
+    /// Fetches the next command, if there is one.
+    fn fetch(&mut self, number: u8, ring: &Ring) -> Result<Option<Job>, Fault> {
         let at = |place: GpuAddress| {
             move |code| Fault {
                 code,
@@ -155,37 +213,53 @@ impl Engine {
                 address: place.address(),
             }
         };
-        let next = ring.next(self.doorbells.value(channel));
+        let next = ring.next(self.doorbells.value(number));
         let Some(place) = next.map_err(at(ring.start()))? else {
             return Ok(None);
         };
         let mut entry = Entry::empty();
-        let memory = &mut self.executor.memory;
-        memory.begin(Origin::command(channel.into(), ring.head()));
+        let memory = &self.executor.memory;
         memory.read(Purpose::Command, place, entry.as_mut_bytes())?;
         let command = entry.decode().map_err(at(place))?;
-        self.executor.memory.note_begin(entry.opcode);
-        self.execute(&command, channel, ring.generation)?;
-        Ok(Some(command.interrupt))
+        memory.note_begin(entry.opcode);
+        Ok(Some(Job {
+            command,
+            entry: place,
+            progress: Progress::default(),
+            worked: Duration::ZERO,
+        }))
     }
 
-    fn execute(&mut self, command: &Command, channel: u8, generation: u64) -> Result<(), Failure> {
-        let shared = &self.shared;
-        let wanted = || shared.wants(channel, generation);
-        let possible = match command.fence {
-            Some((place, _)) => self.executor.memory.check(place, 16, true),
-            None => Ok(()),
+    /// Carries out a step of a command, which has begun at `start`; whether it was the last one.
+    fn step(&mut self, job: &mut Job, start: Instant) -> Result<bool, Fault> {
+        let outcome = self.next_step(job);
+        job.worked += start.elapsed();
+        let outcome = match outcome {
+            Ok(false) if job.worked > self.job_timeout => Err(Fault {
+                code: FaultCode::TimeOut,
+                write: false,
+                address: job.entry.address(),
+            }),
+            outcome => outcome,
         };
-        let result = possible
-            .map_err(Failure::from)
-            .and_then(|()| self.executor.run(&command.operation, &wanted));
-        self.executor.memory.note_end(match result {
-            Ok(_) => 0,
-            Err(Failure::Fault(fault)) => fault.code as u16,
-            Err(Failure::Cancelled) => u16::MAX,
-        });
-        let result = result?;
-        if let Some((place, value)) = command.fence {
+        match outcome {
+            Ok(false) => {}
+            Ok(true) => self.executor.memory.note_end(0),
+            Err(fault) => self.executor.memory.note_end(fault.code as u16),
+        }
+        outcome
+    }
+
+    /// Carries out a step of a command, and writes its fence after the last one.
+    fn next_step(&mut self, job: &mut Job) -> Result<bool, Fault> {
+        if let Some((place, _)) = job.command.fence {
+            self.executor.memory.check(place, 16, true)?;
+        }
+        let operation = &job.command.operation;
+        let Some(result) = self.executor.step(operation, &mut job.progress)? else {
+            return Ok(false);
+        };
+        if let Some((place, value)) = job.command.fence {
             let memory = &self.executor.memory;
             let write = |place, number: u64| {
                 memory.write(Purpose::Completion, place, &number.to_le_bytes())
@@ -193,20 +267,23 @@ impl Engine {
             write(place.after(8), result)?;
             write(place, value)?;
         }
-        Ok(())
+        Ok(true)
     }
 
-    fn complete(&self, channel: u8, ring: &Ring, head: u32, interrupt: bool) {
+    /// The command in progress is complete.
+    fn complete(&self, number: u8, channel: &mut Channel) {
+        let head = channel.ring.advance();
+        let job = channel.job.take();
+        let interrupt = job.is_some_and(|job| job.command.interrupt);
         self.shared.with(|registers| {
-            if registers.advance(channel, ring.generation, head) && interrupt {
-                self.interrupts.raise(vector(channel));
+            if registers.advance(number, channel.ring.generation, head) && interrupt {
+                self.interrupts.raise(vector(number));
             }
         });
     }
 
     /// The channel takes nothing more until it is disabled.
-    fn fail(&mut self, channel: u8, generation: u64, fault: Fault) {
-        self.set_ring(channel, None);
+    fn fail(&self, channel: u8, generation: u64, fault: Fault) {
         self.shared.with(|registers| {
             if registers.fail(channel, generation, fault) {
                 self.interrupts.raise(vector(channel));
@@ -232,27 +309,44 @@ mod tests {
     use crate::gpu_memory::GpuMemory;
     use crate::registers::Registers;
 
-    const VRAM: u64 = 1 << 20;
+    const VRAM: u64 = 128 << 20;
 
     /// An engine that has taken up channel 0, whose ring is at the start of VRAM.
     fn engine() -> Engine {
-        let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
+        engine_with(&Arc::new(MemoryFile::create("test", VRAM).unwrap()), 1)
+    }
+
+    /// An engine that has taken up so many channels, with their rings of two entries one after the other in VRAM.
+    fn engine_with(vram: &Arc<MemoryFile>, channels: u8) -> Engine {
         let doorbells = Arc::new(Doorbells::new(0x1_0000).unwrap());
         let registers = Registers::new((VRAM, VRAM), None, doorbells.clone());
         let shared = Arc::new(SharedRegisters::new(registers));
-        let executor = Executor::new(GpuMemory::new(vram, Arc::new(Requester::new())));
+        let executor = Executor::new(GpuMemory::new(vram.clone(), Arc::new(Requester::new())));
         let vectors = Arc::new(Vectors::new(17));
-        let mut engine = Engine::new(shared, doorbells, vectors, executor);
-        engine.shared.with(|registers| {
-            for (offset, value) in [(0x1008, 1u32), (0x100c, 2), (0x1010, 1)] {
-                registers.write(offset, &value.to_le_bytes());
-            }
-        });
-        let Task::Registers(Request::Start(0, setup)) = engine.next_task(false) else {
-            panic!("no start")
-        };
-        engine.start(0, &setup);
+        let timeout = Duration::from_secs(3600);
+        let mut engine = Engine::new(shared, doorbells, vectors, executor, timeout);
+        for channel in 0..u32::from(channels) {
+            let at = 0x1000 + 0x100 * u64::from(channel);
+            engine.shared.with(|registers| {
+                for (offset, value) in [(0, channel * 256), (8, 1), (12, 2), (16, 1)] {
+                    registers.write(at + offset, &value.to_le_bytes());
+                }
+            });
+            let Task::Registers(Request::Start(number, setup)) = engine.next_task(false) else {
+                panic!("no start")
+            };
+            engine.start(number, &setup);
+        }
         engine
+    }
+
+    fn head(engine: &Engine, channel: u64) -> u32 {
+        let mut head = [0; 4];
+        let offset = 0x1018 + 0x100 * channel;
+        engine
+            .shared
+            .with(|registers| registers.read(offset, &mut head));
+        u32::from_le_bytes(head)
     }
 
     #[test]
@@ -294,12 +388,61 @@ mod tests {
     fn a_turn_ends_with_nothing_left_and_the_ring_advanced() {
         let mut engine = engine();
         engine.doorbells.write(0x8000, &2u32.to_le_bytes());
-        assert!(engine.is_rung());
+        assert!(engine.has_work());
         assert!(!engine.turn());
-        let mut head = [0; 4];
-        engine
-            .shared
-            .with(|registers| registers.read(0x1018, &mut head));
-        assert_eq!(u32::from_le_bytes(head), 2, "two empty commands");
+        assert_eq!(head(&engine, 0), 2, "two empty commands");
+    }
+
+    #[test]
+    fn a_large_copy_has_one_slice_in_a_turn() {
+        const LENGTH: u64 = 32 << 20;
+        let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
+        let mut engine = engine_with(&vram, 2);
+        let mut copy = Entry::empty();
+        copy.opcode = 1;
+        copy.spaces = 0b11.into();
+        copy.operands[0] = (1 << 20).into();
+        copy.operands[1] = (64 << 20).into();
+        copy.operands[2] = LENGTH.into();
+        vram.write(0, copy.as_bytes()).unwrap();
+        let last = (1 << 20) + LENGTH - 1;
+        vram.write(last, &[7]).unwrap();
+        for channel in [0x8000, 0x8040] {
+            engine.doorbells.write(channel, &1u32.to_le_bytes());
+        }
+        assert!(engine.turn());
+        assert_eq!((head(&engine, 0), head(&engine, 1)), (0, 1));
+        while engine.turn() {}
+        assert_eq!(head(&engine, 0), 1);
+        let mut copied = [0];
+        let last = (64 << 20) + LENGTH - 1;
+        vram.read(last, &mut copied).unwrap();
+        assert_eq!(copied, [7]);
+    }
+
+    #[test]
+    fn a_turn_begins_where_the_last_one_was_left() {
+        let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
+        let mut engine = engine_with(&vram, 3);
+        for channel in 0..3 {
+            let mut fill = Entry::empty();
+            fill.opcode = 2;
+            fill.spaces = 1.into();
+            fill.operands[0] = 0x1000.into();
+            fill.operands[1] = 1.into();
+            fill.operands[2] = (channel + 1).into();
+            vram.write(channel * 256, fill.as_bytes()).unwrap();
+            let doorbell = 0x8000 + 0x40 * channel;
+            engine.doorbells.write(doorbell, &1u32.to_le_bytes());
+        }
+        engine.next = 1;
+        engine.shared.notify();
+        assert!(engine.turn());
+        assert_eq!(engine.next, 1, "the registers' tasks come first");
+        assert_eq!(engine.next_task(true), Task::Doorbells);
+        assert!(!engine.turn());
+        let mut filled = [0];
+        vram.read(0x1000, &mut filled).unwrap();
+        assert_eq!(filled, [1], "channel 0 is the last of this turn");
     }
 }

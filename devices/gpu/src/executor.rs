@@ -1,4 +1,4 @@
-//! The execution of commands: copy, fill, compare, checksum, step by step through bounded buffers.
+//! The execution of commands step by step: copy, fill, compare, checksum.
 
 use peerbar_dma::Purpose;
 
@@ -6,22 +6,16 @@ use crate::command::Operation;
 use crate::faults::Fault;
 use crate::gpu_memory::{GpuAddress, GpuMemory};
 
-/// Bytes of a step; between two steps a command can be cancelled.
-pub(crate) const STEP: usize = 1 << 20;
+/// The most bytes of each operand in a step.
+pub(crate) const STEP: usize = 256 << 10;
 
-/// Why a command has no result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// It cannot be done.
-    Fault(Fault),
-    /// Its channel was stopped.
-    Cancelled,
-}
-
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Self {
-        Self::Fault(fault)
-    }
+/// How far an operation is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Bytes of each operand that are done; of an atomic addition, threads.
+    pub(crate) done: u64,
+    /// The result of these.
+    pub(crate) result: u64,
 }
 
 /// Carries out commands, with two buffers of a step each.
@@ -40,31 +34,31 @@ impl Executor {
         }
     }
 
-    /// Carries a command out; its result. `wanted` is checked between any two steps.
-    pub(crate) fn run(
+    /// Carries out the next step of an operation; its result after the last one.
+    pub(crate) fn step(
         &mut self,
         operation: &Operation,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
         match *operation {
-            Operation::Nop => Ok(0),
+            Operation::Nop => Ok(Some(0)),
             Operation::Copy {
                 source,
                 destination,
                 length,
-            } => self.copy(source, destination, length, wanted),
+            } => self.copy(source, destination, length, progress),
             Operation::Fill {
                 destination,
                 length,
                 pattern,
-            } => self.fill(destination, length, pattern, wanted),
+            } => self.fill(destination, length, pattern, progress),
             Operation::Compare {
                 first,
                 second,
                 length,
-            } => self.compare(first, second, length, wanted),
-            Operation::Crc32c { source, length } => self.crc32c(source, length, wanted),
-            Operation::Launch(ref launch) => self.launch(launch, wanted),
+            } => self.compare(first, second, length, progress),
+            Operation::Crc32c { source, length } => self.crc32c(source, length, progress),
+            Operation::Launch(ref launch) => self.launch(launch, progress),
         }
     }
 
@@ -73,19 +67,15 @@ impl Executor {
         source: GpuAddress,
         destination: GpuAddress,
         length: u64,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
         self.memory.check(source, length, false)?;
         self.memory.check(destination, length, true)?;
-        for step in steps(length, 1) {
-            check_wanted(wanted)?;
-            let data = step.of(&mut self.first);
-            self.memory
-                .read(Purpose::Payload, source.after(step.start), data)?;
-            self.memory
-                .write(Purpose::Payload, destination.after(step.start), data)?;
-        }
-        Ok(0)
+        let step = Step::next(progress, length);
+        let data = step.of(&mut self.first);
+        fetch(&self.memory, source, step, data)?;
+        store(&self.memory, destination, step, data)?;
+        Ok(step.finish(progress))
     }
 
     fn fill(
@@ -93,32 +83,23 @@ impl Executor {
         destination: GpuAddress,
         length: u64,
         pattern: [u8; 8],
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
         self.memory.check(destination, length, true)?;
+        let step = Step::next(progress, length);
         if let (GpuAddress::Vram(offset), [0, 0, 0, 0, 0, 0, 0, 0]) = (destination, pattern) {
-            return self.clear(offset, length, wanted);
+            // Zeros in VRAM take no memory of the host.
+            let offset = offset.saturating_add(step.start);
+            self.memory.zero(offset, step.len as u64)?;
+        } else {
+            let words = self.first.as_chunks_mut().0.iter_mut();
+            // A step starts at a multiple of the pattern's length.
+            words
+                .take(step.len.div_ceil(pattern.len()))
+                .for_each(|word| *word = pattern);
+            store(&self.memory, destination, step, step.of(&mut self.first))?;
         }
-        for word in self.first.as_chunks_mut().0 {
-            *word = pattern;
-        }
-        for step in steps(length, 1) {
-            check_wanted(wanted)?;
-            let data = step.of(&mut self.first);
-            self.memory
-                .write(Purpose::Payload, destination.after(step.start), data)?;
-        }
-        Ok(0)
-    }
-
-    /// Zeros in VRAM, which then takes no memory of the host.
-    fn clear(&self, offset: u64, length: u64, wanted: &dyn Fn() -> bool) -> Result<u64, Failure> {
-        for step in steps(length, 1) {
-            check_wanted(wanted)?;
-            self.memory
-                .zero(offset.saturating_add(step.start), step.len as u64)?;
-        }
-        Ok(0)
+        Ok(step.finish(progress))
     }
 
     fn compare(
@@ -126,82 +107,103 @@ impl Executor {
         first: GpuAddress,
         second: GpuAddress,
         length: u64,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
         self.memory.check(first, length, false)?;
         self.memory.check(second, length, false)?;
-        for step in steps(length, 1) {
-            check_wanted(wanted)?;
-            let (one, other) = (step.of(&mut self.first), step.of(&mut self.second));
-            self.memory
-                .read(Purpose::Payload, first.after(step.start), one)?;
-            self.memory
-                .read(Purpose::Payload, second.after(step.start), other)?;
-            let differs = one.iter().zip(&*other).position(|(a, b)| a != b);
-            if let Some(at) = differs {
-                return Ok(step.start + at as u64);
-            }
+        let step = Step::next(progress, length);
+        let (one, other) = (step.of(&mut self.first), step.of(&mut self.second));
+        fetch(&self.memory, first, step, one)?;
+        fetch(&self.memory, second, step, other)?;
+        let differs = one.iter().zip(&*other).position(|(a, b)| a != b);
+        if let Some(at) = differs {
+            return Ok(Some(step.start + at as u64));
         }
-        Ok(length)
+        progress.result = length;
+        Ok(step.finish(progress))
     }
 
     fn crc32c(
         &mut self,
         source: GpuAddress,
         length: u64,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
         self.memory.check(source, length, false)?;
-        let mut sum = 0;
-        for step in steps(length, 1) {
-            check_wanted(wanted)?;
-            let data = step.of(&mut self.first);
-            self.memory
-                .read(Purpose::Payload, source.after(step.start), data)?;
-            sum = crc32c::crc32c_append(sum, data);
-        }
-        Ok(sum.into())
+        let step = Step::next(progress, length);
+        let data = step.of(&mut self.first);
+        fetch(&self.memory, source, step, data)?;
+        // The sum so far is of 32 bits.
+        let before = u32::try_from(progress.result).unwrap_or(0);
+        progress.result = crc32c::crc32c_append(before, data).into();
+        Ok(step.finish(progress))
     }
 }
 
-/// One step of a command: bytes of its operands.
+/// One step of an operation: bytes of its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     /// How far into each operand it starts.
-    pub(crate) start: u64,
+    start: u64,
     /// How many bytes of each.
-    pub(crate) len: usize,
+    len: usize,
+    /// Whether nothing is left after it.
+    is_last: bool,
 }
 
 impl Step {
+    /// The step after what is done of operands of `length` bytes, for which `GpuMemory::check` has succeeded.
+    pub(crate) fn next(progress: &Progress, length: u64) -> Self {
+        let left = length.saturating_sub(progress.done);
+        let len = usize::try_from(left).map_or(STEP, |left| left.min(STEP));
+        Self {
+            start: progress.done,
+            len,
+            is_last: len as u64 == left,
+        }
+    }
+
     /// As much of a buffer as the step needs.
     pub(crate) fn of(self, buffer: &mut [u8]) -> &mut [u8] {
         let len = self.len.min(buffer.len());
         buffer.split_at_mut(len).0
     }
-}
 
-/// The steps for `count` elements of `element_bytes` bytes each, for which `GpuMemory::check` has succeeded.
-pub(crate) fn steps(count: u64, element_bytes: u64) -> impl Iterator<Item = Step> {
-    let length = count.saturating_mul(element_bytes);
-    (0..length).step_by(STEP).map(move |start| Step {
-        start,
-        len: usize::try_from(length - start).map_or(STEP, |left| left.min(STEP)),
-    })
-}
-
-/// Fails once the command is no longer wanted.
-pub(crate) fn check_wanted(wanted: &dyn Fn() -> bool) -> Result<(), Failure> {
-    if wanted() {
-        Ok(())
-    } else {
-        Err(Failure::Cancelled)
+    /// The step is done; the result of the operation if it was the last one.
+    pub(crate) fn finish(self, progress: &mut Progress) -> Option<u64> {
+        progress.done = self.start + self.len as u64;
+        self.is_last.then_some(progress.result)
     }
+}
+
+/// Reads the step's part of an operand. An empty one makes no request.
+pub(crate) fn fetch(
+    memory: &GpuMemory,
+    operand: GpuAddress,
+    step: Step,
+    data: &mut [u8],
+) -> Result<(), Fault> {
+    if data.is_empty() {
+        return Ok(());
+    }
+    memory.read(Purpose::Payload, operand.after(step.start), data)
+}
+
+/// Writes the step's part of an operand. An empty one makes no request.
+pub(crate) fn store(
+    memory: &GpuMemory,
+    operand: GpuAddress,
+    step: Step,
+    data: &[u8],
+) -> Result<(), Fault> {
+    if data.is_empty() {
+        return Ok(());
+    }
+    memory.write(Purpose::Payload, operand.after(step.start), data)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
     use std::sync::Arc;
 
     use peerbar_dma::{MemoryFile, Requester};
@@ -226,8 +228,13 @@ mod tests {
         Executor::new(GpuMemory::new(vram, Arc::new(requester)))
     }
 
-    fn run(executor: &mut Executor, operation: Operation) -> Result<u64, Failure> {
-        executor.run(&operation, &|| true)
+    fn run(executor: &mut Executor, operation: Operation) -> Result<u64, Fault> {
+        let mut progress = Progress::default();
+        loop {
+            if let Some(result) = executor.step(&operation, &mut progress)? {
+                return Ok(result);
+            }
+        }
     }
 
     fn put(executor: &Executor, place: GpuAddress, data: &[u8]) {
@@ -308,7 +315,7 @@ mod tests {
         assert_eq!(taken(), VRAM);
         assert_eq!(run(&mut executor, fill(3 * MIB, 0)), Ok(0));
         assert_eq!(taken(), MIB);
-        let (cleared, kept) = (3 * STEP, STEP);
+        let (cleared, kept) = (3 << 20, 1 << 20);
         assert_eq!(
             get(&executor, GpuAddress::Vram(0), cleared),
             vec![0; cleared]
@@ -317,8 +324,6 @@ mod tests {
             get(&executor, GpuAddress::Vram(3 * MIB), kept),
             vec![0xff; kept]
         );
-        let unwanted = executor.run(&fill(VRAM, 0), &|| false);
-        assert_eq!(unwanted, Err(Failure::Cancelled));
     }
 
     #[test]
@@ -406,35 +411,28 @@ mod tests {
                 write,
                 address,
             };
-            assert_eq!(run(&mut executor, operation), Err(Failure::Fault(fault)));
+            assert_eq!(run(&mut executor, operation), Err(fault));
         }
         assert_eq!(get(&executor, GpuAddress::Vram(VRAM - 8), 8), [0; 8]);
     }
 
     #[test]
-    fn unwanted_command_is_cancelled_between_two_steps() {
-        let mut executor = executor();
-        let looks = Cell::new(0);
-        let wanted = || {
-            looks.set(looks.get() + 1);
-            looks.get() <= 2
-        };
-        let operation = Operation::Fill {
-            destination: GpuAddress::Vram(0),
-            length: 4 * MIB,
-            pattern: [0xff; 8],
-        };
-        assert_eq!(executor.run(&operation, &wanted), Err(Failure::Cancelled));
-        assert_eq!(get(&executor, GpuAddress::Vram(2 * MIB - 1), 2), [0xff, 0]);
-    }
-
-    #[test]
     fn steps_cover_everything_once() {
-        let lengths = |count, bytes| steps(count, bytes).map(|step| step.len).collect::<Vec<_>>();
-        assert_eq!(lengths(0, 4), [0; 0]);
-        assert_eq!(lengths(1, 4), [4]);
-        assert_eq!(lengths(MIB / 4, 4), [STEP]);
-        assert_eq!(lengths(MIB / 4 + 1, 4), [STEP, 4]);
-        assert_eq!(steps(MIB + 1, 1).last(), Some(Step { start: MIB, len: 1 }));
+        let steps = |length| {
+            let mut progress = Progress::default();
+            let mut lengths = Vec::new();
+            loop {
+                let step = Step::next(&progress, length);
+                assert_eq!(step.start, lengths.iter().sum::<usize>() as u64);
+                lengths.push(step.len);
+                if step.finish(&mut progress).is_some() {
+                    return lengths;
+                }
+            }
+        };
+        assert_eq!(steps(0), [0]);
+        assert_eq!(steps(1), [1]);
+        assert_eq!(steps(STEP as u64), [STEP]);
+        assert_eq!(steps(2 * STEP as u64 + 3), [STEP, STEP, 3]);
     }
 }

@@ -23,6 +23,8 @@ pub(crate) enum FaultCode {
     BadRing = 5,
     /// A command that is too long.
     TooLong = 6,
+    /// A command on which the engine has worked for longer than it may.
+    TimeOut = 7,
 }
 
 /// A fault, and where.

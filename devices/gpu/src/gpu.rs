@@ -1,6 +1,7 @@
 //! The GPU as its bus sees it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use peerbar_dma::{Buffer, MemoryFile, PageTable, Requester, Span};
@@ -72,13 +73,14 @@ impl Gpu {
     }
 
     /// The engine behind this GPU.
-    fn engine(&self, vram: Arc<MemoryFile>) -> Engine {
+    fn engine(&self, vram: Arc<MemoryFile>, job_timeout: Duration) -> Engine {
         let executor = Executor::new(GpuMemory::new(vram, self.requester.clone()));
         Engine::new(
             self.shared.clone(),
             self.doorbells.clone(),
             self.interrupts.clone(),
             executor,
+            job_timeout,
         )
     }
 
@@ -220,7 +222,7 @@ impl Parts {
                 Bar::new(APERTURE_BAR, aperture_bytes, true)?,
             ],
             behind: gpu.behind_bars(&vram),
-            engine: gpu.engine(vram),
+            engine: gpu.engine(vram, config.job_timeout),
             gpu,
         })
     }

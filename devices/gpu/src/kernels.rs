@@ -5,39 +5,43 @@
 use peerbar_dma::Purpose;
 
 use crate::command::Launch;
-use crate::executor::{Executor, Failure, Step, check_wanted, steps};
-use crate::gpu_memory::{GpuAddress, GpuMemory};
+use crate::executor::{Executor, Progress, Step, fetch, store};
+use crate::faults::Fault;
+use crate::gpu_memory::GpuAddress;
 
 /// Bytes of a u32 or f32.
 const WORD: u64 = 4;
 /// How many bins a histogram has.
 const BINS: usize = 256;
-/// Threads of an atomic addition between two checks whether the command is still wanted.
-const ADDITIONS: u64 = 1024;
+/// The most threads of an atomic addition in a step. Each may be two messages to QEMU.
+const ADDITIONS: u64 = 32;
 
 impl Executor {
+    /// Carries out the next step of a kernel; its result after the last one.
     pub(crate) fn launch(
         &mut self,
         launch: &Launch,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
         match *launch {
             Launch::VectorAdd { a, b, c, count } => {
-                self.by_element((a, b, c), count, wanted, |a, b| a + b)
+                self.by_element((a, b, c), count, progress, |a, b| a + b)
             }
             Launch::Saxpy {
                 x,
                 y,
                 count,
                 factor,
-            } => self.by_element((x, y, y), count, wanted, |x, y| factor * x + y),
-            Launch::Reduction { x, count } => self.reduce(x, count, wanted),
-            Launch::Histogram { bytes, count, bins } => self.histogram(bytes, count, bins, wanted),
+            } => self.by_element((x, y, y), count, progress, |x, y| factor * x + y),
+            Launch::Reduction { x, count } => self.reduce(x, count, progress),
+            Launch::Histogram { bytes, count, bins } => {
+                self.histogram(bytes, count, bins, progress)
+            }
             Launch::AtomicAdd {
                 counter,
                 value,
                 threads,
-            } => self.atomic_add(counter, value, threads, wanted),
+            } => self.atomic_add(counter, value, threads, progress),
         }
     }
 
@@ -46,45 +50,41 @@ impl Executor {
         &mut self,
         (one, other, to): (GpuAddress, GpuAddress, GpuAddress),
         count: u64,
-        wanted: &dyn Fn() -> bool,
+        progress: &mut Progress,
         kernel: impl Fn(f32, f32) -> f32,
-    ) -> Result<u64, Failure> {
-        self.memory.check(one, count * WORD, false)?;
-        self.memory.check(other, count * WORD, false)?;
-        self.memory.check(to, count * WORD, true)?;
-        for step in steps(count, WORD) {
-            check_wanted(wanted)?;
-            let (left, right) = (step.of(&mut self.first), step.of(&mut self.second));
-            fetch(&self.memory, one, step, left)?;
-            fetch(&self.memory, other, step, right)?;
-            let pairs = left.as_chunks_mut().0.iter_mut().zip(right.as_chunks().0);
-            for (left, right) in pairs {
-                *left = kernel(f32::from_le_bytes(*left), f32::from_le_bytes(*right)).to_le_bytes();
-            }
-            self.memory
-                .write(Purpose::Payload, to.after(step.start), left)?;
+    ) -> Result<Option<u64>, Fault> {
+        let length = count * WORD;
+        self.memory.check(one, length, false)?;
+        self.memory.check(other, length, false)?;
+        self.memory.check(to, length, true)?;
+        let step = Step::next(progress, length);
+        let (left, right) = (step.of(&mut self.first), step.of(&mut self.second));
+        fetch(&self.memory, one, step, left)?;
+        fetch(&self.memory, other, step, right)?;
+        let pairs = left.as_chunks_mut().0.iter_mut().zip(right.as_chunks().0);
+        for (left, right) in pairs {
+            *left = kernel(f32::from_le_bytes(*left), f32::from_le_bytes(*right)).to_le_bytes();
         }
-        Ok(0)
+        store(&self.memory, to, step, left)?;
+        Ok(step.finish(progress))
     }
 
     fn reduce(
         &mut self,
         x: GpuAddress,
         count: u64,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
-        self.memory.check(x, count * WORD, false)?;
-        let mut sum = 0u64;
-        for step in steps(count, WORD) {
-            check_wanted(wanted)?;
-            let data = step.of(&mut self.first);
-            fetch(&self.memory, x, step, data)?;
-            let words = data.as_chunks().0.iter();
-            sum = words.fold(sum, |sum, word| {
-                sum.wrapping_add(u32::from_le_bytes(*word).into())
-            });
-        }
-        Ok(sum)
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
+        let length = count * WORD;
+        self.memory.check(x, length, false)?;
+        let step = Step::next(progress, length);
+        let data = step.of(&mut self.first);
+        fetch(&self.memory, x, step, data)?;
+        let words = data.as_chunks().0.iter();
+        progress.result = words.fold(progress.result, |sum, word| {
+            sum.wrapping_add(u32::from_le_bytes(*word).into())
+        });
+        Ok(step.finish(progress))
     }
 
     fn histogram(
@@ -92,20 +92,18 @@ impl Executor {
         bytes: GpuAddress,
         count: u64,
         bins: GpuAddress,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
         const BIN_BYTES: usize = BINS * 4;
         self.memory.check(bytes, count, false)?;
         self.memory.check(bins, BIN_BYTES as u64, true)?;
+        let step = Step::next(progress, count);
+        let data = step.of(&mut self.first);
+        fetch(&self.memory, bytes, step, data)?;
         let mut found = [0u32; BINS];
-        for step in steps(count, 1) {
-            check_wanted(wanted)?;
-            let data = step.of(&mut self.first);
-            fetch(&self.memory, bytes, step, data)?;
-            for byte in data {
-                if let Some(bin) = found.get_mut(usize::from(*byte)) {
-                    *bin = bin.wrapping_add(1);
-                }
+        for byte in data {
+            if let Some(bin) = found.get_mut(usize::from(*byte)) {
+                *bin = bin.wrapping_add(1);
             }
         }
         let mut table = [0; BIN_BYTES];
@@ -114,7 +112,7 @@ impl Executor {
             *bin = u32::from_le_bytes(*bin).wrapping_add(found).to_le_bytes();
         }
         self.memory.write(Purpose::Payload, bins, &table)?;
-        Ok(0)
+        Ok(step.finish(progress))
     }
 
     /// Every thread reads the counter and writes it back, so that other devices see, and the record of the DMA
@@ -124,34 +122,27 @@ impl Executor {
         counter: GpuAddress,
         value: u64,
         threads: u64,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<u64, Failure> {
+        progress: &mut Progress,
+    ) -> Result<Option<u64>, Fault> {
         let mut word = [0; 8];
         self.memory.check(counter, 8, true)?;
-        self.memory.read(Purpose::Payload, counter, &mut word)?;
-        let before = u64::from_le_bytes(word);
-        for thread in 0..threads {
-            if thread.is_multiple_of(ADDITIONS) {
-                check_wanted(wanted)?;
-            }
-            if thread > 0 {
-                self.memory.read(Purpose::Payload, counter, &mut word)?;
-            }
-            let sum = u64::from_le_bytes(word).wrapping_add(value);
-            self.memory
-                .write(Purpose::Payload, counter, &sum.to_le_bytes())?;
+        if threads == 0 {
+            self.memory.read(Purpose::Payload, counter, &mut word)?;
+            return Ok(Some(u64::from_le_bytes(word)));
         }
-        Ok(before)
+        let end = threads.min(progress.done + ADDITIONS);
+        for thread in progress.done..end {
+            self.memory.read(Purpose::Payload, counter, &mut word)?;
+            let before = u64::from_le_bytes(word);
+            if thread == 0 {
+                progress.result = before;
+            }
+            let sum = before.wrapping_add(value).to_le_bytes();
+            self.memory.write(Purpose::Payload, counter, &sum)?;
+        }
+        progress.done = end;
+        Ok((end == threads).then_some(progress.result))
     }
-}
-
-fn fetch(
-    memory: &GpuMemory,
-    place: GpuAddress,
-    step: Step,
-    data: &mut [u8],
-) -> Result<(), Failure> {
-    Ok(memory.read(Purpose::Payload, place.after(step.start), data)?)
 }
 
 #[cfg(test)]
@@ -162,7 +153,8 @@ mod tests {
 
     use super::*;
     use crate::executor::STEP;
-    use crate::faults::{Fault, FaultCode};
+    use crate::faults::FaultCode;
+    use crate::gpu_memory::GpuMemory;
 
     const RAM_AT: u64 = 0x10_0000;
     const SIZE: u64 = 8 << 20;
@@ -179,8 +171,13 @@ mod tests {
         Executor::new(GpuMemory::new(vram, Arc::new(requester)))
     }
 
-    fn launch(work: &mut Executor, launch: Launch) -> Result<u64, Failure> {
-        work.launch(&launch, &|| true)
+    fn launch(work: &mut Executor, launch: Launch) -> Result<u64, Fault> {
+        let mut progress = Progress::default();
+        loop {
+            if let Some(result) = work.launch(&launch, &mut progress)? {
+                return Ok(result);
+            }
+        }
     }
 
     fn put<const N: usize, T>(
@@ -276,7 +273,7 @@ mod tests {
         let bin = |i: usize| u32::from_le_bytes(table[i * 4..i * 4 + 4].try_into().unwrap());
         assert_eq!(
             (bin(0), bin(43), bin(44), bin(255)),
-            (4105, 4105, 4104, 4104)
+            (1033, 1033, 1032, 1032)
         );
     }
 
@@ -345,7 +342,7 @@ mod tests {
             write: true,
             address: SIZE - 1023,
         };
-        assert_eq!(launch(&mut work, beyond), Err(Failure::Fault(fault)));
+        assert_eq!(launch(&mut work, beyond), Err(fault));
         let nobody = Launch::Reduction {
             x: GpuAddress::Bus(0x1000),
             count: 4,
@@ -355,6 +352,6 @@ mod tests {
             write: false,
             address: 0x1000,
         };
-        assert_eq!(launch(&mut work, nobody), Err(Failure::Fault(fault)));
+        assert_eq!(launch(&mut work, nobody), Err(fault));
     }
 }

@@ -7,8 +7,8 @@
 //! compute kernels over VRAM, guest memory and peers. Errors that stop one channel and are recorded.
 //!
 //! # What is not
-//! No shaders, no display, no address spaces of its own: a command names bus addresses, IOVAs and VRAM offsets. Commands
-//! of all channels are carried out one after the other; threads of a kernel too. No INTx, no memory that is coherent with
+//! No shaders, no display, no address spaces of its own: a command names bus addresses, IOVAs and VRAM offsets. One
+//! command is carried out at a time, in slices that the channels have in turn; threads of a kernel run one after the other. No INTx, no memory that is coherent with
 //! the CPU beyond what a BAR is.
 //!
 //! # How

@@ -246,13 +246,6 @@ impl Registers {
         }
     }
 
-    /// Whether the channel was disabled or reset after the start of that generation.
-    pub(crate) fn is_over(&self, channel: u8, generation: u64) -> bool {
-        self.channels
-            .get(usize::from(channel))
-            .is_none_or(|channel| channel.is_over(generation))
-    }
-
     /// A command of the channel is complete. `false`: the channel has been disabled since.
     pub(crate) fn advance(&mut self, channel: u8, generation: u64, head: u32) -> bool {
         self.channel(channel)
@@ -400,7 +393,6 @@ mod tests {
         let old = start(&mut registers);
         put(&mut registers, 0x1210, 0);
         assert_eq!(read(&registers, 0x1214), 1 << 16, "off, stopping");
-        assert!(registers.is_over(2, old.generation));
         put(&mut registers, 0x1210, 1);
         assert_eq!(read(&registers, 0x1214), 1 | 1 << 16, "on, stopping");
         let fault = Fault {

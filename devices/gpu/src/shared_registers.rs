@@ -25,7 +25,7 @@ pub(crate) enum Task {
 pub(crate) struct SharedRegisters {
     state: Mutex<State>,
     wake: Condvar,
-    /// A task other than a doorbell waits: checked between any two steps of a command, without the lock.
+    /// A task other than a doorbell waits: checked between any two steps, without the lock.
     urgent: AtomicBool,
 }
 
@@ -66,16 +66,7 @@ impl SharedRegisters {
         self.wake.notify_one();
     }
 
-    /// Whether the engine should continue a command of the channel.
-    pub(crate) fn wants(&self, channel: u8, generation: u64) -> bool {
-        if !self.urgent() {
-            return true;
-        }
-        let state = self.state.lock();
-        !state.stop && !state.registers.is_over(channel, generation)
-    }
-
-    /// Whether the engine should fetch no command before its next task.
+    /// Whether the engine should do no step before its next task.
     pub(crate) fn urgent(&self) -> bool {
         self.urgent.load(Ordering::Acquire)
     }
@@ -146,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_two_stopped_channels_are_both_unwanted() {
+    fn engine_does_no_step_before_its_last_request() {
         let shared = shared();
         let enable = |channel: u64, on: u8| {
             let control = 0x1010 + 0x100 * channel;
@@ -155,33 +146,23 @@ mod tests {
         };
         enable(0, 1);
         enable(1, 1);
-        let (Task::Registers(Request::Start(0, _)), Task::Registers(Request::Start(1, setup))) =
-            (shared.next(false), shared.next(false))
-        else {
-            panic!("no starts")
-        };
+        for channel in [0, 1] {
+            let task = shared.next(false);
+            assert!(
+                matches!(task, Task::Registers(Request::Start(number, _)) if number == channel)
+            );
+        }
+        assert_eq!(shared.next(true), Task::Doorbells);
+        assert!(!shared.urgent());
         enable(0, 0);
         enable(1, 0);
-        assert_eq!(shared.next(true), Task::Registers(Request::Release(0)));
-        assert!(shared.urgent() && !shared.wants(1, setup.generation));
-    }
-
-    #[test]
-    fn command_is_wanted_until_its_channel_or_daemon_stops() {
-        let shared = shared();
-        let enable = |on: u8| {
-            shared.with(|registers| registers.write(0x1010, &[on, 0, 0, 0]));
-            shared.notify();
-        };
-        enable(1);
-        let Task::Registers(Request::Start(0, setup)) = shared.next(false) else {
-            panic!("no start")
-        };
-        assert!(shared.wants(0, setup.generation));
-        shared.notify();
-        assert!(shared.wants(0, setup.generation), "somebody else's alert");
-        enable(0);
-        assert!(!shared.wants(0, setup.generation));
-        assert!(!shared.wants(16, 0), "no such channel");
+        for channel in [0, 1] {
+            let release = Task::Registers(Request::Release(channel));
+            assert_eq!(shared.next(true), release);
+            assert!(shared.urgent(), "the engine may still hold a ring");
+            shared.with(|registers| registers.released(channel));
+        }
+        assert_eq!(shared.next(true), Task::Doorbells);
+        assert!(!shared.urgent());
     }
 }

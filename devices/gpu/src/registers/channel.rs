@@ -129,7 +129,7 @@ impl Channel {
         self.held = None;
     }
 
-    pub(super) fn is_over(&self, generation: u64) -> bool {
+    fn is_over(&self, generation: u64) -> bool {
         self.generation != generation
     }
 

@@ -1,6 +1,8 @@
 //! Channels: what stops one does not stop another.
 
-use peerbar_gpu::Mode;
+use std::time::Duration;
+
+use peerbar_gpu::{Config, Mode};
 
 use crate::driver::{Command, Driver, MIB, RAM, channel_register};
 
@@ -41,6 +43,51 @@ fn sixteen_channels_take_turns() {
         assert!(driver.take_vector(usize::from(channel) + 1));
     }
     assert!(!driver.take_vector(0));
+}
+
+#[test]
+fn a_command_ends_while_another_channels_launch_goes_on() {
+    let mut driver = Driver::new(Mode::Static);
+    driver.enable(0);
+    driver.enable(1);
+    driver.submit(0, &endless());
+    driver.until("first addition", || (counter(&driver) > 0).then_some(()));
+    for _ in 0..10 {
+        driver.run(1, &Command::default());
+    }
+    let added = counter(&driver);
+    assert!(added < 1 << 24);
+    let goes_on = || (counter(&driver) > added).then_some(());
+    driver.until("addition after these commands", goes_on);
+}
+
+#[test]
+fn a_command_that_takes_too_long_fails_alone() {
+    let mut driver = Driver::with(&Config {
+        job_timeout: Duration::from_millis(50),
+        ..Driver::config(Mode::Static)
+    });
+    driver.enable(3);
+    driver.enable(4);
+    driver.run(3, &Command::default());
+    let launch = driver.submit(3, &endless());
+    driver.wait_for_vector(0);
+    assert!(driver.take_vector(4));
+    assert_eq!(driver.channel_status(3), 2 | 7 << 8);
+    let fault = driver.take_fault().unwrap();
+    assert_eq!((fault.code, fault.channel, fault.write), (7, 3, false));
+    assert_eq!(fault.address, driver.ring(3).0 + 128);
+    assert_eq!(driver.head(3), 1, "HEAD stays at the command");
+    assert!(!driver.is_fenced(launch));
+    let added = counter(&driver);
+    assert!(added > 0 && added < 1 << 24);
+
+    driver.run(4, &Command::default());
+    driver.disable(3);
+    driver.wait_for_status(3, 0);
+    driver.enable(3);
+    driver.run(3, &Command::default());
+    assert_eq!(counter(&driver), added, "it does not go on");
 }
 
 #[test]

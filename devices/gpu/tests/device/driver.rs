@@ -103,11 +103,17 @@ pub(crate) struct Driver {
 impl Driver {
     /// A GPU with an aperture of 4 MiB over 32 MiB of VRAM, set up as Linux would leave it to its driver.
     pub(crate) fn new(mode: Mode) -> Self {
-        Self::with(&Config {
+        Self::with(&Self::config(mode))
+    }
+
+    /// What `new` starts.
+    pub(crate) fn config(mode: Mode) -> Config {
+        Config {
             vram_bytes: 32 * MIB,
             aperture_bytes: Some(4 * MIB),
             mode,
-        })
+            job_timeout: PATIENCE,
+        }
     }
 
     pub(crate) fn with(config: &Config) -> Self {

@@ -127,7 +127,7 @@ fn the_largest_window_has_262144_pages() {
     let mut driver = Driver::with(&Config {
         vram_bytes: 16 << 30,
         aperture_bytes: Some(16 << 30),
-        mode: Mode::Window,
+        ..Driver::config(Mode::Window)
     });
     driver.set_window(262_143, Some((16 << 30) - PAGE));
     driver.write_bar2((16 << 30) - 4, &[1, 2, 3, 4]);
