@@ -3,6 +3,7 @@
  * Memory of a program that the GPU may reach: ordinary pages, or p2pmem of a peer such as an NVMe
  * controller's CMB.
  */
+#include <linux/dma-map-ops.h>
 #include <linux/dma-mapping.h>
 #include <linux/overflow.h>
 #include <linux/pci-p2pdma.h>
@@ -90,12 +91,23 @@ static int pin_peer(struct pb_host *host, u64 address, unsigned long npages)
 	return 0;
 }
 
+/*
+ * Programs use the memory while it is registered, so a copy of it would be stale. Not
+ * dma_need_sync(), which is true for every mapping of a kernel with CONFIG_DMA_API_DEBUG.
+ */
+static bool may_bounce(struct device *dev)
+{
+	return !dev_is_dma_coherent(dev) || dma_max_mapping_size(dev) != SIZE_MAX;
+}
+
 static int map(struct pb_buffer *buffer, struct pb_gpu *gpu)
 {
 	struct pb_host *host = &buffer->host;
 	struct device *dev = &gpu->pdev->dev;
 	int error;
 
+	if (host->mm && may_bounce(dev))
+		return -EOPNOTSUPP;
 	error = sg_alloc_table_from_pages(&host->sgt, host->pages, host->npages, 0, buffer->size,
 					  GFP_KERNEL_ACCOUNT);
 	if (error)
@@ -103,11 +115,7 @@ static int map(struct pb_buffer *buffer, struct pb_gpu *gpu)
 	error = dma_map_sgtable(dev, &host->sgt, DMA_BIDIRECTIONAL, 0);
 	if (error)
 		goto free_table;
-	/* Programs use the memory while it is registered, so a copy of it would be stale. */
-	if (host->mm && dma_need_sync(dev, sg_dma_address(host->sgt.sgl)))
-		error = -EOPNOTSUPP;
-	else
-		error = pb_pieces_of(buffer, &host->sgt);
+	error = pb_pieces_of(buffer, &host->sgt);
 	if (!error)
 		return 0;
 	dma_unmap_sgtable(dev, &host->sgt, DMA_BIDIRECTIONAL, 0);
