@@ -115,7 +115,8 @@ struct peerbar_gpu_import {
 
 /*
  * Revokes a buffer from all its holders: mappings fault, dma-buf importers are notified, pins get
- * their callback.
+ * their callback. ETIMEDOUT: it is revoked, but fences of importers are not signalled within 5 s;
+ * the memory is not used again before they are. Once they are, the same request succeeds.
  */
 struct peerbar_gpu_revoke {
 	__u32 handle;

@@ -19,6 +19,7 @@ struct pb_export {
 	struct pb_buffer *buffer;
 	struct list_head node;	/* in pb_vram.exports */
 	bool revoked;		/* under the dma_resv */
+	struct work_struct drain;
 };
 
 static int export_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attachment)
@@ -147,6 +148,24 @@ static const struct dma_buf_ops export_ops = {
 	.release = export_release,
 };
 
+/*
+ * Waits for what importers had begun when the memory was revoked. Their fences may be in the hands
+ * of a program, so there is no lock held, and the memory stays until the last one is signalled.
+ */
+static void drain(struct work_struct *work)
+{
+	struct pb_export *export = container_of(work, struct pb_export, drain);
+	struct pb_buffer *buffer = export->buffer;
+
+	if (!dma_resv_wait_timeout(export->dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, false, HZ)) {
+		queue_work(pb_releases, work);
+		return;
+	}
+	if (atomic_dec_and_test(&buffer->vram.draining))
+		wake_up_all(&buffer->idle);
+	dma_buf_put(export->dmabuf);
+}
+
 /* Makes a dma-buf of the buffer, which it keeps. A revoke from now on finds it in the list. */
 struct dma_buf *pb_export_make(struct pb_buffer *buffer)
 {
@@ -157,6 +176,7 @@ struct dma_buf *pb_export_make(struct pb_buffer *buffer)
 	if (!export)
 		return ERR_PTR(-ENOMEM);
 	export->buffer = buffer;
+	INIT_WORK(&export->drain, drain);
 	info.ops = &export_ops;
 	info.size = buffer->size;
 	info.flags = O_RDWR | O_CLOEXEC;
@@ -201,11 +221,10 @@ static void revoke(struct pb_export *export)
 	dma_resv_lock(resv, NULL);
 	export->revoked = true;
 	dma_buf_invalidate_mappings(export->dmabuf);
-	/* What importers had already begun. */
-	dma_resv_wait_timeout(resv, DMA_RESV_USAGE_BOOKKEEP, false, MAX_SCHEDULE_TIMEOUT);
 	dma_resv_unlock(resv);
 }
 
+/* Importers that are not done in time keep the memory: draining says so. */
 void pb_exports_revoke(struct pb_buffer *buffer)
 {
 	struct pb_export *export;
@@ -216,7 +235,13 @@ void pb_exports_revoke(struct pb_buffer *buffer)
 		if (!get_file_active(&export->dmabuf->file))
 			continue;
 		revoke(export);
-		fput(export->dmabuf->file);
+		atomic_inc(&buffer->vram.draining);
+		/* Takes over the reference. */
+		queue_work(pb_releases, &export->drain);
 	}
 	mutex_unlock(&buffer->vram.exports_lock);
+	if (!wait_event_timeout(buffer->idle, !atomic_read(&buffer->vram.draining),
+				PB_FENCE_TIMEOUT))
+		pci_warn(buffer->gpu->pdev,
+			 "an importer still uses revoked memory: it is kept until the importer's fence is signalled\n");
 }

@@ -227,12 +227,15 @@ static int request_revoke(struct pb_file *file, void *argument)
 {
 	struct peerbar_gpu_revoke *revoke = argument;
 	struct pb_buffer *buffer = pb_file_buffer(file, revoke->handle);
+	int error = 0;
 
 	if (!buffer)
 		return -ENOENT;
 	pb_buffer_revoke(buffer);
+	if (buffer->space == PEERBAR_GPU_SPACE_VRAM && atomic_read(&buffer->vram.draining))
+		error = -ETIMEDOUT;
 	pb_buffer_put(buffer);
-	return 0;
+	return error;
 }
 
 struct request {

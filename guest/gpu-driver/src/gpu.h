@@ -42,6 +42,9 @@ struct pb_file;
 struct pb_gpu;
 struct pb_job;
 
+/* How long fences of other drivers are waited for, in jiffies. */
+#define PB_FENCE_TIMEOUT (5 * HZ)
+
 /* Commands that a file may have in progress; results are remembered for as many. */
 #define PB_JOBS_MAX 1024
 
@@ -74,6 +77,7 @@ struct pb_vram {
 	struct mutex exports_lock;
 	struct list_head exports;
 	atomic_t mapped;	/* mappings of importers */
+	atomic_t draining;	/* revoked exports whose importers may still use the memory */
 	struct list_head pins;	/* under pin.c's lock */
 	atomic_t persistent;	/* of the pins, those without a callback */
 };

@@ -71,8 +71,8 @@ static int import_begin(struct pb_buffer *buffer, bool wait)
 	if (!error) {
 		/* Whoever writes to the buffer, or moves it, has to be done. */
 		waited = dma_resv_wait_timeout(resv, dma_resv_usage_rw(true), true,
-					       MAX_SCHEDULE_TIMEOUT);
-		error = waited < 0 ? waited : 0;
+					       PB_FENCE_TIMEOUT);
+		error = waited < 0 ? waited : waited ? 0 : -ETIMEDOUT;
 	}
 	if (!error)
 		atomic_inc(&buffer->busy);

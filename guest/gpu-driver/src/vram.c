@@ -185,13 +185,19 @@ static void hide(struct pb_buffer *buffer)
 	vram->aperture = PB_NOT_SHOWN;
 }
 
+/* Whether peers may still access memory that was revoked. */
+static bool in_use(const struct pb_vram *vram)
+{
+	return atomic_read(&vram->persistent) || atomic_read(&vram->draining);
+}
+
 static void vram_revoke(struct pb_buffer *buffer)
 {
 	unmap_mapping_range(buffer->gpu->inode->i_mapping, buffer->vram.offset, buffer->size, 1);
 	pb_exports_revoke(buffer);
 	pb_pins_revoke(buffer);
 	mutex_lock(&buffer->lock);
-	if (!atomic_read(&buffer->vram.persistent))
+	if (!in_use(&buffer->vram))
 		hide(buffer);
 	mutex_unlock(&buffer->lock);
 }
@@ -199,11 +205,12 @@ static void vram_revoke(struct pb_buffer *buffer)
 static void vram_drop(struct pb_buffer *buffer)
 {
 	/*
-	 * Both are there only if the device is removed under them: the kernel's record of our BAR
-	 * must outlive every mapping that was made from it, and persistent pins are not notified.
+	 * They are there only if the device is removed under them: the kernel's record of our BAR
+	 * must outlive every mapping that was made from it, persistent pins are not notified, and
+	 * fences of importers may be late.
 	 */
 	wait_event(buffer->idle,
-		   !atomic_read(&buffer->vram.mapped) && !atomic_read(&buffer->vram.persistent));
+		   !atomic_read(&buffer->vram.mapped) && !in_use(&buffer->vram));
 	hide(buffer);
 	if (buffer->vram.pages)
 		put_pages_from(buffer->vram.pages, buffer->size);
