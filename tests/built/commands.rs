@@ -17,7 +17,7 @@ tools = true
 [[nvme]]
 name = "disk0"
 cmb = "16M"
-namespaces = [{ ram = "8M" }, { ram = "12M" }, { ram = "16M" }]
+namespaces = [{ file = "first.img" }, { file = "second.img" }, { ram = "16M" }]
 
 [[nvme]]
 name = "own"
@@ -28,11 +28,21 @@ namespaces = [{ ram = "8M" }]
 name = "by nsid"
 kind = "command"
 run = '''
-for disk in {disk0:ns1} {disk0:ns3} {disk0:disk}; do cat /sys/class/block/$(basename $disk)/size; done
+for disk in {disk0:ns1} {disk0:ns2} {disk0:disk}; do head -c 6 $disk; echo; done
+cat /sys/class/block/$(basename {disk0:ns3})/size
 test -e {disk0:p2pmem} && lspci -s {disk0:pci} | awk '{{print}}'
 '''
-expect = ["16384\n32768\n16384\n"]
+expect = ["first \nsecond\nfirst \n32768\n"]
 matches = ["^0.*Non-Volatile"]
+
+[[check]]
+name = "first namespace alone"
+kind = "copy"
+from = "disk0"
+to = "disk0"
+through = "guest-ram"
+sizes = ["4M"]
+offsets = [0]
 
 [[check]]
 name = "own disk"
@@ -61,12 +71,18 @@ timeout = "2s"
 fn commands_are_shown_and_held_to_what_is_expected() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("x.toml"), COMMANDS).unwrap();
+    let images = [("first.img", "first "), ("second.img", "second")];
+    let images = images.map(|(file, word)| (folder.path().join(file), word.repeat(2 << 20)));
+    for (file, content) in &images {
+        fs::write(file, content).unwrap();
+    }
     let mut run = Launched::start(folder, &["run", "--verbose", "x.toml"]).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(1), "{results}{progress}");
     for told in [
         "by nsid: 32768",
-        "peerbar: 1 of 4: pass: by nsid",
+        "peerbar: 1 of 5: pass: by nsid",
+        "peerbar: 2 of 5: pass: first namespace alone",
         "the command moved 0 bytes peer to peer and 0 through guest RAM",
         "report: KTAP version 1",
         "the command reports: not ok: suite / b",
@@ -79,8 +95,10 @@ fn commands_are_shown_and_held_to_what_is_expected() {
         results.contains("report [3 subtests, 1 skipped]"),
         "{results}"
     );
+    let unchanged = images.map(|(file, content)| fs::read_to_string(file).ok() == Some(content));
+    assert_eq!(unchanged, [false, true]);
     let kept: Value = serde_json::from_str(&run.kept("results.json").unwrap()).unwrap();
-    let suite = &kept["checks"][2]["subtests"][0];
+    let suite = &kept["checks"][3]["subtests"][0];
     assert_eq!(suite["subtests"][1]["name"], "b");
     assert_eq!(suite["subtests"][1]["verdict"], "fail");
     assert_eq!(suite["subtests"][1]["diagnostics"][0], "because");
@@ -104,8 +122,7 @@ fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, Strin
 fn mistake_is_told_before_the_guest_boots() {
     let (code, told) = refused(COMMANDS, &["--check", "nope"]).unwrap();
     assert_eq!(code, Some(2));
-    let names =
-        "peerbar: no check is named `nope`: there is `by nsid`, `own disk`, `report`, `slow`\n";
+    let names = "peerbar: no check is named `nope`: there is `by nsid`, `first namespace alone`, `own disk`, `report`, `slow`\n";
     assert_eq!(told, names);
     let (code, told) = refused(&COMMANDS.replace("ns3}", "ns4}"), &[]).unwrap();
     assert_eq!(code, Some(2));

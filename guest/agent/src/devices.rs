@@ -28,10 +28,10 @@ pub(crate) struct Controller {
     pub(crate) node: PathBuf,
     /// `/sys/bus/pci/devices/0000:02:00.0`.
     pub(crate) pci: PathBuf,
-    /// The block device of its first namespace.
+    /// The block device of its namespace with the NSID 1.
     pub(crate) disk: Disk,
     /// The block devices of all its namespaces, by NSID.
-    pub(crate) namespaces: BTreeMap<u32, PathBuf>,
+    pub(crate) namespaces: BTreeMap<u32, Disk>,
     /// As [`NvmeDevice::uncounted`].
     pub(crate) uncounted: bool,
 }
@@ -118,14 +118,7 @@ impl Roots {
         );
         let state = attribute(&directory, "state");
         ensure!(state == "live", "{} is {state:?}, not live", node.display());
-        let namespaces = namespaces(&directory);
-        let wanted = usize::try_from(device.namespaces)?.max(1);
-        ensure!(
-            namespaces.len() >= wanted,
-            "{} shows {} namespaces yet, not {wanted}",
-            node.display(),
-            namespaces.len()
-        );
+        let namespaces = self.namespaces(&directory, device.namespaces.max(1))?;
         let (_, disk) = namespaces.first_key_value().context("no namespace")?;
         let pci = fs::canonicalize(directory.join("device"))
             .with_context(|| format!("{} belongs to no PCI device", node.display()))?;
@@ -133,16 +126,24 @@ impl Roots {
             name: device.name.clone(),
             number,
             cmb_bytes: device.cmb_bytes,
-            disk: Disk::read(&self.sys, &self.dev, disk)?,
-            namespaces: namespaces
-                .iter()
-                .map(|(nsid, name)| (*nsid, self.dev.join(name)))
-                .collect(),
+            disk: disk.clone(),
+            namespaces,
             uncounted: device.uncounted,
             directory,
             node,
             pci,
         })
+    }
+
+    /// The disks of the NSIDs 1 to `last`, each ready.
+    fn namespaces(&self, directory: &Path, last: u32) -> anyhow::Result<BTreeMap<u32, Disk>> {
+        let names = namespaces(directory);
+        let disk = |nsid| {
+            let name = names.get(&nsid);
+            let name = name.with_context(|| format!("no namespace {nsid} yet"))?;
+            Ok((nsid, Disk::read(&self.sys, &self.dev, name)?))
+        };
+        (1..=last).map(disk).collect()
     }
 
     fn with_serial(&self, serial: &str) -> anyhow::Result<PathBuf> {
@@ -224,11 +225,14 @@ mod tests {
         .unwrap();
         fs::write(controller.join("serial"), "left                \n").unwrap();
         fs::write(controller.join("state"), format!("{state}\n")).unwrap();
-        fs::create_dir_all(sys.join("block/nvme0n2/queue")).unwrap();
-        fs::write(sys.join("block/nvme0n2/size"), "2048\n").unwrap();
-        fs::write(sys.join("block/nvme0n2/queue/logical_block_size"), "512\n").unwrap();
         fs::create_dir(&dev).unwrap();
-        fs::write(dev.join("nvme0n2"), "").unwrap();
+        for (disk, sectors) in [("nvme0n2", "2048\n"), ("nvme0n1", "4096\n")] {
+            let entry = sys.join("block").join(disk);
+            fs::create_dir_all(entry.join("queue")).unwrap();
+            fs::write(entry.join("size"), sectors).unwrap();
+            fs::write(entry.join("queue/logical_block_size"), "512\n").unwrap();
+            fs::write(dev.join(disk), "").unwrap();
+        }
         (root, Roots { sys, dev })
     }
 
@@ -257,11 +261,36 @@ mod tests {
             ..device("left")
         };
         let found = roots.find_all(&[of(2)]).unwrap();
-        let nodes = [(1, "nvme0n2"), (2, "nvme0n1")];
-        let nodes = nodes.map(|(nsid, name)| (nsid, roots.dev.join(name)));
-        assert_eq!(found[0].namespaces, BTreeMap::from(nodes));
+        let disk = |name: &str, bytes| Disk {
+            node: roots.dev.join(name),
+            bytes,
+            block: 512,
+        };
+        let disks = [(1, disk("nvme0n2", 1 << 20)), (2, disk("nvme0n1", 2 << 20))];
+        assert_eq!(found[0].namespaces, BTreeMap::from(disks));
         let error = roots.find_all(&[of(3)]).unwrap_err().to_string();
-        assert!(error.ends_with("shows 2 namespaces yet, not 3"), "{error}");
+        assert_eq!(error, "device left: no namespace 3 yet");
+    }
+
+    #[test]
+    fn namespace_without_its_node_is_waited_for() {
+        let (_root, roots) = guest("live");
+        fs::remove_file(roots.dev.join("nvme0n1")).unwrap();
+        let both = NvmeDevice {
+            namespaces: 2,
+            ..device("left")
+        };
+        let error = roots.find_all(&[both]).unwrap_err().to_string();
+        let early = "device left: the disk nvme0n1 has no ";
+        assert!(error.starts_with(early), "{error}");
+    }
+
+    #[test]
+    fn another_namespace_does_not_stand_for_the_first() {
+        let (_root, roots) = guest("live");
+        fs::remove_dir_all(roots.sys.join("class/nvme/nvme0/nvme0c0n2")).unwrap();
+        let error = roots.find_all(&[device("left")]).unwrap_err().to_string();
+        assert_eq!(error, "device left: no namespace 1 yet");
     }
 
     #[test]

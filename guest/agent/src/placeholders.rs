@@ -22,8 +22,8 @@ impl Placeholders {
             let name = &controller.name;
             all.add(name, "", &controller.node);
             all.add(name, ":disk", &controller.disk.node);
-            for (nsid, node) in &controller.namespaces {
-                all.add(name, &format!(":ns{nsid}"), node);
+            for (nsid, disk) in &controller.namespaces {
+                all.add(name, &format!(":ns{nsid}"), &disk.node);
             }
             all.add_pci(name, &controller.pci);
             if controller.cmb_bytes > 0 {
@@ -66,6 +66,14 @@ mod tests {
     use super::*;
     use crate::disk::Disk;
 
+    fn disk(node: &str) -> Disk {
+        Disk {
+            node: node.into(),
+            bytes: 0,
+            block: 512,
+        }
+    }
+
     fn controller() -> Controller {
         Controller {
             name: "left".into(),
@@ -74,12 +82,8 @@ mod tests {
             directory: "/sys/class/nvme/nvme1".into(),
             node: "/dev/nvme1".into(),
             pci: "/sys/devices/0000:02:00.0".into(),
-            disk: Disk {
-                node: "/dev/nvme1n2".into(),
-                bytes: 0,
-                block: 512,
-            },
-            namespaces: [(1, "/dev/nvme1n2".into()), (2, "/dev/nvme1n1".into())].into(),
+            disk: disk("/dev/nvme1n2"),
+            namespaces: [(1, disk("/dev/nvme1n2")), (2, disk("/dev/nvme1n1"))].into(),
             uncounted: false,
         }
     }
