@@ -271,6 +271,7 @@ impl Lab {
                 show: true,
                 ..Expectation::default()
             },
+            seconds: None,
         });
         let (row, lines) = self.request(&command)?;
         let reason = match (&row.verdict, row.measure.status) {

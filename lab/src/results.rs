@@ -112,8 +112,7 @@ impl CheckResult {
     /// The result `row` of `check`.
     fn of(row: &Row, check: Option<&Check>, checks: &[Check]) -> Self {
         let (verdict, skipped) = status(&row.verdict);
-        let control = check.and_then(Check::control);
-        let control = control.and_then(|control| checks.iter().position(|c| *c == control));
+        let control = check.and_then(|check| check.control_among(checks));
         Self {
             name: row.name.clone(),
             kind: check.map(|check| check.kind().to_owned()),

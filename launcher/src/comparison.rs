@@ -7,13 +7,10 @@ use peerbar_lab::size::human;
 
 /// A line for each passed check whose control passed too.
 pub(crate) fn comparison(checks: &[Check], rows: &[Row]) -> String {
-    let passed = checks.iter().zip(rows);
-    let passed = passed.filter(|(_, row)| row.verdict == Verdict::Pass);
-    let passed: Vec<(&Check, &Row)> = passed.collect();
-    let compared = passed.iter().filter_map(|(check, straight)| {
-        let control = check.control()?;
-        let (_, bounced) = passed.iter().find(|(other, _)| **other == control)?;
-        Some(line(&check.name(), straight, bounced))
+    let passed = |row: &&Row| row.verdict == Verdict::Pass;
+    let compared = checks.iter().zip(rows).filter_map(|(check, straight)| {
+        let bounced = rows.get(check.control_among(checks)?).filter(passed)?;
+        Some(line(&check.name(), Some(straight).filter(passed)?, bounced))
     });
     compared.collect()
 }
@@ -47,6 +44,7 @@ mod tests {
             sizes: vec![4096],
             offsets: vec![0],
             threads: 1,
+            seconds: (!bounce).then_some(9),
         })
     }
 

@@ -7,7 +7,7 @@ use anyhow::Context;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::{ScenarioFile, in_folder, shipped};
 use peerbar_lab::terminal::print;
-use peerbar_report::{KINDS, Kind};
+use peerbar_report::{COMMON_KEYS, KINDS, Kind};
 use serde_json::{Value, json};
 
 use crate::cli::List;
@@ -64,7 +64,7 @@ fn data(shipped: &[ScenarioFile], own: &[ScenarioFile], kinds: &[&Kind]) -> anyh
         files.iter().map(value).collect()
     };
     let kinds = kinds.iter().map(|kind| {
-        let keys = kind.keys.iter();
+        let keys = kind.keys().chain(&COMMON_KEYS);
         let keys =
             keys.map(|key| json!({ "name": key.name, "about": key.about, "default": key.default }));
         json!({ "kind": kind.name, "about": kind.about, "keys": keys.collect::<Vec<Value>>() })

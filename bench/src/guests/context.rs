@@ -122,6 +122,7 @@ pub(crate) fn command(run: String) -> Check {
             show: true,
             ..Expectation::default()
         },
+        seconds: None,
     })
 }
 

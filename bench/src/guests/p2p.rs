@@ -180,6 +180,7 @@ fn to_vram(size: u64) -> [Case; 2] {
             sizes: vec![size],
             offsets: offsets(size),
             threads: 1,
+            seconds: None,
         })
     };
     let name = format!("p2p/vram/{}", Size(size));
@@ -209,6 +210,7 @@ fn through_cmb(size: u64) -> Case {
             sizes: vec![size],
             offsets: offsets(size),
             threads: 1,
+            seconds: None,
         })
     };
     let by_messages = [check("disk0", "disk1"), check("far", "far")];

@@ -154,7 +154,7 @@ impl<'a> CheckRunner<'a> {
         eprintln!("peerbar-agent: {}", check.name());
         let ended = supervise(&self.guest, check);
         self.hung = matches!(ended, Ended::Hung { .. });
-        let (outcome, mut measure) = judge(ended);
+        let (outcome, mut measure) = judge(ended, check.seconds());
         let mut complaints = self.log.complaints(&checks::runner(check).expected_log());
         if let Some(probe) = &mut measure.probe {
             probe.faults = complaints.faults;
@@ -191,8 +191,11 @@ fn supervise(
     })
 }
 
-/// Turns a panic or a hang of a check into a failure.
-fn judge(ended: Ended<(anyhow::Result<Outcome>, Measure)>) -> (anyhow::Result<Outcome>, Measure) {
+/// Turns a panic or a hang of a check, which has this `timeout` in seconds, into a failure.
+fn judge(
+    ended: Ended<(anyhow::Result<Outcome>, Measure)>,
+    timeout: Option<u32>,
+) -> (anyhow::Result<Outcome>, Measure) {
     match ended {
         Ended::Done((outcome, measure)) => (outcome, measure),
         Ended::Panicked(message) => (
@@ -201,8 +204,8 @@ fn judge(ended: Ended<(anyhow::Result<Outcome>, Measure)>) -> (anyhow::Result<Ou
         ),
         Ended::Hung { limit, tasks } => {
             let error = anyhow::anyhow!(
-                "still not done after {} s; blocked tasks:\n{tasks}",
-                limit.as_secs()
+                "the check {}; blocked tasks:\n{tasks}",
+                watchdog::too_slow(limit, timeout)
             );
             (Err(error), Measure::default())
         }

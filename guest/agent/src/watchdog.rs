@@ -55,6 +55,18 @@ pub(crate) fn run<T: Send + 'static>(
     }
 }
 
+/// What is said of work that took longer than its `limit`, which came from a check with this `timeout` in seconds, if it has one.
+pub(crate) fn too_slow(limit: Duration, timeout: Option<u32>) -> String {
+    let remedy = match timeout {
+        Some(_) => "a longer `timeout`",
+        None => "a `timeout`; without one it is half of the scenario's, at most 60 s",
+    };
+    format!(
+        "did not end within {} s: give the check {remedy}",
+        limit.as_secs()
+    )
+}
+
 /// Has the kernel print the blocked tasks on the console.
 pub(crate) fn show_blocked_tasks() -> io::Result<()> {
     fs::write("/proc/sysrq-trigger", "w")

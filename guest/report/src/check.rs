@@ -55,7 +55,7 @@ pub use gpu_file::{Calls, Medium};
 pub use inventory::Inventory;
 pub use pair::Pair;
 pub use reference::check_reference;
-pub use table::{CheckTable, Key, Keys, TableError};
+pub use table::{COMMON_KEYS, CheckTable, Key, Keys, TableError};
 
 use declare::check;
 
@@ -69,8 +69,13 @@ pub trait Described: fmt::Display {
     const KIND: &'static str;
     /// What it checks, for the reference.
     const ABOUT: &'static str;
-    /// Its keys, in the order of the reference.
+    /// Its own keys, in the order of the reference.
     const KEYS: &'static [Key];
+    /// The keys of its [`Expectation`], if it has one.
+    const EXPECTED: &'static [Key] = &[];
+
+    /// Seconds that it may take, if not [`crate::Plan::check_seconds`].
+    fn seconds(&self) -> Option<u32>;
 }
 
 /// One kind of check.
@@ -111,11 +116,6 @@ pub trait CheckKind: Described + Sized {
     fn kills(&self) -> Option<&str> {
         None
     }
-
-    /// Seconds that it may take, if not [`crate::Plan::check_seconds`].
-    fn seconds(&self) -> Option<u32> {
-        None
-    }
 }
 
 /// What is known of a kind of check without one at hand.
@@ -125,14 +125,21 @@ pub struct Kind {
     pub name: &'static str,
     /// [`Described::ABOUT`].
     pub about: &'static str,
-    /// [`Described::KEYS`].
-    pub keys: &'static [Key],
+    /// [`Described::KEYS`], and [`Described::EXPECTED`].
+    keys: [&'static [Key]; 2],
     /// [`CheckKind::LAST`].
     pub last: Option<&'static str>,
     /// [`CheckKind::ON_DEMAND`].
     pub on_demand: &'static [&'static str],
     /// [`CheckKind::read`].
     read: fn(&mut Keys<'_, '_>) -> Result<Check, TableError>,
+}
+
+impl Kind {
+    /// The keys of this kind alone, in the order of the reference.
+    pub fn keys(&self) -> impl Iterator<Item = &'static Key> {
+        self.keys.into_iter().flatten()
+    }
 }
 
 macro_rules! kinds {
@@ -150,7 +157,7 @@ macro_rules! kinds {
         pub const KINDS: &[Kind] = &[$(Kind {
             name: $kind::KIND,
             about: $kind::ABOUT,
-            keys: $kind::KEYS,
+            keys: [$kind::KEYS, $kind::EXPECTED],
             last: $kind::LAST,
             on_demand: $kind::ON_DEMAND,
             read: |keys| $kind::read(keys).map(Check::$kind),
@@ -170,6 +177,18 @@ macro_rules! kinds {
             /// As [`CheckKind::control`].
             pub fn control(&self) -> Option<Self> {
                 match self { $(Check::$kind(check) => check.control().map(Check::$kind),)* }
+            }
+
+            /// The place of its [control](Self::control) among `checks`, whatever the time limits of both.
+            pub fn control_among(&self, checks: &[Self]) -> Option<usize> {
+                let control = self.control()?.without_limit();
+                checks.iter().position(|check| check.without_limit() == control)
+            }
+
+            fn without_limit(&self) -> Self {
+                match self {
+                    $(Check::$kind(check) => Check::$kind($kind { seconds: None, ..check.clone() }),)*
+                }
             }
 
             /// As [`CheckKind::pairs`].
@@ -192,7 +211,7 @@ macro_rules! kinds {
                 match self { $(Check::$kind(check) => check.kills(),)* }
             }
 
-            /// As [`CheckKind::seconds`].
+            /// As [`Described::seconds`].
             pub fn seconds(&self) -> Option<u32> {
                 match self { $(Check::$kind(check) => check.seconds(),)* }
             }
@@ -305,13 +324,16 @@ mod tests {
         for kind in KINDS {
             assert!(text.contains(&format!("### `{}`\n\n{}\n", kind.name, kind.about)));
             assert!(kind.about.ends_with('.'), "{}", kind.about);
-            for key in kind.keys {
+            for key in kind.keys() {
                 assert!(kind.markdown(3).contains(&format!("| `{}` | ", key.name)));
                 assert!(key.about.ends_with('.'), "{}", key.about);
             }
         }
         let plain = "gpu-atomics\n    All threads of a launch add to one counter in guest RAM, and no addition is lost.\n    \
-                     gpu        Name of a `[[gpu]]`.\n";
+                     gpu        Name of a `[[gpu]]`.\n    \
+                     name       What the table of results calls the check. [default: made from the kind and its keys]\n    \
+                     timeout    How long it may take, as `\"90s\"`: less than the scenario's `timeout`. \
+                     [default: half of the scenario's, at most 60s]\n";
         let atomics = KINDS.iter().find(|kind| kind.name == "gpu-atomics");
         assert_eq!(atomics.unwrap().plain(), plain);
     }

@@ -20,6 +20,13 @@ pub struct TimeoutError(String);
 
 const LONGEST: u64 = 24 * 60 * 60;
 
+impl Timeout {
+    /// The limit in whole seconds.
+    pub fn seconds(self) -> u32 {
+        u32::try_from(self.0.as_secs()).unwrap_or(u32::MAX)
+    }
+}
+
 impl FromStr for Timeout {
     type Err = TimeoutError;
 

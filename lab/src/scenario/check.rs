@@ -146,6 +146,10 @@ mod tests {
                 "x.toml:15: `matches`: \"(\" is no regular expression: ",
             ),
             (
+                "run = \"true\"\ntimeout = 0",
+                "x.toml:15: `0` is no time limit: ",
+            ),
+            (
                 "run = \"true\"\ntimeout = \"1m\"",
                 "x.toml:15: `timeout`: the guest ends after 60 s: ",
             ),

@@ -17,6 +17,7 @@ impl Run for Command {
             what: "the command",
             shown: &line,
             expected: &self.expected,
+            seconds: self.seconds,
         };
         expectation::run(guest, &work, measure, |limit| {
             tools.run(&line, limit, |line| guest.show(line))

@@ -10,6 +10,7 @@ use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
 use crate::tools::Ran;
+use crate::watchdog;
 
 /// Lines of the output that are shown of one that failed.
 const SHOWN: usize = 60;
@@ -22,6 +23,8 @@ pub(super) struct Work<'a> {
     pub(super) shown: &'a str,
     /// What it must do.
     pub(super) expected: &'a Expectation,
+    /// As [`peerbar_report::Described::seconds`].
+    pub(super) seconds: Option<u32>,
 }
 
 /// Runs it by `start`, which gets the time that it has, and judges it.
@@ -31,7 +34,7 @@ pub(super) fn run(
     measure: &mut Measure,
     start: impl FnOnce(Duration) -> anyhow::Result<Ran>,
 ) -> anyhow::Result<Outcome> {
-    let limit = guest.limit(work.expected.seconds);
+    let limit = guest.limit(work.seconds);
     let mut watch = TrafficWatch::new(guest);
     let ran = watch.watch(|| start(limit))?;
     watch.write_to(measure);
@@ -80,12 +83,8 @@ fn judge(
     let Work { what, expected, .. } = work;
     ensure!(
         !ran.timed_out,
-        "{what} was killed, because it did not end within {} s: give the check {}",
-        limit.as_secs(),
-        match expected.seconds {
-            Some(_) => "a longer `timeout`",
-            None => "a `timeout`; without one it is half of the scenario's, at most 60 s",
-        }
+        "{what} was killed, because it {}",
+        watchdog::too_slow(limit, work.seconds)
     );
     if let Some(complaint) = complaint {
         bail!("{what} reports: {complaint}");
@@ -154,6 +153,7 @@ mod tests {
             what: "the command",
             shown: "true",
             expected,
+            seconds: None,
         }
     }
 
@@ -206,11 +206,12 @@ mod tests {
     #[test]
     fn time_limit_is_named_with_its_remedy() {
         let error = |seconds| {
-            let expected = Expectation {
+            let expected = Expectation::default();
+            let work = Work {
                 seconds,
-                ..Expectation::default()
+                ..work(&expected)
             };
-            let judged = judge(&work(&expected), &ran(137, "", true), None, LIMIT);
+            let judged = judge(&work, &ran(137, "", true), None, LIMIT);
             judged.unwrap_err().to_string()
         };
         let told = "the command was killed, because it did not end within 30 s: give the check a longer `timeout`";

@@ -35,6 +35,7 @@ impl Run for Program {
             what: "the program",
             shown: &shown.join(" "),
             expected: &self.expected,
+            seconds: self.seconds,
         };
         let outcome = expectation::run(guest, &work, measure, |limit| {
             let ran = tools.run_program(&words, limit, |line| guest.show(line));

@@ -15,6 +15,9 @@ pub struct Command {
     /// What it must do.
     #[serde(default)]
     pub expected: Expectation,
+    /// As [`Described::seconds`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u32>,
 }
 
 impl fmt::Display for Command {
@@ -27,19 +30,15 @@ impl Described for Command {
     const KIND: &'static str = "command";
     const ABOUT: &'static str =
         "Runs a command of the tools root, which takes `tools = true` at the top of the scenario.";
-    const KEYS: &'static [Key] = &[
-        Key::required(
-            "run",
-            "A line for `sh -c`, in which `{NAME}` and `{NAME:PART}` stand for devices.",
-        ),
-        Expectation::STATUS,
-        Expectation::EXPECT,
-        Expectation::MATCHES,
-        Expectation::KERNEL,
-        Expectation::THROUGH,
-        Expectation::SHOW,
-        Expectation::TIMEOUT,
-    ];
+    const KEYS: &'static [Key] = &[Key::required(
+        "run",
+        "A line for `sh -c`, in which `{NAME}` and `{NAME:PART}` stand for devices.",
+    )];
+    const EXPECTED: &'static [Key] = Expectation::KEYS;
+
+    fn seconds(&self) -> Option<u32> {
+        self.seconds
+    }
 }
 
 impl CheckKind for Command {
@@ -52,15 +51,12 @@ impl CheckKind for Command {
         Ok(Command {
             run: keys.inventory.with_placeholders(run)?,
             expected: Expectation::read(keys)?,
+            seconds: keys.seconds,
         })
     }
 
     fn pairs(&self) -> Vec<Pair> {
         pair::named_in([self.run.as_str()])
-    }
-
-    fn seconds(&self) -> Option<u32> {
-        self.expected.seconds
     }
 }
 

@@ -43,6 +43,7 @@ impl CheckKind for Copy {
             sizes: sizes.into_inner(),
             offsets: keys.sizes("offsets", block.into(), 0)?.into_inner(),
             threads: keys.threads()?,
+            seconds: keys.seconds,
         };
         let disk = from.disk_bytes.min(to.disk_bytes);
         fits(&copy.sizes, &copy.offsets, copy.threads, disk)

@@ -27,7 +27,7 @@ macro_rules! check {
             fn read(
                 keys: &mut $crate::check::Keys<'_, '_>,
             ) -> Result<Self, $crate::check::TableError> {
-                Ok(Self { $($field: $reader(keys, stringify!($field))?,)+ })
+                Ok(Self { $($field: $reader(keys, stringify!($field))?,)+ seconds: keys.seconds })
             }
 
             $($item)*
@@ -54,6 +54,9 @@ macro_rules! check {
                 $(#[serde($($serde)+)])?
                 pub $field: $type,
             )+
+            /// As [`Described::seconds`](crate::Described::seconds).
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub seconds: Option<u32>,
         }
 
         impl $crate::check::Described for $Check {
@@ -63,12 +66,16 @@ macro_rules! check {
                 $crate::check::Key::required(stringify!($field), concat!($($key),+))
                     $(.or($default))?,
             )+];
+
+            fn seconds(&self) -> Option<u32> {
+                self.seconds
+            }
         }
 
         impl ::std::fmt::Display for $Check {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 #[allow(unused_variables, reason = "a name need not have every key")]
-                let Self { $($field),+ } = self;
+                let Self { $($field,)+ .. } = self;
                 write!(f, $name $(, $($argument)+)?)
             }
         }

@@ -1,13 +1,10 @@
 //! What is expected of a command or a program, whoever runs it.
 
-use std::time::Duration;
-
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::{Buffer, Key, Keys, TableError};
-use crate::Timeout;
 
 /// What a command or a program must do to pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,39 +24,33 @@ pub struct Expectation {
     pub through: Option<Buffer>,
     /// Whether what it prints is reported also if it passes.
     pub show: bool,
-    /// Seconds that it may take, if not as long as any check.
-    pub seconds: Option<u32>,
 }
 
 impl Expectation {
-    pub(super) const STATUS: Key = Key::required("status", "Exit status that passes.").or("0");
-    pub(super) const EXPECT: Key =
-        Key::required("expect", "Texts that must all appear in what it prints.").or("none");
-    pub(super) const MATCHES: Key = Key::required(
-        "matches",
-        "Regular expressions that must all match in what it prints; `^` and `$` are the ends of a line.",
-    )
-    .or("none");
-    pub(super) const KERNEL: Key = Key::required(
-        "kernel",
-        "Texts that must all appear in the kernel's log meanwhile. A complaint with one of them does not fail the check.",
-    )
-    .or("none");
-    pub(super) const THROUGH: Key = Key::required(
-        "through",
-        "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`.",
-    )
-    .or("anywhere");
-    pub(super) const SHOW: Key = Key::required(
-        "show",
-        "Whether what it prints is reported also if it passes.",
-    )
-    .or("false");
-    pub(super) const TIMEOUT: Key = Key::required(
-        "timeout",
-        "How long it may take, as `\"90s\"`. The scenario's own `timeout` must be longer.",
-    )
-    .or("half of the scenario's, at most 60s");
+    pub(super) const KEYS: &[Key] = &[
+        Key::required("status", "Exit status that passes.").or("0"),
+        Key::required("expect", "Texts that must all appear in what it prints.").or("none"),
+        Key::required(
+            "matches",
+            "Regular expressions that must all match in what it prints; `^` and `$` are the ends of a line.",
+        )
+        .or("none"),
+        Key::required(
+            "kernel",
+            "Texts that must all appear in the kernel's log meanwhile. A complaint with one of them does not fail the check.",
+        )
+        .or("none"),
+        Key::required(
+            "through",
+            "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`.",
+        )
+        .or("anywhere"),
+        Key::required(
+            "show",
+            "Whether what it prints is reported also if it passes.",
+        )
+        .or("false"),
+    ];
 
     /// Takes the keys above out of a table.
     pub(super) fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
@@ -75,7 +66,6 @@ impl Expectation {
             kernel: keys.or_default("kernel")?,
             through: through.map(Spanned::into_inner),
             show: keys.or_default("show")?,
-            seconds: seconds(keys)?,
         })
     }
 }
@@ -100,22 +90,4 @@ fn matches(keys: &mut Keys<'_, '_>) -> Result<Vec<String>, TableError> {
         }
     }
     Ok(patterns.into_iter().map(Spanned::into_inner).collect())
-}
-
-/// A check that outlives the guest could not report.
-fn seconds(keys: &mut Keys<'_, '_>) -> Result<Option<u32>, TableError> {
-    let Some(limit) = keys.optional::<Timeout>("timeout")? else {
-        return Ok(None);
-    };
-    let (limit, at) = (limit.get_ref().0, limit.span());
-    let of_guest: Duration = keys.inventory.timeout;
-    if limit >= of_guest {
-        let message = format!(
-            "`timeout`: the guest ends after {0} s: give the check less than its {1} s, or the scenario a longer `timeout`",
-            of_guest.as_secs(),
-            limit.as_secs()
-        );
-        return Err(TableError::new(at, message));
-    }
-    Ok(u32::try_from(limit.as_secs()).ok())
 }

@@ -25,7 +25,12 @@ impl CheckKind for GpuCopy {
         keys.inventory
             .holds(&with, &sizes, 1)
             .map_err(|message| TableError::new(at, message))?;
-        Ok(GpuCopy { gpu, with, sizes })
+        Ok(GpuCopy {
+            gpu,
+            with,
+            sizes,
+            seconds: keys.seconds,
+        })
     }
 
     fn pairs(&self) -> Vec<Pair> {

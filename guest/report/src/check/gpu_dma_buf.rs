@@ -29,7 +29,11 @@ impl CheckKind for GpuDmaBuf {
                 );
                 Err(TableError::new(at, message))
             }
-            _ => Ok(GpuDmaBuf { gpu, with }),
+            _ => Ok(GpuDmaBuf {
+                gpu,
+                with,
+                seconds: keys.seconds,
+            }),
         }
     }
 

@@ -114,6 +114,7 @@ impl CheckKind for GpuFile {
             sizes: sizes.into_inner(),
             offsets: keys.sizes("offsets", block.into(), 0)?.into_inner(),
             threads: keys.threads()?,
+            seconds: keys.seconds,
         };
         for disk in disks {
             capacity(on, disk)

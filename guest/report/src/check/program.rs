@@ -33,6 +33,9 @@ pub struct Program {
     /// What it must do.
     #[serde(default)]
     pub expected: Expectation,
+    /// As [`Described::seconds`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u32>,
 }
 
 impl Program {
@@ -85,14 +88,12 @@ impl Described for Program {
             "Variables of its environment, `{ NAME = \"value\" }`; values have placeholders, too.",
         )
         .or("`PATH`, `HOME` and `LC_ALL`"),
-        Expectation::STATUS,
-        Expectation::EXPECT,
-        Expectation::MATCHES,
-        Expectation::KERNEL,
-        Expectation::THROUGH,
-        Expectation::SHOW,
-        Expectation::TIMEOUT,
     ];
+    const EXPECTED: &'static [Key] = Expectation::KEYS;
+
+    fn seconds(&self) -> Option<u32> {
+        self.seconds
+    }
 }
 
 impl CheckKind for Program {
@@ -115,16 +116,13 @@ impl CheckKind for Program {
             environment: environment(keys)?,
             folder: String::new(),
             expected: Expectation::read(keys)?,
+            seconds: keys.seconds,
         })
     }
 
     fn pairs(&self) -> Vec<Pair> {
         let values = self.environment.values();
         pair::named_in(self.arguments.iter().chain(values).map(String::as_str))
-    }
-
-    fn seconds(&self) -> Option<u32> {
-        self.expected.seconds
     }
 }
 

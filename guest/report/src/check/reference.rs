@@ -1,6 +1,6 @@
 //! The reference of all kinds of checks, for `peerbar list` and the book.
 
-use super::{KINDS, Key, Kind};
+use super::{COMMON_KEYS, KINDS, Key, Kind};
 
 impl Kind {
     /// The kind's section as Markdown: a heading of this level, what it checks, a table of its keys.
@@ -12,21 +12,21 @@ impl Kind {
             self.about
         );
         text += "| key | default | meaning |\n| --- | --- | --- |\n";
-        for key in self.keys {
+        for key in self.keys() {
             let default = key.default.unwrap_or("required");
             text += &format!("| `{}` | {default} | {} |\n", key.name, key.about);
         }
         text
     }
 
-    /// The kind's section as plain text: its name, what it checks, its keys.
+    /// The kind's section as plain text: its name, what it checks, its keys, and those of every kind.
     pub fn plain(&self) -> String {
         let mut text = format!("{}\n    {}\n", self.name, self.about);
         for Key {
             name,
             about,
             default,
-        } in self.keys
+        } in self.keys().chain(&COMMON_KEYS)
         {
             let default = default.map_or_else(String::new, |value| format!(" [default: {value}]"));
             text += &format!("    {name:<10} {about}{default}\n");

@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
 
 use super::inventory::Inventory;
 use super::{Buffer, Check, KINDS, Kind};
-use crate::{Gpu, NvmeDevice, Size};
+use crate::{Gpu, NvmeDevice, Size, Timeout};
 
 /// Most threads of one check.
 const THREADS: std::ops::RangeInclusive<u32> = 1..=64;
@@ -43,6 +43,17 @@ impl Key {
         self
     }
 }
+
+/// The keys that every kind has, beside `kind`.
+pub const COMMON_KEYS: [Key; 2] = [
+    Key::required("name", "What the table of results calls the check.")
+        .or("made from the kind and its keys"),
+    Key::required(
+        "timeout",
+        "How long it may take, as `\"90s\"`: less than the scenario's `timeout`.",
+    )
+    .or("half of the scenario's, at most 60s"),
+];
 
 /// What is wrong with a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,9 +144,13 @@ impl<'i> CheckTable<'i> {
     ///
     /// # Errors
     /// The first mistake.
-    pub fn read(self, inventory: &Inventory) -> Result<Check, TableError> {
+    pub fn read(mut self, inventory: &Inventory) -> Result<Check, TableError> {
+        let seconds = take(&mut self.values, "timeout")?;
         let mut keys = Keys {
             inventory,
+            seconds: seconds
+                .map(|limit| seconds_of(limit, inventory))
+                .transpose()?,
             kind: self.kind,
             kind_at: self.kind_at,
             values: self.values,
@@ -150,6 +165,19 @@ impl<'i> CheckTable<'i> {
             None => Ok(check),
         }
     }
+}
+
+/// A time limit in seconds. A check that outlives the guest could not report.
+fn seconds_of(limit: Spanned<Timeout>, inventory: &Inventory) -> Result<u32, TableError> {
+    let (seconds, of_guest) = (limit.get_ref().seconds(), inventory.timeout.as_secs());
+    if u64::from(seconds) < of_guest {
+        return Ok(seconds);
+    }
+    let message = format!(
+        "`timeout`: the guest ends after {of_guest} s: give the check less than its {seconds} s, or the scenario a longer \
+         `timeout`"
+    );
+    Err(TableError::new(limit.span(), message))
 }
 
 fn unknown_kind(kind: &Spanned<String>) -> TableError {
@@ -184,6 +212,8 @@ fn take<'i, T: Deserialize<'i>>(
 pub struct Keys<'i, 's> {
     /// What the check can name.
     pub inventory: &'s Inventory,
+    /// The value of `timeout` in seconds.
+    pub seconds: Option<u32>,
     kind: &'static Kind,
     kind_at: Range<usize>,
     values: Values<'i>,
@@ -199,7 +229,7 @@ impl<'i, 's> Keys<'i, 's> {
         key: &str,
     ) -> Result<Option<Spanned<T>>, TableError> {
         debug_assert!(
-            self.kind.keys.iter().any(|known| known.name == key),
+            self.kind.keys().any(|known| known.name == key),
             "the reference of `{}` lacks its key `{key}`",
             self.kind.name
         );
