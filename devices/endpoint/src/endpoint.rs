@@ -417,7 +417,7 @@ mod tests {
             }),
         ];
         let requester = Arc::new(Requester::new());
-        let vectors = Arc::new(Vectors::new(1));
+        let vectors = Arc::new(Vectors::new(1).unwrap());
         let endpoint = Endpoint::new(Arc::default(), config, memory, requester.clone(), vectors);
         (endpoint, table, requester)
     }

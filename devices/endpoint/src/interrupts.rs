@@ -1,13 +1,15 @@
 //! Interrupts: the event descriptors that the client has set up, and the level of the INTx pin.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use peerbar_pci::{InterruptMode, Interrupts};
 use peerbar_vfio_user::IrqAction;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
+
+use crate::eventfd::{self, Signaller};
 
 /// The interrupts of one function, shared between the thread that serves the client and those that raise them.
 ///
@@ -16,6 +18,7 @@ use rustix::io::Errno;
 /// (vfio-user, DEVICE_SET_IRQS; VFIO_IRQ_INFO_AUTOMASKED).
 #[derive(Debug)]
 pub struct Vectors {
+    signaller: Signaller,
     msi_x: RwLock<Vec<Option<OwnedFd>>>,
     pin: Mutex<Pin>,
     /// Whether there is any event descriptor of each kind. They decide the mode without a lock: it is read for each interrupt.
@@ -34,15 +37,16 @@ struct Pin {
 }
 
 impl Vectors {
-    /// Interrupts of a function with this many MSI-X vectors.
-    pub fn new(vectors: u16) -> Self {
+    /// Interrupts of a function with this many MSI-X vectors. Fails where the kernel has no asynchronous I/O (io_setup(2)).
+    pub fn new(vectors: u16) -> io::Result<Self> {
         let msi_x = (0..vectors).map(|_| None).collect();
-        Self {
+        Ok(Self {
+            signaller: Signaller::new()?,
             msi_x: RwLock::new(msi_x),
             pin: Mutex::default(),
             has_msi_x: AtomicBool::new(false),
             has_pin: AtomicBool::new(false),
-        }
+        })
     }
 
     /// How many MSI-X vectors there are.
@@ -66,7 +70,6 @@ impl Vectors {
         match action {
             IrqAction::Disable => self.change_msi_x(|vectors| vectors.fill_with(|| None)),
             IrqAction::Events(events) => {
-                events.iter().flatten().try_for_each(never_wait)?;
                 self.change_msi_x(|vectors| {
                     let vectors = vectors.get_mut(start..end);
                     let vectors = vectors.filter(|vectors| vectors.len() == events.len());
@@ -83,7 +86,7 @@ impl Vectors {
                     .ok_or(Errno::INVAL)?
                     .iter()
                     .flatten()
-                    .for_each(signal);
+                    .for_each(|event| self.signaller.signal(event));
             }
             IrqAction::Mask | IrqAction::Unmask => return Err(Errno::INVAL),
         }
@@ -96,17 +99,18 @@ impl Vectors {
             match action {
                 IrqAction::Disable => pin.clear(),
                 IrqAction::Events(events) => {
-                    let event = events.into_iter().next().flatten();
-                    event.iter().try_for_each(never_wait)?;
-                    pin.event = event;
-                    pin.unmask();
+                    pin.event = events.into_iter().next().flatten();
+                    pin.unmask(&self.signaller);
                 }
-                IrqAction::Trigger => pin.event.iter().for_each(signal),
+                IrqAction::Trigger => {
+                    let event = pin.event.iter();
+                    event.for_each(|event| self.signaller.signal(event));
+                }
                 IrqAction::Mask => {
                     pin.masked = true;
                     pin.signalled = false;
                 }
-                IrqAction::Unmask => pin.unmask(),
+                IrqAction::Unmask => pin.unmask(&self.signaller),
             }
             Ok(())
         })
@@ -141,7 +145,7 @@ impl Interrupts for Vectors {
 
     fn raise(&self, vector: u16) {
         if let Some(Some(event)) = self.msi_x.read().get(usize::from(vector)) {
-            signal(event);
+            self.signaller.signal(event);
         }
     }
 
@@ -149,7 +153,7 @@ impl Interrupts for Vectors {
         let mut pin = self.pin.lock();
         pin.asserted = asserted;
         if asserted {
-            pin.deliver();
+            pin.deliver(&self.signaller);
         } else {
             pin.withdraw();
         }
@@ -165,21 +169,19 @@ impl Pin {
         };
     }
 
-    fn unmask(&mut self) {
+    fn unmask(&mut self, signaller: &Signaller) {
         self.masked = false;
         self.signalled = false;
-        self.deliver();
+        self.deliver(signaller);
     }
 
     /// Signals a level that is asserted and not masked, and masks it.
-    fn deliver(&mut self) {
+    fn deliver(&mut self, signaller: &Signaller) {
         if self.asserted
             && !self.masked
-            && self.event.as_ref().is_some_and(|event| {
-                signal(event);
-                true
-            })
+            && let Some(event) = &self.event
         {
+            signaller.signal(event);
             self.masked = true;
             self.signalled = true;
         }
@@ -188,32 +190,17 @@ impl Pin {
     /// Takes a signal back that the client has not taken yet. QEMU would assert the guest's line for it, and keep it
     /// asserted until the guest's next access to the device, which a guest that finds nothing to do never makes.
     fn withdraw(&mut self) {
-        if self.signalled
-            && let Some(event) = &self.event
-            && rustix::io::read(event, &mut [0; 8]).is_ok()
-        {
+        if self.signalled && self.event.as_ref().is_some_and(eventfd::take) {
             self.masked = false;
             self.signalled = false;
         }
     }
 }
 
-/// Makes an event descriptor non-blocking: no thread waits for a client that does not read its signals.
-fn never_wait(event: &OwnedFd) -> Result<(), Errno> {
-    let flags = rustix::fs::fcntl_getfl(event)?;
-    rustix::fs::fcntl_setfl(event, flags | OFlags::NONBLOCK)
-}
-
-/// Adds one to an eventfd. The client's descriptor may be anything; what cannot be written is not an interrupt.
-fn signal(event: &OwnedFd) {
-    if let Err(error) = rustix::io::write(event, &1u64.to_ne_bytes()) {
-        log::debug!("an interrupt's event cannot be signalled: {error}");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::OFlags;
 
     use super::*;
 
@@ -230,7 +217,7 @@ mod tests {
 
     #[test]
     fn raised_vector_signals_its_own_event() {
-        let vectors = Vectors::new(4);
+        let vectors = Vectors::new(4).unwrap();
         let (given, seen) = event();
         vectors
             .set_msi_x(2, 1, IrqAction::Events(vec![Some(given)]))
@@ -250,7 +237,7 @@ mod tests {
 
     #[test]
     fn missing_vector_is_refused() {
-        let vectors = Vectors::new(4);
+        let vectors = Vectors::new(4).unwrap();
         assert!(
             vectors
                 .set_msi_x(4, 1, IrqAction::Events(vec![None]))
@@ -271,7 +258,7 @@ mod tests {
 
     #[test]
     fn asserted_pin_signals_once_for_each_end_of_interrupt() {
-        let vectors = Vectors::new(1);
+        let vectors = Vectors::new(1).unwrap();
         let (given, seen) = event();
         let act = |action| vectors.set_pin_events(action).unwrap();
         vectors.set_pin(true);
@@ -291,7 +278,7 @@ mod tests {
 
     #[test]
     fn signal_not_taken_is_withdrawn_with_the_level() {
-        let vectors = Vectors::new(1);
+        let vectors = Vectors::new(1).unwrap();
         let (given, seen) = event();
         vectors
             .set_pin_events(IrqAction::Events(vec![Some(given)]))
@@ -311,12 +298,11 @@ mod tests {
     }
 
     #[test]
-    fn full_event_does_not_block() {
-        let vectors = Vectors::new(1);
-        let full = || eventfd(u32::MAX, EventfdFlags::empty()).unwrap();
-        let (pin, message) = (full(), full());
-        for event in [&pin, &message] {
-            rustix::io::write(event, &(u64::MAX - 1 - u64::from(u32::MAX)).to_ne_bytes()).unwrap();
+    fn full_eventfd_does_not_block() {
+        let vectors = Vectors::new(1).unwrap();
+        let ((pin, pin_seen), (message, message_seen)) = (event(), event());
+        for event in [&pin_seen, &message_seen] {
+            rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         }
         vectors
             .set_pin_events(IrqAction::Events(vec![Some(pin)]))
@@ -324,7 +310,16 @@ mod tests {
         vectors
             .set_msi_x(0, 1, IrqAction::Events(vec![Some(message)]))
             .unwrap();
-        vectors.set_pin(true);
+        // The client shares the file description, and its flags.
+        for event in [&pin_seen, &message_seen] {
+            rustix::fs::fcntl_setfl(event, OFlags::empty()).unwrap();
+        }
         vectors.raise(0);
+        vectors.set_pin(true);
+        vectors.set_pin(false);
+        assert!(!eventfd::take(&pin_seen), "the pin's signal is withdrawn");
+        vectors.set_pin(true);
+        vectors.set_pin(false);
+        assert!(eventfd::take(&message_seen));
     }
 }

@@ -10,6 +10,7 @@
 pub mod daemon;
 mod decoder;
 mod endpoint;
+mod eventfd;
 mod interrupts;
 mod options;
 mod recording;

@@ -22,6 +22,11 @@ pub enum StartError<C: Error + 'static> {
     /// There is no memory for its doorbells.
     #[error("no memory for the doorbells")]
     Doorbells(#[source] MemoryError),
+    /// The kernel lends it no way to signal interrupts.
+    #[error(
+        "no context of asynchronous I/O (io_setup) for the interrupts: raise /proc/sys/fs/aio-max-nr, or allow it in the container"
+    )]
+    Interrupts(#[source] io::Error),
     /// A thread of it cannot be started.
     #[error("cannot start a thread of the device")]
     Thread(#[source] io::Error),

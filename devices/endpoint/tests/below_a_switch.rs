@@ -129,7 +129,7 @@ impl Card {
         ];
         let notes = Arc::new(Notes::default());
         let requester = Arc::new(Requester::new());
-        let vectors = Arc::new(Vectors::new(1));
+        let vectors = Arc::new(Vectors::new(1).unwrap());
         let mut endpoint = Endpoint::new(notes.clone(), config, behind, requester.clone(), vectors);
         endpoint.attach_to_switch(switch, name).unwrap();
         Self {

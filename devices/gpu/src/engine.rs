@@ -322,7 +322,7 @@ mod tests {
         let registers = Registers::new((VRAM, VRAM), None, doorbells.clone());
         let shared = Arc::new(SharedRegisters::new(registers));
         let executor = Executor::new(GpuMemory::new(vram.clone(), Arc::new(Requester::new())));
-        let vectors = Arc::new(Vectors::new(17));
+        let vectors = Arc::new(Vectors::new(17).unwrap());
         let timeout = Duration::from_secs(3600);
         let mut engine = Engine::new(shared, doorbells, vectors, executor, timeout);
         for channel in 0..u32::from(channels) {

@@ -62,7 +62,7 @@ pub struct Gpu {
 impl Gpu {
     /// Starts a GPU with VRAM that is all zero.
     pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
-        let vectors = Arc::new(Vectors::new(VECTORS));
+        let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
         let parts = Parts::new(config, vectors.clone())?;
         let config = ConfigSpace::new(&IDENTITY, &parts.bars, &MSI_X);
         let (shared, requester) = (parts.gpu.shared.clone(), parts.gpu.requester.clone());

@@ -66,7 +66,7 @@ impl Controller {
             DoorbellPage::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
         let (bars, memory) = bars(config, &doorbells, cmb.as_ref())?;
         let requester = Arc::new(Requester::new());
-        let vectors = Arc::new(Vectors::new(QUEUE_PAIRS));
+        let vectors = Arc::new(Vectors::new(QUEUE_PAIRS).map_err(StartError::Interrupts)?);
         let notifier = Notifier::new(
             Registers::new(cmb),
             doorbells,

@@ -13,6 +13,7 @@ mod driver;
 mod errant;
 mod flight;
 mod foreign;
+mod hostile;
 mod lifetime;
 mod process;
 mod requests;

@@ -24,6 +24,7 @@ const ERROR: u32 = 1 << 5;
 const VERSION: u16 = 1;
 const DMA_MAP: u16 = 2;
 const DMA_UNMAP: u16 = 3;
+const SET_IRQS: u16 = 8;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 const DMA_READ: u16 = 11;
@@ -113,6 +114,15 @@ impl Wire {
     pub(crate) fn unmap(&mut self, (iova, size): (u64, u64)) {
         let payload = [words(&[24, 0]), quads(&[iova, size])].concat();
         self.ask(DMA_UNMAP, &payload, &[]).unwrap();
+    }
+
+    /// DEVICE_SET_IRQS: has the first vector of an interrupt index signalled by `event`.
+    #[track_caller]
+    pub(crate) fn signal_by(&mut self, index: u32, event: BorrowedFd<'_>) {
+        /// VFIO_IRQ_SET_DATA_EVENTFD and VFIO_IRQ_SET_ACTION_TRIGGER.
+        const EVENTFD_TRIGGER: u32 = 1 << 2 | 1 << 5;
+        let payload = words(&[20, EVENTFD_TRIGGER, index, 0, 1]);
+        self.ask(SET_IRQS, &payload, &[event]).unwrap();
     }
 
     /// DEVICE_RESET.

@@ -1,0 +1,55 @@
+//! A client that turns what it has handed over against the daemon.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, SealFlags, fcntl_setfl};
+
+use crate::PATIENCE;
+use crate::driver::{Driver, RAM, RAM_BYTES, ram};
+use crate::process::Daemon;
+use crate::wire::Wire;
+
+/// VFIO_PCI_INTX_IRQ_INDEX and VFIO_PCI_MSIX_IRQ_INDEX.
+const INTERRUPTS: [u32; 2] = [0, 2];
+
+/// Keeps an eventfd full, and O_NONBLOCK off but for an instant, until `stop` is set or the test has failed.
+fn fill(event: &OwnedFd, stop: &AtomicBool) {
+    let start = Instant::now();
+    while !stop.load(Ordering::Relaxed) && start.elapsed() < 2 * PATIENCE {
+        fcntl_setfl(event, OFlags::NONBLOCK).unwrap();
+        // Fails unless the daemon has taken its signals back.
+        let _ = rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes());
+        fcntl_setfl(event, OFlags::empty()).unwrap();
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn eventfd_that_its_client_keeps_full_blocks_nothing() {
+    for index in INTERRUPTS {
+        let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+        let bring_up = || {
+            let memory = ram(SealFlags::SHRINK);
+            let mut wire = Wire::connect(daemon.socket());
+            wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+            Driver::bring_up(wire, memory)
+        };
+        let event = eventfd(0, EventfdFlags::empty()).unwrap();
+        let stop = AtomicBool::new(false);
+        let mut hostile = bring_up();
+        hostile.link().signal_by(index, event.as_fd());
+        std::thread::scope(|scope| {
+            scope.spawn(|| fill(&event, &stop));
+            for _ in 0..200 {
+                assert_eq!(hostile.serial(), "test");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        drop(hostile);
+        assert_eq!(bring_up().serial(), "test");
+        assert_eq!(daemon.terminate().code, Some(0));
+    }
+}
