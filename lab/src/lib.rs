@@ -80,6 +80,7 @@ mod lab_error;
 pub mod module_sources;
 pub mod own_qemu;
 pub mod parent_death;
+mod pci_holes;
 pub mod pci_tree;
 pub mod present;
 mod program_builds;

@@ -4,6 +4,7 @@ use peerbar_dma::Latency;
 use peerbar_flight::Level;
 use peerbar_switch::LinkMode;
 
+use crate::pci_holes::pci_holes;
 use crate::qemu::Sockets;
 use crate::scenario::{DeviceSpec, Gpu, Namespace, Nvme};
 use crate::size::Size;
@@ -72,6 +73,9 @@ fn switch_arguments(switch: &str, topology: &Topology<'_>, sockets: &Sockets) ->
     for device in below.filter(|device| device.link() != LinkMode::Route) {
         let link = format!("{}={}", device.name(), device.link());
         words.extend(["--link".to_owned(), link]);
+    }
+    for hole in pci_holes(topology.memory) {
+        words.extend(["--pci-hole".to_owned(), hole.to_string()]);
     }
     words
 }
@@ -204,7 +208,8 @@ mod tests {
         let lines = lines(&scenario);
         assert_eq!(
             lines[0],
-            "--socket-path /s/switch-switch0.sock --link disk1=unsupported-request"
+            "--socket-path /s/switch-switch0.sock --link disk1=unsupported-request \
+             --pci-hole 0x20000000-0xfebfffff --pci-hole 0x100000000-0xffffffffffffffff"
         );
         let below =
             "--socket-path /s/nvme-disk1.sock --switch /s/switch-switch0.sock --port-name disk1 ";

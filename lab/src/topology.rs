@@ -18,6 +18,8 @@ pub struct Topology<'a> {
     pub host_bridges: Vec<HostBridge<'a>>,
     /// Each below one that comes before it, or below a host bridge.
     pub functions: Vec<Function<'a>>,
+    /// RAM of the machine in bytes.
+    pub memory: u64,
     /// What the host may do in the guest; takes a vsock device and a 9p export.
     pub access: Option<&'a GuestAccess>,
 }
@@ -68,6 +70,7 @@ impl<'a> Topology<'a> {
         let mut topology = Self {
             host_bridges: [own].into_iter().chain(further).collect(),
             functions: Vec::new(),
+            memory: scenario.machine.memory,
             access: scenario.access.as_ref(),
         };
         let mut slots = 1..;

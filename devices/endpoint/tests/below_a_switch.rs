@@ -3,7 +3,6 @@
 // Clippy sees tests only in functions that are marked so, not in what they call.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,7 +17,7 @@ use peerbar_dma::{
 };
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
-use peerbar_switch::LinkMode;
+use peerbar_switch::{Config, LinkMode};
 use peerbar_vfio_user::Device;
 
 const CONFIG: u32 = 7;
@@ -39,14 +38,16 @@ impl Switch {
         let path = folder.path().join("switch.sock");
         let (stop, watched) = UnixStream::pair().unwrap();
         let (ready, is_ready) = channel();
-        let modes: BTreeMap<String, LinkMode> = modes
-            .iter()
-            .map(|(name, mode)| ((*name).to_owned(), *mode))
-            .collect();
+        let modes = modes.iter();
+        let modes = modes.map(|(name, mode)| ((*name).to_owned(), *mode));
+        let config = Config {
+            modes: modes.collect(),
+            ..Config::default()
+        };
         let at = path.clone();
         let thread = std::thread::spawn(move || {
             let ready = || ready.send(()).map_err(io::Error::other);
-            peerbar_switch::serve(&at, modes, &watched, ready).unwrap();
+            peerbar_switch::serve(&at, config, &watched, ready).unwrap();
         });
         is_ready.recv().unwrap();
         Self {
@@ -226,6 +227,36 @@ fn more_than_one_message_holds_goes_as_several() {
         .flat_map(|(_, data)| data.clone())
         .collect();
     assert_eq!(whole, data);
+}
+
+#[test]
+fn guest_ram_is_not_intercepted_by_a_window_of_a_peer() {
+    const RAM: u64 = 0x4000_0000;
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut hostile = Card::new(&switch.path, "hostile");
+    let ram = MemoryFile::create("ram", 0x1000).unwrap();
+    let fd = ram.file().try_clone().unwrap().into();
+    a.requester
+        .map(RAM + MEMORY, 0x1000, (true, true), Some((fd, 0)))
+        .unwrap();
+    a.program(A);
+    hostile.program(RAM);
+    a.write(RAM + MEMORY, &[1; 8]).unwrap();
+    let mut data = [0; 8];
+    ram.read(0, &mut data).unwrap();
+    assert_eq!(data, [1; 8]);
+    hostile.memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [0; 8]);
+    // With an IOMMU a mapping may have the address of a window in a hole. The switch routes first, as in hardware.
+    let fd = ram.file().try_clone().unwrap().into();
+    a.requester
+        .map(B + MEMORY, 0x1000, (true, true), Some((fd, 0)))
+        .unwrap();
+    hostile.program(B);
+    a.write(B + MEMORY, &[2; 8]).unwrap();
+    hostile.memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [2; 8]);
 }
 
 #[test]

@@ -12,6 +12,9 @@
 //!   acknowledge within [`ENDPOINT_TIME_OUT`] is cut off, not waited for.
 //! - **No hang.** The switch never waits for one endpoint; an announcement waits for the acknowledging threads of others,
 //!   which wait at most for a copy in progress. So endpoints that announce to each other at once both get on.
+//! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
+//!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
+//!   mapping of the same address, as in a hardware switch.
 //! - **First claim wins.** Of several windows over one address, the one that was announced first and has not moved since
 //!   answers. The switch numbers the claims, each endpoint applies them.
 //! - **A peer that vanishes fails its partners' transfers.** Its windows stay claimed, with no owner, until an
@@ -22,7 +25,7 @@
 //! - The memory that an endpoint has lent to one that is cut off, or to any when the switch dies, cannot be called back: until
 //!   such a peer's thread has noticed, one of its copies may still write that memory.
 //! - Bridge windows of the ports are QEMU's and are not seen here: a guest that puts a BAR outside its bridge's window
-//!   still has it routed.
+//!   still has it routed, and an endpoint may claim any address in a hole that nobody has claimed.
 //! - The switch passes on the timing of links; the endpoints keep to it. No AER, no multicast.
 //!
 //! # The messages
@@ -43,6 +46,7 @@
 #![forbid(unsafe_code)]
 
 mod attachment;
+mod config;
 mod connection;
 mod limits;
 mod link;
@@ -50,6 +54,7 @@ mod link_mode;
 mod listener;
 mod message;
 mod packet;
+mod pci_hole;
 mod requests;
 mod server;
 mod socket;
@@ -57,6 +62,7 @@ mod switch;
 mod window;
 
 pub use attachment::{AttachError, Attachment};
+pub use config::Config;
 pub use limits::{
     ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS, MAX_WINDOWS, PROTOCOL,
 };
@@ -64,6 +70,7 @@ pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};
 pub use message::{LinkTiming, Message, Outcome, PortId, Refusal, RequestError};
 pub use packet::{Packet, WireError};
+pub use pci_hole::{NoPciHole, PciHole};
 pub use peerbar_socket_file::BindError;
 pub use server::{ServeError, serve};
 pub use window::{BarBacking, BarWindow, Descriptor};

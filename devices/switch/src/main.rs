@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use peerbar_switch::{LinkMode, serve};
+use peerbar_switch::{Config, LinkMode, PciHole, serve};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
@@ -27,6 +27,10 @@ struct Args {
     /// What becomes of an endpoint's requests to its peers: route, redirect, unsupported-request or drop [default: route]
     #[arg(long = "link", value_name = "NAME=MODE", value_parser = link)]
     links: Vec<(String, LinkMode)>,
+    /// Bus addresses where the machine has no RAM and endpoints may have BARs [default: those of a q35 machine with up to
+    /// 2 GiB]
+    #[arg(long = "pci-hole", value_name = "FIRST-LAST")]
+    holes: Vec<PciHole>,
 }
 
 fn main() -> ExitCode {
@@ -39,7 +43,12 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    match run(&args.socket_path, modes) {
+    let holes = if args.holes.is_empty() {
+        PciHole::DEFAULT.to_vec()
+    } else {
+        args.holes
+    };
+    match run(&args.socket_path, Config { modes, holes }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("peerbar-switch: {error:#}");
@@ -48,13 +57,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(socket_path: &Path, modes: BTreeMap<String, LinkMode>) -> anyhow::Result<()> {
+fn run(socket_path: &Path, config: Config) -> anyhow::Result<()> {
     let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
         pipe::register(number, signal).context("cannot handle signals")?;
     }
-    serve(socket_path, modes, &stop, || {
+    serve(socket_path, config, &stop, || {
         let mut out = io::stdout();
         writeln!(out, "ready").and_then(|()| out.flush())
     })?;

@@ -11,9 +11,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::config::Config;
 use crate::connection::Connection;
 use crate::limits::MAX_PORTS;
-use crate::link_mode::LinkMode;
 use crate::listener::Listener;
 use crate::message::PortId;
 use crate::socket::{self, ReceiveError};
@@ -38,17 +38,16 @@ pub enum ServeError {
     },
 }
 
-/// Serves a switch at `path` until `stop` becomes readable. Calls `ready` once endpoints can connect. `modes` has the links
-/// that are no [`LinkMode::Route`], by the names of their endpoints.
+/// Serves a switch at `path` until `stop` becomes readable. Calls `ready` once endpoints can connect.
 pub fn serve(
     path: &Path,
-    modes: BTreeMap<String, LinkMode>,
+    config: Config,
     stop: impl AsFd,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), ServeError> {
     let mut server = Server {
         listener: Listener::open(path)?,
-        switch: Switch::new(modes),
+        switch: Switch::new(config),
         connections: BTreeMap::new(),
         space: socket::space(),
     };

@@ -6,8 +6,8 @@ use std::time::Instant;
 pub(crate) use self::output::Output;
 use self::output::Reason;
 use self::port::{Announcing, Port, Vanished};
+use crate::config::Config;
 use crate::limits::ENDPOINT_TIME_OUT;
-use crate::link_mode::LinkMode;
 use crate::message::{Message, PortId, RequestError};
 use crate::requests::Requests;
 
@@ -20,22 +20,22 @@ mod relay;
 /// One switch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Switch {
-    modes: BTreeMap<String, LinkMode>,
+    config: Config,
     ports: BTreeMap<PortId, Port>,
     vanished: BTreeMap<PortId, Vanished>,
     requests: Requests,
     last_port: u32,
     last_epoch: u64,
     last_claim: u64,
-    overlaps: u32,
+    warnings: u32,
     outputs: Vec<Output>,
 }
 
 impl Switch {
-    /// A switch with these modes of the links to the endpoints of these names; [`LinkMode::Route`] for any other.
-    pub(crate) fn new(modes: BTreeMap<String, LinkMode>) -> Self {
+    /// A switch without endpoints.
+    pub(crate) fn new(config: Config) -> Self {
         Self {
-            modes,
+            config,
             ..Self::default()
         }
     }

@@ -9,8 +9,8 @@ use crate::limits::ENDPOINT_TIME_OUT;
 use crate::message::{Message, PortId};
 use crate::window::{BarBacking, BarWindow};
 
-/// How many overlaps are logged as warnings; a guest can cause any number of them.
-const OVERLAP_WARNINGS: u32 = 16;
+/// How many misplaced windows are logged as warnings; a guest can cause any number of them.
+const WARNINGS: u32 = 16;
 
 impl Switch {
     pub(super) fn announce(
@@ -39,6 +39,8 @@ impl Switch {
                 |old| old.claim,
             );
         }
+        let windows = self.in_holes(from, windows);
+        let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
         port.windows.clone_from(&windows);
         self.note_overlaps(from, &windows);
         let epoch = self.publish(from, &windows);
@@ -54,6 +56,25 @@ impl Switch {
         Ok(())
     }
 
+    /// Those of an endpoint's windows that lie in PCI holes; logs the others.
+    fn in_holes(&mut self, from: PortId, mut windows: Vec<BarWindow>) -> Vec<BarWindow> {
+        let (holes, warnings) = (&self.config.holes, &mut self.warnings);
+        windows.retain(|window| {
+            let inside = holes.iter().any(|hole| hole.holds(window));
+            if !inside {
+                log::log!(
+                    level(warnings),
+                    "port {from}, BAR{} at {:#x}+{:#x} is outside of the machine's PCI holes, so no peer reaches it; `--pci-hole` says where they are",
+                    window.bar,
+                    window.address,
+                    window.size,
+                );
+            }
+            inside
+        });
+        windows
+    }
+
     /// Logs which of an endpoint's windows overlap windows with earlier claims of others.
     fn note_overlaps(&mut self, from: PortId, windows: &[BarWindow]) {
         for window in windows {
@@ -65,13 +86,8 @@ impl Switch {
             let Some((owner, other)) = claimed.find(earlier) else {
                 continue;
             };
-            let level = if self.overlaps < OVERLAP_WARNINGS {
-                log::Level::Warn
-            } else {
-                log::Level::Debug
-            };
             log::log!(
-                level,
+                level(&mut self.warnings),
                 "port {from}, BAR{} at {:#x}+{:#x} lies over BAR{} of port {owner} at {:#x}+{:#x}, which came first and answers",
                 window.bar,
                 window.address,
@@ -80,7 +96,6 @@ impl Switch {
                 other.address,
                 other.size,
             );
-            self.overlaps = self.overlaps.saturating_add(1);
         }
     }
 
@@ -132,5 +147,15 @@ impl Switch {
             }
         }
         epoch
+    }
+}
+
+/// The level at which the next misplaced window is logged.
+fn level(warnings: &mut u32) -> log::Level {
+    *warnings = warnings.saturating_add(1);
+    if *warnings <= WARNINGS {
+        log::Level::Warn
+    } else {
+        log::Level::Debug
     }
 }

@@ -29,7 +29,7 @@ impl Switch {
             return Err(Reason::Refused(refusal));
         }
         self.forget_vanished(&name);
-        let mode = self.modes.get(&name).copied().unwrap_or_default();
+        let mode = self.config.modes.get(&name).copied().unwrap_or_default();
         self.send(port, Message::Welcome { port, mode });
         self.introduce_peers_to(port);
         if let Some(newcomer) = self.ports.get_mut(&port) {

@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Instant;
 
 use super::{Output, Switch};
+use crate::config::Config;
 use crate::limits::PROTOCOL;
 use crate::message::{Message, PortId};
+use crate::pci_hole::PciHole;
 use crate::window::{BarBacking, BarWindow};
 
 /// What an endpoint does next.
@@ -81,7 +83,10 @@ impl World {
             ..Endpoint::default()
         });
         let mut world = Self {
-            switch: Switch::default(),
+            switch: Switch::new(Config {
+                holes: PciHole::new(0, u64::MAX).into_iter().collect(),
+                ..Config::default()
+            }),
             endpoints: endpoints.collect(),
             to_switch: BTreeMap::new(),
             to_endpoint: BTreeMap::new(),

@@ -7,7 +7,9 @@ use serde_bytes::ByteBuf;
 use super::output::Output;
 use super::*;
 use crate::limits::{ENDPOINT_TIME_OUT, MAX_PORTS, PROTOCOL};
+use crate::link_mode::LinkMode;
 use crate::message::LinkTiming;
+use crate::pci_hole::PciHole;
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
 fn window(address: u64) -> BarWindow {
@@ -84,9 +86,17 @@ fn outputs(switch: &mut Switch) -> Vec<String> {
     switch.take_outputs().into_iter().map(short).collect()
 }
 
+/// A switch that lets windows be anywhere.
+fn anywhere() -> Switch {
+    Switch::new(Config {
+        holes: PciHole::new(0, u64::MAX).into_iter().collect(),
+        ..Config::default()
+    })
+}
+
 /// A switch with endpoints a, b, c at ports 1, 2, 3.
 fn three(now: Instant) -> (Switch, [PortId; 3]) {
-    let mut switch = Switch::default();
+    let mut switch = anywhere();
     let ports = ["a", "b", "c"].map(|name| {
         let port = switch.connect(now);
         switch.receive(port, hello(name), now);
@@ -213,6 +223,28 @@ fn unmoved_window_keeps_its_claim_and_moved_one_does_not() {
     let words = outputs(&mut switch);
     assert_eq!(words[0], "2: epoch 3, 1 has 1000#1 5000#3");
     assert_eq!(words[2], "2: epoch 4, 1 has 2000#4 5000#3");
+}
+
+#[test]
+fn window_outside_of_the_pci_holes_is_passed_on_to_nobody() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three(now);
+    switch.config = Config::default();
+    let over_ram = [0x1000, 0x7fff_f800, 0xfebf_f800, 0xfee0_0000];
+    let hole = 0xc000_0000;
+    for addresses in [&over_ram[..2], &over_ram[2..]] {
+        let windows = [addresses, &[hole]].concat();
+        switch.receive(a, announce(1, &windows), now);
+        let words = outputs(&mut switch);
+        assert!(words[0].contains("1 has c0000000#"), "{words:?}");
+        for port in [b, c] {
+            let epoch = switch.last_epoch;
+            switch.receive(port, Message::Ack { epoch }, now);
+        }
+        assert_eq!(outputs(&mut switch), ["1: announced 1"]);
+    }
+    switch.leave(a);
+    assert!(outputs(&mut switch)[0].ends_with("1 has !c0000000"));
 }
 
 #[test]
@@ -395,7 +427,10 @@ fn vanished_endpoint_beyond_the_limit_is_forgotten() {
 #[test]
 fn link_has_the_mode_of_its_name() {
     let now = Instant::now();
-    let mut switch = Switch::new([("b".to_owned(), LinkMode::Drop)].into());
+    let mut switch = Switch::new(Config {
+        modes: [("b".to_owned(), LinkMode::Drop)].into(),
+        ..Config::default()
+    });
     for (name, expected) in [("a", LinkMode::Route), ("b", LinkMode::Drop)] {
         let port = switch.connect(now);
         switch.receive(port, hello(name), now);

@@ -35,4 +35,7 @@ fn socket_in_use_or_wrong_link_is_one_clear_line() {
     let (status, words) = run(&["--link", "disk0=lossy"]);
     assert_eq!(status, Some(2));
     assert!(words.contains("none of route, redirect"), "{words}");
+    let (status, words) = run(&["--pci-hole", "0x2000-0x1000"]);
+    assert_eq!(status, Some(2));
+    assert!(words.contains("is no FIRST-LAST"), "{words}");
 }

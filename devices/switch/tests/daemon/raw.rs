@@ -35,6 +35,7 @@ impl Daemon {
         command
             .arg("--socket-path")
             .arg(&path)
+            .args(["--pci-hole", "0x0-0xffffffffffffffff"])
             .stdout(Stdio::piped());
         for link in links {
             command.args(["--link", link]);
