@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
-use peerbar_flight::{self as flight, Event, FileSpan, Recorder, WindowId};
+use peerbar_fault::{AddError, Faults, Fired, Rule};
+use peerbar_flight::{self as flight, Event, FileSpan, Injection, Recorder, WindowId};
 
 use crate::address::AddressRange;
 use crate::clock::{Clock, Monotonic};
@@ -41,6 +42,7 @@ pub struct Requester {
     clock: Box<dyn Clock>,
     recorder: OnceLock<Recorder>,
     pins: Pins,
+    faults: Faults,
 }
 
 impl Default for Requester {
@@ -66,6 +68,7 @@ impl Requester {
             clock,
             recorder: OnceLock::new(),
             pins: Pins::default(),
+            faults: Faults::default(),
         }
     }
 
@@ -96,6 +99,33 @@ impl Requester {
     /// Notes that a command is complete, before its driver is notified. `status` is 0 if it succeeded.
     pub fn end(&self, origin: Origin, status: u16) {
         self.note(|| Event::End { origin, status });
+    }
+
+    /// The rules by which faults are injected into what the function does.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Puts a rule in force.
+    pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
+        let text = rule.to_string();
+        self.faults.add(rule)?;
+        if let Some(recorder) = self.recorder.get() {
+            recorder.rule(&text);
+        }
+        Ok(())
+    }
+
+    /// Notes that a fault was injected.
+    pub fn note_injected(&self, origin: Origin, fired: &Fired) {
+        log::debug!("{origin}: rule {}, match {}", fired.rule, fired.matches);
+        self.note(|| {
+            Event::Injected(Injection {
+                rule: fired.rule,
+                matches: fired.matches,
+                origin,
+            })
+        });
     }
 
     /// The start time of a segment that is recorded: now.

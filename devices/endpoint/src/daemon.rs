@@ -11,7 +11,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
-use crate::options::DeviceOptions;
+use crate::options::{DeviceOptions, FaultError};
 use crate::running::{Running, StartError};
 
 /// Exit status for a command line that cannot be (sysexits(3) has 64; clap and this project use 2).
@@ -63,7 +63,13 @@ pub fn run<F: Function + 'static, C: Error + 'static>(
     };
     match serve_by(options, &mut device) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => give_up(daemon, error.as_ref(), Fault::Environment),
+        Err(error) => {
+            let fault = match error.is::<FaultError>() {
+                true => Fault::Usage,
+                false => Fault::Environment,
+            };
+            give_up(daemon, error.as_ref(), fault)
+        }
     }
 }
 
@@ -73,6 +79,7 @@ fn serve_by<F: Function + 'static>(
 ) -> Result<(), Box<dyn Error>> {
     let (path, endpoint) = (&options.socket_path, &mut device.endpoint);
     options.recording.start(endpoint)?;
+    options.add_faults(endpoint)?;
     options.link.apply(endpoint, path)?;
     Ok(serve(path, endpoint)?)
 }

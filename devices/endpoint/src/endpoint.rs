@@ -8,6 +8,7 @@ use peerbar_dma::{
     Ask, Buffer, CounterFile, Link, MapError, MemoryFile, OwnWindow, OwnWindowMemory, PageTable,
     Requester, Span, Upstream, UpstreamError, WindowId,
 };
+use peerbar_fault::{AddError, Rule};
 use peerbar_flight::Recorder;
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
 use peerbar_switch::AttachError;
@@ -109,6 +110,16 @@ impl<F: Function> Endpoint<F> {
     /// Has all DMA of the function, and what it depends on, recorded from now on.
     pub fn record_in(&self, recorder: Recorder) {
         self.requester.record_in(recorder);
+    }
+
+    /// Puts a rule for a fault in force. To be called after [`Endpoint::record_in`], which notes its text.
+    pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
+        self.requester.add_fault(rule)
+    }
+
+    /// Takes all rules for faults out of force; how many there were.
+    pub fn clear_faults(&self) -> usize {
+        self.requester.faults().clear()
     }
 
     /// Has all DMA of the function counted in this file from now on.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
+use peerbar_fault::{AddError, Rule};
 use peerbar_pci::Function;
 use peerbar_switch::AttachError;
 use thiserror::Error;
@@ -20,6 +21,31 @@ pub struct DeviceOptions {
     pub(crate) link: LinkOptions,
     #[command(flatten)]
     pub(crate) recording: Recording,
+    /// Inject a fault, as in "drop completion write nth=10"; repeat it for more. ACTION is fail, delay, drop, duplicate or
+    /// corrupt, SUBJECT command, completion, dma or interrupt
+    #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
+    faults: Vec<Rule>,
+}
+
+/// Why a device does not take a rule for a fault.
+#[derive(Debug, Error)]
+#[error("`{rule}` {cause}")]
+pub(crate) struct FaultError {
+    rule: Rule,
+    cause: AddError,
+}
+
+impl DeviceOptions {
+    /// Puts the rules for faults in force.
+    pub(crate) fn add_faults<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), FaultError> {
+        self.faults.iter().try_for_each(|rule| {
+            let added = endpoint.add_fault(rule.clone());
+            added.map_err(|cause| FaultError {
+                rule: rule.clone(),
+                cause,
+            })
+        })
+    }
 }
 
 /// The device's PCIe link: a part of every daemon's command line.

@@ -20,6 +20,7 @@
 //! | 7 peer's window | 0, memory | address, length, peer, claim |
 //! | 8 peer leaves | | peer |
 //! | 9 bus mastering, 10 reset, 11 client | 1 on, 0 off | |
+//! | 12 injected fault | | origin, rule, match |
 //!
 //! An origin is 0 for the device itself, else queue << 32 with bit 62 set, and if it is a command, its number with bit 63 set.
 //! Memory is 0 registers, 1 memory, 2 pages, 3 gone.
@@ -29,8 +30,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::event::{
-    Backing, Dma, Event, FileSpan, Mapping, Outcome, PeerWindowEvent, Record, WindowEvent,
-    WindowId, WindowKind,
+    Backing, Dma, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent, Record,
+    WindowEvent, WindowId, WindowKind,
 };
 
 const CMB: u8 = 0xff;
@@ -122,6 +123,11 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
         Event::BusMaster(on) => (9, [on.into(), 0, 0], [0; 5]),
         Event::Reset(on) => (10, [on.into(), 0, 0], [0; 5]),
         Event::Client(on) => (11, [on.into(), 0, 0], [0; 5]),
+        Event::Injected(injection) => {
+            let origin = from_origin(injection.origin);
+            let words = [origin, injection.rule.into(), injection.matches, 0, 0];
+            (12, [0; 3], words)
+        }
     }
 }
 
@@ -193,6 +199,11 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
         9 => Event::BusMaster(first == 1),
         10 => Event::Reset(first == 1),
         11 => Event::Client(first == 1),
+        12 => Event::Injected(Injection {
+            origin: to_origin(one)?,
+            rule: two.try_into().ok()?,
+            matches: three,
+        }),
         _ => return None,
     })
 }
@@ -261,7 +272,7 @@ fn to_origin(word: u64) -> Option<Origin> {
 }
 
 /// Outcomes in the order of their numbers, the one with an errno aside.
-const OUTCOMES: [Outcome; 12] = [
+const OUTCOMES: [Outcome; 13] = [
     Outcome::Done,
     Outcome::NotMaster,
     Outcome::OwnRegisters,
@@ -274,6 +285,7 @@ const OUTCOMES: [Outcome; 12] = [
     Outcome::PeerTimedOut,
     Outcome::Forbidden,
     Outcome::NoMemory,
+    Outcome::Injected,
 ];
 const CLIENT_REFUSED: u8 = 0xff;
 
@@ -367,7 +379,7 @@ mod tests {
             WindowKind::Gone,
         ]);
         let numbers = (any::<[u64; 3]>(), any::<u32>(), any::<u16>(), any::<bool>());
-        (origins(), memories, numbers, 0..9).prop_map(
+        (origins(), memories, numbers, 0..10).prop_map(
             |(origin, memory, ([one, two, three], number, half, on), kind)| match kind {
                 0 => Event::Unmap {
                     iova: one.min(two),
@@ -400,6 +412,11 @@ mod tests {
                 5 => Event::PeerLeaves(number),
                 6 => Event::BusMaster(on),
                 7 => Event::Reset(on),
+                8 => Event::Injected(Injection {
+                    rule: number,
+                    matches: one,
+                    origin,
+                }),
                 _ => Event::Client(on),
             },
         )

@@ -54,6 +54,19 @@ pub enum Event {
     Reset(bool),
     /// A client has come, or left.
     Client(bool),
+    /// A fault was injected.
+    Injected(Injection),
+}
+
+/// A fault that was injected by a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Injection {
+    /// The number of the rule, from 1 on. [`Header::rules`](crate::Header::rules) has its text.
+    pub rule: u32,
+    /// The number of the match, from 1 on.
+    pub matches: u64,
+    /// The queue and command that met it.
+    pub origin: Origin,
 }
 
 /// A range of IOVAs and what is behind it.
@@ -195,6 +208,9 @@ pub enum Outcome {
     /// There is no memory behind the mapping or the window.
     #[strum(to_string = "no memory behind it")]
     NoMemory,
+    /// A fault was injected.
+    #[strum(to_string = "a fault was injected")]
+    Injected,
 }
 
 /// A window of the device's own.

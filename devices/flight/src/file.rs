@@ -147,7 +147,7 @@ impl FlightFile {
     }
 
     fn header(&self) -> Result<Header, FlightError> {
-        let mut bytes = [0; 192];
+        let mut bytes = vec![0; usize::try_from(HEADER_BYTES).unwrap_or(0)];
         let read = self.file.read_exact_at(&mut bytes, 0);
         read.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => FlightError::Signature,

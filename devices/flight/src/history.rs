@@ -133,7 +133,7 @@ pub(crate) fn is_teardown(event: &Event) -> bool {
 pub struct History {
     /// Every mapping that is known of.
     pub mappings: Vec<MappingLife>,
-    /// Every DMA that failed, but for those that bus mastering or a reset forbade.
+    /// Every DMA that failed, but for those that bus mastering or a reset forbade or a fault was injected into.
     pub faults: Vec<Fault>,
     /// Mappings made, and spans unmapped of which something was mapped.
     pub maps: u64,
@@ -349,7 +349,10 @@ impl History {
                 life.first_user.get_or_insert(running.command);
             }
         }
-        if !matches!(dma.outcome, Outcome::Done | Outcome::NotMaster) {
+        if !matches!(
+            dma.outcome,
+            Outcome::Done | Outcome::NotMaster | Outcome::Injected
+        ) {
             self.faults.push(Fault {
                 at,
                 dma,

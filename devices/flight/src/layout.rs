@@ -17,6 +17,7 @@
 //! | 71:68 | [`Level`]: 0 maps, 1 all |
 //! | 79:72 | mappings and windows for which the table had no slot |
 //! | 191:128 | name of the device, UTF-8, filled up with zeros |
+//! | 4095:192 | texts of the fault rules, ASCII, one a line, in the order of their numbers; filled up with zeros |
 //!
 //! Then comes the table, then the ring; both consist of records (`encode.rs`). A slot of the table is free if it is all
 //! zeros, else it is a copy of the record that made it true, its range cut down to what is left. Record number n is in slot
@@ -39,6 +40,8 @@ const SLOTS_LIMIT: u64 = 1 << 26;
 pub(crate) const BEGUN_AT: usize = 32;
 pub(crate) const ENDED_AT: usize = 40;
 pub(crate) const UNTRACKED_AT: usize = 72;
+/// Where in the header the texts of fault rules begin.
+pub(crate) const RULES_AT: u64 = 192;
 
 /// How much is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +82,8 @@ pub struct Header {
     pub ended: bool,
     /// How many mappings and windows the table had no slot for.
     pub untracked: u64,
+    /// The texts of its fault rules, from number 1 on. The last ones are missing if there was no room for them.
+    pub rules: Vec<String>,
     /// Slots of the ring.
     pub ring_slots: u64,
     pub(crate) table_slots: u64,
@@ -137,7 +142,7 @@ pub(crate) struct RawHeader {
     name: [u8; 64],
 }
 
-const _: () = assert!(size_of::<RawHeader>() == 192);
+const _: () = assert!(size_of::<RawHeader>() as u64 == RULES_AT);
 const _: () = assert!(std::mem::offset_of!(RawHeader, begun) == BEGUN_AT);
 const _: () = assert!(std::mem::offset_of!(RawHeader, ended) == ENDED_AT);
 const _: () = assert!(std::mem::offset_of!(RawHeader, untracked) == UNTRACKED_AT);
@@ -181,10 +186,11 @@ impl Header {
 
     /// Reads a header from the start of `bytes`.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, FlightError> {
-        let (raw, _) = RawHeader::ref_from_prefix(bytes).map_err(|_| FlightError::Truncated {
-            expected: HEADER_BYTES,
-            actual: bytes.len() as u64,
-        })?;
+        let (raw, rest) =
+            RawHeader::ref_from_prefix(bytes).map_err(|_| FlightError::Truncated {
+                expected: HEADER_BYTES,
+                actual: bytes.len() as u64,
+            })?;
         if raw.signature != SIGNATURE {
             return Err(FlightError::Signature);
         }
@@ -212,8 +218,20 @@ impl Header {
             begun: raw.begun.get(),
             ended: raw.ended.get() == 1,
             untracked: raw.untracked.get(),
+            rules: rules(rest),
             table_slots: slots("table slots", raw.table_slots.get())?,
             ring_slots: slots("ring slots", raw.ring_slots.get())?,
         })
     }
+}
+
+/// The texts of fault rules in what follows the header's numbers and name.
+fn rules(bytes: &[u8]) -> Vec<String> {
+    let room = usize::try_from(HEADER_BYTES - RULES_AT).unwrap_or(0);
+    let text = bytes.get(..room).unwrap_or_default();
+    let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+    let lines = text.split_inclusive(|byte| *byte == b'\n');
+    // The last one may be half written.
+    let whole = lines.filter_map(|line| line.strip_suffix(b"\n"));
+    whole.map(|line| line.escape_ascii().to_string()).collect()
 }

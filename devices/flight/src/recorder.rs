@@ -11,7 +11,8 @@ use zerocopy::IntoBytes;
 use crate::encode::Raw;
 use crate::event::{Dma, Event, Outcome, Record};
 use crate::layout::{
-    BEGUN_AT, ENDED_AT, HEADER_BYTES, Header, Level, RECORD_BYTES, TABLE_SLOTS, UNTRACKED_AT,
+    BEGUN_AT, ENDED_AT, HEADER_BYTES, Header, Level, RECORD_BYTES, RULES_AT, TABLE_SLOTS,
+    UNTRACKED_AT,
 };
 use crate::live_table::LiveTable;
 use crate::mapped_file::{MappedFileError, create_mapped};
@@ -21,6 +22,8 @@ pub struct Recorder {
     region: MmapRegion,
     header: Header,
     table: Mutex<LiveTable>,
+    /// Where the text of the next fault rule goes.
+    rules_end: Mutex<u64>,
 }
 
 impl Recorder {
@@ -35,6 +38,7 @@ impl Recorder {
             begun: 0,
             ended: false,
             untracked: 0,
+            rules: Vec::new(),
             ring_slots: level.ring_slots(),
             table_slots: TABLE_SLOTS,
         };
@@ -43,6 +47,7 @@ impl Recorder {
         Ok(Self {
             region,
             table: Mutex::new(LiveTable::new(header.table_slots)),
+            rules_end: Mutex::new(RULES_AT),
             header,
         })
     }
@@ -94,6 +99,20 @@ impl Recorder {
         );
         if changes_table {
             self.change_table(sequence, nanos, &event);
+        }
+    }
+
+    /// Notes the text of the fault rule with the next number, if there is room for it.
+    pub fn rule(&self, text: &str) {
+        let mut end = self.rules_end.lock();
+        let line = format!("{text}\n");
+        let next = end.saturating_add(line.len() as u64);
+        if next <= HEADER_BYTES {
+            self.put(*end, line.as_bytes());
+            *end = next;
+        } else {
+            // A later one would be taken for this one.
+            *end = HEADER_BYTES;
         }
     }
 

@@ -9,8 +9,8 @@
 use std::path::PathBuf;
 
 use peerbar_flight::{
-    Backing, Completer, Direction, Dma, Event, FileSpan, Flight, FlightError, FlightFile, Level,
-    Mapping, Origin, Outcome, Purpose, Recorder, Route,
+    Backing, Completer, Direction, Dma, Event, FileSpan, Flight, FlightError, FlightFile,
+    Injection, Level, Mapping, Origin, Outcome, Purpose, Recorder, Route,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -106,6 +106,36 @@ fn only_failures_are_recorded_unless_all_is_wanted() {
             }
         );
     }
+}
+
+#[test]
+fn injected_fault_is_recorded_with_the_text_of_its_rule() {
+    let (_folder, path) = place();
+    let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
+    let injection = Event::Injected(Injection {
+        rule: 2,
+        matches: 3,
+        origin: Origin::command(1, 17u16),
+    });
+    recorder.rule("drop completion nth=3");
+    recorder.rule("fail command");
+    recorder.record(injection);
+    let flight = FlightFile::open(&path).unwrap().read().unwrap();
+    assert_eq!(flight.records[0].event, injection);
+    let rules = flight.header.rules;
+    assert_eq!(rules, ["drop completion nth=3", "fail command"]);
+}
+
+#[test]
+fn fault_rule_without_room_is_left_out_with_all_later_ones() {
+    let (_folder, path) = place();
+    let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
+    let long = "x".repeat(3000);
+    for rule in [&long, &long, "short"] {
+        recorder.rule(rule);
+    }
+    let flight = FlightFile::open(&path).unwrap().read().unwrap();
+    assert_eq!(flight.header.rules, [long]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use peerbar_dma::{Requester, WindowId};
 use peerbar_endpoint::{BarMemory, Endpoint, Running, StartError, Vectors};
+use peerbar_fault::Kind;
 use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::registers::{Doorbell, offset};
 use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, MsiX};
@@ -66,6 +67,7 @@ impl Controller {
             DoorbellPage::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
         let (bars, memory) = bars(config, &doorbells, cmb.as_ref())?;
         let requester = Arc::new(Requester::new());
+        requester.faults().serve(&[Kind::Command, Kind::Completion]);
         let vectors = Arc::new(Vectors::new(QUEUE_PAIRS).map_err(StartError::Interrupts)?);
         let notifier = Notifier::new(
             Registers::new(cmb),

@@ -3,8 +3,10 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use peerbar_dma::{Direction, Origin, Purpose};
+use peerbar_fault::{Action, Kind};
 use peerbar_file_ring::{Differs, FileRing, MOST};
 use peerbar_nvme_spec::command::nvm::{BlockRange, DatasetManagement, DatasetRange};
 use peerbar_nvme_spec::command::{NSID_ALL, NvmOpcode, SubmissionEntry};
@@ -14,6 +16,7 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U16;
 
 use crate::data::DataPath;
+use crate::injected::{Held, HeldBack, Posting};
 use crate::io_queue::completion::{Generation, Permit};
 use crate::job::{InProgress, Job, Work};
 use crate::namespace::{DirectAccess, Extent, Namespace, OutOfRange};
@@ -31,6 +34,7 @@ pub(crate) struct Io {
     pub(crate) generation: Generation,
     /// Lists that are not in use: no command need allocate one.
     lists: Vec<Vec<Extent>>,
+    held: HeldBack,
 }
 
 /// A command that has ended after the kernel worked on it.
@@ -40,6 +44,7 @@ pub(crate) struct Ended {
     pub(crate) cid: U16,
     pub(crate) permit: Permit,
     pub(crate) status: Status,
+    pub(crate) posting: Posting,
 }
 
 /// What has been done and is not in the health yet.
@@ -59,6 +64,7 @@ impl Io {
             tally: Tally::default(),
             generation: Generation::default(),
             lists: Vec::new(),
+            held: HeldBack::default(),
         }
     }
 
@@ -105,35 +111,83 @@ impl Io {
         entry: &SubmissionEntry,
         permit: Permit,
     ) -> Option<Ended> {
-        self.data
-            .begin(Origin::command(queue, entry.cid.get()), entry.opcode);
-        let mut command = Job {
+        let command = Job {
             queue,
             entry,
             permit: Some(permit),
             work: (),
         };
+        match self.data.injected(Kind::Command, queue, entry) {
+            Some(Action::FailCommand(status)) => self.end(command, Err(status)),
+            Some(Action::Delay(by)) => {
+                self.held.add(by, Held::Command(command.owned()));
+                None
+            }
+            _ => self.carry_out(command),
+        }
+    }
+
+    /// Carries out a command that no fault is injected into.
+    fn carry_out(&mut self, mut command: InProgress<'_>) -> Option<Ended> {
+        let Job { queue, entry, .. } = command;
+        let origin = Origin::command(queue, entry.cid.get());
+        self.data.begin(origin, entry.opcode);
         let progress = self.command(&mut command);
         self.end(command, progress)
     }
 
-    /// How a command ends, unless its permit is with the kernel's job.
-    fn end(&self, command: InProgress<'_>, progress: Result<(), Status>) -> Option<Ended> {
+    /// How a command ends, unless its permit is with the kernel's job, or its completion is held back.
+    fn end(&mut self, command: InProgress<'_>, progress: Result<(), Status>) -> Option<Ended> {
         let Job { queue, entry, .. } = command;
+        let permit = command.permit?;
         let status = match progress {
             Ok(()) => Status::SUCCESS,
             Err(status) => self.storage.failed(queue, entry, status),
         };
-        Some(Ended {
+        let mut ended = Ended {
             queue,
             cid: entry.cid,
-            permit: command.permit?,
+            permit,
             status,
-        })
+            posting: Posting::Once,
+        };
+        match self.data.injected(Kind::Completion, queue, entry) {
+            Some(Action::Drop) => ended.posting = Posting::Never,
+            Some(Action::Duplicate) => ended.posting = Posting::Twice,
+            Some(Action::Delay(by)) => {
+                self.held.add(by, Held::Completion(ended));
+                return None;
+            }
+            _ => {}
+        }
+        Some(ended)
     }
 
-    /// A command that has ended since. A late one, which the kernel ends after a reset, expires.
+    /// When a command or completion that is held back is due.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.held.due()
+    }
+
+    /// A command that has ended since.
     pub(crate) fn take_ended(&mut self) -> Option<Ended> {
+        self.take_held().or_else(|| self.take_ended_by_kernel())
+    }
+
+    /// A command that has ended, of those that were held back.
+    fn take_held(&mut self) -> Option<Ended> {
+        loop {
+            let ended = match self.held.take_due()? {
+                Held::Completion(ended) => Some(ended),
+                Held::Command(mut job) => self.carry_out(job.borrowed()),
+            };
+            if ended.is_some() {
+                return ended;
+            }
+        }
+    }
+
+    /// A command that the kernel has ended. A late one, which it ends after a reset, expires.
+    fn take_ended_by_kernel(&mut self) -> Option<Ended> {
         loop {
             let (job, outcome) = self.data.files.as_mut()?.take_ended()?;
             let is_current = |permit: &Permit| self.generation.is_current(permit);
@@ -220,6 +274,7 @@ impl Io {
             files.stop();
         }
         self.generation.advance();
+        self.held.clear();
     }
 
     /// Adds what has been done to the health log.

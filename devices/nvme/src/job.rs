@@ -32,7 +32,29 @@ pub(crate) enum Work {
     Zero(Vec<Extent>),
 }
 
+impl Job<SubmissionEntry, ()> {
+    /// The command, to be carried out.
+    pub(crate) fn borrowed(&mut self) -> InProgress<'_> {
+        Job {
+            queue: self.queue,
+            entry: &self.entry,
+            permit: self.permit.take(),
+            work: (),
+        }
+    }
+}
+
 impl InProgress<'_> {
+    /// The command and its permit, to be carried out later.
+    pub(crate) fn owned(self) -> Job<SubmissionEntry, ()> {
+        Job {
+            queue: self.queue,
+            entry: *self.entry,
+            permit: self.permit,
+            work: (),
+        }
+    }
+
     /// The command and its permit as a job for the kernel.
     pub(crate) fn job(&mut self, work: Work) -> Job {
         Job {

@@ -44,6 +44,7 @@ mod event_count;
 #[cfg_attr(feature = "loom", allow(dead_code, reason = "models have a double"))]
 mod event_fd;
 mod health;
+mod injected;
 mod intx;
 #[cfg(test)]
 mod intx_tests;

@@ -1,6 +1,6 @@
 //! One line for each record, as `perf script` prints events.
 
-use peerbar_flight::{Direction, Event, Mapping, Origin, Outcome, Record, WindowKind};
+use peerbar_flight::{Direction, Event, Injection, Mapping, Origin, Outcome, Record, WindowKind};
 use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 
 use super::behind::{Behind, window_name};
@@ -91,7 +91,23 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
         Event::Reset(false) => "reset is over".to_owned(),
         Event::Client(true) => "QEMU connects".to_owned(),
         Event::Client(false) => "QEMU leaves".to_owned(),
+        Event::Injected(ref injection) => injected(device, injection),
     }
+}
+
+/// A fault that was injected, by the text of its rule.
+fn injected(device: &RecordedDevice, injection: &Injection) -> String {
+    let Injection {
+        rule,
+        matches,
+        origin,
+    } = injection;
+    let index = usize::try_from(*rule)
+        .ok()
+        .and_then(|rule| rule.checked_sub(1));
+    let text = index.and_then(|index| device.flight.header.rules.get(index));
+    let text = text.map_or_else(|| format!("rule {rule}"), |text| format!("`{text}`"));
+    format!("fault injected: {text}, match {matches}, {origin}")
 }
 
 /// A mapping's addresses and size.

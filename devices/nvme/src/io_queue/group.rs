@@ -7,6 +7,7 @@ use super::completion::CompletionQueue;
 use super::doorbell::Unreachable;
 use super::interrupt::QueueInterrupts;
 use super::submission::{Batch, Command, SUBMISSION_BYTES, SubmissionQueue};
+use crate::injected::Posting;
 use crate::io::{Ended, Io};
 use crate::registers::Registers;
 
@@ -130,10 +131,17 @@ impl SubmissionQueue {
         ended: Ended,
     ) {
         let (entry, status) = (self.end(ended.cid), ended.status);
+        let again = match ended.posting {
+            Posting::Once => None,
+            Posting::Never => return completions.release(ended.permit),
+            Posting::Twice => completions.reserve(),
+        };
         let origin = Origin::command(self.id, ended.cid.get());
         cx.io.data.requester().end(origin, status.into_bits());
-        if completions.stage(ended.permit, entry, status) {
-            cx.flush(completions);
+        for permit in [ended.permit].into_iter().chain(again) {
+            if completions.stage(permit, entry, status) {
+                cx.flush(completions);
+            }
         }
     }
 }

@@ -171,7 +171,8 @@ impl Worker {
             // The guest may have written them without a notification.
             self.take_heads();
         }
-        let deadline = self.cx.interrupts.deadline();
+        let deadlines = [self.cx.interrupts.deadline(), self.cx.io.due()];
+        let deadline = deadlines.into_iter().flatten().min();
         let is_busy = || self.cx.io.is_busy();
         match self.poller.wait(is_busy, Instant::now) {
             Wait::Poll => std::hint::spin_loop(),

@@ -140,6 +140,18 @@ impl Machine {
         })
     }
 
+    /// Puts a rule for a fault in force.
+    #[track_caller]
+    pub(crate) fn inject(&self, rule: &str) {
+        let rule = rule.parse().unwrap();
+        self.0.controller.borrow().endpoint.add_fault(rule).unwrap();
+    }
+
+    /// Takes all rules for faults out of force.
+    pub(crate) fn clear_faults(&self) {
+        self.0.controller.borrow().endpoint.clear_faults();
+    }
+
     /// Lends the device a part of guest RAM at its address.
     pub(crate) fn map(&self, address: u64, size: u64, writable: bool) {
         self.map_at(address, size, writable, self.0.layout.get().offset(address));

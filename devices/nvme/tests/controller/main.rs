@@ -17,6 +17,7 @@ mod dma_log;
 mod driver;
 mod events;
 mod failures;
+mod faults;
 mod features;
 mod garbage;
 mod habits;

@@ -24,6 +24,17 @@ fn expect(ending: &Ending, code: i32, words: &[&str]) {
 }
 
 #[test]
+fn fault_that_cannot_be_is_named_with_what_may_stand_there() {
+    let ending = refused(&["--namespace", "ram=1M", "--fault", "fail interrupt"]);
+    assert_eq!(ending.code, Some(USAGE));
+    let said = ending.stderr;
+    assert!(
+        said.contains("no subject of `fail`: write command, dma"),
+        "{said}"
+    );
+}
+
+#[test]
 fn sizes_and_numbers_that_cannot_be() {
     let ram = ["--namespace", "ram=1M"];
     let with = |more: &[&str]| refused(&[&ram, more].concat());

@@ -18,10 +18,15 @@ const BUFFER: u64 = 0x9000_0000;
 
 /// A daemon that records everything, with a driver.
 fn recorded() -> (Daemon, Driver<Wire>, TempDir, FlightFile) {
+    recorded_with(&[])
+}
+
+/// The same with further options.
+fn recorded_with(options: &[&str]) -> (Daemon, Driver<Wire>, TempDir, FlightFile) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("disk7.flight");
     let words = ["--namespace", "ram=2M", "--record", "all", "--flight"];
-    let words = [&words[..], &[path.to_str().unwrap()]].concat();
+    let words = [&words[..], &[path.to_str().unwrap()], options].concat();
     let daemon = Daemon::start(&words);
     let memory = ram(SealFlags::SHRINK);
     let mut wire = Wire::connect(daemon.socket());
@@ -65,6 +70,18 @@ fn flight_record_is_read_from_running_and_killed_daemons() {
         .iter()
         .filter(|record| matches!(record.event, Event::Map(m) if m.iova == RAM));
     assert_eq!(mapped.count(), 1);
+}
+
+#[test]
+fn injected_fault_is_in_the_record_with_its_rule() {
+    let rule = "fail command read nth=2";
+    let (_daemon, mut driver, _folder, file) = recorded_with(&["--fault", rule]);
+    assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
+    assert_ne!(driver.io(READ, DATA, 8), SUCCESS);
+    let flight = file.read().unwrap();
+    assert_eq!(flight.header.rules, [rule]);
+    let injected = |event: &Event| matches!(event, Event::Injected(fault) if (fault.rule, fault.matches) == (1, 2));
+    assert_eq!(count(&flight, injected), 1);
 }
 
 #[test]

@@ -1,0 +1,96 @@
+//! Faults that are injected into commands, and commands and completions that are held back.
+
+use std::time::{Duration, Instant};
+
+use peerbar_dma::Origin;
+use peerbar_fault::{Action, BlockCommand, Kind};
+use peerbar_nvme_spec::command::nvm::BlockRange;
+use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
+
+use crate::data::DataPath;
+use crate::io::Ended;
+use crate::job::Job;
+
+/// How often a completion is posted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Posting {
+    #[default]
+    Once,
+    /// A fault: never.
+    Never,
+    /// A fault: twice, if the queue has a free entry.
+    Twice,
+}
+
+/// What is held back.
+pub(crate) enum Held {
+    /// A command that has not begun.
+    Command(Job<SubmissionEntry, ()>),
+    /// A completion.
+    Completion(Ended),
+}
+
+/// Commands and completions that are held back, each until a moment.
+#[derive(Default)]
+pub(crate) struct HeldBack(Vec<(Instant, Held)>);
+
+impl HeldBack {
+    pub(crate) fn add(&mut self, by: Duration, held: Held) {
+        self.0.push((Instant::now() + by, held));
+    }
+
+    /// When the first of them is due.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.0.iter().map(|(due, _)| *due).min()
+    }
+
+    /// Takes one that is due, the first one first.
+    pub(crate) fn take_due(&mut self) -> Option<Held> {
+        let due = self.due().filter(|due| *due <= Instant::now())?;
+        let at = self.0.iter().position(|(other, _)| *other == due)?;
+        Some(self.0.remove(at).1)
+    }
+
+    /// Forgets all, whose permits have expired.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl DataPath {
+    /// The fault that a rule injects into a command of I/O queue `queue`, or with [`Kind::Completion`] into its completion.
+    #[inline]
+    pub(crate) fn injected(
+        &self,
+        kind: Kind,
+        queue: u16,
+        entry: &SubmissionEntry,
+    ) -> Option<Action> {
+        let faults = self.requester().faults();
+        if !faults.is_armed(kind) {
+            return None;
+        }
+        let command = block_command(entry);
+        let fired = match kind {
+            Kind::Command => faults.command(&command),
+            _ => faults.completion(&command),
+        }?;
+        let origin = Origin::command(queue, entry.cid.get());
+        self.requester().note_injected(origin, &fired);
+        Some(fired.action)
+    }
+}
+
+fn block_command(entry: &SubmissionEntry) -> BlockCommand {
+    use NvmOpcode::{Compare, Read, Verify, Write, WriteZeroes};
+    let with_range = [Read, Write, WriteZeroes, Compare, Verify];
+    let opcode = NvmOpcode::try_from(entry.opcode);
+    let has_range = opcode.is_ok_and(|opcode| with_range.contains(&opcode));
+    let range = BlockRange::from(entry);
+    let first = range.slba.get();
+    BlockCommand {
+        opcode: entry.opcode,
+        nsid: entry.nsid.get(),
+        blocks: has_range.then(|| first..first.saturating_add(range.blocks().into())),
+    }
+}
