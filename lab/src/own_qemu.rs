@@ -36,7 +36,7 @@ impl OwnQemu<'_> {
         words.option("-cpu", &machine.cpu);
         words.option("-smp", machine.cpus.to_string());
         words.option("-m", format!("{}B", machine.memory));
-        // The devices map guest RAM, so it must be a file that can be shared and is sealed.
+        // The devices map guest RAM, so it must be a file that can be shared.
         let memory = format!(
             "memory-backend-memfd,id=ram,size={},share=on",
             machine.memory

@@ -46,7 +46,7 @@ pub enum DmaFault {
     /// it may swallow such a write without a word.
     #[error("the mapping does not permit it")]
     Forbidden,
-    /// The memory behind a mapping or window is smaller than it.
+    /// The memory behind a mapping or window is smaller than it, or was taken away by the process that lent it.
     #[error("no memory behind it")]
     NoMemory,
 }

@@ -1,4 +1,4 @@
-//! Hints to processor and kernel about memory: the only unsafe code of the crate.
+//! Hints to processor and kernel about memory.
 
 use rustix::mm::{Advice, madvise};
 

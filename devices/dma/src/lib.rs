@@ -17,8 +17,8 @@
 //!
 //! A request carries a [`Tag`]: what it is for, and on behalf of which queue and command.
 //!
-//! What a transfer may meet is guest-controlled and changes at any moment. Memory is mapped once for each file and only
-//! if it is sealed against shrinking, so that no client can take pages away from under a copy; all access is volatile. A
+//! What a transfer may meet is guest-controlled and changes at any moment. A memory file that is lent is mapped once, sealed or
+//! not, and a copy from under which its owner takes pages away fails; all access is volatile. A
 //! change of the map, of bus mastering or of a window waits for the copies in progress and is seen by every later one:
 //! once an unmap has returned, no copy touches the memory any more.
 //!
@@ -53,10 +53,12 @@ mod counters;
 mod direct;
 mod error;
 mod hints;
+mod lent_memory;
 mod link;
 mod link_speed;
 mod map;
 mod memory;
+mod memory_pool;
 mod pages;
 mod peers;
 mod pinned;

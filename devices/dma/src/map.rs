@@ -31,6 +31,9 @@ pub enum MapError {
     /// There are too many mappings.
     #[error("{MAX_MAPPINGS} mappings exist already")]
     Full,
+    /// The client has too much of its memory mapped here.
+    #[error("the client lends too much memory")]
+    TooMuch,
 }
 
 /// What lies behind a span of IOVAs.
@@ -242,11 +245,11 @@ mod tests {
 
     #[test]
     fn what_is_left_of_a_cut_mapping_keeps_its_memory() {
-        let mut pool = crate::memory::MemoryPool::default();
+        let mut pool = crate::memory_pool::MemoryPool::default();
         let file = crate::MemoryFile::create("test", 0x4000).unwrap();
         let span = pool
             .span(
-                crate::memory::LentFile::new(file.file().try_clone().unwrap().into()),
+                crate::memory_pool::LentFile::new(file.file().try_clone().unwrap().into()),
                 0x1000,
                 0x3000,
             )

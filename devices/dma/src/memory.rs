@@ -1,19 +1,18 @@
 //! Memory files: guest RAM that the client lends, and the memory of a device's own BARs.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, Stat, fallocate};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::buffer::Buffer;
 use crate::hints;
+use crate::lent_memory::LentMapping;
 
 /// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
 /// completion entry holds its phase tag and must become visible last.
@@ -41,9 +40,25 @@ pub enum MemoryError {
         /// Why it failed.
         source: io::Error,
     },
-    /// It is not sealed against shrinking, so a client could take pages away from under a copy.
-    #[error("memory file is not sealed against shrinking (F_SEAL_SHRINK)")]
-    Unsealed,
+    /// A page fault in such a file may wait for another process, as in FUSE, or for a network.
+    #[error("lent file is neither in memory (memfd, tmpfs, hugetlbfs) nor on a block device")]
+    NotLocal,
+    /// The lender has too much of its memory mapped here.
+    #[error("{mappings} mappings of {mapped:#x} bytes are lent: none of {size:#x} bytes is added")]
+    TooMuch {
+        /// How many mappings it has.
+        mappings: usize,
+        /// Bytes of them all.
+        mapped: u64,
+        /// Bytes of the mapping that was refused.
+        size: u64,
+    },
+    /// The lender took pages away: it cut the file short, or punched a hole that cannot be filled.
+    #[error("memory file of {size:#x} bytes was taken away by the process that lent it")]
+    Lost {
+        /// Length of what was mapped.
+        size: u64,
+    },
     /// The span leaves the file.
     #[error("span {offset:#x}+{len:#x} leaves a memory file of {size:#x} bytes")]
     OutOfRange {
@@ -56,14 +71,15 @@ pub enum MemoryError {
     },
 }
 
-/// Memory that is mapped in this process as a whole.
+/// Memory that is mapped in this process as a whole. Each access fails if another process lent the memory and took it away.
 #[derive(Debug)]
 pub struct MappedMemory {
     region: MmapRegion,
     size: u64,
+    lent: Option<LentMapping>,
 }
 
-/// A whole memory file, mapped once and sealed against shrinking.
+/// A memory file of this process as a whole, or a part of one that another process lends.
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,
@@ -94,12 +110,21 @@ impl MemoryFile {
         Self::map(File::from(fd), size)
     }
 
-    /// Maps a file of another process.
-    fn adopt(file: File, size: u64) -> Result<Self, MemoryError> {
-        match rustix::fs::fcntl_get_seals(&file) {
-            Ok(seals) if seals.contains(SealFlags::SHRINK) => Self::map(file, size),
-            _ => Err(MemoryError::Unsealed),
-        }
+    /// Maps `size` bytes of a file of another process, from `first` on ([`LentMapping::new`]).
+    pub(crate) fn of_other(file: File, first: u64, size: u64) -> Result<Self, MemoryError> {
+        let os = |source| MemoryError::Os {
+            action: "map it",
+            size,
+            source,
+        };
+        let length = usize::try_from(size).map_err(|_| os(io::ErrorKind::FileTooLarge.into()))?;
+        let (lent, region) = LentMapping::new(&file, first, length).map_err(os)?;
+        let mapped = MappedMemory {
+            region,
+            size,
+            lent: Some(lent),
+        };
+        Ok(Self { file, mapped })
     }
 
     fn map(file: File, size: u64) -> Result<Self, MemoryError> {
@@ -113,7 +138,7 @@ impl MemoryFile {
         let lent = file.try_clone().map_err(|e| os("share it", e))?;
         let region = MmapRegion::from_file(FileOffset::new(lent, 0), length)
             .map_err(|e| os("map it", io::Error::other(e)))?;
-        let mapped = MappedMemory { region, size };
+        let mapped = MappedMemory::new(region, size);
         Ok(Self { file, mapped })
     }
 
@@ -135,7 +160,28 @@ impl MemoryFile {
 impl MappedMemory {
     /// What `region` maps, which has `size` bytes.
     pub(crate) fn new(region: MmapRegion, size: u64) -> Self {
-        Self { region, size }
+        Self {
+            region,
+            size,
+            lent: None,
+        }
+    }
+
+    /// Whether the process that lent the memory took it away.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lent.as_ref().is_some_and(LentMapping::is_lost)
+    }
+
+    /// Fails if the memory was lent and taken away. To be called after an access, which failed then.
+    #[inline]
+    pub(crate) fn intact(&self) -> Result<(), MemoryError> {
+        match &self.lent {
+            Some(lent) if lent.is_lost() => {
+                lent.discard();
+                Err(MemoryError::Lost { size: self.size })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Length in bytes.
@@ -164,7 +210,7 @@ impl MappedMemory {
         } else {
             slice.copy_to(data);
         }
-        Ok(())
+        self.intact()
     }
 
     /// Copies `data` into the memory at `offset`.
@@ -173,7 +219,7 @@ impl MappedMemory {
             return self.write_in_order(offset, data);
         }
         self.slice(offset, data.len())?.copy_from(data);
-        Ok(())
+        self.intact()
     }
 
     /// Copies `data` into the memory at `offset`. A reader that sees a word of it, if both are multiples of words, also sees
@@ -182,7 +228,7 @@ impl MappedMemory {
         let slice = self.slice(offset, data.len())?;
         if !is_words(offset, data.len()) {
             slice.copy_from(data);
-            return Ok(());
+            return self.intact();
         }
         for (index, word) in data.chunks_exact(WORD).enumerate() {
             let mut value = [0; WORD];
@@ -191,7 +237,7 @@ impl MappedMemory {
                 .store(u64::from_ne_bytes(value), index * WORD, Ordering::Release)
                 .map_err(|_| self.out_of_range(offset, WORD))?;
         }
-        Ok(())
+        self.intact()
     }
 
     /// Makes `len` bytes at `offset` zeros: by `give_back`, which takes offset and length, where they are whole pages.
@@ -232,7 +278,8 @@ impl MappedMemory {
     ) -> Result<(), MemoryError> {
         let from = self.slice(offset, len)?;
         from.copy_to_volatile_slice(to.slice(to_offset, len)?);
-        Ok(())
+        self.intact()?;
+        to.intact()
     }
 
     /// Has the processor fetch the first of the `len` bytes at `offset`, which are going to be copied soon. If they are no
@@ -252,6 +299,7 @@ impl MappedMemory {
             .slice(offset, size_of::<u32>())?
             .load(0, Ordering::Acquire)
             .map_err(|_| self.out_of_range(offset, size_of::<u32>()))?;
+        self.intact()?;
         Ok(u32::from_le(word))
     }
 
@@ -259,7 +307,8 @@ impl MappedMemory {
     pub fn store(&self, offset: u64, value: u32) -> Result<(), MemoryError> {
         self.slice(offset, size_of::<u32>())?
             .store(value.to_le(), 0, Ordering::Release)
-            .map_err(|_| self.out_of_range(offset, size_of::<u32>()))
+            .map_err(|_| self.out_of_range(offset, size_of::<u32>()))?;
+        self.intact()
     }
 
     /// Replaces the 8 bytes at `offset`, a multiple of 8, by `next` of them, in one atomic step; the new value.
@@ -276,7 +325,7 @@ impl MappedMemory {
         loop {
             let will = next(was);
             match word.compare_exchange_weak(was, will, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Ok(will),
+                Ok(_) => return self.intact().map(|()| will),
                 Err(now) => was = now,
             }
         }
@@ -331,86 +380,9 @@ pub struct Span {
     pub offset: u64,
 }
 
-/// A descriptor of a memory file that the client or a peer lends, and the result of one fstat(2) of it.
-#[derive(Debug)]
-pub(crate) struct LentFile {
-    fd: OwnedFd,
-    stat: rustix::io::Result<Stat>,
-}
-
-impl LentFile {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        let stat = rustix::fs::fstat(&fd);
-        Self { fd, stat }
-    }
-
-    /// The number of its device; 0 if it is unknown.
-    pub(crate) fn device(&self) -> u64 {
-        self.stat.map_or(0, |stat| stat.st_dev)
-    }
-
-    /// Its inode number; 0 if it is unknown.
-    pub(crate) fn inode(&self) -> u64 {
-        self.stat.map_or(0, |stat| stat.st_ino)
-    }
-}
-
-/// The memory files that the client has lent, each mapped once however many descriptors of it come.
-///
-/// A file is known by its device and inode numbers; it is unmapped when the last [`Span`] of it goes.
-#[derive(Debug, Default)]
-pub(crate) struct MemoryPool {
-    files: HashMap<(u64, u64), Weak<MemoryFile>>,
-}
-
-impl MemoryPool {
-    /// The span of `size` bytes at `offset` of a lent file.
-    pub(crate) fn span(
-        &mut self,
-        lent: LentFile,
-        offset: u64,
-        size: u64,
-    ) -> Result<Span, MemoryError> {
-        let stat = lent.stat.map_err(|e| MemoryError::Os {
-            action: "ask its size",
-            size,
-            source: e.into(),
-        })?;
-        let length = u64::try_from(stat.st_size).unwrap_or(0);
-        let end = offset.checked_add(size).filter(|end| *end <= length);
-        if end.is_none() {
-            return Err(MemoryError::OutOfRange {
-                offset,
-                len: size,
-                size: length,
-            });
-        }
-        let key = (stat.st_dev, stat.st_ino);
-        if let Some(file) = self
-            .files
-            .get(&key)
-            .and_then(Weak::upgrade)
-            .filter(|file| file.size >= length)
-        {
-            return Ok(Span { file, offset });
-        }
-        let file = Arc::new(MemoryFile::adopt(File::from(lent.fd), length)?);
-        self.files.retain(|_, file| file.strong_count() > 0);
-        self.files.insert(key, Arc::downgrade(&file));
-        Ok(Span { file, offset })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn memfd(size: u64, seals: SealFlags) -> OwnedFd {
-        let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&fd, size).unwrap();
-        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
-        fd
-    }
 
     #[test]
     fn a_copy_lands_where_it_was_sent_at_any_size_and_alignment() {
@@ -524,41 +496,5 @@ mod tests {
         }
         assert!(memory.check(1, u64::MAX).is_err());
         assert!(memory.check(4096, 0).is_ok());
-        let mut pool = MemoryPool::default();
-        let fd = memfd(4096, SealFlags::SHRINK);
-        assert!(matches!(
-            pool.span(LentFile::new(fd), 1, 4096),
-            Err(MemoryError::OutOfRange { .. })
-        ));
-        let fd = memfd(4096, SealFlags::SHRINK);
-        assert!(matches!(
-            pool.span(LentFile::new(fd), u64::MAX, 2),
-            Err(MemoryError::OutOfRange { .. })
-        ));
-    }
-
-    #[test]
-    fn one_file_is_mapped_once_and_goes_with_its_last_span() {
-        let mut pool = MemoryPool::default();
-        let fd = memfd(8192, SealFlags::SHRINK);
-        let first = pool
-            .span(LentFile::new(fd.try_clone().unwrap()), 0, 4096)
-            .unwrap();
-        let second = pool.span(LentFile::new(fd), 4096, 4096).unwrap();
-        assert!(Arc::ptr_eq(&first.file, &second.file));
-        drop((first, second));
-        assert!(pool.files.values().all(|file| file.strong_count() == 0));
-    }
-
-    #[test]
-    fn memory_that_its_owner_could_shrink_is_not_mapped() {
-        let mut pool = MemoryPool::default();
-        let fd = memfd(4096, SealFlags::GROW);
-        assert!(matches!(
-            pool.span(LentFile::new(fd), 0, 4096),
-            Err(MemoryError::Unsealed)
-        ));
-        let pipe = rustix::pipe::pipe().unwrap().0;
-        assert!(pool.span(LentFile::new(pipe), 0, 4096).is_err());
     }
 }

@@ -54,6 +54,14 @@ impl Pinned {
         self.ranges.iter().map(|range| (&range.span, range.len))
     }
 
+    /// Fails if the memory was lent and taken away. To be called after the kernel has used it: what it moved is lost then.
+    pub fn intact(&self) -> Result<(), DmaFault> {
+        let mut memory = self.memory();
+        memory
+            .try_for_each(|(span, _)| span.file.intact())
+            .map_err(|_| DmaFault::NoMemory)
+    }
+
     /// Reads `data.len()` bytes of the memory from `offset` on.
     pub fn read(&self, mut offset: usize, mut data: &mut [u8]) -> Result<(), DmaFault> {
         for (span, len) in self.memory() {

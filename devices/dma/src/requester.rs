@@ -4,8 +4,10 @@ mod transfer;
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use log::Level;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
 use peerbar_fault::{AddError, Faults, Fired, Rule};
@@ -18,7 +20,8 @@ use crate::error::DmaError;
 use crate::link::{Link, METERS};
 use crate::link_speed::LinkSpeed;
 use crate::map::{Backing, MapError};
-use crate::memory::{LentFile, MemoryError, MemoryPool, Span};
+use crate::memory::{MemoryError, Span};
+use crate::memory_pool::{LentFile, MemoryPool};
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
 use crate::pins::{Drain, Pins};
 use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
@@ -35,7 +38,10 @@ use crate::upstream::Upstream;
 pub struct Requester {
     routes: RwLock<RouteTable>,
     reader_lock: BigReaderLock,
-    pool: Mutex<MemoryPool>,
+    client_memory: Mutex<MemoryPool>,
+    peer_memory: Mutex<MemoryPool>,
+    /// Whether a mapping that cannot be used directly has been reported.
+    slow_reported: AtomicBool,
     upstream: RwLock<Option<Arc<dyn Upstream>>>,
     peers: RwLock<Option<Arc<dyn Peers>>>,
     counters: Counters,
@@ -61,7 +67,9 @@ impl Requester {
         Self {
             routes: RwLock::default(),
             reader_lock: BigReaderLock::default(),
-            pool: Mutex::default(),
+            client_memory: Mutex::default(),
+            peer_memory: Mutex::default(),
+            slow_reported: AtomicBool::new(false),
             upstream: RwLock::new(None),
             peers: RwLock::new(None),
             counters: Counters::default(),
@@ -269,10 +277,10 @@ impl Requester {
         drop(self.drain(met));
     }
 
-    /// The span of `size` bytes at `offset` of memory that a peer lends. Each file is mapped once, and only if it cannot be
-    /// shrunk.
+    /// The span of `size` bytes at `offset` of memory that a peer lends.
     pub fn borrow_memory(&self, fd: OwnedFd, offset: u64, size: u64) -> Result<Span, MemoryError> {
-        self.pool.lock().span(LentFile::new(fd), offset, size)
+        let file = LentFile::new(fd);
+        self.peer_memory.lock().span(file, offset, size)
     }
 
     /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,
@@ -292,15 +300,7 @@ impl Requester {
         });
         let backing = match memory {
             None => Backing::Device,
-            Some((file, offset)) => self.pool.lock().span(file, offset, size).map_or_else(
-                |error| {
-                    log::debug!(
-                        "mapping {iova:#x}+{size:#x} is reached through the client: {error}"
-                    );
-                    Backing::RemoteRam
-                },
-                Backing::Ram,
-            ),
+            Some((file, offset)) => self.lent(file, offset, (iova, size))?,
         };
         let recorded = match (span, &backing) {
             (Some(span), Backing::Ram(_)) => flight::Backing::Ram(span),
@@ -311,6 +311,31 @@ impl Requester {
         routes.map.map(iova, size, access, backing)?;
         self.note(|| recording::map((iova, size), access, recorded));
         Ok(())
+    }
+
+    /// What is behind a mapping of `size` bytes at `iova` for which the client lends memory.
+    fn lent(
+        &self,
+        file: LentFile,
+        offset: u64,
+        (iova, size): (u64, u64),
+    ) -> Result<Backing, MapError> {
+        match self.client_memory.lock().span(file, offset, size) {
+            Ok(span) => Ok(Backing::Ram(span)),
+            Err(error @ MemoryError::TooMuch { .. }) => {
+                log::warn!("mapping {iova:#x}+{size:#x} is refused: {error}");
+                Err(MapError::TooMuch)
+            }
+            Err(error) => {
+                let again = self.slow_reported.swap(true, Ordering::Relaxed);
+                let level = if again { Level::Debug } else { Level::Warn };
+                log::log!(
+                    level,
+                    "mapping {iova:#x}+{size:#x} is reached by messages, slowly: {error}"
+                );
+                Ok(Backing::RemoteRam)
+            }
+        }
     }
 
     /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, no DMA touches it.

@@ -324,6 +324,7 @@ impl<F: Function> Device for Endpoint<F> {
                     MapError::BadSpan { .. } => Errno::INVAL,
                     MapError::Overlap { .. } => Errno::EXIST,
                     MapError::Full => Errno::NOSPC,
+                    MapError::TooMuch => Errno::NOMEM,
                 }
             })
     }

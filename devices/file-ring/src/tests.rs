@@ -178,6 +178,44 @@ fn more_stretches_of_memory_than_one_step_takes_are_filled() {
 }
 
 #[test]
+fn transfer_to_lost_memory_fails_however_the_kernel_ends_it() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let in_memory = MemoryFile::create("image", 0x5000).unwrap();
+    let in_memory = RingFile::new(in_memory.file().try_clone().unwrap());
+    for image in [file(&pattern(0x5000)), in_memory] {
+        for direction in [Direction::Read, Direction::Write] {
+            let lent = rustix::fs::memfd_create("lent", rustix::fs::MemfdFlags::CLOEXEC);
+            let lent = File::from(lent.unwrap());
+            lent.set_len(0x2000).unwrap();
+            let fd = lent.try_clone().unwrap().into();
+            let requester = scene.requester.clone();
+            let mapped = requester.map(RAM_BYTES, 0x2000, (true, true), Some((fd, 0)));
+            mapped.unwrap();
+            lent.set_len(0).unwrap();
+            // Before anything has touched the memory, and afterwards, when it is replaced.
+            for owner in [1, 2] {
+                scene.start(direction, (&image, 0), &[(RAM_BYTES, 0x2000)], owner);
+                let (_, Err(error)) = scene.next() else {
+                    panic!("success of transfer {owner}");
+                };
+                assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+                let touched = requester.read(Purpose::Payload, RAM_BYTES, &mut [0; 64]);
+                assert!(touched.is_err());
+            }
+            scene.check((&image, 0), &[(RAM_BYTES, 0x2000)], 3);
+            let (3, Err(error)) = scene.next() else {
+                panic!("success");
+            };
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+            requester.unmap(RAM_BYTES, RAM_BYTES + 0x1fff);
+        }
+    }
+    assert!(!scene.ring.has_pinned());
+}
+
+#[test]
 fn short_file_is_an_error_and_its_data_is_recorded() {
     let Some(mut scene) = Scene::new() else {
         return;

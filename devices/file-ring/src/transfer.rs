@@ -114,6 +114,10 @@ impl Transfer {
 
     /// A step has moved `count` bytes.
     pub(crate) fn advance(&mut self, count: usize) -> Progress {
+        if self.memory.intact().is_err() {
+            // As the kernel reports a fault.
+            return Progress::Over(Err(io::Error::from_raw_os_error(libc::EFAULT)));
+        }
         if count == 0 && self.left > 0 {
             return Progress::Over(Err(self.stuck().into()));
         }

@@ -447,11 +447,12 @@ fn an_empty_range_does_nothing() {
 }
 
 #[test]
-fn unsealed_memory_is_reached_through_the_client() {
+fn memory_that_cannot_be_mapped_is_reached_through_the_client() {
     let (requester, client) = requester();
     requester.unmap(0x8000, 0x8fff);
     let fd = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, 0x1000).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
     requester
         .map(0x8000, 0x1000, (true, true), Some((fd, 0)))
         .unwrap();

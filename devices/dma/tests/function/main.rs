@@ -4,4 +4,5 @@
 
 mod ats;
 mod errant;
+mod lent;
 mod no_upstream;

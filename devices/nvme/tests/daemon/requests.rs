@@ -1,6 +1,7 @@
 //! Memory that the client does not lend: the daemon has to ask for it.
 
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::SealFlags;
@@ -10,6 +11,7 @@ use crate::driver::{
 };
 use crate::process::Daemon;
 use crate::upstream::{Answer, Request};
+use crate::wait_until;
 use crate::wire::Wire;
 
 /// Where a peer's memory is, as far as the tests are concerned.
@@ -180,11 +182,12 @@ fn client_hanging_up_in_a_transfer_leaves_a_working_daemon() {
 }
 
 #[test]
-fn memory_that_could_shrink_is_asked_for() {
+fn memory_that_cannot_be_mapped_is_asked_for() {
     let daemon = daemon();
     let memory = ram(SealFlags::SEAL);
     let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+    let read_only = File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
+    wire.map((RAM, RAM_BYTES), Some(read_only.as_fd())).unwrap();
     let shared = memory.try_clone().unwrap();
     wire.upstream
         .answer_with(move |request| match &request.data {
@@ -204,4 +207,47 @@ fn memory_that_could_shrink_is_asked_for() {
     let mut driver = Driver::bring_up(wire, memory);
     assert_eq!(driver.serial(), "test");
     assert!(!asked.seen().is_empty());
+}
+
+#[test]
+fn unsealed_memory_is_used_until_its_owner_cuts_it_short() {
+    const UNSEALED: u64 = 0x9000_0000;
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(2 << 20).unwrap();
+    let image = format!("file={}", image.path().display());
+    for namespace in ["ram=2M", &image] {
+        let daemon = Daemon::start(&["--namespace", namespace]);
+        let mut driver = driver(&daemon);
+        let unsealed = ram(SealFlags::empty());
+        let lent = (UNSEALED, RAM_BYTES);
+        driver.link().map(lent, Some(unsealed.as_fd())).unwrap();
+        unsealed.write_all_at(&[0x5a; 64 << 10], 0).unwrap();
+        assert_eq!(driver.io(0x01, UNSEALED, 128), SUCCESS);
+        let cut = std::thread::spawn(move || unsealed.set_len(0).unwrap());
+        for opcode in [0x01, 0x02] {
+            wait_until("the loss of the memory", || {
+                let status = driver.io(opcode, UNSEALED, 128);
+                assert!(
+                    [SUCCESS, DATA_TRANSFER_ERROR].contains(&status),
+                    "{status:#x}"
+                );
+                (status == DATA_TRANSFER_ERROR).then_some(())
+            });
+        }
+        cut.join().unwrap();
+        assert_eq!(driver.io(0x02, UNSEALED + 0x3000, 8), DATA_TRANSFER_ERROR);
+        assert_eq!(driver.io(0x02, DATA, 8), SUCCESS, "{namespace}");
+        assert!(driver.link().upstream.seen().is_empty());
+        drop(driver);
+        let mut driver = self::driver(&daemon);
+        driver.fill(0x11, 4096);
+        assert_eq!(driver.io(0x01, DATA, 8), SUCCESS);
+        let reports = daemon.stderr().matches("taken away").count();
+        assert_eq!(
+            reports,
+            usize::from(namespace == "ram=2M"),
+            "{}",
+            daemon.stderr()
+        );
+    }
 }

@@ -1,0 +1,306 @@
+//! Mappings of files that other processes lend, sealed or not, and the survival of their loss.
+//!
+//! The owner of a file may cut it short, or punch a hole into one of huge pages while their pool is empty. An access to a page
+//! that is gone raises SIGBUS in the thread that makes it (mmap(2)). The handler here looks the address up in the table of
+//! lent mappings. It marks the mapping as lost and puts private zeroed memory in its place, so that the access goes on. Every use
+//! checks the mark after its access ([`LentMapping::is_lost`]) and fails. A SIGBUS anywhere else ends the process, as it does
+//! without a handler.
+//!
+//! The whole mapping is replaced, not one page: each replaced page would add mappings to the process, whose number Linux limits
+//! (`vm.max_map_count`), and huge pages cannot be replaced in part. The kernel refuses the replacement only if it does not
+//! overcommit memory (`vm.overcommit_memory` is 2) and has none left; then the process ends.
+//!
+//! Access by the kernel raises no signal: it fails with EFAULT before the loss is known, and succeeds in the replacement
+//! afterwards. So such transfers check the mark, too.
+//!
+//! What the handler relies on:
+//! - A thread keeps the mappings that it accesses, so the slot of a faulting address does not change during the handler. Other
+//!   slots may; the handler passes over a slot whose generation is odd, or differs from what it was before.
+//! - A mapping is in the table from before its first access until its last, and no longer than it exists.
+//! - The mark is set before the memory is replaced. So an access that met the replacement finds the mark.
+//! - The handler is async-signal-safe: it reads and writes atomics and makes system calls, without locks or allocation.
+#![expect(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::io;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, compiler_fence, fence};
+
+use libc::siginfo_t;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use vm_memory::MmapRegion;
+
+/// How many lent mappings a process has at most.
+const SLOTS: usize = 1024;
+
+static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
+/// Locked by a thread that takes or frees a slot.
+static CHANGE: Mutex<()> = Mutex::new(());
+
+/// One lent mapping, as the handler sees it.
+#[derive(Debug)]
+struct Slot {
+    /// Odd while the extent changes.
+    generation: AtomicUsize,
+    start: AtomicPtr<c_void>,
+    /// 0 if the slot is free.
+    len: AtomicUsize,
+    lost: AtomicBool,
+}
+
+impl Slot {
+    const fn free() -> Self {
+        Self {
+            generation: AtomicUsize::new(0),
+            start: AtomicPtr::new(null_mut()),
+            len: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    /// To be called with [`CHANGE`] locked.
+    fn set(&self, start: *mut c_void, len: usize) {
+        let generation = self.generation.load(Relaxed);
+        self.generation.store(generation.wrapping_add(1), Relaxed);
+        fence(Release);
+        self.start.store(start, Relaxed);
+        self.len.store(len, Relaxed);
+        self.lost.store(false, Relaxed);
+        self.generation.store(generation.wrapping_add(2), Release);
+    }
+
+    /// Start and length, unless they are changing.
+    fn extent(&self) -> Option<(*mut c_void, usize)> {
+        let generation = self.generation.load(Acquire);
+        let extent = (self.start.load(Relaxed), self.len.load(Relaxed));
+        fence(Acquire);
+        let stable = generation.is_multiple_of(2) && generation == self.generation.load(Relaxed);
+        stable.then_some(extent)
+    }
+
+    /// Replaces the mapping if the address lies in it; whether it was replaced.
+    fn lose(&self, address: usize) -> bool {
+        let inside = |(start, len): &(*mut c_void, usize)| {
+            address
+                .checked_sub(start.addr())
+                .is_some_and(|at| at < *len)
+        };
+        let Some((start, len)) = self.extent().filter(inside) else {
+            return false;
+        };
+        self.lost.store(true, SeqCst);
+        // SAFETY: the thread that accessed the mapping keeps it mapped, and all access to it is volatile.
+        let replaced = unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+            mmap_anonymous(start, len, ProtFlags::READ | ProtFlags::WRITE, flags)
+        };
+        replaced.is_ok()
+    }
+}
+
+/// A part of a file of another process, mapped until this is dropped.
+#[derive(Debug)]
+pub(crate) struct LentMapping {
+    slot: &'static Slot,
+    loss_reported: AtomicBool,
+}
+
+impl LentMapping {
+    /// Maps `len` bytes of the file from `first` on, which is a multiple of any page size; also as a region, which is not to
+    /// be used once this is dropped. The memory is not reserved.
+    pub(crate) fn new(file: &File, first: u64, len: usize) -> io::Result<(Self, MmapRegion)> {
+        handle_sigbus()?;
+        let change = CHANGE.lock();
+        let slot = TABLE.iter().find(|slot| slot.len.load(Relaxed) == 0);
+        let slot = slot.ok_or(Errno::NOMEM)?;
+        let (access, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED | MapFlags::NORESERVE,
+        );
+        // SAFETY: the kernel chooses the address. Other processes write the memory; all access to it is volatile.
+        let start = unsafe { mmap(null_mut(), len, access, flags, file, first)? };
+        slot.set(start, len);
+        drop(change);
+        let mapping = Self {
+            slot,
+            loss_reported: AtomicBool::new(false),
+        };
+        let [access, flags] =
+            [access.bits(), flags.bits()].map(|bits| c_int::try_from(bits).unwrap_or(0));
+        // SAFETY: it is mapped there, for as long as the caller keeps `mapping`.
+        let region = unsafe { MmapRegion::build_raw(start.cast(), len, access, flags) };
+        Ok((mapping, region.map_err(io::Error::other)?))
+    }
+
+    /// Whether the file has lost pages that were accessed. If so, what was read since means nothing and what was written
+    /// is gone.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        // The accesses before this are not delayed by the compiler. The processor needs no fence: a thread that meets the
+        // replaced memory was interrupted, by its own fault or to change its address translation, after the mark was set.
+        compiler_fence(SeqCst);
+        self.slot.lost.load(Relaxed)
+    }
+
+    /// Gives back what was written to a lost mapping, and reports the loss once.
+    pub(crate) fn discard(&self) {
+        let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
+        if !self.loss_reported.swap(true, Relaxed) {
+            log::warn!(
+                "{len:#x} bytes of lent memory were taken away by their owner: requests there fail until they are mapped anew"
+            );
+        }
+        // SAFETY: the mapping exists, and no byte of it means anything.
+        let discarded = unsafe { madvise(start, len, Advice::LinuxDontNeed) };
+        if let Err(error) = discarded {
+            log::debug!("lost memory is not given back: {error}");
+        }
+    }
+}
+
+impl Drop for LentMapping {
+    fn drop(&mut self) {
+        let change = CHANGE.lock();
+        let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
+        self.slot.set(null_mut(), 0);
+        drop(change);
+        // SAFETY: `LentMapping::new` has mapped this, and nobody uses it any more.
+        if let Err(error) = unsafe { munmap(start, len) } {
+            log::error!("lent memory of {len:#x} bytes stays mapped: {error}");
+        }
+    }
+}
+
+/// Has this process survive the loss of lent memory from now on.
+fn handle_sigbus() -> io::Result<()> {
+    // SAFETY: all zeros are a valid value: an empty mask, no flags.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_sigbus as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: the handler is async-signal-safe and has the signature for SA_SIGINFO.
+    match unsafe { libc::sigaction(libc::SIGBUS, &action, null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn on_sigbus(_signal: c_int, info: *mut siginfo_t, _context: *mut c_void) {
+    // SAFETY: the kernel passes valid information, whose address is set if the code is that of a fault.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+    let is_fault = code > 0;
+    if is_fault && TABLE.iter().any(|slot| slot.lose(address)) {
+        return;
+    }
+    // SAFETY: both are async-signal-safe. The signal is blocked until the handler returns and then ends the process.
+    unsafe {
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        libc::raise(libc::SIGBUS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    use vm_memory::{Bytes, FileOffset, VolatileMemory};
+
+    use super::*;
+    use crate::memory::{MemoryError, MemoryFile};
+
+    const BYTES: u64 = 0x4000;
+    const CHILD: &str = "PEERBAR_TEST_FAULT_ELSEWHERE";
+
+    fn cut_short() -> (File, MemoryFile) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(BYTES).unwrap();
+        let lent = MemoryFile::of_other(file.try_clone().unwrap(), 0, BYTES).unwrap();
+        file.set_len(0).unwrap();
+        (file, lent)
+    }
+
+    #[test]
+    fn each_access_to_a_lost_mapping_fails() {
+        type Access = fn(&MemoryFile) -> Result<(), MemoryError>;
+        let accesses: [Access; 9] = [
+            |lent| lent.read(0, &mut [0; 8]),
+            |lent| lent.read(0x1001, &mut [0; 0x2000]),
+            |lent| lent.write(0, &[1; 8]),
+            |lent| lent.write_in_order(8, &[1; 0x1000]),
+            |lent| lent.write_in_order(1, &[1; 3]),
+            |lent| lent.copy_to(0, &MemoryFile::create("own", 64).unwrap(), 0, 64),
+            |lent| {
+                MemoryFile::create("own", 64)
+                    .unwrap()
+                    .copy_to(0, lent, 0, 64)
+            },
+            |lent| lent.load(4).map(drop),
+            |lent| lent.update(8, |was| was).map(drop),
+        ];
+        for (number, access) in accesses.iter().enumerate() {
+            let (_file, lent) = cut_short();
+            assert!(!lent.is_lost());
+            for _ in 0..2 {
+                let failed = access(&lent);
+                assert!(
+                    matches!(failed, Err(MemoryError::Lost { size: BYTES })),
+                    "{number}"
+                );
+            }
+            assert!(lent.is_lost());
+        }
+        let (_file, lent) = cut_short();
+        assert!(lent.store(0, 1).is_err());
+    }
+
+    #[test]
+    fn lost_mapping_keeps_no_memory() {
+        let (_file, lent) = cut_short();
+        let pages = || {
+            let status = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let start = format!("{:x}-", lent.pointer(0, 1).unwrap().addr());
+            let mapping = status.lines().skip_while(|line| !line.starts_with(&start));
+            let resident = mapping.into_iter().find(|line| line.starts_with("Rss:"));
+            resident
+                .unwrap()
+                .split_whitespace()
+                .nth(1)
+                .unwrap()
+                .to_owned()
+        };
+        for _ in 0..3 {
+            assert!(lent.write(0, &[1; 0x4000]).is_err());
+            assert_eq!(pages(), "0");
+        }
+    }
+
+    #[test]
+    fn fault_outside_of_lent_memory_ends_the_process() {
+        if std::env::var_os(CHILD).is_some() {
+            let (file, lent) = cut_short();
+            assert!(lent.load(0).is_err());
+            drop(lent);
+            // The same file, mapped for another purpose.
+            let own = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 0x1000).unwrap();
+            own.as_volatile_slice().load::<u32>(0, SeqCst).unwrap();
+            return;
+        }
+        let limit = Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        };
+        setrlimit(Resource::Core, limit).unwrap();
+        let name = "lent_memory::tests::fault_outside_of_lent_memory_ends_the_process";
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert_eq!(child.status.signal(), Some(libc::SIGBUS), "{child:?}");
+    }
+}

@@ -1,0 +1,266 @@
+//! The memory files that a client or the peers lend, each mapped once however many descriptors of it come.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use rustix::fs::{AtFlags, Statx, StatxFlags, fcntl_get_seals, makedev, statx};
+
+use crate::memory::{MemoryError, MemoryFile, Span};
+
+/// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual guest RAM is mapped as a
+/// whole: an IOMMU has the guest map it page by page, and unmap all but a few of them.
+const PIECE: u64 = 64 << 30;
+
+/// How many mappings a pool has at most, each with a descriptor.
+const MOST: usize = 512;
+
+/// How many bytes they have at most: an eighth of the address space of a process (x86-64, 2^47).
+const MOST_BYTES: u64 = 16 << 40;
+
+/// A descriptor of a memory file that the client or a peer lends, and the result of one statx(2) of it.
+#[derive(Debug)]
+pub(crate) struct LentFile {
+    fd: OwnedFd,
+    status: rustix::io::Result<Statx>,
+}
+
+impl LentFile {
+    /// Asks no other process or host about the file, which might not answer.
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let status = statx(&fd, "", flags, StatxFlags::INO | StatxFlags::SIZE);
+        Self { fd, status }
+    }
+
+    /// The number of its device; 0 if it is unknown.
+    pub(crate) fn device(&self) -> u64 {
+        self.status.map_or(0, |status| {
+            makedev(status.stx_dev_major, status.stx_dev_minor)
+        })
+    }
+
+    /// Its inode number; 0 if it is unknown.
+    pub(crate) fn inode(&self) -> u64 {
+        self.status.map_or(0, |status| status.stx_ino)
+    }
+
+    fn id(&self) -> (u64, u64) {
+        (self.device(), self.inode())
+    }
+
+    /// Whether page faults in it wait for nothing but this host's memory and disks. Only files in memory have seals
+    /// (fcntl(2), F_GET_SEALS). File systems without a block device, such as FUSE and NFS, have the major number 0.
+    fn is_local(&self) -> bool {
+        let on_disk = self.status.is_ok_and(|status| status.stx_dev_major != 0);
+        on_disk || fcntl_get_seals(&self.fd).is_ok()
+    }
+}
+
+/// A mapped part of a file.
+#[derive(Debug)]
+struct Piece {
+    id: (u64, u64),
+    first: u64,
+    memory: Weak<MemoryFile>,
+}
+
+impl Piece {
+    /// The span from `offset` to `end` of the file, if it is mapped here and not lost.
+    fn span(&self, id: (u64, u64), offset: u64, end: u64) -> Option<Span> {
+        let file = self.memory.upgrade().filter(|_| self.id == id)?;
+        let offset = offset.checked_sub(self.first)?;
+        let is_inside = end - self.first <= file.size();
+        (is_inside && !file.is_lost()).then_some(Span { file, offset })
+    }
+}
+
+/// The memory files that one lender, or all peers together, have mapped here.
+///
+/// A file is known by its device and inode numbers. It is mapped in pieces, as far as it is asked for; a piece is unmapped when the
+/// last [`Span`] of it goes.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryPool {
+    pieces: Vec<Piece>,
+}
+
+impl MemoryPool {
+    /// The span of `size` bytes at `offset` of a lent file.
+    pub(crate) fn span(
+        &mut self,
+        lent: LentFile,
+        offset: u64,
+        size: u64,
+    ) -> Result<Span, MemoryError> {
+        let status = lent.status.map_err(|e| MemoryError::Os {
+            action: "ask its size",
+            size,
+            source: e.into(),
+        })?;
+        let length = status.stx_size;
+        let end = offset.checked_add(size).filter(|end| *end <= length);
+        let end = end.ok_or(MemoryError::OutOfRange {
+            offset,
+            len: size,
+            size: length,
+        })?;
+        let id = lent.id();
+        let known = self.pieces.iter();
+        if let Some(span) = known
+            .into_iter()
+            .find_map(|piece| piece.span(id, offset, end))
+        {
+            return Ok(span);
+        }
+        if !lent.is_local() {
+            return Err(MemoryError::NotLocal);
+        }
+        let first = offset / PIECE * PIECE;
+        let bytes = end.div_ceil(PIECE).saturating_mul(PIECE).min(length) - first;
+        self.reserve(bytes)?;
+        let file = Arc::new(MemoryFile::of_other(File::from(lent.fd), first, bytes)?);
+        self.pieces.push(Piece {
+            id,
+            first,
+            memory: Arc::downgrade(&file),
+        });
+        Ok(Span {
+            file,
+            offset: offset - first,
+        })
+    }
+
+    /// Forgets pieces that are unmapped. Fails if there is no room for one of `size` bytes.
+    fn reserve(&mut self, size: u64) -> Result<(), MemoryError> {
+        let mut mapped = 0u64;
+        self.pieces.retain(|piece| {
+            let memory = piece.memory.upgrade();
+            mapped = mapped.saturating_add(memory.as_ref().map_or(0, |memory| memory.size()));
+            memory.is_some()
+        });
+        let mappings = self.pieces.len();
+        if mappings >= MOST || mapped.saturating_add(size) > MOST_BYTES {
+            return Err(MemoryError::TooMuch {
+                mappings,
+                mapped,
+                size,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    use super::*;
+
+    fn memfd(size: u64) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&fd, size).unwrap();
+        fd
+    }
+
+    fn span(
+        pool: &mut MemoryPool,
+        fd: &OwnedFd,
+        offset: u64,
+        size: u64,
+    ) -> Result<Span, MemoryError> {
+        pool.span(LentFile::new(fd.try_clone().unwrap()), offset, size)
+    }
+
+    #[test]
+    fn span_that_leaves_its_file_is_refused() {
+        let mut pool = MemoryPool::default();
+        let fd = memfd(4096);
+        for (offset, size) in [(1, 4096), (4096, 1), (u64::MAX, 2), (0, u64::MAX)] {
+            let refused = span(&mut pool, &fd, offset, size);
+            assert!(matches!(refused, Err(MemoryError::OutOfRange { .. })));
+        }
+    }
+
+    #[test]
+    fn one_file_is_mapped_once_and_goes_with_its_last_span() {
+        let mut pool = MemoryPool::default();
+        let fd = memfd(8192);
+        let first = span(&mut pool, &fd, 0, 4096).unwrap();
+        let second = span(&mut pool, &fd, 4096, 4096).unwrap();
+        assert!(Arc::ptr_eq(&first.file, &second.file));
+        assert_eq!((first.offset, second.offset), (0, 4096));
+        drop((first, second));
+        assert!(
+            pool.pieces
+                .iter()
+                .all(|piece| piece.memory.strong_count() == 0)
+        );
+    }
+
+    #[test]
+    fn sparse_file_is_mapped_as_far_as_it_is_asked_for() {
+        let mut pool = MemoryPool::default();
+        let fd = memfd(1 << 62);
+        for offset in [0, PIECE - 4096, (1 << 62) - 4096] {
+            let one = span(&mut pool, &fd, offset, 4096).unwrap();
+            assert_eq!(one.file.size(), PIECE, "{offset:#x}");
+            one.file.write(one.offset, &[7; 4096]).unwrap();
+            let mut found = [0; 4096];
+            rustix::io::pread(&fd, &mut found, offset).unwrap();
+            assert_eq!(found, [7; 4096], "{offset:#x}");
+        }
+        let both = span(&mut pool, &fd, PIECE - 4096, 8192).unwrap();
+        assert_eq!((both.file.size(), both.offset), (2 * PIECE, PIECE - 4096));
+    }
+
+    #[test]
+    fn bytes_and_mappings_of_a_lender_are_bounded() {
+        let mut pool = MemoryPool::default();
+        let large = memfd(1 << 62);
+        let refused = span(&mut pool, &large, 0, MOST_BYTES + 1);
+        assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
+        let all = span(&mut pool, &large, 0, MOST_BYTES).unwrap();
+        let small = memfd(4096);
+        let refused = span(&mut pool, &small, 0, 4096);
+        assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
+        drop(all);
+        let mut spans: Vec<_> = (0..MOST)
+            .map(|_| span(&mut pool, &memfd(4096), 0, 4096).unwrap())
+            .collect();
+        let refused = span(&mut pool, &small, 0, 4096);
+        assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
+        spans.pop();
+        span(&mut pool, &small, 0, 4096).unwrap();
+    }
+
+    #[test]
+    fn file_of_another_host_or_process_is_not_mapped() {
+        let mut pool = MemoryPool::default();
+        // sysfs has no block device, as FUSE and NFS have none.
+        let remote = File::open("/sys/kernel/mm/transparent_hugepage/enabled").unwrap();
+        let refused = span(&mut pool, &remote.into(), 0, 16);
+        assert!(matches!(refused, Err(MemoryError::NotLocal)));
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        assert!(span(&mut pool, &pipe, 0, 4096).is_err());
+        let sealed = memfd(4096);
+        fcntl_add_seals(&sealed, SealFlags::FUTURE_WRITE).unwrap();
+        let refused = span(&mut pool, &sealed, 0, 4096);
+        assert!(matches!(refused, Err(MemoryError::Os { .. })));
+    }
+
+    #[test]
+    fn lost_mapping_is_not_lent_again() {
+        let mut pool = MemoryPool::default();
+        let fd = memfd(8192);
+        let lost = span(&mut pool, &fd, 0, 8192).unwrap();
+        ftruncate(&fd, 0).unwrap();
+        assert!(lost.file.read(0, &mut [0; 16]).is_err());
+        ftruncate(&fd, 8192).unwrap();
+        rustix::io::pwrite(&fd, &[7; 16], 0).unwrap();
+        let anew = span(&mut pool, &fd, 0, 8192).unwrap();
+        let mut found = [0; 16];
+        anew.file.read(anew.offset, &mut found).unwrap();
+        assert_eq!(found, [7; 16]);
+        assert!(lost.file.read(0, &mut [0; 16]).is_err());
+    }
+}
