@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -150,6 +151,12 @@ impl RawClient {
     /// Whether the server has hung up and sent nothing before.
     pub(crate) fn is_hung_up_on(&mut self) -> bool {
         matches!(self.stream.read(&mut [0]), Ok(0))
+    }
+
+    /// Whether something has come.
+    pub(crate) fn is_readable(&self) -> bool {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).unwrap() > 0
     }
 
     fn take_id(&mut self) -> u16 {
