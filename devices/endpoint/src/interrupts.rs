@@ -1,15 +1,14 @@
 //! Interrupts: the event descriptors that the client has set up, and the level of the INTx pin.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use peerbar_pci::{InterruptMode, Interrupts};
-use peerbar_vfio_user::IrqAction;
+use peerbar_vfio_user::{Event, IrqAction};
 use rustix::io::Errno;
 
-use crate::eventfd::{self, Signaller};
+use crate::signaller::Signaller;
 
 /// The interrupts of one function, shared between the thread that serves the client and those that raise them.
 ///
@@ -19,7 +18,7 @@ use crate::eventfd::{self, Signaller};
 #[derive(Debug)]
 pub struct Vectors {
     signaller: Signaller,
-    msi_x: RwLock<Vec<Option<OwnedFd>>>,
+    msi_x: RwLock<Vec<Option<Event>>>,
     pin: Mutex<Pin>,
     /// Whether there is any event descriptor of each kind. They decide the mode without a lock: it is read for each interrupt.
     has_msi_x: AtomicBool,
@@ -28,7 +27,7 @@ pub struct Vectors {
 
 #[derive(Debug, Default)]
 struct Pin {
-    event: Option<OwnedFd>,
+    event: Option<Event>,
     asserted: bool,
     /// By the client, or by the last signal.
     masked: bool,
@@ -116,7 +115,7 @@ impl Vectors {
         })
     }
 
-    fn change_msi_x<R>(&self, change: impl FnOnce(&mut [Option<OwnedFd>]) -> R) -> R {
+    fn change_msi_x<R>(&self, change: impl FnOnce(&mut [Option<Event>]) -> R) -> R {
         let mut vectors = self.msi_x.write();
         let result = change(&mut vectors);
         let any = vectors.iter().any(Option::is_some);
@@ -190,7 +189,7 @@ impl Pin {
     /// Takes a signal back that the client has not taken yet. QEMU would assert the guest's line for it, and keep it
     /// asserted until the guest's next access to the device, which a guest that finds nothing to do never makes.
     fn withdraw(&mut self) {
-        if self.signalled && self.event.as_ref().is_some_and(eventfd::take) {
+        if self.signalled && self.event.as_ref().is_some_and(Event::take) {
             self.masked = false;
             self.signalled = false;
         }
@@ -204,13 +203,15 @@ mod tests {
 
     use super::*;
 
-    fn event() -> (OwnedFd, OwnedFd) {
+    /// An eventfd, by the device's descriptor and by the client's.
+    fn event() -> (Event, Event) {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        (event.try_clone().unwrap(), event)
+        let same = event.try_clone().unwrap();
+        (event.try_into().unwrap(), same.try_into().unwrap())
     }
 
     /// The number of signals since the last call.
-    fn signals(event: &OwnedFd) -> u64 {
+    fn signals(event: &Event) -> u64 {
         let mut count = [0; 8];
         rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
@@ -317,9 +318,9 @@ mod tests {
         vectors.raise(0);
         vectors.set_pin(true);
         vectors.set_pin(false);
-        assert!(!eventfd::take(&pin_seen), "the pin's signal is withdrawn");
+        assert!(!pin_seen.take(), "the pin's signal is withdrawn");
         vectors.set_pin(true);
         vectors.set_pin(false);
-        assert!(eventfd::take(&message_seen));
+        assert!(message_seen.take());
     }
 }

@@ -10,11 +10,11 @@
 pub mod daemon;
 mod decoder;
 mod endpoint;
-mod eventfd;
 mod interrupts;
 mod options;
 mod recording;
 mod running;
+mod signaller;
 mod switch_port;
 
 pub use endpoint::{BarMemory, Endpoint};

@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use crate::Client;
+use crate::{Client, Event};
 
 /// A device that the server loop serves to one client at a time.
 ///
@@ -97,7 +97,7 @@ pub enum IrqAction {
     /// Trigger the vectors at once, for testing.
     Trigger,
     /// From now on signal these; `None` takes a vector's event away. One entry for each vector.
-    Events(Vec<Option<OwnedFd>>),
+    Events(Vec<Option<Event>>),
     /// Take every vector of the index away.
     Disable,
 }
@@ -113,7 +113,7 @@ pub struct DmaMap {
     pub readable: bool,
     /// Whether the device may write it.
     pub writable: bool,
-    /// The memory behind it, if the client lends it, and where in it the span starts.
+    /// The memory behind it, if the client lends it, and where in it the span starts. A regular file or a character device.
     pub memory: Option<(OwnedFd, u64)>,
 }
 

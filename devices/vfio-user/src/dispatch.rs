@@ -2,12 +2,14 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use rustix::io::Errno;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::device::{Device, DmaMap, DmaSpan};
 use crate::framing::Descriptors;
+use crate::irqs::Unmasking;
 use crate::wire::{self, command};
 use crate::{access, irqs, region_info};
 
@@ -38,6 +40,7 @@ impl From<Vec<u8>> for Answer<'_> {
 /// Carries out `request`. The error is for the header of the reply; ENOTSUP for a command that we do not know.
 pub(crate) fn dispatch<'d>(
     device: &'d mut dyn Device,
+    unmasking: &mut Option<Unmasking>,
     request: Request<'_>,
 ) -> Result<Answer<'d>, Errno> {
     let payload = request.payload;
@@ -47,7 +50,7 @@ pub(crate) fn dispatch<'d>(
         command::DEVICE_GET_INFO => device_info(device, payload),
         command::DEVICE_GET_REGION_INFO => region_info::answer(device, payload),
         command::DEVICE_GET_IRQ_INFO => irqs::info(device, payload),
-        command::DEVICE_SET_IRQS => irqs::set(device, request),
+        command::DEVICE_SET_IRQS => irqs::set(device, unmasking, request),
         command::REGION_READ => access::read(device, payload),
         command::REGION_WRITE => access::write(device, payload),
         command::REGION_WRITE_MULTI => access::write_multi(device, payload),
@@ -118,8 +121,20 @@ fn lent_memory(
     match (first, second) {
         (None, _) => Ok(None),
         (Some(memory), None) if offset.checked_add(map.size.get()).is_some() => {
+            check_memory(&memory)?;
             Ok(Some((memory, offset)))
         }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Refuses what can be no memory, as a pipe, a socket, a directory or an eventfd. A file system in user space is not asked:
+/// it may never answer.
+fn check_memory(memory: &OwnedFd) -> Result<(), Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = statx(memory, c"", flags, StatxFlags::TYPE)?;
+    match FileType::from_raw_mode(found.stx_mode.into()) {
+        FileType::RegularFile | FileType::CharacterDevice => Ok(()),
         _ => Err(Errno::INVAL),
     }
 }

@@ -1,13 +1,12 @@
 //! DEVICE_GET_IRQ_INFO and DEVICE_SET_IRQS: which interrupts a device has, and their event descriptors.
 
-use std::os::fd::OwnedFd;
-
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
 use crate::device::{Device, IrqAction};
 use crate::dispatch::{Answer, Request, check_argsz, parse};
+use crate::event::Event;
 use crate::framing::Descriptors;
 use crate::wire::irq_info::{AUTOMASKED, EVENTFD, MASKABLE};
 use crate::wire::set_irqs::{
@@ -31,8 +30,32 @@ pub(crate) fn info<'d>(device: &dyn Device, payload: &[u8]) -> Result<Answer<'d>
     Ok(reply.as_bytes().to_vec().into())
 }
 
-/// vfio-user, DEVICE_SET_IRQS. ENOTSUP for masking and unmasking by eventfd: QEMU then does it by message.
-pub(crate) fn set<'d>(device: &mut dyn Device, request: Request<'_>) -> Result<Answer<'d>, Errno> {
+/// A vector that the client unmasks by an eventfd: under KVM, at the guest's end of interrupt.
+#[derive(Debug)]
+pub(crate) struct Unmasking {
+    index: u32,
+    vector: u32,
+    pub(crate) event: Event,
+}
+
+impl Unmasking {
+    /// Unmasks the vector if the client has signalled.
+    pub(crate) fn carry_out(&self, device: &mut dyn Device) {
+        if self.event.take()
+            && let Err(error) = device.set_irqs(self.index, self.vector, 1, IrqAction::Unmask)
+        {
+            log::debug!("interrupt {} cannot be unmasked: {error}", self.index);
+        }
+    }
+}
+
+/// vfio-user, DEVICE_SET_IRQS. ENOTSUP for masking by eventfd, which Linux' vfio-pci does not do either, and for a second
+/// vector that is unmasked by eventfd: only INTx is.
+pub(crate) fn set<'d>(
+    device: &mut dyn Device,
+    unmasking: &mut Option<Unmasking>,
+    request: Request<'_>,
+) -> Result<Answer<'d>, Errno> {
     let (asked, data) = parse::<SetIrqs>(request.payload)?;
     check_argsz::<SetIrqs>(asked.argsz)?;
     let vectors = Vectors::checked(device, asked)?;
@@ -41,8 +64,14 @@ pub(crate) fn set<'d>(device: &mut dyn Device, request: Request<'_>) -> Result<A
         return Err(Errno::INVAL);
     }
     let action = flags & ACTION;
+    if action & (MASK | UNMASK) != 0 && !vectors.maskable {
+        return Err(Errno::INVAL);
+    }
     match (flags & DATA, action) {
-        (DATA_NONE, TRIGGER) if vectors.count == 0 => vectors.set(device, IrqAction::Disable)?,
+        (DATA_NONE, TRIGGER) if vectors.count == 0 => {
+            unmasking.take_if(|unmasking| unmasking.index == vectors.index);
+            vectors.set(device, IrqAction::Disable)?;
+        }
         (_, MASK | UNMASK | TRIGGER) if vectors.count == 0 => return Err(Errno::INVAL),
         (DATA_NONE, _) => vectors.set(device, by_message(action)?)?,
         (DATA_BOOL, _) => vectors.set_where(device, data, action)?,
@@ -50,7 +79,8 @@ pub(crate) fn set<'d>(device: &mut dyn Device, request: Request<'_>) -> Result<A
             let events = vectors.events(request.descriptors)?;
             vectors.set(device, IrqAction::Events(events))?;
         }
-        (DATA_EVENTFD, MASK | UNMASK) => return Err(Errno::NOTSUP),
+        (DATA_EVENTFD, UNMASK) => vectors.unmask_by(unmasking, request.descriptors)?,
+        (DATA_EVENTFD, MASK) => return Err(Errno::NOTSUP),
         _ => return Err(Errno::INVAL),
     }
     Ok(Answer::default())
@@ -72,6 +102,7 @@ struct Vectors {
     index: u32,
     start: u32,
     count: u32,
+    maskable: bool,
 }
 
 impl Vectors {
@@ -83,6 +114,7 @@ impl Vectors {
                 index,
                 start,
                 count,
+                maskable: irq.maskable,
             }),
             _ => Err(Errno::INVAL),
         }
@@ -108,15 +140,34 @@ impl Vectors {
         Ok(())
     }
 
-    /// One event for each vector; without any descriptor all are taken away.
-    fn events(self, sent: Descriptors) -> Result<Vec<Option<OwnedFd>>, Errno> {
+    /// Without a descriptor, it is unmasked by messages only.
+    fn unmask_by(self, unmasking: &mut Option<Unmasking>, sent: Descriptors) -> Result<(), Errno> {
+        let (index, vector) = (self.index, self.start);
+        let other = |unmasking: &Unmasking| (unmasking.index, unmasking.vector) != (index, vector);
+        if self.count != 1 || unmasking.as_ref().is_some_and(other) {
+            return Err(Errno::NOTSUP);
+        }
+        let event = self.events(sent)?.pop().flatten();
+        *unmasking = event.map(|event| Unmasking {
+            index,
+            vector,
+            event,
+        });
+        Ok(())
+    }
+
+    /// One event for each vector; without any descriptor all are taken away. EINVAL for what is no eventfd.
+    fn events(self, sent: Descriptors) -> Result<Vec<Option<Event>>, Errno> {
         if sent.lost {
             return Err(Errno::MFILE);
         }
         let count = usize::try_from(self.count).map_err(|_| Errno::INVAL)?;
         match sent.kept.len() {
             0 => Ok((0..count).map(|_| None).collect()),
-            len if len == count => Ok(sent.kept.into_iter().map(Some).collect()),
+            len if len == count => {
+                let events = sent.kept.into_iter();
+                events.map(|fd| Event::try_from(fd).map(Some)).collect()
+            }
             _ => Err(Errno::INVAL),
         }
     }

@@ -6,13 +6,17 @@
 //!
 //! # Supported
 //! VERSION (0.0), DMA_MAP, DMA_UNMAP, DEVICE_GET_INFO, DEVICE_GET_REGION_INFO with sparse mmap areas and a descriptor,
-//! DEVICE_GET_IRQ_INFO, DEVICE_SET_IRQS, REGION_READ, REGION_WRITE, REGION_WRITE_MULTI, DEVICE_RESET; towards the
+//! DEVICE_GET_IRQ_INFO, DEVICE_SET_IRQS, with unmasking by eventfd, REGION_READ, REGION_WRITE, REGION_WRITE_MULTI, DEVICE_RESET; towards the
 //! client DMA_READ and DMA_WRITE, many at a time. Commands may ask for no reply.
 //!
 //! # Not supported
 //! No migration and no DIRTY_PAGES, no DEVICE_GET_REGION_IO_FDS, no `twin_socket`, no masking of interrupts by
 //! eventfd: these, like every command that is unknown, are answered with ENOTSUP. No reconnection: a client that comes
 //! back begins a new session.
+//!
+//! # Off the text
+//! A region with [`RegionMapping::NoArea`] is mappable, yet has no descriptor: QEMU's client posts writes to a device
+//! without a mappable region, and a descriptor would invite a client that ignores the list of areas to map it.
 //!
 //! # What a client cannot do
 //! Whatever the client sends or leaves unsent, the server neither panics nor hangs: lengths and ranges are checked
@@ -30,6 +34,7 @@ mod chunks;
 mod client;
 mod device;
 mod dispatch;
+mod event;
 mod framing;
 mod irqs;
 mod listener;
@@ -48,6 +53,7 @@ mod writer;
 pub use call::{Data, Request};
 pub use client::Client;
 pub use device::{Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping};
+pub use event::Event;
 pub use framing::{Deframer, Descriptors, FramingError, Message, Payload};
 pub use listener::{ListenError, Listener};
 pub use peerbar_socket_file::BindError;

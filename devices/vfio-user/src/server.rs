@@ -16,6 +16,7 @@ use crate::client::Client;
 use crate::device::Device;
 use crate::dispatch::{Answer, Request, dispatch};
 use crate::framing::{Deframer, FramingError, Message, Payload};
+use crate::irqs::Unmasking;
 use crate::pending::Reply;
 use crate::stop::Stop;
 use crate::version::{self, MAX_TRANSFER};
@@ -90,6 +91,7 @@ pub(crate) fn serve_alone(
         options,
         listener,
         client: None,
+        unmasking: None,
         drained: false,
     };
     let outcome = session.run();
@@ -104,6 +106,7 @@ struct Session<'a> {
     listener: Option<&'a UnixListener>,
     /// `None` until a version is agreed upon.
     client: Option<Client>,
+    unmasking: Option<Unmasking>,
     /// The last reception took all that was there.
     drained: bool,
 }
@@ -154,12 +157,19 @@ impl Session<'_> {
 
     fn wait(&mut self) -> Result<(), Errno> {
         let (stop, stream) = (self.options.stop.as_fd(), self.stream.as_fd());
-        let Some(listener) = self.listener else {
-            return readiness::wait([stop, stream]).map(drop);
-        };
+        let unmasking = self.unmasking.as_ref();
+        let unmasked = unmasking.map_or(stop, |unmasking| unmasking.event.as_fd());
+        let listener = self.listener.map_or(stop, AsFd::as_fd);
         // The listener is polled before the stream: a client that connects after this one has hung up is not disconnected.
-        let [connection, _, message] = readiness::wait([listener.as_fd(), stop, stream])?;
-        if connection && !message {
+        let [connection, _, unmasked, message] =
+            readiness::wait([listener, stop, unmasked, stream])?;
+        if unmasked && let Some(unmasking) = unmasking {
+            unmasking.carry_out(self.device);
+        }
+        if let Some(listener) = self.listener
+            && connection
+            && !message
+        {
             match accept(listener) {
                 Ok(None) => {}
                 Ok(Some(_)) => {
@@ -201,7 +211,7 @@ impl Session<'_> {
                     payload,
                     descriptors: message.descriptors,
                 };
-                dispatch(self.device, request)
+                dispatch(self.device, &mut self.unmasking, request)
             }
             Payload::Whole(payload) if command == command::VERSION && !header.no_reply() => {
                 return self.agree(&header, payload);
@@ -216,7 +226,11 @@ impl Session<'_> {
             Ok(capabilities) => capabilities,
             Err(error) => return reply(&self.writer, header, Err(error)),
         };
-        reply(&self.writer, header, Ok(version::answer().into()))?;
+        reply(
+            &self.writer,
+            header,
+            Ok(version::answer(&capabilities).into()),
+        )?;
         let client = Client::new(Channel::new(
             Arc::clone(&self.writer),
             self.options.request_time_out,

@@ -16,9 +16,11 @@ const MINOR: u16 = 0;
 /// The most data in one message, in bytes, that we take and that we send.
 pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 
-/// The client's capabilities that matter here. All others are ignored.
+/// The client's capabilities.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities {
+    /// The names of all that it proposes.
+    proposed: Vec<String>,
     /// The most data that the client takes with one message, in bytes, not 0.
     pub(crate) max_data_xfer_size: u64,
 }
@@ -27,6 +29,7 @@ impl Default for Capabilities {
     /// The protocol's defaults.
     fn default() -> Self {
         Self {
+            proposed: Vec::new(),
             max_data_xfer_size: 1 << 20,
         }
     }
@@ -51,26 +54,35 @@ pub(crate) fn parse(payload: &[u8]) -> Result<Capabilities, Errno> {
 }
 
 fn parse_capabilities(capabilities: &Map<String, Value>) -> Result<Capabilities, Errno> {
-    match capabilities.get("max_data_xfer_size").map(Value::as_u64) {
-        None => Ok(Capabilities::default()),
-        Some(Some(max_data_xfer_size @ 1..)) => Ok(Capabilities { max_data_xfer_size }),
-        Some(_) => Err(Errno::INVAL),
-    }
+    let default = Capabilities::default();
+    let max_data_xfer_size = match capabilities.get("max_data_xfer_size").map(Value::as_u64) {
+        None => default.max_data_xfer_size,
+        Some(Some(size @ 1..)) => size,
+        Some(_) => return Err(Errno::INVAL),
+    };
+    Ok(Capabilities {
+        proposed: capabilities.keys().cloned().collect(),
+        max_data_xfer_size,
+    })
 }
 
-/// Our answer to a client's VERSION.
-pub(crate) fn answer() -> Vec<u8> {
+/// Our answer to a client's VERSION: those of our capabilities that it proposes. The protocol's defaults hold for the others.
+pub(crate) fn answer(client: &Capabilities) -> Vec<u8> {
     let version = Version {
         major: U16::new(MAJOR),
         minor: U16::new(MINOR),
     };
-    let data = json!({"capabilities": {
-        "max_msg_fds": MAX_DESCRIPTORS,
-        "max_data_xfer_size": MAX_TRANSFER,
-        "max_dma_maps": 65535,
-        "pgsizes": 4096,
-        "write_multiple": true,
-    }});
+    let ours = [
+        ("max_msg_fds", json!(MAX_DESCRIPTORS)),
+        ("max_data_xfer_size", json!(MAX_TRANSFER)),
+        ("max_dma_maps", json!(65535)),
+        ("pgsizes", json!(4096)),
+        ("write_multiple", json!(true)),
+    ];
+    let proposed = |(name, _): &(&str, Value)| client.proposed.iter().any(|known| known == name);
+    let ours = ours.into_iter().filter(proposed);
+    let ours: Map<String, Value> = ours.map(|(name, value)| (name.to_owned(), value)).collect();
+    let data = json!({"capabilities": ours});
     [version.as_bytes(), data.to_string().as_bytes(), b"\0"].concat()
 }
 
@@ -91,10 +103,8 @@ mod tests {
             "max_msg_fds": 16, "max_data_xfer_size": 65536, "pgsizes": 4096, "max_dma_maps": 65535,
             "write_multiple": true}}"#;
         let capabilities = parse(&version(0, 0, &[json.as_slice(), b"\0"].concat())).unwrap();
-        let expected = Capabilities {
-            max_data_xfer_size: 65536,
-        };
-        assert_eq!(capabilities, expected);
+        assert_eq!(capabilities.max_data_xfer_size, 65536);
+        assert_eq!(capabilities.proposed.len(), 6);
     }
 
     #[test]
@@ -136,11 +146,16 @@ mod tests {
 
     #[test]
     fn our_answer_is_one_that_we_understand() {
-        let answer = answer();
+        let proposed = ["max_data_xfer_size", "pgsizes"].map(str::to_owned);
+        let answer = answer(&Capabilities {
+            proposed: proposed.to_vec(),
+            ..Capabilities::default()
+        });
         assert_eq!(answer[..4], [0; 4]);
         assert_eq!(answer.last(), Some(&0));
         let capabilities = parse(&answer).unwrap();
         assert_eq!(capabilities.max_data_xfer_size, 1 << 20);
+        assert_eq!(capabilities.proposed, proposed);
     }
 
     proptest! {

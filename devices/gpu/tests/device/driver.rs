@@ -193,7 +193,7 @@ impl Driver {
     fn set_up_vectors(&mut self) {
         let events = self.events.iter();
         let events = events
-            .map(|event| Some(event.try_clone().unwrap()))
+            .map(|event| Some(event.try_clone().unwrap().try_into().unwrap()))
             .collect();
         self.gpu
             .endpoint

@@ -230,7 +230,7 @@ impl Machine {
     fn set_up_vectors(&self) {
         let events = self.0.events.iter();
         let events = events
-            .map(|event| Some(event.try_clone().unwrap()))
+            .map(|event| Some(event.try_clone().unwrap().try_into().unwrap()))
             .collect();
         self.device()
             .set_irqs(MSI_X, 0, VECTORS, IrqAction::Events(events))
@@ -254,7 +254,7 @@ impl Machine {
     /// Gives the vectors up for the INTx pin; the event that it signals.
     pub(crate) fn use_pin(&self) -> OwnedFd {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        let pin = IrqAction::Events(vec![Some(event.try_clone().unwrap())]);
+        let pin = IrqAction::Events(vec![Some(event.try_clone().unwrap().try_into().unwrap())]);
         let mut device = self.device();
         device.set_irqs(MSI_X, 0, 0, IrqAction::Disable).unwrap();
         device.set_irqs(INTX, 0, 1, pin).unwrap();

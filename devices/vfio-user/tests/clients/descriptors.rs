@@ -52,6 +52,7 @@ fn back_to_back_messages_keep_their_descriptors() {
     let events: Vec<OwnedFd> = (0..60)
         .map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap())
         .collect();
+    let memory = memfd_create("back-to-back", MemfdFlags::CLOEXEC).unwrap();
     let mut expected = vec![Call::Attached];
     for (round, pair) in (0_u32..).zip(events.chunks(2)) {
         let vector = round % 7;
@@ -65,7 +66,7 @@ fn back_to_back_messages_keep_their_descriptors() {
             expected.push(Call::Unmap(DmaSpan { iova, last: iova }));
         }
         let offset = u64::from(round) << 12;
-        let lent = (round % 3 == 0).then_some(pair[0]);
+        let lent = (round % 3 == 0).then_some(memory.as_fd());
         let map = message(4, 2, NO_REPLY, &dma_map(3, offset, offset, 4096));
         raw.send_with(&map, lent.as_slice());
         let offset_if_lent = lent.map(|_| offset);

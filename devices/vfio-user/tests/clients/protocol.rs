@@ -4,12 +4,17 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use peerbar_vfio_user::DmaSpan;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::board::{BAD_IOVA, BAD_OFFSET, Call, Rig, pattern};
 use crate::raw::*;
 
 fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn memory() -> OwnedFd {
+    memfd_create("memory", MemfdFlags::CLOEXEC).unwrap()
 }
 
 fn count_of(event: &OwnedFd) -> u64 {
@@ -20,9 +25,11 @@ fn count_of(event: &OwnedFd) -> u64 {
 
 #[test]
 fn version_is_answered_with_minor_0_and_our_capabilities() {
+    let proposed = r#"{"capabilities": {"max_msg_fds": 1, "max_data_xfer_size": 4096, "migration": {},
+        "max_dma_maps": 1, "pgsizes": 4096, "write_multiple": false}}"#;
     for minor in [0, 1, 7] {
         let mut rig = Rig::fresh();
-        let reply = rig.raw.ask(1, &version(0, minor, "{}")).ok();
+        let reply = rig.raw.ask(1, &version(0, minor, proposed)).ok();
         assert_eq!(reply[..4], [0; 4]);
         let (nul, json) = reply[4..].split_last().unwrap();
         assert_eq!(*nul, 0);
@@ -32,6 +39,22 @@ fn version_is_answered_with_minor_0_and_our_capabilities() {
             "pgsizes": 4096, "write_multiple": true,
         }});
         assert_eq!(json, expected);
+    }
+}
+
+#[test]
+fn version_is_answered_with_no_capability_but_those_proposed() {
+    let pgsizes = br#"{"capabilities":{"pgsizes":4096}}"#;
+    for (proposed, answered) in [
+        ("{}", br#"{"capabilities":{}}"#.as_slice()),
+        (
+            r#"{"capabilities":{"twin_socket":{}}}"#,
+            br#"{"capabilities":{}}"#,
+        ),
+        (r#"{"capabilities":{"pgsizes":12288,"other":1}}"#, pgsizes),
+    ] {
+        let reply = Rig::fresh().raw.ask(1, &version(0, 0, proposed)).ok();
+        assert_eq!(reply[4..reply.len() - 1], *answered, "{proposed}");
     }
 }
 
@@ -213,10 +236,34 @@ fn set_irqs_serves_every_index() {
 fn set_irqs_without_data_acts_on_the_range() {
     let mut rig = Rig::agreed();
     for (flags, action) in [(0x09, "Mask"), (0x11, "Unmask"), (0x21, "Trigger")] {
-        rig.raw.ask(8, &set_irqs(flags, 1, 1, 3)).ok();
+        rig.raw.ask(8, &set_irqs(flags, 0, 0, 1)).ok();
         let call = rig.calls.recv().unwrap();
-        assert_eq!(call, Call::Irqs(1, 1, 3, action.into()));
+        assert_eq!(call, Call::Irqs(0, 0, 1, action.into()));
     }
+    rig.raw.ask(8, &set_irqs(0x21, 1, 1, 3)).ok();
+    let call = rig.calls.recv().unwrap();
+    assert_eq!(call, Call::Irqs(1, 1, 3, "Trigger".into()));
+}
+
+#[test]
+fn set_irqs_refuses_to_mask_what_is_not_maskable() {
+    let mut rig = Rig::agreed();
+    let event = event();
+    for (index, data, action) in (1..5)
+        .flat_map(|index| [1, 2, 4].map(|data| [8, 16].map(|action| (index, data, action))))
+        .flatten()
+    {
+        let ask = set_irqs(data | action, index, 0, 1);
+        let ask = if data == 2 {
+            [ask, vec![1]].concat()
+        } else {
+            ask
+        };
+        let fds = [event.as_fd()];
+        let fds = if data == 4 { &fds[..] } else { &[] };
+        assert_eq!(rig.raw.ask_with(8, &ask, fds).errno(), EINVAL, "{ask:?}");
+    }
+    assert!(rig.calls.try_recv().is_err());
 }
 
 #[test]
@@ -256,10 +303,54 @@ fn set_irqs_with_flags_acts_on_the_vectors_that_are_set() {
 fn set_irqs_refuses_masking_by_eventfd() {
     let mut rig = Rig::agreed();
     let event = event();
-    for flags in [0x0c, 0x14] {
-        let ask = set_irqs(flags, 0, 0, 1);
-        assert_eq!(rig.raw.ask_with(8, &ask, &[event.as_fd()]).errno(), ENOTSUP);
+    let ask = set_irqs(0x0c, 0, 0, 1);
+    assert_eq!(rig.raw.ask_with(8, &ask, &[event.as_fd()]).errno(), ENOTSUP);
+}
+
+#[test]
+fn set_irqs_takes_an_eventfd_that_unmasks() {
+    let signal = |event: &OwnedFd| rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
+    let unmasked = || Call::Irqs(0, 0, 1, "Unmask".into());
+    let mut rig = Rig::agreed();
+    let (first, second) = (event(), event());
+    let ask = set_irqs(0x14, 0, 0, 1);
+    for event in [&first, &second] {
+        rig.raw.ask_with(8, &ask, &[event.as_fd()]).ok();
+        for _ in 0..3 {
+            signal(event);
+            assert_eq!(rig.calls.recv().unwrap(), unmasked());
+        }
     }
+    // Replaced, it is not heard any more; taken away or disabled, neither is the other.
+    for last in [&ask, &set_irqs(0x21, 0, 0, 0)] {
+        rig.raw.ask_with(8, &ask, &[second.as_fd()]).ok();
+        signal(&first);
+        rig.raw.ask(8, last).ok();
+        signal(&second);
+        for _ in 0..3 {
+            rig.raw.ask(13, &[]).ok();
+        }
+        assert_eq!(count_of(&second), 1, "nobody has taken it");
+    }
+    let calls: Vec<Call> = rig.hang_up().1;
+    assert!(!calls.contains(&unmasked()), "{calls:?}");
+}
+
+#[test]
+fn set_irqs_refuses_what_is_no_eventfd() {
+    let mut rig = Rig::agreed();
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let (event, null) = (event(), std::fs::File::open("/dev/null").unwrap());
+    for wrong in [read.as_fd(), write.as_fd(), null.as_fd()] {
+        for (flags, index) in [(0x24, 0), (0x14, 0), (0x24, 2), (0x24, 3)] {
+            let ask = set_irqs(flags, index, 0, 1);
+            assert_eq!(rig.raw.ask_with(8, &ask, &[wrong]).errno(), EINVAL);
+        }
+        let ask = set_irqs(0x24, 2, 0, 2);
+        let fds = [event.as_fd(), wrong];
+        assert_eq!(rig.raw.ask_with(8, &ask, &fds).errno(), EINVAL);
+    }
+    assert!(rig.calls.try_recv().is_err());
 }
 
 #[test]
@@ -428,9 +519,9 @@ fn region_write_multi_with_a_wrong_count_is_refused() {
 #[test]
 fn dma_map_with_and_without_memory() {
     let mut rig = Rig::agreed();
-    let event = event();
+    let memory = memory();
     let ask = dma_map(3, 0x2000, 0x1_0000, 0x4000);
-    let reply = rig.raw.ask_with(2, &ask, &[event.as_fd()]).ok();
+    let reply = rig.raw.ask_with(2, &ask, &[memory.as_fd()]).ok();
     assert!(reply.is_empty());
     rig.raw.ask(2, &dma_map(1, 0, 0xfe00_0000, 0x1000)).ok();
     rig.raw.ask(2, &dma_map(2, 77, 0, 1)).ok();
@@ -442,6 +533,26 @@ fn dma_map_with_and_without_memory() {
         Call::Detached,
     ];
     assert_eq!(calls, expected);
+}
+
+#[test]
+fn dma_map_of_what_can_be_no_memory_is_refused() {
+    let mut rig = Rig::agreed();
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (event, folder) = (event(), std::fs::File::open("/").unwrap());
+    let wrong = [
+        read.as_fd(),
+        write.as_fd(),
+        socket.as_fd(),
+        event.as_fd(),
+        folder.as_fd(),
+    ];
+    for fd in wrong {
+        let ask = dma_map(3, 0, 0x1000, 0x1000);
+        assert_eq!(rig.raw.ask_with(2, &ask, &[fd]).errno(), EINVAL, "{fd:?}");
+    }
+    assert!(rig.calls.try_recv().is_err());
 }
 
 #[test]
