@@ -28,8 +28,8 @@ pub enum MapError {
         /// Length.
         size: u64,
     },
-    /// There are too many mappings.
-    #[error("{MAX_MAPPINGS} mappings exist already")]
+    /// There are too many mappings, or an unmap would leave too many by splitting one.
+    #[error("{MAX_MAPPINGS} mappings exist already: unmap whole ones first")]
     Full,
     /// The client has too much of its memory mapped here.
     #[error("the client lends too much memory")]
@@ -124,6 +124,15 @@ impl MemoryMap {
                 backing,
             },
         );
+        Ok(())
+    }
+
+    /// Fails if [`Self::unmap`] of the span would split a mapping while there are as many as there may be.
+    pub(crate) fn check_unmap(&self, iova: u64, last: u64) -> Result<(), MapError> {
+        let splits = |(start, mapping): (u64, &Mapping)| start < iova && mapping.last > last;
+        if self.mappings.len() >= MAX_MAPPINGS && self.before_or_at(last).is_some_and(splits) {
+            return Err(MapError::Full);
+        }
         Ok(())
     }
 
@@ -231,6 +240,25 @@ mod tests {
             map(&mut table, page * 0x2000, 0x1000).unwrap();
         }
         assert_eq!(map(&mut table, 1 << 60, 0x1000), Err(MapError::Full));
+    }
+
+    #[test]
+    fn splits_count_as_mappings() {
+        let mut table = MemoryMap::default();
+        map(&mut table, 0, 1 << 60).unwrap();
+        for page in 1..MAX_MAPPINGS as u64 {
+            let (iova, last) = (page * 0x2000, page * 0x2000 + 0xfff);
+            table.check_unmap(iova, last).unwrap();
+            table.unmap(iova, last);
+        }
+        assert_eq!(table.mappings.len(), MAX_MAPPINGS);
+        let next = MAX_MAPPINGS as u64 * 0x2000;
+        assert_eq!(table.check_unmap(next, next), Err(MapError::Full));
+        assert_eq!(map(&mut table, 0x2000, 0x1000), Err(MapError::Full));
+        // What only takes away is possible.
+        table.check_unmap(0, 0xfff).unwrap();
+        table.check_unmap(next, u64::MAX).unwrap();
+        table.check_unmap(0, u64::MAX).unwrap();
     }
 
     #[test]

@@ -340,7 +340,18 @@ impl Requester {
 
     /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, no DMA touches it.
     pub fn unmap(&self, iova: u64, last: u64) {
-        let mut routes = self.change();
+        self.take_out(self.change(), iova, last);
+    }
+
+    /// Like [`Self::unmap`], for a client: fails, and changes nothing, if more mappings would be left than a client may have.
+    pub fn try_unmap(&self, iova: u64, last: u64) -> Result<(), MapError> {
+        let routes = self.change();
+        routes.map.check_unmap(iova, last)?;
+        self.take_out(routes, iova, last);
+        Ok(())
+    }
+
+    fn take_out(&self, mut routes: Change<'_>, iova: u64, last: u64) {
         routes.map.unmap(iova, last);
         if routes.atc().invalidate(iova, last) {
             self.share_ats(&routes);

@@ -318,25 +318,27 @@ impl<F: Function> Device for Endpoint<F> {
         let access = (map.readable, map.writable);
         self.requester
             .map(map.iova, map.size, access, map.memory)
-            .map_err(|error| {
-                log::debug!("{error}");
-                match error {
-                    MapError::BadSpan { .. } => Errno::INVAL,
-                    MapError::Overlap { .. } => Errno::EXIST,
-                    MapError::Full => Errno::NOSPC,
-                    MapError::TooMuch => Errno::NOMEM,
-                }
-            })
+            .map_err(map_errno)
     }
 
     fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno> {
-        self.requester.unmap(span.iova, span.last);
-        Ok(())
+        let unmapped = self.requester.try_unmap(span.iova, span.last);
+        unmapped.map_err(map_errno)
     }
 
     fn reset(&mut self) -> Result<(), Errno> {
         self.reset_all();
         Ok(())
+    }
+}
+
+fn map_errno(error: MapError) -> Errno {
+    log::debug!("{error}");
+    match error {
+        MapError::BadSpan { .. } => Errno::INVAL,
+        MapError::Overlap { .. } => Errno::EXIST,
+        MapError::Full => Errno::NOSPC,
+        MapError::TooMuch => Errno::NOMEM,
     }
 }
 

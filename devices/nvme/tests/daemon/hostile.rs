@@ -12,6 +12,7 @@ use crate::driver::{Driver, RAM, RAM_BYTES, ram};
 use crate::process::Daemon;
 use crate::wire::Wire;
 
+const ENOSPC: u32 = 28;
 /// VFIO_PCI_INTX_IRQ_INDEX and VFIO_PCI_MSIX_IRQ_INDEX.
 const INTERRUPTS: [u32; 2] = [0, 2];
 
@@ -25,6 +26,24 @@ fn fill(event: &OwnedFd, stop: &AtomicBool) {
         fcntl_setfl(event, OFlags::empty()).unwrap();
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn splits_of_a_mapping_take_no_memory_without_bound() {
+    /// As many mappings as a client may have (vfio-user, max_dma_maps).
+    const MAPPINGS: u64 = 65535;
+    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let before = daemon.resident_bytes();
+    let mut wire = Wire::connect(daemon.socket());
+    wire.map((1 << 40, 1 << 40), None).unwrap();
+    let hole = |page: u64| ((1 << 40) + 0x1000 + page * 0x2000, 0x1000);
+    (2..MAPPINGS).for_each(|page| wire.post_unmap(hole(page)));
+    wire.unmap(hole(0));
+    assert_eq!(wire.try_unmap(hole(1)), Err(ENOSPC));
+    wire.unmap((1 << 40, 1 << 40));
+    drop(wire);
+    let grown = daemon.resident_bytes().saturating_sub(before);
+    assert!(grown < 16 << 20, "{grown} bytes");
 }
 
 #[test]

@@ -102,6 +102,13 @@ impl Daemon {
         });
     }
 
+    /// The memory that it occupies.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.child.id())).unwrap();
+        let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+        pages * 4096
+    }
+
     fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }

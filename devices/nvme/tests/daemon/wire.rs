@@ -19,6 +19,7 @@ use crate::driver::Link;
 use crate::upstream::{Answer, Request, Upstream};
 
 const REPLY: u32 = 1;
+const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
 const VERSION: u16 = 1;
@@ -111,9 +112,24 @@ impl Wire {
 
     /// DMA_UNMAP.
     #[track_caller]
-    pub(crate) fn unmap(&mut self, (iova, size): (u64, u64)) {
+    pub(crate) fn unmap(&mut self, span: (u64, u64)) {
+        self.try_unmap(span).unwrap();
+    }
+
+    /// DMA_UNMAP that wants no reply.
+    pub(crate) fn post_unmap(&mut self, (iova, size): (u64, u64)) {
         let payload = [words(&[24, 0]), quads(&[iova, size])].concat();
-        self.ask(DMA_UNMAP, &payload, &[]).unwrap();
+        let sent = self
+            .outgoing
+            .send(0, DMA_UNMAP, (NO_REPLY, 0), &payload, &[]);
+        sent.unwrap();
+    }
+
+    /// DMA_UNMAP: the answer's errno if it is an error.
+    #[track_caller]
+    pub(crate) fn try_unmap(&mut self, (iova, size): (u64, u64)) -> Result<(), u32> {
+        let payload = [words(&[24, 0]), quads(&[iova, size])].concat();
+        self.ask(DMA_UNMAP, &payload, &[]).map(drop)
     }
 
     /// DEVICE_SET_IRQS: has the first vector of an interrupt index signalled by `event`.
