@@ -5,18 +5,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
+use crate::limits::MAX_REQUESTS;
 use crate::message::Message;
 use crate::packet::Packet;
+use crate::requests::RequestId;
 use crate::socket::{self, ReceiveError};
 
-/// The most packets that wait for an endpoint to read: more than all others can cause within its time-out.
-const MAX_QUEUED: usize = 512;
+/// The most packets that wait for an endpoint to read and are no peer's requests. It causes all of them itself, but for one change
+/// of a peer.
+const MAX_QUEUED: usize = 2 * MAX_REQUESTS;
 
 /// A connection, and the packets that wait for free space in its socket buffer.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: OwnedFd,
     queue: VecDeque<Packet>,
+    /// Peers' requests, which come last. Each peer may have a limited number of them.
+    requests: VecDeque<(RequestId, Packet)>,
+    /// The system refuses to carry more descriptors for now.
+    is_starved: bool,
 }
 
 impl Connection {
@@ -24,34 +31,61 @@ impl Connection {
         Self {
             socket,
             queue: VecDeque::new(),
+            requests: VecDeque::new(),
+            is_starved: false,
         }
     }
 
-    /// Sends a message as soon as the socket buffer has free space. Fails when the endpoint is gone or has not read for
-    /// too long.
+    /// Sends a message as soon as the socket buffer has free space. Fails when the endpoint is gone or does not read what it
+    /// has asked for.
     pub(crate) fn send(&mut self, message: &Message) -> Result<(), Errno> {
-        if self.queue.len() >= MAX_QUEUED {
-            return Err(Errno::NOBUFS);
+        let packet = message.encode();
+        match message {
+            Message::Read { peer, tag, .. } | Message::Write { peer, tag, .. } => {
+                self.requests.push_back(((*peer, *tag), packet));
+            }
+            _ if self.queue.len() >= MAX_QUEUED => return Err(Errno::NOBUFS),
+            _ => self.queue.push_back(packet),
         }
-        self.queue.push_back(message.encode());
         self.flush()
+    }
+
+    /// Drops a request that nobody waits for any more, if it is not sent yet.
+    pub(crate) fn withdraw(&mut self, id: RequestId) {
+        self.requests.retain(|(other, _)| *other != id);
     }
 
     /// Sends until the socket buffer is full.
     pub(crate) fn flush(&mut self) -> Result<(), Errno> {
-        while let Some(packet) = self.queue.front() {
+        self.is_starved = false;
+        while let Some(packet) = self.next() {
             match socket::send(&self.socket, packet) {
-                Ok(()) => self.queue.pop_front(),
+                Ok(()) if self.queue.pop_front().is_some() => {}
+                Ok(()) => drop(self.requests.pop_front()),
                 Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => {
+                    self.is_starved = true;
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
-            };
+            }
         }
         Ok(())
     }
 
+    fn next(&self) -> Option<&Packet> {
+        let request = self.requests.front().map(|(_, packet)| packet);
+        self.queue.front().or(request)
+    }
+
     /// Whether packets wait for free space.
     pub(crate) fn is_full(&self) -> bool {
-        !self.queue.is_empty()
+        !self.is_starved && self.next().is_some()
+    }
+
+    /// Whether packets wait for the system.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.is_starved
     }
 
     /// Receives a message, without waiting.

@@ -37,11 +37,17 @@
 //! | endpoint | Hello: protocol, name | Welcome: port, link mode, then a Peer for each peer; or Refused |
 //! | endpoint | Link: the timing of its link, and a descriptor of the memory that reserves it | - |
 //! | endpoint | Announce: its windows, all of them | Announced, when all others have acknowledged |
-//! | switch | Link: the same of a peer | - |
-//! | switch | Peer: all windows of one peer, at an epoch | Ack: that epoch |
+//! | switch | Link: the same of a peer, before its first windows | - |
+//! | switch | Peer: all windows of one peer, and a ticket | Ack: that ticket |
 //! | endpoint, passed on | Read, Write: of a peer, by bus address | Reply, passed back |
 //!
 //! An endpoint that violates the protocol is cut off; no other endpoint notices.
+//!
+//! # What an endpoint may take
+//! An endpoint has one unacknowledged Peer at a time; those that wait are the newest of each peer, not a history. So what others do
+//! never fills its queue. Of its own it has 64 requests to peers, which are dropped when they expire. It is cut off only for
+//! answers that it has asked for and does not read. Without descriptors or memory the switch accepts nobody and tries again
+//! a tenth of a second later.
 
 #![forbid(unsafe_code)]
 
@@ -64,7 +70,8 @@ mod window;
 pub use attachment::{AttachError, Attachment};
 pub use config::Config;
 pub use limits::{
-    ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS, MAX_WINDOWS, PROTOCOL,
+    ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_OPEN_FILES, MAX_PACKET, MAX_PORTS,
+    MAX_WINDOWS, PROTOCOL,
 };
 pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};

@@ -227,12 +227,12 @@ impl Shared {
     fn take(&self, message: Message, handler: &dyn PeerHandler) -> bool {
         match message {
             Message::Peer {
-                epoch,
+                ticket,
                 peer,
                 windows,
             } => {
                 handler.peer(peer, windows);
-                self.send(&Message::Ack { epoch })
+                self.send(&Message::Ack { ticket })
             }
             Message::Link { peer, timing } => {
                 handler.link(peer, timing);

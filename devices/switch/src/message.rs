@@ -104,8 +104,8 @@ pub enum Message {
     },
     /// All windows of a peer.
     Peer {
-        /// Number of the change.
-        epoch: u64,
+        /// What the Ack repeats. It cannot be guessed, so the Ack shows that this was read.
+        ticket: u64,
         /// The owner of the windows.
         peer: PortId,
         /// The windows.
@@ -114,7 +114,7 @@ pub enum Message {
     /// The windows from before a Peer are no longer used.
     Ack {
         /// That of the Peer.
-        epoch: u64,
+        ticket: u64,
     },
     /// Read from a peer.
     Read {

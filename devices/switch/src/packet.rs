@@ -176,11 +176,11 @@ mod tests {
                 },
             },
             Message::Peer {
-                epoch: 5,
+                ticket: 5,
                 peer,
                 windows,
             },
-            Message::Ack { epoch: 5 },
+            Message::Ack { ticket: 5 },
             Message::Read {
                 peer,
                 tag,
@@ -258,7 +258,7 @@ mod tests {
         };
         let largest = [
             Message::Peer {
-                epoch: u64::MAX,
+                ticket: u64::MAX,
                 peer,
                 windows: vec![last; MAX_WINDOWS],
             },

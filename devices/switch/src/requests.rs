@@ -49,22 +49,16 @@ impl Requests {
         expected && self.waiting.remove(&id).is_some()
     }
 
-    /// Takes out all requests of an endpoint, and all that wait for it, which are returned.
-    pub(crate) fn leave(&mut self, port: PortId) -> Vec<RequestId> {
-        self.waiting.retain(|(requester, _), _| *requester != port);
-        self.extract(|waiting| waiting.completer == port)
+    /// Takes out all requests of an endpoint, with their completers, and all that wait for it.
+    pub(crate) fn leave(&mut self, port: PortId) -> (Vec<(RequestId, PortId)>, Vec<RequestId>) {
+        let asked = self.extract(|(requester, _), _| *requester == port);
+        let waiting = self.extract(|_, waiting| waiting.completer == port);
+        (asked, waiting.into_iter().map(|(id, _)| id).collect())
     }
 
-    /// Takes out those whose deadline has passed.
+    /// Takes out those whose deadline has passed, with their completers.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(RequestId, PortId)> {
-        let late = |waiting: &Waiting| waiting.deadline <= now;
-        let completers: Vec<PortId> = self
-            .waiting
-            .values()
-            .filter(|waiting| late(waiting))
-            .map(|waiting| waiting.completer)
-            .collect();
-        self.extract(late).into_iter().zip(completers).collect()
+        self.extract(|_, waiting| waiting.deadline <= now)
     }
 
     /// The earliest deadline.
@@ -72,17 +66,19 @@ impl Requests {
         self.waiting.values().map(|waiting| waiting.deadline).min()
     }
 
-    fn extract(&mut self, which: impl Fn(&Waiting) -> bool) -> Vec<RequestId> {
-        let ids: Vec<RequestId> = self
-            .waiting
-            .iter()
-            .filter(|(_, waiting)| which(waiting))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in &ids {
-            self.waiting.remove(id);
-        }
-        ids
+    fn extract(
+        &mut self,
+        which: impl Fn(&RequestId, &Waiting) -> bool,
+    ) -> Vec<(RequestId, PortId)> {
+        let mut extracted = Vec::new();
+        self.waiting.retain(|id, waiting| {
+            let stays = !which(id, waiting);
+            if !stays {
+                extracted.push((*id, waiting.completer));
+            }
+            stays
+        });
+        extracted
     }
 }
 
@@ -125,7 +121,7 @@ mod tests {
             let completer = if id.0 == A { B } else { A };
             assert!(requests.open(id, completer, now));
         }
-        assert_eq!(requests.leave(A), [(B, 1), (C, 1)]);
+        assert_eq!(requests.leave(A), (vec![((A, 1), B)], vec![(B, 1), (C, 1)]));
         assert_eq!(requests.deadline(), None);
     }
 

@@ -1,10 +1,12 @@
 //! The daemon's loop: one thread, which never waits for one endpoint.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use peerbar_socket_file::BindError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,6 +23,9 @@ use crate::switch::{Output, Switch};
 
 /// The most connections at once: all endpoints, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_PORTS;
+
+/// How long the switch waits when the system lacks descriptors or memory, before it tries again.
+const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// Why a switch is not, or no longer, there.
 #[derive(Debug, Error)]
@@ -47,9 +52,11 @@ pub fn serve(
 ) -> Result<(), ServeError> {
     let mut server = Server {
         listener: Listener::open(path)?,
-        switch: Switch::new(config),
+        switch: Switch::new(config, ticket),
         connections: BTreeMap::new(),
         space: socket::space(),
+        full_until: None,
+        is_full_logged: false,
     };
     let served = ready().and_then(|()| Ok(server.run(stop)?));
     served.map_err(|source| ServeError::System {
@@ -58,11 +65,20 @@ pub fn serve(
     })
 }
 
+/// A ticket that nobody guesses: a keyed hash of its number.
+fn ticket(number: u64) -> u64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    KEYS.hash_one(number)
+}
+
 struct Server {
     listener: Listener,
     switch: Switch,
     connections: BTreeMap<PortId, Connection>,
     space: Vec<u8>,
+    /// No connection is accepted before.
+    full_until: Option<Instant>,
+    is_full_logged: bool,
 }
 
 /// What poll(2) has found.
@@ -91,20 +107,29 @@ impl Server {
             if ready.listener {
                 self.admit()?;
             }
+            self.try_again(Instant::now());
             self.switch.expire(Instant::now());
             self.carry_out();
         }
     }
 
     fn wait(&self, stop: impl AsFd) -> Result<Ready, Errno> {
-        let left = self.switch.deadline().map(|deadline| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            Timespec::try_from(left)
-        });
-        let left = left.transpose().map_err(|_| Errno::INVAL)?;
+        let is_starved = self.connections.values().any(Connection::is_starved);
+        let now = Instant::now();
+        let again = is_starved.then_some(now + BACK_OFF);
+        let deadlines = [self.switch.deadline(), self.full_until, again];
+        let deadline = deadlines.into_iter().flatten().min();
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
+        let left = left.map(Timespec::try_from).transpose();
+        let left = left.map_err(|_| Errno::INVAL)?;
+        let newcomers = if self.full_until.is_none() {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        };
         let mut polled = vec![
             PollFd::new(&stop, PollFlags::IN),
-            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::new(&self.listener, newcomers),
         ];
         polled.extend(self.connections.values().map(|connection| {
             let out = if connection.is_full() {
@@ -147,9 +172,21 @@ impl Server {
     }
 
     fn admit(&mut self) -> Result<(), Errno> {
-        let Some(socket) = self.listener.accept()? else {
+        let accepted = match self.listener.accept() {
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                if !self.is_full_logged {
+                    log::warn!("{}: no further endpoint for now: {error}", self.name());
+                }
+                self.is_full_logged = true;
+                self.full_until = Some(Instant::now() + BACK_OFF);
+                return Ok(());
+            }
+            accepted => accepted?,
+        };
+        let Some(socket) = accepted else {
             return Ok(());
         };
+        self.is_full_logged = false;
         if self.connections.len() >= MAX_CONNECTIONS {
             log::debug!("{}: a connection beyond the limit is closed", self.name());
             return Ok(());
@@ -157,6 +194,17 @@ impl Server {
         let port = self.switch.connect(Instant::now());
         self.connections.insert(port, Connection::new(socket));
         Ok(())
+    }
+
+    /// Does what the system did not allow before.
+    fn try_again(&mut self, now: Instant) {
+        self.full_until.take_if(|until| *until <= now);
+        let starved = self.connections.iter_mut();
+        let starved = starved.filter(|(_, connection)| connection.is_starved());
+        let failed = starved.filter_map(|(port, c)| Some((*port, c.flush().err()?)));
+        for (port, error) in failed.collect::<Vec<_>>() {
+            self.lose(port, &error);
+        }
     }
 
     /// Carries out the switch's outputs, and those that this leads to.
@@ -172,6 +220,11 @@ impl Server {
                         let connection = self.connections.get_mut(&port);
                         if let Some(Err(error)) = connection.map(|c| c.send(&message)) {
                             self.lose(port, &error);
+                        }
+                    }
+                    Output::Withdraw(port, id) => {
+                        if let Some(connection) = self.connections.get_mut(&port) {
+                            connection.withdraw(id);
                         }
                     }
                     Output::CutOff(port, reason) => {

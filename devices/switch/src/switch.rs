@@ -6,6 +6,7 @@ use std::time::Instant;
 pub(crate) use self::output::Output;
 use self::output::Reason;
 use self::port::{Announcing, Port, Vanished};
+use self::updates::Updates;
 use crate::config::Config;
 use crate::limits::ENDPOINT_TIME_OUT;
 use crate::message::{Message, PortId, RequestError};
@@ -16,27 +17,40 @@ mod attach;
 mod output;
 mod port;
 mod relay;
+mod updates;
 
 /// One switch.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Switch {
     config: Config,
+    /// The ticket of an update by its number.
+    ticket: fn(u64) -> u64,
     ports: BTreeMap<PortId, Port>,
     vanished: BTreeMap<PortId, Vanished>,
     requests: Requests,
     last_port: u32,
     last_epoch: u64,
+    last_update: u64,
     last_claim: u64,
     warnings: u32,
     outputs: Vec<Output>,
 }
 
 impl Switch {
-    /// A switch without endpoints.
-    pub(crate) fn new(config: Config) -> Self {
+    /// A switch without endpoints. `ticket` makes tickets of numbers; an endpoint must not be able to guess one.
+    pub(crate) fn new(config: Config, ticket: fn(u64) -> u64) -> Self {
         Self {
             config,
-            ..Self::default()
+            ticket,
+            ports: BTreeMap::new(),
+            vanished: BTreeMap::new(),
+            requests: Requests::default(),
+            last_port: 0,
+            last_epoch: 0,
+            last_update: 0,
+            last_claim: 0,
+            warnings: 0,
+            outputs: Vec::new(),
         }
     }
 
@@ -56,7 +70,7 @@ impl Switch {
                 name: None,
                 link: None,
                 windows: Vec::new(),
-                acknowledged: self.last_epoch,
+                updates: Updates::default(),
                 announcing: None,
             },
         );
@@ -74,7 +88,7 @@ impl Switch {
             _ if !attached => Err(Reason::Violation("its first message is no Hello")),
             Message::Announce { sequence, windows } => self.announce(from, sequence, windows, now),
             Message::Link { timing, .. } => self.link(from, timing),
-            Message::Ack { epoch } => self.acknowledge(from, epoch),
+            Message::Ack { ticket } => self.acknowledge(from, ticket),
             Message::Read { .. } | Message::Write { .. } => self.request(from, message, now),
             Message::Reply { peer, tag, outcome } => {
                 self.reply(from, (peer, tag), outcome);
@@ -90,6 +104,7 @@ impl Switch {
     /// Ends every wait that has taken [`ENDPOINT_TIME_OUT`].
     pub(crate) fn expire(&mut self, now: Instant) {
         for (id, completer) in self.requests.expire(now) {
+            self.outputs.push(Output::Withdraw(completer, id));
             self.answer(completer, id, Err(RequestError::TimedOut));
         }
         let silent = |port: &Port| port.name.is_none() && port.connected + ENDPOINT_TIME_OUT <= now;
@@ -98,7 +113,9 @@ impl Switch {
         }
         let late = self.announcements().filter(|a| a.deadline <= now);
         if let Some(epoch) = late.map(|announcing| announcing.epoch).max() {
-            for port in self.ports_that(|port| port.name.is_some() && port.acknowledged < epoch) {
+            for port in
+                self.ports_that(|port| port.updates.oldest().is_some_and(|owed| owed <= epoch))
+            {
                 self.cut_off(port, Reason::NoAck);
             }
         }

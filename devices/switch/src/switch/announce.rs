@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::Switch;
 use super::output::Reason;
 use super::port::Announcing;
+use super::updates::{Update, Updates};
 use crate::limits::ENDPOINT_TIME_OUT;
 use crate::message::{Message, PortId};
 use crate::window::{BarBacking, BarWindow};
@@ -45,7 +46,6 @@ impl Switch {
         self.note_overlaps(from, &windows);
         let epoch = self.publish(from, &windows);
         if let Some(port) = self.ports.get_mut(&from) {
-            port.acknowledged = epoch;
             port.announcing = Some(Announcing {
                 sequence,
                 epoch,
@@ -99,22 +99,24 @@ impl Switch {
         }
     }
 
-    pub(super) fn acknowledge(&mut self, from: PortId, epoch: u64) -> Result<(), Reason> {
-        if epoch > self.last_epoch {
-            return Err(Reason::Violation("it acknowledges what has not happened"));
+    pub(super) fn acknowledge(&mut self, from: PortId, ticket: u64) -> Result<(), Reason> {
+        let port = self.ports.get_mut(&from);
+        if !port.is_some_and(|port| port.updates.acknowledge(ticket)) {
+            return Err(Reason::Violation("it acknowledges what it has not read"));
         }
-        if let Some(port) = self.ports.get_mut(&from) {
-            port.acknowledged = port.acknowledged.max(epoch);
-        }
+        self.update(from);
         self.settle();
         Ok(())
     }
 
     /// Sends Announced for each announcement that all others have acknowledged.
     pub(super) fn settle(&mut self) {
+        let owed = self.ports.iter();
+        let owed = owed.filter_map(|(id, port)| Some((*id, port.updates.oldest()?)));
+        let owed: Vec<(PortId, u64)> = owed.collect();
         let settled = |id: &PortId, announcing: &Announcing| {
-            let mut others = self.ports.iter().filter(|(other, _)| *other != id);
-            others.all(|(_, port)| port.name.is_none() || port.acknowledged >= announcing.epoch)
+            let mut others = owed.iter().filter(|(other, _)| other != id);
+            others.all(|(_, oldest)| *oldest > announcing.epoch)
         };
         let done: Vec<(PortId, u64)> = self
             .ports
@@ -137,16 +139,51 @@ impl Switch {
         let epoch = self.last_epoch;
         for other in self.ports_that(|port| port.name.is_some()) {
             if other != peer {
-                let windows = windows.to_vec();
-                let message = Message::Peer {
-                    epoch,
+                let update = Update {
                     peer,
-                    windows,
+                    windows: windows.to_vec(),
+                    epoch: Some(epoch),
                 };
-                self.send(other, message);
+                self.change(other, |updates| updates.push(update));
             }
         }
         epoch
+    }
+
+    /// Has all other endpoints forget a peer that is gone for good.
+    pub(super) fn forget(&mut self, peer: PortId) {
+        for other in self.ports_that(|port| port.name.is_some()) {
+            self.change(other, |updates| updates.forget(peer));
+        }
+    }
+
+    fn change(&mut self, of: PortId, change: impl FnOnce(&mut Updates)) {
+        if let Some(port) = self.ports.get_mut(&of) {
+            change(&mut port.updates);
+        }
+        self.update(of);
+    }
+
+    /// Sends an endpoint the next change of a peer, unless it has one to acknowledge. The timing of a peer's link comes before
+    /// its first windows.
+    pub(super) fn update(&mut self, to: PortId) {
+        let ticket = (self.ticket)(self.last_update + 1);
+        let port = self.ports.get_mut(&to);
+        let Some((update, is_first)) = port.and_then(|port| port.updates.next(ticket)) else {
+            return;
+        };
+        self.last_update += 1;
+        let Update { peer, windows, .. } = update;
+        let timing = self.ports.get(&peer).and_then(|port| port.link.clone());
+        if let Some(timing) = timing.filter(|_| is_first) {
+            self.send(to, Message::Link { peer, timing });
+        }
+        let message = Message::Peer {
+            ticket,
+            peer,
+            windows,
+        };
+        self.send(to, message);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::output::Reason;
 use super::port::{Port, Vanished};
+use super::updates::Update;
 use super::{Output, Switch};
 use crate::limits::{MAX_PORTS, PROTOCOL};
 use crate::message::{LinkTiming, Message, PortId, Refusal, RequestError};
@@ -34,8 +35,8 @@ impl Switch {
         self.introduce_peers_to(port);
         if let Some(newcomer) = self.ports.get_mut(&port) {
             newcomer.name = Some(name);
-            newcomer.acknowledged = self.last_epoch;
         }
+        self.update(port);
         Ok(())
     }
 
@@ -44,7 +45,11 @@ impl Switch {
         let Some(port) = self.ports.remove(&leaving) else {
             return;
         };
-        for id in self.requests.leave(leaving) {
+        let (asked, to_be_answered) = self.requests.leave(leaving);
+        let withdrawn = asked.into_iter();
+        let withdrawn = withdrawn.map(|(id, completer)| Output::Withdraw(completer, id));
+        self.outputs.extend(withdrawn);
+        for id in to_be_answered {
             self.answer(leaving, id, Err(RequestError::Gone));
         }
         if !self.ports.values().any(|port| port.name.is_some()) {
@@ -57,8 +62,10 @@ impl Switch {
             if self.vanished.len() > MAX_PORTS
                 && let Some((oldest, _)) = self.vanished.pop_first()
             {
-                self.publish(oldest, &[]);
+                self.forget(oldest);
             }
+        } else {
+            self.forget(leaving);
         }
         self.settle();
     }
@@ -73,45 +80,35 @@ impl Switch {
             .collect();
         for port in former {
             self.vanished.remove(&port);
-            self.publish(port, &[]);
+            self.forget(port);
         }
     }
 
     fn introduce_peers_to(&mut self, newcomer: PortId) {
-        let epoch = self.last_epoch;
-        let links = self.ports.iter().filter_map(|(peer, port)| {
-            let (peer, timing) = (*peer, port.link.clone()?);
-            Some(Output::Send(newcomer, Message::Link { peer, timing }))
-        });
-        self.outputs.extend(links);
         let live = self.ports.iter().map(|(id, port)| (id, &port.windows));
         let vanished = self.vanished.iter().map(|(id, gone)| (id, &gone.windows));
         let peers = live
             .chain(vanished)
             .filter(|(_, windows)| !windows.is_empty());
-        let introductions = peers.map(|(peer, windows)| {
-            let (peer, windows) = (*peer, windows.clone());
-            let message = Message::Peer {
-                epoch,
-                peer,
-                windows,
-            };
-            Output::Send(newcomer, message)
+        let introductions = peers.map(|(peer, windows)| Update {
+            peer: *peer,
+            windows: windows.clone(),
+            epoch: None,
         });
-        self.outputs.extend(introductions);
+        let introductions: Vec<Update> = introductions.collect();
+        if let Some(newcomer) = self.ports.get_mut(&newcomer) {
+            let push = |update| newcomer.updates.push(update);
+            introductions.into_iter().for_each(push);
+        }
     }
 
-    /// An endpoint sends the timing of its link, once.
+    /// An endpoint sends the timing of its link, once and before it announces windows.
     pub(super) fn link(&mut self, from: PortId, timing: LinkTiming) -> Result<(), Reason> {
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
-        if port.link.replace(timing.clone()).is_some() {
-            return Err(Reason::Violation("it sends the timing of its link twice"));
-        }
-        let link = Message::Link { peer: from, timing };
-        for other in self.ports_that(|port| port.name.is_some()) {
-            if other != from {
-                self.send(other, link.clone());
-            }
+        if !port.windows.is_empty() || port.link.replace(timing).is_some() {
+            return Err(Reason::Violation(
+                "it sends the timing of its link twice, or after it has announced windows",
+            ));
         }
         Ok(())
     }

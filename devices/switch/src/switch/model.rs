@@ -2,7 +2,7 @@
 //! a window after its withdrawal was acknowledged to its owner, and in none does an endpoint wait indefinitely.
 //!
 //! The switch is the real one. An endpoint is a model of what [`crate::Link`] and its [`crate::PeerHandler`] do: a main thread
-//! that runs its script, and a link that takes one message after another, which for a Peer needs the lock that a transfer
+//! and one that transfers, which run its script, and a link that takes one message after another, which for a Peer needs the lock that a transfer
 //! in progress holds.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -32,6 +32,7 @@ enum Step {
 #[derive(Clone, Debug, Default)]
 struct Endpoint {
     script: VecDeque<Step>,
+    transfers: VecDeque<u64>,
     port: Option<PortId>,
     waiting: bool,
     /// The addresses at which others may still reach it.
@@ -61,6 +62,7 @@ struct World {
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     Script(usize),
+    Transfer(usize),
     Link(usize),
     Switch(PortId),
 }
@@ -75,18 +77,40 @@ fn window(address: u64) -> BarWindow {
     }
 }
 
+impl Endpoint {
+    /// Ends the transfer in progress, or starts the next.
+    fn transfer(&mut self) {
+        if self.transfer.take().is_some() {
+            return;
+        }
+        if let Some(address) = self.transfers.pop_front() {
+            let owner = self.peers.iter().find(|(_, at)| at.contains(&address));
+            self.transfer = owner.map(|(port, _)| (*port, address));
+        }
+    }
+}
+
 impl World {
     /// Endpoints are attached already unless their scripts begin with it.
     fn new(scripts: &[&[Step]]) -> Self {
-        let endpoints = scripts.iter().map(|script| Endpoint {
-            script: script.iter().copied().collect(),
-            ..Endpoint::default()
+        let endpoints = scripts.iter().map(|script| {
+            let mut endpoint = Endpoint::default();
+            for step in *script {
+                match step {
+                    Step::Transfer(address) => endpoint.transfers.push_back(*address),
+                    step => endpoint.script.push_back(*step),
+                }
+            }
+            endpoint
         });
         let mut world = Self {
-            switch: Switch::new(Config {
-                holes: PciHole::new(0, u64::MAX).into_iter().collect(),
-                ..Config::default()
-            }),
+            switch: Switch::new(
+                Config {
+                    holes: PciHole::new(0, u64::MAX).into_iter().collect(),
+                    ..Config::default()
+                },
+                std::convert::identity,
+            ),
             endpoints: endpoints.collect(),
             to_switch: BTreeMap::new(),
             to_endpoint: BTreeMap::new(),
@@ -107,9 +131,12 @@ impl World {
     fn turns(&self) -> Vec<Turn> {
         let mut turns = Vec::new();
         for (index, endpoint) in self.endpoints.iter().enumerate() {
-            let idle = !endpoint.waiting && !endpoint.dead;
-            if idle && (endpoint.transfer.is_some() || !endpoint.script.is_empty()) {
+            if !endpoint.waiting && !endpoint.dead && !endpoint.script.is_empty() {
                 turns.push(Turn::Script(index));
+            }
+            let transfers = endpoint.transfer.is_some() || !endpoint.transfers.is_empty();
+            if transfers && !endpoint.dead {
+                turns.push(Turn::Transfer(index));
             }
             let next = endpoint
                 .port
@@ -129,6 +156,7 @@ impl World {
     fn act(&mut self, turn: Turn) {
         match turn {
             Turn::Script(index) => self.run_script(index),
+            Turn::Transfer(index) => self.endpoints[index].transfer(),
             Turn::Link(index) => self.listen(index),
             Turn::Switch(port) => self.serve(port),
         }
@@ -149,9 +177,6 @@ impl World {
 
     fn run_script(&mut self, index: usize) {
         let endpoint = &mut self.endpoints[index];
-        if endpoint.transfer.take().is_some() {
-            return;
-        }
         match endpoint.script.pop_front().unwrap() {
             Step::Attach => {
                 endpoint.waiting = true;
@@ -175,10 +200,7 @@ impl World {
                     }),
                 );
             }
-            Step::Transfer(address) => {
-                let owner = endpoint.peers.iter().find(|(_, at)| at.contains(&address));
-                endpoint.transfer = owner.map(|(port, _)| (*port, address));
-            }
+            Step::Transfer(_) => {}
             Step::Die => {
                 endpoint.dead = true;
                 endpoint.transfer = None;
@@ -199,7 +221,7 @@ impl World {
                 endpoint.exposed = endpoint.announced.into_iter().collect();
             }
             Message::Peer {
-                epoch,
+                ticket,
                 peer,
                 windows,
             } => {
@@ -209,7 +231,7 @@ impl World {
                 endpoint
                     .peers
                     .insert(peer, live.map(|window| window.address).collect());
-                self.say(port, Sent::Message(Message::Ack { epoch }));
+                self.say(port, Sent::Message(Message::Ack { ticket }));
             }
             other => panic!("{other:?}"),
         }

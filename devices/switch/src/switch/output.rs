@@ -3,12 +3,15 @@
 use thiserror::Error;
 
 use crate::message::{Message, PortId, Refusal};
+use crate::requests::RequestId;
 
 /// A step for the daemon, to be carried out in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Output {
     /// Send it.
     Send(PortId, Message),
+    /// Do not send this endpoint that request of a peer, if it is not sent yet.
+    Withdraw(PortId, RequestId),
     /// Close the connection, after the steps before. The switch has forgotten it already.
     CutOff(PortId, Reason),
 }

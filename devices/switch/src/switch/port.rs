@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::updates::Updates;
 use crate::message::LinkTiming;
 use crate::window::BarWindow;
 
@@ -12,8 +13,7 @@ pub(super) struct Port {
     pub(super) name: Option<String>,
     pub(super) link: Option<LinkTiming>,
     pub(super) windows: Vec<BarWindow>,
-    /// The last change that it has acknowledged, or that it received when it attached.
-    pub(super) acknowledged: u64,
+    pub(super) updates: Updates,
     pub(super) announcing: Option<Announcing>,
 }
 

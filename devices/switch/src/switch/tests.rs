@@ -53,14 +53,7 @@ fn outputs(switch: &mut Switch) -> Vec<String> {
         Output::Send(to, Message::Announced { sequence }) => {
             format!("{to}: announced {sequence}")
         }
-        Output::Send(
-            to,
-            Message::Peer {
-                epoch,
-                peer,
-                windows,
-            },
-        ) => {
+        Output::Send(to, Message::Peer { peer, windows, .. }) => {
             let windows: Vec<String> = windows
                 .iter()
                 .map(|window| match window.backing {
@@ -68,7 +61,7 @@ fn outputs(switch: &mut Switch) -> Vec<String> {
                     _ => format!(" {:x}#{}", window.address, window.claim),
                 })
                 .collect();
-            format!("{to}: epoch {epoch}, {peer} has{}", windows.concat())
+            format!("{to}: {peer} has{}", windows.concat())
         }
         Output::Send(to, Message::Read { peer, tag, .. }) => {
             format!("{to}: read {tag} of {peer}")
@@ -81,6 +74,7 @@ fn outputs(switch: &mut Switch) -> Vec<String> {
             format!("{to}: {peer} takes {} ns", timing.latency)
         }
         Output::Send(_, other) => panic!("{other:?}"),
+        Output::Withdraw(from, (_, tag)) => format!("{from}: not {tag}"),
         Output::CutOff(port, reason) => format!("{port} cut off: {reason:?}"),
     };
     switch.take_outputs().into_iter().map(short).collect()
@@ -88,10 +82,21 @@ fn outputs(switch: &mut Switch) -> Vec<String> {
 
 /// A switch that lets windows be anywhere.
 fn anywhere() -> Switch {
-    Switch::new(Config {
-        holes: PciHole::new(0, u64::MAX).into_iter().collect(),
-        ..Config::default()
-    })
+    Switch::new(
+        Config {
+            holes: PciHole::new(0, u64::MAX).into_iter().collect(),
+            ..Config::default()
+        },
+        std::convert::identity,
+    )
+}
+
+/// Acknowledges all that an endpoint is sent.
+fn acknowledge(switch: &mut Switch, port: PortId) {
+    while let Some(sent) = switch.ports[&port].updates.sent {
+        let ticket = sent.ticket;
+        switch.receive(port, Message::Ack { ticket }, Instant::now());
+    }
 }
 
 /// A switch with endpoints a, b, c at ports 1, 2, 3.
@@ -119,20 +124,36 @@ fn link_reaches_present_and_later_peers_before_windows() {
         },
     };
     switch.receive(b, timing(7), now);
-    assert_eq!(outputs(&mut switch), ["1: 2 takes 7 ns", "3: 2 takes 7 ns"]);
+    assert!(outputs(&mut switch).is_empty());
     switch.receive(b, announce(1, &[0x1000]), now);
-    switch.take_outputs();
+    let windows = "2 has 1000#1";
+    assert_eq!(
+        outputs(&mut switch),
+        [
+            "1: 2 takes 7 ns".to_owned(),
+            format!("1: {windows}"),
+            "3: 2 takes 7 ns".to_owned(),
+            format!("3: {windows}"),
+        ]
+    );
     let late = switch.connect(now);
     switch.receive(late, hello("late"), now);
     assert_eq!(
         outputs(&mut switch),
-        ["4: welcome", "4: 2 takes 7 ns", "4: epoch 1, 2 has 1000#1"]
+        ["4: welcome", "4: 2 takes 7 ns", "4: 2 has 1000#1"]
     );
     switch.receive(a, timing(1), now);
     switch.take_outputs();
-    switch.receive(a, timing(2), now);
-    let said = outputs(&mut switch);
-    assert!(said[0].starts_with("1 cut off: Violation"), "{said:?}");
+    for (twice, or_late) in [(a, 1), (late, 4)] {
+        switch.receive(twice, announce(1, &[0x5000]), now);
+        switch.take_outputs();
+        switch.receive(twice, timing(2), now);
+        let said = outputs(&mut switch).concat();
+        assert!(
+            said.contains(&format!("{or_late} cut off: Violation")),
+            "{said}"
+        );
+    }
 }
 
 #[test]
@@ -140,21 +161,15 @@ fn announcement_ends_when_all_others_have_acknowledged() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three(now);
     switch.receive(a, announce(7, &[0x1000]), now);
-    assert_eq!(
-        outputs(&mut switch),
-        ["2: epoch 1, 1 has 1000#1", "3: epoch 1, 1 has 1000#1"]
-    );
-    switch.receive(b, Message::Ack { epoch: 1 }, now);
+    assert_eq!(outputs(&mut switch), ["2: 1 has 1000#1", "3: 1 has 1000#1"]);
+    acknowledge(&mut switch, b);
     assert!(outputs(&mut switch).is_empty());
-    switch.receive(c, Message::Ack { epoch: 1 }, now);
+    acknowledge(&mut switch, c);
     assert_eq!(outputs(&mut switch), ["1: announced 7"]);
     switch.receive(a, announce(8, &[]), now);
-    assert_eq!(
-        outputs(&mut switch),
-        ["2: epoch 2, 1 has", "3: epoch 2, 1 has"]
-    );
+    assert_eq!(outputs(&mut switch), ["2: 1 has", "3: 1 has"]);
     switch.leave(c);
-    switch.receive(b, Message::Ack { epoch: 2 }, now);
+    acknowledge(&mut switch, b);
     assert_eq!(
         outputs(&mut switch),
         ["1: announced 8"],
@@ -163,15 +178,52 @@ fn announcement_ends_when_all_others_have_acknowledged() {
 }
 
 #[test]
+fn own_announcement_acknowledges_none_of_a_peer() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three(now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    switch.receive(b, announce(1, &[0x2000]), now);
+    for port in [a, c] {
+        acknowledge(&mut switch, port);
+    }
+    let words = outputs(&mut switch);
+    assert!(words.contains(&"2: announced 1".to_owned()), "{words:?}");
+    assert!(!words.contains(&"1: announced 1".to_owned()), "{words:?}");
+    acknowledge(&mut switch, b);
+    assert_eq!(outputs(&mut switch), ["1: announced 1"]);
+}
+
+#[test]
+fn peers_that_come_and_go_do_not_fill_a_queue() {
+    let now = Instant::now();
+    let (mut switch, [a, b, _]) = three(now);
+    switch.receive(b, announce(1, &[0x2000]), now);
+    for number in 0..1000 {
+        let port = switch.connect(now);
+        switch.receive(port, hello(&format!("d{number}")), now);
+        switch.receive(port, announce(1, &[0x1000]), now);
+        switch.leave(port);
+    }
+    let words = outputs(&mut switch);
+    let sent = words.iter().filter(|word| word.starts_with("1: "));
+    assert_eq!(sent.collect::<Vec<_>>(), ["1: 2 has 2000#1"]);
+    assert_eq!(switch.ports[&a].updates.pending.len(), MAX_PORTS);
+    acknowledge(&mut switch, a);
+    let words = outputs(&mut switch);
+    let is_gone = |word: &&String| word.ends_with("has !1000");
+    assert_eq!(words.iter().filter(is_gone).count(), MAX_PORTS);
+}
+
+#[test]
 fn missing_acknowledgement_cuts_off_and_keeps_claims() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three(now);
     switch.receive(c, announce(1, &[0x3000]), now);
     for port in [a, b] {
-        switch.receive(port, Message::Ack { epoch: 1 }, now);
+        acknowledge(&mut switch, port);
     }
     switch.receive(a, announce(1, &[0x1000]), now);
-    switch.receive(b, Message::Ack { epoch: 2 }, now);
+    acknowledge(&mut switch, b);
     outputs(&mut switch);
     assert_eq!(switch.deadline(), Some(now + ENDPOINT_TIME_OUT));
     switch.expire(now + ENDPOINT_TIME_OUT - Duration::from_millis(1));
@@ -181,8 +233,8 @@ fn missing_acknowledgement_cuts_off_and_keeps_claims() {
         outputs(&mut switch),
         [
             "3 cut off: NoAck",
-            "1: epoch 3, 3 has !3000",
-            "2: epoch 3, 3 has !3000",
+            "1: 3 has !3000",
+            "2: 3 has !3000",
             "1: announced 1"
         ]
     );
@@ -197,12 +249,9 @@ fn newcomer_gets_all_peers_and_owes_no_acknowledgement() {
     outputs(&mut switch);
     let d = switch.connect(now);
     switch.receive(d, hello("d"), now);
-    assert_eq!(
-        outputs(&mut switch),
-        ["4: welcome", "4: epoch 1, 1 has 1000#1"]
-    );
+    assert_eq!(outputs(&mut switch), ["4: welcome", "4: 1 has 1000#1"]);
     for port in [b, c] {
-        switch.receive(port, Message::Ack { epoch: 1 }, now);
+        acknowledge(&mut switch, port);
     }
     assert_eq!(outputs(&mut switch), ["1: announced 1"]);
 }
@@ -214,15 +263,15 @@ fn unmoved_window_keeps_its_claim_and_moved_one_does_not() {
     switch.leave(PortId(3));
     switch.receive(a, announce(1, &[0x1000]), now);
     switch.receive(b, announce(1, &[0x1000]), now);
-    switch.receive(b, Message::Ack { epoch: 1 }, now);
-    switch.receive(a, Message::Ack { epoch: 2 }, now);
+    acknowledge(&mut switch, b);
+    acknowledge(&mut switch, a);
     outputs(&mut switch);
     switch.receive(a, announce(2, &[0x1000, 0x5000]), now);
-    switch.receive(b, Message::Ack { epoch: 3 }, now);
+    acknowledge(&mut switch, b);
     switch.receive(a, announce(3, &[0x2000, 0x5000]), now);
     let words = outputs(&mut switch);
-    assert_eq!(words[0], "2: epoch 3, 1 has 1000#1 5000#3");
-    assert_eq!(words[2], "2: epoch 4, 1 has 2000#4 5000#3");
+    assert_eq!(words[0], "2: 1 has 1000#1 5000#3");
+    assert_eq!(words[2], "2: 1 has 2000#4 5000#3");
 }
 
 #[test]
@@ -238,8 +287,7 @@ fn window_outside_of_the_pci_holes_is_passed_on_to_nobody() {
         let words = outputs(&mut switch);
         assert!(words[0].contains("1 has c0000000#"), "{words:?}");
         for port in [b, c] {
-            let epoch = switch.last_epoch;
-            switch.receive(port, Message::Ack { epoch }, now);
+            acknowledge(&mut switch, port);
         }
         assert_eq!(outputs(&mut switch), ["1: announced 1"]);
     }
@@ -250,28 +298,20 @@ fn window_outside_of_the_pci_holes_is_passed_on_to_nobody() {
 #[test]
 fn endpoint_that_comes_back_frees_its_former_windows() {
     let now = Instant::now();
-    let (mut switch, [a, _, _]) = three(now);
+    let (mut switch, [a, b, c]) = three(now);
     switch.receive(a, announce(1, &[0x1000]), now);
     switch.leave(a);
     outputs(&mut switch);
     let other = switch.connect(now);
     switch.receive(other, hello("d"), now);
-    assert_eq!(
-        outputs(&mut switch),
-        ["4: welcome", "4: epoch 2, 1 has !1000"]
-    );
+    assert_eq!(outputs(&mut switch), ["4: welcome", "4: 1 has !1000"]);
     let back = switch.connect(now);
     switch.receive(back, hello("a"), now);
-    let words = outputs(&mut switch);
-    assert_eq!(
-        words[..3],
-        [
-            "2: epoch 3, 1 has",
-            "3: epoch 3, 1 has",
-            "4: epoch 3, 1 has"
-        ]
-    );
-    assert_eq!(words[3..], ["5: welcome"]);
+    assert_eq!(outputs(&mut switch), ["5: welcome"]);
+    for port in [b, c, other] {
+        acknowledge(&mut switch, port);
+    }
+    assert_eq!(outputs(&mut switch), ["2: 1 has", "3: 1 has", "4: 1 has"]);
 }
 
 #[test]
@@ -326,7 +366,11 @@ fn request_without_a_completer_fails() {
     switch.leave(b);
     assert_eq!(outputs(&mut switch), ["1: Gone 3 of 2"]);
     switch.expire(now + ENDPOINT_TIME_OUT);
-    assert_eq!(outputs(&mut switch), ["1: TimedOut 4 of 3"]);
+    assert_eq!(outputs(&mut switch), ["3: not 4", "1: TimedOut 4 of 3"]);
+    switch.receive(a, read(c, 5), now);
+    switch.take_outputs();
+    switch.leave(a);
+    assert_eq!(outputs(&mut switch), ["3: not 5"]);
 }
 
 #[test]
@@ -342,13 +386,13 @@ fn violation_cuts_off_the_endpoint_and_no_other() {
         vec![hello("z")],
         vec![announce(1, &[]), announce(2, &[])],
         vec![gone],
-        vec![Message::Ack { epoch: 99 }],
+        vec![Message::Ack { ticket: 1 }],
         vec![Message::Announced { sequence: 1 }],
         vec![read(PortId(2), 1), read(PortId(2), 1)],
     ];
     for messages in odd {
         let now = Instant::now();
-        let (mut switch, [a, b, _]) = three(now);
+        let (mut switch, [a, b, c]) = three(now);
         for message in &messages {
             switch.receive(a, message.clone(), now);
         }
@@ -359,6 +403,8 @@ fn violation_cuts_off_the_endpoint_and_no_other() {
                 .any(|word| word.starts_with("1 cut off: Violation")),
             "{messages:?}"
         );
+        acknowledge(&mut switch, c);
+        switch.take_outputs();
         switch.receive(b, announce(1, &[0x2000]), now);
         let words = outputs(&mut switch).concat();
         assert!(words.ends_with("2 has 2000#1"), "{words}");
@@ -393,7 +439,7 @@ fn invalid_first_message_is_refused_or_cut_off() {
 #[test]
 fn port_beyond_the_limit_is_refused() {
     let now = Instant::now();
-    let mut switch = Switch::default();
+    let mut switch = anywhere();
     for number in 0..=MAX_PORTS {
         let port = switch.connect(now);
         switch.receive(port, hello(&format!("d{number}")), now);
@@ -409,17 +455,18 @@ fn port_beyond_the_limit_is_refused() {
 #[test]
 fn vanished_endpoint_beyond_the_limit_is_forgotten() {
     let now = Instant::now();
-    let (mut switch, _) = three(now);
+    let (mut switch, [a, ..]) = three(now);
     for number in 0..=MAX_PORTS {
         let port = switch.connect(now);
         switch.receive(port, hello(&format!("d{number}")), now);
         switch.receive(port, announce(1, &[0x1000]), now);
         switch.leave(port);
+        acknowledge(&mut switch, a);
     }
     assert_eq!(switch.vanished.len(), MAX_PORTS);
     let words = outputs(&mut switch);
     assert!(
-        words.iter().any(|word| word.ends_with(", 4 has")),
+        words.contains(&"1: 4 has".to_owned()),
         "the oldest is forgotten"
     );
 }
@@ -427,10 +474,8 @@ fn vanished_endpoint_beyond_the_limit_is_forgotten() {
 #[test]
 fn link_has_the_mode_of_its_name() {
     let now = Instant::now();
-    let mut switch = Switch::new(Config {
-        modes: [("b".to_owned(), LinkMode::Drop)].into(),
-        ..Config::default()
-    });
+    let mut switch = anywhere();
+    switch.config.modes = [("b".to_owned(), LinkMode::Drop)].into();
     for (name, expected) in [("a", LinkMode::Route), ("b", LinkMode::Drop)] {
         let port = switch.connect(now);
         switch.receive(port, hello(name), now);

@@ -125,9 +125,9 @@ fn a_storm_of_announcements_by_all_at_once_is_worked_off() {
                 endpoint.send(&announce(round, vec![window(round)]));
                 while heard < ROUNDS * (MAX_PORTS as u64 - 1) || round <= ROUNDS {
                     match endpoint.receive() {
-                        Message::Peer { epoch, .. } => {
+                        Message::Peer { ticket, .. } => {
                             heard += 1;
-                            endpoint.send(&Message::Ack { epoch });
+                            endpoint.send(&Message::Ack { ticket });
                         }
                         Message::Announced { sequence } => {
                             assert_eq!(sequence, round);

@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use peerbar_switch::{
     BarBacking, BarWindow, Descriptor, ENDPOINT_TIME_OUT, MAX_PACKET, MAX_PORTS, Message, PROTOCOL,
     PortId, Refusal,
 };
+
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 use crate::raw::{Daemon, Endpoint, announce, check_alive, hello, registers};
 
@@ -83,12 +85,12 @@ fn who_says_what_only_a_switch_says_is_cut_off() {
     let odd = [
         Message::Announced { sequence: 1 },
         Message::Peer {
-            epoch: 1,
+            ticket: 1,
             peer: PortId(1),
             windows: Vec::new(),
         },
         Message::Refused(Refusal::Full),
-        Message::Ack { epoch: u64::MAX },
+        Message::Ack { ticket: 1 },
         hello("again"),
     ];
     for message in odd {
@@ -140,5 +142,81 @@ fn more_connections_than_there_is_room_for_are_closed() {
         .collect();
     assert!(strangers[3 * MAX_PORTS - 1].is_cut_off());
     drop(strangers);
+    check_alive(&mut daemon);
+}
+
+#[test]
+fn an_acknowledgement_that_is_guessed_ends_the_connection() {
+    let mut daemon = Daemon::start(&[]);
+    let (deaf, _) = Endpoint::attach(&daemon.path, "deaf");
+    let (other, _) = Endpoint::attach(&daemon.path, "other");
+    other.send(&announce(1, vec![registers(0x1000)]));
+    for ticket in 0..3 {
+        deaf.send(&Message::Ack { ticket });
+    }
+    assert!(deaf.is_cut_off());
+    assert!(matches!(other.receive(), Message::Announced { .. }));
+    drop(other);
+    check_alive(&mut daemon);
+}
+
+#[test]
+fn nine_flooders_do_not_cut_off_the_one_they_flood() {
+    const FLOODERS: u64 = 9;
+    const REQUESTS: u64 = 64;
+    let mut daemon = Daemon::start(&[]);
+    let (innocent, target) = Endpoint::attach(&daemon.path, "innocent");
+    let flooders: Vec<Endpoint> = (0..FLOODERS)
+        .map(|number| Endpoint::attach(&daemon.path, &format!("f{number}")).0)
+        .collect();
+    for flooder in &flooders {
+        for tag in 0..REQUESTS {
+            flooder.send(&Message::Write {
+                peer: target,
+                tag,
+                address: 0x1000,
+                data: vec![7; 4096].into(),
+            });
+        }
+        // The switch has taken all of them when it answers this.
+        flooder.send(&announce(1, Vec::new()));
+    }
+    let mut requests = 0;
+    while requests < FLOODERS * REQUESTS {
+        match innocent.receive() {
+            Message::Write { .. } => requests += 1,
+            Message::Peer { ticket, .. } => innocent.send(&Message::Ack { ticket }),
+            other => panic!("{other:?}"),
+        }
+    }
+    drop((innocent, flooders));
+    check_alive(&mut daemon);
+}
+
+#[test]
+fn without_descriptors_nobody_is_let_in_for_now() {
+    let mut daemon = Daemon::start(&[]);
+    let (attached, port) = Endpoint::attach(&daemon.path, "attached");
+    let pid = Pid::from_child(&daemon.child);
+    let limit = |current| {
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let limit = Rlimit { current, maximum };
+        prlimit(Some(pid), Resource::Nofile, limit).unwrap()
+    };
+    let before = limit(Some(3));
+    let strangers: Vec<Endpoint> = (0..3).map(|_| Endpoint::connect(&daemon.path)).collect();
+    let ours = &strangers[0];
+    ours.send(&hello("stranger"));
+    assert!(ours.hears_nothing_for(Duration::from_millis(500)));
+    attached.send(&Message::Read {
+        peer: port,
+        tag: 1,
+        address: 0,
+        length: 1,
+    });
+    assert!(matches!(attached.receive(), Message::Reply { .. }));
+    limit(before.current);
+    assert!(matches!(ours.receive(), Message::Welcome { .. }));
+    drop((attached, strangers));
     check_alive(&mut daemon);
 }

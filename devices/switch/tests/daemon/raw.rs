@@ -125,14 +125,14 @@ impl Endpoint {
     /// Acknowledges the next message, which must be a Peer.
     pub(crate) fn acknowledge(&self) -> (PortId, Vec<BarWindow>) {
         let Message::Peer {
-            epoch,
+            ticket,
             peer,
             windows,
         } = self.receive()
         else {
             panic!("no Peer")
         };
-        self.send(&Message::Ack { epoch });
+        self.send(&Message::Ack { ticket });
         (peer, windows)
     }
 
@@ -144,7 +144,12 @@ impl Endpoint {
 
     /// Whether nothing comes for a moment.
     pub(crate) fn hears_nothing(&self) -> bool {
-        !self.readable(Duration::from_millis(50))
+        self.hears_nothing_for(Duration::from_millis(50))
+    }
+
+    /// Whether nothing comes for this time.
+    pub(crate) fn hears_nothing_for(&self, time: Duration) -> bool {
+        !self.readable(time)
     }
 
     /// The next message, or none when the switch has hung up. Panics when neither comes in time.
