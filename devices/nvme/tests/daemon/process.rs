@@ -86,6 +86,15 @@ impl Daemon {
         std::fs::read_to_string(self.folder.path().join("stderr")).unwrap()
     }
 
+    /// Bytes of its address space (proc_pid_status(5), VmSize).
+    pub(crate) fn address_space(&self) -> u64 {
+        let status = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(status).unwrap();
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+        let kilobytes = size.unwrap().trim().strip_suffix(" kB").unwrap();
+        kilobytes.parse::<u64>().unwrap() << 10
+    }
+
     /// Waits until the thread of that name sleeps.
     #[track_caller]
     pub(crate) fn wait_until_asleep(&self, thread: &str) {

@@ -251,3 +251,37 @@ fn unsealed_memory_is_used_until_its_owner_cuts_it_short() {
         );
     }
 }
+
+#[test]
+fn what_a_client_lends_takes_a_bounded_part_of_the_address_space() {
+    const ENOMEM: u32 = 12;
+    const LENT: u64 = 1 << 50;
+    let daemon = daemon();
+    let mut driver = driver(&daemon);
+    let sparse = || {
+        let file = ram(SealFlags::empty());
+        file.set_len(1 << 62).unwrap();
+        file
+    };
+    let all = (LENT, 1 << 47);
+    let refused = driver.link().map(all, Some(sparse().as_fd()));
+    assert_eq!(refused, Err(ENOMEM));
+    let pages = (0..1024).map(|page| (LENT + page * 0x2000, 0x1000));
+    let lent: Vec<_> = pages
+        .map(|page| driver.link().map(page, Some(sparse().as_fd())))
+        .collect();
+    assert!(lent.starts_with(&[Ok(()); 100]));
+    assert_eq!(lent.last(), Some(&Err(ENOMEM)));
+    assert!(daemon.address_space() < 20 << 40);
+    assert_eq!(driver.io(0x02, LENT, 8), SUCCESS);
+    assert_eq!(
+        driver.io(0x02, LENT + 1023 * 0x2000, 8),
+        DATA_TRANSFER_ERROR
+    );
+    driver.link().unmap((LENT, 1 << 47));
+    driver
+        .link()
+        .map((LENT, 0x1000), Some(sparse().as_fd()))
+        .unwrap();
+    assert_eq!(driver.io(0x02, LENT, 8), SUCCESS);
+}
