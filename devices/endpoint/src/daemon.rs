@@ -6,12 +6,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use peerbar_pci::Function;
+use peerbar_sandbox::{FileAccess, SandboxError};
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
 use crate::options::{DeviceOptions, FaultError};
+use crate::recording::RecordFiles;
 use crate::running::{Running, StartError};
 
 /// Exit status for a command line that cannot be (sysexits(3) has 64; clap and this project use 2).
@@ -37,20 +39,28 @@ enum ServeError {
     /// No further client can be accepted.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The daemon cannot be confined.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// Signals cannot be handled, or standard output is gone.
     #[error("cannot set the daemon up")]
     SetUp(#[from] io::Error),
 }
 
-/// Runs the program `daemon`: starts its device and serves it until a signal comes. `fault` tells what is at fault if its
-/// configuration is impossible.
+/// Runs the program `daemon`: starts its device and serves it until a signal comes, confined to its `images` and its socket.
+/// `fault` tells what is at fault if its configuration is impossible.
 pub fn run<F: Function + 'static, C: Error + 'static>(
     daemon: &str,
     options: &DeviceOptions,
+    images: &[&Path],
     start: impl FnOnce() -> Result<Running<F>, StartError<C>>,
     fault: impl FnOnce(&C) -> Fault,
 ) -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let files = match confined_files(options, images) {
+        Ok(files) => files,
+        Err(error) => return give_up(daemon, error.as_ref(), Fault::Environment),
+    };
     let mut device = match start() {
         Ok(device) => device,
         Err(error) => {
@@ -61,7 +71,7 @@ pub fn run<F: Function + 'static, C: Error + 'static>(
             return give_up(daemon, &error, fault);
         }
     };
-    match serve_by(options, &mut device) {
+    match serve_by(options, files, &mut device) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let fault = match error.is::<FaultError>() {
@@ -73,26 +83,41 @@ pub fn run<F: Function + 'static, C: Error + 'static>(
     }
 }
 
-fn serve_by<F: Function + 'static>(
+/// Makes the files that the device records in, and restricts the daemon to the others that it needs.
+fn confined_files(
     options: &DeviceOptions,
-    device: &mut Running<F>,
-) -> Result<(), Box<dyn Error>> {
-    let (path, endpoint) = (&options.socket_path, &mut device.endpoint);
-    options.recording.start(endpoint)?;
-    options.add_faults(endpoint)?;
-    options.link.apply(endpoint, path)?;
-    Ok(serve(path, endpoint)?)
+    images: &[&Path],
+) -> Result<RecordFiles, Box<dyn Error>> {
+    let files = options.recording.make()?;
+    let images = images.iter().map(|path| FileAccess::Image(path));
+    let socket = FileAccess::Socket(&options.socket_path);
+    let access: Vec<_> = images.chain([socket]).collect();
+    options.sandbox.restrict_files(&access)?;
+    Ok(files)
 }
 
-/// Serves a device at `socket_path`, to one client after another, until SIGTERM or SIGINT. Writes the line `ready` to
+fn serve_by<F: Function + 'static>(
+    options: &DeviceOptions,
+    files: RecordFiles,
+    device: &mut Running<F>,
+) -> Result<(), Box<dyn Error>> {
+    let endpoint = &mut device.endpoint;
+    files.start(endpoint);
+    options.add_faults(endpoint)?;
+    options.link.apply(endpoint, &options.socket_path)?;
+    Ok(serve(options, endpoint)?)
+}
+
+/// Serves a device at its socket, to one client after another, until SIGTERM or SIGINT. Writes the line `ready` to
 /// standard output once clients can connect.
-fn serve(socket_path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
+fn serve(options: &DeviceOptions, device: &mut dyn Device) -> Result<(), ServeError> {
     let stop = Stop::new().map_err(io::Error::from)?;
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let handle = signals.handle();
     let triggered = stop.clone();
     let watcher = std::thread::spawn(move || signals.forever().for_each(|_| triggered.trigger()));
-    let listener = Listener::bind(socket_path)?;
+    let listener = Listener::bind(&options.socket_path)?;
+    options.sandbox.restrict_calls(options.link.connections())?;
     let mut out = io::stdout();
     writeln!(out, "ready").and_then(|()| out.flush())?;
     let served = listener.run(device, &Options::new(stop));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
 use peerbar_fault::{AddError, Rule};
 use peerbar_pci::Function;
+use peerbar_sandbox::{Connections, SandboxOptions};
 use peerbar_switch::AttachError;
 use thiserror::Error;
 
@@ -25,6 +26,8 @@ pub struct DeviceOptions {
     /// corrupt, SUBJECT command, completion, dma or interrupt
     #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
     faults: Vec<Rule>,
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxOptions,
 }
 
 /// Why a device does not take a rule for a fault.
@@ -80,6 +83,14 @@ pub(crate) enum LinkError {
 }
 
 impl LinkOptions {
+    /// The connections that the device makes while it is served.
+    pub(crate) fn connections(&self) -> Connections {
+        match self.switch {
+            Some(_) => Connections::Unix,
+            None => Connections::None,
+        }
+    }
+
     /// Gives the link to a device that will be served at `socket_path`.
     pub(crate) fn apply<F: Function + 'static>(
         &self,

@@ -1,7 +1,7 @@
 //! The flight recorder and the counter file, as a part of every daemon's command line.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use peerbar_dma::CounterFile;
@@ -33,28 +33,48 @@ enum What {
 }
 
 impl Recording {
-    /// Has the device record, under the name of the flight record's file, and count. A device whose flight record cannot
-    /// be made goes on without it.
-    pub(crate) fn start<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), MappedFileError> {
-        if let Some(path) = &self.counters {
-            endpoint.count_in(CounterFile::create(path)?);
-        }
-        let Some(path) = &self.flight else {
-            return Ok(());
-        };
+    /// Makes the files. A device whose flight record cannot be made goes on without it.
+    pub(crate) fn make(&self) -> Result<RecordFiles, MappedFileError> {
+        let counters = self.counters.as_deref().map(CounterFile::create);
+        Ok(RecordFiles {
+            counters: counters.transpose()?,
+            flight: self.flight.as_deref().and_then(|path| self.recorder(path)),
+        })
+    }
+
+    /// The recorder that writes to `path`, under the name of that file.
+    fn recorder(&self, path: &Path) -> Option<Recorder> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let level = match self.record {
             What::Maps => Level::Maps,
             What::All => Level::All,
         };
         match Recorder::create(path, &name, level) {
-            Ok(recorder) => endpoint.record_in(recorder),
+            Ok(recorder) => Some(recorder),
             Err(error) => {
                 let cause = error.source().map(|cause| format!(": {cause}"));
                 let cause = cause.unwrap_or_default();
                 log::warn!("{}: {error}{cause}; goes on without it", path.display());
+                None
             }
         }
-        Ok(())
+    }
+}
+
+/// The files that a device records in.
+pub(crate) struct RecordFiles {
+    counters: Option<CounterFile>,
+    flight: Option<Recorder>,
+}
+
+impl RecordFiles {
+    /// Has the device record and count.
+    pub(crate) fn start<F: Function>(self, endpoint: &Endpoint<F>) {
+        if let Some(counters) = self.counters {
+            endpoint.count_in(counters);
+        }
+        if let Some(recorder) = self.flight {
+            endpoint.record_in(recorder);
+        }
     }
 }

@@ -23,7 +23,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use io_uring::IoUring;
+use io_uring::register::Restriction;
+use io_uring::{IoUring, opcode};
 use peerbar_dma::{MemoryFile, Pinned, Span};
 
 pub use check::Differs;
@@ -43,6 +44,16 @@ const ENTRIES: u32 = 1024;
 /// The kernel's threads for operations that block, such as every sync. If all of them wait for a slow disk, other operations
 /// wait for them; the kernel's default limit, four for each processor, is soon reached.
 const THREADS: u32 = 64;
+
+/// The only operations of a ring. Without a limit it opens files and connects, past a filter of system calls.
+const OPERATIONS: [u8; 6] = [
+    opcode::Fallocate::CODE,
+    opcode::Fsync::CODE,
+    opcode::Read::CODE,
+    opcode::Readv::CODE,
+    opcode::Write::CODE,
+    opcode::Writev::CODE,
+];
 
 /// Operations on files that the kernel carries out.
 pub struct FileRing<T> {
@@ -64,12 +75,15 @@ impl<T> FileRing<T> {
     /// A ring that signals the eventfd `ended` whenever operations have ended. It fails where the kernel has no io_uring, or
     /// permits none.
     pub fn new(ended: BorrowedFd<'_>) -> io::Result<Self> {
-        let ring = IoUring::new(ENTRIES)?;
+        let ring = IoUring::builder().setup_r_disabled().build(ENTRIES)?;
         ring.submitter().register_eventfd(ended.as_raw_fd())?;
         // Kernels before 5.15 keep their limit.
         let _ = ring
             .submitter()
             .register_iowq_max_workers(&mut [THREADS, 0]);
+        let mut permitted = OPERATIONS.map(Restriction::sqe_op);
+        ring.submitter().register_restrictions(&mut permitted)?;
+        ring.submitter().register_enable_rings()?;
         let checked = MemoryFile::create("peerbar-file-ring", (MOST * STEP) as u64);
         Ok(Self {
             ring,

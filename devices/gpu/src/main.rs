@@ -23,5 +23,5 @@ fn main() -> ExitCode {
         ConfigError::Memory { .. } => Fault::Environment,
         _ => Fault::Usage,
     };
-    daemon::run("peerbar-gpu", &device, || Gpu::start(&config), fault)
+    daemon::run("peerbar-gpu", &device, &[], || Gpu::start(&config), fault)
 }

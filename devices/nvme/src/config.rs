@@ -1,7 +1,7 @@
 //! What a controller is made of.
 
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ArgAction;
 use peerbar_dma::MemoryError;
@@ -126,6 +126,16 @@ pub struct Config {
 }
 
 impl Config {
+    /// The images of the namespaces.
+    pub fn images(&self) -> Vec<&Path> {
+        let sources = self.namespaces.iter();
+        let images = sources.filter_map(|source| match source {
+            Source::File(path) => Some(path.as_path()),
+            Source::Ram(_) | Source::Null(_) => None,
+        });
+        images.collect()
+    }
+
     /// Checks everything that does not need a file to be opened.
     fn check(&self) -> Result<(), ConfigError> {
         let printable = self.serial.bytes().all(|byte| matches!(byte, b' '..=b'~'));

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     daemon::run(
         "peerbar-nvme",
         &device,
+        &config.images(),
         || Controller::start(&config),
         fault,
     )

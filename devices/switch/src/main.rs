@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
+use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
 use peerbar_switch::{Config, LinkMode, MAX_OPEN_FILES, PciHole, serve};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -32,6 +33,8 @@ struct Args {
     /// 2 GiB]
     #[arg(long = "pci-hole", value_name = "FIRST-LAST")]
     holes: Vec<PciHole>,
+    #[command(flatten)]
+    sandbox: SandboxOptions,
 }
 
 fn main() -> ExitCode {
@@ -49,7 +52,7 @@ fn main() -> ExitCode {
     } else {
         args.holes
     };
-    match run(&args.socket_path, Config { modes, holes }) {
+    match run(&args.socket_path, Config { modes, holes }, args.sandbox) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("peerbar-switch: {error:#}");
@@ -58,7 +61,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(socket_path: &Path, config: Config) -> anyhow::Result<()> {
+fn run(socket_path: &Path, config: Config, sandbox: SandboxOptions) -> anyhow::Result<()> {
+    sandbox.restrict_files(&[FileAccess::Socket(socket_path)])?;
     let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
@@ -66,6 +70,8 @@ fn run(socket_path: &Path, config: Config) -> anyhow::Result<()> {
     }
     allow_open_files();
     serve(socket_path, config, &stop, || {
+        let confined = sandbox.restrict_calls(Connections::None);
+        confined.map_err(io::Error::other)?;
         let mut out = io::stdout();
         writeln!(out, "ready").and_then(|()| out.flush())
     })?;

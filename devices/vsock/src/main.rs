@@ -9,6 +9,7 @@ use std::thread;
 
 use anyhow::Context;
 use clap::Parser;
+use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
 use peerbar_socket_file::SocketFile;
 use peerbar_vsock::serve;
 use rustix::net::SocketType;
@@ -37,6 +38,8 @@ struct Args {
     /// CID of the guest
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u64).range(3..0xffff_ffff))]
     guest_cid: u64,
+    #[command(flatten)]
+    sandbox: SandboxOptions,
 }
 
 fn main() -> ExitCode {
@@ -52,6 +55,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
+    args.sandbox.restrict_files(&[
+        FileAccess::Socket(&args.socket_path),
+        FileAccess::Socket(&args.uds_path),
+    ])?;
     let (mut stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
@@ -62,6 +69,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     // The crate that serves it asks again and again if this one does not block.
     qemu.set_nonblocking(false)
         .context("cannot make a socket block")?;
+    args.sandbox.restrict_calls(Connections::None)?;
     let cid = args.guest_cid;
     thread::spawn(move || {
         let ended = serve(qemu, &programs, cid);

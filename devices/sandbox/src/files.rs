@@ -1,0 +1,93 @@
+//! Files, by Landlock (Linux Documentation/userspace-api/landlock.rst).
+
+use std::path::Path;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
+};
+
+use crate::{SandboxError, folder};
+
+/// The newest version of Landlock whose restrictions are asked for; an older kernel gives what it has.
+const NEWEST: ABI = ABI::V6;
+
+/// A file that a server needs after its start.
+#[derive(Clone, Copy, Debug)]
+pub enum FileAccess<'a> {
+    /// It reads and writes this file or block device. One that is missing is left out: opening it fails as it would without.
+    Image(&'a Path),
+    /// It makes and removes its socket at this path.
+    Socket(&'a Path),
+}
+
+impl FileAccess<'_> {
+    /// The path that a rule is about, and what it permits there.
+    fn rule(&self) -> (&Path, BitFlags<AccessFs>) {
+        match self {
+            Self::Image(path) => (
+                path,
+                AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
+            ),
+            // The folder is opened to lock it while a stale socket is replaced.
+            Self::Socket(path) => (
+                folder(path),
+                AccessFs::ReadDir | AccessFs::MakeSock | AccessFs::RemoveFile,
+            ),
+        }
+    }
+}
+
+/// Permits `access` to this thread and all that it starts, and no other file, TCP connection, abstract socket or signal.
+pub(crate) fn restrict(access: &[FileAccess<'_>]) -> Result<(), SandboxError> {
+    let mut rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?;
+    for (path, permitted) in access.iter().map(FileAccess::rule) {
+        if path.exists() {
+            rules = rules.add_rule(PathBeneath::new(PathFd::new(path)?, permitted))?;
+        }
+    }
+    if rules.restrict_self()?.ruleset == RulesetStatus::NotEnforced {
+        log::warn!(
+            "this kernel has no Landlock: the server's files are not restricted until it serves"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::ErrorKind;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn restricted_thread_opens_its_image_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let [image, other] = ["image", "other"].map(|name| folder.path().join(name));
+        fs::write(&image, "data").unwrap();
+        fs::write(&other, "secret").unwrap();
+        let socket = folder.path().join("socket");
+        thread::spawn(move || {
+            restrict(&[FileAccess::Image(&image), FileAccess::Socket(&socket)]).unwrap();
+            let open = |path| File::options().read(true).write(true).open(path);
+            open(&image).unwrap();
+            assert_eq!(
+                open(&other).unwrap_err().kind(),
+                ErrorKind::PermissionDenied
+            );
+            let made = fs::write(other.with_extension("new"), "");
+            assert_eq!(made.unwrap_err().kind(), ErrorKind::PermissionDenied);
+            let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            fs::remove_file(&socket).unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}

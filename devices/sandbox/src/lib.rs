@@ -1,0 +1,88 @@
+//! Confinement of a server: what it may still do after a client or a guest has taken it over.
+//!
+//! - **Files** ([`SandboxOptions::restrict_files`], before the server starts a thread): Landlock permits its own images and
+//!   the folder of its socket, for the socket file only. No core file has guest memory, and descriptors and address space have limits.
+//! - **System calls** ([`SandboxOptions::restrict_calls`], once all files and sockets are open): seccomp permits what serving
+//!   needs. All others fail with EPERM: to open a file, to start a program, to make a socket, to signal another process.
+//!
+//! A machine without Landlock gets the rest, and the server logs that. Neither layer hides that a path exists (stat(2)).
+#![forbid(unsafe_code)]
+
+mod calls;
+mod files;
+mod limits;
+#[cfg(all(feature = "take-over", target_arch = "x86_64"))]
+pub mod take_over;
+
+use std::io;
+use std::path::Path;
+
+use thiserror::Error;
+
+pub use calls::Connections;
+pub use files::FileAccess;
+
+/// The options of a server about its confinement.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct SandboxOptions {
+    /// Serve without confinement: a guest or client that takes this server over can do what its user can. For debuggers and
+    /// tracers only
+    #[arg(long)]
+    no_sandbox: bool,
+}
+
+/// Why a server is not confined. The way out is `--no-sandbox`.
+#[derive(Debug, Error)]
+pub enum SandboxError {
+    /// Landlock refuses a rule.
+    #[error("cannot restrict the server's files; `--no-sandbox` serves without")]
+    Files(#[from] landlock::RulesetError),
+    /// A path of a rule cannot be opened.
+    #[error("cannot restrict the server's files; `--no-sandbox` serves without")]
+    Path(#[from] landlock::PathFdError),
+    /// The kernel refuses a limit.
+    #[error("cannot limit {what} of the server; `--no-sandbox` serves without")]
+    Limit {
+        /// What is limited.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel refuses the filter of system calls.
+    #[error("cannot restrict the server's system calls; `--no-sandbox` serves without")]
+    Calls(#[from] seccompiler::Error),
+}
+
+impl SandboxOptions {
+    /// Restricts this process to the files at `access`, and limits its resources. Only the calling thread and those that it
+    /// starts later are restricted, so a server calls it first.
+    ///
+    /// # Errors
+    /// [`SandboxError`], if the kernel has Landlock and refuses.
+    pub fn restrict_files(self, access: &[FileAccess<'_>]) -> Result<(), SandboxError> {
+        if self.no_sandbox {
+            return Ok(());
+        }
+        limits::apply()?;
+        files::restrict(access)
+    }
+
+    /// Restricts all threads of this process to the system calls that serving needs.
+    ///
+    /// # Errors
+    /// [`SandboxError::Calls`] if the kernel refuses.
+    pub fn restrict_calls(self, connections: Connections) -> Result<(), SandboxError> {
+        if self.no_sandbox {
+            return Ok(());
+        }
+        calls::restrict(connections)
+    }
+}
+
+/// The folder of a path as a path that can be opened: `.` for a bare name.
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}

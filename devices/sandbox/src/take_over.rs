@@ -1,0 +1,207 @@
+//! A server that is taken over, for tests: its main thread, stopped by ptrace(2), does the system calls that a test asks
+//! for, so all of the server's restrictions hold.
+
+use std::ffi::{CStr, c_int, c_long};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Stdio};
+
+use nix::errno::Errno;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// The `syscall` instruction.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// Distance below the stack pointer of the text that a call is given: below the red zone.
+const TEXT_BELOW: u64 = 4096;
+
+/// A child process whose main thread is stopped. It goes on when this is dropped.
+#[derive(Debug)]
+pub struct TakenOver {
+    pid: Pid,
+    memory: File,
+    syscall: u64,
+}
+
+/// An argument of a system call.
+#[derive(Clone, Copy, Debug)]
+pub enum Argument<'a> {
+    /// A number.
+    Number(u64),
+    /// The address of a text.
+    Text(&'a CStr),
+}
+
+/// What an attacker tries first, each with its outcome, in the server that `command` starts. It must say `ready`, and is
+/// killed in the end. All of it fails in a server that is confined; the first success is the last attempt.
+///
+/// # Errors
+/// As [`TakenOver::of`], or what starting a process says.
+pub fn attempts(command: &mut Command) -> io::Result<Vec<(&'static str, io::Result<u64>)>> {
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let outcomes = ready(&mut child).and_then(|()| Ok(TakenOver::of(&child)?.attempts()));
+    child.kill()?;
+    child.wait()?;
+    outcomes
+}
+
+fn ready(child: &mut Child) -> io::Result<()> {
+    let mut line = String::new();
+    let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    BufReader::new(stdout).read_line(&mut line)?;
+    match line.as_str() {
+        "ready\n" => Ok(()),
+        _ => Err(io::Error::other(format!("the server said {line:?}"))),
+    }
+}
+
+impl TakenOver {
+    /// Takes a child over.
+    ///
+    /// # Errors
+    /// What ptrace(2) says, or `NotFound` if no `syscall` instruction is in the child's memory.
+    pub fn of(child: &Child) -> io::Result<Self> {
+        let number = i32::try_from(child.id()).map_err(io::Error::other)?;
+        let pid = Pid::from_raw(number);
+        ptrace::seize(pid, Options::empty())?;
+        ptrace::interrupt(pid)?;
+        stopped(pid)?;
+        let memory = File::options()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/{pid}/mem"))?;
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let code = maps.lines().filter(|line| line.contains(" r-xp "));
+        let syscall = code
+            .filter_map(range)
+            .find_map(|(start, len)| find(&memory, start, len));
+        Ok(Self {
+            pid,
+            memory,
+            syscall: syscall.ok_or(io::ErrorKind::NotFound)?,
+        })
+    }
+
+    /// The result of a system call that the child does, or its error.
+    ///
+    /// # Errors
+    /// That of the call, or of ptrace(2).
+    pub fn call(&mut self, number: c_long, arguments: &[Argument<'_>]) -> io::Result<u64> {
+        let before = ptrace::getregs(self.pid)?;
+        let mut registers = before;
+        let mut values = [0; 6];
+        for (value, argument) in values.iter_mut().zip(arguments) {
+            *value = match argument {
+                Argument::Number(number) => *number,
+                Argument::Text(text) => {
+                    let address = before.rsp.wrapping_sub(TEXT_BELOW);
+                    self.memory
+                        .write_all_at(text.to_bytes_with_nul(), address)?;
+                    address
+                }
+            };
+        }
+        registers.rip = self.syscall;
+        registers.rax = number.cast_unsigned();
+        // No call is restarted when the thread goes on.
+        registers.orig_rax = u64::MAX;
+        [
+            registers.rdi,
+            registers.rsi,
+            registers.rdx,
+            registers.r10,
+            registers.r8,
+            registers.r9,
+        ] = values;
+        ptrace::setregs(self.pid, registers)?;
+        ptrace::step(self.pid, None)?;
+        stopped(self.pid)?;
+        let result = ptrace::getregs(self.pid)?.rax;
+        ptrace::setregs(self.pid, before)?;
+        match result.cast_signed() {
+            error @ -4095..0 => Err(Errno::from_raw(c_int::try_from(-error).unwrap_or(0)).into()),
+            _ => Ok(result),
+        }
+    }
+
+    /// What an attacker tries first.
+    fn attempts(&mut self) -> Vec<(&'static str, io::Result<u64>)> {
+        use Argument::{Number as N, Text};
+        let at = N(libc::AT_FDCWD.cast_unsigned().into());
+        let parent = N(std::process::id().into());
+        let number = |value: c_int| N(u64::from(value.cast_unsigned()));
+        let (inet, stream) = (number(libc::AF_INET), number(libc::SOCK_STREAM));
+        let executable = number(libc::PROT_READ | libc::PROT_EXEC);
+        let private = number(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let new = number(libc::O_CREAT | libc::O_WRONLY);
+        let attempts: [(&str, c_long, &[Argument<'_>]); 9] = [
+            ("open a file", libc::SYS_openat, &[at, Text(c"/etc/passwd")]),
+            ("open by io_uring", libc::SYS_io_uring_setup, &[N(1), N(0)]),
+            (
+                "make a file",
+                libc::SYS_openat,
+                &[at, Text(c"/tmp/taken-over"), new, N(0o600)],
+            ),
+            (
+                "start a program",
+                libc::SYS_execve,
+                &[Text(c"/bin/true"), N(0), N(0)],
+            ),
+            ("fork", libc::SYS_clone, &[number(libc::SIGCHLD)]),
+            ("connect out", libc::SYS_socket, &[inet, stream]),
+            ("signal its parent", libc::SYS_kill, &[parent, N(0)]),
+            ("trace its parent", libc::SYS_ptrace, &[N(0x4206), parent]),
+            (
+                "map executable memory",
+                libc::SYS_mmap,
+                &[N(0), N(4096), executable, private],
+            ),
+        ];
+        let mut outcomes = Vec::new();
+        for (name, number, with) in attempts {
+            let outcome = self.call(number, with);
+            let succeeded = outcome.is_ok();
+            outcomes.push((name, outcome));
+            // A fork or a new program could not be stopped any more.
+            if succeeded {
+                break;
+            }
+        }
+        outcomes
+    }
+}
+
+impl Drop for TakenOver {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = ptrace::detach(self.pid, None);
+    }
+}
+
+/// Waits until the thread is stopped.
+fn stopped(pid: Pid) -> io::Result<()> {
+    match waitpid(pid, None)? {
+        WaitStatus::Stopped(..) | WaitStatus::PtraceEvent(..) => Ok(()),
+        other => Err(io::Error::other(format!(
+            "the server did not stop: {other:?}"
+        ))),
+    }
+}
+
+/// Start and length of a line of /proc/PID/maps.
+fn range(line: &str) -> Option<(u64, usize)> {
+    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (number(start)?, number(end)?);
+    Some((start, usize::try_from(end - start).ok()?))
+}
+
+/// The address of the first `syscall` instruction in a range of memory.
+fn find(memory: &File, start: u64, len: usize) -> Option<u64> {
+    let mut code = vec![0; len];
+    memory.read_exact_at(&mut code, start).ok()?;
+    let at = code.windows(2).position(|bytes| bytes == SYSCALL)?;
+    Some(start + at as u64)
+}
