@@ -7,10 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Documents outside the book.
-const BESIDE_THE_BOOK: [&str; 5] = [
+const BESIDE_THE_BOOK: [&str; 6] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "devices/gpu/INTERFACE.md",
     "guest/gpu-driver/README.md",
 ];

@@ -50,6 +50,8 @@ const PERMITTED: &[i64] = &[
     libc::SYS_fdatasync,
     libc::SYS_sync_file_range,
     libc::SYS_fadvise64,
+    // The kind of a client's descriptor, as /proc/self/fd names it.
+    libc::SYS_readlinkat,
     // The socket file, which Landlock restricts to its folder.
     libc::SYS_unlinkat,
     // Connections.
@@ -123,6 +125,7 @@ const PERMITTED_HERE: &[i64] = &[
     libc::SYS_poll,
     libc::SYS_epoll_wait,
     libc::SYS_unlink,
+    libc::SYS_readlink,
     libc::SYS_dup2,
 ];
 #[cfg(not(target_arch = "x86_64"))]

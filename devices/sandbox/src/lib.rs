@@ -5,7 +5,7 @@
 //! - **System calls** ([`SandboxOptions::restrict_calls`], once all files and sockets are open): seccomp permits what serving
 //!   needs. All others fail with EPERM: to open a file, to start a program, to make a socket, to signal another process.
 //!
-//! A machine without Landlock gets the rest, and the server logs that. Neither layer hides that a path exists (stat(2)).
+//! A machine without Landlock gets the rest, and the server logs that. Neither layer hides that a path exists (stat(2), readlink(2)).
 #![forbid(unsafe_code)]
 
 mod calls;

@@ -9,7 +9,7 @@ use peerbar_switch::{
     PortId, Refusal,
 };
 
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::raw::{Daemon, Endpoint, announce, check_alive, hello, registers};
 
@@ -193,13 +193,23 @@ fn nine_flooders_do_not_cut_off_the_one_they_flood() {
     check_alive(&mut daemon);
 }
 
+/// The daemon's hard limit on open files (proc(5), `limits`).
+fn hard_limit(daemon: &Daemon) -> Option<u64> {
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let hard = line.unwrap().split_whitespace().nth(4).unwrap();
+    hard.parse().ok()
+}
+
 #[test]
 fn without_descriptors_nobody_is_let_in_for_now() {
     let mut daemon = Daemon::start(&[]);
     let (attached, port) = Endpoint::attach(&daemon.path, "attached");
     let pid = Pid::from_child(&daemon.child);
+    let maximum = hard_limit(&daemon);
     let limit = |current| {
-        let maximum = getrlimit(Resource::Nofile).maximum;
         let limit = Rlimit { current, maximum };
         prlimit(Some(pid), Resource::Nofile, limit).unwrap()
     };
