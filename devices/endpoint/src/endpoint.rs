@@ -82,6 +82,10 @@ pub struct Endpoint<F> {
     requester: Arc<Requester>,
     vectors: Arc<Vectors>,
     port: Option<SwitchPort<F>>,
+    /// What to tell of a client that leaves without a write.
+    hint: Option<&'static str>,
+    /// The client has written to a region.
+    written: bool,
 }
 
 impl<F: Function + 'static> Endpoint<F> {
@@ -143,7 +147,14 @@ impl<F: Function> Endpoint<F> {
             requester,
             vectors,
             port: None,
+            hint: None,
+            written: false,
         }
+    }
+
+    /// Has `hint` logged when a client leaves without a write to the device: what such a client may have missed.
+    pub fn hint_at_departure(&mut self, hint: &'static str) {
+        self.hint = Some(hint);
     }
 
     fn bar(&self, index: u32) -> Option<&(Bar, BarMemory)> {
@@ -194,11 +205,15 @@ impl<F: Function> Endpoint<F> {
 
 impl<F: Function> Device for Endpoint<F> {
     fn attached(&mut self, client: Client) {
+        self.written = false;
         self.requester
             .set_upstream(Some(Arc::new(ClientMemory(client))));
     }
 
     fn detached(&mut self) {
+        if let Some(hint) = self.hint.filter(|_| !self.written) {
+            log::warn!("a client has left without a write to the device: {hint}");
+        }
         self.requester.set_upstream(None);
         self.requester.unmap_all();
         self.vectors.clear();
@@ -276,6 +291,7 @@ impl<F: Function> Device for Endpoint<F> {
     }
 
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        self.written = true;
         if index == CONFIG_REGION {
             let effects = self.config.write(offset, data);
             if effects.routing {

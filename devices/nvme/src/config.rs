@@ -112,7 +112,8 @@ pub struct Config {
     /// Threads that share the I/O queues, 1 to 64
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub workers: u8,
-    /// Poll policy of those threads: never (block when idle), adaptive (poll or sleep for a short time, then block), or always
+    /// Poll policy of those threads: never (block when idle), adaptive (poll or sleep for a short time, then block), or always, which also
+    /// lets a client map the doorbells, as SPDK must
     #[arg(long, value_name = "POLICY", default_value_t)]
     pub poll: PollPolicy,
     /// Read and write images by system calls, one command of a worker after the other, as where the kernel has no io_uring

@@ -85,7 +85,12 @@ impl Controller {
             .map_err(StartError::Thread)?;
         let notifier = function.notifier.clone();
         let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
-        let endpoint = Endpoint::new(function, space, memory, requester, vectors);
+        let mut endpoint = Endpoint::new(function, space, memory, requester, vectors);
+        if config.poll != PollPolicy::Always {
+            endpoint.hint_at_departure(
+                "one that maps the doorbells, as SPDK does, needs --poll always",
+            );
+        }
         Running::start(endpoint, || engine.run(), move || notifier.stop())
             .map_err(StartError::Thread)
     }
