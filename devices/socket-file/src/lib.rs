@@ -1,21 +1,25 @@
-//! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), and the socket file of a server. It replaces a stale file of a dead server, but neither that of a live one nor
-//! another file, and is removed with its server.
+//! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), and the socket file of a server. It replaces a
+//! stale file of a dead server, but neither that of a live one nor another file, and is removed with its server. Nobody but its
+//! owner may connect, which [`SocketFile::check_peer`] checks once more.
 #![forbid(unsafe_code)]
 
 pub mod descriptors;
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{UnixCredentials, getsockopt};
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
+use rustix::process::geteuid;
 use thiserror::Error;
 
 /// The longest path that fits into a socket address (unix(7)).
@@ -48,6 +52,31 @@ pub enum BindError {
     },
 }
 
+/// Why a peer is not served.
+#[derive(Debug, Error)]
+pub enum PeerError {
+    /// It is another user's.
+    #[error("{}: process {pid} of user {uid} is refused, as the socket is user {owner}'s: run both as one user, or give it to user {uid} (chown)", path.display())]
+    OtherUser {
+        /// The socket's path.
+        path: PathBuf,
+        /// The peer's process; 0 if it is in another PID namespace.
+        pid: i32,
+        /// The peer's effective user when it connected.
+        uid: u32,
+        /// The owner of the socket file, or the server's user if the file is gone.
+        owner: u32,
+    },
+    /// The system does not say whose it is.
+    #[error("{}: cannot tell whose a connection is", path.display())]
+    System {
+        /// The socket's path.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+}
+
 /// A socket file. Removed from the file system when dropped.
 #[derive(Debug)]
 pub struct SocketFile {
@@ -57,7 +86,7 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Makes the file, and a non-blocking socket of this kind that listens there; `backlog` connections may wait.
+    /// Makes the file, of mode 0600, and a non-blocking socket of this kind that listens there; `backlog` connections may wait.
     pub fn make(path: &Path, kind: SocketType, backlog: i32) -> Result<(Self, OwnedFd), BindError> {
         let length = path.as_os_str().as_bytes().len();
         let path = path.to_owned();
@@ -76,6 +105,36 @@ impl SocketFile {
         Ok((Self { path, identity }, socket))
     }
 
+    /// Refuses a connected peer unless it is run by the owner of the socket file, by this process's user or by root.
+    pub fn check_peer(&self, peer: &impl AsFd) -> Result<(), PeerError> {
+        // Not rustix: its credentials have no room for process 0.
+        let credentials = getsockopt(peer, PeerCredentials);
+        self.check(credentials.map_err(|errno| PeerError::System {
+            path: self.path.clone(),
+            source: errno.into(),
+        })?)
+    }
+
+    fn check(&self, peer: UnixCredentials) -> Result<(), PeerError> {
+        let server = geteuid().as_raw();
+        let metadata = fs::symlink_metadata(&self.path);
+        let ours = metadata.ok().filter(|metadata| self.is_ours(metadata));
+        let owner = ours.map_or(server, |metadata| metadata.uid());
+        if [0, server, owner].contains(&peer.uid()) {
+            return Ok(());
+        }
+        Err(PeerError::OtherUser {
+            path: self.path.clone(),
+            pid: peer.pid(),
+            uid: peer.uid(),
+            owner,
+        })
+    }
+
+    fn is_ours(&self, metadata: &Metadata) -> bool {
+        identity(metadata) == self.identity
+    }
+
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
@@ -84,8 +143,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours = |metadata| identity(&metadata) == self.identity;
-        if fs::symlink_metadata(&self.path).is_ok_and(ours)
+        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| self.is_ours(&metadata))
             && let Err(error) = fs::remove_file(&self.path)
         {
             log::warn!("cannot remove {}: {error}", self.path.display());
@@ -95,6 +153,8 @@ impl Drop for SocketFile {
 
 fn listening(path: &Path, kind: SocketType, backlog: i32) -> Result<OwnedFd, Errno> {
     let socket = new_socket(kind)?;
+    // The file takes over the socket's mode, and so never has another.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, backlog)?;
     Ok(socket)
@@ -170,6 +230,53 @@ mod tests {
             drop(server);
             assert!(!path.exists());
         }
+    }
+
+    #[test]
+    fn socket_file_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        for kind in KINDS {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("s");
+            let _server = make(&path, kind).unwrap();
+            let mode = fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+        }
+    }
+
+    #[test]
+    fn peer_of_another_user_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let (file, socket) = make(&path, SocketType::STREAM).unwrap();
+        let peer = new_socket(SocketType::STREAM).unwrap();
+        connect(&peer, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let accepted = rustix::net::accept(&socket).unwrap();
+        file.check_peer(&accepted).unwrap();
+
+        let ours = geteuid().as_raw();
+        let of_user = |uid| {
+            let credentials = libc::ucred {
+                pid: 77,
+                uid,
+                gid: 0,
+            };
+            file.check(credentials.into())
+        };
+        of_user(0).unwrap();
+        let error = of_user(ours + 1).unwrap_err().to_string();
+        let named = [
+            format!("user {}", ours + 1),
+            format!("user {ours}'s"),
+            "process 77".into(),
+        ];
+        for part in named {
+            assert!(error.contains(&part), "{error}");
+        }
+        drop(accepted);
+        fs::remove_file(&path).unwrap();
+        of_user(ours).unwrap();
+        of_user(ours + 1).unwrap_err();
     }
 
     #[test]

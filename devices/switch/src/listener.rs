@@ -28,7 +28,13 @@ impl Listener {
     pub(crate) fn accept(&self) -> Result<Option<OwnedFd>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match accept_with(&self.socket, flags) {
-            Ok(socket) => Ok(Some(socket)),
+            Ok(socket) => match self.file.check_peer(&socket) {
+                Ok(()) => Ok(Some(socket)),
+                Err(error) => {
+                    log::warn!("{error}");
+                    Ok(None)
+                }
+            },
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(error) => Err(error),
         }

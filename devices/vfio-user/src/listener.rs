@@ -71,11 +71,13 @@ impl Listener {
     /// The next client; `None` when we are to stop.
     fn accept(&self, stop: &Stop) -> io::Result<Option<UnixStream>> {
         while !stop.is_triggered() {
-            let client = accept(&self.socket)?;
-            if client.is_some() {
-                return Ok(client);
+            match accept(&self.socket)? {
+                Some(client) => match self.file.check_peer(&client) {
+                    Ok(()) => return Ok(Some(client)),
+                    Err(error) => log::warn!("{error}"),
+                },
+                None => drop(readiness::wait([stop.as_fd(), self.socket.as_fd()])?),
             }
-            readiness::wait([stop.as_fd(), self.socket.as_fd()])?;
         }
         Ok(None)
     }
