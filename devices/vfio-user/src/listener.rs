@@ -5,8 +5,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use peerbar_socket_file::{BindError, SocketFile};
+use rustix::io::Errno;
 use rustix::net::SocketType;
 use thiserror::Error;
 
@@ -18,6 +20,9 @@ use crate::stop::Stop;
 
 /// How many clients may wait to be accepted; all but one are disconnected.
 const BACKLOG: i32 = 128;
+
+/// How long a server waits before it tries again to accept a client when the system has no descriptor or memory for one.
+const BACK_OFF: Duration = Duration::from_millis(500);
 
 /// No client can connect any more.
 #[derive(Debug, Error)]
@@ -71,14 +76,28 @@ impl Listener {
     /// The next client; `None` when we are to stop.
     fn accept(&self, stop: &Stop) -> io::Result<Option<UnixStream>> {
         while !stop.is_triggered() {
-            match accept(&self.socket)? {
-                Some(client) => match self.file.check_peer(&client) {
-                    Ok(()) => return Ok(Some(client)),
-                    Err(error) => log::warn!("{error}"),
-                },
+            let client = match accept(&self.socket) {
+                Err(error) if is_exhaustion(&error) => {
+                    log::warn!("{}: no client for now: {error}", self.file.path().display());
+                    readiness::wait_for(Some(BACK_OFF), [stop.as_fd()])?;
+                    continue;
+                }
+                accepted => accepted?,
+            };
+            match client.map(|client| self.file.check_peer(&client).map(|()| client)) {
+                Some(Ok(client)) => return Ok(Some(client)),
+                Some(Err(error)) => log::warn!("{error}"),
                 None => drop(readiness::wait([stop.as_fd(), self.socket.as_fd()])?),
             }
         }
         Ok(None)
     }
+}
+
+/// Whether the system lacks descriptors or memory, which passes.
+fn is_exhaustion(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| {
+        [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].contains(&errno)
+    })
 }

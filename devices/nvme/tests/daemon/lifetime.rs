@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use crate::driver::{DATA, Driver, RAM, RAM_BYTES, SUCCESS, ram};
 use crate::process::Daemon;
+use crate::wait_until;
 use crate::wire::Wire;
 
 fn image(folder: &Path, bytes: u64) -> String {
@@ -89,6 +90,19 @@ fn a_second_client_is_turned_away_and_the_first_one_stays() {
     let second = Wire::connect_silently(daemon.socket());
     assert!(second.is_hung_up_on());
     assert_eq!(driver.serial(), "test");
+}
+
+#[test]
+fn lack_of_descriptors_passes() {
+    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    daemon.limit_descriptors(Some(3));
+    let waiting = Wire::connect_silently(daemon.socket());
+    wait_until("a warning", || {
+        daemon.stderr().contains("no client for now").then_some(())
+    });
+    drop(waiting);
+    daemon.limit_descriptors(None);
+    assert_eq!(driver(&daemon).serial(), "test");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use tempfile::TempDir;
 
 use crate::wait_until;
@@ -116,6 +116,16 @@ impl Daemon {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.child.id())).unwrap();
         let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
         pages * 4096
+    }
+
+    /// Lets it have this many descriptors, or as many as this process.
+    pub(crate) fn limit_descriptors(&self, most: Option<u64>) {
+        let own = getrlimit(Resource::Nofile);
+        let limit = Rlimit {
+            current: most.or(own.current),
+            ..own
+        };
+        prlimit(Some(self.pid()), Resource::Nofile, limit).unwrap();
     }
 
     fn pid(&self) -> Pid {
