@@ -1,6 +1,7 @@
 //! A child process that is always reaped.
 
-use std::fs;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child as StdChild, ChildStdout, Command, ExitStatus};
@@ -10,6 +11,9 @@ use anyhow::{Context, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// Bytes at the end of a log in which its last line is looked for.
+const LONGEST_END: u64 = 64 << 10;
 
 /// A running or ended child. Dropped, it is killed and reaped.
 pub struct Child {
@@ -93,12 +97,22 @@ impl Drop for Child {
     }
 }
 
-/// The last line of the log file of a child, for a message of one line.
+/// The last line of the log file of a child, for a message of one line. The log may be longer than the memory.
 pub fn last_line(log: &Path) -> String {
-    let text = fs::read(log).unwrap_or_default();
+    let text = end_of(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let last = text.lines().rev().find(|line| !line.trim().is_empty());
     last.unwrap_or("without a word").to_owned()
+}
+
+/// The last bytes of a file.
+fn end_of(log: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(log)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_END)))?;
+    let mut text = Vec::new();
+    file.take(LONGEST_END).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 fn open(child: &StdChild) -> anyhow::Result<OwnedFd> {
@@ -168,7 +182,11 @@ mod tests {
     fn last_line_is_the_last_that_is_not_blank() {
         let log = tempfile::NamedTempFile::new().unwrap();
         assert_eq!(last_line(log.path()), "without a word");
-        fs::write(log.path(), "first\nlast\n\n").unwrap();
+        std::fs::write(log.path(), "first\nlast\n\n").unwrap();
         assert_eq!(last_line(log.path()), "last");
+        log.as_file().set_len(1 << 40).unwrap();
+        let end = File::options().append(true).open(log.path());
+        io::Write::write_all(&mut end.unwrap(), b"\nof many\n").unwrap();
+        assert_eq!(last_line(log.path()), "of many");
     }
 }

@@ -58,6 +58,8 @@ impl<R: Read + AsFd> ReadFd for R {}
 pub struct Events<'a> {
     signals: &'a Signals,
     sources: Vec<(EventSource, Source)>,
+    /// The source whose turn it is, so that one that always has something keeps no other waiting.
+    turn: usize,
 }
 
 impl<'a> Events<'a> {
@@ -66,6 +68,7 @@ impl<'a> Events<'a> {
         Self {
             signals,
             sources: Vec::new(),
+            turn: 0,
         }
     }
 
@@ -86,7 +89,8 @@ impl<'a> Events<'a> {
         Ok(())
     }
 
-    /// The next event, or none after `deadline`. Of several, a signal comes first, then what was added first.
+    /// The next event, or none after `deadline`. Of several, a signal comes first, and the end of a child last. Sources of bytes take
+    /// turns.
     pub fn next(&mut self, deadline: Instant) -> anyhow::Result<Option<Event>> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -105,10 +109,27 @@ impl<'a> Events<'a> {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(anyhow!(error).context("cannot wait for events")),
             }
-            let Some(ready) = fds.iter().position(|fd| !fd.revents().is_empty()) else {
+            let ready = fds
+                .iter()
+                .zip(0..)
+                .filter(|(fd, _)| !fd.revents().is_empty());
+            let ready: Vec<usize> = ready.map(|(_, index)| index).collect();
+            let Some(first) = ready.into_iter().min_by_key(|index| self.rank(*index)) else {
                 continue;
             };
-            return self.take(ready).map(Some);
+            return self.take(first).map(Some);
+        }
+    }
+
+    /// When the descriptor `index` is served among others: rank, and distance from the source whose turn it is.
+    fn rank(&self, index: usize) -> (u8, usize) {
+        let Some(index) = index.checked_sub(self.signals.fds().count()) else {
+            return (0, index);
+        };
+        match self.sources.get(index) {
+            Some((_, Source::Child(_))) => (2, index),
+            _ if index < self.turn => (1, index.saturating_add(self.sources.len())),
+            _ => (1, index),
         }
     }
 
@@ -124,7 +145,10 @@ impl<'a> Events<'a> {
         let of = *of;
         let event = match source {
             Source::Bytes(stream) => match read_some(stream) {
-                Some(bytes) => return Ok(Event::Data(of, bytes)),
+                Some(bytes) => {
+                    self.turn = index.saturating_add(1);
+                    return Ok(Event::Data(of, bytes));
+                }
                 None => Event::Closed(of),
             },
             Source::Listener(listener) => {
@@ -234,6 +258,29 @@ mod tests {
             events.next(soon()).unwrap(),
             Some(Event::Closed(EventSource::Report))
         ));
+    }
+
+    #[test]
+    fn flood_of_one_source_keeps_no_other_waiting() {
+        let mut events = Events::new(&crate::signals::NONE);
+        for flood in [EventSource::Console, EventSource::Report] {
+            events.add_bytes(flood, std::fs::File::open("/dev/zero").unwrap());
+        }
+        let (done, end) = UnixStream::pair().unwrap();
+        events.add_bytes(EventSource::Work, done);
+        drop(end);
+        let taken = std::iter::from_fn(|| events.next(soon()).unwrap());
+        let kinds = taken.take(5).map(|event| match event {
+            Event::Data(source, _) => (source, true),
+            Event::Closed(source) => (source, false),
+            other => panic!("{other:?}"),
+        });
+        let (console, report) = ((EventSource::Console, true), (EventSource::Report, true));
+        let work = (EventSource::Work, false);
+        assert_eq!(
+            kinds.collect::<Vec<_>>(),
+            [console, report, work, console, report]
+        );
     }
 
     #[test]

@@ -32,13 +32,15 @@ use crate::servers::{self, Server};
 use crate::signals::Signals;
 use crate::topology::Topology;
 
+/// The guest's serial console in a run's folder.
+pub const CONSOLE_LOG: &str = "console.log";
 /// QEMU's own output in a run's folder.
 pub const QEMU_LOG: &str = "qemu.log";
 /// The guest's trace events in a run's folder, if they were wanted.
 pub const GUEST_TRACE: &str = "guest.trace";
 /// How long QEMU may take to end after it was asked to.
 const END: Duration = Duration::from_secs(2);
-/// How long QEMU may take to fetch the plan from its socket.
+/// How long QEMU may take to fetch the plan, a request or an answer from its socket. It does not while the guest reads nothing.
 const PLAN: Duration = Duration::from_secs(5);
 
 /// A guest that has been started. Dropped, all its processes are killed and reaped.
@@ -143,7 +145,7 @@ impl<'a> Guest<'a> {
             open: 1,
             _cache: artifacts.cache.clone(),
             trace,
-            console: Console::new(folder.file("console.log")?),
+            console: Console::new(folder.file(CONSOLE_LOG)?),
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
     }
@@ -221,10 +223,10 @@ impl<'a> Guest<'a> {
     /// Sends `request` to an agent that is ready for it.
     pub fn request(&mut self, request: &Request) -> anyhow::Result<()> {
         let line = serde_json::to_string(request).context("cannot write a request")? + "\n";
-        let port = self.port.as_mut().context("the agent's port is closed")?;
+        let port = self.port.as_ref().context("the agent's port is closed")?;
         self.report.check_begins();
-        port.write_all(line.as_bytes())
-            .context("QEMU does not take a request for the agent")
+        write_within(port, line.as_bytes(), PLAN)
+            .context("the guest does not take a request for the agent")
     }
 
     /// The DMA counters of each device at this moment, by its name.

@@ -4,11 +4,14 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use peerbar_exec::{
     GuestMessage, HostMessage, INPUT_WINDOW, MessageError, PORT, ProgramEnd, ProgramRequest,
     RequestError, TerminalSize,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use thiserror::Error;
 
 use crate::qemu::VSOCK;
@@ -48,6 +51,9 @@ pub enum ProgramError {
     /// The request is none.
     #[error("the guest cannot be asked for that")]
     Request(#[from] RequestError),
+    /// It has not ended in time.
+    #[error("the program has not ended in time")]
+    Late,
     /// The guest is gone, or does not keep to the protocol.
     #[error("the guest is gone")]
     Gone(#[source] Option<MessageError>),
@@ -60,11 +66,22 @@ pub enum ProgramError {
 }
 
 /// A program in the guest. Dropped, it is ended by SIGHUP.
+///
+/// Nothing but [`GuestProgram::run`] waits for the guest, which may stop in the middle of a message or read nothing.
 #[derive(Debug)]
 pub struct GuestProgram {
+    /// Does not block.
     stream: UnixStream,
-    /// Bytes of input that may be sent now.
+    /// Whether the guest has accepted the connection.
+    is_accepted: bool,
+    /// The message that has begun to come.
+    received: Vec<u8>,
+    /// What the socket has not taken.
+    unsent: Vec<u8>,
+    /// Bytes of input that the guest still takes.
     room: u32,
+    /// When [`GuestProgram::run`] gives up.
+    deadline: Option<Instant>,
 }
 
 /// The socket of the guest of a run's folder.
@@ -89,22 +106,43 @@ impl GuestProgram {
             path: socket.to_owned(),
             source,
         };
-        let mut stream = UnixStream::connect(socket).map_err(failed)?;
-        writeln!(stream, "CONNECT {PORT}").map_err(failed)?;
-        if !is_taken(&mut stream).map_err(failed)? {
-            return Err(ProgramError::NotTaken);
-        }
+        let stream = UnixStream::connect(socket).map_err(failed)?;
+        stream.set_nonblocking(true).map_err(failed)?;
         let mut program = Self {
             stream,
+            is_accepted: false,
+            received: Vec::new(),
+            unsent: format!("CONNECT {PORT}\n").into_bytes(),
             room: INPUT_WINDOW,
+            deadline: None,
         };
         program.send(&HostMessage::Start(request.clone()))?;
         Ok(program)
     }
 
+    /// Has [`GuestProgram::run`] give up after `limit`.
+    pub fn ends_within(self, limit: Duration) -> Self {
+        let deadline = Instant::now().checked_add(limit);
+        Self { deadline, ..self }
+    }
+
+    /// Whether the guest has answered at all.
+    pub fn is_accepted(&self) -> bool {
+        self.is_accepted
+    }
+
     /// Bytes of input that the guest takes now.
     pub fn room(&self) -> usize {
-        usize::try_from(self.room).unwrap_or_default().min(CHUNK)
+        match self.has_unsent() {
+            // A guest that does not read gets no more to hold here.
+            true => 0,
+            false => usize::try_from(self.room).unwrap_or_default().min(CHUNK),
+        }
+    }
+
+    /// Whether [`GuestProgram::flush`] has something to do once the socket is writable.
+    pub fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
     }
 
     /// Sends input, at most [`GuestProgram::room`] bytes; the number of those sent.
@@ -145,30 +183,77 @@ impl GuestProgram {
         self.send(&HostMessage::Resize(size))
     }
 
-    /// Waits for its next output, or its end.
+    /// Its next output, or its end, if that has come.
     ///
     /// # Errors
-    /// [`ProgramError::Refused`] for a program that was not started; [`ProgramError::Gone`].
-    pub fn next_message(&mut self) -> Result<GuestMessage, ProgramError> {
-        let message = GuestMessage::read_from(&mut self.stream);
-        let message = message.map_err(|error| ProgramError::Gone(Some(error)))?;
-        match message {
-            None => Err(ProgramError::Gone(None)),
+    /// [`ProgramError::NotTaken`] and [`ProgramError::Refused`] for a program that was not started; [`ProgramError::Gone`].
+    pub fn next_message(&mut self) -> Result<Option<GuestMessage>, ProgramError> {
+        loop {
+            match self.missing()? {
+                0 if self.is_accepted => break,
+                0 => {
+                    self.is_accepted = true;
+                    self.received.clear();
+                }
+                missing => {
+                    if !self.receive(missing)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+        let message = GuestMessage::read_from(&mut self.received.as_slice());
+        self.received.clear();
+        match message.map_err(|error| ProgramError::Gone(Some(error)))? {
             Some(GuestMessage::Refused { reason, status }) => {
                 Err(ProgramError::Refused { reason, status })
             }
             Some(GuestMessage::InputTaken(bytes)) => {
                 self.room = self.room.saturating_add(bytes).min(INPUT_WINDOW);
-                Ok(GuestMessage::InputTaken(bytes))
+                Ok(Some(GuestMessage::InputTaken(bytes)))
             }
-            Some(message) => Ok(message),
+            message => Ok(message),
         }
+    }
+
+    /// Bytes that complete what is coming: the answer to the request for a connection, then messages.
+    fn missing(&self) -> Result<usize, ProgramError> {
+        match self.received.as_slice() {
+            message if self.is_accepted => {
+                GuestMessage::missing(message).map_err(|error| ProgramError::Gone(Some(error)))
+            }
+            [answer @ .., b'\n'] if answer.starts_with(b"OK ") => Ok(0),
+            [.., b'\n'] => Err(ProgramError::NotTaken),
+            answer if answer.len() > LONGEST_ANSWER => Err(ProgramError::NotTaken),
+            _ => Ok(1),
+        }
+    }
+
+    /// Receives at most `count` bytes; false if there are none yet.
+    fn receive(&mut self, count: usize) -> Result<bool, ProgramError> {
+        let before = self.received.len();
+        let mut bytes = vec![0; count];
+        let error = match self.stream.read(&mut bytes) {
+            Ok(0) => io::ErrorKind::ConnectionReset.into(),
+            Ok(count) => {
+                self.received.extend(bytes.iter().take(count));
+                return Ok(true);
+            }
+            Err(error) => error,
+        };
+        Err(match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Ok(false),
+            io::ErrorKind::ConnectionReset if !self.is_accepted => ProgramError::NotTaken,
+            io::ErrorKind::ConnectionReset if before == 0 => ProgramError::Gone(None),
+            io::ErrorKind::ConnectionReset => ProgramError::Gone(Some(MessageError::CutOff)),
+            _ => gone(error),
+        })
     }
 
     /// Gives it `input`, writes what it prints, and waits for its end.
     ///
     /// # Errors
-    /// As [`GuestProgram::next_message`], [`ProgramError::Input`] and [`ProgramError::Output`].
+    /// As [`GuestProgram::next_message`], [`ProgramError::Input`], [`ProgramError::Output`] and [`ProgramError::Late`].
     pub fn run(
         mut self,
         input: &mut dyn Read,
@@ -177,6 +262,10 @@ impl GuestProgram {
     ) -> Result<ProgramEnd, ProgramError> {
         let mut is_open = true;
         loop {
+            // A guest that always says something is late, too.
+            if self.deadline.is_some_and(|at| at <= Instant::now()) {
+                return Err(ProgramError::Late);
+            }
             while is_open && self.room() > 0 {
                 let mut bytes = vec![0; self.room()];
                 let count = input.read(&mut bytes).map_err(ProgramError::Input)?;
@@ -188,22 +277,61 @@ impl GuestProgram {
                 }
             }
             match self.next_message()? {
-                GuestMessage::Output(bytes) => output.write_all(&bytes),
-                GuestMessage::ErrorOutput(bytes) => errors.write_all(&bytes),
-                GuestMessage::Ended(end) => return Ok(end),
-                GuestMessage::InputTaken(_) | GuestMessage::Refused { .. } => Ok(()),
+                Some(GuestMessage::Output(bytes)) => output.write_all(&bytes),
+                Some(GuestMessage::ErrorOutput(bytes)) => errors.write_all(&bytes),
+                Some(GuestMessage::Ended(end)) => return Ok(end),
+                Some(GuestMessage::InputTaken(_) | GuestMessage::Refused { .. }) => Ok(()),
+                None => {
+                    self.wait()?;
+                    Ok(())
+                }
             }
             .map_err(ProgramError::Output)?;
         }
     }
 
-    fn send(&mut self, message: &HostMessage) -> Result<(), ProgramError> {
-        match message.write_to(&mut self.stream) {
-            // It has ended, or the guest has: the next message tells which.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            sent => sent.map_err(|error| ProgramError::Gone(Some(MessageError::Read(error)))),
-        }
+    /// Waits until the guest says something, or takes what is unsent.
+    fn wait(&mut self) -> Result<(), ProgramError> {
+        let mut events = PollFlags::IN;
+        events.set(PollFlags::OUT, self.has_unsent());
+        let left = self
+            .deadline
+            .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut fds = [PollFd::new(&self.stream, events)];
+        let ready = retry_on_intr(|| poll(&mut fds, left.as_ref()));
+        ready.map_err(|error| gone(error.into()))?;
+        self.flush()
     }
+
+    fn send(&mut self, message: &HostMessage) -> Result<(), ProgramError> {
+        message.write_to(&mut self.unsent).map_err(gone)?;
+        self.flush()
+    }
+
+    /// Sends what the socket takes of what is unsent.
+    ///
+    /// # Errors
+    /// [`ProgramError::Gone`].
+    pub fn flush(&mut self) -> Result<(), ProgramError> {
+        while self.has_unsent() {
+            match self.stream.write(&self.unsent) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => break,
+                    io::ErrorKind::Interrupted => {}
+                    // It has ended, or the guest has: the next message tells which.
+                    io::ErrorKind::BrokenPipe => self.unsent.clear(),
+                    _ => return Err(gone(error)),
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gone(error: io::Error) -> ProgramError {
+    ProgramError::Gone(Some(MessageError::Read(error)))
 }
 
 impl AsFd for GuestProgram {
@@ -211,19 +339,6 @@ impl AsFd for GuestProgram {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
-}
-
-/// Reads the answer to `CONNECT`: `OK` and a number, or the end.
-fn is_taken(stream: &mut UnixStream) -> io::Result<bool> {
-    let mut answer = Vec::new();
-    let mut byte = [0];
-    while answer.len() <= LONGEST_ANSWER && stream.read(&mut byte)? > 0 {
-        if byte == *b"\n" {
-            return Ok(answer.starts_with(b"OK "));
-        }
-        answer.extend_from_slice(&byte);
-    }
-    Ok(false)
 }
 
 #[cfg(test)]
@@ -250,6 +365,59 @@ mod tests {
             work(stream);
         });
         (folder, path, guest)
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Why a program has no end within `limit`.
+    fn failed(path: &Path, limit: Duration) -> ProgramError {
+        let program = GuestProgram::start(path, &ProgramRequest::new(["x"])).unwrap();
+        let program = program.ends_within(limit);
+        let end = program.run(&mut io::empty(), &mut io::sink(), &mut io::sink());
+        end.unwrap_err()
+    }
+
+    #[test]
+    fn guest_that_stops_in_a_message_holds_nothing_up() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let (_folder, path, guest) = guest(move |stream| {
+            let mut message = b"OK 1\n".to_vec();
+            let output = GuestMessage::Output(vec![7; 1000]);
+            output.write_to(&mut message).unwrap();
+            stream.get_ref().write_all(&message[..500]).unwrap();
+            let _ = stopped.recv();
+            stream.get_ref().write_all(&message[500..]).unwrap();
+        });
+        let mut program = GuestProgram::start(&path, &ProgramRequest::new(["x"])).unwrap();
+        while program.received.is_empty() || !program.is_accepted() {
+            program.wait().unwrap();
+            assert_eq!(program.next_message().unwrap(), None);
+        }
+        // Nobody reads what is sent either.
+        for _ in 0..20_000 {
+            program.signal(2).unwrap();
+        }
+        assert!(program.has_unsent());
+        assert_eq!(program.send_input(b"x").unwrap(), 0);
+        let late = program.ends_within(Duration::ZERO);
+        let end = late.run(&mut io::empty(), &mut io::sink(), &mut io::sink());
+        assert!(matches!(end, Err(ProgramError::Late)), "{end:?}");
+        drop(stop);
+        // Its program is gone.
+        guest.join().unwrap_err();
+    }
+
+    #[test]
+    fn guest_that_talks_without_end_is_late() {
+        let (_folder, path, guest) = guest(move |stream| {
+            let mut stream = stream.get_ref();
+            stream.write_all(b"OK 1\n").unwrap();
+            let nothing = GuestMessage::InputTaken(0);
+            while nothing.write_to(&mut stream).is_ok() {}
+        });
+        let error = failed(&path, Duration::from_millis(50));
+        assert!(matches!(error, ProgramError::Late), "{error}");
+        guest.join().unwrap();
     }
 
     #[test]
@@ -305,14 +473,14 @@ mod tests {
         guest.join().unwrap();
         program.send_input(b"nobody reads this").unwrap();
         program.signal(2).unwrap();
-        let end = GuestMessage::Ended(ProgramEnd::Exited(3));
-        assert_eq!(program.next_message().unwrap(), end);
+        let end = program.run(&mut io::empty(), &mut io::sink(), &mut io::sink());
+        assert_eq!(end.unwrap(), ProgramEnd::Exited(3));
     }
 
     #[test]
     fn guest_that_takes_no_programs_is_named() {
         let (_folder, path, guest) = guest(drop);
-        let error = GuestProgram::start(&path, &ProgramRequest::new(["true"])).unwrap_err();
+        let error = failed(&path, LONG);
         assert!(matches!(error, ProgramError::NotTaken), "{error}");
         guest.join().unwrap();
         let run = tempfile::tempdir().unwrap();
@@ -334,8 +502,7 @@ mod tests {
             };
             refused.write_to(&mut stream.get_ref()).unwrap();
         });
-        let mut program = GuestProgram::start(&path, &ProgramRequest::new(["x"])).unwrap();
-        let error = program.next_message().unwrap_err();
+        let error = failed(&path, LONG);
         assert!(
             matches!(error, ProgramError::Refused { status: 127, .. }),
             "{error}"

@@ -20,11 +20,12 @@ use crate::artifacts::{Artifacts, Own};
 use crate::exit::{Failure, Outcome};
 use crate::finished_run::{Concluded, FinishedRun, SCENARIO, VERDICT};
 use crate::folder::Folder;
-use crate::guest::{Guest, GuestEvent, QEMU_LOG};
+use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, QEMU_LOG};
 use crate::guest_access::GuestAccess;
 use crate::guest_files;
 use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
+use crate::limited::Limited;
 use crate::program_builds;
 use crate::programs::program;
 use crate::qemu::Sockets;
@@ -33,6 +34,7 @@ use crate::runs::Runs;
 use crate::scenario::{Scenario, program as host_program};
 use crate::servers::flight_record;
 use crate::signals::{self, Signals};
+use crate::size::Size;
 use crate::socket_folder::SocketFolder;
 use crate::verdict::{Ending, Verdict};
 
@@ -40,6 +42,8 @@ use crate::verdict::{Ending, Verdict};
 const READY: Duration = Duration::from_secs(180);
 /// How often work is looked after in any case.
 const ATTENDED: Duration = Duration::from_secs(3600);
+/// Most bytes of a stream of [`Lab::program`]: the guest is not trusted with the host's memory.
+const MOST_OUTPUT: Size = Size(256 << 20);
 /// How long a guest may take to power off.
 const POWER_OFF: Duration = Duration::from_secs(30);
 
@@ -146,6 +150,7 @@ impl LabOptions {
             scenario,
             folder,
             programs: 0,
+            loses: None,
             temporary,
         };
         if let Err(error) = lab.wait_until_ready() {
@@ -173,6 +178,8 @@ pub struct Lab {
     folder: Folder,
     /// Programs of the host's that requests have run.
     programs: usize,
+    /// The device whose server the requested check has killed.
+    loses: Option<String>,
     temporary: SocketFolder,
 }
 
@@ -294,20 +301,21 @@ impl Lab {
     /// run more at the same time: see [`Lab::socket`].
     ///
     /// # Errors
-    /// What keeps the guest from starting it or from going on; a lab without [`LabOptions::access`] starts none.
+    /// What keeps the guest from starting it or from going on; more than 256 MiB of a stream; a lab without [`LabOptions::access`] starts none.
     pub fn program(
         &mut self,
         request: &ProgramRequest,
         input: &[u8],
     ) -> Result<ProgramOutput, LabError> {
         let output = self.attend(|socket, _| {
-            let (mut output, mut errors) = (Vec::new(), Vec::new());
+            let stream = || Limited::new(Vec::new(), MOST_OUTPUT, "write it to a file");
+            let (mut output, mut errors) = (stream(), stream());
             let program = GuestProgram::start(socket, request)?;
             let end = program.run(&mut &*input, &mut output, &mut errors)?;
             Ok::<_, ProgramError>(ProgramOutput {
                 status: end.status(),
-                output,
-                errors,
+                output: output.into_inner(),
+                errors: errors.into_inner(),
             })
         });
         Ok(output??)
@@ -412,7 +420,7 @@ impl Lab {
         let concluded = run.conclude(&self.scenario, &self.folder)?;
         concluded.seal(&self.folder)?;
         let Concluded { verdict, rows, .. } = concluded;
-        let console = self.folder.path().join("console.log");
+        let console = self.folder.path().join(CONSOLE_LOG);
         let console = std::fs::read(&console)
             .with_context(|| format!("cannot read {}", console.display()))?;
         Ok(FinishedLab {
@@ -433,14 +441,29 @@ impl Lab {
                 match line {
                     Line::Ready(_) => is_ready = true,
                     Line::Result { .. } => left = left.saturating_sub(1),
-                    Line::Diagnostic(text) => said.push(text),
-                    Line::Plan(_) => return Err(LabError::NotReady(said.join("\n"))),
+                    Line::Diagnostic(text) => {
+                        said.push(text);
+                        continue;
+                    }
+                    Line::Plan(_) => return Err(self.not_ready(&said)),
                     _ => continue,
                 }
                 deadline = Instant::now() + self.scenario.timeout.max(READY);
             }
         }
         Ok(())
+    }
+
+    /// The agent speaks of "the console", which is a file here.
+    fn not_ready(&self, said: &[String]) -> LabError {
+        LabError::NotReady {
+            said: said.join("\n"),
+            console: self.console_log(),
+        }
+    }
+
+    fn console_log(&self) -> PathBuf {
+        self.folder.path().join(CONSOLE_LOG)
     }
 
     /// Runs a program of the host's, at a place of its own in the guest.
@@ -458,6 +481,7 @@ impl Lab {
 
     /// The result of `check`, and all its diagnostics.
     fn request(&mut self, check: &Check) -> Result<(Row, Vec<String>), LabError> {
+        self.loses = check.kills().map(str::to_owned);
         self.guest
             .request(&Request::Check(Box::new(check.clone())))?;
         let deadline = Instant::now() + self.scenario.timeout;
@@ -483,6 +507,9 @@ impl Lab {
                 GuestEvent::Report(lines) => {
                     for line in &lines {
                         if let Line::Kill(name) = line {
+                            if self.loses.as_ref() != Some(name) {
+                                self.scenario.may_lose(name)?;
+                            }
                             self.guest.lose(name)?;
                         }
                     }
@@ -492,7 +519,7 @@ impl Lab {
                 GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
                 GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal).into()),
                 GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
-                GuestEvent::Late => return Err(LabError::TimedOut),
+                GuestEvent::Late => return Err(LabError::TimedOut(self.console_log())),
             }
         }
     }

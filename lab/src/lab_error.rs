@@ -1,5 +1,6 @@
 //! Why a lab does not do what it was asked for.
 
+use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use peerbar_flight::FlightError;
@@ -19,8 +20,13 @@ pub enum LabError {
     #[error(transparent)]
     Host(#[from] Failure),
     /// The guest's agent gave up before it was ready; its diagnostics.
-    #[error("the guest is not ready: {0}")]
-    NotReady(String),
+    #[error("the guest is not ready: {said}; its console is in {}", console.display())]
+    NotReady {
+        /// What it has said.
+        said: String,
+        /// The log of the guest's console.
+        console: PathBuf,
+    },
     /// The guest ended by itself.
     #[error("the guest ended early ({status}): {message}")]
     GuestEnded {
@@ -32,11 +38,9 @@ pub enum LabError {
     /// A server ended that should not have: its exit message.
     #[error("{0}")]
     ServerDied(String),
-    /// The guest does not answer.
-    #[error(
-        "the guest did not answer in time: see console.log in the run's folder, or raise `timeout`"
-    )]
-    TimedOut,
+    /// The guest does not answer; the log of its console.
+    #[error("the guest did not answer in time: see {}, or raise `timeout`", .0.display())]
+    TimedOut(PathBuf),
     /// A command was not run to its end.
     #[error("{name}: {reason}")]
     CommandFailed {

@@ -77,6 +77,7 @@ mod kernel_needs;
 pub mod kvm;
 mod lab;
 mod lab_error;
+pub mod limited;
 pub mod module_sources;
 pub mod own_qemu;
 pub mod parent_death;

@@ -20,6 +20,8 @@ use crate::terminal::say;
 
 /// What builds print, in a run's folder.
 const LOG: &str = "build.log";
+/// Bytes at the end of a build's output that are shown; the file has them all.
+const SHOWN: usize = 64 << 10;
 /// How long a build may take.
 const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -56,7 +58,7 @@ pub(crate) fn build(
             }
             let (name, place) = (&program.name, program.folder.display());
             return Err(Failure::Usage(anyhow!(
-                "check `{name}`: `{line}` in {place} ended with {status}; what it printed is above, and in {}",
+                "check `{name}`: `{line}` in {place} ended with {status}; the end of what it printed is above, all of it in {}",
                 folder.path().join(LOG).display()
             )));
         }
@@ -74,7 +76,7 @@ fn opened(log: &Path) -> anyhow::Result<File> {
     file.with_context(|| format!("cannot open {}", log.display()))
 }
 
-/// Runs `line` by a shell, to its end or to a signal: its status, and what it printed on either stream.
+/// Runs `line` by a shell, to its end or to a signal: its status, and the end of what it printed on either stream.
 fn run(
     program: &HostProgram,
     line: &str,
@@ -99,6 +101,7 @@ fn run(
                         .for_each(|line| say(format_args!("{}: {line}", program.name)));
                 }
                 printed.extend_from_slice(&bytes);
+                printed.drain(..printed.len().saturating_sub(SHOWN));
             }
             Some(Event::Ended(_)) => {
                 let status = build.ended()?.context("a build that ended and did not")?;

@@ -136,6 +136,7 @@ impl Output {
 #[derive(Clone, Copy)]
 enum Source {
     Program,
+    Unsent,
     Output,
     Signals,
     Window,
@@ -148,6 +149,7 @@ impl Relay<'_> {
             for source in self.wait()? {
                 let status = match source {
                     Source::Program => self.take_message()?,
+                    Source::Unsent => self.pass_unsent()?,
                     Source::Output => self.pass_output()?,
                     Source::Signals => self.take_signal()?,
                     Source::Window => self.take_window()?,
@@ -171,6 +173,9 @@ impl Relay<'_> {
         };
         let signals = (Source::Signals, PollFd::new(&self.signals, PollFlags::IN));
         let mut sources = vec![first, signals];
+        if self.program.has_unsent() {
+            sources.push((Source::Unsent, PollFd::new(&self.program, PollFlags::OUT)));
+        }
         if let Some(window) = self.window {
             sources.push((Source::Window, PollFd::new(window, PollFlags::IN)));
         }
@@ -186,11 +191,16 @@ impl Relay<'_> {
 
     fn take_message(&mut self) -> anyhow::Result<Option<i32>> {
         match self.program.next_message()? {
-            GuestMessage::Output(bytes) => self.output = Some(Output::new(false, bytes)),
-            GuestMessage::ErrorOutput(bytes) => self.output = Some(Output::new(true, bytes)),
-            GuestMessage::Ended(end) => return Ok(Some(end.status())),
-            GuestMessage::InputTaken(_) | GuestMessage::Refused { .. } => {}
+            Some(GuestMessage::Output(bytes)) => self.output = Some(Output::new(false, bytes)),
+            Some(GuestMessage::ErrorOutput(bytes)) => self.output = Some(Output::new(true, bytes)),
+            Some(GuestMessage::Ended(end)) => return Ok(Some(end.status())),
+            Some(GuestMessage::InputTaken(_) | GuestMessage::Refused { .. }) | None => {}
         }
+        Ok(None)
+    }
+
+    fn pass_unsent(&mut self) -> anyhow::Result<Option<i32>> {
+        self.program.flush()?;
         Ok(None)
     }
 
@@ -225,7 +235,8 @@ impl Relay<'_> {
         if number == SIGINT || number == SIGTERM {
             self.interrupts = self.interrupts.saturating_add(1);
         }
-        if self.interrupts >= PATIENCE {
+        // A guest that has not answered has no program to signal.
+        if self.interrupts >= PATIENCE || !self.program.is_accepted() {
             return Ok(Some(LEFT));
         }
         self.program.signal(number)?;
@@ -267,6 +278,39 @@ impl Relay<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A relay with a guest that does `work`, and Ctrl-C typed as often as it is heeded at last.
+    fn interrupted(work: impl FnOnce(&UnixStream) + Send + 'static) -> anyhow::Result<i32> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let (worked, is_at_work) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let guest = std::thread::spawn(move || {
+            let stream = listener.accept().unwrap().0;
+            work(&stream);
+            worked.send(()).unwrap();
+            let _ = ended.recv();
+        });
+        let request = peerbar_exec::ProgramRequest::new(["x"]);
+        let program = GuestProgram::start(&path, &request).unwrap();
+        is_at_work.recv().unwrap();
+        let (signals, mut numbers) = UnixStream::pair().unwrap();
+        let number = u8::try_from(SIGINT).unwrap();
+        io::Write::write_all(&mut numbers, &[number; 3]).unwrap();
+        let status = relay(program, false, signals);
+        drop(end);
+        guest.join().unwrap();
+        status
+    }
+
+    #[test]
+    fn interrupts_leave_a_guest_that_stops_anywhere() {
+        use std::io::Write;
+        assert_eq!(interrupted(|_| ()).unwrap(), LEFT);
+        let half = |mut stream: &UnixStream| stream.write_all(b"OK 1\n\x02\xff\x00").unwrap();
+        assert_eq!(interrupted(half).unwrap(), LEFT);
+    }
 
     fn is_writable(stream: impl AsFd) -> bool {
         let mut fds = [PollFd::new(&stream, PollFlags::OUT)];

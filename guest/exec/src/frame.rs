@@ -6,6 +6,8 @@ use thiserror::Error;
 
 /// Longest content of a frame in bytes.
 pub const LONGEST_FRAME: u32 = 1 << 20;
+/// Bytes before the content.
+const HEAD: usize = 5;
 
 /// What is wrong with a stream of messages.
 #[derive(Debug, Error)]
@@ -32,7 +34,7 @@ pub(crate) fn write(stream: &mut impl Write, kind: u8, content: &[u8]) -> io::Re
     let length = u32::try_from(content.len()).ok();
     let length = length.filter(|length| *length <= LONGEST_FRAME);
     let length = length.ok_or_else(|| io::Error::from(ErrorKind::InvalidInput))?;
-    let mut frame = Vec::with_capacity(content.len().saturating_add(5));
+    let mut frame = Vec::with_capacity(content.len().saturating_add(HEAD));
     frame.push(kind);
     frame.extend_from_slice(&length.to_le_bytes());
     frame.extend_from_slice(content);
@@ -49,14 +51,27 @@ pub(crate) fn read(stream: &mut impl Read) -> Result<Option<(u8, Vec<u8>)>, Mess
     }
     let mut length = [0; 4];
     stream.read_exact(&mut length).map_err(inside)?;
-    let length = u32::from_le_bytes(length);
-    if length > LONGEST_FRAME {
-        return Err(MessageError::TooLong(length));
-    }
-    let mut content = vec![0; usize::try_from(length).unwrap_or_default()];
+    let mut content = vec![0; content_length(length)?];
     stream.read_exact(&mut content).map_err(inside)?;
     let [kind] = kind;
     Ok(Some((kind, content)))
+}
+
+/// Bytes that the frame which begins with `received` lacks; of one without its head, those of the head.
+pub(crate) fn missing(received: &[u8]) -> Result<usize, MessageError> {
+    let Some([_, length @ ..]) = received.first_chunk::<HEAD>() else {
+        return Ok(HEAD.saturating_sub(received.len()));
+    };
+    let whole = content_length(*length)?.saturating_add(HEAD);
+    Ok(whole.saturating_sub(received.len()))
+}
+
+fn content_length(length: [u8; 4]) -> Result<usize, MessageError> {
+    let length = u32::from_le_bytes(length);
+    match usize::try_from(length) {
+        Ok(content) if length <= LONGEST_FRAME => Ok(content),
+        _ => Err(MessageError::TooLong(length)),
+    }
 }
 
 fn inside(error: io::Error) -> MessageError {

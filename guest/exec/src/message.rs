@@ -102,6 +102,15 @@ impl HostMessage {
 }
 
 impl GuestMessage {
+    /// Bytes that the message which begins with `received` lacks, or at first those that tell its length; 0 if
+    /// [`GuestMessage::read_from`] can read it.
+    ///
+    /// # Errors
+    /// A message that is too long.
+    pub fn missing(received: &[u8]) -> Result<usize, MessageError> {
+        frame::missing(received)
+    }
+
     /// Writes the message.
     ///
     /// # Errors
@@ -205,6 +214,25 @@ mod tests {
             let error = HostMessage::read_from(&mut &stream[..end]).unwrap_err();
             assert!(matches!(error, MessageError::CutOff), "{end}: {error}");
         }
+    }
+
+    #[test]
+    fn missing_bytes_complete_a_message() {
+        for message in guest_messages() {
+            let (mut sent, mut received) = (Vec::new(), Vec::new());
+            message.write_to(&mut sent).unwrap();
+            let mut rest = sent.as_slice();
+            // The second piece of a frame is cut once more.
+            for most in [3, usize::MAX, 1, usize::MAX] {
+                let count = GuestMessage::missing(&received).unwrap().min(most);
+                received.extend_from_slice(rest.split_off(..count).unwrap());
+            }
+            assert_eq!(GuestMessage::missing(&received).unwrap(), 0);
+            let read = GuestMessage::read_from(&mut received.as_slice());
+            assert_eq!((read.unwrap(), rest), (Some(message), &[][..]));
+        }
+        let error = GuestMessage::missing(&[OUTPUT, 1, 0, 16, 0]).unwrap_err();
+        assert!(matches!(error, MessageError::TooLong(0x10_0001)), "{error}");
     }
 
     #[test]
