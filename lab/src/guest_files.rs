@@ -81,6 +81,7 @@ impl GuestFile {
     /// Copies it to its place below `folder`. Modes and links stay as they are, and so do holes.
     fn copy_below(&self, folder: &Path) -> anyhow::Result<()> {
         self.exists()?;
+        self.stays_below(folder)?;
         let target = folder.join(&self.guest);
         if let Some(parent) = target.parent() {
             fs::create_dir_all(parent)
@@ -88,6 +89,8 @@ impl GuestFile {
         }
         let mut copy = Command::new("cp");
         copy.args(["--archive", "-H", "--reflink=auto", "--no-target-directory"]);
+        // Else a link that is there would be written through.
+        copy.arg("--remove-destination");
         copy.arg("--").args([&self.host, &target]);
         let done = copy.env("LC_ALL", "C").stdin(Stdio::null()).output();
         let done = done.context("cannot run cp")?;
@@ -100,6 +103,23 @@ impl GuestFile {
         Err(anyhow!(
             "{asked_by}: {host} cannot be copied into the run's folder: {words}"
         ))
+    }
+
+    /// Refuses a place that a link of an earlier file leads out of `folder`.
+    fn stays_below(&self, folder: &Path) -> anyhow::Result<()> {
+        let parent = self.guest.parent().unwrap_or(Path::new(""));
+        let link = parent
+            .ancestors()
+            .find(|part| folder.join(part).is_symlink());
+        match link {
+            None => Ok(()),
+            Some(link) => Err(anyhow!(
+                "{}: {} in the guest is below {}, which is a link of another file: choose another place",
+                self.asked_by,
+                self.guest.display(),
+                link.display()
+            )),
+        }
     }
 }
 
@@ -195,6 +215,32 @@ mod tests {
             sparse.len() == 1 << 30 && sparse.blocks() < 1024,
             "{sparse:?}"
         );
+    }
+
+    #[test]
+    fn link_of_a_staged_folder_leads_no_file_out_of_it() {
+        let host = tempfile::tempdir().unwrap();
+        let (outside, all) = (host.path().join("outside"), host.path().join("all"));
+        fs::create_dir(&outside).unwrap();
+        fs::create_dir(&all).unwrap();
+        fs::write(outside.join("file"), "mine").unwrap();
+        symlink(&outside, all.join("folder")).unwrap();
+        symlink(outside.join("file"), all.join("link")).unwrap();
+        let tool = host.path().join("tool");
+        fs::write(&tool, "tool").unwrap();
+        let run = tempfile::tempdir().unwrap();
+        let file = |host: &Path, guest: &str| GuestFile::new(host, guest, "`files`").unwrap();
+        let files = [file(&all, "opt/all"), file(&tool, "opt/all/link")];
+        let staged = stage(&files, run.path()).unwrap();
+        let replaced = fs::read_to_string(staged.join("opt/all/link")).unwrap();
+        assert_eq!(replaced, "tool");
+        for path in ["opt/all/folder/file", "opt/all/folder/new/file"] {
+            let error = stage(&[file(&tool, path)], run.path()).unwrap_err();
+            let told = format!("`files`: {path} in the guest is below opt/all/folder, which is");
+            assert!(error.to_string().starts_with(&told), "{error}");
+        }
+        assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "mine");
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
     }
 
     #[test]
