@@ -6,6 +6,8 @@ use std::io::Write;
 
 use anyhow::Context;
 
+use crate::terminal::printable;
+
 /// Lines that are shown when a run fails.
 const TAIL: usize = 30;
 /// Longest piece of a line that is looked at as one.
@@ -128,15 +130,6 @@ fn weight(line: &str) -> Option<Weight> {
         return Some(Weight::Cause);
     }
     text.starts_with(LEAST).then_some(Weight::Trace)
-}
-
-/// Without control characters, by which a guest could steer the terminal.
-fn printable(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    text.trim_end()
-        .chars()
-        .filter(|&character| character == '\t' || !character.is_control())
-        .collect()
 }
 
 #[cfg(test)]

@@ -54,9 +54,12 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Why nothing could be run at all.
+/// Why the command has not done what it was asked for.
 #[derive(Debug, Error)]
 pub enum Failure {
+    /// It was tried, and cannot be done: a file that is not there, and the like.
+    #[error("{0:#}")]
+    Failed(anyhow::Error),
     /// The user asked for something that cannot be.
     #[error("{0:#}")]
     Usage(anyhow::Error),
@@ -72,6 +75,7 @@ impl Failure {
     /// Exit code (sysexits.h: 69 is `EX_UNAVAILABLE`).
     pub fn code(&self) -> u8 {
         match self {
+            Self::Failed(_) => 1,
             Self::Usage(_) => 2,
             Self::Environment(_) => 69,
             Self::Interrupted(signal) => Outcome::Interrupted(*signal).code(),
@@ -125,6 +129,7 @@ mod tests {
 
     #[test]
     fn failures_have_the_documented_codes() {
+        assert_eq!(Failure::Failed(anyhow!("x")).code(), 1);
         assert_eq!(Failure::Usage(anyhow!("x")).code(), 2);
         assert_eq!(Failure::from(anyhow!("x")).code(), 69);
         assert_eq!(Failure::Interrupted(2).code(), 130);

@@ -10,6 +10,15 @@ pub fn say(line: impl Display) {
     let _ = writeln!(stderr(), "{line}");
 }
 
+/// A guest's line without control characters, by which it could steer the terminal.
+pub fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.trim_end()
+        .chars()
+        .filter(|&character| character == '\t' || !character.is_control())
+        .collect()
+}
+
 /// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
 pub fn colours() -> bool {
     stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())

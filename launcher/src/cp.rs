@@ -5,12 +5,15 @@ use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use peerbar_exec::ProgramRequest;
 use peerbar_lab::exit::Failure;
-use peerbar_lab::guest_program::{GuestProgram, socket_of};
-use tar::{Archive, Builder};
+use peerbar_lab::guest_program::{GuestProgram, ProgramError, socket_of};
+use peerbar_lab::limited::Limited;
+use peerbar_lab::size::Size;
+use peerbar_lab::terminal::printable;
+use tar::{Archive, Builder, EntryType};
 
 /// What comes before a path of the guest.
 const GUEST: &str = "guest:";
@@ -19,18 +22,33 @@ const TOP: &str = "x";
 
 /// Bytes of a program's errors that are told.
 const MOST_WORDS: usize = 4 << 10;
+/// What an entry of an archive counts at least, so that a limit of bytes is one of files, too.
+const ENTRY: u64 = 4096;
+/// Longest path of an entry, or of a link's target.
+const LONGEST_PATH: u64 = 64 << 10;
+/// What to do about a larger copy.
+const MORE: &str = "raise --limit";
+
+/// Exit status of a script whose path is not there.
+const NOT_THERE: i32 = 44;
+/// Exit status of a script that would replace a folder that is not empty.
+const NOT_EMPTY: i32 = 45;
 
 /// Unpacks an archive beside `$1`, or in it if it is a folder, under the name `$2`, and moves it into its place in one step.
 const UNPACK: &str = r#"to=$1
 [ -d "$to" ] && to=${to%/}/$2
-at=$(mktemp -d "$(dirname "$to")/.peerbar.XXXXXX") || exit
+in=$(dirname "$to")
+[ -d "$in" ] || exit 44
+[ -d "$to" ] && [ -n "$(ls -A "$to")" ] && exit 45
+at=$(mktemp -d "$in/.peerbar.XXXXXX") || exit
 tar -xf - -C "$at" && mv -T "$at/x" "$to"
 status=$?
 rm -rf "$at"
 exit $status"#;
 /// Packs `$1` without its name. Links in it keep their targets. A file without blocks is copied first: those of procfs, sysfs,
 /// debugfs and tracefs do not tell how long they are.
-const PACK: &str = r#"if [ -d "$1" ]; then cd "$1" && exec tar -cf - --transform 's,^\.,x,S' .; fi
+const PACK: &str = r#"[ -e "$1" ] || exit 44
+if [ -d "$1" ]; then cd "$1" && exec tar -cf - --transform 's,^\.,x,S' .; fi
 if [ -f "$1" ] && [ "$(stat -Lc %b "$1")" = 0 ]; then
     at=$(mktemp -d) || exit
     cp --sparse=always --preserve=mode,timestamps "$1" "$at/x" && tar -cf - -C "$at" x
@@ -50,6 +68,9 @@ pub(crate) struct Cp {
     /// Folder of the guest's run.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub attach: PathBuf,
+    /// The most that a copy out of the guest may take of the disk. A file counts 4K at least.
+    #[arg(long, value_name = "SIZE", default_value = "4G")]
+    pub limit: Size,
 }
 
 /// Copies.
@@ -57,7 +78,7 @@ pub(crate) fn cp(options: &Cp) -> Result<ExitCode, Failure> {
     let socket = || socket_of(&options.attach).map_err(|error| Failure::Usage(error.into()));
     match (of_guest(&options.from)?, of_guest(&options.to)?) {
         (None, Some(to)) => into_guest(&socket()?, &options.from, to)?,
-        (Some(from), None) => out_of_guest(&socket()?, from, &options.to)?,
+        (Some(from), None) => out_of_guest(&socket()?, from, &options.to, options.limit)?,
         _ => {
             let error = anyhow!("one of the two paths is the guest's: write it as {GUEST}/path");
             return Err(Failure::Usage(error));
@@ -81,8 +102,27 @@ fn of_guest(path: &Path) -> Result<Option<&str>, Failure> {
 }
 
 fn into_guest(socket: &Path, from: &Path, to: &str) -> Result<(), Failure> {
-    let whole = fs::canonicalize(from).with_context(|| format!("cannot read {}", from.display()));
-    let whole = whole.map_err(Failure::Usage)?;
+    let (mut archive, name) = packed(from).map_err(Failure::Failed)?;
+    let request = ProgramRequest::new(["sh", "-c", UNPACK, "cp", to, &name]);
+    let end = transfer(socket, &request, &mut archive, &mut io::sink());
+    let (status, words) = end.map_err(|error| not_copied(to, error))?;
+    Err(Failure::Failed(match status {
+        0 => return Ok(()),
+        NOT_THERE => {
+            let folder = Path::new(to).parent().unwrap_or(Path::new("/"));
+            anyhow!("{GUEST}{} is not there: make it first", folder.display())
+        }
+        NOT_EMPTY => anyhow!(
+            "{GUEST}{to} has a folder {name} that is not empty: remove it first, or name another place"
+        ),
+        _ => anyhow!("cannot write {GUEST}{to}: {words}"),
+    }))
+}
+
+/// An archive of what is at `from`, and its name.
+fn packed(from: &Path) -> anyhow::Result<(File, String)> {
+    let cannot_read = || format!("cannot read {}", from.display());
+    let whole = fs::canonicalize(from).with_context(cannot_read)?;
     let name = whole.file_name().and_then(|name| name.to_str());
     let name = name.with_context(|| format!("{} has no name for the guest", from.display()))?;
     let mut archive = Builder::new(spool()?);
@@ -91,38 +131,50 @@ fn into_guest(socket: &Path, from: &Path, to: &str) -> Result<(), Failure> {
         true => archive.append_dir_all(TOP, &whole),
         false => archive.append_path_with_name(&whole, TOP),
     };
-    packed.with_context(|| format!("cannot read {}", from.display()))?;
+    packed.with_context(cannot_read)?;
     let mut archive = archive.into_inner().context("cannot write an archive")?;
     archive.rewind().context("cannot read an archive")?;
-    let request = ProgramRequest::new(["sh", "-c", UNPACK, "cp", to, name]);
-    transfer(socket, &request, &mut archive, &mut io::sink())
-        .with_context(|| format!("cannot copy to {GUEST}{to}"))?;
-    Ok(())
+    Ok((archive, name.to_owned()))
 }
 
-fn out_of_guest(socket: &Path, from: &str, to: &Path) -> Result<(), Failure> {
+fn out_of_guest(socket: &Path, from: &str, to: &Path, limit: Size) -> Result<(), Failure> {
     let to = match to.is_dir() {
         true => to.join(Path::new(from).file_name().unwrap_or_default()),
         false => to.to_owned(),
     };
-    let mut archive = spool()?;
+    let mut archive = Limited::new(spool()?, limit, MORE);
     let request = ProgramRequest::new(["sh", "-c", PACK, "cp", from]);
-    transfer(socket, &request, &mut io::empty(), &mut archive)
-        .with_context(|| format!("cannot copy {GUEST}{from}"))?;
-    archive.rewind().context("cannot read an archive")?;
-    unpack(archive, &to).with_context(|| format!("cannot write {}", to.display()))?;
-    Ok(())
+    let end = transfer(socket, &request, &mut io::empty(), &mut archive);
+    let (status, words) = end.map_err(|error| not_copied(from, error))?;
+    let unpacked = match status {
+        0 => unpack(archive.into_inner(), &to, limit)
+            .with_context(|| format!("cannot copy {GUEST}{from} to {}", to.display())),
+        NOT_THERE => Err(anyhow!("{GUEST}{from} is not there")),
+        _ => Err(anyhow!("cannot read {GUEST}{from}: {words}")),
+    };
+    unpacked.map_err(Failure::Failed)
 }
 
-/// Unpacks an archive beside `to` and moves it into its place in one step.
-fn unpack(archive: File, to: &Path) -> anyhow::Result<()> {
+/// A guest that is gone is no failure of the copy.
+fn not_copied(path: &str, error: ProgramError) -> Failure {
+    let is_ours = matches!(error, ProgramError::Input(_) | ProgramError::Output(_));
+    let error = anyhow::Error::from(error).context(format!("cannot copy {GUEST}{path}"));
+    match is_ours {
+        true => Failure::Failed(error),
+        false => Failure::Environment(error),
+    }
+}
+
+/// Unpacks an archive of the guest beside `to` and moves it into its place in one step.
+fn unpack(mut archive: File, to: &Path, limit: Size) -> anyhow::Result<()> {
+    check(&mut archive, limit)?;
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
     let beside = tempfile::Builder::new()
         .prefix(".peerbar.")
         .tempdir_in(parent)
         .with_context(|| format!("cannot make a folder in {}", parent.display()))?;
-    // The crate refuses entries that would leave the folder.
+    // The crate refuses entries that would leave the folder, and drops setuid, setgid and sticky bits.
     Archive::new(archive).unpack(beside.path())?;
     let top = beside.path().join(TOP);
     // What is written to such a name later would go elsewhere.
@@ -131,23 +183,49 @@ fn unpack(archive: File, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Checks that an archive has only files, folders and links, which take no more than `limit` of the disk. Sparse files and
+/// extended headers, which GNU tar writes only if it is told to, could stand for more than they take.
+fn check(archive: &mut File, limit: Size) -> anyhow::Result<()> {
+    archive.rewind().context("cannot read an archive")?;
+    let mut left = limit.0;
+    for entry in Archive::new(&*archive).entries_with_seek()?.raw(true) {
+        let entry = entry?;
+        let most = match entry.header().entry_type() {
+            EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link => {
+                u64::MAX
+            }
+            EntryType::GNULongName | EntryType::GNULongLink => LONGEST_PATH,
+            _ => 0,
+        };
+        if entry.size() > most || most == 0 {
+            let path = printable(&entry.path_bytes());
+            bail!("{path} is no file, folder or link, and nothing else is copied out of a guest");
+        }
+        let taken = entry.size().saturating_add(ENTRY);
+        let rest = left.checked_sub(taken);
+        left = rest.with_context(|| format!("more than {limit}: {MORE}"))?;
+    }
+    archive.rewind().context("cannot read an archive")
+}
+
 fn spool() -> anyhow::Result<File> {
     tempfile::tempfile().context("cannot make a temporary file")
 }
 
-/// Runs a program of the guest between two files. A signal ends this process, and the guest the program then.
+/// Runs a program of the guest between two files: its exit status, and what it says of an error, in one line. A signal ends this
+/// process, and the guest the program then.
 fn transfer(
     socket: &Path,
     request: &ProgramRequest,
     input: &mut dyn Read,
     output: &mut dyn Write,
-) -> anyhow::Result<()> {
+) -> Result<(i32, String), ProgramError> {
     let mut errors = Words::default();
     let program = GuestProgram::start(socket, request)?;
     let end = program.run(input, output, &mut errors)?;
-    let said = String::from_utf8_lossy(&errors.0);
-    ensure!(end.status() == 0, "{}", said.trim().replace('\n', "; "));
-    Ok(())
+    let lines = errors.0.split(|byte| *byte == b'\n').map(printable);
+    let lines: Vec<String> = lines.filter(|line| !line.is_empty()).collect();
+    Ok((end.status(), lines.join("; ")))
 }
 
 /// The first words of a program: a hostile guest may say more than there is memory.
@@ -170,6 +248,94 @@ impl Write for Words {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LIMIT: Size = Size(64 << 10);
+
+    /// An archive with an entry of this type, which the builder would not make.
+    fn archive(kind: EntryType, mode: u32, size: u64) -> File {
+        let mut archive = Builder::new(spool().unwrap());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(size);
+        let content = vec![7; usize::try_from(size).unwrap()];
+        archive
+            .append_data(&mut header, TOP, content.as_slice())
+            .unwrap();
+        archive.into_inner().unwrap()
+    }
+
+    #[test]
+    fn file_of_a_guest_keeps_no_special_mode() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("to");
+        unpack(archive(EntryType::Regular, 0o7755, 5), &to, LIMIT).unwrap();
+        let mode = fs::metadata(&to).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o755);
+        assert_eq!(fs::read(&to).unwrap(), [7; 5]);
+    }
+
+    #[test]
+    fn archive_with_more_than_files_and_links_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("to");
+        for kind in [
+            EntryType::Char,
+            EntryType::Block,
+            EntryType::Fifo,
+            EntryType::GNUSparse,
+            EntryType::XHeader,
+            EntryType::XGlobalHeader,
+        ] {
+            let error = unpack(archive(kind, 0o644, 0), &to, LIMIT).unwrap_err();
+            let error = error.to_string();
+            assert!(error.starts_with("x is no file, folder or link"), "{error}");
+        }
+        let long = archive(EntryType::GNULongName, 0o644, LONGEST_PATH + 1);
+        assert!(unpack(long, &to, Size(1 << 30)).is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn archive_beyond_the_limit_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("to");
+        let sized = |size| archive(EntryType::Regular, 0o644, size);
+        unpack(sized(LIMIT.0 - ENTRY), &to, LIMIT).unwrap();
+        let error = unpack(sized(LIMIT.0 - ENTRY + 1), &to, LIMIT).unwrap_err();
+        let told = "more than 64K: raise --limit";
+        assert_eq!(error.to_string(), told);
+        let mut many = Builder::new(spool().unwrap());
+        for number in 0..17 {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(0);
+            let path = format!("{TOP}/{number}");
+            many.append_data(&mut header, path, io::empty()).unwrap();
+        }
+        let error = unpack(many.into_inner().unwrap(), &to, LIMIT).unwrap_err();
+        assert_eq!(error.to_string(), told);
+    }
+
+    #[test]
+    fn scripts_tell_what_is_not_there_or_in_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let status = |script: &str, words: &[&str]| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", script, "cp"]).args(words);
+            command.current_dir(folder.path());
+            command.stdin(std::process::Stdio::null());
+            command.output().unwrap().status.code().unwrap()
+        };
+        assert_eq!(status(PACK, &["none"]), NOT_THERE);
+        assert_eq!(status(UNPACK, &["no/such", "x"]), NOT_THERE);
+        fs::create_dir_all(folder.path().join("there/full/x")).unwrap();
+        assert_eq!(status(UNPACK, &["there", "full"]), NOT_EMPTY);
+        assert_eq!(
+            fs::read_dir(folder.path().join("there")).unwrap().count(),
+            1
+        );
+    }
 
     #[test]
     fn guest_path_is_whole_and_has_a_prefix() {
@@ -196,7 +362,7 @@ mod tests {
             archive.rewind().unwrap();
             let folder = tempfile::tempdir().unwrap();
             let to = folder.path().join("to");
-            unpack(archive, &to).unwrap();
+            unpack(archive, &to, LIMIT).unwrap();
             assert_eq!(fs::read(&to).unwrap(), expected, "{path}");
         }
     }
@@ -216,7 +382,7 @@ mod tests {
         archive.rewind().unwrap();
         let inner = folder.path().join("inner");
         fs::create_dir(&inner).unwrap();
-        assert!(unpack(archive, &inner.join("to")).is_err());
+        assert!(unpack(archive, &inner.join("to"), LIMIT).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         assert_eq!(fs::read_dir(&inner).unwrap().count(), 0);
     }
@@ -232,7 +398,7 @@ mod tests {
         let mut archive = archive.into_inner().unwrap();
         archive.rewind().unwrap();
         let to = folder.path().join("to");
-        let error = unpack(archive, &to).unwrap_err().to_string();
+        let error = unpack(archive, &to, LIMIT).unwrap_err().to_string();
         assert!(error.contains("a link in its place"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -257,7 +423,7 @@ mod tests {
         assert!(packed.unwrap().success());
         archive.rewind().unwrap();
         let to = folder.path().join("to");
-        unpack(archive, &to).unwrap();
+        unpack(archive, &to, LIMIT).unwrap();
         for (number, target) in (0..).zip(targets) {
             let link = fs::read_link(to.join(format!("a/{number}"))).unwrap();
             assert_eq!(link, Path::new(target));
