@@ -90,14 +90,33 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
         let stream = stream.context("cannot accept a connection of the host")?;
         let (placeholders, running) = (Arc::clone(&placeholders), Arc::clone(&running));
         thread::spawn(move || {
-            let others = running.fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = serve(stream, &placeholders, others) {
+            let place = Place::take(&running);
+            if let Err(error) = serve(stream, &placeholders, place.others) {
                 eprintln!("peerbar-agent: a program of the host: {error:#}");
             }
-            running.fetch_sub(1, Ordering::Relaxed);
         });
     }
     Ok(())
+}
+
+/// The place of a program among those that run. Dropped, by a panic too, it is free.
+struct Place<'a> {
+    running: &'a AtomicUsize,
+    /// How many ran before it.
+    others: usize,
+}
+
+impl<'a> Place<'a> {
+    fn take(running: &'a AtomicUsize) -> Self {
+        let others = running.fetch_add(1, Ordering::Relaxed);
+        Self { running, others }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.running.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Serves one connection while `others` are served.
@@ -138,4 +157,22 @@ fn prepared(
         *word = placeholders.fill_in(word)?;
     }
     Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_of_a_program_is_free_after_a_panic() {
+        let running = Arc::new(AtomicUsize::new(3));
+        let shared = Arc::clone(&running);
+        let program = thread::spawn(move || {
+            let place = Place::take(&shared);
+            panic!("{} others", place.others);
+        });
+        let panic = program.join().unwrap_err();
+        assert_eq!(panic.downcast_ref::<String>().unwrap(), "3 others");
+        assert_eq!(running.load(Ordering::Relaxed), 3);
+    }
 }

@@ -40,6 +40,8 @@ pub(super) struct RunningProgram {
     child: Child,
     streams: Streams,
     shared: Arc<Shared>,
+    /// It has got SIGKILL because its host left.
+    is_killed: bool,
 }
 
 /// What the thread that reads the host's messages shares with the one that serves the program's streams.
@@ -107,6 +109,7 @@ fn spawn(mut command: Command, request: &ProgramRequest) -> anyhow::Result<Runni
         child,
         streams,
         shared: Arc::new(shared),
+        is_killed: false,
     })
 }
 
@@ -170,7 +173,7 @@ impl RunningProgram {
         let outputs = [output, errors].into_iter().flatten();
         fds.extend(outputs.map(|file| PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)));
         let left = *self.shared.left.lock();
-        let timeout = left.map(|left| GRACE.saturating_sub(left.elapsed()));
+        let timeout = wait_limit(left.map(|left| left.elapsed()), self.is_killed);
         let timeout = timeout.map(Timespec::try_from).transpose()?;
         rustix::io::retry_on_intr(|| poll(&mut fds, timeout.as_ref()))
             .context("cannot wait for a program")?;
@@ -211,7 +214,7 @@ impl RunningProgram {
     }
 
     /// Ends a program whose host has left: by SIGHUP at once, by SIGKILL later.
-    fn end_if_left(&self, stream: &mut Option<VsockStream>) {
+    fn end_if_left(&mut self, stream: &mut Option<VsockStream>) {
         let Some(left) = *self.shared.left.lock() else {
             return;
         };
@@ -221,6 +224,7 @@ impl RunningProgram {
         }
         if left.elapsed() >= GRACE {
             self.shared.signal(Signal::KILL);
+            self.is_killed = true;
         }
     }
 
@@ -229,6 +233,13 @@ impl RunningProgram {
         *self.shared.group.lock() = None;
         self.child.wait().context("cannot wait for a program")
     }
+}
+
+/// How long to wait at most for a program whose host left so long ago. A limit of zero makes it be killed, and after that there is
+/// nothing to do but to wait.
+fn wait_limit(since_left: Option<Duration>, is_killed: bool) -> Option<Duration> {
+    let since_left = since_left.filter(|_| !is_killed);
+    since_left.map(|since| GRACE.saturating_sub(since))
 }
 
 /// Sends a message, unless the host is gone. What a program says then is lost, as in a terminal that was closed.
@@ -289,5 +300,20 @@ impl Shared {
     fn wake(&self) {
         // A counter that is full is as readable.
         let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn killed_program_is_waited_for_without_a_limit() {
+        let tick = Duration::from_millis(1);
+        assert_eq!(wait_limit(None, false), None);
+        assert_eq!(wait_limit(Some(GRACE - tick), false), Some(tick));
+        assert_eq!(wait_limit(Some(GRACE + tick), false), Some(Duration::ZERO));
+        // A limit would make a busy loop of the wait.
+        assert_eq!(wait_limit(Some(GRACE + tick), true), None);
     }
 }
