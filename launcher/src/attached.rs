@@ -1,5 +1,6 @@
 //! A guest that another peerbar has started.
 
+use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,9 @@ use anyhow::{Context, anyhow};
 use peerbar_exec::HOST_FOLDER;
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
+use peerbar_lab::finished_run::SCENARIO;
 use peerbar_lab::guest_program::socket_of;
+use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::started::Started;
 use peerbar_lab::terminal::say;
@@ -18,15 +21,20 @@ use peerbar_lab::terminal::say;
 /// How often work is looked after in any case.
 const ATTENDED: Duration = Duration::from_secs(3600);
 
-/// Has `work` done in the guest of the run in the folder `run`, as [`crate::guest_session::in_guest`].
+/// Has `work` done in the guest of the run in the folder `run`, as [`crate::guest_session::in_guest`]. A scenario that cannot be read
+/// any more is not checked.
 ///
 /// # Errors
 /// A run without such a guest, or what keeps `work` from being done.
 pub(crate) fn in_running_guest<T: Send>(
     run: &Path,
+    check: impl FnOnce(&Scenario) -> Result<(), Failure>,
     work: impl FnOnce(&Path, &str, UnixStream) -> Result<T, Failure> + Send,
 ) -> Result<T, Failure> {
     let socket = socket_of(run).map_err(|error| Failure::Usage(error.into()))?;
+    if let Some(scenario) = scenario_of(run) {
+        check(&scenario)?;
+    }
     let here = std::env::current_dir().context("cannot tell the current folder")?;
     let folder = match shared_folder(run) {
         Some(shared) => inside(&shared, &here).unwrap_or_else(|| {
@@ -71,10 +79,17 @@ fn pass_signals(events: &mut Events<'_>, mut numbers: UnixStream) -> anyhow::Res
     }
 }
 
+/// The scenario of a run. What it names is relative to where its file was.
+fn scenario_of(run: &Path) -> Option<Scenario> {
+    let path = Started::read(run).ok()?.scenario?;
+    let text = fs::read_to_string(run.join(SCENARIO)).ok()?;
+    Scenario::parse_interactive(&path, text).ok()
+}
+
 /// What a run's guest sees as `/host`: the folder that the run's process is in.
 fn shared_folder(run: &Path) -> Option<PathBuf> {
     let started = Started::read(run).ok()?;
-    std::fs::read_link(format!("/proc/{}/cwd", started.process)).ok()
+    fs::read_link(format!("/proc/{}/cwd", started.process)).ok()
 }
 
 /// Where the guest sees the folder `here`, if it does.

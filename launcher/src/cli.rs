@@ -10,6 +10,7 @@ pub(crate) use self::kernel::{
     Bisect, BisectStep, KernelAction, KernelBuildOptions, KernelCommand, KernelConfiguration,
 };
 use clap::builder::{PossibleValuesParser, RangedI64ValueParser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use peerbar_lab::artifacts::Own;
@@ -33,6 +34,29 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Parses the words of this process. A mistake ends it.
+    pub(crate) fn of_process() -> Self {
+        let words: Vec<OsString> = std::env::args_os().collect();
+        Self::try_parse_from(&words).unwrap_or_else(|error| with_tip(error, &words).exit())
+    }
+}
+
+/// A mistake in `words`, with a tip if it may be that the program of `exec` does not follow `--`.
+fn with_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    let is_exec = words.get(1).is_some_and(|word| word == "exec");
+    let kinds = [
+        ErrorKind::MissingRequiredArgument,
+        ErrorKind::UnknownArgument,
+    ];
+    if is_exec && !words.iter().any(|word| word == "--") && kinds.contains(&error.kind()) {
+        let tip = "a program and its arguments follow `--`, as in: peerbar exec -- ls -l";
+        let tips = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tips);
+    }
+    error
 }
 
 const EXAMPLES: &str = "Examples:\n  peerbar run\n  peerbar init my.toml\n  peerbar list";
@@ -433,4 +457,25 @@ pub(crate) struct Debugger {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_that_does_not_follow_two_dashes_gets_a_tip() {
+        let told = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(Into::into).collect();
+            let error = Cli::try_parse_from(&words).err().unwrap();
+            with_tip(error, &words).to_string()
+        };
+        let tip = "tip: a program and its arguments follow `--`";
+        for words in [&["ls"][..], &["ls", "-l"], &["my.toml", "fio", "x"], &[]] {
+            let told = told(&[&["peerbar", "exec"], words].concat());
+            assert!(told.contains(tip), "{told}");
+        }
+        let other = told(&["peerbar", "exec", "--share-it", "--", "ls"]);
+        assert!(!other.contains(tip), "{other}");
+    }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -12,8 +13,11 @@ use peerbar_exec::{HOST_FOLDER, ProgramRequest};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::guest_program::{GuestProgram, ProgramError};
-use peerbar_lab::terminal::say;
-use peerbar_report::HostFolder;
+use peerbar_lab::limited::Limited;
+use peerbar_lab::scenario::Scenario;
+use peerbar_lab::size::Size;
+use peerbar_lab::terminal::{printable, say};
+use peerbar_report::{HostFolder, Inventory};
 
 use crate::guest_session::{self, InGuest};
 use crate::relay::{relay, terminal_size};
@@ -22,6 +26,10 @@ use crate::relay::{relay, terminal_size};
 const NOT_FOUND: i32 = 127;
 /// The guest's loader of dynamically linked programs.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+/// Longest list of libraries that is read.
+const LONGEST_LIST: Size = Size(64 << 10);
+/// How long the guest may take to list them.
+const LISTED: Duration = Duration::from_secs(10);
 
 /// Runs a program in a guest, with our input, output and signals. Its exit status is ours. It starts in /host, which is the
 /// current folder.
@@ -67,7 +75,8 @@ fn run(
             false => HostFolder::ReadOnly,
         },
     };
-    guest_session::in_guest(options, access, |socket, folder, signals| {
+    let are_known = |scenario: &Scenario| are_known(&words, &scenario.inventory());
+    guest_session::in_guest(options, access, are_known, |socket, folder, signals| {
         let request = ProgramRequest {
             words: words.clone(),
             folder: Some(folder.to_owned()),
@@ -94,12 +103,34 @@ fn run_program(
         }
         Err(error) => match error.downcast_ref() {
             Some(ProgramError::Refused { reason, status }) => {
-                say(format_args!("peerbar: {reason}"));
+                let reason = printable(reason.as_bytes());
+                let hint = is_here(request).filter(|_| *status == NOT_FOUND);
+                say(format_args!(
+                    "peerbar: {reason}{}",
+                    hint.unwrap_or_default()
+                ));
                 Ok(*status)
             }
             _ => Err(error.into()),
         },
     }
+}
+
+/// Checks that each placeholder of `words` stands for something in the guest.
+fn are_known(words: &[String], inventory: &Inventory) -> Result<(), Failure> {
+    let mut words = words.iter();
+    let checked = words.try_for_each(|word| inventory.check_placeholders(word));
+    checked.map_err(|message| Failure::Usage(anyhow!(message)))
+}
+
+/// What to write for a program of the current folder, which is not looked for on the guest's `PATH`.
+fn is_here(request: &ProgramRequest) -> Option<String> {
+    let program = request
+        .words
+        .first()
+        .filter(|program| !program.contains('/'))?;
+    let is_file = Path::new(program).is_file();
+    is_file.then(|| format!("; the current folder has it: write ./{program}"))
 }
 
 /// What to say of the libraries of a program that the guest's root lacks, if it has not run because of them.
@@ -111,19 +142,61 @@ fn missing_libraries(socket: &Path, request: &ProgramRequest, status: i32) -> Op
     let program = program.filter(|_| status == NOT_FOUND)?;
     let mut list = ProgramRequest::new([LOADER, "--list", program]);
     list.folder = request.folder.clone();
-    let mut output = Vec::new();
+    let mut output = Limited::new(Vec::new(), LONGEST_LIST, "");
     let asked = GuestProgram::start(socket, &list).ok()?;
     asked
+        .ends_within(LISTED)
         .run(&mut std::io::empty(), &mut output, &mut std::io::sink())
         .ok()?;
+    let output = output.into_inner();
     let list = String::from_utf8_lossy(&output);
     let missing = libraries_not_found(&list);
-    (!missing.is_empty()).then(|| {
-        format!(
-            "the guest has no {}, which {program} is linked with: link it statically",
-            missing.join(", ")
-        )
-    })
+    let packages = missing.iter().map(|library| package_of(library)).collect();
+    (!missing.is_empty()).then(|| told_of(program, &missing, packages))
+}
+
+/// What to say of `missing` libraries, of which some are of known Debian packages.
+fn told_of(program: &str, missing: &[&str], packages: Vec<Option<String>>) -> String {
+    let library_of = |(library, package): (&&str, &Option<String>)| {
+        let file = format!("\"usr/lib/{library}\" = \"FILE OF THE HOST\"");
+        package.is_none().then_some(file)
+    };
+    let files: Vec<String> = missing
+        .iter()
+        .zip(&packages)
+        .filter_map(library_of)
+        .collect();
+    let mut packages: Vec<String> = packages.into_iter().flatten().collect();
+    packages.sort_unstable();
+    packages.dedup();
+    let mut keys = Vec::new();
+    if !packages.is_empty() {
+        keys.push(format!("`packages = {packages:?}`"));
+    }
+    if !files.is_empty() {
+        keys.push(format!("`files = {{ {} }}`", files.join(", ")));
+    }
+    let (missing, keys) = (missing.join(", "), keys.join(" and "));
+    let told = format!(
+        "the guest has no {missing}, which {program} is linked with: link it statically, or have the scenario bring it by {keys}"
+    );
+    printable(told.as_bytes())
+}
+
+/// The Debian package that has a library, if the host is a Debian that knows it.
+fn package_of(library: &str) -> Option<String> {
+    let mut search = Command::new("dpkg-query");
+    search.args(["--search", &format!("*/{library}")]);
+    let found = search.stdin(Stdio::null()).output().ok()?;
+    let found = String::from_utf8_lossy(&found.stdout);
+    package_in(&found).map(str::to_owned)
+}
+
+/// The package in lines of `dpkg-query --search`, such as `libc6:amd64: /lib/x86_64-linux-gnu/libc.so.6`.
+fn package_in(found: &str) -> Option<&str> {
+    let packages = found.lines().filter_map(|line| line.split_once(": "));
+    let mut packages = packages.filter(|(package, _)| !package.starts_with("diversion"));
+    packages.next()?.0.split([':', ',']).next()
 }
 
 /// The libraries that the loader's list says are not there.
@@ -162,6 +235,47 @@ mod tests {
         let list = "\tlinux-vdso.so.1 (0x00007fff)\n\tlibnone.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n";
         assert_eq!(libraries_not_found(list), ["libnone.so.1"]);
         assert!(libraries_not_found("statically linked").is_empty());
+    }
+
+    #[test]
+    fn missing_libraries_are_told_with_what_brings_them() {
+        let found =
+            "diversion by x from: /usr/lib/libb.so\nlibb1:amd64, libb1:i386: /usr/lib/libb.so\n";
+        assert_eq!(package_in(found), Some("libb1"));
+        assert_eq!(package_in(""), None);
+        let told = |packages: [Option<&str>; 2]| {
+            let packages = packages.map(|package| package.map(str::to_owned));
+            told_of("./x", &["liba.so", "libb.so"], packages.to_vec())
+        };
+        let start = "the guest has no liba.so, libb.so, which ./x is linked with: link it statically, or have the scenario \
+                     bring it by";
+        let both = told([Some("libab1"), Some("libab1")]);
+        assert_eq!(both, format!("{start} `packages = [\"libab1\"]`"));
+        let one = told([None, Some("libb1")]);
+        let file = "\"usr/lib/liba.so\" = \"FILE OF THE HOST\"";
+        let keys = format!("`packages = [\"libb1\"]` and `files = {{ {file} }}`");
+        assert_eq!(one, format!("{start} {keys}"));
+    }
+
+    #[test]
+    fn placeholders_of_no_device_are_refused() {
+        let inventory = Scenario::demo().unwrap().inventory();
+        let known = |word: &str| are_known(&["ls".to_owned(), word.to_owned()], &inventory);
+        known("{disk0:disk}").unwrap();
+        let error = known("{disk9}").unwrap_err();
+        assert_eq!(error.code(), 2);
+        let told = error.to_string();
+        assert!(told.starts_with("`{disk9}` stands for nothing"), "{told}");
+    }
+
+    #[test]
+    fn program_of_the_current_folder_is_hinted_at() {
+        // Tests run in the folder of their package.
+        let hint = |program: &str| is_here(&ProgramRequest::new([program]));
+        let told = "; the current folder has it: write ./Cargo.toml";
+        assert_eq!(hint("Cargo.toml").as_deref(), Some(told));
+        assert_eq!(hint("src"), None);
+        assert_eq!(hint("./Cargo.toml"), None);
     }
 
     #[test]

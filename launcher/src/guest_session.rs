@@ -25,7 +25,7 @@ pub(crate) struct InGuest {
     /// Use the guest of this run, which is still running [default: runs/latest].
     #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "runs/latest", conflicts_with_all = ["scenario", "share_rw"])]
     pub attach: Option<PathBuf>,
-    /// Let the guest write into /host, the current folder.
+    /// Let the guest write into /host, the current folder, with your rights: as root it may leave setuid files and device nodes.
     #[arg(long)]
     pub share_rw: bool,
     /// Where the folder of the run is.
@@ -37,18 +37,19 @@ pub(crate) struct InGuest {
 }
 
 /// Has `work` done in a guest: with its socket, the folder in it that is our current one, and the numbers of signals as bytes. The
-/// status that it returns is the exit code.
+/// status that it returns is the exit code. The guest's scenario must pass `check` first, before a boot.
 ///
 /// # Errors
 /// What keeps the guest from running, or `work` from being done.
 pub(crate) fn in_guest(
     options: &InGuest,
     access: GuestAccess,
+    check: impl FnOnce(&Scenario) -> Result<(), Failure>,
     work: impl FnOnce(&Path, &str, UnixStream) -> Result<i32, Failure> + Send,
 ) -> Result<ExitCode, Failure> {
     let status = match &options.attach {
-        Some(run) => in_running_guest(run, work)?,
-        None => in_new_guest(options, access, work)?,
+        Some(run) => in_running_guest(run, check, work)?,
+        None => in_new_guest(options, access, check, work)?,
     };
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
@@ -56,12 +57,14 @@ pub(crate) fn in_guest(
 fn in_new_guest(
     options: &InGuest,
     access: GuestAccess,
+    check: impl FnOnce(&Scenario) -> Result<(), Failure>,
     work: impl FnOnce(&Path, &str, UnixStream) -> Result<i32, Failure> + Send,
 ) -> Result<i32, Failure> {
     let mut scenario = match &options.scenario {
         Some(path) => Scenario::load_interactive(path)?,
         None => Scenario::demo()?,
     };
+    check(&scenario)?;
     scenario.checks.clear();
     scenario.labels.clear();
     // One for the whole life of the process.

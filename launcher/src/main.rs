@@ -33,14 +33,13 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use peerbar_lab::parent_death;
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let result = match Cli::parse().command {
+    let result = match Cli::of_process().command {
         Command::Run(options) => series::run(&options),
         Command::Shell(options) => exec::shell(&options),
         Command::Exec(options) => exec::exec(&options),

@@ -51,6 +51,11 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
 }
 
 fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
+    if let Some(port) = separate_port(options) {
+        return Err(Failure::Usage(anyhow!(
+            "{port} is no scenario: write a port as --gdb={port}"
+        )));
+    }
     let mut scenarios = match options.scenarios.as_slice() {
         [] => vec![Scenario::demo()?],
         paths => {
@@ -79,6 +84,13 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
         }
     }
     Ok(scenarios)
+}
+
+/// A port that does not follow `--gdb` by `=`, so that it is taken for a scenario.
+fn separate_port(options: &cli::Run) -> Option<u16> {
+    let scenarios = options.scenarios.iter().filter(|path| !path.exists());
+    let mut ports = scenarios.filter_map(|path| path.to_str()?.parse().ok());
+    options.gdb.and(ports.next())
 }
 
 /// The names of what is run in shards. A merge finds what is missing by them.
@@ -200,6 +212,15 @@ mod tests {
         assert_eq!(rounds(&["--repeat", "7"]), 7);
         assert_eq!(rounds(&["--until-fail"]), 100);
         assert_eq!(rounds(&["--until-fail", "--repeat", "3"]), 3);
+    }
+
+    #[test]
+    fn port_behind_a_blank_is_no_scenario() {
+        let port = |words: &[&str]| separate_port(&options(words));
+        assert_eq!(port(&["--gdb", "1234"]), Some(1234));
+        assert_eq!(port(&["--gdb=1234"]), None);
+        assert_eq!(port(&["--gdb", "my.toml"]), None);
+        assert_eq!(port(&["1234"]), None);
     }
 
     fn series(outcomes: &[Outcome]) -> Series {

@@ -199,7 +199,8 @@ fn mistakes_are_named(kept: &Kept) {
     for (words, status, named) in [
         (["./none"], 127, "cannot start ./none in /host of the guest"),
         (["./kept.toml"], 126, "Permission denied"),
-        (["{disk7}"], 126, "disk7"),
+        (["{disk7}"], 2, "`{disk7}` stands for nothing"),
+        (["kept.toml"], 127, "write ./kept.toml"),
     ] {
         let output = kept.exec(&words);
         let told = text(&output.stderr);
@@ -230,15 +231,36 @@ fn files_go_in_and_out(kept: &Kept) {
         fs::read_link(back.join("link")).unwrap(),
         Path::new("large")
     );
-    for (from, to, named) in [
-        ("none", "guest:/tmp", "cannot read none"),
-        ("guest:/none", ".", "/none"),
-        ("data", "guest:/no/such/folder", "/no/such"),
-        ("data", "back", "write it as guest:/path"),
+    for (from, to, status, named) in [
+        ("none", "guest:/tmp", 1, "cannot read none"),
+        ("guest:/none", ".", 1, "guest:/none is not there"),
+        (
+            "data",
+            "guest:/no/such/folder",
+            1,
+            "guest:/no/such is not there",
+        ),
+        (
+            "data",
+            "guest:/tmp",
+            1,
+            "guest:/tmp has a folder data that is",
+        ),
+        ("data", "guest:/host/new", 1, "Read-only file system"),
+        ("guest:/dev/null", ".", 1, "x is no file, folder or link"),
+        ("data", "back", 2, "write it as guest:/path"),
     ] {
-        let told = text(&kept.cp(from, to).stderr);
+        let output = kept.cp(from, to);
+        let told = text(&output.stderr);
         assert!(told.contains(named) && told.lines().count() == 1, "{told}");
+        assert_eq!(output.status.code(), Some(status), "{told}");
     }
+    let words = ["cp", "--limit", "1M", "guest:/tmp/data", "less"];
+    let less = kept.start_peerbar(&words).wait_with_output().unwrap();
+    let told = text(&less.stderr);
+    assert!(told.contains("more than 1M: raise --limit"), "{told}");
+    assert_eq!(less.status.code(), Some(1), "{told}");
+    assert!(!kept.folder().join("less").exists());
 }
 
 /// A terminal whose other end a shell has.
@@ -329,6 +351,14 @@ fn shell_has_job_control(kept: &Kept) {
 fn exec_boots_a_guest_and_ends_it() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("kept.toml"), SCENARIO).unwrap();
+    let unknown = Command::new(PEERBAR)
+        .args(["exec", "kept.toml", "--", "ls", "{disk9}"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(unknown.status.code(), Some(2));
+    // Nothing has begun.
+    assert!(!folder.path().join("runs").exists());
     let mut child = Command::new(PEERBAR)
         .args(["exec", "kept.toml", "--share-rw", "--", "sh", "-c"])
         .arg("cat > written; mount | grep /host; exit 9")
