@@ -12,6 +12,11 @@ use crate::memory::Span;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u32);
 
+impl PeerId {
+    /// No peer: windows of its own are those that are lost.
+    pub const NOBODY: Self = Self(0);
+}
+
 /// A range of bus addresses that a peer answers.
 #[derive(Clone, Debug)]
 pub struct PeerWindow {
@@ -117,12 +122,18 @@ impl PeerTable {
         self.claim();
     }
 
-    /// Every peer is gone; their windows stay claimed.
+    /// Every peer is gone; their windows stay claimed, by nobody. Any other claim comes first.
     pub(crate) fn lose_all(&mut self) {
-        for window in self.windows.values_mut().flatten() {
-            window.memory = PeerMemory::Gone;
-        }
-        self.claim();
+        let windows = std::mem::take(&mut self.windows).into_values().flatten();
+        let lost = windows.map(|window| PeerWindow {
+            claim: u64::MAX,
+            memory: PeerMemory::Gone,
+            ..window
+        });
+        let mut lost: Vec<PeerWindow> = lost.collect();
+        lost.sort_by_key(|window| (window.address, window.size));
+        lost.dedup_by_key(|window| (window.address, window.size));
+        self.set(PeerId::NOBODY, lost);
     }
 
     /// The windows of each peer.
@@ -277,10 +288,15 @@ mod tests {
             (Some(1), Some(2))
         );
         table.lose_all();
+        table.lose_all();
         let FoundPeer::Claimed { claimed, .. } = table.find(0x2000) else {
             panic!("nobody")
         };
         assert!(matches!(claimed.memory, PeerMemory::Gone));
+        table.set(PeerId(2), vec![window(0x2000, 0x1000, 7)]);
+        assert_eq!(owner(&table, 0x2000), Some(2), "it is back");
+        table.set(PeerId::NOBODY, Vec::new());
+        assert_eq!((owner(&table, 0x1000), table.windows.len()), (None, 1));
     }
 
     #[test]

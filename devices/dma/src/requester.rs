@@ -263,9 +263,14 @@ impl Requester {
         drop(self.drain(met));
     }
 
-    /// The switch is gone: no peer can be reached any more, and requests to one fail.
+    /// The link to the switch is lost: no peer can be reached, and requests to one fail. Their windows are [`PeerId::NOBODY`]'s, until
+    /// that has none any more.
     pub fn lose_peers(&self) {
         let mut routes = self.change();
+        if let Some(recorder) = self.recorder.get() {
+            let peers = routes.peers.windows();
+            peers.for_each(|(peer, _)| recording::peer(recorder, *peer, &[]));
+        }
         routes.peers.lose_all();
         if let Some(recorder) = self.recorder.get() {
             for (peer, windows) in routes.peers.windows() {

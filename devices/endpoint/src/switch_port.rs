@@ -106,7 +106,7 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
     }
 
     fn lost(&self) {
-        log::warn!("the switch is gone: transfers to peers fail from now on");
+        log::warn!("the link to the switch is lost: transfers to peers fail until it is back");
         self.requester.lose_peers();
     }
 

@@ -10,14 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use peerbar_dma::{
     Completer, Direction, DmaError, DmaFault, MemoryFile, PageTable, PeerError, Purpose, Requester,
-    Route, Span,
+    Route, Session, Span,
 };
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
-use peerbar_switch::{Config, LinkMode};
+use peerbar_switch::{ACKNOWLEDGE_TIME_OUT, Config, LinkMode};
 use peerbar_vfio_user::Device;
 
 const CONFIG: u32 = 7;
@@ -27,8 +28,8 @@ const DECODE_AND_MASTER: u8 = 0b110;
 /// A switch that ends when dropped.
 struct Switch {
     path: PathBuf,
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
+    config: Config,
+    running: Option<(UnixStream, JoinHandle<()>)>,
     _folder: tempfile::TempDir,
 }
 
@@ -36,33 +37,45 @@ impl Switch {
     fn start(modes: &[(&str, LinkMode)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("switch.sock");
-        let (stop, watched) = UnixStream::pair().unwrap();
-        let (ready, is_ready) = channel();
         let modes = modes.iter();
         let modes = modes.map(|(name, mode)| ((*name).to_owned(), *mode));
         let config = Config {
             modes: modes.collect(),
             ..Config::default()
         };
-        let at = path.clone();
+        let mut switch = Self {
+            path,
+            config,
+            running: None,
+            _folder: folder,
+        };
+        switch.run();
+        switch
+    }
+
+    fn run(&mut self) {
+        let (stop, watched) = UnixStream::pair().unwrap();
+        let (ready, is_ready) = channel();
+        let (at, config) = (self.path.clone(), self.config.clone());
         let thread = std::thread::spawn(move || {
             let ready = || ready.send(()).map_err(io::Error::other);
             peerbar_switch::serve(&at, config, &watched, ready).unwrap();
         });
         is_ready.recv().unwrap();
-        Self {
-            path,
-            stop: Some(stop),
-            thread: Some(thread),
-            _folder: folder,
+        self.running = Some((stop, thread));
+    }
+
+    fn end(&mut self) {
+        if let Some((stop, thread)) = self.running.take() {
+            drop(stop);
+            thread.join().unwrap();
         }
     }
 }
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        self.stop.take();
-        self.thread.take().unwrap().join().unwrap();
+        self.end();
     }
 }
 
@@ -355,19 +368,77 @@ fn a_peer_that_vanishes_fails_its_partners_until_it_is_back() {
     assert_eq!(data, [2; 8]);
 }
 
+/// Tries until it succeeds: what it waits for takes a moment.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < limit, "{what} takes too long");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
-fn without_its_switch_an_endpoint_has_no_peers_and_goes_on() {
+fn without_its_switch_an_endpoint_has_no_peers_until_it_is_back() {
+    let mut switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    let mut c = Card::new(&switch.path, "c");
+    a.program(A);
+    b.program(B);
+    let moved = B + 0x2000_0000;
+    c.program(moved);
+    switch.end();
+    // An announcement returns only when the link's end is known.
+    a.program(A + 0x1000_0000);
+    for there in [B, B + MEMORY, moved] {
+        assert_eq!(peer_error(a.write(there, &[1; 8])), PeerError::Gone);
+    }
+    a.write(A + 0x1000_0000 + MEMORY, &[1; 8]).unwrap();
+    drop(c);
+    b.program(B + 0x1000_0000);
+    switch.run();
+    let here = B + 0x1000_0000 + MEMORY;
+    until("the peer", || a.write(here, &[2; 8]).is_ok());
+    let mut data = [0; 8];
+    b.memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [2; 8]);
+    let there = A + 0x1000_0000;
+    until("the registers", || b.write(there, &[3; 4]).is_ok());
+    assert_eq!(*a.notes.0.lock().unwrap(), [(0, vec![3; 4])]);
+    let forgotten = |error: DmaError| matches!(error.cause, DmaFault::Upstream(_));
+    for nobody in [B + MEMORY, moved] {
+        let forgets = || a.write(nobody, &[1; 8]).is_err_and(forgotten);
+        until("forgetting", forgets);
+    }
+}
+
+#[test]
+fn a_stalled_peer_is_not_waited_for_twice_and_comes_back() {
     let switch = Switch::start(&[]);
     let mut a = Card::new(&switch.path, "a");
     let mut b = Card::new(&switch.path, "b");
     a.program(A);
     b.program(B);
-    drop(switch);
-    // An announcement returns only when the link's end is known.
-    a.program(A + 0x1000_0000);
-    assert_eq!(peer_error(a.write(B + MEMORY, &[1; 8])), PeerError::Gone);
-    assert_eq!(peer_error(a.write(B, &[1; 8])), PeerError::Gone);
-    a.write(A + 0x1000_0000 + MEMORY, &[1; 8]).unwrap();
+    let begun = Instant::now();
+    let mut stalled = Session::new(a.requester.clone());
+    let place = (A + MEMORY, 8);
+    assert!(stalled.reaches(Purpose::Payload, Direction::Write, place));
+    b.configure(COMMAND, &[0, 0]);
+    let first = begun.elapsed();
+    assert!(first >= ACKNOWLEDGE_TIME_OUT, "{first:?}");
+    b.program(B + 0x1000_0000);
+    b.program(B + 0x2000_0000);
+    let all = begun.elapsed();
+    assert!(all < 2 * first, "{all:?}");
+    stalled.release();
+    until("the peer", || {
+        a.write(B + 0x2000_0000 + MEMORY, &[1; 8]).is_ok()
+    });
+    assert!(a.write(B + MEMORY, &[2; 8]).is_err());
+    let mut data = [0; 8];
+    b.memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [1; 8]);
+    until("the way back", || b.write(A + MEMORY, &[3; 8]).is_ok());
 }
 
 #[test]

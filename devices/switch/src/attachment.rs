@@ -55,9 +55,16 @@ pub enum AttachError {
 /// An endpoint that is attached, and does not know its peers yet.
 #[derive(Debug)]
 pub struct Attachment {
-    path: PathBuf,
+    place: Place,
     socket: OwnedFd,
     mode: LinkMode,
+}
+
+/// Where an endpoint attaches.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    path: PathBuf,
+    name: String,
 }
 
 impl Attachment {
@@ -66,30 +73,17 @@ impl Attachment {
         if !is_name(name) {
             return Err(AttachError::Name(name.to_owned()));
         }
-        let socket = connected(path)?;
-        let deadline = Instant::now() + SWITCH_TIME_OUT;
-        let hello = Message::Hello {
-            protocol: PROTOCOL,
+        let place = Place {
+            path: path.to_owned(),
             name: name.to_owned(),
         };
-        socket::send_until(&socket, &hello.encode(), deadline)
-            .map_err(|errno| system(path, errno))?;
-        match socket::receive_until(&socket, &mut socket::space(), Some(deadline)) {
-            Ok(Message::Welcome { mode, .. }) => Ok(Self {
-                path: path.to_owned(),
-                socket,
-                mode,
-            }),
-            Ok(Message::Refused(refusal)) => Err(AttachError::Refused {
-                path: path.to_owned(),
-                name: name.to_owned(),
-                refusal,
-            }),
-            Err(ReceiveError::System(errno)) if errno != Errno::TIMEDOUT => {
-                Err(system(path, errno))
-            }
-            _ => Err(AttachError::NoSwitch(path.to_owned())),
-        }
+        let socket = place.connect()?;
+        let mode = place.attach(&socket)?;
+        Ok(Self {
+            place,
+            socket,
+            mode,
+        })
     }
 
     /// What the switch does with this endpoint's requests to its peers.
@@ -99,10 +93,40 @@ impl Attachment {
 
     /// Starts the link's thread, which calls `handler` for the peers' changes and requests.
     pub fn start(self, handler: Arc<dyn PeerHandler>) -> Result<Link, AttachError> {
-        Link::start(self.socket, handler).map_err(|source| AttachError::System {
-            path: self.path,
-            source,
-        })
+        let path = self.place.path.clone();
+        Link::start(self.place, self.socket, handler)
+            .map_err(|source| AttachError::System { path, source })
+    }
+}
+
+impl Place {
+    /// A connection to the switch there.
+    pub(crate) fn connect(&self) -> Result<OwnedFd, AttachError> {
+        connected(&self.path)
+    }
+
+    /// Says Hello and waits for the Welcome; what the switch does with requests to peers.
+    pub(crate) fn attach(&self, socket: &OwnedFd) -> Result<LinkMode, AttachError> {
+        let (path, name) = (&self.path, self.name.clone());
+        let deadline = Instant::now() + SWITCH_TIME_OUT;
+        let hello = Message::Hello {
+            protocol: PROTOCOL,
+            name: name.clone(),
+        };
+        socket::send_until(socket, &hello.encode(), deadline)
+            .map_err(|errno| system(path, errno))?;
+        match socket::receive_until(socket, &mut socket::space(), Some(deadline)) {
+            Ok(Message::Welcome { mode, .. }) => Ok(mode),
+            Ok(Message::Refused(refusal)) => Err(AttachError::Refused {
+                path: path.clone(),
+                name,
+                refusal,
+            }),
+            Err(ReceiveError::System(errno)) if errno != Errno::TIMEDOUT => {
+                Err(system(path, errno))
+            }
+            _ => Err(AttachError::NoSwitch(path.clone())),
+        }
     }
 }
 

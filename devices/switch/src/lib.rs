@@ -9,7 +9,8 @@
 //! # What holds
 //! - **A window that has been given up is not used any more.** [`Link::announce`] returns once every other endpoint has
 //!   acknowledged the change, which it does when no transfer by the old windows is in progress. An endpoint that does not
-//!   acknowledge within [`ENDPOINT_TIME_OUT`] is cut off, not waited for.
+//!   acknowledge within [`ACKNOWLEDGE_TIME_OUT`] is cut off, not waited for. If the switch itself does not answer for twice that
+//!   time, its link is given up: the longest that a guest's access to a device waits for another device.
 //! - **No hang.** The switch never waits for one endpoint; an announcement waits for the acknowledging threads of others,
 //!   which wait at most for a copy in progress. So endpoints that announce to each other at once both get on.
 //! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
@@ -19,7 +20,8 @@
 //!   answers. The switch numbers the claims, each endpoint applies them.
 //! - **A peer that vanishes fails its partners' transfers.** Its windows stay claimed, with no owner, until an
 //!   endpoint of the same name attaches, another endpoint claims the addresses, or all have left. An endpoint that loses its
-//!   switch, or is cut off, loses all its peers permanently.
+//!   switch, or is cut off, loses all its peers. It attaches again as soon as it can, and its transfers to peers fail until it
+//!   has learned of all of them anew.
 //!
 //! # What does not hold
 //! - The memory that an endpoint has lent to one that is cut off, or to any when the switch dies, cannot be called back: until
@@ -39,6 +41,7 @@
 //! | endpoint | Announce: its windows, all of them | Announced, when all others have acknowledged |
 //! | switch | Link: the same of a peer, before its first windows | - |
 //! | switch | Peer: all windows of one peer, and a ticket | Ack: that ticket |
+//! | endpoint, attached again | Mark | a Peer of nobody, after all others |
 //! | endpoint, passed on | Read, Write: of a peer, by bus address | Reply, passed back |
 //!
 //! An endpoint that violates the protocol is cut off; no other endpoint notices.
@@ -70,8 +73,8 @@ mod window;
 pub use attachment::{AttachError, Attachment};
 pub use config::Config;
 pub use limits::{
-    ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_OPEN_FILES, MAX_PACKET, MAX_PORTS,
-    MAX_WINDOWS, PROTOCOL,
+    ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_OPEN_FILES, MAX_PACKET,
+    MAX_PORTS, MAX_WINDOWS, PROTOCOL,
 };
 pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};

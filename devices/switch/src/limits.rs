@@ -5,8 +5,11 @@ use std::time::Duration;
 /// Number of the protocol: switch and endpoints must agree on it.
 pub const PROTOCOL: u32 = 4;
 
-/// How long the switch waits for an endpoint: for its name, for an acknowledgement, for the reply to a peer's request.
+/// How long the switch waits for an endpoint's name, and for its reply to a peer's request.
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
+
+/// How long the switch waits until an endpoint acknowledges a change of a peer, and the peer's guest with it.
+pub const ACKNOWLEDGE_TIME_OUT: Duration = Duration::from_secs(2);
 
 /// The most endpoints that are attached at once, and the most vanished ones that keep their claims.
 pub const MAX_PORTS: usize = 64;

@@ -14,13 +14,20 @@ use rustix::net::{Shutdown, shutdown};
 use serde_bytes::ByteBuf;
 use thiserror::Error;
 
-use crate::limits::{ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS};
+use crate::attachment::Place;
+use crate::limits::{ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS};
 use crate::message::{LinkTiming, Message, Outcome, PortId, RequestError};
 use crate::socket;
 use crate::window::BarWindow;
 
-/// How long an endpoint waits for its switch, which itself waits for [`ENDPOINT_TIME_OUT`] at most.
-pub(crate) const SWITCH_TIME_OUT: Duration = ENDPOINT_TIME_OUT.saturating_mul(2);
+/// How long an endpoint waits for its switch, which itself waits for [`ACKNOWLEDGE_TIME_OUT`] at most.
+pub(crate) const SWITCH_TIME_OUT: Duration = ACKNOWLEDGE_TIME_OUT.saturating_mul(2);
+
+/// How long an endpoint waits for the reply of a peer, for which the switch waits for [`ENDPOINT_TIME_OUT`] at most.
+const REPLY_TIME_OUT: Duration = ENDPOINT_TIME_OUT.saturating_mul(2);
+
+/// Between two attempts to attach again.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// Receives changes and requests of the peers. All methods are called from the link's own thread, one at a time. While one
 /// runs, peers wait, so none may wait for anything but a copy in progress.
@@ -29,7 +36,8 @@ pub trait PeerHandler: Send + Sync {
     fn peer(&self, peer: PortId, windows: Vec<BarWindow>);
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
-    /// The switch is gone, and with it every peer, permanently.
+    /// The link to the switch is lost, and with it every peer. Their windows belong to [`PortId::NOBODY`], which has none any more
+    /// once the endpoint is attached again and has learned of all peers anew.
     fn lost(&self);
     /// A peer reads at a bus address.
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported>;
@@ -60,9 +68,9 @@ pub struct PeerRequests {
 }
 
 struct Shared {
-    socket: OwnedFd,
+    socket: Mutex<Arc<OwnedFd>>,
     state: Mutex<State>,
-    /// `announced` or `lost` has changed.
+    /// `announced`, `lost` or `leaving` has changed.
     changed: Condvar,
 }
 
@@ -74,14 +82,21 @@ struct State {
     /// Of the last Announce sent, and of the last Announced.
     sent: u64,
     announced: u64,
+    /// What a switch learns when this endpoint attaches again.
+    timing: Option<LinkTiming>,
+    windows: Vec<BarWindow>,
     last_tag: u64,
     waiting: HashMap<u64, (PortId, Sender<Outcome>)>,
 }
 
 impl Link {
-    pub(crate) fn start(socket: OwnedFd, handler: Arc<dyn PeerHandler>) -> io::Result<Self> {
+    pub(crate) fn start(
+        place: Place,
+        socket: OwnedFd,
+        handler: Arc<dyn PeerHandler>,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            socket,
+            socket: Mutex::new(Arc::new(socket)),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -89,7 +104,7 @@ impl Link {
             .name("switch".to_owned())
             .spawn({
                 let shared = shared.clone();
-                move || shared.listen(handler.as_ref())
+                move || shared.run(&place, handler.as_ref())
             })?;
         Ok(Self {
             shared,
@@ -100,9 +115,11 @@ impl Link {
     /// Sends the timing of this endpoint's link to the peers. To be called once at most, before the first window is
     /// announced.
     pub fn send_timing(&self, timing: LinkTiming) {
-        let peer = PortId(0);
-        // A failure ends the link.
-        self.shared.send(&Message::Link { peer, timing });
+        let mut state = self.shared.state.lock();
+        state.timing = Some(timing.clone());
+        if !state.lost {
+            self.shared.send_own_timing(timing);
+        }
     }
 
     /// Announces all windows of this endpoint. Once it returns, no peer uses the former windows: each has acknowledged the
@@ -111,6 +128,7 @@ impl Link {
         let mut state = self.shared.state.lock();
         state.sent += 1;
         let sequence = state.sent;
+        state.windows.clone_from(&windows);
         let message = Message::Announce { sequence, windows };
         if !state.lost {
             // With the lock held, so that sequence numbers arrive in order. A failure ends the link, which is waited for.
@@ -120,7 +138,8 @@ impl Link {
         let changed = &self.shared.changed;
         changed.wait_while_for(&mut state, unsettled, SWITCH_TIME_OUT);
         if unsettled(&mut state) {
-            log::warn!("the switch does not answer and is given up");
+            log::warn!("the switch does not answer in {SWITCH_TIME_OUT:?}: its link is given up");
+            state.lost = true;
             self.shared.hang_up();
             return Err(LinkLost);
         }
@@ -138,6 +157,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.shared.state.lock().leaving = true;
+        self.shared.changed.notify_all();
         self.shared.hang_up();
         if self
             .thread
@@ -185,7 +205,7 @@ impl PeerRequests {
         let (tag, answer) = self.shared.register(peer)?;
         let answer = if self.shared.send(&message(tag)) {
             answer
-                .recv_timeout(SWITCH_TIME_OUT)
+                .recv_timeout(REPLY_TIME_OUT)
                 .map_err(|_| RequestError::TimedOut)
         } else {
             Err(RequestError::Gone)
@@ -196,11 +216,22 @@ impl PeerRequests {
 }
 
 impl Shared {
-    /// The link's thread: handles the switch's messages until it is gone.
+    /// The link's thread: attaches again whenever the link is lost.
+    fn run(&self, place: &Place, handler: &dyn PeerHandler) {
+        loop {
+            self.listen(handler);
+            if !self.attach_again(place) {
+                return;
+            }
+            log::warn!("attached to the switch again");
+        }
+    }
+
+    /// Handles the switch's messages until it is gone.
     fn listen(&self, handler: &dyn PeerHandler) {
-        let mut space = socket::space();
+        let (socket, mut space) = (self.socket(), socket::space());
         let end = loop {
-            match socket::receive_until(&self.socket, &mut space, None) {
+            match socket::receive_until(&socket, &mut space, None) {
                 Ok(message) => {
                     if !self.take(message, handler) {
                         break "it breaks the protocol, or takes no answer".to_owned();
@@ -221,6 +252,57 @@ impl Shared {
         }
         self.changed.notify_all();
         log::info!("the link to the switch has ended: {end}");
+    }
+
+    /// Tries to attach until it succeeds, or this endpoint leaves: false. The switch then learns anew what this endpoint has.
+    fn attach_again(&self, place: &Place) -> bool {
+        loop {
+            let mut state = self.state.lock();
+            if !state.leaving {
+                self.changed.wait_for(&mut state, RETRY);
+            }
+            if state.leaving {
+                return false;
+            }
+            let socket = match place.connect() {
+                Ok(socket) => Arc::new(socket),
+                Err(error) => {
+                    log::debug!("{error}");
+                    continue;
+                }
+            };
+            // Before the lock is released: whoever sets `leaving` next hangs this one up.
+            *self.socket.lock() = socket.clone();
+            drop(state);
+            if let Err(error) = place.attach(&socket) {
+                log::debug!("{error}");
+                continue;
+            }
+            self.introduce();
+            return true;
+        }
+    }
+
+    /// Sends what the switch must know of this endpoint. A failure ends the link.
+    fn introduce(&self) {
+        let mut state = self.state.lock();
+        state.lost = false;
+        state.sent += 1;
+        let (sequence, windows) = (state.sent, state.windows.clone());
+        self.send(&Message::Mark);
+        if let Some(timing) = state.timing.clone() {
+            self.send_own_timing(timing);
+        }
+        self.send(&Message::Announce { sequence, windows });
+    }
+
+    fn send_own_timing(&self, timing: LinkTiming) {
+        let peer = PortId::NOBODY;
+        self.send(&Message::Link { peer, timing });
+    }
+
+    fn socket(&self) -> Arc<OwnedFd> {
+        self.socket.lock().clone()
     }
 
     /// Handles a message. False if the link cannot go on.
@@ -303,7 +385,7 @@ impl Shared {
     /// Sends a message. False if that fails, which ends the link.
     fn send(&self, message: &Message) -> bool {
         match socket::send_until(
-            &self.socket,
+            self.socket(),
             &message.encode(),
             Instant::now() + SWITCH_TIME_OUT,
         ) {
@@ -318,7 +400,7 @@ impl Shared {
 
     /// Ends the link on both sides; its thread notices.
     fn hang_up(&self) {
-        if let Err(error) = shutdown(&self.socket, Shutdown::Both)
+        if let Err(error) = shutdown(self.socket(), Shutdown::Both)
             && error != Errno::NOTCONN
         {
             log::debug!("the link cannot be closed: {error}");

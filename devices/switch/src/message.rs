@@ -13,6 +13,11 @@ use crate::window::{BarWindow, Descriptor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortId(pub u32);
 
+impl PortId {
+    /// No endpoint. What an endpoint knew of its peers when it lost its link belongs to nobody.
+    pub const NOBODY: Self = Self(0);
+}
+
 impl fmt::Display for PortId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -147,4 +152,6 @@ pub enum Message {
         /// The outcome.
         outcome: Outcome,
     },
+    /// Asks for a Peer of [`PortId::NOBODY`] without windows, after those of all peers.
+    Mark,
 }

@@ -203,6 +203,7 @@ mod tests {
                 tag,
                 outcome: Err(RequestError::TimedOut),
             },
+            Message::Mark,
         ]
     }
 

@@ -88,6 +88,10 @@ impl Switch {
             _ if !attached => Err(Reason::Violation("its first message is no Hello")),
             Message::Announce { sequence, windows } => self.announce(from, sequence, windows, now),
             Message::Link { timing, .. } => self.link(from, timing),
+            Message::Mark => {
+                self.change(from, Updates::mark);
+                Ok(())
+            }
             Message::Ack { ticket } => self.acknowledge(from, ticket),
             Message::Read { .. } | Message::Write { .. } => self.request(from, message, now),
             Message::Reply { peer, tag, outcome } => {
@@ -101,7 +105,7 @@ impl Switch {
         }
     }
 
-    /// Ends every wait that has taken [`ENDPOINT_TIME_OUT`].
+    /// Ends every wait that has taken too long.
     pub(crate) fn expire(&mut self, now: Instant) {
         for (id, completer) in self.requests.expire(now) {
             self.outputs.push(Output::Withdraw(completer, id));

@@ -6,7 +6,7 @@ use super::Switch;
 use super::output::Reason;
 use super::port::Announcing;
 use super::updates::{Update, Updates};
-use crate::limits::ENDPOINT_TIME_OUT;
+use crate::limits::ACKNOWLEDGE_TIME_OUT;
 use crate::message::{Message, PortId};
 use crate::window::{BarBacking, BarWindow};
 
@@ -49,7 +49,7 @@ impl Switch {
             port.announcing = Some(Announcing {
                 sequence,
                 epoch,
-                deadline: now + ENDPOINT_TIME_OUT,
+                deadline: now + ACKNOWLEDGE_TIME_OUT,
             });
         }
         self.settle();
@@ -157,7 +157,7 @@ impl Switch {
         }
     }
 
-    fn change(&mut self, of: PortId, change: impl FnOnce(&mut Updates)) {
+    pub(super) fn change(&mut self, of: PortId, change: impl FnOnce(&mut Updates)) {
         if let Some(port) = self.ports.get_mut(&of) {
             change(&mut port.updates);
         }

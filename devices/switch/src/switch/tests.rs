@@ -6,7 +6,7 @@ use serde_bytes::ByteBuf;
 
 use super::output::Output;
 use super::*;
-use crate::limits::{ENDPOINT_TIME_OUT, MAX_PORTS, PROTOCOL};
+use crate::limits::{ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_PORTS, PROTOCOL};
 use crate::link_mode::LinkMode;
 use crate::message::LinkTiming;
 use crate::pci_hole::PciHole;
@@ -225,10 +225,10 @@ fn missing_acknowledgement_cuts_off_and_keeps_claims() {
     switch.receive(a, announce(1, &[0x1000]), now);
     acknowledge(&mut switch, b);
     outputs(&mut switch);
-    assert_eq!(switch.deadline(), Some(now + ENDPOINT_TIME_OUT));
-    switch.expire(now + ENDPOINT_TIME_OUT - Duration::from_millis(1));
+    assert_eq!(switch.deadline(), Some(now + ACKNOWLEDGE_TIME_OUT));
+    switch.expire(now + ACKNOWLEDGE_TIME_OUT - Duration::from_millis(1));
     assert!(outputs(&mut switch).is_empty());
-    switch.expire(now + ENDPOINT_TIME_OUT);
+    switch.expire(now + ACKNOWLEDGE_TIME_OUT);
     assert_eq!(
         outputs(&mut switch),
         [
@@ -312,6 +312,32 @@ fn endpoint_that_comes_back_frees_its_former_windows() {
         acknowledge(&mut switch, port);
     }
     assert_eq!(outputs(&mut switch), ["2: 1 has", "3: 1 has", "4: 1 has"]);
+}
+
+#[test]
+fn mark_comes_after_all_introductions() {
+    let now = Instant::now();
+    let (mut switch, [a, b, _]) = three(now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    switch.receive(b, announce(1, &[0x2000]), now);
+    let back = switch.connect(now);
+    switch.receive(back, hello("d"), now);
+    switch.receive(back, Message::Mark, now);
+    acknowledge(&mut switch, back);
+    let words = outputs(&mut switch);
+    let to_it: Vec<_> = words
+        .iter()
+        .filter(|word| word.starts_with("4: "))
+        .collect();
+    assert_eq!(
+        to_it,
+        [
+            "4: welcome",
+            "4: 1 has 1000#1",
+            "4: 2 has 2000#2",
+            "4: 0 has"
+        ]
+    );
 }
 
 #[test]

@@ -53,6 +53,15 @@ impl Updates {
         }
     }
 
+    /// Adds a change of nobody: all that are pending now come before it.
+    pub(super) fn mark(&mut self) {
+        self.push(Update {
+            peer: PortId::NOBODY,
+            windows: Vec::new(),
+            epoch: None,
+        });
+    }
+
     /// The next one to be sent with this ticket, and whether it is the first of its peer. None before the last is
     /// acknowledged.
     pub(super) fn next(&mut self, ticket: u64) -> Option<(Update, bool)> {

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
 
 use peerbar_switch::{
-    BarBacking, BarWindow, Descriptor, ENDPOINT_TIME_OUT, LinkMode, MAX_PORTS, Message, PortId,
+    ACKNOWLEDGE_TIME_OUT, BarBacking, BarWindow, Descriptor, LinkMode, Message, PortId,
 };
 
 use crate::raw::{Daemon, Endpoint, announce, hello, registers};
@@ -64,7 +64,7 @@ fn who_never_acknowledges_is_cut_off_and_its_windows_are_gone() {
     assert_eq!((peer, windows[0].address), (port, 0x9000));
     assert!(matches!(windows[0].backing, BarBacking::Gone));
     assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
-    assert!(begun.elapsed() >= ENDPOINT_TIME_OUT);
+    assert!(begun.elapsed() >= ACKNOWLEDGE_TIME_OUT);
     assert!(deaf.is_cut_off());
 }
 
@@ -78,7 +78,7 @@ fn who_dies_while_it_is_waited_for_is_not_waited_for() {
     assert!(matches!(dying.receive(), Message::Peer { .. }));
     drop(dying);
     assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
-    assert!(begun.elapsed() < ENDPOINT_TIME_OUT);
+    assert!(begun.elapsed() < ACKNOWLEDGE_TIME_OUT);
 }
 
 #[test]
@@ -111,8 +111,9 @@ fn of_windows_that_overlap_the_first_has_the_smaller_claim() {
 #[test]
 fn a_storm_of_announcements_by_all_at_once_is_worked_off() {
     const ROUNDS: u64 = 5;
+    const ENDPOINTS: u32 = 32;
     let daemon = Daemon::start(&[]);
-    let all: Vec<(Endpoint, PortId)> = (0..MAX_PORTS)
+    let all: Vec<(Endpoint, PortId)> = (0..ENDPOINTS)
         .map(|number| Endpoint::attach(&daemon.path, &format!("d{number}")))
         .collect();
     let threads: Vec<_> = all
@@ -123,7 +124,7 @@ fn a_storm_of_announcements_by_all_at_once_is_worked_off() {
                 let window = |round: u64| registers(0x10_0000 * u64::from(port.0) + 0x1000 * round);
                 let mut round = 1;
                 endpoint.send(&announce(round, vec![window(round)]));
-                while heard < ROUNDS * (MAX_PORTS as u64 - 1) || round <= ROUNDS {
+                while heard < ROUNDS * u64::from(ENDPOINTS - 1) || round <= ROUNDS {
                     match endpoint.receive() {
                         Message::Peer { ticket, .. } => {
                             heard += 1;
@@ -147,7 +148,7 @@ fn a_storm_of_announcements_by_all_at_once_is_worked_off() {
         .into_iter()
         .map(|thread| thread.join().unwrap())
         .collect();
-    assert_eq!(endpoints.len(), MAX_PORTS);
+    assert_eq!(endpoints.len(), ENDPOINTS as usize);
 }
 
 #[test]
