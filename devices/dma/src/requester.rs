@@ -289,7 +289,8 @@ impl Requester {
     }
 
     /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,
-    /// without, over a device. Memory that cannot be used safely is reached through the client.
+    /// without, over a device. Memory that cannot be mapped here is reached through the client; more than a client may lend is
+    /// refused ([`MapError::TooMuch`]).
     pub fn map(
         &self,
         iova: u64,
