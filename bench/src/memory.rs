@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use anyhow::Context;
 use peerbar_nvme_driver::DmaMemory;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::MemfdFlags;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 /// Size of a page of memory, of the machine's and of NVMe's.
@@ -21,15 +21,13 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// A new memory file of `bytes` bytes. A server maps it, since it is sealed against shrinking; every page has been
-    /// written, so that no measurement pays for page faults.
+    /// A new memory file of `bytes` bytes. Every page has been written, so that no measurement pays for page faults.
     pub(crate) fn create(bytes: usize) -> anyhow::Result<(Self, File)> {
         let action = || format!("cannot create {bytes} bytes of shared memory");
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create("peerbar-bench", flags).with_context(action)?;
+        let fd = rustix::fs::memfd_create("peerbar-bench", MemfdFlags::CLOEXEC);
+        let fd = fd.with_context(action)?;
         let size = u64::try_from(bytes).unwrap_or(u64::MAX);
         rustix::fs::ftruncate(&fd, size).with_context(action)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).with_context(action)?;
         let file = File::from(fd);
         let copy = file.try_clone().with_context(action)?;
         let memory = Self::map(FileOffset::new(copy, 0), bytes)?;
