@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use tempfile::TempDir;
 
 use crate::wait_until;
@@ -118,12 +118,23 @@ impl Daemon {
         pages * 4096
     }
 
-    /// Lets it have this many descriptors, or as many as this process.
+    /// Lets it have this many descriptors, or as many as it may have (proc_pid_limits(5)).
     pub(crate) fn limit_descriptors(&self, most: Option<u64>) {
-        let own = getrlimit(Resource::Nofile);
+        let limits = format!("/proc/{}/limits", self.child.id());
+        let limits = std::fs::read_to_string(limits).unwrap();
+        let files = limits
+            .lines()
+            .find_map(|line| line.strip_prefix("Max open files"));
+        let hard = files
+            .unwrap()
+            .split_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap();
         let limit = Rlimit {
-            current: most.or(own.current),
-            ..own
+            current: most.or(Some(hard)),
+            maximum: Some(hard),
         };
         prlimit(Some(self.pid()), Resource::Nofile, limit).unwrap();
     }
