@@ -46,6 +46,9 @@ pub enum DmaFault {
     /// it may swallow such a write without a word.
     #[error("the mapping does not permit it")]
     Forbidden,
+    /// A fault was injected.
+    #[error("a fault was injected")]
+    Injected,
     /// The memory behind a mapping or window is smaller than it, or was taken away by the process that lent it.
     #[error("no memory behind it")]
     NoMemory,

@@ -51,6 +51,7 @@ fn outcome(fault: DmaFault) -> Outcome {
         DmaFault::Peer(PeerError::TimedOut) => Outcome::PeerTimedOut,
         DmaFault::Forbidden => Outcome::Forbidden,
         DmaFault::NoMemory => Outcome::NoMemory,
+        DmaFault::Injected => Outcome::Injected,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The requester: a function's way to memory.
 
+mod injected;
 mod transfer;
 
 use std::ops::{Deref, DerefMut};

@@ -147,6 +147,9 @@ impl Session {
         direction: Direction,
         (address, len): (u64, usize),
     ) -> bool {
+        if self.requester.injects() {
+            return false;
+        }
         self.hold();
         self.find(purpose, address, len, direction).is_some()
     }
@@ -159,6 +162,9 @@ impl Session {
         direction: Direction,
         places: impl IntoIterator<Item = (u64, usize)>,
     ) -> Option<Pinned> {
+        if self.requester.injects() {
+            return None;
+        }
         let tag = tag.into();
         self.hold();
         let started = self.requester.started();
@@ -263,6 +269,10 @@ impl Session {
         direction: Direction,
         copy: impl FnOnce(&MemoryFile, u64) -> Result<(), MemoryError>,
     ) -> Option<Result<(), DmaError>> {
+        if self.requester.injects() {
+            self.release();
+            return None;
+        }
         self.hold();
         let started = self.requester.started();
         let Some((direct, offset)) = self.find(tag.purpose, address, len, direction) else {

@@ -5,8 +5,6 @@ use std::ops::Range;
 use std::time::Duration;
 
 const UNITS: [(&str, u64); 3] = [("us", 1), ("ms", 1000), ("s", 1_000_000)];
-/// The longest delay: no reset waits longer for a command that is held back.
-const LONGEST: u64 = 60_000_000;
 
 /// A number, decimal or with 0x hexadecimal.
 pub(crate) fn number(text: &str) -> Option<u64> {
@@ -39,13 +37,13 @@ pub(crate) fn fraction(text: &str) -> Option<(NonZeroU64, NonZeroU64)> {
     (of <= among).then_some((of, among))
 }
 
-/// A time from 1us to 60s.
+/// A time from 1us on.
 pub(crate) fn time(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = text.strip_prefix(digits)?;
     let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
     let micros = positive(digits)?.get().checked_mul(*factor)?;
-    (micros <= LONGEST).then_some(Duration::from_micros(micros))
+    Some(Duration::from_micros(micros))
 }
 
 /// A time in the largest unit of which it is a multiple.

@@ -64,6 +64,11 @@ pub enum Subject {
     Interrupt(Option<u16>),
 }
 
+impl Kind {
+    /// What a disk has beside the subjects of every device.
+    pub const OF_DISKS: [Self; 2] = [Self::Command, Self::Completion];
+}
+
 impl Subject {
     /// Its kind.
     pub fn kind(&self) -> Kind {

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display};
 use std::num::NonZeroU64;
 use std::str::FromStr;
+use std::time::Duration;
 
 use peerbar_dma_log::{Direction, Purpose, Route};
 use strum::VariantArray;
@@ -14,6 +15,9 @@ use crate::words::{OPCODES, STATUSES, list, value, word};
 
 /// The longest text of a rule in bytes.
 const LONGEST: usize = 300;
+/// The longest delays: a reset does not wait for what is held back, but for a DMA.
+const LONGEST_HELD: (&str, Duration) = ("60s", Duration::from_secs(60));
+const LONGEST_DMA: (&str, Duration) = ("1s", Duration::from_secs(1));
 const ACTIONS: [(&str, &[Kind]); 5] = [
     ("fail", &[Kind::Command, Kind::Dma]),
     ("delay", &[Kind::Command, Kind::Completion, Kind::Dma]),
@@ -210,7 +214,9 @@ fn command(words: &[&str], keys: &mut Keys<'_>) -> Result<MatchCommand, RuleErro
 
 fn dma(words: &[&str], keys: &mut Keys<'_>) -> Result<MatchDma, RuleError> {
     let purposes: Vec<_> = Purpose::VARIANTS.iter().map(|p| (p.word(), *p)).collect();
-    let routes: Vec<_> = Route::VARIANTS.iter().map(|r| (r.word(), *r)).collect();
+    // What is refused does not happen in any case.
+    let routes = Route::VARIANTS.iter().filter(|r| **r != Route::Refused);
+    let routes: Vec<_> = routes.map(|r| (r.word(), *r)).collect();
     let addresses = "an address or a range, such as 0x1000..0x2000";
     Ok(MatchDma {
         direction: one_of(&DIRECTIONS, words)?,
@@ -231,7 +237,13 @@ fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, 
             Action::FailCommand(status.unwrap_or(default))
         }
         ("delay", _) => {
-            let by = keys.take("by", "a time from 1us to 60s, such as 10ms", time)?;
+            let (text, longest) = match kind {
+                Kind::Dma => LONGEST_DMA,
+                _ => LONGEST_HELD,
+            };
+            let values = format!("a time from 1us to {text}, such as 10ms");
+            let bounded = |text| time(text).filter(|by| *by <= longest);
+            let by = keys.take("by", &values, bounded)?;
             Action::Delay(by.ok_or(RuleError::Missing {
                 key: "by",
                 example: "a time, such as by=10ms",
@@ -343,7 +355,6 @@ fn key(f: &mut fmt::Formatter<'_>, key: &str, value: Option<impl Display>) -> fm
 #[cfg(test)]
 mod tests {
     use std::ops::Range;
-    use std::time::Duration;
 
     use proptest::option;
     use proptest::prelude::*;
@@ -380,7 +391,7 @@ mod tests {
         let parts = (
             select(Purpose::VARIANTS),
             option::of(select(Direction::VARIANTS)),
-            option::of(select(Route::VARIANTS)),
+            option::of(select(vec![Route::Peer, Route::GuestRam, Route::OwnBar])),
             option::of(ranges()),
         );
         parts.prop_map(|(purpose, direction, route, addresses)| MatchDma {
@@ -408,21 +419,23 @@ mod tests {
 
     fn rules() -> impl Strategy<Value = Rule> {
         let statuses = select(STATUSES.map(|(_, status)| status).to_vec());
-        let delays = (1u64..=60_000_000).prop_map(|us| Action::Delay(Duration::from_micros(us)));
-        let delays = delays.boxed();
+        let delays = |most: u64| {
+            let delays = (1..=most).prop_map(|us| Action::Delay(Duration::from_micros(us)));
+            delays.boxed()
+        };
         let plain = |action| Just(action).boxed();
-        let of_commands = prop_oneof![statuses.prop_map(Action::FailCommand), delays.clone()];
+        let of_commands = prop_oneof![statuses.prop_map(Action::FailCommand), delays(60_000_000)];
         let of_completions = select(vec![Action::Drop, Action::Duplicate]).boxed();
         let of_dmas = prop_oneof![
             plain(Action::FailDma),
             plain(Action::Drop),
             positives().prop_map(Action::Corrupt),
-            delays.clone(),
+            delays(1_000_000),
         ];
         let both = prop_oneof![
             (of_commands, commands().prop_map(Subject::Command)),
             (
-                of_completions.clone().prop_union(delays),
+                of_completions.clone().prop_union(delays(60_000_000)),
                 commands().prop_map(Subject::Completion)
             ),
             (of_dmas, dmas().prop_map(Subject::Dma)),
@@ -470,6 +483,25 @@ mod tests {
         }
         let short = "corrupt dma  address=8".parse::<Rule>().unwrap();
         assert_eq!(short.to_string(), "corrupt dma address=0x8..0x9 bytes=1");
+    }
+
+    #[test]
+    fn rules_in_the_book_are_rules() {
+        let book = include_str!("../../../docs/src/faults.md");
+        let prose = book.split("```").step_by(2);
+        let quoted = prose.flat_map(|text| text.split('`').skip(1).step_by(2));
+        let named = quoted.filter(|text| {
+            let mut words = text.split(' ');
+            words
+                .next()
+                .and_then(|word| value(&ACTIONS, word))
+                .is_some()
+                && words.next().is_some()
+        });
+        let count = named
+            .map(|text| assert!(text.parse::<Rule>().is_ok(), "{text}"))
+            .count();
+        assert!(count >= 7, "{count}");
     }
 
     #[test]
@@ -525,8 +557,8 @@ mod tests {
             ),
             ("delay dma", "has no `by=`: write a time, such as by=10ms"),
             (
-                "delay dma by=61s",
-                "has `by=61s`: write a time from 1us to 60s, such as 10ms",
+                "delay dma by=2s",
+                "has `by=2s`: write a time from 1us to 1s, such as 10ms",
             ),
             (
                 "drop dma nth=1 every=2",

@@ -67,7 +67,7 @@ impl Controller {
             DoorbellPage::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
         let (bars, memory) = bars(config, &doorbells, cmb.as_ref())?;
         let requester = Arc::new(Requester::new());
-        requester.faults().serve(&[Kind::Command, Kind::Completion]);
+        requester.faults().serve(&Kind::OF_DISKS);
         let vectors = Arc::new(Vectors::new(QUEUE_PAIRS).map_err(StartError::Interrupts)?);
         let notifier = Notifier::new(
             Registers::new(cmb),

@@ -15,6 +15,7 @@ use crate::link_speed::{Bandwidth, Latency};
 use crate::pages::PageTable;
 use crate::peers::{PeerError, PeerMemory};
 use crate::route::OwnWindowMemory;
+use crate::session::Session;
 use crate::upstream::{Ask, UpstreamError};
 
 /// A client with a device's memory at 0x8000..0x9000 that notes what it is asked.
@@ -767,4 +768,59 @@ fn reset_between_segments_on_two_links_ends_the_request() {
         .unwrap_err();
     assert_eq!(error.cause, DmaFault::NotMaster);
     assert_eq!(time.now(), LINK_WAIT);
+}
+
+#[test]
+fn injected_delay_of_a_dma_ends_with_a_reset() {
+    let (requester, time) = with_links();
+    requester
+        .add_fault("delay dma by=1s".parse().unwrap())
+        .unwrap();
+    let write = |address| requester.write(Purpose::Payload, address, &[1; 8]);
+    write(0x1000).unwrap();
+    assert_eq!(time.now(), 1_000_000_000);
+    *time.resets.lock() = Some(Arc::downgrade(&requester));
+    let error = write(0x1000).unwrap_err();
+    assert_eq!(error.cause, DmaFault::NotMaster);
+    assert_eq!(time.now(), 1_000_000_000 + LINK_WAIT);
+}
+
+#[test]
+fn injected_fault_meets_the_segments_of_its_route() {
+    let (requester, _) = with_links();
+    requester
+        .add_fault("fail dma write route=peer".parse().unwrap())
+        .unwrap();
+    let write = |address| requester.write(Purpose::Payload, address, &[1; 8]);
+    assert_eq!(
+        write(0x1_0000).map_err(|error| error.cause),
+        Err(DmaFault::Injected)
+    );
+    write(0x1000).unwrap();
+    requester
+        .read(Purpose::Payload, 0x1_0000, &mut [0; 8])
+        .unwrap();
+    requester.faults().clear();
+    write(0x1_0000).unwrap();
+}
+
+#[test]
+fn session_transfers_meet_injected_faults() {
+    let (requester, _) = with_links();
+    let mut session = Session::new(requester.clone());
+    session.read(Purpose::Payload, 0x1000, &mut [0; 8]).unwrap();
+    requester.add_fault("fail dma".parse().unwrap()).unwrap();
+    let place = (0x1000, 8);
+    assert!(!session.reaches(Purpose::Payload, Direction::Read, place));
+    assert!(
+        session
+            .pin(Purpose::Payload, Direction::Read, [place])
+            .is_none()
+    );
+    let error = session
+        .read(Purpose::Payload, 0x1000, &mut [0; 8])
+        .unwrap_err();
+    assert_eq!(error.cause, DmaFault::Injected);
+    requester.faults().clear();
+    session.read(Purpose::Payload, 0x1000, &mut [0; 8]).unwrap();
 }

@@ -137,6 +137,7 @@ impl Requester {
         buffer: &mut Buffer<'a>,
     ) -> Result<usize, DmaError> {
         let started = self.started();
+        let fault = self.injected(transfer.tag, address, buffer);
         let routes = self.route_table();
         let segment = routes.route(address, buffer.len(), buffer.direction());
         if routes.ats {
@@ -146,7 +147,7 @@ impl Requester {
         let (direction, len) = part.extent();
         let path = routes.link_path(&segment.target, direction);
         let (route, completer) = segment.target.place();
-        if let Target::RemoteRam | Target::Device = segment.target {
+        if let (None, Target::RemoteRam | Target::Device) = (fault, &segment.target) {
             transfer.asks.push(Ask::new(address, part));
             transfer.notes.push(Note {
                 completer,
@@ -155,7 +156,11 @@ impl Requester {
             });
             return Ok(len);
         }
-        let outcome = self.reach(routes, &segment.target, address, &mut part);
+        let target = &segment.target;
+        let outcome = match fault {
+            None => self.reach(routes, target, address, &mut part),
+            Some(fault) => self.reach_with(fault, routes, target, address, &mut part),
+        };
         let refused = outcome == Err(DmaFault::NoPage);
         let done = SegmentResult {
             route: if refused { Route::Refused } else { route },
@@ -168,7 +173,7 @@ impl Requester {
     }
 
     /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before.
-    fn reach(
+    pub(super) fn reach(
         &self,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::command::{READ, VERIFY, WRITE, blocks, sc};
 use crate::driver::{DATA, Driver};
-use crate::machine::pattern;
+use crate::machine::{PATIENCE, pattern};
 
 fn driver(rule: &str) -> Driver {
     let driver = Driver::new();
@@ -14,7 +14,7 @@ fn driver(rule: &str) -> Driver {
 
 /// A read that no block range of these tests meets.
 fn other_read(driver: &mut Driver) {
-    driver.ok(1, blocks(READ, 2000, 1).at(DATA, 0));
+    driver.ok(1, blocks(READ, 2000, 1).at(DATA + 0x2000, 0));
 }
 
 #[test]
@@ -45,7 +45,13 @@ fn dropped_completion_does_not_come_and_others_do() {
     for _ in 0..40 {
         other_read(&mut driver);
     }
-    assert_eq!(driver.load(3, 512), data, "the command is carried out");
+    // An image may be read before it is written.
+    let start = Instant::now();
+    let read = blocks(READ, 3, 1).at(DATA + 0x1000, 0);
+    while driver.read(DATA + 0x1000, 512) != data {
+        driver.ok(1, read);
+        assert!(start.elapsed() < PATIENCE, "it is not carried out");
+    }
     driver.ok(0, crate::command::delete_sq(1));
 }
 
@@ -64,10 +70,8 @@ fn duplicate_completion_comes_twice_with_one_command() {
 
 #[test]
 fn delayed_command_or_completion_lets_others_pass() {
-    for (rule, written) in [
-        ("delay command write lba=0..8 by=300ms limit=1", false),
-        ("delay completion write lba=0..8 by=300ms limit=1", true),
-    ] {
+    for subject in ["command", "completion"] {
+        let rule = &format!("delay {subject} write lba=0..8 by=300ms limit=1");
         let mut driver = driver(rule);
         let (before, after) = (pattern(512, 43), pattern(512, 44));
         driver.store(100, &before);
@@ -75,9 +79,8 @@ fn delayed_command_or_completion_lets_others_pass() {
         let start = Instant::now();
         let cid = driver.submit(1, blocks(WRITE, 3, 1).at(DATA, 0));
         driver.ok(1, blocks(READ, 3, 1).at(DATA + 4096, 0));
-        let passed = start.elapsed() < Duration::from_millis(300);
-        if passed {
-            assert_eq!(driver.read(DATA + 4096, 512) == after, written, "{rule}");
+        if subject == "command" && start.elapsed() < Duration::from_millis(300) {
+            assert_ne!(driver.read(DATA + 4096, 512), after, "it has not begun");
         }
         let entry = driver.take(1);
         assert_eq!((entry.cid, entry.code()), (cid, 0), "{rule}");
@@ -99,4 +102,76 @@ fn reset_does_not_wait_for_what_is_held_back() {
             other_read(&mut driver);
         }
     }
+}
+
+#[test]
+fn dma_that_fails_is_a_data_transfer_error_and_moves_nothing() {
+    let mut driver = Driver::new();
+    driver.store(0, &pattern(4096, 45));
+    driver.write(DATA, &[0xa5; 4096]);
+    driver.inject("fail dma write route=guest-ram nth=2");
+    let read = blocks(READ, 0, 8).at(DATA, 0);
+    driver.ok(1, blocks(READ, 0, 1).at(DATA + 4096, 0));
+    assert_eq!(driver.code(1, read), sc::DATA_XFER_ERROR);
+    assert_eq!(driver.read(DATA, 4096), [0xa5; 4096]);
+    driver.ok(1, read);
+    assert_eq!(driver.read(DATA, 4096), pattern(4096, 45));
+}
+
+#[test]
+fn dma_that_is_dropped_or_corrupted_seems_done() {
+    let mut driver = Driver::new();
+    let (before, after) = (pattern(512, 46), pattern(512, 47));
+    driver.store(0, &before);
+    driver.write(DATA, &[0xa5; 512]);
+    driver.inject("drop dma write limit=1");
+    driver.ok(1, blocks(READ, 0, 1).at(DATA, 0));
+    assert_eq!(driver.read(DATA, 512), [0xa5; 512]);
+    driver.clear_faults();
+    driver.inject("corrupt dma bytes=3");
+    let wrong = |data: &[u8]| {
+        let mut data = data.to_vec();
+        data[..3].iter_mut().for_each(|byte| *byte = !*byte);
+        data
+    };
+    driver.ok(1, blocks(READ, 0, 1).at(DATA, 0));
+    assert_eq!(driver.read(DATA, 512), wrong(&before));
+    driver.write(DATA, &after);
+    driver.ok(1, blocks(WRITE, 0, 1).at(DATA, 0));
+    driver.clear_faults();
+    assert_eq!(driver.load(0, 512), wrong(&after));
+}
+
+#[test]
+fn dma_that_is_dropped_fails_a_command_that_reads_memory() {
+    let mut driver = driver("drop dma read");
+    let write = blocks(WRITE, 0, 1).at(DATA, 0);
+    assert_eq!(driver.code(1, write), sc::DATA_XFER_ERROR);
+    other_read(&mut driver);
+}
+
+#[test]
+fn reset_with_a_delayed_dma_leaves_memory_alone() {
+    let mut driver = driver("delay dma by=1s");
+    driver.write(DATA, &[0xa5; 512]);
+    driver.submit(1, blocks(READ, 0, 1).at(DATA, 0));
+    driver.let_every_queue_have_a_turn();
+    driver.reset_function();
+    driver.clear_faults();
+    driver.write(DATA, &[0xa5; 512]);
+    driver.set_up_function();
+    driver.bring_up();
+    assert_eq!(driver.read(DATA, 512), [0xa5; 512]);
+    other_read(&mut driver);
+}
+
+#[test]
+fn dma_of_other_purposes_meets_rules_that_name_them() {
+    let mut driver = driver("fail dma write purpose=completion limit=1");
+    driver.submit(1, blocks(READ, 0, 1).at(DATA, 0));
+    driver.wait_for_status(1 << 1, 1 << 1);
+    driver.clear_faults();
+    driver.disable();
+    driver.bring_up();
+    other_read(&mut driver);
 }

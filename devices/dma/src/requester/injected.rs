@@ -1,0 +1,99 @@
+//! Faults that are injected into segments of a DMA.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use parking_lot::RwLockReadGuard;
+use peerbar_dma_log::Route;
+use peerbar_fault::{Action, Kind, Segment};
+
+use crate::buffer::Buffer;
+use crate::error::DmaFault;
+use crate::route::{RouteTable, Target};
+use crate::tag::Tag;
+
+use super::Requester;
+use super::transfer::LINK_WAIT;
+
+impl Requester {
+    /// Whether a rule may inject a fault into a DMA. Then all of it goes by the requester, segment by segment.
+    #[inline]
+    pub(crate) fn injects(&self) -> bool {
+        self.faults().is_armed(Kind::Dma)
+    }
+
+    /// The fault that a rule injects into the first segment of a request, which is delayed in here.
+    #[inline]
+    pub(super) fn injected(&self, tag: Tag, address: u64, buffer: &Buffer<'_>) -> Option<Action> {
+        self.injects()
+            .then(|| self.find_injected(tag, address, buffer))?
+    }
+
+    fn find_injected(&self, tag: Tag, address: u64, buffer: &Buffer<'_>) -> Option<Action> {
+        let direction = buffer.direction();
+        let segment = self.route_table().route(address, buffer.len(), direction);
+        let (route, _) = segment.target.place();
+        if route == Route::Refused {
+            return None;
+        }
+        let fired = self.faults().dma(&Segment {
+            purpose: tag.purpose,
+            direction,
+            route,
+            address,
+            len: segment.len as u64,
+        })?;
+        self.note_injected(tag.origin, &fired);
+        match fired.action {
+            Action::Delay(by) => {
+                self.hold_back(by);
+                None
+            }
+            action => Some(action),
+        }
+    }
+
+    /// Waits, for as long as the function may issue requests.
+    fn hold_back(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        let end = self.clock.now().saturating_add(by);
+        while self.route_table().may_request()
+            && let Some(left) = end.checked_sub(self.clock.now()).filter(|left| *left > 0)
+        {
+            self.clock.sleep(left.min(LINK_WAIT));
+        }
+    }
+
+    /// Reads or writes at a target, with a fault.
+    pub(super) fn reach_with(
+        &self,
+        fault: Action,
+        routes: RwLockReadGuard<'_, RouteTable>,
+        target: &Target,
+        address: u64,
+        part: &mut Buffer<'_>,
+    ) -> Result<(), DmaFault> {
+        match (fault, part) {
+            (Action::FailDma, _) | (Action::Drop, Buffer::Read(_)) => Err(DmaFault::Injected),
+            (Action::Drop, Buffer::Write(_)) => Ok(()),
+            (Action::Corrupt(bytes), Buffer::Write(data)) => {
+                let mut wrong = data.to_vec();
+                invert(&mut wrong, bytes);
+                self.reach(routes, target, address, &mut Buffer::Write(&wrong))
+            }
+            (Action::Corrupt(bytes), part) => {
+                self.reach(routes, target, address, part)?;
+                if let Buffer::Read(data) = part {
+                    invert(data, bytes);
+                }
+                Ok(())
+            }
+            (_, part) => self.reach(routes, target, address, part),
+        }
+    }
+}
+
+fn invert(data: &mut [u8], bytes: NonZeroU64) {
+    let bytes = usize::try_from(bytes.get()).unwrap_or(usize::MAX);
+    data.iter_mut().take(bytes).for_each(|byte| *byte = !*byte);
+}
