@@ -98,6 +98,9 @@ fn device_arguments(device: DeviceSpec<'_>, sockets: &Sockets) -> Vec<String> {
     if device.ats() {
         words.push("--ats".to_owned());
     }
+    for rule in device.faults() {
+        words.extend(["--fault".to_owned(), rule.to_string()]);
+    }
     words.extend(match device {
         DeviceSpec::Nvme(nvme) => nvme_arguments(nvme, sockets),
         DeviceSpec::Gpu(gpu, _) => gpu_arguments(gpu),
@@ -188,6 +191,7 @@ mod tests {
         nvme.link_speed.latency = "2us".parse().unwrap();
         nvme.link_speed.bandwidth = Some("4GiB/s".parse().unwrap());
         nvme.seeded_faults = vec!["wraps:9".parse().unwrap()];
+        nvme.faults = vec!["drop completion nth=2".parse().unwrap()];
         nvme.namespaces.push(Namespace::File {
             path: "/d.img".into(),
             create: Some(1),
@@ -195,7 +199,7 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --link-latency 2us --link-bandwidth 4GiB/s --ats --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
+                "--socket-path /s/nvme-disk0.sock --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
               --namespace ram=320M --namespace null=1G --namespace file=/d.img"
             ]
         );
@@ -227,6 +231,7 @@ mod tests {
             vram: 4 << 30,
             aperture: 256 << 20,
             window: true,
+            faults: Vec::new(),
         };
         let words = gpu_arguments(&gpu).join(" ");
         assert_eq!(words, "--vram 4G --aperture 256M --mode window");

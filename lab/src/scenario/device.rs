@@ -1,6 +1,7 @@
 //! What every device of a scenario has, whatever it is.
 
 use peerbar_dma::LinkSpeed;
+use peerbar_fault::Rule;
 use peerbar_switch::LinkMode;
 
 use super::{AttachPoint, Gpu, Model, Nvme, Scenario};
@@ -52,6 +53,14 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(nvme) => nvme.ats,
             DeviceSpec::Gpu(gpu, _) => gpu.ats,
+        }
+    }
+
+    /// The faults that are injected into what it does.
+    pub fn faults(self) -> &'a [Rule] {
+        match self {
+            DeviceSpec::Nvme(nvme) => &nvme.faults,
+            DeviceSpec::Gpu(gpu, _) => &gpu.faults,
         }
     }
 

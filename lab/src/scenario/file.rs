@@ -98,6 +98,8 @@ pub(super) struct NvmeTable {
     pub(super) poll: Option<Spanned<String>>,
     #[serde(default)]
     pub(super) seed_fault: Vec<Spanned<String>>,
+    #[serde(default)]
+    pub(super) faults: Vec<Spanned<String>>,
     pub(super) counted: Option<bool>,
     pub(super) namespaces: Spanned<Vec<Spanned<NamespaceTable>>>,
 }
@@ -126,6 +128,8 @@ pub(super) struct GpuTable {
     pub(super) vram: Option<Spanned<Size>>,
     pub(super) aperture: Option<Spanned<Size>>,
     pub(super) mode: Option<GpuMode>,
+    #[serde(default)]
+    pub(super) faults: Vec<Spanned<String>>,
 }
 
 /// What an aperture is.

@@ -1,11 +1,13 @@
 //! A `[[gpu]]` table that makes sense.
 
 use peerbar_dma::LinkSpeed;
+use peerbar_fault::Rule;
 use peerbar_switch::LinkMode;
 use toml::Spanned;
 
 use super::attach::{AttachPoint, AttachPoints};
 use super::error::Problem;
+use super::fault::faults;
 use super::file::{GpuMode, GpuTable};
 use super::link::{link, speed};
 use crate::size::Size;
@@ -36,6 +38,8 @@ pub struct Gpu {
     pub aperture: u64,
     /// Whether the aperture is a window.
     pub window: bool,
+    /// The faults that are injected into what it does.
+    pub faults: Vec<Rule>,
 }
 
 /// Checks one GPU, whose name is known to fit.
@@ -58,6 +62,7 @@ pub(super) fn gpu(table: GpuTable, attach_points: &AttachPoints) -> Result<Gpu, 
         vram,
         aperture,
         window: matches!(table.mode, Some(GpuMode::Window)),
+        faults: faults(&table.faults, &[])?,
     })
 }
 
@@ -116,6 +121,7 @@ mod tests {
             vram: vram.map(size),
             aperture: aperture.map(size),
             mode: None,
+            faults: Vec::new(),
         };
         let attach_points = AttachPoints {
             host_bridges: Vec::new(),

@@ -10,6 +10,7 @@ mod catalogue;
 mod check;
 mod device;
 mod error;
+mod fault;
 mod file;
 mod files;
 mod gpu;
@@ -31,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_dma::LinkSpeed;
+use peerbar_fault::Rule;
 use peerbar_flight::Level;
 use peerbar_nvme::{PollPolicy, SeededFault};
 use peerbar_report::{Check, CheckTable, Inventory, Module, Plan};
@@ -174,6 +176,8 @@ pub struct Nvme {
     pub namespaces: Vec<Namespace>,
     /// What it does wrong on purpose.
     pub seeded_faults: Vec<SeededFault>,
+    /// The faults that are injected into what it does.
+    pub faults: Vec<Rule>,
     /// Whether its DMA counts where the traffic of all devices is looked at.
     pub counted: bool,
 }
@@ -512,7 +516,7 @@ mod tests {
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
             "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `block-size`, \
-             `mdts`, `workers`, `poll`, `seed-fault`, `counted`, `namespaces`"
+             `mdts`, `workers`, `poll`, `seed-fault`, `faults`, `counted`, `namespaces`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),
@@ -631,6 +635,14 @@ mod tests {
                 format!("{DISK}seed-fault = [\"lost:1\"]"),
                 "9: `seed-fault`: `lost:1` is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, \
                  wraps, after-unmap, past-end, write-back",
+            ),
+            (
+                format!("{DISK}faults = [\"drop dma\", \"fail completion\"]"),
+                "9: `faults`: `fail completion` has no subject of `fail`: write command, dma",
+            ),
+            (
+                format!("{DISK}[[gpu]]\nname = \"g0\"\nfaults = [\"fail command\"]"),
+                "11: `faults`: `fail command` is for another device: this one has no command",
             ),
             (
                 "namespaces = []".to_owned(),

@@ -3,11 +3,13 @@
 use std::fs;
 use std::path::Path;
 
+use peerbar_fault::Kind;
 use peerbar_nvme::{PollPolicy, SeededFault, UnknownFault, WORKERS};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
 use super::error::Problem;
+use super::fault::faults;
 use super::file::{NamespaceTable, NvmeTable};
 use super::link::{link, speed};
 use super::qemu_nvme;
@@ -62,6 +64,7 @@ pub(super) fn nvme(
         disk_bytes,
         namespaces,
         seeded_faults,
+        faults: faults(&table.faults, &Kind::OF_DISKS)?,
         counted: table.counted.unwrap_or(true),
     })
 }

@@ -20,6 +20,7 @@ pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
         ("workers", span(&table.workers)),
         ("poll", span(&table.poll)),
         ("seed-fault", table.seed_fault.first().map(Spanned::span)),
+        ("faults", table.faults.first().map(Spanned::span)),
     ];
     for (key, place) in keys {
         if let Some(at) = place {
