@@ -91,7 +91,8 @@ fn confined_files(
     let files = options.recording.make()?;
     let images = images.iter().map(|path| FileAccess::Image(path));
     let socket = FileAccess::Socket(&options.socket_path);
-    let access: Vec<_> = images.chain([socket]).collect();
+    let control = options.control.as_deref().map(FileAccess::Socket);
+    let access: Vec<_> = images.chain([socket]).chain(control).collect();
     options.sandbox.restrict_files(&access)?;
     Ok(files)
 }
@@ -104,6 +105,7 @@ fn serve_by<F: Function + 'static>(
     let endpoint = &mut device.endpoint;
     files.start(endpoint);
     options.add_faults(endpoint)?;
+    let _control = options.control(endpoint)?;
     options.link.apply(endpoint, &options.socket_path)?;
     Ok(serve(options, endpoint)?)
 }

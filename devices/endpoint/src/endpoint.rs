@@ -121,6 +121,11 @@ impl<F: Function> Endpoint<F> {
         self.requester.add_fault(rule)
     }
 
+    /// Its way to memory, which has the rules for its faults.
+    pub(crate) fn requester(&self) -> Arc<Requester> {
+        self.requester.clone()
+    }
+
     /// Takes all rules for faults out of force; how many there were.
     pub fn clear_faults(&self) -> usize {
         self.requester.faults().clear()

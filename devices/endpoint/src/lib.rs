@@ -7,6 +7,7 @@
 //! daemon's `main`.
 #![forbid(unsafe_code)]
 
+mod control;
 pub mod daemon;
 mod decoder;
 mod endpoint;

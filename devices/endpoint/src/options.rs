@@ -10,6 +10,7 @@ use peerbar_switch::AttachError;
 use thiserror::Error;
 
 use crate::Endpoint;
+use crate::control::{Control, ControlError};
 use crate::recording::Recording;
 
 /// The options that every device's program has.
@@ -26,6 +27,9 @@ pub struct DeviceOptions {
     /// corrupt, SUBJECT command, completion, dma or interrupt
     #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
     faults: Vec<Rule>,
+    /// Take rules for faults at this socket as well, while the device is served [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) control: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) sandbox: SandboxOptions,
 }
@@ -39,6 +43,16 @@ pub(crate) struct FaultError {
 }
 
 impl DeviceOptions {
+    /// The control socket, if there shall be one.
+    pub(crate) fn control<F: Function>(
+        &self,
+        endpoint: &Endpoint<F>,
+    ) -> Result<Option<Control>, ControlError> {
+        let path = self.control.as_deref();
+        path.map(|path| Control::start(path, endpoint.requester()))
+            .transpose()
+    }
+
     /// Puts the rules for faults in force.
     pub(crate) fn add_faults<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), FaultError> {
         self.faults.iter().try_for_each(|rule| {

@@ -1,6 +1,8 @@
 //! The flight record: it outlives the daemon, and the sanitizer reads in it what a careless driver has left.
 
+use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use peerbar_flight::{Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
@@ -82,6 +84,32 @@ fn injected_fault_is_in_the_record_with_its_rule() {
     assert_eq!(flight.header.rules, [rule]);
     let injected = |event: &Event| matches!(event, Event::Injected(fault) if (fault.rule, fault.matches) == (1, 2));
     assert_eq!(count(&flight, injected), 1);
+}
+
+#[test]
+fn rule_by_the_control_socket_is_in_force_at_once() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("control");
+    let options = ["--control", path.to_str().unwrap()];
+    let (_daemon, mut driver, _folder, file) = recorded_with(&options);
+    let ask = |line: &str| {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        writeln!(stream, "{line}").unwrap();
+        std::io::read_to_string(stream).unwrap()
+    };
+    let rule = "delay dma write by=10ms limit=1";
+    assert_eq!(ask(rule), format!("ok in force: {rule}\n"));
+    assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
+    assert_eq!(ask("fail command"), "ok in force: fail command\n");
+    assert_ne!(driver.io(READ, DATA, 8), SUCCESS);
+    assert_eq!(ask("clear"), "ok 2 rules cleared\n");
+    assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
+    let flight = file.read().unwrap();
+    assert_eq!(flight.header.rules, [rule, "fail command"]);
+    assert_eq!(
+        count(&flight, |event| matches!(event, Event::Injected(_))),
+        2
+    );
 }
 
 #[test]
