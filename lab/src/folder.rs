@@ -24,7 +24,27 @@ pub struct Folder {
     _running: Option<File>,
 }
 
+/// A link in a run's folder, removed when dropped.
+#[derive(Debug)]
+pub struct Link(PathBuf);
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            log::debug!("{} stays: {error}", self.0.display());
+        }
+    }
+}
+
 impl Folder {
+    /// Links to a socket as `name`: a run's folder may be too deep for the address of a socket.
+    pub fn link(&self, name: &str, socket: &Path) -> anyhow::Result<Link> {
+        let path = self.path.join(name);
+        symlink(socket, &path)
+            .with_context(|| format!("cannot make the link {}", path.display()))?;
+        Ok(Link(path))
+    }
+
     /// Makes `runs/TIME-scenario` and points `runs/latest` at it.
     pub fn create(runs: &Path, scenario: &str, now: SystemTime) -> anyhow::Result<Self> {
         fs::create_dir_all(runs)

@@ -1,9 +1,7 @@
 //! A running guest: QEMU, the servers behind its devices, its console and its report.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -19,7 +17,7 @@ use crate::console::Console;
 use crate::counters::CounterFiles;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
-use crate::folder::Folder;
+use crate::folder::{Folder, Link};
 use crate::guest_files;
 use crate::guest_trace::GuestTrace;
 use crate::kernel_needs;
@@ -108,7 +106,8 @@ impl<'a> Guest<'a> {
         let report = listen(&sockets.report())?;
         let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
         let shared = artifacts.shared(scenario, files.as_deref());
-        let link = scenario.access.is_some().then(|| link(sockets, folder));
+        let access = scenario.access.is_some();
+        let link = access.then(|| folder.link(VSOCK, &sockets.vsock_programs()));
         let link = link.transpose()?;
         let mut command = artifacts.qemu.command();
         command.args(qemu::arguments(boot, &topology, sockets, &shared));
@@ -354,25 +353,6 @@ pub fn spawn(command: &Command, folder: &Folder) -> Result<Child, Failure> {
         .stdout(Stdio::piped())
         .stderr(stderr);
     Ok(Child::spawn(wrapped)?)
-}
-
-/// A link in a run's folder that is removed with its guest.
-struct Link(PathBuf);
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            log::debug!("{} stays: {error}", self.0.display());
-        }
-    }
-}
-
-/// Links to the socket of the guest's vsock ports: a run's folder may be too deep for the address of a socket.
-fn link(sockets: &Sockets, folder: &Folder) -> anyhow::Result<Link> {
-    let path = folder.path().join(VSOCK);
-    symlink(sockets.vsock_programs(), &path)
-        .with_context(|| format!("cannot make the link {}", path.display()))?;
-    Ok(Link(path))
 }
 
 /// Listens for QEMU.

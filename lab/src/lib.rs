@@ -72,6 +72,7 @@ pub mod guest_access;
 pub mod guest_files;
 pub mod guest_program;
 mod guest_trace;
+pub mod injecting;
 pub mod iommu;
 mod kernel_needs;
 pub mod kvm;

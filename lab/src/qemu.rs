@@ -242,6 +242,12 @@ impl Sockets {
         self.folder.join(name)
     }
 
+    /// The control socket of `device`: its server listens, `peerbar inject` connects.
+    pub fn control(&self, device: DeviceSpec<'_>) -> PathBuf {
+        let name = format!("{}-{}.control", device.kind(), device.name());
+        self.folder.join(name)
+    }
+
     /// The socket of the vsock device: its server listens, QEMU connects.
     pub fn vsock_device(&self) -> PathBuf {
         self.folder.join("vhost-vsock.sock")
@@ -262,7 +268,9 @@ impl Sockets {
     /// # Errors
     /// The first that does not, and the way out.
     pub fn check(&self, topology: &Topology<'_>) -> anyhow::Result<()> {
-        let servers = topology.devices().map(|device| self.server(device));
+        let devices = || topology.devices();
+        let servers = devices().map(|device| self.server(device));
+        let servers = servers.chain(devices().map(|device| self.control(device)));
         let switches = topology.switches().map(|switch| self.switch(switch));
         let mut paths = servers.chain(switches).chain([
             self.report(),

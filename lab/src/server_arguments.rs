@@ -82,7 +82,9 @@ fn switch_arguments(switch: &str, topology: &Topology<'_>, sockets: &Sockets) ->
 
 fn device_arguments(device: DeviceSpec<'_>, sockets: &Sockets) -> Vec<String> {
     let socket = sockets.server(device);
+    let control = sockets.control(device);
     let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
+    words.extend(["--control".to_owned(), control.display().to_string()]);
     if let Some(switch) = device.attach().switch() {
         let switch = sockets.switch(switch).display().to_string();
         words.extend(["--switch".to_owned(), switch]);
@@ -199,7 +201,7 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
+                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
               --namespace ram=320M --namespace null=1G --namespace file=/d.img"
             ]
         );
@@ -215,8 +217,7 @@ mod tests {
             "--socket-path /s/switch-switch0.sock --link disk1=unsupported-request \
              --pci-hole 0x20000000-0xfebfffff --pci-hole 0x100000000-0xffffffffffffffff"
         );
-        let below =
-            "--socket-path /s/nvme-disk1.sock --switch /s/switch-switch0.sock --port-name disk1 ";
+        let below = "--socket-path /s/nvme-disk1.sock --control /s/nvme-disk1.control --switch /s/switch-switch0.sock --port-name disk1 ";
         assert!(lines[2].starts_with(below), "{}", lines[2]);
     }
 

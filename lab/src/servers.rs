@@ -13,7 +13,8 @@ use crate::child::{Child, last_line};
 use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
-use crate::folder::Folder;
+use crate::folder::{Folder, Link};
+use crate::injecting::link_name;
 use crate::parent_death;
 use crate::programs::program;
 use crate::qemu::Sockets;
@@ -36,6 +37,8 @@ pub struct Server {
     pub child: Child,
     /// Whether a check has asked for its death: then its end is no failure.
     pub lost: bool,
+    /// The link to its control socket.
+    _control: Option<Link>,
 }
 
 /// Starts the servers of `topology` and returns once all of them listen.
@@ -66,6 +69,13 @@ pub fn start(
             servers.push(server);
         }
         wait_until_ready(events, &mut servers, first)?;
+    }
+    for device in topology.devices() {
+        let name = device.name();
+        if let Some(server) = servers.iter_mut().find(|server| server.name == name) {
+            let link = folder.link(&link_name(name), &sockets.control(device))?;
+            server._control = Some(link);
+        }
     }
     Ok(servers)
 }
@@ -125,6 +135,7 @@ fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
         log: folder.path().join(name),
         child,
         lost: false,
+        _control: None,
     })
 }
 

@@ -100,6 +100,11 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar iommu\n  peerbar iommu --sanitize --device disk0"
     )]
     Iommu(Debugger),
+    /// Injects faults into a device of a run that goes on.
+    #[command(
+        before_help = "Examples:\n  peerbar inject disk0 drop completion write limit=1\n  peerbar inject disk0 --clear"
+    )]
+    Inject(Inject),
     /// Writes the results of runs as JUnit, JSON or a page to read, or joins those of shards.
     #[command(
         before_help = "Examples:\n  peerbar report --as kselftest\n  peerbar report --merge shards --output all"
@@ -431,6 +436,22 @@ pub(crate) struct Matrix {
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,
+}
+
+/// Injects faults into a device of a run that goes on.
+#[derive(Args)]
+pub(crate) struct Inject {
+    /// Name of the device.
+    pub device: String,
+    /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE.
+    #[arg(value_name = "RULE", required_unless_present = "clear")]
+    pub words: Vec<String>,
+    /// Take all rules of the device out of force.
+    #[arg(long, conflicts_with = "words")]
+    pub clear: bool,
+    /// Folder of the run.
+    #[arg(long, value_name = "RUN", default_value = "runs/latest")]
+    pub run: PathBuf,
 }
 
 /// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.

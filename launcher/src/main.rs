@@ -18,6 +18,7 @@ mod explain;
 mod guest_session;
 mod help;
 mod init;
+mod inject;
 mod iommu;
 mod keep;
 mod kernel;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::Kernel(command) => kernel::kernel(&command),
         Command::Bisect(options) => bisect::bisect(&options),
         Command::BisectStep(options) => Ok(bisect::step(&options)),
+        Command::Inject(options) => inject::inject(&options),
         Command::List(options) => list::list(&options),
         Command::Devices(options) => devices::devices(&options),
         Command::Doctor(options) => doctor::doctor(&options),

@@ -1,0 +1,139 @@
+//! Faults for the devices of a run that goes on.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use peerbar_fault::Rule;
+use thiserror::Error;
+
+/// How long a device may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest answer that is read.
+const LONGEST: u64 = 4096;
+
+/// Why a device did not take a rule.
+#[derive(Debug, Error)]
+pub enum InjectError {
+    /// The run has no such device at this moment.
+    #[error("{}: no device {device} is served there: name one of a run that goes on", run.display())]
+    NoDevice {
+        /// The run's folder.
+        run: PathBuf,
+        /// The device's name.
+        device: String,
+    },
+    /// The device cannot be asked.
+    #[error("cannot ask device {device}")]
+    Socket {
+        /// The device's name.
+        device: String,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The device refuses.
+    #[error("device {device}: {cause}")]
+    Refused {
+        /// The device's name.
+        device: String,
+        /// Why.
+        cause: String,
+    },
+}
+
+/// Puts a rule in force at the device `device` of the run in the folder `run`, behind those that are in force. Returns what the
+/// device says.
+///
+/// # Errors
+/// A device that is not there, or that does not take the rule.
+pub fn inject(run: &Path, device: &str, rule: &Rule) -> Result<String, InjectError> {
+    ask(run, device, &rule.to_string())
+}
+
+/// Takes all rules of a device out of force, as [`inject`].
+///
+/// # Errors
+/// A device that is not there.
+pub fn clear_faults(run: &Path, device: &str) -> Result<String, InjectError> {
+    ask(run, device, "clear")
+}
+
+/// Name of the link in a run's folder to the control socket of a device.
+pub(crate) fn link_name(device: &str) -> String {
+    format!("{device}.control")
+}
+
+fn ask(run: &Path, device: &str, line: &str) -> Result<String, InjectError> {
+    let device = device.to_owned();
+    // The run's folder may be too deep for a socket's address; what the link names is not.
+    let socket = fs::read_link(run.join(link_name(&device)));
+    let Some(socket) = socket.ok().filter(|socket| socket.exists()) else {
+        let run = run.to_owned();
+        return Err(InjectError::NoDevice { run, device });
+    };
+    let answer = match exchange(&socket, line) {
+        Ok(answer) => answer,
+        Err(source) => return Err(InjectError::Socket { device, source }),
+    };
+    match answer.split_once(' ') {
+        Some(("ok", done)) => Ok(done.to_owned()),
+        _ => {
+            let cause = answer.trim_start_matches("error ").to_owned();
+            Err(InjectError::Refused { device, cause })
+        }
+    }
+}
+
+fn exchange(socket: &Path, line: &str) -> io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    writeln!(stream, "{line}")?;
+    let mut answer = String::new();
+    BufReader::new(stream.take(LONGEST)).read_line(&mut answer)?;
+    Ok(answer.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    /// What becomes of a rule at a device that answers so.
+    fn injected(answer: &'static str) -> Result<String, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        symlink(&socket, folder.path().join("disk0.control")).unwrap();
+        let device = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut asked = String::new();
+            BufReader::new(&stream).read_line(&mut asked).unwrap();
+            (&stream).write_all(answer.as_bytes()).unwrap();
+            asked
+        });
+        let rule = "drop  dma nth=2".parse().unwrap();
+        let done = inject(folder.path(), "disk0", &rule);
+        assert_eq!(device.join().unwrap(), "drop dma nth=2\n");
+        done.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn device_s_answer_is_passed_on() {
+        assert_eq!(injected("ok in force\n"), Ok("in force".to_owned()));
+        assert_eq!(injected("error no\n"), Err("device disk0: no".to_owned()));
+        assert_eq!(injected(""), Err("device disk0: ".to_owned()));
+    }
+
+    #[test]
+    fn device_that_is_not_served_is_named() {
+        let error = clear_faults(Path::new("/no/run"), "disk9").unwrap_err();
+        let told = "/no/run: no device disk9 is served there: name one of a run that goes on";
+        assert_eq!(error.to_string(), told);
+    }
+}
