@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use log::Level;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
-use peerbar_fault::{AddError, Faults, Fired, Rule};
+use peerbar_fault::{Action, AddError, Faults, Fired, Kind, Rule};
 use peerbar_flight::{self as flight, Event, FileSpan, Injection, Recorder, WindowId};
 
 use crate::address::AddressRange;
@@ -117,15 +117,20 @@ impl Requester {
 
     /// Puts a rule in force.
     pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
-        let text = rule.to_string();
+        let (text, kind) = (rule.to_string(), rule.subject.kind());
         self.faults.add(rule)?;
         if let Some(recorder) = self.recorder.get() {
             recorder.rule(&text);
         }
+        if kind == Kind::Device
+            && let Some(fired) = self.faults.device()
+        {
+            self.note_injected(Origin::Device, &fired);
+        }
         Ok(())
     }
 
-    /// Notes that a fault was injected.
+    /// Notes that a fault was injected. Removes the device if that is the fault.
     pub fn note_injected(&self, origin: Origin, fired: &Fired) {
         log::debug!("{origin}: rule {}, match {}", fired.rule, fired.matches);
         self.note(|| {
@@ -135,6 +140,10 @@ impl Requester {
                 origin,
             })
         });
+        let upstream = self.upstream.read().clone();
+        if let (Action::Remove, Some(upstream)) = (fired.action, upstream) {
+            upstream.disconnect();
+        }
     }
 
     /// The start time of a segment that is recorded: now.

@@ -12,6 +12,9 @@ pub trait Upstream: Send + Sync {
     /// `may_go_on`, which is called before each message, returns false, nothing more is sent: what is not sent comes after
     /// all that is. Waits for what has been sent.
     fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool);
+
+    /// Ends the connection to the client, if there is one: for it, the device is gone.
+    fn disconnect(&self) {}
 }
 
 /// One request to the client.

@@ -145,6 +145,7 @@ impl<F: Function> Endpoint<F> {
         vectors: Arc<Vectors>,
     ) -> Self {
         let memory = config.bars().iter().copied().zip(memory).collect();
+        vectors.inject_by(requester.clone());
         Self {
             function,
             config,
@@ -382,6 +383,10 @@ impl Upstream for ClientMemory {
         for (ask, outcome) in asks.iter_mut().zip(outcomes) {
             ask.outcome = outcome.map(|outcome| outcome.map_err(upstream_error));
         }
+    }
+
+    fn disconnect(&self) {
+        self.0.disconnect();
     }
 }
 

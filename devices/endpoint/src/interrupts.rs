@@ -2,8 +2,11 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
+use peerbar_dma::{Origin, Requester};
+use peerbar_fault::{Action, Kind};
 use peerbar_pci::{InterruptMode, Interrupts};
 use peerbar_vfio_user::{Event, IrqAction};
 use rustix::io::Errno;
@@ -15,7 +18,6 @@ use crate::signaller::Signaller;
 /// The client masks MSI-X vectors on its own side without a message, so a vector is signalled whether masked or not. The
 /// INTx pin is level-triggered: one signal masks it, and the client unmasks it at the guest's end of interrupt
 /// (vfio-user, DEVICE_SET_IRQS; VFIO_IRQ_INFO_AUTOMASKED).
-#[derive(Debug)]
 pub struct Vectors {
     signaller: Signaller,
     msi_x: RwLock<Vec<Option<Event>>>,
@@ -23,6 +25,8 @@ pub struct Vectors {
     /// Whether there is any event descriptor of each kind. They decide the mode without a lock: it is read for each interrupt.
     has_msi_x: AtomicBool,
     has_pin: AtomicBool,
+    /// It has the rules for faults.
+    requester: OnceLock<Arc<Requester>>,
 }
 
 #[derive(Debug, Default)]
@@ -45,7 +49,30 @@ impl Vectors {
             pin: Mutex::default(),
             has_msi_x: AtomicBool::new(false),
             has_pin: AtomicBool::new(false),
+            requester: OnceLock::new(),
         })
+    }
+
+    /// Has faults injected by the rules of this function's requester from now on.
+    pub(crate) fn inject_by(&self, requester: Arc<Requester>) {
+        let _ = self.requester.set(requester);
+    }
+
+    /// How often a vector that is raised is signalled: once, unless a rule injects a fault.
+    fn times(&self, vector: u16) -> usize {
+        let requester = self.requester.get();
+        let armed = requester.filter(|requester| requester.faults().is_armed(Kind::Interrupt));
+        let fired =
+            armed.and_then(|requester| Some((requester, requester.faults().interrupt(vector)?)));
+        let Some((requester, fired)) = fired else {
+            return 1;
+        };
+        requester.note_injected(Origin::Device, &fired);
+        match fired.action {
+            Action::Drop => 0,
+            Action::Duplicate => 2,
+            _ => 1,
+        }
     }
 
     /// How many MSI-X vectors there are.
@@ -143,8 +170,10 @@ impl Interrupts for Vectors {
     }
 
     fn raise(&self, vector: u16) {
-        if let Some(Some(event)) = self.msi_x.read().get(usize::from(vector)) {
-            self.signaller.signal(event);
+        for _ in 0..self.times(vector) {
+            if let Some(Some(event)) = self.msi_x.read().get(usize::from(vector)) {
+                self.signaller.signal(event);
+            }
         }
     }
 
@@ -234,6 +263,25 @@ mod tests {
         vectors.raise(2);
         assert_eq!(signals(&seen), 0);
         assert_eq!(vectors.mode(), InterruptMode::Off);
+    }
+
+    #[test]
+    fn injected_faults_drop_and_double_signals() {
+        let vectors = Vectors::new(2).unwrap();
+        let (given, seen) = event();
+        vectors
+            .set_msi_x(1, 1, IrqAction::Events(vec![Some(given)]))
+            .unwrap();
+        let requester = Arc::new(Requester::new());
+        vectors.inject_by(requester.clone());
+        for rule in ["drop interrupt vector=1 nth=1", "duplicate interrupt nth=2"] {
+            requester.add_fault(rule.parse().unwrap()).unwrap();
+        }
+        let raised = [1, 2, 3].map(|_| {
+            vectors.raise(1);
+            signals(&seen)
+        });
+        assert_eq!(raised, [0, 2, 1]);
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub enum AddError {
 
 impl Default for Faults {
     fn default() -> Self {
-        Self::new(&[Kind::Dma, Kind::Interrupt])
+        Self::new(&[Kind::Dma, Kind::Interrupt, Kind::Device])
     }
 }
 
@@ -150,6 +150,11 @@ impl Faults {
             Subject::Interrupt(wanted) => wanted.is_none_or(|wanted| wanted == vector),
             _ => false,
         })
+    }
+
+    /// The rule that fires for the device itself.
+    pub fn device(&self) -> Option<Fired> {
+        self.fire(|subject| *subject == Subject::Device)
     }
 
     /// Counts a match of every rule that matches; the first of these that fires.
@@ -311,6 +316,7 @@ mod tests {
         assert_eq!(fire(), Some((1, 2)));
         assert_eq!(fire(), Some((2, 3)));
         assert_eq!(faults.completion(&read).map(|fired| fired.rule), Some(3));
+        assert_eq!(faults.device(), None);
     }
 
     #[test]

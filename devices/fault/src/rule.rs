@@ -35,6 +35,8 @@ pub enum Action {
     Duplicate,
     /// The first bytes of the data of a DMA, at most this number, are inverted.
     Corrupt(NonZeroU64),
+    /// The device is gone for its client, as if its server had died.
+    Remove,
 }
 
 /// The kinds of subjects.
@@ -49,6 +51,8 @@ pub enum Kind {
     Dma,
     /// An interrupt by an MSI-X vector.
     Interrupt,
+    /// The device itself: the rule fires once, when it is put in force.
+    Device,
 }
 
 /// What a rule applies to, and what that must match. What is `None` matches all.
@@ -62,6 +66,8 @@ pub enum Subject {
     Dma(MatchDma),
     /// An interrupt by an MSI-X vector: its number.
     Interrupt(Option<u16>),
+    /// The device itself.
+    Device,
 }
 
 impl Kind {
@@ -77,6 +83,7 @@ impl Subject {
             Self::Completion(_) => Kind::Completion,
             Self::Dma(_) => Kind::Dma,
             Self::Interrupt(_) => Kind::Interrupt,
+            Self::Device => Kind::Device,
         }
     }
 }

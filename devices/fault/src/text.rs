@@ -18,12 +18,13 @@ const LONGEST: usize = 300;
 /// The longest delays: a reset does not wait for what is held back, but for a DMA.
 const LONGEST_HELD: (&str, Duration) = ("60s", Duration::from_secs(60));
 const LONGEST_DMA: (&str, Duration) = ("1s", Duration::from_secs(1));
-const ACTIONS: [(&str, &[Kind]); 5] = [
+const ACTIONS: [(&str, &[Kind]); 6] = [
     ("fail", &[Kind::Command, Kind::Dma]),
     ("delay", &[Kind::Command, Kind::Completion, Kind::Dma]),
     ("drop", &[Kind::Completion, Kind::Dma, Kind::Interrupt]),
     ("duplicate", &[Kind::Completion, Kind::Interrupt]),
     ("corrupt", &[Kind::Dma]),
+    ("remove", Kind::VARIANTS),
 ];
 const DIRECTIONS: [(&str, Direction); 2] = [("read", Direction::Read), ("write", Direction::Write)];
 
@@ -53,7 +54,7 @@ pub enum RuleError {
         words: String,
     },
     /// A key is none of this rule's, or stands there twice.
-    #[error("has `{key}=`: write one each of {keys}")]
+    #[error("has `{key}=`: write {keys}")]
     Key {
         /// The key.
         key: String,
@@ -125,7 +126,10 @@ impl<'a> Keys<'a> {
             None => Ok(()),
             Some((key, _)) => Err(RuleError::Key {
                 key: (*key).to_owned(),
-                keys: self.asked.join(", "),
+                keys: match self.asked.as_slice() {
+                    [] => "no key".to_owned(),
+                    asked => format!("one each of {}", asked.join(", ")),
+                },
             }),
         }
     }
@@ -163,7 +167,10 @@ impl FromStr for Rule {
         let mut keys = Keys { left, asked };
         let subject = subject(kind, &plain, &mut keys)?;
         let action = read_action(action, kind, &mut keys)?;
-        let when = when(&mut keys)?;
+        let when = match kind {
+            Kind::Device => When::default(),
+            _ => when(&mut keys)?,
+        };
         keys.finish()?;
         Ok(Self {
             action,
@@ -182,6 +189,10 @@ fn subject(kind: Kind, words: &[&str], keys: &mut Keys<'_>) -> Result<Subject, R
             one_of::<()>(&[], words)?;
             let vector = |text| number(text)?.try_into().ok();
             Subject::Interrupt(keys.take("vector", "a number up to 65535", vector)?)
+        }
+        Kind::Device => {
+            one_of::<()>(&[], words)?;
+            Subject::Device
         }
     })
 }
@@ -251,6 +262,7 @@ fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, 
         }
         ("drop", _) => Action::Drop,
         ("duplicate", _) => Action::Duplicate,
+        ("remove", _) => Action::Remove,
         _ => {
             let bytes = keys.take("bytes", "a number from 1 on", positive)?;
             Action::Corrupt(bytes.unwrap_or(NonZeroU64::MIN))
@@ -287,6 +299,7 @@ impl Display for Rule {
             Action::Drop => "drop",
             Action::Duplicate => "duplicate",
             Action::Corrupt(_) => "corrupt",
+            Action::Remove => "remove",
         };
         let kind: &str = self.subject.kind().into();
         write!(f, "{action} {kind}{}", self.subject)?;
@@ -297,7 +310,7 @@ impl Display for Rule {
             }
             Action::Delay(by) => key(f, "by", Some(time_text(by)))?,
             Action::Corrupt(bytes) => key(f, "bytes", Some(bytes))?,
-            Action::FailDma | Action::Drop | Action::Duplicate => {}
+            Action::FailDma | Action::Drop | Action::Duplicate | Action::Remove => {}
         }
         write!(f, "{}", self.when)
     }
@@ -328,6 +341,7 @@ impl Display for Subject {
                 key(f, "address", addresses)
             }
             Self::Interrupt(vector) => key(f, "vector", *vector),
+            Self::Device => Ok(()),
         }
     }
 }
@@ -425,7 +439,7 @@ mod tests {
         };
         let plain = |action| Just(action).boxed();
         let of_commands = prop_oneof![statuses.prop_map(Action::FailCommand), delays(60_000_000)];
-        let of_completions = select(vec![Action::Drop, Action::Duplicate]).boxed();
+        let of_completions = select(vec![Action::Drop, Action::Duplicate, Action::Remove]).boxed();
         let of_dmas = prop_oneof![
             plain(Action::FailDma),
             plain(Action::Drop),
@@ -478,6 +492,8 @@ mod tests {
             "fail command read lba=1000..1008 status=unrecovered-read-error",
             "delay dma address=0x1000..0x2000 by=10ms every=2",
             "drop dma write purpose=completion",
+            "remove device",
+            "remove dma write route=peer nth=3",
         ] {
             assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
         }
@@ -510,11 +526,11 @@ mod tests {
         for (text, message) in [
             (
                 "",
-                "begins with no action: write fail, delay, drop, duplicate, corrupt",
+                "begins with no action: write fail, delay, drop, duplicate, corrupt, remove",
             ),
             (
                 "lose dma",
-                "begins with no action: write fail, delay, drop, duplicate, corrupt",
+                "begins with no action: write fail, delay, drop, duplicate, corrupt, remove",
             ),
             ("fail", "has no subject of `fail`: write command, dma"),
             (
@@ -541,6 +557,7 @@ mod tests {
                 "drop interrupt nth=1 nth=2",
                 "has `nth=`: write one each of vector, nth, every, probability, limit",
             ),
+            ("remove device nth=1", "has `nth=`: write no key"),
             ("drop dma nth=0", "has `nth=0`: write a number from 1 on"),
             ("drop dma nth=+1", "has `nth=+1`: write a number from 1 on"),
             (

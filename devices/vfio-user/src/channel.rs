@@ -40,6 +40,11 @@ impl Channel {
         }
     }
 
+    /// Ends the session.
+    pub(crate) fn disconnect(&self) {
+        self.writer.disconnect();
+    }
+
     pub(crate) fn send(
         &self,
         id: u16,

@@ -35,6 +35,11 @@ impl Client {
         self.channel.pending.complete(reply)
     }
 
+    /// Ends the session, as if this server had died.
+    pub fn disconnect(&self) {
+        self.channel.disconnect();
+    }
+
     /// Fails all calls with [`RequestError::Gone`], now and later.
     pub(crate) fn close(&self) {
         self.channel.pending.close();

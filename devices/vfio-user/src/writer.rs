@@ -65,6 +65,14 @@ impl Writer {
         Ok(())
     }
 
+    /// Ends the session: its reader wakes and finds the end of the stream.
+    pub(crate) fn disconnect(&self) {
+        if let State::Open(stream) = &*self.state.lock() {
+            // Fails only if the other side has closed the socket already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Closes the writer; the failure that had closed it before. A send that is under way must have been cut off by
     /// shutting the stream down.
     pub(crate) fn close(&self) -> Option<Errno> {

@@ -113,6 +113,27 @@ fn rule_by_the_control_socket_is_in_force_at_once() {
 }
 
 #[test]
+fn removed_device_is_gone_for_its_client_and_there_for_the_next() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("control");
+    let options = ["--control", path.to_str().unwrap()];
+    let (daemon, mut driver, _folder, file) = recorded_with(&options);
+    assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
+    let mut stream = UnixStream::connect(&path).unwrap();
+    writeln!(stream, "remove device").unwrap();
+    std::io::read_to_string(stream).unwrap();
+    wait_until("the client is gone", || {
+        let events = file.read().unwrap();
+        (count(&events, |event| *event == Event::Client(false)) == 1).then_some(())
+    });
+    let memory = ram(SealFlags::SHRINK);
+    let mut wire = Wire::connect(daemon.socket());
+    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+    let mut driver = Driver::bring_up(wire, memory);
+    assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
+}
+
+#[test]
 fn a_mapping_that_its_driver_leaves_behind_is_found() {
     let (daemon, mut driver, _folder, file) = recorded();
     let buffer = ram(SealFlags::SHRINK);
