@@ -24,6 +24,7 @@ use pairs::Pair;
 use recorded::Recorded;
 
 use crate::cli;
+use crate::iommu::injected;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::results::CheckStatus;
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
@@ -42,6 +43,12 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
     let (occasion, pairs) = asked(&case, options)?;
     let explanations = explained(&case, &pairs)?;
     print(&shown(&occasion, &explanations, options.json)?)?;
+    if !options.json && options.scenario.is_none() {
+        let injected = injected::of_run(&options.run, &case.scenario);
+        if !injected.is_empty() {
+            print(&format!("\n{injected}"))?;
+        }
+    }
     let disagreed = explanations.iter().any(Explanation::disagrees);
     Ok(match disagreed {
         true => ExitCode::from(Outcome::Failed.code()),

@@ -4,6 +4,7 @@ use peerbar_flight::{Event, Fault, Finding, Flight, Level, Mapping, Moment};
 use serde_json::{Value, json};
 
 use super::behind::Behind;
+use super::injected;
 use super::line::{access, direction, operation};
 use super::recorded::{Recorded, RecordedDevice};
 
@@ -45,6 +46,7 @@ fn device(recorded: &Recorded, device: &RecordedDevice) -> Value {
         "seconds": last.map_or(0.0, |last| device.seconds(last.nanos)),
         "lost_records": device.lost(),
         "untracked_mappings": flight.header.untracked,
+        "injected": injected::lines(flight),
         "maps": history.maps,
         "unmaps": history.unmaps,
         "peak": history.peak,

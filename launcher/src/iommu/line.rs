@@ -4,6 +4,7 @@ use peerbar_flight::{Direction, Event, Injection, Mapping, Origin, Outcome, Reco
 use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 
 use super::behind::{Behind, window_name};
+use super::injected::rule as rule_text;
 use super::recorded::{Recorded, RecordedDevice};
 use peerbar_lab::size::human;
 
@@ -102,11 +103,7 @@ fn injected(device: &RecordedDevice, injection: &Injection) -> String {
         matches,
         origin,
     } = injection;
-    let index = usize::try_from(*rule)
-        .ok()
-        .and_then(|rule| rule.checked_sub(1));
-    let text = index.and_then(|index| device.flight.header.rules.get(index));
-    let text = text.map_or_else(|| format!("rule {rule}"), |text| format!("`{text}`"));
+    let text = rule_text(&device.flight.header, *rule);
     format!("fault injected: {text}, match {matches}, {origin}")
 }
 

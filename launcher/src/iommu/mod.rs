@@ -3,6 +3,7 @@
 mod behind;
 mod data;
 mod follow;
+pub(crate) mod injected;
 mod kernel;
 pub(crate) mod line;
 pub(crate) mod recorded;

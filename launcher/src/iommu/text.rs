@@ -6,6 +6,7 @@ use peerbar_flight::{Command, Fault, Finding, FindingKind, Level, Mapping, Mappi
 
 use super::behind::Behind;
 use super::data::busiest_second;
+use super::injected;
 use super::line::{access, direction, operation, range, span};
 use super::recorded::{Recorded, RecordedDevice};
 use crate::cli;
@@ -29,6 +30,9 @@ pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
 
 fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let mut text = summary(device);
+    for line in injected::lines(&device.flight) {
+        text += &format!("  {line}\n");
+    }
     let teardowns = &device.history.teardowns;
     for teardown in teardowns.iter().skip(teardowns.len().saturating_sub(LAST)) {
         let when = device.seconds(teardown.at.nanos);
