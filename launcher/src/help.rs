@@ -168,6 +168,9 @@ mod tests {
                 assert_eq!(parses(&line), Ok(()), "{name}");
             }
         }
+        let commands = commands(&read("tuxmake.sh"));
+        let parsed: Vec<_> = commands.iter().map(|line| parses(line)).collect();
+        assert_eq!(parsed, [Ok(()), Ok(())], "{commands:?}");
         let nextest: toml::Table = toml::from_str(&read("nextest.toml")).unwrap();
         assert!(nextest.contains_key("profile"));
     }

@@ -1,0 +1,9 @@
+#!/bin/sh
+# TuxMake, in a kernel tree: builds it for peerbar and runs the demo on it. peerbar stands in the place of TuxRun, whose guests have
+# none of the devices. PEERBAR is the folder of peerbar's sources, after its scripts/build.
+set -eu
+PATH=$PEERBAR/target/peerbar:$PATH
+tuxmake --target-arch x86_64 --kconfig x86_64_defconfig --kconfig-add "$PEERBAR/images/kernel/lab.config" \
+    --build-dir tuxmake --output-dir tuxmake-results config kernel modules
+peerbar run demo --kernel tuxmake || true
+peerbar report --as kselftest
