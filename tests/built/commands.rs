@@ -2,12 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 
-use crate::PEERBAR;
 use crate::launched::Launched;
+use crate::peerbar;
 
 /// Three checks that fail, each in its own way, after one that passes.
 const COMMANDS: &str = r#"
@@ -108,11 +107,8 @@ fn commands_are_shown_and_held_to_what_is_expected() {
 fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
     let folder = tempfile::tempdir()?;
     fs::write(folder.path().join("x.toml"), scenario)?;
-    let output = Command::new(PEERBAR)
-        .args(["run", "x.toml"])
-        .args(words)
-        .current_dir(folder.path())
-        .output()?;
+    let words = [&["run", "x.toml"], words].concat();
+    let output = peerbar(&words, folder.path())?;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     Ok((output.status.code(), told))
 }

@@ -1,13 +1,11 @@
 //! A refusal of a real guest's kernel is explained, and what is advised against it lifts it.
 
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
 
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::PEERBAR;
+use crate::peerbar;
 
 /// Two controllers below root ports of their own, and a processor whose root complex the kernel does not trust.
 const REFUSED: &str = r#"
@@ -33,14 +31,6 @@ through = { p2pmem = "provider" }
 sizes = ["4K", "1M"]
 offsets = [0]
 "#;
-
-fn peerbar(arguments: &[&str], folder: &Path) -> anyhow::Result<Output> {
-    let output = Command::new(PEERBAR)
-        .args(arguments)
-        .current_dir(folder)
-        .output();
-    output.with_context(|| format!("{PEERBAR}: run scripts/build first"))
-}
 
 /// Runs `scenario`, and explains the run: the run's exit code, and what is said of the client's DMA.
 fn explained(scenario: &str) -> anyhow::Result<(Option<i32>, Value)> {

@@ -17,4 +17,22 @@ mod report;
 mod timeline;
 mod your_program;
 
+use std::path::Path;
+use std::process::{Command, Output};
+
+use anyhow::Context;
+
 const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
+
+/// `peerbar` with these words, to be started in `folder`.
+fn command(words: &[&str], folder: &Path) -> Command {
+    let mut command = Command::new(PEERBAR);
+    command.args(words).current_dir(folder);
+    command
+}
+
+/// Runs `peerbar` with these words in `folder`.
+fn peerbar(words: &[&str], folder: &Path) -> anyhow::Result<Output> {
+    let output = command(words, folder).output();
+    output.with_context(|| format!("{PEERBAR}: run scripts/build first"))
+}

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::PEERBAR;
+use crate::{PEERBAR, command};
 
 /// A copy of some bytes that no other run copies, counted.
 const SCENARIO: &str = r#"
@@ -45,9 +45,7 @@ fn start(folder: &Path, size: u64) -> anyhow::Result<Child> {
     let scenario = SCENARIO.replace("SIZE", &format!("{size}K"));
     fs::write(folder.join(&file), scenario)?;
     let name = format!("size-{size}");
-    let run = Command::new(PEERBAR)
-        .args(["run", &file, "--name", &name])
-        .current_dir(folder)
+    let run = command(&["run", &file, "--name", &name], folder)
         .env("TMPDIR", folder.join("sockets"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use crate::PEERBAR;
+use crate::peerbar;
 
 /// A copy from peer to peer, its control, and a copy that the kernel refuses: a device at a root port of a processor that it
 /// does not trust.
@@ -77,14 +77,6 @@ const CHROMIUM: [&str; 10] = [
     "--enable-logging=stderr",
     "--virtual-time-budget=2000",
 ];
-
-fn peerbar(words: &[&str], folder: &Path) -> anyhow::Result<Output> {
-    let output = Command::new(PEERBAR)
-        .args(words)
-        .current_dir(folder)
-        .output();
-    output.with_context(|| format!("{PEERBAR}: run scripts/build first"))
-}
 
 /// What `peerbar report --as FORMAT` prints of the last run in `folder`.
 fn report_as(format: &str, folder: &Path) -> anyhow::Result<String> {

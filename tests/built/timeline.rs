@@ -3,22 +3,14 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use crate::PEERBAR;
+use crate::peerbar;
 
 const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-
-fn peerbar(words: &[&str], folder: &Path) -> anyhow::Result<Output> {
-    let output = Command::new(PEERBAR)
-        .args(words)
-        .current_dir(folder)
-        .output();
-    output.with_context(|| format!("{PEERBAR}: run scripts/build first"))
-}
 
 /// What a command prints that must succeed.
 fn printed(words: &[&str], folder: &Path) -> anyhow::Result<String> {
