@@ -73,15 +73,6 @@ pub struct Row {
     pub subtests: Vec<Subtest>,
 }
 
-/// A verdict in a word.
-fn word(verdict: &Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Fail => "fail",
-        Verdict::Skip(_) => "skip",
-    }
-}
-
 impl Report {
     /// A report that is kept in `file`; of an interactive guest the plan line follows the results.
     pub fn new(file: File, interactive: bool) -> Self {
@@ -174,7 +165,7 @@ impl Report {
                 let ended_ns = now_ns();
                 self.times.push(CheckTime {
                     name: name.clone(),
-                    verdict: word(verdict).to_owned(),
+                    verdict: verdict.word().to_owned(),
                     began_ns: std::mem::replace(&mut self.began_ns, ended_ns),
                     ended_ns,
                 });

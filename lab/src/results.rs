@@ -3,7 +3,7 @@
 //! `docs/schema/run-1.json` is the JSON schema of it, made from the structs here. A reader ignores fields that it does not know.
 
 use chrono::{DateTime, Utc};
-use peerbar_report::{Check, Measure, Pair, Subtest, Verdict as CheckVerdict};
+use peerbar_report::{Check, Measure, Nested, Pair, Subtest, Verdict as CheckVerdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::Display;
@@ -90,6 +90,16 @@ pub struct SubtestResult {
 /// How a check ended.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Display,
+impl Nested for SubtestResult {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parts(&self) -> &[Self] {
+        &self.subtests
+    }
+}
+
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]

@@ -109,18 +109,13 @@ fn formatted(
 
 /// A line for each run and matrix, and for what is missing.
 fn summary(collection: &Collection) -> String {
-    let run = |run: &RunResults| {
+    let run = |(name, run): (String, &RunResults)| {
         let passed = run.checks.iter().filter(|check| check.passed()).count();
         let all = run.checks.len().saturating_add(run.not_run.len());
-        format!(
-            "{}: {}, {passed} of {all} checks passed\n",
-            run.scenario, run.verdict
-        )
+        format!("{name}: {}, {passed} of {all} checks passed\n", run.verdict)
     };
-    let runs = collection
-        .runs
-        .iter()
-        .map(|reported| run(&reported.results));
+    let results = collection.runs.iter().map(|reported| &reported.results);
+    let runs = collection.run_names().into_iter().zip(results).map(run);
     let matrices = collection.matrices.iter().map(|matrix| {
         let agree = matrix
             .cells

@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Check, Line, Verdict as CheckVerdict};
+use peerbar_report::{Check, Line};
 
 use crate::cli;
 use crate::dry_run;
 use crate::iommu;
 use crate::keep::Keeping;
 use crate::results::conclude;
-use peerbar_lab::artifacts::Artifacts;
+use crate::table::word;
+use peerbar_lab::artifacts::{Artifacts, GuestNeeds};
 use peerbar_lab::child::last_line;
 use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, Outcome};
@@ -235,11 +236,7 @@ fn tell(
             name,
             verdict,
         } => {
-            let word = match verdict {
-                CheckVerdict::Pass => "pass",
-                CheckVerdict::Fail => "FAIL",
-                CheckVerdict::Skip(_) => "skip",
-            };
+            let word = word(verdict);
             let name = scenario.label(*number).unwrap_or(name);
             running.0 = *number;
             progress.stage(&format!(

@@ -4,7 +4,7 @@ use std::fmt;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Color, ContentArrangement, Table};
-use peerbar_report::{Subtest, Verdict};
+use peerbar_report::{Nested, Subtest, Verdict};
 
 use peerbar_lab::report::Row;
 use peerbar_lab::size::{human, throughput};
@@ -62,12 +62,12 @@ fn cells(row: &Row, colour: bool) -> Vec<Cell> {
             human(count)
         }
     };
-    let (word, shade) = match row.verdict {
-        Verdict::Pass => ("pass", Color::Green),
-        Verdict::Fail => ("FAIL", Color::Red),
-        Verdict::Skip(_) => ("skip", Color::Yellow),
+    let shade = match row.verdict {
+        Verdict::Pass => Color::Green,
+        Verdict::Fail => Color::Red,
+        Verdict::Skip(_) => Color::Yellow,
     };
-    let verdict = Cell::new(word);
+    let verdict = Cell::new(word(&row.verdict));
     vec![
         Cell::new(shortened(&row.name) + &subtests(row)),
         Cell::new(if measure.sizes.is_empty() {
@@ -81,6 +81,14 @@ fn cells(row: &Row, colour: bool) -> Vec<Cell> {
         Cell::new(bytes(measure.ram_bytes)),
         if colour { verdict.fg(shade) } else { verdict },
     ]
+}
+
+/// The word of a verdict; a failure's stands out.
+pub(crate) fn word(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Fail => verdict.word().to_uppercase(),
+        Verdict::Pass | Verdict::Skip(_) => verdict.word().to_owned(),
+    }
 }
 
 /// How many subtests a program has reported, and how many of them it skipped.

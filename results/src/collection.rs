@@ -193,6 +193,20 @@ struct FoundRuns {
 }
 
 impl FoundRuns {
+    /// What each run is called among the others: its scenario, with a number if that was run several times.
+    pub fn run_names(&self) -> Vec<String> {
+        let scenarios: Vec<&str> = self.runs.iter().map(|run| &*run.results.scenario).collect();
+        let count = |of: &[&str], name| of.iter().filter(|other| **other == name).count();
+        let names = scenarios.iter().enumerate().map(|(index, &name)| {
+            let earlier = scenarios.get(..index).unwrap_or_default();
+            match count(&scenarios, name) {
+                1 => name.to_owned(),
+                _ => format!("{name} #{}", count(earlier, name).saturating_add(1)),
+            }
+        });
+        names.collect()
+    }
+
     fn count(&self) -> usize {
         self.folders.len() + self.plans.len() + self.unreadable.len()
     }
@@ -320,6 +334,88 @@ mod tests {
         fs::write(dead.join("started.json"), "{}").unwrap();
         let merged = Collection::merge(&[all.path().to_owned()]).unwrap();
         assert_eq!(merged.runs.len(), 2);
+    fn write_started(folder: &Path) {
+        let versions = serde_json::to_value(samples::run().versions).unwrap();
+        let started = serde_json::json!({ "command": [], "process": 1, "series": "series", "versions": versions });
+        fs::write(folder.join(STARTED), started.to_string()).unwrap();
+    }
+
+    #[test]
+    fn lost_repeat_is_missed() {
+        let all = tempfile::tempdir().unwrap();
+        write_plan_of(ShardedList::Scenarios, all.path(), "1/1", &["a", "b"], 2);
+        for folder in ["1-a", "2-b", "3-a"] {
+            let (_, scenario) = folder.split_at(2);
+            write_run(&all.path().join(folder), scenario);
+        }
+        let merged = Collection::merge(&[all.path().to_owned()]).unwrap();
+        assert_eq!(
+            merged.missing,
+            ["scenarios: b (shard 1/1 has 1 of 2 results of it)"]
+        );
+    }
+
+    #[test]
+    fn result_of_another_series_is_left_out() {
+        let all = tempfile::tempdir().unwrap();
+        write_plan(all.path(), "1/1", &["a", "b"]);
+        write_run(&all.path().join("2-a"), "a");
+        write_run_of("former", &all.path().join("1-b"), "b");
+        let merged = Collection::merge(&[all.path().to_owned()]).unwrap();
+        assert_eq!(merged.run_names(), ["a"]);
+        assert_eq!(
+            merged.missing,
+            ["scenarios: b (shard 1/1 has no result of it)"]
+        );
+        write_run_of("former", &all.path().join("plain/1-b"), "b");
+        let plain = Collection::merge(&[all.path().join("plain")]).unwrap();
+        assert!(plain.missing.is_empty() && plain.runs.len() == 1);
+    }
+
+    #[test]
+    fn half_a_boot_of_a_matrix_is_missed() {
+        let all = tempfile::tempdir().unwrap();
+        let boots = ["EPYC, none", "EPYC, intel"];
+        write_plan_of(ShardedList::Matrix, all.path(), "1/1", &boots, 1);
+        let matrix = MatrixResults {
+            series: Some("series".to_owned()),
+            ..samples::matrix()
+        };
+        let folder = all.path().join("1-matrix");
+        fs::create_dir(&folder).unwrap();
+        let merge = |matrix: &MatrixResults| {
+            let file = serde_json::json!({ "format": 1, "exit_code": 0, "series": matrix.series, "matrix": matrix });
+            fs::write(folder.join(MATRIX), file.to_string()).unwrap();
+            Collection::merge(&[all.path().to_owned()]).unwrap()
+        };
+        assert!(merge(&matrix).missing.is_empty());
+        write_plan_of(ShardedList::Matrix, all.path(), "1/1", &boots, 2);
+        let half = "matrix: EPYC, none (shard 1/1 has 1 of 2 results of it)";
+        assert_eq!(merge(&matrix).missing[0], half);
+        let former = merge(&samples::matrix());
+        assert!(former.matrices.is_empty() && former.missing.len() == 2);
+    }
+
+    #[test]
+    fn second_plan_of_a_shard_is_refused() {
+        let all = tempfile::tempdir().unwrap();
+        let (one, two) = (all.path().join("one"), all.path().join("two"));
+        write_plan(&one, "1/2", &["a", "b"]);
+        write_plan(&two, "1/2", &["a", "b"]);
+        let merge = || Collection::merge(&[all.path().to_owned()]);
+        assert_eq!(merge().unwrap().missing.len(), 2);
+        let plan = two.join("scenarios-shard-1-of-2.json");
+        let other = fs::read_to_string(&plan)
+            .unwrap()
+            .replace("\"series\":\"series\"", "\"series\":\"other\"");
+        fs::write(&plan, other).unwrap();
+        let error = merge().unwrap_err().to_string();
+        assert!(
+            error.starts_with("shard 1/2 of the scenarios has run twice"),
+            "{error}"
+        );
+    }
+
         let expected = [
             format!("{}: it has not ended", dead.display()),
             "scenarios: c (shard 3/3 is missing)".to_owned(),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use peerbar_lab::exit::Outcome;
-use peerbar_lab::results::{CheckResult, CheckStatus, RunResults};
+use peerbar_lab::results::{CheckResult, CheckStatus, RunResults, SubtestResult};
+use peerbar_report::Nested;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use crate::collection::Collection;
@@ -42,11 +43,17 @@ fn run_suite(run: &RunResults, console: &str) -> TestSuite {
         Some(kind) => format!("peerbar.{}.{kind}", run.scenario),
         None => format!("peerbar.{}", run.scenario),
     };
-    suite.add_test_cases(run.checks.iter().map(|check| {
-        let mut case = case(&class(check.kind.as_deref()), &check.name, status(check));
-        case.set_time(duration(check.measure.seconds));
-        case
-    }));
+    for check in &run.checks {
+        let class = class(check.kind.as_deref());
+        let mut whole = case(&class, &check.name, status(check));
+        whole.set_time(duration(check.measure.seconds));
+        suite.add_test_case(whole);
+        let leaves = SubtestResult::leaves(&check.subtests).into_iter();
+        suite.add_test_cases(leaves.map(|(name, leaf)| {
+            let name = format!("{} / {name}", check.name);
+            case(&class, &name, subtest_status(leaf))
+        }));
+    }
     suite.add_test_cases(run.not_run.iter().map(|name| {
         let mut status = TestCaseStatus::skipped();
         status.set_message(format!("not run: {}", run.verdict));
@@ -84,16 +91,32 @@ fn outcome_word(run: &RunResults) -> &'static str {
 }
 
 fn status(check: &CheckResult) -> TestCaseStatus {
-    match check.verdict {
+    let kind = check.kind.as_deref().unwrap_or("check");
+    of_verdict(check.verdict, kind, &check.diagnostics, &check.skipped)
+}
+
+fn subtest_status(subtest: &SubtestResult) -> TestCaseStatus {
+    let SubtestResult {
+        verdict,
+        diagnostics,
+        skipped,
+        ..
+    } = subtest;
+    of_verdict(*verdict, "subtest", diagnostics, skipped)
+}
+
+fn of_verdict(
+    verdict: CheckStatus,
+    what: &str,
+    diagnostics: &[String],
+    skipped: &Option<String>,
+) -> TestCaseStatus {
+    match verdict {
         CheckStatus::Pass => TestCaseStatus::success(),
-        CheckStatus::Fail => non_success(
-            NonSuccessKind::Failure,
-            check.kind.as_deref().unwrap_or("check"),
-            &check.diagnostics.join("\n"),
-        ),
+        CheckStatus::Fail => non_success(NonSuccessKind::Failure, what, &diagnostics.join("\n")),
         CheckStatus::Skip => {
             let mut status = TestCaseStatus::skipped();
-            status.set_message(check.skipped.clone().unwrap_or_default());
+            status.set_message(skipped.clone().unwrap_or_default());
             status
         }
     }
@@ -163,8 +186,8 @@ mod tests {
     #[test]
     fn run_is_a_suite_with_a_case_for_each_check() {
         let expected = r##"<?xml version="1.0" encoding="UTF-8"?>
-<testsuites name="peerbar" tests="6" skipped="2" failures="1" errors="2">
-    <testsuite name="demo" tests="5" skipped="2" errors="1" failures="1" timestamp="2026-11-21T03:28:38.000+00:00" time="12.500">
+<testsuites name="peerbar" tests="8" skipped="2" failures="2" errors="2">
+    <testsuite name="demo" tests="7" skipped="2" errors="1" failures="2" timestamp="2026-11-21T03:28:38.000+00:00" time="12.500">
         <properties>
             <property name="peerbar" value="0.1.0"/>
             <property name="qemu" value="11.1.3"/>
@@ -173,6 +196,10 @@ mod tests {
         <testcase name="disk0 to VRAM &lt;and&gt; back" classname="peerbar.demo.gpu-file" time="0.500"/>
         <testcase name="copy #1" classname="peerbar.demo.copy" time="0.000">
             <failure message="4096 bytes at offset 0: &quot;wrong&quot; &amp; &lt;late&gt;" type="copy">4096 bytes at offset 0: &quot;wrong&quot; &amp; &lt;late&gt;</failure>
+        </testcase>
+        <testcase name="copy #1 / suite / first" classname="peerbar.demo.copy"/>
+        <testcase name="copy #1 / suite / second" classname="peerbar.demo.copy">
+            <failure message="expected &lt;1&gt;" type="subtest">expected &lt;1&gt;</failure>
         </testcase>
         <testcase name="fio" classname="peerbar.demo" time="0.000">
             <skipped message="no fio"/>

@@ -2,7 +2,7 @@
 
 use chrono::DateTime;
 use peerbar_lab::exit::Outcome;
-use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RunResults};
+use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RunResults, SubtestResult};
 use peerbar_lab::started::Versions;
 use peerbar_lab::verdict::Verdict;
 use peerbar_report::{
@@ -43,6 +43,18 @@ pub(crate) fn run() -> RunResults {
         kind: Some("copy".to_owned()),
         verdict: CheckStatus::Fail,
         diagnostics: vec![r#"4096 bytes at offset 0: "wrong" & <late>"#.to_owned()],
+        subtests: vec![SubtestResult {
+            name: "suite".to_owned(),
+            verdict: CheckStatus::Fail,
+            subtests: vec![
+                subtest("first", CheckStatus::Pass),
+                SubtestResult {
+                    diagnostics: vec!["expected <1>".to_owned()],
+                    ..subtest("second", CheckStatus::Fail)
+                },
+            ],
+            ..SubtestResult::default()
+        }],
         ..CheckResult::default()
     };
     let skipped = CheckResult {
@@ -72,6 +84,15 @@ pub(crate) fn run() -> RunResults {
     }
 }
 /// A disk and a GPU below a switch, and a disk at a root port.
+
+fn subtest(name: &str, verdict: CheckStatus) -> SubtestResult {
+    SubtestResult {
+        name: name.to_owned(),
+        verdict,
+        ..SubtestResult::default()
+    }
+}
+
 pub(crate) fn functions() -> Vec<PciFunction> {
     let function = |address: &str, parent: &str, port_type, class| PciFunction {
         address: address.to_owned(),

@@ -7,7 +7,7 @@ mod writer;
 
 pub use line::{Line, Verdict};
 pub use reader::{KtapError, KtapReader};
-pub use subtest::{ProgramReport, Subtest};
+pub use subtest::{Nested, ProgramReport, Subtest};
 pub use writer::KtapWriter;
 
 /// Longest line in bytes, its newline included, that is written or accepted.

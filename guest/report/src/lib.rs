@@ -29,7 +29,7 @@ pub use counters::{Counters, DeviceCounters};
 pub use evidence::{
     AcsRegisters, Evidence, GuestPlatform, IommuGroup, KernelDecision, PciFunction,
 };
-pub use ktap::{KtapError, KtapReader, KtapWriter, Line, ProgramReport, Subtest, Verdict};
+pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Nested, ProgramReport, Subtest, Verdict};
 pub use measure::{Measure, PayloadFlow};
 pub use peerbar_dma_log::{Completer, Direction, Route};
 pub use placeholder::{fill_in, unknown_placeholder};

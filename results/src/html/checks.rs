@@ -1,9 +1,9 @@
 //! The checks of a run, each with its evidence.
 
 use maud::{Markup, html};
-use peerbar_lab::results::{CheckResult, CheckStatus, RunResults};
+use peerbar_lab::results::{CheckResult, RunResults, SubtestResult};
 use peerbar_lab::size::{human, throughput};
-use peerbar_report::PciFunction;
+use peerbar_report::{Nested, PciFunction};
 
 use super::picture::picture;
 use super::routed::{RoutedBytes, routed};
@@ -25,16 +25,11 @@ pub(super) fn checks(run: &RunResults, functions: &[PciFunction]) -> Markup {
 }
 
 fn drawn(check: &CheckResult, functions: &[PciFunction]) -> Markup {
-    let class = match check.verdict {
-        CheckStatus::Pass => "pass",
-        CheckStatus::Fail => "fail",
-        CheckStatus::Skip => "skip",
-    };
     let measure = &check.measure;
     let transfers = routed([check]);
     let rate = throughput(measure.bytes, measure.seconds);
     html! {
-        details.check.(class) open[!check.passed()] {
+        details.check.(check.verdict) open[!check.passed()] {
             summary {
                 span.mark { (check.verdict) }
                 span.name { (check.name) }
@@ -51,6 +46,7 @@ fn drawn(check: &CheckResult, functions: &[PciFunction]) -> Markup {
                     pre.words { (check.diagnostics.join("\n")) }
                 }
                 (figures(check))
+                @if !check.subtests.is_empty() { (subtests(check)) }
                 @if !transfers.is_empty() { (evidence(check, &transfers, functions)) }
             }
         }
@@ -94,6 +90,25 @@ fn figures(check: &CheckResult) -> Markup {
         dl.figures {
             @for (name, value) in facts {
                 @if let Some(value) = value { div { dt { (name) } dd { (value) } } }
+            }
+        }
+    }
+}
+
+/// What a program has reported by itself; open if the check did not pass.
+fn subtests(check: &CheckResult) -> Markup {
+    let leaves = SubtestResult::leaves(&check.subtests);
+    html! {
+        details.all open[!check.passed()] {
+            summary { (leaves.len()) " subtests" }
+            ul.subtests {
+                @for (name, leaf) in leaves {
+                    li.(leaf.verdict) {
+                        span.mark { (leaf.verdict) } " " (name)
+                        @if let Some(reason) = &leaf.skipped { ": " (reason) }
+                        @if !leaf.diagnostics.is_empty() { pre.words { (leaf.diagnostics.join("\n")) } }
+                    }
+                }
             }
         }
     }

@@ -26,6 +26,7 @@ const ROUTES: [(&str, &str); 5] = [
 /// The page of `collection`.
 pub fn page(collection: &Collection) -> String {
     let title = title(collection);
+    let names = collection.run_names();
     let passed = collection.is_passed();
     let many =
         collection.runs.len() + collection.matrices.len() > 1 || !collection.missing.is_empty();
@@ -49,12 +50,12 @@ pub fn page(collection: &Collection) -> String {
                     (contents(collection))
                 }
                 main #results {
-                    @if many { (overview(collection)) }
+                    @if many { (overview(collection, &names)) }
                     @for (number, shown) in collection.matrices.iter().enumerate() {
                         (matrix(shown, &format!("matrix-{number}")))
                     }
-                    @for (number, shown) in collection.runs.iter().enumerate() {
-                        (run(shown, &format!("run-{number}"), many))
+                    @for (number, (shown, name)) in collection.runs.iter().zip(&names).enumerate() {
+                        (run(shown, &format!("run-{number}"), many.then_some(name)))
                     }
                 }
                 footer { p {
@@ -103,8 +104,8 @@ fn sections(run: &ReportedRun) -> Vec<(&'static str, &'static str)> {
     there.map(|(id, name, _)| (id, name)).collect()
 }
 
-/// A row for each run, and what is missing.
-fn overview(collection: &Collection) -> Markup {
+/// A row for each run, by these names, and what is missing.
+fn overview(collection: &Collection, names: &[String]) -> Markup {
     html! {
         section aria-labelledby="overview" {
             h2 id="overview" { "Overview" }
@@ -128,10 +129,10 @@ fn overview(collection: &Collection) -> Markup {
                             td { (format!("{:.0} s", shown.seconds)) }
                             td { (shown.versions.kernel) }
                         } }
-                        @for (number, shown) in collection.runs.iter().enumerate() {
+                        @for (number, (shown, name)) in collection.runs.iter().zip(names).enumerate() {
                             @let results = &shown.results;
                             tr {
-                                th scope="row" { a href=(format!("#run-{number}")) { (results.scenario) } }
+                                th scope="row" { a href=(format!("#run-{number}")) { (name) } }
                                 td { (badge(results.exit_code == 0)) }
                                 td { (tally(results)) }
                                 td { (format!("{:.1} s", results.seconds)) }
@@ -171,8 +172,8 @@ fn tally(run: &RunResults) -> String {
     parts.join(", ")
 }
 
-/// A run with all that is known of it.
-fn run(run: &ReportedRun, id: &str, is_one_of_many: bool) -> Markup {
+/// A run with all that is known of it, under `name` if it is one of several.
+fn run(run: &ReportedRun, id: &str, name: Option<&String>) -> Markup {
     let results = &run.results;
     let class = if results.verdict.outcome == Outcome::Passed {
         "pass"
@@ -183,7 +184,7 @@ fn run(run: &ReportedRun, id: &str, is_one_of_many: bool) -> Markup {
     html! {
         article.run.(class) id=(id) aria-labelledby=(format!("{id}-title")) {
             header {
-                @if is_one_of_many { p.brand { (results.scenario) } }
+                @if let Some(name) = name { p.brand { (name) } }
                 h2 id=(format!("{id}-title")) {
                     span.badge.(class) { (results.verdict.outcome) } " " (results.verdict.reason)
                 }
@@ -293,6 +294,8 @@ mod tests {
         let found = [
             "disk0 to VRAM &lt;and&gt; back",
             "4096 bytes at offset 0: &quot;wrong&quot; &amp; &lt;late&gt;",
+            "<li class=\"pass\"><span class=\"mark\">pass</span> suite / first</li>",
+            "suite / second<pre class=\"words\">expected &lt;1&gt;</pre>",
             "Skipped: no fio",
             "&lt;oops&gt;",
             "rule &lt;b&gt;",
@@ -325,6 +328,24 @@ mod tests {
         assert!(page.contains("success with &lt;wrong&gt; data"));
         assert!(page.contains("WRONG<small> not PEER</small>"));
         assert!(page.contains("scenarios: &lt;x&gt;"));
+    }
+
+    #[test]
+    fn repeated_runs_are_numbered() {
+        let run = |scenario: &str| {
+            let mut run = ReportedRun::of(samples::run());
+            run.results.scenario = scenario.to_owned();
+            run
+        };
+        let page = page(&Collection {
+            runs: vec![run("demo"), run("gpu"), run("demo")],
+            ..Collection::default()
+        });
+        for (number, name) in ["demo #1", "gpu", "demo #2"].iter().enumerate() {
+            let row = format!("<a href=\"#run-{number}\">{name}</a>");
+            assert!(page.contains(&row), "{row}");
+            assert!(page.contains(&format!("<p class=\"brand\">{name}</p>")));
+        }
     }
 
     #[test]

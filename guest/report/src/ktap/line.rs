@@ -64,6 +64,17 @@ pub enum Verdict {
     Skip(String),
 }
 
+impl Verdict {
+    /// Its word in results and messages.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::Skip(_) => "skip",
+        }
+    }
+}
+
 impl Line {
     /// Reads one line, without its newline. Every text is some line. What it says can be shown on a terminal: control
     /// characters are blanks.

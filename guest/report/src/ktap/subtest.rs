@@ -21,21 +21,40 @@ pub struct Subtest {
     pub subtests: Vec<Subtest>,
 }
 
-impl Subtest {
-    /// Every result that consists of no others, with its name below those above it: `suite / case`.
-    pub fn leaves(subtests: &[Self]) -> Vec<(String, &Self)> {
+/// A result that may consist of others.
+pub trait Nested: Sized {
+    /// Its name among those beside it.
+    fn name(&self) -> &str;
+
+    /// What it consists of.
+    fn parts(&self) -> &[Self];
+
+    /// Every result of `all` that consists of no others, with its name below those above it: `suite / case`.
+    fn leaves(all: &[Self]) -> Vec<(String, &Self)> {
         let mut leaves = Vec::new();
-        for subtest in subtests {
-            if subtest.subtests.is_empty() {
-                leaves.push((subtest.name.clone(), subtest));
+        for each in all {
+            if each.parts().is_empty() {
+                leaves.push((each.name().to_owned(), each));
             }
-            for (name, leaf) in Self::leaves(&subtest.subtests) {
-                leaves.push((format!("{} / {name}", subtest.name), leaf));
+            for (name, leaf) in Self::leaves(each.parts()) {
+                leaves.push((format!("{} / {name}", each.name()), leaf));
             }
         }
         leaves
     }
+}
 
+impl Nested for Subtest {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parts(&self) -> &[Self] {
+        &self.subtests
+    }
+}
+
+impl Subtest {
     /// Whether it or anything below it has failed.
     fn has_failed(&self) -> bool {
         self.verdict == Verdict::Fail || self.subtests.iter().any(Self::has_failed)
@@ -291,14 +310,6 @@ fn indent(line: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn word(verdict: &Verdict) -> &'static str {
-        match verdict {
-            Verdict::Pass => "pass",
-            Verdict::Fail => "fail",
-            Verdict::Skip(_) => "skip",
-        }
-    }
-
     fn read(text: &str) -> ProgramReport {
         ProgramReport::read(text).unwrap()
     }
@@ -317,7 +328,7 @@ mod tests {
         let leaves = Subtest::leaves(&report.results);
         let leaves: Vec<(&str, &str)> = leaves
             .iter()
-            .map(|(name, leaf)| (name.as_str(), word(&leaf.verdict)))
+            .map(|(name, leaf)| (name.as_str(), leaf.verdict.word()))
             .collect();
         assert_eq!(
             leaves,
