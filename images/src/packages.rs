@@ -43,20 +43,35 @@ impl PackageTree {
     /// # Errors
     /// [`ImageError::NoPackage`] for a name that Debian does not have, and whatever else stops mmdebstrap.
     pub fn get(cache: &Cache, names: &[String]) -> Result<Self, ImageError> {
-        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
-        names.sort_unstable();
-        names.dedup();
-        let inputs = recipe::SOURCES.iter().chain(&FOREIGN).chain(&names);
-        let key = cache::key(inputs);
+        let (names, key) = names_and_key(names);
         let entry = cache.entry(Kind::Packages, &key, |entry, lock| {
             build(entry, &names, cache, lock)
         })?;
+        Self::read(&entry)
+    }
+
+    /// The same tree, or where it will be if the cache lacks it. Nothing is fetched.
+    ///
+    /// # Errors
+    /// A tree of the cache that cannot be read.
+    pub fn planned(cache: &Cache, names: &[String]) -> Result<Self, ImageError> {
+        let (_, key) = names_and_key(names);
+        match cache.known(Kind::Packages, &key)? {
+            Some(entry) => Self::read(&entry),
+            None => Ok(Self {
+                path: cache.place(Kind::Packages, &key).join(TREE),
+                versions: BTreeMap::new(),
+            }),
+        }
+    }
+
+    fn read(entry: &Path) -> Result<Self, ImageError> {
         let path = entry.join(MANIFEST);
         let file = File::open(&path).map_err(io_error("open", &path))?;
         let versions = serde_json::from_reader(BufReader::new(file)).map_err(|source| {
             ImageError::Manifest {
                 path,
-                entry: entry.clone(),
+                entry: entry.to_owned(),
                 source,
             }
         })?;
@@ -75,6 +90,16 @@ impl PackageTree {
     pub fn versions(&self) -> &BTreeMap<String, String> {
         &self.versions
     }
+}
+
+/// The names in order, each once, and the key of the tree that they make.
+fn names_and_key(names: &[String]) -> (Vec<&str>, String) {
+    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.sort_unstable();
+    names.dedup();
+    let inputs = recipe::SOURCES.iter().chain(&FOREIGN).chain(&names);
+    let key = cache::key(inputs);
+    (names, key)
 }
 
 fn build(entry: &Path, names: &[&str], cache: &Cache, lock: &BuildLock) -> Result<(), ImageError> {
@@ -112,6 +137,23 @@ fn strip(tree: &Path) -> Result<(), ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn planned_tree_is_where_it_will_be_and_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(dir.path()).unwrap();
+        let planned = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            PackageTree::planned(&cache, &names).unwrap()
+        };
+        let tree = planned(&["b", "a", "b"]);
+        assert!(tree.path().starts_with(cache.path()) && !tree.path().exists());
+        let entry = tree.path().parent().unwrap();
+        fs::create_dir(entry).unwrap();
+        fs::write(entry.join(MANIFEST), r#"{"a":"1"}"#).unwrap();
+        assert_eq!(planned(&["a", "b"]).versions()["a"], "1");
+        assert!(planned(&["a"]).versions().is_empty());
+    }
 
     #[test]
     fn tree_is_stripped_to_the_files_of_packages() {

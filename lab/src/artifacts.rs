@@ -98,6 +98,8 @@ pub struct GuestNeeds {
     pub packages: Vec<String>,
     /// Folders that modules are built from.
     pub module_sources: Vec<ModuleSources>,
+    /// Whether the guest is only shown, so that packages that the cache lacks are not fetched.
+    pub is_dry_run: bool,
 }
 
 /// Everything that is there before a guest starts.
@@ -161,7 +163,10 @@ impl Artifacts {
             None
         };
         let packages = (!needs.packages.is_empty())
-            .then(|| PackageTree::get(cache, &needs.packages))
+            .then(|| match needs.is_dry_run {
+                true => PackageTree::planned(cache, &needs.packages),
+                false => PackageTree::get(cache, &needs.packages),
+            })
             .transpose()
             .map_err(|error| match error {
                 ImageError::NoPackage { .. } => Failure::Usage(anyhow!("`packages`: {error}")),

@@ -34,6 +34,12 @@ pub(crate) fn text(
             "# It copies the scenario's files into {SOCKETS}/{FILES}, a folder of the run.\n"
         );
     }
+    if let Some(packages) = &artifacts.packages
+        && !packages.path().exists()
+    {
+        let names = scenario.packages.join(", ");
+        text += &format!("# Before that, it fetches packages from Debian, once: {names}\n");
+    }
     for program in &scenario.programs {
         if let Some(build) = &program.build {
             let folder = program.folder.display();

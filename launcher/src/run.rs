@@ -45,7 +45,7 @@ pub(crate) fn run(
     scenario: &Scenario,
     signals: &Signals,
 ) -> Result<RunOutcome, Failure> {
-    let artifacts = artifacts(options, scenario, signals)?;
+    let artifacts = artifacts(options, scenario.needs(), signals)?;
     let boot = boot(options, scenario, &artifacts);
     let folder = begin(options, scenario, &artifacts)?;
     let (verdict, text) =
@@ -69,19 +69,23 @@ pub(crate) fn dry_run(
     scenario: &Scenario,
     signals: &Signals,
 ) -> Result<(), Failure> {
-    let artifacts = artifacts(options, scenario, signals)?;
+    let needs = GuestNeeds {
+        is_dry_run: true,
+        ..scenario.needs()
+    };
+    let artifacts = artifacts(options, needs, signals)?;
     let boot = boot(options, scenario, &artifacts);
     Ok(print(&dry_run::text(&artifacts, &boot, scenario)?)?)
 }
 
 fn artifacts(
     options: &cli::Run,
-    scenario: &Scenario,
+    needs: GuestNeeds,
     signals: &Signals,
 ) -> Result<Artifacts, Failure> {
     let agent = program("peerbar-agent")?;
     let own = options.own.or_kernel_tree_here()?;
-    Artifacts::prepare(&own, &scenario.needs(), &agent, signals)
+    Artifacts::prepare(&own, &needs, &agent, signals)
 }
 
 fn boot<'a>(options: &cli::Run, scenario: &'a Scenario, artifacts: &'a Artifacts) -> Boot<'a> {

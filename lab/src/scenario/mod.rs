@@ -388,6 +388,7 @@ impl Scenario {
             layers: !self.guest_files().is_empty() || !self.packages.is_empty(),
             packages: self.packages.clone(),
             module_sources: self.module_sources.clone(),
+            is_dry_run: false,
         }
     }
 
