@@ -126,14 +126,14 @@ struct Attempt {
 
 impl Attempt {
     fn into_error(self, log: &Path, progress: &Progress) -> ImageError {
-        for line in &self.output.tail {
-            progress.say(&format!("| {line}"));
-        }
         if let Some(name) = self.output.missing_package() {
             return ImageError::NoPackage {
                 name: name.to_owned(),
                 suites: [SUITE, BACKPORTS],
             };
+        }
+        for line in &self.output.tail {
+            progress.say(&format!("| {line}"));
         }
         ImageError::Mmdebstrap {
             status: self.status.to_string(),

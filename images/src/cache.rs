@@ -219,6 +219,21 @@ impl Cache {
         Ok(path)
     }
 
+    /// Marks the entry that the file at `path` is in as used, if it is in one: a kernel of the cache that the user names.
+    ///
+    /// # Errors
+    /// [`ImageError::Io`] if the entry cannot be opened.
+    pub fn mark_used(&self, path: &Path) -> Result<(), ImageError> {
+        let path = path.canonicalize().map_err(io_error("find", path))?;
+        let below = path.strip_prefix(&self.dir).ok();
+        let entry = below.and_then(|below| below.components().next());
+        let name = entry.and_then(|entry| entry.as_os_str().to_str());
+        if let Some(name) = name.filter(|name| Kind::of(name).is_some()) {
+            self.is_there(&self.dir.join(name), Removal::Possible)?;
+        }
+        Ok(())
+    }
+
     /// Whether the entry is there; it is then marked as used, and counts as used today.
     fn is_there(&self, path: &Path, removal: Removal) -> Result<bool, ImageError> {
         let Some(entry) = entry_use::mark(path, removal).map_err(io_error("open", path))? else {

@@ -53,6 +53,7 @@ pub use kernel_config::KernelConfig;
 pub use kernel_tree::KernelTree;
 pub use manifest::Manifest;
 pub use module_tree::module_tree;
+pub use out_of_tree::is_module_folder;
 pub use packages::PackageTree;
 pub use prune::{CacheEntry, PruneRule};
 pub use qemu::{Origin, QBOOT, Qemu};

@@ -39,6 +39,12 @@ pub(crate) enum Author {
 /// Nor does anything read debugging information, unless the kernel's versions of symbols are made from it.
 const NO_DEBUG_INFO: &str = "CONFIG_DEBUG_INFO=";
 
+/// Whether `folder` has what a module is built by: a `Kbuild` or a `Makefile`.
+#[must_use]
+pub fn is_module_folder(folder: &Path) -> bool {
+    RULES.iter().any(|rules| folder.join(rules).is_file())
+}
+
 /// The modules that the folder `folder` (with a `Kbuild` or a `Makefile`) builds for `kernel`; built if the cache has none of these
 /// sources for that kernel. The kernel of `root` is built for with the root's own compiler, a user's kernel with the
 /// host's, in its build tree.
@@ -52,7 +58,7 @@ pub(crate) fn build(
     folder: &Path,
     author: Author,
 ) -> Result<Vec<PathBuf>, ImageError> {
-    if !RULES.iter().any(|rules| folder.join(rules).is_file()) {
+    if !is_module_folder(folder) {
         return Err(ImageError::NoSources {
             path: folder.to_path_buf(),
         });

@@ -14,7 +14,7 @@ use crate::{Cache, ImageError, entry_use};
 
 /// Initramfs images that are kept however many there are: every change of the agent, and every other set of modules, makes
 /// another one.
-const NEWEST: usize = 16;
+const NEWEST: usize = 64;
 /// How long an entry stays after its last use, whatever the rule but [`PruneRule::Everything`]: other versions of this program
 /// may share the folder and mark no use.
 const RECENT: Duration = Duration::from_secs(600);
@@ -315,9 +315,13 @@ mod tests {
 
     #[test]
     fn newest_initramfs_images_are_kept() {
-        let images: Vec<String> = (0..20).map(|n| format!("initramfs-{n:016x}")).collect();
-        let ages: Vec<(&str, u32)> = images.iter().map(String::as_str).zip(1..).collect();
-        let (_dir, cache) = cache(&ages);
+        let images: Vec<String> = (0..80).map(|n| format!("initramfs-{n:016x}")).collect();
+        let (dir, cache) = cache(&[]);
+        for (minutes, image) in (60..).zip(&images) {
+            let used = SystemTime::now() - HOUR / 60 * minutes;
+            let file = File::create(dir.path().join(image)).unwrap();
+            file.set_modified(used).unwrap();
+        }
         cache.prune(PruneRule::Routine, false).unwrap();
         assert_eq!(names(&cache.entries().unwrap()), images[..NEWEST]);
     }
@@ -334,6 +338,27 @@ mod tests {
         drop(user);
         let pruned = cache.prune(PruneRule::Everything, false).unwrap();
         assert_eq!(names(&pruned), [KERNEL]);
+    }
+
+    #[test]
+    fn file_of_an_entry_that_the_user_names_marks_it() {
+        const BUILT: &str = "built-kernel-0000000000000001";
+        let (dir, cache) = cache(&[("notes", 999)]);
+        let image = dir.path().join(BUILT).join("bzImage");
+        fs::create_dir(dir.path().join(BUILT)).unwrap();
+        fs::write(&image, "").unwrap();
+        let folder = File::open(dir.path().join(BUILT)).unwrap();
+        folder.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        cache.mark_used(&dir.path().join("notes")).unwrap();
+        cache.mark_used(Path::new("/")).unwrap();
+        cache.mark_used(&image).unwrap();
+        assert!(cache.entries().unwrap()[0].in_use);
+        assert_eq!(cache.prune(PruneRule::Everything, false).unwrap(), []);
+        drop(folder);
+        let later = Cache::at(cache.path()).unwrap();
+        drop(cache);
+        assert_eq!(later.prune(PruneRule::Routine, false).unwrap(), []);
+        assert_eq!(names(&later.entries().unwrap()), [BUILT, "notes"]);
     }
 
     #[test]

@@ -174,7 +174,9 @@ impl Artifacts {
             })?;
         let kernel = match (own.kernel(), &root) {
             (Some(kernel), _) => {
-                Kernel::user(kernel, own.modules.as_deref()).map_err(image_failure)?
+                let kernel = Kernel::user(kernel, own.modules.as_deref()).map_err(image_failure)?;
+                cache.mark_used(&kernel.image)?;
+                kernel
             }
             (None, Some(root)) => Kernel::from_root(root),
             (None, None) => return Err(anyhow!("there is no kernel").into()),
