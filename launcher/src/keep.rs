@@ -10,6 +10,8 @@ use peerbar_lab::progress::Progress;
 use peerbar_lab::scenario::Scenario;
 use peerbar_report::{HostFolder, Line, Request, Verdict};
 
+use crate::results::failure;
+
 /// What becomes of a guest after its last check, if that is for us to say.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) enum Keeping {
@@ -21,10 +23,10 @@ pub(crate) enum Keeping {
         /// Whether it is ready. One that does not get so ends by itself.
         is_ready: bool,
     },
-    /// It stays until a signal comes.
-    Kept,
-    /// It has been asked to end.
-    Ending,
+    /// It stays until a signal comes. The failures of that many checks have been shown.
+    Kept(usize),
+    /// It has been asked to end, after the same.
+    Ending(usize),
 }
 
 /// Lets programs into the guest of `scenario`, which see the current folder.
@@ -63,32 +65,35 @@ impl Keeping {
         if !*is_ready || rows.len() < scenario.checks.len() {
             return Ok(());
         }
-        let failed = rows.iter().zip(1..);
-        let failed = failed.filter(|(row, _)| row.verdict == Verdict::Fail);
-        let failed: Vec<_> = failed.collect();
-        if failed.is_empty() {
+        if rows.iter().all(|row| row.verdict != Verdict::Fail) {
             return self.end(guest);
         }
-        for (row, number) in failed {
+        for (row, number) in rows.iter().zip(1..) {
             let name = scenario.label(number).unwrap_or(&row.name);
-            progress.lasting(&format!("{name}:"));
-            for line in &row.diagnostics {
-                progress.lasting(&format!("  {line}"));
-            }
+            let lines = failure(name, row);
+            lines.iter().for_each(|line| progress.lasting(line));
         }
         progress.lasting(&invitation(folder));
-        *self = Self::Kept;
+        *self = Self::Kept(rows.len());
         Ok(())
     }
 
     /// Whether the guest is kept.
     pub(crate) fn is_kept(&self) -> bool {
-        *self == Self::Kept
+        matches!(self, Self::Kept(_))
+    }
+
+    /// Of how many checks the failures have been shown.
+    pub(crate) fn shown(&self) -> usize {
+        match self {
+            Self::Kept(shown) | Self::Ending(shown) => *shown,
+            Self::Never | Self::Undecided { .. } => 0,
+        }
     }
 
     /// Asks the guest to end.
     pub(crate) fn end(&mut self, guest: &mut Guest<'_>) -> anyhow::Result<()> {
-        *self = Self::Ending;
+        *self = Self::Ending(self.shown());
         guest.request(&Request::End)
     }
 }

@@ -15,16 +15,21 @@ use peerbar_lab::scenario::Scenario;
 use peerbar_lab::terminal::{colours, columns, say};
 use peerbar_lab::verdict::{Ending, Verdict};
 
-/// Keeps the results of a run, and shows what failed. What is returned beside the verdict is still to be printed.
+/// Keeps the results of a run, and shows what failed beyond the first `shown` checks. What is returned beside the verdict is still
+/// to be printed.
 pub(crate) fn conclude(
     run: FinishedRun,
+    shown: usize,
     scenario: &Scenario,
     folder: &Folder,
 ) -> anyhow::Result<(Verdict, String)> {
     let run = run.conclude(scenario, folder)?;
     report::write(folder.path())?;
     run.seal(folder)?;
-    show_failed_checks(&run.rows, &run.rest);
+    for row in run.rows.iter().skip(shown) {
+        failure(&row.name, row).iter().for_each(say);
+    }
+    show_rest(&run.rest);
     let is_by_checks = matches!(run.ending, Ending::Ended(_))
         && run.report.is_ok()
         && run.console.trouble().is_none();
@@ -42,17 +47,21 @@ pub(crate) fn conclude(
     Ok((run.verdict, text))
 }
 
-/// Shows what was said about the checks that did not pass, and what was said last without a result.
-fn show_failed_checks(rows: &[Row], rest: &[String]) {
-    for row in rows.iter().filter(|row| row.verdict != CheckVerdict::Pass) {
-        say(format_args!("{}:", row.name));
-        if let CheckVerdict::Skip(reason) = &row.verdict {
-            say(format_args!("  skipped: {reason}"));
-        }
-        row.diagnostics
-            .iter()
-            .for_each(|line| say(format_args!("  {line}")));
+/// What was said about the check called `name`, in lines; nothing if it passed.
+pub(crate) fn failure(name: &str, row: &Row) -> Vec<String> {
+    if row.verdict == CheckVerdict::Pass {
+        return Vec::new();
     }
+    let mut lines = vec![format!("{name}:")];
+    if let CheckVerdict::Skip(reason) = &row.verdict {
+        lines.push(format!("  skipped: {reason}"));
+    }
+    lines.extend(row.diagnostics.iter().map(|line| format!("  {line}")));
+    lines
+}
+
+/// Shows what was said last without a result.
+fn show_rest(rest: &[String]) {
     if !rest.is_empty() {
         say(format_args!("the agent's last words:"));
         rest.iter().for_each(|line| say(format_args!("  {line}")));
@@ -65,10 +74,36 @@ fn show_console(console: &Console, folder: &Path) {
     if !tail.is_empty() {
         let file = folder.join("console.log");
         say(format_args!(
-            "the last {} lines of the console, the rest is in {}:",
-            tail.len(),
+            "the last {} of the console, the rest is in {}:",
+            match tail.len() {
+                1 => "line".to_owned(),
+                many => format!("{many} lines"),
+            },
             file.display()
         ));
         tail.iter().for_each(|line| say(format_args!("  {line}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_report::Measure;
+
+    use super::*;
+
+    #[test]
+    fn check_that_did_not_pass_is_told_with_its_reason() {
+        let row = |verdict| Row {
+            name: "copy".to_owned(),
+            verdict,
+            measure: Measure::default(),
+            diagnostics: vec!["why".to_owned()],
+            subtests: Vec::new(),
+        };
+        let told = |verdict| failure("mine", &row(verdict));
+        assert!(told(CheckVerdict::Pass).is_empty());
+        assert_eq!(told(CheckVerdict::Fail), ["mine:", "  why"]);
+        let skipped = told(CheckVerdict::Skip("no fio".to_owned()));
+        assert_eq!(skipped, ["mine:", "  skipped: no fio", "  why"]);
     }
 }

@@ -134,7 +134,15 @@ fn boot_and_check(
         let lines = debugger::instructions(port, artifacts.guest.symbols.as_deref());
         lines.iter().for_each(|line| progress.lasting(line));
     }
-    let ending = watch(&mut guest, scenario, folder, &mut progress, options)?;
+    let mut keeping = Keeping::new(options.keep);
+    let ending = watch(
+        &mut guest,
+        scenario,
+        folder,
+        &mut progress,
+        options,
+        &mut keeping,
+    )?;
     if let Ending::Ended(status) = &ending
         && !status.success()
         && guest.is_silent()
@@ -147,7 +155,7 @@ fn boot_and_check(
     if let (Some(wanted), None) = (&scenario.machine.sanitize, &run.complaint) {
         run.complaint = iommu::complaint(folder.path(), wanted)?;
     }
-    Ok(conclude(run, scenario, folder)?)
+    Ok(conclude(run, keeping.shown(), scenario, folder)?)
 }
 
 /// Follows the guest to its end.
@@ -157,9 +165,9 @@ fn watch(
     folder: &Folder,
     progress: &mut Progress,
     options: &cli::Run,
+    keeping: &mut Keeping,
 ) -> anyhow::Result<Ending> {
     let verbose = options.verbose;
-    let mut keeping = Keeping::new(options.keep);
     let mut deadline = guest.started() + scenario.timeout;
     let power_off = match options.gdb {
         Some(_) => debugger::NO_LIMIT,

@@ -117,10 +117,16 @@ impl Collection {
         for folder in folders {
             if folder.join(MATRIX).exists() {
                 collection.add_matrix(MatrixResults::read(folder)?);
-            } else {
+            } else if folder.join(RESULTS).exists() {
                 collection.runs.push(ReportedRun::read(folder)?);
             }
         }
+            } else {
+                bail!(
+                    "{}: there is no {RESULTS} and no {MATRIX}: name the folder of a run or of a matrix, or look below it by \
+                     --merge",
+                    folder.display()
+                );
         Ok(collection)
     }
 
@@ -450,6 +456,11 @@ mod tests {
         let run = RunResults {
             format: 7,
             ..samples::run()
+        let error = Collection::read(&["no/such".into()])
+            .unwrap_err()
+            .to_string();
+        let told = "no/such: there is no results.json and no matrix.json: name the folder of a run";
+        assert!(error.starts_with(told), "{error}");
         };
         let text = serde_json::to_string(&run).unwrap();
         fs::write(folder.path().join(RESULTS), text).unwrap();

@@ -14,6 +14,9 @@ pub(super) fn files(
     folder: &Path,
 ) -> Result<Vec<GuestFile>, Problem> {
     let mut files: Vec<GuestFile> = Vec::new();
+    let mut table: Vec<_> = table.into_iter().collect();
+    // The first mistake in the file is the one to tell.
+    table.sort_by_key(|(guest, _)| guest.span().start);
     for (guest, host) in table {
         let at = guest.span();
         let path = folder.join(host.get_ref());

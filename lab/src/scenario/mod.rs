@@ -802,6 +802,8 @@ mod tests {
             missing.starts_with("x.toml:1: `files`: no/such cannot be read"),
             "{missing}"
         );
+        let first = told("files = { \"z/x\" = \"no/first\", \"a/x\" = \"no/second\" }");
+        assert!(first.contains("no/first cannot be read"), "{first}");
         let twice = told("files = { \"bin/x\" = \"src\", \"/usr/bin/x\" = \"src\" }");
         assert_eq!(twice, "x.toml:1: `usr/bin/x` is in `files` twice");
         let hidden = told("files = { \"tmp/x\" = \"src\" }");
@@ -810,6 +812,11 @@ mod tests {
         assert!(
             folder.starts_with("x.toml:1: `path`: no/such is no folder"),
             "{folder}"
+        );
+        let bare = told("module = [{ path = \"src\" }]");
+        assert!(
+            bare.starts_with("x.toml:1: `path`: src is no folder with a Kbuild or a Makefile"),
+            "{bare}"
         );
         let neither = told("module = [{ parameters = \"a=1\" }]");
         assert_eq!(

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use peerbar_images::is_module_folder;
 use peerbar_report::Module;
 use toml::Spanned;
 
@@ -54,11 +55,12 @@ pub(super) fn modules(
 fn sources_in(path: Spanned<PathBuf>, folder: &Path) -> Result<PathBuf, Problem> {
     let at = path.span();
     let path = folder.join(path.into_inner());
-    if path.is_dir() {
+    if is_module_folder(&path) {
         return Ok(path);
     }
     let message = format!(
-        "`path`: {} is no folder: name the one with the module's Kbuild or Makefile, relative to the scenario",
+        "`path`: {} is no folder with a Kbuild or a Makefile: name the one that the module is built in, relative to the \
+         scenario",
         path.display()
     );
     Err(Problem::new(at, message))

@@ -141,6 +141,7 @@ fn template_makes_sense_with_every_key_on_and_off() {
     for named in ["scenarios/build/x", "my-driver"] {
         fs::create_dir_all(folder.path().join(named)).unwrap();
     }
+    fs::write(folder.path().join("my-driver/Kbuild"), "").unwrap();
     let path = folder.path().join("scenarios/template.toml");
     for text in [Scenario::TEMPLATE.to_owned(), all_on()] {
         let scenario = Scenario::parse(&path, text);

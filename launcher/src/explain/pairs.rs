@@ -4,7 +4,7 @@ pub(crate) use peerbar_report::Pair;
 
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 
-/// All pairs of `scenario`: of each device with memory for others, its own use of it among them where it has one.
+/// All pairs of `scenario`: of each device with memory for others, and last its own use of it where it has one.
 pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
     let provides = |device: &DeviceSpec<'_>| match device {
         DeviceSpec::Nvme(nvme) => nvme.cmb.is_some(),
@@ -19,6 +19,7 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
         let clients = scenario.devices().filter(|client| uses(provider, *client));
         pairs.extend(clients.map(|client| Pair::of(provider.name(), client.name())));
     }
+    pairs.sort_by_key(|pair| pair.provider == pair.client);
     pairs
 }
 
@@ -33,11 +34,11 @@ mod tests {
         let demo = Scenario::demo().unwrap();
         let pairs = all(&demo);
         let expected = [
-            ("disk0", "disk0"),
             ("disk0", "disk1"),
             ("disk0", "gpu0"),
             ("gpu0", "disk0"),
             ("gpu0", "disk1"),
+            ("disk0", "disk0"),
         ];
         assert_eq!(
             pairs,
