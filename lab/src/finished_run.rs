@@ -94,8 +94,8 @@ impl FinishedRun {
             complaint: self.complaint.as_deref(),
             qemu: &last_line(&folder.path().join(QEMU_LOG)),
         });
-        let versions = Started::read(folder.path())?.versions;
-        let results = RunResults::of(scenario, &verdict, &rows, self.seconds, versions);
+        let started = Started::read(folder.path())?;
+        let results = RunResults::of(scenario, &verdict, &rows, self.seconds, started);
         folder.write_json(RESULTS, &results)?;
         Ok(Concluded {
             verdict,

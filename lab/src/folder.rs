@@ -20,6 +20,8 @@ pub const LATEST: &str = "latest";
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// The series that it belongs to.
+    series: Option<String>,
     /// A shared lock of the folder while the run lasts ([`crate::runs`]).
     _running: Option<File>,
 }
@@ -75,14 +77,32 @@ impl Folder {
             |folder: &File| flock(folder, FlockOperation::NonBlockingLockShared).is_ok();
         Ok(Self {
             path,
+            series: None,
             _running: running.filter(is_locked),
         })
+    }
+
+    /// The folder of a run of that series.
+    pub(crate) fn of_series(self, id: &str) -> Self {
+        Self {
+            series: Some(id.to_owned()),
+            ..self
+        }
+    }
+
+    /// The series that it belongs to, as [`crate::run_series::RunSeries::id`].
+    pub fn series(&self) -> Option<&str> {
+        self.series.as_deref()
     }
 
     /// Writes the marker of what has started and, as long as there is no verdict beside it, not ended; `scenario` is where
     /// its scenario was, if it has one.
     pub fn begin(&self, scenario: Option<&Path>, versions: Versions) -> anyhow::Result<()> {
-        self.write_json(STARTED, &Started::now(scenario, versions))
+        let started = Started {
+            series: self.series.clone(),
+            ..Started::now(scenario, versions)
+        };
+        self.write_json(STARTED, &started)
     }
 
     /// Where it is.

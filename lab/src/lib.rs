@@ -91,6 +91,7 @@ pub mod progress;
 pub mod qemu;
 pub mod report;
 pub mod results;
+pub mod run_series;
 pub mod runs;
 pub mod scenario;
 pub mod server_arguments;

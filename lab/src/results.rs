@@ -10,7 +10,7 @@ use strum::Display;
 
 use crate::report::Row;
 use crate::scenario::Scenario;
-use crate::started::Versions;
+use crate::started::{Started, Versions};
 use crate::verdict::Verdict;
 
 /// What a run leaves: [`RunResults`].
@@ -33,6 +33,9 @@ pub struct RunResults {
     pub started: DateTime<Utc>,
     /// From QEMU's start to its end.
     pub seconds: f64,
+    /// The series that it belongs to: that of all runs of one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<String>,
     /// Versions of what it consisted of.
     pub versions: Versions,
     /// The results of its checks, in order.
@@ -87,9 +90,6 @@ pub struct SubtestResult {
     pub subtests: Vec<SubtestResult>,
 }
 
-/// How a check ended.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Display,
 impl Nested for SubtestResult {
     fn name(&self) -> &str {
         &self.name
@@ -100,6 +100,9 @@ impl Nested for SubtestResult {
     }
 }
 
+/// How a check ended.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Display,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -166,7 +169,7 @@ impl RunResults {
         verdict: &Verdict,
         rows: &[Row],
         seconds: f64,
-        versions: Versions,
+        started: Started,
     ) -> Self {
         let checks = &scenario.checks;
         let result = |(number, row)| CheckResult::of(row, checks.get(number), checks);
@@ -184,7 +187,8 @@ impl RunResults {
             exit_code: verdict.outcome.code(),
             started: Utc::now() - lasted.unwrap_or_default(),
             seconds,
-            versions,
+            series: started.series,
+            versions: started.versions,
             checks: rows.iter().enumerate().map(result).collect(),
             not_run: not_run.collect(),
         }
@@ -220,7 +224,13 @@ mod tests {
             row(CheckVerdict::Skip("no fio".to_owned())),
             row(CheckVerdict::Fail),
         ];
-        let results = RunResults::of(&scenario, &verdict, &rows, 2.5, Versions::default());
+        let results = RunResults::of(
+            &scenario,
+            &verdict,
+            &rows,
+            2.5,
+            Started::now(None, Versions::default()),
+        );
         assert_eq!((results.exit_code, results.checks.len()), (124, 3));
         assert_eq!(results.checks[0].kind.as_deref(), Some("provider"));
         assert_eq!(results.checks[1].skipped.as_deref(), Some("no fio"));

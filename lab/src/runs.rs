@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use anyhow::anyhow;
@@ -15,7 +15,8 @@ use thiserror::Error;
 
 use crate::exit::Failure;
 use crate::folder::{Folder, LATEST};
-use crate::started::STARTED;
+use crate::run_series::RunSeries;
+use crate::started::{STARTED, Started};
 
 /// Where runs leave their folders unless the user says otherwise.
 pub const DEFAULT: &str = "runs";
@@ -39,6 +40,9 @@ pub struct Runs {
     /// Former runs have been removed: this is done once, so that a series removes none of its own.
     #[arg(skip)]
     pruned: OnceLock<()>,
+    /// What all of them belong to.
+    #[arg(skip)]
+    series: OnceLock<Arc<RunSeries>>,
 }
 
 impl Default for Runs {
@@ -55,6 +59,7 @@ impl Runs {
             name: None,
             keep_runs: None,
             pruned: OnceLock::new(),
+            series: OnceLock::new(),
         }
     }
 
@@ -76,6 +81,7 @@ impl Runs {
             }
             None => Folder::create(&self.folder, scenario, SystemTime::now())?,
         };
+        let folder = folder.of_series(self.series().id());
         if let Some(kept) = self.kept()
             && self.pruned.set(()).is_ok()
             && let Err(error) = prune(&self.folder, kept)
@@ -84,6 +90,12 @@ impl Runs {
             log::warn!("cannot remove former runs from {folder}: {error}");
         }
         Ok(folder)
+    }
+
+    /// What all runs that begin here belong to.
+    pub fn series(&self) -> &RunSeries {
+        let begin = || Arc::new(RunSeries::begin(&self.folder));
+        self.series.get_or_init(begin)
     }
 
     /// How many stay; `None` for all.
@@ -128,8 +140,9 @@ fn is_timed(name: &str) -> bool {
     name.len() >= PATTERN.len() && PATTERN.iter().zip(name.as_bytes()).all(like)
 }
 
-/// Removes all runs of `folder` that have no name but the newest `kept`. One that runs stays, as does the one that the link to
-/// the newest names, and one that cannot be removed. Links and files are not touched. Another process may do the same meanwhile.
+/// Removes all runs of `folder` that have no name but the newest `kept`. One that runs stays, as do those of a series that goes on,
+/// the one that the link to the newest names, and one that cannot be removed. Links and other files are not touched. Another
+/// process may do the same meanwhile.
 fn prune(folder: &Path, kept: usize) -> io::Result<()> {
     let latest = fs::read_link(folder.join(LATEST)).unwrap_or_default();
     let mut runs = Vec::new();
@@ -138,6 +151,7 @@ fn prune(folder: &Path, kept: usize) -> io::Result<()> {
         let Ok(name) = found.file_name().into_string() else {
             continue;
         };
+        RunSeries::remove_leftover(&found.path());
         if !is_timed(&name) || !found.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
@@ -157,9 +171,17 @@ fn prune(folder: &Path, kept: usize) -> io::Result<()> {
         .filter(|name| Path::new(name) != latest)
     {
         let run = folder.join(name);
-        tell_failure(&run, remove(&run));
+        if !goes_on(&run, folder) {
+            tell_failure(&run, remove(&run));
+        }
     }
     Ok(())
+}
+
+/// Whether the series of `run` may have more runs.
+fn goes_on(run: &Path, folder: &Path) -> bool {
+    let series = Started::read(run).ok().and_then(|started| started.series);
+    series.is_some_and(|id| RunSeries::is_at_work(folder, &id))
 }
 
 /// Tells that `run` cannot be removed, unless another process has done it. The next run tries again.
@@ -206,6 +228,7 @@ mod tests {
         let entries = fs::read_dir(folder).unwrap();
         let mut names: Vec<String> = entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| !name.starts_with(".series-"))
             .collect();
         names.sort();
         names
@@ -314,6 +337,49 @@ mod tests {
         }
         let left = names(runs.path());
         assert_eq!(left.len(), 5, "{left:?}");
+    }
+
+    #[test]
+    fn runs_of_a_series_at_work_are_not_removed_by_others() {
+        let runs = over(1..=3);
+        let mut series = Runs::below(runs.path());
+        series.keep_runs = NonZero::new(1);
+        let begin = || {
+            let run = series.begin("demo").unwrap();
+            run.begin(None, Versions::default()).unwrap();
+            run.path().file_name().unwrap().to_owned()
+        };
+        let own = [begin(), begin(), begin()];
+        prune(runs.path(), 1).unwrap();
+        assert_eq!(names(runs.path()).len(), 4);
+        let path = series.series().path.clone();
+        assert!(path.exists());
+        drop(series);
+        assert!(!path.exists());
+        prune(runs.path(), 1).unwrap();
+        let last = own[2].to_str().unwrap();
+        assert_eq!(names(runs.path()), [last, LATEST]);
+    }
+
+    #[test]
+    fn lock_of_a_killed_series_is_removed() {
+        let runs = over(1..=1);
+        let old = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+        let lock = |name: &str| {
+            let path = runs.path().join(name);
+            let file = File::create(&path).unwrap();
+            file.set_modified(old).unwrap();
+            (path, file)
+        };
+        let [(killed, _), (held, file), (fresh, young)] =
+            [".series-1", ".series-2", ".series-3"].map(lock);
+        flock(&file, FlockOperation::NonBlockingLockShared).unwrap();
+        young.set_modified(std::time::SystemTime::now()).unwrap();
+        prune(runs.path(), 1).unwrap();
+        assert_eq!(
+            [killed, held, fresh].map(|path| path.exists()),
+            [false, true, true]
+        );
     }
 
     #[test]

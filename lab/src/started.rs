@@ -20,6 +20,9 @@ pub struct Started {
     pub process: u32,
     /// Where its scenario was; none of a matrix.
     pub scenario: Option<PathBuf>,
+    /// The series that it belongs to, as [`crate::run_series::RunSeries::id`].
+    #[serde(default)]
+    pub series: Option<String>,
     /// Versions of what it consists of.
     pub versions: Versions,
 }
@@ -47,6 +50,7 @@ impl Started {
                 .collect(),
             process: std::process::id(),
             scenario: scenario.map(Path::to_owned),
+            series: None,
             versions,
         }
     }

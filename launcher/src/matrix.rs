@@ -42,7 +42,7 @@ use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::started::Versions;
 use peerbar_lab::terminal::{colours, print};
-use peerbar_results::{MATRIX, MATRIX_FORMAT, ShardPlan, ShardedList, TransferOutcome};
+use peerbar_results::{MATRIX, MATRIX_FORMAT, ShardItem, ShardedList, TransferOutcome};
 
 /// Devices that are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -59,14 +59,17 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     let signals = Signals::new()?;
     let started = Instant::now();
     let all = selection::boots(options).map_err(Failure::Usage)?;
-    let items: Vec<String> = all.iter().map(Boot::title).collect();
     let orders = all.iter().enumerate();
     let orders = orders.map(|(number, boot)| order(boot, number, options.device));
     let orders: Vec<Order> = orders.collect();
     let (boots, orders): (Vec<Boot>, Vec<Order>) = match options.shard {
         Some(shard) => {
-            let of = ShardedList::Matrix;
-            write_plan(&ShardPlan { of, shard, items }, &options.runs.folder)?;
+            let item = |boot: &Boot| ShardItem {
+                name: boot.title(),
+                results: boot.cells.len(),
+            };
+            let items = all.iter().map(item).collect();
+            write_plan(ShardedList::Matrix, shard, items, &options.runs)?;
             shard.part(all.into_iter().zip(orders)).into_iter().unzip()
         }
         None => (all, orders),
@@ -221,7 +224,12 @@ impl Filled {
     /// Keeps the matrix in `folder` and prints it.
     fn conclude(&self, as_json: bool, folder: &Folder) -> Result<ExitCode, Failure> {
         let outcome = self.outcome();
-        let value = json!({ "format": MATRIX_FORMAT, "exit_code": outcome.code(), "matrix": self });
+        let value = json!({
+            "format": MATRIX_FORMAT,
+            "exit_code": outcome.code(),
+            "series": folder.series(),
+            "matrix": self,
+        });
         folder.write_json(MATRIX, &value)?;
         report::write(folder.path())?;
         let summary = self.summary(folder.path());

@@ -1,16 +1,16 @@
 //! `peerbar run`: the runs of one or more scenarios, repeated or in shards.
 
 use std::fs;
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::runs::{RunName, Runs};
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{print, say};
-use peerbar_results::{ShardPlan, ShardedList};
+use peerbar_results::{Shard, ShardItem, ShardPlan, ShardedList};
 
 use crate::cli;
 use crate::keep;
@@ -27,14 +27,21 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(shard) = options.shard {
-        let items = distinct(scenarios.iter().map(|scenario| scenario.name.clone()))?;
-        let of = ShardedList::Scenarios;
-        write_plan(&ShardPlan { of, shard, items }, &options.runs.folder)?;
+        let names = distinct(scenarios.iter().map(|scenario| scenario.name.clone()))?;
+        let results = results_of_each(options);
+        let items = names.into_iter().map(|name| ShardItem { name, results });
+        write_plan(
+            ShardedList::Scenarios,
+            shard,
+            items.collect(),
+            &options.runs,
+        )?;
         scenarios = shard.part(scenarios);
         if scenarios.is_empty() {
             print(&format!("shard {shard} has no scenario\n"))?;
         }
     }
+    named_once(options.runs.name.as_ref(), scenarios.len())?;
     let mut series = Series::default();
     let mut rounds = 0;
     while !scenarios.is_empty() && wants_more(options, rounds) && !series.ends(options.until_fail) {
@@ -107,6 +114,17 @@ fn distinct(names: impl Iterator<Item = String>) -> Result<Vec<String>, Failure>
     Ok(items)
 }
 
+/// Refuses one name for the folders of several scenarios; clap refuses it for repeated runs.
+fn named_once(name: Option<&RunName>, scenarios: usize) -> Result<(), Failure> {
+    match name {
+        Some(_) if scenarios > 1 => Err(Failure::Usage(anyhow!(
+            "--name is for the folder of one run, and {scenarios} scenarios are asked for: leave it out, or name a folder for all of \
+             them by --runs"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Whether another round is wanted after this number of them, if nothing has failed.
 fn wants_more(options: &cli::Run, rounds: u32) -> bool {
     match options.repeat {
@@ -115,12 +133,30 @@ fn wants_more(options: &cli::Run, rounds: u32) -> bool {
     }
 }
 
-/// Writes what all shards run into the folder of all runs.
-pub(crate) fn write_plan(plan: &ShardPlan, runs: &Path) -> anyhow::Result<()> {
-    let path = runs.join(plan.file_name());
-    let text = serde_json::to_string_pretty(plan).context("cannot write the shard's plan")?;
-    fs::create_dir_all(runs)
-        .with_context(|| format!("cannot make the folder {}", runs.display()))?;
+/// How many results a scenario has at the end, or at least.
+fn results_of_each(options: &cli::Run) -> usize {
+    let repeat = options.repeat.filter(|_| !options.until_fail);
+    repeat.map_or(1, |most| usize::try_from(most.get()).unwrap_or(usize::MAX))
+}
+
+/// Writes what all shards run, and the series of this one, into the folder of all runs.
+pub(crate) fn write_plan(
+    of: ShardedList,
+    shard: Shard,
+    items: Vec<ShardItem>,
+    runs: &Runs,
+) -> anyhow::Result<()> {
+    let folder = &runs.folder;
+    let plan = ShardPlan {
+        of,
+        shard,
+        series: runs.series().id().to_owned(),
+        items,
+    };
+    let path = folder.join(plan.file_name());
+    let text = serde_json::to_string_pretty(&plan).context("cannot write the shard's plan")?;
+    fs::create_dir_all(folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))?;
     fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -221,6 +257,27 @@ mod tests {
         assert_eq!(port(&["--gdb=1234"]), None);
         assert_eq!(port(&["--gdb", "my.toml"]), None);
         assert_eq!(port(&["1234"]), None);
+    }
+
+    #[test]
+    fn name_is_for_one_run() {
+        let name: RunName = "x".parse().unwrap();
+        assert!(named_once(Some(&name), 1).is_ok() && named_once(None, 3).is_ok());
+        let told = named_once(Some(&name), 2).unwrap_err().to_string();
+        assert!(
+            told.starts_with("--name is for the folder of one run, and 2 "),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn number_of_results_is_that_of_the_rounds() {
+        assert_eq!(results_of_each(&options(&[])), 1);
+        assert_eq!(results_of_each(&options(&["--repeat", "7"])), 7);
+        assert_eq!(
+            results_of_each(&options(&["--until-fail", "--repeat", "3"])),
+            1
+        );
     }
 
     fn series(outcomes: &[Outcome]) -> Series {

@@ -1,17 +1,19 @@
 //! All that is reported together: runs and matrices, read from their folders, and what is missing of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use peerbar_lab::finished_run::EVIDENCE;
 use peerbar_lab::results::{FORMAT, RESULTS, RunResults};
+use peerbar_lab::started::{STARTED, Started};
 use peerbar_report::{Evidence, PciFunction};
 use serde::de::DeserializeOwned;
 
 use crate::matrix::{MATRIX, MatrixFile, MatrixResults};
 use crate::shard::{ShardPlan, ShardedList};
+use crate::shard_series::ShardSeries;
 
 /// How many lines of a console's end stand for it where there is no room for all of them.
 const TAIL: usize = 60;
@@ -119,19 +121,19 @@ impl Collection {
                 collection.add_matrix(MatrixResults::read(folder)?);
             } else if folder.join(RESULTS).exists() {
                 collection.runs.push(ReportedRun::read(folder)?);
-            }
-        }
             } else {
                 bail!(
                     "{}: there is no {RESULTS} and no {MATRIX}: name the folder of a run or of a matrix, or look below it by \
                      --merge",
                     folder.display()
                 );
+            }
+        }
         Ok(collection)
     }
 
-    /// Reads all runs, matrices and plans of shards below `folders`, and finds what is missing of the plans. The boots of a
-    /// matrix are no runs of their own, and links are not followed.
+    /// Reads all runs, matrices and plans of shards below `folders`, and finds what is missing of the plans. What there is of
+    /// another series than theirs is left out. The boots of a matrix are no runs of their own, and links are not followed.
     ///
     /// # Errors
     /// A folder without any of them, or plans of shards that do not belong together.
@@ -147,15 +149,62 @@ impl Collection {
                 );
             }
         }
-        let mut collection = Self::read(&found.folders.into_iter().collect::<Vec<_>>())?;
-        collection.runs.sort_by_key(|run| run.results.started);
-        collection.missing.extend(found.unreadable);
-        for of in [ShardedList::Scenarios, ShardedList::Matrix] {
-            let plans: Vec<&ShardPlan> = found.plans.iter().filter(|plan| plan.of == of).collect();
-            let missing = missing(&plans, &collection.present(of))?;
-            collection.missing.extend(missing);
+        let [scenarios, matrix] = [ShardedList::Scenarios, ShardedList::Matrix]
+            .map(|of| ShardSeries::of(of, &found.plans));
+        let (scenarios, matrix) = (scenarios?, matrix?);
+        let mut collection = Self::default();
+        let mut parts = Vec::new();
+        for folder in found.folders {
+            if folder.join(MATRIX).exists() {
+                let part = MatrixResults::read(&folder)?;
+                if matrix.has(part.series.as_deref(), &folder) {
+                    parts.push(part);
+                }
+            } else {
+                let run = ReportedRun::read(&folder)?;
+                if scenarios.has(run.results.series.as_deref(), &folder) {
+                    collection.runs.push(run);
+                }
+            }
         }
+        for (series, folder, line) in found.without_results {
+            if scenarios.has(series.as_deref(), &folder) || matrix.has(series.as_deref(), &folder) {
+                collection.missing.push(line);
+            }
+        }
+        collection.runs.sort_by_key(|run| run.results.started);
+        let runs = collection.runs.iter();
+        let runs = runs.map(|run| (run.results.series.as_deref(), run.results.scenario.clone()));
+        let mut missing = scenarios.missing(runs);
+        let cells = parts.iter().flat_map(|part| {
+            let boots = part.cells.iter();
+            boots.map(|cell| {
+                (
+                    part.series.as_deref(),
+                    format!("{}, {}", cell.cpu, cell.iommu),
+                )
+            })
+        });
+        missing.extend(matrix.missing(cells));
+        collection.missing.extend(missing);
+        parts
+            .into_iter()
+            .for_each(|part| collection.add_matrix(part));
         Ok(collection)
+    }
+
+    /// What each run is called among the others: its scenario, with a number if that was run several times.
+    pub fn run_names(&self) -> Vec<String> {
+        let scenarios: Vec<&str> = self.runs.iter().map(|run| &*run.results.scenario).collect();
+        let count = |of: &[&str], name| of.iter().filter(|other| **other == name).count();
+        let names = scenarios.iter().enumerate().map(|(index, &name)| {
+            let earlier = scenarios.get(..index).unwrap_or_default();
+            match count(&scenarios, name) {
+                1 => name.to_owned(),
+                _ => format!("{name} #{}", count(earlier, name).saturating_add(1)),
+            }
+        });
+        names.collect()
     }
 
     /// Whether all of it passed, and nothing is missing.
@@ -172,21 +221,6 @@ impl Collection {
             None => self.matrices.push(matrix),
         }
     }
-
-    fn present(&self, of: ShardedList) -> BTreeSet<String> {
-        match of {
-            ShardedList::Scenarios => {
-                let runs = self.runs.iter();
-                runs.map(|run| run.results.scenario.clone()).collect()
-            }
-            ShardedList::Matrix => {
-                let cells = self.matrices.iter().flat_map(|matrix| &matrix.cells);
-                cells
-                    .map(|cell| format!("{}, {}", cell.cpu, cell.iommu))
-                    .collect()
-            }
-        }
-    }
 }
 
 /// What is below the folders of a merge.
@@ -194,27 +228,13 @@ impl Collection {
 struct FoundRuns {
     folders: BTreeSet<PathBuf>,
     plans: Vec<ShardPlan>,
-    /// Runs that have begun and have no results, a line each.
-    unreadable: Vec<String>,
+    /// Runs that have begun and have no results: the series, the folder, and a line about each.
+    without_results: Vec<(Option<String>, PathBuf, String)>,
 }
 
 impl FoundRuns {
-    /// What each run is called among the others: its scenario, with a number if that was run several times.
-    pub fn run_names(&self) -> Vec<String> {
-        let scenarios: Vec<&str> = self.runs.iter().map(|run| &*run.results.scenario).collect();
-        let count = |of: &[&str], name| of.iter().filter(|other| **other == name).count();
-        let names = scenarios.iter().enumerate().map(|(index, &name)| {
-            let earlier = scenarios.get(..index).unwrap_or_default();
-            match count(&scenarios, name) {
-                1 => name.to_owned(),
-                _ => format!("{name} #{}", count(earlier, name).saturating_add(1)),
-            }
-        });
-        names.collect()
-    }
-
     fn count(&self) -> usize {
-        self.folders.len() + self.plans.len() + self.unreadable.len()
+        self.folders.len() + self.plans.len() + self.without_results.len()
     }
 
     fn look(&mut self, folder: &Path, depth: usize) -> anyhow::Result<()> {
@@ -222,11 +242,14 @@ impl FoundRuns {
             self.folders.insert(folder.to_owned());
             return Ok(());
         }
-        if folder.join(peerbar_lab::started::STARTED).exists() {
+        if folder.join(STARTED).exists() {
             let verdict = fs::read_to_string(folder.join("verdict"));
             let verdict = verdict.unwrap_or_else(|_| "it has not ended".to_owned());
             let line = format!("{}: {}", folder.display(), verdict.trim_end());
-            self.unreadable.push(line);
+            let series = Started::read(folder)
+                .ok()
+                .and_then(|started| started.series);
+            self.without_results.push((series, folder.to_owned(), line));
             return Ok(());
         }
         let entries = fs::read_dir(folder)
@@ -248,37 +271,6 @@ impl FoundRuns {
         }
         Ok(())
     }
-}
-
-/// What `plans`, all of one list, have planned and is not `present`.
-fn missing(plans: &[&ShardPlan], present: &BTreeSet<String>) -> anyhow::Result<Vec<String>> {
-    let Some(first) = plans.first() else {
-        return Ok(Vec::new());
-    };
-    let of = first.of.word();
-    if let Some(other) = plans.iter().find(|plan| !plan.is_of_same_list(first)) {
-        bail!(
-            "the plans of shard {} and shard {} of the {of} name different lists: merge the shards of one list",
-            first.shard,
-            other.shard
-        );
-    }
-    let mut by_shard = BTreeMap::new();
-    for shard in first.shard.all() {
-        for item in shard.part(&first.items) {
-            by_shard.insert(item, shard);
-        }
-    }
-    let has_plan = |shard| plans.iter().any(|plan| plan.shard == shard);
-    let left = first.items.iter().filter(|item| !present.contains(*item));
-    let lines = left.map(|item| match by_shard.get(item) {
-        Some(shard) if has_plan(*shard) => {
-            format!("{of}: {item} (shard {shard} has no result of it)")
-        }
-        Some(shard) => format!("{of}: {item} (shard {shard} is missing)"),
-        None => format!("{of}: {item}"),
-    });
-    Ok(lines.collect())
 }
 
 fn json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
@@ -304,11 +296,18 @@ impl MatrixResults {
 mod tests {
     use super::*;
     use crate::samples;
+    use crate::shard::ShardItem;
 
+    /// A run of the series "series".
     fn write_run(folder: &Path, scenario: &str) {
+        write_run_of("series", folder, scenario);
+    }
+
+    fn write_run_of(series: &str, folder: &Path, scenario: &str) {
         fs::create_dir_all(folder).unwrap();
         let run = RunResults {
             scenario: scenario.to_owned(),
+            series: Some(series.to_owned()),
             ..samples::run()
         };
         let text = serde_json::to_string(&run).unwrap();
@@ -316,30 +315,25 @@ mod tests {
     }
 
     fn write_plan(folder: &Path, shard: &str, items: &[&str]) {
+        write_plan_of(ShardedList::Scenarios, folder, shard, items, 1);
+    }
+
+    fn write_plan_of(of: ShardedList, folder: &Path, shard: &str, items: &[&str], results: usize) {
         fs::create_dir_all(folder).unwrap();
+        let item = |name: &&str| ShardItem {
+            name: (*name).to_owned(),
+            results,
+        };
         let plan = ShardPlan {
-            of: ShardedList::Scenarios,
+            of,
             shard: shard.parse().unwrap(),
-            items: items.iter().map(|&item| item.to_owned()).collect(),
+            series: "series".to_owned(),
+            items: items.iter().map(item).collect(),
         };
         let text = serde_json::to_string(&plan).unwrap();
         fs::write(folder.join(plan.file_name()), text).unwrap();
     }
 
-    #[test]
-    fn merge_says_what_is_missing_and_of_which_shard() {
-        let all = tempfile::tempdir().unwrap();
-        let (one, two) = (all.path().join("one/runs"), all.path().join("two/runs"));
-        let items = ["a", "b", "c", "d"];
-        write_plan(&one, "1/3", &items);
-        write_plan(&two, "2/3", &items);
-        write_run(&one.join("1-a"), "a");
-        write_run(&two.join("1-b"), "b");
-        let dead = one.join("2-d");
-        fs::create_dir(&dead).unwrap();
-        fs::write(dead.join("started.json"), "{}").unwrap();
-        let merged = Collection::merge(&[all.path().to_owned()]).unwrap();
-        assert_eq!(merged.runs.len(), 2);
     fn write_started(folder: &Path) {
         let versions = serde_json::to_value(samples::run().versions).unwrap();
         let started = serde_json::json!({ "command": [], "process": 1, "series": "series", "versions": versions });
@@ -422,6 +416,20 @@ mod tests {
         );
     }
 
+    #[test]
+    fn merge_says_what_is_missing_and_of_which_shard() {
+        let all = tempfile::tempdir().unwrap();
+        let (one, two) = (all.path().join("one/runs"), all.path().join("two/runs"));
+        let items = ["a", "b", "c", "d"];
+        write_plan(&one, "1/3", &items);
+        write_plan(&two, "2/3", &items);
+        write_run(&one.join("1-a"), "a");
+        write_run(&two.join("1-b"), "b");
+        let dead = one.join("2-d");
+        fs::create_dir(&dead).unwrap();
+        write_started(&dead);
+        let merged = Collection::merge(&[all.path().to_owned()]).unwrap();
+        assert_eq!(merged.runs.len(), 2);
         let expected = [
             format!("{}: it has not ended", dead.display()),
             "scenarios: c (shard 3/3 is missing)".to_owned(),
@@ -448,6 +456,11 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         let error = Collection::merge(&[empty.path().to_owned()]).unwrap_err();
         assert!(error.to_string().contains("no run, matrix or plan"));
+        let error = Collection::read(&["no/such".into()])
+            .unwrap_err()
+            .to_string();
+        let told = "no/such: there is no results.json and no matrix.json: name the folder of a run";
+        assert!(error.starts_with(told), "{error}");
     }
 
     #[test]
@@ -456,11 +469,6 @@ mod tests {
         let run = RunResults {
             format: 7,
             ..samples::run()
-        let error = Collection::read(&["no/such".into()])
-            .unwrap_err()
-            .to_string();
-        let told = "no/such: there is no results.json and no matrix.json: name the folder of a run";
-        assert!(error.starts_with(told), "{error}");
         };
         let text = serde_json::to_string(&run).unwrap();
         fs::write(folder.path().join(RESULTS), text).unwrap();

@@ -13,6 +13,7 @@ mod report_file;
 #[cfg(test)]
 mod samples;
 mod shard;
+mod shard_series;
 
 pub use collection::{Collection, Explained, ReportedRun};
 pub use html::page;
@@ -23,4 +24,4 @@ pub use matrix::{
     CellWay, MATRIX, MATRIX_FORMAT, MatrixCell, MatrixFile, MatrixResults, TransferOutcome,
 };
 pub use report_file::{REPORT_FORMAT, ReportFile, report_schema, run_schema};
-pub use shard::{Shard, ShardError, ShardPlan, ShardedList};
+pub use shard::{Shard, ShardError, ShardItem, ShardPlan, ShardedList};

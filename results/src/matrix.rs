@@ -20,6 +20,9 @@ pub struct MatrixFile {
     format: u32,
     /// What `peerbar matrix` ended with.
     exit_code: u8,
+    /// The series that it belongs to: that of all runs of one process.
+    #[serde(default)]
+    series: Option<String>,
     /// The matrix.
     matrix: MatrixResults,
 }
@@ -30,6 +33,9 @@ pub struct MatrixResults {
     /// Exit code of the command that filled it; of parts, the first that is not 0.
     #[serde(default)]
     pub exit_code: u8,
+    /// The series that it belongs to, if it is of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub series: Option<String>,
     /// The devices that were tried.
     pub device: String,
     /// Versions of what the boots consisted of.
@@ -115,6 +121,7 @@ impl MatrixFile {
         }
         Ok(MatrixResults {
             exit_code: self.exit_code,
+            series: self.series,
             ..self.matrix
         })
     }
@@ -131,6 +138,10 @@ impl MatrixResults {
         if self.exit_code == 0 {
             self.exit_code = other.exit_code;
         }
+        self.series = self
+            .series
+            .take()
+            .filter(|id| Some(id) == other.series.as_ref());
         self.seconds += other.seconds;
         self.flaws.extend(other.flaws);
         self.caveat = self.caveat.take().or(other.caveat);

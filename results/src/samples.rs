@@ -73,6 +73,7 @@ pub(crate) fn run() -> RunResults {
         exit_code: 124,
         started: DateTime::from_timestamp(1_795_231_718, 0).unwrap_or_default(),
         seconds: 12.5,
+        series: None,
         versions: Versions {
             peerbar: "0.1.0".to_owned(),
             qemu: "11.1.3".to_owned(),
@@ -83,7 +84,6 @@ pub(crate) fn run() -> RunResults {
         not_run: vec!["reset".to_owned()],
     }
 }
-/// A disk and a GPU below a switch, and a disk at a root port.
 
 fn subtest(name: &str, verdict: CheckStatus) -> SubtestResult {
     SubtestResult {
@@ -93,6 +93,7 @@ fn subtest(name: &str, verdict: CheckStatus) -> SubtestResult {
     }
 }
 
+/// A disk and a GPU below a switch, and a disk at a root port.
 pub(crate) fn functions() -> Vec<PciFunction> {
     let function = |address: &str, parent: &str, port_type, class| PciFunction {
         address: address.to_owned(),

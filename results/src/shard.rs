@@ -41,8 +41,19 @@ pub struct ShardPlan {
     /// Which part this is.
     #[serde(flatten)]
     pub shard: Shard,
-    /// The names of all items of all shards, in their order.
-    pub items: Vec<String>,
+    /// The series of this shard's runs: results of another one are none of its.
+    pub series: String,
+    /// All items of all shards, in their order.
+    pub items: Vec<ShardItem>,
+}
+
+/// What one shard runs, once or more often.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardItem {
+    /// Its name, which no other item has.
+    pub name: String,
+    /// How many results it has: the runs of a scenario, at least one if that is left open, or the cells of a boot.
+    pub results: usize,
 }
 
 /// What can be run in shards.
@@ -155,16 +166,20 @@ mod tests {
         let plan = ShardPlan {
             of: ShardedList::Scenarios,
             shard: "2/3".parse().unwrap(),
-            items: vec!["demo".to_owned()],
+            series: "5e".to_owned(),
+            items: vec![ShardItem {
+                name: "demo".to_owned(),
+                results: 3,
+            }],
         };
         let text = serde_json::to_string(&plan).unwrap();
         assert_eq!(
             text,
-            r#"{"of":"scenarios","index":2,"count":3,"items":["demo"]}"#
+            r#"{"of":"scenarios","index":2,"count":3,"series":"5e","items":[{"name":"demo","results":3}]}"#
         );
         assert_eq!(serde_json::from_str::<ShardPlan>(&text).unwrap(), plan);
         assert_eq!(plan.file_name(), "scenarios-shard-2-of-3.json");
-        let wrong = text.replace(":2", ":4");
+        let wrong = text.replace(":2,", ":4,");
         assert!(serde_json::from_str::<ShardPlan>(&wrong).is_err());
     }
 
