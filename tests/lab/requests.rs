@@ -2,15 +2,12 @@
 
 use std::path::Path;
 
-use peerbar_dma_log::counter_file::Reader;
 use peerbar_exec::ProgramRequest;
-use peerbar_lab::counters::counter_file;
+use peerbar_lab::LabError;
 use peerbar_lab::exit::Outcome;
 use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::scenario::Scenario;
-use peerbar_lab::{Lab, LabError};
 use peerbar_report::{HostFolder, Verdict};
-use rustix::process::{Pid, Signal, kill_process};
 
 use crate::options;
 
@@ -84,48 +81,4 @@ fn failed_check_fails_the_lab_but_not_the_requests_after_it() {
     let finished = lab.shut_down().unwrap();
     assert_eq!(finished.verdict.outcome, Outcome::Failed);
     assert_eq!(finished.verdict.reason, "1 of 2 checks did not pass");
-}
-
-/// Stops the server of a device, which leaves commands of the guest without an answer, and lets it go on when it is dropped.
-struct Stopped(Pid);
-
-impl Stopped {
-    fn server_of(device: &str, lab: &Lab) -> Self {
-        let counters = Reader::open(&counter_file(lab.folder(), device)).unwrap();
-        let process = counters.read().unwrap().process.try_into().unwrap();
-        let server = Pid::from_raw(process).unwrap();
-        kill_process(server, Signal::STOP).unwrap();
-        Self(server)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        // A server that has ended needs nothing.
-        let _ = kill_process(self.0, Signal::CONT);
-    }
-}
-
-#[test]
-#[ignore = "boots a guest; scripts/test runs it"]
-fn disk_that_hangs_keeps_no_other_check_from_its_counters() {
-    let mut lab = options().start(scenario()).unwrap();
-    let stopped = Stopped::server_of("disk1", &lab);
-    // Its block is read in vain from here on.
-    let read = "dd if={disk1:disk} of=/dev/null bs=4k count=1 iflag=direct 2> /dev/null & \
-        until grep -q 'State:.D' /proc/$!/status; do :; done; echo begun";
-    assert_eq!(lab.command(read).unwrap().text, "begun");
-    let copy = "kind = \"copy\"\nfrom = \"disk0\"\nto = \"disk0\"\nthrough = { p2pmem = \"disk0\" }\nsizes = [\"4K\"]\noffsets = [0]";
-    let row = lab.check_table(copy).unwrap();
-    assert_eq!(row.verdict, Verdict::Pass, "{:?}", row.diagnostics);
-    assert_eq!((row.measure.bytes, row.measure.ram_bytes), (8192, 0));
-    let hung = lab
-        .check_table("kind = \"buffered-read\"\ndevice = \"disk1\"\ntimeout = \"1s\"")
-        .unwrap();
-    let told =
-        "the check did not end within 1 s: give the check a longer `timeout`; blocked tasks:";
-    assert_eq!(hung.verdict, Verdict::Fail);
-    assert_eq!(hung.diagnostics[0], told, "{:?}", hung.diagnostics);
-    drop(stopped);
-    assert!(!lab.shut_down().unwrap().is_passed());
 }

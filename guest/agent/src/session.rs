@@ -261,3 +261,21 @@ fn uptime_ms() -> anyhow::Result<u64> {
         .context("the clock is before its start")?;
     Ok(u64::try_from(now.as_millis())?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_that_hung_fails_with_its_limit_and_the_remedy() {
+        let hung = |timeout| {
+            let limit = Duration::from_secs(9);
+            let tasks = "7 dd D".to_owned();
+            let (outcome, _) = judge(Ended::Hung { limit, tasks }, timeout);
+            outcome.unwrap_err().to_string()
+        };
+        let told = "the check did not end within 9 s: give the check a longer `timeout`; blocked tasks:\n7 dd D";
+        assert_eq!(hung(Some(9)), told);
+        assert!(hung(None).contains("give the check a `timeout`; without one"));
+    }
+}

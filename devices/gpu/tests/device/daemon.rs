@@ -184,6 +184,20 @@ fn counters_outlive_a_daemon_that_is_killed() {
 }
 
 #[test]
+fn counters_are_read_while_the_daemon_is_stopped() {
+    let daemon = Daemon::start(&["--vram", "2M"]);
+    let pid = Pid::from_child(&daemon.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    let state = format!("/proc/{}/stat", daemon.child.id());
+    let start = Instant::now();
+    while !fs::read_to_string(&state).unwrap().contains(") T ") {
+        assert!(start.elapsed() < Duration::from_secs(20), "not stopped");
+    }
+    assert_eq!(daemon.counters().process, daemon.child.id());
+    kill_process(pid, Signal::CONT).unwrap();
+}
+
+#[test]
 fn a_client_that_comes_back_finds_the_device_reset() {
     let daemon = Daemon::start(&["--vram", "2M"]);
     let mut client = daemon.client();
