@@ -8,6 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use peerbar_flight::monotonic_ns;
 use peerbar_images::Cache;
 use peerbar_report::{Counters, DeviceCounters, Line, Plan, Request};
 
@@ -24,7 +25,7 @@ use crate::kernel_needs;
 use crate::parent_death;
 use crate::program_builds;
 use crate::qemu::{self, Boot, SharedFolder, Sockets, VSOCK};
-use crate::report::{Report, now_ns};
+use crate::report::Report;
 use crate::scenario::Scenario;
 use crate::servers::{self, Server};
 use crate::signals::Signals;
@@ -245,7 +246,7 @@ impl<'a> Guest<'a> {
         };
         let answer = Counters {
             request,
-            host_ns: now_ns(),
+            host_ns: monotonic_ns(),
             devices: self.counters.read(),
         };
         let answer = serde_json::to_string(&answer).context("cannot write the counters")?;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 
 use anyhow::Context;
+use peerbar_flight::monotonic_ns;
 use peerbar_report::{
     Evidence, KtapError, KtapReader, Line, Measure, ProgramReport, Subtest, Verdict,
 };
@@ -40,13 +41,6 @@ pub struct CheckTime {
     pub began_ns: u64,
     /// When its result came.
     pub ended_ns: u64,
-}
-
-/// CLOCK_MONOTONIC in nanoseconds.
-pub(crate) fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let now = std::time::Duration::try_from(now).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Figures, subtests and diagnostics of the check that has no result yet.
@@ -88,14 +82,14 @@ impl Report {
             pending: Pending::default(),
             rows: Vec::new(),
             evidence: Vec::new(),
-            began_ns: now_ns(),
+            began_ns: monotonic_ns(),
             times: Vec::new(),
         }
     }
 
     /// Notes that the next check begins now.
     pub(crate) fn check_begins(&mut self) {
-        self.began_ns = now_ns();
+        self.began_ns = monotonic_ns();
     }
 
     /// When each check ran whose result has come.
@@ -162,7 +156,7 @@ impl Report {
                     diagnostics,
                     nested,
                 } = std::mem::take(&mut self.pending);
-                let ended_ns = now_ns();
+                let ended_ns = monotonic_ns();
                 self.times.push(CheckTime {
                     name: name.clone(),
                     verdict: verdict.word().to_owned(),

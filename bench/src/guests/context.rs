@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
+use peerbar_flight::monotonic_ns;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
@@ -17,7 +18,7 @@ use peerbar_lab::scenario::{Machine, Scenario};
 use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_report::{Check, Command, Expectation, Line, Verdict};
 
-use super::device_time::{self, Recorded};
+use super::device_time::Recorded;
 use super::fio::{self, Outcome};
 use crate::cpu_time::cpu_time;
 use crate::report::Report;
@@ -238,14 +239,14 @@ fn passed(row: Row) -> anyhow::Result<Row> {
     }
 }
 
-/// What each check costs the host, as the results come in, and from when to when it ran ([`device_time::now`]).
+/// What each check costs the host, as the results come in, and from when to when it ran ([`monotonic_ns`]).
 fn follow(
     guest: &mut Guest<'_>,
     scenario: &Scenario,
     names: &[String],
     progress: &mut Progress,
 ) -> Result<Vec<(Cost, RangeInclusive<u64>)>, Failure> {
-    let mut last = (spent(guest)?, device_time::now());
+    let mut last = (spent(guest)?, monotonic_ns());
     let mut seen = Vec::new();
     let mut deadline = guest.started() + START;
     while seen.len() < scenario.checks.len() {
@@ -261,9 +262,9 @@ fn follow(
         };
         for line in lines {
             match line {
-                Line::Ready(_) => last = (spent(guest)?, device_time::now()),
+                Line::Ready(_) => last = (spent(guest)?, monotonic_ns()),
                 Line::Result { .. } => {
-                    let (cost, now) = (spent(guest)?, device_time::now());
+                    let (cost, now) = (spent(guest)?, monotonic_ns());
                     seen.push((cost.without(&last.0), last.1..=now));
                     last = (cost, now);
                 }

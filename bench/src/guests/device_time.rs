@@ -12,7 +12,6 @@ use anyhow::{Context, ensure};
 use peerbar_flight::{Event, FlightFile, Level, Origin, Outcome, Purpose, Record, Route};
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::servers;
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::spread::median;
 
@@ -22,15 +21,6 @@ pub(crate) struct Recorded(BTreeMap<String, Vec<Record>>);
 
 /// A device whose commands count, and the way that their data must have taken.
 pub(crate) type DeviceRoute = (&'static str, Route);
-
-/// The time as flight records have it: CLOCK_MONOTONIC in nanoseconds.
-pub(crate) fn now() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    Duration::try_from(time)
-        .ok()
-        .and_then(|time| u64::try_from(time.as_nanos()).ok())
-        .unwrap_or(0)
-}
 
 impl Recorded {
     /// Reads what the devices of `scenario`, which have ended, left in `folder`; nothing unless it has them record

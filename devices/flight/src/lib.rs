@@ -33,5 +33,5 @@ pub use history::{Command, Fault, History, MappingLife, Moment, Surroundings, Te
 pub use layout::{FlightError, Header, Level};
 pub use mapped_file::{MappedFileError, create_mapped};
 pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
-pub use recorder::Recorder;
+pub use recorder::{Recorder, monotonic_ns};
 pub use sanitizer::{Finding, FindingKind, Sanitizer, shared};

@@ -33,7 +33,7 @@ impl Recorder {
             name: name.to_owned(),
             level,
             process: std::process::id(),
-            monotonic: now(ClockId::Monotonic),
+            monotonic: monotonic_ns(),
             realtime: now(ClockId::Realtime),
             begun: 0,
             ended: false,
@@ -59,17 +59,13 @@ impl Recorder {
 
     /// The time for [`Recorder::dma`], if it is wanted.
     pub fn clock(&self) -> u64 {
-        if self.wants_all() {
-            now(ClockId::Monotonic)
-        } else {
-            0
-        }
+        if self.wants_all() { monotonic_ns() } else { 0 }
     }
 
     /// Records a segment of a DMA that began at `started` ([`Recorder::clock`]), if it is wanted.
     pub fn dma(&self, dma: Dma, started: u64) {
         if self.wants_all() || dma.outcome != Outcome::Done {
-            let nanos = now(ClockId::Monotonic);
+            let nanos = monotonic_ns();
             let took = match started {
                 0 => 0,
                 started => nanos.saturating_sub(started),
@@ -87,7 +83,7 @@ impl Recorder {
         if !wanted {
             return;
         }
-        let nanos = now(ClockId::Monotonic);
+        let nanos = monotonic_ns();
         let sequence = self.append(nanos, event);
         let changes_table = matches!(
             event,
@@ -174,6 +170,11 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         self.set(ENDED_AT, 1);
     }
+}
+
+/// The time of every record: CLOCK_MONOTONIC in nanoseconds (clock_gettime(2)), which runs alike for all processes of the machine.
+pub fn monotonic_ns() -> u64 {
+    now(ClockId::Monotonic)
 }
 
 /// A clock in nanoseconds.
