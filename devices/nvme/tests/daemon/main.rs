@@ -17,6 +17,7 @@ mod hostile;
 mod lifetime;
 mod process;
 mod requests;
+mod resampling;
 mod spdk;
 mod upstream;
 mod wire;

@@ -141,6 +141,15 @@ impl Wire {
         self.ask(SET_IRQS, &payload, &[event]).unwrap();
     }
 
+    /// DEVICE_SET_IRQS: has INTx unmasked by `event`.
+    #[track_caller]
+    pub(crate) fn unmask_by(&mut self, event: BorrowedFd<'_>) {
+        /// VFIO_IRQ_SET_DATA_EVENTFD and VFIO_IRQ_SET_ACTION_UNMASK.
+        const EVENTFD_UNMASK: u32 = 1 << 2 | 1 << 4;
+        let payload = words(&[20, EVENTFD_UNMASK, 0, 0, 1]);
+        self.ask(SET_IRQS, &payload, &[event]).unwrap();
+    }
+
     /// DEVICE_RESET.
     #[track_caller]
     pub(crate) fn reset(&mut self) {
