@@ -1,21 +1,282 @@
-//! A client that sends any bytes at all to a controller's session: the server must end the session or go on, and must not
-//! panic, hang or leak a descriptor.
+//! A client that sends messages and bytes of any kind to a controller's session, with descriptors of any kind, and goes on to
+//! change what it has handed over: the server must end the session or go on, and must not panic, hang or leak a descriptor.
 #![no_main]
 
-use std::io::{Read, Write};
+use std::fs::File;
+use std::io::{IoSlice, Read};
 use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
+use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use peerbar_endpoint::Running;
 use peerbar_nvme::{Config, Controller, PollPolicy, Source};
+use peerbar_socket_file::descriptors::{MAX_DESCRIPTORS, send, wait_until};
 use peerbar_vfio_user::{Options, Stop, serve};
+use rustix::event::{EventfdFlags, PollFlags, epoll, eventfd};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::io::Errno;
 
-/// VERSION 0.0 with id 1 and no capabilities, so that the server reads on.
-const HELLO: [u8; 22] = [
-    1, 0, 1, 0, 22, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'{', b'}',
-];
+const CONFIG: u32 = 7;
+const REGISTERS: u32 = 0;
+
+/// What the client does.
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// Sends any bytes, whatever they are.
+    Bytes(Vec<u8>, Vec<Kind>),
+    /// Sends a message whose header is right.
+    Message(u8, bool, Vec<u8>, Vec<Kind>),
+    /// DMA_MAP.
+    Map(u8, u32, Span, Vec<Kind>),
+    /// DMA_UNMAP.
+    Unmap(u8, Span, Vec<Kind>),
+    /// DEVICE_GET_REGION_INFO.
+    RegionInfo(u16, u8),
+    /// DEVICE_SET_IRQS.
+    Irqs(u8, u8, u8, u8, Vec<u8>, Vec<Kind>),
+    /// REGION_READ.
+    Read(u8, u16, u16),
+    /// REGION_WRITE.
+    Write(u8, u16, u64),
+    /// Enables the controller, its admin queues at 0x1000 and 0x2000.
+    Enable,
+    /// DEVICE_RESET.
+    Reset,
+    /// Gives something that is handed over another length.
+    Resize(u8, u16),
+    /// Writes into something that is handed over, without ever waiting for it.
+    Fill(u8, u64),
+}
+
+/// A span that is more often small and low than not.
+#[derive(Arbitrary, Debug)]
+enum Span {
+    Pages(u8, u8),
+    Any(u64, u64),
+}
+
+/// What a descriptor leads to.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Kind {
+    SealedMemory,
+    Memory,
+    EmptyMemory,
+    SparseMemory,
+    HugeMemory,
+    File,
+    ReadOnlyFile,
+    Event,
+    FullEvent,
+    PipeRead,
+    PipeWrite,
+    Socket,
+    Epoll,
+    Directory,
+    Path,
+    Null,
+    Zero,
+}
+
+impl Kind {
+    fn open(self) -> Result<OwnedFd, Errno> {
+        let memory = |bytes, seals| {
+            let fd = rustix::fs::memfd_create("fuzz", MemfdFlags::ALLOW_SEALING)?;
+            rustix::fs::ftruncate(&fd, bytes)?;
+            rustix::fs::fcntl_add_seals(&fd, seals)?;
+            Ok(fd)
+        };
+        let open = |path, flags| rustix::fs::open(path, flags, 0o600.into());
+        match self {
+            Self::SealedMemory => memory(1 << 16, SealFlags::SHRINK),
+            Self::Memory => memory(1 << 16, SealFlags::empty()),
+            Self::EmptyMemory => memory(0, SealFlags::empty()),
+            Self::SparseMemory => memory(1 << 46, SealFlags::empty()),
+            Self::HugeMemory => {
+                let fd = rustix::fs::memfd_create("fuzz", MemfdFlags::HUGETLB)?;
+                rustix::fs::ftruncate(&fd, 2 << 20)?;
+                Ok(fd)
+            }
+            Self::File => Ok(temporary_file()?.into()),
+            Self::ReadOnlyFile => open("/proc/self/exe", OFlags::RDONLY),
+            Self::Event => eventfd(0, EventfdFlags::empty()),
+            Self::FullEvent => {
+                let event = eventfd(0, EventfdFlags::empty())?;
+                rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes())?;
+                Ok(event)
+            }
+            Self::PipeRead => Ok(rustix::pipe::pipe()?.0),
+            Self::PipeWrite => Ok(rustix::pipe::pipe()?.1),
+            Self::Socket => Ok(UnixStream::pair().map_err(|_| Errno::MFILE)?.0.into()),
+            Self::Epoll => epoll::create(epoll::CreateFlags::CLOEXEC),
+            Self::Directory => open("/", OFlags::DIRECTORY),
+            Self::Path => open("/", OFlags::PATH),
+            Self::Null => open("/dev/null", OFlags::RDWR),
+            Self::Zero => open("/dev/zero", OFlags::RDWR),
+        }
+    }
+}
+
+/// A file of a file system, without a name.
+fn temporary_file() -> Result<File, Errno> {
+    let folder = std::env::temp_dir();
+    let flags = OFlags::TMPFILE | OFlags::RDWR;
+    let file = rustix::fs::open(folder, flags, 0o600.into())?;
+    rustix::fs::ftruncate(&file, 1 << 16)?;
+    Ok(file.into())
+}
+
+struct Client {
+    stream: UnixStream,
+    /// Everything that was handed over.
+    handed: Vec<(Kind, OwnedFd)>,
+}
+
+impl Client {
+    /// False once the server has hung up.
+    fn carry_out(&mut self, step: &Step) -> bool {
+        match step {
+            Step::Bytes(bytes, kinds) => self.send(bytes, kinds),
+            Step::Message(command, no_reply, payload, kinds) => {
+                let flags = if *no_reply { 1 << 4 } else { 0 };
+                self.message(u16::from(*command), flags, payload, kinds)
+            }
+            Step::Map(flags, offset, span, kinds) => {
+                let offset = u64::from(*offset) << 8;
+                let (iova, size) = span.bytes();
+                let ask = [
+                    words(&[32, (flags & 7).into()]),
+                    quads(&[offset, iova, size]),
+                ];
+                self.message(2, 0, &ask.concat(), kinds)
+            }
+            Step::Unmap(flags, span, kinds) => {
+                let (iova, size) = span.bytes();
+                let ask = [words(&[24, (flags & 3).into()]), quads(&[iova, size])];
+                self.message(3, 0, &ask.concat(), kinds)
+            }
+            Step::RegionInfo(argsz, index) => {
+                let ask = words(&[(*argsz).into(), 0, (*index).into(), 0, 0, 0, 0, 0]);
+                self.message(5, 0, &ask, &[])
+            }
+            Step::Irqs(flags, index, start, count, data, kinds) => {
+                let fields = [*flags, index % 6, *start, *count].map(u32::from);
+                let ask = [&words(&[20]), &words(&fields), data.as_slice()].concat();
+                self.message(8, 0, &ask, kinds)
+            }
+            Step::Read(region, offset, count) => self.access(
+                9,
+                (region % 10).into(),
+                (*offset).into(),
+                (*count).into(),
+                &[],
+            ),
+            Step::Write(region, offset, value) => {
+                let data = value.to_le_bytes();
+                let data = if offset % 8 == 0 {
+                    &data[..]
+                } else {
+                    &data[..4]
+                };
+                self.write((region % 10).into(), (*offset).into(), data)
+            }
+            Step::Enable => {
+                self.write(CONFIG, 4, &[6, 0])
+                    && self.write(REGISTERS, 0x24, &0x000f_000f_u32.to_le_bytes())
+                    && self.write(REGISTERS, 0x28, &0x1000_u64.to_le_bytes())
+                    && self.write(REGISTERS, 0x30, &0x2000_u64.to_le_bytes())
+                    && self.write(REGISTERS, 0x14, &0x0046_0001_u32.to_le_bytes())
+            }
+            Step::Reset => self.message(13, 0, &[], &[]),
+            Step::Resize(which, kilobytes) => {
+                if let Some((_, fd)) = self.which(*which) {
+                    // Fails for what has no length, or is sealed.
+                    let _ = rustix::fs::ftruncate(fd, u64::from(*kilobytes) << 10);
+                }
+                true
+            }
+            Step::Fill(which, value) => {
+                if let Some((kind, fd)) = self.which(*which)
+                    // A write to the others may raise SIGPIPE.
+                    && !matches!(kind, Kind::Socket | Kind::PipeWrite)
+                {
+                    let set = |flags| rustix::fs::fcntl_setfl(fd, flags);
+                    // As far as it can be written without waiting.
+                    let _ = set(OFlags::NONBLOCK)
+                        .and_then(|()| rustix::io::write(fd, &value.to_ne_bytes()))
+                        .and_then(|_| set(OFlags::empty()));
+                }
+                true
+            }
+        }
+    }
+
+    fn which(&self, which: u8) -> Option<&(Kind, OwnedFd)> {
+        let index = usize::from(which).checked_rem(self.handed.len())?;
+        self.handed.get(index)
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> bool {
+        let count = u32::try_from(data.len()).unwrap_or(0);
+        self.access(10, region, offset, count, data)
+    }
+
+    fn access(&mut self, command: u16, region: u32, offset: u64, count: u32, data: &[u8]) -> bool {
+        let ask = [&quads(&[offset]), &words(&[region, count]), data].concat();
+        self.message(command, 0, &ask, &[])
+    }
+
+    fn message(&mut self, command: u16, flags: u32, payload: &[u8], kinds: &[Kind]) -> bool {
+        let size = u32::try_from(16 + payload.len()).unwrap_or(u32::MAX);
+        let header = words(&[7 | u32::from(command) << 16, size, flags, 0]);
+        self.send(&[&header, payload].concat(), kinds)
+    }
+
+    fn send(&mut self, bytes: &[u8], kinds: &[Kind]) -> bool {
+        let kinds = kinds.iter().take(MAX_DESCRIPTORS);
+        let opened = kinds.filter_map(|kind| Some((*kind, kind.open().ok()?)));
+        let fds: Vec<(Kind, OwnedFd)> = opened.collect();
+        let mut borrowed: Vec<_> = fds.iter().map(|(_, fd)| fd.as_fd()).collect();
+        let mut left = bytes;
+        while !left.is_empty() {
+            match send(&self.stream, &[IoSlice::new(left)], &borrowed) {
+                Ok(sent) => {
+                    left = &left[sent..];
+                    borrowed.clear();
+                }
+                Err(Errno::AGAIN) => {
+                    let deadline = Instant::now() + Duration::from_secs(20);
+                    wait_until(&self.stream, PollFlags::OUT, Some(deadline))
+                        .expect("a server that reads");
+                }
+                Err(_) => return false,
+            }
+        }
+        drop(borrowed);
+        self.handed.extend(fds);
+        true
+    }
+}
+
+impl Span {
+    fn bytes(&self) -> (u64, u64) {
+        match *self {
+            Self::Pages(first, count) => (u64::from(first) << 12, u64::from(count) << 12),
+            Self::Any(iova, size) => (iova, size),
+        }
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn quads(quads: &[u64]) -> Vec<u8> {
+    quads.iter().flat_map(|quad| quad.to_le_bytes()).collect()
+}
 
 fn controller() -> &'static Mutex<Running<Controller>> {
     static CONTROLLER: OnceLock<Mutex<Running<Controller>>> = OnceLock::new();
@@ -40,26 +301,30 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
 
-fuzz_target!(|data: &[u8]| {
+fuzz_target!(|steps: Vec<Step>| {
     let mut controller = controller().lock().expect("no earlier panic");
     let endpoint = &mut controller.endpoint;
     let before = descriptors();
-    let (mut client, server) = UnixStream::pair().expect("sockets");
+    let (stream, server) = UnixStream::pair().expect("sockets");
     let options = Options::new(Stop::new().expect("an eventfd"));
+    let handed = Vec::new();
+    let mut client = Client { stream, handed };
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // The session ends by itself, well or badly.
             let _ = serve(server, endpoint, &options);
         });
-        let mut replies = client.try_clone().expect("a descriptor");
+        let mut replies = client.stream.try_clone().expect("a descriptor");
         scope.spawn(move || {
             let mut sink = Vec::new();
             let _ = replies.read_to_end(&mut sink);
         });
-        let _ = client
-            .write_all(&HELLO)
-            .and_then(|()| client.write_all(data));
-        let _ = client.shutdown(Shutdown::Write);
+        // VERSION 0.0, so that the server reads on.
+        if client.message(1, 0, &[0; 4], &[]) {
+            // Ends early if the server has hung up.
+            let _ = steps.iter().all(|step| client.carry_out(step));
+        }
+        let _ = client.stream.shutdown(Shutdown::Write);
     });
     drop((client, options));
     assert!(descriptors() <= before, "a descriptor has leaked");
