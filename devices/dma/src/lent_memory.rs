@@ -116,15 +116,17 @@ pub(crate) struct LentMapping {
 impl LentMapping {
     /// Maps `len` bytes of the file from `first` on, which is a multiple of any page size; also as a region, which is not to
     /// be used once this is dropped. The memory is not reserved.
-    pub(crate) fn new(file: &File, first: u64, len: usize) -> io::Result<(Self, MmapRegion)> {
+    pub(crate) fn new(
+        file: &File,
+        first: u64,
+        len: usize,
+        access: ProtFlags,
+    ) -> io::Result<(Self, MmapRegion)> {
         handle_sigbus()?;
         let change = CHANGE.lock();
         let slot = TABLE.iter().find(|slot| slot.len.load(Relaxed) == 0);
         let slot = slot.ok_or(Errno::NOMEM)?;
-        let (access, flags) = (
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED | MapFlags::NORESERVE,
-        );
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses the address. Other processes write the memory; all access to it is volatile.
         let start = unsafe { mmap(null_mut(), len, access, flags, file, first)? };
         slot.set(start, len);
@@ -225,7 +227,8 @@ mod tests {
     fn cut_short() -> (File, MemoryFile) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(BYTES).unwrap();
-        let lent = MemoryFile::of_other(file.try_clone().unwrap(), 0, BYTES).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let lent = MemoryFile::of_other(file.try_clone().unwrap(), 0, BYTES, access).unwrap();
         file.set_len(0).unwrap();
         (file, lent)
     }

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
+use rustix::mm::ProtFlags;
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::buffer::Buffer;
 use crate::hints;
+use crate::lease::Lease;
 use crate::lent_memory::LentMapping;
 
 /// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
@@ -59,6 +61,12 @@ pub enum MemoryError {
         /// Length of what was mapped.
         size: u64,
     },
+    /// A peer has closed the window that the memory was behind.
+    #[error("memory file of {size:#x} bytes is behind a window that its owner has closed")]
+    Closed {
+        /// Length of what was mapped.
+        size: u64,
+    },
     /// The span leaves the file.
     #[error("span {offset:#x}+{len:#x} leaves a memory file of {size:#x} bytes")]
     OutOfRange {
@@ -77,6 +85,7 @@ pub struct MappedMemory {
     region: MmapRegion,
     size: u64,
     lent: Option<LentMapping>,
+    lease: Option<Lease>,
 }
 
 /// A memory file of this process as a whole, or a part of one that another process lends.
@@ -97,6 +106,15 @@ impl Deref for MemoryFile {
 impl MemoryFile {
     /// A new memory file of `size` zeroed bytes, sparse until touched and sealed against any change of size.
     pub fn create(name: &str, size: u64) -> Result<Self, MemoryError> {
+        Self::create_sealed(name, size, SealFlags::empty())
+    }
+
+    /// As [`MemoryFile::create`], with further seals, which are set once it is mapped.
+    pub(crate) fn create_sealed(
+        name: &str,
+        size: u64,
+        seals: SealFlags,
+    ) -> Result<Self, MemoryError> {
         let os = |action, error: rustix::io::Errno| MemoryError::Os {
             action,
             size,
@@ -105,26 +123,39 @@ impl MemoryFile {
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|e| os("create it", e))?;
         rustix::fs::ftruncate(&fd, size).map_err(|e| os("size it", e))?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-            .map_err(|e| os("seal it", e))?;
-        Self::map(File::from(fd), size)
+        let memory = Self::map(File::from(fd), size)?;
+        let seals = seals | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(memory.file(), seals).map_err(|e| os("seal it", e))?;
+        Ok(memory)
     }
 
     /// Maps `size` bytes of a file of another process, from `first` on ([`LentMapping::new`]).
-    pub(crate) fn of_other(file: File, first: u64, size: u64) -> Result<Self, MemoryError> {
+    pub(crate) fn of_other(
+        file: File,
+        first: u64,
+        size: u64,
+        access: ProtFlags,
+    ) -> Result<Self, MemoryError> {
         let os = |source| MemoryError::Os {
             action: "map it",
             size,
             source,
         };
         let length = usize::try_from(size).map_err(|_| os(io::ErrorKind::FileTooLarge.into()))?;
-        let (lent, region) = LentMapping::new(&file, first, length).map_err(os)?;
+        let (lent, region) = LentMapping::new(&file, first, length, access).map_err(os)?;
         let mapped = MappedMemory {
             region,
             size,
             lent: Some(lent),
+            lease: None,
         };
         Ok(Self { file, mapped })
+    }
+
+    /// The same, for as long as this lease lasts.
+    pub(crate) fn under(mut self, lease: Lease) -> Self {
+        self.mapped.lease = Some(lease);
+        self
     }
 
     fn map(file: File, size: u64) -> Result<Self, MemoryError> {
@@ -164,6 +195,7 @@ impl MappedMemory {
             region,
             size,
             lent: None,
+            lease: None,
         }
     }
 
@@ -172,7 +204,7 @@ impl MappedMemory {
         self.lent.as_ref().is_some_and(LentMapping::is_lost)
     }
 
-    /// Fails if the memory was lent and taken away. To be called after an access, which failed then.
+    /// Fails if the memory was lent and taken away, or its lease is over. To be called after an access, which failed then.
     #[inline]
     pub(crate) fn intact(&self) -> Result<(), MemoryError> {
         match &self.lent {
@@ -180,6 +212,15 @@ impl MappedMemory {
                 lent.discard();
                 Err(MemoryError::Lost { size: self.size })
             }
+            _ => self.leased(),
+        }
+    }
+
+    /// Fails if it may not be used any more.
+    #[inline]
+    fn leased(&self) -> Result<(), MemoryError> {
+        match &self.lease {
+            Some(lease) if lease.is_over() => Err(MemoryError::Closed { size: self.size }),
             _ => Ok(()),
         }
     }
@@ -348,6 +389,7 @@ impl MappedMemory {
     }
 
     fn slice(&self, offset: u64, len: usize) -> Result<VolatileSlice<'_>, MemoryError> {
+        self.leased()?;
         usize::try_from(offset)
             .ok()
             .and_then(|start| self.region.get_slice(start, len).ok())

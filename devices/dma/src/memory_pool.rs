@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 use rustix::fs::{AtFlags, Statx, StatxFlags, fcntl_get_seals, makedev, statx};
+use rustix::mm::ProtFlags;
 
+use crate::lease::Lease;
 use crate::memory::{MemoryError, MemoryFile, Span};
 
 /// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual guest RAM is mapped as a
@@ -55,12 +57,22 @@ impl LentFile {
         let on_disk = self.status.is_ok_and(|status| status.stx_dev_major != 0);
         on_disk || fcntl_get_seals(&self.fd).is_ok()
     }
+
+    /// The file, if it may be mapped.
+    pub(crate) fn local(self) -> Result<File, MemoryError> {
+        if self.is_local() {
+            Ok(File::from(self.fd))
+        } else {
+            Err(MemoryError::NotLocal)
+        }
+    }
 }
 
 /// A mapped part of a file.
 #[derive(Debug)]
 struct Piece {
-    id: (u64, u64),
+    /// None if it is under a lease, and so of one window only.
+    id: Option<(u64, u64)>,
     first: u64,
     memory: Weak<MemoryFile>,
 }
@@ -68,7 +80,7 @@ struct Piece {
 impl Piece {
     /// The span from `offset` to `end` of the file, if it is mapped here and not lost.
     fn span(&self, id: (u64, u64), offset: u64, end: u64) -> Option<Span> {
-        let file = self.memory.upgrade().filter(|_| self.id == id)?;
+        let file = self.memory.upgrade().filter(|_| self.id == Some(id))?;
         let offset = offset.checked_sub(self.first)?;
         let is_inside = end - self.first <= file.size();
         (is_inside && !file.is_lost()).then_some(Span { file, offset })
@@ -92,6 +104,27 @@ impl MemoryPool {
         offset: u64,
         size: u64,
     ) -> Result<Span, MemoryError> {
+        self.find(lent, None, offset, size)
+    }
+
+    /// The span of `size` bytes at `offset` of a peer's file, for as long as this lease lasts.
+    pub(crate) fn leased(
+        &mut self,
+        lent: LentFile,
+        lease: Lease,
+        offset: u64,
+        size: u64,
+    ) -> Result<Span, MemoryError> {
+        self.find(lent, Some(lease), offset, size)
+    }
+
+    fn find(
+        &mut self,
+        lent: LentFile,
+        lease: Option<Lease>,
+        offset: u64,
+        size: u64,
+    ) -> Result<Span, MemoryError> {
         let status = lent.status.map_err(|e| MemoryError::Os {
             action: "ask its size",
             size,
@@ -104,21 +137,23 @@ impl MemoryPool {
             len: size,
             size: length,
         })?;
-        let id = lent.id();
-        let known = self.pieces.iter();
-        if let Some(span) = known
-            .into_iter()
-            .find_map(|piece| piece.span(id, offset, end))
+        let id = lease.is_none().then(|| lent.id());
+        let mut known = self.pieces.iter();
+        if let Some(id) = id
+            && let Some(span) = known.find_map(|piece| piece.span(id, offset, end))
         {
             return Ok(span);
         }
-        if !lent.is_local() {
-            return Err(MemoryError::NotLocal);
-        }
+        let file = lent.local()?;
         let first = offset / PIECE * PIECE;
         let bytes = end.div_ceil(PIECE).saturating_mul(PIECE).min(length) - first;
         self.reserve(bytes)?;
-        let file = Arc::new(MemoryFile::of_other(File::from(lent.fd), first, bytes)?);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let memory = MemoryFile::of_other(file, first, bytes, access)?;
+        let file = Arc::new(match lease {
+            Some(lease) => memory.under(lease),
+            None => memory,
+        });
         self.pieces.push(Piece {
             id,
             first,

@@ -18,6 +18,7 @@ use crate::address::AddressRange;
 use crate::clock::{Clock, Monotonic};
 use crate::counters::{CounterFile, Counters};
 use crate::error::DmaError;
+use crate::lease::{Lease, PeerLeases};
 use crate::link::{Link, METERS};
 use crate::link_speed::LinkSpeed;
 use crate::map::{Backing, MapError};
@@ -296,6 +297,23 @@ impl Requester {
     pub fn borrow_memory(&self, fd: OwnedFd, offset: u64, size: u64) -> Result<Span, MemoryError> {
         let file = LentFile::new(fd);
         self.peer_memory.lock().span(file, offset, size)
+    }
+
+    /// The span of `size` bytes at `offset` of the memory behind a peer's window, for as long as its lease lasts.
+    pub fn borrow_window(
+        &self,
+        lease: Lease,
+        fd: OwnedFd,
+        offset: u64,
+        size: u64,
+    ) -> Result<Span, MemoryError> {
+        let file = LentFile::new(fd);
+        self.peer_memory.lock().leased(file, lease, offset, size)
+    }
+
+    /// The leases of a peer's windows.
+    pub fn borrow_leases(&self, fd: OwnedFd) -> Result<PeerLeases, MemoryError> {
+        PeerLeases::new(LentFile::new(fd))
     }
 
     /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,

@@ -1,11 +1,12 @@
 //! The function below a switch: its windows for its peers, and theirs for it.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Bandwidth, Buffer, Latency, LinkSpeed, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow,
-    Peers, Requester,
+    Bandwidth, Buffer, Latency, Lease, Leases, LinkSpeed, PeerError, PeerId, PeerLeases,
+    PeerMemory, PeerRouting, PeerWindow, Peers, Requester,
 };
 use peerbar_pci::Function;
 use peerbar_switch::{
@@ -22,6 +23,8 @@ pub(crate) struct SwitchPort<F> {
     decoder: Arc<Decoder<F>>,
     /// (BAR, bus address) of each window as it was announced last.
     announced: Vec<(u8, u64)>,
+    leases: Leases,
+    lent_leases: Descriptor,
 }
 
 impl<F: Function + 'static> SwitchPort<F> {
@@ -32,6 +35,10 @@ impl<F: Function + 'static> SwitchPort<F> {
         function: Arc<F>,
         requester: Arc<Requester>,
     ) -> Result<Self, AttachError> {
+        let leases =
+            Leases::new().map_err(|error| AttachError::Descriptor(io::Error::other(error)))?;
+        let lent_leases = leases.file().try_clone();
+        let lent_leases = Descriptor::new(lent_leases.map_err(AttachError::Descriptor)?);
         let attachment = Attachment::new(path, name)?;
         let routing = routing(attachment.mode());
         let decoder = Arc::new(Decoder::new(function));
@@ -47,6 +54,8 @@ impl<F: Function + 'static> SwitchPort<F> {
             link,
             decoder,
             announced: Vec::new(),
+            leases,
+            lent_leases,
         })
     }
 }
@@ -58,10 +67,15 @@ impl<F: Function> SwitchPort<F> {
         if announced == self.announced {
             return;
         }
+        let closed = self.announced.iter();
+        let closed = closed.filter(|window| !announced.contains(window));
+        closed.for_each(|(bar, _)| self.leases.end(*bar));
         self.announced = announced;
-        let lent = windows.iter().map(lent).collect();
+        let lent = windows.iter();
+        let lent = lent.map(|window| lent_window(window, self.leases.generation(window.bar)));
+        let lent = lent.collect();
         self.decoder.set(windows);
-        if let Err(error) = self.link.announce(lent) {
+        if let Err(error) = self.link.announce(lent, &self.lent_leases) {
             log::debug!("windows are not announced: {error}");
         }
     }
@@ -74,13 +88,20 @@ struct SwitchPeers<F> {
 }
 
 impl<F: Function> PeerHandler for SwitchPeers<F> {
-    fn peer(&self, peer: PortId, windows: Vec<BarWindow>) {
+    fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor) {
+        let leases = borrowed_leases(&self.requester, leases);
         let windows = windows.into_iter().map(|window| PeerWindow {
             address: window.address,
             size: window.size,
             claim: window.claim,
             memory: match window.backing {
-                BarBacking::Lent(fd, offset) => borrowed(&self.requester, &fd, offset, window.size),
+                BarBacking::Lent(ref fd, offset, generation) => leases
+                    .as_ref()
+                    .and_then(|leases| {
+                        let lease = leases.lease(window.bar, generation);
+                        borrowed(&self.requester, lease, fd, (offset, window.size))
+                    })
+                    .unwrap_or(PeerMemory::ByMessage),
                 BarBacking::ByMessage => PeerMemory::ByMessage,
                 BarBacking::Gone => PeerMemory::Gone,
             },
@@ -137,26 +158,34 @@ impl Peers for ByMessage {
     }
 }
 
-/// A peer's memory; reached by messages if it cannot be mapped safely.
-fn borrowed(requester: &Requester, fd: &Descriptor, offset: u64, size: u64) -> PeerMemory {
-    let fd = match fd.try_clone() {
-        Ok(fd) => fd,
-        Err(error) => {
-            log::warn!("a peer's memory is reached by messages: {error}");
-            return PeerMemory::ByMessage;
-        }
-    };
-    match requester.borrow_memory(fd, offset, size) {
-        Ok(span) => PeerMemory::Span(span),
-        Err(error) => {
-            log::debug!("a peer's memory is reached by messages: {error}");
-            PeerMemory::ByMessage
-        }
-    }
+/// A peer's leases; none if no window of it is lent, or they cannot be mapped safely.
+fn borrowed_leases(requester: &Requester, leases: &Descriptor) -> Option<PeerLeases> {
+    let leases = requester.borrow_leases(leases.try_clone().ok()?);
+    leases
+        .inspect_err(|error| log::debug!("a peer's memory is reached by messages: {error}"))
+        .ok()
+}
+
+/// A peer's memory; none if it cannot be mapped safely.
+fn borrowed(
+    requester: &Requester,
+    lease: Lease,
+    fd: &Descriptor,
+    (offset, size): (u64, u64),
+) -> Option<PeerMemory> {
+    let fd = fd
+        .try_clone()
+        .inspect_err(|error| log::warn!("a peer's memory is reached by messages: {error}"))
+        .ok()?;
+    let span = requester.borrow_window(lease, fd, offset, size);
+    let span = span
+        .inspect_err(|error| log::debug!("a peer's memory is reached by messages: {error}"))
+        .ok()?;
+    Some(PeerMemory::Span(span))
 }
 
 /// A window as it is announced: memory is lent, everything else is reached by messages.
-fn lent(window: &OpenWindow) -> BarWindow {
+fn lent_window(window: &OpenWindow, generation: u32) -> BarWindow {
     let by_message = |error| {
         log::warn!("BAR{} is not lent to peers: {error}", window.bar);
         BarBacking::ByMessage
@@ -172,7 +201,7 @@ fn lent(window: &OpenWindow) -> BarWindow {
                 .file()
                 .try_clone()
                 .map_or_else(by_message, |file| {
-                    BarBacking::Lent(Descriptor::new(file), span.offset)
+                    BarBacking::Lent(Descriptor::new(file), span.offset, generation)
                 }),
             _ => BarBacking::ByMessage,
         },

@@ -421,9 +421,24 @@ fn a_stalled_peer_is_not_waited_for_twice_and_comes_back() {
     b.program(B);
     let begun = Instant::now();
     let mut stalled = Session::new(a.requester.clone());
-    let place = (A + MEMORY, 8);
-    assert!(stalled.reaches(Purpose::Payload, Direction::Write, place));
+    let data = MemoryFile::create("data", 0x1000).unwrap();
+    data.write(0, &[9; 8]).unwrap();
+    let write = |session: &mut Session, to| {
+        session.transfer(Purpose::Payload, Direction::Write, to, (&*data, 0), 8)
+    };
+    let place = [(B + MEMORY, 8)];
+    let pinned = stalled.pin(Purpose::Payload, Direction::Write, place);
+    let pinned = pinned.unwrap();
+    assert_eq!(pinned.intact(), Ok(()));
+    assert_eq!(write(&mut stalled, B + MEMORY + 0x100), Some(Ok(())));
     b.configure(COMMAND, &[0, 0]);
+    // By the routes of before, as its thread does when it goes on before it has learned of the change.
+    assert!(matches!(write(&mut stalled, B + MEMORY), Some(Err(_))));
+    assert!(pinned.intact().is_err());
+    drop(pinned);
+    let mut data = [1; 8];
+    b.memory.read(0, &mut data).unwrap();
+    assert_eq!(data, [0; 8]);
     let first = begun.elapsed();
     assert!(first >= ACKNOWLEDGE_TIME_OUT, "{first:?}");
     b.program(B + 0x1000_0000);
@@ -435,7 +450,6 @@ fn a_stalled_peer_is_not_waited_for_twice_and_comes_back() {
         a.write(B + 0x2000_0000 + MEMORY, &[1; 8]).is_ok()
     });
     assert!(a.write(B + MEMORY, &[2; 8]).is_err());
-    let mut data = [0; 8];
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [1; 8]);
     until("the way back", || b.write(A + MEMORY, &[3; 8]).is_ok());

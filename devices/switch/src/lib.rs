@@ -24,8 +24,9 @@
 //!   has learned of all of them anew.
 //!
 //! # What does not hold
-//! - The memory that an endpoint has lent to one that is cut off, or to any when the switch dies, cannot be called back: until
-//!   such a peer's thread has noticed, one of its copies may still write that memory.
+//! - A copy that was in progress when its window was closed, in an endpoint that was stopped or cut off in the middle of it, ends
+//!   later. It fails then, but what it wrote is in the memory. No other copy begins: the owner ends the lease of a window when it
+//!   closes it, and each copy is checked against the lease before and after, without the switch.
 //! - Bridge windows of the ports are QEMU's and are not seen here: a guest that puts a BAR outside its bridge's window
 //!   still has it routed, and an endpoint may claim any address in a hole that nobody has claimed.
 //! - The switch passes on the timing of links; the endpoints keep to it. No AER, no multicast.
@@ -38,7 +39,7 @@
 //! | --- | --- | --- |
 //! | endpoint | Hello: protocol, name | Welcome: port, link mode, then a Peer for each peer; or Refused |
 //! | endpoint | Link: the timing of its link, and a descriptor of the memory that reserves it | - |
-//! | endpoint | Announce: its windows, all of them | Announced, when all others have acknowledged |
+//! | endpoint | Announce: its windows, all of them, and their leases | Announced, when all others have acknowledged |
 //! | switch | Link: the same of a peer, before its first windows | - |
 //! | switch | Peer: all windows of one peer, and a ticket | Ack: that ticket |
 //! | endpoint, attached again | Mark | a Peer of nobody, after all others |
@@ -73,8 +74,8 @@ mod window;
 pub use attachment::{AttachError, Attachment};
 pub use config::Config;
 pub use limits::{
-    ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_OPEN_FILES, MAX_PACKET,
-    MAX_PORTS, MAX_WINDOWS, PROTOCOL,
+    ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS,
+    MAX_WINDOWS, PROTOCOL,
 };
 pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Number of the protocol: switch and endpoints must agree on it.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// How long the switch waits for an endpoint's name, and for its reply to a peer's request.
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
@@ -20,12 +20,8 @@ pub(crate) const MAX_REQUESTS: usize = 64;
 /// The most windows of one endpoint: a function has six BARs (PCI Local Bus 3.0, 6.2.5).
 pub const MAX_WINDOWS: usize = 6;
 
-/// The most descriptors that come with one message.
-pub const MAX_DESCRIPTORS: usize = MAX_WINDOWS;
-
-/// The most descriptors that all endpoints together take in a switch: of each its connection, its memory and its link, the same
-/// again in packets that wait for it, and the connections of as many strangers.
-pub const MAX_OPEN_FILES: u64 = (MAX_PORTS * 2 * (MAX_DESCRIPTORS + 2) + MAX_PORTS + 64) as u64;
+/// The most descriptors that come with one message: of windows, and of their leases.
+pub const MAX_DESCRIPTORS: usize = MAX_WINDOWS + 1;
 
 /// The most data of one request to a peer, in bytes.
 pub const MAX_DATA: usize = 32 << 10;

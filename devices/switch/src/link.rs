@@ -18,7 +18,7 @@ use crate::attachment::Place;
 use crate::limits::{ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS};
 use crate::message::{LinkTiming, Message, Outcome, PortId, RequestError};
 use crate::socket;
-use crate::window::BarWindow;
+use crate::window::{BarWindow, Descriptor};
 
 /// How long an endpoint waits for its switch, which itself waits for [`ACKNOWLEDGE_TIME_OUT`] at most.
 pub(crate) const SWITCH_TIME_OUT: Duration = ACKNOWLEDGE_TIME_OUT.saturating_mul(2);
@@ -32,8 +32,9 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Receives changes and requests of the peers. All methods are called from the link's own thread, one at a time. While one
 /// runs, peers wait, so none may wait for anything but a copy in progress.
 pub trait PeerHandler: Send + Sync {
-    /// These are all windows of `peer` from now on. Once this returns, its former windows are not used any more.
-    fn peer(&self, peer: PortId, windows: Vec<BarWindow>);
+    /// These are all windows of `peer` from now on, with the leases of those that are lent. Once this returns, its former windows
+    /// are not used any more.
+    fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor);
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
     /// The link to the switch is lost, and with it every peer. Their windows belong to [`PortId::NOBODY`], which has none any more
@@ -85,8 +86,20 @@ struct State {
     /// What a switch learns when this endpoint attaches again.
     timing: Option<LinkTiming>,
     windows: Vec<BarWindow>,
+    leases: Descriptor,
     last_tag: u64,
     waiting: HashMap<u64, (PortId, Sender<Outcome>)>,
+}
+
+impl State {
+    /// What the endpoint has announced last.
+    fn announcement(&self) -> Message {
+        Message::Announce {
+            sequence: self.sent,
+            windows: self.windows.clone(),
+            leases: self.leases.clone(),
+        }
+    }
 }
 
 impl Link {
@@ -124,12 +137,13 @@ impl Link {
 
     /// Announces all windows of this endpoint. Once it returns, no peer uses the former windows: each has acknowledged the
     /// change or is cut off. With [`LinkLost`] the peers notice that the switch is gone.
-    pub fn announce(&self, windows: Vec<BarWindow>) -> Result<(), LinkLost> {
+    pub fn announce(&self, windows: Vec<BarWindow>, leases: &Descriptor) -> Result<(), LinkLost> {
         let mut state = self.shared.state.lock();
         state.sent += 1;
         let sequence = state.sent;
-        state.windows.clone_from(&windows);
-        let message = Message::Announce { sequence, windows };
+        state.windows = windows;
+        state.leases.clone_from(leases);
+        let message = state.announcement();
         if !state.lost {
             // With the lock held, so that sequence numbers arrive in order. A failure ends the link, which is waited for.
             self.shared.send(&message);
@@ -288,12 +302,11 @@ impl Shared {
         let mut state = self.state.lock();
         state.lost = false;
         state.sent += 1;
-        let (sequence, windows) = (state.sent, state.windows.clone());
         self.send(&Message::Mark);
         if let Some(timing) = state.timing.clone() {
             self.send_own_timing(timing);
         }
-        self.send(&Message::Announce { sequence, windows });
+        self.send(&state.announcement());
     }
 
     fn send_own_timing(&self, timing: LinkTiming) {
@@ -312,8 +325,9 @@ impl Shared {
                 ticket,
                 peer,
                 windows,
+                leases,
             } => {
-                handler.peer(peer, windows);
+                handler.peer(peer, windows, &leases);
                 self.send(&Message::Ack { ticket })
             }
             Message::Link { peer, timing } => {

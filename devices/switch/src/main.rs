@@ -9,8 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
-use peerbar_switch::{Config, LinkMode, MAX_OPEN_FILES, PciHole, serve};
-use rustix::process::{Resource, getrlimit, setrlimit};
+use peerbar_switch::{Config, LinkMode, PciHole, serve};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
@@ -68,7 +67,6 @@ fn run(socket_path: &Path, config: Config, sandbox: SandboxOptions) -> anyhow::R
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
         pipe::register(number, signal).context("cannot handle signals")?;
     }
-    allow_open_files();
     serve(socket_path, config, &stop, || {
         let confined = sandbox.restrict_calls(Connections::None);
         confined.map_err(io::Error::other)?;
@@ -76,20 +74,6 @@ fn run(socket_path: &Path, config: Config, sandbox: SandboxOptions) -> anyhow::R
         writeln!(out, "ready").and_then(|()| out.flush())
     })?;
     Ok(())
-}
-
-/// Raises the soft limit on descriptors, as far as the hard one allows, to what endpoints may take.
-fn allow_open_files() {
-    let mut limit = getrlimit(Resource::Nofile);
-    let wanted = limit
-        .maximum
-        .map_or(MAX_OPEN_FILES, |hard| hard.min(MAX_OPEN_FILES));
-    if limit.current.is_some_and(|soft| soft < wanted) {
-        limit.current = Some(wanted);
-        if let Err(error) = setrlimit(Resource::Nofile, limit) {
-            log::warn!("cannot raise the limit on open files to {wanted}: {error}");
-        }
-    }
 }
 
 /// The mode of each link by its name; `Err` has one that is named twice.

@@ -101,6 +101,9 @@ pub enum Message {
         sequence: u64,
         /// The windows; their claims mean nothing.
         windows: Vec<BarWindow>,
+        /// The leases of those that are lent. Not sent if none is.
+        #[serde(skip)]
+        leases: Descriptor,
     },
     /// All others have acknowledged an Announce.
     Announced {
@@ -115,6 +118,9 @@ pub enum Message {
         peer: PortId,
         /// The windows.
         windows: Vec<BarWindow>,
+        /// The leases of those that are lent.
+        #[serde(skip)]
+        leases: Descriptor,
     },
     /// The windows from before a Peer are no longer used.
     Ack {

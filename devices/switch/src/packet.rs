@@ -75,12 +75,21 @@ impl Message {
     fn descriptors(&self) -> Vec<&Descriptor> {
         match self {
             Self::Link { timing, .. } => vec![&timing.meter],
-            Self::Announce { windows, .. } | Self::Peer { windows, .. } => {
+            Self::Announce {
+                windows, leases, ..
+            }
+            | Self::Peer {
+                windows, leases, ..
+            } => {
                 let lent = windows.iter().filter_map(|window| match &window.backing {
-                    BarBacking::Lent(descriptor, _) => Some(descriptor),
+                    BarBacking::Lent(descriptor, ..) => Some(descriptor),
                     BarBacking::ByMessage | BarBacking::Gone => None,
                 });
-                lent.collect()
+                let mut all: Vec<&Descriptor> = lent.collect();
+                if !all.is_empty() {
+                    all.push(leases);
+                }
+                all
             }
             _ => Vec::new(),
         }
@@ -148,7 +157,7 @@ mod tests {
         let (peer, tag, address) = (PortId(3), 1 << 40, u64::MAX);
         let windows = vec![
             window(0, BarBacking::ByMessage),
-            window(2, BarBacking::Lent(Descriptor::new(descriptor()), 4096)),
+            window(2, BarBacking::Lent(Descriptor::new(descriptor()), 4096, 5)),
             window(4, BarBacking::Gone),
         ];
         let data = ByteBuf::from([1, 2, 3]);
@@ -165,6 +174,7 @@ mod tests {
             Message::Announce {
                 sequence: 9,
                 windows: windows.clone(),
+                leases: Descriptor::new(descriptor()),
             },
             Message::Announced { sequence: 9 },
             Message::Link {
@@ -179,6 +189,7 @@ mod tests {
                 ticket: 5,
                 peer,
                 windows,
+                leases: Descriptor::new(descriptor()),
             },
             Message::Ack { ticket: 5 },
             Message::Read {
@@ -255,13 +266,17 @@ mod tests {
             address,
             size: 1,
             claim: u64::MAX,
-            ..window(5, BarBacking::Lent(Descriptor::new(descriptor()), u64::MAX))
+            ..window(
+                5,
+                BarBacking::Lent(Descriptor::new(descriptor()), u64::MAX, u32::MAX),
+            )
         };
         let largest = [
             Message::Peer {
                 ticket: u64::MAX,
                 peer,
                 windows: vec![last; MAX_WINDOWS],
+                leases: Descriptor::new(descriptor()),
             },
             Message::Write {
                 peer,
@@ -282,6 +297,7 @@ mod tests {
         let announce = |window| Message::Announce {
             sequence: 1,
             windows: vec![window],
+            leases: Descriptor::default(),
         };
         let odd = [
             announce(BarWindow {
@@ -329,6 +345,7 @@ mod tests {
             Message::Announce {
                 sequence: 1,
                 windows: vec![window(0, BarBacking::ByMessage); 7],
+                leases: Descriptor::default(),
             },
         ];
         for message in odd {
@@ -347,6 +364,7 @@ mod tests {
         let (bytes, _) = received(&Message::Announce {
             sequence: 1,
             windows: vec![last],
+            leases: Descriptor::default(),
         });
         assert!(Message::decode(&bytes, Vec::new()).is_ok());
     }

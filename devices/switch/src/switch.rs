@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::limits::ENDPOINT_TIME_OUT;
 use crate::message::{Message, PortId, RequestError};
 use crate::requests::Requests;
+use crate::window::Descriptor;
 
 mod announce;
 mod attach;
@@ -70,6 +71,7 @@ impl Switch {
                 name: None,
                 link: None,
                 windows: Vec::new(),
+                leases: Descriptor::default(),
                 updates: Updates::default(),
                 announcing: None,
             },
@@ -86,7 +88,11 @@ impl Switch {
         let outcome = match message {
             Message::Hello { protocol, name } if !attached => self.hello(from, protocol, name),
             _ if !attached => Err(Reason::Violation("its first message is no Hello")),
-            Message::Announce { sequence, windows } => self.announce(from, sequence, windows, now),
+            Message::Announce {
+                sequence,
+                windows,
+                leases,
+            } => self.announce(from, sequence, (windows, leases), now),
             Message::Link { timing, .. } => self.link(from, timing),
             Message::Mark => {
                 self.change(from, Updates::mark);

@@ -55,8 +55,8 @@ pub struct BarWindow {
 /// What is behind a window.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum BarBacking {
-    /// Memory that is lent: a descriptor, and where in it the window starts.
-    Lent(#[serde(skip)] Descriptor, u64),
+    /// Memory that is lent: a descriptor, where in it the window starts, and the generation of its lease.
+    Lent(#[serde(skip)] Descriptor, u64, u32),
     /// Something that is reached by messages to the endpoint.
     ByMessage,
     /// Nothing any more: its endpoint has vanished.

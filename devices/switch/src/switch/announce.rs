@@ -8,7 +8,7 @@ use super::port::Announcing;
 use super::updates::{Update, Updates};
 use crate::limits::ACKNOWLEDGE_TIME_OUT;
 use crate::message::{Message, PortId};
-use crate::window::{BarBacking, BarWindow};
+use crate::window::{BarBacking, BarWindow, Descriptor};
 
 /// How many misplaced windows are logged as warnings; a guest can cause any number of them.
 const WARNINGS: u32 = 16;
@@ -18,7 +18,7 @@ impl Switch {
         &mut self,
         from: PortId,
         sequence: u64,
-        mut windows: Vec<BarWindow>,
+        (mut windows, leases): (Vec<BarWindow>, Descriptor),
         now: Instant,
     ) -> Result<(), Reason> {
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
@@ -43,8 +43,9 @@ impl Switch {
         let windows = self.in_holes(from, windows);
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
         port.windows.clone_from(&windows);
+        port.leases.clone_from(&leases);
         self.note_overlaps(from, &windows);
-        let epoch = self.publish(from, &windows);
+        let epoch = self.publish(from, &windows, &leases);
         if let Some(port) = self.ports.get_mut(&from) {
             port.announcing = Some(Announcing {
                 sequence,
@@ -134,7 +135,12 @@ impl Switch {
     }
 
     /// Sends the windows of `peer` to all other endpoints; the number of the change.
-    pub(super) fn publish(&mut self, peer: PortId, windows: &[BarWindow]) -> u64 {
+    pub(super) fn publish(
+        &mut self,
+        peer: PortId,
+        windows: &[BarWindow],
+        leases: &Descriptor,
+    ) -> u64 {
         self.last_epoch += 1;
         let epoch = self.last_epoch;
         for other in self.ports_that(|port| port.name.is_some()) {
@@ -142,6 +148,7 @@ impl Switch {
                 let update = Update {
                     peer,
                     windows: windows.to_vec(),
+                    leases: leases.clone(),
                     epoch: Some(epoch),
                 };
                 self.change(other, |updates| updates.push(update));
@@ -173,7 +180,12 @@ impl Switch {
             return;
         };
         self.last_update += 1;
-        let Update { peer, windows, .. } = update;
+        let Update {
+            peer,
+            windows,
+            leases,
+            ..
+        } = update;
         let timing = self.ports.get(&peer).and_then(|port| port.link.clone());
         if let Some(timing) = timing.filter(|_| is_first) {
             self.send(to, Message::Link { peer, timing });
@@ -182,6 +194,7 @@ impl Switch {
             ticket,
             peer,
             windows,
+            leases,
         };
         self.send(to, message);
     }

@@ -6,7 +6,7 @@ use super::updates::Update;
 use super::{Output, Switch};
 use crate::limits::{MAX_PORTS, PROTOCOL};
 use crate::message::{LinkTiming, Message, PortId, Refusal, RequestError};
-use crate::window::BarWindow;
+use crate::window::{BarWindow, Descriptor};
 
 impl Switch {
     pub(super) fn hello(
@@ -57,7 +57,7 @@ impl Switch {
         } else if let (Some(name), false) = (port.name, port.windows.is_empty()) {
             let windows = port.windows.into_iter().map(BarWindow::without_owner);
             let windows: Vec<BarWindow> = windows.collect();
-            self.publish(leaving, &windows);
+            self.publish(leaving, &windows, &Descriptor::default());
             self.vanished.insert(leaving, Vanished { name, windows });
             if self.vanished.len() > MAX_PORTS
                 && let Some((oldest, _)) = self.vanished.pop_first()
@@ -85,14 +85,17 @@ impl Switch {
     }
 
     fn introduce_peers_to(&mut self, newcomer: PortId) {
-        let live = self.ports.iter().map(|(id, port)| (id, &port.windows));
-        let vanished = self.vanished.iter().map(|(id, gone)| (id, &gone.windows));
+        let live = self.ports.iter();
+        let live = live.map(|(id, port)| (id, &port.windows, port.leases.clone()));
+        let vanished = self.vanished.iter();
+        let vanished = vanished.map(|(id, gone)| (id, &gone.windows, Descriptor::default()));
         let peers = live
             .chain(vanished)
-            .filter(|(_, windows)| !windows.is_empty());
-        let introductions = peers.map(|(peer, windows)| Update {
+            .filter(|(_, windows, _)| !windows.is_empty());
+        let introductions = peers.map(|(peer, windows, leases)| Update {
             peer: *peer,
             windows: windows.clone(),
+            leases,
             epoch: None,
         });
         let introductions: Vec<Update> = introductions.collect();

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::limits::PROTOCOL;
 use crate::message::{Message, PortId};
 use crate::pci_hole::PciHole;
-use crate::window::{BarBacking, BarWindow};
+use crate::window::{BarBacking, BarWindow, Descriptor};
 
 /// What an endpoint does next.
 #[derive(Clone, Copy, Debug)]
@@ -197,6 +197,7 @@ impl World {
                     Sent::Message(Message::Announce {
                         sequence: 1,
                         windows,
+                        leases: Descriptor::default(),
                     }),
                 );
             }
@@ -224,6 +225,7 @@ impl World {
                 ticket,
                 peer,
                 windows,
+                ..
             } => {
                 let live = windows
                     .iter()

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::updates::Updates;
 use crate::message::LinkTiming;
-use crate::window::BarWindow;
+use crate::window::{BarWindow, Descriptor};
 
 #[derive(Clone, Debug)]
 pub(super) struct Port {
@@ -13,6 +13,7 @@ pub(super) struct Port {
     pub(super) name: Option<String>,
     pub(super) link: Option<LinkTiming>,
     pub(super) windows: Vec<BarWindow>,
+    pub(super) leases: Descriptor,
     pub(super) updates: Updates,
     pub(super) announcing: Option<Announcing>,
 }

@@ -33,6 +33,7 @@ fn announce(sequence: u64, addresses: &[u64]) -> Message {
     Message::Announce {
         sequence,
         windows: addresses.iter().copied().map(window).collect(),
+        leases: Descriptor::default(),
     }
 }
 
@@ -407,6 +408,7 @@ fn violation_cuts_off_the_endpoint_and_no_other() {
             backing: BarBacking::Gone,
             ..window(0x1000)
         }],
+        leases: Descriptor::default(),
     };
     let odd: [Vec<Message>; 6] = [
         vec![hello("z")],

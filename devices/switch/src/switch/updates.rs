@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::message::PortId;
-use crate::window::BarWindow;
+use crate::window::{BarWindow, Descriptor};
 
 /// The changes of its peers that an endpoint has not acknowledged: the newest of each peer, however often that changes, and
 /// one at a time on the wire. So nobody fills its queue, and few descriptors are on their way to it.
@@ -22,6 +22,7 @@ pub(super) struct Updates {
 pub(super) struct Update {
     pub(super) peer: PortId,
     pub(super) windows: Vec<BarWindow>,
+    pub(super) leases: Descriptor,
     /// Number of the change; none if it is the peer's introduction, on which nobody waits.
     pub(super) epoch: Option<u64>,
 }
@@ -46,6 +47,7 @@ impl Updates {
             self.push(Update {
                 peer,
                 windows,
+                leases: Descriptor::default(),
                 epoch: None,
             });
         } else {
@@ -58,6 +60,7 @@ impl Updates {
         self.push(Update {
             peer: PortId::NOBODY,
             windows: Vec::new(),
+            leases: Descriptor::default(),
             epoch: None,
         });
     }

@@ -33,12 +33,12 @@ fn a_descriptor_is_passed_on_with_its_window() {
     let inode = file.metadata().unwrap().ino();
     let lent = BarWindow {
         bar: 2,
-        backing: BarBacking::Lent(Descriptor::new(file), 0x3000),
+        backing: BarBacking::Lent(Descriptor::new(file), 0x3000, 9),
         ..registers(0x2000)
     };
     a.send(&announce(1, vec![registers(0x1000), lent]));
     let (_, windows) = b.acknowledge();
-    let BarBacking::Lent(descriptor, 0x3000) = &windows[1].backing else {
+    let BarBacking::Lent(descriptor, 0x3000, 9) = &windows[1].backing else {
         panic!("{windows:?}")
     };
     let came = File::from(descriptor.try_clone().unwrap());

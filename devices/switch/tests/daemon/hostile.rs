@@ -72,7 +72,7 @@ fn memory_without_a_descriptor_is_no_announcement() {
     let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
     let null = Descriptor::new(File::open("/dev/null").unwrap());
     let window = BarWindow {
-        backing: BarBacking::Lent(null, 0),
+        backing: BarBacking::Lent(null, 0, 0),
         ..registers(0x1000)
     };
     endpoint.send_raw(&announce(1, vec![window]).encode().bytes, &[]);
@@ -88,6 +88,7 @@ fn who_says_what_only_a_switch_says_is_cut_off() {
             ticket: 1,
             peer: PortId(1),
             windows: Vec::new(),
+            leases: Descriptor::default(),
         },
         Message::Refused(Refusal::Full),
         Message::Ack { ticket: 1 },

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use peerbar_switch::{
-    Attachment, BarWindow, LinkTiming, Message, PeerHandler, PortId, Unsupported,
+    Attachment, BarWindow, Descriptor, LinkTiming, Message, PeerHandler, PortId, Unsupported,
 };
 
 use crate::raw::{Daemon, Endpoint, announce, registers};
@@ -16,7 +16,7 @@ struct Slow {
 }
 
 impl PeerHandler for Slow {
-    fn peer(&self, peer: PortId, _: Vec<BarWindow>) {
+    fn peer(&self, peer: PortId, _: Vec<BarWindow>, _: &Descriptor) {
         self.changes.send(peer).unwrap();
         // Fails if the test has failed.
         let _ = self.released.lock().unwrap().recv();

@@ -1,5 +1,6 @@
 //! The daemon, and an endpoint that sends any message.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use peerbar_switch::{
-    BarBacking, BarWindow, MAX_DESCRIPTORS, MAX_PACKET, Message, PROTOCOL, PortId,
+    BarBacking, BarWindow, Descriptor, MAX_DESCRIPTORS, MAX_PACKET, Message, PROTOCOL, PortId,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -128,6 +129,7 @@ impl Endpoint {
             ticket,
             peer,
             windows,
+            ..
         } = self.receive()
         else {
             panic!("no Peer")
@@ -199,7 +201,12 @@ pub(crate) fn registers(address: u64) -> BarWindow {
 }
 
 pub(crate) fn announce(sequence: u64, windows: Vec<BarWindow>) -> Message {
-    Message::Announce { sequence, windows }
+    let leases = Descriptor::new(File::open("/dev/null").unwrap());
+    Message::Announce {
+        sequence,
+        windows,
+        leases,
+    }
 }
 
 /// The switch is still what it was: two newcomers find each other.
