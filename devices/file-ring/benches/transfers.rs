@@ -54,7 +54,7 @@ fn by_the_kernel(bencher: Bencher, bytes: usize, direction: Direction) {
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
         for address in places.by_ref().take(BATCH) {
             let memory = session.pin(Purpose::Payload, direction, [(address, bytes)]);
-            ring.transfer((&image, address), memory.unwrap(), false, ());
+            ring.transfer((&image, address), memory.unwrap(), ());
         }
         session.release();
         assert!(ring.submit());

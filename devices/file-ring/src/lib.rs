@@ -14,7 +14,6 @@
 mod check;
 mod file;
 mod operation;
-mod progress;
 mod transfer;
 mod zeroing;
 
@@ -24,14 +23,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use io_uring::register::Restriction;
+use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode};
 use peerbar_dma::{MemoryFile, Pinned, Span};
 
 pub use check::Differs;
 use check::{Check, STEP};
 pub use file::RingFile;
-use operation::{Operation, Work};
-use progress::{FileRange, Progress};
+use operation::{Operation, Progress, Work};
 use slab::Slab;
 use transfer::{Addresses, Transfer};
 use zeroing::Zeroing;
@@ -55,6 +54,9 @@ const OPERATIONS: [u8; 6] = [
     opcode::Writev::CODE,
 ];
 
+/// How long a wait lasts before the user is told.
+const PATIENCE: Timespec = Timespec::new().sec(10);
+
 /// Operations on files that the kernel carries out.
 pub struct FileRing<T> {
     ring: IoUring,
@@ -72,10 +74,13 @@ pub struct FileRing<T> {
 }
 
 impl<T> FileRing<T> {
-    /// A ring that signals the eventfd `ended` whenever operations have ended. It fails where the kernel has no io_uring, or
-    /// permits none.
+    /// A ring that signals the eventfd `ended` whenever operations have ended. It fails where the kernel has no io_uring (before
+    /// 5.11), or permits none.
     pub fn new(ended: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = IoUring::builder().setup_r_disabled().build(ENTRIES)?;
+        if !ring.params().is_feature_ext_arg() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         ring.submitter().register_eventfd(ended.as_raw_fd())?;
         // Kernels before 5.15 keep their limit.
         let _ = ring
@@ -116,18 +121,12 @@ impl<T> FileRing<T> {
         self.pinned > 0
     }
 
-    /// Starts to move data between pinned memory and a file from `offset` on: to the file if the memory is pinned to be read,
-    /// and with `durable` to stable storage. If the file is in memory the transfer ends at once: io_uring would use a
-    /// thread, as such file systems do not declare that they never block.
-    pub fn transfer(
-        &mut self,
-        (file, offset): (&RingFile, u64),
-        memory: Pinned,
-        durable: bool,
-        owner: T,
-    ) {
+    /// Starts to move data between pinned memory and a file from `offset` on: to the file if the memory is pinned to be read.
+    /// If the file is in memory the transfer ends at once: io_uring would use a thread, as such file systems do not declare
+    /// that they never block.
+    pub fn transfer(&mut self, (file, offset): (&RingFile, u64), memory: Pinned, owner: T) {
         let addresses = self.spare.pop().unwrap_or_default();
-        let mut transfer = match Transfer::new(memory, offset, durable, addresses) {
+        let mut transfer = match Transfer::new(memory, offset, addresses) {
             Ok(transfer) => transfer,
             Err(error) => return self.ended.push_back((owner, Err(error))),
         };
@@ -170,11 +169,19 @@ impl<T> FileRing<T> {
         });
     }
 
-    /// Starts to bring all that was written to a file to stable storage.
-    pub fn sync(&mut self, file: &RingFile, owner: T) {
+    /// Starts to bring to stable storage what was written to a file, or to a `part` of it, an offset and a length. If the file is
+    /// in memory this ends at once.
+    ///
+    /// The kernel reports a failure to one sync only, which need not be the one that waited for the lost data.
+    pub fn sync(&mut self, file: &RingFile, part: Option<(u64, u64)>, owner: T) {
+        if file.is_in_memory() {
+            return self.ended.push_back((owner, Ok(())));
+        }
+        let part = part.and_then(|(offset, len)| Some((offset, u32::try_from(len).ok()?)));
+        let (offset, len) = part.unwrap_or_default();
         self.start(Operation {
             file: file.clone(),
-            work: Work::Sync(FileRange::WHOLE),
+            work: Work::Sync { offset, len },
             owner,
         });
     }
@@ -231,7 +238,9 @@ impl<T> FileRing<T> {
 
     /// Waits until no memory is pinned. What has ended by then comes out of [`FileRing::take_ended`].
     pub fn unpin(&mut self) {
-        while self.has_pinned() && self.wait() {}
+        while self.has_pinned() {
+            self.wait();
+        }
     }
 
     /// Waits until the kernel touches no memory and changes no file any more: operations other than syncs have ended then, or
@@ -239,20 +248,30 @@ impl<T> FileRing<T> {
     pub fn stop(&mut self) {
         self.stopping = true;
         let is_met =
-            |(_, operation): (usize, &Operation<T>)| !matches!(operation.work, Work::Sync(_));
-        while self.operations.iter().any(is_met) && self.wait() {}
+            |(_, operation): (usize, &Operation<T>)| !matches!(operation.work, Work::Sync { .. });
+        while self.operations.iter().any(is_met) {
+            self.wait();
+        }
         self.stopping = false;
     }
 
-    /// Waits until a step of some operation is over; whether such a wait is possible.
-    fn wait(&mut self) -> bool {
-        let waited = self.ring.submit_and_wait(1);
+    /// Waits until a step of some operation is over, however long that takes: the kernel may touch the memory until then. If it
+    /// does not let this thread wait, the process ends, and the kernel ends the operations before the memory goes.
+    fn wait(&mut self) {
+        let patience = SubmitArgs::new().timespec(&PATIENCE);
+        let waited = self.ring.submitter().submit_with_args(1, &patience);
         self.reap();
         match waited.map_err(|error| error.raw_os_error()) {
-            Ok(_) | Err(Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => true,
+            Ok(_) | Err(Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+            Err(Some(libc::ETIME)) => log::warn!(
+                "the host's disk does not answer: {} transfers are in progress, and the guest waits for them",
+                self.len()
+            ),
             Err(error) => {
-                log::error!("transfers cannot be waited for: errno {error:?}");
-                false
+                log::error!(
+                    "the kernel refuses to wait for transfers (errno {error:?}): the process ends, as its memory is in use"
+                );
+                std::process::abort();
             }
         }
     }
@@ -285,44 +304,27 @@ impl<T> FileRing<T> {
                 self.end(key, Err(io::ErrorKind::Interrupted.into()))
             }
             Progress::More => self.step(key),
-            Progress::ToSync(range) => self.sync_range(key, range),
             Progress::Over(outcome) => self.end(key, outcome),
         }
     }
 
-    /// All data of a transfer is in the file, and is to be on stable storage; the memory is no longer needed. The sync is a
-    /// step of its own, as the kernel serialises writes to a file, each with its sync if it has one (RWF_DSYNC).
-    fn sync_range(&mut self, key: usize, range: FileRange) {
-        let Some(operation) = self.operations.get_mut(key) else {
-            return;
-        };
-        let work = std::mem::replace(&mut operation.work, Work::Sync(range));
-        self.release(work, &Ok(()));
-        self.step(key);
-    }
-
-    /// An operation is over: the kernel no longer touches its memory and file.
+    /// An operation is over: the kernel no longer touches its memory, which is unpinned, and its file.
     fn end(&mut self, key: usize, outcome: io::Result<()>) {
         let Some(Operation { work, owner, .. }) = self.operations.try_remove(key) else {
             return;
         };
-        self.release(work, &outcome);
-        self.ended.push_back((owner, outcome));
-    }
-
-    /// Unpins the memory, if some is pinned.
-    fn release(&mut self, work: Work, outcome: &io::Result<()>) {
         match work {
             Work::Transfer(transfer) => {
                 self.pinned -= 1;
-                self.spare.push(transfer.end(outcome));
+                self.spare.push(transfer.end(&outcome));
             }
             Work::Check(check) => {
                 self.pinned -= usize::from(check.has_pinned());
-                check.end(outcome);
+                check.end(&outcome);
             }
-            Work::Zeroing(_) | Work::Sync(_) => {}
+            Work::Zeroing(_) | Work::Sync { .. } => {}
         }
+        self.ended.push_back((owner, outcome));
     }
 }
 
@@ -331,11 +333,7 @@ impl<T> Drop for FileRing<T> {
     fn drop(&mut self) {
         self.stopping = true;
         while !self.is_empty() {
-            if !self.wait() {
-                // What the kernel may still touch is never freed.
-                std::mem::forget(std::mem::take(&mut self.operations));
-                return;
-            }
+            self.wait();
         }
     }
 }

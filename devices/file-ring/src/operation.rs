@@ -9,7 +9,6 @@ use io_uring::types::{Fd, FsyncFlags};
 
 use crate::check::Check;
 use crate::file::RingFile;
-use crate::progress::{FileRange, Progress};
 use crate::transfer::Transfer;
 use crate::zeroing::Zeroing;
 
@@ -25,8 +24,20 @@ pub(crate) enum Work {
     Transfer(Transfer),
     Zeroing(Zeroing),
     Check(Check),
-    /// Brings the data there to stable storage, with the metadata that is needed to read it (fdatasync(2)).
-    Sync(FileRange),
+    /// Brings `len` bytes from `offset` on to stable storage, with the metadata that is needed to read them (fdatasync(2)). Both
+    /// 0: the whole file.
+    Sync {
+        offset: u64,
+        len: u32,
+    },
+}
+
+/// The progress of an operation after a step.
+pub(crate) enum Progress {
+    /// There is another step.
+    More,
+    /// It has ended.
+    Over(io::Result<()>),
 }
 
 impl<T> Operation<T> {
@@ -37,9 +48,9 @@ impl<T> Operation<T> {
             Work::Transfer(transfer) => transfer.entry(fd),
             Work::Zeroing(zeroing) => zeroing.entry(fd),
             Work::Check(check) => check.entry(fd),
-            Work::Sync(range) => opcode::Fsync::new(fd)
-                .offset(range.offset)
-                .len(range.len)
+            Work::Sync { offset, len } => opcode::Fsync::new(fd)
+                .offset(*offset)
+                .len(*len)
                 .flags(FsyncFlags::DATASYNC)
                 .build(),
         }
@@ -55,7 +66,7 @@ impl Work {
             (_, Err(error)) => Progress::Over(Err(error)),
             (Self::Transfer(transfer), Ok(count)) => transfer.advance(count),
             (Self::Check(check), Ok(count)) => check.advance(count),
-            (Self::Sync(_), Ok(_)) => Progress::Over(Ok(())),
+            (Self::Sync { .. }, Ok(_)) => Progress::Over(Ok(())),
         }
     }
 }

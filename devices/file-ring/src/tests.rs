@@ -4,10 +4,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, Rlimit};
 
 use super::*;
 
@@ -60,7 +63,7 @@ impl Scene {
     ) {
         let mut session = Session::new(self.requester.clone());
         let memory = session.pin(Purpose::Payload, direction, memory.iter().copied());
-        self.ring.transfer(place, memory.unwrap(), false, owner);
+        self.ring.transfer(place, memory.unwrap(), owner);
     }
 
     /// Starts to compare a file from a place on with memory.
@@ -72,11 +75,9 @@ impl Scene {
             .check(file, (offset, len), Some(memory.unwrap()), owner);
     }
 
-    /// Starts to bring the first page of RAM to a file's stable storage.
+    /// Starts to bring the first page of RAM to a file.
     fn store(&mut self, place: (&RingFile, u64), owner: u32) {
-        let mut session = Session::new(self.requester.clone());
-        let memory = session.pin(Purpose::Payload, Direction::Read, [(0, 0x1000)]);
-        self.ring.transfer(place, memory.unwrap(), true, owner);
+        self.start(Direction::Read, place, &[(0, 0x1000)], owner);
     }
 
     /// The next operation that ends, waited for by the eventfd.
@@ -154,7 +155,7 @@ fn data_goes_both_ways_between_a_file_and_memory_in_pieces() {
     let copy = file(&[]);
     scene.start(Direction::Read, (&copy, 0x40), &places, 2);
     assert!(matches!(scene.next(), (2, Ok(()))));
-    scene.ring.sync(&copy, 3);
+    scene.ring.sync(&copy, None, 3);
     assert!(matches!(scene.next(), (3, Ok(()))));
     scene.start(Direction::Write, (&copy, 0x40), &[(0x2_0000, 0x2e00)], 4);
     assert!(matches!(scene.next(), (4, Ok(()))));
@@ -243,7 +244,7 @@ fn a_file_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
-fn durable_transfer_syncs_or_fails() {
+fn what_is_written_is_synced_or_the_sync_fails() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
@@ -251,14 +252,20 @@ fn durable_transfer_syncs_or_fails() {
     let image = file(&[]);
     scene.store((&image, 0x1000), 1);
     assert!(matches!(scene.next(), (1, Ok(()))));
+    for part in [None, Some((0x1000, 0x1000)), Some((0, u64::MAX))] {
+        scene.ring.sync(&image, part, 1);
+        assert!(matches!(scene.next(), (1, Ok(()))));
+    }
     let mut data = vec![0; 0x1000];
     image.file().read_exact_at(&mut data, 0x1000).unwrap();
     assert!(data == pattern(0x1000));
-    // A pipe has no stable storage. What went into it is on record all the same, and once.
+    // A pipe has no stable storage.
     let (reads, writes) = rustix::pipe::pipe().unwrap();
     let pipe = RingFile::new(writes.into());
     scene.store((&pipe, 0), 2);
-    assert!(matches!(scene.next(), (2, Err(_))));
+    assert!(matches!(scene.next(), (2, Ok(()))));
+    scene.ring.sync(&pipe, None, 3);
+    assert!(matches!(scene.next(), (3, Err(_))));
     let mut came = vec![0; 0x1000];
     assert_eq!(rustix::io::read(&reads, &mut came), Ok(0x1000));
     assert_eq!(scene.counts(), (2, 0x2000, 0));
@@ -281,6 +288,8 @@ fn what_is_in_memory_is_moved_at_once() {
     let mut ended = [(); 3].map(|()| scene.ring.take_ended().unwrap());
     assert_eq!([0, 1, 2].map(|at: usize| ended[at].0), [1, 2, 3]);
     assert!(ended[0].1.is_ok() && ended[1].1.is_ok());
+    scene.ring.sync(&image, None, 4);
+    assert!(matches!(scene.ring.take_ended(), Some((4, Ok(())))));
     let too_short = std::mem::replace(&mut ended[2].1, Ok(())).unwrap_err();
     assert_eq!(too_short.kind(), io::ErrorKind::UnexpectedEof);
     assert!(scene.ram(0x7000, 0x1000) == pattern(0x5000)[0x3000..0x4000]);
@@ -303,7 +312,7 @@ fn slow_operation_blocks_no_other_and_is_continued() {
         scene.start(Direction::Write, (&image, 0), &[(0x4000, 0x1000)], owner);
         assert!(matches!(scene.next(), (ended, Ok(())) if ended == owner));
     }
-    scene.ring.sync(&image, 10);
+    scene.ring.sync(&image, None, 10);
     assert!(matches!(scene.next(), (10, Ok(()))));
     slow_end.write_all(&[7; 0x800]).unwrap();
     scene.start(Direction::Write, (&image, 0), &[(0x4000, 0x1000)], 11);
@@ -547,4 +556,36 @@ fn a_ring_goes_only_when_its_transfers_have_ended() {
     let mut data = [7; 0x1000];
     ram.read(0x1000, &mut data).unwrap();
     assert_eq!(data, [0; 0x1000]);
+}
+
+/// Set in the process of the test below that is to end.
+const DOOMED: &str = "PEERBAR_TEST_REFUSED_WAIT";
+
+#[test]
+fn refused_wait_for_pinned_memory_ends_the_process() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    if std::env::var_os(DOOMED).is_none() {
+        let name = "tests::refused_wait_for_pinned_memory_ends_the_process";
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let ended = again.args([name, "--exact"]).env(DOOMED, "1").output();
+        assert_eq!(ended.unwrap().status.signal(), Some(libc::SIGABRT));
+        return;
+    }
+    rustix::process::setrlimit(
+        Resource::Core,
+        Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        },
+    )
+    .unwrap();
+    let (slow, _slow_end) = pipe();
+    scene.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
+    // The ring's descriptor is no ring any more.
+    let file = File::open("/dev/null").unwrap();
+    // SAFETY: the kernel keeps the ring for its mappings; nothing else owns the descriptor that is replaced.
+    assert!(unsafe { libc::dup2(file.as_raw_fd(), scene.ring.ring.as_raw_fd()) } >= 0);
+    scene.ring.unpin();
 }

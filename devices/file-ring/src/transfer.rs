@@ -10,7 +10,7 @@ use io_uring::types::Fd;
 use libc::{iovec, off_t};
 use peerbar_dma::{Direction, DmaFault, Pinned};
 
-use crate::progress::{FileRange, Progress};
+use crate::operation::Progress;
 
 /// The most parts of memory in one step (readv(2), IOV_MAX).
 const MOST: usize = 1024;
@@ -31,18 +31,12 @@ pub(crate) struct Transfer {
     offset: u64,
     left: usize,
     moved: usize,
-    durable: bool,
 }
 
 impl Transfer {
     /// All of the memory, from `offset` of the file on, with `addresses` to be used again. It fails where the memory is smaller
     /// than it was said to be.
-    pub(crate) fn new(
-        memory: Pinned,
-        offset: u64,
-        durable: bool,
-        mut addresses: Addresses,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(memory: Pinned, offset: u64, mut addresses: Addresses) -> io::Result<Self> {
         addresses.0.clear();
         for (span, len) in memory.memory() {
             let pointer = span.file.pointer(span.offset, len);
@@ -58,7 +52,6 @@ impl Transfer {
             next: 0,
             offset,
             moved: 0,
-            durable,
         })
     }
 
@@ -82,7 +75,7 @@ impl Transfer {
         (parts.as_ptr(), u16::try_from(count).unwrap_or(0))
     }
 
-    /// Moves all at once, to or from a file that is in memory: it is durable as soon as it can be.
+    /// Moves all at once, to or from a file that is in memory.
     pub(crate) fn move_now(&mut self, file: &File) -> io::Result<()> {
         loop {
             let moved = match self.step_now(file) {
@@ -91,7 +84,6 @@ impl Transfer {
             };
             match self.advance(moved) {
                 Progress::More => {}
-                Progress::ToSync(_) => return Ok(()),
                 Progress::Over(outcome) => return outcome,
             }
         }
@@ -137,17 +129,9 @@ impl Transfer {
         }
         if self.left > 0 {
             Progress::More
-        } else if self.durable {
-            Progress::ToSync(self.written())
         } else {
             Progress::Over(Ok(()))
         }
-    }
-
-    /// Where the data is in the file; the whole file if the length does not fit.
-    fn written(&self) -> FileRange {
-        let offset = self.offset.saturating_sub(self.moved as u64);
-        u32::try_from(self.moved).map_or(FileRange::WHOLE, |len| FileRange { offset, len })
     }
 
     /// The error of a step that moved nothing.

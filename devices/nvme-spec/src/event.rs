@@ -42,6 +42,8 @@ impl AsyncEvent {
     pub const INVALID_DOORBELL_REGISTER: Self = event(kind::ERROR, 0x00, lid::ERROR);
     /// A doorbell was set beyond its queue, or to a value that it had.
     pub const INVALID_DOORBELL_VALUE: Self = event(kind::ERROR, 0x01, lid::ERROR);
+    /// The NVM subsystem is less reliable than it was.
+    pub const RELIABILITY_DEGRADED: Self = event(kind::SMART, 0x00, lid::SMART);
     /// A temperature is beyond its threshold.
     pub const TEMPERATURE_THRESHOLD: Self = event(kind::SMART, 0x01, lid::SMART);
 }

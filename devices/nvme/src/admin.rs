@@ -25,6 +25,8 @@ const ABORT_LIMIT: u8 = 4;
 pub(crate) struct Admin {
     about: About,
     events: Events,
+    /// The event of lost data has been raised.
+    has_told_of_lost_data: bool,
     pub(crate) features: Features,
 }
 
@@ -33,6 +35,7 @@ impl Admin {
         Self {
             about: About::new(config, identity),
             events: Events::default(),
+            has_told_of_lost_data: false,
             features: Features::new(config.namespaces.len()),
         }
     }
@@ -40,6 +43,7 @@ impl Admin {
     /// A controller reset: events and features start again.
     pub(crate) fn reset(&mut self) {
         self.events = Events::default();
+        self.has_told_of_lost_data = false;
         self.features.reset();
     }
 

@@ -190,7 +190,7 @@ impl Config {
                 Box::new(file)
             }
         };
-        Ok(Namespace::new(backend, self.block_bytes))
+        Ok(Namespace::new(backend, self.block_bytes, self.workers > 1))
     }
 
     fn holds_a_block(&self, what: &str, bytes: u64) -> Result<(), ConfigError> {

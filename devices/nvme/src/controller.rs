@@ -97,7 +97,8 @@ impl Controller {
 
     /// The engine of this controller, whose workers run from now on.
     fn engine(&self, config: &Config, namespaces: Vec<Namespace>) -> io::Result<Engine> {
-        let storage = Arc::new(Storage::new(namespaces));
+        let notifier = self.notifier.clone();
+        let storage = Arc::new(Storage::new(namespaces, move || notifier.notify_threads()));
         let coalescing = Arc::new(Coalescing::new(QUEUE_PAIRS));
         let path = || {
             let faults = config.seeded_faults.clone();

@@ -58,8 +58,13 @@ impl DataPath {
 
     /// Data moves for this origin from now on: for a command with `opcode`.
     pub(crate) fn begin(&mut self, origin: Origin, opcode: u8) {
-        self.origin = origin;
+        self.resume(origin);
         self.requester().begin(origin, opcode);
+    }
+
+    /// Data moves for a command again that has begun before.
+    pub(crate) fn resume(&mut self, origin: Origin) {
+        self.origin = origin;
     }
 
     /// Moves nothing; fails as the command must if it does not say where its `len` bytes are.
@@ -436,11 +441,12 @@ mod tests {
             queue: 1,
             entry,
             permit: None,
-            work: Work::Data { durable: false },
+            locked: None,
+            work: Work::Data,
         };
         let place = (&RingFile::new(image), 0);
         let (files, memory) = path.pin(Direction::Write).unwrap();
-        files.transfer(place, memory, false, job);
+        files.transfer(place, memory, job);
         assert!(path.files.as_mut().unwrap().submit());
         Some((path, client))
     }

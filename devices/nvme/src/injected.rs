@@ -25,7 +25,7 @@ pub(crate) enum Posting {
 /// What is held back.
 pub(crate) enum Held {
     /// A command that has not begun.
-    Command(Job<SubmissionEntry, ()>),
+    Command(Job),
     /// A completion.
     Completion(Ended),
 }

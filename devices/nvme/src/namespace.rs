@@ -1,8 +1,10 @@
 //! Namespaces: blocks on a backend.
 
+mod block_locks;
 mod file;
 mod null;
 mod ram;
+mod syncs;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +13,15 @@ use peerbar_dma::MappedMemory;
 use peerbar_file_ring::RingFile;
 use thiserror::Error;
 
+use block_locks::BlockLocks;
+use syncs::Syncs;
+
+pub(crate) use block_locks::Access;
 pub(crate) use file::FileBackend;
 pub use file::ImageError;
 pub(crate) use null::NullBackend;
 pub(crate) use ram::RamBackend;
+pub(crate) use syncs::Ticket;
 
 /// Why a range of blocks cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -27,6 +34,11 @@ pub(crate) struct OutOfRange {
     /// How many there are.
     pub(crate) blocks: u64,
 }
+
+/// A sync has failed, and the kernel may have dropped what it was to bring to stable storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("data that was written may be lost: check the host's disk, then start this server again")]
+struct DataLost;
 
 /// How data may go between a backend and where a command says, past the controller's own buffer.
 #[derive(Clone, Copy, Debug)]
@@ -47,12 +59,14 @@ pub(crate) trait Backend: Send + Sync {
     fn direct(&self) -> DirectAccess<'_>;
     /// Fills `data` from `offset` on.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
-    /// Stores `data` from `offset` on; with `durable`, it is on stable storage when this returns.
-    fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()>;
-    /// Makes `len` bytes from `offset` on read as zero; with `deallocate`, gives their storage back too.
-    fn zero(&self, offset: u64, len: u64, deallocate: bool) -> io::Result<()>;
-    /// Brings every completed write to stable storage.
-    fn flush(&self) -> io::Result<()>;
+    /// Stores `data` from `offset` on.
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Makes a range, an offset and a length, read as zero; with `deallocate`, gives its storage back too.
+    fn zero(&self, range: (u64, u64), deallocate: bool) -> io::Result<()>;
+    /// Brings every completed write to stable storage, if there is any.
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A range of a namespace in bytes.
@@ -67,17 +81,27 @@ pub(crate) struct Namespace {
     backend: Box<dyn Backend>,
     block_bytes: u32,
     blocks: u64,
+    locks: Option<BlockLocks>,
+    syncs: Syncs,
     complained: AtomicBool,
 }
 
 impl Namespace {
-    /// As many whole blocks of `block_bytes` (a power of two) as the backend holds.
-    pub(crate) fn new(backend: Box<dyn Backend>, block_bytes: u32) -> Self {
+    /// As many whole blocks of `block_bytes` (a power of two) as the backend holds. `is_shared`: several threads carry out its
+    /// commands.
+    pub(crate) fn new(backend: Box<dyn Backend>, block_bytes: u32, is_shared: bool) -> Self {
         let blocks = backend.size() / u64::from(block_bytes.max(1));
+        let overlaps = match backend.direct() {
+            DirectAccess::Nothing => false,
+            DirectAccess::Memory(_) => is_shared,
+            DirectAccess::File(_) => true,
+        };
         Self {
             backend,
             block_bytes,
             blocks,
+            locks: overlaps.then(BlockLocks::new),
+            syncs: Syncs::default(),
             complained: AtomicBool::new(false),
         }
     }
@@ -106,6 +130,24 @@ impl Namespace {
     /// Where the blocks are kept.
     pub(crate) fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
+    }
+
+    /// The locks of its blocks, if commands are carried out at the same time.
+    pub(crate) fn locks(&self) -> Option<&BlockLocks> {
+        self.locks.as_ref()
+    }
+
+    /// Its syncs to stable storage.
+    pub(crate) fn syncs(&self) -> &Syncs {
+        &self.syncs
+    }
+
+    /// Fails once data that was written may be lost: no more is taken then.
+    pub(crate) fn check_kept(&self) -> io::Result<()> {
+        if self.syncs.have_failed() {
+            return Err(io::Error::other(DataLost));
+        }
+        Ok(())
     }
 
     /// Whether its blocks are in a file, so that the kernel can move them.
@@ -138,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_range_is_checked_without_overflow() {
-        let namespace = Namespace::new(Box::new(RamBackend::new(0x10200).unwrap()), 512);
+        let namespace = Namespace::new(Box::new(RamBackend::new(0x10200).unwrap()), 512, false);
         assert_eq!(namespace.blocks(), 0x81);
         assert_eq!(
             namespace.extent(0x80, 1),

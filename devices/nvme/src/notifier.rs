@@ -217,6 +217,11 @@ impl Notifier {
     /// Has the engine read the registers, and the workers check requests that wait for commands to end.
     fn notify_all(&self) {
         self.urgent.store(true, Ordering::Relaxed);
+        self.notify_threads();
+    }
+
+    /// Has every thread look for work.
+    pub(crate) fn notify_threads(&self) {
         self.engine.notify();
         self.workers.iter().for_each(EventCount::notify);
     }

@@ -1,26 +1,79 @@
 //! State that all threads share which execute commands: the namespaces, their health and their statistics.
 
+use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 
 use crate::health::Health;
-use crate::namespace::Namespace;
+use crate::io::status::write_error;
+use crate::job::InProgress;
+use crate::namespace::{Access, Extent, Namespace, Ticket};
 
 /// The namespaces of a controller, from NSID 1 on.
 pub(crate) struct Storage {
     pub(crate) namespaces: Vec<Namespace>,
     pub(crate) health: Health,
     write_cache: AtomicBool,
+    /// Has every thread look at its deferred commands, and the engine at the namespaces.
+    wake: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Storage {
-    pub(crate) fn new(namespaces: Vec<Namespace>) -> Self {
+    /// Namespaces, and what wakes all threads.
+    pub(crate) fn new(namespaces: Vec<Namespace>, wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             namespaces,
             health: Health::new(),
             write_cache: AtomicBool::new(true),
+            wake: Box::new(wake),
+        }
+    }
+
+    /// The namespace of an NSID (NVMe Base 2.0, 3.2.1).
+    pub(crate) fn find(&self, nsid: u32) -> Result<&Namespace, Status> {
+        let place = place_of(nsid).and_then(|place| self.namespaces.get(place));
+        place.ok_or(Status::INVALID_NAMESPACE.with_dnr(true))
+    }
+
+    /// The place of that namespace, as a range.
+    pub(crate) fn places(&self, nsid: u32) -> Result<Range<usize>, Status> {
+        self.find(nsid)?;
+        Ok(place_of(nsid).map_or(0..0, |place| place..place + 1))
+    }
+
+    /// Locks blocks for a command; whether none of them was locked. If one was, a later unlock wakes all threads.
+    pub(crate) fn lock(
+        &self,
+        command: &mut InProgress<'_>,
+        namespace: &Namespace,
+        extent: Extent,
+        access: Access,
+    ) -> bool {
+        let Some(locks) = namespace.locks() else {
+            return true;
+        };
+        match locks.lock(extent, access) {
+            Ok(()) => command.locked = Some((extent, access)),
+            Err(busy) if busy.is_awaited => (self.wake)(),
+            Err(_) => {}
+        }
+        command.locked.is_some()
+    }
+
+    /// Unlocks the blocks that a command has locked.
+    pub(crate) fn unlock(&self, entry: &SubmissionEntry, locked: Option<(Extent, Access)>) {
+        let Some((extent, access)) = locked else {
+            return;
+        };
+        let namespace = self.find(entry.nsid.get()).ok();
+        if namespace
+            .and_then(Namespace::locks)
+            .is_some_and(|locks| locks.unlock(extent, access))
+        {
+            (self.wake)();
         }
     }
 
@@ -46,12 +99,55 @@ impl Storage {
         status
     }
 
-    /// Flushes all namespaces, as far as they can be.
-    pub(crate) fn flush_all(&self) {
-        for namespace in &self.namespaces {
-            if let Err(error) = namespace.backend().flush() {
-                namespace.complain("flushed", &error);
-            }
+    /// Brings a namespace to stable storage, and waits for that.
+    pub(crate) fn flush(&self, namespace: &Namespace) -> io::Result<()> {
+        if !namespace.is_file() {
+            return Ok(());
         }
+        let ticket = namespace.syncs().begin();
+        let outcome = namespace.backend().flush();
+        let before = self.end_sync_of(namespace, ticket, outcome.is_ok());
+        namespace.syncs().wait(before);
+        outcome.and_then(|()| namespace.check_kept())
     }
+
+    /// Flushes all namespaces, as far as they can be; the status of the first that cannot.
+    pub(crate) fn flush_all(&self) -> Result<(), Status> {
+        let mut outcome = Ok(());
+        for namespace in &self.namespaces {
+            let flushed = self.flush(namespace);
+            outcome = outcome.and(flushed.map_err(write_error(namespace)));
+        }
+        outcome
+    }
+
+    /// The namespace before these places, which has been synced.
+    pub(crate) fn synced(&self, rest: &Range<usize>) -> Option<&Namespace> {
+        self.namespaces.get(rest.start.checked_sub(1)?)
+    }
+
+    /// A sync of the namespace before `rest` has ended. It has succeeded if all syncs before the returned ticket have.
+    pub(crate) fn end_sync(&self, rest: &Range<usize>, ticket: Ticket, is_ok: bool) -> Ticket {
+        self.synced(rest).map_or(ticket, |namespace| {
+            self.end_sync_of(namespace, ticket, is_ok)
+        })
+    }
+
+    fn end_sync_of(&self, namespace: &Namespace, ticket: Ticket, is_ok: bool) -> Ticket {
+        let (before, is_awaited) = namespace.syncs().end(ticket, is_ok);
+        if is_awaited || !is_ok {
+            (self.wake)();
+        }
+        before
+    }
+
+    /// Whether data that was written to any namespace may be lost.
+    pub(crate) fn has_lost_data(&self) -> bool {
+        let mut namespaces = self.namespaces.iter();
+        namespaces.any(|namespace| namespace.check_kept().is_err())
+    }
+}
+
+fn place_of(nsid: u32) -> Option<usize> {
+    usize::try_from(nsid.checked_sub(1)?).ok()
 }

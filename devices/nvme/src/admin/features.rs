@@ -22,7 +22,6 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::reply::Reply;
 use crate::engine::Engine;
 use crate::health::TEMPERATURE;
-use crate::io::{find, flush_each};
 use crate::registers::QUEUE_PAIRS;
 
 /// Queues for I/O, 0's based.
@@ -317,9 +316,8 @@ impl Engine {
                 return Ok(Reply::Now(capabilities.into_bits()));
             }
         };
-        let index = find(&self.storage.namespaces, entry.nsid.get()).ok();
-        let index = index.and_then(|_| usize::try_from(entry.nsid.get()).ok()?.checked_sub(1));
-        let value = features.value(fid, dword, index)?;
+        let index = self.storage.places(entry.nsid.get()).ok();
+        let value = features.value(fid, dword, index.map(|places| places.start))?;
         if let Some(bytes) = features.data(fid, dword) {
             self.data
                 .send(Purpose::Control, entry, bytes.len(), |buffer| {
@@ -356,7 +354,8 @@ impl Engine {
         if fid == fid::VOLATILE_WRITE_CACHE && !VolatileWriteCache::from_bits(dword).wce() {
             // Without a cache no Flush will come for what is in it.
             self.storage.set_write_cache(false);
-            flush_each(&self.storage.namespaces)
+            self.storage
+                .flush_all()
                 .inspect_err(|_| self.storage.set_write_cache(true))?;
         }
         let result = self.admin.features.set_value(fid, dword, indexes)?;
@@ -380,15 +379,11 @@ impl Engine {
         if nsid == NSID_ALL || nsid == 0 && !of_namespace {
             return Ok(0..self.storage.namespaces.len());
         }
-        find(&self.storage.namespaces, nsid)?;
+        let places = self.storage.places(nsid)?;
         if !of_namespace {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr(true));
         }
-        let index = usize::try_from(nsid)
-            .ok()
-            .and_then(|nsid| nsid.checked_sub(1));
-        let index = index.ok_or(Status::INVALID_NAMESPACE.with_dnr(true))?;
-        Ok(index..index + 1)
+        Ok(places)
     }
 
     /// A new threshold, or a new wish to be told, may make the temperature an event.
@@ -396,6 +391,22 @@ impl Engine {
         let warning = self.admin.features.warning();
         if warning.temperature() && self.admin.features.wants(warning) {
             self.admin.events.raise(AsyncEvent::TEMPERATURE_THRESHOLD);
+        }
+    }
+
+    /// What SMART warns of.
+    pub(super) fn warning(&self) -> CriticalWarning {
+        let warning = self.admin.features.warning();
+        warning.with_reliability(self.storage.has_lost_data())
+    }
+
+    /// Lost data is an event, once after each reset.
+    pub(crate) fn check_reliability(&mut self) {
+        let warning = CriticalWarning::new().with_reliability(true);
+        let is_told = self.admin.has_told_of_lost_data;
+        if !is_told && self.storage.has_lost_data() && self.admin.features.wants(warning) {
+            self.admin.has_told_of_lost_data = true;
+            self.admin.events.raise(AsyncEvent::RELIABILITY_DEGRADED);
         }
     }
 }

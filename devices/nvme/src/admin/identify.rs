@@ -23,7 +23,6 @@ use super::{ABORT_LIMIT, events};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::health::ERROR_ENTRIES;
-use crate::io::find;
 use crate::io_queue::poll::PollPolicy;
 use crate::namespace::Namespace;
 
@@ -150,7 +149,7 @@ impl Engine {
     fn identify_data(&self, entry: &SubmissionEntry) -> Result<[u8; DATA_SIZE], Status> {
         let command = Identify::from(entry);
         let nsid = entry.nsid.get();
-        let namespace = || find(&self.storage.namespaces, nsid);
+        let namespace = || self.storage.find(nsid);
         let nvm_only = || match command.csi {
             csi::NVM => Ok(()),
             _ => Err(Status::INVALID_IO_COMMAND_SET.with_dnr(true)),

@@ -92,7 +92,7 @@ impl Engine {
             lid::SMART => self
                 .storage
                 .health
-                .smart(self.admin.features.warning())
+                .smart(self.warning())
                 .as_bytes()
                 .to_vec(),
             lid::FIRMWARE_SLOT => firmware_slots().as_bytes().to_vec(),

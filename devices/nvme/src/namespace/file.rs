@@ -1,13 +1,13 @@
 //! Blocks in a raw image file or on a block device of the host.
 
 use std::fs::OpenOptions;
-use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use peerbar_file_ring::RingFile;
 use rustix::fs::FlockOperation;
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use super::{Backend, DirectAccess};
@@ -88,30 +88,12 @@ impl Backend for FileBackend {
         self.file.file().read_exact_at(data, offset)
     }
 
-    fn write(&self, mut offset: u64, mut data: &[u8], durable: bool) -> io::Result<()> {
-        if !durable {
-            return self.file.file().write_all_at(data, offset);
-        }
-        while !data.is_empty() {
-            let done = match rustix::io::pwritev2(
-                self.file.file(),
-                &[IoSlice::new(data)],
-                offset,
-                ReadWriteFlags::DSYNC,
-            ) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(done) => done,
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            offset += done as u64;
-            data = data.get(done..).unwrap_or_default();
-        }
-        Ok(())
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.file().write_all_at(data, offset)
     }
 
-    fn zero(&self, offset: u64, len: u64, deallocate: bool) -> io::Result<()> {
-        self.file.zero((offset, len), deallocate)
+    fn zero(&self, range: (u64, u64), deallocate: bool) -> io::Result<()> {
+        self.file.zero(range, deallocate)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -134,12 +116,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_in_the_file_durable_or_not() {
+    fn what_is_written_is_in_the_file() {
         let (_folder, path) = image(1 << 20);
         let disk = FileBackend::open(&path).unwrap();
         assert_eq!(disk.size(), 1 << 20);
-        disk.write(0x1000, &[1; 0x1000], false).unwrap();
-        disk.write(0x2000, &[2; 0x1000], true).unwrap();
+        disk.write(0x1000, &[1; 0x1000]).unwrap();
+        disk.write(0x2000, &[2; 0x1000]).unwrap();
         disk.flush().unwrap();
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(bytes[0x1000..0x2000], [1; 0x1000]);
@@ -154,8 +136,9 @@ mod tests {
         let (_folder, path) = image(1 << 20);
         let disk = FileBackend::open(&path).unwrap();
         for deallocate in [false, true] {
-            disk.write(0, &[7; 1 << 20], true).unwrap();
-            disk.zero(0x10000, 0xe0000, deallocate).unwrap();
+            disk.write(0, &[7; 1 << 20]).unwrap();
+            disk.flush().unwrap();
+            disk.zero((0x10000, 0xe0000), deallocate).unwrap();
             let bytes = std::fs::read(&path).unwrap();
             assert!(
                 bytes[..0x10000]

@@ -28,15 +28,11 @@ impl Backend for NullBackend {
         Ok(())
     }
 
-    fn write(&self, _offset: u64, _data: &[u8], _durable: bool) -> io::Result<()> {
+    fn write(&self, _offset: u64, _data: &[u8]) -> io::Result<()> {
         Ok(())
     }
 
-    fn zero(&self, _offset: u64, _len: u64, _deallocate: bool) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn flush(&self) -> io::Result<()> {
+    fn zero(&self, _range: (u64, u64), _deallocate: bool) -> io::Result<()> {
         Ok(())
     }
 }

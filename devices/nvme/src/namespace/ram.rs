@@ -29,15 +29,11 @@ impl Backend for RamBackend {
         self.0.read(offset, data).map_err(io::Error::other)
     }
 
-    fn write(&self, offset: u64, data: &[u8], _durable: bool) -> io::Result<()> {
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.0.write(offset, data).map_err(io::Error::other)
     }
 
-    fn zero(&self, offset: u64, len: u64, _deallocate: bool) -> io::Result<()> {
+    fn zero(&self, (offset, len): (u64, u64), _deallocate: bool) -> io::Result<()> {
         self.0.zero(offset, len).map_err(io::Error::other)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -159,6 +159,7 @@ pub(crate) mod sc {
     pub(crate) const FEATURE_NOT_PER_NS: u16 = 0x10f;
     /// QEMU's and SPDK's; Linux has it among the generic codes.
     pub(crate) const INVALID_IOCS: u16 = 0x12c;
+    pub(crate) const WRITE_FAULT: u16 = 0x280;
     pub(crate) const UNRECOVERED_READ: u16 = 0x281;
     pub(crate) const COMPARE_FAILED: u16 = 0x285;
 }

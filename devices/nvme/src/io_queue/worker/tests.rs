@@ -58,15 +58,11 @@ impl Backend for Slow {
         self.0.file().read_exact(data)
     }
 
-    fn write(&self, _offset: u64, _data: &[u8], _durable: bool) -> io::Result<()> {
+    fn write(&self, _offset: u64, _data: &[u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn zero(&self, _offset: u64, _len: u64, _deallocate: bool) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn flush(&self) -> io::Result<()> {
+    fn zero(&self, _range: (u64, u64), _deallocate: bool) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
@@ -119,11 +115,13 @@ impl Scene {
         let full = Slow(RingFile::new(full));
         let fast = RamBackend::new(1 << 20).unwrap();
         let block_bytes = BLOCK.try_into().unwrap();
-        let storage = Storage::new(vec![
-            Namespace::new(Box::new(slow), block_bytes),
-            Namespace::new(Box::new(fast), block_bytes),
-            Namespace::new(Box::new(full), block_bytes),
-        ]);
+        let namespaces = vec![
+            Namespace::new(Box::new(slow), block_bytes, false),
+            Namespace::new(Box::new(fast), block_bytes, false),
+            Namespace::new(Box::new(full), block_bytes, false),
+        ];
+        let wake = notifier.clone();
+        let storage = Storage::new(namespaces, move || wake.notify_threads());
         let mut path = DataPath::new(requester.clone(), 1 << 16, Vec::new());
         let ring = FileRing::new(notifier.events(Owner(1)).event_fd().as_fd());
         path.files = Some(

@@ -1,0 +1,154 @@
+//! Locks of a namespace's blocks: what writes blocks has them to itself, so that a block is never a mix of two writes (NVM Command
+//! Set 1.0, 2.1.4; AWUN and NAWUN are at least one block). Neither the page cache nor a copy in memory promises that.
+//!
+//! No thread waits for a lock, since its owner may be a transfer of the same thread. A command whose blocks are locked is deferred
+//! until some are unlocked.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::Extent;
+
+/// Bytes that share a lock.
+const GRANULE: u64 = 4096;
+/// Number of locks. Granules that are a multiple of it apart share one.
+const LOCKS: u64 = 4096;
+/// A command writes. Below it: how many commands read.
+const WRITER: u32 = 1 << 30;
+/// A command has been deferred for this lock, which is given to no other before it has been free.
+const AWAITED: u32 = 1 << 31;
+
+/// What a command does with its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// It reads them, as others may.
+    Shared,
+    /// It writes them.
+    Exclusive,
+}
+
+/// Blocks are locked by other commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Busy {
+    /// Whether a command was deferred for a lock that was free again in this attempt.
+    pub(crate) is_awaited: bool,
+}
+
+/// The locks of a namespace.
+pub(crate) struct BlockLocks(Vec<AtomicU32>);
+
+impl BlockLocks {
+    /// Locks that are free.
+    pub(crate) fn new() -> Self {
+        Self((0..LOCKS).map(|_| AtomicU32::new(0)).collect())
+    }
+
+    /// Locks an extent, or nothing.
+    pub(crate) fn lock(&self, extent: Extent, access: Access) -> Result<(), Busy> {
+        let locked = self.of(extent).take_while(|lock| try_lock(lock, access));
+        let count = locked.count();
+        if count == self.of(extent).count() {
+            return Ok(());
+        }
+        Err(Busy {
+            is_awaited: unlock_all(self.of(extent).take(count), access),
+        })
+    }
+
+    /// Unlocks an extent; whether a command was deferred for it.
+    pub(crate) fn unlock(&self, extent: Extent, access: Access) -> bool {
+        unlock_all(self.of(extent), access)
+    }
+
+    /// The locks of an extent, each once.
+    fn of(&self, Extent { offset, len }: Extent) -> impl Iterator<Item = &AtomicU32> {
+        let first = offset / GRANULE;
+        let end = offset.saturating_add(len).div_ceil(GRANULE);
+        let places = (first..end.min(first.saturating_add(LOCKS))).map(|granule| granule % LOCKS);
+        places.filter_map(|place| self.0.get(usize::try_from(place).ok()?))
+    }
+}
+
+/// How much a lock's value grows.
+fn share(access: Access) -> u32 {
+    match access {
+        Access::Shared => 1,
+        Access::Exclusive => WRITER,
+    }
+}
+
+fn try_lock(lock: &AtomicU32, access: Access) -> bool {
+    let is_free = |held: u32| match access {
+        Access::Shared => held < WRITER,
+        Access::Exclusive => held == 0,
+    };
+    let change = |held| {
+        Some(if is_free(held) {
+            held + share(access)
+        } else {
+            held | AWAITED
+        })
+    };
+    let before = lock.fetch_update(Ordering::Acquire, Ordering::Relaxed, change);
+    before.is_ok_and(is_free)
+}
+
+fn unlock_all<'a>(locks: impl Iterator<Item = &'a AtomicU32>, access: Access) -> bool {
+    let change = |held: u32| match held.saturating_sub(share(access)) {
+        AWAITED => Some(0),
+        left => Some(left),
+    };
+    let unlock = |lock: &AtomicU32| {
+        let before = lock.fetch_update(Ordering::Release, Ordering::Relaxed, change);
+        before == Ok(AWAITED + share(access))
+    };
+    locks.fold(false, |is_awaited, lock| unlock(lock) | is_awaited)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn extent(offset: u64, len: u64) -> Extent {
+        Extent { offset, len }
+    }
+
+    #[test]
+    fn readers_share_blocks_and_a_writer_has_them_alone() {
+        let locks = BlockLocks::new();
+        let (page, inside) = (extent(0x1000, 0x1000), extent(0x1200, 0x200));
+        let busy = Err(Busy { is_awaited: false });
+        assert_eq!(locks.lock(page, Access::Shared), Ok(()));
+        assert_eq!(locks.lock(inside, Access::Shared), Ok(()));
+        assert_eq!(locks.lock(inside, Access::Exclusive), busy);
+        assert_eq!(locks.lock(extent(0x2000, 1), Access::Exclusive), Ok(()));
+        assert_eq!(locks.lock(page, Access::Shared), busy, "the writer is next");
+        assert!(!locks.unlock(page, Access::Shared));
+        assert!(locks.unlock(inside, Access::Shared), "the writer may try");
+        assert_eq!(locks.lock(inside, Access::Exclusive), Ok(()));
+        assert_eq!(locks.lock(page, Access::Shared), busy);
+        assert!(locks.unlock(inside, Access::Exclusive));
+        assert_eq!(locks.lock(page, Access::Exclusive), Ok(()));
+    }
+
+    #[test]
+    fn failed_attempt_leaves_no_block_locked() {
+        let locks = BlockLocks::new();
+        assert_eq!(locks.lock(extent(0x3000, 1), Access::Exclusive), Ok(()));
+        for access in [Access::Shared, Access::Exclusive] {
+            assert!(locks.lock(extent(0, 0x8000), access).is_err());
+            assert_eq!(locks.lock(extent(0, 0x3000), Access::Exclusive), Ok(()));
+            assert!(!locks.unlock(extent(0, 0x3000), Access::Exclusive));
+        }
+    }
+
+    #[test]
+    fn extent_of_any_size_takes_each_lock_once() {
+        let locks = BlockLocks::new();
+        for whole in [extent(0x123_4000, 1 << 40), extent(u64::MAX - 8, 8)] {
+            assert_eq!(locks.lock(whole, Access::Exclusive), Ok(()));
+            assert!(locks.lock(whole, Access::Shared).is_err());
+            assert!(locks.unlock(whole, Access::Exclusive));
+        }
+        assert_eq!(locks.lock(extent(5, 0), Access::Exclusive), Ok(()));
+    }
+}
