@@ -255,6 +255,15 @@ impl<T> FileRing<T> {
         self.stopping = false;
     }
 
+    /// Waits until every operation has ended, or was given up after the step in progress.
+    pub fn finish(&mut self) {
+        self.stopping = true;
+        while !self.is_empty() {
+            self.wait();
+        }
+        self.stopping = false;
+    }
+
     /// Waits until a step of some operation is over, however long that takes: the kernel may touch the memory until then. If it
     /// does not let this thread wait, the process ends, and the kernel ends the operations before the memory goes.
     fn wait(&mut self) {
@@ -329,12 +338,8 @@ impl<T> FileRing<T> {
 }
 
 impl<T> Drop for FileRing<T> {
-    /// Waits until every operation has ended, or was given up.
     fn drop(&mut self) {
-        self.stopping = true;
-        while !self.is_empty() {
-            self.wait();
-        }
+        self.finish();
     }
 }
 

@@ -243,9 +243,16 @@ impl Io {
 }
 
 impl Drop for Io {
-    /// Commands that the kernel still works on expire with their worker.
+    /// Commands that the kernel still works on expire with their worker. Their syncs end before, as others wait for that.
     fn drop(&mut self) {
         self.generation.advance();
+        self.deferred.clear();
+        self.held.clear();
+        if let Some(files) = &mut self.data.files {
+            files.finish();
+        }
+        let ended = self.take_ended();
+        debug_assert!(ended.is_none(), "every permit has expired");
     }
 }
 

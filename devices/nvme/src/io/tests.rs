@@ -233,6 +233,18 @@ fn reset_drops_deferred_commands_and_unlocks_blocks() {
     assert_eq!(finish(&mut io, &event), [(3, Status::SUCCESS)]);
 }
 
+#[test]
+fn worker_that_stops_in_a_flush_holds_up_no_other_flush() {
+    let event = EventFd::new().unwrap();
+    let storage = Arc::new(storage());
+    let Some((mut io, _ram)) = io_on(storage.clone(), &event) else {
+        return;
+    };
+    assert_eq!(execute(&mut io, 1, &command(NvmOpcode::Flush, 1)), None);
+    drop(io);
+    assert_eq!(storage.flush_all(), Ok(()));
+}
+
 /// An image whose first flush fails once the second, which succeeds, has returned.
 struct Failing {
     image: FileBackend,
