@@ -148,6 +148,7 @@ pub(crate) mod sc {
     pub(crate) const CMB_INVALID_USE: u16 = 0x012;
     pub(crate) const PRP_INVALID_OFFSET: u16 = 0x013;
     pub(crate) const LBA_RANGE: u16 = 0x080;
+    pub(crate) const CAPACITY_EXCEEDED: u16 = 0x081;
     pub(crate) const CQ_INVALID: u16 = 0x100;
     pub(crate) const QID_INVALID: u16 = 0x101;
     pub(crate) const QUEUE_SIZE: u16 = 0x102;

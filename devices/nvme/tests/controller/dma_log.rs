@@ -1,4 +1,4 @@
-//! The record of which way every byte went.
+//! The log of DMA by route.
 
 use peerbar_nvme_spec::dma_log::{Completer, Direction, Entry, Purpose, Route};
 

@@ -1,7 +1,7 @@
 //! Namespaces on loop devices, which need root: sectors that are larger than blocks, and a writeback that fails.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
 use peerbar_nvme::{Config, Source};
@@ -13,11 +13,11 @@ use crate::command::{
 use crate::driver::{DATA, Driver, LIST};
 use crate::machine::{MIB, config, pattern};
 
-struct LoopDevice(String);
+pub(crate) struct LoopDevice(String);
 
 impl LoopDevice {
     /// A device on a sparse image in this folder.
-    fn new(folder: &Path, sector_bytes: u32, bytes: u64) -> Self {
+    pub(crate) fn new(folder: &Path, sector_bytes: u32, bytes: u64) -> Self {
         let path = folder.join("image");
         File::create_new(&path).unwrap().set_len(bytes).unwrap();
         let mut losetup = Program::new("losetup");
@@ -31,6 +31,10 @@ impl LoopDevice {
         let error = String::from_utf8_lossy(&made.stderr);
         assert!(made.status.success(), "a loop device needs root: {error}");
         Self(String::from_utf8(made.stdout).unwrap().trim().to_owned())
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.clone().into()
     }
 }
 
@@ -48,7 +52,7 @@ fn blocks_of_half_a_sector_are_zeroed_and_deallocated() {
     let device = LoopDevice::new(folder.path(), 4096, MIB);
     for io_uring in [true, false] {
         let mut driver = Driver::with(&Config {
-            namespaces: vec![Source::File(device.0.clone().into())],
+            namespaces: vec![Source::File(device.path())],
             io_uring,
             ..config()
         });
@@ -70,15 +74,19 @@ fn blocks_of_half_a_sector_are_zeroed_and_deallocated() {
 }
 
 /// A file system in memory that has room for 64 KiB.
-struct SmallMount(TempDir);
+pub(crate) struct SmallMount(TempDir);
 
 impl SmallMount {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut mount = Program::new("mount");
         mount.args(["-t", "tmpfs", "-o", "size=64K", "tmpfs"]);
         assert!(mount.arg(folder.path()).status().unwrap().success());
         Self(folder)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
     }
 }
 
@@ -94,9 +102,9 @@ impl Drop for SmallMount {
 fn failed_writeback_fails_every_later_flush_and_write() {
     for (io_uring, fua) in [(true, false), (true, true), (false, false)] {
         let mount = SmallMount::new();
-        let device = LoopDevice::new(mount.0.path(), 512, MIB);
+        let device = LoopDevice::new(mount.path(), 512, MIB);
         let mut driver = Driver::with(&Config {
-            namespaces: vec![Source::File(device.0.clone().into())],
+            namespaces: vec![Source::File(device.path())],
             io_uring,
             ..config()
         });

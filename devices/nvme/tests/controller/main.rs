@@ -18,6 +18,7 @@ mod driver;
 mod events;
 mod failures;
 mod faults;
+mod faulty_disk;
 mod features;
 mod garbage;
 mod habits;
