@@ -152,22 +152,11 @@ impl DataPath {
         len: usize,
     ) -> Result<(), Status> {
         self.locate(Purpose::Payload, command, len)?;
-        let tag = Tag::new(Purpose::Payload, self.origin);
-        let mut done = 0;
-        let straight = self.is_straight(Purpose::Payload);
-        for segment in self.segments.iter().filter(|_| straight) {
-            let place = (memory, offset + done as u64);
-            let moved =
-                self.session
-                    .transfer(tag, Direction::Read, segment.address, place, segment.len);
-            match moved {
-                Some(outcome) => outcome.map_err(transfer_error)?,
-                None => break,
+        if self.is_straight(Purpose::Payload) {
+            let (_, done) = self.copy(Direction::Read, (memory, offset))?;
+            if done == len {
+                return Ok(());
             }
-            done += segment.len;
-        }
-        if done == len {
-            return Ok(());
         }
         let data = self.gather(Purpose::Payload, len)?;
         memory.write(offset, data).map_err(|_| Status::WRITE_FAULT)
@@ -181,23 +170,35 @@ impl DataPath {
         len: usize,
     ) -> Result<(), Status> {
         self.locate(Purpose::Payload, command, len)?;
+        let (index, done) = self.copy(Direction::Write, (memory, offset))?;
+        if done == len {
+            return Ok(());
+        }
+        let rest = self.buffer.get_mut(..len - done).unwrap_or_default();
+        let filled = memory.read(offset + done as u64, rest);
+        filled.map_err(|_| Status::UNRECOVERED_READ_ERROR)?;
+        self.scatter(Purpose::Payload, index, len - done)
+    }
+
+    /// Copies between the segments and `memory` from `offset` on, up to the first one that is no memory that is mapped here; how
+    /// many segments and bytes.
+    fn copy(
+        &mut self,
+        direction: Direction,
+        (memory, offset): (&MappedMemory, u64),
+    ) -> Result<(usize, usize), Status> {
         let tag = Tag::new(Purpose::Payload, self.origin);
         let mut done = 0;
-        for (index, segment) in self.segments.iter().enumerate() {
+        for (index, Segment { address, len }) in self.segments.iter().copied().enumerate() {
             let place = (memory, offset + done as u64);
-            let moved =
-                self.session
-                    .transfer(tag, Direction::Write, segment.address, place, segment.len);
-            let Some(outcome) = moved else {
-                let rest = self.buffer.get_mut(..len - done).unwrap_or_default();
-                let filled = memory.read(offset + done as u64, rest);
-                filled.map_err(|_| Status::UNRECOVERED_READ_ERROR)?;
-                return self.scatter(Purpose::Payload, index, len - done);
+            let copied = self.session.transfer(tag, direction, address, place, len);
+            let Some(outcome) = copied else {
+                return Ok((index, done));
             };
             outcome.map_err(transfer_error)?;
-            done += segment.len;
+            done += len;
         }
-        Ok(())
+        Ok((self.segments.len(), done))
     }
 
     /// Finds the segments of a command's data. Only PRPs are offered (Identify Controller, SGLS).
