@@ -9,18 +9,18 @@ use thiserror::Error;
 /// The BAR that the buffer lies in, from offset 0 on.
 pub(crate) const CMB_BAR: u8 = 2;
 
-/// Linux takes peer-to-peer memory in sections of 2 MiB and silently ignores any other buffer
-/// (Linux mm/sparse.c, SUBSECTION_SIZE).
-const GRANULE: u64 = 2 << 20;
+/// The size of a Controller Memory Buffer is a multiple of this, in bytes: Linux takes peer-to-peer memory in such sections and
+/// silently ignores any other buffer (Linux mm/sparse.c, SUBSECTION_SIZE).
+pub const CMB_UNIT: u64 = 2 << 20;
 
-/// The largest buffer: 64 GiB.
-const LIMIT: u64 = 64 << 30;
+/// The largest Controller Memory Buffer, in bytes.
+pub const LARGEST_CMB: u64 = 64 << 30;
 
 /// Why a buffer cannot be made.
 #[derive(Debug, Error)]
 pub enum CmbError {
     /// Its size is one that Linux would ignore, or too large.
-    #[error("CMB of {size} bytes: the size must be a multiple of 2 MiB up to 64 GiB, or Linux ignores it; try {}M", .size.div_ceil(GRANULE).clamp(1, LIMIT / GRANULE) * 2)]
+    #[error("CMB of {size} bytes: the size must be a multiple of 2 MiB up to 64 GiB, or Linux ignores it; try {}M", .size.div_ceil(CMB_UNIT).clamp(1, LARGEST_CMB / CMB_UNIT) * 2)]
     Size {
         /// The size asked for.
         size: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Cmb {
 impl Cmb {
     /// A buffer of `size` bytes for data and PRP lists, and with `queues` for queues too.
     pub(crate) fn new(size: u64, queues: bool) -> Result<Self, CmbError> {
-        if size == 0 || !size.is_multiple_of(GRANULE) || size > LIMIT {
+        if size == 0 || !size.is_multiple_of(CMB_UNIT) || size > LARGEST_CMB {
             return Err(CmbError::Size { size });
         }
         let memory = MemoryFile::create("peerbar-nvme-cmb", size.next_power_of_two())
@@ -151,7 +151,14 @@ mod tests {
         for size in [2 << 20, 6 << 20, 64 << 20] {
             assert!(Cmb::new(size, true).is_ok(), "{size}");
         }
-        for size in [0, 4096, 3 << 20, (2 << 20) + 1, LIMIT + GRANULE, u64::MAX] {
+        for size in [
+            0,
+            4096,
+            3 << 20,
+            (2 << 20) + 1,
+            LARGEST_CMB + CMB_UNIT,
+            u64::MAX,
+        ] {
             let error = Cmb::new(size, true).err().unwrap();
             assert!(matches!(error, CmbError::Size { .. }), "{error}");
         }

@@ -16,6 +16,12 @@ use crate::seeded_fault::SeededFault;
 /// Longest serial number (NVMe Base 2.0, 5.17.2.1, Identify Controller, SN).
 const SERIAL_BYTES: usize = 20;
 
+/// The sizes of a logical block, in bytes.
+pub const BLOCK_SIZES: [u32; 2] = [512, 4096];
+
+/// MDTS: the largest transfer as a power of two, in units of 4 KiB (NVMe Base 2.0, 5.17.2.1).
+pub const MDTS: RangeInclusive<u8> = 1..=10;
+
 /// How many threads may share the I/O queues.
 pub const WORKERS: RangeInclusive<u8> = 1..=64;
 
@@ -143,10 +149,10 @@ impl Config {
         if self.serial.is_empty() || self.serial.len() > SERIAL_BYTES || !printable {
             return Err(ConfigError::Serial(self.serial.clone()));
         }
-        if !matches!(self.block_bytes, 512 | 4096) {
+        if !BLOCK_SIZES.contains(&self.block_bytes) {
             return Err(ConfigError::BlockSize(self.block_bytes));
         }
-        if !(1..=10).contains(&self.mdts) {
+        if !MDTS.contains(&self.mdts) {
             return Err(ConfigError::Mdts(self.mdts));
         }
         if !WORKERS.contains(&self.workers) {

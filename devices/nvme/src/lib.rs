@@ -64,8 +64,8 @@ mod storage;
 mod sync;
 mod worker_pool;
 
-pub use cmb::CmbError;
-pub use config::{Config, ConfigError, Source, WORKERS};
+pub use cmb::{CMB_UNIT, CmbError, LARGEST_CMB};
+pub use config::{BLOCK_SIZES, Config, ConfigError, MDTS, Source, WORKERS};
 pub use controller::Controller;
 pub use io_queue::poll::{PollPolicy, UnknownPolicy};
 pub use namespace::ImageError;

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use peerbar_fault::Kind;
-use peerbar_nvme::{PollPolicy, SeededFault, UnknownFault, WORKERS};
+use peerbar_nvme::{
+    BLOCK_SIZES, CMB_UNIT, LARGEST_CMB, MDTS, PollPolicy, SeededFault, UnknownFault, WORKERS,
+};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
@@ -15,13 +17,6 @@ use super::link::{link, speed};
 use super::qemu_nvme;
 use super::{Model, Namespace, Nvme};
 use crate::size::Size;
-
-/// Linux takes p2pmem in units of this size only (`pci_p2pdma_add_resource` needs whole memory sections).
-const CMB_UNIT: u64 = 2 << 20;
-/// The largest that `peerbar-nvme` takes.
-const LARGEST_CMB: u64 = 64 << 30;
-/// Powers that `peerbar-nvme` takes for MDTS (NVMe Base 2.0, 5.17.2.1).
-const MDTS: std::ops::RangeInclusive<u8> = 1..=10;
 
 /// Checks one controller, whose name is known to fit; images are relative to `folder`.
 pub(super) fn nvme(
@@ -94,7 +89,7 @@ fn cmb_queues(queues: Spanned<bool>, name: &str, cmb: Option<u64>) -> Result<boo
 }
 
 fn block_size(size: Spanned<u32>) -> Result<u32, Problem> {
-    if ![512, 4096].contains(size.get_ref()) {
+    if !BLOCK_SIZES.contains(size.get_ref()) {
         let message = format!(
             "`block-size = {}`: blocks have 512 or 4096 bytes",
             size.get_ref()
@@ -169,35 +164,18 @@ fn namespace(
     folder: &Path,
 ) -> Result<(Namespace, u64), Problem> {
     let at = table.span();
-    let namespace = match table.into_inner() {
-        NamespaceTable {
-            ram: Some(Size(bytes)),
-            null: None,
-            image: None,
-            file: None,
-            size: None,
-        } => Namespace::Ram(bytes),
-        NamespaceTable {
-            null: Some(Size(bytes)),
-            ram: None,
-            image: None,
-            file: None,
-            size: None,
-        } => Namespace::Null(bytes),
-        NamespaceTable {
-            image: Some(Size(bytes)),
-            ram: None,
-            null: None,
-            file: None,
-            size: None,
-        } => Namespace::Image(bytes),
-        NamespaceTable {
-            ram: None,
-            null: None,
-            image: None,
-            file: Some(file),
-            size,
-        } => Namespace::File {
+    let NamespaceTable {
+        ram,
+        null,
+        image,
+        file,
+        size,
+    } = table.into_inner();
+    let namespace = match (ram, null, image, file, size) {
+        (Some(Size(bytes)), None, None, None, None) => Namespace::Ram(bytes),
+        (None, Some(Size(bytes)), None, None, None) => Namespace::Null(bytes),
+        (None, None, Some(Size(bytes)), None, None) => Namespace::Image(bytes),
+        (None, None, None, Some(file), size) => Namespace::File {
             path: folder.join(file),
             create: size.map(|size| size.0),
         },
