@@ -102,23 +102,24 @@ impl About {
         data.vwc = Vwc::new()
             .with_present(true)
             .with_flush_behavior(Vwc::FLUSH_ALL);
-        let nqn = format!(
-            "nqn.2014-08.org.nvmexpress:uuid:{}",
-            hyphenated(uuid(&self.serial, 0))
-        );
-        for (to, from) in data.subnqn.iter_mut().zip(nqn.bytes()) {
-            *to = from;
-        }
+        data.subnqn = self.subsystem_name();
         if let Some(state) = data.psd.first_mut() {
             state.mp = MAX_POWER.into();
         }
         data
     }
 
+    /// SUBNQN: the name of the NVM subsystem, by its UUID (NVMe Base 2.0, 4.5).
+    fn subsystem_name(&self) -> [u8; 256] {
+        let uuid = hyphenated(uuid(&self.serial, 0));
+        let name = format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}");
+        zero_padded(name.as_bytes())
+    }
+
     /// Namespace Identification Descriptors (NVMe Base 2.0, 5.17.2.3): a UUID and the command set.
     fn descriptors(&self, nsid: u32) -> [u8; DATA_SIZE] {
         let id = uuid(&self.serial, nsid);
-        page(
+        zero_padded(
             &[
                 DescriptorHeader::UUID.as_bytes(),
                 &id,
@@ -231,7 +232,7 @@ fn capacity(namespace: &Namespace) -> u128 {
 fn independent_namespace() -> [u8; DATA_SIZE] {
     let mut data = IndependentNamespace::new_zeroed();
     data.nstat.set_nrdy(true);
-    page(data.as_bytes())
+    zero_padded(data.as_bytes())
 }
 
 /// NVMe Base 2.0, 5.17.2.10: the controllers from an ID on; there is one.
@@ -259,16 +260,16 @@ fn command_sets(controller: u16) -> Result<[u8; DATA_SIZE], Status> {
 }
 
 fn bytes<T: IntoBytes + Immutable>(data: &T) -> [u8; DATA_SIZE] {
-    page(data.as_bytes())
+    zero_padded(data.as_bytes())
 }
 
-/// What is given, and zeroes up to a page.
-fn page(start: &[u8]) -> [u8; DATA_SIZE] {
-    let mut page = [0; DATA_SIZE];
-    for (to, from) in page.iter_mut().zip(start) {
+/// These bytes, and zeroes behind them.
+fn zero_padded<const LEN: usize>(start: &[u8]) -> [u8; LEN] {
+    let mut padded = [0; LEN];
+    for (to, from) in padded.iter_mut().zip(start) {
         *to = *from;
     }
-    page
+    padded
 }
 
 /// A UUID that a serial number always leads to, another for each NSID (RFC 9562, version 8; FNV-1a behind it).
