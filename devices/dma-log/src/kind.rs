@@ -4,12 +4,12 @@ use strum::VariantArray;
 
 use crate::words::{Completer, Direction, Purpose, Route};
 
-/// What a DMA was for and which way it took: each combination is counted separately.
+/// Purpose, route, completer and direction of a DMA: each combination is counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DmaKind {
     /// What it was for.
     pub purpose: Purpose,
-    /// The way that it took.
+    /// Its route.
     pub route: Route,
     /// The owner of the memory that it met.
     pub completer: Completer,

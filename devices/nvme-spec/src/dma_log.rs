@@ -1,4 +1,4 @@
-//! The vendor specific log page in which a controller of peerbar reports its DMA: how much went which way.
+//! The vendor specific log page in which a controller of peerbar counts its DMA by route.
 //!
 //! The page itself is the same for every device of peerbar; `peerbar-dma-log` describes, writes and reads it. A host
 //! reads all of it, [`MAX_SIZE`] bytes, by one command: the counters change between two.

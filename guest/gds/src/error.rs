@@ -185,7 +185,7 @@ pub enum Error {
 pub struct FileTransfer {
     /// The file.
     pub path: PathBuf,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
     /// Where in the file.
     pub offset: u64,

@@ -193,7 +193,7 @@ impl GpuFile {
         &self.parts.path
     }
 
-    /// Finds out which parts go which way, and refuses what the policy forbids.
+    /// Finds the route of each part, and refuses what the policy forbids.
     pub(crate) fn plan(
         &self,
         direction: Direction,

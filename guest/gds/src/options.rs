@@ -33,7 +33,7 @@ impl FileOptions {
         self
     }
 
-    /// Which way its bytes may go.
+    /// The routes that its bytes may take.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self

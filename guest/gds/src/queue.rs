@@ -21,7 +21,7 @@ const BATCH_DEPTH: u32 = 64;
 /// A transfer to be done. It holds on to its file and its buffer until it has ended.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
     /// The file.
     pub file: GpuFile,
@@ -54,7 +54,7 @@ pub struct Queue {
     ring: IoUring,
     depth: u32,
     next: u64,
-    under_way: BTreeMap<u64, (Request, Transfer)>,
+    in_progress: BTreeMap<u64, (Request, Transfer)>,
     done: VecDeque<Completion>,
 }
 
@@ -72,7 +72,7 @@ impl Queue {
             ring,
             depth,
             next: 0,
-            under_way: BTreeMap::new(),
+            in_progress: BTreeMap::new(),
             done: VecDeque::new(),
         })
     }
@@ -83,7 +83,7 @@ impl Queue {
     /// [`Error::QueueFull`] if the queue has no free entries; what of [`GpuFile::read_at`]'s errors is known
     /// before a byte has moved.
     pub fn push(&mut self, request: Request) -> Result<Ticket> {
-        if self.under_way.len() >= usize::try_from(self.depth).unwrap_or(usize::MAX) {
+        if self.in_progress.len() >= usize::try_from(self.depth).unwrap_or(usize::MAX) {
             return Err(Error::QueueFull(self.depth));
         }
         let transfer = request.file.plan(
@@ -101,7 +101,7 @@ impl Queue {
             _ => entry(&request, &middle)?,
         };
         self.start(&entry.user_data(ticket))?;
-        self.under_way.insert(ticket, (request, transfer));
+        self.in_progress.insert(ticket, (request, transfer));
         // What the kernel does not take now it takes in `wait`, which then reports why.
         let _ = self.enter(0);
         Ok(Ticket(ticket))
@@ -109,7 +109,7 @@ impl Queue {
 
     /// Requests that are in progress or not yet reported.
     pub fn pending(&self) -> usize {
-        self.under_way.len().saturating_add(self.done.len())
+        self.in_progress.len().saturating_add(self.done.len())
     }
 
     /// Waits until some request has ended; `None` if none is left.
@@ -117,17 +117,17 @@ impl Queue {
     /// # Errors
     /// [`Error::Ring`].
     pub fn wait(&mut self) -> Result<Option<Completion>> {
-        while self.done.is_empty() && !self.under_way.is_empty() {
+        while self.done.is_empty() && !self.in_progress.is_empty() {
             self.enter(1)?;
             self.reap();
         }
         Ok(self.done.pop_front())
     }
 
-    /// Puts an entry into the ring. Its request must go to `under_way` before the kernel is entered.
+    /// Puts an entry into the ring. Its request must go to `in_progress` before the kernel is entered.
     fn start(&mut self, entry: &squeue::Entry) -> Result<()> {
         let mut entries = self.ring.submission();
-        // SAFETY: the entry names a span within a mapping and a descriptor, and the request in `under_way` keeps both
+        // SAFETY: the entry names a span within a mapping and a descriptor, and the request in `in_progress` keeps both
         // until its completion has been reaped.
         unsafe { entries.push(entry) }.map_err(|_| Error::QueueFull(self.depth))
     }
@@ -154,7 +154,7 @@ impl Queue {
             return;
         };
         let (ticket, result) = (entry.user_data(), entry.result());
-        if let Some((request, transfer)) = self.under_way.remove(&ticket) {
+        if let Some((request, transfer)) = self.in_progress.remove(&ticket) {
             let first = (transfer.middle().length() > 0).then(|| {
                 u64::try_from(result)
                     .map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()))
@@ -191,17 +191,17 @@ impl std::fmt::Debug for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue")
             .field("depth", &self.depth)
-            .field("under_way", &self.under_way.len())
+            .field("in_progress", &self.in_progress.len())
             .finish_non_exhaustive()
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        while !self.under_way.is_empty() {
+        while !self.in_progress.is_empty() {
             if self.enter(1).is_err() {
                 // The kernel may still write to these buffers, so they must stay mapped.
-                std::mem::forget(std::mem::take(&mut self.under_way));
+                std::mem::forget(std::mem::take(&mut self.in_progress));
                 return;
             }
             self.reap();
@@ -244,7 +244,7 @@ pub fn batch(requests: impl IntoIterator<Item = Request>) -> Result<Vec<Result<u
     let mut results: Vec<Option<Result<u64>>> = Vec::new();
     let mut places = BTreeMap::new();
     for request in requests {
-        while queue.under_way.len() >= usize::try_from(BATCH_DEPTH).unwrap_or(usize::MAX) {
+        while queue.in_progress.len() >= usize::try_from(BATCH_DEPTH).unwrap_or(usize::MAX) {
             settle(&mut queue, &mut places, &mut results)?;
         }
         let place = results.len();

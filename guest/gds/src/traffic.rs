@@ -1,11 +1,11 @@
-//! Which way bytes may go, and which way they went.
+//! The routes that bytes may take, and those that they took.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which way the bytes of a file may go.
+/// The routes that the bytes of a file may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Peer to peer, or not at all: what cannot go that way is refused with the reason.
+    /// Peer to peer, or not at all: what cannot is refused with the reason.
     #[default]
     PeerOnly,
     /// Peer to peer where it can, the rest through host memory.
