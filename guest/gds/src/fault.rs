@@ -19,6 +19,8 @@ pub enum Fault {
     BadRing,
     /// Lengths beyond what the device does in one command.
     TooLong,
+    /// The GPU has worked on the command for longer than it may.
+    TimeOut,
     /// A reset of the GPU ended it before it was done, and it is none that can be repeated. What it had to do may be done
     /// in part.
     Reset,
@@ -35,6 +37,7 @@ impl From<u32> for Fault {
             4 => Fault::BadCommand,
             5 => Fault::BadRing,
             6 => Fault::TooLong,
+            7 => Fault::TimeOut,
             uapi::ERROR_RESET => Fault::Reset,
             code => Fault::Other(code),
         }
@@ -50,6 +53,7 @@ impl fmt::Display for Fault {
             Fault::BadCommand => "fault 4, bad command",
             Fault::BadRing => "fault 5, bad ring",
             Fault::TooLong => "fault 6, the command is too long",
+            Fault::TimeOut => "fault 7, the command took too long",
             Fault::Reset => {
                 "fault 256, given up by a reset of the GPU, since it may be done in part and cannot be repeated"
             }
@@ -64,7 +68,7 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_the_device_and_its_driver() {
-        for code in (1..=6).chain([0x100]) {
+        for code in (1..=7).chain([0x100]) {
             let text = Fault::from(code).to_string();
             assert!(text.starts_with(&format!("fault {code}, ")), "{text}");
         }
