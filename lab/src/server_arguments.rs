@@ -112,12 +112,15 @@ fn device_arguments(device: DeviceSpec<'_>, sockets: &Sockets) -> Vec<String> {
 
 fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
     let mode = if gpu.window { "window" } else { "static" };
+    let timeout = gpu
+        .job_timeout
+        .map(|timeout| ("--job-timeout", format!("{}s", timeout.as_secs())));
     let options = [
         ("--vram", Size(gpu.vram).to_string()),
         ("--aperture", Size(gpu.aperture).to_string()),
         ("--mode", mode.to_owned()),
     ];
-    let words = options.into_iter();
+    let words = options.into_iter().chain(timeout);
     words
         .flat_map(|(option, value)| [option.to_owned(), value])
         .collect()
@@ -160,6 +163,8 @@ fn nvme_arguments(nvme: &Nvme, sockets: &Sockets) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use std::path::Path;
 
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_server_gets_sizes_and_mode() {
+    fn gpu_server_gets_sizes_mode_and_time_out() {
         let gpu = Gpu {
             name: "gpu0".to_owned(),
             attach: AttachPoint::Root,
@@ -233,8 +238,12 @@ mod tests {
             aperture: 256 << 20,
             window: true,
             faults: Vec::new(),
+            job_timeout: Some(Duration::from_secs(120)),
         };
         let words = gpu_arguments(&gpu).join(" ");
-        assert_eq!(words, "--vram 4G --aperture 256M --mode window");
+        assert_eq!(
+            words,
+            "--vram 4G --aperture 256M --mode window --job-timeout 120s"
+        );
     }
 }

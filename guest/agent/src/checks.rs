@@ -26,6 +26,7 @@ mod gpu_owners;
 mod gpu_pins;
 mod gpu_refused;
 mod gpu_reset;
+mod gpu_time_out;
 mod gpu_unaligned;
 mod gpu_unload;
 mod gpu_virtio;

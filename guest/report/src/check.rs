@@ -36,6 +36,7 @@ mod gpu_owners;
 mod gpu_pins;
 mod gpu_refused;
 mod gpu_reset;
+mod gpu_time_out;
 mod gpu_unaligned;
 mod gpu_unload;
 mod gpu_virtio;
@@ -249,6 +250,7 @@ kinds! {
     gpu_dma_buf::GpuDmaBuf,
     gpu_virtio::GpuVirtio,
     gpu_faults::GpuFaults,
+    gpu_time_out::GpuTimeOut,
     gpu_beyond_aperture::GpuBeyondAperture,
     gpu_mapping::GpuMapping,
     gpu_pins::GpuPins,

@@ -130,6 +130,7 @@ pub(super) struct GpuTable {
     pub(super) mode: Option<GpuMode>,
     #[serde(default)]
     pub(super) faults: Vec<Spanned<String>>,
+    pub(super) job_timeout: Option<Timeout>,
 }
 
 /// What an aperture is.

@@ -1,5 +1,7 @@
 //! A `[[gpu]]` table that makes sense.
 
+use std::time::Duration;
+
 use peerbar_dma::LinkSpeed;
 use peerbar_fault::Rule;
 use peerbar_switch::LinkMode;
@@ -40,6 +42,8 @@ pub struct Gpu {
     pub window: bool,
     /// The faults that are injected into what it does.
     pub faults: Vec<Rule>,
+    /// How long it may work on one command; none for its own limit.
+    pub job_timeout: Option<Duration>,
 }
 
 /// Checks one GPU, whose name is known to fit.
@@ -63,6 +67,7 @@ pub(super) fn gpu(table: GpuTable, attach_points: &AttachPoints) -> Result<Gpu, 
         aperture,
         window: matches!(table.mode, Some(GpuMode::Window)),
         faults: faults(&table.faults, &[])?,
+        job_timeout: table.job_timeout.map(|timeout| timeout.0),
     })
 }
 
@@ -122,6 +127,7 @@ mod tests {
             aperture: aperture.map(size),
             mode: None,
             faults: Vec::new(),
+            job_timeout: None,
         };
         let attach_points = AttachPoints {
             host_bridges: Vec::new(),
