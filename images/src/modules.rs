@@ -212,6 +212,7 @@ pub(crate) fn option_of(module: &str) -> String {
         "netfs" => "NETFS_SUPPORT",
         "nvme" => "BLK_DEV_NVME",
         "overlay" => "OVERLAY_FS",
+        "vgem" => "DRM_VGEM",
         "virtio_gpu" => "DRM_VIRTIO_GPU",
         "xfs" => "XFS_FS",
         name => &name.to_uppercase(),

@@ -16,6 +16,7 @@ mod gpu_compute;
 mod gpu_copy;
 mod gpu_dma_buf;
 mod gpu_faults;
+mod gpu_fences;
 mod gpu_file;
 mod gpu_lifetimes;
 mod gpu_load;

@@ -41,6 +41,7 @@ mod udev;
 mod udmabuf;
 mod uevents;
 mod vfio;
+mod vgem;
 mod virtio_gpu;
 mod watchdog;
 

@@ -1,4 +1,4 @@
-//! The guest's virtio-gpu: its buffers, and dma-bufs of them (Linux, drivers/gpu/drm/virtio).
+//! Graphics cards of the guest, as virtio-gpu: their buffers, and dma-bufs of them (Linux, drivers/gpu/drm).
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, read_dir};
@@ -13,9 +13,6 @@ use drm::control::Device as _;
 
 /// Where Linux has one file for each graphics card.
 const NODES: &str = "/dev/dri";
-
-/// What the driver calls itself.
-const DRIVER: &str = "virtio_gpu";
 
 /// A picture of this width has rows of 4 KiB.
 const WIDTH: u32 = 1024;
@@ -35,30 +32,32 @@ impl drm::Device for Card {}
 impl drm::control::Device for Card {}
 
 impl Card {
-    /// Opens the virtio-gpu among the cards.
-    pub(crate) fn open() -> anyhow::Result<Self> {
+    /// Opens the card that has this driver.
+    pub(crate) fn open(driver: &str) -> anyhow::Result<Self> {
         let cards = read_dir(NODES).with_context(|| format!("cannot list {NODES}"))?;
         for card in cards {
             let path = card?.path();
             if is_card(&path) {
                 let file = OpenOptions::new().read(true).write(true).open(&path);
                 let card = Card(file.with_context(|| format!("cannot open {}", path.display()))?);
-                if card.get_driver()?.name() == DRIVER {
+                if card.get_driver()?.name() == driver {
                     return Ok(card);
                 }
             }
         }
-        bail!("no card in {NODES} has the driver {DRIVER}; it takes CONFIG_DRM_VIRTIO_GPU")
+        bail!("no card in {NODES} has the driver {driver}: is its module in the kernel?")
     }
 
-    /// A dma-buf of a new buffer of `bytes` bytes, whole pages. The buffer is freed with the card or the dma-buf, whichever
-    /// is closed last.
-    pub(crate) fn export(&self, bytes: u64) -> anyhow::Result<OwnedFd> {
+    /// A new buffer of `bytes` bytes, whole pages: its handle, and a dma-buf of it. It is freed with the card or the dma-buf,
+    /// whichever is closed last.
+    pub(crate) fn make(&self, bytes: u64) -> anyhow::Result<(u32, OwnedFd)> {
         let rows = u32::try_from(bytes / ROW)?;
         let buffer = self.create_dumb_buffer((WIDTH, rows), DrmFourcc::Xrgb8888, 32);
-        let buffer = buffer.context("virtio-gpu makes no buffer")?;
-        self.buffer_to_prime_fd(buffer.handle(), drm::CLOEXEC | drm::RDWR)
-            .context("virtio-gpu exports no dma-buf")
+        let handle = buffer.context("the card makes no buffer")?.handle();
+        let dma_buf = self
+            .buffer_to_prime_fd(handle, drm::CLOEXEC | drm::RDWR)
+            .context("the card exports no dma-buf")?;
+        Ok((handle.into(), dma_buf))
     }
 
     /// Makes a dma-buf of another exporter a buffer of this card, until the card is closed.

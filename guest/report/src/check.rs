@@ -27,6 +27,7 @@ mod gpu_compute;
 mod gpu_copy;
 mod gpu_dma_buf;
 mod gpu_faults;
+mod gpu_fences;
 mod gpu_file;
 mod gpu_lifetimes;
 mod gpu_long;
@@ -249,6 +250,7 @@ kinds! {
     gpu_copy::GpuCopy,
     gpu_dma_buf::GpuDmaBuf,
     gpu_virtio::GpuVirtio,
+    gpu_fences::GpuFences,
     gpu_faults::GpuFaults,
     gpu_time_out::GpuTimeOut,
     gpu_beyond_aperture::GpuBeyondAperture,

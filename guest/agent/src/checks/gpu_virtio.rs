@@ -15,11 +15,14 @@ use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
 use crate::virtio_gpu::Card;
 
+/// What the driver of virtio-gpu calls itself.
+const DRIVER: &str = "virtio_gpu";
+
 impl Run for GpuVirtio {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let mut bench = Bench::new(guest, gpu)?;
-        let open = || guest.uevents.wait_for(PATIENCE, Card::open);
+        let open = || guest.uevents.wait_for(PATIENCE, || Card::open(DRIVER));
         of_virtio_gpu(&mut bench, open()?).context("memory of virtio-gpu")?;
         for_virtio_gpu(&mut bench, (guest, gpu), &open()?).context("memory of the GPU")?;
         measure.bytes = bench.bytes;
@@ -35,7 +38,7 @@ impl Run for GpuVirtio {
 
 /// The GPU reads and writes a buffer of virtio-gpu, which is closed meanwhile: the memory stays.
 fn of_virtio_gpu(bench: &mut Bench<'_>, card: Card) -> anyhow::Result<()> {
-    let dma_buf = card.export(2 * HALF)?;
+    let (_, dma_buf) = card.make(2 * HALF)?;
     let mut memory = MappedBuffer::shared(&dma_buf, 0, usize::try_from(2 * HALF)?)?;
     let imported = bench.gpu.import(&dma_buf)?;
     bench.there_and_back(&imported, &mut memory)?;
