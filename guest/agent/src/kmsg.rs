@@ -162,7 +162,7 @@ fn is_bad(message: &str) -> bool {
         "Kernel panic",
         "general protection fault",
     ];
-    const PARTS: [&str; 10] = [
+    const PARTS: [&str; 12] = [
         "------------[ cut here ]------------",
         "Call Trace:",
         "kernel BUG at ",
@@ -173,6 +173,9 @@ fn is_bad(message: &str) -> bool {
         "detected stalls on CPUs",
         "page allocation failure",
         "controller is down; will reset",
+        // A search for mistakes that finds none because it is off.
+        "DMA-API: debugging out of memory",
+        "turning off the locking correctness validator",
     ];
     let lost_command = message.starts_with("nvme ") && message.contains(" timeout, ");
     lost_command
@@ -281,6 +284,10 @@ mod tests {
             "DMAR: [DMA Read NO_PASID] Request device [02:00.0] fault addr 0xfe000000",
             "nvme 0000:02:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0001 address=0x0 flags=0x0]",
             "virtio_iommu virtio0: page fault from EP 16 at 0xfe000000 [R]",
+            "BUG: KASAN: slab-use-after-free in pb_job_free+0x1b/0x40 [peerbar_gpu]",
+            "WARNING: possible circular locking dependency detected",
+            "DMA-API: debugging out of memory - disabling",
+            "turning off the locking correctness validator.",
             "nvme nvme0: I/O tag 3 (1003) opcode 0x2 (I/O Cmd) QID 1 timeout, completion polled",
         ];
         for message in bad {

@@ -18,6 +18,7 @@ mod gpu_user;
 mod gpus;
 mod guest_context;
 mod interrupts;
+mod kmemleak;
 mod kmsg;
 mod launcher;
 mod mapped_buffer;

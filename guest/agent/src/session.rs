@@ -18,7 +18,7 @@ use crate::port::{self, Port};
 use crate::trace::KernelTracing;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{mounts, network, pci_tree, tools, udev};
+use crate::{kmemleak, mounts, network, pci_tree, tools, udev};
 
 /// Brings the guest up, takes the plan, and reports each of its checks.
 ///
@@ -132,18 +132,20 @@ impl<'a> CheckRunner<'a> {
 
     /// Runs the checks of `plan` and, if it is interactive, those of the requests that follow.
     fn run_all(&mut self, plan: &Plan) -> anyhow::Result<()> {
-        for check in &plan.checks {
-            self.run(check)?;
+        let last = plan.checks.len().saturating_sub(1);
+        for (index, check) in plan.checks.iter().enumerate() {
+            self.run(check, index == last)?;
         }
         while plan.interactive
             && let Request::Check(check) = self.guest.launcher.next_request()?
         {
-            self.run(&check)?;
+            self.run(&check, false)?;
         }
         Ok(())
     }
 
-    fn run(&mut self, check: &Check) -> anyhow::Result<()> {
+    /// Runs a check. What all of them have leaked counts against the last one.
+    fn run(&mut self, check: &Check, is_last: bool) -> anyhow::Result<()> {
         if self.hung {
             return refuse(
                 check,
@@ -165,6 +167,9 @@ impl<'a> CheckRunner<'a> {
             self.report.evidence(&evidence)?;
         }
         complaints.lines.splice(..0, self.earlier.drain(..));
+        if is_last && !self.hung {
+            complaints.lines.extend(leaks());
+        }
         report_check(check, outcome, complaints, &measure, self.report)?;
         if self.hung {
             // After the complaints were taken, for this looks like one.
@@ -177,6 +182,11 @@ impl<'a> CheckRunner<'a> {
         }
         Ok(())
     }
+}
+
+/// Leaks of the kernel, or why they are not known.
+fn leaks() -> Vec<String> {
+    kmemleak::leaks().unwrap_or_else(|error| vec![format!("{error:#}")])
 }
 
 fn supervise(
