@@ -97,11 +97,13 @@ impl Drop for Child {
     }
 }
 
-/// The last line of the log file of a child, for a message of one line. The log may be longer than the memory.
+/// The last line of the log file of a child, for a message of one line. The log may be longer than the memory. QEMU's
+/// warnings, such as of CPUID bits that TCG lacks, are not why it ended.
 pub fn last_line(log: &Path) -> String {
     let text = end_of(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    let is_reason = |line: &&str| !line.trim().is_empty() && !line.contains(": warning: ");
+    let last = text.lines().rev().find(is_reason);
     last.unwrap_or("without a word").to_owned()
 }
 
@@ -179,10 +181,13 @@ mod tests {
     }
 
     #[test]
-    fn last_line_is_the_last_that_is_not_blank() {
+    fn last_line_is_neither_blank_nor_a_warning() {
         let log = tempfile::NamedTempFile::new().unwrap();
         assert_eq!(last_line(log.path()), "without a word");
-        std::fs::write(log.path(), "first\nlast\n\n").unwrap();
+        let warning = "qemu-system-x86_64: warning: TCG doesn't support requested feature: CPUID.07H:EBX.pcommit\n";
+        std::fs::write(log.path(), warning).unwrap();
+        assert_eq!(last_line(log.path()), "without a word");
+        std::fs::write(log.path(), format!("first\nlast\n\n{warning}")).unwrap();
         assert_eq!(last_line(log.path()), "last");
         log.as_file().set_len(1 << 40).unwrap();
         let end = File::options().append(true).open(log.path());
