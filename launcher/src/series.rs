@@ -72,7 +72,7 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
     };
     for scenario in &mut scenarios {
         if let Some(timeout) = options.timeout {
-            scenario.timeout = timeout.0;
+            scenario.set_timeout(timeout.0);
         }
         if let Some(port) = options.gdb {
             debugger::check_port(port)?;

@@ -71,6 +71,8 @@ pub struct Scenario {
     pub text: String,
     /// How long the guest may run.
     pub timeout: Duration,
+    /// How many times as long as usual a check without a limit of its own may take.
+    slowness: u32,
     /// The virtual machine around the devices.
     pub machine: Machine,
     /// Names of the host bridges beside the machine's own.
@@ -370,7 +372,16 @@ impl Scenario {
     /// The agent must give a hung check up, and say so, before the launcher gives up the guest.
     fn check_seconds(&self) -> u32 {
         let half = self.timeout.as_secs().div_ceil(2);
-        u32::try_from(half).map_or(Plan::CHECK_SECONDS, |half| half.min(Plan::CHECK_SECONDS))
+        let most = Plan::CHECK_SECONDS.saturating_mul(self.slowness);
+        u32::try_from(half).map_or(most, |half| half.min(most))
+    }
+
+    /// Sets another limit. A longer one is for a slow machine or kernel: checks without a limit of their own get as much
+    /// more.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        let times = timeout.as_secs() / self.timeout.as_secs().max(1);
+        self.slowness = u32::try_from(times).unwrap_or(u32::MAX).max(1);
+        self.timeout = timeout;
     }
 
     /// What the guest gets of the host's files: those that the scenario lists, and the programs of its checks.
@@ -447,7 +458,7 @@ mod tests {
 
     #[test]
     fn the_demo_makes_sense() {
-        let demo = Scenario::demo().unwrap();
+        let mut demo = Scenario::demo().unwrap();
         let plan = demo.plan();
         let devices: Vec<(&str, u64)> = plan
             .devices
@@ -459,6 +470,8 @@ mod tests {
         let modules = ["nvme", "peerbar_gpu", "9p", "9pnet_virtio", "ext4", "xfs"];
         assert_eq!(demo.initramfs_modules(), modules);
         assert_eq!(plan.check_seconds, 45);
+        demo.set_timeout(Duration::from_secs(900));
+        assert_eq!(demo.plan().check_seconds, 450);
         assert_eq!(demo.text, DEMO);
     }
 

@@ -76,6 +76,7 @@ pub(super) fn scenario(
         path: PathBuf::new(),
         text: String::new(),
         timeout,
+        slowness: 1,
         recording: match machine.sanitize {
             Some(_) => Level::All,
             None => Level::Maps,
