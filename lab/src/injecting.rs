@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use peerbar_fault::Rule;
+pub use peerbar_fault::Rule;
 use thiserror::Error;
 
 /// How long a device may take to answer.

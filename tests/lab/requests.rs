@@ -6,6 +6,7 @@ use peerbar_exec::ProgramRequest;
 use peerbar_lab::LabError;
 use peerbar_lab::exit::Outcome;
 use peerbar_lab::guest_access::GuestAccess;
+use peerbar_lab::injecting::{Rule, clear_faults, inject};
 use peerbar_lab::scenario::Scenario;
 use peerbar_report::{HostFolder, Verdict};
 
@@ -81,4 +82,24 @@ fn failed_check_fails_the_lab_but_not_the_requests_after_it() {
     let finished = lab.shut_down().unwrap();
     assert_eq!(finished.verdict.outcome, Outcome::Failed);
     assert_eq!(finished.verdict.reason, "1 of 2 checks did not pass");
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn fault_for_a_running_device_reaches_a_program() {
+    let mut lab = options().start(scenario()).unwrap();
+    let read = "dd if={disk1:disk} of=/dev/null bs=4k count=1 skip=125 iflag=direct";
+    assert_eq!(lab.command(read).unwrap().status, 0);
+    let rule: Rule = "fail command read lba=1000..1008".parse().unwrap();
+    inject(lab.folder(), "disk1", &rule).unwrap();
+    let failed = lab.command(read).unwrap();
+    assert!(failed.text.contains("Input/output error"), "{failed:?}");
+    let cleared = clear_faults(lab.folder(), "disk1").unwrap();
+    assert_eq!(cleared, "1 rules cleared");
+    assert_eq!(lab.command(read).unwrap().status, 0);
+    let flight = lab.flight_record("disk1").unwrap();
+    assert_eq!(flight.header.rules, [rule.to_string()]);
+    let other = inject(lab.folder(), "disk9", &rule).unwrap_err();
+    assert!(other.to_string().contains("no device disk9"), "{other}");
+    lab.shut_down().unwrap();
 }
