@@ -23,8 +23,8 @@ pub struct DeviceOptions {
     pub(crate) link: LinkOptions,
     #[command(flatten)]
     pub(crate) recording: Recording,
-    /// Inject a fault, as in "drop completion write nth=10"; repeat it for more. ACTION is fail, delay, drop, duplicate or
-    /// corrupt, SUBJECT command, completion, dma or interrupt
+    /// Inject a fault, as in "drop completion write nth=10"; repeat it for more. ACTION is fail, delay, drop,
+    /// duplicate, corrupt or remove, SUBJECT command, completion, dma, interrupt or device
     #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
     faults: Vec<Rule>,
     /// Take rules for faults at this socket as well, while the device is served [default: none]
