@@ -103,20 +103,24 @@ pub enum ImageError {
         path: PathBuf,
     },
     /// The user's argument names no kernel.
-    #[error("no kernel at {}: give a bzImage, a vmlinux or a kernel build tree", path.display())]
+    #[error("no kernel at {}; give a bzImage, a vmlinux or a kernel build tree", path.display())]
     NoKernel {
         /// The path, as given.
         path: PathBuf,
     },
     /// The user's argument names a file that is no x86-64 Linux kernel.
-    #[error("{} is no x86 Linux kernel: it has neither a boot header nor a version string in an ELF file", path.display())]
+    #[error(
+        "{} is no x86 Linux kernel, as it has neither a boot header nor a version string in an ELF file; give a bzImage, a \
+         vmlinux or a kernel build tree",
+        path.display()
+    )]
     NotAKernel {
         /// The path, as given.
         path: PathBuf,
     },
     /// The user's argument names a bzImage that ends before its payload does.
     #[error(
-        "{} has {bytes} bytes, but its header promises a kernel that needs {needed}: it is cut off, copy or build it again",
+        "{} has {bytes} bytes, but its header promises a kernel that needs {needed}: it is cut off; copy or build it again",
         path.display()
     )]
     CutOff {
@@ -128,14 +132,14 @@ pub enum ImageError {
         needed: usize,
     },
     /// The user's argument names an uncompressed kernel that QEMU cannot start.
-    #[error("{} has no PVH entry point, so QEMU cannot start it: give its bzImage, or build it with CONFIG_PVH=y", path.display())]
+    #[error("{} has no PVH entry point, so QEMU cannot start it; give its bzImage, or build it with CONFIG_PVH=y", path.display())]
     NoPvh {
         /// The path, as given.
         path: PathBuf,
     },
     /// The user's argument names a kernel with KASAN, without the loader that it needs.
     #[error(
-        "{} has KASAN, and such a kernel ends without a word when QEMU starts its vmlinux: give its bzImage",
+        "{} has KASAN, and such a kernel ends without a word when QEMU starts its vmlinux; give its bzImage",
         path.display()
     )]
     KasanWithoutLoader {

@@ -58,7 +58,7 @@ pub(super) fn kernel(found: Result<Option<String>, String>) -> Finding {
     }
 }
 
-/// An error that ends with its way out after a colon or a semicolon is told as it is, any other with `mend`.
+/// An error that ends with its way out after a semicolon is told as it is, any other with `mend`.
 fn split(probe: &'static str, error: &str, mend: &str) -> Finding {
     match error.rsplit_once("; ") {
         Some((found, way_out)) => Finding::failed(probe, found, way_out),
@@ -166,6 +166,8 @@ pub(super) fn programs(missing: Option<String>) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_images::ImageError;
+
     use super::*;
     use crate::doctor::finding::State;
 
@@ -201,6 +203,10 @@ mod tests {
             Some("take peerbar's own with `--kernel default`")
         );
         assert_eq!(kernel(Ok(Some("7.3.4".to_owned()))).state, State::Ok);
+        let missing = ImageError::NoKernel { path: "/k".into() };
+        let line = kernel(Err(missing.to_string())).line();
+        let told = "FAILED   kernel         no kernel at /k: give a bzImage, a vmlinux or a kernel build tree\n";
+        assert_eq!(line, told);
     }
 
     #[test]
