@@ -65,6 +65,11 @@ impl Kept {
             .unwrap()
     }
 
+    /// A line for the guest's shell, with its streams on pipes.
+    fn start_shell(&self, line: &str) -> Child {
+        self.start_peerbar(&["exec", "--attach", "--", "sh", "-c", line])
+    }
+
     /// Runs a program of the guest to its end, with nothing as its input.
     fn exec(&self, words: &[&str]) -> Output {
         let words = [&["exec", "--attach", "--"], words].concat();
@@ -118,15 +123,7 @@ fn kept_guest_takes_programs_a_shell_and_files() {
 }
 
 fn streams_and_status_pass(kept: &Kept) {
-    let words = [
-        "exec",
-        "--attach",
-        "--",
-        "sh",
-        "-c",
-        "cat; echo err >&2; exit 7",
-    ];
-    let mut child = kept.start_peerbar(&words);
+    let mut child = kept.start_shell("cat; echo err >&2; exit 7");
     let input = pattern(1 << 20);
     let mut stdin = child.stdin.take().unwrap();
     let written = input.clone();
@@ -136,8 +133,7 @@ fn streams_and_status_pass(kept: &Kept) {
     assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
     assert!(output.stdout == input, "{} bytes", output.stdout.len());
     assert_eq!(text(&output.stderr), "err\n");
-    let words = ["exec", "--attach", "--", "sh", "-c", "exec 2>&-; exec cat"];
-    let mut child = kept.start_peerbar(&words);
+    let mut child = kept.start_shell("exec 2>&-; exec cat");
     // The error output has ended by then.
     thread::sleep(Duration::from_secs(2));
     child.stdin.take().unwrap().write_all(b"abc").unwrap();
@@ -149,15 +145,7 @@ fn streams_and_status_pass(kept: &Kept) {
 }
 
 fn programs_run_at_once(kept: &Kept) {
-    let words = [
-        "exec",
-        "--attach",
-        "--",
-        "sh",
-        "-c",
-        "read word; echo got $word",
-    ];
-    let mut first = kept.start_peerbar(&words);
+    let mut first = kept.start_shell("read word; echo got $word");
     // The first waits for its input as long as the second runs.
     assert_eq!(text(&kept.exec(&["echo", "second"]).stdout), "second\n");
     let mut stdin = first.stdin.take().unwrap();
@@ -167,8 +155,7 @@ fn programs_run_at_once(kept: &Kept) {
 }
 
 fn signal_ends_the_program(kept: &Kept) {
-    let words = ["exec", "--attach", "--", "sh", "-c", "echo up; sleep 1000"];
-    let mut child = kept.start_peerbar(&words);
+    let mut child = kept.start_shell("echo up; sleep 1000");
     let mut said = [0; 3];
     child
         .stdout
