@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::launched::Launched;
 use crate::peerbar;
@@ -11,6 +12,7 @@ use crate::peerbar;
 /// Three checks that fail, each in its own way, after one that passes.
 const COMMANDS: &str = r#"
 name = "commands"
+timeout = "4m"
 tools = true
 
 [[nvme]]
@@ -65,16 +67,27 @@ run = "echo begun; sleep 1000"
 timeout = "2s"
 "#;
 
+/// What the first two namespaces of `disk0` are full of.
+const IMAGES: [(&str, &str); 2] = [("first.img", "first "), ("second.img", "second")];
+
+/// How often each has its word.
+const WORDS: usize = 2 << 20;
+
+/// A folder with `scenario` as `x.toml`, and the images of its disk.
+fn folder_with(scenario: &str) -> anyhow::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("x.toml"), scenario)?;
+    for (file, word) in IMAGES {
+        fs::write(folder.path().join(file), word.repeat(WORDS))?;
+    }
+    Ok(folder)
+}
+
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn commands_are_shown_and_held_to_what_is_expected() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("x.toml"), COMMANDS).unwrap();
-    let images = [("first.img", "first "), ("second.img", "second")];
-    let images = images.map(|(file, word)| (folder.path().join(file), word.repeat(2 << 20)));
-    for (file, content) in &images {
-        fs::write(file, content).unwrap();
-    }
+    let folder = folder_with(COMMANDS).unwrap();
+    let images = IMAGES.map(|(file, word)| (folder.path().join(file), word));
     let mut run = Launched::start(folder, &["run", "--verbose", "x.toml"]).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(1), "{results}{progress}");
@@ -94,7 +107,8 @@ fn commands_are_shown_and_held_to_what_is_expected() {
         results.contains("report [3 subtests, 1 skipped]"),
         "{results}"
     );
-    let unchanged = images.map(|(file, content)| fs::read_to_string(file).ok() == Some(content));
+    let unchanged =
+        images.map(|(file, word)| fs::read(file).unwrap() == word.repeat(WORDS).as_bytes());
     assert_eq!(unchanged, [false, true]);
     let kept: Value = serde_json::from_str(&run.kept("results.json").unwrap()).unwrap();
     let suite = &kept["checks"][3]["subtests"][0];
@@ -105,8 +119,7 @@ fn commands_are_shown_and_held_to_what_is_expected() {
 
 /// Runs `scenario` with these words, where it does not come to a guest: the exit code, and what is said.
 fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
-    let folder = tempfile::tempdir()?;
-    fs::write(folder.path().join("x.toml"), scenario)?;
+    let folder = folder_with(scenario)?;
     let words = [&["run", "x.toml"], words].concat();
     let output = peerbar(&words, folder.path())?;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -122,7 +135,7 @@ fn mistake_is_told_before_the_guest_boots() {
     assert_eq!(told, names);
     let (code, told) = refused(&COMMANDS.replace("ns3}", "ns4}"), &[]).unwrap();
     assert_eq!(code, Some(2));
-    let start = "peerbar: x.toml:18: `{disk0:ns4}` stands for nothing: there is {disk0}, ";
+    let start = "peerbar: x.toml:19: `{disk0:ns4}` stands for nothing: there is {disk0}, ";
     assert!(told.starts_with(start), "{told}");
 }
 
