@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child as StdChild, ChildStdout, Command, ExitStatus};
+use std::process::{Child as StdChild, ChildStderr, ChildStdout, Command, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -43,6 +43,11 @@ impl Child {
     /// Its standard output, if that is a pipe; once.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
+    }
+
+    /// Its standard error, if that is a pipe; once.
+    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
+        self.child.stderr.take()
     }
 
     /// Its process.

@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::Write;
 
 use anyhow::Context;
 
+use crate::bounded_file::BoundedFile;
 use crate::terminal::printable;
 
 /// Lines that are shown when a run fails.
 const TAIL: usize = 30;
 /// Longest piece of a line that is looked at as one.
 const LONGEST: usize = 4096;
-/// Largest log in bytes: the guest is not trusted with the host's disk.
+/// Largest log in bytes.
 const LARGEST: usize = 64 << 20;
 
 /// How the kernel begins a line when something is broken, after the time stamp.
@@ -33,8 +33,7 @@ const LEAST: &str = "Call Trace:";
 
 /// The console's output until now.
 pub struct Console {
-    file: File,
-    written: usize,
+    file: BoundedFile,
     partial: Vec<u8>,
     tail: VecDeque<String>,
     trouble: Option<Trouble>,
@@ -59,8 +58,7 @@ impl Console {
     /// A console that is kept in `file`.
     pub fn new(file: File) -> Self {
         Self {
-            file,
-            written: 0,
+            file: BoundedFile::new(file, LARGEST),
             partial: Vec::new(),
             tail: VecDeque::new(),
             trouble: None,
@@ -69,12 +67,9 @@ impl Console {
 
     /// Takes the next bytes and returns the lines that they complete.
     pub fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<String>> {
-        let room = LARGEST.saturating_sub(self.written);
-        let kept = bytes.get(..room).unwrap_or(bytes);
         self.file
-            .write_all(kept)
+            .take(bytes)
             .context("cannot write the console's log")?;
-        self.written = self.written.saturating_add(kept.len());
         let mut lines = Vec::new();
         for &byte in bytes {
             match byte {

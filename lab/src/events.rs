@@ -20,6 +20,8 @@ pub enum EventSource {
     Console,
     /// The guest's trace events.
     Trace,
+    /// QEMU's own output.
+    QemuLog,
     /// QEMU itself.
     Qemu,
     /// The device server of this index.

@@ -1,18 +1,22 @@
 //! A running guest: QEMU, the servers behind its devices, its console and its report.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Write};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use peerbar_flight::monotonic_ns;
 use peerbar_images::Cache;
 use peerbar_report::{Counters, DeviceCounters, Line, Plan, Request};
+use rustix::io::ioctl_fionbio;
 
 use crate::artifacts::Artifacts;
+use crate::bounded_file::BoundedFile;
 use crate::child::Child;
 use crate::console::Console;
 use crate::counters::CounterFiles;
@@ -20,7 +24,6 @@ use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::{Folder, Link};
 use crate::guest_files;
-use crate::guest_trace::GuestTrace;
 use crate::kernel_needs;
 use crate::parent_death;
 use crate::program_builds;
@@ -37,6 +40,12 @@ pub const CONSOLE_LOG: &str = "console.log";
 pub const QEMU_LOG: &str = "qemu.log";
 /// The guest's trace events in a run's folder, if they were wanted.
 pub const GUEST_TRACE: &str = "guest.trace";
+/// The most bytes of trace events that are kept.
+const LARGEST_TRACE: usize = 40 << 20;
+/// The most bytes of QEMU's own output that are kept: a guest may have it complain without end.
+const LARGEST_LOG: usize = 16 << 20;
+/// Bytes that a pipe holds (pipe(7)).
+const PIPE: usize = 64 << 10;
 /// How long QEMU may take to end after it was asked to.
 const END: Duration = Duration::from_secs(2);
 /// How long QEMU may take to fetch the plan, a request or an answer from its socket. It does not while the guest reads nothing.
@@ -57,8 +66,11 @@ pub struct Guest<'a> {
     /// How QEMU ended, if it has.
     ended: Option<ExitStatus>,
     /// Where the kernel's trace events go, if they are wanted.
-    trace: Option<GuestTrace>,
-    /// How many of console, report and trace are still open.
+    trace: Option<BoundedFile>,
+    qemu_log: BoundedFile,
+    /// QEMU's own output, for what it says at its end.
+    qemu_said: ChildStderr,
+    /// How many of console, QEMU's output, report and trace are still open.
     open: usize,
     /// Keeps what the guest uses from being pruned.
     _cache: Cache,
@@ -118,16 +130,21 @@ impl<'a> Guest<'a> {
         let trace = match scenario.machine.trace {
             true => {
                 events.add_listener(EventSource::Trace, listen(&sockets.trace())?);
-                Some(GuestTrace::new(folder.file(GUEST_TRACE)?))
+                let file = folder.file(GUEST_TRACE)?;
+                Some(BoundedFile::new(file, LARGEST_TRACE))
             }
             false => None,
         };
         let started = Instant::now();
-        let mut qemu = spawn(&command, folder)?;
+        let mut qemu = spawn(&command, Stdio::piped())?;
+        let qemu_said = qemu.take_stderr().context("QEMU has no standard error")?;
+        let said = qemu_said.as_fd().try_clone_to_owned();
+        let said = said.context("cannot share QEMU's output")?;
         events.add_bytes(
             EventSource::Console,
             qemu.take_stdout().context("QEMU has no standard output")?,
         );
+        events.add_bytes(EventSource::QemuLog, File::from(said));
         events.add_child(EventSource::Qemu, qemu.pidfd())?;
         for (index, server) in servers.iter().enumerate() {
             events.add_child(EventSource::Server(index), server.child.pidfd())?;
@@ -142,9 +159,11 @@ impl<'a> Guest<'a> {
             started,
             _link: link,
             ended: None,
-            open: 1,
+            open: 2,
             _cache: artifacts.cache.clone(),
             trace,
+            qemu_log: BoundedFile::new(folder.file(QEMU_LOG)?, LARGEST_LOG),
+            qemu_said,
             console: Console::new(folder.file(CONSOLE_LOG)?),
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
@@ -197,17 +216,23 @@ impl<'a> Guest<'a> {
                 Event::Signal(signal) => return Ok(GuestEvent::Signal(signal)),
                 Event::Data(EventSource::Trace, bytes) => {
                     if let Some(trace) = &mut self.trace {
-                        trace.take(&bytes)?;
+                        trace
+                            .take(&bytes)
+                            .context("cannot write the guest's trace events")?;
                     }
                 }
+                Event::Data(EventSource::QemuLog, bytes) => self.log(&bytes)?,
                 Event::Connected(EventSource::Trace, stream) => {
                     self.events.add_bytes(EventSource::Trace, stream);
                     self.open = self.open.saturating_add(1);
                 }
                 Event::Connected(_, stream) => self.connected(stream)?,
-                Event::Closed(EventSource::Console | EventSource::Report | EventSource::Trace) => {
-                    self.open = self.open.saturating_sub(1)
-                }
+                Event::Closed(
+                    EventSource::Console
+                    | EventSource::QemuLog
+                    | EventSource::Report
+                    | EventSource::Trace,
+                ) => self.open = self.open.saturating_sub(1),
                 Event::Ended(EventSource::Qemu) => self.ended = self.qemu.ended()?,
                 Event::Ended(EventSource::Server(index)) => {
                     if let Some(message) = self.server_ended(index)? {
@@ -270,8 +295,25 @@ impl<'a> Guest<'a> {
     /// Ends QEMU if it has not ended, then the servers; the last value is the exit message of the first server that failed.
     pub fn stop(mut self) -> anyhow::Result<(Console, Report, Option<String>)> {
         self.qemu.end(END)?;
+        self.log_rest()?;
         let complaint = servers::stop(&mut self.servers)?;
         Ok((self.console, self.report, complaint))
+    }
+
+    /// Keeps what QEMU says.
+    fn log(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        let kept = self.qemu_log.take(bytes);
+        kept.map(drop).context("cannot write QEMU's output")
+    }
+
+    /// Keeps what QEMU has said at its end. No process writes into its pipe any more.
+    fn log_rest(&mut self) -> anyhow::Result<()> {
+        ioctl_fionbio(&self.qemu_said, true).context("cannot read QEMU's output")?;
+        let mut bytes = vec![0; PIPE];
+        // An end and an error say the same: there is nothing more.
+        let count = self.qemu_said.read(&mut bytes).unwrap_or_default();
+        bytes.truncate(count);
+        self.log(&bytes)
     }
 
     fn connected(&mut self, stream: UnixStream) -> anyhow::Result<()> {
@@ -345,9 +387,8 @@ fn plan(scenario: &Scenario, artifacts: &Artifacts, shared: &[SharedFolder<'_>])
     plan
 }
 
-/// Starts QEMU with its console on a pipe and its own output in `qemu.log`.
-pub fn spawn(command: &Command, folder: &Folder) -> Result<Child, Failure> {
-    let stderr = folder.file(QEMU_LOG)?;
+/// Starts QEMU with its console on a pipe and its own output at `stderr`.
+pub fn spawn(command: &Command, stderr: impl Into<Stdio>) -> Result<Child, Failure> {
     let mut wrapped = parent_death::wrapped(command)?;
     wrapped
         .stdin(Stdio::null())

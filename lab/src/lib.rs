@@ -57,6 +57,7 @@
 
 pub mod accel;
 pub mod artifacts;
+mod bounded_file;
 pub mod child;
 pub mod console;
 pub mod counters;
@@ -71,7 +72,6 @@ pub mod guest;
 pub mod guest_access;
 pub mod guest_files;
 pub mod guest_program;
-mod guest_trace;
 pub mod injecting;
 pub mod iommu;
 mod kernel_needs;

@@ -1,7 +1,6 @@
 //! What the guest's agent has reported so far.
 
 use std::fs::File;
-use std::io::Write;
 
 use anyhow::Context;
 use peerbar_flight::monotonic_ns;
@@ -10,7 +9,9 @@ use peerbar_report::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Longest report in bytes: the guest is not trusted with the host's disk.
+use crate::bounded_file::BoundedFile;
+
+/// Longest report in bytes.
 const LARGEST: usize = 16 << 20;
 /// Most diagnostic lines that are kept for one check; the file has them all.
 const MOST_DIAGNOSTICS: usize = 200;
@@ -19,8 +20,8 @@ const MOST_EVIDENCE: usize = 10_000;
 
 /// The report of one boot.
 pub struct Report {
-    file: File,
-    written: usize,
+    file: BoundedFile,
+    is_empty: bool,
     reader: KtapReader,
     pending: Pending,
     rows: Vec<Row>,
@@ -76,8 +77,8 @@ impl Report {
             KtapReader::new()
         };
         Self {
-            file,
-            written: 0,
+            file: BoundedFile::new(file, LARGEST),
+            is_empty: true,
             reader,
             pending: Pending::default(),
             rows: Vec::new(),
@@ -99,12 +100,8 @@ impl Report {
 
     /// Takes the next bytes and returns the lines that they complete.
     pub fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<Line>> {
-        let room = LARGEST.saturating_sub(self.written);
-        let bytes = bytes.get(..room).unwrap_or(bytes);
-        self.file
-            .write_all(bytes)
-            .context("cannot write the report")?;
-        self.written = self.written.saturating_add(bytes.len());
+        let bytes = self.file.take(bytes).context("cannot write the report")?;
+        self.is_empty &= bytes.is_empty();
         let lines = self.reader.feed(bytes);
         for line in &lines {
             self.account(line);
@@ -124,7 +121,7 @@ impl Report {
 
     /// Whether nothing has been reported.
     pub fn is_empty(&self) -> bool {
-        self.written == 0
+        self.is_empty
     }
 
     /// What the guest knows of peer-to-peer DMA.
@@ -243,12 +240,14 @@ mod tests {
 
     #[test]
     fn a_report_without_end_is_cut() {
-        let mut report = Report::new(tempfile::tempfile().unwrap(), false);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut report = Report::new(file.reopen().unwrap(), false);
         report.take(b"KTAP version 1\n1..1\n").unwrap();
         for _ in 0..20 {
             report.take(&b"# diagnostic\n".repeat(100_000)).unwrap();
         }
-        assert_eq!(report.written, LARGEST);
+        let written = file.as_file().metadata().unwrap().len();
+        assert_eq!(usize::try_from(written).unwrap(), LARGEST);
         assert_eq!(report.pending.diagnostics.len(), MOST_DIAGNOSTICS);
         report.take(b"ok 1 - late\n").unwrap();
         assert!(!report.complete());

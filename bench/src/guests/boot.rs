@@ -76,7 +76,7 @@ fn boot_plain(
     command.args(qemu::bare(&artifacts.boot(&scenario.machine)));
     let mut events = Events::new(signals);
     let started = Instant::now();
-    let mut qemu = guest::spawn(&command, folder)?;
+    let mut qemu = guest::spawn(&command, folder.file(guest::QEMU_LOG)?)?;
     events.add_bytes(
         EventSource::Console,
         qemu.take_stdout().context("QEMU has no standard output")?,
