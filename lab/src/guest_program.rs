@@ -37,7 +37,7 @@ pub enum ProgramError {
     },
     /// Nothing in the guest takes programs.
     #[error(
-        "the guest takes no programs: its agent has not started yet, or is gone; its console says more"
+        "the guest takes no programs: its agent has not started yet, or is gone; console.log in the folder of its run says more"
     )]
     NotTaken,
     /// The guest has not started it.
