@@ -71,6 +71,8 @@ mod tests {
             // libnvme NVME_AER_ERROR_INVALID_DB_REG and the one after it; NVME_LOG_ERROR is 1
             (AsyncEvent::INVALID_DOORBELL_REGISTER, (0, 0x00, 1)),
             (AsyncEvent::INVALID_DOORBELL_VALUE, (0, 0x01, 1)),
+            // libnvme NVME_AER_SMART_SUBSYSTEM_RELIABILITY
+            (AsyncEvent::RELIABILITY_DEGRADED, (1, 0x00, 2)),
             // libnvme NVME_AER_SMART_TEMPERATURE_THRESHOLD; NVME_LOG_SMART is 2
             (AsyncEvent::TEMPERATURE_THRESHOLD, (1, 0x01, 2)),
         ];

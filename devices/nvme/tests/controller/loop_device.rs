@@ -8,7 +8,8 @@ use peerbar_nvme::{Config, Source};
 use tempfile::TempDir;
 
 use crate::command::{
-    Command, DATASET_MANAGEMENT, FLUSH, READ, WRITE, WRITE_ZEROES, blocks, get_log, sc,
+    Command, DATASET_MANAGEMENT, FLUSH, READ, WRITE, WRITE_ZEROES, async_event_request, blocks,
+    get_log, sc, set_feature,
 };
 use crate::driver::{DATA, Driver, LIST};
 use crate::machine::{MIB, config, pattern};
@@ -73,6 +74,9 @@ fn blocks_of_half_a_sector_are_zeroed_and_deallocated() {
     }
 }
 
+/// Dword 0 of that asynchronous event, which SMART tells more of.
+const RELIABILITY_DEGRADED: u32 = 0x0002_0001;
+
 /// A file system in memory that has room for 64 KiB.
 pub(crate) struct SmallMount(TempDir);
 
@@ -116,8 +120,12 @@ fn failed_writeback_fails_every_later_flush_and_write() {
         }
         let write = driver.prps(write, DATA, 256 * 512, LIST);
         let flush = Command::new(FLUSH, 1, &[]);
+        driver.ok(0, set_feature(0x0b, 1 << 2));
+        let request = driver.submit(0, async_event_request());
         assert_eq!(driver.code(1, write), if fua { sc::WRITE_FAULT } else { 0 });
         assert_eq!(driver.code(1, flush), sc::WRITE_FAULT);
+        let event = driver.take(0);
+        assert_eq!((event.cid, event.dw0), (request, RELIABILITY_DEGRADED));
         for command in [flush, write, blocks(WRITE_ZEROES, 0, 1), flush] {
             assert_eq!(driver.code(1, command), sc::WRITE_FAULT, "{io_uring}");
         }
