@@ -151,7 +151,7 @@ fn read_line(client: &mut UnixStream) -> io::Result<String> {
 fn obey(line: &str, requester: &Requester) -> Result<String, String> {
     if line == "clear" {
         let count = requester.faults().clear();
-        return Ok(format!("{count} rules cleared"));
+        return Ok(format!("rules cleared: {count}"));
     }
     let wrong = |error: &dyn ToString| format!("`{}` {}", line.escape_debug(), error.to_string());
     let rule: Rule = line.parse().map_err(|error| wrong(&error))?;
@@ -189,7 +189,7 @@ mod tests {
             "ok in force: drop interrupt nth=2\n"
         );
         assert!(requester.faults().is_armed(Kind::Interrupt));
-        assert_eq!(ask("clear\n"), "ok 1 rules cleared\n");
+        assert_eq!(ask("clear\n"), "ok rules cleared: 1\n");
         assert!(!requester.faults().is_armed(Kind::Interrupt));
         assert_eq!(
             ask("fail command\n"),
@@ -209,7 +209,7 @@ mod tests {
         let silent = UnixStream::connect(&path).unwrap();
         assert_eq!(ask(&path, &[b'x'; 4 * LONGEST]), "");
         assert_eq!(ask(&path, b"\xff\n"), "");
-        assert_eq!(ask(&path, b"clear\n"), "ok 0 rules cleared\n");
+        assert_eq!(ask(&path, b"clear\n"), "ok rules cleared: 0\n");
         drop(silent);
     }
 }

@@ -102,7 +102,7 @@ fn rule_by_the_control_socket_is_in_force_at_once() {
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
     assert_eq!(ask("fail command"), "ok in force: fail command\n");
     assert_ne!(driver.io(READ, DATA, 8), SUCCESS);
-    assert_eq!(ask("clear"), "ok 2 rules cleared\n");
+    assert_eq!(ask("clear"), "ok rules cleared: 2\n");
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
     let flight = file.read().unwrap();
     assert_eq!(flight.header.rules, [rule, "fail command"]);
