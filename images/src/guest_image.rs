@@ -9,6 +9,8 @@ use crate::{Cache, ImageError, Kernel, initramfs};
 pub struct GuestImage {
     /// For `-kernel`.
     pub kernel: PathBuf,
+    /// The bzImage that it was unpacked from, if it was: QEMU starts that in another way.
+    pub packed: Option<PathBuf>,
     /// For `-initrd`.
     pub initramfs: PathBuf,
     /// The kernel's release, as in `uname -r`.
@@ -32,6 +34,7 @@ impl GuestImage {
         let image = kernel.boot_image(cache)?;
         Ok(Self {
             initramfs: initramfs(cache, kernel, &image, modules, agent)?,
+            packed: (image != kernel.image).then(|| kernel.image.clone()),
             kernel: image,
             release: kernel.release.clone(),
             symbols: kernel.symbols(),

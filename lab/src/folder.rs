@@ -105,6 +105,22 @@ impl Folder {
         self.write_json(STARTED, &started)
     }
 
+    /// Removes all that is in it, for another beginning.
+    pub fn clear(&self) -> anyhow::Result<()> {
+        let clear = || {
+            for entry in fs::read_dir(&self.path)? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    fs::remove_dir_all(entry.path())?;
+                } else {
+                    fs::remove_file(entry.path())?;
+                }
+            }
+            io::Result::Ok(())
+        };
+        clear().with_context(|| format!("cannot clear {}", self.path.display()))
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

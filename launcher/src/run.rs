@@ -102,12 +102,18 @@ fn begin(
     artifacts: &Artifacts,
 ) -> Result<Folder, Failure> {
     let folder = options.runs.begin(&scenario.name)?;
+    mark(&folder, scenario, artifacts)?;
+    Ok(folder)
+}
+
+/// Writes what has started into the folder of a run.
+fn mark(folder: &Folder, scenario: &Scenario, artifacts: &Artifacts) -> Result<(), Failure> {
     // What a scenario names is relative to its file.
     let path = std::path::absolute(&scenario.path)
         .with_context(|| format!("cannot tell where {} is", scenario.path.display()))?;
     folder.begin(Some(&path), artifacts.versions())?;
     folder.write(SCENARIO, &scenario.text)?;
-    Ok(folder)
+    Ok(())
 }
 
 fn boot_and_check(
@@ -144,11 +150,22 @@ fn boot_and_check(
         &mut keeping,
     )?;
     if let Ending::Ended(status) = &ending
-        && !status.success()
         && guest.is_silent()
     {
-        let words = last_line(&folder.path().join(QEMU_LOG));
-        return Err(anyhow!("QEMU does not start ({status}): {words}").into());
+        if !status.success() {
+            let words = last_line(&folder.path().join(QEMU_LOG));
+            return Err(anyhow!("QEMU does not start ({status}): {words}").into());
+        }
+        // Not every kernel with a PVH entry point can be started there.
+        let packed = artifacts.guest.packed.as_deref();
+        if let Some(kernel) = packed.filter(|packed| *packed != boot.kernel) {
+            guest.stop()?;
+            folder.clear()?;
+            mark(folder, scenario, artifacts)?;
+            progress.lasting("the kernel ended without a word: its bzImage is started instead");
+            let boot = Boot { kernel, ..*boot };
+            return boot_and_check(options, scenario, artifacts, &boot, folder, signals);
+        }
     }
     let mut run = FinishedRun::stop(guest, ending)?;
     drop(progress);
