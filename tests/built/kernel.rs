@@ -163,3 +163,90 @@ fn guest_waits_for_a_debugger_without_time_limits() {
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(0), "{results}{progress}");
 }
+
+/// A kernel that ends at once where QEMU starts it by PVH: an ELF file whose entry point is an invalid instruction (QEMU,
+/// `hw/i386/x86-common.c`, `load_elfboot`; Xen, `public/elfnote.h`).
+fn dying_kernel() -> Vec<u8> {
+    const BASE: u64 = 0x10_0000;
+    const NOTE: usize = 0x100;
+    const CODE: usize = 0x120;
+    const ENTRY: u64 = BASE + CODE as u64;
+    let half = |value: u16| value.to_le_bytes().to_vec();
+    let word = |value: u32| value.to_le_bytes().to_vec();
+    let wide = |value: u64| value.to_le_bytes().to_vec();
+    let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    // An executable for x86-64 with two program headers at 64.
+    elf.extend([half(2), half(62), word(1), wide(ENTRY), wide(64), wide(0)].concat());
+    elf.extend(
+        [
+            word(0),
+            half(64),
+            half(56),
+            half(2),
+            half(0),
+            half(0),
+            half(0),
+        ]
+        .concat(),
+    );
+    let segment = |kind, flags, at: u64, bytes: u64| {
+        [
+            word(kind),
+            word(flags),
+            wide(at),
+            wide(BASE + at),
+            wide(BASE + at),
+            wide(bytes),
+            wide(bytes),
+            wide(4),
+        ]
+        .concat()
+    };
+    elf.extend(segment(1, 5, 0, 0x122));
+    elf.extend(segment(4, 4, NOTE as u64, 24));
+    elf.resize(NOTE, 0);
+    // XEN_ELFNOTE_PHYS32_ENTRY
+    elf.extend([word(4), word(8), word(18)].concat());
+    elf.extend(b"Xen\0");
+    elf.extend(wide(ENTRY));
+    elf.resize(CODE, 0);
+    elf.extend(b"\x0f\x0b");
+    elf
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn kernel_that_dies_at_its_pvh_entry_is_started_as_bzimage() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = dry_run(folder.path(), &[]).unwrap();
+    let own = String::from_utf8(own.stdout).unwrap();
+    let root = own.split(['=', ',']).find(|word| word.ends_with("/root"));
+    let releases = fs::read_dir(format!("{}/usr/lib/modules", root.unwrap())).unwrap();
+    let mut modules = releases.map(|entry| entry.unwrap().path());
+    let modules = modules.find(|path| path.join("vmlinuz").exists()).unwrap();
+    // A file of its own has an entry of its own in the cache.
+    let kernel = folder.path().join("vmlinuz");
+    fs::copy(modules.join("vmlinuz"), &kernel).unwrap();
+    let (kernel, modules) = (kernel.to_str().unwrap(), modules.to_str().unwrap());
+    let words = ["--kernel", kernel, "--modules", modules];
+    let prepared = String::from_utf8(dry_run(folder.path(), &words).unwrap().stdout).unwrap();
+    let unpacked = prepared.split(" -kernel ").nth(1).unwrap();
+    let unpacked = unpacked.split(' ').next().unwrap();
+    assert_ne!(unpacked, kernel);
+    fs::write(unpacked, dying_kernel()).unwrap();
+
+    let scenario = SCENARIO.replace("\"1s\"", "\"60s\"");
+    let scenario = scenario.replace("expect = [\"peerbar.test=1\"]", "");
+    fs::write(folder.path().join("own.toml"), scenario).unwrap();
+    let mut words = words.to_vec();
+    words.splice(..0, ["run", "own.toml"]);
+    let unpacked = unpacked.to_owned();
+    let mut run = Launched::start(folder, &words).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    fs::remove_file(unpacked).unwrap();
+    assert_eq!(code, Some(0), "{results}{progress}");
+    assert!(
+        progress.contains("its bzImage is started instead"),
+        "{progress}"
+    );
+}
