@@ -19,8 +19,8 @@ use crate::parent_death;
 
 const DEVICE: &str = "/dev/kvm";
 
-/// How long the guest may take. It has some forty instructions.
-const LIMIT: Duration = Duration::from_secs(5);
+/// How long the guest may take. It has some forty instructions, but QEMU is slow to start in a guest under TCG.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// What QEMU prints when KVM gives a guest up, without ending itself.
 const GIVEN_UP: &str = "KVM internal error";
