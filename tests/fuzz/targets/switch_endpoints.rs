@@ -1,0 +1,306 @@
+//! Several endpoints that send a switch any messages, with any descriptors, and read what they like: the switch must go on to serve others,
+//! and hold no descriptor of those that have left.
+#![no_main]
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use peerbar_socket_file::descriptors::{receive, send, wait_until};
+use peerbar_switch::{
+    BarBacking, BarWindow, Config, Descriptor, LinkTiming, MAX_PACKET, Message, PROTOCOL, PciHole,
+    PortId, serve,
+};
+use rustix::event::PollFlags;
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket, socket_with,
+};
+
+/// Hostile endpoints at once, and steps of all of them.
+const ENDPOINTS: usize = 8;
+const STEPS: usize = 256;
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+#[derive(Arbitrary, Debug)]
+struct Step {
+    endpoint: u8,
+    action: Action,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Action {
+    Connect,
+    Leave,
+    Hello {
+        name: u8,
+        protocol: bool,
+    },
+    Link,
+    Mark,
+    Announce {
+        sequence: u8,
+        windows: Vec<Window>,
+    },
+    Read {
+        peer: u8,
+        tag: u8,
+        length: u16,
+    },
+    Write {
+        peer: u8,
+        tag: u8,
+        length: u16,
+    },
+    Reply {
+        peer: u8,
+        tag: u8,
+        length: u16,
+    },
+    /// Reads a message, and acknowledges it if it is a Peer.
+    Receive,
+    Acknowledge {
+        ticket: u64,
+    },
+    Bytes {
+        bytes: Vec<u8>,
+        descriptors: Vec<File>,
+    },
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+struct Window {
+    bar: u8,
+    address: u8,
+    pages: u8,
+    lent: Option<File>,
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum File {
+    Memory,
+    Null,
+    Folder,
+    Pipe,
+    Socket,
+    Stream,
+}
+
+impl File {
+    fn open(self) -> OwnedFd {
+        match self {
+            Self::Memory => {
+                let memory = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("memory");
+                ftruncate(&memory, 0x1000).expect("a page");
+                memory
+            }
+            Self::Null => open("/dev/null", OFlags::RDWR, Mode::empty()).expect("/dev/null"),
+            Self::Folder => open("/", OFlags::RDONLY, Mode::empty()).expect("/"),
+            Self::Pipe => rustix::pipe::pipe().expect("a pipe").0,
+            Self::Socket => socket(AddressFamily::UNIX, SocketType::DGRAM, None).expect("a socket"),
+            Self::Stream => UnixStream::pair().expect("sockets").0.into(),
+        }
+    }
+}
+
+impl Window {
+    fn announced(self) -> BarWindow {
+        BarWindow {
+            bar: self.bar % 7,
+            address: u64::from(self.address) << 12,
+            size: u64::from(self.pages) << 12,
+            claim: 0,
+            backing: match self.lent {
+                Some(file) => BarBacking::Lent(Descriptor::new(file.open()), 0, 1),
+                None => BarBacking::ByMessage,
+            },
+        }
+    }
+}
+
+/// The switch, which serves all runs.
+fn switch() -> &'static PathBuf {
+    static SWITCH: OnceLock<PathBuf> = OnceLock::new();
+    SWITCH.get_or_init(|| {
+        let name = format!("peerbar-fuzz-{}.sock", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let (ready, is_ready) = channel();
+        let at = path.clone();
+        std::thread::spawn(move || {
+            let config = Config {
+                holes: PciHole::new(0, u64::MAX).into_iter().collect(),
+                ..Config::default()
+            };
+            let (_never, stop) = UnixStream::pair().expect("sockets");
+            let ready = || ready.send(()).map_err(std::io::Error::other);
+            serve(&at, config, &stop, ready).expect("the switch goes on");
+        });
+        is_ready.recv().expect("a switch");
+        path
+    })
+}
+
+struct Endpoint(OwnedFd);
+
+impl Endpoint {
+    fn connect() -> Self {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let socket = socket.expect("a socket");
+        let address = SocketAddrUnix::new(switch()).expect("an address");
+        connect(&socket, &address).expect("the switch listens");
+        Self(socket)
+    }
+
+    /// Fails if the switch has hung up, or reads too little.
+    fn send(&self, message: &Message) {
+        let packet = message.encode();
+        let descriptors = packet.descriptors.iter().map(|fd| fd.as_fd());
+        self.send_bytes(&packet.bytes, &descriptors.collect::<Vec<_>>());
+    }
+
+    fn send_bytes(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let _ = send(&self.0, &[IoSlice::new(bytes)], descriptors);
+    }
+
+    fn receive(&self) -> Option<Message> {
+        let mut space = vec![0; MAX_PACKET];
+        let received = receive(&self.0, &mut space).ok()?;
+        let bytes = space
+            .get(..received.bytes)
+            .filter(|bytes| !bytes.is_empty())?;
+        Some(
+            Message::decode(bytes, received.descriptors).expect("the switch keeps to the protocol"),
+        )
+    }
+
+    /// The next message, which must come.
+    fn expect(&self) -> Message {
+        let deadline = Instant::now() + LONG;
+        wait_until(&self.0, PollFlags::IN, Some(deadline)).expect("the switch answers");
+        self.receive().expect("the switch does not hang up")
+    }
+
+    fn act(&self, action: Action) {
+        let data = |length: u16| vec![7; usize::from(length)].into();
+        let port = |peer: u8| PortId(u32::from(peer));
+        match action {
+            Action::Connect | Action::Leave => {}
+            Action::Hello { name, protocol } => self.send(&Message::Hello {
+                protocol: PROTOCOL + u32::from(protocol),
+                name: format!("hostile{}", name % 16),
+            }),
+            Action::Link => self.send(&Message::Link {
+                peer: PortId::NOBODY,
+                timing: LinkTiming {
+                    latency: 1,
+                    bandwidth: 1,
+                    meter: Descriptor::new(File::Memory.open()),
+                },
+            }),
+            Action::Mark => self.send(&Message::Mark),
+            Action::Announce { sequence, windows } => self.send(&Message::Announce {
+                sequence: sequence.into(),
+                windows: windows.into_iter().take(7).map(Window::announced).collect(),
+                leases: Descriptor::new(File::Memory.open()),
+            }),
+            Action::Read { peer, tag, length } => self.send(&Message::Read {
+                peer: port(peer),
+                tag: tag.into(),
+                address: 0,
+                length: length.into(),
+            }),
+            Action::Write { peer, tag, length } => self.send(&Message::Write {
+                peer: port(peer),
+                tag: tag.into(),
+                address: 0,
+                data: data(length),
+            }),
+            Action::Reply { peer, tag, length } => self.send(&Message::Reply {
+                peer: port(peer),
+                tag: tag.into(),
+                outcome: Ok(data(length)),
+            }),
+            Action::Receive => {
+                if let Some(Message::Peer { ticket, .. }) = self.receive() {
+                    self.send(&Message::Ack { ticket });
+                }
+            }
+            Action::Acknowledge { ticket } => self.send(&Message::Ack { ticket }),
+            Action::Bytes { bytes, descriptors } => {
+                let descriptors: Vec<OwnedFd> =
+                    descriptors.into_iter().take(16).map(File::open).collect();
+                let descriptors: Vec<BorrowedFd<'_>> =
+                    descriptors.iter().map(AsFd::as_fd).collect();
+                self.send_bytes(&bytes, &descriptors);
+            }
+        }
+    }
+}
+
+/// An endpoint that keeps to the protocol gets on.
+fn check_served() {
+    let honest = Endpoint::connect();
+    honest.send(&Message::Hello {
+        protocol: PROTOCOL,
+        name: "honest".to_owned(),
+    });
+    assert!(matches!(honest.expect(), Message::Welcome { .. }));
+    honest.send(&Message::Announce {
+        sequence: 1,
+        windows: Vec::new(),
+        leases: Descriptor::default(),
+    });
+    loop {
+        match honest.expect() {
+            Message::Peer { ticket, .. } => honest.send(&Message::Ack { ticket }),
+            Message::Announced { sequence } => return assert_eq!(sequence, 1),
+            Message::Link { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// How many sockets and memory files are open. libFuzzer's symbolizer has pipes of its own.
+fn descriptors() -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").expect("/proc");
+    let targets = all
+        .flatten()
+        .filter_map(|entry| entry.path().read_link().ok());
+    let is_counted = |target: &PathBuf| {
+        let target = target.to_string_lossy();
+        target.starts_with("socket:") || target.starts_with("/memfd:")
+    };
+    targets.filter(is_counted).count()
+}
+
+fuzz_target!(|steps: Vec<Step>| {
+    static AT_REST: OnceLock<usize> = OnceLock::new();
+    let at_rest = *AT_REST.get_or_init(|| {
+        check_served();
+        check_served();
+        descriptors()
+    });
+    let mut endpoints: [Option<Endpoint>; ENDPOINTS] = Default::default();
+    for step in steps.into_iter().take(STEPS) {
+        let endpoint = &mut endpoints[usize::from(step.endpoint) % ENDPOINTS];
+        match step.action {
+            Action::Leave => *endpoint = None,
+            action => endpoint.get_or_insert_with(Endpoint::connect).act(action),
+        }
+    }
+    drop(endpoints);
+    check_served();
+    let deadline = Instant::now() + LONG;
+    while descriptors() > at_rest {
+        assert!(Instant::now() < deadline, "the switch keeps a descriptor");
+        std::thread::yield_now();
+    }
+});
