@@ -46,7 +46,7 @@ impl Recorded {
         Ok(recorded)
     }
 
-    /// What was recorded at these times ([`now`]).
+    /// What was recorded at these times ([`peerbar_flight::monotonic_ns`]).
     pub(crate) fn during(&self, span: &RangeInclusive<u64>) -> Self {
         let devices = self.0.iter().map(|(name, records)| {
             let then = records.iter().filter(|record| span.contains(&record.nanos));
