@@ -20,10 +20,11 @@ pub(crate) fn apply() -> Result<(), SandboxError> {
     limit("core files", Resource::Core, 0)?;
     limit("descriptors", Resource::Nofile, DESCRIPTORS)?;
     limit("address space", Resource::As, ADDRESS_SPACE)?;
-    fs::write("/proc/self/coredump_filter", DUMPED).map_err(|source| SandboxError::Limit {
-        what: "core files",
-        source,
-    })
+    // A container's /proc may be read-only; the limit above holds there, too.
+    if let Err(error) = fs::write("/proc/self/coredump_filter", DUMPED) {
+        log::debug!("cannot keep shared memory out of core files: {error}");
+    }
+    Ok(())
 }
 
 /// Sets both limits to `most`, or leaves a hard limit that is lower.
