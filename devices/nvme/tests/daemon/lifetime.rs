@@ -14,14 +14,14 @@ use crate::process::Daemon;
 use crate::wait_until;
 use crate::wire::Wire;
 
-fn image(folder: &Path, bytes: u64) -> String {
+pub(crate) fn image(folder: &Path, bytes: u64) -> String {
     let path = folder.join("disk.img");
     File::create(&path).unwrap().set_len(bytes).unwrap();
     format!("file={}", path.display())
 }
 
 #[track_caller]
-fn driver(daemon: &Daemon) -> Driver<Wire> {
+pub(crate) fn driver(daemon: &Daemon) -> Driver<Wire> {
     let memory = ram(SealFlags::SHRINK);
     let mut wire = Wire::connect(daemon.socket());
     wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();

@@ -18,6 +18,7 @@ mod lifetime;
 mod process;
 mod requests;
 mod resampling;
+mod soak;
 mod spdk;
 mod upstream;
 mod wire;
