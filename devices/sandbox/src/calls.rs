@@ -38,7 +38,6 @@ const PERMITTED: &[i64] = &[
     libc::SYS_close,
     libc::SYS_dup,
     libc::SYS_dup3,
-    libc::SYS_fcntl,
     libc::SYS_flock,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
@@ -61,7 +60,6 @@ const PERMITTED: &[i64] = &[
     libc::SYS_sendto,
     libc::SYS_sendmsg,
     libc::SYS_shutdown,
-    libc::SYS_socketpair,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     libc::SYS_getsockopt,
@@ -131,6 +129,17 @@ const PERMITTED_HERE: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const PERMITTED_HERE: &[i64] = &[];
 
+/// Commands of fcntl(2) that serving needs.
+const FCNTLS: &[i32] = &[
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GET_SEALS,
+    libc::F_ADD_SEALS,
+];
+
 /// Restricts all threads.
 pub(crate) fn restrict(connections: Connections) -> Result<(), SandboxError> {
     for filter in filters(connections)? {
@@ -170,6 +179,11 @@ fn permitted(connections: Connections) -> Result<Rules, BackendError> {
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![bits(2, libc::PROT_EXEC, 0)?]);
     }
+    // Not F_SETOWN and F_SETSIG, by which a descriptor signals any process.
+    let fcntls = FCNTLS.iter().map(|command| equal(1, *command));
+    rules.insert(libc::SYS_fcntl, fcntls.collect::<Result<_, _>>()?);
+    // SOCK_STREAM and SOCK_SEQPACKET: datagrams reach any socket by its path.
+    rules.insert(libc::SYS_socketpair, vec![bits(1, libc::SOCK_DGRAM, 0)?]);
     rules.insert(libc::SYS_prctl, vec![equal(0, libc::PR_SET_NAME)?]);
     let fionbio = libc::FIONBIO;
     rules.insert(libc::SYS_ioctl, vec![rule(1, SeccompCmpOp::Eq, fionbio)?]);

@@ -136,7 +136,8 @@ impl TakenOver {
         let executable = number(libc::PROT_READ | libc::PROT_EXEC);
         let private = number(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let new = number(libc::O_CREAT | libc::O_WRONLY);
-        let attempts: [(&str, c_long, &[Argument<'_>]); 9] = [
+        let datagrams = number(libc::SOCK_DGRAM);
+        let attempts: [(&str, c_long, &[Argument<'_>]); 11] = [
             ("open a file", libc::SYS_openat, &[at, Text(c"/etc/passwd")]),
             ("open by io_uring", libc::SYS_io_uring_setup, &[N(1), N(0)]),
             (
@@ -152,6 +153,16 @@ impl TakenOver {
             ("fork", libc::SYS_clone, &[number(libc::SIGCHLD)]),
             ("connect out", libc::SYS_socket, &[inet, stream]),
             ("signal its parent", libc::SYS_kill, &[parent, N(0)]),
+            (
+                "signal its parent by a descriptor",
+                libc::SYS_fcntl,
+                &[N(0), number(libc::F_SETOWN), parent],
+            ),
+            (
+                "send datagrams",
+                libc::SYS_socketpair,
+                &[number(libc::AF_UNIX), datagrams, N(0), N(0)],
+            ),
             ("trace its parent", libc::SYS_ptrace, &[N(0x4206), parent]),
             (
                 "map executable memory",
