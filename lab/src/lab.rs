@@ -237,6 +237,16 @@ impl Lab {
         self.folder.path()
     }
 
+    /// The process of QEMU.
+    pub fn qemu(&self) -> u32 {
+        self.guest.qemu()
+    }
+
+    /// The processes of the servers, and their names in the scenario.
+    pub fn servers(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.guest.servers()
+    }
+
     /// What was started.
     pub fn scenario(&self) -> &Scenario {
         &self.scenario
