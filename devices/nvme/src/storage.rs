@@ -63,6 +63,22 @@ impl Storage {
         command.locked.is_some()
     }
 
+    /// Locks the start of an extent for a command that writes it; that start. `None` if its first block is locked: a later unlock
+    /// wakes all threads.
+    pub(crate) fn lock_start(
+        &self,
+        command: &mut InProgress<'_>,
+        namespace: &Namespace,
+        extent: Extent,
+    ) -> Option<Extent> {
+        let Some(locks) = namespace.locks() else {
+            return Some(extent);
+        };
+        let start = locks.lock_start(extent)?;
+        command.locked = Some((start, Access::Exclusive));
+        Some(start)
+    }
+
     /// Unlocks the blocks that a command has locked.
     pub(crate) fn unlock(&self, entry: &SubmissionEntry, locked: Option<(Extent, Access)>) {
         let Some((extent, access)) = locked else {

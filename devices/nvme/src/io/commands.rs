@@ -310,7 +310,8 @@ impl Io {
         list
     }
 
-    /// Makes these extents read as zero for a command, one after the other.
+    /// Makes these extents read as zero for a command, one after the other, each in parts: only a block has to be zeroed at once
+    /// (AWUN), and under load all blocks of a large extent are hardly ever unlocked at the same time.
     fn zero_rest(
         &mut self,
         command: &mut InProgress<'_>,
@@ -323,12 +324,18 @@ impl Io {
         let deallocate = !writes || BlockRange::from(entry).control.deac();
         namespace.check_kept().map_err(write_error(namespace))?;
         while let Some(extent) = rest.pop() {
-            if !storage.lock(command, namespace, extent, Access::Exclusive) {
+            let Some(start) = storage.lock_start(command, namespace, extent) else {
                 rest.push(extent);
                 self.deferred.push_back(command.job(Work::Zero(rest)));
                 return Ok(());
+            };
+            if start.len < extent.len {
+                rest.push(Extent {
+                    offset: extent.offset + start.len,
+                    len: extent.len - start.len,
+                });
             }
-            let place = (extent.offset, extent.len);
+            let place = (start.offset, start.len);
             match (&mut self.data.files, namespace.backend().direct()) {
                 (Some(files), DirectAccess::File(file)) => {
                     files.zero(file, place, deallocate, command.job(Work::Zero(rest)));

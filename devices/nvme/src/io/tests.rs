@@ -1,6 +1,7 @@
 //! Commands on images and in memory.
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -185,6 +186,92 @@ fn commands_with_the_same_blocks_wait_for_each_other() {
     ram.read(0x2000, &mut pages).unwrap();
     assert_eq!(pages, [[7; 0x1000], [0; 0x1000]].concat()[..]);
     assert!(io.deferred.is_empty());
+}
+
+/// Zeroes 64 MiB while eight Reads at a time of the blocks behind them follow each other; it ends within a number of
+/// their completions. `direct`: a thread without io_uring zeroes.
+fn zero_beside_reads(opcode: NvmOpcode, direct: bool) {
+    const DEPTH: u64 = 8;
+    const BLOCKS: u64 = 1 << 14;
+    let event = EventFd::new().unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(2 * BLOCKS * 0x1000).unwrap();
+    for block in [0, BLOCKS / 2 + 7, BLOCKS - 1, BLOCKS] {
+        let at = block * 0x1000;
+        file.as_file().write_all_at(&[7; 0x1000], at).unwrap();
+    }
+    let image = FileBackend::open(file.path()).unwrap();
+    let namespace = Namespace::new(Box::new(image), 4096, true);
+    let storage = Arc::new(Storage::new(vec![namespace], || {}));
+    let Some((mut reader, _ram)) = io_on(storage.clone(), &event) else {
+        return;
+    };
+    let zeroes_event = EventFd::new().unwrap();
+    let (mut zeroer, ram) = io_on(storage, &zeroes_event).unwrap();
+    if direct {
+        zeroer.data.files = None;
+    }
+    let mut reads = 0_u64;
+    let mut read = |io: &mut Io| {
+        let mut entry = on_blocks(NvmOpcode::Read, 1, 1);
+        let block = BLOCKS + reads.wrapping_mul(0x9e37_79b9_7f4a_7c15) % BLOCKS;
+        entry.cdw10.set(u32::try_from(block).unwrap());
+        entry.cdw12.set(0);
+        reads += 1;
+        execute(io, 1, &entry).is_none()
+    };
+    for _ in 0..DEPTH {
+        assert!(read(&mut reader));
+    }
+    let range = [0_u32, 1 << 14, 0, 0].map(u32::to_le_bytes).concat();
+    ram.write(0x2000, &range).unwrap();
+    let mut entry = on_blocks(opcode, 1, 2);
+    match opcode {
+        NvmOpcode::WriteZeroes => entry.cdw12.set((1 << 14) - 1),
+        _ => {
+            entry.cdw11.set(4); // Deallocate
+            entry.cdw12.set(0);
+        }
+    }
+    let mut ended = execute(&mut zeroer, 2, &entry);
+    let mut completions = 0;
+    let is_started = |io: &Io| {
+        io.data
+            .files
+            .as_ref()
+            .is_some_and(|files| !files.is_empty())
+    };
+    while ended.is_none() {
+        assert!(completions < 2000, "{opcode:?} starves");
+        assert!(reader.submit() && zeroer.submit());
+        if is_started(&reader) {
+            event.wait(None);
+        }
+        while let Some((_, status)) = take_ended(&mut reader) {
+            assert_eq!(status, Status::SUCCESS);
+            completions += 1;
+            read(&mut reader);
+        }
+        if is_started(&zeroer) {
+            zeroes_event.wait(None);
+        }
+        ended = take_ended(&mut zeroer).map(|(_, status)| status);
+    }
+    assert_eq!(ended, Some(Status::SUCCESS));
+    let mut found = vec![0; 0x1000];
+    for (block, byte) in [(0, 0), (BLOCKS / 2 + 7, 0), (BLOCKS - 1, 0), (BLOCKS, 7)] {
+        let at = block * 0x1000;
+        file.as_file().read_exact_at(&mut found, at).unwrap();
+        assert_eq!(found, [byte; 0x1000], "block {block}");
+    }
+}
+
+#[test]
+fn large_extent_is_zeroed_while_reads_continue() {
+    for direct in [false, true] {
+        zero_beside_reads(NvmOpcode::WriteZeroes, direct);
+        zero_beside_reads(NvmOpcode::DatasetManagement, direct);
+    }
 }
 
 #[test]

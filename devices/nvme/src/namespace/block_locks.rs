@@ -54,6 +54,21 @@ impl BlockLocks {
         })
     }
 
+    /// Locks the start of an extent for a writer, up to the first block that another command has locked, for which a command is
+    /// deferred then. `None` if that is its first block. It ends with a granule, thus with a block, or is the whole extent.
+    pub(crate) fn lock_start(&self, extent: Extent) -> Option<Extent> {
+        let locked = self
+            .of(extent)
+            .take_while(|lock| try_lock(lock, Access::Exclusive));
+        let count = locked.count();
+        if count == self.of(extent).count() {
+            return Some(extent);
+        }
+        let end = (extent.offset / GRANULE + count as u64) * GRANULE;
+        let len = end.checked_sub(extent.offset).filter(|len| *len > 0)?;
+        Some(Extent { len, ..extent })
+    }
+
     /// Unlocks an extent; whether a command was deferred for it.
     pub(crate) fn unlock(&self, extent: Extent, access: Access) -> bool {
         unlock_all(self.of(extent), access)
@@ -139,6 +154,22 @@ mod tests {
             assert_eq!(locks.lock(extent(0, 0x3000), Access::Exclusive), Ok(()));
             assert!(!locks.unlock(extent(0, 0x3000), Access::Exclusive));
         }
+    }
+
+    #[test]
+    fn start_of_an_extent_ends_before_what_another_has_locked() {
+        let locks = BlockLocks::new();
+        let reader = extent(0x100_5000, 1);
+        assert_eq!(locks.lock(reader, Access::Shared), Ok(()));
+        let start = locks.lock_start(extent(0x1200, 1 << 30));
+        assert_eq!(start, Some(extent(0x1200, 0x3e00)));
+        assert_eq!(locks.lock_start(extent(0x5200, 0x2000)), None);
+        assert!(locks.unlock(reader, Access::Shared), "a writer is deferred");
+        assert!(!locks.unlock(extent(0x1200, 0x3e00), Access::Exclusive));
+        let whole = extent(0x5000, 1 << 30);
+        assert_eq!(locks.lock_start(whole), Some(whole));
+        assert!(!locks.unlock(whole, Access::Exclusive));
+        assert_eq!(locks.lock_start(extent(5, 0)), Some(extent(5, 0)));
     }
 
     #[test]
