@@ -212,8 +212,10 @@ pub(crate) fn option_of(module: &str) -> String {
         "netfs" => "NETFS_SUPPORT",
         "nvme" => "BLK_DEV_NVME",
         "overlay" => "OVERLAY_FS",
+        "raid1" => "MD_RAID1",
         "vgem" => "DRM_VGEM",
         "virtio_gpu" => "DRM_VIRTIO_GPU",
+        "vmw_vsock_virtio_transport" => "VIRTIO_VSOCKETS",
         "xfs" => "XFS_FS",
         name => &name.to_uppercase(),
     };
@@ -288,6 +290,9 @@ pub(crate) mod tests {
         assert!(error.contains("CONFIG_VIRTIO_IOMMU=m"), "{error}");
         assert_eq!(option_of("nvme"), "CONFIG_BLK_DEV_NVME");
         assert_eq!(option_of("ext4"), "CONFIG_EXT4_FS");
+        assert_eq!(option_of("raid1"), "CONFIG_MD_RAID1");
+        let vsock = option_of("vmw_vsock_virtio_transport");
+        assert_eq!(vsock, "CONFIG_VIRTIO_VSOCKETS");
     }
 
     #[test]
