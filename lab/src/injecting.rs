@@ -18,7 +18,7 @@ const LONGEST: u64 = 4096;
 #[derive(Debug, Error)]
 pub enum InjectError {
     /// The run has no such device at this moment.
-    #[error("{}: no device {device} is served there: name one of a run that goes on", run.display())]
+    #[error("{}: no device {device} is served there: name a device of a running guest, or its run with --run", run.display())]
     NoDevice {
         /// The run's folder.
         run: PathBuf,
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn device_that_is_not_served_is_named() {
         let error = clear_faults(Path::new("/no/run"), "disk9").unwrap_err();
-        let told = "/no/run: no device disk9 is served there: name one of a run that goes on";
+        let told = "/no/run: no device disk9 is served there: name a device of a running guest, or its run with --run";
         assert_eq!(error.to_string(), told);
     }
 }

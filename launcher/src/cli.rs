@@ -100,7 +100,7 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar iommu\n  peerbar iommu --sanitize --device disk0"
     )]
     Iommu(Debugger),
-    /// Injects faults into a device of a run that goes on.
+    /// Injects faults into a device of a running guest.
     #[command(
         before_help = "Examples:\n  peerbar inject disk0 drop completion write limit=1\n  peerbar inject disk0 --clear"
     )]
@@ -438,7 +438,7 @@ pub(crate) struct Matrix {
     pub own: Own,
 }
 
-/// Injects faults into a device of a run that goes on.
+/// Injects faults into a device of a running guest.
 #[derive(Args)]
 pub(crate) struct Inject {
     /// Name of the device.
@@ -446,10 +446,10 @@ pub(crate) struct Inject {
     /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE.
     #[arg(value_name = "RULE", required_unless_present = "clear")]
     pub words: Vec<String>,
-    /// Take all rules of the device out of force.
+    /// Remove all rules of the device.
     #[arg(long, conflicts_with = "words")]
     pub clear: bool,
-    /// Folder of the run.
+    /// Folder of the run, whose guest must still be running.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub run: PathBuf,
 }

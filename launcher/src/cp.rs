@@ -22,7 +22,7 @@ const TOP: &str = "x";
 
 /// Bytes of a program's errors that are told.
 const MOST_WORDS: usize = 4 << 10;
-/// What an entry of an archive counts at least, so that a limit of bytes is one of files, too.
+/// What an entry of an archive counts besides its size, so that a limit of bytes is one of files, too.
 const ENTRY: u64 = 4096;
 /// Longest path of an entry, or of a link's target.
 const LONGEST_PATH: u64 = 64 << 10;
@@ -68,7 +68,7 @@ pub(crate) struct Cp {
     /// Folder of the guest's run.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub attach: PathBuf,
-    /// The most that a copy out of the guest may take of the disk. A file counts 4K at least.
+    /// The most disk space that a copy out of the guest may take. Each entry counts its size and 4K.
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     pub limit: Size,
 }

@@ -23,8 +23,8 @@ pub struct DeviceOptions {
     pub(crate) link: LinkOptions,
     #[command(flatten)]
     pub(crate) recording: Recording,
-    /// Inject a fault, as in "drop completion write nth=10"; repeat it for more. ACTION is fail, delay, drop,
-    /// duplicate, corrupt or remove, SUBJECT command, completion, dma, interrupt or device
+    /// Inject a fault, as in "delay dma read by=10ms every=100"; repeat it for more. ACTION is fail, delay, drop,
+    /// duplicate, corrupt or remove; SUBJECT is dma, interrupt or device, and of a disk also command or completion
     #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
     faults: Vec<Rule>,
     /// Take rules for faults at this socket as well, while the device is served [default: none]

@@ -25,11 +25,11 @@ struct Args {
     /// Where endpoints attach
     #[arg(long, value_name = "PATH")]
     socket_path: PathBuf,
-    /// What becomes of an endpoint's requests to its peers: route, redirect, unsupported-request or drop [default: route]
+    /// How the switch handles an endpoint's requests to its peers: route, redirect, unsupported-request or drop [default: route]
     #[arg(long = "link", value_name = "NAME=MODE", value_parser = link)]
     links: Vec<(String, LinkMode)>,
-    /// Bus addresses where the machine has no RAM and endpoints may have BARs [default: those of a q35 machine with up to
-    /// 2 GiB]
+    /// Bus addresses where the machine has no RAM and endpoints may have BARs, hexadecimal with 0x; repeat it for more
+    /// [default: 0x80000000-0xfebfffff and everything from 4 GiB, right for a q35 machine with up to 2 GiB]
     #[arg(long = "pci-hole", value_name = "FIRST-LAST")]
     holes: Vec<PciHole>,
     #[command(flatten)]

@@ -20,8 +20,8 @@ pub struct PciHole {
 pub struct NoPciHole;
 
 impl PciHole {
-    /// The holes of a q35 machine with 2.75 GiB of RAM or more: from 2 GiB to the I/O APIC (QEMU, `pc_q35_init` and
-    /// `mch_realize`), and all above 4 GiB, where how much of it is RAM is not known.
+    /// 0x80000000-0xfebfffff, up to the I/O APIC, and everything from 4 GiB: right for a q35 machine with up to 2 GiB of RAM (QEMU,
+    /// `pc_q35_init` and `mch_realize`).
     pub const DEFAULT: [Self; 2] = [
         Self {
             first: 0x8000_0000,
