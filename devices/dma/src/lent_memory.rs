@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, compiler_fence, fenc
 
 use libc::siginfo_t;
 use parking_lot::Mutex;
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -123,13 +124,14 @@ impl LentMapping {
         access: ProtFlags,
     ) -> io::Result<(Self, MmapRegion)> {
         handle_sigbus()?;
+        let mapped = whole_pages(file, len)?;
         let change = CHANGE.lock();
         let slot = TABLE.iter().find(|slot| slot.len.load(Relaxed) == 0);
         let slot = slot.ok_or(Errno::NOMEM)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses the address. Other processes write the memory; all access to it is volatile.
-        let start = unsafe { mmap(null_mut(), len, access, flags, file, first)? };
-        slot.set(start, len);
+        let start = unsafe { mmap(null_mut(), mapped, access, flags, file, first)? };
+        slot.set(start, mapped);
         drop(change);
         let mapping = Self {
             slot,
@@ -172,12 +174,25 @@ impl Drop for LentMapping {
         let change = CHANGE.lock();
         let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
         self.slot.set(null_mut(), 0);
-        drop(change);
         // SAFETY: `LentMapping::new` has mapped this, and nobody uses it any more.
         if let Err(error) = unsafe { munmap(start, len) } {
             log::error!("lent memory of {len:#x} bytes stays mapped: {error}");
+            self.slot.set(start, len);
         }
+        drop(change);
     }
+}
+
+/// `len` rounded up to blocks of the file. Those of hugetlbfs are its huge pages, which are mapped, replaced and unmapped as a
+/// whole only, although the file may end within one (fallocate(2) leaves its size unrounded).
+fn whole_pages(file: &File, len: usize) -> io::Result<usize> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let block = statx(file, "", flags, StatxFlags::empty())?.stx_blksize;
+    rounded(len, block).ok_or_else(|| Errno::OVERFLOW.into())
+}
+
+fn rounded(len: usize, block: u32) -> Option<usize> {
+    len.checked_next_multiple_of(usize::try_from(block).ok()?.max(1))
 }
 
 /// Has this process survive the loss of lent memory from now on.
@@ -215,6 +230,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
 
+    use rustix::fs::{MemfdFlags, memfd_create};
     use rustix::process::{Resource, Rlimit, setrlimit};
     use vm_memory::{Bytes, FileOffset, VolatileMemory};
 
@@ -265,6 +281,44 @@ mod tests {
         }
         let (_file, lent) = cut_short();
         assert!(lent.store(0, 1).is_err());
+    }
+
+    #[test]
+    fn length_is_rounded_up_to_blocks() {
+        let huge = 2 << 20;
+        for (len, block, whole) in [
+            (1, huge, Some(2 << 20)),
+            (2 << 20, huge, Some(2 << 20)),
+            ((2 << 20) + 4096, huge, Some(4 << 20)),
+            (4097, 4096, Some(8192)),
+            (4097, 0, Some(4097)),
+            (usize::MAX, huge, None),
+        ] {
+            assert_eq!(rounded(len, block), whole, "{len:#x} {block:#x}");
+        }
+    }
+
+    /// Needs no huge pages: if the pool is empty, the access loses the mapping.
+    #[test]
+    fn part_of_a_huge_page_is_unmapped_as_a_whole() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = match memfd_create("huge", flags) {
+            Ok(fd) => File::from(fd),
+            // The kernel has no hugetlbfs.
+            Err(error) => return assert_eq!(error, Errno::NOSYS),
+        };
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let lent = MemoryFile::of_other(file, 0, BYTES, access).unwrap();
+        let failed = lent.write(0, &[1; 8]);
+        assert_eq!(failed.is_err(), lent.is_lost());
+        let start = format!("{:x}-", lent.pointer(0, 1).unwrap().addr());
+        let is_mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().any(|line| line.starts_with(&start))
+        };
+        assert!(is_mapped());
+        drop(lent);
+        assert!(!is_mapped());
     }
 
     #[test]
