@@ -37,8 +37,14 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use rustix::thread::{MembarrierCommand, membarrier};
 use vm_memory::MmapRegion;
 
-/// How many lent mappings a process has at most.
-const SLOTS: usize = 1024;
+use crate::memory_pool;
+
+/// The most ports of a switch (`MAX_PORTS` of peerbar-switch), each with leases.
+const MOST_PORTS: usize = 64;
+
+/// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
+/// ones until their last use ends.
+const SLOTS: usize = 2 * memory_pool::MOST + 2 * MOST_PORTS;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
 /// Locked by a thread that takes or frees a slot.

@@ -15,7 +15,7 @@ use crate::memory::{MemoryError, MemoryFile, Span};
 const PIECE: u64 = 64 << 30;
 
 /// How many mappings a pool has at most, each with a descriptor.
-const MOST: usize = 512;
+pub(crate) const MOST: usize = 512;
 
 /// How many bytes they have at most: an eighth of the address space of a process (x86-64, 2^47).
 const MOST_BYTES: u64 = 16 << 40;
