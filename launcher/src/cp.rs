@@ -22,7 +22,8 @@ const TOP: &str = "x";
 
 /// Bytes of a program's errors that are told.
 const MOST_WORDS: usize = 4 << 10;
-/// What an entry of an archive counts besides its size, so that a limit of bytes is one of files, too.
+/// What each name in an entry's path counts, so that a limit of bytes is one of files and folders, too: unpacking makes the folders
+/// that are not there.
 const ENTRY: u64 = 4096;
 /// Longest path of an entry, or of a link's target.
 const LONGEST_PATH: u64 = 64 << 10;
@@ -68,7 +69,7 @@ pub(crate) struct Cp {
     /// Folder of the guest's run.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub attach: PathBuf,
-    /// The most disk space that a copy out of the guest may take. Each entry counts its size and 4K.
+    /// The most disk space that a copy out of the guest may take. Each entry counts its size, and 4K for each name in its path
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     pub limit: Size,
 }
@@ -189,7 +190,7 @@ fn check(archive: &mut File, limit: Size) -> anyhow::Result<()> {
     archive.rewind().context("cannot read an archive")?;
     let mut left = limit.0;
     for entry in Archive::new(&*archive).entries_with_seek()?.raw(true) {
-        let entry = entry?;
+        let mut entry = entry?;
         let most = match entry.header().entry_type() {
             EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link => {
                 u64::MAX
@@ -201,7 +202,14 @@ fn check(archive: &mut File, limit: Size) -> anyhow::Result<()> {
             let path = printable(&entry.path_bytes());
             bail!("{path} is no file, folder or link, and nothing else is copied out of a guest");
         }
-        let taken = entry.size().saturating_add(ENTRY);
+        let mut path = entry.path_bytes().into_owned();
+        if most == LONGEST_PATH {
+            entry.read_to_end(&mut path)?;
+        }
+        let names = path.split(|byte| *byte == b'/').count();
+        let taken = entry
+            .size()
+            .saturating_add(ENTRY.saturating_mul(names as u64));
         let rest = left.checked_sub(taken);
         left = rest.with_context(|| format!("more than {limit}: {MORE}"))?;
     }
@@ -318,6 +326,30 @@ mod tests {
     }
 
     #[test]
+    fn folders_that_an_archive_implies_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("to");
+        // A path of the header alone, and one for which a long name comes first.
+        for folders in [20, 60] {
+            let mut archive = Builder::new(spool().unwrap());
+            let mut header = tar::Header::new_gnu();
+            header.set_size(0);
+            let path = format!("{TOP}/{}f", "a/".repeat(folders));
+            archive.append_data(&mut header, path, io::empty()).unwrap();
+            let archive = archive.into_inner().unwrap();
+            let again = archive.try_clone().unwrap();
+            let error = unpack(archive, &to, LIMIT).unwrap_err();
+            assert_eq!(error.to_string(), "more than 64K: raise --limit");
+            unpack(
+                again,
+                &folder.path().join(folders.to_string()),
+                Size(4 << 20),
+            )
+            .unwrap();
+        }
+    }
+
+    #[test]
     fn scripts_tell_what_is_not_there_or_in_the_way() {
         let folder = tempfile::tempdir().unwrap();
         let status = |script: &str, words: &[&str]| {
@@ -423,7 +455,7 @@ mod tests {
         assert!(packed.unwrap().success());
         archive.rewind().unwrap();
         let to = folder.path().join("to");
-        unpack(archive, &to, LIMIT).unwrap();
+        unpack(archive, &to, Size(1 << 20)).unwrap();
         for (number, target) in (0..).zip(targets) {
             let link = fs::read_link(to.join(format!("a/{number}"))).unwrap();
             assert_eq!(link, Path::new(target));
