@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -25,6 +26,8 @@ const MOST_WORDS: usize = 4 << 10;
 /// What each name in an entry's path counts, so that a limit of bytes is one of files and folders, too: unpacking makes the folders
 /// that are not there.
 const ENTRY: u64 = 4096;
+/// Mode bits of an owner with all rights.
+const OWNERS: u32 = 0o700;
 /// Longest path of an entry, or of a link's target.
 const LONGEST_PATH: u64 = 64 << 10;
 /// What to do about a larger copy.
@@ -175,13 +178,45 @@ fn unpack(mut archive: File, to: &Path, limit: Size) -> anyhow::Result<()> {
         .prefix(".peerbar.")
         .tempdir_in(parent)
         .with_context(|| format!("cannot make a folder in {}", parent.display()))?;
+    let placed = place(archive, beside.path(), to);
+    if placed.is_err() {
+        make_removable(beside.path());
+    }
+    placed
+}
+
+/// Unpacks an archive in the folder `beside` and moves it to `to`.
+fn place(archive: File, beside: &Path, to: &Path) -> anyhow::Result<()> {
     // The crate refuses entries that would leave the folder, and drops setuid, setgid and sticky bits.
-    Archive::new(archive).unpack(beside.path())?;
-    let top = beside.path().join(TOP);
+    Archive::new(archive).unpack(beside)?;
+    let top = beside.join(TOP);
+    let metadata = fs::symlink_metadata(&top)?;
     // What is written to such a name later would go elsewhere.
-    ensure!(!top.is_symlink(), "the guest sends a link in its place");
+    ensure!(
+        !metadata.is_symlink(),
+        "the guest sends a link in its place"
+    );
+    if !metadata.is_dir() {
+        return Ok(fs::rename(top, to)?);
+    }
+    // Only a folder that its owner may write can be moved (rename(2), EACCES).
+    let mode = metadata.permissions().mode();
+    fs::set_permissions(&top, fs::Permissions::from_mode(mode | OWNERS))?;
     fs::rename(top, to)?;
-    Ok(())
+    Ok(fs::set_permissions(to, metadata.permissions())?)
+}
+
+/// Gives the owner all rights to a folder and those in it, as far as that is possible.
+fn make_removable(folder: &Path) {
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        if let Err(error) = fs::set_permissions(&folder, fs::Permissions::from_mode(OWNERS)) {
+            log::debug!("cannot change {}: {error}", folder.display());
+        }
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        folders.extend(inner.map(|entry| entry.path()));
+    }
 }
 
 /// Checks that an archive has only files, folders and links, which take no more than `limit` of the disk. Sparse files and
@@ -275,7 +310,6 @@ mod tests {
 
     #[test]
     fn file_of_a_guest_keeps_no_special_mode() {
-        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let to = folder.path().join("to");
         unpack(archive(EntryType::Regular, 0o7755, 5), &to, LIMIT).unwrap();
@@ -347,6 +381,47 @@ mod tests {
             )
             .unwrap();
         }
+    }
+
+    /// Folders of these modes, each in the former one.
+    fn archive_of_folders(modes: &[u32]) -> File {
+        let mut archive = Builder::new(spool().unwrap());
+        let mut path = PathBuf::from(TOP);
+        for mode in modes {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(EntryType::Directory);
+            header.set_mode(*mode);
+            header.set_size(0);
+            archive
+                .append_data(&mut header, &path, io::empty())
+                .unwrap();
+            path.push("inner");
+        }
+        archive.into_inner().unwrap()
+    }
+
+    #[test]
+    fn folder_that_its_owner_may_not_write_is_copied_and_cleaned_up() {
+        // Of this thread alone: as an ordinary user.
+        let ordinary = rustix::thread::CapabilitySets {
+            effective: rustix::thread::CapabilitySet::empty(),
+            ..rustix::thread::capabilities(None).unwrap()
+        };
+        rustix::thread::set_capabilities(None, ordinary).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let entries = || fs::read_dir(folder.path()).unwrap().count();
+        for (number, mode) in (1..).zip([0o555, 0]) {
+            let to = folder.path().join(number.to_string());
+            unpack(archive_of_folders(&[mode]), &to, LIMIT).unwrap();
+            let copied = fs::metadata(&to).unwrap().permissions().mode();
+            assert_eq!(copied & 0o7777, mode);
+            assert_eq!(entries(), number);
+        }
+        // A folder does not replace a file.
+        let file = folder.path().join("file");
+        fs::write(&file, "kept").unwrap();
+        unpack(archive_of_folders(&[0o555, 0, 0o555]), &file, LIMIT).unwrap_err();
+        assert_eq!(entries(), 3);
     }
 
     #[test]
