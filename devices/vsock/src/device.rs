@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixListener;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use vhost::vhost_user::VhostUserProtocolFeatures;
 use vhost::vhost_user::message::VhostUserVirtioFeatures;
@@ -20,7 +20,7 @@ use vmm_sys_util::event::{
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::header::{VsockHeader, WireHeader};
-use crate::multiplexer::Multiplexer;
+use crate::multiplexer::{Multiplexer, PeerCheck};
 
 /// Queues of the device: for packets to the guest, of the guest, and for events, of which there are none.
 pub(crate) const QUEUES: usize = 3;
@@ -50,12 +50,17 @@ pub(crate) struct VsockDevice {
 }
 
 impl VsockDevice {
-    /// The device of the guest `cid`, for the programs of the host that connect to `programs`, which does not block.
-    pub(crate) fn new(cid: u64, programs: UnixListener) -> io::Result<Self> {
+    /// The device of the guest `cid`, for the programs of the host that connect to `programs`, which does not block, and
+    /// pass `check`.
+    pub(crate) fn new(
+        cid: u64,
+        programs: UnixListener,
+        check: Arc<dyn PeerCheck>,
+    ) -> io::Result<Self> {
         let exit = new_event_consumer_and_notifier(EventFlag::NONBLOCK | EventFlag::CLOEXEC)?;
         Ok(Self {
             cid,
-            multiplexer: Multiplexer::new(programs)?,
+            multiplexer: Multiplexer::new(programs, check)?,
             memory: None,
             scratch: vec![0; usize::try_from(LONGEST).unwrap_or_default()],
             exit: Mutex::new(Some(exit)),

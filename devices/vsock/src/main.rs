@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context;
@@ -65,14 +66,17 @@ fn run(args: &Args) -> anyhow::Result<()> {
         pipe::register(number, signal).context("cannot handle signals")?;
     }
     let (_qemu_file, qemu) = listen(&args.socket_path)?;
-    let (_programs_file, programs) = listen(&args.uds_path)?;
+    let (programs_file, programs) = listen(&args.uds_path)?;
+    // Kept here, too, as the file is removed with its last owner.
+    let programs_file = Arc::new(programs_file);
     // The crate that serves it asks again and again if this one does not block.
     qemu.set_nonblocking(false)
         .context("cannot make a socket block")?;
     args.sandbox.restrict_calls(Connections::None)?;
     let cid = args.guest_cid;
+    let file = Arc::clone(&programs_file);
     thread::spawn(move || {
-        let ended = serve(qemu, &programs, cid);
+        let ended = serve(qemu, &programs, &file, cid);
         if let Err(error) = ended {
             log::error!("{:#}", anyhow::Error::from(error));
         }

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
 
+use peerbar_socket_file::{PeerError, SocketFile};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::connection::{Over, VsockConnection};
@@ -22,6 +24,18 @@ const LISTENER: u64 = 1 << 32;
 /// Event of [`Multiplexer::wake`].
 const WOKEN: u64 = 1 << 33;
 
+/// Decides whether a connected program is served.
+pub(crate) trait PeerCheck: std::fmt::Debug + Send + Sync {
+    /// Refuses a program of another user.
+    fn check(&self, program: &UnixStream) -> Result<(), PeerError>;
+}
+
+impl PeerCheck for SocketFile {
+    fn check(&self, program: &UnixStream) -> Result<(), PeerError> {
+        self.check_peer(program)
+    }
+}
+
 /// What waits for a port of the host: its greeting, then its connection.
 #[derive(Debug)]
 enum Peer {
@@ -33,6 +47,7 @@ enum Peer {
 #[derive(Debug)]
 pub(crate) struct Multiplexer {
     listener: UnixListener,
+    check: Arc<dyn PeerCheck>,
     events: OwnedFd,
     wake: OwnedFd,
     peers: BTreeMap<u32, Peer>,
@@ -45,11 +60,11 @@ pub(crate) struct Multiplexer {
 }
 
 impl Multiplexer {
-    /// One that takes the programs of the host that connect to `listener`, which does not block.
+    /// One that takes the programs of the host that connect to `listener`, which does not block, and pass `check`.
     ///
     /// # Errors
     /// Those of epoll(7).
-    pub(crate) fn new(listener: UnixListener) -> io::Result<Self> {
+    pub(crate) fn new(listener: UnixListener, check: Arc<dyn PeerCheck>) -> io::Result<Self> {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(LISTENER);
         epoll::add(&events, &listener, data, epoll::EventFlags::IN)?;
@@ -58,6 +73,7 @@ impl Multiplexer {
         epoll::add(&events, &wake, data, epoll::EventFlags::IN)?;
         Ok(Self {
             listener,
+            check,
             events,
             wake,
             peers: BTreeMap::new(),
@@ -121,6 +137,9 @@ impl Multiplexer {
             Ok((stream, _)) => stream,
             Err(error) => return log::debug!("cannot accept a program: {error}"),
         };
+        if let Err(error) = self.check.check(&stream) {
+            return log::warn!("{error}");
+        }
         if self.greetings.len() >= LIMIT
             && let Some(oldest) = self.greetings.pop_front()
         {

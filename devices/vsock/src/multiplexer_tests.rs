@@ -8,6 +8,27 @@ use super::*;
 use crate::connection::BUFFER;
 use crate::header::{NO_MORE_RECEIVED, NO_MORE_SENT};
 
+/// Takes every program for this user's, or for another one's.
+#[derive(Debug)]
+enum Programs {
+    Ours,
+    Others,
+}
+
+impl PeerCheck for Programs {
+    fn check(&self, _: &UnixStream) -> Result<(), PeerError> {
+        match self {
+            Self::Ours => Ok(()),
+            Self::Others => Err(PeerError::OtherUser {
+                path: PathBuf::new(),
+                pid: 77,
+                uid: 1,
+                owner: 2,
+            }),
+        }
+    }
+}
+
 /// A multiplexer, and the guest behind it.
 struct Bench {
     multiplexer: Multiplexer,
@@ -17,12 +38,16 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::of(Programs::Ours)
+    }
+
+    fn of(programs: Programs) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         Self {
-            multiplexer: Multiplexer::new(listener).unwrap(),
+            multiplexer: Multiplexer::new(listener, Arc::new(programs)).unwrap(),
             path,
             _folder: folder,
         }
@@ -226,6 +251,15 @@ fn connections_beyond_the_limit_are_refused() {
     programs.pop();
     assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Reset);
     bench.asked();
+}
+
+#[test]
+fn program_of_another_user_is_refused() {
+    let mut bench = Bench::of(Programs::Others);
+    let mut program = UnixStream::connect(&bench.path).unwrap();
+    bench.multiplexer.take_events();
+    assert_eq!(program.read(&mut [0]).unwrap(), 0);
+    assert!(bench.multiplexer.peers.is_empty());
 }
 
 #[test]

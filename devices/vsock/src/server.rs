@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
+use peerbar_socket_file::SocketFile;
 use thiserror::Error;
 use vhost::vhost_user::{Error as ProtocolError, Listener};
 use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
@@ -24,15 +25,20 @@ pub enum ServeError {
 }
 
 /// Serves the QEMUs that connect to `qemu`, one after the other, as guest `cid`. Programs of the host connect to `programs`,
-/// which does not block; those that come before a guest wait for it.
+/// which does not block and has the socket file `file`; those that come before a guest wait for it.
 ///
 /// # Errors
 /// What keeps all further QEMUs from being served. One that breaks the protocol is left.
-pub fn serve(qemu: UnixListener, programs: &UnixListener, cid: u64) -> Result<(), ServeError> {
+pub fn serve(
+    qemu: UnixListener,
+    programs: &UnixListener,
+    file: &Arc<SocketFile>,
+    cid: u64,
+) -> Result<(), ServeError> {
     let mut qemu = Listener::from(qemu);
     loop {
         let programs = programs.try_clone().map_err(ServeError::Device)?;
-        let device = VsockDevice::new(cid, programs).map_err(ServeError::Device)?;
+        let device = VsockDevice::new(cid, programs, file.clone()).map_err(ServeError::Device)?;
         let sockets = device.sockets();
         let device = Arc::new(Mutex::new(device));
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
