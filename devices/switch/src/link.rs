@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use serde_bytes::ByteBuf;
@@ -138,20 +138,25 @@ impl Link {
     /// Announces all windows of this endpoint. Once it returns, no peer uses the former windows: each has acknowledged the
     /// change or is cut off. With [`LinkLost`] the peers notice that the switch is gone.
     pub fn announce(&self, windows: Vec<BarWindow>, leases: &Descriptor) -> Result<(), LinkLost> {
+        let deadline = Instant::now() + SWITCH_TIME_OUT;
         let mut state = self.shared.state.lock();
-        state.sent += 1;
-        let sequence = state.sent;
         state.windows = windows;
         state.leases.clone_from(leases);
-        let message = state.announcement();
-        if !state.lost {
-            // With the lock held, so that sequence numbers arrive in order. A failure ends the link, which is waited for.
-            self.shared.send(&message);
-        }
-        let unsettled = |state: &mut State| !state.lost && state.announced < sequence;
-        let changed = &self.shared.changed;
-        changed.wait_while_for(&mut state, unsettled, SWITCH_TIME_OUT);
-        if unsettled(&mut state) {
+        // The switch takes one announcement at a time, and that of an attachment may be unanswered.
+        self.settle(&mut state, deadline)?;
+        state.sent += 1;
+        // With the lock held, so that sequence numbers arrive in order. A failure ends the link, which is waited for.
+        self.shared.send(&state.announcement());
+        self.settle(&mut state, deadline)
+    }
+
+    /// Waits until the switch has answered all announcements. At the deadline its link is given up.
+    fn settle(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) -> Result<(), LinkLost> {
+        let unsettled = |state: &mut State| !state.lost && state.announced < state.sent;
+        self.shared
+            .changed
+            .wait_while_until(state, unsettled, deadline);
+        if unsettled(state) {
             log::warn!("the switch does not answer in {SWITCH_TIME_OUT:?}: its link is given up");
             state.lost = true;
             self.shared.hang_up();

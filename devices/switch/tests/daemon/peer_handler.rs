@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Instant;
 
 use peerbar_switch::{
@@ -98,6 +99,50 @@ fn a_stopped_switch_is_given_up_in_time_and_found_again() {
     assert!((bound..bound * 2).contains(&waited), "{waited:?}");
     kill_process(pid, Signal::CONT).unwrap();
     let (peer, _) = Endpoint::attach(&daemon.path, "peer");
-    let is_newest = |windows: &[BarWindow]| windows.iter().any(|w| w.address == 0x3000);
-    while !is_newest(&peer.acknowledge().1) {}
+    while !is_at(&peer.acknowledge().1, 0x3000) {}
+}
+
+/// The switch takes one announcement at a time from an endpoint.
+#[test]
+fn announcement_beside_that_of_an_attachment_waits_for_it() {
+    let daemon = Daemon::start(&[]);
+    let pid = Pid::from_child(&daemon.child);
+    let attachment = Attachment::new(&daemon.path, "endpoint").unwrap();
+    let link = attachment.start(Arc::new(Quiet)).unwrap();
+    let (peer, _) = Endpoint::attach(&daemon.path, "peer");
+    let none = Descriptor::default();
+    kill_process(pid, Signal::STOP).unwrap();
+    for address in [0x2000, 0x3000] {
+        let announced = link.announce(vec![registers(address)], &none);
+        assert_eq!(announced, Err(LinkLost));
+    }
+    kill_process(pid, Signal::CONT).unwrap();
+    let ticket = attached_again(&peer, 0x3000);
+    thread::scope(|scope| {
+        let announcing = scope.spawn(|| link.announce(vec![registers(0x4000)], &none));
+        assert!(peer.hears_nothing());
+        peer.send(&Message::Ack { ticket });
+        while !is_at(&peer.acknowledge().1, 0x4000) {}
+        assert_eq!(announcing.join().unwrap(), Ok(()));
+    });
+}
+
+/// Acknowledges all changes before the one to this window, whose ticket is returned.
+fn attached_again(peer: &Endpoint, address: u64) -> u64 {
+    loop {
+        let Message::Peer {
+            ticket, windows, ..
+        } = peer.receive()
+        else {
+            panic!("no Peer")
+        };
+        if is_at(&windows, address) {
+            return ticket;
+        }
+        peer.send(&Message::Ack { ticket });
+    }
+}
+
+fn is_at(windows: &[BarWindow], address: u64) -> bool {
+    windows.iter().any(|window| window.address == address)
 }
