@@ -1,4 +1,4 @@
-//! Faults for the devices of a run that goes on.
+//! Faults for the devices of a running guest.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};

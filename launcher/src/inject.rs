@@ -1,4 +1,4 @@
-//! `peerbar inject`: faults for a device of a run that goes on.
+//! `peerbar inject`: faults for a device of a running guest.
 
 use std::process::ExitCode;
 

@@ -262,7 +262,7 @@ impl Multiplexer {
             };
             match connection.next_packet(space) {
                 Ok(packet) => {
-                    // A guest that never answers the end would keep the connection for ever.
+                    // The guest need not answer the end of a connection.
                     let outcome = match connection.is_over() {
                         true => Err(Over::Silent),
                         false => Ok(()),

@@ -258,8 +258,8 @@ fn program_of_another_user_is_refused() {
     let mut bench = Bench::of(Programs::Others);
     let mut program = UnixStream::connect(&bench.path).unwrap();
     bench.multiplexer.take_events();
-    assert_eq!(program.read(&mut [0]).unwrap(), 0);
     assert!(bench.multiplexer.peers.is_empty());
+    assert_eq!(program.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
