@@ -34,6 +34,9 @@ pub enum MapError {
     /// The client has too much of its memory mapped here.
     #[error("the client lends too much memory")]
     TooMuch,
+    /// A rule for faults has the mapping fail.
+    #[error("a fault is injected")]
+    Injected,
 }
 
 /// What lies behind a span of IOVAs.

@@ -326,6 +326,7 @@ impl Requester {
         access: (bool, bool),
         memory: Option<(OwnedFd, u64)>,
     ) -> Result<(), MapError> {
+        self.injects_into_mapping(iova, size)?;
         let memory = memory.map(|(fd, offset)| (LentFile::new(fd), offset));
         let span = memory.as_ref().map(|(file, offset)| FileSpan {
             device: file.device(),

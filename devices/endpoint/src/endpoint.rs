@@ -360,7 +360,7 @@ fn map_errno(error: MapError) -> Errno {
         MapError::BadSpan { .. } => Errno::INVAL,
         MapError::Overlap { .. } => Errno::EXIST,
         MapError::Full => Errno::NOSPC,
-        MapError::TooMuch => Errno::NOMEM,
+        MapError::TooMuch | MapError::Injected => Errno::NOMEM,
     }
 }
 

@@ -11,6 +11,7 @@ use peerbar_pci::{InterruptMode, Interrupts};
 use peerbar_vfio_user::{Event, IrqAction};
 use rustix::io::Errno;
 
+use crate::delayed::Delayed;
 use crate::signaller::Signaller;
 
 /// The interrupts of one function, shared between the thread that serves the client and those that raise them.
@@ -19,14 +20,28 @@ use crate::signaller::Signaller;
 /// INTx pin is level-triggered: one signal masks it, and the client unmasks it at the guest's end of interrupt
 /// (vfio-user, DEVICE_SET_IRQS; VFIO_IRQ_INFO_AUTOMASKED).
 pub struct Vectors {
-    signaller: Signaller,
-    msi_x: RwLock<Vec<Option<Event>>>,
+    messages: Arc<Messages>,
+    delayed: Delayed,
     pin: Mutex<Pin>,
     /// Whether there is any event descriptor of each kind. They decide the mode without a lock: it is read for each interrupt.
     has_msi_x: AtomicBool,
     has_pin: AtomicBool,
     /// It has the rules for faults.
     requester: OnceLock<Arc<Requester>>,
+}
+
+/// The event descriptors of the MSI-X vectors, and what signals them.
+struct Messages {
+    signaller: Signaller,
+    events: RwLock<Vec<Option<Event>>>,
+}
+
+impl Messages {
+    fn signal(&self, vector: u16) {
+        if let Some(Some(event)) = self.events.read().get(usize::from(vector)) {
+            self.signaller.signal(event);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -42,10 +57,14 @@ struct Pin {
 impl Vectors {
     /// Interrupts of a function with this many MSI-X vectors. Fails where the kernel has no asynchronous I/O (io_setup(2)).
     pub fn new(vectors: u16) -> io::Result<Self> {
-        let msi_x = (0..vectors).map(|_| None).collect();
-        Ok(Self {
+        let events = (0..vectors).map(|_| None).collect();
+        let messages = Messages {
             signaller: Signaller::new()?,
-            msi_x: RwLock::new(msi_x),
+            events: RwLock::new(events),
+        };
+        Ok(Self {
+            messages: Arc::new(messages),
+            delayed: Delayed::default(),
             pin: Mutex::default(),
             has_msi_x: AtomicBool::new(false),
             has_pin: AtomicBool::new(false),
@@ -58,7 +77,7 @@ impl Vectors {
         let _ = self.requester.set(requester);
     }
 
-    /// How often a vector that is raised is signalled: once, unless a rule injects a fault.
+    /// How often a vector that is raised is signalled now: once, unless a rule injects a fault.
     fn times(&self, vector: u16) -> usize {
         let requester = self.requester.get();
         let armed = requester.filter(|requester| requester.faults().is_armed(Kind::Interrupt));
@@ -71,17 +90,25 @@ impl Vectors {
         match fired.action {
             Action::Drop => 0,
             Action::Duplicate => 2,
+            Action::Delay(by) => {
+                let messages = self.messages.clone();
+                let late = self
+                    .delayed
+                    .add(vector, by, move |vector| messages.signal(vector));
+                usize::from(!late)
+            }
             _ => 1,
         }
     }
 
     /// How many MSI-X vectors there are.
     pub fn count(&self) -> u32 {
-        u32::try_from(self.msi_x.read().len()).unwrap_or(u32::MAX)
+        u32::try_from(self.messages.events.read().len()).unwrap_or(u32::MAX)
     }
 
     /// Closes every event descriptor; the level of the pin stays the function's.
     pub(crate) fn clear(&self) {
+        self.delayed.clear();
         self.change_msi_x(|vectors| vectors.fill_with(|| None));
         self.change_pin(|pin| pin.clear());
     }
@@ -106,13 +133,10 @@ impl Vectors {
                 })?;
             }
             IrqAction::Trigger => {
-                self.msi_x
-                    .read()
-                    .get(start..end)
-                    .ok_or(Errno::INVAL)?
-                    .iter()
-                    .flatten()
-                    .for_each(|event| self.signaller.signal(event));
+                let events = self.messages.events.read();
+                let events = events.get(start..end).ok_or(Errno::INVAL)?;
+                let events = events.iter().flatten();
+                events.for_each(|event| self.messages.signaller.signal(event));
             }
             IrqAction::Mask | IrqAction::Unmask => return Err(Errno::INVAL),
         }
@@ -126,24 +150,24 @@ impl Vectors {
                 IrqAction::Disable => pin.clear(),
                 IrqAction::Events(events) => {
                     pin.event = events.into_iter().next().flatten();
-                    pin.unmask(&self.signaller);
+                    pin.unmask(&self.messages.signaller);
                 }
                 IrqAction::Trigger => {
                     let event = pin.event.iter();
-                    event.for_each(|event| self.signaller.signal(event));
+                    event.for_each(|event| self.messages.signaller.signal(event));
                 }
                 IrqAction::Mask => {
                     pin.masked = true;
                     pin.signalled = false;
                 }
-                IrqAction::Unmask => pin.unmask(&self.signaller),
+                IrqAction::Unmask => pin.unmask(&self.messages.signaller),
             }
             Ok(())
         })
     }
 
     fn change_msi_x<R>(&self, change: impl FnOnce(&mut [Option<Event>]) -> R) -> R {
-        let mut vectors = self.msi_x.write();
+        let mut vectors = self.messages.events.write();
         let result = change(&mut vectors);
         let any = vectors.iter().any(Option::is_some);
         self.has_msi_x.store(any, Ordering::Release);
@@ -171,9 +195,7 @@ impl Interrupts for Vectors {
 
     fn raise(&self, vector: u16) {
         for _ in 0..self.times(vector) {
-            if let Some(Some(event)) = self.msi_x.read().get(usize::from(vector)) {
-                self.signaller.signal(event);
-            }
+            self.messages.signal(vector);
         }
     }
 
@@ -181,7 +203,7 @@ impl Interrupts for Vectors {
         let mut pin = self.pin.lock();
         pin.asserted = asserted;
         if asserted {
-            pin.deliver(&self.signaller);
+            pin.deliver(&self.messages.signaller);
         } else {
             pin.withdraw();
         }
@@ -227,7 +249,9 @@ impl Pin {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{EventfdFlags, eventfd};
+    use std::time::{Duration, Instant};
+
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
     use rustix::fs::OFlags;
 
     use super::*;
@@ -282,6 +306,34 @@ mod tests {
             signals(&seen)
         });
         assert_eq!(raised, [0, 2, 1]);
+    }
+
+    #[test]
+    fn injected_delay_signals_late_unless_the_client_leaves() {
+        let vectors = Vectors::new(1).unwrap();
+        let requester = Arc::new(Requester::new());
+        vectors.inject_by(requester.clone());
+        let rule = "delay interrupt by=50ms limit=2";
+        requester.add_fault(rule.parse().unwrap()).unwrap();
+        let connect = || {
+            let (given, seen) = event();
+            let events = IrqAction::Events(vec![Some(given)]);
+            vectors.set_msi_x(0, 1, events).unwrap();
+            seen
+        };
+        let start = Instant::now();
+        let former = connect();
+        vectors.raise(0);
+        vectors.clear();
+        let seen = connect();
+        vectors.raise(0);
+        assert_eq!(signals(&seen), 0);
+        let mut polled = [PollFd::new(&seen, PollFlags::IN)];
+        poll(&mut polled, None).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(50));
+        assert_eq!((signals(&seen), signals(&former)), (1, 0));
+        vectors.raise(0);
+        assert_eq!(signals(&seen), 1, "no rule fires");
     }
 
     #[test]

@@ -10,6 +10,7 @@
 mod control;
 pub mod daemon;
 mod decoder;
+mod delayed;
 mod endpoint;
 mod interrupts;
 mod options;

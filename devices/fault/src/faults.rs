@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use strum::VariantArray;
 use thiserror::Error;
 
-use crate::rule::{Action, BlockCommand, Kind, Pick, Rule, Segment, Subject};
+use crate::rule::{Action, BlockCommand, Kind, Pick, Rule, Segment, Subject, overlap};
 
 /// The most rules that a device has at a time.
 const MOST: usize = 64;
@@ -63,7 +63,7 @@ pub enum AddError {
 
 impl Default for Faults {
     fn default() -> Self {
-        Self::new(&[Kind::Dma, Kind::Interrupt, Kind::Device])
+        Self::new(&[Kind::Dma, Kind::Interrupt, Kind::Mapping, Kind::Device])
     }
 }
 
@@ -137,6 +137,23 @@ impl Faults {
         self.fire(
             |subject| matches!(subject, Subject::Completion(wanted) if wanted.matches(command)),
         )
+    }
+
+    /// The rule that fires for a command of the admin queue with this opcode.
+    pub fn admin_command(&self, opcode: u8) -> Option<Fired> {
+        self.fire(|subject| match subject {
+            Subject::AdminCommand(wanted) => wanted.is_none_or(|wanted| wanted as u8 == opcode),
+            _ => false,
+        })
+    }
+
+    /// The rule that fires for a mapping of `size` bytes at `iova`.
+    pub fn mapping(&self, iova: u64, size: u64) -> Option<Fired> {
+        let span = iova..iova.saturating_add(size);
+        self.fire(|subject| match subject {
+            Subject::Mapping(wanted) => wanted.as_ref().is_none_or(|wanted| overlap(wanted, &span)),
+            _ => false,
+        })
     }
 
     /// The rule that fires for a segment of a DMA.
@@ -297,6 +314,25 @@ mod tests {
         assert!(!matches("fail dma read"));
         assert!(!matches("fail dma route=guest-ram"));
         assert!(!matches("fail dma purpose=completion"));
+    }
+
+    #[test]
+    fn admin_command_matches_by_opcode_mapping_by_iova() {
+        let faults = faults(&[
+            "drop admin-command identify nth=2",
+            "fail mapping address=0x1000..0x2000",
+        ]);
+        assert_eq!(faults.admin_command(0x06), None);
+        assert_eq!(faults.admin_command(0x09), None, "not counted");
+        let second = faults.admin_command(0x06);
+        assert_eq!(
+            second.map(|fired| (fired.rule, fired.matches)),
+            Some((1, 2))
+        );
+        assert_eq!(faults.mapping(0x2000, 0x1000), None);
+        assert_eq!(faults.mapping(0, 0x1000), None);
+        assert_eq!(faults.mapping(0, 0x1001).map(|fired| fired.rule), Some(2));
+        assert!(faults.mapping(0x1800, u64::MAX).is_some(), "no overflow");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use peerbar_dma_log::{Direction, Purpose, Route};
-use peerbar_nvme_spec::command::NvmOpcode;
+use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 use peerbar_nvme_spec::completion::Status;
 use strum::{IntoStaticStr, VariantArray};
 
@@ -25,8 +25,8 @@ pub struct Rule {
 pub enum Action {
     /// A command ends with this status, and nothing else of it happens.
     FailCommand(Status),
-    /// A DMA fails, and nothing is transferred.
-    FailDma,
+    /// A DMA or a mapping fails, and nothing of it happens.
+    Fail,
     /// It happens later by this time.
     Delay(Duration),
     /// It does not happen. A read by DMA ends as one whose completion has not come.
@@ -47,10 +47,14 @@ pub enum Kind {
     Command,
     /// The completion of an I/O command of a disk.
     Completion,
+    /// A command of a disk's admin queue, before it is carried out.
+    AdminCommand,
     /// A segment of a DMA.
     Dma,
     /// An interrupt by an MSI-X vector.
     Interrupt,
+    /// A mapping that the client makes (vfio-user, DMA_MAP).
+    Mapping,
     /// The device itself: the rule fires once, when it is put in force.
     Device,
 }
@@ -62,17 +66,21 @@ pub enum Subject {
     Command(MatchCommand),
     /// The completion of an I/O command of a disk.
     Completion(MatchCommand),
+    /// A command of a disk's admin queue, before it is carried out: its opcode.
+    AdminCommand(Option<AdminOpcode>),
     /// A segment of a DMA.
     Dma(MatchDma),
     /// An interrupt by an MSI-X vector: its number.
     Interrupt(Option<u16>),
+    /// A mapping that the client makes: IOVAs of which it has one or more; not empty.
+    Mapping(Option<Range<u64>>),
     /// The device itself.
     Device,
 }
 
 impl Kind {
     /// What a disk has beside the subjects of every device.
-    pub const OF_DISKS: [Self; 2] = [Self::Command, Self::Completion];
+    pub const OF_DISKS: [Self; 3] = [Self::Command, Self::Completion, Self::AdminCommand];
 }
 
 impl Subject {
@@ -81,8 +89,10 @@ impl Subject {
         match self {
             Self::Command(_) => Kind::Command,
             Self::Completion(_) => Kind::Completion,
+            Self::AdminCommand(_) => Kind::AdminCommand,
             Self::Dma(_) => Kind::Dma,
             Self::Interrupt(_) => Kind::Interrupt,
+            Self::Mapping(_) => Kind::Mapping,
             Self::Device => Kind::Device,
         }
     }
@@ -211,6 +221,6 @@ pub enum Pick {
 }
 
 /// Whether two ranges have something in common.
-fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+pub(crate) fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display};
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -11,21 +12,44 @@ use thiserror::Error;
 
 use crate::quantity::{fraction, number, positive, range, time, time_text};
 use crate::rule::{Action, Kind, MatchCommand, MatchDma, Pick, Rule, Subject, When};
-use crate::words::{OPCODES, STATUSES, list, value, word};
+use crate::words::{ADMIN_OPCODES, OPCODES, STATUSES, list, value, word};
 
 /// The longest text of a rule in bytes.
 const LONGEST: usize = 300;
-/// The longest delays: a reset does not wait for what is held back, but for a DMA.
+/// The longest delays. A reset does not wait for what is held back, but for a DMA. The client waits for a mapping.
 const LONGEST_HELD: (&str, Duration) = ("60s", Duration::from_secs(60));
-const LONGEST_DMA: (&str, Duration) = ("1s", Duration::from_secs(1));
+const LONGEST_AWAITED: (&str, Duration) = ("1s", Duration::from_secs(1));
 const ACTIONS: [(&str, &[Kind]); 6] = [
-    ("fail", &[Kind::Command, Kind::Dma]),
-    ("delay", &[Kind::Command, Kind::Completion, Kind::Dma]),
-    ("drop", &[Kind::Completion, Kind::Dma, Kind::Interrupt]),
+    (
+        "fail",
+        &[Kind::Command, Kind::AdminCommand, Kind::Dma, Kind::Mapping],
+    ),
+    (
+        "delay",
+        &[
+            Kind::Command,
+            Kind::Completion,
+            Kind::AdminCommand,
+            Kind::Dma,
+            Kind::Interrupt,
+            Kind::Mapping,
+        ],
+    ),
+    (
+        "drop",
+        &[
+            Kind::Completion,
+            Kind::AdminCommand,
+            Kind::Dma,
+            Kind::Interrupt,
+        ],
+    ),
     ("duplicate", &[Kind::Completion, Kind::Interrupt]),
     ("corrupt", &[Kind::Dma]),
     ("remove", Kind::VARIANTS),
 ];
+/// What may stand in `address=`.
+const ADDRESSES: &str = "an address or a range, such as 0x1000..0x2000";
 const DIRECTIONS: [(&str, Direction); 2] = [("read", Direction::Read), ("write", Direction::Write)];
 
 /// Why a text is no rule. The message continues after the text.
@@ -184,11 +208,16 @@ fn subject(kind: Kind, words: &[&str], keys: &mut Keys<'_>) -> Result<Subject, R
     Ok(match kind {
         Kind::Command => Subject::Command(command(words, keys)?),
         Kind::Completion => Subject::Completion(command(words, keys)?),
+        Kind::AdminCommand => Subject::AdminCommand(one_of(&ADMIN_OPCODES, words)?),
         Kind::Dma => Subject::Dma(dma(words, keys)?),
         Kind::Interrupt => {
             one_of::<()>(&[], words)?;
             let vector = |text| number(text)?.try_into().ok();
             Subject::Interrupt(keys.take("vector", "a number up to 65535", vector)?)
+        }
+        Kind::Mapping => {
+            one_of::<()>(&[], words)?;
+            Subject::Mapping(keys.take("address", ADDRESSES, range)?)
         }
         Kind::Device => {
             one_of::<()>(&[], words)?;
@@ -228,28 +257,27 @@ fn dma(words: &[&str], keys: &mut Keys<'_>) -> Result<MatchDma, RuleError> {
     // What is refused does not happen in any case.
     let routes = Route::VARIANTS.iter().filter(|r| **r != Route::Refused);
     let routes: Vec<_> = routes.map(|r| (r.word(), *r)).collect();
-    let addresses = "an address or a range, such as 0x1000..0x2000";
     Ok(MatchDma {
         direction: one_of(&DIRECTIONS, words)?,
         purpose: keys
             .take_word("purpose", &purposes)?
             .unwrap_or(Purpose::Payload),
         route: keys.take_word("route", &routes)?,
-        addresses: keys.take("address", addresses, range)?,
+        addresses: keys.take("address", ADDRESSES, range)?,
     })
 }
 
 fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, RuleError> {
     let [(_, default), ..] = STATUSES;
     Ok(match (action, kind) {
-        ("fail", Kind::Dma) => Action::FailDma,
+        ("fail", Kind::Dma | Kind::Mapping) => Action::Fail,
         ("fail", _) => {
             let status = keys.take_word("status", &STATUSES)?;
             Action::FailCommand(status.unwrap_or(default))
         }
         ("delay", _) => {
             let (text, longest) = match kind {
-                Kind::Dma => LONGEST_DMA,
+                Kind::Dma | Kind::Mapping => LONGEST_AWAITED,
                 _ => LONGEST_HELD,
             };
             let values = format!("a time from 1us to {text}, such as 10ms");
@@ -294,7 +322,7 @@ fn when(keys: &mut Keys<'_>) -> Result<When, RuleError> {
 impl Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let action = match self.action {
-            Action::FailCommand(_) | Action::FailDma => "fail",
+            Action::FailCommand(_) | Action::Fail => "fail",
             Action::Delay(_) => "delay",
             Action::Drop => "drop",
             Action::Duplicate => "duplicate",
@@ -310,7 +338,7 @@ impl Display for Rule {
             }
             Action::Delay(by) => key(f, "by", Some(time_text(by)))?,
             Action::Corrupt(bytes) => key(f, "bytes", Some(bytes))?,
-            Action::FailDma | Action::Drop | Action::Duplicate | Action::Remove => {}
+            Action::Fail | Action::Drop | Action::Duplicate | Action::Remove => {}
         }
         write!(f, "{}", self.when)
     }
@@ -336,11 +364,17 @@ impl Display for Subject {
                 let purpose = Some(dma.purpose).filter(|purpose| *purpose != Purpose::Payload);
                 key(f, "purpose", purpose.map(Purpose::word))?;
                 key(f, "route", dma.route.map(Route::word))?;
-                let addresses = dma.addresses.as_ref();
-                let addresses = addresses.map(|a| format!("{:#x}..{:#x}", a.start, a.end));
-                key(f, "address", addresses)
+                address_key(f, dma.addresses.as_ref())
+            }
+            Self::AdminCommand(opcode) => {
+                let opcode = opcode.as_ref();
+                match opcode.and_then(|opcode| word(&ADMIN_OPCODES, opcode)) {
+                    Some(opcode) => write!(f, " {opcode}"),
+                    None => Ok(()),
+                }
             }
             Self::Interrupt(vector) => key(f, "vector", *vector),
+            Self::Mapping(addresses) => address_key(f, addresses.as_ref()),
             Self::Device => Ok(()),
         }
     }
@@ -362,14 +396,20 @@ impl Display for When {
     }
 }
 
+fn address_key(f: &mut fmt::Formatter<'_>, range: Option<&Range<u64>>) -> fmt::Result {
+    key(
+        f,
+        "address",
+        range.map(|range| format!("{:#x}..{:#x}", range.start, range.end)),
+    )
+}
+
 fn key(f: &mut fmt::Formatter<'_>, key: &str, value: Option<impl Display>) -> fmt::Result {
     value.map_or(Ok(()), |value| write!(f, " {key}={value}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
-
     use proptest::option;
     use proptest::prelude::*;
     use proptest::sample::select;
@@ -438,10 +478,16 @@ mod tests {
             delays.boxed()
         };
         let plain = |action| Just(action).boxed();
+        let admin_opcodes = select(ADMIN_OPCODES.map(|(_, opcode)| opcode).to_vec());
+        let of_admin_commands = prop_oneof![
+            statuses.clone().prop_map(Action::FailCommand),
+            delays(60_000_000),
+            plain(Action::Drop),
+        ];
         let of_commands = prop_oneof![statuses.prop_map(Action::FailCommand), delays(60_000_000)];
         let of_completions = select(vec![Action::Drop, Action::Duplicate, Action::Remove]).boxed();
         let of_dmas = prop_oneof![
-            plain(Action::FailDma),
+            plain(Action::Fail),
             plain(Action::Drop),
             positives().prop_map(Action::Corrupt),
             delays(1_000_000),
@@ -454,8 +500,16 @@ mod tests {
             ),
             (of_dmas, dmas().prop_map(Subject::Dma)),
             (
-                of_completions,
+                of_completions.prop_union(delays(60_000_000)),
                 option::of(any::<u16>()).prop_map(Subject::Interrupt)
+            ),
+            (
+                of_admin_commands,
+                option::of(admin_opcodes).prop_map(Subject::AdminCommand)
+            ),
+            (
+                plain(Action::Fail).prop_union(delays(1_000_000)),
+                option::of(ranges()).prop_map(Subject::Mapping)
             ),
         ];
         (both, whens()).prop_map(|((action, subject), when)| Rule {
@@ -493,6 +547,12 @@ mod tests {
             "delay dma address=0x1000..0x2000 by=10ms every=2",
             "drop dma write purpose=completion",
             "remove device",
+            "delay interrupt vector=2 by=10ms every=3",
+            "fail admin-command identify status=write-fault nth=2",
+            "drop admin-command limit=1",
+            "delay admin-command asynchronous-event-request by=1s",
+            "fail mapping address=0x1000..0x2000 nth=3",
+            "delay mapping by=1ms",
             "remove dma write route=peer nth=3",
         ] {
             assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
@@ -532,7 +592,20 @@ mod tests {
                 "lose dma",
                 "begins with no action: write fail, delay, drop, duplicate, corrupt, remove",
             ),
-            ("fail", "has no subject of `fail`: write command, dma"),
+            (
+                "fail",
+                "has no subject of `fail`: write command, admin-command, dma, mapping",
+            ),
+            (
+                "fail admin-command read",
+                "has `read`: write one of identify, get-log-page, get-features, set-features, create-completion-queue, \
+                 create-submission-queue, delete-completion-queue, delete-submission-queue, asynchronous-event-request, \
+                 abort, doorbell-buffer-config, or a KEY=VALUE",
+            ),
+            (
+                "delay mapping by=2s",
+                "has `by=2s`: write a time from 1us to 1s, such as 10ms",
+            ),
             (
                 "corrupt completion",
                 "has no subject of `corrupt`: write dma",

@@ -1,6 +1,6 @@
 //! The words of a rule that name values of other crates.
 
-use peerbar_nvme_spec::command::NvmOpcode;
+use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 use peerbar_nvme_spec::completion::Status;
 
 /// Opcodes of I/O commands that a disk carries out.
@@ -12,6 +12,33 @@ pub(crate) const OPCODES: [(&str, NvmOpcode); 7] = [
     ("compare", NvmOpcode::Compare),
     ("verify", NvmOpcode::Verify),
     ("dataset-management", NvmOpcode::DatasetManagement),
+];
+
+/// Opcodes of admin commands that a disk carries out.
+pub(crate) const ADMIN_OPCODES: [(&str, AdminOpcode); 11] = [
+    ("identify", AdminOpcode::Identify),
+    ("get-log-page", AdminOpcode::GetLogPage),
+    ("get-features", AdminOpcode::GetFeatures),
+    ("set-features", AdminOpcode::SetFeatures),
+    (
+        "create-completion-queue",
+        AdminOpcode::CreateCompletionQueue,
+    ),
+    (
+        "create-submission-queue",
+        AdminOpcode::CreateSubmissionQueue,
+    ),
+    (
+        "delete-completion-queue",
+        AdminOpcode::DeleteCompletionQueue,
+    ),
+    (
+        "delete-submission-queue",
+        AdminOpcode::DeleteSubmissionQueue,
+    ),
+    ("asynchronous-event-request", AdminOpcode::AsyncEventRequest),
+    ("abort", AdminOpcode::Abort),
+    ("doorbell-buffer-config", AdminOpcode::DoorbellBufferConfig),
 ];
 
 /// Statuses that a command may be made to fail with. The first one is the default.

@@ -18,6 +18,7 @@ use crate::data::DataPath;
 use crate::directory::Directory;
 use crate::doorbell_page::{DoorbellPage, Owner};
 use crate::engine::Engine;
+use crate::injected::HeldBack;
 use crate::intx::Intx;
 use crate::io::Io;
 use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
@@ -125,6 +126,7 @@ impl Controller {
             admin: Admin::new(config, &IDENTITY),
             storage,
             coalescing,
+            held: HeldBack::default(),
             enabled: false,
         })
     }

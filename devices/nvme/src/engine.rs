@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use peerbar_dma::Origin;
+use peerbar_fault::{Action, Kind};
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::{Cc, Doorbell};
@@ -12,6 +13,7 @@ use crate::admin::Admin;
 use crate::admin::reply::{Late, Reply};
 use crate::data::DataPath;
 use crate::directory::Directory;
+use crate::injected::HeldBack;
 use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue, Permit};
 use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
 use crate::io_queue::request::WorkerRequest;
@@ -43,6 +45,8 @@ pub(crate) struct Engine {
     pub(crate) pair: Option<AdminPair>,
     pub(crate) data: DataPath,
     pub(crate) admin: Admin,
+    /// Admin commands that have not begun.
+    pub(crate) held: HeldBack<(SubmissionEntry, Permit)>,
     /// Whether an enable has been taken up.
     pub(crate) enabled: bool,
 }
@@ -52,7 +56,7 @@ impl Engine {
     pub(crate) fn run(mut self) {
         let mut busy = false;
         loop {
-            match self.notifier.next(self.enabled, busy) {
+            match self.notifier.next(self.enabled, busy, self.held.due()) {
                 Task::Stop => break,
                 Task::Registers(Request::Disable) => self.disable(),
                 Task::Registers(Request::Enable(setup)) => self.enable(setup),
@@ -61,6 +65,7 @@ impl Engine {
             }
             busy = self.enabled && self.turn();
         }
+        self.forget_held();
         self.workers.shut_down();
         // What fails is logged, and there is nobody left to tell.
         let _ = self.storage.flush_all();
@@ -73,6 +78,7 @@ impl Engine {
         self.workers.request_all(|| WorkerRequest::Forget);
         (1..QUEUE_PAIRS).for_each(|id| self.close(id));
         self.directory.clear();
+        self.forget_held();
         self.pair = None;
         self.admin.reset();
         self.apply_features();
@@ -82,6 +88,11 @@ impl Engine {
             registers.disabled();
             self.data.requester().resume();
         });
+    }
+
+    /// Admin commands that are held back never begin.
+    fn forget_held(&mut self) {
+        self.held.take_all().for_each(|(_, permit)| permit.expire());
     }
 
     /// The queues of this number have no owner any more.
@@ -156,6 +167,9 @@ impl Engine {
     /// Gives the admin queue a turn; whether it has commands left that can be taken.
     fn turn(&mut self) -> bool {
         self.take_doorbells();
+        while let Some((entry, permit)) = self.held.take_due() {
+            self.carry_out(&entry, permit);
+        }
         let busy = self.serve();
         self.check_reliability();
         self.report_events();
@@ -198,13 +212,31 @@ impl Engine {
             let Some(command) = batch.take().next() else {
                 return false;
             };
-            let outcome = self.execute(command.entry);
-            self.end(command.entry, command.permit, outcome);
+            self.take(command.entry, command.permit);
         }
         let has_entries = |pair: &AdminPair| pair.submission.has_entries();
         !self.notifier.quiet()
             && self.has_free_entry()
             && self.pair.as_ref().is_some_and(has_entries)
+    }
+
+    /// Carries out a command that has been fetched, unless a rule injects a fault.
+    fn take(&mut self, entry: &SubmissionEntry, permit: Permit) {
+        let injected = self.data.injected(Kind::AdminCommand, 0, entry);
+        let origin = Origin::command(0, entry.cid.get());
+        self.data.begin(origin, entry.opcode);
+        match injected {
+            Some(Action::FailCommand(status)) => self.end(entry, permit, Err(status)),
+            Some(Action::Delay(by)) => self.held.add(by, (*entry, permit)),
+            Some(Action::Drop) => self.end(entry, permit, Ok(Reply::Later)),
+            _ => self.carry_out(entry, permit),
+        }
+    }
+
+    fn carry_out(&mut self, entry: &SubmissionEntry, permit: Permit) {
+        self.data.resume(Origin::command(0, entry.cid.get()));
+        let outcome = self.execute(entry);
+        self.end(entry, permit, outcome);
     }
 
     /// Whether the admin completion queue has a free entry.
@@ -233,8 +265,6 @@ impl Engine {
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        self.data
-            .begin(Origin::command(0, entry.cid.get()), entry.opcode);
         let outcome = self.admin_command(entry);
         self.data.session.release();
         outcome

@@ -22,7 +22,7 @@ pub(crate) enum Posting {
     Twice,
 }
 
-/// What is held back.
+/// What a worker holds back.
 pub(crate) enum Held {
     /// A command that has not begun.
     Command(Job),
@@ -30,12 +30,17 @@ pub(crate) enum Held {
     Completion(Ended),
 }
 
-/// Commands and completions that are held back, each until a moment.
-#[derive(Default)]
-pub(crate) struct HeldBack(Vec<(Instant, Held)>);
+/// What is held back, each until a moment.
+pub(crate) struct HeldBack<T>(Vec<(Instant, T)>);
 
-impl HeldBack {
-    pub(crate) fn add(&mut self, by: Duration, held: Held) {
+impl<T> Default for HeldBack<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> HeldBack<T> {
+    pub(crate) fn add(&mut self, by: Duration, held: T) {
         self.0.push((Instant::now() + by, held));
     }
 
@@ -45,20 +50,22 @@ impl HeldBack {
     }
 
     /// Takes one that is due, the first one first.
-    pub(crate) fn take_due(&mut self) -> Option<Held> {
+    pub(crate) fn take_due(&mut self) -> Option<T> {
         let due = self.due().filter(|due| *due <= Instant::now())?;
         let at = self.0.iter().position(|(other, _)| *other == due)?;
         Some(self.0.remove(at).1)
     }
 
-    /// Forgets all, whose permits have expired.
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
+    /// Takes all of them.
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> {
+        std::mem::take(&mut self.0)
+            .into_iter()
+            .map(|(_, held)| held)
     }
 }
 
 impl DataPath {
-    /// The fault that a rule injects into a command of I/O queue `queue`, or with [`Kind::Completion`] into its completion.
+    /// The fault that a rule injects into a command of queue `queue`, or with [`Kind::Completion`] into its completion.
     #[inline]
     pub(crate) fn injected(
         &self,
@@ -70,10 +77,10 @@ impl DataPath {
         if !faults.is_armed(kind) {
             return None;
         }
-        let command = block_command(entry);
         let fired = match kind {
-            Kind::Command => faults.command(&command),
-            _ => faults.completion(&command),
+            Kind::Command => faults.command(&block_command(entry)),
+            Kind::Completion => faults.completion(&block_command(entry)),
+            _ => faults.admin_command(entry.opcode),
         }?;
         let origin = Origin::command(queue, entry.cid.get());
         self.requester().note_injected(origin, &fired);

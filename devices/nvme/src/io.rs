@@ -36,7 +36,7 @@ pub(crate) struct Io {
     deferred: VecDeque<Job>,
     /// Lists that are not in use: no command need allocate one.
     lists: Vec<Vec<Extent>>,
-    held: HeldBack,
+    held: HeldBack<Held>,
 }
 
 /// A command that has ended after the kernel worked on it.
@@ -226,7 +226,7 @@ impl Io {
         }
         self.generation.advance();
         self.deferred.clear();
-        self.held.clear();
+        drop(self.held.take_all());
     }
 
     /// Adds what has been done to the health log.
@@ -247,7 +247,7 @@ impl Drop for Io {
     fn drop(&mut self) {
         self.generation.advance();
         self.deferred.clear();
-        self.held.clear();
+        drop(self.held.take_all());
         if let Some(files) = &mut self.data.files {
             files.finish();
         }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use peerbar_nvme_spec::registers::Doorbell;
 use peerbar_pci::{InterruptMode, Interrupts};
@@ -186,16 +187,17 @@ impl Notifier {
         self.quiet.load(Ordering::Relaxed)
     }
 
-    /// The engine's next task; waits for one, unless the engine has work left (`busy`).
-    pub(crate) fn next(&self, enabled: bool, busy: bool) -> Task {
+    /// The engine's next task; waits for one, unless the engine has work left (`busy`), or until it has some (`due`).
+    pub(crate) fn next(&self, enabled: bool, busy: bool, due: Option<Instant>) -> Task {
         loop {
             if let Some(task) = self.next_urgent(enabled) {
                 return task;
             }
-            if self.engine.take_notification() || busy {
+            let is_due = due.is_some_and(|due| due <= Instant::now());
+            if self.engine.take_notification() || busy || is_due {
                 return Task::Queues;
             }
-            self.engine.wait(None, || !self.urgent());
+            self.engine.wait(due, || !self.urgent());
         }
     }
 

@@ -70,7 +70,7 @@ fn ring_wakes_the_engine_once() {
     let doorbell = Doorbell::SubmissionTail(0);
     notifier.doorbells.set_owner(doorbell, Some(ENGINE));
     std::thread::scope(|scope| {
-        let engine = scope.spawn(|| notifier.next(true, false));
+        let engine = scope.spawn(|| notifier.next(true, false, None));
         notifier.ring(doorbell, 5);
         assert_eq!(engine.join().unwrap(), Task::Queues);
     });
@@ -78,7 +78,7 @@ fn ring_wakes_the_engine_once() {
     assert_eq!(notifier.take_doorbell_errors(), (false, false));
     notifier.stop();
     assert_eq!(
-        notifier.next(true, false),
+        notifier.next(true, false, None),
         Task::Stop,
         "the ring has been taken"
     );
@@ -106,10 +106,10 @@ fn ring_of_a_worker_queue_wakes_that_worker() {
 fn invalid_doorbells_are_reported_to_the_engine_once() {
     let (notifier, _) = notifier(InterruptMode::MsiX);
     notifier.ring(Doorbell::CompletionHead(2), 7);
-    assert_eq!(notifier.next(true, false), Task::Queues);
+    assert_eq!(notifier.next(true, false, None), Task::Queues);
     assert_eq!(notifier.take_doorbell_errors(), (true, false));
     notifier.report_bad_value();
-    assert_eq!(notifier.next(true, false), Task::Queues);
+    assert_eq!(notifier.next(true, false, None), Task::Queues);
     assert_eq!(notifier.take_doorbell_errors(), (false, true));
     assert_eq!(notifier.take_doorbell_errors(), (false, false));
 }
@@ -123,11 +123,11 @@ fn registers_come_before_queues() {
     notifier.change(|registers| registers.write(0x14, 1));
     assert!(notifier.urgent());
     assert!(matches!(
-        notifier.next(false, true),
+        notifier.next(false, true, None),
         Task::Registers(Request::Enable(_))
     ));
     assert!(!notifier.urgent());
-    assert_eq!(notifier.next(true, true), Task::Queues);
+    assert_eq!(notifier.next(true, true, None), Task::Queues);
 }
 
 #[test]

@@ -652,7 +652,7 @@ mod tests {
             ),
             (
                 format!("{DISK}faults = [\"drop dma\", \"fail completion\"]"),
-                "9: `faults`: `fail completion` has no subject of `fail`: write command, dma",
+                "9: `faults`: `fail completion` has no subject of `fail`: write command, admin-command, dma, mapping",
             ),
             (
                 format!("{DISK}[[gpu]]\nname = \"g0\"\nfaults = [\"fail command\"]"),

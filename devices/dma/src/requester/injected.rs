@@ -1,14 +1,15 @@
-//! Faults that are injected into segments of a DMA.
+//! Faults that are injected into segments of a DMA, and into mappings.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
 use parking_lot::RwLockReadGuard;
-use peerbar_dma_log::Route;
+use peerbar_dma_log::{Origin, Route};
 use peerbar_fault::{Action, Kind, Segment};
 
 use crate::buffer::Buffer;
 use crate::error::DmaFault;
+use crate::map::MapError;
 use crate::route::{RouteTable, Target};
 use crate::tag::Tag;
 
@@ -53,10 +54,26 @@ impl Requester {
         }
     }
 
+    /// The fault that a rule injects into a mapping, which is delayed in here; whether the mapping is made.
+    pub(super) fn injects_into_mapping(&self, iova: u64, size: u64) -> Result<(), MapError> {
+        if !self.faults().is_armed(Kind::Mapping) {
+            return Ok(());
+        }
+        let Some(fired) = self.faults().mapping(iova, size) else {
+            return Ok(());
+        };
+        self.note_injected(Origin::Device, &fired);
+        match fired.action {
+            Action::Fail => return Err(MapError::Injected),
+            Action::Delay(by) => self.clock.sleep(nanos(by)),
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Waits, for as long as the function may issue requests.
     fn hold_back(&self, by: Duration) {
-        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
-        let end = self.clock.now().saturating_add(by);
+        let end = self.clock.now().saturating_add(nanos(by));
         while self.route_table().may_request()
             && let Some(left) = end.checked_sub(self.clock.now()).filter(|left| *left > 0)
         {
@@ -74,7 +91,7 @@ impl Requester {
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
         match (fault, part) {
-            (Action::FailDma, _) | (Action::Drop, Buffer::Read(_)) => Err(DmaFault::Injected),
+            (Action::Fail, _) | (Action::Drop, Buffer::Read(_)) => Err(DmaFault::Injected),
             (Action::Drop, Buffer::Write(_)) => Ok(()),
             (Action::Corrupt(bytes), Buffer::Write(data)) => {
                 let mut wrong = data.to_vec();
@@ -91,6 +108,10 @@ impl Requester {
             (_, part) => self.reach(routes, target, address, part),
         }
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn invert(data: &mut [u8], bytes: NonZeroU64) {

@@ -786,6 +786,26 @@ fn injected_delay_of_a_dma_ends_with_a_reset() {
 }
 
 #[test]
+fn injected_mapping_fails_or_is_late_and_others_are_made() {
+    let requester = Requester::new();
+    for rule in [
+        "fail mapping address=0x1000..0x2000 limit=1",
+        "delay mapping by=20ms nth=2",
+    ] {
+        requester.add_fault(rule.parse().unwrap()).unwrap();
+    }
+    let map = |iova| requester.map(iova, 0x1000, (true, true), None);
+    let start = std::time::Instant::now();
+    assert_eq!(map(0x1000), Err(MapError::Injected));
+    requester.unmap(0x1000, 0x1fff);
+    assert_eq!(map(0x2000), Ok(()));
+    assert!(start.elapsed() >= std::time::Duration::from_millis(20));
+    assert_eq!(map(0x1000), Ok(()), "no rule fires any more");
+    let again = map(0x2000);
+    assert!(matches!(again, Err(MapError::Overlap { .. })), "{again:?}");
+}
+
+#[test]
 fn injected_fault_meets_the_segments_of_its_route() {
     let (requester, _) = with_links();
     requester

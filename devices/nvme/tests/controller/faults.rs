@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::command::{READ, VERIFY, WRITE, blocks, sc};
+use crate::command::{READ, VERIFY, WRITE, blocks, get_feature, identify, sc};
 use crate::driver::{DATA, Driver};
 use crate::machine::{PATIENCE, pattern};
 
@@ -174,4 +174,45 @@ fn dma_of_other_purposes_meets_rules_that_name_them() {
     driver.disable();
     driver.bring_up();
     other_read(&mut driver);
+}
+
+#[test]
+fn admin_commands_of_an_opcode_fail_with_the_status() {
+    let mut driver = driver("fail admin-command identify nth=2 status=data-transfer-error");
+    let feature = get_feature(0x07, 0, 0);
+    let identify = identify(1, 0).at(DATA, 0);
+    let codes = [identify, feature, identify, identify].map(|command| driver.code(0, command));
+    assert_eq!(codes, [0, 0, sc::DATA_XFER_ERROR, 0]);
+    other_read(&mut driver);
+}
+
+#[test]
+fn delayed_admin_command_lets_others_pass() {
+    let mut driver = driver("delay admin-command identify by=200ms limit=1");
+    driver.write(DATA, &[0xa5; 4096]);
+    let start = Instant::now();
+    let cid = driver.submit(0, identify(1, 0).at(DATA, 0));
+    driver.ok(0, get_feature(0x07, 0, 0));
+    let entry = driver.take(0);
+    assert_eq!((entry.cid, entry.code()), (cid, 0));
+    assert!(start.elapsed() >= Duration::from_millis(200));
+    assert_ne!(driver.read(DATA, 4096), [0xa5; 4096], "it is carried out");
+}
+
+#[test]
+fn dropped_admin_command_does_nothing_and_a_reset_goes_on() {
+    let mut driver = driver("drop admin-command identify");
+    driver.inject("delay admin-command get-features by=60s limit=1");
+    driver.write(DATA, &[0xa5; 4096]);
+    for command in [identify(1, 0).at(DATA, 0), get_feature(0x07, 0, 0)] {
+        driver.submit(0, command);
+    }
+    for _ in 0..40 {
+        driver.ok(0, get_feature(0x07, 0, 0));
+    }
+    assert_eq!(driver.read(DATA, 4096), [0xa5; 4096]);
+    driver.disable();
+    driver.clear_faults();
+    driver.bring_up();
+    assert_eq!(driver.code(0, identify(1, 0).at(DATA, 0)), 0);
 }
