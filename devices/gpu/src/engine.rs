@@ -1,8 +1,11 @@
 //! The engine: one thread that gives the channels slices in turn, carries their commands out and reports the outcomes.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "stepped")]
+use peerbar_dma::MemoryFile;
 use peerbar_dma::{Origin, Purpose};
 use peerbar_pci::Interrupts;
 use zerocopy::IntoBytes;
@@ -75,19 +78,43 @@ impl Engine {
         }
     }
 
+    /// The GPU's memory.
+    #[cfg(feature = "stepped")]
+    pub(crate) fn vram(&self) -> &Arc<MemoryFile> {
+        self.executor.memory.vram()
+    }
+
     /// Works until the daemon ends.
     pub(crate) fn run(mut self) {
         let mut busy = false;
-        loop {
-            match self.next_task(busy) {
-                Task::Stop => return,
-                Task::Registers(Request::Reset) => self.reset(),
-                Task::Registers(Request::Release(channel)) => self.release(channel),
-                Task::Registers(Request::Start(channel, setup)) => self.start(channel, &setup),
-                Task::Doorbells => {}
-            }
-            busy = self.turn();
+        while let ControlFlow::Continue(is_busy) = self.take_up(self.next_task(busy)) {
+            busy = is_busy;
         }
+    }
+
+    /// Works until there is nothing left to do.
+    #[cfg(feature = "stepped")]
+    pub(crate) fn work(&mut self) {
+        loop {
+            let task = self.shared.next(true);
+            let is_last = task == Task::Doorbells;
+            match self.take_up(task) {
+                ControlFlow::Continue(is_busy) if is_busy || !is_last => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Carries out a task, then gives the channels a turn; whether there is work left. Breaks if the daemon ends.
+    fn take_up(&mut self, task: Task) -> ControlFlow<(), bool> {
+        match task {
+            Task::Stop => return ControlFlow::Break(()),
+            Task::Registers(Request::Reset) => self.reset(),
+            Task::Registers(Request::Release(channel)) => self.release(channel),
+            Task::Registers(Request::Start(channel, setup)) => self.start(channel, &setup),
+            Task::Doorbells => {}
+        }
+        ControlFlow::Continue(self.turn())
     }
 
     /// Waits for the next task. Before it sleeps it announces that to the driver, and reads the doorbells once more.

@@ -72,6 +72,18 @@ impl Gpu {
         Running::start(endpoint, || engine.run(), move || shared.stop()).map_err(StartError::Thread)
     }
 
+    /// A GPU whose engine works when its caller has it work.
+    #[cfg(feature = "stepped")]
+    pub fn stepped(config: &Config) -> Result<crate::SteppedGpu, StartError<ConfigError>> {
+        let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
+        let parts = Parts::new(config, vectors.clone())?;
+        let config = ConfigSpace::new(&IDENTITY, &parts.bars, &MSI_X);
+        let requester = parts.gpu.requester.clone();
+        let gpu = Arc::new(parts.gpu);
+        let endpoint = Endpoint::new(gpu, config, parts.behind, requester, vectors);
+        Ok(crate::SteppedGpu::new(endpoint, parts.engine))
+    }
+
     /// The engine behind this GPU.
     fn engine(&self, vram: Arc<MemoryFile>, job_timeout: Duration) -> Engine {
         let executor = Executor::new(GpuMemory::new(vram, self.requester.clone()));

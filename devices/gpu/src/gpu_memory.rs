@@ -71,6 +71,12 @@ impl GpuMemory {
         self.requester.end(self.origin, status);
     }
 
+    /// VRAM.
+    #[cfg(feature = "stepped")]
+    pub(crate) fn vram(&self) -> &Arc<MemoryFile> {
+        &self.vram
+    }
+
     /// Size of VRAM in bytes.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram.size()

@@ -30,6 +30,10 @@ mod kernels;
 mod registers;
 mod ring;
 mod shared_registers;
+#[cfg(feature = "stepped")]
+mod stepped;
 
 pub use config::{Config, ConfigError, Mode};
 pub use gpu::Gpu;
+#[cfg(feature = "stepped")]
+pub use stepped::SteppedGpu;

@@ -1,6 +1,5 @@
 //! Several endpoints that send a switch any messages, with any descriptors, and read what they like: the switch must go on to serve others,
 //! and hold no descriptor of those that have left.
-#![no_main]
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,8 +9,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use arbitrary::Arbitrary;
-use libfuzzer_sys::fuzz_target;
+use arbitrary::{Arbitrary, Unstructured};
 use peerbar_socket_file::descriptors::{receive, send, wait_until};
 use peerbar_switch::{
     BarBacking, BarWindow, Config, Descriptor, LinkTiming, MAX_PACKET, Message, PROTOCOL, PciHole,
@@ -281,7 +279,9 @@ fn descriptors() -> usize {
     targets.filter(is_counted).count()
 }
 
-fuzz_target!(|steps: Vec<Step>| {
+/// Carries out the steps that `data` describes.
+pub fn run(data: &[u8]) {
+    let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
     static AT_REST: OnceLock<usize> = OnceLock::new();
     let at_rest = *AT_REST.get_or_init(|| {
         check_served();
@@ -303,4 +303,4 @@ fuzz_target!(|steps: Vec<Step>| {
         assert!(Instant::now() < deadline, "the switch keeps a descriptor");
         std::thread::yield_now();
     }
-});
+}

@@ -1,6 +1,5 @@
 //! A client that sends messages and bytes of any kind to a controller's session, with descriptors of any kind, and goes on to
 //! change what it has handed over: the server must end the session or go on, and must not panic, hang or leak a descriptor.
-#![no_main]
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -10,8 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use arbitrary::Arbitrary;
-use libfuzzer_sys::fuzz_target;
+use arbitrary::{Arbitrary, Unstructured};
 use peerbar_endpoint::Running;
 use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_socket_file::descriptors::{MAX_DESCRIPTORS, send, wait_until};
@@ -301,7 +299,9 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
 
-fuzz_target!(|steps: Vec<Step>| {
+/// Carries out the steps that `data` describes.
+pub fn run(data: &[u8]) {
+    let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
     let mut controller = controller().lock().expect("no earlier panic");
     let endpoint = &mut controller.endpoint;
     let before = descriptors();
@@ -328,4 +328,4 @@ fuzz_target!(|steps: Vec<Step>| {
     });
     drop((client, options));
     assert!(descriptors() <= before, "a descriptor has leaked");
-});
+}

@@ -1,14 +1,12 @@
 //! A guest that fills its memory with anything, and writes any register, doorbell and configuration register: the
 //! controller must not panic, and must work again after a reset.
-#![no_main]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use arbitrary::Arbitrary;
-use libfuzzer_sys::fuzz_target;
+use arbitrary::{Arbitrary, Unstructured};
 use peerbar_endpoint::Running;
 use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_vfio_user::{Device, DmaMap, DmaSpan};
@@ -65,7 +63,7 @@ impl Command {
             if self.wild {
                 value << 20 | value
             } else {
-                value % RAM & !3
+                (value % RAM) & !3
             }
         };
         let mut bytes = [0; 64];
@@ -237,7 +235,9 @@ fn queue_command(opcode: u8, base: u64, cdw11: u32) -> [u8; 64] {
     bytes
 }
 
-fuzz_target!(|steps: Vec<Step>| {
+/// Carries out the steps that `data` describes.
+pub fn run(data: &[u8]) {
+    let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
     static GUEST: OnceLock<Mutex<Guest>> = OnceLock::new();
     let guest = GUEST.get_or_init(|| Mutex::new(Guest::new()));
     let mut guest = guest.lock().expect("no earlier panic");
@@ -246,4 +246,4 @@ fuzz_target!(|steps: Vec<Step>| {
         guest.take(step, number);
     }
     guest.bring_up();
-});
+}

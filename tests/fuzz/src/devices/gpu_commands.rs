@@ -1,0 +1,293 @@
+//! Rings and kernels of a GPU, beside a model that knows every byte of VRAM and of guest memory: data, results, fences, HEAD, status and
+//! fault code of each command. Guest memory comes and goes by pages, so that commands fail halfway.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use peerbar_dma::MemoryFile;
+use peerbar_gpu::{Config, Gpu, Mode, SteppedGpu};
+use peerbar_vfio_user::{Device, DmaMap, DmaSpan};
+
+use crate::input::Input;
+
+mod model;
+
+use model::{BadCommand, Entry, Memories, PAGE, PAGES, RAM, RAM_AT, VRAM};
+
+const REGISTERS: u32 = 0;
+const CONFIG_SPACE: u32 = 7;
+/// Steps of an input, at most.
+const STEPS: usize = 64;
+/// Rings have this many entries and lie one after the other, at the end of guest memory, where no command of the model reaches.
+const ENTRIES: u32 = 8;
+const RINGS_AT: u64 = model::RINGS_AT;
+const CHANNELS: u8 = 2;
+
+/// A channel as its driver knows it.
+#[derive(Clone, Copy, Default)]
+struct Channel {
+    put: u32,
+    /// The fault code, once it has failed.
+    failed: Option<u8>,
+}
+
+struct Bench {
+    gpu: SteppedGpu,
+    ram: Arc<MemoryFile>,
+    rings: MemoryFile,
+    expected: Memories,
+    channels: [Channel; CHANNELS as usize],
+}
+
+/// Carries out the steps that `data` describes.
+pub fn run(data: &[u8]) {
+    static BENCH: OnceLock<Mutex<Bench>> = OnceLock::new();
+    let bench = BENCH.get_or_init(|| Mutex::new(Bench::new()));
+    let mut bench = bench.lock().expect("no earlier failure");
+    bench.start();
+    let mut input = Input::new(data);
+    for _ in 0..STEPS {
+        if bench.step(&mut input).is_none() {
+            break;
+        }
+    }
+    bench.check_memories();
+}
+
+impl Bench {
+    fn new() -> Self {
+        let config = Config {
+            vram_bytes: VRAM,
+            aperture_bytes: None,
+            mode: Mode::Static,
+            job_timeout: std::time::Duration::from_secs(3600),
+        };
+        let gpu = Gpu::stepped(&config).expect("a GPU");
+        let ram = MemoryFile::create("ram", RAM).expect("memory");
+        let rings = u64::from(ENTRIES) * model::ENTRY_BYTES as u64 * u64::from(CHANNELS);
+        let mut bench = Self {
+            gpu,
+            ram: Arc::new(ram),
+            rings: MemoryFile::create("rings", rings.next_multiple_of(PAGE)).expect("memory"),
+            expected: Memories::new(),
+            channels: Default::default(),
+        };
+        bench.write(CONFIG_SPACE, 4, &[6, 0]);
+        bench.map(
+            RINGS_AT,
+            bench.rings.size(),
+            &bench.rings.file().try_clone().expect("a file"),
+            0,
+        );
+        bench
+    }
+
+    fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) {
+        let written = self.gpu.endpoint.region_write(region, offset, bytes);
+        written.expect("a register");
+    }
+
+    fn read(&mut self, offset: u64) -> u32 {
+        let mut bytes = [0; 4];
+        let read = self.gpu.endpoint.region_read(REGISTERS, offset, &mut bytes);
+        read.expect("a register");
+        u32::from_le_bytes(bytes)
+    }
+
+    fn map(&mut self, iova: u64, size: u64, file: &std::fs::File, offset: u64) {
+        let memory = Some((file.try_clone().expect("a descriptor").into(), offset));
+        let map = DmaMap {
+            iova,
+            size,
+            readable: true,
+            writable: true,
+            memory,
+        };
+        self.gpu.endpoint.dma_map(map).expect("a map");
+    }
+
+    /// The state that every input starts with.
+    fn start(&mut self) {
+        self.write(REGISTERS, 0x20, &1_u32.to_le_bytes());
+        self.gpu.work();
+        assert_eq!(self.read(0x24), 1, "it is ready after a reset");
+        for (start, bytes) in self.expected.clear() {
+            match start {
+                model::Space::Vram(at) => self.gpu.vram().write(at, bytes).expect("VRAM"),
+                model::Space::Ram(at) => self.ram.write(at, bytes).expect("RAM"),
+            }
+        }
+        for page in 0..PAGES {
+            self.set_page(page, true);
+        }
+        for channel in 0..CHANNELS {
+            self.enable(channel);
+        }
+    }
+
+    fn set_page(&mut self, page: u64, present: bool) {
+        if self.expected.set_page(page, present) {
+            let iova = RAM_AT + page * PAGE;
+            if present {
+                let file = self.ram.clone();
+                self.map(iova, PAGE, file.file(), page * PAGE);
+            } else {
+                let last = iova + PAGE - 1;
+                let unmapped = self.gpu.endpoint.dma_unmap(DmaSpan { iova, last });
+                unmapped.expect("an unmap");
+            }
+        }
+    }
+
+    fn enable(&mut self, channel: u8) {
+        let at = 0x1000 + 0x100 * u64::from(channel);
+        let ring = RINGS_AT + self.ring(channel);
+        self.write(REGISTERS, at + 0x10, &0_u32.to_le_bytes());
+        self.write(REGISTERS, at, &ring.to_le_bytes());
+        self.write(REGISTERS, at + 8, &0_u32.to_le_bytes());
+        self.write(REGISTERS, at + 12, &ENTRIES.to_le_bytes());
+        self.write(REGISTERS, at + 0x10, &1_u32.to_le_bytes());
+        self.gpu.work();
+        self.channels[usize::from(channel)] = Channel::default();
+    }
+
+    fn ring(&self, channel: u8) -> u64 {
+        u64::from(channel) * u64::from(ENTRIES) * model::ENTRY_BYTES as u64
+    }
+
+    /// Carries out a step. `None` at the end of the input.
+    fn step(&mut self, input: &mut Input<'_>) -> Option<()> {
+        match input.u8()? {
+            0..=159 => {
+                let channel = input.u8()? % CHANNELS;
+                let count = 1 + u32::from(input.u8()? % 3);
+                let mut entries: Vec<Entry> =
+                    (0..count).map_while(|_| Entry::made_of(input)).collect();
+                // What follows may read a NaN.
+                let floats = entries.iter().position(Entry::writes_floats);
+                entries.truncate(floats.map_or(entries.len(), |at| at + 1));
+                self.submit(channel, &entries);
+            }
+            160..=175 => {
+                let entry = Entry::raw(input)?;
+                self.submit(0, &[entry]);
+            }
+            176..=207 => {
+                let page = input.u8()?;
+                self.set_page(u64::from(page) % PAGES, page & 0x80 != 0);
+            }
+            208..=231 => self.enable(input.u8()? % CHANNELS),
+            232..=239 => self.start_again(),
+            _ => {
+                let (offset, value) = (input.u16()?, input.u32()?);
+                // Whatever is written to registers, they are read without a panic, and a reset brings all back.
+                let offset = u64::from(offset) & 0x5ffc;
+                self.write(REGISTERS, offset, &value.to_le_bytes());
+                self.read(offset);
+                self.gpu.work();
+                self.start_again();
+            }
+        }
+        Some(())
+    }
+
+    /// A reset of the device: channels are off, and memory stays.
+    fn start_again(&mut self) {
+        self.write(REGISTERS, 0x20, &1_u32.to_le_bytes());
+        self.gpu.work();
+        for channel in 0..CHANNELS {
+            assert_eq!(self.read(0x1014 + 0x100 * u64::from(channel)), 0);
+            self.enable(channel);
+        }
+    }
+
+    /// Puts commands on a ring, rings the doorbell, and compares what the GPU and the model have done.
+    fn submit(&mut self, number: u8, entries: &[Entry]) {
+        let mut channel = self.channels[usize::from(number)];
+        let mut done = self.head(number);
+        for entry in entries {
+            let slot = u64::from(channel.put % ENTRIES) * model::ENTRY_BYTES as u64;
+            let at = self.ring(number) + slot;
+            self.rings.write(at, &entry.bytes()).expect("a ring");
+            channel.put = channel.put.wrapping_add(1);
+        }
+        let ahead = channel.put.wrapping_sub(done);
+        self.write(
+            REGISTERS,
+            0x8000 + 0x40 * u64::from(number),
+            &channel.put.to_le_bytes(),
+        );
+        self.gpu.work();
+        if channel.failed.is_none() && ahead <= ENTRIES {
+            for entry in entries {
+                match self.expected.execute(entry) {
+                    Ok(()) => done = done.wrapping_add(1),
+                    Err(BadCommand { code, written }) => {
+                        channel.failed = Some(code);
+                        self.take_over(written);
+                        break;
+                    }
+                }
+            }
+        }
+        if entries.last().is_some_and(Entry::writes_floats) {
+            self.take_over_nans();
+        }
+        assert_eq!(self.head(number), done, "{entries:x?}");
+        let status = self.read(0x1014 + 0x100 * u64::from(number));
+        let expected = channel.failed.map_or(1, |code| 2 | u32::from(code) << 8);
+        assert_eq!(status, expected, "{entries:x?}");
+        self.channels[usize::from(number)] = channel;
+    }
+
+    fn head(&mut self, channel: u8) -> u32 {
+        self.read(0x1018 + 0x100 * u64::from(channel))
+    }
+
+    /// A command has failed halfway: what it may have written is in part old, in part new.
+    fn take_over(&mut self, written: Option<(model::Space, Vec<u8>)>) {
+        let Some((start, new)) = written else {
+            return;
+        };
+        let mut found = vec![0; new.len()];
+        self.read_memory(start, &mut found);
+        let old = self.expected.at(start, new.len());
+        for (at, ((old, new), found)) in old.iter_mut().zip(&new).zip(found).enumerate() {
+            assert!(found == *old || found == *new, "byte {at} at {start:x?}");
+            *old = found;
+        }
+    }
+
+    /// Takes over NaNs of the GPU where the model has NaNs.
+    fn take_over_nans(&mut self) {
+        let Some((start, len)) = self.expected.floats.take() else {
+            return;
+        };
+        let mut found = vec![0; len];
+        self.read_memory(start, &mut found);
+        let (known, _) = self.expected.at(start, len).as_chunks_mut::<4>();
+        for (known, found) in known.iter_mut().zip(found.as_chunks::<4>().0) {
+            let are_nans = [*known, *found].map(f32::from_le_bytes).map(f32::is_nan);
+            if are_nans == [true, true] {
+                *known = *found;
+            }
+        }
+    }
+
+    fn read_memory(&self, start: model::Space, bytes: &mut [u8]) {
+        match start {
+            model::Space::Vram(at) => self.gpu.vram().read(at, bytes).expect("VRAM"),
+            model::Space::Ram(at) => self.ram.read(at, bytes).expect("RAM"),
+        }
+    }
+
+    fn check_memories(&mut self) {
+        for (start, known) in self.expected.touched() {
+            let mut found = vec![0; known.len()];
+            self.read_memory(start, &mut found);
+            if found != known {
+                let at = found.iter().zip(known).position(|(a, b)| a != b);
+                panic!("{start:x?} differs from byte {at:?} on");
+            }
+        }
+    }
+}

@@ -1,0 +1,527 @@
+//! What the GPU's interface says of commands (`devices/gpu/INTERFACE.md`), on plain vectors.
+
+use crate::input::Input;
+
+pub(super) const ENTRY_BYTES: usize = 128;
+pub(super) const PAGE: u64 = 4096;
+pub(super) const PAGES: u64 = 16;
+/// Guest memory, and where the GPU sees it.
+pub(super) const RAM: u64 = PAGES * PAGE;
+pub(super) const RAM_AT: u64 = 0x10_0000;
+pub(super) const VRAM: u64 = 2 << 20;
+/// Where the rings are, which the model does not know.
+pub(super) const RINGS_AT: u64 = 0x7777_0000_0000;
+
+/// Bytes of each operand in a step of the engine.
+const STEP: u64 = 256 << 10;
+const LENGTH_LIMIT: u64 = 1 << 30;
+const THREAD_LIMIT: u64 = 1 << 24;
+/// Threads of the model, which are slow.
+const THREADS: u64 = 4096;
+
+const DMA: u8 = 2;
+const VRAM_RANGE: u8 = 3;
+const BAD_COMMAND: u8 = 4;
+const TOO_LONG: u8 = 6;
+
+/// Where a range starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Space {
+    /// An offset in VRAM.
+    Vram(u64),
+    /// An offset in guest memory.
+    Ram(u64),
+}
+
+/// An address in a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Address {
+    Vram(u64),
+    Bus(u64),
+}
+
+/// A command that fails, and what it has perhaps written in part.
+pub(super) struct BadCommand {
+    pub(super) code: u8,
+    pub(super) written: Option<(Space, Vec<u8>)>,
+}
+
+impl From<u8> for BadCommand {
+    fn from(code: u8) -> Self {
+        Self {
+            code,
+            written: None,
+        }
+    }
+}
+
+/// A command.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Entry {
+    opcode: u8,
+    flags: u8,
+    spaces: u16,
+    kernel: u32,
+    fence: u64,
+    value: u64,
+    operands: [u64; 13],
+}
+
+impl Entry {
+    /// A command whose addresses are near memory and whose lengths are small.
+    pub(super) fn made_of(input: &mut Input<'_>) -> Option<Self> {
+        let (opcode, kernel) = (input.u8()? % 7, u32::from(input.u8()?) % 6);
+        let (flags, spaces) = (input.u8()?, u16::from(input.u8()?));
+        let mut places = [0; 3];
+        for (bit, place) in places.iter_mut().enumerate() {
+            *place = near(input.u16()?, spaces & 1 << bit != 0);
+        }
+        let length = u64::from(input.u16()? & 0x3fff);
+        let fence = near(input.u16()?, flags & 4 != 0);
+        let fence = if flags & 0x80 == 0 {
+            fence & !15
+        } else {
+            fence
+        };
+        let [grid, block] = input.array::<2>()?.map(u64::from);
+        let value = input.u64()?;
+        let mut operands = [0; 13];
+        operands[..3].copy_from_slice(&places);
+        match (opcode, kernel) {
+            (1 | 3, _) => operands[2] = length,
+            (2, _) => operands[1..3].copy_from_slice(&[length, value]),
+            (4, _) => operands[1] = length,
+            (_, 0) => operands[3] = length / 4,
+            (_, 1) => operands[2..4].copy_from_slice(&[length / 4, value]),
+            (_, 2) => operands[1] = length / 4,
+            (_, 3) => operands[1] = length,
+            _ => operands[1] = value,
+        }
+        operands[11..].copy_from_slice(&[grid, block * 5]);
+        Some(Self {
+            opcode,
+            flags,
+            spaces,
+            kernel,
+            fence,
+            value,
+            operands,
+        })
+    }
+
+    /// Any command, but for one that reaches the rings or takes long.
+    pub(super) fn raw(input: &mut Input<'_>) -> Option<Self> {
+        let mut entry = Self {
+            opcode: input.u8()?,
+            flags: input.u8()?,
+            spaces: input.u16()?,
+            kernel: input.u32()?,
+            fence: input.u64()?,
+            value: input.u64()?,
+            operands: [0; 13],
+        };
+        for operand in &mut entry.operands {
+            *operand = input.u64()?;
+        }
+        let places = entry.operands.iter().chain([&entry.fence]);
+        let are_far = places
+            .map(|place| place.abs_diff(RINGS_AT))
+            .all(|distance| distance > 2 * LENGTH_LIMIT);
+        let threads = entry.operands[11].checked_mul(entry.operands[12]);
+        (are_far && threads.is_none_or(|threads| threads <= THREADS)).then_some(entry)
+    }
+
+    pub(super) fn bytes(&self) -> [u8; ENTRY_BYTES] {
+        let mut bytes = [0; ENTRY_BYTES];
+        bytes[0] = self.opcode;
+        bytes[1] = self.flags;
+        bytes[2..4].copy_from_slice(&self.spaces.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.kernel.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.fence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.value.to_le_bytes());
+        for (place, operand) in bytes[24..].chunks_exact_mut(8).zip(self.operands) {
+            place.copy_from_slice(&operand.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Whether it writes sums of f32, which are not the same bit for bit if they are NaN.
+    pub(super) fn writes_floats(&self) -> bool {
+        self.opcode == 5 && self.kernel < 2
+    }
+
+    fn place(&self, operand: usize) -> Address {
+        if self.spaces & 1 << operand != 0 {
+            Address::Vram(self.operands[operand])
+        } else {
+            Address::Bus(self.operands[operand])
+        }
+    }
+
+    /// A count of elements of `bytes` bytes each.
+    fn count(&self, operand: usize, bytes: u64) -> Result<u64, u8> {
+        let count = self.operands[operand];
+        if count > LENGTH_LIMIT / bytes {
+            return Err(TOO_LONG);
+        }
+        Ok(count)
+    }
+
+    fn threads(&self) -> Result<u64, u8> {
+        let (grid, block) = (self.operands[11], self.operands[12]);
+        if block > 1024 {
+            return Err(BAD_COMMAND);
+        }
+        let threads = grid.checked_mul(block);
+        threads.filter(|all| *all <= THREAD_LIMIT).ok_or(TOO_LONG)
+    }
+
+    fn fence(&self) -> Result<Option<Address>, u8> {
+        if self.flags & 1 == 0 {
+            return Ok(None);
+        }
+        if !self.fence.is_multiple_of(16) {
+            return Err(BAD_COMMAND);
+        }
+        let in_vram = self.flags & 4 != 0;
+        Ok(Some(if in_vram {
+            Address::Vram(self.fence)
+        } else {
+            Address::Bus(self.fence)
+        }))
+    }
+}
+
+/// An address that is more often in memory than not: at VRAM's start or end, or around guest memory.
+fn near(number: u16, in_vram: bool) -> u64 {
+    let number = u64::from(number);
+    match (in_vram, number & 0x8000) {
+        (true, 0) => number,
+        (true, _) => VRAM - 0x4000 + (number & 0x7fff),
+        (false, _) => RAM_AT - 0x100 + number,
+    }
+}
+
+/// What a decoded command does.
+enum Operation {
+    Nop,
+    Copy(Address, Address, u64),
+    Fill(Address, u64, [u8; 8]),
+    Compare(Address, Address, u64),
+    Crc(Address, u64),
+    /// `to[i] = scale * one[i] + other[i]`.
+    Elements(Address, Address, Address, u64, Option<f32>),
+    Sum(Address, u64),
+    Histogram(Address, u64, Address),
+    Add(Address, u64, u64),
+}
+
+fn decode(entry: &Entry) -> Result<Operation, u8> {
+    Ok(match entry.opcode {
+        0 => Operation::Nop,
+        1 => {
+            let (from, to, length) = (entry.place(0), entry.place(1), entry.count(2, 1)?);
+            let distance = match (from, to) {
+                (Address::Vram(a), Address::Vram(b)) | (Address::Bus(a), Address::Bus(b)) => {
+                    a.abs_diff(b)
+                }
+                _ => 0,
+            };
+            if distance != 0 && distance < length {
+                return Err(BAD_COMMAND);
+            }
+            Operation::Copy(from, to, length)
+        }
+        2 => Operation::Fill(
+            entry.place(0),
+            entry.count(1, 1)?,
+            entry.operands[2].to_le_bytes(),
+        ),
+        3 => Operation::Compare(entry.place(0), entry.place(1), entry.count(2, 1)?),
+        4 => Operation::Crc(entry.place(0), entry.count(1, 1)?),
+        5 => launch(entry)?,
+        _ => return Err(BAD_COMMAND),
+    })
+}
+
+fn launch(entry: &Entry) -> Result<Operation, u8> {
+    let threads = entry.threads()?;
+    let elements = |operand, bytes| Ok::<_, u8>(entry.count(operand, bytes)?.min(threads));
+    Ok(match entry.kernel {
+        0 => Operation::Elements(
+            entry.place(0),
+            entry.place(1),
+            entry.place(2),
+            elements(3, 4)?,
+            None,
+        ),
+        1 => {
+            let factor = f32::from_bits((entry.operands[3] & 0xffff_ffff) as u32);
+            let (x, y) = (entry.place(0), entry.place(1));
+            Operation::Elements(x, y, y, elements(2, 4)?, Some(factor))
+        }
+        2 => Operation::Sum(entry.place(0), elements(1, 4)?),
+        3 => Operation::Histogram(entry.place(0), elements(1, 1)?, entry.place(2)),
+        4 => Operation::Add(entry.place(0), entry.operands[1], threads),
+        _ => return Err(BAD_COMMAND),
+    })
+}
+
+/// VRAM and guest memory, as they should be.
+pub(super) struct Memories {
+    vram: Vec<u8>,
+    ram: Vec<u8>,
+    /// Which pages of guest memory the GPU reaches.
+    present: [bool; PAGES as usize],
+    /// Where the last command wrote f32.
+    pub(super) floats: Option<(Space, usize)>,
+    /// What may be other than zero.
+    touched: Vec<(Space, usize)>,
+}
+
+impl Memories {
+    /// Nothing of guest memory is there yet.
+    pub(super) fn new() -> Self {
+        Self {
+            vram: vec![0; VRAM as usize],
+            ram: vec![0; RAM as usize],
+            present: [false; PAGES as usize],
+            floats: None,
+            touched: Vec::new(),
+        }
+    }
+
+    /// Gives or takes a page of guest memory; whether that changes anything.
+    pub(super) fn set_page(&mut self, page: u64, present: bool) -> bool {
+        let place = &mut self.present[page as usize];
+        std::mem::replace(place, present) != present
+    }
+
+    /// Makes all memory zero; what is to be written for that.
+    pub(super) fn clear(&mut self) -> Vec<(Space, &[u8])> {
+        for (start, len) in std::mem::take(&mut self.touched) {
+            self.at(start, len).fill(0);
+        }
+        let touched = std::mem::take(&mut self.touched);
+        let bytes = |(start, len): &(Space, usize)| (*start, self.slice(*start, *len));
+        touched.iter().map(bytes).collect()
+    }
+
+    /// Everything that may be other than zero.
+    pub(super) fn touched(&self) -> impl Iterator<Item = (Space, &[u8])> {
+        let touched = self.touched.iter();
+        touched.map(|(start, len)| (*start, self.slice(*start, *len)))
+    }
+
+    fn slice(&self, start: Space, len: usize) -> &[u8] {
+        match start {
+            Space::Vram(at) => &self.vram[at as usize..][..len],
+            Space::Ram(at) => &self.ram[at as usize..][..len],
+        }
+    }
+
+    /// A range, to change it.
+    pub(super) fn at(&mut self, start: Space, len: usize) -> &mut [u8] {
+        if self.touched.last() != Some(&(start, len)) {
+            self.touched.push((start, len));
+        }
+        match start {
+            Space::Vram(at) => &mut self.vram[at as usize..][..len],
+            Space::Ram(at) => &mut self.ram[at as usize..][..len],
+        }
+    }
+
+    /// Carries out a command with its fence.
+    pub(super) fn execute(&mut self, entry: &Entry) -> Result<(), BadCommand> {
+        let operation = decode(entry)?;
+        let fence = entry.fence()?;
+        if let Some(fence) = fence {
+            check(fence, 16)?;
+        }
+        let result = self.operate(&operation)?;
+        if let Some(fence) = fence {
+            self.store(after(fence, 8), &result.to_le_bytes())?;
+            self.store(fence, &entry.value.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn operate(&mut self, operation: &Operation) -> Result<u64, BadCommand> {
+        match *operation {
+            Operation::Nop => Ok(0),
+            Operation::Copy(from, to, length) => {
+                check(from, length)?;
+                check(to, length)?;
+                for (start, len) in steps(length) {
+                    let data = self.fetch(after(from, start), len)?;
+                    self.store(after(to, start), &data)?;
+                }
+                Ok(0)
+            }
+            Operation::Fill(to, length, pattern) => {
+                check(to, length)?;
+                for (start, len) in steps(length) {
+                    let data: Vec<u8> =
+                        pattern.iter().copied().cycle().take(len as usize).collect();
+                    self.store(after(to, start), &data)?;
+                }
+                Ok(0)
+            }
+            Operation::Compare(first, second, length) => {
+                check(first, length)?;
+                check(second, length)?;
+                for (start, len) in steps(length) {
+                    let one = self.fetch(after(first, start), len)?;
+                    let other = self.fetch(after(second, start), len)?;
+                    if let Some(at) = one.iter().zip(&other).position(|(a, b)| a != b) {
+                        return Ok(start + at as u64);
+                    }
+                }
+                Ok(length)
+            }
+            Operation::Crc(from, length) => {
+                check(from, length)?;
+                let mut sum = 0;
+                for (start, len) in steps(length) {
+                    sum = crc32c::crc32c_append(sum, &self.fetch(after(from, start), len)?);
+                }
+                Ok(sum.into())
+            }
+            Operation::Elements(one, other, to, count, scale) => {
+                self.elements((one, other, to), count * 4, scale)
+            }
+            Operation::Sum(from, count) => {
+                check(from, count * 4)?;
+                let mut sum = 0_u64;
+                for (start, len) in steps(count * 4) {
+                    let data = self.fetch(after(from, start), len)?;
+                    let (words, _) = data.as_chunks();
+                    let numbers = words
+                        .iter()
+                        .map(|word| u64::from(u32::from_le_bytes(*word)));
+                    sum = numbers.fold(sum, u64::wrapping_add);
+                }
+                Ok(sum)
+            }
+            Operation::Histogram(from, count, bins) => {
+                check(from, count)?;
+                check(bins, 1024)?;
+                for (start, len) in steps(count) {
+                    let data = self.fetch(after(from, start), len)?;
+                    let mut table = self.fetch(bins, 1024)?;
+                    let (words, _) = table.as_chunks_mut();
+                    for byte in data {
+                        let word: &mut [u8; 4] = &mut words[usize::from(byte)];
+                        *word = u32::from_le_bytes(*word).wrapping_add(1).to_le_bytes();
+                    }
+                    self.store(bins, &table)?;
+                }
+                Ok(0)
+            }
+            Operation::Add(counter, value, threads) => {
+                check(counter, 8)?;
+                let first = self.fetch(counter, 8)?;
+                let first = u64::from_le_bytes(first.try_into().expect("8 bytes"));
+                let sum = first.wrapping_add(value.wrapping_mul(threads));
+                if threads > 0 {
+                    self.store(counter, &sum.to_le_bytes())?;
+                }
+                Ok(first)
+            }
+        }
+    }
+
+    fn elements(
+        &mut self,
+        (one, other, to): (Address, Address, Address),
+        length: u64,
+        scale: Option<f32>,
+    ) -> Result<u64, BadCommand> {
+        check(one, length)?;
+        check(other, length)?;
+        check(to, length)?;
+        for (start, len) in steps(length) {
+            let mut left = self.fetch(after(one, start), len)?;
+            let right = self.fetch(after(other, start), len)?;
+            let (words, _) = left.as_chunks_mut::<4>();
+            for (left, right) in words.iter_mut().zip(right.as_chunks::<4>().0) {
+                let (a, b) = (f32::from_le_bytes(*left), f32::from_le_bytes(*right));
+                *left = scale.map_or(a + b, |scale| scale * a + b).to_le_bytes();
+            }
+            self.store(after(to, start), &left)?;
+            self.floats = self.touched.last().copied().filter(|_| len > 0);
+        }
+        Ok(0)
+    }
+
+    fn fetch(&self, from: Address, len: u64) -> Result<Vec<u8>, BadCommand> {
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        match from {
+            Address::Vram(at) => Ok(self.slice(Space::Vram(at), len as usize).to_vec()),
+            Address::Bus(at) => {
+                let at = self.reach(at, len).ok_or(DMA)?;
+                Ok(self.slice(Space::Ram(at), len as usize).to_vec())
+            }
+        }
+    }
+
+    fn store(&mut self, to: Address, data: &[u8]) -> Result<(), BadCommand> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let start = match to {
+            Address::Vram(at) => Space::Vram(at),
+            Address::Bus(at) => match self.reach(at, data.len() as u64) {
+                Some(at) => Space::Ram(at),
+                None => return Err(half_written(at, data)),
+            },
+        };
+        self.at(start, data.len()).copy_from_slice(data);
+        Ok(())
+    }
+
+    /// The offset in guest memory of a bus address, if all pages are there.
+    fn reach(&self, address: u64, len: u64) -> Option<u64> {
+        let at = address.checked_sub(RAM_AT)?;
+        let end = at.checked_add(len).filter(|end| *end <= RAM)?;
+        let mut pages = at / PAGE..=(end - 1) / PAGE;
+        pages.all(|page| self.present[page as usize]).then_some(at)
+    }
+}
+
+/// A write to guest memory that fails: some of its pages may be written.
+fn half_written(address: u64, data: &[u8]) -> BadCommand {
+    let end = address.saturating_add(data.len() as u64);
+    let inside = address.max(RAM_AT)..end.min(RAM_AT + RAM);
+    let written = (inside.start < inside.end).then(|| {
+        let from = (inside.start - address) as usize;
+        let len = (inside.end - inside.start) as usize;
+        let start = Space::Ram(inside.start - RAM_AT);
+        (start, data[from..from + len].to_vec())
+    });
+    BadCommand { code: DMA, written }
+}
+
+/// Whether a range is inside VRAM, or inside the address space.
+fn check(place: Address, len: u64) -> Result<(), u8> {
+    match place {
+        Address::Vram(at) if at.checked_add(len).is_none_or(|end| end > VRAM) => Err(VRAM_RANGE),
+        Address::Bus(at) if len > 0 && at.checked_add(len - 1).is_none() => Err(DMA),
+        _ => Ok(()),
+    }
+}
+
+fn after(place: Address, bytes: u64) -> Address {
+    match place {
+        Address::Vram(at) => Address::Vram(at + bytes),
+        Address::Bus(at) => Address::Bus(at.wrapping_add(bytes)),
+    }
+}
+
+/// Start and length of each step, of which there is one at least.
+fn steps(length: u64) -> impl Iterator<Item = (u64, u64)> {
+    let starts = (0..length.max(1)).step_by(STEP as usize);
+    starts.map(move |start| (start, (length - start).min(STEP)))
+}

@@ -1,0 +1,55 @@
+//! Fuzz targets: functions that take any bytes, and panic if what they test does not hold.
+//!
+//! `scripts/fuzz` has libFuzzer call them, by the programs in `tests/fuzz/libfuzzer`. `tests/targets.rs` calls each of them with its
+//! corpus and with changed inputs, on any compiler. An input is bytes, so that the corpus (`tests/fuzz/corpus`) stays readable when
+//! a target changes: a target reads it from the front and ends where it ends.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "a panic is what a target has to say"
+)]
+
+pub mod devices;
+mod input;
+pub mod parsers;
+
+/// A function that takes any bytes, and panics if what it tests does not hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, which is that of its corpus and of its program.
+    pub name: &'static str,
+    /// The function.
+    pub run: fn(&[u8]),
+    /// How many changed inputs an ordinary test runs.
+    pub short: u32,
+}
+
+macro_rules! targets {
+    ($($folder:ident::$name:ident $short:literal,)*) => {
+        /// Every target.
+        pub const TARGETS: &[Target] = &[$(Target {
+            name: stringify!($name),
+            run: $folder::$name::run,
+            short: $short,
+        }),*];
+    };
+}
+
+targets! {
+    devices::gpu_commands 300,
+    devices::nvme_controller 20,
+    devices::switch_endpoints 10,
+    devices::vfio_user_stream 20,
+    parsers::config_space 200,
+    parsers::dma_log 5_000,
+    parsers::exec_messages 5_000,
+    parsers::fault_rule 5_000,
+    parsers::flight_record 2_000,
+    parsers::guest_words 5_000,
+    parsers::ktap_report 1_000,
+    parsers::program_report 1_000,
+    parsers::scenario 100,
+    parsers::switch_message 5_000,
+    parsers::vfio_user_framing 2_000,
+}

@@ -1,0 +1,13 @@
+//! Parsers: what reads bytes or text of somebody who is not trusted, and keeps nothing from one input to the next.
+
+pub mod config_space;
+pub mod dma_log;
+pub mod exec_messages;
+pub mod fault_rule;
+pub mod flight_record;
+pub mod guest_words;
+pub mod ktap_report;
+pub mod program_report;
+pub mod scenario;
+pub mod switch_message;
+pub mod vfio_user_framing;

@@ -1,0 +1,14 @@
+//! The vendor log page of DMA counters, which a program in the guest reads out of a device: what is read is written as a page that
+//! reads the same.
+
+use peerbar_dma_log::{encode, parse};
+
+/// Reads `data`.
+pub fn run(data: &[u8]) {
+    if let Ok(entries) = parse(data) {
+        // Without the entries that count nothing, by kind.
+        let page = encode(entries);
+        let again = parse(&page).expect("a page");
+        assert_eq!(encode(again), page);
+    }
+}

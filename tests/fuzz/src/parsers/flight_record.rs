@@ -1,0 +1,63 @@
+//! A flight record, as another user's run or a killed device leaves it: read, followed and judged without a panic, and with no more
+//! records than it has room for.
+//!
+//! An input is the header's first 192 bytes, then records. The harness adds the rest of the header, and to every record that has a
+//! sequence number its checksum: a fuzzer does not find one by itself. A record with bit 7 of its last byte set keeps what it has.
+
+use peerbar_flight::{Flight, History, Sanitizer, shared};
+
+/// Of the file: header, and one record.
+const HEADER: usize = 4096;
+const RECORD: usize = 64;
+/// How much of the header an input has, and where in a record its checksum is.
+const START: usize = 192;
+const CHECK: std::ops::Range<usize> = 20..24;
+
+/// Reads `data`.
+pub fn run(data: &[u8]) {
+    let Some((start, records)) = data.split_at_checked(START) else {
+        // Too short for a record, and read as it is.
+        assert!(Flight::parse(data).is_err());
+        return;
+    };
+    let Ok(flight) = Flight::parse(&file(start, records)) else {
+        return;
+    };
+    let (now, all) = (flight.now.len(), flight.records.len());
+    assert!((now + all) * RECORD <= records.len());
+    let sequences = flight.records.iter().map(|record| record.sequence);
+    assert!(sequences.is_sorted());
+    let (findings, judged) = Sanitizer::of(&flight);
+    let history = History::of(&flight);
+    assert_eq!(judged.mappings.len(), history.mappings.len());
+    assert_eq!(judged.current_count(), history.current().count());
+    for (mapping, life) in history.current() {
+        assert!(mapping.iova <= mapping.last);
+        assert!(life.mapping.iova <= mapping.iova && mapping.last <= life.mapping.last);
+        assert!(history.around(mapping.iova).at.is_some());
+    }
+    for number in 0..history.mappings.len().min(8) {
+        let range = history
+            .contiguous_range(number)
+            .expect("a mapping's number");
+        assert!(range.start() <= range.end());
+    }
+    // Each of them names what it is about.
+    assert!(findings.iter().all(|found| found.kind.to_string() != ""));
+    drop(shared(&[&history, &judged]));
+}
+
+fn file(start: &[u8], records: &[u8]) -> Vec<u8> {
+    let mut file = start.to_vec();
+    file.resize(HEADER, 0);
+    file.extend_from_slice(records);
+    for record in file[HEADER..].chunks_exact_mut(RECORD) {
+        let has_sequence = record[..8] != [0; 8];
+        if has_sequence && record[RECORD - 1] & 0x80 == 0 {
+            record[CHECK].fill(0);
+            let sum = crc32c::crc32c(record);
+            record[CHECK].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+    file
+}

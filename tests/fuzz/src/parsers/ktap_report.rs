@@ -1,0 +1,31 @@
+//! The agent's report, as the guest sends it: the same lines and the same verdict however its bytes are cut, and a line that is
+//! printed reads as itself.
+
+use peerbar_report::KtapReader;
+
+/// Reads `data`. Its first byte says where it is cut.
+pub fn run(data: &[u8]) {
+    let Some((&cut, report)) = data.split_first() else {
+        return;
+    };
+    let reader = || match cut & 1 {
+        0 => KtapReader::new(),
+        _ => KtapReader::with_plan_last(),
+    };
+    let mut whole = reader();
+    let lines = whole.feed(report);
+    let mut in_pieces = reader();
+    let piece = usize::from(cut >> 1).max(1);
+    let pieces = report.chunks(piece).flat_map(|piece| in_pieces.feed(piece));
+    let pieces: Vec<_> = pieces.collect();
+    // The text, as NaN is not equal to itself.
+    assert_eq!(format!("{pieces:?}"), format!("{lines:?}"));
+    assert_eq!(in_pieces.complete(), whole.complete());
+    assert_eq!(in_pieces.finish(), whole.finish());
+    for line in lines {
+        let printed = line.to_string();
+        let again = KtapReader::new().feed(format!("{printed}\n").as_bytes());
+        assert_eq!(again.len(), 1, "{line:?}");
+        assert_eq!(again[0].to_string(), printed, "{line:?}");
+    }
+}

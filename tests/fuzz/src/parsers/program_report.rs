@@ -1,0 +1,19 @@
+//! What a program in the guest prints as its report, KTAP or TAP.
+
+use peerbar_report::{Nested, ProgramReport, Subtest};
+
+/// Reads `data`.
+pub fn run(data: &[u8]) {
+    let Some(report) = ProgramReport::read(&String::from_utf8_lossy(data)) else {
+        return;
+    };
+    let leaves = Subtest::leaves(&report.results);
+    assert!(leaves.len() >= report.results.len());
+    let names = leaves.iter().map(|(name, _)| name);
+    assert!(names.flat_map(|name| name.chars()).all(|c| c != '\n'));
+    if report.results.is_empty() && report.skipped.is_none() {
+        assert!(report.complaint().is_some(), "nothing ran, and it passes");
+    }
+    // It reads the tree once more.
+    let _ = report.skipped();
+}

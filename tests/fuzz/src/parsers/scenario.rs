@@ -1,0 +1,17 @@
+//! A scenario file: read, or refused with the line that is wrong.
+
+use std::path::Path;
+
+use peerbar_lab::scenario::Scenario;
+
+/// Reads `data`.
+pub fn run(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let path = Path::new("fuzz.toml");
+    match Scenario::parse(path, text.to_owned()) {
+        Ok(scenario) => drop((scenario.plan(), scenario.needs(), scenario.guest_files())),
+        Err(error) => assert!(error.to_string().contains("fuzz.toml"), "{error}"),
+    }
+}

@@ -1,0 +1,114 @@
+//! Each fuzz target with its corpus and with inputs that are changed from it, by the compiler that everybody has.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "this is a test"
+)]
+
+use std::path::{Path, PathBuf};
+
+use peerbar_fuzz::{TARGETS, Target};
+
+/// The longest input that is made.
+const LONGEST: usize = 4096;
+/// Changes of one input, at most.
+const CHANGES: usize = 8;
+
+#[test]
+fn every_target_has_a_corpus_and_a_program() {
+    for target in TARGETS {
+        assert!(!corpus(target).is_empty(), "{}", target.name);
+        let program = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("libfuzzer/targets")
+            .join(format!("{}.rs", target.name));
+        let text = std::fs::read_to_string(&program).expect(target.name);
+        assert!(text.contains(&format!("::{}::run(", target.name)), "{text}");
+    }
+}
+
+/// One test for each, so that they run at the same time and a failure names the target.
+macro_rules! targets_hold {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            hold(stringify!($name));
+        })*
+
+        #[test]
+        fn every_target_is_tested() {
+            let tested = [$(stringify!($name)),*];
+            let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+            assert_eq!(names, tested);
+        }
+    };
+}
+
+targets_hold! {
+    gpu_commands
+    nvme_controller
+    switch_endpoints
+    vfio_user_stream
+    config_space
+    dma_log
+    exec_messages
+    fault_rule
+    flight_record
+    guest_words
+    ktap_report
+    program_report
+    scenario
+    switch_message
+    vfio_user_framing
+}
+
+/// Runs a target with its corpus, then with changed inputs, always the same ones.
+fn hold(name: &str) {
+    let target = TARGETS.iter().find(|target| target.name == name).unwrap();
+    let corpus = corpus(target);
+    corpus.iter().for_each(|input| (target.run)(input));
+    let mut random = fastrand::Rng::with_seed(0x7065_6572);
+    for _ in 0..target.short {
+        let mut input = random.choice(&corpus).cloned().unwrap_or_default();
+        for _ in 0..random.usize(1..=CHANGES) {
+            change(&mut random, &mut input, &corpus);
+        }
+        input.truncate(LONGEST);
+        (target.run)(&input);
+    }
+}
+
+fn corpus(target: &Target) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("corpus")
+        .join(target.name);
+    let files = std::fs::read_dir(&folder).expect(target.name);
+    let mut paths: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
+    paths.sort();
+    let read = |path: &PathBuf| std::fs::read(path).unwrap();
+    paths.iter().map(read).collect()
+}
+
+/// Changes an input at one place.
+fn change(random: &mut fastrand::Rng, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
+    let at = random.usize(0..=input.len());
+    match random.u8(0..6) {
+        0 => input.insert(at, random.u8(..)),
+        1 => {
+            input.truncate(at);
+        }
+        2 => {
+            let other = random.choice(corpus).map_or(&[][..], Vec::as_slice);
+            let from = random.usize(0..=other.len());
+            let to = random.usize(from..=other.len());
+            input.splice(at..at, other[from..to].iter().copied());
+        }
+        3 if at < input.len() => {
+            let end = random.usize(at..=input.len());
+            input.drain(at..end);
+        }
+        4 if at < input.len() => input[at] = *random.choice(&[0, 1, 0x7f, 0x80, 0xff]).unwrap(),
+        _ if at < input.len() => input[at] ^= 1 << random.u8(0..8),
+        _ => {}
+    }
+}
