@@ -91,6 +91,11 @@ impl<'a> Events<'a> {
         Ok(())
     }
 
+    /// Waits for nothing of that source any more.
+    pub fn remove(&mut self, of: EventSource) {
+        self.sources.retain(|(source, _)| *source != of);
+    }
+
     /// The next event, or none after `deadline`. Of several, a signal comes first, and the end of a child last. Sources of bytes take
     /// turns.
     pub fn next(&mut self, deadline: Instant) -> anyhow::Result<Option<Event>> {
@@ -260,6 +265,22 @@ mod tests {
             events.next(soon()).unwrap(),
             Some(Event::Closed(EventSource::Report))
         ));
+    }
+
+    #[test]
+    fn removed_source_has_no_event() {
+        let mut events = Events::new(&crate::signals::NONE);
+        let pairs = [EventSource::Work, EventSource::Console].map(|source| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            events.add_bytes(source, ours);
+            theirs
+        });
+        drop(pairs);
+        events.remove(EventSource::Work);
+        let event = events.next(soon()).unwrap();
+        let is_console = matches!(event, Some(Event::Closed(EventSource::Console)));
+        assert!(is_console, "{event:?}");
+        assert!(events.next(Instant::now()).unwrap().is_none());
     }
 
     #[test]

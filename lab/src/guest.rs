@@ -174,6 +174,11 @@ impl<'a> Guest<'a> {
         self.events.add_bytes(EventSource::Work, stream);
     }
 
+    /// Returns no [`GuestEvent::WorkDone`] for work that was added before.
+    pub fn remove_work(&mut self) {
+        self.events.remove(EventSource::Work);
+    }
+
     /// When QEMU was started.
     pub fn started(&self) -> Instant {
         self.started

@@ -339,7 +339,7 @@ impl Lab {
     /// Keeps the guest going while `work` uses its socket. Signals come to `work` as bytes with their numbers.
     ///
     /// # Errors
-    /// A guest or a server that ends before the work does.
+    /// A guest or a server that ends before the work does. The work is waited for then, and the lab may be attended to again.
     pub fn attend<T: Send>(
         &mut self,
         work: impl FnOnce(&Path, UnixStream) -> T + Send,
@@ -355,6 +355,10 @@ impl Lab {
                 work(&socket, told_signals)
             });
             let attended = self.attend_until_done(&signals);
+            if attended.is_err() {
+                // Its end is none of the next work's.
+                self.guest.remove_work();
+            }
             // Work that waits for a signal, or for a guest that is gone, ends by that.
             drop(signals);
             let done = worker.join().map_err(|_| anyhow!("the work panicked"))?;
