@@ -183,6 +183,20 @@ impl Endpoint {
     }
 }
 
+/// Waits until some of the endpoints have a message; which.
+pub(crate) fn readable<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<usize> {
+    let polled = endpoints.map(|endpoint| PollFd::new(&endpoint.socket, PollFlags::IN));
+    let mut polled: Vec<_> = polled.collect();
+    let limit = Timespec::try_from(LONG).unwrap();
+    assert!(
+        poll(&mut polled, Some(&limit)).unwrap() > 0,
+        "nothing in {LONG:?}"
+    );
+    let found = polled.iter().zip(0..);
+    let found = found.filter(|(fd, _)| !fd.revents().is_empty());
+    found.map(|(_, index)| index).collect()
+}
+
 pub(crate) fn hello(name: &str) -> Message {
     Message::Hello {
         protocol: PROTOCOL,
