@@ -4,6 +4,7 @@ mod bisect;
 mod chapter;
 mod commands;
 mod devices;
+mod disks;
 mod explain;
 mod failures;
 mod guest_root;

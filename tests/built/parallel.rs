@@ -7,42 +7,20 @@ use std::process::{Child, Stdio};
 use anyhow::Context;
 use serde_json::Value;
 
+use crate::disks::{copy, two_disks};
 use crate::{PEERBAR, command};
 
-/// A copy of some bytes that no other run copies, counted.
-const SCENARIO: &str = r#"
-name = "parallel"
-timeout = "4m"
-
-[[switch]]
-name = "switch0"
-
-[[nvme]]
-name = "disk0"
-below = "switch0"
-cmb = "16M"
-namespaces = [{ ram = "16M" }]
-
-[[nvme]]
-name = "disk1"
-below = "switch0"
-namespaces = [{ ram = "16M" }]
-
-[[check]]
-kind = "copy"
-from = "disk1"
-to = "disk0"
-through = { p2pmem = "disk0" }
-sizes = ["SIZE"]
-offsets = [0]
-"#;
+/// Through the memory of a disk, from peer to peer.
+const CMB: &str = "{ p2pmem = \"disk0\" }";
 
 /// The sizes of the copies in KiB.
 const SIZES: [u64; 4] = [64, 128, 256, 512];
 
 fn start(folder: &Path, size: u64) -> anyhow::Result<Child> {
     let file = format!("{size}.toml");
-    let scenario = SCENARIO.replace("SIZE", &format!("{size}K"));
+    // A copy of some bytes that no other run copies, counted.
+    let check = copy("copy", ["disk1", "disk0"], CMB, &format!("{size}K"));
+    let scenario = two_disks("parallel", "4m") + &check;
     fs::write(folder.join(&file), scenario)?;
     let name = format!("size-{size}");
     let run = command(&["run", &file, "--name", &name], folder)

@@ -7,62 +7,32 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
+use crate::disks::{copy, two_disks};
 use crate::peerbar;
 
-/// A copy from peer to peer, its control, and a copy that the kernel refuses: a device at a root port of a processor that it
-/// does not trust.
-const SCENARIO: &str = r#"
-name = "mixed"
-timeout = "120s"
-
+/// A disk at a root port of a processor that the kernel does not trust.
+const DISTRUSTED: &str = r#"
 [machine]
 cpu = "Haswell"
-
-[[switch]]
-name = "switch0"
-
-[[nvme]]
-name = "disk0"
-below = "switch0"
-cmb = "16M"
-namespaces = [{ ram = "16M" }]
-
-[[nvme]]
-name = "disk1"
-below = "switch0"
-namespaces = [{ ram = "16M" }]
 
 [[nvme]]
 name = "disk2"
 namespaces = [{ ram = "16M" }]
-
-[[check]]
-name = "through <the> CMB"
-kind = "copy"
-from = "disk0"
-to = "disk1"
-through = { p2pmem = "disk0" }
-sizes = ["1M"]
-offsets = [0]
-
-[[check]]
-name = "the control"
-kind = "copy"
-from = "disk0"
-to = "disk1"
-through = "guest-ram"
-sizes = ["1M"]
-offsets = [0]
-
-[[check]]
-name = "the kernel refuses"
-kind = "copy"
-from = "disk2"
-to = "disk1"
-through = { p2pmem = "disk0" }
-sizes = ["4K"]
-offsets = [0]
 "#;
+
+/// A copy from peer to peer, its control, and a copy that the kernel refuses.
+fn scenario(name: &str) -> String {
+    let cmb = "{ p2pmem = \"disk0\" }";
+    let pair = ["disk0", "disk1"];
+    [
+        two_disks(name, "120s"),
+        DISTRUSTED.to_owned(),
+        copy("through <the> CMB", pair, cmb, "1M"),
+        copy("the control", pair, "\"guest-ram\"", "1M"),
+        copy("the kernel refuses", ["disk2", "disk1"], cmb, "4K"),
+    ]
+    .concat()
+}
 
 /// What Chromium needs in a container without a display and without a network.
 const CHROMIUM: [&str; 10] = [
@@ -153,12 +123,9 @@ fn check_page(folder: &Path) -> anyhow::Result<()> {
 fn run_leaves_results_for_programs_and_people() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    fs::write(folder.join("mixed.toml"), SCENARIO).unwrap();
-    fs::write(
-        folder.join("other.toml"),
-        SCENARIO.replace("mixed", "other"),
-    )
-    .unwrap();
+    for name in ["mixed", "other"] {
+        fs::write(folder.join(format!("{name}.toml")), scenario(name)).unwrap();
+    }
     let words = ["run", "mixed.toml", "other.toml", "--shard", "1/2"];
     let run = peerbar(&words, folder).unwrap();
     assert_eq!(
