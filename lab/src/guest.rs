@@ -1,6 +1,6 @@
 //! A running guest: QEMU, the servers behind its devices, its console and its report.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -193,6 +193,17 @@ impl<'a> Guest<'a> {
     pub fn servers(&self) -> impl Iterator<Item = (&str, u32)> {
         let servers = self.servers.iter();
         servers.map(|server| (server.name.as_str(), server.child.id()))
+    }
+
+    /// The names of the servers that have not ended.
+    pub fn serving(&mut self) -> anyhow::Result<BTreeSet<String>> {
+        let mut serving = BTreeSet::new();
+        for server in &mut self.servers {
+            if server.child.ended()?.is_none() {
+                serving.insert(server.name.clone());
+            }
+        }
+        Ok(serving)
     }
 
     /// Whether nothing has come from inside yet, so that it may never have run.

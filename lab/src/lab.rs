@@ -36,6 +36,7 @@ use crate::servers::flight_record;
 use crate::signals::{self, Signals};
 use crate::size::Size;
 use crate::socket_folder::SocketFolder;
+use crate::survivors::Survivors;
 use crate::verdict::{Ending, Verdict};
 
 /// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
@@ -54,6 +55,7 @@ pub struct LabOptions {
     runs: Runs,
     access: Option<GuestAccess>,
     signals: Option<&'static Signals>,
+    survivors: Survivors,
 }
 
 impl LabOptions {
@@ -109,6 +111,12 @@ impl LabOptions {
         }
     }
 
+    /// Uses servers of another lab, whose guest has ended, for the switches and devices of the same names, and starts the
+    /// others. The other lab must live as long as this one.
+    pub fn survivors(self, survivors: Survivors) -> Self {
+        Self { survivors, ..self }
+    }
+
     /// Starts the devices and the guest of `scenario`, runs its checks if it has any, and waits until the guest is ready for
     /// requests.
     ///
@@ -143,6 +151,7 @@ impl LabOptions {
         folder.write(SCENARIO, &scenario.text)?;
         let temporary = SocketFolder::create()?;
         let sockets = Sockets::in_folder(temporary.path());
+        let sockets = sockets.with_survivors(self.survivors);
         let boot = artifacts.boot(&scenario.machine);
         let guest = Guest::start(&artifacts, &boot, &scenario, &sockets, &folder, signals)?;
         let mut lab = Lab {
@@ -245,6 +254,26 @@ impl Lab {
     /// The processes of the servers, and their names in the scenario.
     pub fn servers(&self) -> impl Iterator<Item = (&str, u32)> {
         self.guest.servers()
+    }
+
+    /// The switches and devices whose servers still serve, for [`LabOptions::survivors`] once QEMU has ended: a guest that
+    /// is gone has taken no device with it.
+    ///
+    /// # Errors
+    /// A process that cannot be asked after.
+    pub fn survivors(&mut self) -> Result<Survivors, LabError> {
+        let serving = self.guest.serving()?;
+        let switches = self.scenario.switches.iter().map(|switch| &*switch.name);
+        let devices = self.scenario.devices().map(|device| device.name());
+        let names = switches
+            .chain(devices)
+            .filter(|name| serving.contains(*name));
+        let names = names.map(str::to_owned).collect();
+        Ok(Survivors::new(
+            names,
+            self.temporary.path(),
+            self.folder.path(),
+        ))
     }
 
     /// What was started.

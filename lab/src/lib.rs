@@ -100,6 +100,7 @@ pub mod signals;
 pub mod size;
 pub mod socket_folder;
 pub mod started;
+pub mod survivors;
 pub mod terminal;
 pub mod topology;
 mod tsc;

@@ -12,6 +12,7 @@ use crate::firmware::Firmware;
 use crate::guest_access::GuestAccess;
 use crate::scenario::{DeviceSpec, Machine, Model, Namespace, Nvme};
 use crate::socket_folder::SCRATCH;
+use crate::survivors::Survivors;
 use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
 
 /// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server under a debugger,
@@ -208,6 +209,7 @@ pub const VSOCK: &str = "vsock.sock";
 /// Where the sockets of one run are.
 pub struct Sockets {
     folder: PathBuf,
+    survivors: Survivors,
 }
 
 impl Sockets {
@@ -218,7 +220,23 @@ impl Sockets {
     pub fn in_folder(folder: &Path) -> Self {
         Self {
             folder: folder.to_owned(),
+            survivors: Survivors::default(),
         }
+    }
+
+    /// With the sockets of servers of another run.
+    pub fn with_survivors(self, survivors: Survivors) -> Self {
+        Self { survivors, ..self }
+    }
+
+    /// Servers of another run, which need not be started.
+    pub fn survivors(&self) -> &Survivors {
+        &self.survivors
+    }
+
+    /// The folder of the sockets of a server.
+    fn folder_of(&self, name: &str) -> &Path {
+        self.survivors.sockets_of(name).unwrap_or(&self.folder)
     }
 
     /// The report's socket: the launcher listens, QEMU connects.
@@ -233,19 +251,20 @@ impl Sockets {
 
     /// The socket of the switch `name`: it listens, the servers of devices below it connect.
     pub fn switch(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("switch-{name}.sock"))
+        let folder = self.folder_of(name);
+        folder.join(format!("switch-{name}.sock"))
     }
 
     /// The socket of the server of `device`: it listens, QEMU connects.
     pub fn server(&self, device: DeviceSpec<'_>) -> PathBuf {
         let name = format!("{}-{}.sock", device.kind(), device.name());
-        self.folder.join(name)
+        self.folder_of(device.name()).join(name)
     }
 
     /// The control socket of `device`: its server listens, `peerbar inject` connects.
     pub fn control(&self, device: DeviceSpec<'_>) -> PathBuf {
         let name = format!("{}-{}.control", device.kind(), device.name());
-        self.folder.join(name)
+        self.folder_of(device.name()).join(name)
     }
 
     /// The socket of the vsock device: its server listens, QEMU connects.

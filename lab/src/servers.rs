@@ -41,7 +41,7 @@ pub struct Server {
     _control: Option<Link>,
 }
 
-/// Starts the servers of `topology` and returns once all of them listen.
+/// Starts the servers of `topology` but for those of [`Sockets::survivors`], and returns once all of them listen.
 pub fn start(
     topology: &Topology<'_>,
     recording: Level,
@@ -49,17 +49,26 @@ pub fn start(
     folder: &Folder,
     events: &mut Events<'_>,
 ) -> Result<Vec<Server>, Failure> {
+    let survivors = sockets.survivors();
     for device in topology.devices() {
         let DeviceSpec::Nvme(nvme) = device else {
             continue;
         };
-        create_images(nvme)?;
-        create_scratch(nvme, sockets)?;
+        if !survivors.contains(&nvme.name) {
+            create_images(nvme)?;
+            create_scratch(nvme, sockets)?;
+        }
     }
     let mut servers = Vec::new();
+    for device in topology.devices() {
+        if survivors.contains(device.name()) {
+            survivors.show(device.name(), folder.path())?;
+        }
+    }
     for commands in server_commands(topology, recording, sockets) {
         let first = servers.len();
-        for command in commands {
+        let needed = |command: &ServerCommand| !survivors.contains(&command.name);
+        for command in commands.into_iter().filter(needed) {
             let mut server = spawn(&command, folder)?;
             let stdout = server
                 .child

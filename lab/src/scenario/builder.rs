@@ -56,6 +56,13 @@ impl ScenarioBuilder {
         self.machine("iommu", iommu.word())
     }
 
+    /// Loads a module of the kernel with these parameters, such as `io_timeout=3`.
+    pub fn module(self, name: &str, parameters: &str) -> Self {
+        let mut table = named(name);
+        table.insert("parameters".to_owned(), parameters.into());
+        self.add("module", table)
+    }
+
     /// Adds a host bridge.
     pub fn host_bridge(self, name: &str) -> Self {
         self.add("host-bridge", named(name))
@@ -124,11 +131,21 @@ impl NvmeBuilder {
     }
 
     /// Adds a namespace of zeroed memory that is gone with the run.
-    pub fn ram(mut self, size: &str) -> Self {
-        let namespace = Table::from_iter([("ram".to_owned(), Value::from(size))]);
+    pub fn ram(self, size: &str) -> Self {
+        self.namespace([("ram", size.to_owned())])
+    }
+
+    /// Adds a namespace in an image, which is made with this size if it is not there.
+    pub fn image(self, file: &Path, size: &str) -> Self {
+        let file = file.to_string_lossy().into_owned();
+        self.namespace([("file", file), ("size", size.to_owned())])
+    }
+
+    fn namespace<const KEYS: usize>(mut self, keys: [(&str, String); KEYS]) -> Self {
+        let keys = keys.map(|(key, value)| (key.to_owned(), Value::from(value)));
         let namespaces = self.0.entry("namespaces");
         if let Value::Array(namespaces) = namespaces.or_insert(Value::Array(Vec::new())) {
-            namespaces.push(Value::Table(namespace));
+            namespaces.push(Value::Table(keys.into_iter().collect()));
         }
         self
     }
@@ -159,6 +176,7 @@ fn named(name: &str) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Namespace;
 
     #[test]
     fn built_scenario_is_read_as_a_file() {
@@ -167,6 +185,7 @@ mod tests {
             .key("timeout", "2m")
             .iommu(Iommu::Intel)
             .machine("cpus", 1)
+            .module("nvme_core", "io_timeout=3")
             .host_bridge("b0")
             .switch("s0")
             .switch_below("s1", "b0")
@@ -175,7 +194,7 @@ mod tests {
                     .below("s0")
                     .cmb("2M")
                     .ram("1M")
-                    .ram("2M"),
+                    .image(Path::new("/x/d0.img"), "2M"),
             )
             .nvme(
                 NvmeBuilder::new("d1")
@@ -191,6 +210,12 @@ mod tests {
             .build()
             .unwrap();
         assert!(built.tools && built.interactive);
+        assert_eq!(built.modules[0].parameters, "io_timeout=3");
+        let image = Namespace::File {
+            path: "/x/d0.img".into(),
+            create: Some(2 << 20),
+        };
+        assert_eq!(built.nvmes[0].namespaces, [Namespace::Ram(1 << 20), image]);
         assert_eq!((built.machine.iommu, built.machine.cpus), (Iommu::Intel, 1));
         let names: Vec<&str> = built.devices().map(|device| device.name()).collect();
         assert_eq!(names, ["d0", "d1", "g0"]);
