@@ -18,7 +18,6 @@ mod lifetime;
 mod process;
 mod requests;
 mod resampling;
-mod soak;
 mod spdk;
 mod upstream;
 mod wire;

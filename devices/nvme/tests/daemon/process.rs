@@ -18,15 +18,6 @@ pub(crate) struct Ending {
     pub(crate) stderr: String,
 }
 
-/// What a daemon uses (proc(5)).
-#[derive(Debug)]
-pub(crate) struct Usage {
-    pub(crate) descriptors: usize,
-    pub(crate) threads: usize,
-    pub(crate) mappings: usize,
-    pub(crate) resident_bytes: u64,
-}
-
 /// A daemon that serves, killed when dropped.
 pub(crate) struct Daemon {
     child: Child,
@@ -118,23 +109,6 @@ impl Daemon {
                 .any(|stat| stat.contains(&format!("({thread}) S")))
                 .then_some(())
         });
-    }
-
-    /// What it uses.
-    pub(crate) fn usage(&self) -> Usage {
-        let process = format!("/proc/{}", self.child.id());
-        let entries = |folder| {
-            std::fs::read_dir(format!("{process}/{folder}"))
-                .unwrap()
-                .count()
-        };
-        let maps = std::fs::read_to_string(format!("{process}/maps")).unwrap();
-        Usage {
-            descriptors: entries("fd"),
-            threads: entries("task"),
-            mappings: maps.lines().count(),
-            resident_bytes: self.resident_bytes(),
-        }
     }
 
     /// The memory that it occupies.

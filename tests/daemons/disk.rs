@@ -1,0 +1,334 @@
+//! A disk under load: blocks are written, flushed and read back, by way of RAM and of the memories of devices.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, ensure};
+use fastrand::Rng;
+use peerbar_nvme_driver::{Controller, DmaMemory, PAGE, QueueMemory, QueuePair, Registers, prps};
+use peerbar_nvme_spec::cmb::Cmbmsc;
+use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_nvme_spec::registers::offset;
+use zerocopy::{FromZeros, transmute};
+
+use crate::blocks::Blocks;
+use crate::client::DeviceClient;
+use crate::machine::{CMB, RAM_BYTES};
+use crate::memory::{BLOCK, BusMemory, block};
+use crate::shared::{Ended, Part, Shared, Target};
+
+const FLUSH: u8 = 0;
+const WRITE: u8 = 1;
+const READ: u8 = 2;
+/// Blocks of the largest command.
+const LARGEST: u64 = 8;
+/// Commands of a pass, each in a range of blocks of its own.
+const COMMANDS: u64 = 4;
+/// Blocks of such a range.
+const RANGE: u64 = 1024;
+/// Bytes of a disk's image.
+pub(crate) const IMAGE_BYTES: u64 = COMMANDS * RANGE * BLOCK as u64;
+const ENTRIES: u16 = 16;
+/// Bytes of memory that each disk uses in each target.
+const AREA: u64 = 2 << 20;
+/// Where the data of its commands lie in them: those that it writes, and those that it reads.
+const DATA: [u64; 2] = [1 << 20, (1 << 20) + (512 << 10)];
+/// How long a command may take: the longest stop, and what the host takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a thread looks for completions before it lets others run for a time.
+const SPINS: u32 = 200;
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// A disk, whatever becomes of its server.
+#[derive(Clone)]
+pub(crate) struct Disk {
+    pub(crate) part: Part,
+    pub(crate) socket: PathBuf,
+    /// Of its memory in each target.
+    pub(crate) area: u64,
+    pub(crate) blocks: Arc<Mutex<Blocks>>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// A disk that is brought up.
+struct Session<'a> {
+    disk: &'a Disk,
+    /// The number of ends before this one.
+    ends: u64,
+    controller: Controller<DeviceClient, BusMemory>,
+    queue: QueuePair<DeviceClient, BusMemory>,
+}
+
+/// Some blocks, and memory for them.
+#[derive(Clone, Copy)]
+struct Extent {
+    first: u64,
+    count: u64,
+    /// The stamp of the first block; each next one has the next.
+    stamp: u64,
+    /// Number of the command in its pass.
+    slot: u64,
+}
+
+impl Disk {
+    /// Sessions, one after another, until all is over.
+    pub(crate) fn run(&self, mut random: Rng) {
+        while self.shared.begin_session(self.part) {
+            let ends = self.shared.ends(self.part);
+            let session = Session::begin(self, ends);
+            let ended = session.and_then(|mut session| session.run(&mut random));
+            let ended = ended.err().unwrap_or(Ended::AsWanted);
+            self.shared.session_ended(self.part, &ended);
+        }
+    }
+
+    /// Where the disk finds its own area of the memory `target`, with what is `at` there.
+    fn address(&self, memory: &BusMemory, at: u64) -> u64 {
+        memory.address + self.area * AREA + at
+    }
+
+    fn blocks(&self) -> std::sync::MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'a> Session<'a> {
+    fn begin(disk: &'a Disk, ends: u64) -> Result<Self, Ended> {
+        let ram = disk.shared.ram.clone();
+        let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
+        let queues = |at| {
+            let submission = disk.address(&ram, at);
+            QueueMemory {
+                submission,
+                completion: submission + PAGE,
+                submission_entries: ENTRIES,
+                completion_entries: ENTRIES,
+            }
+        };
+        let mut controller = Controller::enable(client.clone(), ram.clone(), queues(0))?;
+        let queue = controller.create_queues(1, queues(2 * PAGE))?;
+        if disk.part == Part::Disk0 {
+            disk.shared.publish(disk.part, open_cmb(&client)?);
+        }
+        Ok(Self {
+            disk,
+            ends,
+            controller,
+            queue,
+        })
+    }
+
+    fn run(&mut self, random: &mut Rng) -> Result<(), Ended> {
+        self.settle()?;
+        loop {
+            for target in Target::ALL {
+                self.pass(target, random)?;
+            }
+        }
+    }
+
+    /// Reads the blocks of which the session before has left it open what is in them.
+    fn settle(&mut self) -> Result<(), Ended> {
+        let unsure = self.disk.blocks().unsure();
+        for first in unsure {
+            let extent = Extent {
+                first,
+                count: 1,
+                stamp: 0,
+                slot: 0,
+            };
+            let ram = self.disk.shared.ram.clone();
+            let statuses = self.transfer(READ, &ram, &[extent])?;
+            ensure_success(&statuses)?;
+            let content = ram.bytes(self.data(&ram, READ, 0), BLOCK)?;
+            self.disk.blocks().check(first, &content)?;
+        }
+        Ok(())
+    }
+
+    /// Writes some blocks from `target`, flushes them, reads them back to it and compares them.
+    fn pass(&mut self, target: Target, random: &mut Rng) -> Result<(), Ended> {
+        let shared = &self.disk.shared;
+        let Some(memory) = shared.memory(target) else {
+            return Ok(());
+        };
+        let might_fail = shared.may_fail(self.disk.part, target);
+        let may_fail = |session: &Self| {
+            let (part, shared) = (session.disk.part, &session.disk.shared);
+            might_fail || shared.may_fail(part, target)
+        };
+        let extents = self.fill(&memory, random)?;
+        let written = self.transfer(WRITE, &memory, &extents)?;
+        let flushed = self.flush()?;
+        ensure_success(&[flushed])?;
+        let stamps = || extents.iter().flat_map(Extent::stamps);
+        if may_fail(self) {
+            // Memory of a server that was started again is zeroed.
+            stamps().for_each(|(number, _)| self.disk.blocks().write(number, 0));
+            self.settle()?;
+            if !self.disk.blocks().are_flushed(stamps()) {
+                return Ok(());
+            }
+        } else {
+            ensure_success(&written).with_context(|| format!("writes from {target:?}"))?;
+            stamps().for_each(|(number, stamp)| self.disk.blocks().flush(number, stamp));
+        }
+        let read = self.transfer(READ, &memory, &extents)?;
+        if let Err(error) = ensure_success(&read) {
+            return match may_fail(self) {
+                true => Ok(()),
+                false => Err(error.context(format!("reads to {target:?}")).into()),
+            };
+        }
+        for extent in &extents {
+            let place = self.data(&memory, READ, extent.slot);
+            let found = memory.bytes(place, extent.bytes())?;
+            if found != extent.content() {
+                let first = extent.first;
+                return match may_fail(self) {
+                    true => Ok(()),
+                    false => Err(anyhow!("wrong data of block {first} by {target:?}").into()),
+                };
+            }
+        }
+        self.disk.shared.pass(self.disk.part, target);
+        Ok(())
+    }
+
+    /// Chooses blocks, and puts what they shall contain into `memory`.
+    fn fill(&mut self, memory: &BusMemory, random: &mut Rng) -> Result<Vec<Extent>, Ended> {
+        let mut extents = Vec::new();
+        for slot in 0..random.u64(1..=COMMANDS) {
+            let count = random.u64(1..=LARGEST);
+            let first = slot * RANGE + random.u64(0..=RANGE - count);
+            let mut blocks = self.disk.blocks();
+            let stamps = (first..first + count).map(|number| {
+                let stamp = blocks.next_stamp();
+                blocks.write(number, stamp);
+                stamp
+            });
+            let stamp = stamps.min().unwrap_or(0);
+            drop(blocks);
+            let extent = Extent {
+                first,
+                count,
+                stamp,
+                slot,
+            };
+            memory.write(self.data(memory, WRITE, slot), &extent.content())?;
+            extents.push(extent);
+        }
+        Ok(extents)
+    }
+
+    fn data(&self, memory: &BusMemory, opcode: u8, slot: u64) -> u64 {
+        let [written, read] = DATA;
+        let start = if opcode == WRITE { written } else { read };
+        let slot_bytes = LARGEST * BLOCK as u64;
+        self.disk.address(memory, start + slot * slot_bytes)
+    }
+
+    /// Executes a command for each of the extents at the same time; their statuses.
+    fn transfer(
+        &mut self,
+        opcode: u8,
+        memory: &BusMemory,
+        extents: &[Extent],
+    ) -> Result<Vec<u16>, Ended> {
+        for extent in extents {
+            let first = self.data(memory, opcode, extent.slot);
+            let pages: Vec<u64> = (0..extent.count).map(|page| first + page * PAGE).collect();
+            let ram = &self.disk.shared.ram;
+            let list = self.disk.address(ram, (8 + extent.slot) * PAGE);
+            let list = || Ok::<_, std::io::Error>(list);
+            let mut entry = SubmissionEntry::new_zeroed();
+            let [prp1, prp2] = prps(&pages, ram, list)?;
+            [entry.prp1, entry.prp2] = [prp1, prp2].map(Into::into);
+            let blocks = u32::try_from(extent.count * 8 - 1)?;
+            [entry.cdw10, entry.cdw12] = [u32::try_from(extent.first * 8)?, blocks].map(Into::into);
+            self.push(opcode, entry)?;
+        }
+        self.finish(extents.len())
+    }
+
+    fn flush(&mut self) -> Result<u16, Ended> {
+        self.push(FLUSH, SubmissionEntry::new_zeroed())?;
+        let statuses = self.finish(1)?;
+        Ok(*statuses.first().context("no status")?)
+    }
+
+    fn push(&mut self, opcode: u8, mut entry: SubmissionEntry) -> Result<(), Ended> {
+        entry.opcode = opcode;
+        entry.cid = self.queue.tail().into();
+        entry.nsid = 1.into();
+        Ok(self.queue.push(&transmute!(entry))?)
+    }
+
+    /// Has the controller execute what is pushed; the statuses of `count` commands.
+    fn finish(&mut self, count: usize) -> Result<Vec<u16>, Ended> {
+        self.queue.ring()?;
+        let begun = Instant::now();
+        let (mut statuses, mut spins) = (Vec::new(), 0);
+        while statuses.len() < count {
+            if self.disk.shared.ends(self.disk.part) != self.ends {
+                return Err(Ended::AsWanted);
+            }
+            if let Some(completion) = self.queue.pop()? {
+                statuses.push(completion.status & 0x7ff);
+                continue;
+            }
+            let status = || self.controller.status();
+            if begun.elapsed() > PATIENCE {
+                return Err(anyhow!("no completion; CSTS {:?}", status()?).into());
+            }
+            spins += 1;
+            self.controller.registers().refuse_requests()?;
+            match spins {
+                0..SPINS => thread::yield_now(),
+                _ => thread::park_timeout(PAUSE),
+            }
+        }
+        self.queue.ring_head()?;
+        Ok(statuses)
+    }
+}
+
+impl Extent {
+    /// Numbers and stamps of its blocks.
+    fn stamps(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let Self {
+            first,
+            count,
+            stamp,
+            ..
+        } = *self;
+        (0..count).map(move |index| (first + index, stamp + index))
+    }
+
+    fn content(&self) -> Vec<u8> {
+        self.stamps().flat_map(|(_, stamp)| block(stamp)).collect()
+    }
+
+    fn bytes(&self) -> usize {
+        usize::try_from(self.count).unwrap_or_default() * BLOCK
+    }
+}
+
+fn ensure_success(statuses: &[u16]) -> anyhow::Result<()> {
+    let is_success = statuses.iter().all(|status| *status == 0);
+    ensure!(is_success, "commands end with {statuses:x?}");
+    Ok(())
+}
+
+/// Opens the Controller Memory Buffer as Linux does (NVMe Base 2.0, 3.1.3.16).
+fn open_cmb(client: &DeviceClient) -> anyhow::Result<BusMemory> {
+    let memory = client.place_memory(CMB)?;
+    let control = Cmbmsc::new()
+        .with_cre(true)
+        .with_cmse(true)
+        .with_cba(CMB >> 12);
+    client.write_register(offset::CMBMSC, &control.into_bits().to_le_bytes())?;
+    Ok(memory)
+}

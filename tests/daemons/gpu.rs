@@ -1,0 +1,218 @@
+//! A GPU under load: it copies from RAM to its own memory, and by the memory of a disk back to RAM (`devices/gpu/INTERFACE.md`).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, ensure};
+use peerbar_nvme_driver::{DmaMemory, Registers};
+
+use crate::client::DeviceClient;
+use crate::machine::{RAM, RAM_BYTES, VRAM};
+use crate::memory::block;
+use crate::shared::{Ended, Part, Shared, Target};
+
+const PART: Part = Part::Gpu0;
+/// Where in each memory its data lie, away from those of the disks.
+const AREA: u64 = 8 << 20;
+/// The channel's ring and its fence, in RAM.
+const RING: u64 = RAM + AREA;
+const FENCE: u64 = RING + 0x1000;
+const ENTRIES: u32 = 32;
+const SOURCE: u64 = RAM + AREA + (1 << 20);
+const RESULT: u64 = RAM + AREA + (2 << 20);
+/// Blocks of a copy.
+const BLOCKS: u64 = 16;
+const BYTES: u64 = BLOCKS * 4096;
+/// Registers of channel 0, and its doorbell.
+const CHANNEL: u64 = 0x1000;
+const CONTROL: u64 = CHANNEL + 0x10;
+const STATUS: u64 = CHANNEL + 0x14;
+const DOORBELL: u64 = 0x8000;
+/// STATUS: error, and stopping.
+const ERROR: u32 = 2;
+const STOPPING: u32 = 1 << 16;
+/// The longest stop, and what the host takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+const SPINS: u32 = 200;
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// An operand of a copy.
+#[derive(Clone, Copy)]
+enum Place {
+    Bus(u64),
+    Vram(u64),
+}
+
+/// The GPU, whatever becomes of its server.
+#[derive(Clone)]
+pub(crate) struct Gpu {
+    pub(crate) socket: PathBuf,
+    pub(crate) shared: Arc<Shared>,
+}
+
+struct Session<'a> {
+    shared: &'a Shared,
+    ends: u64,
+    client: DeviceClient,
+    /// Commands since the channel was enabled.
+    put: u32,
+    fences: u64,
+    stamp: u64,
+}
+
+impl Gpu {
+    /// Sessions, one after another, until all is over.
+    pub(crate) fn run(&self) {
+        let mut stamp = 0;
+        while self.shared.begin_session(PART) {
+            let ended = Session::begin(self, stamp).and_then(|mut session| {
+                let ended = session.run();
+                stamp = session.stamp;
+                ended
+            });
+            let ended = ended.err().unwrap_or(Ended::AsWanted);
+            self.shared.session_ended(PART, &ended);
+        }
+    }
+}
+
+impl<'a> Session<'a> {
+    fn begin(gpu: &'a Gpu, stamp: u64) -> Result<Self, Ended> {
+        let shared = &gpu.shared;
+        let ends = shared.ends(PART);
+        let client = DeviceClient::connect(&gpu.socket, &shared.ram, RAM_BYTES)?;
+        shared.publish(PART, client.place_memory(VRAM)?);
+        let mut session = Self {
+            shared,
+            ends,
+            client,
+            put: 0,
+            fences: 0,
+            stamp,
+        };
+        session.enable()?;
+        Ok(session)
+    }
+
+    fn run(&mut self) -> Result<(), Ended> {
+        loop {
+            for target in Target::ALL {
+                self.pass(target)?;
+            }
+        }
+    }
+
+    /// Copies from RAM by VRAM, and by `target` if that is a disk's, back to RAM, and compares.
+    fn pass(&mut self, target: Target) -> Result<(), Ended> {
+        let Some(memory) = self.shared.memory(target) else {
+            return Ok(());
+        };
+        let ram = &self.shared.ram;
+        let might_fail = self.shared.may_fail(PART, target);
+        let content: Vec<u8> = (0..BLOCKS)
+            .flat_map(|index| block(self.stamp + index))
+            .collect();
+        self.stamp += BLOCKS;
+        ram.write(SOURCE, &content)?;
+        let own = [Place::Bus(SOURCE), Place::Vram(AREA), Place::Bus(RESULT)];
+        let by_disk = [own[0], own[1], Place::Bus(memory.address + AREA), own[2]];
+        let way: &[Place] = match target {
+            Target::Device(Part::Disk0) => &by_disk,
+            _ => &own,
+        };
+        let copied = way.iter().zip(way.iter().skip(1));
+        let copied = copied.map(|(from, to)| self.copy(*from, *to));
+        let copied: Result<Vec<bool>, Ended> = copied.collect();
+        let is_copied = copied?.into_iter().all(|done| done);
+        let is_right = is_copied && self.shared.ram.bytes(RESULT, content.len())? == content;
+        match is_right {
+            true => self.shared.pass(PART, target),
+            false if might_fail || self.shared.may_fail(PART, target) => {}
+            false => {
+                let problem = if is_copied { "is wrong" } else { "fails" };
+                return Err(anyhow!("a copy by {target:?} {problem}").into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the copy is done; if not, the channel is ready for another.
+    fn copy(&mut self, from: Place, to: Place) -> Result<bool, Ended> {
+        let spaces = u16::from(from.is_in_vram()) | u16::from(to.is_in_vram()) << 1;
+        self.fences += 1;
+        let mut command = vec![1, 1];
+        command.extend(spaces.to_le_bytes());
+        command.extend([0; 4]);
+        for number in [FENCE, self.fences, from.number(), to.number(), BYTES] {
+            command.extend(number.to_le_bytes());
+        }
+        command.resize(128, 0);
+        let ram = &self.shared.ram;
+        ram.write(RING + u64::from(self.put % ENTRIES) * 128, &command)?;
+        self.put = self.put.wrapping_add(1);
+        self.set(DOORBELL, self.put)?;
+        let (begun, mut spins) = (Instant::now(), 0);
+        loop {
+            if self.shared.ends(PART) != self.ends {
+                return Err(Ended::AsWanted);
+            }
+            if self.shared.ram.load64(FENCE)? == self.fences {
+                return Ok(true);
+            }
+            spins += 1;
+            self.client.refuse_requests()?;
+            if spins < SPINS {
+                thread::yield_now();
+                continue;
+            }
+            if self.get(STATUS)? & 0xff == ERROR {
+                self.enable()?;
+                return Ok(false);
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(anyhow!("a command of the GPU does not end").into());
+            }
+            thread::park_timeout(PAUSE);
+        }
+    }
+
+    /// Enables the channel, again if it is in error.
+    fn enable(&mut self) -> anyhow::Result<()> {
+        self.set(CONTROL, 0)?;
+        let begun = Instant::now();
+        while self.get(STATUS)? & STOPPING != 0 {
+            ensure!(begun.elapsed() < PATIENCE, "a channel does not stop");
+            thread::yield_now();
+        }
+        self.client.write_register(CHANNEL, &RING.to_le_bytes())?;
+        self.set(CHANNEL + 0x08, 0)?;
+        self.set(CHANNEL + 0x0c, ENTRIES)?;
+        self.set(CONTROL, 1)?;
+        self.put = 0;
+        Ok(())
+    }
+
+    fn get(&self, register: u64) -> anyhow::Result<u32> {
+        let mut value = [0; 4];
+        self.client.read_register(register, &mut value)?;
+        Ok(u32::from_le_bytes(value))
+    }
+
+    fn set(&self, register: u64, value: u32) -> anyhow::Result<()> {
+        Ok(self.client.write_register(register, &value.to_le_bytes())?)
+    }
+}
+
+impl Place {
+    fn is_in_vram(self) -> bool {
+        matches!(self, Self::Vram(_))
+    }
+
+    fn number(self) -> u64 {
+        match self {
+            Self::Bus(number) | Self::Vram(number) => number,
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! A machine without a guest: two disks and a GPU below a switch, each a daemon, and a thread that drives each device.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use fastrand::Rng;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::blocks::Blocks;
+use crate::disk::{Disk, IMAGE_BYTES};
+use crate::gpu::Gpu;
+use crate::memory::BusMemory;
+use crate::server::{Server, Usage};
+use crate::shared::{Part, Shared};
+
+/// Where the devices see RAM, VRAM and the CMB.
+pub(crate) const RAM: u64 = 1 << 32;
+pub(crate) const VRAM: u64 = 1 << 38;
+pub(crate) const CMB: u64 = 1 << 39;
+pub(crate) const RAM_BYTES: u64 = 16 << 20;
+
+/// What happens to a part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    /// SIGKILL; the server is started again at once.
+    Kill,
+    /// SIGSTOP, and SIGCONT after this time.
+    Stop(Duration),
+    /// The client goes in the middle of its commands, as a QEMU that is killed, and another comes at once.
+    Leave,
+}
+
+/// Something that happens to a part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) part: Part,
+    pub(crate) action: Action,
+}
+
+/// Servers and the threads that drive them.
+pub(crate) struct Machine {
+    servers: BTreeMap<Part, Server>,
+    shared: Arc<Shared>,
+    images: BTreeMap<Part, (PathBuf, Arc<Mutex<Blocks>>)>,
+    drivers: Vec<JoinHandle<()>>,
+    folder: TempDir,
+}
+
+impl Machine {
+    pub(crate) fn start(seed: u64) -> anyhow::Result<Self> {
+        let folder = TempDir::new()?;
+        let mut machine = Self {
+            servers: BTreeMap::new(),
+            shared: Arc::new(Shared::new(BusMemory::create(RAM, RAM_BYTES)?)),
+            images: BTreeMap::new(),
+            drivers: Vec::new(),
+            folder,
+        };
+        let switch = Server::start(machine.folder.path(), "switch0", "peerbar-switch", &[])?;
+        let switch_at = switch.socket.display().to_string();
+        machine.servers.insert(Part::Switch0, switch);
+        let below = |name| ["--switch", switch_at.as_str(), "--port-name", name];
+        let disks = [
+            (Part::Disk0, "disk0", &["--cmb", "16M"][..]),
+            (Part::Disk1, "disk1", &[]),
+        ];
+        for (area, (part, name, more)) in (0..).zip(disks) {
+            let words = [&below(name)[..], more].concat();
+            machine.add_disk(part, name, area, &words, seed)?;
+        }
+        let words = [&below("gpu0")[..], &["--vram", "16M"]].concat();
+        machine.add_gpu(&words)?;
+        machine.shared.recover()?;
+        Ok(machine)
+    }
+
+    fn add_disk(
+        &mut self,
+        part: Part,
+        name: &str,
+        area: u64,
+        words: &[&str],
+        seed: u64,
+    ) -> anyhow::Result<()> {
+        let image = self.folder.path().join(format!("{name}.img"));
+        File::create(&image)?.set_len(IMAGE_BYTES)?;
+        let namespace = format!("file={}", image.display());
+        let own = ["--serial", name, "--namespace", &namespace];
+        let words = [words, &own[..]].concat();
+        let server = Server::start(self.folder.path(), name, "peerbar-nvme", &words)?;
+        let disk = Disk {
+            part,
+            socket: server.socket.clone(),
+            area,
+            blocks: Arc::default(),
+            shared: self.shared.clone(),
+        };
+        self.images.insert(part, (image, disk.blocks.clone()));
+        self.servers.insert(part, server);
+        let random = Rng::with_seed(seed.wrapping_add(area));
+        self.drivers.push(thread::spawn(move || disk.run(random)));
+        self.shared.serve(part);
+        Ok(())
+    }
+
+    fn add_gpu(&mut self, words: &[&str]) -> anyhow::Result<()> {
+        let server = Server::start(self.folder.path(), "gpu0", "peerbar-gpu", words)?;
+        let gpu = Gpu {
+            socket: server.socket.clone(),
+            shared: self.shared.clone(),
+        };
+        self.servers.insert(Part::Gpu0, server);
+        self.drivers.push(thread::spawn(move || gpu.run()));
+        self.shared.serve(Part::Gpu0);
+        Ok(())
+    }
+
+    /// Has a moment happen, and waits until all transfers work again and all data of before are there.
+    pub(crate) fn strike(&mut self, moment: Moment) -> anyhow::Result<()> {
+        let Moment { part, action } = moment;
+        self.shared.strike(part, matches!(action, Action::Kill));
+        match action {
+            Action::Kill => self.kill(part)?,
+            Action::Leave => self.shared.end_session(part),
+            Action::Stop(time) => {
+                let server = self.servers.get(&part).context("no server")?;
+                server.signal(Signal::STOP)?;
+                thread::sleep(time);
+                server.signal(Signal::CONT)?;
+            }
+        }
+        self.shared.recover()?;
+        self.servers.values_mut().try_for_each(Server::check_alive)
+    }
+
+    /// Kills a server, looks at what it leaves, and starts it again.
+    fn kill(&mut self, part: Part) -> anyhow::Result<()> {
+        let server = self.servers.get_mut(&part).context("no server")?;
+        server.kill()?;
+        if part != Part::Switch0 {
+            self.shared.bury(part)?;
+        }
+        if let Some((image, blocks)) = self.images.get(&part) {
+            let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+            blocks.check_image(image)?;
+        }
+        server.restart()?;
+        self.shared.serve(part);
+        Ok(())
+    }
+
+    /// What each server uses.
+    pub(crate) fn usage(&self) -> anyhow::Result<BTreeMap<Part, Usage>> {
+        let servers = self.servers.iter();
+        servers
+            .map(|(part, server)| Ok((*part, server.usage()?)))
+            .collect()
+    }
+
+    /// How often a way of a device has been gone.
+    pub(crate) fn passes(&self) -> u64 {
+        self.shared.passes()
+    }
+
+    /// Ends all servers, which must leave nothing but logs and images with the data; how many blocks were flushed.
+    pub(crate) fn end(mut self) -> anyhow::Result<usize> {
+        self.shared.end();
+        for driver in self.drivers.drain(..) {
+            driver.join().map_err(|_| anyhow!("a driver panicked"))?;
+        }
+        // The devices first, then the switch.
+        let servers = std::mem::take(&mut self.servers);
+        servers.into_values().try_for_each(Server::end)?;
+        let mut flushed = 0;
+        for (image, blocks) in self.images.values() {
+            let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+            flushed += blocks.check_image(image)?;
+        }
+        for entry in std::fs::read_dir(self.folder.path())? {
+            let path = entry?.path();
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            let is_ours = matches!(extension, Some("img" | "log"));
+            anyhow::ensure!(is_ours, "{} is left", path.display());
+        }
+        Ok(flushed)
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {:?}", self.action, self.part)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // The drivers of a test that fails.
+        self.shared.end();
+    }
+}

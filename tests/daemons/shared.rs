@@ -1,0 +1,242 @@
+//! What the threads of a machine share: the memories, which part is struck, and how far each thread has come.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+
+use crate::memory::BusMemory;
+
+/// How long the threads may take to transfer by all ways again.
+const RECOVERY: Duration = Duration::from_secs(30);
+/// Passes by each way after which all of them work: the first may have begun before.
+const PASSES: u64 = 2;
+
+/// A part of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Disk0,
+    Disk1,
+    Gpu0,
+    Switch0,
+}
+
+/// Memory that a device transfers from and to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Target {
+    Ram,
+    /// The memory of a device.
+    Device(Part),
+}
+
+impl Target {
+    pub(crate) const ALL: [Self; 3] = [
+        Self::Ram,
+        Self::Device(Part::Disk0),
+        Self::Device(Part::Gpu0),
+    ];
+}
+
+/// A session with a device ends.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// Its server is killed, its client is to leave it, or the test is over.
+    AsWanted,
+    /// That should not be.
+    ByFault(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Ended {
+    fn from(error: E) -> Self {
+        Self::ByFault(error.into())
+    }
+}
+
+/// What the threads share.
+pub(crate) struct Shared {
+    pub(crate) ram: BusMemory,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Of each device, how often its session had to end.
+    ends: BTreeMap<Part, AtomicU64>,
+}
+
+#[derive(Default)]
+struct State {
+    is_over: bool,
+    /// The part that is struck, until all transfers work again, and whether its server is killed.
+    struck: Option<(Part, bool)>,
+    /// The devices whose server runs.
+    served: BTreeSet<Part>,
+    /// The devices that have a session.
+    in_session: BTreeSet<Part>,
+    memories: BTreeMap<Part, BusMemory>,
+    passes: BTreeMap<(Part, Target), u64>,
+    fault: Option<String>,
+}
+
+impl Shared {
+    pub(crate) fn new(ram: BusMemory) -> Self {
+        let devices = [Part::Disk0, Part::Disk1, Part::Gpu0];
+        Self {
+            ram,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            ends: devices.map(|part| (part, AtomicU64::new(0))).into(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and wakes those that wait for a change.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let changed = change(&mut self.state());
+        self.changed.notify_all();
+        changed
+    }
+
+    /// Waits until `is_so`, or until something is wrong, which is an error.
+    fn wait(&self, what: &str, is_so: impl Fn(&State) -> bool) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let mut state = self.state();
+        loop {
+            if let Some(fault) = &state.fault {
+                bail!("{fault}");
+            }
+            if is_so(&state) {
+                return Ok(());
+            }
+            let left = RECOVERY.saturating_sub(begun.elapsed());
+            ensure!(
+                !left.is_zero(),
+                "{what}: not within {RECOVERY:?}: {:?}",
+                state.passes
+            );
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// How often the session of `part` had to end.
+    pub(crate) fn ends(&self, part: Part) -> u64 {
+        let ends = self.ends.get(&part);
+        ends.map_or(0, |ends| ends.load(Ordering::SeqCst))
+    }
+
+    /// Has the session of `part` end.
+    pub(crate) fn end_session(&self, part: Part) {
+        if let Some(ends) = self.ends.get(&part) {
+            ends.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A server runs from now on.
+    pub(crate) fn serve(&self, part: Part) {
+        self.change(|state| state.served.insert(part));
+    }
+
+    /// `part` is about to be stopped, left, or killed if it `dies`.
+    pub(crate) fn strike(&self, part: Part, dies: bool) {
+        self.change(|state| state.struck = Some((part, dies)));
+    }
+
+    /// The server of the struck `part` is dead: waits until its session has ended.
+    pub(crate) fn bury(&self, part: Part) -> anyhow::Result<()> {
+        self.change(|state| {
+            state.served.remove(&part);
+            state.memories.remove(&part);
+        });
+        self.end_session(part);
+        self.wait("the end of a session", |state| {
+            !state.in_session.contains(&part)
+        })
+    }
+
+    /// Waits until each device transfers by all ways again.
+    pub(crate) fn recover(&self) -> anyhow::Result<()> {
+        let before = self.state().passes.clone();
+        let passes = |state: &State, way| {
+            let [now, before] = [&state.passes, &before].map(|passes| passes.get(&way).copied());
+            now.unwrap_or(0) >= before.unwrap_or(0) + PASSES
+        };
+        let ways = [Part::Disk0, Part::Disk1, Part::Gpu0]
+            .into_iter()
+            .flat_map(|part| Target::ALL.map(|target| (part, target)));
+        let ways: Vec<_> = ways.collect();
+        self.wait("transfers by all ways", |state| {
+            ways.iter().all(|way| passes(state, *way))
+        })?;
+        self.change(|state| state.struck = None);
+        Ok(())
+    }
+
+    /// Waits until `part` has a server, for a session that begins; false if the test is over.
+    pub(crate) fn begin_session(&self, part: Part) -> bool {
+        let mut state = self.state();
+        while !state.is_over && !state.served.contains(&part) {
+            let waited = self.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        if !state.is_over {
+            state.in_session.insert(part);
+        }
+        !state.is_over
+    }
+
+    /// A session has ended. It is a fault unless its server was killed, its client was to leave, or all is over.
+    pub(crate) fn session_ended(&self, part: Part, ended: &Ended) {
+        self.change(|state| {
+            state.in_session.remove(&part);
+            if let Ended::ByFault(error) = ended
+                && !state.is_over
+                && state.struck != Some((part, true))
+            {
+                let fault = format!("{part:?}: {error:#} (struck: {:?})", state.struck);
+                state.fault.get_or_insert(fault);
+            }
+        });
+    }
+
+    /// The memory of `target`, if there is one.
+    pub(crate) fn memory(&self, target: Target) -> Option<BusMemory> {
+        match target {
+            Target::Ram => Some(self.ram.clone()),
+            Target::Device(part) => self.state().memories.get(&part).cloned(),
+        }
+    }
+
+    /// The memory of a device, whose window is open.
+    pub(crate) fn publish(&self, part: Part, memory: BusMemory) {
+        self.change(|state| state.memories.insert(part, memory));
+    }
+
+    /// Whether a transfer between `requester` and `target` may fail, because a part that takes part in it is struck.
+    pub(crate) fn may_fail(&self, requester: Part, target: Target) -> bool {
+        let Target::Device(owner) = target else {
+            return false;
+        };
+        let parties = [requester, owner, Part::Switch0];
+        let struck = self.state().struck;
+        struck.is_some_and(|(part, _)| parties.contains(&part))
+    }
+
+    /// `part` has transferred by way of `target`, and compared all data.
+    pub(crate) fn pass(&self, part: Part, target: Target) {
+        self.change(|state| *state.passes.entry((part, target)).or_default() += 1);
+    }
+
+    /// All passes so far.
+    pub(crate) fn passes(&self) -> u64 {
+        self.state().passes.values().sum()
+    }
+
+    /// Ends all sessions for good.
+    pub(crate) fn end(&self) {
+        self.change(|state| state.is_over = true);
+        self.ends.keys().for_each(|part| self.end_session(*part));
+    }
+}
