@@ -388,7 +388,7 @@ impl MappedMemory {
         Ok(self.slice(offset, len)?.ptr_guard_mut().as_ptr())
     }
 
-    fn slice(&self, offset: u64, len: usize) -> Result<VolatileSlice<'_>, MemoryError> {
+    pub(crate) fn slice(&self, offset: u64, len: usize) -> Result<VolatileSlice<'_>, MemoryError> {
         self.leased()?;
         usize::try_from(offset)
             .ok()

@@ -92,7 +92,7 @@ impl Piece {
 /// A file is known by its device and inode numbers. It is mapped in pieces, as far as it is asked for; a piece is unmapped when the
 /// last [`Span`] of it goes.
 #[derive(Debug, Default)]
-pub(crate) struct MemoryPool {
+pub struct MemoryPool {
     pieces: Vec<Piece>,
 }
 

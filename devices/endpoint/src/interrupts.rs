@@ -6,13 +6,13 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use peerbar_dma::{Origin, Requester};
+use peerbar_eventfd::{Event, Signaller};
 use peerbar_fault::{Action, Kind};
 use peerbar_pci::{InterruptMode, Interrupts};
-use peerbar_vfio_user::{Event, IrqAction};
+use peerbar_vfio_user::IrqAction;
 use rustix::io::Errno;
 
 use crate::delayed::Delayed;
-use crate::signaller::Signaller;
 
 /// The interrupts of one function, shared between the thread that serves the client and those that raise them.
 ///

@@ -16,7 +16,6 @@ mod interrupts;
 mod options;
 mod recording;
 mod running;
-mod signaller;
 mod switch_port;
 
 pub use endpoint::{BarMemory, Endpoint};

@@ -4,9 +4,9 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
+use crate::Event;
 use crate::device::{Device, IrqAction};
 use crate::dispatch::{Answer, Request, check_argsz, parse};
-use crate::event::Event;
 use crate::framing::Descriptors;
 use crate::wire::irq_info::{AUTOMASKED, EVENTFD, MASKABLE};
 use crate::wire::set_irqs::{

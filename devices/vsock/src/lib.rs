@@ -4,12 +4,16 @@
 //! program of the guest has accepted at that vsock port; then the socket is the connection. Firecracker and vhost-device-vsock
 //! have the same convention. No module of the host's kernel is used, so a CID means nothing outside its own guest.
 //!
-//! - `device`: the queues, served by the crate `vhost-user-backend`
+//! - `server`: one QEMU after another, each by its own events
+//! - `requests`: the messages of vhost-user, which the crate `vhost` receives
+//! - `ring`: one queue
+//! - `device`: the packets in the queues
 //! - `multiplexer`: all connections, in turn
 //! - `connection`: one connection, with the credit of both directions
 //!
 //! Neither side can make the other wait, or the device grow: what the guest sends beyond its credit ends its connection, and
-//! connections, greetings and refusals have limits. Not served: connections that the guest asks for, which are refused,
+//! connections, greetings and refusals have limits. Nor can QEMU, or another front-end: nobody waits for the eventfds that it hands
+//! over, and one that takes its memory away is left. Not served: connections that the guest asks for, which are refused,
 //! seqpacket sockets, and transport events.
 
 #![forbid(unsafe_code)]
@@ -19,6 +23,8 @@ mod device;
 mod handshake;
 mod header;
 mod multiplexer;
+mod requests;
+mod ring;
 mod server;
 
-pub use server::{ServeError, serve};
+pub use server::{Listening, ServeError, serve};

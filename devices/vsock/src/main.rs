@@ -2,7 +2,7 @@
 //! that the guest asks for is refused.
 
 use std::io::{self, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use anyhow::Context;
 use clap::Parser;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
 use peerbar_socket_file::SocketFile;
-use peerbar_vsock::serve;
+use peerbar_vsock::{Listening, serve};
 use rustix::net::SocketType;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
@@ -65,21 +65,18 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
         pipe::register(number, signal).context("cannot handle signals")?;
     }
-    let (_qemu_file, qemu) = listen(&args.socket_path)?;
-    let (programs_file, programs) = listen(&args.uds_path)?;
-    // Kept here, too, as the file is removed with its last owner.
-    let programs_file = Arc::new(programs_file);
-    // The crate that serves it asks again and again if this one does not block.
-    qemu.set_nonblocking(false)
+    let (qemu, programs) = (listen(&args.socket_path)?, listen(&args.uds_path)?);
+    // Kept here, too, as a file is removed with its last owner.
+    let _files = [qemu.file.clone(), programs.file.clone()];
+    // The thread that serves waits there while there is no QEMU.
+    qemu.socket
+        .set_nonblocking(false)
         .context("cannot make a socket block")?;
     args.sandbox.restrict_calls(Connections::None)?;
     let cid = args.guest_cid;
-    let file = Arc::clone(&programs_file);
     thread::spawn(move || {
-        let ended = serve(qemu, &programs, &file, cid);
-        if let Err(error) = ended {
-            log::error!("{:#}", anyhow::Error::from(error));
-        }
+        let Err(error) = serve(&qemu, &programs, cid);
+        log::error!("{:#}", anyhow::Error::from(error));
         // The end of the process, by the same way as a signal.
         let _ = (&signal).write_all(b"!");
     });
@@ -94,7 +91,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn listen(path: &Path) -> anyhow::Result<(SocketFile, UnixListener)> {
+fn listen(path: &Path) -> anyhow::Result<Listening> {
     let (file, socket) = SocketFile::make(path, SocketType::STREAM, BACKLOG)?;
-    Ok((file, UnixListener::from(socket)))
+    Ok(Listening {
+        socket: socket.into(),
+        file: Arc::new(file),
+    })
 }

@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 use peerbar_socket_file::{PeerError, SocketFile};
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{Timespec, epoll};
 
 use crate::connection::{Over, VsockConnection};
 use crate::handshake::{Greeting, GreetingStep};
@@ -21,8 +21,6 @@ const RESETS: usize = 256;
 const FIRST_PORT: u32 = 1024;
 /// Event of the listener; those of the connections are ports of the host, which fit 32 bits.
 const LISTENER: u64 = 1 << 32;
-/// Event of [`Multiplexer::wake`].
-const WOKEN: u64 = 1 << 33;
 
 /// Decides whether a connected program is served.
 pub(crate) trait PeerCheck: std::fmt::Debug + Send + Sync {
@@ -49,7 +47,6 @@ pub(crate) struct Multiplexer {
     listener: UnixListener,
     check: Arc<dyn PeerCheck>,
     events: OwnedFd,
-    wake: OwnedFd,
     peers: BTreeMap<u32, Peer>,
     /// Greetings in the order in which they came. One that lasts gives way to a newer one.
     greetings: VecDeque<u32>,
@@ -68,14 +65,10 @@ impl Multiplexer {
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(LISTENER);
         epoll::add(&events, &listener, data, epoll::EventFlags::IN)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let data = epoll::EventData::new_u64(WOKEN);
-        epoll::add(&events, &wake, data, epoll::EventFlags::IN)?;
         Ok(Self {
             listener,
             check,
             events,
-            wake,
             peers: BTreeMap::new(),
             greetings: VecDeque::new(),
             ready: VecDeque::new(),
@@ -104,19 +97,10 @@ impl Multiplexer {
         }
         for event in events {
             let (data, flags) = (event.data.u64(), event.flags);
-            match (u32::try_from(data), data) {
-                (Ok(port), _) => self.socket_changed(port, flags),
-                // Nothing is lost if it was woken by another already.
-                (Err(_), WOKEN) => drop(rustix::io::read(&self.wake, &mut [0; 8])),
-                (Err(_), _) => self.accept(),
+            match u32::try_from(data) {
+                Ok(port) => self.socket_changed(port, flags),
+                Err(_) => self.accept(),
             }
-        }
-    }
-
-    /// Has [`Multiplexer::take_events`] called once more.
-    pub(crate) fn wake(&self) {
-        if let Err(error) = rustix::io::write(&self.wake, &1_u64.to_ne_bytes()) {
-            log::debug!("cannot go on by an event: {error}");
         }
     }
 

@@ -1,17 +1,20 @@
 //! Serves one QEMU after another.
 
-use std::io;
-use std::os::unix::net::UnixListener;
-use std::sync::{Arc, Mutex};
+use std::convert::Infallible;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use peerbar_dma::MemoryError;
+use peerbar_eventfd::{Event, Signaller};
 use peerbar_socket_file::SocketFile;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use thiserror::Error;
-use vhost::vhost_user::{Error as ProtocolError, Listener};
-use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
-use vmm_sys_util::epoll::EventSet;
+use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
-use crate::device::{SOCKETS, VsockDevice};
+use crate::device::VsockDevice;
 
 /// Why no QEMU can be served any more.
 #[derive(Debug, Error)]
@@ -19,44 +22,92 @@ pub enum ServeError {
     /// The system refuses what a device needs.
     #[error("cannot make a device")]
     Device(#[source] io::Error),
-    /// vhost-user cannot be served.
-    #[error("cannot serve vhost-user: {0}")]
-    Daemon(String),
+    /// The system gives no connection.
+    #[error("cannot accept QEMU's connection")]
+    Accept(#[source] io::Error),
 }
 
-/// Serves the QEMUs that connect to `qemu`, one after the other, as guest `cid`. Programs of the host connect to `programs`,
-/// which does not block and has the socket file `file`; those that come before a guest wait for it.
+/// Why a QEMU is served no longer.
+#[derive(Debug, Error)]
+enum SessionError {
+    #[error("{0}")]
+    Request(ProtocolError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("cannot wait for its events")]
+    Wait(#[source] Errno),
+}
+
+/// A socket that listens, and its file.
+#[derive(Debug)]
+pub struct Listening {
+    /// The socket.
+    pub socket: UnixListener,
+    /// The file, which says whose connections are served.
+    pub file: Arc<SocketFile>,
+}
+
+/// Serves the QEMUs that connect to `qemu`, which blocks, one after the other, as guest `cid`. Programs of the host connect to
+/// `programs`, which does not block; those that come before a guest wait for it.
 ///
 /// # Errors
-/// What keeps all further QEMUs from being served. One that breaks the protocol is left.
-pub fn serve(
-    qemu: UnixListener,
-    programs: &UnixListener,
-    file: &Arc<SocketFile>,
-    cid: u64,
-) -> Result<(), ServeError> {
-    let mut qemu = Listener::from(qemu);
+/// What keeps all further QEMUs from being served. One that breaks the protocol, or takes memory away, is left.
+pub fn serve(qemu: &Listening, programs: &Listening, cid: u64) -> Result<Infallible, ServeError> {
+    let signaller = Arc::new(Signaller::new().map_err(ServeError::Device)?);
     loop {
-        let programs = programs.try_clone().map_err(ServeError::Device)?;
-        let device = VsockDevice::new(cid, programs, file.clone()).map_err(ServeError::Device)?;
-        let sockets = device.sockets();
-        let device = Arc::new(Mutex::new(device));
-        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
-        let mut daemon =
-            VhostUserDaemon::new("vhost-user".to_owned(), device, memory).map_err(unserved)?;
-        for handler in daemon.get_epoll_handlers() {
-            let registered = handler.register_listener(sockets, EventSet::IN, SOCKETS);
-            registered.map_err(ServeError::Device)?;
+        let stream = match qemu.socket.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+            Err(error) => return Err(ServeError::Accept(error)),
+        };
+        if let Err(error) = qemu.file.check_peer(&stream) {
+            log::warn!("{error}");
+            continue;
         }
-        daemon.start(&mut qemu).map_err(unserved)?;
-        match daemon.wait() {
-            Ok(()) => {}
-            Err(DaemonError::HandleRequest(ProtocolError::Disconnected)) => {}
-            Err(error) => log::warn!("QEMU is left: {error}"),
+        let socket = programs.socket.try_clone().map_err(ServeError::Device)?;
+        let device = VsockDevice::new(cid, socket, programs.file.clone(), signaller.clone())
+            .map_err(ServeError::Device)?;
+        let Err(error) = serve_one(stream, device);
+        match error {
+            SessionError::Request(ProtocolError::Disconnected | ProtocolError::SocketBroken(_)) => {
+            }
+            error => log::warn!("QEMU is left: {error}"),
         }
     }
 }
 
-fn unserved(error: DaemonError) -> ServeError {
-    ServeError::Daemon(error.to_string())
+/// Serves the front-end at the other end of `stream` until it leaves.
+fn serve_one(stream: UnixStream, device: VsockDevice) -> Result<Infallible, SessionError> {
+    let device = Arc::new(Mutex::new(device));
+    let mut requests = BackendReqHandler::from_stream(stream, device.clone());
+    let socket = requests.try_clone_connection();
+    let socket =
+        socket.map_err(|error| SessionError::Request(ProtocolError::SocketBroken(error)))?;
+    let mut is_busy = false;
+    loop {
+        if wait(&socket, &lock(&device), is_busy).map_err(SessionError::Wait)? {
+            requests.handle_request().map_err(SessionError::Request)?;
+        }
+        is_busy = lock(&device).serve()?;
+    }
+}
+
+/// Only one thread uses the device: the lock is for the crate that takes requests.
+fn lock(device: &Mutex<VsockDevice>) -> MutexGuard<'_, VsockDevice> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until there is something to do for the device, unless it is busy; whether there is a request, or the end.
+fn wait(socket: &UnixStream, device: &VsockDevice, is_busy: bool) -> Result<bool, Errno> {
+    let others = device.kicks().map(Event::as_fd).chain([device.sockets()]);
+    let mut polled: Vec<PollFd<'_>> = std::iter::once(socket.as_fd())
+        .chain(others)
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+        .collect();
+    let now = Timespec::default();
+    match poll(&mut polled, is_busy.then_some(&now)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(polled.first().is_some_and(|fd| !fd.revents().is_empty()))
 }

@@ -79,6 +79,12 @@ impl Daemon {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
+    /// How many descriptors it has open.
+    fn descriptors(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(folder).unwrap().count()
+    }
+
     fn vm(&self) -> PathBuf {
         self.folder.path().join("vm")
     }
@@ -125,6 +131,8 @@ fn buffer(queue: usize, index: u16) -> u64 {
 /// A front-end, and the driver of its guest.
 struct Vm {
     frontend: Frontend,
+    /// The same connection.
+    stream: UnixStream,
     memory: GuestMemoryMmap,
     kicks: Vec<EventFd>,
     calls: Vec<EventFd>,
@@ -139,6 +147,7 @@ impl Vm {
     fn start(daemon: &Daemon) -> Self {
         let stream = UnixStream::connect(daemon.vm()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
+        let same = stream.try_clone().unwrap();
         let mut frontend = Frontend::from_stream(stream, 3);
         frontend.set_owner().unwrap();
         let wanted = 1 << VIRTIO_F_VERSION_1 | PROTOCOL;
@@ -153,6 +162,7 @@ impl Vm {
         frontend.set_mem_table(&[region]).unwrap();
         let mut vm = Self {
             frontend,
+            stream: same,
             memory,
             kicks: Vec::new(),
             calls: Vec::new(),
@@ -389,4 +399,61 @@ fn front_end_that_leaves_at_any_point_makes_way() {
     // Its connections end with it.
     assert_eq!(program.read(&mut [0]).unwrap_or_default(), 0);
     Vm::start(&daemon).talks_to_a_program(&daemon);
+}
+
+#[test]
+fn front_end_that_takes_its_memory_away_is_left() {
+    let daemon = Daemon::start();
+    let vm = Vm::start(&daemon);
+    // The answer says that all requests before it are carried out.
+    vm.frontend.get_features().unwrap();
+    let region = vm.memory.iter().next().unwrap();
+    region.file_offset().unwrap().file().set_len(0).unwrap();
+    vm.kicks[OF_GUEST].write(1).unwrap();
+    assert_eq!((&vm.stream).read(&mut [0]).unwrap(), 0, "the end");
+    Vm::start(&daemon).talks_to_a_program(&daemon);
+}
+
+#[test]
+fn full_call_eventfd_does_not_block_the_device() {
+    let daemon = Daemon::start();
+    let mut vm = Vm::start(&daemon);
+    vm.calls[OF_GUEST].write(u64::MAX - 1).unwrap();
+    let at = buffer(OF_GUEST, 0);
+    vm.describe(OF_GUEST, 0, (at, HEADER as u32, 0, 0));
+    vm.offer(OF_GUEST, 0);
+    // A packet of no connection, which is refused.
+    assert_eq!(vm.packet().0.len(), HEADER);
+    drop(vm);
+    Vm::start(&daemon).talks_to_a_program(&daemon);
+}
+
+#[test]
+fn kick_that_is_taken_back_does_not_block_the_device() {
+    let daemon = Daemon::start();
+    let mut vm = Vm::start(&daemon);
+    let kick = vm.kicks[OF_GUEST].try_clone().unwrap();
+    std::thread::spawn(move || while kick.read().is_ok() {});
+    for _ in 0..100 {
+        for _ in 0..3 {
+            vm.kicks[OF_GUEST].write(1).unwrap();
+        }
+        // Its request, or the end of an earlier one.
+        let _program = daemon.program();
+        vm.packet();
+    }
+    drop(vm);
+    Vm::start(&daemon).talks_to_a_program(&daemon);
+}
+
+#[test]
+fn front_end_that_has_left_leaves_no_descriptor() {
+    let daemon = Daemon::start();
+    let mut counts = Vec::new();
+    for _ in 0..4 {
+        let mut vm = Vm::start(&daemon);
+        vm.talks_to_a_program(&daemon);
+        counts.push(daemon.descriptors());
+    }
+    assert_eq!(counts, [counts[0]; 4]);
 }

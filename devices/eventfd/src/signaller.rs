@@ -7,10 +7,11 @@
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use peerbar_vfio_user::Event;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use vmm_sys_util::aio::{IOCB_FLAG_RESFD, IoContext, IoControlBlock, IoEvent};
+
+use crate::Event;
 
 /// IOCB_CMD_POLL (linux/aio_abi.h).
 const POLL: u16 = 5;
@@ -23,25 +24,28 @@ const ATTEMPTS: usize = 1000;
 
 /// Signals eventfds, from any number of threads.
 #[derive(Debug)]
-pub(crate) struct Signaller {
+pub struct Signaller {
     context: IoContext,
     /// Readable at all times, so that a poll of it completes within io_submit(2).
     readable: OwnedFd,
 }
 
 impl Signaller {
-    /// Fails where the kernel has no asynchronous I/O, or no context left (/proc/sys/fs/aio-max-nr).
-    pub(crate) fn new() -> io::Result<Self> {
+    /// A signaller with a context of asynchronous I/O.
+    ///
+    /// # Errors
+    /// The kernel has no asynchronous I/O, or no context left (/proc/sys/fs/aio-max-nr).
+    pub fn new() -> io::Result<Self> {
         Ok(Self {
             context: IoContext::new(COMPLETIONS)?,
             readable: eventfd(1, EventfdFlags::CLOEXEC)?,
         })
     }
 
-    /// Adds one to an eventfd.
-    pub(crate) fn signal(&self, event: &Event) {
+    /// Adds one to an eventfd. A full one stays full.
+    pub fn signal(&self, event: &Event) {
         if let Err(error) = self.submit(event) {
-            log::debug!("an interrupt's eventfd cannot be signalled: {error}");
+            log::debug!("an eventfd cannot be signalled: {error}");
         }
     }
 

@@ -10,7 +10,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 ///
 /// The client shares the open file description and its flags, so it can make a read(2) or a write(2) of it block at any
 /// moment, O_NONBLOCK or not. [`Event::take`] never waits. A device signals it by means that do not wait either, as the
-/// completion of an asynchronous operation (IORING_REGISTER_EVENTFD, IOCB_FLAG_RESFD).
+/// completion of an asynchronous operation (IORING_REGISTER_EVENTFD, or [`crate::Signaller`]).
 #[derive(Debug)]
 pub struct Event(OwnedFd);
 
