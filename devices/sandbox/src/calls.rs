@@ -51,8 +51,6 @@ const PERMITTED: &[i64] = &[
     libc::SYS_fadvise64,
     // The kind of a client's descriptor, as /proc/self/fd names it.
     libc::SYS_readlinkat,
-    // The socket file, which Landlock restricts to its folder.
-    libc::SYS_unlinkat,
     // Connections.
     libc::SYS_accept4,
     libc::SYS_recvfrom,
@@ -122,7 +120,6 @@ const PERMITTED: &[i64] = &[
 const PERMITTED_HERE: &[i64] = &[
     libc::SYS_poll,
     libc::SYS_epoll_wait,
-    libc::SYS_unlink,
     libc::SYS_readlink,
     libc::SYS_dup2,
 ];

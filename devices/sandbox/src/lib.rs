@@ -3,7 +3,7 @@
 //! - **Files** ([`SandboxOptions::restrict_files`], before the server starts a thread): Landlock permits its own images and
 //!   the folder of its socket, for the socket file only. No core file has guest memory, and descriptors and address space have limits.
 //! - **System calls** ([`SandboxOptions::restrict_calls`], once all files and sockets are open): seccomp permits what serving
-//!   needs. All others fail with EPERM: to open a file, to start a program, to make a socket, to signal another process.
+//!   needs. All others fail with EPERM: to open or delete a file, to start a program, to make a socket, to signal another process.
 //!
 //! A machine without Landlock gets the rest, and the server logs that. Neither layer hides that a path exists (stat(2), readlink(2)).
 #![forbid(unsafe_code)]

@@ -137,13 +137,19 @@ impl TakenOver {
         let private = number(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let new = number(libc::O_CREAT | libc::O_WRONLY);
         let datagrams = number(libc::SOCK_DGRAM);
-        let attempts: [(&str, c_long, &[Argument<'_>]); 11] = [
+        let attempts: [(&str, c_long, &[Argument<'_>]); 12] = [
             ("open a file", libc::SYS_openat, &[at, Text(c"/etc/passwd")]),
             ("open by io_uring", libc::SYS_io_uring_setup, &[N(1), N(0)]),
             (
                 "make a file",
                 libc::SYS_openat,
                 &[at, Text(c"/tmp/taken-over"), new, N(0o600)],
+            ),
+            // Where Landlock denies it, a file that is not there is still reported as such.
+            (
+                "delete a file",
+                libc::SYS_unlinkat,
+                &[at, Text(c"/tmp/taken-over"), N(0)],
             ),
             (
                 "start a program",

@@ -1,9 +1,10 @@
 //! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), and the socket file of a server. It replaces a
-//! stale file of a dead server, but neither that of a live one nor another file, and is removed with its server. Nobody but its
-//! owner may connect, which [`SocketFile::check_peer`] checks once more.
-#![forbid(unsafe_code)]
+//! stale file of a dead server, but neither that of a live one nor another file. A child process removes it when its server ends.
+//! Nobody but its owner may connect, which [`SocketFile::check_peer`] checks once more.
+#![deny(unsafe_code)]
 
 pub mod descriptors;
+mod remover;
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
@@ -21,6 +22,8 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 use thiserror::Error;
+
+use crate::remover::Remover;
 
 /// The longest path that fits into a socket address (unix(7)).
 const LONGEST_PATH: usize = 107;
@@ -77,16 +80,18 @@ pub enum PeerError {
     },
 }
 
-/// A socket file. Removed from the file system when dropped.
+/// A socket file. Removed from the file system when dropped, or when the process ends.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
     /// Device and inode of our socket file, so that no other server's is removed.
     identity: (u64, u64),
+    _remover: Remover,
 }
 
 impl SocketFile {
     /// Makes the file, of mode 0600, and a non-blocking socket of this kind that listens there; `backlog` connections may wait.
+    /// It forks, so a server calls it before its system calls are restricted.
     pub fn make(path: &Path, kind: SocketType, backlog: i32) -> Result<(Self, OwnedFd), BindError> {
         let length = path.as_os_str().as_bytes().len();
         let path = path.to_owned();
@@ -102,7 +107,17 @@ impl SocketFile {
         let socket = listening(&path, kind, backlog).map_err(|errno| system(errno.into()))?;
         let metadata = fs::symlink_metadata(&path).map_err(system)?;
         let identity = identity(&metadata);
-        Ok((Self { path, identity }, socket))
+        let remover = Remover::start(&path, directory(&path), identity).map_err(|source| {
+            // A second failure changes nothing: the file is stale then.
+            let _ = fs::remove_file(&path);
+            system(source)
+        })?;
+        let file = Self {
+            path,
+            identity,
+            _remover: remover,
+        };
+        Ok((file, socket))
     }
 
     /// Refuses a connected peer unless it is run by the owner of the socket file, by this process's user or by root.
@@ -141,16 +156,6 @@ impl SocketFile {
     }
 }
 
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| self.is_ours(&metadata))
-            && let Err(error) = fs::remove_file(&self.path)
-        {
-            log::warn!("cannot remove {}: {error}", self.path.display());
-        }
-    }
-}
-
 fn listening(path: &Path, kind: SocketType, backlog: i32) -> Result<OwnedFd, Errno> {
     let socket = new_socket(kind)?;
     // The file takes over the socket's mode, and so never has another.
@@ -171,12 +176,15 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 
 /// Two servers that start at once must not take each other's fresh socket for a stale one.
 fn lock_directory(path: &Path) -> io::Result<File> {
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    let directory = File::open(parent.unwrap_or(Path::new(".")))?;
+    let directory = File::open(directory(path))?;
     flock(&directory, FlockOperation::LockExclusive)?;
     Ok(directory)
+}
+
+fn directory(path: &Path) -> &Path {
+    let parent = path.parent();
+    let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 /// Removes a stale socket; refuses what must stay.

@@ -50,7 +50,7 @@ fn what_is_written_is_in_the_image_which_stays_sparse() {
 }
 
 #[test]
-fn a_signal_ends_it_well_and_its_socket_goes_with_it() {
+fn signal_ends_the_server_and_removes_its_socket() {
     let daemon = Daemon::start(&["--namespace", "ram=1M"]);
     let socket = daemon.socket().to_owned();
     let _driver = driver(&daemon);
@@ -60,10 +60,10 @@ fn a_signal_ends_it_well_and_its_socket_goes_with_it() {
 }
 
 #[test]
-fn a_socket_that_a_dead_daemon_has_left_is_taken_over() {
+fn socket_of_a_killed_server_is_removed() {
     let daemon = Daemon::start(&["--namespace", "ram=1M"]);
     let (folder, socket) = daemon.kill();
-    assert!(socket.exists());
+    wait_until("the socket is removed", || (!socket.exists()).then_some(()));
     let daemon = Daemon::start_at(folder, socket, &["--namespace", "ram=1M"]).unwrap();
     driver(&daemon);
 }
@@ -112,6 +112,20 @@ fn nonsense_ends_its_own_session_only() {
     std::io::Write::write_all(&mut stream, &[0xff; 4096]).unwrap();
     drop(stream);
     assert_eq!(driver(&daemon).serial(), "test");
+}
+
+#[test]
+fn warnings_that_a_client_provokes_are_limited() {
+    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    for _ in 0..30 {
+        let mut stream = UnixStream::connect(daemon.socket()).unwrap();
+        std::io::Write::write_all(&mut stream, &[0xff; 4096]).unwrap();
+        // Ends with the session; bytes that the server has not read make it an error.
+        let _ = std::io::Read::read(&mut stream, &mut [0]);
+    }
+    let stderr = daemon.terminate().stderr;
+    assert_eq!(stderr.matches("session lost").count(), 10, "{stderr}");
+    assert!(stderr.contains(": 20 messages suppressed"), "{stderr}");
 }
 
 #[test]
