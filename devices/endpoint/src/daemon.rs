@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use peerbar_pci::Function;
 use peerbar_sandbox::{FileAccess, SandboxError};
+use peerbar_server_log::ServerLog;
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -56,7 +57,7 @@ pub fn run<F: Function + 'static, C: Error + 'static>(
     start: impl FnOnce() -> Result<Running<F>, StartError<C>>,
     fault: impl FnOnce(&C) -> Fault,
 ) -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let _log = ServerLog::start("warn");
     let files = match confined_files(options, images) {
         Ok(files) => files,
         Err(error) => return give_up(daemon, error.as_ref(), Fault::Environment),

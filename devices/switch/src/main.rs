@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
+use peerbar_server_log::ServerLog;
 use peerbar_switch::{Config, LinkMode, PciHole, serve};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
@@ -38,7 +39,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let _log = ServerLog::start("warn");
     let modes = match modes(args.links) {
         Ok(modes) => modes,
         Err(name) => {

@@ -11,6 +11,7 @@ use std::thread;
 use anyhow::Context;
 use clap::Parser;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
+use peerbar_server_log::ServerLog;
 use peerbar_socket_file::SocketFile;
 use peerbar_vsock::{Listening, serve};
 use rustix::net::SocketType;
@@ -45,7 +46,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(LOGGED)).init();
+    let _log = ServerLog::start(LOGGED);
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

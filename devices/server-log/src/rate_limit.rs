@@ -1,0 +1,209 @@
+//! A logger that limits another one.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use log::{Level, Log, Metadata, Record};
+use parking_lot::Mutex;
+
+use crate::{BURST, INTERVAL};
+
+/// A place in the code: file and line.
+type Place = (&'static str, u32);
+
+/// Passes on what the limit permits. `now` is the clock.
+pub(crate) struct RateLimit<L> {
+    logger: L,
+    now: fn() -> Instant,
+    budgets: Mutex<HashMap<Place, Budget>>,
+}
+
+/// What a place has logged in its interval.
+struct Budget {
+    began: Instant,
+    logged: u32,
+    suppressed: u64,
+}
+
+impl<L: Log> RateLimit<L> {
+    pub(crate) fn new(logger: L, now: fn() -> Instant) -> Self {
+        Self {
+            logger,
+            now,
+            budgets: Mutex::default(),
+        }
+    }
+
+    /// Whether a message may be logged; if so, how many before it were suppressed and are not reported.
+    fn permits(&self, place: Place) -> Option<u64> {
+        let now = (self.now)();
+        let mut budgets = self.budgets.lock();
+        let budget = budgets.entry(place).or_insert_with(|| Budget::new(now));
+        budget.take(now)
+    }
+
+    fn report(&self, metadata: &Metadata<'_>, (file, line): Place, suppressed: u64) {
+        if suppressed > 0 {
+            let message = format_args!("{file}:{line}: {suppressed} messages suppressed");
+            let record = Record::builder()
+                .metadata(metadata.clone())
+                .args(message)
+                .build();
+            self.logger.log(&record);
+        }
+    }
+}
+
+impl Budget {
+    fn new(began: Instant) -> Self {
+        Self {
+            began,
+            logged: 0,
+            suppressed: 0,
+        }
+    }
+
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        let mut unreported = 0;
+        if now.duration_since(self.began) >= INTERVAL {
+            unreported = self.suppressed;
+            *self = Self::new(now);
+        }
+        if self.logged >= BURST {
+            self.suppressed += 1;
+            return None;
+        }
+        self.logged += 1;
+        Some(unreported)
+    }
+}
+
+impl<L: Log> Log for RateLimit<L> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        self.logger.enabled(metadata)
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if record.level() > Level::Warn {
+            return self.logger.log(record);
+        }
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        let place = (
+            record.file_static().unwrap_or("unknown file"),
+            record.line().unwrap_or(0),
+        );
+        if let Some(suppressed) = self.permits(place) {
+            self.report(record.metadata(), place, suppressed);
+            self.logger.log(record);
+        }
+    }
+
+    fn flush(&self) {
+        let metadata = Metadata::builder()
+            .level(Level::Warn)
+            .target(module_path!())
+            .build();
+        for (place, budget) in &mut *self.budgets.lock() {
+            self.report(&metadata, *place, std::mem::take(&mut budget.suppressed));
+        }
+        self.logger.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        static NOW: Cell<Instant> = Cell::new(Instant::now());
+    }
+
+    /// Keeps what is logged.
+    #[derive(Default)]
+    struct Kept(Mutex<Vec<String>>);
+
+    impl Log for Kept {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() != "disabled"
+        }
+
+        fn log(&self, record: &Record<'_>) {
+            self.0.lock().push(record.args().to_string());
+        }
+
+        fn flush(&self) {}
+    }
+
+    fn limit() -> RateLimit<Kept> {
+        RateLimit::new(Kept::default(), || NOW.get())
+    }
+
+    fn log(limit: &RateLimit<Kept>, level: Level, target: &str, line: u32) {
+        let record = Record::builder()
+            .level(level)
+            .target(target)
+            .file_static(Some("f.rs"))
+            .line(Some(line))
+            .args(format_args!("text"))
+            .build();
+        limit.log(&record);
+    }
+
+    fn warn(limit: &RateLimit<Kept>, count: u32) {
+        (0..count).for_each(|_| log(limit, Level::Warn, "t", 7));
+    }
+
+    fn taken(limit: &RateLimit<Kept>) -> Vec<String> {
+        std::mem::take(&mut limit.logger.0.lock())
+    }
+
+    #[test]
+    fn place_over_its_limit_reports_the_count_in_the_next_interval() {
+        let limit = limit();
+        warn(&limit, BURST + 5);
+        assert_eq!(taken(&limit), vec!["text"; BURST as usize]);
+        NOW.set(NOW.get() + INTERVAL);
+        warn(&limit, 2);
+        let expected = ["f.rs:7: 5 messages suppressed", "text", "text"];
+        assert_eq!(taken(&limit), expected);
+    }
+
+    #[test]
+    fn other_places_have_limits_of_their_own() {
+        let limit = limit();
+        warn(&limit, BURST + 1);
+        taken(&limit);
+        log(&limit, Level::Error, "t", 8);
+        assert_eq!(taken(&limit), ["text"]);
+    }
+
+    #[test]
+    fn messages_below_a_warning_are_not_limited() {
+        let limit = limit();
+        (0..50).for_each(|_| log(&limit, Level::Info, "t", 7));
+        assert_eq!(taken(&limit).len(), 50);
+    }
+
+    #[test]
+    fn disabled_messages_do_not_count() {
+        let limit = limit();
+        (0..50).for_each(|_| log(&limit, Level::Warn, "disabled", 7));
+        warn(&limit, 1);
+        limit.flush();
+        assert_eq!(taken(&limit), ["text"]);
+    }
+
+    #[test]
+    fn flush_reports_what_is_suppressed_once() {
+        let limit = limit();
+        warn(&limit, BURST + 3);
+        taken(&limit);
+        limit.flush();
+        limit.flush();
+        assert_eq!(taken(&limit), ["f.rs:7: 3 messages suppressed"]);
+    }
+}
