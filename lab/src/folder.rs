@@ -1,14 +1,19 @@
 //! The folder that a run leaves: a marker first, one log for each source, the verdict last.
+//!
+//! With `--share-rw` the guest may write there, too. So files are made relative to a descriptor of the folder, and never through
+//! a link.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::Context;
 use chrono::{DateTime, Utc};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, open, openat, symlinkat, unlinkat};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::started::{STARTED, Started, Versions};
@@ -20,20 +25,23 @@ pub const LATEST: &str = "latest";
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// The folder itself, with a shared lock while the run lasts ([`crate::runs`]) if its file system has locks.
+    directory: Arc<File>,
     /// The series that it belongs to.
     series: Option<String>,
-    /// A shared lock of the folder while the run lasts ([`crate::runs`]).
-    _running: Option<File>,
 }
 
 /// A link in a run's folder, removed when dropped.
 #[derive(Debug)]
-pub struct Link(PathBuf);
+pub struct Link {
+    directory: Arc<File>,
+    name: String,
+}
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            log::debug!("{} stays: {error}", self.0.display());
+        if let Err(error) = unlinkat(&self.directory, &self.name, AtFlags::empty()) {
+            log::debug!("{} stays: {error}", self.name);
         }
     }
 }
@@ -41,10 +49,12 @@ impl Drop for Link {
 impl Folder {
     /// Links to a socket as `name`: a run's folder may be too deep for the address of a socket.
     pub fn link(&self, name: &str, socket: &Path) -> anyhow::Result<Link> {
-        let path = self.path.join(name);
-        symlink(socket, &path)
-            .with_context(|| format!("cannot make the link {}", path.display()))?;
-        Ok(Link(path))
+        symlinkat(socket, &self.directory, name)
+            .with_context(|| format!("cannot make the link {}", self.path.join(name).display()))?;
+        Ok(Link {
+            directory: Arc::clone(&self.directory),
+            name: name.to_owned(),
+        })
     }
 
     /// Makes `runs/TIME-scenario` and points `runs/latest` at it.
@@ -71,14 +81,15 @@ impl Folder {
         point(runs, name)
             .with_context(|| format!("cannot link {}", runs.join(LATEST).display()))?;
         let path = runs.join(name);
-        let running = File::open(&path).ok();
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = open(&path, flags, Mode::empty())
+            .with_context(|| format!("cannot open {}", path.display()))?;
         // A file system without locks has no marks of running runs.
-        let is_locked =
-            |folder: &File| flock(folder, FlockOperation::NonBlockingLockShared).is_ok();
+        let _ = flock(&directory, FlockOperation::NonBlockingLockShared);
         Ok(Self {
             path,
+            directory: Arc::new(directory.into()),
             series: None,
-            _running: running.filter(is_locked),
         })
     }
 
@@ -128,14 +139,24 @@ impl Folder {
 
     /// Opens the new file `name` in it.
     pub fn file(&self, name: &str) -> anyhow::Result<File> {
-        let path = self.path.join(name);
-        File::create_new(&path).with_context(|| format!("cannot make {}", path.display()))
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = openat(&self.directory, name, flags, Mode::from_raw_mode(0o666));
+        let file =
+            file.with_context(|| format!("cannot make {}", self.path.join(name).display()))?;
+        Ok(file.into())
     }
 
-    /// Writes `text` as the file `name`.
+    /// Writes `text` as the file `name`, in place of one that is there.
     pub fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
-        let path = self.path.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+        match unlinkat(&self.directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => {
+                let path = self.path.join(name);
+                return Err(error).with_context(|| format!("cannot replace {}", path.display()));
+            }
+        }
+        let written = self.file(name)?.write_all(text.as_bytes());
+        written.with_context(|| format!("cannot write {}", self.path.join(name).display()))
     }
 
     /// Writes `value` as the JSON file `name`.
@@ -190,5 +211,26 @@ mod tests {
         folder.file("console.log").unwrap();
         let error = folder.file("console.log").unwrap_err();
         assert!(error.to_string().starts_with("cannot make "), "{error}");
+    }
+
+    #[test]
+    fn link_that_a_guest_plants_is_not_followed() {
+        let runs = tempfile::tempdir().unwrap();
+        let other = tempfile::tempdir().unwrap();
+        let file = other.path().join("file");
+        fs::write(&file, "mine").unwrap();
+        let folder = Folder::create(runs.path(), "demo", SystemTime::UNIX_EPOCH).unwrap();
+        let planted = folder.path().join("results.json");
+        symlink(&file, &planted).unwrap();
+        folder.write("results.json", "{}").unwrap();
+        assert_eq!(fs::read_to_string(&planted).unwrap(), "{}");
+
+        let link = folder.link("file", Path::new("/nowhere")).unwrap();
+        fs::rename(folder.path(), runs.path().join("moved")).unwrap();
+        symlink(other.path(), folder.path()).unwrap();
+        folder.write("verdict", "passed").unwrap();
+        drop(link);
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+        assert!(!other.path().join("verdict").exists());
     }
 }
