@@ -23,8 +23,8 @@ const TOP: &str = "x";
 
 /// Bytes of a program's errors that are told.
 const MOST_WORDS: usize = 4 << 10;
-/// What each name in an entry's path counts, so that a limit of bytes is one of files and folders, too: unpacking makes the folders
-/// that are not there.
+/// What an entry counts beside its size, and each folder that unpacking it makes, so that a limit of bytes is one of files and
+/// folders, too.
 const ENTRY: u64 = 4096;
 /// Mode bits of an owner with all rights.
 const OWNERS: u32 = 0o700;
@@ -72,7 +72,7 @@ pub(crate) struct Cp {
     /// Folder of the guest's run.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub attach: PathBuf,
-    /// The most disk space that a copy out of the guest may take. Each entry counts its size, and 4K for each name in its path
+    /// The most disk space that a copy out of the guest may take. Each entry counts its size, and 4K for itself and for each folder that it makes
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     pub limit: Size,
 }
@@ -224,6 +224,7 @@ fn make_removable(folder: &Path) {
 fn check(archive: &mut File, limit: Size) -> anyhow::Result<()> {
     archive.rewind().context("cannot read an archive")?;
     let mut left = limit.0;
+    let (mut former, mut long_path) = (Vec::new(), None);
     for entry in Archive::new(&*archive).entries_with_seek()?.raw(true) {
         let mut entry = entry?;
         let most = match entry.header().entry_type() {
@@ -237,18 +238,35 @@ fn check(archive: &mut File, limit: Size) -> anyhow::Result<()> {
             let path = printable(&entry.path_bytes());
             bail!("{path} is no file, folder or link, and nothing else is copied out of a guest");
         }
-        let mut path = entry.path_bytes().into_owned();
-        if most == LONGEST_PATH {
-            entry.read_to_end(&mut path)?;
+        let mut taken = entry.size().saturating_add(ENTRY);
+        match entry.header().entry_type() {
+            EntryType::GNULongName => {
+                let path = long_path.insert(Vec::new());
+                entry.read_to_end(path)?;
+            }
+            EntryType::GNULongLink => {}
+            _ => {
+                let path = long_path
+                    .take()
+                    .unwrap_or_else(|| entry.path_bytes().into_owned());
+                taken = taken.saturating_add(ENTRY.saturating_mul(new_folders(&former, &path)));
+                former = path;
+            }
         }
-        let names = path.split(|byte| *byte == b'/').count();
-        let taken = entry
-            .size()
-            .saturating_add(ENTRY.saturating_mul(names as u64));
         let rest = left.checked_sub(taken);
         left = rest.with_context(|| format!("more than {limit}: {MORE}"))?;
     }
     archive.rewind().context("cannot read an archive")
+}
+
+/// How many folders at most unpacking `path` makes after `former`: an archive lists a tree in order, so those that both have are there.
+fn new_folders(former: &[u8], path: &[u8]) -> u64 {
+    let is_slash = |byte: &u8| *byte == b'/';
+    let path = path.strip_suffix(b"/").unwrap_or(path);
+    let both = former.split(is_slash).zip(path.split(is_slash));
+    let known = both.take_while(|(former, name)| former == name).count();
+    let folders = path.split(is_slash).count().saturating_sub(1);
+    folders.saturating_sub(known) as u64
 }
 
 fn spool() -> anyhow::Result<File> {
@@ -381,6 +399,28 @@ mod tests {
             )
             .unwrap();
         }
+    }
+
+    #[test]
+    fn folder_of_several_entries_counts_once() {
+        // A path of the header alone, and one for which a long name comes first.
+        for (folders, entries) in [(20, 1), (60, 2)] {
+            let mut archive = Builder::new(spool().unwrap());
+            for number in 0..10 {
+                let mut header = tar::Header::new_gnu();
+                header.set_size(0);
+                let path = format!("{TOP}/{}{number}", "a/".repeat(folders));
+                archive.append_data(&mut header, path, io::empty()).unwrap();
+            }
+            let mut archive = archive.into_inner().unwrap();
+            let counted = 1 + folders as u64 + 10 * entries;
+            let long_names = if entries == 2 { 10 * 512 } else { 0 };
+            check(&mut archive, Size(counted * ENTRY + long_names)).unwrap();
+            check(&mut archive, Size(counted * ENTRY - 1)).unwrap_err();
+        }
+        assert_eq!(new_folders(b"x/a/b", b"x/a/c"), 0);
+        assert_eq!(new_folders(b"x/a", b"x/b/a/c"), 2);
+        assert_eq!(new_folders(b"", b"x/a/"), 1);
     }
 
     /// Folders of these modes, each in the former one.
