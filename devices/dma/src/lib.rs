@@ -58,6 +58,7 @@ mod lent_memory;
 mod lent_region;
 mod link;
 mod link_speed;
+mod link_state;
 mod map;
 mod memory;
 mod memory_pool;

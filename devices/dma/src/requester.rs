@@ -7,6 +7,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use log::Level;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -21,6 +22,7 @@ use crate::error::DmaError;
 use crate::lease::{Lease, PeerLeases};
 use crate::link::{Link, METERS};
 use crate::link_speed::LinkSpeed;
+use crate::link_state::LinkState;
 use crate::map::{Backing, MapError};
 use crate::memory::{MemoryError, Span};
 use crate::memory_pool::{LentFile, MemoryPool};
@@ -32,6 +34,7 @@ use crate::route::{OwnWindow, RouteTable};
 use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
 use crate::upstream::Upstream;
+use injected::nanos;
 
 /// One function's way to memory; shared by all its threads.
 ///
@@ -51,6 +54,7 @@ pub struct Requester {
     recorder: OnceLock<Recorder>,
     pins: Pins,
     faults: Faults,
+    link_state: LinkState,
 }
 
 impl Default for Requester {
@@ -79,6 +83,7 @@ impl Requester {
             recorder: OnceLock::new(),
             pins: Pins::default(),
             faults: Faults::default(),
+            link_state: LinkState::default(),
         }
     }
 
@@ -131,7 +136,28 @@ impl Requester {
         Ok(())
     }
 
-    /// Notes that a fault was injected. Removes the device if that is the fault.
+    /// Whether the function's link is up. Nothing reaches the function, and it reaches nothing, while a fault keeps it down.
+    #[inline]
+    pub fn link_is_up(&self) -> bool {
+        self.link_state.is_up(|| self.clock.now())
+    }
+
+    /// How often the function's link has gone down. Each time the function has to be reset.
+    pub fn link_downs(&self) -> u64 {
+        self.link_state.downs()
+    }
+
+    /// The function's link is up from now on.
+    pub fn set_link_up(&self) {
+        self.link_state.set_up();
+    }
+
+    fn set_link_down(&self, down: Option<Duration>) {
+        let until = down.map(|down| self.clock.now().saturating_add(nanos(down)));
+        self.link_state.set_down(until);
+    }
+
+    /// Notes that a fault was injected. Removes the device, or takes its link down, if that is the fault.
     pub fn note_injected(&self, origin: Origin, fired: &Fired) {
         log::debug!("{origin}: rule {}, match {}", fired.rule, fired.matches);
         self.note(|| {
@@ -142,8 +168,20 @@ impl Requester {
             })
         });
         let upstream = self.upstream.read().clone();
-        if let (Action::Remove, Some(upstream)) = (fired.action, upstream) {
-            upstream.disconnect();
+        match fired.action {
+            Action::Remove => {
+                if let Some(upstream) = upstream {
+                    upstream.disconnect();
+                }
+            }
+            Action::LinkDown(down) | Action::LosePower { down, .. } => {
+                self.set_link_down(down);
+                if let Some(upstream) = upstream {
+                    upstream.wake();
+                }
+            }
+            Action::LinkUp => self.set_link_up(),
+            _ => {}
         }
     }
 

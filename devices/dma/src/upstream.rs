@@ -15,6 +15,9 @@ pub trait Upstream: Send + Sync {
 
     /// Ends the connection to the client, if there is one: for it, the device is gone.
     fn disconnect(&self) {}
+
+    /// Has the thread that answers the client look at the device's link.
+    fn wake(&self) {}
 }
 
 /// One request to the client.

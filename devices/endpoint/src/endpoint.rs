@@ -86,6 +86,10 @@ pub struct Endpoint<F> {
     hint: Option<&'static str>,
     /// The client has written to a region.
     written: bool,
+    /// How often the link had gone down when the function was reset for that.
+    link_downs: u64,
+    /// The link has gone down, and the guest has not given the function its memory space since.
+    is_unconfigured: bool,
 }
 
 impl<F: Function + 'static> Endpoint<F> {
@@ -155,6 +159,8 @@ impl<F: Function> Endpoint<F> {
             port: None,
             hint: None,
             written: false,
+            link_downs: 0,
+            is_unconfigured: false,
         }
     }
 
@@ -201,6 +207,25 @@ impl<F: Function> Endpoint<F> {
         self.memory.iter().filter_map(open).collect()
     }
 
+    /// Resets the function if its link has gone down since the last call (PCIe Base 6.0, 2.9.1); whether the link is up.
+    fn follow_link(&mut self) -> bool {
+        let downs = self.requester.link_downs();
+        if std::mem::replace(&mut self.link_downs, downs) != downs {
+            self.is_unconfigured = true;
+            self.config.reset_function();
+            self.apply_routing();
+            self.function.reset();
+        }
+        self.requester.link_is_up()
+    }
+
+    /// Whether an access to a region reaches the function.
+    fn is_reached(&mut self, region: u32) -> bool {
+        let is_up = self.follow_link();
+        self.is_unconfigured &= !self.config.command().memory_space();
+        is_up && (region == CONFIG_REGION || !self.is_unconfigured)
+    }
+
     /// Closes the windows before the function is reset, so that no peer's late write reaches it afterwards.
     fn reset_all(&mut self) {
         self.config.reset();
@@ -212,6 +237,9 @@ impl<F: Function> Endpoint<F> {
 impl<F: Function> Device for Endpoint<F> {
     fn attached(&mut self, client: Client) {
         self.written = false;
+        self.requester.set_link_up();
+        self.follow_link();
+        self.is_unconfigured = false;
         self.requester
             .set_upstream(Some(Arc::new(ClientMemory(client))));
     }
@@ -281,6 +309,10 @@ impl<F: Function> Device for Endpoint<F> {
     }
 
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+        if !self.is_reached(index) {
+            data.fill(0xff);
+            return Ok(());
+        }
         if index == CONFIG_REGION {
             self.config.read(offset, data);
             return Ok(());
@@ -298,6 +330,9 @@ impl<F: Function> Device for Endpoint<F> {
 
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
         self.written = true;
+        if !self.is_reached(index) {
+            return Ok(());
+        }
         if index == CONFIG_REGION {
             let effects = self.config.write(offset, data);
             if effects.routing {
@@ -352,6 +387,10 @@ impl<F: Function> Device for Endpoint<F> {
         self.reset_all();
         Ok(())
     }
+
+    fn woken(&mut self) {
+        self.follow_link();
+    }
 }
 
 fn map_errno(error: MapError) -> Errno {
@@ -387,6 +426,10 @@ impl Upstream for ClientMemory {
 
     fn disconnect(&self) {
         self.0.disconnect();
+    }
+
+    fn wake(&self) {
+        self.0.wake();
     }
 }
 

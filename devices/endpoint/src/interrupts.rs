@@ -80,6 +80,9 @@ impl Vectors {
     /// How often a vector that is raised is signalled now: once, unless a rule injects a fault.
     fn times(&self, vector: u16) -> usize {
         let requester = self.requester.get();
+        if requester.is_some_and(|requester| !requester.link_is_up()) {
+            return 0;
+        }
         let armed = requester.filter(|requester| requester.faults().is_armed(Kind::Interrupt));
         let fired =
             armed.and_then(|requester| Some((requester, requester.faults().interrupt(vector)?)));

@@ -24,7 +24,7 @@ pub struct DeviceOptions {
     #[command(flatten)]
     pub(crate) recording: Recording,
     /// Inject a fault, as in "delay dma read by=10ms every=100"; repeat it for more. ACTION is fail, delay, drop,
-    /// duplicate, corrupt or remove; SUBJECT is dma, interrupt, mapping or device, and of a disk also command, completion or
+    /// duplicate, corrupt, remove, link-down or lose-power; SUBJECT is dma, interrupt, mapping or device, and of a disk also command, completion or
     /// admin-command
     #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
     faults: Vec<Rule>,
@@ -39,7 +39,7 @@ pub struct DeviceOptions {
 #[derive(Debug, Error)]
 #[error("`{rule}` {cause}")]
 pub(crate) struct FaultError {
-    rule: Rule,
+    rule: Box<Rule>,
     cause: AddError,
 }
 
@@ -59,7 +59,7 @@ impl DeviceOptions {
         self.faults.iter().try_for_each(|rule| {
             let added = endpoint.add_fault(rule.clone());
             added.map_err(|cause| FaultError {
-                rule: rule.clone(),
+                rule: Box::new(rule.clone()),
                 cause,
             })
         })

@@ -1,6 +1,6 @@
 //! The rules of one device, and which of them fires.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -18,6 +18,8 @@ pub struct Faults {
     /// Kinds that there are rules for, a bit each. A thread that misses a rule that was added just now acts as if it had come
     /// before the rule.
     armed: AtomicU8,
+    /// There are rules by which the device loses power.
+    loses_power: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -77,6 +79,7 @@ impl Faults {
         };
         Self {
             armed: AtomicU8::new(0),
+            loses_power: AtomicBool::new(false),
             state: Mutex::new(state),
         }
     }
@@ -96,6 +99,9 @@ impl Faults {
         if state.served & bit(kind) == 0 {
             return Err(AddError::NoSubject(kind.into()));
         }
+        // Those for the device itself have fired when they were put in force.
+        let is_over = |armed: &Armed| armed.rule.subject == Subject::Device;
+        state.rules.retain(|armed| !is_over(armed));
         if state.rules.len() >= MOST {
             return Err(AddError::Full);
         }
@@ -118,7 +124,16 @@ impl Faults {
     fn arm(&self, state: &State) {
         let kinds = state.rules.iter().map(|armed| armed.rule.subject.kind());
         let armed = kinds.fold(0, |all, kind| all | bit(kind));
+        let mut actions = state.rules.iter().map(|armed| armed.rule.action);
+        let loses_power = actions.any(|action| matches!(action, Action::LosePower { .. }));
+        self.loses_power.store(loses_power, Ordering::Relaxed);
         self.armed.store(armed, Ordering::Relaxed);
+    }
+
+    /// Whether there are rules by which the device loses its power.
+    #[inline]
+    pub fn loses_power(&self) -> bool {
+        self.loses_power.load(Ordering::Relaxed)
     }
 
     /// Whether there are rules for this kind.
@@ -356,9 +371,20 @@ mod tests {
     }
 
     #[test]
+    fn rule_for_the_device_fires_once() {
+        let faults = faults(&["drop interrupt", "link-down device"]);
+        let action = |faults: &Faults| faults.device().map(|fired| fired.action);
+        assert_eq!(action(&faults), Some(Action::LinkDown(None)));
+        faults.add("link-up device".parse().unwrap()).unwrap();
+        assert_eq!(action(&faults), Some(Action::LinkUp));
+        assert_eq!(faults.clear(), 2, "and makes room for others");
+    }
+
+    #[test]
     fn kind_is_armed_while_it_has_rules() {
         let faults = faults(&["drop interrupt"]);
         assert!(faults.is_armed(Kind::Interrupt) && !faults.is_armed(Kind::Dma));
+        assert!(!faults.loses_power());
         assert_eq!(faults.clear(), 1);
         assert!(!faults.is_armed(Kind::Interrupt));
         assert_eq!(faults.interrupt(0), None);
@@ -367,6 +393,8 @@ mod tests {
             Ok(2),
             "no number twice"
         );
+        faults.add("lose-power command".parse().unwrap()).unwrap();
+        assert!(faults.loses_power());
     }
 
     #[test]

@@ -37,6 +37,18 @@ pub enum Action {
     Corrupt(NonZeroU64),
     /// The device is gone for its client, as if its server had died.
     Remove,
+    /// The device's link goes down, for this time or until [`Action::LinkUp`]: it cannot be reached, and is reset.
+    LinkDown(Option<Duration>),
+    /// The device's link comes up again.
+    LinkUp,
+    /// The device loses its power, and what was written and not flushed may be lost. Its link is down for this time or until
+    /// [`Action::LinkUp`].
+    LosePower {
+        /// Picks the blocks that are lost.
+        pattern: u64,
+        /// For how long.
+        down: Option<Duration>,
+    },
 }
 
 /// The kinds of subjects.

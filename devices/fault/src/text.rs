@@ -19,7 +19,7 @@ const LONGEST: usize = 300;
 /// The longest delays. A reset does not wait for what is held back, but for a DMA. The client waits for a mapping.
 const LONGEST_HELD: (&str, Duration) = ("60s", Duration::from_secs(60));
 const LONGEST_AWAITED: (&str, Duration) = ("1s", Duration::from_secs(1));
-const ACTIONS: [(&str, &[Kind]); 6] = [
+const ACTIONS: [(&str, &[Kind]); 9] = [
     (
         "fail",
         &[Kind::Command, Kind::AdminCommand, Kind::Dma, Kind::Mapping],
@@ -47,6 +47,9 @@ const ACTIONS: [(&str, &[Kind]); 6] = [
     ("duplicate", &[Kind::Completion, Kind::Interrupt]),
     ("corrupt", &[Kind::Dma]),
     ("remove", Kind::VARIANTS),
+    ("link-down", Kind::VARIANTS),
+    ("link-up", &[Kind::Device]),
+    ("lose-power", &[Kind::Command, Kind::Completion]),
 ];
 /// What may stand in `address=`.
 const ADDRESSES: &str = "an address or a range, such as 0x1000..0x2000";
@@ -291,10 +294,25 @@ fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, 
         ("drop", _) => Action::Drop,
         ("duplicate", _) => Action::Duplicate,
         ("remove", _) => Action::Remove,
+        ("link-down", _) => Action::LinkDown(down(keys)?),
+        ("link-up", _) => Action::LinkUp,
+        ("lose-power", _) => Action::LosePower {
+            pattern: keys.take("pattern", "a number", number)?.unwrap_or(0),
+            down: down(keys)?,
+        },
         _ => {
             let bytes = keys.take("bytes", "a number from 1 on", positive)?;
             Action::Corrupt(bytes.unwrap_or(NonZeroU64::MIN))
         }
+    })
+}
+
+/// For how long a link is down.
+fn down(keys: &mut Keys<'_>) -> Result<Option<Duration>, RuleError> {
+    let (text, longest) = LONGEST_HELD;
+    let values = format!("a time from 1us to {text}, such as 2s");
+    keys.take("for", &values, |text| {
+        time(text).filter(|time| *time <= longest)
     })
 }
 
@@ -328,6 +346,9 @@ impl Display for Rule {
             Action::Duplicate => "duplicate",
             Action::Corrupt(_) => "corrupt",
             Action::Remove => "remove",
+            Action::LinkDown(_) => "link-down",
+            Action::LinkUp => "link-up",
+            Action::LosePower { .. } => "lose-power",
         };
         let kind: &str = self.subject.kind().into();
         write!(f, "{action} {kind}{}", self.subject)?;
@@ -338,7 +359,12 @@ impl Display for Rule {
             }
             Action::Delay(by) => key(f, "by", Some(time_text(by)))?,
             Action::Corrupt(bytes) => key(f, "bytes", Some(bytes))?,
-            Action::Fail | Action::Drop | Action::Duplicate | Action::Remove => {}
+            Action::LinkDown(down) => key(f, "for", down.map(time_text))?,
+            Action::LosePower { pattern, down } => {
+                key(f, "pattern", Some(pattern).filter(|pattern| *pattern != 0))?;
+                key(f, "for", down.map(time_text))?;
+            }
+            Action::Fail | Action::Drop | Action::Duplicate | Action::Remove | Action::LinkUp => {}
         }
         write!(f, "{}", self.when)
     }
@@ -477,6 +503,11 @@ mod tests {
             let delays = (1..=most).prop_map(|us| Action::Delay(Duration::from_micros(us)));
             delays.boxed()
         };
+        let downs = || option::of((1..=60_000_000u64).prop_map(Duration::from_micros));
+        let of_links = downs().prop_map(Action::LinkDown).boxed();
+        let of_power = (any::<u64>(), downs())
+            .prop_map(|(pattern, down)| Action::LosePower { pattern, down })
+            .boxed();
         let plain = |action| Just(action).boxed();
         let admin_opcodes = select(ADMIN_OPCODES.map(|(_, opcode)| opcode).to_vec());
         let of_admin_commands = prop_oneof![
@@ -484,13 +515,19 @@ mod tests {
             delays(60_000_000),
             plain(Action::Drop),
         ];
-        let of_commands = prop_oneof![statuses.prop_map(Action::FailCommand), delays(60_000_000)];
+        let of_commands = prop_oneof![
+            statuses.prop_map(Action::FailCommand),
+            delays(60_000_000),
+            of_power,
+            of_links.clone(),
+        ];
         let of_completions = select(vec![Action::Drop, Action::Duplicate, Action::Remove]).boxed();
         let of_dmas = prop_oneof![
             plain(Action::Fail),
             plain(Action::Drop),
             positives().prop_map(Action::Corrupt),
             delays(1_000_000),
+            of_links,
         ];
         let both = prop_oneof![
             (of_commands, commands().prop_map(Subject::Command)),
@@ -554,6 +591,11 @@ mod tests {
             "fail mapping address=0x1000..0x2000 nth=3",
             "delay mapping by=1ms",
             "remove dma write route=peer nth=3",
+            "link-down device",
+            "link-down dma write route=peer for=2s nth=3",
+            "link-up device",
+            "lose-power command write nth=100",
+            "lose-power completion flush pattern=7 for=500ms limit=1",
         ] {
             assert_eq!(text.parse::<Rule>().unwrap().to_string(), text);
         }
@@ -586,11 +628,11 @@ mod tests {
         for (text, message) in [
             (
                 "",
-                "begins with no action: write fail, delay, drop, duplicate, corrupt, remove",
+                "begins with no action: write fail, delay, drop, duplicate, corrupt, remove, link-down, link-up, lose-power",
             ),
             (
-                "lose dma",
-                "begins with no action: write fail, delay, drop, duplicate, corrupt, remove",
+                "break dma",
+                "begins with no action: write fail, delay, drop, duplicate, corrupt, remove, link-down, link-up, lose-power",
             ),
             (
                 "fail",
@@ -629,6 +671,11 @@ mod tests {
             (
                 "drop interrupt nth=1 nth=2",
                 "has `nth=`: write one each of vector, nth, every, probability, limit",
+            ),
+            ("link-up dma", "has no subject of `link-up`: write device"),
+            (
+                "link-down device for=2m",
+                "has `for=2m`: write a time from 1us to 60s, such as 2s",
             ),
             ("remove device nth=1", "has `nth=`: write no key"),
             ("drop dma nth=0", "has `nth=0`: write a number from 1 on"),

@@ -67,6 +67,7 @@ impl Engine {
         }
         self.forget_held();
         self.workers.shut_down();
+        self.storage.settle_power_loss();
         // What fails is logged, and there is nobody left to tell.
         let _ = self.storage.flush_all();
     }
@@ -76,6 +77,7 @@ impl Engine {
         // The admin doorbells first: a worker that polls them starts from 0 again, too.
         self.close(0);
         self.workers.request_all(|| WorkerRequest::Forget);
+        self.storage.settle_power_loss();
         (1..QUEUE_PAIRS).for_each(|id| self.close(id));
         self.directory.clear();
         self.forget_held();

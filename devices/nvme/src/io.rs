@@ -126,6 +126,16 @@ impl Io {
                 self.held.add(by, Held::Command(job));
                 return None;
             }
+            Some(Action::LosePower { pattern, .. }) => {
+                self.storage.lose_power(pattern);
+                return command.permit.map(|permit| Ended {
+                    queue,
+                    cid: entry.cid,
+                    permit,
+                    status: Status::ABORT_REQUESTED,
+                    posting: Posting::Never,
+                });
+            }
             _ => self.start(&mut command),
         };
         self.end(command, progress)
@@ -149,6 +159,10 @@ impl Io {
         };
         match self.data.injected(Kind::Completion, queue, entry) {
             Some(Action::Drop) => ended.posting = Posting::Never,
+            Some(Action::LosePower { pattern, .. }) => {
+                self.storage.lose_power(pattern);
+                ended.posting = Posting::Never;
+            }
             Some(Action::Duplicate) => ended.posting = Posting::Twice,
             Some(Action::Delay(by)) => {
                 self.held.add(by, Held::Completion(ended));

@@ -5,10 +5,13 @@ mod file;
 mod null;
 mod ram;
 mod syncs;
+mod unflushed;
 
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fastrand::Rng;
 use peerbar_dma::MappedMemory;
 use peerbar_file_ring::RingFile;
 use thiserror::Error;
@@ -22,6 +25,10 @@ pub use file::ImageError;
 pub(crate) use null::NullBackend;
 pub(crate) use ram::RamBackend;
 pub(crate) use syncs::Ticket;
+use unflushed::Unflushed;
+
+/// How many bytes of former contents are read at once; a multiple of all block sizes.
+const KEPT_AT_ONCE: usize = 1 << 16;
 
 /// Why a range of blocks cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -83,6 +90,7 @@ pub(crate) struct Namespace {
     blocks: u64,
     locks: Option<BlockLocks>,
     syncs: Syncs,
+    unflushed: Unflushed,
     complained: AtomicBool,
 }
 
@@ -102,6 +110,7 @@ impl Namespace {
             blocks,
             locks: overlaps.then(BlockLocks::new),
             syncs: Syncs::default(),
+            unflushed: Unflushed::default(),
             complained: AtomicBool::new(false),
         }
     }
@@ -140,6 +149,51 @@ impl Namespace {
     /// Its syncs to stable storage.
     pub(crate) fn syncs(&self) -> &Syncs {
         &self.syncs
+    }
+
+    /// Keeps the contents of an extent that a command is about to write, which a power loss may bring back.
+    pub(crate) fn keep_former(&self, extent: Extent) -> io::Result<()> {
+        let bytes = usize::try_from(self.block_bytes.max(1)).unwrap_or(usize::MAX);
+        let ticket = self.syncs.next();
+        let mut contents = vec![0; KEPT_AT_ONCE];
+        let (mut offset, mut left) = (extent.offset, extent.len);
+        while left > 0 {
+            let len = usize::try_from(left).map_or(KEPT_AT_ONCE, |left| left.min(KEPT_AT_ONCE));
+            let part = contents.get_mut(..len).unwrap_or_default();
+            self.backend.read(offset, part)?;
+            let first = offset / u64::from(self.block_bytes.max(1));
+            self.unflushed.keep(first, bytes, part, ticket);
+            offset += len as u64;
+            left -= len as u64;
+        }
+        Ok(())
+    }
+
+    /// A sync has begun that brings a part of the blocks to stable storage.
+    pub(crate) fn syncs_part(&self, ticket: Ticket, part: Extent) {
+        self.unflushed.is_part(ticket, self.blocks_of(part));
+    }
+
+    /// A sync has ended.
+    pub(crate) fn synced(&self, ticket: Ticket, is_ok: bool) {
+        self.unflushed.synced(ticket, is_ok);
+    }
+
+    /// What was written to a part, or to all of it, needs no sync: it is in memory.
+    pub(crate) fn settle(&self, part: Option<Extent>) {
+        self.unflushed.settle(part.map(|part| self.blocks_of(part)));
+    }
+
+    /// The power is lost, and with it what was written and not synced, as `rng` says. No command is in progress.
+    pub(crate) fn lose_power(&self, rng: &mut Rng) -> io::Result<()> {
+        self.unflushed
+            .lose(self.backend(), self.block_bytes.into(), rng)
+    }
+
+    fn blocks_of(&self, extent: Extent) -> Range<u64> {
+        let bytes = u64::from(self.block_bytes.max(1));
+        let first = extent.offset / bytes;
+        first..first.saturating_add(extent.len / bytes)
     }
 
     /// Fails once data that was written may be lost: no more is taken then.

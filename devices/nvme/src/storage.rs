@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fastrand::Rng;
+use parking_lot::Mutex;
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 
@@ -17,6 +19,8 @@ pub(crate) struct Storage {
     pub(crate) namespaces: Vec<Namespace>,
     pub(crate) health: Health,
     write_cache: AtomicBool,
+    /// The power has been lost, and this says what goes with it, once no command is in progress.
+    power_loss: Mutex<Option<u64>>,
     /// Has every thread look at its deferred commands, and the engine at the namespaces.
     wake: Box<dyn Fn() + Send + Sync>,
 }
@@ -28,6 +32,7 @@ impl Storage {
             namespaces,
             health: Health::new(),
             write_cache: AtomicBool::new(true),
+            power_loss: Mutex::new(None),
             wake: Box::new(wake),
         }
     }
@@ -118,6 +123,7 @@ impl Storage {
     /// Brings a namespace to stable storage, and waits for that.
     pub(crate) fn flush(&self, namespace: &Namespace) -> io::Result<()> {
         if !namespace.is_file() {
+            namespace.settle(None);
             return Ok(());
         }
         let ticket = namespace.syncs().begin();
@@ -150,11 +156,30 @@ impl Storage {
     }
 
     fn end_sync_of(&self, namespace: &Namespace, ticket: Ticket, is_ok: bool) -> Ticket {
+        namespace.synced(ticket, is_ok);
         let (before, is_awaited) = namespace.syncs().end(ticket, is_ok);
         if is_awaited || !is_ok {
             (self.wake)();
         }
         before
+    }
+
+    /// The power is lost. `pattern` picks what is lost of the data that was not flushed.
+    pub(crate) fn lose_power(&self, pattern: u64) {
+        *self.power_loss.lock() = Some(pattern);
+    }
+
+    /// Loses what goes with the power, if that has been lost. No command is in progress.
+    pub(crate) fn settle_power_loss(&self) {
+        let Some(pattern) = self.power_loss.lock().take() else {
+            return;
+        };
+        let mut rng = Rng::with_seed(pattern);
+        for namespace in &self.namespaces {
+            if let Err(error) = namespace.lose_power(&mut rng) {
+                namespace.complain("written", &error);
+            }
+        }
     }
 
     /// Whether data that was written to any namespace may be lost.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+use crate::attention::Attention;
 use crate::chunks::Chunk;
 use crate::pending::Pending;
 use crate::request_error::RequestError;
@@ -20,6 +21,8 @@ const CHUNK_SIZE: usize = 32 << 10;
 #[derive(Debug)]
 pub(crate) struct Channel {
     writer: Arc<Writer>,
+    /// Wakes the session's thread.
+    pub(crate) attention: Attention,
     pub(crate) pending: Pending,
     /// How long a call waits for its next reply.
     pub(crate) time_out: Duration,
@@ -29,11 +32,17 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// `max_transfer` is the client's own limit for the data of one message, in bytes.
-    pub(crate) fn new(writer: Arc<Writer>, time_out: Duration, max_transfer: u64) -> Self {
+    pub(crate) fn new(
+        writer: Arc<Writer>,
+        attention: Attention,
+        time_out: Duration,
+        max_transfer: u64,
+    ) -> Self {
         let chunk_size =
             usize::try_from(max_transfer).map_or(CHUNK_SIZE, |most| most.clamp(1, CHUNK_SIZE));
         Self {
             writer,
+            attention,
             pending: Pending::new(),
             time_out,
             chunk_size,

@@ -40,6 +40,11 @@ impl Client {
         self.channel.disconnect();
     }
 
+    /// Has [`Device::woken`](crate::Device::woken) called, by the thread that serves the session.
+    pub fn wake(&self) {
+        self.channel.attention.call();
+    }
+
     /// Fails all calls with [`RequestError::Gone`], now and later.
     pub(crate) fn close(&self) {
         self.channel.pending.close();

@@ -39,6 +39,8 @@ pub trait Device {
     fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno>;
     /// vfio-user, DEVICE_RESET.
     fn reset(&mut self) -> Result<(), Errno>;
+    /// [`Client::wake`] has been called, once or more often, since the last time.
+    fn woken(&mut self) {}
 }
 
 /// vfio-user, DEVICE_GET_INFO.

@@ -28,6 +28,7 @@
 
 mod accept;
 mod access;
+mod attention;
 mod call;
 mod channel;
 mod chunks;

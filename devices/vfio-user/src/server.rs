@@ -11,6 +11,7 @@ use thiserror::Error;
 use zerocopy::little_endian::U32;
 
 use crate::accept::accept;
+use crate::attention::Attention;
 use crate::channel::Channel;
 use crate::client::Client;
 use crate::device::Device;
@@ -90,6 +91,7 @@ pub(crate) fn serve_alone(
         device,
         options,
         listener,
+        attention: Attention::new().map_err(SessionError::Receive)?,
         client: None,
         unmasking: None,
         drained: false,
@@ -104,6 +106,7 @@ struct Session<'a> {
     device: &'a mut dyn Device,
     options: &'a Options,
     listener: Option<&'a UnixListener>,
+    attention: Attention,
     /// `None` until a version is agreed upon.
     client: Option<Client>,
     unmasking: Option<Unmasking>,
@@ -161,8 +164,13 @@ impl Session<'_> {
         let unmasked = unmasking.map_or(stop, |unmasking| unmasking.event.as_fd());
         let listener = self.listener.map_or(stop, AsFd::as_fd);
         // The listener is polled before the stream: a client that connects after this one has hung up is not disconnected.
-        let [connection, _, unmasked, message] =
-            readiness::wait([listener, stop, unmasked, stream])?;
+        let attention = self.attention.as_fd();
+        let [connection, _, unmasked, woken, message] =
+            readiness::wait([listener, stop, unmasked, attention, stream])?;
+        if woken {
+            self.attention.take();
+            self.device.woken();
+        }
         if unmasked && let Some(unmasking) = unmasking {
             unmasking.carry_out(self.device);
         }
@@ -233,6 +241,7 @@ impl Session<'_> {
         )?;
         let client = Client::new(Channel::new(
             Arc::clone(&self.writer),
+            self.attention.clone(),
             self.options.request_time_out,
             capabilities.max_data_xfer_size,
         ));

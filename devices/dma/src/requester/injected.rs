@@ -17,10 +17,10 @@ use super::Requester;
 use super::transfer::LINK_WAIT;
 
 impl Requester {
-    /// Whether a rule may inject a fault into a DMA. Then all of it goes by the requester, segment by segment.
+    /// Whether a rule may inject a fault into a DMA, or the link is down. Then all of it goes by the requester, segment by segment.
     #[inline]
     pub(crate) fn injects(&self) -> bool {
-        self.faults().is_armed(Kind::Dma)
+        self.faults().is_armed(Kind::Dma) || !self.link_is_up()
     }
 
     /// The fault that a rule injects into the first segment of a request, which is delayed in here.
@@ -37,6 +37,9 @@ impl Requester {
         if route == Route::Refused {
             return None;
         }
+        if !self.link_is_up() {
+            return Some(Action::Fail);
+        }
         let fired = self.faults().dma(&Segment {
             purpose: tag.purpose,
             direction,
@@ -50,6 +53,7 @@ impl Requester {
                 self.hold_back(by);
                 None
             }
+            Action::LinkDown(_) => Some(Action::Fail),
             action => Some(action),
         }
     }
@@ -110,7 +114,7 @@ impl Requester {
     }
 }
 
-fn nanos(time: Duration) -> u64 {
+pub(super) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

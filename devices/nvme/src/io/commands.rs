@@ -109,6 +109,7 @@ impl Io {
         let namespace = self.storage.find(entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         namespace.check_kept().map_err(write_error(namespace))?;
+        self.keep_former(namespace, extent)?;
         match namespace.backend().direct() {
             DirectAccess::Nothing => self.data.check(entry, len)?,
             DirectAccess::Memory(memory) => {
@@ -242,6 +243,7 @@ impl Io {
         let storage = self.storage.clone();
         while let Some(namespace) = rest.next().and_then(|at| storage.namespaces.get(at)) {
             let DirectAccess::File(file) = namespace.backend().direct() else {
+                namespace.settle(part);
                 continue;
             };
             namespace.check_kept().map_err(write_error(namespace))?;
@@ -250,6 +252,9 @@ impl Io {
                 continue;
             };
             let ticket = namespace.syncs().begin();
+            if let Some(part) = part {
+                namespace.syncs_part(ticket, part);
+            }
             let part = part.map(|part| (part.offset, part.len));
             files.sync(file, part, command.job(Work::Sync { ticket, rest }));
             return Ok(());
@@ -303,6 +308,15 @@ impl Io {
         self.zero_rest(command, list)
     }
 
+    /// Keeps what is in blocks before they are written, if a power loss may come.
+    fn keep_former(&self, namespace: &Namespace, extent: Extent) -> Result<(), Status> {
+        if !self.data.requester().faults().loses_power() {
+            return Ok(());
+        }
+        let kept = namespace.keep_former(extent);
+        kept.map_err(read_error(namespace))
+    }
+
     /// An empty list.
     fn list(&mut self) -> Vec<Extent> {
         let mut list = self.lists.pop().unwrap_or_default();
@@ -335,6 +349,7 @@ impl Io {
                     len: extent.len - start.len,
                 });
             }
+            self.keep_former(namespace, start)?;
             let place = (start.offset, start.len);
             match (&mut self.data.files, namespace.backend().direct()) {
                 (Some(files), DirectAccess::File(file)) => {

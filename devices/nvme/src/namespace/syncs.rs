@@ -37,6 +37,11 @@ impl State {
 }
 
 impl Syncs {
+    /// The ticket of the next sync.
+    pub(crate) fn next(&self) -> Ticket {
+        self.state.lock().next
+    }
+
     /// A sync begins.
     pub(crate) fn begin(&self) -> Ticket {
         let mut state = self.state.lock();

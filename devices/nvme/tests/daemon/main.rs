@@ -11,6 +11,7 @@
 mod command_line;
 mod driver;
 mod errant;
+mod faults;
 mod flight;
 mod foreign;
 mod hostile;

@@ -31,6 +31,7 @@ pub(crate) enum Call {
     Map(u64, u64, bool, bool, Option<u64>),
     Unmap(DmaSpan),
     Reset,
+    Woken,
 }
 
 /// A device that reports its calls and closes every descriptor at once.
@@ -226,6 +227,10 @@ impl Device for Board {
     fn reset(&mut self) -> Result<(), Errno> {
         self.report(Call::Reset);
         Ok(())
+    }
+
+    fn woken(&mut self) {
+        self.report(Call::Woken);
     }
 }
 

@@ -672,3 +672,13 @@ fn stop_ends_the_session_as_a_hang_up() {
     assert_eq!(rig.calls.recv().unwrap(), Call::Detached);
     rig.wait().unwrap();
 }
+
+#[test]
+fn device_is_woken_by_its_thread_while_the_client_is_silent() {
+    let mut rig = Rig::agreed();
+    let client = rig.clients.recv().unwrap();
+    client.wake();
+    assert_eq!(rig.calls.recv().unwrap(), Call::Woken);
+    rig.raw.ask(13, &[]).ok();
+    assert_eq!(rig.calls.recv().unwrap(), Call::Reset, "woken once");
+}
