@@ -23,6 +23,7 @@ use crate::intx::Intx;
 use crate::io::Io;
 use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
 use crate::io_queue::poll::PollPolicy;
+use crate::io_queue::request::Requests;
 use crate::io_queue::worker::Worker;
 use crate::job::Job;
 use crate::namespace::Namespace;
@@ -54,6 +55,9 @@ const IDENTITY: Identity = Identity {
     class: 0x01_08_02,
 };
 
+/// Makes a worker.
+type MakeWorker<'a> = &'a mut dyn FnMut(Owner, Requests) -> Worker;
+
 /// The side of the controller that the guest's accesses meet: registers and doorbells.
 pub struct Controller {
     notifier: Arc<Notifier>,
@@ -64,6 +68,48 @@ impl Controller {
     /// Starts a controller. Its images are open and locked from now on.
     pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
         let (cmb, namespaces) = config.open().map_err(StartError::Config)?;
+        let (mut endpoint, function) = Self::assemble(config, cmb)?;
+        let engine = function.engine(config, namespaces, |notifier, count, make| {
+            WorkerPool::spawn(notifier, count, make)
+        });
+        let engine = engine.map_err(StartError::Thread)?;
+        let notifier = function.notifier.clone();
+        if config.poll != PollPolicy::Always {
+            endpoint.hint_at_departure(
+                "one that maps the doorbells, as SPDK does, needs --poll always",
+            );
+        }
+        Running::start(endpoint, || engine.run(), move || notifier.stop())
+            .map_err(StartError::Thread)
+    }
+
+    /// A controller that works when its caller has it work, with namespaces on these disks, then those of `config`.
+    #[cfg(feature = "stepped")]
+    pub fn stepped(
+        config: &Config,
+        disks: Vec<Box<dyn crate::Disk>>,
+    ) -> Result<crate::SteppedController, StartError<ConfigError>> {
+        let (cmb, others) = config.open().map_err(StartError::Config)?;
+        let mut namespaces = Vec::new();
+        for disk in disks {
+            let disk = crate::stepped::backend(disk).map_err(StartError::Doorbells)?;
+            let is_shared = config.workers > 1;
+            namespaces.push(Namespace::new(disk, config.block_bytes, is_shared));
+        }
+        namespaces.extend(others);
+        let (endpoint, function) = Self::assemble(config, cmb)?;
+        let engine = function.engine(config, namespaces, |notifier, count, make| {
+            Ok(WorkerPool::stepped(notifier, count, make))
+        });
+        let engine = engine.map_err(StartError::Thread)?;
+        Ok(crate::SteppedController::new(endpoint, engine))
+    }
+
+    /// The function on its bus, without an engine.
+    fn assemble(
+        config: &Config,
+        cmb: Option<Cmb>,
+    ) -> Result<(Endpoint<Self>, Arc<Self>), StartError<ConfigError>> {
         let doorbells =
             DoorbellPage::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
         let (bars, memory) = bars(config, &doorbells, cmb.as_ref())?;
@@ -81,23 +127,18 @@ impl Controller {
             notifier: Arc::new(notifier.map_err(StartError::Thread)?),
             requester: requester.clone(),
         });
-        let engine = function
-            .engine(config, namespaces)
-            .map_err(StartError::Thread)?;
-        let notifier = function.notifier.clone();
         let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
-        let mut endpoint = Endpoint::new(function, space, memory, requester, vectors);
-        if config.poll != PollPolicy::Always {
-            endpoint.hint_at_departure(
-                "one that maps the doorbells, as SPDK does, needs --poll always",
-            );
-        }
-        Running::start(endpoint, || engine.run(), move || notifier.stop())
-            .map_err(StartError::Thread)
+        let endpoint = Endpoint::new(function.clone(), space, memory, requester, vectors);
+        Ok((endpoint, function))
     }
 
-    /// The engine of this controller, whose workers run from now on.
-    fn engine(&self, config: &Config, namespaces: Vec<Namespace>) -> io::Result<Engine> {
+    /// The engine of this controller, with the workers that `workers` makes.
+    fn engine(
+        &self,
+        config: &Config,
+        namespaces: Vec<Namespace>,
+        workers: impl FnOnce(Arc<Notifier>, u8, MakeWorker<'_>) -> io::Result<WorkerPool>,
+    ) -> io::Result<Engine> {
         let notifier = self.notifier.clone();
         let storage = Arc::new(Storage::new(namespaces, move || notifier.notify_threads()));
         let coalescing = Arc::new(Coalescing::new(QUEUE_PAIRS));
@@ -107,7 +148,7 @@ impl Controller {
         };
         let has_files = storage.namespaces.iter().any(Namespace::is_file);
         let notifier = &self.notifier;
-        let workers = WorkerPool::spawn(notifier.clone(), config.workers, |owner, requests| {
+        let make: MakeWorker<'_> = &mut |owner, requests| {
             let mut data = path();
             data.files = (config.io_uring && has_files)
                 .then(|| file_ring(notifier, owner))
@@ -116,10 +157,11 @@ impl Controller {
             let interrupts =
                 QueueInterrupts::new(notifier.clone(), QUEUE_PAIRS, coalescing.clone());
             Worker::new(owner, requests, config.poll, io, interrupts)
-        });
+        };
+        let workers = workers(notifier.clone(), config.workers, make)?;
         Ok(Engine {
             notifier: notifier.clone(),
-            workers: workers?,
+            workers,
             directory: Directory::new(QUEUE_PAIRS, config.workers),
             pair: None,
             data: path(),

@@ -1,5 +1,6 @@
 //! The engine: the thread that serves the registers and the admin queue.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use peerbar_dma::Origin;
@@ -56,20 +57,47 @@ impl Engine {
     pub(crate) fn run(mut self) {
         let mut busy = false;
         loop {
-            match self.notifier.next(self.enabled, busy, self.held.due()) {
-                Task::Stop => break,
-                Task::Registers(Request::Disable) => self.disable(),
-                Task::Registers(Request::Enable(setup)) => self.enable(setup),
-                Task::Registers(Request::Shutdown) => self.shut_down(),
-                Task::Queues => {}
+            let task = self.notifier.next(self.enabled, busy, self.held.due());
+            match self.take_up(task) {
+                ControlFlow::Continue(is_busy) => busy = is_busy,
+                ControlFlow::Break(()) => break,
             }
-            busy = self.enabled && self.turn();
         }
         self.forget_held();
         self.workers.shut_down();
         self.storage.settle_power_loss();
         // What fails is logged, and there is nobody left to tell.
         let _ = self.storage.flush_all();
+    }
+
+    /// Works with the workers, on this thread, until nobody has anything left to do.
+    #[cfg(feature = "stepped")]
+    pub(crate) fn work(&mut self) {
+        loop {
+            let task = self.notifier.next(self.enabled, true, None);
+            let is_last = task == Task::Queues;
+            let ControlFlow::Continue(is_busy) = self.take_up(task) else {
+                return;
+            };
+            self.workers.work();
+            // A worker may have found what is the engine's.
+            let is_notified = self.notifier.events(ENGINE).take_notification();
+            if is_last && !is_busy && !is_notified {
+                return;
+            }
+        }
+    }
+
+    /// Carries out a task, then gives the admin queue a turn; whether there is work left. Breaks if the daemon ends.
+    fn take_up(&mut self, task: Task) -> ControlFlow<(), bool> {
+        match task {
+            Task::Stop => return ControlFlow::Break(()),
+            Task::Registers(Request::Disable) => self.disable(),
+            Task::Registers(Request::Enable(setup)) => self.enable(setup),
+            Task::Registers(Request::Shutdown) => self.shut_down(),
+            Task::Queues => {}
+        }
+        ControlFlow::Continue(self.enabled && self.turn())
     }
 
     /// Controller reset, or a reset of the function, of which every DMA has been refused since.

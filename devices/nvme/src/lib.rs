@@ -60,6 +60,8 @@ mod notifier_tests;
 mod prp;
 mod registers;
 mod seeded_fault;
+#[cfg(feature = "stepped")]
+mod stepped;
 mod storage;
 mod sync;
 mod worker_pool;
@@ -70,3 +72,5 @@ pub use controller::Controller;
 pub use io_queue::poll::{PollPolicy, UnknownPolicy};
 pub use namespace::ImageError;
 pub use seeded_fault::{FaultKind, SeededFault, UnknownFault};
+#[cfg(feature = "stepped")]
+pub use stepped::{Disk, SteppedController};

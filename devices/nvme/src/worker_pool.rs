@@ -18,7 +18,26 @@ pub(crate) struct WorkerPool {
 
 struct Handle {
     requests: Sender<(WorkerRequest, Done)>,
-    thread: JoinHandle<()>,
+    runs: Runs,
+}
+
+/// What a worker runs on.
+enum Runs {
+    Thread(JoinHandle<()>),
+    /// The engine's thread.
+    #[cfg(feature = "stepped")]
+    Here(Box<std::cell::RefCell<Worker>>),
+}
+
+impl Handle {
+    /// Has the worker work if it has no thread for that.
+    fn work(&self) {
+        match &self.runs {
+            Runs::Thread(_) => {}
+            #[cfg(feature = "stepped")]
+            Runs::Here(worker) => worker.borrow_mut().work(),
+        }
+    }
 }
 
 impl WorkerPool {
@@ -33,10 +52,38 @@ impl WorkerPool {
             let worker = make(Owner(number), inbox);
             let thread = std::thread::Builder::new().name(format!("worker{number}"));
             let thread = thread.spawn(move || worker.run())?;
-            Ok(Handle { requests, thread })
+            Ok(Handle {
+                requests,
+                runs: Runs::Thread(thread),
+            })
         });
         let workers = workers.collect::<io::Result<_>>()?;
         Ok(Self { notifier, workers })
+    }
+
+    /// `count` workers without threads, each made by `make`.
+    #[cfg(feature = "stepped")]
+    pub(crate) fn stepped(
+        notifier: Arc<Notifier>,
+        count: u8,
+        mut make: impl FnMut(Owner, Requests) -> Worker,
+    ) -> Self {
+        let workers = (1..=count).map(|number| {
+            let (requests, inbox) = channel();
+            let worker = make(Owner(number), inbox);
+            Handle {
+                requests,
+                runs: Runs::Here(Box::new(worker.into())),
+            }
+        });
+        let workers = workers.collect();
+        Self { notifier, workers }
+    }
+
+    /// Has all workers without threads work until they have nothing left to do.
+    #[cfg(feature = "stepped")]
+    pub(crate) fn work(&self) {
+        self.workers.iter().for_each(Handle::work);
     }
 
     /// Sends a request to a worker and waits until it is confirmed.
@@ -64,6 +111,7 @@ impl WorkerPool {
         let (done, confirmed) = sync_channel(1);
         worker.requests.send((request, done)).ok()?;
         self.notifier.events(owner).notify();
+        worker.work();
         Some(confirmed)
     }
 
@@ -71,7 +119,12 @@ impl WorkerPool {
     pub(crate) fn shut_down(&mut self) {
         self.request_all(|| WorkerRequest::Stop);
         for worker in self.workers.drain(..) {
-            if worker.thread.join().is_err() {
+            let has_panicked = match worker.runs {
+                Runs::Thread(thread) => thread.join().is_err(),
+                #[cfg(feature = "stepped")]
+                Runs::Here(_) => false,
+            };
+            if has_panicked {
                 log::error!("a worker of the controller has panicked");
             }
         }

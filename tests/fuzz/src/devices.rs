@@ -2,5 +2,6 @@
 
 pub mod gpu_commands;
 pub mod nvme_controller;
+pub mod nvme_disks;
 pub mod switch_endpoints;
 pub mod vfio_user_stream;

@@ -37,8 +37,9 @@ macro_rules! targets {
 }
 
 targets! {
-    devices::gpu_commands 300,
+    devices::gpu_commands 100,
     devices::nvme_controller 20,
+    devices::nvme_disks 50,
     devices::switch_endpoints 10,
     devices::vfio_user_stream 20,
     parsers::config_space 200,
@@ -47,7 +48,7 @@ targets! {
     parsers::fault_rule 5_000,
     parsers::flight_record 2_000,
     parsers::guest_words 5_000,
-    parsers::ktap_report 1_000,
+    parsers::ktap_report 300,
     parsers::program_report 1_000,
     parsers::scenario 100,
     parsers::switch_message 5_000,

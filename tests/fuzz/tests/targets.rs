@@ -47,6 +47,7 @@ macro_rules! targets_hold {
 targets_hold! {
     gpu_commands
     nvme_controller
+    nvme_disks
     switch_endpoints
     vfio_user_stream
     config_space

@@ -1,6 +1,7 @@
 //! A worker: a thread that owns some of the I/O queues and serves them.
 
 use std::num::NonZeroU64;
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use peerbar_nvme_spec::registers::Doorbell;
@@ -65,24 +66,33 @@ impl Worker {
         // Sleeps are shorter than what the kernel adds to them. If it refuses they are longer.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         loop {
-            // Taken before anything is read: what is stored later brings a notification of its own.
-            if self.notifier().events(self.owner).take_notification() {
-                if self.take_requests().is_break() {
-                    return;
-                }
-                self.take_heads();
-                self.cx.interrupts.settle(false);
-            }
-            self.poll_admin_doorbells();
-            let busy = self.complete_ended() | self.serve() | !self.cx.io.submit();
-            self.cx.interrupts.settle(!busy);
-            self.confirm_end(busy);
-            if busy {
-                self.note_work();
-            } else {
-                self.wait();
+            match self.step() {
+                ControlFlow::Continue(true) => self.note_work(),
+                ControlFlow::Continue(false) => self.wait(),
+                ControlFlow::Break(()) => return,
             }
         }
+    }
+
+    /// Works until it has nothing left to do.
+    #[cfg(feature = "stepped")]
+    pub(crate) fn work(&mut self) {
+        while self.step() == ControlFlow::Continue(true) {}
+    }
+
+    /// Takes what it is notified of, and gives every queue a turn; whether there was work. Breaks if it is to stop.
+    fn step(&mut self) -> ControlFlow<(), bool> {
+        // Taken before anything is read: what is stored later brings a notification of its own.
+        if self.notifier().events(self.owner).take_notification() {
+            self.take_requests()?;
+            self.take_heads();
+            self.cx.interrupts.settle(false);
+        }
+        self.poll_admin_doorbells();
+        let busy = self.complete_ended() | self.serve() | !self.cx.io.submit();
+        self.cx.interrupts.settle(!busy);
+        self.confirm_end(busy);
+        ControlFlow::Continue(busy)
     }
 
     fn notifier(&self) -> &Notifier {

@@ -1,0 +1,97 @@
+//! A controller without threads of its own, for tests that must know what happens when.
+
+use std::io;
+
+use peerbar_dma::{MemoryError, MemoryFile};
+use peerbar_endpoint::Endpoint;
+use peerbar_file_ring::RingFile;
+
+use crate::controller::Controller;
+use crate::engine::Engine;
+use crate::namespace::{Backend, DirectAccess};
+
+/// A controller whose engine and workers work when their caller has them work, on its thread.
+pub struct SteppedController {
+    /// The device on its bus.
+    pub endpoint: Endpoint<Controller>,
+    engine: Engine,
+}
+
+impl SteppedController {
+    pub(crate) fn new(endpoint: Endpoint<Controller>, engine: Engine) -> Self {
+        Self { endpoint, engine }
+    }
+
+    /// Has engine and workers take requests and carry out commands until there is nothing left to do.
+    pub fn work(&mut self) {
+        self.engine.work();
+    }
+
+    /// Takes all disks for new ones, as another start of the server does: no data of theirs has been lost.
+    pub fn renew_disks(&mut self) {
+        for namespace in &self.engine.storage.namespaces {
+            namespace.syncs().forgive();
+        }
+    }
+}
+
+/// What a namespace lies on, as an image of the host. Offsets and lengths are bytes inside its size.
+pub trait Disk: Send + Sync {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// Fills `data` from `offset` on.
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
+    /// Stores `data` from `offset` on.
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Makes a range, an offset and a length, read as zero.
+    fn zero(&self, range: (u64, u64)) -> io::Result<()>;
+    /// Brings every completed write to stable storage.
+    fn flush(&self) -> io::Result<()>;
+}
+
+/// A disk as a backend: data go through the controller's buffer, as those of an image where the kernel has no io_uring.
+pub(crate) fn backend(disk: Box<dyn Disk>) -> Result<Box<dyn Backend>, MemoryError> {
+    const SIZE: u64 = 4096;
+    let file = MemoryFile::create("disk", SIZE)?;
+    let file = file.file().try_clone().map_err(|source| MemoryError::Os {
+        action: "duplicate its descriptor",
+        size: SIZE,
+        source,
+    })?;
+    Ok(Box::new(DiskBackend {
+        disk,
+        file: RingFile::new(file),
+    }))
+}
+
+struct DiskBackend {
+    disk: Box<dyn Disk>,
+    /// Stands for the image. Nothing is read or written there without io_uring.
+    file: RingFile,
+}
+
+impl Backend for DiskBackend {
+    fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
+    fn direct(&self) -> DirectAccess<'_> {
+        DirectAccess::File(&self.file)
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.disk.read(offset, data)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.disk.write(offset, data)
+    }
+
+    fn zero(&self, range: (u64, u64), _deallocate: bool) -> io::Result<()> {
+        self.disk.zero(range)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.disk.flush()
+    }
+}
