@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
+use crate::environment::{number, seed};
 use crate::machine::{Action, Machine, Moment};
 use crate::shared::Part;
-use crate::{number, seed};
 
 /// What can happen, and how many of a hundred moments are such.
 const KINDS: [(Part, Kind, u32); 11] = [
@@ -66,7 +66,7 @@ fn moment(random: &mut Rng) -> (Moment, Kind, Duration) {
 #[ignore = "takes what scripts/build makes, and long; scripts/dying runs it"]
 fn parts_die_and_data_and_other_parts_stay() {
     let moments = number("PEERBAR_DYING_MOMENTS").unwrap_or(200);
-    let seed = seed("PEERBAR_DYING_SEED");
+    let seed = seed();
     println!("PEERBAR_DYING_SEED={seed}");
     let mut random = Rng::with_seed(seed);
     let mut machine = Machine::start(seed).unwrap();

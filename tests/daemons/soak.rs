@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::environment::number;
 use crate::machine::{Action, Machine, Moment};
-use crate::number;
 use crate::server::Usage;
 use crate::shared::Part;
 

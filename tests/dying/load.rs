@@ -1,28 +1,30 @@
-//! What the guest does while a part dies, and what it says of it.
+//! What the load in the guest has said.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
 
-/// The shell script of the load.
-pub(crate) const SCRIPT: &str = include_str!("load.sh");
-/// Bytes of a block that it writes.
-const BLOCK: usize = 4096;
+use crate::content::{BLOCK, block};
 
 /// What the load has said.
 #[derive(Default)]
 pub(crate) struct Said {
     /// Bytes of a line that is not complete.
     rest: Vec<u8>,
-    /// Numbers of the blocks that are flushed, by disk.
-    pub(crate) flushed: BTreeMap<String, BTreeSet<u64>>,
-    /// How often fio has verified what it wrote through peer memory.
+    /// First block and number of blocks of each flush, by disk.
+    flushed: BTreeMap<String, BTreeSet<(u64, u64)>>,
+    /// Numbers of the files that are on the disk, by disk.
+    synced: BTreeMap<String, BTreeSet<u64>>,
+    /// How often a transfer from and to a device's memory was right.
     pub(crate) verified: usize,
     /// Lines of wrong data.
     pub(crate) wrong: Vec<String>,
+    /// How many flushes were compared.
+    pub(crate) compared: Option<usize>,
 }
 
 impl Said {
@@ -39,39 +41,63 @@ impl Said {
     fn take_line(&mut self, line: &str) -> anyhow::Result<()> {
         let words: Vec<&str> = line.split(' ').collect();
         match words.as_slice() {
-            ["flushed", disk, number] => {
-                let blocks = self.flushed.entry((*disk).to_owned()).or_default();
-                blocks.insert(number.parse()?);
+            ["flushed", disk, first, count] => {
+                let flushes = self.flushed.entry((*disk).to_owned()).or_default();
+                flushes.insert((first.parse()?, count.parse()?));
             }
-            ["verified"] => self.verified += 1,
+            ["synced", disk, number] => {
+                let files = self.synced.entry((*disk).to_owned()).or_default();
+                files.insert(number.parse()?);
+            }
+            ["verified", ..] => self.verified += 1,
             ["wrong", ..] => self.wrong.push(line.to_owned()),
+            ["compared", count] => self.compared = Some(count.parse()?),
             _ => anyhow::bail!("the load says: {line}"),
         }
         Ok(())
     }
 
-    /// How many blocks of `disk` are flushed.
-    pub(crate) fn blocks(&self, disk: &str) -> usize {
+    /// How often blocks of `disk` were flushed.
+    pub(crate) fn flushes(&self, disk: &str) -> usize {
         self.flushed.get(disk).map_or(0, BTreeSet::len)
+    }
+
+    /// How many files and flushes of blocks there are.
+    pub(crate) fn all(&self) -> usize {
+        let files = self.synced.values().map(BTreeSet::len);
+        let flushes = self.flushed.values().map(BTreeSet::len);
+        files.chain(flushes).sum()
+    }
+
+    /// What must be on the disks, in the words of the load.
+    pub(crate) fn lines(&self) -> String {
+        let mut lines = String::new();
+        for (disk, flushes) in &self.flushed {
+            for (first, count) in flushes {
+                // Writing to a String does not fail.
+                let _ = writeln!(lines, "flushed {disk} {first} {count}");
+            }
+        }
+        for (disk, files) in &self.synced {
+            for number in files {
+                let _ = writeln!(lines, "synced {disk} {number}");
+            }
+        }
+        lines
     }
 
     /// That each flushed block of `disk` is in its image.
     pub(crate) fn check_image(&self, seed: u64, disk: &str, image: &Path) -> anyhow::Result<()> {
         let file = File::open(image).context("cannot open the image")?;
-        for number in self.flushed.get(disk).into_iter().flatten() {
+        let flushes = self.flushed.get(disk).into_iter().flatten();
+        for number in flushes.flat_map(|(first, count)| *first..first + count) {
             let mut found = [0; BLOCK];
             file.read_exact_at(&mut found, number * BLOCK as u64)?;
-            let kept = found.as_slice() == block(seed, disk, *number);
+            let kept = found.as_slice() == block(seed, disk, number);
             ensure!(kept, "block {number} of {disk} was flushed and is lost");
         }
         Ok(())
     }
-}
-
-/// The block `number` of `disk`, as the script's `block` makes it.
-fn block(seed: u64, disk: &str, number: u64) -> Vec<u8> {
-    let line = format!("peerbar {seed} {disk} {number}\n");
-    line.bytes().cycle().take(BLOCK).collect()
 }
 
 #[test]
@@ -81,9 +107,15 @@ fn lost_block_of_an_image_is_found() {
     let content = [vec![0; BLOCK], block(7, "disk0", 1), block(7, "disk0", 2)];
     std::fs::write(&image, content.concat()).unwrap();
     let mut said = Said::default();
-    said.take(b"flushed disk0 1\nflushed dis").unwrap();
-    said.take(b"k0 2\nverified\n").unwrap();
-    assert_eq!((said.blocks("disk0"), said.verified), (2, 1));
+    said.take(b"flushed disk0 1 2\nflushed dis").unwrap();
+    said.take(b"k0 2 1\nverified disk0 gpu0\nsynced disk0 9\n")
+        .unwrap();
+    assert_eq!(
+        (said.flushes("disk0"), said.verified, said.all()),
+        (2, 1, 3)
+    );
+    let lines = "flushed disk0 1 2\nflushed disk0 2 1\nsynced disk0 9\n";
+    assert_eq!(said.lines(), lines);
     said.check_image(7, "disk0", &image).unwrap();
     let file = File::options().write(true).open(&image).unwrap();
     file.write_all_at(b"x", 2 * BLOCK as u64 + 100).unwrap();

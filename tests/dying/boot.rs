@@ -1,0 +1,231 @@
+//! One boot: a machine, its load, the parts of it that are stopped and die, and another guest with those that are left.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use peerbar_lab::survivors::Survivors;
+use rustix::process::Signal;
+
+use crate::load::Said;
+use crate::machine::{self, Load, Machine, WITH_FILES, disks, image};
+use crate::plan::{Action, DEVICES, Moment, Plan};
+use crate::processes::QEMU;
+
+/// How long the load may take to begin, and a living disk to flush again after a moment: resets of drivers take their time.
+const BEGIN: Duration = Duration::from_secs(120);
+const AGAIN: Duration = Duration::from_secs(60);
+/// How long another guest may take to compare all.
+const COMPARE: Duration = Duration::from_secs(120);
+/// What a kernel says whose memory is not right.
+const BROKEN: [&str; 3] = ["BUG: ", "general protection fault", "Kernel panic"];
+
+/// A boot that goes on.
+struct Boot {
+    seed: u64,
+    machine: Machine,
+    load: Load,
+    dead: BTreeSet<&'static str>,
+    done: Done,
+}
+
+/// What a boot without a fault came to.
+#[derive(Default)]
+pub(crate) struct Done {
+    pub(crate) kills: usize,
+    pub(crate) stops: usize,
+    /// Whether QEMU aborted before its turn.
+    aborted: bool,
+    flushes: usize,
+    verified: usize,
+    survivors: usize,
+    took: Duration,
+}
+
+/// Runs the boot of `seed`. Once it has taken `limit`, parts die without further stops.
+pub(crate) fn run(seed: u64, limit: Duration) -> anyhow::Result<Done> {
+    let begun = Instant::now();
+    let folder = machine::folder()?;
+    let mut machine = Machine::start(folder.path(), Survivors::default())?;
+    let load = machine.write(seed)?;
+    let mut boot = Boot {
+        seed,
+        machine,
+        load,
+        dead: BTreeSet::new(),
+        done: Done::default(),
+    };
+    boot.begin()?;
+    for moment in Plan::of_seed(seed).0 {
+        if begun.elapsed() > limit && moment.action != Action::Kill {
+            continue;
+        }
+        eprintln!("seed {seed}: {moment}");
+        let lives = boot.strike(moment).with_context(|| moment.to_string())?;
+        if !lives {
+            boot.done.aborted = moment.part != QEMU;
+            break;
+        }
+    }
+    boot.check(folder.path())?;
+    let mut done = boot.go_on_with_survivors(folder.path())?;
+    done.took = begun.elapsed();
+    Ok(done)
+}
+
+impl Boot {
+    /// Waits until each disk has flushed something.
+    fn begin(&mut self) -> anyhow::Result<()> {
+        let is_busy = |said: &Said| disks().all(|disk| said.flushes(disk) > 0);
+        let deadline = Instant::now() + BEGIN;
+        let lives = self.machine.attend(&mut self.load, deadline, is_busy)?;
+        ensure!(lives && is_busy(&self.load.said), "the load does not begin");
+        Ok(())
+    }
+
+    /// Has a moment happen, and waits until the living disks work again; whether QEMU lives.
+    fn strike(&mut self, moment: Moment) -> anyhow::Result<bool> {
+        let Moment {
+            after,
+            part,
+            action,
+        } = moment;
+        if !self.attend_for(after)? {
+            return Ok(false);
+        }
+        match action {
+            Action::Kill => {
+                self.machine.processes.signal(part, Signal::KILL)?;
+                self.dead.insert(part);
+                self.done.kills += 1;
+            }
+            Action::Stop(time) => {
+                self.machine.processes.signal(part, Signal::STOP)?;
+                let attended = self.attend_for(time);
+                self.machine.processes.signal(part, Signal::CONT)?;
+                self.done.stops += 1;
+                if !attended? {
+                    return Ok(false);
+                }
+            }
+        }
+        self.check_others()?;
+        if part == QEMU && action == Action::Kill {
+            let lives = self.attend_for(AGAIN)?;
+            ensure!(!lives, "QEMU outlives SIGKILL");
+            return Ok(false);
+        }
+        self.wait_for_flushes()
+    }
+
+    /// That no other server has died.
+    fn check_others(&self) -> anyhow::Result<()> {
+        let alive = self.machine.processes.alive()?;
+        for name in self.machine.processes.names() {
+            let may_die = self.dead.contains(name) || name == QEMU;
+            ensure!(may_die || alive.contains(&name), "{name} died too");
+        }
+        Ok(())
+    }
+
+    fn attend_for(&mut self, time: Duration) -> anyhow::Result<bool> {
+        let deadline = Instant::now() + time;
+        self.machine.attend(&mut self.load, deadline, |_| false)
+    }
+
+    /// Waits until each living disk has flushed more; whether QEMU lives.
+    fn wait_for_flushes(&mut self) -> anyhow::Result<bool> {
+        let living = disks().filter(|disk| !self.dead.contains(disk));
+        let said = &self.load.said;
+        let before: Vec<_> = living.map(|disk| (disk, said.flushes(disk))).collect();
+        let late = |said: &Said| {
+            let mut disks = before.iter();
+            disks
+                .find(|(disk, before)| said.flushes(disk) <= *before)
+                .copied()
+        };
+        let deadline = Instant::now() + AGAIN;
+        let is_enough = |said: &Said| late(said).is_none();
+        let lives = self.machine.attend(&mut self.load, deadline, is_enough)?;
+        let late = late(&self.load.said).filter(|_| lives);
+        ensure!(late.is_none(), "flushes no more: {late:?}");
+        Ok(lives)
+    }
+
+    /// That nothing is lost, nothing was wrong, and the guest's kernel has kept its footing.
+    fn check(&mut self, folder: &Path) -> anyhow::Result<()> {
+        let said = &self.load.said;
+        ensure!(said.wrong.is_empty(), "wrong data: {:?}", said.wrong);
+        for disk in disks() {
+            said.check_image(self.seed, disk, &image(folder, disk, 1))?;
+        }
+        let console = fs::read(self.machine.lab.folder().join("console.log"))?;
+        let console = String::from_utf8_lossy(&console);
+        let broken = console
+            .lines()
+            .find(|line| BROKEN.iter().any(|word| line.contains(word)));
+        ensure!(broken.is_none(), "the guest's kernel says: {broken:?}");
+        self.done.flushes = said.all();
+        self.done.verified = said.verified;
+        Ok(())
+    }
+
+    /// Starts another guest at once, with the servers that live, and new ones for the others; it must see all data.
+    fn go_on_with_survivors(mut self, folder: &Path) -> anyhow::Result<Done> {
+        fs::write(folder.join("said"), self.load.said.lines())?;
+        let survivors = self.machine.lab.survivors()?;
+        let found: BTreeSet<&str> = survivors.names().collect();
+        let parts = DEVICES
+            .iter()
+            .flat_map(|(switch, devices)| devices.iter().chain([switch]));
+        let expected: BTreeSet<&str> = parts
+            .copied()
+            .filter(|part| !self.dead.contains(part))
+            .collect();
+        ensure!(found == expected, "{found:?} live, not {expected:?}");
+        self.done.survivors = found.len();
+        let mut next = Machine::start(folder, survivors)?;
+        let mut load = next.verify(self.seed)?;
+        let deadline = Instant::now() + COMPARE;
+        next.attend(&mut load, deadline, |said| said.compared.is_some())?;
+        ensure!(load.said.wrong.is_empty(), "lost: {:?}", load.said.wrong);
+        let expected = Some(self.done.flushes);
+        ensure!(
+            load.said.compared == expected,
+            "{:?} compared, not {expected:?}",
+            load.said.compared
+        );
+        let mounted = WITH_FILES.map(|disk| format!("/tmp/{disk}")).join(" ");
+        let left = next.lab.command(&format!("umount {mounted}"))?;
+        ensure!(left.status == 0, "{}", left.text);
+        next.shut_down()?;
+        self.machine.bury()?;
+        Ok(self.done)
+    }
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            kills,
+            stops,
+            aborted,
+            flushes,
+            verified,
+            survivors,
+            took,
+        } = self;
+        let end = if *aborted {
+            "QEMU aborted"
+        } else {
+            "QEMU killed"
+        };
+        write!(
+            f,
+            "{kills} kills and {stops} stops, {end}; {flushes} flushes kept, {verified} transfers between devices, {survivors} survivors; {took:.0?}"
+        )
+    }
+}

@@ -1,0 +1,308 @@
+//! The load in the guest. It runs until it is killed; errors of devices are permitted.
+//!
+//! `write SEED DISK=DEVICE... [DISK=FOLDER...] [MEMORY=P2PMEM...]` writes numbered blocks to each disk from RAM, by the page
+//! cache and by the p2pmem files, and numbered files to each folder. It prints `flushed DISK FIRST COUNT` and `synced DISK
+//! NUMBER` after the fsync of blocks and of a file, `verified DISK MEMORY` after a transfer from and to a device's memory,
+//! and `wrong ...` for wrong data.
+//!
+//! `verify SEED DISK=DEVICE... [DISK=FOLDER...] < LINES` prints `wrong ...` for what is not as such lines say, and last
+//! `compared COUNT`.
+
+#[path = "../content.rs"]
+mod content;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, thread};
+
+use anyhow::{Context, bail};
+use rustix::fs::OFlags;
+use vm_memory::{
+    FileOffset, MmapRegion, ReadVolatile, VolatileMemory, VolatileSlice, WriteVolatile,
+};
+
+use crate::content::{BLOCK, block};
+
+/// Blocks of the largest write.
+const LARGEST: u64 = 8;
+/// Bytes of each half of a buffer: what is written, and what is read.
+const HALF: usize = 8 * BLOCK;
+/// How long a thread waits after an error.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What the command line names.
+#[derive(Default)]
+struct Places {
+    /// Block devices, folders and p2pmem files, each with the name of its device.
+    disks: Vec<(String, PathBuf)>,
+    folders: Vec<(String, PathBuf)>,
+    memories: Vec<(String, PathBuf)>,
+}
+
+/// A disk, past the page cache and by it.
+struct Disk {
+    seed: u64,
+    name: String,
+    direct: File,
+    cached: File,
+}
+
+/// Memory for transfers: RAM, or that of a device, whose name it has.
+struct Buffer {
+    device: Option<String>,
+    region: MmapRegion,
+}
+
+/// Blocks that are written at once.
+struct Extent {
+    first: u64,
+    content: Vec<u8>,
+}
+
+impl Places {
+    fn of(words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let mut places = Self::default();
+        for word in words {
+            let (name, path) = word.split_once('=').context("no NAME=PATH")?;
+            let place = (name.to_owned(), PathBuf::from(path));
+            match path {
+                path if path.starts_with("/dev/") => places.disks.push(place),
+                path if path.starts_with("/sys/") => places.memories.push(place),
+                _ => places.folders.push(place),
+            }
+        }
+        Ok(places)
+    }
+}
+
+impl Buffer {
+    fn in_ram() -> anyhow::Result<Self> {
+        let region = MmapRegion::new(2 * HALF)?;
+        Ok(Self {
+            device: None,
+            region,
+        })
+    }
+
+    fn in_device(name: &str, p2pmem: &Path) -> anyhow::Result<Self> {
+        let file = File::options().read(true).write(true).open(p2pmem)?;
+        let region = MmapRegion::from_file(FileOffset::new(file, 0), 2 * HALF)?;
+        Ok(Self {
+            device: Some(name.to_owned()),
+            region,
+        })
+    }
+
+    /// The first bytes of one half of it.
+    fn half(&self, number: usize, bytes: usize) -> io::Result<VolatileSlice<'_>> {
+        let slice = self.region.get_slice(number * HALF, bytes);
+        slice.map_err(io::Error::other)
+    }
+
+    fn holds(&self, number: usize, content: &[u8]) -> io::Result<bool> {
+        let mut found = vec![0; content.len()];
+        self.half(number, content.len())?.copy_to(&mut found);
+        Ok(found == content)
+    }
+}
+
+impl Disk {
+    fn open(seed: u64, name: &str, path: &Path) -> anyhow::Result<Self> {
+        let direct = i32::try_from(OFlags::DIRECT.bits())?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        Ok(Self {
+            seed,
+            name: name.to_owned(),
+            cached: options.open(path)?,
+            direct: options.custom_flags(direct).open(path)?,
+        })
+    }
+
+    /// Writes blocks, one way after the other.
+    fn write_without_end(mut self, buffers: &[Buffer]) -> anyhow::Result<()> {
+        let mut first = 1;
+        for number in 0_usize.. {
+            let count = 1 + u64::try_from(number)? % LARGEST;
+            let blocks = first..first + count;
+            let content = blocks.flat_map(|number| block(self.seed, &self.name, number));
+            let extent = Extent {
+                first,
+                content: content.collect(),
+            };
+            // The last way is by the page cache.
+            let done = match buffers.get(number % (buffers.len() + 1)) {
+                Some(buffer) => self.write_from(buffer, &extent),
+                None => self.write_cached(&extent),
+            };
+            if done.is_err() {
+                thread::park_timeout(PAUSE);
+            }
+            first += count;
+        }
+        Ok(())
+    }
+
+    fn write_cached(&self, extent: &Extent) -> io::Result<()> {
+        self.cached.write_all_at(&extent.content, extent.offset())?;
+        self.cached.sync_data()?;
+        self.say_flushed(extent)
+    }
+
+    /// Writes from `buffer`, and reads back to it.
+    fn write_from(&mut self, buffer: &Buffer, extent: &Extent) -> io::Result<()> {
+        let Extent { content, .. } = extent;
+        let half = |number| buffer.half(number, content.len());
+        half(0)?.copy_from(content);
+        self.at(extent)?
+            .write_all_volatile(&half(0)?)
+            .map_err(io::Error::other)?;
+        self.direct.sync_data()?;
+        // Memory of a device that is gone has not what was put into it.
+        if !buffer.holds(0, content)? {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        self.say_flushed(extent)?;
+        half(1)?.copy_from(&vec![0; content.len()]);
+        self.at(extent)?
+            .read_exact_volatile(&mut half(1)?)
+            .map_err(io::Error::other)?;
+        let is_right = buffer.holds(1, content)?;
+        let Self { name, .. } = self;
+        match &buffer.device {
+            Some(device) if is_right => say(&format!("verified {name} {device}")),
+            Some(device) if buffer.holds(0, content)? => say(&format!("wrong {name} {device}")),
+            None if !is_right => say(&format!("wrong {name} {}", extent.first)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The device at the place of an extent, past the page cache.
+    fn at(&mut self, extent: &Extent) -> io::Result<&mut File> {
+        self.direct.seek(SeekFrom::Start(extent.offset()))?;
+        Ok(&mut self.direct)
+    }
+
+    fn say_flushed(&self, extent: &Extent) -> io::Result<()> {
+        let count = extent.content.len() / BLOCK;
+        say(&format!("flushed {} {} {count}", self.name, extent.first))
+    }
+
+    /// Whether the block `number` is on the disk.
+    fn has(&mut self, number: u64, buffer: &Buffer) -> anyhow::Result<bool> {
+        let content = block(self.seed, &self.name, number);
+        let extent = Extent {
+            first: number,
+            content,
+        };
+        let mut half = buffer.half(0, BLOCK)?;
+        self.at(&extent)?.read_exact_volatile(&mut half)?;
+        Ok(buffer.holds(0, &extent.content)?)
+    }
+}
+
+impl Extent {
+    fn offset(&self) -> u64 {
+        self.first * BLOCK as u64
+    }
+}
+
+/// Writes one file after the other, each as a program does that must not lose it.
+fn write_files(seed: u64, disk: &str, folder: &Path) -> anyhow::Result<()> {
+    let directory = File::open(folder)?;
+    for number in 1_u64.. {
+        let write = || {
+            let mut file = File::create(folder.join(number.to_string()))?;
+            file.write_all(&block(seed, disk, number))?;
+            file.sync_all()?;
+            directory.sync_all()?;
+            say(&format!("synced {disk} {number}"))
+        };
+        if write().is_err() {
+            thread::park_timeout(PAUSE);
+        }
+    }
+    Ok(())
+}
+
+/// Prints a line at once.
+fn say(line: &str) -> io::Result<()> {
+    io::stdout()
+        .lock()
+        .write_all(format!("{line}\n").as_bytes())
+}
+
+fn write(seed: u64, places: &Places) -> anyhow::Result<()> {
+    thread::scope(|scope| {
+        for (name, path) in &places.disks {
+            let disk = Disk::open(seed, name, path)?;
+            let of_devices = places.memories.iter();
+            let of_devices = of_devices.map(|(name, path)| Buffer::in_device(name, path));
+            let buffers: Vec<Buffer> = [Buffer::in_ram()]
+                .into_iter()
+                .chain(of_devices)
+                .collect::<Result<_, _>>()?;
+            scope.spawn(move || disk.write_without_end(&buffers));
+        }
+        for (disk, folder) in &places.folders {
+            scope.spawn(move || write_files(seed, disk, folder));
+        }
+        Ok(())
+    })
+}
+
+fn verify(seed: u64, places: &Places) -> anyhow::Result<()> {
+    let buffer = Buffer::in_ram()?;
+    let place = |places: &[(String, PathBuf)], name: &str| {
+        let found = places.iter().find(|(known, _)| known == name);
+        found.map(|(_, path)| path.clone())
+    };
+    let mut compared = 0_u64;
+    for line in io::stdin().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let is_there = match words.as_slice() {
+            ["flushed", disk, first, count] => {
+                let Some(path) = place(&places.disks, disk) else {
+                    continue;
+                };
+                let mut disk = Disk::open(seed, disk, &path)?;
+                let (first, count): (u64, u64) = (first.parse()?, count.parse()?);
+                let mut found = (first..first + count).map(|number| disk.has(number, &buffer));
+                found.try_fold(true, |all, found| anyhow::Ok(all && found?))?
+            }
+            ["synced", disk, number] => {
+                let Some(folder) = place(&places.folders, disk) else {
+                    continue;
+                };
+                let content = std::fs::read(folder.join(number));
+                content.is_ok_and(|found| {
+                    number
+                        .parse()
+                        .is_ok_and(|number| found == block(seed, disk, number))
+                })
+            }
+            _ => bail!("no such line: {line}"),
+        };
+        compared += 1;
+        if !is_there {
+            say(&format!("wrong {line}"))?;
+        }
+    }
+    Ok(say(&format!("compared {compared}"))?)
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut words = env::args().skip(1);
+    let mode = words.next().context("no mode")?;
+    let seed = words.next().context("no seed")?.parse()?;
+    let places = Places::of(words)?;
+    match mode.as_str() {
+        "write" => write(seed, &places),
+        "verify" => verify(seed, &places),
+        mode => bail!("no such mode: {mode}"),
+    }
+}
