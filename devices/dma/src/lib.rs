@@ -90,7 +90,7 @@ pub use memory::{MappedMemory, MemoryError, MemoryFile, Span};
 pub use memory_pool::MemoryPool;
 pub use pages::{PageError, PageTable};
 pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purpose, Route};
-pub use peerbar_flight::WindowId;
+pub use peerbar_flight::{DoorbellEvent, WindowId};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use pinned::Pinned;
 pub use pins::Drain;

@@ -13,7 +13,9 @@ use log::Level;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
 use peerbar_fault::{Action, AddError, Faults, Fired, Kind, Rule};
-use peerbar_flight::{self as flight, Event, FileSpan, Injection, Recorder, WindowId};
+use peerbar_flight::{
+    self as flight, DoorbellEvent, Event, FileSpan, Injection, Recorder, WindowId,
+};
 
 use crate::address::AddressRange;
 use crate::clock::{Clock, Monotonic};
@@ -104,6 +106,16 @@ impl Requester {
     pub fn count_in(&self, file: CounterFile) {
         self.counters.share(file);
         self.share_ats(&self.route_table());
+    }
+
+    /// Notes a new value of a queue's doorbell.
+    pub fn doorbell(&self, event: impl FnOnce() -> DoorbellEvent) {
+        self.note(|| Event::Doorbell(event()));
+    }
+
+    /// Notes that the client is about to be signalled, to interrupt the guest by an MSI-X vector, or 0 for the INTx pin.
+    pub fn interrupt(&self, vector: u16) {
+        self.note(|| Event::Interrupt { vector });
     }
 
     /// Notes that a command begins. `opcode` is its device's number for what it asks.

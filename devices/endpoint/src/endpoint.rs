@@ -149,7 +149,7 @@ impl<F: Function> Endpoint<F> {
         vectors: Arc<Vectors>,
     ) -> Self {
         let memory = config.bars().iter().copied().zip(memory).collect();
-        vectors.inject_by(requester.clone());
+        vectors.attach(requester.clone());
         Self {
             function,
             config,

@@ -26,21 +26,33 @@ pub struct Vectors {
     /// Whether there is any event descriptor of each kind. They decide the mode without a lock: it is read for each interrupt.
     has_msi_x: AtomicBool,
     has_pin: AtomicBool,
-    /// It has the rules for faults.
-    requester: OnceLock<Arc<Requester>>,
 }
 
-/// The event descriptors of the MSI-X vectors, and what signals them.
+/// The event descriptors of the MSI-X vectors, and what signals them and the pin's.
 struct Messages {
     signaller: Signaller,
     events: RwLock<Vec<Option<Event>>>,
+    /// It has the rules for faults, and the flight record.
+    requester: OnceLock<Arc<Requester>>,
 }
 
 impl Messages {
     fn signal(&self, vector: u16) {
         if let Some(Some(event)) = self.events.read().get(usize::from(vector)) {
-            self.signaller.signal(event);
+            self.signal_event(vector, event);
         }
+    }
+
+    fn signal_pin(&self, event: &Event) {
+        self.signal_event(0, event);
+    }
+
+    /// Records an interrupt, and signals its event descriptor.
+    fn signal_event(&self, vector: u16, event: &Event) {
+        if let Some(requester) = self.requester.get() {
+            requester.interrupt(vector);
+        }
+        self.signaller.signal(event);
     }
 }
 
@@ -61,6 +73,7 @@ impl Vectors {
         let messages = Messages {
             signaller: Signaller::new()?,
             events: RwLock::new(events),
+            requester: OnceLock::new(),
         };
         Ok(Self {
             messages: Arc::new(messages),
@@ -68,18 +81,17 @@ impl Vectors {
             pin: Mutex::default(),
             has_msi_x: AtomicBool::new(false),
             has_pin: AtomicBool::new(false),
-            requester: OnceLock::new(),
         })
     }
 
-    /// Has faults injected by the rules of this function's requester from now on.
-    pub(crate) fn inject_by(&self, requester: Arc<Requester>) {
-        let _ = self.requester.set(requester);
+    /// Has faults injected by the rules of this function's requester, and interrupts recorded in its flight record, from now on.
+    pub(crate) fn attach(&self, requester: Arc<Requester>) {
+        let _ = self.messages.requester.set(requester);
     }
 
     /// How often a vector that is raised is signalled now: once, unless a rule injects a fault.
     fn times(&self, vector: u16) -> usize {
-        let requester = self.requester.get();
+        let requester = self.messages.requester.get();
         if requester.is_some_and(|requester| !requester.link_is_up()) {
             return 0;
         }
@@ -153,7 +165,7 @@ impl Vectors {
                 IrqAction::Disable => pin.clear(),
                 IrqAction::Events(events) => {
                     pin.event = events.into_iter().next().flatten();
-                    pin.unmask(&self.messages.signaller);
+                    pin.unmask(|event| self.messages.signal_pin(event));
                 }
                 IrqAction::Trigger => {
                     let event = pin.event.iter();
@@ -163,7 +175,7 @@ impl Vectors {
                     pin.masked = true;
                     pin.signalled = false;
                 }
-                IrqAction::Unmask => pin.unmask(&self.messages.signaller),
+                IrqAction::Unmask => pin.unmask(|event| self.messages.signal_pin(event)),
             }
             Ok(())
         })
@@ -206,7 +218,7 @@ impl Interrupts for Vectors {
         let mut pin = self.pin.lock();
         pin.asserted = asserted;
         if asserted {
-            pin.deliver(&self.messages.signaller);
+            pin.deliver(|event| self.messages.signal_pin(event));
         } else {
             pin.withdraw();
         }
@@ -222,19 +234,19 @@ impl Pin {
         };
     }
 
-    fn unmask(&mut self, signaller: &Signaller) {
+    fn unmask(&mut self, signal: impl FnOnce(&Event)) {
         self.masked = false;
         self.signalled = false;
-        self.deliver(signaller);
+        self.deliver(signal);
     }
 
     /// Signals a level that is asserted and not masked, and masks it.
-    fn deliver(&mut self, signaller: &Signaller) {
+    fn deliver(&mut self, signal: impl FnOnce(&Event)) {
         if self.asserted
             && !self.masked
             && let Some(event) = &self.event
         {
-            signaller.signal(event);
+            signal(event);
             self.masked = true;
             self.signalled = true;
         }
@@ -254,6 +266,7 @@ impl Pin {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use peerbar_flight::{self as flight, FlightFile, Level, Recorder};
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
     use rustix::fs::OFlags;
 
@@ -300,7 +313,7 @@ mod tests {
             .set_msi_x(1, 1, IrqAction::Events(vec![Some(given)]))
             .unwrap();
         let requester = Arc::new(Requester::new());
-        vectors.inject_by(requester.clone());
+        vectors.attach(requester.clone());
         for rule in ["drop interrupt vector=1 nth=1", "duplicate interrupt nth=2"] {
             requester.add_fault(rule.parse().unwrap()).unwrap();
         }
@@ -315,7 +328,7 @@ mod tests {
     fn injected_delay_signals_late_unless_the_client_leaves() {
         let vectors = Vectors::new(1).unwrap();
         let requester = Arc::new(Requester::new());
-        vectors.inject_by(requester.clone());
+        vectors.attach(requester.clone());
         let rule = "delay interrupt by=50ms limit=2";
         requester.add_fault(rule.parse().unwrap()).unwrap();
         let connect = || {
@@ -337,6 +350,40 @@ mod tests {
         assert_eq!((signals(&seen), signals(&former)), (1, 0));
         vectors.raise(0);
         assert_eq!(signals(&seen), 1, "no rule fires");
+    }
+
+    #[test]
+    fn signals_are_recorded_but_not_those_that_are_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk0.flight");
+        let requester = Arc::new(Requester::new());
+        requester.record_in(Recorder::create(&path, "disk0", Level::All).unwrap());
+        let vectors = Vectors::new(2).unwrap();
+        vectors.attach(requester.clone());
+        let [(message, _message_seen), (pin, pin_seen)] = [event(), event()];
+        vectors
+            .set_msi_x(1, 1, IrqAction::Events(vec![Some(message)]))
+            .unwrap();
+        vectors
+            .set_pin_events(IrqAction::Events(vec![Some(pin)]))
+            .unwrap();
+        let rule = "drop interrupt vector=1 nth=2";
+        requester.add_fault(rule.parse().unwrap()).unwrap();
+        for vector in [1, 1, 0, 1] {
+            vectors.raise(vector);
+        }
+        vectors.set_pin(true);
+        vectors.set_pin(true);
+        assert_eq!(signals(&pin_seen), 1);
+        let flight = FlightFile::open(&path).unwrap().read().unwrap();
+        let recorded = flight
+            .records
+            .iter()
+            .filter_map(|record| match record.event {
+                flight::Event::Interrupt { vector } => Some(vector),
+                _ => None,
+            });
+        assert_eq!(recorded.collect::<Vec<_>>(), [1, 1, 0]);
     }
 
     #[test]

@@ -21,6 +21,8 @@
 //! | 8 peer leaves | | peer |
 //! | 9 bus mastering, 10 reset, 11 client | 1 on, 0 off | |
 //! | 12 injected fault | | origin, rule, match |
+//! | 13 doorbell | 1 if there is a vector | origin, tail, entries added, entries waiting, vector |
+//! | 14 interrupt | | vector |
 //!
 //! An origin is 0 for the device itself, else queue << 32 with bit 62 set, and if it is a command, its number with bit 63 set.
 //! Memory is 0 registers, 1 memory, 2 pages, 3 gone.
@@ -30,8 +32,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::event::{
-    Backing, Dma, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent, Record,
-    WindowEvent, WindowId, WindowKind,
+    Backing, Dma, DoorbellEvent, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent,
+    Record, WindowEvent, WindowId, WindowKind,
 };
 
 const CMB: u8 = 0xff;
@@ -128,7 +130,20 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
             let words = [origin, injection.rule.into(), injection.matches, 0, 0];
             (12, [0; 3], words)
         }
+        Event::Doorbell(doorbell) => encode_doorbell(&doorbell),
+        Event::Interrupt { vector } => (14, [0; 3], [vector.into(), 0, 0, 0, 0]),
     }
+}
+
+fn encode_doorbell(doorbell: &DoorbellEvent) -> (u8, [u8; 3], [u64; 5]) {
+    let words = [
+        from_origin(Origin::Queue(doorbell.queue)),
+        doorbell.tail.into(),
+        doorbell.added.into(),
+        doorbell.waiting.into(),
+        doorbell.vector.unwrap_or(0).into(),
+    ];
+    (13, [doorbell.vector.is_some().into(), 0, 0], words)
 }
 
 fn encode_mapping(mapping: &Mapping) -> (u8, [u8; 3], [u64; 5]) {
@@ -204,7 +219,28 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
             rule: two.try_into().ok()?,
             matches: three,
         }),
+        13 => Event::Doorbell(decode_doorbell(first, words)?),
+        14 => Event::Interrupt {
+            vector: one.try_into().ok()?,
+        },
         _ => return None,
+    })
+}
+
+fn decode_doorbell(
+    has_vector: u8,
+    [origin, tail, added, waiting, vector]: [u64; 5],
+) -> Option<DoorbellEvent> {
+    let Origin::Queue(queue) = to_origin(origin)? else {
+        return None;
+    };
+    let vector: u16 = vector.try_into().ok()?;
+    Some(DoorbellEvent {
+        queue,
+        tail: tail.try_into().ok()?,
+        added: added.try_into().ok()?,
+        waiting: waiting.try_into().ok()?,
+        vector: (has_vector == 1).then_some(vector),
     })
 }
 
@@ -379,7 +415,7 @@ mod tests {
             WindowKind::Gone,
         ]);
         let numbers = (any::<[u64; 3]>(), any::<u32>(), any::<u16>(), any::<bool>());
-        (origins(), memories, numbers, 0..10).prop_map(
+        (origins(), memories, numbers, 0..12).prop_map(
             |(origin, memory, ([one, two, three], number, half, on), kind)| match kind {
                 0 => Event::Unmap {
                     iova: one.min(two),
@@ -417,6 +453,14 @@ mod tests {
                     matches: one,
                     origin,
                 }),
+                9 => Event::Doorbell(DoorbellEvent {
+                    queue: half,
+                    tail: number,
+                    added: number / 2,
+                    waiting: number / 3,
+                    vector: on.then_some(half),
+                }),
+                10 => Event::Interrupt { vector: half },
                 _ => Event::Client(on),
             },
         )
@@ -439,7 +483,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_are_too_strange(mut raw in any::<[u8; 64]>(), kind in 0u8..14) {
+        fn no_bytes_are_too_strange(mut raw in any::<[u8; 64]>(), kind in 0u8..16) {
             raw[16] = kind;
             let mut raw = Raw::read_from_bytes(&raw).unwrap();
             raw.check = raw.sum().into();

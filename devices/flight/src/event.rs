@@ -56,6 +56,28 @@ pub enum Event {
     Client(bool),
     /// A fault was injected.
     Injected(Injection),
+    /// The device has read a new value of a queue's doorbell.
+    Doorbell(DoorbellEvent),
+    /// The client is signalled to interrupt the guest.
+    Interrupt {
+        /// The MSI-X vector, or 0 for the INTx pin.
+        vector: u16,
+    },
+}
+
+/// A new value of a queue's doorbell, as the device has read it, and what that brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DoorbellEvent {
+    /// The queue.
+    pub queue: u16,
+    /// The value.
+    pub tail: u32,
+    /// How many entries the driver has added since the value before.
+    pub added: u32,
+    /// How many entries are to be fetched now, the ones added among them.
+    pub waiting: u32,
+    /// The vector that interrupts for these entries' completions; none if the driver polls for them.
+    pub vector: Option<u16>,
 }
 
 /// A fault that was injected by a rule.

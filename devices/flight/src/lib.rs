@@ -25,8 +25,8 @@ mod recorder;
 mod sanitizer;
 
 pub use event::{
-    Backing, Dma, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent, Record,
-    WindowEvent, WindowId, WindowKind,
+    Backing, Dma, DoorbellEvent, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent,
+    Record, WindowEvent, WindowId, WindowKind,
 };
 pub use file::{Flight, FlightFile, Tail};
 pub use history::{Command, Fault, History, MappingLife, Moment, Surroundings, Teardown, Unmapped};

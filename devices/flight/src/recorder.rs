@@ -77,7 +77,10 @@ impl Recorder {
     /// Records an event. Those that change what is mapped or where windows are must come one after the other.
     pub fn record(&self, event: Event) {
         let wanted = match event {
-            Event::Begin { .. } | Event::End { .. } => self.wants_all(),
+            Event::Begin { .. }
+            | Event::End { .. }
+            | Event::Doorbell(_)
+            | Event::Interrupt { .. } => self.wants_all(),
             _ => true,
         };
         if !wanted {

@@ -212,7 +212,8 @@ impl Engine {
             // They are registers, which are never out of reach.
             let session = &mut self.data.session;
             let tail = pair.submission.doorbell.read(session).unwrap_or(0);
-            if !pair.submission.set_tail(tail, session) {
+            let vector = pair.completion.vector();
+            if !pair.submission.take_tail(tail, session, vector) {
                 self.notifier.report_bad_value();
             }
             let _ = pair.completion.take_head(&mut pair.interrupts, session);

@@ -1,6 +1,8 @@
 //! One line for each record, as `perf script` prints events.
 
-use peerbar_flight::{Direction, Event, Injection, Mapping, Origin, Outcome, Record, WindowKind};
+use peerbar_flight::{
+    Direction, DoorbellEvent, Event, Injection, Mapping, Origin, Outcome, Record, WindowKind,
+};
 use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 
 use super::behind::{Behind, window_name};
@@ -93,7 +95,21 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
         Event::Client(true) => "QEMU connects".to_owned(),
         Event::Client(false) => "QEMU leaves".to_owned(),
         Event::Injected(ref injection) => injected(device, injection),
+        Event::Doorbell(ref doorbell) => rung(doorbell),
+        Event::Interrupt { vector } => format!("interrupt, vector {vector}"),
     }
+}
+
+/// A new value of a doorbell, and what that brings.
+fn rung(doorbell: &DoorbellEvent) -> String {
+    let DoorbellEvent {
+        queue,
+        tail,
+        added,
+        waiting,
+        ..
+    } = doorbell;
+    format!("doorbell of queue {queue}: tail {tail}, {added} added, {waiting} to fetch")
 }
 
 /// A fault that was injected, by the text of its rule.

@@ -60,7 +60,7 @@ impl SubmissionQueue {
         cx: &mut Context,
         queues: usize,
     ) -> bool {
-        let Ok(has_entries) = self.poll(cx) else {
+        let Ok(has_entries) = self.poll(cx, completions.vector()) else {
             cx.fail(self.id, "its doorbell is not mapped");
             return false;
         };
@@ -85,13 +85,13 @@ impl SubmissionQueue {
         count > 0
     }
 
-    /// Reads the doorbell; whether there are commands to fetch.
-    fn poll(&mut self, cx: &mut Context) -> Result<bool, Unreachable> {
+    /// Reads the doorbell; whether there are commands to fetch, whose completions are signalled by `vector`.
+    fn poll(&mut self, cx: &mut Context, vector: Option<u16>) -> Result<bool, Unreachable> {
         let session = &mut cx.io.data.session;
         let tail = self.doorbell.read(session);
         // The entry comes from the guest's processor as the doorbell does, and may be on its way at the same time.
         session.prefetch(Purpose::Command, self.next_address(), SUBMISSION_BYTES);
-        if !self.set_tail(tail?, session) {
+        if !self.take_tail(tail?, session, vector) {
             cx.interrupts.notifier.report_bad_value();
         }
         Ok(self.has_entries())

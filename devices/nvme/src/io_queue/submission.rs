@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{DmaError, Origin, Purpose, Tag};
+use peerbar_dma::{DmaError, DoorbellEvent, Origin, Purpose, Session, Tag};
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::CompletionEntry;
 use peerbar_nvme_spec::registers::Doorbell;
@@ -11,7 +11,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::completion::{CompletionQueue, Permit};
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
-use super::ring::Ring;
+use super::ring::{Ring, distance};
 use crate::doorbell_page::DoorbellPage;
 
 /// Bytes of a submission queue entry.
@@ -84,6 +84,28 @@ impl SubmissionQueue {
             is_closing: false,
             doorbell: QueueDoorbell::new(page, Doorbell::SubmissionTail(id)),
         }
+    }
+
+    /// Takes over a value of the tail doorbell, as [`SubmissionQueue::set_tail`], and records a new one. The commands' completions
+    /// are signalled by `vector`.
+    pub(crate) fn take_tail(
+        &mut self,
+        value: u32,
+        session: &mut Session,
+        vector: Option<u16>,
+    ) -> bool {
+        let before = self.tail;
+        let is_valid = self.set_tail(value, session);
+        if self.tail != before {
+            session.requester().doorbell(|| DoorbellEvent {
+                queue: self.id,
+                tail: self.tail,
+                added: distance(before, self.tail, self.ring.entries),
+                waiting: distance(self.head, self.tail, self.ring.entries),
+                vector,
+            });
+        }
+        is_valid
     }
 
     /// Takes over a value of the tail doorbell; whether the queue can have it.

@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use peerbar_flight::{Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
+use peerbar_flight::{DoorbellEvent, Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 
@@ -72,6 +73,41 @@ fn flight_record_is_read_from_running_and_killed_daemons() {
         .iter()
         .filter(|record| matches!(record.event, Event::Map(m) if m.iova == RAM));
     assert_eq!(mapped.count(), 1);
+}
+
+#[test]
+fn command_is_recorded_between_doorbell_and_interrupt() {
+    /// VFIO_PCI_MSIX_IRQ_INDEX.
+    const MSI_X: u32 = 2;
+    let (_daemon, mut driver, _folder, file) = recorded();
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    driver.link().signal_by(MSI_X, event.as_fd());
+    let before = file.read().unwrap().records.len();
+    driver.serial();
+    rustix::io::read(&event, &mut [0; 8]).unwrap();
+    let flight = file.read().unwrap();
+    let steps = flight.records.get(before..).unwrap();
+    let steps = steps.iter().filter_map(|record| match record.event {
+        Event::Doorbell(doorbell) => {
+            let DoorbellEvent { queue, vector, .. } = doorbell;
+            let numbers = (queue, vector, doorbell.added, doorbell.waiting);
+            assert_eq!(numbers, (0, Some(0), 1, 1));
+            Some("doorbell")
+        }
+        Event::Begin { .. } => Some("begin"),
+        Event::End { .. } => Some("end"),
+        Event::Interrupt { vector: 0 } => Some("interrupt"),
+        _ => None,
+    });
+    let steps: Vec<_> = steps.collect();
+    assert_eq!(steps, ["doorbell", "begin", "end", "interrupt"]);
+    // Its queue has no interrupts.
+    assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
+    let flight = file.read().unwrap();
+    let polled = |event: &Event| matches!(event, Event::Doorbell(rung) if (rung.queue, rung.tail, rung.vector) == (1, 1, None));
+    assert_eq!(count(&flight, polled), 1);
+    let interrupt = |event: &Event| matches!(event, Event::Interrupt { .. });
+    assert_eq!(count(&flight, interrupt), 1);
 }
 
 #[test]

@@ -8,8 +8,9 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use peerbar_dma::{MemoryFile, Requester};
+use peerbar_dma::{DoorbellEvent, MemoryFile, Requester};
 use peerbar_file_ring::{FileRing, RingFile};
+use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_pci::{InterruptMode, Interrupts};
@@ -522,4 +523,41 @@ fn reset_waits_for_data_and_drops_its_command() {
     scene.create_queues();
     scene.read(1, FAST, 3);
     assert_eq!(scene.wait(1), (3, 0));
+}
+
+#[test]
+fn batch_of_commands_is_one_doorbell_in_the_record() {
+    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk0.flight");
+    let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();
+    scene.requester.record_in(recorder);
+    let mut entry = SubmissionEntry::new_zeroed();
+    entry.opcode = NvmOpcode::Flush as u8;
+    entry.nsid = U32::new(FAST);
+    for batch in [3, 1] {
+        scene.submit(1, &vec![entry; batch]);
+        for _ in 0..batch {
+            assert_eq!(scene.wait(1), (0, 0));
+        }
+    }
+    let flight = FlightFile::open(&path).unwrap().read().unwrap();
+    let rung = flight
+        .records
+        .iter()
+        .filter_map(|record| match record.event {
+            Event::Doorbell(doorbell) => Some(doorbell),
+            _ => None,
+        });
+    let rung: Vec<_> = rung.collect();
+    let expected = [(3, 3), (0, 1)].map(|(tail, added)| DoorbellEvent {
+        queue: 1,
+        tail,
+        added,
+        waiting: added,
+        vector: Some(1),
+    });
+    assert_eq!(rung, expected);
 }
