@@ -55,6 +55,16 @@ fn flows(from: &str, to: &str) -> String {
     )
 }
 
+/// How many flows lead from a doorbell by a command to the interrupt that reports its completion, and end where the guest takes that.
+const FROM_DOORBELL_TO_GUEST: &str = "select count(*) as n from (select 1 from (\
+    select f.trace_id as flow, f.slice_out as slice from flow f union select f.trace_id, f.slice_in from flow f) e \
+    join slice s on e.slice = s.id join track t on s.track_id = t.id group by e.flow having \
+    min(iif(t.name glob 'nvme* queue ? (*)', s.ts, null)) <= min(iif(t.name glob 'queue ?: doorbells', s.ts, null)) and \
+    min(iif(t.name glob 'queue ?: doorbells', s.ts, null)) < min(iif(t.name glob 'queue ?', s.ts, null)) and \
+    min(iif(t.name glob 'queue ?', s.ts, null)) < min(iif(t.name glob 'queue ?: completions', s.ts, null)) and \
+    min(iif(t.name glob 'queue ?: completions', s.ts, null)) < min(iif(t.name = 'interrupts', s.ts, null)) and \
+    max(iif(t.name glob 'nvme*: completions', s.ts, null)) is not null)";
+
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
@@ -76,9 +86,12 @@ fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
         Some(commands),
         "{contents}"
     );
-    let (submitted, completed) = (
-        flows("nvme* queue ? (*)", "queue ?"),
-        flows("queue ?: completions", "nvme*: completions"),
+    let of_devices = contents["devices"].as_array().unwrap().iter();
+    let interrupts = of_devices.map(|device| device["interrupts"].as_u64().unwrap());
+    let interrupts: u64 = interrupts.sum();
+    let (submitted, announced) = (
+        flows("nvme* queue ? (*)", "queue ?: doorbells"),
+        flows("queue ?: doorbells", "queue ?"),
     );
     let rows = queried(
         &folder.join("runs/latest/trace.pftrace"),
@@ -87,10 +100,13 @@ fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
             "select count(*) as n from slice where dur < 0",
             "select s.name from slice s join track t on s.track_id = t.id where t.name = 'checks' order by s.ts",
             &submitted,
-            &completed,
+            &announced,
             "select count(*) as n from slice s join track t on s.track_id = t.id where t.name = 'DMA' and s.name glob '* peer'",
             "select max(c.value) as n from counter c join track t on c.track_id = t.id join track p on t.parent_id = p.id \
              where t.name = 'payload by peer' and p.name = 'disk1'",
+            FROM_DOORBELL_TO_GUEST,
+            "select count(*) as n from slice s join track t on s.track_id = t.id where t.name glob 'queue ?'",
+            "select count(*) as n from slice s join track t on s.track_id = t.id where t.name = 'interrupts'",
         ],
     )
     .unwrap();
@@ -106,7 +122,9 @@ fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
         "disk0 to disk1 through disk0's memory",
     ];
     assert_eq!(checks, expected);
-    assert_eq!((number(3), number(4)), (commands as f64, commands as f64));
+    assert_eq!((number(3), number(7)), (commands as f64, commands as f64));
+    assert_eq!(number(4), number(8), "each command has a doorbell");
+    assert!(interrupts > 0 && number(9) == interrupts as f64);
     assert!(number(5) > 0.0);
     let results = fs::read(folder.join("runs/latest/results.json")).unwrap();
     let results: Value = serde_json::from_slice(&results).unwrap();

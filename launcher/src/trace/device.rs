@@ -1,12 +1,13 @@
-//! What a device did, from its flight record: commands by queue, DMA, mappings, faults, bytes by route.
+//! What a device did, from its flight record: doorbells, commands by queue, interrupts, DMA, mappings, faults, bytes by route.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use peerbar_flight::{Dma, Event, Origin, Outcome, Purpose, Record, Route};
+use peerbar_flight::{Dma, DoorbellEvent, Event, Origin, Outcome, Purpose, Record, Route};
 
 use super::file::{Argument, TimedEvent, TraceFile, Track};
 use super::lanes;
+use super::signals::Signals;
 use crate::iommu::line::{access, direction, event, operation, range, span};
 use crate::iommu::recorded::{Recorded, RecordedDevice};
 
@@ -17,12 +18,18 @@ pub(super) struct RecordedCommand {
     pub(super) queue: u16,
     /// Its number there.
     pub(super) number: u32,
-    opcode: u8,
+    /// What it asks.
+    pub(super) opcode: u8,
     /// When it began.
     pub(super) begun: u64,
     /// When it was complete; none if the record ends before.
     pub(super) ended: Option<u64>,
-    status: u16,
+    /// When the device read the doorbell that announced it.
+    pub(super) announced: Option<u64>,
+    /// When the client was signalled to interrupt for its completion and no other.
+    pub(super) interrupted: Option<u64>,
+    /// How it ended; 0 if it succeeded.
+    pub(super) status: u16,
     /// What joins all that belongs to it.
     pub(super) flow: u64,
 }
@@ -31,6 +38,9 @@ pub(super) struct RecordedCommand {
 pub(super) struct Activity {
     /// Its commands in the order of their begins.
     pub(super) commands: Vec<RecordedCommand>,
+    /// By queue.
+    doorbells: Vec<(u16, TimedEvent)>,
+    interrupts: Vec<TimedEvent>,
     dmas: Vec<TimedEvent>,
     faults: Vec<TimedEvent>,
     mappings: Vec<TimedEvent>,
@@ -39,11 +49,28 @@ pub(super) struct Activity {
     last: u64,
 }
 
+/// What was begun and has not ended, as the records are read.
+#[derive(Default)]
+struct OpenCommands {
+    /// The commands that have not ended.
+    running: HashMap<Origin, usize>,
+    signals: Signals,
+}
+
+/// What was recorded of a queue.
+#[derive(Default)]
+struct Queue<'a> {
+    doorbells: Vec<TimedEvent>,
+    commands: Vec<&'a RecordedCommand>,
+}
+
 impl Activity {
     /// Sorts what a device recorded. `number` is its place among the devices.
     pub(super) fn of(recorded: &Recorded, device: &RecordedDevice, number: usize) -> Self {
         let mut activity = Self {
             commands: Vec::new(),
+            doorbells: Vec::new(),
+            interrupts: Vec::new(),
             dmas: Vec::new(),
             faults: Vec::new(),
             mappings: Vec::new(),
@@ -55,22 +82,25 @@ impl Activity {
                 .last()
                 .map_or(0, |record| record.nanos),
         };
-        let mut running = HashMap::new();
+        let mut open = OpenCommands::default();
         for record in &device.flight.records {
             match record.event {
+                Event::Doorbell(ref doorbell) => {
+                    open.signals.rung(doorbell, activity.doorbells.len());
+                    let doorbell = (doorbell.queue, rung(doorbell, record.nanos));
+                    activity.doorbells.push(doorbell);
+                }
                 Event::Begin { origin, opcode } => {
-                    activity.begin(&mut running, origin, opcode, record, number);
+                    activity.begin(&mut open, origin, opcode, record, number);
                 }
                 Event::End { origin, status } => {
-                    let command = running.remove(&origin);
-                    let command = command.and_then(|index: usize| activity.commands.get_mut(index));
-                    if let Some(command) = command {
-                        command.ended = Some(record.nanos);
-                        command.status = status;
-                    }
+                    activity.end(&mut open, origin, status, record.nanos);
+                }
+                Event::Interrupt { vector } => {
+                    activity.interrupt(&mut open, vector, record.nanos);
                 }
                 Event::Dma(ref dma) => {
-                    let command = running.get(&dma.origin);
+                    let command = open.running.get(&dma.origin);
                     let flow = command.and_then(|index| activity.commands.get(*index));
                     let flow = flow.map(|command| command.flow);
                     activity.dma(dma, record.nanos, flow);
@@ -79,6 +109,9 @@ impl Activity {
                     activity.mappings.push(mapping(recorded, device, record));
                 }
                 _ => {
+                    if record.event == Event::Reset(true) {
+                        open.signals.reset();
+                    }
                     let what = event(recorded, device, &record.event);
                     let change = TimedEvent::instant(record.nanos, what);
                     activity.changes.push(change);
@@ -90,7 +123,7 @@ impl Activity {
 
     fn begin(
         &mut self,
-        running: &mut HashMap<Origin, usize>,
+        open: &mut OpenCommands,
         origin: Origin,
         opcode: u8,
         record: &Record,
@@ -100,19 +133,53 @@ impl Activity {
             return;
         };
         // Its number is used again, so the end of the one before is lost.
-        let before = running.insert(origin, self.commands.len());
+        let before = open.running.insert(origin, self.commands.len());
         if let Some(before) = before.and_then(|index| self.commands.get_mut(index)) {
             before.ended = Some(record.nanos);
         }
+        let flow = (device as u64 + 1) << 48 | record.sequence & 0xffff_ffff_ffff;
+        let doorbell = open.signals.begun(queue);
+        let doorbell = doorbell.and_then(|index| self.doorbells.get_mut(index));
         self.commands.push(RecordedCommand {
             queue,
             number: command,
             opcode,
             begun: record.nanos,
             ended: None,
+            announced: doorbell.as_ref().map(|(_, doorbell)| doorbell.from),
+            interrupted: None,
             status: 0,
-            flow: (device as u64 + 1) << 48 | record.sequence & 0xffff_ffff_ffff,
+            flow,
         });
+        if let Some((_, doorbell)) = doorbell {
+            doorbell.flows.push(flow);
+        }
+    }
+
+    fn end(&mut self, open: &mut OpenCommands, origin: Origin, status: u16, at: u64) {
+        let command = open.running.remove(&origin);
+        let command = command.and_then(|index| Some((index, self.commands.get_mut(index)?)));
+        if let Some((index, command)) = command {
+            command.ended = Some(at);
+            command.status = status;
+            open.signals.ended(command.queue, index);
+        }
+    }
+
+    fn interrupt(&mut self, open: &mut OpenCommands, vector: u16, at: u64) {
+        let reported = open.signals.interrupted(vector);
+        if let [index] = *reported
+            && let Some(command) = self.commands.get_mut(index)
+        {
+            command.interrupted = Some(at);
+        }
+        let commands = reported.iter();
+        let commands = commands.filter_map(|index| self.commands.get(*index));
+        let flows: Vec<u64> = commands.map(|command| command.flow).collect();
+        let event = TimedEvent::instant(at, format!("vector {vector}"))
+            .with("commands", Argument::Number(flows.len() as u64))
+            .in_flows(flows);
+        self.interrupts.push(event);
     }
 
     fn dma(&mut self, dma: &Dma, at: u64, flow: Option<u64>) {
@@ -127,7 +194,7 @@ impl Activity {
                 .with("address", Argument::Address(dma.address))
                 .with("bytes", Argument::Number(dma.len))
                 .with("for", Argument::Text(dma.origin.to_string()))
-                .in_flow(flow)
+                .in_flows(flow)
         };
         let from = at.saturating_sub(dma.took);
         let name = format!("{} {}", direction(dma.direction), dma.route.word());
@@ -138,6 +205,11 @@ impl Activity {
         } else if dma.purpose == Purpose::Payload {
             self.payload.push((at, dma.route, dma.len));
         }
+    }
+
+    /// How many doorbells and interrupts there are.
+    pub(super) fn signal_counts(&self) -> (usize, usize) {
+        (self.doorbells.len(), self.interrupts.len())
     }
 
     /// How many segments of DMA there are, and how many of them failed.
@@ -166,21 +238,28 @@ impl Activity {
                 lanes::add(file, name, group, events)?;
             }
         }
-        let mut queues: BTreeMap<u16, Vec<&RecordedCommand>> = BTreeMap::new();
-        for command in &self.commands {
-            queues.entry(command.queue).or_default().push(command);
+        let mut queues: BTreeMap<u16, Queue<'_>> = BTreeMap::new();
+        for (queue, doorbell) in self.doorbells {
+            queues.entry(queue).or_default().doorbells.push(doorbell);
         }
-        for (queue, commands) in queues {
-            let name = match (device.is_nvme, queue) {
+        for command in &self.commands {
+            let queue = queues.entry(command.queue).or_default();
+            queue.commands.push(command);
+        }
+        for (number, queue) in queues {
+            let name = match (device.is_nvme, number) {
                 (true, 0) => "admin queue".to_owned(),
-                (true, queue) => format!("queue {queue}"),
+                (true, number) => format!("queue {number}"),
                 (false, channel) => format!("channel {channel}"),
             };
-            let slices = commands.iter().map(|each| slice(device, each, self.last));
+            lanes::add(file, &format!("{name}: doorbells"), group, queue.doorbells)?;
+            let commands = queue.commands.iter();
+            let slices = commands.clone().map(|each| slice(device, each, self.last));
             lanes::add(file, &name, group, slices.collect())?;
-            let ends = commands.iter().filter_map(|command| completion(command));
+            let ends = commands.filter_map(|command| completion(command));
             lanes::add(file, &format!("{name}: completions"), group, ends.collect())?;
         }
+        lanes::add(file, "interrupts", group, self.interrupts)?;
         lanes::add(file, "DMA", group, self.dmas)?;
         counters(file, group, self.payload)
     }
@@ -191,11 +270,18 @@ fn slice(device: &RecordedDevice, command: &RecordedCommand, last: u64) -> Timed
     let name = operation(device.is_nvme, origin, command.opcode);
     let slice = TimedEvent::slice(command.begun, command.ended.unwrap_or(last), name)
         .with("command", Argument::Number(command.number.into()))
-        .in_flow(Some(command.flow));
+        .in_flows([command.flow]);
     match command.ended {
         Some(_) => slice.with("status", Argument::Number(command.status.into())),
         None => slice.with("status", Argument::Word("not complete")),
     }
+}
+
+fn rung(doorbell: &DoorbellEvent, at: u64) -> TimedEvent {
+    TimedEvent::instant(at, "doorbell")
+        .with("tail", Argument::Number(doorbell.tail.into()))
+        .with("added", Argument::Number(doorbell.added.into()))
+        .with("to fetch", Argument::Number(doorbell.waiting.into()))
 }
 
 fn completion(command: &RecordedCommand) -> Option<TimedEvent> {
@@ -207,7 +293,7 @@ fn completion(command: &RecordedCommand) -> Option<TimedEvent> {
     let event = TimedEvent::instant(command.ended?, name)
         .with("command", Argument::Number(command.number.into()))
         .with("status", Argument::Number(command.status.into()));
-    Some(event.in_flow(Some(command.flow)))
+    Some(event.in_flows([command.flow]))
 }
 
 fn mapping(recorded: &Recorded, device: &RecordedDevice, record: &Record) -> TimedEvent {

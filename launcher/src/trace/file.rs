@@ -49,10 +49,8 @@ pub(super) struct TimedEvent {
     pub(super) name: String,
     /// More about it.
     pub(super) arguments: Vec<(&'static str, Argument)>,
-    /// The flow that it is a part of.
-    pub(super) flow: Option<u64>,
-    /// Whether its flow ends with it.
-    pub(super) ends_flow: bool,
+    /// The flows that it is a part of: one for each command that it concerns.
+    pub(super) flows: Vec<u64>,
 }
 
 impl TimedEvent {
@@ -63,8 +61,7 @@ impl TimedEvent {
             to: None,
             name: name.into(),
             arguments: Vec::new(),
-            flow: None,
-            ends_flow: false,
+            flows: Vec::new(),
         }
     }
 
@@ -82,9 +79,10 @@ impl TimedEvent {
         self
     }
 
-    /// As a part of a flow.
-    pub(super) fn in_flow(self, flow: Option<u64>) -> Self {
-        Self { flow, ..self }
+    /// As a part of these flows, too.
+    pub(super) fn in_flows(mut self, flows: impl IntoIterator<Item = u64>) -> Self {
+        self.flows.extend(flows);
+        self
     }
 }
 
@@ -184,15 +182,13 @@ impl<W: Write> TraceFile<W> {
         let arguments = event.arguments.iter();
         let arguments = arguments.map(|(key, value)| self.annotation(key, value, &mut fresh));
         let debug_annotations = arguments.collect();
-        let flow = |wanted| event.flow.filter(|_| event.ends_flow == wanted);
         let first = TrackEvent {
             debug_annotations,
             kind: if event.to.is_some() { 1 } else { 3 },
             name_iid: Some(name),
             track_uuid: track.0,
             counter_value: None,
-            flow_ids: flow(false).into_iter().collect(),
-            terminating_flow_ids: flow(true).into_iter().collect(),
+            flow_ids: event.flows.clone(),
         };
         self.track_event(event.from, first, fresh)?;
         let Some(to) = event.to else {

@@ -15,6 +15,8 @@ use super::lanes;
 const ROUNDING: u64 = 500;
 /// A device takes a command up within this many nanoseconds, if it is not known when the command was complete.
 const LONGEST: u64 = 1_000_000_000;
+/// The driver waits at least this many nanoseconds for an interrupt before it looks for a completion by itself (`nvme_core.io_timeout`).
+const TIME_OUT: u64 = 1_000_000_000;
 /// How often commands are found and the clock is known better by them.
 const ROUNDS: u32 = 3;
 
@@ -123,22 +125,27 @@ impl GuestActivity {
         }
     }
 
-    /// What the commands show of the clocks: a device takes a command up after its submission, and the driver takes the
-    /// completion after the device's end.
+    /// What the commands show of the clocks: a device reads the doorbell after the submission, and the driver takes the
+    /// completion after the device's end. It takes that of a command which is alone after the interrupt, too. Others it may take
+    /// while it is at work on an earlier interrupt.
     fn bounds(&self, devices: &DeviceCommands<'_>) -> impl Iterator<Item = Bound> {
-        self.commands.iter().flat_map(|command| {
+        let commands = self.commands.iter().zip(alone(&self.commands));
+        commands.flat_map(|(command, is_alone)| {
             let recorded = command
                 .found
                 .and_then(|(device, index)| devices.get(device)?.1.get(index));
             let submitted = recorded.map(|recorded| Bound {
                 guest: command.submitted.saturating_sub(ROUNDING),
                 earliest: None,
-                latest: Some(recorded.begun),
+                latest: recorded.announced.or(Some(recorded.begun)),
             });
             let completed = recorded.and_then(|recorded| {
+                let ended = recorded.ended?;
+                let in_time = |at: &u64| is_alone && at.saturating_sub(ended) < TIME_OUT;
+                let interrupted = recorded.interrupted.filter(in_time);
                 Some(Bound {
                     guest: command.completed?.saturating_add(ROUNDING),
-                    earliest: Some(recorded.ended?),
+                    earliest: interrupted.or(Some(ended)),
                     latest: None,
                 })
             });
@@ -216,7 +223,7 @@ impl GuestActivity {
         TimedEvent::slice(from, to, name)
             .with("command", Argument::Number(command.about.number.into()))
             .with("text", Argument::Text(command.text.clone()))
-            .in_flow(flow(command, devices))
+            .in_flows(flow(command, devices))
     }
 
     fn completion(
@@ -226,17 +233,34 @@ impl GuestActivity {
     ) -> Option<TimedEvent> {
         let event = TimedEvent::instant(self.clock.host(command.completed?), "complete")
             .with("command", Argument::Number(command.about.number.into()))
-            .in_flow(flow(command, devices));
-        Some(TimedEvent {
-            ends_flow: true,
-            ..event
-        })
+            .in_flows(flow(command, devices));
+        Some(event)
     }
 }
 
 fn flow(command: &GuestCommand, devices: &DeviceCommands<'_>) -> Option<u64> {
     let (device, index) = command.found?;
     Some(devices.get(device)?.1.get(index)?.flow)
+}
+
+/// Whether each command was the only one of its controller from its submission to its completion.
+fn alone(commands: &[GuestCommand]) -> Vec<bool> {
+    let mut alone = vec![true; commands.len()];
+    // By controller the latest completion so far, and whose it is.
+    let mut latest: HashMap<&str, (u64, usize)> = HashMap::new();
+    for (number, command) in commands.iter().enumerate() {
+        let own = (command.completed.unwrap_or(u64::MAX), number);
+        let controller = command.about.controller.as_str();
+        let before = latest.get(controller).copied();
+        let overlapped = before.filter(|(completed, _)| *completed >= command.submitted);
+        for (_, one) in overlapped.into_iter().chain(overlapped.map(|_| own)) {
+            if let Some(is_alone) = alone.get_mut(one) {
+                *is_alone = false;
+            }
+        }
+        latest.insert(controller, overlapped.map_or(own, |before| before.max(own)));
+    }
+    alone
 }
 
 fn is_command(event: &TimedKernelEvent) -> bool {
@@ -273,4 +297,95 @@ fn commands(trace: &KernelTrace) -> Vec<GuestCommand> {
         }
     }
     commands
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_report::ClockSample;
+
+    use super::*;
+
+    /// How far the guest's clock is behind.
+    const BEHIND: u64 = 7_000_000_000;
+    const START: u64 = 20_000_000_000;
+    const MILLISECOND: u64 = 1_000_000;
+
+    /// Commands from their submission until the guest takes their completion, in milliseconds, and what the device records: doorbell,
+    /// begin, end, and the interrupt if it is for one command alone.
+    type Times = ([u64; 2], [u64; 3], Option<u64>);
+
+    /// The guest's clock as a trace of these commands shows it, which is otherwise known to 40 ms.
+    fn clock(commands: &[Times]) -> GuestClock {
+        let host = |milliseconds: u64| START + milliseconds * MILLISECOND;
+        let guest = |milliseconds| host(milliseconds) - BEHIND;
+        let mut trace = KernelTrace::default();
+        let mut recorded = Vec::new();
+        for (number, (of_guest, of_device, interrupt)) in (1..).zip(commands) {
+            let about = DriverCommand {
+                controller: "nvme0".to_owned(),
+                queue: 1,
+                number,
+            };
+            let events =
+                [KernelEvent::Submit, KernelEvent::Complete].map(|event| event(about.clone()));
+            let events = events.into_iter().zip(of_guest);
+            trace
+                .events
+                .extend(events.map(|(event, at)| TimedKernelEvent {
+                    at: guest(*at),
+                    event,
+                    text: String::new(),
+                }));
+            let [announced, begun, ended] = of_device.map(host);
+            recorded.push(RecordedCommand {
+                queue: 1,
+                number,
+                opcode: 2,
+                begun,
+                ended: Some(ended),
+                announced: Some(announced),
+                interrupted: interrupt.map(host),
+                status: 0,
+                flow: number.into(),
+            });
+        }
+        trace.events.sort_by_key(|event| event.at);
+        let sample = |at| ClockSample {
+            before: guest(at - 40),
+            host: host(at),
+            after: guest(at + 40),
+        };
+        trace.notes = vec![TraceLine::Controller {
+            controller: "nvme0".to_owned(),
+            device: "disk0".to_owned(),
+        }];
+        trace
+            .notes
+            .extend([100, 900].map(|at| TraceLine::Clock(sample(at))));
+        let guest = GuestActivity::of(&trace, &[("disk0", &recorded)]).unwrap();
+        assert_eq!(guest.command_counts(), (commands.len(), commands.len()));
+        guest.clock
+    }
+
+    fn milliseconds(clock: &GuestClock) -> f64 {
+        clock.error / MILLISECOND as f64
+    }
+
+    #[test]
+    fn doorbell_and_interrupt_of_a_lone_command_bound_the_clock() {
+        let times = |at: u64| ([at, at + 30], [at + 1, at + 10, at + 20], Some(at + 29));
+        let clock = clock(&[times(200), times(400), times(600)]);
+        assert!((0.9..1.1).contains(&milliseconds(&clock)), "{clock:?}");
+    }
+
+    #[test]
+    fn completion_before_its_interrupt_does_not_mislead_the_clock() {
+        // The handler of the first one's interrupt takes the second one's completion, too.
+        let first = ([200, 230], [201, 210, 219], Some(229));
+        let second = ([205, 231], [206, 211, 229], Some(239));
+        let clock = clock(&[first, second]);
+        assert!((1.4..1.6).contains(&milliseconds(&clock)), "{clock:?}");
+        let off = clock.host(START - BEHIND).abs_diff(START) as f64;
+        assert!(off <= clock.error + 1.0, "{off} {clock:?}");
+    }
 }

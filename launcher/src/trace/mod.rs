@@ -8,6 +8,7 @@ mod guest;
 mod kernel_events;
 mod lanes;
 mod proto;
+mod signals;
 #[cfg(test)]
 mod tests;
 
@@ -51,6 +52,8 @@ struct Contents {
 struct DeviceContents {
     name: String,
     commands: usize,
+    doorbells: usize,
+    interrupts: usize,
     dmas: usize,
     mapping_changes: usize,
     faults: usize,
@@ -151,10 +154,13 @@ impl Inputs {
         };
         drop(commands);
         for (device, activity) in devices.iter().zip(activities) {
+            let (doorbells, interrupts) = activity.signal_counts();
             let (dmas, faults) = activity.dma_counts();
             contents.devices.push(DeviceContents {
                 name: device.name.clone(),
                 commands: activity.commands.len(),
+                doorbells,
+                interrupts,
                 dmas,
                 mapping_changes: activity.mapping_changes(),
                 faults,
@@ -235,12 +241,14 @@ fn text(contents: &Contents) -> String {
         let DeviceContents {
             name,
             commands,
+            doorbells,
+            interrupts,
             dmas,
             mapping_changes,
             faults,
         } = device;
         text += &format!(
-            "  {name}: {commands} commands, {dmas} DMAs, {faults} of which failed, {mapping_changes} maps and unmaps\n"
+            "  {name}: {commands} commands, {doorbells} doorbells, {interrupts} interrupts, {dmas} DMAs, {faults} of which failed, {mapping_changes} maps and unmaps\n"
         );
     }
     if let Some(guest) = &contents.guest {

@@ -92,8 +92,6 @@ pub(super) struct TrackEvent {
     pub(super) counter_value: Option<i64>,
     #[prost(fixed64, repeated, packed = "false", tag = "47")]
     pub(super) flow_ids: Vec<u64>,
-    #[prost(fixed64, repeated, packed = "false", tag = "48")]
-    pub(super) terminating_flow_ids: Vec<u64>,
 }
 
 /// An argument of an event.
