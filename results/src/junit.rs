@@ -7,14 +7,15 @@ use peerbar_lab::results::{CheckResult, CheckStatus, RunResults, SubtestResult};
 use peerbar_report::Nested;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use crate::collection::Collection;
+use crate::collection::{Collection, ReportedRun};
 use crate::matrix::MatrixResults;
 
-/// A suite for each run and each matrix. What is missing of shards is a suite of its own, with an error for each.
+/// A suite for each run and each matrix. Runs of one scenario have suites and classes of their own by [`Collection::run_names`], since
+/// readers tell cases apart by class and name. What is missing of shards is a suite of its own, with an error for each.
 pub fn junit(collection: &Collection) -> anyhow::Result<String> {
     let mut report = Report::new("peerbar");
-    let runs = collection.runs.iter();
-    report.add_test_suites(runs.map(|run| run_suite(&run.results, &run.console_tail())));
+    let runs = collection.run_names().into_iter().zip(&collection.runs);
+    report.add_test_suites(runs.map(|(name, run)| run_suite(&name, run)));
     report.add_test_suites(collection.matrices.iter().map(matrix_suite));
     if !collection.missing.is_empty() {
         let mut suite = TestSuite::new("missing");
@@ -27,8 +28,9 @@ pub fn junit(collection: &Collection) -> anyhow::Result<String> {
     Ok(report.to_string()?)
 }
 
-fn run_suite(run: &RunResults, console: &str) -> TestSuite {
-    let mut suite = TestSuite::new(&run.scenario);
+fn run_suite(name: &str, reported: &ReportedRun) -> TestSuite {
+    let run = &reported.results;
+    let mut suite = TestSuite::new(name);
     suite.set_timestamp(run.started);
     suite.set_time(duration(run.seconds));
     let versions = &run.versions;
@@ -40,8 +42,8 @@ fn run_suite(run: &RunResults, console: &str) -> TestSuite {
         suite.add_property((name, version.as_str()));
     }
     let class = |kind: Option<&str>| match kind {
-        Some(kind) => format!("peerbar.{}.{kind}", run.scenario),
-        None => format!("peerbar.{}", run.scenario),
+        Some(kind) => format!("peerbar.{name}.{kind}"),
+        None => format!("peerbar.{name}"),
     };
     for check in &run.checks {
         let class = class(check.kind.as_deref());
@@ -62,6 +64,7 @@ fn run_suite(run: &RunResults, console: &str) -> TestSuite {
     if let Some(reason) = beyond_its_checks(run) {
         let status = non_success(NonSuccessKind::Error, outcome_word(run), &reason);
         suite.add_test_case(case(&class(None), "the run as a whole", status));
+        let console = reported.console_tail();
         if !console.is_empty() {
             suite.set_system_out(console);
         }
@@ -167,7 +170,6 @@ fn duration(seconds: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collection::ReportedRun;
     use crate::samples;
 
     fn written(run: RunResults) -> String {
@@ -220,6 +222,32 @@ mod tests {
 </testsuites>
 "##;
         assert_eq!(written(samples::run()), expected);
+    }
+
+    #[test]
+    fn repeated_runs_have_suites_and_cases_of_their_own() {
+        let run = || ReportedRun::of(samples::run());
+        let mut other = run();
+        other.results.scenario = "other".to_owned();
+        let written = junit(&Collection {
+            runs: vec![run(), other, run()],
+            ..Collection::default()
+        })
+        .unwrap();
+        let lines = |start: &str| -> Vec<String> {
+            let lines = written.lines().map(str::trim_start);
+            let found = lines.filter_map(|line| line.strip_prefix(start));
+            let ends = found.map(|line| line.rsplit_once("\" t").map_or(line, |(start, _)| start));
+            ends.map(str::to_owned).collect()
+        };
+        let suites: Vec<_> = lines("<testsuite name=\"");
+        let names = suites.iter().filter_map(|suite| suite.split('"').next());
+        assert_eq!(names.collect::<Vec<_>>(), ["demo #1", "other", "demo #2"]);
+        let cases = lines("<testcase ");
+        let mut distinct = cases.clone();
+        distinct.sort();
+        distinct.dedup();
+        assert_eq!((cases.len(), distinct.len()), (21, 21), "{written}");
     }
 
     #[test]
