@@ -22,6 +22,7 @@ mod kmemleak;
 mod kmsg;
 mod launcher;
 mod mapped_buffer;
+mod module_options;
 mod modules;
 mod mounts;
 mod network;

@@ -10,12 +10,16 @@ use anyhow::{Context, bail};
 use rustix::io::Errno;
 use rustix::system::finit_module;
 
+use crate::module_options;
+
 const DIRECTORY: &str = "/modules";
 
 /// The modules of the initramfs, and which of them have been asked for. Several threads may load some at once.
 #[derive(Debug)]
 pub(crate) struct Modules {
     index: Index,
+    /// The kernel's command line.
+    command_line: String,
     asked_for: Mutex<AskedFor>,
 }
 
@@ -26,7 +30,7 @@ struct AskedFor {
 }
 
 impl Modules {
-    /// Reads `/modules/index`. A kernel without modules has none.
+    /// Reads `/modules/index`, which a kernel without modules lacks, and the kernel's command line.
     pub(crate) fn open() -> anyhow::Result<Self> {
         let path = PathBuf::from(DIRECTORY).join("index");
         let text = match fs::read_to_string(&path) {
@@ -35,11 +39,14 @@ impl Modules {
         };
         Ok(Modules {
             index: Index::parse(&text),
+            command_line: fs::read_to_string("/proc/cmdline")
+                .context("cannot read /proc/cmdline")?,
             asked_for: Mutex::default(),
         })
     }
 
-    /// Loads `name` with `parameters`, its dependencies before it. One that is loaded already is fine; one that the
+    /// Loads `name` with `parameters`, its dependencies before it. Each module also has those that the kernel's command line has for
+    /// it, which come last and so win. One that is loaded already is fine; one that the
     /// initramfs does not have is taken as built into the kernel. One that another thread is loading is waited for, by the
     /// kernel.
     pub(crate) fn load(&self, name: &str, parameters: &str) -> anyhow::Result<()> {
@@ -60,7 +67,8 @@ impl Modules {
                 ""
             };
             if !self.asked_for().loaded.contains(&module) {
-                insert(&module, own)?;
+                let appended = module_options::of(&self.command_line, &module);
+                insert(&module, format!("{own} {appended}").trim())?;
                 self.asked_for().loaded.insert(module);
             }
         }
@@ -134,7 +142,7 @@ impl Index {
 }
 
 /// The kernel takes `-` and `_` in a module's name as the same.
-fn normal(name: &str) -> String {
+pub(crate) fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
 
