@@ -103,7 +103,7 @@ impl Vectors {
         };
         requester.note_injected(Origin::Device, &fired);
         match fired.action {
-            Action::Drop => 0,
+            Action::Drop | Action::LinkDown(_) => 0,
             Action::Duplicate => 2,
             Action::Delay(by) => {
                 let messages = self.messages.clone();
