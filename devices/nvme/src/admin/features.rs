@@ -354,9 +354,11 @@ impl Engine {
         if fid == fid::VOLATILE_WRITE_CACHE && !VolatileWriteCache::from_bits(dword).wce() {
             // Without a cache no Flush will come for what is in it.
             self.storage.set_write_cache(false);
+            // Else it stays as it was: on, or off already.
+            let before = self.admin.features.write_cache();
             self.storage
                 .flush_all()
-                .inspect_err(|_| self.storage.set_write_cache(true))?;
+                .inspect_err(|_| self.storage.set_write_cache(before))?;
         }
         let result = self.admin.features.set_value(fid, dword, indexes)?;
         self.apply_features();
