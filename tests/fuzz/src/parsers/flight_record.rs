@@ -30,7 +30,11 @@ pub fn run(data: &[u8]) {
     let (findings, judged) = Sanitizer::of(&flight);
     let history = History::of(&flight);
     assert_eq!(judged.mappings.len(), history.mappings.len());
-    assert_eq!(judged.current_count(), history.current().count());
+    // A mapping whose middle is unmapped is one still.
+    let current = history.mappings.iter().filter(|life| life.unmapped.is_none());
+    assert_eq!(current.count(), history.current_count());
+    assert_eq!(judged.current_count(), history.current_count());
+    assert!(history.current().count() >= history.current_count());
     for (mapping, life) in history.current() {
         assert!(mapping.iova <= mapping.last);
         assert!(life.mapping.iova <= mapping.iova && mapping.last <= life.mapping.last);
