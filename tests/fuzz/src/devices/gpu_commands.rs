@@ -16,7 +16,7 @@ use model::{BadCommand, Entry, Memories, PAGE, PAGES, RAM, RAM_AT, VRAM};
 const REGISTERS: u32 = 0;
 const CONFIG_SPACE: u32 = 7;
 /// Steps of an input, at most.
-const STEPS: usize = 64;
+const STEPS: usize = 24;
 /// Rings have this many entries and lie one after the other, at the end of guest memory, where no command of the model reaches.
 const ENTRIES: u32 = 8;
 const RINGS_AT: u64 = model::RINGS_AT;

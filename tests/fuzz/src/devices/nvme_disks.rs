@@ -17,7 +17,7 @@ use faulty_disk::{DISK, FaultyDisk, Kind, Shared};
 const REGISTERS: u32 = 0;
 const CONFIG_SPACE: u32 = 7;
 /// Steps of an input, at most.
-const STEPS: usize = 64;
+const STEPS: usize = 32;
 const NAMESPACES: usize = 2;
 
 /// Guest memory: queues, a PRP list, the ranges of a Deallocate, and data. Behind its end nothing is mapped.
@@ -30,7 +30,7 @@ const CQ: u64 = 0x4000;
 const LIST: u64 = 0x5000;
 const RANGES: u64 = 0x6000;
 const DATA: u64 = 0x10000;
-const PAGES: u64 = 32;
+const PAGES: u64 = 12;
 const ENTRIES: u16 = 16;
 
 const FLUSH: u8 = 0;
@@ -642,7 +642,7 @@ impl Work {
         let blocks = DISK as u64 / block;
         let [choice, start, count, place, hole] = input.array()?.map(u64::from);
         let offset = u64::from(input.u16()?);
-        let longest = (32 << 10) / block;
+        let longest = (16 << 10) / block;
         Some(Self {
             namespace: (choice & 1) as usize,
             // Sometimes at or beyond the end.
@@ -651,8 +651,8 @@ impl Work {
             block,
             offset: offset & 0xffc,
             first_page: place % PAGES,
-            stride: [1, 3, 31, 17][(choice >> 1 & 3) as usize],
-            hole: (hole < 32).then_some(hole % 9),
+            stride: [1, 5, 7, 11][(choice >> 1 & 3) as usize],
+            hole: (hole < 32).then_some(hole % 5),
             fua: choice & 0x80 != 0,
         })
     }

@@ -15,8 +15,11 @@ use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_socket_file::descriptors::{MAX_DESCRIPTORS, send, wait_until};
 use peerbar_vfio_user::{Options, Stop, serve};
 use rustix::event::{EventfdFlags, PollFlags, epoll, eventfd};
-use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, inotify};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 const CONFIG: u32 = 7;
 const REGISTERS: u32 = 0;
@@ -77,6 +80,10 @@ enum Kind {
     Path,
     Null,
     Zero,
+    Timer,
+    Inotify,
+    Process,
+    Packets,
 }
 
 impl Kind {
@@ -114,6 +121,13 @@ impl Kind {
             Self::Path => open("/", OFlags::PATH),
             Self::Null => open("/dev/null", OFlags::RDWR),
             Self::Zero => open("/dev/zero", OFlags::RDWR),
+            Self::Timer => timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC),
+            Self::Inotify => inotify::init(inotify::CreateFlags::CLOEXEC),
+            Self::Process => pidfd_open(getpid(), PidfdFlags::empty()),
+            Self::Packets => {
+                let flags = SocketFlags::CLOEXEC;
+                Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?.0)
+            }
         }
     }
 }
@@ -199,7 +213,7 @@ impl Client {
             Step::Fill(which, value) => {
                 if let Some((kind, fd)) = self.which(*which)
                     // A write to the others may raise SIGPIPE.
-                    && !matches!(kind, Kind::Socket | Kind::PipeWrite)
+                    && !matches!(kind, Kind::Socket | Kind::Packets | Kind::PipeWrite)
                 {
                     let set = |flags| rustix::fs::fcntl_setfl(fd, flags);
                     // As far as it can be written without waiting.

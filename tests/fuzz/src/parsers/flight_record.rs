@@ -31,7 +31,10 @@ pub fn run(data: &[u8]) {
     let history = History::of(&flight);
     assert_eq!(judged.mappings.len(), history.mappings.len());
     // A mapping whose middle is unmapped is one still.
-    let current = history.mappings.iter().filter(|life| life.unmapped.is_none());
+    let current = history
+        .mappings
+        .iter()
+        .filter(|life| life.unmapped.is_none());
     assert_eq!(current.count(), history.current_count());
     assert_eq!(judged.current_count(), history.current_count());
     assert!(history.current().count() >= history.current_count());

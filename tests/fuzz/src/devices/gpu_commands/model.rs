@@ -76,7 +76,12 @@ impl Entry {
         for (bit, place) in places.iter_mut().enumerate() {
             *place = near(input.u16()?, spaces & 1 << bit != 0);
         }
-        let length = u64::from(input.u16()? & 0x3fff);
+        // Short ones reach every edge, too, and are faster.
+        let length = match input.u16()? {
+            length @ 0..0x4000 => length,
+            length => length & 0x3ff,
+        };
+        let length = u64::from(length);
         let fence = near(input.u16()?, flags & 4 != 0);
         let fence = if flags & 0x80 == 0 {
             fence & !15

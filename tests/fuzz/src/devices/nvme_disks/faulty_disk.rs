@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use peerbar_nvme::Disk;
 
 /// Bytes of a disk.
-pub(super) const DISK: usize = 64 << 10;
+pub(super) const DISK: usize = 32 << 10;
 
 const EIO: i32 = 5;
 const EMFILE: i32 = 24;
