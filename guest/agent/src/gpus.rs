@@ -35,7 +35,7 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Opens it anew, with a channel of its own.
+    /// Opens it again, with a channel of its own.
     pub(crate) fn open(&self) -> anyhow::Result<peerbar_gds::Gpu> {
         peerbar_gds::Gpu::open(self.node).with_context(|| format!("GPU {}", self.name))
     }
@@ -53,6 +53,21 @@ impl Gpu {
     /// Its p2pmem.
     pub(crate) fn pool(&self) -> Pool {
         Pool::of(&self.pci)
+    }
+
+    /// How many bytes of its VRAM are free.
+    pub(crate) fn free_vram(&self) -> anyhow::Result<u64> {
+        Ok(self.pool().state()?.available)
+    }
+
+    /// Fails unless as much VRAM is free as `before`.
+    pub(crate) fn check_free_vram(&self, before: u64) -> anyhow::Result<()> {
+        let after = self.free_vram()?;
+        ensure!(
+            after == before,
+            "{before} bytes of VRAM were free, now {after} are"
+        );
+        Ok(())
     }
 
     /// Its properties, for messages.

@@ -20,8 +20,7 @@ impl Run for GpuFences {
         let opened = gpu.open()?;
         guest.load_module("vgem")?;
         let card = guest.uevents.wait_for(PATIENCE, vgem::open)?;
-        let free = || anyhow::Ok(gpu.pool().state()?.available);
-        let before = free()?;
+        let before = gpu.free_vram()?;
         let buffer = opened.allocate(BYTES)?;
         let dma_buf = buffer.export()?;
         let fence = vgem::Fence::on(&card, &dma_buf)?;
@@ -31,20 +30,14 @@ impl Run for GpuFences {
             other => bail!("a revoke was to end with ETIMEDOUT, but: {other:?}"),
         }
         drop((dma_buf, buffer));
-        let meanwhile = free()?;
+        let meanwhile = gpu.free_vram()?;
         fence.signal()?;
         ensure!(
             meanwhile == before - BYTES,
             "{before} bytes of VRAM were free, and {meanwhile} while a fence was still on {BYTES} of them"
         );
-        guest.uevents.wait_for(PATIENCE, || {
-            let after = free()?;
-            ensure!(
-                after == before,
-                "{before} bytes of VRAM were free, now {after} are"
-            );
-            Ok(())
-        })?;
+        let uevents = &guest.uevents;
+        uevents.wait_for(PATIENCE, || gpu.check_free_vram(before))?;
         Ok(Outcome::Passed)
     }
 }

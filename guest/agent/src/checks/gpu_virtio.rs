@@ -60,8 +60,7 @@ fn for_virtio_gpu(
     (guest, gpu): (&GuestContext, &Gpu),
     card: &Card,
 ) -> anyhow::Result<()> {
-    let free = || anyhow::Ok(gpu.pool().state()?.available);
-    let before = free()?;
+    let before = gpu.free_vram()?;
     let buffer = bench.gpu.allocate(HALF)?;
     let dma_buf = buffer.export()?;
     is_refused(card, &dma_buf, libc::EOPNOTSUPP)?;
@@ -80,14 +79,8 @@ fn for_virtio_gpu(
     bench.is_refused(&imported).context("once it is revoked")?;
     drop((imported, dma_buf, buffer));
     // The last user may be a worker of the kernel.
-    guest.uevents.wait_for(PATIENCE, || {
-        let after = free()?;
-        ensure!(
-            after == before,
-            "{before} bytes of VRAM were free, now {after} are"
-        );
-        Ok(())
-    })
+    let uevents = &guest.uevents;
+    uevents.wait_for(PATIENCE, || gpu.check_free_vram(before))
 }
 
 fn is_refused(card: &Card, dma_buf: &OwnedFd, wanted: i32) -> anyhow::Result<()> {
