@@ -128,24 +128,12 @@ impl<'a> Guest<'a> {
         let plan = plan.context("cannot write the plan")? + "\n";
         events.add_listener(EventSource::Report, report);
         let trace = match scenario.machine.trace {
-            true => {
-                events.add_listener(EventSource::Trace, listen(&sockets.trace())?);
-                let file = folder.file(GUEST_TRACE)?;
-                Some(BoundedFile::new(file, LARGEST_TRACE))
-            }
+            true => Some(listen_for_trace(&mut events, sockets, folder)?),
             false => None,
         };
         let started = Instant::now();
         let mut qemu = spawn(&command, Stdio::piped())?;
-        let qemu_said = qemu.take_stderr().context("QEMU has no standard error")?;
-        let said = qemu_said.as_fd().try_clone_to_owned();
-        let said = said.context("cannot share QEMU's output")?;
-        events.add_bytes(
-            EventSource::Console,
-            qemu.take_stdout().context("QEMU has no standard output")?,
-        );
-        events.add_bytes(EventSource::QemuLog, File::from(said));
-        events.add_child(EventSource::Qemu, qemu.pidfd())?;
+        let qemu_said = add_qemu(&mut events, &mut qemu)?;
         for (index, server) in servers.iter().enumerate() {
             events.add_child(EventSource::Server(index), server.child.pidfd())?;
         }
@@ -391,6 +379,28 @@ fn stage(
     let files = guest_files::stage(&wanted, folder.path())?;
     artifacts.built.stage(&files, &artifacts.guest.release)?;
     Ok(Some(files))
+}
+
+/// Listens for the guest's trace events; the file that gets them.
+fn listen_for_trace(
+    events: &mut Events<'_>,
+    sockets: &Sockets,
+    folder: &Folder,
+) -> anyhow::Result<BoundedFile> {
+    events.add_listener(EventSource::Trace, listen(&sockets.trace())?);
+    Ok(BoundedFile::new(folder.file(GUEST_TRACE)?, LARGEST_TRACE))
+}
+
+/// Adds QEMU's end, the console and QEMU's log, which is also returned.
+fn add_qemu(events: &mut Events<'_>, qemu: &mut Child) -> anyhow::Result<ChildStderr> {
+    let said = qemu.take_stderr().context("QEMU has no standard error")?;
+    let log = said.as_fd().try_clone_to_owned();
+    let log = log.context("cannot share QEMU's output")?;
+    let console = qemu.take_stdout().context("QEMU has no standard output")?;
+    events.add_bytes(EventSource::Console, console);
+    events.add_bytes(EventSource::QemuLog, File::from(log));
+    events.add_child(EventSource::Qemu, qemu.pidfd())?;
+    Ok(said)
 }
 
 /// The plan of `scenario` for a guest that may mount `shared`.

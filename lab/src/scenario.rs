@@ -58,7 +58,7 @@ use crate::iommu::Iommu;
 use crate::module_sources::ModuleSources;
 use crate::topology::Topology;
 
-const DEMO: &str = include_str!("../../../scenarios/demo.toml");
+const DEMO: &str = include_str!("../../scenarios/demo.toml");
 
 /// A scenario that makes sense.
 #[derive(Clone, Debug)]
@@ -218,7 +218,7 @@ impl Scenario {
     pub const DEMO_PATH: &str = "scenarios/demo.toml";
 
     /// A scenario to begin with, which has every key: those that are off behind a `#`.
-    pub const TEMPLATE: &str = include_str!("template.toml");
+    pub const TEMPLATE: &str = include_str!("scenario/template.toml");
 
     /// Reads a scenario file, or the shipped one of a bare name. Paths of images in it are relative to its folder.
     pub fn load(path: &Path) -> Result<Self, ScenarioError> {
@@ -551,9 +551,9 @@ mod tests {
         assert_eq!(firmware(qboot, ""), Ok(Firmware::Qboot));
         assert_eq!(firmware(seabios, ""), Ok(Firmware::Seabios));
         assert_eq!(firmware("", bridge), Ok(Firmware::Seabios));
-        let told = "x.toml:13: `firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below \
+        let output = "x.toml:13: `firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below \
                     b0: leave it out";
-        assert_eq!(firmware(qboot, bridge), Err(told.to_owned()));
+        assert_eq!(firmware(qboot, bridge), Err(output.to_owned()));
     }
 
     #[test]
@@ -564,12 +564,12 @@ mod tests {
         assert_eq!(scenario.checks.len(), all);
         let control = "the control: through guest RAM".to_owned();
         let unknown = scenario.select_checks(&[control.clone(), "x".to_owned()]);
-        let told = unknown.unwrap_err().to_string();
+        let output = unknown.unwrap_err().to_string();
         assert!(
-            told.starts_with("no check is named `x`: there is `"),
-            "{told}"
+            output.starts_with("no check is named `x`: there is `"),
+            "{output}"
         );
-        assert!(told.contains(&format!("`, `{control}`, `")), "{told}");
+        assert!(output.contains(&format!("`, `{control}`, `")), "{output}");
         scenario
             .select_checks(std::slice::from_ref(&control))
             .unwrap();
@@ -803,35 +803,35 @@ mod tests {
     #[test]
     fn mistake_in_what_is_brought_along_names_its_line() {
         let check = "[[check]]\nkind = \"provider\"\ndevice = \"d0\"\n";
-        let told =
+        let output =
             |top: &str| parse(format!("{top}\n{HEAD}cmb = \"2M\"\n{DISK}{check}")).unwrap_err();
         for name in ["x", "Rdma", "-a", "a b", "a,b", "é", ""] {
-            let error = told(&format!("packages = [\"{name}\"]"));
+            let error = output(&format!("packages = [\"{name}\"]"));
             let start = format!("x.toml:1: `packages`: `{name}` is no name of a Debian package");
             assert!(error.starts_with(&start), "{error}");
         }
-        let missing = told("files = { \"bin/x\" = \"no/such\" }");
+        let missing = output("files = { \"bin/x\" = \"no/such\" }");
         assert!(
             missing.starts_with("x.toml:1: `files`: no/such cannot be read"),
             "{missing}"
         );
-        let first = told("files = { \"z/x\" = \"no/first\", \"a/x\" = \"no/second\" }");
+        let first = output("files = { \"z/x\" = \"no/first\", \"a/x\" = \"no/second\" }");
         assert!(first.contains("no/first cannot be read"), "{first}");
-        let twice = told("files = { \"bin/x\" = \"src\", \"/usr/bin/x\" = \"src\" }");
+        let twice = output("files = { \"bin/x\" = \"src\", \"/usr/bin/x\" = \"src\" }");
         assert_eq!(twice, "x.toml:1: `usr/bin/x` is in `files` twice");
-        let hidden = told("files = { \"tmp/x\" = \"src\" }");
+        let hidden = output("files = { \"tmp/x\" = \"src\" }");
         assert!(hidden.contains("the guest mounts /tmp itself"), "{hidden}");
-        let folder = told("module = [{ path = \"no/such\" }]");
+        let folder = output("module = [{ path = \"no/such\" }]");
         assert!(
             folder.starts_with("x.toml:1: `path`: no/such is no folder"),
             "{folder}"
         );
-        let bare = told("module = [{ path = \"src\" }]");
+        let bare = output("module = [{ path = \"src\" }]");
         assert!(
             bare.starts_with("x.toml:1: `path`: src is no folder with a Kbuild or a Makefile"),
             "{bare}"
         );
-        let neither = told("module = [{ parameters = \"a=1\" }]");
+        let neither = output("module = [{ parameters = \"a=1\" }]");
         assert_eq!(
             neither,
             "x.toml:1: a [[module]] has a `name`, or the `path` of a folder to build"

@@ -134,24 +134,30 @@ fn of_software(
             return findings;
         }
     };
-    let written = tempfile::tempfile_in(cache.path()).map(drop);
-    let entries = cache.entries().unwrap_or_default();
-    let bytes = entries
-        .iter()
-        .fold(0u64, |sum, entry| sum.saturating_add(entry.bytes));
-    findings.push(software::cache(
-        cache.path(),
-        bytes,
-        written.map_err(|error| error.to_string()),
-    ));
+    findings.push(of_cache(cache));
     let qemu = present::qemu(own, cache);
-    let told = qemu.as_ref().map(|qemu| qemu.as_ref().map(described));
-    findings.push(software::qemu(told.map_err(ToString::to_string)));
+    let found = qemu.as_ref().map(|qemu| qemu.as_ref().map(described));
+    findings.push(software::qemu(found.map_err(ToString::to_string)));
     let tried = qemu.ok().flatten().map(|qemu| kvm::works(&qemu));
     findings.push(software::kvm(tried));
     let kernel = present::kernel(own, scenario, cache);
     let release = kernel.map(|kernel| kernel.map(|kernel| kernel.release));
     findings.push(software::kernel(release.map_err(|error| error.to_string())));
+    findings.push(of_tools(own, scenario, cache));
+    findings
+}
+
+fn of_cache(cache: &Cache) -> Finding {
+    let written = tempfile::tempfile_in(cache.path()).map(drop);
+    let entries = cache.entries().unwrap_or_default();
+    let bytes = entries
+        .iter()
+        .fold(0u64, |sum, entry| sum.saturating_add(entry.bytes));
+    let written = written.map_err(|error| error.to_string());
+    software::cache(cache.path(), bytes, written)
+}
+
+fn of_tools(own: &Own, scenario: &Scenario, cache: &Cache) -> Finding {
     let on_path = |name: &str| {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path).any(|folder| folder.join(name).is_file())
@@ -170,8 +176,7 @@ fn of_software(
         ),
         tool("make", "as gcc", needs_driver),
     ];
-    findings.push(software::tools(&tools, on_path));
-    findings
+    software::tools(&tools, on_path)
 }
 
 fn tool(name: &'static str, purpose: &'static str, is_needed: bool) -> Tool {

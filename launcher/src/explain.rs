@@ -192,7 +192,10 @@ device = "disk0"
         let case = Case::of_run(run).unwrap();
         assert!(explained(&case, &[Pair::of("a", "b")]).is_ok());
         let failure = explained(&case, &[Pair::of("gpu0", "b")]).map(|_| ());
-        let told = failure.unwrap_err().to_string();
-        assert!(told.contains("did not find both `gpu0` and `b`"), "{told}");
+        let message = failure.unwrap_err().to_string();
+        assert!(
+            message.contains("did not find both `gpu0` and `b`"),
+            "{message}"
+        );
     }
 }

@@ -205,9 +205,10 @@ mod tests {
     #[test]
     fn sanitized_run_with_lost_records_does_not_pass() {
         let more_than_the_ring_has = (1 << 20) + 1;
-        let told = complaint_of(&stray(more_than_the_ring_has), &[FindingKind::NeverMapped]);
+        let message = complaint_of(&stray(more_than_the_ring_has), &[FindingKind::NeverMapped]);
         assert!(
-            told.unwrap()
+            message
+                .unwrap()
                 .contains("has missed 2 records of disk0: let the scenario do less")
         );
     }

@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn program_mistake_names_its_line() {
-        for (lines, told) in [
+        for (lines, message) in [
             (
                 "path = \"..\"",
                 "x.toml:9: `path` is a folder: name the program in it by `program`",
@@ -165,37 +165,37 @@ mod tests {
             ),
         ] {
             let error = parse("".as_ref(), lines).unwrap_err();
-            assert!(error.starts_with(told), "{error}");
+            assert!(error.starts_with(message), "{error}");
         }
     }
 
     #[test]
     fn program_that_cannot_be_started_says_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
-        let told = |lines: &str| {
+        let message = |lines: &str| {
             let scenario = parse(folder.path(), lines).unwrap();
             let error = scenario.programs[0].is_runnable().unwrap_err().to_string();
             error.replace(&folder.path().display().to_string(), "~")
         };
         assert_eq!(
-            told("path = \"a\""),
+            message("path = \"a\""),
             "check `mine`: there is no ~/a: make it, write a `build`, or correct the path"
         );
         assert_eq!(
-            told("path = \"a\"\nbuild = \"make\""),
+            message("path = \"a\"\nbuild = \"make\""),
             "check `mine`: there is no ~/a: `make` does not make it: correct `build`, or the path"
         );
         let file = folder.path().join("a");
         fs::write(&file, "").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         assert_eq!(
-            told("path = \"a\""),
+            message("path = \"a\""),
             "check `mine`: ~/a is not executable: `chmod +x` it"
         );
         fs::remove_file(&file).unwrap();
         fs::create_dir(&file).unwrap();
         assert_eq!(
-            told("path = \"a\""),
+            message("path = \"a\""),
             "check `mine`: ~/a is a folder: name the program in it by `program`"
         );
     }

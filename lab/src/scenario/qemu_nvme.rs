@@ -7,7 +7,7 @@ use toml::Spanned;
 use super::error::Problem;
 use super::file::NvmeTable;
 
-/// Checks that `table` asks of QEMU's controller only what it is told on its command line.
+/// Checks that `table` asks of QEMU's controller only what its command line has options for.
 pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
     let keys = [
         ("link", span(&table.link)),

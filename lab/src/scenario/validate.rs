@@ -57,13 +57,8 @@ pub(super) fn scenario(
     let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let inventory = inventory(&nvmes, &gpus, &machine, tools, timeout);
-    let mut before_last = checks.iter().rev().skip(1);
-    before_last.try_for_each(CheckTable::may_be_followed)?;
-    let labels = checks.iter();
-    let labels = labels.map(|table| table.label().cloned().map(label).transpose());
-    let labels: Vec<Option<String>> = labels.collect::<Result<_, _>>()?;
-    let checks = checks.into_iter();
-    let checks = checks.map(|table| table.read(&inventory));
+    let labels = labels(&checks)?;
+    let checks = checks.into_iter().map(|table| table.read(&inventory));
     let mut checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
     let programs = program::place_all(&mut checks, &labels, folder)
         .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
@@ -101,7 +96,15 @@ pub(super) fn scenario(
     })
 }
 
-/// Something to look at, and a look at it.
+/// The names that the user gives to checks, whose order must be possible.
+fn labels(checks: &[CheckTable<'_>]) -> Result<Vec<Option<String>>, Problem> {
+    let mut before_last = checks.iter().rev().skip(1);
+    before_last.try_for_each(CheckTable::may_be_followed)?;
+    let names = checks.iter().map(|table| table.label().cloned());
+    names.map(|name| name.map(label).transpose()).collect()
+}
+
+/// Checks that there is a device, and a check or a person to use it.
 fn complete(file: &File, interactive: bool) -> Result<(), Problem> {
     let lacking = if file.nvme.is_empty() && file.gpu.is_empty() {
         "there is no device: add an [[nvme]] or a [[gpu]]"

@@ -30,7 +30,7 @@ pub(super) struct Description {
     sockets: BTreeMap<String, String>,
     /// QEMU's arguments.
     arguments: Vec<String>,
-    /// What the guest's kernel needs to be told.
+    /// The parameters that the guest's kernel needs.
     kernel_parameters: String,
     /// libvirt's domain.
     domain: String,

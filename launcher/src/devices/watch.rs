@@ -17,7 +17,7 @@ use crate::iommu;
 /// Faults of a device that are explained at once; a guest can cause millions.
 const FEW: usize = 4;
 
-/// The records and counters of all devices, as far as they were told of.
+/// The records and counters of all devices, as far as they have been printed.
 pub(super) struct Watch {
     folder: PathBuf,
     devices: Vec<WatchedDevice>,

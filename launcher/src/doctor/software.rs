@@ -58,7 +58,7 @@ pub(super) fn kernel(found: Result<Option<String>, String>) -> Finding {
     }
 }
 
-/// An error that ends with its way out after a semicolon is told as it is, any other with `mend`.
+/// An error that ends with its way out after a semicolon is printed as it is, any other with `mend`.
 fn split(probe: &'static str, error: &str, mend: &str) -> Finding {
     match error.rsplit_once("; ") {
         Some((found, way_out)) => Finding::failed(probe, found, way_out),
@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(kernel(Ok(Some("7.3.4".to_owned()))).state, State::Ok);
         let missing = ImageError::NoKernel { path: "/k".into() };
         let line = kernel(Err(missing.to_string())).line();
-        let told = "FAILED   kernel         no kernel at /k: give a bzImage, a vmlinux or a kernel build tree\n";
-        assert_eq!(line, told);
+        let message = "FAILED   kernel         no kernel at /k: give a bzImage, a vmlinux or a kernel build tree\n";
+        assert_eq!(line, message);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What to change for another outcome. Each change is tried on the rule before it is told.
+//! What to change for another outcome. Each change is tried on the rule before it is printed.
 
 use peerbar_rule::{AcsControl, Ascent, Decision, Hop, PciTree, Platform, Reason, Verdict};
 use serde::Serialize;
@@ -50,7 +50,8 @@ fn rank(verdict: Verdict) -> u8 {
     }
 }
 
-/// The guest's ports that redirect told not to. In a scenario ports have no addresses to name them by.
+/// The guest's PCI tree without redirection at its ports, and the kernel parameter for that. In a scenario ports have no addresses to
+/// name them by.
 fn without_redirection(case: &Case, now: &Decision) -> Option<(PciTree, String)> {
     let guest = case.guest.as_ref()?;
     let Reason::RootComplex {

@@ -77,13 +77,13 @@ mod tests {
             }));
         }
         let scenario = Scenario::demo().unwrap();
-        let told = of_run(folder.path(), &scenario);
+        let message = of_run(folder.path(), &scenario);
         let flight = FlightFile::open(&path).unwrap().read().unwrap();
         let [one, two] = lines(&flight).try_into().unwrap();
         let begins = "fault injected 2 times: `drop completion every=2`, last at ";
         assert!(one.starts_with(begins), "{one}");
         assert!(one.ends_with(" s: match 4, queue 1, command 7"), "{one}");
         assert!(two.starts_with("fault injected once: rule 2, "), "{two}");
-        assert_eq!(told, format!("disk0: {one}\ndisk0: {two}\n"));
+        assert_eq!(message, format!("disk0: {one}\ndisk0: {two}\n"));
     }
 }

@@ -9,14 +9,14 @@ use peerbar_lab::finished_run::EVIDENCE;
 
 /// What IOMMU drivers of Linux start their messages with.
 const DRIVERS: [&str; 4] = ["DMAR", "AMD-Vi", "virtio_iommu", "iommu"];
-/// How many lines are told of a DMA.
+/// How many lines of the log are shown for a DMA.
 const MOST: usize = 2;
 
 /// The guest's console, and which function is which device.
 #[derive(Default)]
 pub(super) struct Kernel {
     console: Vec<String>,
-    /// PCI address and name of each device, once the guest has told them.
+    /// PCI address and name of each device, once the guest has reported them.
     functions: Vec<(String, String)>,
 }
 

@@ -14,7 +14,7 @@ use peerbar_lab::size::human;
 
 /// Mappings and faults that are shown of a device unless all are wanted.
 pub(super) const FEW: usize = 16;
-/// How many times that it was turned off are told.
+/// How many changes to bus mastering off are shown.
 const LAST: usize = 3;
 
 /// Everything that is asked for, device after device, then what the sanitizer has found.
@@ -53,9 +53,9 @@ fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
 /// Why DMA of `device` failed, `most` of them; empty if none did.
 pub(super) fn faults(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let faults = &device.history.faults;
-    let told = faults.iter().take(most);
-    let told: String = told.map(|each| fault(recorded, device, each)).collect();
-    told + &rest(faults.len(), most)
+    let shown = faults.iter().take(most);
+    let lines: String = shown.map(|each| fault(recorded, device, each)).collect();
+    lines + &rest(faults.len(), most)
 }
 
 fn amount(mappings: &[Mapping]) -> String {
@@ -293,8 +293,8 @@ mod tests {
 
     #[test]
     fn times_are_told_in_the_unit_that_fits() {
-        let told = [999, 1_200_000, 2_500_000_000].map(|nanos| ago(nanos, 0));
-        assert_eq!(told, ["999 ns", "1.2 ms", "2.500 s"]);
+        let times = [999, 1_200_000, 2_500_000_000].map(|nanos| ago(nanos, 0));
+        assert_eq!(times, ["999 ns", "1.2 ms", "2.500 s"]);
     }
 
     #[test]

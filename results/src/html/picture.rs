@@ -248,27 +248,11 @@ fn lines<'a>(
             }
             (Route::GuestRam | Route::Upstream, owner) => {
                 climb(&mut points, &mut slots, layout, rows, branch);
-                let up = points.last().map_or(start, |(x, _)| *x);
-                let y = rows.root + TITLE + LANE / 2 + LANE * slots.next("root".to_owned());
-                points.push((up, y));
                 let end = match owner {
                     MemoryOwner::Device(name) => layout.find(name),
                     _ => None,
                 };
-                match end {
-                    Some((other, device)) => {
-                        let mut down = vec![(slot_x(&mut slots, device), rows.device)];
-                        climb(&mut down, &mut slots, layout, rows, other);
-                        let x = down.last().map_or(up, |(x, _)| *x);
-                        points.push((x, y));
-                        points.extend(down.into_iter().rev());
-                        ((up + x) / 2, y)
-                    }
-                    None => {
-                        points.push((8 + RAM_WIDTH, y));
-                        ((up + LEFT) / 2, y)
-                    }
-                }
+                cross_root(&mut points, &mut slots, layout, rows, end)
             }
         };
         Some(Line {
@@ -278,6 +262,29 @@ fn lines<'a>(
         })
     });
     lines.collect()
+}
+
+/// Continues `points` from a root port across the root, to guest RAM or down to a device; where the label goes.
+fn cross_root(
+    points: &mut Vec<(i32, i32)>,
+    slots: &mut Slots,
+    layout: &MachineLayout<'_>,
+    rows: &Rows,
+    end: Option<(usize, &DevicePlace<'_>)>,
+) -> (i32, i32) {
+    let up = points.last().map_or(LEFT, |(x, _)| *x);
+    let y = rows.root + TITLE + LANE / 2 + LANE * slots.next("root".to_owned());
+    points.push((up, y));
+    let Some((branch, device)) = end else {
+        points.push((8 + RAM_WIDTH, y));
+        return ((up + LEFT) / 2, y);
+    };
+    let mut down = vec![(slot_x(slots, device), rows.device)];
+    climb(&mut down, slots, layout, rows, branch);
+    let x = down.last().map_or(up, |(x, _)| *x);
+    points.push((x, y));
+    points.extend(down.into_iter().rev());
+    ((up + x) / 2, y)
 }
 
 /// The next free place at the upper edge of a device.
