@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(write(&mut atc, 0x20_1234), Some((0x1234, 0x1f_edcc)));
         assert_eq!(write(&mut atc, 0x40_0010), Some((0x20_0010, 0xff0)));
         assert_eq!(write(&mut atc, 0x200_1008), Some((0x200_1008, 0xff8)));
-        assert_eq!(write(&mut atc, 0x300_0000), None, "not told whose it is");
+        assert_eq!(write(&mut atc, 0x300_0000), None, "an unknown owner");
         assert_eq!(write(&mut atc, 0x500_0000), None, "not mapped");
         let counts = atc.counts(true);
         assert_eq!((counts.asked, counts.refused, counts.cached), (5, 2, 3));

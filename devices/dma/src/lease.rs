@@ -12,8 +12,8 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::fs::SealFlags;
 use rustix::mm::ProtFlags;
 
-use crate::memory::{MemoryError, MemoryFile};
-use crate::memory_pool::LentFile;
+use crate::lent_file::LentFile;
+use crate::memory::{Lease, MemoryError, MemoryFile};
 
 /// Bytes of the words' memory, and of a word.
 const BYTES: u64 = 4096;
@@ -73,26 +73,10 @@ impl PeerLeases {
     /// The lease of a window of this BAR.
     pub fn lease(&self, bar: u8, generation: u32) -> Lease {
         Lease {
-            words: self.0.clone(),
+            words: Arc::clone(&self.0),
             offset: u64::from(bar) * WORD,
             generation,
         }
-    }
-}
-
-/// The right to use a peer's window, until its owner ends it.
-#[derive(Clone, Debug)]
-pub struct Lease {
-    words: Arc<MemoryFile>,
-    offset: u64,
-    generation: u32,
-}
-
-impl Lease {
-    /// Whether it has ended, as of all accesses before this.
-    pub(crate) fn is_over(&self) -> bool {
-        fence(Ordering::SeqCst);
-        !matches!(self.words.load(self.offset), Ok(now) if now == self.generation)
     }
 }
 

@@ -37,14 +37,15 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use rustix::thread::{MembarrierCommand, membarrier};
 use vm_memory::MmapRegion;
 
-use crate::memory_pool;
+/// How many mappings of the client's memory files a process has at most, and as many of the peers'. Each has a descriptor.
+pub(crate) const MOST_MAPPINGS: usize = 512;
 
 /// The most ports of a switch (`MAX_PORTS` of peerbar-switch), each with leases.
 const MOST_PORTS: usize = 64;
 
 /// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
 /// ones until their last use ends.
-const SLOTS: usize = 2 * memory_pool::MOST + 2 * MOST_PORTS;
+const SLOTS: usize = 2 * MOST_MAPPINGS + 2 * MOST_PORTS;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
 /// Locked by a thread that takes or frees a slot.
@@ -164,7 +165,7 @@ impl LentMapping {
         let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
         if !self.loss_reported.swap(true, Relaxed) {
             log::warn!(
-                "{len:#x} bytes of lent memory were taken away by their owner: requests there fail until they are mapped anew"
+                "{len:#x} bytes of lent memory were taken away by their owner: requests there fail until they are mapped again"
             );
         }
         // SAFETY: the mapping exists, and no byte of it means anything.

@@ -7,8 +7,9 @@ use vm_memory::{
     GuestRegionCollection, MemoryRegionAddress, VolatileSlice,
 };
 
+use crate::lent_file::LentFile;
 use crate::memory::{MemoryError, Span};
-use crate::memory_pool::{LentFile, MemoryPool};
+use crate::memory_pool::MemoryPool;
 
 /// All of a guest's memory that a client lends.
 ///

@@ -149,7 +149,7 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// The most links of peers that are remembered; the switch numbers an endpoint anew whenever it attaches.
+    /// The most links of peers that are remembered; the switch gives an endpoint another number whenever it attaches.
     const MAX_PEERS: usize = 256;
 
     pub(crate) fn own(&self) -> Option<&Arc<Link>> {

@@ -280,7 +280,7 @@ mod tests {
         let file = crate::MemoryFile::create("test", 0x4000).unwrap();
         let span = pool
             .span(
-                crate::memory_pool::LentFile::new(file.file().try_clone().unwrap().into()),
+                crate::lent_file::LentFile::new(file.file().try_clone().unwrap().into()),
                 0x1000,
                 0x3000,
             )

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
 use rustix::mm::ProtFlags;
@@ -13,7 +13,6 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::buffer::Buffer;
 use crate::hints;
-use crate::lease::Lease;
 use crate::lent_memory::LentMapping;
 
 /// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
@@ -86,6 +85,22 @@ pub struct MappedMemory {
     size: u64,
     lent: Option<LentMapping>,
     lease: Option<Lease>,
+}
+
+/// The right to use a peer's window, until its owner ends it ([`crate::Leases`]).
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub(crate) words: Arc<MemoryFile>,
+    pub(crate) offset: u64,
+    pub(crate) generation: u32,
+}
+
+impl Lease {
+    /// Whether it has ended, as of all accesses before this.
+    pub(crate) fn is_over(&self) -> bool {
+        fence(Ordering::SeqCst);
+        !matches!(self.words.load(self.offset), Ok(now) if now == self.generation)
+    }
 }
 
 /// A memory file of this process as a whole, or a part of one that another process lends.

@@ -1,72 +1,19 @@
 //! The memory files that a client or the peers lend, each mapped once however many descriptors of it come.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{AtFlags, Statx, StatxFlags, fcntl_get_seals, makedev, statx};
 use rustix::mm::ProtFlags;
 
-use crate::lease::Lease;
-use crate::memory::{MemoryError, MemoryFile, Span};
+use crate::lent_file::LentFile;
+use crate::lent_memory::MOST_MAPPINGS;
+use crate::memory::{Lease, MemoryError, MemoryFile, Span};
 
 /// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual guest RAM is mapped as a
 /// whole: an IOMMU has the guest map it page by page, and unmap all but a few of them.
 const PIECE: u64 = 64 << 30;
 
-/// How many mappings a pool has at most, each with a descriptor.
-pub(crate) const MOST: usize = 512;
-
 /// How many bytes they have at most: an eighth of the address space of a process (x86-64, 2^47).
 const MOST_BYTES: u64 = 16 << 40;
-
-/// A descriptor of a memory file that the client or a peer lends, and the result of one statx(2) of it.
-#[derive(Debug)]
-pub(crate) struct LentFile {
-    fd: OwnedFd,
-    status: rustix::io::Result<Statx>,
-}
-
-impl LentFile {
-    /// Asks no other process or host about the file, which might not answer.
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let status = statx(&fd, "", flags, StatxFlags::INO | StatxFlags::SIZE);
-        Self { fd, status }
-    }
-
-    /// The number of its device; 0 if it is unknown.
-    pub(crate) fn device(&self) -> u64 {
-        self.status.map_or(0, |status| {
-            makedev(status.stx_dev_major, status.stx_dev_minor)
-        })
-    }
-
-    /// Its inode number; 0 if it is unknown.
-    pub(crate) fn inode(&self) -> u64 {
-        self.status.map_or(0, |status| status.stx_ino)
-    }
-
-    fn id(&self) -> (u64, u64) {
-        (self.device(), self.inode())
-    }
-
-    /// Whether page faults in it wait for nothing but this host's memory and disks. Only files in memory have seals
-    /// (fcntl(2), F_GET_SEALS). File systems without a block device, such as FUSE and NFS, have the major number 0.
-    fn is_local(&self) -> bool {
-        let on_disk = self.status.is_ok_and(|status| status.stx_dev_major != 0);
-        on_disk || fcntl_get_seals(&self.fd).is_ok()
-    }
-
-    /// The file, if it may be mapped.
-    pub(crate) fn local(self) -> Result<File, MemoryError> {
-        if self.is_local() {
-            Ok(File::from(self.fd))
-        } else {
-            Err(MemoryError::NotLocal)
-        }
-    }
-}
 
 /// A mapped part of a file.
 #[derive(Debug)]
@@ -174,7 +121,7 @@ impl MemoryPool {
             memory.is_some()
         });
         let mappings = self.pieces.len();
-        if mappings >= MOST || mapped.saturating_add(size) > MOST_BYTES {
+        if mappings >= MOST_MAPPINGS || mapped.saturating_add(size) > MOST_BYTES {
             return Err(MemoryError::TooMuch {
                 mappings,
                 mapped,
@@ -187,6 +134,9 @@ impl MemoryPool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     use super::*;
@@ -259,7 +209,7 @@ mod tests {
         let refused = span(&mut pool, &small, 0, 4096);
         assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
         drop(all);
-        let mut spans: Vec<_> = (0..MOST)
+        let mut spans: Vec<_> = (0..MOST_MAPPINGS)
             .map(|_| span(&mut pool, &memfd(4096), 0, 4096).unwrap())
             .collect();
         let refused = span(&mut pool, &small, 0, 4096);
@@ -292,9 +242,9 @@ mod tests {
         assert!(lost.file.read(0, &mut [0; 16]).is_err());
         ftruncate(&fd, 8192).unwrap();
         rustix::io::pwrite(&fd, &[7; 16], 0).unwrap();
-        let anew = span(&mut pool, &fd, 0, 8192).unwrap();
+        let again = span(&mut pool, &fd, 0, 8192).unwrap();
         let mut found = [0; 16];
-        anew.file.read(anew.offset, &mut found).unwrap();
+        again.file.read(again.offset, &mut found).unwrap();
         assert_eq!(found, [7; 16]);
         assert!(lost.file.read(0, &mut [0; 16]).is_err());
     }

@@ -8,7 +8,7 @@ use io_uring::types::Fd;
 use peerbar_dma::{DmaFault, Pinned, Span};
 use thiserror::Error;
 
-use crate::operation::Progress;
+use crate::progress::Progress;
 
 /// How much one step reads.
 pub(crate) const STEP: usize = 1 << 14;

@@ -14,6 +14,7 @@
 mod check;
 mod file;
 mod operation;
+mod progress;
 mod transfer;
 mod zeroing;
 
@@ -30,7 +31,8 @@ use peerbar_dma::{MemoryFile, Pinned, Span};
 pub use check::Differs;
 use check::{Check, STEP};
 pub use file::RingFile;
-use operation::{Operation, Progress, Work};
+use operation::{Operation, Work};
+use progress::Progress;
 use slab::Slab;
 use transfer::{Addresses, Transfer};
 use zeroing::Zeroing;
@@ -54,7 +56,7 @@ const OPERATIONS: [u8; 6] = [
     opcode::Writev::CODE,
 ];
 
-/// How long a wait lasts before the user is told.
+/// How long a wait lasts before it is logged.
 const PATIENCE: Timespec = Timespec::new().sec(10);
 
 /// Operations on files that the kernel carries out.

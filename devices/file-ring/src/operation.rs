@@ -9,6 +9,7 @@ use io_uring::types::{Fd, FsyncFlags};
 
 use crate::check::Check;
 use crate::file::RingFile;
+use crate::progress::Progress;
 use crate::transfer::Transfer;
 use crate::zeroing::Zeroing;
 
@@ -30,14 +31,6 @@ pub(crate) enum Work {
         offset: u64,
         len: u32,
     },
-}
-
-/// The progress of an operation after a step.
-pub(crate) enum Progress {
-    /// There is another step.
-    More,
-    /// It has ended.
-    Over(io::Result<()>),
 }
 
 impl<T> Operation<T> {

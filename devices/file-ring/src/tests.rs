@@ -1,4 +1,4 @@
-//! Transfers with files that are there, and with pipes, which are slow until they are told.
+//! Transfers with files that are there, and with pipes, which are slow until a test feeds them.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -10,7 +10,7 @@ use io_uring::types::Fd;
 use libc::{iovec, off_t};
 use peerbar_dma::{Direction, DmaFault, Pinned};
 
-use crate::operation::Progress;
+use crate::progress::Progress;
 
 /// The most parts of memory in one step (readv(2), IOV_MAX).
 const MOST: usize = 1024;

@@ -9,7 +9,7 @@ use io_uring::squeue::Entry;
 use io_uring::types::Fd;
 use rustix::fs::FallocateFlags;
 
-use crate::operation::Progress;
+use crate::progress::Progress;
 
 /// What one step writes.
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];

@@ -8,19 +8,8 @@ use peerbar_nvme_spec::command::nvm::BlockRange;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 
 use crate::data::DataPath;
-use crate::io::Ended;
+use crate::ended::Ended;
 use crate::job::Job;
-
-/// How often a completion is posted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Posting {
-    #[default]
-    Once,
-    /// A fault: never.
-    Never,
-    /// A fault: twice, if the queue has a free entry.
-    Twice,
-}
 
 /// What a worker holds back.
 pub(crate) enum Held {

@@ -11,10 +11,10 @@ use peerbar_file_ring::{FileRing, MOST};
 use peerbar_nvme_spec::command::nvm::BlockRange;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
-use zerocopy::little_endian::U16;
 
 use crate::data::DataPath;
-use crate::injected::{Held, HeldBack, Posting};
+use crate::ended::{Ended, Posting};
+use crate::injected::{Held, HeldBack};
 use crate::io_queue::completion::{Generation, Permit};
 use crate::job::{InProgress, Job, Work};
 use crate::namespace::{DirectAccess, Extent};
@@ -37,16 +37,6 @@ pub(crate) struct Io {
     /// Lists that are not in use: no command need allocate one.
     lists: Vec<Vec<Extent>>,
     held: HeldBack<Held>,
-}
-
-/// A command that has ended after the kernel worked on it.
-pub(crate) struct Ended {
-    /// The number of its submission queue.
-    pub(crate) queue: u16,
-    pub(crate) cid: U16,
-    pub(crate) permit: Permit,
-    pub(crate) status: Status,
-    pub(crate) posting: Posting,
 }
 
 /// What has been done and is not in the health yet.

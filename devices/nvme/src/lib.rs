@@ -39,6 +39,7 @@ mod controller;
 mod data;
 mod directory;
 mod doorbell_page;
+mod ended;
 mod engine;
 mod event_count;
 #[cfg_attr(feature = "loom", allow(dead_code, reason = "models have a double"))]

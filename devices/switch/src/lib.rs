@@ -21,7 +21,7 @@
 //! - **A peer that vanishes fails its partners' transfers.** Its windows stay claimed, with no owner, until an
 //!   endpoint of the same name attaches, another endpoint claims the addresses, or all have left. An endpoint that loses its
 //!   switch, or is cut off, loses all its peers. It attaches again as soon as it can, and its transfers to peers fail until it
-//!   has learned of all of them anew.
+//!   has learned of all of them again.
 //!
 //! # What does not hold
 //! - A copy that was in progress when its window was closed, in an endpoint that was stopped or cut off in the middle of it, ends
@@ -69,9 +69,10 @@ mod requests;
 mod server;
 mod socket;
 mod switch;
+mod switch_address;
 mod window;
 
-pub use attachment::{AttachError, Attachment};
+pub use attachment::Attachment;
 pub use config::Config;
 pub use limits::{
     ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS,
@@ -84,4 +85,5 @@ pub use packet::{Packet, WireError};
 pub use pci_hole::{NoPciHole, PciHole};
 pub use peerbar_socket_file::BindError;
 pub use server::{ServeError, serve};
+pub use switch_address::AttachError;
 pub use window::{BarBacking, BarWindow, Descriptor};

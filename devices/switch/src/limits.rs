@@ -11,6 +11,9 @@ pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 /// How long the switch waits until an endpoint acknowledges a change of a peer, and the peer's guest with it.
 pub const ACKNOWLEDGE_TIME_OUT: Duration = Duration::from_secs(2);
 
+/// How long an endpoint waits for its switch, which itself waits for [`ACKNOWLEDGE_TIME_OUT`] at most.
+pub(crate) const SWITCH_TIME_OUT: Duration = ACKNOWLEDGE_TIME_OUT.saturating_mul(2);
+
 /// The most endpoints that are attached at once, and the most vanished ones that keep their claims.
 pub const MAX_PORTS: usize = 64;
 

@@ -14,14 +14,11 @@ use rustix::net::{Shutdown, shutdown};
 use serde_bytes::ByteBuf;
 use thiserror::Error;
 
-use crate::attachment::Place;
-use crate::limits::{ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS};
+use crate::limits::{ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS, SWITCH_TIME_OUT};
 use crate::message::{LinkTiming, Message, Outcome, PortId, RequestError};
 use crate::socket;
+use crate::switch_address::SwitchAddress;
 use crate::window::{BarWindow, Descriptor};
-
-/// How long an endpoint waits for its switch, which itself waits for [`ACKNOWLEDGE_TIME_OUT`] at most.
-pub(crate) const SWITCH_TIME_OUT: Duration = ACKNOWLEDGE_TIME_OUT.saturating_mul(2);
 
 /// How long an endpoint waits for the reply of a peer, for which the switch waits for [`ENDPOINT_TIME_OUT`] at most.
 const REPLY_TIME_OUT: Duration = ENDPOINT_TIME_OUT.saturating_mul(2);
@@ -38,7 +35,7 @@ pub trait PeerHandler: Send + Sync {
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
     /// The link to the switch is lost, and with it every peer. Their windows belong to [`PortId::NOBODY`], which has none any more
-    /// once the endpoint is attached again and has learned of all peers anew.
+    /// once the endpoint is attached again and has learned of all peers again.
     fn lost(&self);
     /// A peer reads at a bus address.
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported>;
@@ -104,7 +101,7 @@ impl State {
 
 impl Link {
     pub(crate) fn start(
-        place: Place,
+        address: SwitchAddress,
         socket: OwnedFd,
         handler: Arc<dyn PeerHandler>,
     ) -> io::Result<Self> {
@@ -117,7 +114,7 @@ impl Link {
             .name("switch".to_owned())
             .spawn({
                 let shared = shared.clone();
-                move || shared.run(&place, handler.as_ref())
+                move || shared.run(&address, handler.as_ref())
             })?;
         Ok(Self {
             shared,
@@ -236,10 +233,10 @@ impl PeerRequests {
 
 impl Shared {
     /// The link's thread: attaches again whenever the link is lost.
-    fn run(&self, place: &Place, handler: &dyn PeerHandler) {
+    fn run(&self, address: &SwitchAddress, handler: &dyn PeerHandler) {
         loop {
             self.listen(handler);
-            if !self.attach_again(place) {
+            if !self.attach_again(address) {
                 return;
             }
             log::warn!("attached to the switch again");
@@ -273,8 +270,8 @@ impl Shared {
         log::info!("the link to the switch has ended: {end}");
     }
 
-    /// Tries to attach until it succeeds, or this endpoint leaves: false. The switch then learns anew what this endpoint has.
-    fn attach_again(&self, place: &Place) -> bool {
+    /// Tries to attach until it succeeds, or this endpoint leaves: false. The switch then learns again what this endpoint has.
+    fn attach_again(&self, address: &SwitchAddress) -> bool {
         loop {
             let mut state = self.state.lock();
             if !state.leaving {
@@ -283,7 +280,7 @@ impl Shared {
             if state.leaving {
                 return false;
             }
-            let socket = match place.connect() {
+            let socket = match address.connect() {
                 Ok(socket) => Arc::new(socket),
                 Err(error) => {
                     log::debug!("{error}");
@@ -293,7 +290,7 @@ impl Shared {
             // Before the lock is released: whoever sets `leaving` next hangs this one up.
             *self.socket.lock() = socket.clone();
             drop(state);
-            if let Err(error) = place.attach(&socket) {
+            if let Err(error) = address.attach(&socket) {
                 log::debug!("{error}");
                 continue;
             }

@@ -126,7 +126,7 @@ proptest! {
             }
         }
         match outcome {
-            Ok(()) => prop_assert_eq!(written, len, "a write that is told as done is done"),
+            Ok(()) => prop_assert_eq!(written, len, "a write reported as done is done"),
             Err(DmaError { cause: DmaFault::Wraps, .. }) => prop_assert_eq!(written, 0),
             Err(_) => prop_assert!(written < len),
         }

@@ -40,13 +40,13 @@ impl Events {
 
     /// The host has read log page `lid`: events that it tells of may be reported again.
     pub(crate) fn clear(&mut self, lid: u8) {
-        let told = match lid {
+        let kind = match lid {
             lid::ERROR => kind::ERROR,
             lid::SMART => kind::SMART,
             lid::CHANGED_NAMESPACES => kind::NOTICE,
             _ => return,
         };
-        self.masked_kinds &= !(1 << told);
+        self.masked_kinds &= !(1 << kind);
     }
 
     /// Gives a waiting request up, if there is one: how it completes.

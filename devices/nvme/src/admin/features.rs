@@ -388,7 +388,7 @@ impl Engine {
         Ok(places)
     }
 
-    /// A new threshold, or a new wish to be told, may make the temperature an event.
+    /// A new threshold, or an enabled notification, may make the temperature an event.
     fn check_temperature(&mut self) {
         let warning = self.admin.features.warning();
         if warning.temperature() && self.admin.features.wants(warning) {

@@ -7,8 +7,8 @@ use super::completion::CompletionQueue;
 use super::doorbell::Unreachable;
 use super::interrupt::QueueInterrupts;
 use super::submission::{Batch, Command, SUBMISSION_BYTES, SubmissionQueue};
-use crate::injected::Posting;
-use crate::io::{Ended, Io};
+use crate::ended::{Ended, Posting};
+use crate::io::Io;
 use crate::registers::Registers;
 
 /// At most as many commands of one queue are fetched before the next queue's turn.

@@ -171,7 +171,7 @@ mod tests {
         let error = FileBackend::open(&missing).err().unwrap();
         assert!(error.to_string().contains("missing.img"), "{error}");
         assert!(!missing.exists());
-        // What is there might hold data: no advice to make it anew.
+        // What is there might hold data: no advice to create it again.
         let error = FileBackend::open(folder.path()).err().unwrap();
         assert!(!error.to_string().contains("truncate"), "{error}");
     }

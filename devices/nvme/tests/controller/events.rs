@@ -94,8 +94,8 @@ fn a_request_that_is_aborted_says_so() {
     let waiting = driver.submit(0, async_event_request());
     let aborting = driver.submit(0, abort(0, waiting));
     let entries = [driver.take(0), driver.take(0)];
-    let told = entries.map(|entry| (entry.cid, entry.code(), entry.dw0));
-    assert_eq!(told, [(waiting, sc::ABORT_REQ, 0), (aborting, 0, 0)]);
+    let ended = entries.map(|entry| (entry.cid, entry.code(), entry.dw0));
+    assert_eq!(ended, [(waiting, sc::ABORT_REQ, 0), (aborting, 0, 0)]);
     assert_eq!(driver.ok(0, abort(0, waiting)), 1, "nothing to abort");
     assert_eq!(driver.ok(0, abort(1, waiting)), 1, "nothing to abort");
 }

@@ -195,7 +195,7 @@ impl Machine {
         self.device().dma_unmap(span).unwrap();
     }
 
-    /// Maps guest RAM anew, page by page, neighbours far from each other.
+    /// Maps guest RAM again, page by page, neighbours far from each other.
     pub(crate) fn scatter_ram(&self) {
         self.unmap(RAM, RAM_BYTES);
         self.0.layout.set(Layout::Scattered);

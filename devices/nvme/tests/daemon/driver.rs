@@ -139,7 +139,7 @@ impl<L: Link> Driver<L> {
         self.link.borrow_mut()
     }
 
-    /// The client and guest RAM, to be brought up anew.
+    /// The client and guest RAM, to be brought up again.
     pub(crate) fn into_parts(self) -> (L, File) {
         let Self {
             link,

@@ -1,6 +1,6 @@
 //! The library's own link: its handler's calls, and when the others get the acknowledgement.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
@@ -13,36 +13,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::raw::{Daemon, Endpoint, announce, registers};
 
-/// Takes all changes.
-struct Quiet;
+/// Calls a function for each change of a peer, and refuses all requests.
+struct OnChange<F>(F);
 
-impl PeerHandler for Quiet {
-    fn peer(&self, _: PortId, _: Vec<BarWindow>, _: &Descriptor) {}
-
-    fn link(&self, _: PortId, _: LinkTiming) {}
-
-    fn lost(&self) {}
-
-    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), Unsupported> {
-        Err(Unsupported)
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Unsupported> {
-        Err(Unsupported)
-    }
-}
-
-/// Reports each change and blocks until the test releases it.
-struct Slow {
-    changes: Sender<PortId>,
-    released: Mutex<Receiver<()>>,
-}
-
-impl PeerHandler for Slow {
+impl<F: Fn(PortId) + Send + Sync> PeerHandler for OnChange<F> {
     fn peer(&self, peer: PortId, _: Vec<BarWindow>, _: &Descriptor) {
-        self.changes.send(peer).unwrap();
-        // Fails if the test has failed.
-        let _ = self.released.lock().unwrap().recv();
+        (self.0)(peer);
     }
 
     fn link(&self, _: PortId, _: LinkTiming) {}
@@ -63,10 +39,13 @@ fn a_change_is_acknowledged_only_when_the_neighbour_goes_by_it() {
     let daemon = Daemon::start(&[]);
     let (a, port) = Endpoint::attach(&daemon.path, "a");
     let ((changes, changed), (release, released)) = (channel(), channel());
-    let handler = Slow {
-        changes,
-        released: Mutex::new(released),
-    };
+    let released = Mutex::new(released);
+    // Reports each change and blocks until the test releases it.
+    let handler = OnChange(move |peer| {
+        changes.send(peer).unwrap();
+        // Fails if the test has failed.
+        let _: Result<(), _> = released.lock().unwrap().recv();
+    });
     let attachment = Attachment::new(&daemon.path, "slow").unwrap();
     let _link = attachment.start(Arc::new(handler)).unwrap();
     // Dropped before the link, which waits for the handler.
@@ -85,7 +64,7 @@ fn a_stopped_switch_is_given_up_in_time_and_found_again() {
     let daemon = Daemon::start(&[]);
     let pid = Pid::from_child(&daemon.child);
     let attachment = Attachment::new(&daemon.path, "endpoint").unwrap();
-    let link = attachment.start(Arc::new(Quiet)).unwrap();
+    let link = attachment.start(Arc::new(OnChange(|_| ()))).unwrap();
     let none = Descriptor::default();
     assert_eq!(link.announce(vec![registers(0x1000)], &none), Ok(()));
     kill_process(pid, Signal::STOP).unwrap();
@@ -108,7 +87,7 @@ fn announcement_beside_that_of_an_attachment_waits_for_it() {
     let daemon = Daemon::start(&[]);
     let pid = Pid::from_child(&daemon.child);
     let attachment = Attachment::new(&daemon.path, "endpoint").unwrap();
-    let link = attachment.start(Arc::new(Quiet)).unwrap();
+    let link = attachment.start(Arc::new(OnChange(|_| ()))).unwrap();
     let (peer, _) = Endpoint::attach(&daemon.path, "peer");
     let none = Descriptor::default();
     kill_process(pid, Signal::STOP).unwrap();

@@ -1,0 +1,57 @@
+//! A memory file that another process lends, before it is mapped.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{AtFlags, Statx, StatxFlags, fcntl_get_seals, makedev, statx};
+
+use crate::memory::MemoryError;
+
+/// A descriptor of a memory file that the client or a peer lends, and the result of one statx(2) of it.
+#[derive(Debug)]
+pub(crate) struct LentFile {
+    fd: OwnedFd,
+    pub(crate) status: rustix::io::Result<Statx>,
+}
+
+impl LentFile {
+    /// Asks no other process or host about the file, which might not answer.
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let status = statx(&fd, "", flags, StatxFlags::INO | StatxFlags::SIZE);
+        Self { fd, status }
+    }
+
+    /// The number of its device; 0 if it is unknown.
+    pub(crate) fn device(&self) -> u64 {
+        self.status.map_or(0, |status| {
+            makedev(status.stx_dev_major, status.stx_dev_minor)
+        })
+    }
+
+    /// Its inode number; 0 if it is unknown.
+    pub(crate) fn inode(&self) -> u64 {
+        self.status.map_or(0, |status| status.stx_ino)
+    }
+
+    /// The numbers of its device and inode.
+    pub(crate) fn id(&self) -> (u64, u64) {
+        (self.device(), self.inode())
+    }
+
+    /// Whether page faults in it wait for nothing but this host's memory and disks. Only files in memory have seals
+    /// (fcntl(2), F_GET_SEALS). File systems without a block device, such as FUSE and NFS, have the major number 0.
+    fn is_local(&self) -> bool {
+        let on_disk = self.status.is_ok_and(|status| status.stx_dev_major != 0);
+        on_disk || fcntl_get_seals(&self.fd).is_ok()
+    }
+
+    /// The file, if it may be mapped.
+    pub(crate) fn local(self) -> Result<File, MemoryError> {
+        if self.is_local() {
+            Ok(File::from(self.fd))
+        } else {
+            Err(MemoryError::NotLocal)
+        }
+    }
+}
