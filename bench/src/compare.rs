@@ -55,11 +55,11 @@ fn differences(first: &Report, second: &Report) -> String {
     };
     let (first, second) = (of(first), of(second));
     let names: BTreeSet<&String> = first.keys().chain(second.keys()).collect();
-    let told = names.into_iter().filter_map(|name| {
+    let lines = names.into_iter().filter_map(|name| {
         let [a, b] = [&first, &second].map(|all| all.get(name).map_or("", String::as_str));
         (a != b).then(|| format!("they differ in {name}: `{a}` and `{b}`\n"))
     });
-    told.collect()
+    lines.collect()
 }
 
 /// The figures that stand beside something else in `second`.
@@ -68,14 +68,14 @@ fn other_yardsticks(first: &Report, second: &Report) -> String {
         let b = second.figures.iter().find(|b| b.name == a.name)?;
         (a.beside.what != b.beside.what).then_some((a, b))
     });
-    let told = pairs.map(|(a, b)| {
+    let lines = pairs.map(|(a, b)| {
         let name = &a.name;
         format!(
             "they differ in what {name} stands beside: `{}` and `{}`\n",
             a.beside.what, b.beside.what
         )
     });
-    told.collect()
+    lines.collect()
 }
 
 fn row(a: &Figure, b: Option<&Figure>) -> [String; 8] {
@@ -143,8 +143,8 @@ mod tests {
         b.figures[0].beside.what = "two loops".to_owned();
         assert_eq!(row(&a.figures[0], b.figures.first())[7], "-");
         let text = compare(&a, &b);
-        let told = "they differ in what x stands beside: `a loop` and `two loops`\n";
-        assert!(text.contains(told), "{text}");
+        let message = "they differ in what x stands beside: `a loop` and `two loops`\n";
+        assert!(text.contains(message), "{text}");
         assert!(!compare(&a, &a).contains("stands beside"));
     }
 }

@@ -118,7 +118,7 @@ fn fill<R: Registers>(
     Ok(count)
 }
 
-/// Takes the completions of a queue, from `first` on, and submits anew: how many commands there are less.
+/// Takes the completions of a queue, from `first` on, and submits others in their place: how many commands there are less.
 fn turn<R: Registers>(
     queue: &mut LoadedQueue<R>,
     job: &mut impl Job,

@@ -22,7 +22,7 @@ use crate::spread::latencies;
 
 /// How often a loop looks at the clock.
 const BATCH: u32 = 64;
-/// How often a ping-pong is begun anew.
+/// How often a ping-pong is restarted.
 const PING_PONG_STARTS: u32 = 20;
 
 /// Copies between memory of the kind that servers and guests have, by one thread.
@@ -141,7 +141,7 @@ impl Calls {
 }
 
 /// Round trips of a word between two threads that spin, in nanoseconds. Two loops that wait for one another fall into one
-/// of a few rhythms, which differ by a factor of two and last: so they are begun anew now and then.
+/// of a few rhythms, which differ by a factor of two and last: so they are restarted now and then.
 pub(crate) fn ping_pong(time: Duration) -> anyhow::Result<Histogram<u64>> {
     let mut times = latencies();
     for _ in 0..PING_PONG_STARTS {

@@ -190,7 +190,7 @@ impl Session {
         })
     }
 
-    /// Writes all disks anew, and reads at random with every byte compared.
+    /// Rewrites all disks, and reads at random with every byte compared.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         self.fill()?;
         for queues in self.queues.chunks_mut(self.queues_each) {

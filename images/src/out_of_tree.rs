@@ -134,7 +134,7 @@ impl<'a> Target<'a> {
             .is_ok_and(|config| config.lines().any(|line| line == "CONFIG_GENDWARFKSYMS=y"))
     }
 
-    /// Changes when the kernel is built anew.
+    /// Changes with each build of the kernel.
     fn stamp(&self) -> Result<Vec<u8>, ImageError> {
         match self {
             Self::Root { tree, .. } => Ok(tree.as_os_str().as_encoded_bytes().to_vec()),

@@ -135,7 +135,7 @@ impl Qemu {
         if !probe.vfio_user {
             return Err(ImageError::QemuWithoutVfioUser { path: qemu.program });
         }
-        Ok(qemu.told(probe))
+        Ok(qemu.probed(probe))
     }
 
     /// The QEMU on `PATH`, if it is fit.
@@ -143,7 +143,7 @@ impl Qemu {
     pub fn on_path(cache: &Cache) -> Option<Self> {
         let qemu = Self::plain(search(OsStr::new(PROGRAM))?, Origin::Path);
         match qemu.remembered_probe(cache) {
-            Ok(probe) if probe.is_fit() => Some(qemu.told(probe)),
+            Ok(probe) if probe.is_fit() => Some(qemu.probed(probe)),
             Ok(probe) => {
                 log::info!(
                     "{} is not fit, so it is left alone: {probe:?}",
@@ -169,8 +169,8 @@ impl Qemu {
         }
     }
 
-    /// Its own report.
-    fn told(self, probe: Probe) -> Self {
+    /// With the results of its probe.
+    fn probed(self, probe: Probe) -> Self {
         Self {
             version: probe.version,
             qboot: has_qboot(&probe.firmware),

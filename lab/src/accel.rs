@@ -85,7 +85,7 @@ impl Accel {
         }
     }
 
-    /// What the guest's kernel should be told, if anything.
+    /// The kernel parameters that the guest needs for it, if any.
     pub fn kernel_parameters(self) -> String {
         match self {
             Self::Tcg { tsc_khz: Some(khz) } => format!("tsc_early_khz={khz}"),

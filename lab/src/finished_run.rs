@@ -110,7 +110,7 @@ impl FinishedRun {
 }
 
 impl Concluded {
-    /// Writes the verdict: the last file of the run's folder, so that who sees it finds all others whole.
+    /// Writes the verdict: the last file of the run's folder, so that its presence shows that all others are complete.
     ///
     /// # Errors
     /// It cannot be written.

@@ -21,7 +21,7 @@ impl Firmware {
         self.into()
     }
 
-    /// The file that QEMU must be told of, if it is not the one that it takes by itself.
+    /// The file for QEMU's command line, if it is not QEMU's default.
     pub fn file(self) -> Option<&'static str> {
         match self {
             Self::Qboot => Some(peerbar_images::QBOOT),

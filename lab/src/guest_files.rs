@@ -236,8 +236,8 @@ mod tests {
         assert_eq!(replaced, "tool");
         for path in ["opt/all/folder/file", "opt/all/folder/new/file"] {
             let error = stage(&[file(&tool, path)], run.path()).unwrap_err();
-            let told = format!("`files`: {path} in the guest is below opt/all/folder, which is");
-            assert!(error.to_string().starts_with(&told), "{error}");
+            let message = format!("`files`: {path} in the guest is below opt/all/folder, which is");
+            assert!(error.to_string().starts_with(&message), "{error}");
         }
         assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "mine");
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);

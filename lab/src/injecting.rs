@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn device_that_is_not_served_is_named() {
         let error = clear_faults(Path::new("/no/run"), "disk9").unwrap_err();
-        let told = "/no/run: no device disk9 is served there: name a device of a running guest, or its run with --run";
-        assert_eq!(error.to_string(), told);
+        let message = "/no/run: no device disk9 is served there: name a device of a running guest, or its run with --run";
+        assert_eq!(error.to_string(), message);
     }
 }

@@ -1,4 +1,4 @@
-//! The guest's IOMMU: what QEMU and the kernel must be told of it.
+//! The guest's IOMMU: its arguments of QEMU, and its parameters of the kernel.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-/// For how long the counter is watched. Linux corrects what it has been told by up to a hundredth.
+/// For how long the counter is watched. Linux corrects the given frequency by up to 1%.
 const WINDOW: Duration = Duration::from_millis(20);
 
 /// How often the counter and the clock are read for a pair of values that are of the same moment.

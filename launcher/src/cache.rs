@@ -39,7 +39,7 @@ pub(crate) fn cache(command: &CacheCommand) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is being told of the entries.
+/// What a summary says of the entries.
 #[derive(Clone, Copy)]
 enum Verb {
     Holds,
@@ -147,12 +147,12 @@ initramfs      5 MiB     3 days  initramfs-2
         assert_eq!(text(&entries, now), expected);
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
-        let told = summary(&entries, Verb::WouldRemove, &cache);
+        let message = summary(&entries, Verb::WouldRemove, &cache);
         let sums = format!(
             "would give back 805 MiB of {} (2 initramfs 10 MiB, 1 root 795 MiB)\n",
             cache.path().display()
         );
-        assert_eq!(told, sums);
+        assert_eq!(message, sums);
         assert_eq!(text(&[], now), "");
     }
 }

@@ -486,17 +486,17 @@ mod tests {
 
     #[test]
     fn program_that_does_not_follow_two_dashes_gets_a_tip() {
-        let told = |words: &[&str]| {
+        let message = |words: &[&str]| {
             let words: Vec<OsString> = words.iter().map(Into::into).collect();
             let error = Cli::try_parse_from(&words).err().unwrap();
             with_tip(error, &words).to_string()
         };
         let tip = "tip: a program and its arguments follow `--`";
         for words in [&["ls"][..], &["ls", "-l"], &["my.toml", "fio", "x"], &[]] {
-            let told = told(&[&["peerbar", "exec"], words].concat());
-            assert!(told.contains(tip), "{told}");
+            let message = message(&[&["peerbar", "exec"], words].concat());
+            assert!(message.contains(tip), "{message}");
         }
-        let other = told(&["peerbar", "exec", "--share-it", "--", "ls"]);
+        let other = message(&["peerbar", "exec", "--share-it", "--", "ls"]);
         assert!(!other.contains(tip), "{other}");
     }
 }

@@ -21,7 +21,7 @@ const GUEST: &str = "guest:";
 /// The only entry at the top of an archive.
 const TOP: &str = "x";
 
-/// Bytes of a program's errors that are told.
+/// How many bytes of a program's errors are shown.
 const MOST_WORDS: usize = 4 << 10;
 /// What an entry counts beside its size, and each folder that unpacking it makes, so that a limit of bytes is one of files and
 /// folders, too.
@@ -220,7 +220,7 @@ fn make_removable(folder: &Path) {
 }
 
 /// Checks that an archive has only files, folders and links, which take no more than `limit` of the disk. Sparse files and
-/// extended headers, which GNU tar writes only if it is told to, could stand for more than they take.
+/// extended headers, which GNU tar writes only on request, could stand for more than they take.
 fn check(archive: &mut File, limit: Size) -> anyhow::Result<()> {
     archive.rewind().context("cannot read an archive")?;
     let mut left = limit.0;
@@ -364,8 +364,8 @@ mod tests {
         let sized = |size| archive(EntryType::Regular, 0o644, size);
         unpack(sized(LIMIT.0 - ENTRY), &to, LIMIT).unwrap();
         let error = unpack(sized(LIMIT.0 - ENTRY + 1), &to, LIMIT).unwrap_err();
-        let told = "more than 64K: raise --limit";
-        assert_eq!(error.to_string(), told);
+        let message = "more than 64K: raise --limit";
+        assert_eq!(error.to_string(), message);
         let mut many = Builder::new(spool().unwrap());
         for number in 0..17 {
             let mut header = tar::Header::new_gnu();
@@ -374,7 +374,7 @@ mod tests {
             many.append_data(&mut header, path, io::empty()).unwrap();
         }
         let error = unpack(many.into_inner().unwrap(), &to, LIMIT).unwrap_err();
-        assert_eq!(error.to_string(), told);
+        assert_eq!(error.to_string(), message);
     }
 
     #[test]

@@ -177,10 +177,10 @@ fn told_of(program: &str, missing: &[&str], packages: Vec<Option<String>>) -> St
         keys.push(format!("`files = {{ {} }}`", files.join(", ")));
     }
     let (missing, keys) = (missing.join(", "), keys.join(" and "));
-    let told = format!(
+    let report = format!(
         "the guest has no {missing}, which {program} is linked with: link it statically, or have the scenario bring it by {keys}"
     );
-    printable(told.as_bytes())
+    printable(report.as_bytes())
 }
 
 /// The Debian package that has a library, if the host is a Debian that knows it.
@@ -243,15 +243,15 @@ mod tests {
             "diversion by x from: /usr/lib/libb.so\nlibb1:amd64, libb1:i386: /usr/lib/libb.so\n";
         assert_eq!(package_in(found), Some("libb1"));
         assert_eq!(package_in(""), None);
-        let told = |packages: [Option<&str>; 2]| {
+        let report = |packages: [Option<&str>; 2]| {
             let packages = packages.map(|package| package.map(str::to_owned));
             told_of("./x", &["liba.so", "libb.so"], packages.to_vec())
         };
         let start = "the guest has no liba.so, libb.so, which ./x is linked with: link it statically, or have the scenario \
                      bring it by";
-        let both = told([Some("libab1"), Some("libab1")]);
+        let both = report([Some("libab1"), Some("libab1")]);
         assert_eq!(both, format!("{start} `packages = [\"libab1\"]`"));
-        let one = told([None, Some("libb1")]);
+        let one = report([None, Some("libb1")]);
         let file = "\"usr/lib/liba.so\" = \"FILE OF THE HOST\"";
         let keys = format!("`packages = [\"libb1\"]` and `files = {{ {file} }}`");
         assert_eq!(one, format!("{start} {keys}"));
@@ -264,16 +264,19 @@ mod tests {
         known("{disk0:disk}").unwrap();
         let error = known("{disk9}").unwrap_err();
         assert_eq!(error.code(), 2);
-        let told = error.to_string();
-        assert!(told.starts_with("`{disk9}` stands for nothing"), "{told}");
+        let report = error.to_string();
+        assert!(
+            report.starts_with("`{disk9}` stands for nothing"),
+            "{report}"
+        );
     }
 
     #[test]
     fn program_of_the_current_folder_is_hinted_at() {
         // Tests run in the folder of their package.
         let hint = |program: &str| is_here(&ProgramRequest::new([program]));
-        let told = "; the current folder has it: write ./Cargo.toml";
-        assert_eq!(hint("Cargo.toml").as_deref(), Some(told));
+        let report = "; the current folder has it: write ./Cargo.toml";
+        assert_eq!(hint("Cargo.toml").as_deref(), Some(report));
         assert_eq!(hint("src"), None);
         assert_eq!(hint("./Cargo.toml"), None);
     }

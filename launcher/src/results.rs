@@ -100,10 +100,10 @@ mod tests {
             diagnostics: vec!["why".to_owned()],
             subtests: Vec::new(),
         };
-        let told = |verdict| failure("mine", &row(verdict));
-        assert!(told(CheckVerdict::Pass).is_empty());
-        assert_eq!(told(CheckVerdict::Fail), ["mine:", "  why"]);
-        let skipped = told(CheckVerdict::Skip("no fio".to_owned()));
+        let message = |verdict| failure("mine", &row(verdict));
+        assert!(message(CheckVerdict::Pass).is_empty());
+        assert_eq!(message(CheckVerdict::Fail), ["mine:", "  why"]);
+        let skipped = message(CheckVerdict::Skip("no fio".to_owned()));
         assert_eq!(skipped, ["mine:", "  skipped: no fio", "  why"]);
     }
 }

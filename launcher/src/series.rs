@@ -263,10 +263,10 @@ mod tests {
     fn name_is_for_one_run() {
         let name: RunName = "x".parse().unwrap();
         assert!(named_once(Some(&name), 1).is_ok() && named_once(None, 3).is_ok());
-        let told = named_once(Some(&name), 2).unwrap_err().to_string();
+        let message = named_once(Some(&name), 2).unwrap_err().to_string();
         assert!(
-            told.starts_with("--name is for the folder of one run, and 2 "),
-            "{told}"
+            message.starts_with("--name is for the folder of one run, and 2 "),
+            "{message}"
         );
     }
 
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn broken_scenario_is_told_before_the_first_run() {
         let options = options(&["../scenarios/demo.toml", "no/such.toml"]);
-        let told = scenarios(&options).unwrap_err().to_string();
-        assert!(told.contains("no/such.toml"), "{told}");
+        let message = scenarios(&options).unwrap_err().to_string();
+        assert!(message.contains("no/such.toml"), "{message}");
     }
 }

@@ -93,30 +93,36 @@ fn stdout(output: &Output) -> String {
 
 #[test]
 fn fault_names_command_address_and_kernel_line() {
-    let told = stdout(&iommu(&run(), &[]).unwrap());
+    let message = stdout(&iommu(&run(), &[]).unwrap());
     for expected in [
         "write (payload) of 0x00004000f000 4 KiB: QEMU refused it (errno 19)\n",
         "by queue 1, command 18: Read, taken up at ",
         " before: 4 KiB before the end of a mapping of 64 KiB, made for queue 1, command 17: Read, taken up at ",
         "the guest's kernel: [    4.2] DMAR: [DMA Write NO_PASID] Request device [0000:01:00.0]",
     ] {
-        assert!(told.contains(expected), "{expected:?} is not in:\n{told}");
+        assert!(
+            message.contains(expected),
+            "{expected:?} is not in:\n{message}"
+        );
     }
-    assert!(!told.contains("not ours"), "{told}");
+    assert!(!message.contains("not ours"), "{message}");
 }
 
 #[test]
 fn finding_of_two_devices_is_shown_for_either() {
     let folder = run();
     let output = iommu(&folder, &["--sanitize", "--device", "disk1"]).unwrap();
-    let told = stdout(&output);
-    assert!(told.contains("sanitizer: 1 finding\n"), "{told}");
-    assert!(told.contains(": page of two devices at once: "), "{told}");
+    let message = stdout(&output);
+    assert!(message.contains("sanitizer: 1 finding\n"), "{message}");
     assert!(
-        told.contains(" of disk0 for queue 1, command 17: "),
-        "{told}"
+        message.contains(": page of two devices at once: "),
+        "{message}"
     );
-    assert!(!told.contains("disk0: "), "{told}");
+    assert!(
+        message.contains(" of disk0 for queue 1, command 17: "),
+        "{message}"
+    );
+    assert!(!message.contains("disk0: "), "{message}");
     assert_eq!(output.status.code(), Some(1));
     let both = stdout(&iommu(&folder, &["--sanitize"]).unwrap());
     assert!(both.contains("disk0 at ") && both.contains("DMA after unmap"));
@@ -125,9 +131,9 @@ fn finding_of_two_devices_is_shown_for_either() {
 #[test]
 fn history_has_every_record_and_excludes_sanitize() {
     let folder = run();
-    let told = stdout(&iommu(&folder, &["--history", "--device", "disk0"]).unwrap());
-    let lines: Vec<&str> = told.lines().collect();
-    assert_eq!(lines.len(), 8, "{told}");
+    let message = stdout(&iommu(&folder, &["--history", "--device", "disk0"]).unwrap());
+    let lines: Vec<&str> = message.lines().collect();
+    assert_eq!(lines.len(), 8, "{message}");
     assert!(lines[0].contains("disk0    map    0x000040000000 64 KiB rw "));
     assert!(lines[6].contains("FAILED: QEMU refused it (errno 19)"));
     let both = iommu(&folder, &["--history", "--sanitize"]).unwrap();
@@ -137,13 +143,13 @@ fn history_has_every_record_and_excludes_sanitize() {
 #[test]
 fn run_without_records_is_named() {
     let output = iommu(&run(), &["--device", "disk9"]).unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
-    assert!(told.contains("no record of disk9; there are: disk0, disk1"));
+    assert!(message.contains("no record of disk9; there are: disk0, disk1"));
     let over = iommu(&run(), &["--follow"]).unwrap();
-    let told = String::from_utf8_lossy(&over.stderr).into_owned();
+    let message = String::from_utf8_lossy(&over.stderr).into_owned();
     assert_eq!(over.status.code(), Some(2));
-    assert!(told.contains("runs any more"), "{told}");
+    assert!(message.contains("runs any more"), "{message}");
     let empty = iommu(&TempDir::new().unwrap(), &[]).unwrap();
     assert_eq!(empty.status.code(), Some(2));
 }

@@ -64,10 +64,10 @@ fn init_writes_a_scenario_and_overwrites_by_force_only() {
     std::fs::write(&file, "mine").unwrap();
     let refused = init(&[]);
     assert_eq!(refused.status.code(), Some(2));
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let report = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        told.contains("is there already: name another file, or use --force"),
-        "{told}"
+        report.contains("is there already: name another file, or use --force"),
+        "{report}"
     );
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
     assert_eq!(init(&["--force"]).status.code(), Some(0));

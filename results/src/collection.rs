@@ -459,8 +459,9 @@ mod tests {
         let error = Collection::read(&["no/such".into()])
             .unwrap_err()
             .to_string();
-        let told = "no/such: there is no results.json and no matrix.json: name the folder of a run";
-        assert!(error.starts_with(told), "{error}");
+        let message =
+            "no/such: there is no results.json and no matrix.json: name the folder of a run";
+        assert!(error.starts_with(message), "{error}");
     }
 
     #[test]

@@ -156,8 +156,8 @@ mod tests {
     fn text_that_is_no_shard_is_refused() {
         for text in ["", "2", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2", "1 /2"] {
             let error = text.parse::<Shard>().unwrap_err();
-            let told = "is no shard: write M/N, as `2/5` for the second of five";
-            assert_eq!(error.to_string(), format!("`{text}` {told}"));
+            let message = "is no shard: write M/N, as `2/5` for the second of five";
+            assert_eq!(error.to_string(), format!("`{text}` {message}"));
         }
     }
 

@@ -41,7 +41,7 @@ impl<'a> ShardSeries<'a> {
         Ok(Self { of, plans: found })
     }
 
-    /// Whether what is in `folder`, of this `series`, is theirs, or there are no plans. What is not is told.
+    /// Whether what is in `folder`, of this `series`, is theirs, or there are no plans. The others are named.
     pub(crate) fn has(&self, series: Option<&str>, folder: &Path) -> bool {
         let mut plans = self.plans.values();
         let has = self.plans.is_empty() || plans.any(|plan| Some(&*plan.series) == series);

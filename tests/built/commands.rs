@@ -91,7 +91,7 @@ fn commands_are_shown_and_held_to_what_is_expected() {
     let mut run = Launched::start(folder, &["run", "--verbose", "x.toml"]).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(1), "{results}{progress}");
-    for told in [
+    for message in [
         "by nsid: 32768",
         "peerbar: 1 of 5: pass: by nsid",
         "peerbar: 2 of 5: pass: first namespace alone",
@@ -101,7 +101,7 @@ fn commands_are_shown_and_held_to_what_is_expected() {
         "slow: begun",
         "the command was killed, because it did not end within 2 s: give the check a longer `timeout`",
     ] {
-        assert!(progress.contains(told), "{told}: {progress}");
+        assert!(progress.contains(message), "{message}: {progress}");
     }
     assert!(
         results.contains("report [3 subtests, 1 skipped]"),
@@ -122,21 +122,21 @@ fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, Strin
     let folder = folder_with(scenario)?;
     let words = [&["run", "x.toml"], words].concat();
     let output = peerbar(&words, folder.path())?;
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    Ok((output.status.code(), told))
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    Ok((output.status.code(), message))
 }
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn mistake_is_told_before_the_guest_boots() {
-    let (code, told) = refused(COMMANDS, &["--check", "nope"]).unwrap();
+    let (code, message) = refused(COMMANDS, &["--check", "nope"]).unwrap();
     assert_eq!(code, Some(2));
     let names = "peerbar: no check is named `nope`: there is `by nsid`, `first namespace alone`, `own disk`, `report`, `slow`\n";
-    assert_eq!(told, names);
-    let (code, told) = refused(&COMMANDS.replace("ns3}", "ns4}"), &[]).unwrap();
+    assert_eq!(message, names);
+    let (code, message) = refused(&COMMANDS.replace("ns3}", "ns4}"), &[]).unwrap();
     assert_eq!(code, Some(2));
     let start = "peerbar: x.toml:19: `{disk0:ns4}` stands for nothing: there is {disk0}, ";
-    assert!(told.starts_with(start), "{told}");
+    assert!(message.starts_with(start), "{message}");
 }
 
 #[test]
@@ -145,15 +145,15 @@ fn failed_build_is_told_with_what_it_printed() {
     let program = "[[check]]\nname = \"mine\"\nkind = \"program\"\npath = \".\"\nprogram = \"x\"\nbuild = \"BUILD\"\n";
     let scenario = COMMANDS.split("[[check]]").next().unwrap().to_owned() + program;
     let built = |build: &str| refused(&scenario.replace("BUILD", build), &[]).unwrap();
-    let (code, told) = built("echo strange >&2; exit 3");
-    assert_eq!(code, Some(2), "{told}");
+    let (code, message) = built("echo strange >&2; exit 3");
+    assert_eq!(code, Some(2), "{message}");
     assert!(
-        told.contains("  strange\npeerbar: check `mine`: `echo strange"),
-        "{told}"
+        message.contains("  strange\npeerbar: check `mine`: `echo strange"),
+        "{message}"
     );
-    assert!(told.contains("ended with exit status: 3"), "{told}");
-    let (code, told) = built("true");
-    assert_eq!(code, Some(2), "{told}");
-    assert!(told.contains("`true` does not make it"), "{told}");
+    assert!(message.contains("ended with exit status: 3"), "{message}");
+    let (code, message) = built("true");
+    assert_eq!(code, Some(2), "{message}");
+    assert!(message.contains("`true` does not make it"), "{message}");
     assert!(!Path::new("runs").exists());
 }

@@ -38,8 +38,8 @@ fn explained(scenario: &str) -> anyhow::Result<(Option<i32>, Value)> {
     fs::write(folder.path().join("x.toml"), scenario)?;
     let run = peerbar(&["run", "x.toml"], folder.path())?;
     let output = peerbar(&["explain", "provider", "client", "--json"], folder.path())?;
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    anyhow::ensure!(output.status.success(), "{told}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    anyhow::ensure!(output.status.success(), "{message}");
     let explanation: Value = serde_json::from_slice(&output.stdout)?;
     let pair = explanation.pointer("/pairs/0").context("no pair")?;
     Ok((run.status.code(), pair.clone()))

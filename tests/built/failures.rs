@@ -1,4 +1,4 @@
-//! Runs that go wrong: what the user is told, and that nothing is left behind.
+//! Runs that go wrong: what the user reads, and that nothing is left behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

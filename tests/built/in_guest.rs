@@ -118,8 +118,8 @@ fn kept_guest_takes_programs_a_shell_and_files() {
     assert_eq!(verdict, "failed: 1 of 1 checks did not pass\n");
     let late = kept.exec(&["true"]);
     assert_eq!(late.status.code(), Some(2));
-    let told = text(&late.stderr);
-    assert!(told.contains("runs/latest has no guest"), "{told}");
+    let message = text(&late.stderr);
+    assert!(message.contains("runs/latest has no guest"), "{message}");
 }
 
 fn streams_and_status_pass(kept: &Kept) {
@@ -178,8 +178,8 @@ fn host_folder_is_read_only(kept: &Kept) {
     assert_eq!(text(&run.stdout), "hello you from /host\n");
     let write = kept.exec(&["touch", "new"]);
     assert_eq!(write.status.code(), Some(1));
-    let told = text(&write.stderr);
-    assert!(told.contains("Read-only file system"), "{told}");
+    let message = text(&write.stderr);
+    assert!(message.contains("Read-only file system"), "{message}");
 }
 
 fn mistakes_are_named(kept: &Kept) {
@@ -190,10 +190,10 @@ fn mistakes_are_named(kept: &Kept) {
         (["kept.toml"], 127, "write ./kept.toml"),
     ] {
         let output = kept.exec(&words);
-        let told = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(status), "{told}");
-        assert!(told.contains(named), "{told}");
-        assert_eq!(told.lines().count(), 1, "{told}");
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{message}");
+        assert!(message.contains(named), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
     }
 }
 
@@ -238,15 +238,18 @@ fn files_go_in_and_out(kept: &Kept) {
         ("data", "back", 2, "write it as guest:/path"),
     ] {
         let output = kept.cp(from, to);
-        let told = text(&output.stderr);
-        assert!(told.contains(named) && told.lines().count() == 1, "{told}");
-        assert_eq!(output.status.code(), Some(status), "{told}");
+        let message = text(&output.stderr);
+        assert!(
+            message.contains(named) && message.lines().count() == 1,
+            "{message}"
+        );
+        assert_eq!(output.status.code(), Some(status), "{message}");
     }
     let words = ["cp", "--limit", "1M", "guest:/tmp/data", "less"];
     let less = kept.start_peerbar(&words).wait_with_output().unwrap();
-    let told = text(&less.stderr);
-    assert!(told.contains("more than 1M: raise --limit"), "{told}");
-    assert_eq!(less.status.code(), Some(1), "{told}");
+    let message = text(&less.stderr);
+    assert!(message.contains("more than 1M: raise --limit"), "{message}");
+    assert_eq!(less.status.code(), Some(1), "{message}");
     assert!(!kept.folder().join("less").exists());
 }
 
@@ -362,10 +365,10 @@ fn exec_boots_a_guest_and_ends_it() {
         .write_all(b"by the guest")
         .unwrap();
     let output = child.wait_with_output().unwrap();
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(9), "{told}");
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(9), "{message}");
     // Nothing but the program prints there.
-    assert_eq!(text(&output.stdout).lines().count(), 1, "{told}");
+    assert_eq!(text(&output.stdout).lines().count(), 1, "{message}");
     let written = fs::read(folder.path().join("written")).unwrap();
     assert_eq!(written, b"by the guest");
     let run = folder.path().join("runs/latest");

@@ -160,11 +160,11 @@ fn run_leaves_results_for_programs_and_people() {
 
     let merge = ["report", "--merge", "runs", "--output", "all"];
     let merged = peerbar(&merge, folder).unwrap();
-    let told = String::from_utf8_lossy(&merged.stdout).into_owned();
+    let message = String::from_utf8_lossy(&merged.stdout).into_owned();
     let missing = "missing: scenarios: other (shard 2/2 is missing)\n";
     assert!(
-        merged.status.code() == Some(1) && told.ends_with(missing),
-        "{told}"
+        merged.status.code() == Some(1) && message.ends_with(missing),
+        "{message}"
     );
     let report = fs::read(folder.join("all/report.json")).unwrap();
     let report = serde_json::from_slice(&report).unwrap();

@@ -61,10 +61,10 @@ fn copy_below_a_switch_goes_from_peer_to_peer() {
     .arg(&finished.folder)
     .output()
     .unwrap();
-    let told = String::from_utf8_lossy(&explain.stdout);
+    let message = String::from_utf8_lossy(&explain.stdout);
     assert!(
         explain.status.success(),
-        "the kernel does not agree:\n{told}"
+        "the kernel does not agree:\n{message}"
     );
-    assert!(told.contains("disk1"), "{told}");
+    assert!(message.contains("disk1"), "{message}");
 }

@@ -62,8 +62,8 @@ fn command_in_a_guest_has_output_and_status() {
     let mistake = lab
         .check_table("kind = \"provider\"\ndevice = \"disk1\"")
         .unwrap_err();
-    let told = "check:3: `disk1` has no p2pmem: give [[nvme]] disk1 a `cmb`";
-    assert_eq!(mistake.to_string(), told);
+    let message = "check:3: `disk1` has no p2pmem: give [[nvme]] disk1 a `cmb`";
+    assert_eq!(mistake.to_string(), message);
     let finished = lab.shut_down().unwrap();
     assert!(finished.is_passed(), "{}", finished.verdict);
     assert_eq!(finished.checks.len(), 3);

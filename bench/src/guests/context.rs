@@ -115,7 +115,7 @@ impl Loaded {
     }
 }
 
-/// A command of the tools root as a check; what it prints is told.
+/// A command of the tools root as a check; what it prints is in the report.
 pub(crate) fn command(run: String) -> Check {
     Check::Command(Command {
         run,

@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_server_that_spins_misses_the_goal() {
         let figures = figures(&done("", 0, [2, 400]).cost);
-        let told: Vec<_> = figures
+        let rows: Vec<_> = figures
             .iter()
             .map(|figure| (figure.name.as_str(), figure.value, figure.reaches_goal()))
             .collect();
@@ -161,7 +161,7 @@ mod tests {
             ("idle/never", 100.0, Some(false)),
             ("idle/qemu", 250.0, None),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(rows, expected);
     }
 
     #[test]

@@ -29,7 +29,7 @@ const BAR_BYTES: u64 = 64 << 20;
 /// What each disk's driver needs for queues and PRP lists.
 const DRIVER_BYTES: usize = 4 << 20;
 
-/// The disks, as they are told apart in what was moved.
+/// The disks, as they are distinguished in what was moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Disk {
     /// The one with a CMB, which is read.

@@ -343,7 +343,7 @@ mod tests {
         engine_with(&Arc::new(MemoryFile::create("test", VRAM).unwrap()), 1)
     }
 
-    /// An engine that has taken up so many channels, with their rings of two entries one after the other in VRAM.
+    /// An engine with this many channels, with their rings of two entries one after the other in VRAM.
     fn engine_with(vram: &Arc<MemoryFile>, channels: u8) -> Engine {
         let doorbells = Arc::new(Doorbells::new(0x1_0000).unwrap());
         let registers = Registers::new((VRAM, VRAM), None, doorbells.clone());

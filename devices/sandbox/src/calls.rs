@@ -14,7 +14,7 @@ use crate::SandboxError;
 pub enum Connections {
     /// None.
     None,
-    /// To Unix sockets, such as its switch's. Which ones cannot be told by a filter.
+    /// To Unix sockets, such as its switch's. A filter cannot distinguish them.
     Unix,
 }
 

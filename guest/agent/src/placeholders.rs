@@ -102,8 +102,8 @@ mod tests {
             assert_eq!(placeholders.fill_in(text).unwrap(), filled);
         }
         let error = placeholders.fill_in("dd if={right:disk}").unwrap_err();
-        let told = "`{right:disk}` stands for nothing: there is {left}; ";
-        assert!(error.to_string().starts_with(told), "{error}");
+        let message = "`{right:disk}` stands for nothing: there is {left}; ";
+        assert!(error.to_string().starts_with(message), "{error}");
     }
 
     #[test]

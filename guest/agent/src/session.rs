@@ -284,8 +284,8 @@ mod tests {
             let (outcome, _) = judge(Ended::Hung { limit, tasks }, timeout);
             outcome.unwrap_err().to_string()
         };
-        let told = "the check did not end within 9 s: give the check a longer `timeout`; blocked tasks:\n7 dd D";
-        assert_eq!(hung(Some(9)), told);
+        let message = "the check did not end within 9 s: give the check a longer `timeout`; blocked tasks:\n7 dd D";
+        assert_eq!(hung(Some(9)), message);
         assert!(hung(None).contains("give the check a `timeout`; without one"));
     }
 }

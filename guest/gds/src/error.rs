@@ -79,7 +79,7 @@ pub enum Error {
         /// Bytes of the operand.
         given: u64,
     },
-    /// The GPU could not do a command. Its channel has been started anew.
+    /// The GPU could not do a command. Its channel has been restarted.
     #[error("the GPU did not do the command: {0}")]
     Fault(Fault),
     /// A command was not done in time. It may still be done.

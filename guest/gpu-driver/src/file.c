@@ -26,7 +26,7 @@ int pb_file_add(struct pb_file *file, struct pb_buffer *buffer, u32 *handle)
 
 	if (IS_ERR(buffer))
 		return PTR_ERR(buffer);
-	/* 1 says that handles have begun anew. */
+	/* 1 says that handles have started over. */
 	error = xa_alloc_cyclic(&file->buffers, handle, buffer, xa_limit_31b, &file->next_handle,
 				GFP_KERNEL_ACCOUNT);
 	if (error < 0)

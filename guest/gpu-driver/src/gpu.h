@@ -333,7 +333,7 @@ struct pb_operation {
 	u8 count;			/* the operand with the number of units */
 	u16 fixed;			/* operands that every part has whole */
 	u16 fixed_length;		/* their least length */
-	u16 pattern;			/* an operand of 8 bytes that starts anew with every part */
+	u16 pattern;			/* an operand of 8 bytes that restarts with every part */
 	enum pb_results results;
 };
 

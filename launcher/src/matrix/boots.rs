@@ -133,16 +133,16 @@ pub(super) fn folder_of(name: &str, folder: &Path) -> PathBuf {
 /// # Errors
 /// What it said last, if it has left nothing.
 pub(super) fn left(name: &str, folder: &Path) -> anyhow::Result<Left> {
-    let told = || {
+    let error = || {
         let words = last_line(&folder.join(log_name(name)));
         anyhow!("the boot has no results: {words}")
     };
-    let run = Recorded::read(&folder_of(name, folder)).map_err(|_| told())?;
+    let run = Recorded::read(&folder_of(name, folder)).map_err(|_| error())?;
     let failed = run.verdict.outcome != Outcome::Passed;
     let beyond = failed && run.results.iter().all(CheckResult::passed);
     Ok(Left {
         results: run.results,
-        guest: ObservedGuest::of(run.evidence).ok_or_else(told)?,
+        guest: ObservedGuest::of(run.evidence).ok_or_else(error)?,
         flaw: beyond.then_some(run.verdict.reason),
     })
 }

@@ -199,13 +199,15 @@ fn disagreement(
         && seen == TransferOutcome::Unrecorded
         && rule.way != TransferOutcome::Refused;
     if seen != rule.way && !unrecorded {
-        let told = told(probed).map_or(String::new(), |told| format!(": {told}"));
+        let output = output(probed).map_or(String::new(), |output| format!(": {output}"));
         let logged = probed.fault.as_ref();
         let logged = logged.map_or(String::new(), |fault| {
             format!("; the guest's kernel logs: {fault}")
         });
         let ruled = rule.way;
-        return Some(format!("the rule says: {ruled}; but: {seen}{told}{logged}"));
+        return Some(format!(
+            "the rule says: {ruled}; but: {seen}{output}{logged}"
+        ));
     }
     if let Some(fault) = &probed.fault {
         return Some(format!(
@@ -217,7 +219,7 @@ fn disagreement(
 }
 
 /// What is wrong with the first transfer that has not succeeded with the right data.
-fn told(probed: &Probed) -> Option<&str> {
+fn output(probed: &Probed) -> Option<&str> {
     let both = [&probed.written, &probed.read];
     both.into_iter().find_map(|transfer| match transfer {
         Transfer::Right => None,
@@ -309,10 +311,10 @@ pub(super) mod tests {
         );
         let against = at("Haswell", Placement::RootPorts, Ok(&right));
         assert_eq!(against.rule.way, TransferOutcome::Refused);
-        let told = against.disagreement.unwrap();
+        let output = against.disagreement.unwrap();
         assert!(
-            told.starts_with("the rule says: refused by the kernel"),
-            "{told}"
+            output.starts_with("the rule says: refused by the kernel"),
+            "{output}"
         );
         let below = at("Haswell", Placement::OneSwitch, Ok(&right));
         assert_eq!(below.rule.way, TransferOutcome::Peer);
@@ -336,23 +338,23 @@ pub(super) mod tests {
 
     #[test]
     fn faults_failed_checks_and_boots_disagree() {
-        let told = |check: Result<&CheckResult, &str>| {
+        let output = |check: Result<&CheckResult, &str>| {
             disagreement(TestedDevices::Peerbar, check).unwrap()
         };
         let mut faulty = upstream();
         let probe = faulty.measure.probe.as_mut().unwrap();
         (probe.faults, probe.fault) = (2, Some("DMAR: x".to_owned()));
-        assert_eq!(told(Ok(&faulty)), "an IOMMU faults (2 lines): DMAR: x");
+        assert_eq!(output(Ok(&faulty)), "an IOMMU faults (2 lines): DMAR: x");
         let mut failed = upstream();
         failed.verdict = CheckStatus::Fail;
         failed.diagnostics = vec!["the kernel complained:".to_owned()];
-        assert_eq!(told(Ok(&failed)), "the kernel complained:");
+        assert_eq!(output(Ok(&failed)), "the kernel complained:");
         failed.measure.probe = None;
         assert_eq!(
-            told(Ok(&failed)),
+            output(Ok(&failed)),
             "the check has no result: the kernel complained:"
         );
-        assert_eq!(told(Err("no boot")), "no boot");
+        assert_eq!(output(Err("no boot")), "no boot");
     }
 
     #[test]
@@ -362,10 +364,10 @@ pub(super) mod tests {
         let message = "1 of 8192 bytes are wrong".to_owned();
         (probe.read, probe.fault) = (Transfer::Wrong { message }, Some("DMAR: x".to_owned()));
         for device in [TestedDevices::Peerbar, TestedDevices::QemuNvme] {
-            let told = disagreement(device, Ok(&wrong)).unwrap();
+            let output = disagreement(device, Ok(&wrong)).unwrap();
             let end =
                 "with wrong data: 1 of 8192 bytes are wrong; the guest's kernel logs: DMAR: x";
-            assert!(told.ends_with(end), "{told}");
+            assert!(output.ends_with(end), "{output}");
         }
     }
 }

@@ -82,10 +82,10 @@ pub(super) mod tests {
             ..chosen(Verdict::BusAddress)
         };
         let objection = |iommu, domain| kernel(domain).objection(iommu, Verdict::BusAddress);
-        let told = objection(Iommu::Intel, None).unwrap();
+        let message = objection(Iommu::Intel, None).unwrap();
         assert!(
-            told.ends_with("with the IOMMU `intel` the client's iommu_group/type is none"),
-            "{told}"
+            message.ends_with("with the IOMMU `intel` the client's iommu_group/type is none"),
+            "{message}"
         );
         assert_eq!(objection(Iommu::Amd, Some("DMA-FQ")), None);
         assert!(objection(Iommu::Amd, Some("identity")).is_some());
@@ -97,9 +97,9 @@ pub(super) mod tests {
     fn kernel_choice_unlike_the_rule_disagrees_if_seen() {
         let objection = |kernel: &Kernel| kernel.objection(Iommu::None, Verdict::BusAddress);
         assert_eq!(objection(&chosen(Verdict::BusAddress)), None);
-        let told = objection(&chosen(Verdict::NotSupported)).unwrap();
+        let message = objection(&chosen(Verdict::NotSupported)).unwrap();
         assert_eq!(
-            told,
+            message,
             "the kernel itself has chosen map type 2, where the rule says 3, bus address"
         );
         let mut unseen = Kernel::default();

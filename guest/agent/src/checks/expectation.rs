@@ -214,8 +214,8 @@ mod tests {
             let judged = judge(&work, &ran(137, "", true), None, LIMIT);
             judged.unwrap_err().to_string()
         };
-        let told = "the command was killed, because it did not end within 30 s: give the check a longer `timeout`";
-        assert_eq!(error(Some(30)), told);
+        let message = "the command was killed, because it did not end within 30 s: give the check a longer `timeout`";
+        assert_eq!(error(Some(30)), message);
         assert!(error(None).contains("half of the scenario's"));
     }
 

@@ -30,7 +30,7 @@ impl Run for GpuOwners {
             left == found,
             "the first owner had {left} bytes of memory, the second {found}"
         );
-        revoke::amid_commands(gpu).context("an owner who revokes it amid commands of another")?;
+        revoke::amid_commands(gpu).context("an owner revokes it amid commands of another")?;
         memory_is_back(guest, gpu)?;
         Ok(Outcome::Passed)
     }

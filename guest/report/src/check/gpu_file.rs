@@ -22,7 +22,7 @@ check! {
         pub gpu: String,
         /// Names of `[[nvme]]`s, a list; all are used at once.
         pub disks: Vec<String>,
-        /// What the data lies in on the disks: `raw`, `ext4` or `xfs`. A file system is made anew and takes
+        /// What the data lies in on the disks: `raw`, `ext4` or `xfs`. A file system is created for the check and takes
         /// `tools = true` at the top.
         #[default = "raw"]
         #[serde(default)]

@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn report_that_keeps_not_to_its_plan_is_complained_of() {
-        for (text, told) in [
+        for (text, message) in [
             ("1..2\nok 1 a\n", "it planned 2 results and has 1"),
             ("ok 1 a\nok 3 b\n", "result 3 (b) comes where 2 is due"),
             (
@@ -369,7 +369,7 @@ mod tests {
             ("  ok 1 x\nnot ok 1 suite\n", "not ok: suite"),
         ] {
             let report = read(&format!("TAP version 13\n{text}"));
-            assert_eq!(report.complaint().as_deref(), Some(told), "{text}");
+            assert_eq!(report.complaint().as_deref(), Some(message), "{text}");
         }
     }
 
