@@ -80,7 +80,7 @@ pub(crate) struct Ticks {
 }
 
 impl Ticks {
-    /// Now; none if Linux does not tell.
+    /// Now; none if Linux does not report it.
     pub(crate) fn now() -> Option<Self> {
         let read = |path: &str| fs::read_to_string(path).ok();
         Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?)

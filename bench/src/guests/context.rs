@@ -41,7 +41,7 @@ pub(crate) struct Pair {
 
 /// A check, and what it cost the host.
 pub(crate) struct Done {
-    /// What the agent says.
+    /// The messages of the agent.
     pub(crate) row: Row,
     pub(crate) cost: Cost,
     /// The part of it that starting fio costs, if it was fio.

@@ -47,7 +47,7 @@ pub const MAX_ENTRIES: usize = DmaKind::COUNT;
 /// The most bytes a page has.
 pub const MAX_SIZE: usize = size_of::<RawHeader>() + MAX_ENTRIES * size_of::<RawEntry>();
 
-/// Size of an entry in bytes, as the header says it.
+/// Size of an entry in bytes, a field of the header.
 const ENTRY_SIZE: u32 = 32;
 
 /// One combination that has occurred, and how often.
@@ -119,7 +119,7 @@ pub enum DmaLogError {
     /// The signature is another: the device is none of peerbar's.
     #[error("DMA log without the signature PEERBAR: not a device of peerbar")]
     Signature,
-    /// The device speaks another version.
+    /// The page has another version.
     #[error("DMA log of version {0}, not {VERSION}: device and reader are of different builds")]
     Version(u32),
     /// Entries have another size.

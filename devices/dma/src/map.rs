@@ -90,7 +90,7 @@ pub(crate) enum Found<'a> {
     Gap { left: Option<u64> },
 }
 
-/// A table of disjoint mappings; every operation is O(log n) for each mapping that it meets.
+/// A table of disjoint mappings; every operation is O(log n) for each mapping that it overlaps.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryMap {
     mappings: BTreeMap<u64, Mapping>,
@@ -139,7 +139,7 @@ impl MemoryMap {
         Ok(())
     }
 
-    /// Takes the span from `iova` to `last` (inclusive) out of every mapping that it meets. What is left of a mapping
+    /// Takes the span from `iova` to `last` (inclusive) out of every mapping that it overlaps. What is left of a mapping
     /// on either side stays.
     pub(crate) fn unmap(&mut self, iova: u64, last: u64) {
         while let Some((start, mapping)) = self

@@ -85,7 +85,7 @@ impl Pins {
         table.meets(range, table.begun)
     }
 
-    /// Waits until every transfer that has begun by now and meets this range has ended.
+    /// Waits until every transfer that has begun by now and overlaps this range has ended.
     pub(crate) fn wait(&self, range: AddressRange) {
         let mut table = self.table.lock();
         let begun = table.begun;

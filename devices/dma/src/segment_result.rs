@@ -24,7 +24,7 @@ impl SegmentResult {
         }
     }
 
-    /// The owner of the memory that was met: nobody if it failed.
+    /// The owner of the memory that was accessed, none after a failure.
     pub(crate) fn completer(&self) -> Completer {
         match self.outcome {
             Ok(()) => self.completer,

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::Endpoint;
 
-/// Why a device cannot be started. `C` tells what is wrong with its configuration.
+/// Why a device cannot be started. `C` is the error of its configuration.
 #[derive(Debug, Error)]
 pub enum StartError<C: Error + 'static> {
     /// Its configuration is impossible.

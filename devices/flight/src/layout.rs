@@ -63,7 +63,7 @@ impl Level {
     }
 }
 
-/// What a flight record says of itself.
+/// The header of a flight record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Name of the device.

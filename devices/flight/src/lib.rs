@@ -11,7 +11,7 @@
 //!
 //! The layout of the file is described in `layout.rs` and `encode.rs`; a change of it is a new version.
 //!
-//! Not here: the display (`peerbar iommu`), and what a device does (the crate knows no device).
+//! Not here: the display (`peerbar iommu`), and what a device does (the crate is independent of devices).
 #![forbid(unsafe_code)]
 
 mod encode;

@@ -2,7 +2,7 @@
 //!
 //! A DMA that was refused is judged, and so is one that was done: an errant DMA that succeeds is a finding too. But nothing
 //! is guessed. A DMA by an address that was unmapped and mapped anew for another
-//! purpose, before the command began, looks like an honest one; so does one past the end of a mapping that meets a
+//! purpose, before the command began, looks like a correct one; so does one past the end of a mapping that meets a
 //! neighbouring mapping older than the command. A mapping counts as left behind only if all that used it was the data of
 //! one command, which has long been complete when the device is turned off or the record ends: queues, lists, and buffers
 //! that are used again are none.

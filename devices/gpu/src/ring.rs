@@ -56,7 +56,7 @@ impl Ring {
         self.head
     }
 
-    /// Where the next entry is, if the doorbell says that there is one.
+    /// Where the next entry is, if the doorbell is ahead.
     pub(crate) fn next(&self, doorbell: u32) -> Result<Option<GpuAddress>, FaultCode> {
         match doorbell.wrapping_sub(self.head) {
             0 => Ok(None),

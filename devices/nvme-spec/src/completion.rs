@@ -79,7 +79,7 @@ const fn media(sc: u8) -> Status {
 
 /// Generic Command Status (NVMe Base 2.0, 3.3.3.2.1.1).
 impl Status {
-    /// The command did what it says.
+    /// The command succeeded.
     pub const SUCCESS: Self = generic(0x00);
     /// Invalid Command Opcode.
     pub const INVALID_OPCODE: Self = generic(0x01);

@@ -171,7 +171,7 @@ pub struct Csts {
     pub nssro: bool,
     /// PP: processing is paused.
     pub pp: bool,
-    /// ST: what SHST speaks of: 0 a controller shutdown, 1 an NVM subsystem shutdown.
+    /// ST: what SHST is about: 0 a controller shutdown, 1 an NVM subsystem shutdown.
     pub st: bool,
     #[bits(25)]
     __: u32,

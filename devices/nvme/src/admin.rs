@@ -1,4 +1,4 @@
-//! The admin commands (NVMe Base 2.0, 5), and what they tell and set.
+//! The admin commands (NVMe Base 2.0, 5), and the state behind them.
 
 mod commands;
 mod doorbell_buffer;

@@ -143,7 +143,7 @@ impl DataPath {
         }
     }
 
-    /// Fetches `len` bytes from where the command says into `memory` from `offset` on. If any of them cannot be had, none
+    /// Fetches `len` bytes from the PRPs of the command into `memory` from `offset` on. If any of them cannot be read, none
     /// is changed there, but where a mapping goes away meanwhile.
     pub(crate) fn receive_into(
         &mut self,
@@ -162,7 +162,7 @@ impl DataPath {
         memory.write(offset, data).map_err(|_| Status::WRITE_FAULT)
     }
 
-    /// Brings `len` bytes of `memory` from `offset` on to where the command says.
+    /// Brings `len` bytes of `memory` from `offset` on to the PRPs of the command.
     pub(crate) fn send_from(
         &mut self,
         command: &SubmissionEntry,
@@ -375,7 +375,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
     const RAM_BYTES: u64 = 0x1_0000;
-    /// What only the client knows of.
+    /// Addresses that only the client can translate.
     const BEYOND: u64 = RAM_BYTES;
 
     /// A client that unmaps memory, and answers nothing until that has been answered.

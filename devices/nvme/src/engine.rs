@@ -66,7 +66,7 @@ impl Engine {
         self.forget_held();
         self.workers.shut_down();
         self.storage.settle_power_loss();
-        // What fails is logged, and there is nobody left to tell.
+        // A failure is only logged: the host gets no answer any more.
         let _ = self.storage.flush_all();
     }
 

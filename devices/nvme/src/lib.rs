@@ -5,7 +5,7 @@
 //! an MSI-X vector of its own (or all of them on the INTx pin), data by PRPs, controller reset, function-level reset,
 //! shutdown, asynchronous events, the log pages and features that Linux, nvme-cli and fio use, Read, Write, Flush, Write
 //! Zeroes, Dataset Management, Compare and Verify, on namespaces in RAM or in raw images. The buffer takes data and PRP
-//! lists and, if asked for, queues. A vendor log page ([`peerbar_nvme_spec::dma_log`]) tells which route every byte of DMA
+//! lists and, if asked for, queues. A vendor log page ([`peerbar_nvme_spec::dma_log`]) reports by which route every byte of DMA
 //! took.
 //!
 //! # What is not

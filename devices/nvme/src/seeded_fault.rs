@@ -71,12 +71,12 @@ impl fmt::Display for SeededFault {
 }
 
 impl SeededFault {
-    /// Whether a command with blocks meets it.
+    /// Whether it applies to a command with blocks.
     pub(crate) fn meets(&self, command: &SubmissionEntry) -> bool {
         BlockRange::from(command).slba.get() == self.block
     }
 
-    /// Turns the data's true segments into those that a faulty controller goes by. `stale` is the address of the previous
+    /// Turns the data's true segments into those that a faulty controller uses. `stale` is the address of the previous
     /// command's data.
     pub(crate) fn commit(&self, stale: Option<u64>, segments: &mut Vec<Segment>) {
         let len = segments.iter().map(|segment| segment.len).sum::<usize>();

@@ -50,7 +50,7 @@ impl Connection {
         self.flush()
     }
 
-    /// Drops a request that nobody waits for any more, if it is not sent yet.
+    /// Drops a request whose requester does not wait any more, if it is not sent yet.
     pub(crate) fn withdraw(&mut self, id: RequestId) {
         self.requests.retain(|(other, _)| *other != id);
     }

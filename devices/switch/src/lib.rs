@@ -4,7 +4,7 @@
 //! keeps them in agreement. The daemon `peerbar-switch` ([`serve`]) stands for one switch. Each endpoint below it attaches by a
 //! socket ([`Attachment`], then [`Link`]) and announces the windows of its BARs whenever the guest has changed them; the
 //! switch passes them on to all others ([`PeerHandler`]), with descriptors of the memory behind them. A transfer to a
-//! peer's memory then meets no switch at all, one to a peer's registers is a message.
+//! peer's memory then does not involve the switch; one to a peer's registers is a message.
 //!
 //! # What holds
 //! - **A window that has been given up is not used any more.** [`Link::announce`] returns once every other endpoint has
@@ -12,7 +12,7 @@
 //!   acknowledge within [`ACKNOWLEDGE_TIME_OUT`] is cut off, not waited for. If the switch itself does not answer for twice that
 //!   time, its link is given up: the longest that a guest's access to a device waits for another device.
 //! - **No hang.** The switch never waits for one endpoint; an announcement waits for the acknowledging threads of others,
-//!   which wait at most for a copy in progress. So endpoints that announce to each other at once both get on.
+//!   which wait at most for a copy in progress. So two endpoints that announce to each other at once do not deadlock.
 //! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
 //!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
 //!   mapping of the same address, as in a hardware switch.

@@ -287,7 +287,7 @@ impl Shared {
                     continue;
                 }
             };
-            // Before the lock is released: whoever sets `leaving` next hangs this one up.
+            // Before the lock is released: a thread that sets `leaving` next shuts this one down.
             *self.socket.lock() = socket.clone();
             drop(state);
             if let Err(error) = address.attach(&socket) {

@@ -65,7 +65,7 @@ pub fn serve(
     })
 }
 
-/// A ticket that nobody guesses: a keyed hash of its number.
+/// A ticket that an endpoint cannot guess: a keyed hash of its number.
 fn ticket(number: u64) -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEYS.hash_one(number)

@@ -1,4 +1,4 @@
-//! Server side of the vfio-user protocol, as QEMU's `vfio-user-pci` client speaks it (QEMU 10.1.1 and later).
+//! Server side of the vfio-user protocol, as QEMU's `vfio-user-pci` client implements it (QEMU 10.1.1 and later).
 //!
 //! A [`Device`] is served to the one client of a stream by [`serve`], or to each client of a socket file in turn by
 //! [`Listener::run`]. The device reaches the guest's memory through the descriptors that come with

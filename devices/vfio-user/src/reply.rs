@@ -45,7 +45,7 @@ fn success(reply: &Reply, command: u16) -> Result<&[u8], RequestError> {
     }
 }
 
-/// The errno of a reply, EIO if it is none that Linux knows.
+/// The errno of a reply, EIO if Linux has no such errno.
 fn errno(raw: u32) -> Errno {
     match i32::try_from(raw) {
         Ok(raw @ 1..4096) => Errno::from_raw_os_error(raw),

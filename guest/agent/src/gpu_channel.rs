@@ -44,7 +44,7 @@ pub(crate) struct Ring {
     pub(crate) entries: u32,
 }
 
-/// What a channel says of itself.
+/// The properties of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Off,

@@ -22,7 +22,7 @@ use crate::mapped_buffer::MappedBuffer;
 /// The first argument that makes the agent's program such a process.
 pub(crate) const ROLE: &str = "gpu-user";
 
-/// What the process says once it has begun.
+/// What the process writes once it has begun.
 const READY: u8 = b'!';
 
 /// Size of each of the buffers that a load works with, in bytes.

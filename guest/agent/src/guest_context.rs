@@ -206,7 +206,7 @@ impl GuestContext {
 pub(crate) struct Provider {
     /// What the kernel has of it.
     pub(crate) pool: Pool,
-    /// Size of the memory in bytes, as the plan says.
+    /// Size of the memory in bytes, of the plan.
     pub(crate) bytes: u64,
     /// The device's own properties, for messages.
     pub(crate) description: String,

@@ -37,7 +37,7 @@ pub(crate) fn leaks() -> anyhow::Result<Vec<String>> {
     Ok(lines(&report))
 }
 
-/// The lines of a report, after one that tells how many objects there are.
+/// The lines of a report, after one with the number of objects.
 fn lines(report: &str) -> Vec<String> {
     let objects = report.matches(OBJECT).count();
     if report.trim().is_empty() {

@@ -52,7 +52,7 @@ impl KernelLog {
         complaints
     }
 
-    /// What the kernel has said since the last call, or since the start.
+    /// The lines that the kernel has logged since the last call, or since the start.
     pub(crate) fn new_messages(&mut self) -> impl Iterator<Item = String> {
         let mut record = [0; 8192];
         std::iter::from_fn(move || {

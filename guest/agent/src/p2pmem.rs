@@ -14,7 +14,7 @@ pub(crate) struct Pool {
     directory: PathBuf,
 }
 
-/// What the pool says of itself.
+/// The state of the pool in sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     /// Size in bytes of all of it.

@@ -28,7 +28,7 @@ pub(crate) struct Mismatch {
     length: usize,
 }
 
-/// What the head of a block says.
+/// The content of the head of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tag {
     pattern: Pattern,

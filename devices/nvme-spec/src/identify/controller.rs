@@ -168,7 +168,7 @@ pub struct Controller {
     /// SUBNQN: NVM Subsystem NVMe Qualified Name, UTF-8, ended by a zero byte.
     pub subnqn: [u8; 256],
     _reserved_1024: [u8; 768],
-    /// What NVMe over Fabrics says of itself; reserved on PCIe.
+    /// Fields of NVMe over Fabrics; reserved on PCIe.
     pub fabrics: [u8; 256],
     /// PSD0 to PSD31: Power State Descriptors.
     pub psd: [PowerState; 32],

@@ -13,7 +13,7 @@ pub(super) const LIMIT: usize = 4;
 
 /// Requests that wait for an event, and events that wait for a request.
 ///
-/// Once an event has been reported, others of its kind wait until the host has read the log page that tells more.
+/// Once an event has been reported, others of its kind wait until the host has read the log page of that kind.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     requests: VecDeque<u16>,
@@ -38,7 +38,7 @@ impl Events {
         }
     }
 
-    /// The host has read log page `lid`: events that it tells of may be reported again.
+    /// The host has read log page `lid`: the events of its kind may be reported again.
     pub(crate) fn clear(&mut self, lid: u8) {
         let kind = match lid {
             lid::ERROR => kind::ERROR,

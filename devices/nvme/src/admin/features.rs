@@ -91,7 +91,7 @@ impl Features {
         }
     }
 
-    /// A controller reset: everything is as it came, but the clock and the Software Progress Marker, which speaks of boots.
+    /// A controller reset: all features have their defaults but the timestamp and the Software Progress Marker, which counts boots.
     pub(super) fn reset(&mut self) {
         *self = Self {
             timestamp: self.timestamp,

@@ -172,7 +172,7 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// A command of this queue is over: what its completion says of the queue (NVMe Base 2.0, 3.3.3.2).
+    /// A command of this queue has ended: a completion entry with the state of the queue (NVMe Base 2.0, 3.3.3.2).
     pub(crate) fn end(&mut self, cid: U16) -> CompletionEntry {
         self.outstanding = self.outstanding.saturating_sub(1);
         let mut entry = CompletionEntry::new_zeroed();

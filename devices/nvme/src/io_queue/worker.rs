@@ -175,7 +175,7 @@ impl Worker {
         self.poller.worked(outstanding, Instant::now);
     }
 
-    /// Waits as the policy says.
+    /// Waits by the poll policy.
     fn wait(&mut self) {
         if self.poller.policy == PollPolicy::Always {
             // The guest may have written them without a notification.

@@ -64,7 +64,7 @@ impl Syncs {
         (state.next, std::mem::take(&mut state.is_awaited))
     }
 
-    /// Whether all syncs before a ticket have ended. If not, one of the next ends says that this is awaited.
+    /// Whether all syncs before a ticket have ended. If not, the end of one of them reports it.
     pub(crate) fn have_ended(&self, before: Ticket) -> bool {
         let mut state = self.state.lock();
         let have_ended = state.have_ended(before);

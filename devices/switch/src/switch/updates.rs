@@ -23,7 +23,7 @@ pub(super) struct Update {
     pub(super) peer: PortId,
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
-    /// Number of the change; none if it is the peer's introduction, on which nobody waits.
+    /// Number of the change; none if it is the peer's introduction, for which no announcement waits.
     pub(super) epoch: Option<u64>,
 }
 

@@ -96,7 +96,7 @@ fn transfer_all(
     judge_devices(guest, check, volumes, measure.bytes, &watch)
 }
 
-/// What the library says of its own work.
+/// The counters of the library.
 fn judge_library(
     check: &GpuFile,
     threads: &[TransferThread<'_>],

@@ -1,4 +1,4 @@
-//! What is expected of a command or a program, whoever runs it.
+//! What is expected of a command or a program.
 
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
