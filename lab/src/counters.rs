@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use peerbar_dma_log::counter_file::Reader;
+use peerbar_dma_log::counter_file::{CounterFileError, Reader};
 use peerbar_report::DeviceCounters;
 
 use crate::scenario::Scenario;
@@ -14,19 +14,27 @@ pub fn counter_file(folder: &Path, device: &str) -> PathBuf {
 }
 
 /// The counter files of the devices of a scenario.
+///
+/// They are opened once, before the guest runs: with `--share-rw` it could put a FIFO in the place of one, whose open(2) waits.
 #[derive(Debug)]
 pub struct CounterFiles {
-    /// Each device's name and file. QEMU's own models have none.
-    devices: Vec<(String, Option<PathBuf>)>,
+    /// Each device's name and file, or why it has none.
+    devices: Vec<(String, Result<Reader, String>)>,
 }
 
 impl CounterFiles {
-    /// Those that the servers of `scenario` keep in the run's `folder`.
+    /// Those that the running servers of `scenario` keep in the run's `folder`.
     pub fn of(scenario: &Scenario, folder: &Path) -> Self {
-        let file = |device: &str| counter_file(folder, device);
+        let reader = |device: &str| {
+            let file = counter_file(folder, device);
+            Reader::open(&file).map_err(|error| unreadable(&file.display().to_string(), &error))
+        };
         let devices = scenario.devices().map(|device| {
-            let file = device.is_ours().then(|| file(device.name()));
-            (device.name().to_owned(), file)
+            let reader = match device.is_ours() {
+                true => reader(device.name()),
+                false => Err("QEMU's own model counts no DMA".to_owned()),
+            };
+            (device.name().to_owned(), reader)
         });
         Self {
             devices: devices.collect(),
@@ -35,28 +43,27 @@ impl CounterFiles {
 
     /// The counters of each device at this moment, by its name; those of a server that has ended are its last.
     pub fn read(&self) -> BTreeMap<String, DeviceCounters> {
-        let devices = self.devices.iter();
-        devices
-            .map(|(name, file)| (name.clone(), read(file.as_deref())))
-            .collect()
+        let read = |(name, reader): &(String, Result<Reader, String>)| {
+            let counters = reader.as_ref().map_err(String::clone);
+            let counters = counters
+                .and_then(|reader| reader.read().map_err(|error| unreadable(name, &error)))
+                .map_or_else(DeviceCounters::None, |counters| {
+                    DeviceCounters::Counted(counters.entries)
+                });
+            (name.clone(), counters)
+        };
+        self.devices.iter().map(read).collect()
     }
 }
 
-fn read(file: Option<&Path>) -> DeviceCounters {
-    let Some(file) = file else {
-        return DeviceCounters::None("QEMU's own model counts no DMA".to_owned());
-    };
-    match Reader::open(file).and_then(|reader| reader.read()) {
-        Ok(counters) => DeviceCounters::Counted(counters.entries),
-        Err(error) => DeviceCounters::None(format!(
-            "{} cannot be read ({error}): are the launcher and the servers of one build?",
-            file.display()
-        )),
-    }
+fn unreadable(file: &str, error: &CounterFileError) -> String {
+    format!("{file} cannot be read ({error}): are the launcher and the servers of one build?")
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
     use crate::scenario::Model;
 
@@ -76,5 +83,20 @@ mod tests {
             missing.contains("disk0.counters cannot be read (") && missing.contains("No such file"),
             "{missing}"
         );
+    }
+
+    #[test]
+    fn file_that_a_guest_replaces_is_not_opened() {
+        let scenario = Scenario::demo().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = counter_file(folder.path(), "disk0");
+        let mut file = peerbar_dma_log::counter_file::header(77).to_vec();
+        file.resize(peerbar_dma_log::counter_file::FILE_BYTES, 0);
+        std::fs::write(&path, file).unwrap();
+        let files = CounterFiles::of(&scenario, folder.path());
+        std::fs::remove_file(&path).unwrap();
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let counters = files.read();
+        assert!(matches!(counters["disk0"], DeviceCounters::Counted(_)));
     }
 }
