@@ -19,7 +19,7 @@ use crate::processes::QEMU;
 const BEGIN: Duration = Duration::from_secs(120);
 const AGAIN: Duration = Duration::from_secs(60);
 /// How long another guest may take to compare all.
-const COMPARE: Duration = Duration::from_secs(120);
+const COMPARE: Duration = Duration::from_secs(240);
 /// What a kernel says whose memory is not right.
 const BROKEN: [&str; 3] = ["BUG: ", "general protection fault", "Kernel panic"];
 

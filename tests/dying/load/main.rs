@@ -127,12 +127,7 @@ impl Disk {
         let mut first = 1;
         for number in 0_usize.. {
             let count = 1 + u64::try_from(number)? % LARGEST;
-            let blocks = first..first + count;
-            let content = blocks.flat_map(|number| block(self.seed, &self.name, number));
-            let extent = Extent {
-                first,
-                content: content.collect(),
-            };
+            let extent = self.extent(first, count);
             // The last way is by the page cache.
             let done = match buffers.get(number % (buffers.len() + 1)) {
                 Some(buffer) => self.write_from(buffer, &extent),
@@ -191,16 +186,21 @@ impl Disk {
         say(&format!("flushed {} {} {count}", self.name, extent.first))
     }
 
-    /// Whether the block `number` is on the disk.
-    fn has(&mut self, number: u64, buffer: &Buffer) -> anyhow::Result<bool> {
-        let content = block(self.seed, &self.name, number);
-        let extent = Extent {
-            first: number,
-            content,
-        };
-        let mut half = buffer.half(0, BLOCK)?;
-        self.at(&extent)?.read_exact_volatile(&mut half)?;
+    /// Whether these blocks are on the disk.
+    fn has(&mut self, extent: &Extent, buffer: &Buffer) -> anyhow::Result<bool> {
+        let mut half = buffer.half(0, extent.content.len())?;
+        self.at(extent)?.read_exact_volatile(&mut half)?;
         Ok(buffer.holds(0, &extent.content)?)
+    }
+
+    /// `count` blocks from `first` on, as they are written.
+    fn extent(&self, first: u64, count: u64) -> Extent {
+        let blocks = first..first + count;
+        let content = blocks.flat_map(|number| block(self.seed, &self.name, number));
+        Extent {
+            first,
+            content: content.collect(),
+        }
     }
 }
 
@@ -256,34 +256,27 @@ fn write(seed: u64, places: &Places) -> anyhow::Result<()> {
 
 fn verify(seed: u64, places: &Places) -> anyhow::Result<()> {
     let buffer = Buffer::in_ram()?;
-    let place = |places: &[(String, PathBuf)], name: &str| {
-        let found = places.iter().find(|(known, _)| known == name);
-        found.map(|(_, path)| path.clone())
-    };
+    let disks = places.disks.iter();
+    let disks = disks.map(|(name, path)| Disk::open(seed, name, path));
+    let mut disks: Vec<Disk> = disks.collect::<Result<_, _>>()?;
     let mut compared = 0_u64;
     for line in io::stdin().lines() {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
         let is_there = match words.as_slice() {
             ["flushed", disk, first, count] => {
-                let Some(path) = place(&places.disks, disk) else {
-                    continue;
-                };
-                let mut disk = Disk::open(seed, disk, &path)?;
-                let (first, count): (u64, u64) = (first.parse()?, count.parse()?);
-                let mut found = (first..first + count).map(|number| disk.has(number, &buffer));
-                found.try_fold(true, |all, found| anyhow::Ok(all && found?))?
+                let known = disks.iter_mut().find(|known| known.name == *disk);
+                let known = known.with_context(|| format!("no disk {disk}"))?;
+                let extent = known.extent(first.parse()?, count.parse()?);
+                known.has(&extent, &buffer)?
             }
             ["synced", disk, number] => {
-                let Some(folder) = place(&places.folders, disk) else {
-                    continue;
-                };
-                let content = std::fs::read(folder.join(number));
-                content.is_ok_and(|found| {
-                    number
-                        .parse()
-                        .is_ok_and(|number| found == block(seed, disk, number))
-                })
+                let mut folders = places.folders.iter();
+                let folder = folders.find(|(known, _)| known == disk);
+                let (_, folder) = folder.with_context(|| format!("no folder of {disk}"))?;
+                let found = std::fs::read(folder.join(number));
+                let expected = block(seed, disk, number.parse()?);
+                found.is_ok_and(|found| found == expected)
             }
             _ => bail!("no such line: {line}"),
         };
