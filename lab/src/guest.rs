@@ -26,6 +26,7 @@ use crate::folder::{Folder, Link};
 use crate::guest_files;
 use crate::kernel_needs;
 use crate::parent_death;
+use crate::port_error::MONITOR;
 use crate::program_builds;
 use crate::qemu::{self, Boot, SharedFolder, Sockets, VSOCK};
 use crate::report::Report;
@@ -63,6 +64,8 @@ pub struct Guest<'a> {
     started: Instant,
     /// The link to the socket of its vsock ports.
     _link: Option<Link>,
+    /// The link to the socket of QEMU's monitor.
+    _monitor: Link,
     /// How QEMU ended, if it has.
     ended: Option<ExitStatus>,
     /// Where the kernel's trace events go, if they are wanted.
@@ -122,6 +125,7 @@ impl<'a> Guest<'a> {
         let access = scenario.access.is_some();
         let link = access.then(|| folder.link(VSOCK, &sockets.vsock_programs()));
         let link = link.transpose()?;
+        let monitor = folder.link(MONITOR, &sockets.monitor())?;
         let mut command = artifacts.qemu.command();
         command.args(qemu::arguments(boot, &topology, sockets, &shared));
         let plan = serde_json::to_string(&plan(scenario, artifacts, &shared));
@@ -146,6 +150,7 @@ impl<'a> Guest<'a> {
             port: None,
             started,
             _link: link,
+            _monitor: monitor,
             ended: None,
             open: 2,
             _cache: artifacts.cache.clone(),

@@ -116,6 +116,8 @@ pub fn arguments(
         "-chardev",
         format!("socket,id=report,path={}", escaped(&sockets.report())),
     );
+    let monitor = escaped(&sockets.monitor());
+    words.option("-qmp", format!("unix:{monitor},server=on,wait=off"));
     words.option("-device", "virtio-serial-pci");
     words.option(
         "-device",
@@ -244,6 +246,11 @@ impl Sockets {
         self.folder.join("report.sock")
     }
 
+    /// The socket of QEMU's monitor: QEMU listens, `peerbar inject` connects.
+    pub fn monitor(&self) -> PathBuf {
+        self.folder.join("monitor.sock")
+    }
+
     /// The socket of the guest's trace events: the launcher listens, QEMU connects.
     pub fn trace(&self) -> PathBuf {
         self.folder.join("trace.sock")
@@ -293,6 +300,7 @@ impl Sockets {
         let switches = topology.switches().map(|switch| self.switch(switch));
         let mut paths = servers.chain(switches).chain([
             self.report(),
+            self.monitor(),
             self.vsock_device(),
             self.vsock_programs(),
         ]);
@@ -434,6 +442,8 @@ chardev:console
 console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 iomem=relaxed
 -chardev
 socket,id=report,path=/s/report.sock
+-qmp
+unix:/s/monitor.sock,server=on,wait=off
 -device
 virtio-serial-pci
 -device

@@ -3,9 +3,9 @@
 //! A process that is killed outright cannot remove its folder. The next run does: it takes the lock in the folder, which ended
 //! with the process that held it.
 
-use std::fs::{self, DirEntry, File};
+use std::fs::{self, DirEntry, File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use anyhow::Context;
@@ -34,7 +34,11 @@ impl SocketFolder {
     }
 
     fn create_in(parent: &Path) -> io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
+        // Whoever reaches QEMU's monitor is QEMU.
+        let private = Permissions::from_mode(0o700);
+        let mut builder = tempfile::Builder::new();
+        let builder = builder.prefix(PREFIX).permissions(private);
+        let folder = builder.tempdir_in(parent)?;
         // The lock gets its name once it is held, so no other process finds it free too early.
         let unnamed = folder.path().join("lock.new");
         let lock = File::create_new(&unnamed)?;
@@ -99,6 +103,14 @@ mod tests {
         UnixListener::bind(path.join("report.sock")).unwrap();
         fs::write(path.join("disk0.img"), "").unwrap();
         path
+    }
+
+    #[test]
+    fn folder_is_its_owner_s_alone() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = SocketFolder::create_in(parent.path()).unwrap();
+        let mode = folder.path().metadata().unwrap().mode();
+        assert_eq!(mode & 0o777, 0o700);
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub(crate) enum Command {
     Iommu(Debugger),
     /// Injects faults into a device of a running guest.
     #[command(
-        before_help = "Examples:\n  peerbar inject disk0 drop completion write limit=1\n  peerbar inject disk0 --clear"
+        before_help = "Examples:\n  peerbar inject disk0 drop completion write limit=1\n  peerbar inject disk0 --clear\n  peerbar inject disk0 --port-error surprise-down"
     )]
     Inject(Inject),
     /// Writes the results of runs as JUnit, JSON or a page to read, or joins those of shards.
@@ -444,8 +444,11 @@ pub(crate) struct Inject {
     /// Name of the device.
     pub device: String,
     /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE.
-    #[arg(value_name = "RULE", required_unless_present = "clear")]
+    #[arg(value_name = "RULE", required_unless_present_any = ["clear", "port_error"])]
     pub words: Vec<String>,
+    /// Have the port above the device report a PCIe error to the guest, as `surprise-down` or `bad-tlp`.
+    #[arg(long, value_name = "ERROR", conflicts_with_all = ["words", "clear"])]
+    pub port_error: Option<String>,
     /// Remove all rules of the device.
     #[arg(long, conflicts_with = "words")]
     pub clear: bool,
