@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "stepped")]
 use peerbar_dma::MemoryFile;
-use peerbar_dma::{Origin, Purpose};
+use peerbar_dma::{DoorbellEvent, Origin, Purpose};
 use peerbar_pci::Interrupts;
 use zerocopy::IntoBytes;
 
@@ -46,6 +46,19 @@ struct Channel {
     ring: Ring,
     /// The command at the ring's head, once it is fetched.
     job: Option<Job>,
+    /// The value of its doorbell that was read last.
+    doorbell: u32,
+}
+
+impl Channel {
+    /// A channel whose driver has not rung its doorbell.
+    fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            job: None,
+            doorbell: 0,
+        }
+    }
 }
 
 /// A command in progress.
@@ -131,7 +144,7 @@ impl Engine {
     /// Whether any channel has a command in progress, or a doorbell ahead of its ring.
     fn has_work(&self) -> bool {
         (0..).zip(&self.channels).any(|(number, channel)| {
-            channel.is_some_and(|Channel { ring, job }| {
+            channel.is_some_and(|Channel { ring, job, .. }| {
                 job.is_some() || ring.next(self.doorbells.value(number)) != Ok(None)
             })
         })
@@ -153,7 +166,10 @@ impl Engine {
 
     /// Forgets a channel, and cancels its command in progress.
     fn forget(&mut self, number: u8) {
-        if let Some(Channel { ring, job: Some(_) }) = self.take(number) {
+        if let Some(Channel {
+            ring, job: Some(_), ..
+        }) = self.take(number)
+        {
             let memory = &mut self.executor.memory;
             memory.begin(Origin::command(number.into(), ring.head()));
             memory.note_end(CANCELLED);
@@ -162,7 +178,7 @@ impl Engine {
 
     fn start(&mut self, channel: u8, setup: &Setup) {
         match Ring::new(setup, self.executor.memory.vram_bytes()) {
-            Ok(ring) => self.put_back(channel, Channel { ring, job: None }),
+            Ok(ring) => self.put_back(channel, Channel::new(ring)),
             Err(code) => {
                 let fault = Fault {
                     code,
@@ -215,7 +231,7 @@ impl Engine {
             let origin = Origin::command(number.into(), channel.ring.head());
             self.executor.memory.begin(origin);
             if channel.job.is_none() {
-                channel.job = self.fetch(number, &channel.ring)?;
+                channel.job = self.fetch(number, channel)?;
             }
             let Some(job) = &mut channel.job else {
                 return Ok(());
@@ -232,7 +248,7 @@ impl Engine {
     }
 
     /// Fetches the next command, if there is one.
-    fn fetch(&mut self, number: u8, ring: &Ring) -> Result<Option<Job>, Fault> {
+    fn fetch(&mut self, number: u8, channel: &mut Channel) -> Result<Option<Job>, Fault> {
         let at = |place: GpuAddress| {
             move |code| Fault {
                 code,
@@ -240,8 +256,9 @@ impl Engine {
                 address: place.address(),
             }
         };
-        let next = ring.next(self.doorbells.value(number));
-        let Some(place) = next.map_err(at(ring.start()))? else {
+        let doorbell = self.read_doorbell(number, channel);
+        let ring = &channel.ring;
+        let Some(place) = ring.next(doorbell).map_err(at(ring.start()))? else {
             return Ok(None);
         };
         let mut entry = Entry::empty();
@@ -255,6 +272,22 @@ impl Engine {
             progress: Progress::default(),
             worked: Duration::ZERO,
         }))
+    }
+
+    /// The value of a channel's doorbell, which is recorded if it is new.
+    fn read_doorbell(&self, number: u8, channel: &mut Channel) -> u32 {
+        let tail = self.doorbells.value(number);
+        let before = std::mem::replace(&mut channel.doorbell, tail);
+        if tail != before {
+            self.executor.memory.note_doorbell(|| DoorbellEvent {
+                queue: number.into(),
+                tail,
+                added: tail.wrapping_sub(before),
+                waiting: tail.wrapping_sub(channel.ring.head()),
+                vector: Some(vector(number)),
+            });
+        }
+        tail
     }
 
     /// Carries out a step of a command, which has begun at `start`; whether it was the last one.
@@ -331,6 +364,7 @@ mod tests {
 
     use peerbar_dma::{MemoryFile, Requester};
     use peerbar_endpoint::Vectors;
+    use peerbar_flight::{Event, FlightFile, Level, Recorder};
 
     use super::*;
     use crate::gpu_memory::GpuMemory;
@@ -345,10 +379,14 @@ mod tests {
 
     /// An engine with this many channels, with their rings of two entries one after the other in VRAM.
     fn engine_with(vram: &Arc<MemoryFile>, channels: u8) -> Engine {
+        engine_of(Arc::new(Requester::new()), vram, channels)
+    }
+
+    fn engine_of(requester: Arc<Requester>, vram: &Arc<MemoryFile>, channels: u8) -> Engine {
         let doorbells = Arc::new(Doorbells::new(0x1_0000).unwrap());
         let registers = Registers::new((VRAM, VRAM), None, doorbells.clone());
         let shared = Arc::new(SharedRegisters::new(registers));
-        let executor = Executor::new(GpuMemory::new(vram.clone(), Arc::new(Requester::new())));
+        let executor = Executor::new(GpuMemory::new(vram.clone(), requester));
         let vectors = Arc::new(Vectors::new(17).unwrap());
         let timeout = Duration::from_secs(3600);
         let mut engine = Engine::new(shared, doorbells, vectors, executor, timeout);
@@ -409,6 +447,40 @@ mod tests {
             assert_eq!(task.join().unwrap(), Task::Doorbells);
         });
         assert_eq!(word(), 0);
+    }
+
+    #[test]
+    fn new_doorbell_is_recorded_before_the_commands_it_announces() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gpu0.flight");
+        let requester = Arc::new(Requester::new());
+        requester.record_in(Recorder::create(&path, "gpu0", Level::All).unwrap());
+        let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
+        let mut engine = engine_of(requester, &vram, 1);
+        for tail in [2u32, 3] {
+            engine.doorbells.write(0x8000, &tail.to_le_bytes());
+            engine.turn();
+        }
+        let flight = FlightFile::open(&path).unwrap().read().unwrap();
+        let steps = flight.records.iter().map(|record| record.event);
+        let steps: Vec<_> = steps
+            .filter(|event| matches!(event, Event::Doorbell(_) | Event::Begin { .. }))
+            .collect();
+        let begin = |command: u32| Event::Begin {
+            origin: Origin::command(0, command),
+            opcode: 0,
+        };
+        let doorbell = |tail, added| {
+            Event::Doorbell(DoorbellEvent {
+                queue: 0,
+                tail,
+                added,
+                waiting: added,
+                vector: Some(1),
+            })
+        };
+        let expected = [doorbell(2, 2), begin(0), begin(1), doorbell(3, 1), begin(2)];
+        assert_eq!(steps, expected);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{Buffer, MemoryFile, Origin, Purpose, Requester, Tag};
+use peerbar_dma::{Buffer, DoorbellEvent, MemoryFile, Origin, Purpose, Requester, Tag};
 
 use crate::faults::{Fault, FaultCode};
 
@@ -59,6 +59,11 @@ impl GpuMemory {
     /// The command that memory is used for from now on.
     pub(crate) fn begin(&mut self, origin: Origin) {
         self.origin = origin;
+    }
+
+    /// Records a new value of a channel's doorbell.
+    pub(crate) fn note_doorbell(&self, event: impl FnOnce() -> DoorbellEvent) {
+        self.requester.doorbell(event);
     }
 
     /// Records the begin of the command in progress.
