@@ -87,6 +87,8 @@ struct Ready {
     listener: bool,
     readable: Vec<PortId>,
     writable: Vec<PortId>,
+    /// Their endpoints have left.
+    left: Vec<PortId>,
 }
 
 impl Server {
@@ -100,6 +102,9 @@ impl Server {
                 if let Some(Err(error)) = self.connections.get_mut(&port).map(Connection::flush) {
                     self.lose(port, &error);
                 }
+            }
+            for port in ready.left {
+                self.take_leave(port);
             }
             for port in ready.readable {
                 self.receive(port);
@@ -156,19 +161,30 @@ impl Server {
             listener,
             writable: ports(PollFlags::OUT),
             readable: ports(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
+            left: ports(PollFlags::HUP),
         })
     }
 
-    /// One message of one endpoint, so that none keeps the others waiting.
-    fn receive(&mut self, port: PortId) {
+    /// One message of one endpoint, so that none keeps the others waiting; whether there was one.
+    fn receive(&mut self, port: PortId) -> bool {
         let Some(connection) = self.connections.get(&port) else {
-            return;
+            return false;
         };
         match connection.receive(&mut self.space) {
-            Ok(message) => self.switch.receive(port, message, Instant::now()),
+            Ok(message) => {
+                self.switch.receive(port, message, Instant::now());
+                return true;
+            }
             Err(ReceiveError::Nothing) => {}
             Err(error) => self.lose(port, &error),
         }
+        false
+    }
+
+    /// Reads what an endpoint has sent before it left, which is no more than its socket holds: its name is free for one that has
+    /// connected since.
+    fn take_leave(&mut self, port: PortId) {
+        while self.receive(port) {}
     }
 
     fn admit(&mut self) -> Result<(), Errno> {

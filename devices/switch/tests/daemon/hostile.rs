@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use peerbar_switch::{
     BarBacking, BarWindow, Descriptor, ENDPOINT_TIME_OUT, MAX_PACKET, MAX_PORTS, Message, PROTOCOL,
-    PortId, Refusal,
+    PortId, Refusal, RequestError,
 };
 
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 use crate::raw::{Daemon, Endpoint, announce, check_alive, hello, registers};
 
@@ -36,6 +36,29 @@ fn packets_that_are_no_messages_end_the_connection() {
         assert!(attached.is_cut_off(), "packet {number}");
     }
     check_alive(&mut daemon);
+}
+
+#[test]
+fn name_of_one_that_has_left_is_free_at_once() {
+    let daemon = Daemon::start(&[]);
+    let (former, _) = Endpoint::attach(&daemon.path, "a");
+    // So that it finds all of this at once.
+    let pid = Pid::from_child(&daemon.child);
+    kill_process(pid, Signal::STOP).unwrap();
+    // It answers none of these, so only the end of the connection tells it.
+    for tag in 0..8 {
+        former.send(&Message::Reply {
+            peer: PortId::NOBODY,
+            tag,
+            outcome: Err(RequestError::Gone),
+        });
+    }
+    drop(former);
+    let next = Endpoint::connect(&daemon.path);
+    next.send(&hello("a"));
+    kill_process(pid, Signal::CONT).unwrap();
+    let answer = next.receive();
+    assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
 }
 
 #[test]
