@@ -250,7 +250,8 @@ fn check_served() {
         protocol: PROTOCOL,
         name: "honest".to_owned(),
     });
-    assert!(matches!(honest.expect(), Message::Welcome { .. }));
+    let answer = honest.expect();
+    assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
     honest.send(&Message::Announce {
         sequence: 1,
         windows: Vec::new(),

@@ -102,7 +102,10 @@ impl Entry {
             (_, 3) => operands[1] = length,
             _ => operands[1] = value,
         }
-        operands[11..].copy_from_slice(&[grid, block * 5]);
+        // Seldom more threads to a block than there may be, and seldom many: each thread of an addition is a read and a write.
+        let block = if block < 0xf0 { block & 0xf } else { block * 5 };
+        let grid = if block <= 0xf { grid } else { grid & 3 };
+        operands[11..].copy_from_slice(&[grid, block]);
         Some(Self {
             opcode,
             flags,
