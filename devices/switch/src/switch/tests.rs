@@ -527,3 +527,50 @@ fn windows_overlap_where_they_share_an_address() {
     };
     assert!(last.overlaps(&last));
 }
+
+#[test]
+fn storm_of_announcements_by_all_at_once_is_worked_off() {
+    const ROUNDS: u64 = 5;
+    let now = Instant::now();
+    let mut switch = Switch::new(Config::default(), |number| number);
+    let address = |port: PortId, round| (u64::from(port.0) << 32) + 0x1000 * round;
+    let ports = (0..32).map(|number| {
+        let port = switch.connect(now);
+        switch.receive(port, hello(&format!("d{number}")), now);
+        port
+    });
+    let ports: Vec<PortId> = ports.collect();
+    for port in &ports {
+        switch.receive(*port, announce(1, &[address(*port, 1)]), now);
+    }
+    let (mut announced, mut acknowledged) = (BTreeMap::new(), 0);
+    loop {
+        let outputs = switch.take_outputs();
+        if outputs.is_empty() {
+            break;
+        }
+        for output in outputs {
+            match output {
+                Output::Send(to, Message::Peer { ticket, .. }) => {
+                    acknowledged += 1;
+                    switch.receive(to, Message::Ack { ticket }, now);
+                }
+                Output::Send(to, Message::Announced { sequence }) => {
+                    announced.insert(to, sequence);
+                    if sequence < ROUNDS {
+                        let next = announce(sequence + 1, &[address(to, sequence + 1)]);
+                        switch.receive(to, next, now);
+                    }
+                }
+                Output::Send(_, Message::Welcome { .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!(
+        announced,
+        ports.iter().map(|port| (*port, ROUNDS)).collect()
+    );
+    let others = ports.len() as u64 - 1;
+    assert_eq!(acknowledged, ports.len() as u64 * others * ROUNDS);
+}
