@@ -51,6 +51,8 @@ static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb
 static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sgt,
 		      enum dma_data_direction direction)
 {
+	/* Linux 7.3 sets orig_nents to 0, and then sg_free_table() frees no entry. */
+	sgt->orig_nents = sgt->nents;
 	dma_buf_free_sgt(attachment, sgt, direction);
 }
 #else
