@@ -53,12 +53,7 @@ impl Modules {
         let order = self.index.order(name);
         if order.is_empty() {
             self.asked_for().built_in.insert(name.to_owned());
-            if !parameters.is_empty() {
-                bail!(
-                    "module {name} is built into the kernel, so its parameters ({parameters}) cannot be set here; \
-                     name them on the kernel's command line as {name}.PARAMETER=VALUE"
-                );
-            }
+            self.check_set(name, parameters)?;
         }
         for module in order {
             let own = if normal(&module) == normal(name) {
@@ -71,6 +66,19 @@ impl Modules {
                 insert(&module, format!("{own} {appended}").trim())?;
                 self.asked_for().loaded.insert(module);
             }
+        }
+        Ok(())
+    }
+
+    /// Checks that the kernel's command line has these parameters of a module that is built into it.
+    fn check_set(&self, name: &str, parameters: &str) -> anyhow::Result<()> {
+        let set = module_options::of(&self.command_line, name);
+        let is_set = |wanted: &&str| set.split_whitespace().any(|word| word == *wanted);
+        if let Some(parameter) = parameters.split_whitespace().find(|word| !is_set(word)) {
+            bail!(
+                "module {name} is built into the kernel, so its parameter {parameter} cannot be set here; name it on the \
+                 kernel's command line as {name}.{parameter}"
+            );
         }
         Ok(())
     }
@@ -165,6 +173,19 @@ mod tests {
         let index = Index::parse("nvme-core\nnvme nvme-core\n");
         assert_eq!(index.order("nvme_core"), ["nvme-core"]);
         assert_eq!(index.order("nvme"), ["nvme-core", "nvme"]);
+    }
+
+    #[test]
+    fn built_in_module_needs_its_parameters_on_the_command_line() {
+        let modules = Modules {
+            index: Index::parse(""),
+            command_line: "quiet nvme-core.io_timeout=3 nvme.poll_queues=1".to_owned(),
+            asked_for: Mutex::default(),
+        };
+        modules.load("nvme_core", "io_timeout=3").unwrap();
+        modules.load("nvme", "").unwrap();
+        let error = modules.load("nvme", "poll_queues=2").unwrap_err();
+        assert!(error.to_string().ends_with("as nvme.poll_queues=2"));
     }
 
     #[test]

@@ -52,6 +52,20 @@ pub(super) fn modules(
     Ok((modules, sources))
 }
 
+/// The parameters of modules as the kernel takes those of what is built into it, `nvme_core.io_timeout=3`. It ignores the others.
+pub(super) fn on_command_line(modules: &[Module]) -> String {
+    let parameters = modules.iter().flat_map(|module| {
+        let mut quoted = false;
+        let words = module.parameters.split(move |letter: char| {
+            quoted ^= letter == '"';
+            letter.is_whitespace() && !quoted
+        });
+        let words = words.filter(|word| !word.is_empty());
+        words.map(|word| format!("{}.{word}", module.name))
+    });
+    parameters.collect::<Vec<_>>().join(" ")
+}
+
 fn sources_in(path: Spanned<PathBuf>, folder: &Path) -> Result<PathBuf, Problem> {
     let at = path.span();
     let path = folder.join(path.into_inner());
@@ -64,4 +78,24 @@ fn sources_in(path: Spanned<PathBuf>, folder: &Path) -> Result<PathBuf, Problem>
         path.display()
     );
     Err(Problem::new(at, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_parameter_is_one_of_its_module() {
+        let module = |name: &str, parameters: &str| Module {
+            name: name.to_owned(),
+            parameters: parameters.to_owned(),
+        };
+        let modules = [
+            module("nvme_core", " io_timeout=3 dyndbg=\"func a +p\""),
+            module("vgem", ""),
+            module("nvme", "poll_queues=1"),
+        ];
+        let expected = "nvme_core.io_timeout=3 nvme_core.dyndbg=\"func a +p\" nvme.poll_queues=1";
+        assert_eq!(on_command_line(&modules), expected);
+    }
 }

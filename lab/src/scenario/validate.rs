@@ -50,7 +50,7 @@ pub(super) fn scenario(
     let p2pmem = together::P2pmem::of(&file);
     let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &attach_points, folder)?;
     let switches = switches(file.switch, &attach_points)?;
-    let machine = machine(file.machine, &attach_points, &nvmes, &gpus)?;
+    let mut machine = machine(file.machine, &attach_points, &nvmes, &gpus)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
     let files = files::files(file.files, folder)?;
     let packages = packages::packages(file.packages)?;
@@ -66,6 +66,11 @@ pub(super) fn scenario(
     let (mut modules, module_sources) = modules::modules(file.module, needed, folder)?;
     // A driver that comes before it would work without the IOMMU for good.
     modules.sort_by_key(|module| Some(module.name.as_str()) != machine.iommu.module());
+    let of_modules = modules::on_command_line(&modules);
+    machine.kernel_parameters = [of_modules, machine.kernel_parameters]
+        .join(" ")
+        .trim()
+        .to_owned();
     Ok(Scenario {
         name,
         path: PathBuf::new(),
