@@ -659,6 +659,11 @@ mod tests {
                 "11: `faults`: `fail command` is for another device: this one has no command",
             ),
             (
+                format!("{DISK}faults = [\"link-down device for=2s\"]"),
+                "9: `faults`: `link-down device for=2s` fires at once, and no guest has the device yet: give it to `peerbar inject`, \
+                 or to the socket of --control, while a guest runs",
+            ),
+            (
                 "namespaces = []".to_owned(),
                 "8: `d0` has no namespace: write `namespaces = [{ ram = \"64M\" }]`",
             ),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
-use peerbar_fault::{AddError, Rule};
+use peerbar_fault::{AddError, Faults, Rule};
 use peerbar_pci::Function;
 use peerbar_sandbox::{Connections, SandboxOptions};
 use peerbar_switch::AttachError;
@@ -24,8 +24,8 @@ pub struct DeviceOptions {
     #[command(flatten)]
     pub(crate) recording: Recording,
     /// Inject a fault, as in "delay dma read by=10ms every=100"; repeat it for more. ACTION is fail, delay, drop,
-    /// duplicate, corrupt, remove, link-down or lose-power; SUBJECT is dma, interrupt, mapping or device, and of a disk also command, completion or
-    /// admin-command
+    /// duplicate, corrupt, remove, link-down or lose-power; SUBJECT is dma, interrupt or mapping, and of a disk also
+    /// command, completion or admin-command
     #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
     faults: Vec<Rule>,
     /// Take rules for faults at this socket as well, while the device is served [default: none]
@@ -57,7 +57,8 @@ impl DeviceOptions {
     /// Puts the rules for faults in force.
     pub(crate) fn add_faults<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), FaultError> {
         self.faults.iter().try_for_each(|rule| {
-            let added = endpoint.add_fault(rule.clone());
+            let added =
+                Faults::check_before_client(rule).and_then(|()| endpoint.add_fault(rule.clone()));
             added.map_err(|cause| FaultError {
                 rule: Box::new(rule.clone()),
                 cause,

@@ -61,6 +61,11 @@ pub enum AddError {
     /// It has too many already.
     #[error("is one too many: {MOST} rules are in force; clear them first")]
     Full,
+    /// It fires at once, and no client has the device yet.
+    #[error(
+        "fires at once, and no guest has the device yet: give it to `peerbar inject`, or to the socket of --control, while a guest runs"
+    )]
+    NoClient,
 }
 
 impl Default for Faults {
@@ -110,6 +115,17 @@ impl Faults {
         state.rules.push(Armed::new(rule, number));
         self.arm(&state);
         Ok(number)
+    }
+
+    /// Whether a rule may be put in force before a client has the device.
+    ///
+    /// # Errors
+    /// [`AddError::NoClient`] for a rule of the device itself: it would fire at once, without an effect on the first client.
+    pub fn check_before_client(rule: &Rule) -> Result<(), AddError> {
+        match rule.subject {
+            Subject::Device => Err(AddError::NoClient),
+            _ => Ok(()),
+        }
     }
 
     /// Takes all rules out of force; how many there were. What is held back at this moment still comes late.

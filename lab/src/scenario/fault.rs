@@ -15,7 +15,8 @@ pub(super) fn faults(texts: &[Spanned<String>], kinds: &[Kind]) -> Result<Vec<Ru
     };
     let rule = |text: &Spanned<String>| {
         let rule: Rule = text.get_ref().parse().map_err(|e| problem(text, &e))?;
-        faults.add(rule.clone()).map_err(|e| problem(text, &e))?;
+        let added = Faults::check_before_client(&rule).and_then(|()| faults.add(rule.clone()));
+        added.map_err(|e| problem(text, &e))?;
         Ok(rule)
     };
     texts.iter().map(rule).collect()

@@ -35,6 +35,16 @@ fn fault_that_cannot_be_is_named_with_what_may_stand_there() {
 }
 
 #[test]
+fn fault_of_the_device_itself_is_for_the_control_socket() {
+    for rule in ["link-down device", "remove device", "link-up device"] {
+        let ending = refused(&["--namespace", "ram=1M", "--fault", rule]);
+        assert_eq!(ending.code, Some(USAGE), "{rule}");
+        let expected = format!("`{rule}` fires at once, and no guest has the device yet");
+        assert!(ending.stderr.contains(&expected), "{}", ending.stderr);
+    }
+}
+
+#[test]
 fn sizes_and_numbers_that_cannot_be() {
     let ram = ["--namespace", "ram=1M"];
     let with = |more: &[&str]| refused(&[&ram, more].concat());
