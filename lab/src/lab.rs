@@ -385,7 +385,7 @@ impl Lab {
             });
             let attended = self.attend_until_done(&signals);
             if attended.is_err() {
-                // Its end is none of the next work's.
+                // The next work must not see that this one has ended.
                 self.guest.remove_work();
             }
             // Work that waits for a signal, or for a guest that is gone, ends by that.

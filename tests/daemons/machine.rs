@@ -164,7 +164,7 @@ impl Machine {
             .collect()
     }
 
-    /// How often a way of a device has been gone.
+    /// How many transfers of the devices have been compared.
     pub(crate) fn passes(&self) -> u64 {
         self.shared.passes()
     }

@@ -155,7 +155,7 @@ impl Boot {
         Ok(lives)
     }
 
-    /// That nothing is lost, nothing was wrong, and the guest's kernel has kept its footing.
+    /// Fails if flushed data is lost, if data was wrong, or if the guest's kernel reports a fault of its own.
     fn check(&mut self, folder: &Path) -> anyhow::Result<()> {
         let said = &self.load.said;
         ensure!(said.wrong.is_empty(), "wrong data: {:?}", said.wrong);

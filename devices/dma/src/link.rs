@@ -1,8 +1,9 @@
 //! How long transfers take on the link between a function and the port above it.
 //!
 //! A link carries data in both directions at once. Each direction has a meter: the time at which what has been reserved
-//! on it will be through. The meters lie in shared memory, so that all transfers on the link share it, in whatever process: a function's own DMA, and that of its peers to and from its memory. A transfer reserves a slice at a time and waits
-//! for it before the next, so that transfers at once get equal parts.
+//! on it will be through. The meters lie in shared memory, so that all transfers on the link share it, in whatever
+//! process: a function's own DMA, and that of its peers to and from its memory. A transfer reserves a slice at a time and
+//! waits for it before the next, so that transfers at once get equal parts.
 //!
 //! A peer may scribble on the meters. It delays others by [`LONGEST_QUEUE`] for each slice at most.
 

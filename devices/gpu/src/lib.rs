@@ -8,8 +8,8 @@
 //!
 //! # What is not
 //! No shaders, no display, no address spaces of its own: a command names bus addresses, IOVAs and VRAM offsets. One
-//! command is carried out at a time, in slices that the channels have in turn; threads of a kernel run one after the other. No INTx, no memory that is coherent with
-//! the CPU beyond what a BAR is.
+//! command is carried out at a time, in slices that the channels have in turn; threads of a kernel run one after the
+//! other. No INTx, no memory that is coherent with the CPU beyond what a BAR is.
 //!
 //! # How
 //! The thread that answers the guest's accesses touches [`registers`](Gpu), doorbells and the window; it notifies the

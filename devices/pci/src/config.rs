@@ -224,8 +224,9 @@ impl ConfigSpace {
         self.set(INTERRUPT_LINE, &line, &[]);
     }
 
-    /// A reset that QEMU does not know of: a function-level reset by the guest, or that of a link that goes down. The BARs stay: QEMU answers reads of them itself and knows nothing of this
-    /// reset, so a guest that restores what it finds changed would never write them again.
+    /// A reset that QEMU does not know of: a function-level reset by the guest, or that of a link that goes down. The BARs
+    /// stay: QEMU answers reads of them itself and knows nothing of this reset, so a guest that restores what it finds
+    /// changed would never write them again.
     pub fn reset_function(&mut self) {
         let mut bars = [0; BARS_BYTES];
         self.read(BARS as u64, &mut bars);

@@ -286,6 +286,7 @@ mod tests {
         };
         let message = "the check did not end within 9 s: give the check a longer `timeout`; blocked tasks:\n7 dd D";
         assert_eq!(hung(Some(9)), message);
-        assert!(hung(None).contains("give the check a `timeout`; without one"));
+        let remedy = "give the check a `timeout`, or scale all that have none by `peerbar run --timeout`; without both";
+        assert!(hung(None).contains(remedy), "{}", hung(None));
     }
 }

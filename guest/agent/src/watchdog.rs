@@ -59,7 +59,9 @@ pub(crate) fn run<T: Send + 'static>(
 pub(crate) fn too_slow(limit: Duration, timeout: Option<u32>) -> String {
     let remedy = match timeout {
         Some(_) => "a longer `timeout`",
-        None => "a `timeout`; without one it is half of the scenario's, at most 60 s",
+        None => {
+            "a `timeout`, or scale all that have none by `peerbar run --timeout`; without both it is half of the scenario's, at most 60 s"
+        }
     };
     format!(
         "did not end within {} s: give the check {remedy}",

@@ -253,7 +253,7 @@ fn unsealed_memory_is_used_until_its_owner_cuts_it_short() {
 }
 
 #[test]
-fn what_a_client_lends_takes_a_bounded_part_of_the_address_space() {
+fn lent_memory_takes_a_bounded_part_of_the_address_space() {
     const ENOMEM: u32 = 12;
     const LENT: u64 = 1 << 50;
     let daemon = daemon();
