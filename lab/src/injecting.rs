@@ -25,6 +25,14 @@ pub enum InjectError {
         /// The device's name.
         device: String,
     },
+    /// The device is of `peerbar devices`, which starts no QEMU.
+    #[error("{}: no QEMU of peerbar runs there, so no port above {device} can be asked: peerbar run, shell and exec start one", run.display())]
+    NoPort {
+        /// The run's folder.
+        run: PathBuf,
+        /// The device's name.
+        device: String,
+    },
     /// The device cannot be asked.
     #[error("cannot ask device {device}")]
     Socket {

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::injecting::InjectError;
+use crate::injecting::{InjectError, link_name};
 use crate::monitor::Monitor;
 
 /// Name of the link in a run's folder to the socket of QEMU's monitor.
@@ -83,7 +83,15 @@ pub fn report_port_error(
         device: format!("{name}'s QEMU"),
         source,
     };
-    let socket = fs::read_link(run.join(MONITOR)).map_err(|_| no_device())?;
+    let socket = fs::read_link(run.join(MONITOR)).map_err(|_| {
+        match run.join(link_name(device)).exists() {
+            true => InjectError::NoPort {
+                run: run.to_owned(),
+                device: name.clone(),
+            },
+            false => no_device(),
+        }
+    })?;
     let mut monitor = Monitor::connect(&socket).map_err(failed)?;
     let path = json!({"path": "/machine/peripheral"});
     let list = json!({"execute": "qom-list", "arguments": path});
@@ -123,6 +131,16 @@ mod tests {
         assert_eq!(command("bad-tlp"), bad);
         let error = "fire".parse::<PortError>().unwrap_err().to_string();
         assert!(error.starts_with("is no error of a port: write receiver-error, bad-tlp,"));
+    }
+
+    #[test]
+    fn device_without_a_qemu_of_peerbar_has_no_port() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = "surprise-down".parse::<PortError>().unwrap();
+        let report = || report_port_error(folder.path(), "disk0", error).unwrap_err();
+        assert!(matches!(report(), InjectError::NoDevice { .. }));
+        fs::write(folder.path().join(link_name("disk0")), "").unwrap();
+        assert!(matches!(report(), InjectError::NoPort { .. }));
     }
 
     #[test]

@@ -75,8 +75,8 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar shell\n  peerbar shell my.toml\n  peerbar shell --attach runs/latest"
     )]
     Shell(InGuest),
-    /// Runs a program in a guest, with our input, output and signals. Its exit status is ours. It starts in /host, which is the
-    /// current folder.
+    /// Runs a program in a guest, with the input, output and signals of this command, which ends with the program's exit status. It
+    /// starts in /host, which is the current folder.
     #[command(
         before_help = "Examples:\n  peerbar exec -- ./my-test {disk0:disk}\n  peerbar exec my.toml -- nvme list"
     )]
@@ -129,9 +129,9 @@ pub(crate) enum Command {
     List(List),
     /// Serves the devices of a scenario to a QEMU or a libvirt domain of your own, one after another.
     Devices(Devices),
-    /// Looks whether this machine runs a scenario, and says what to do where it does not.
+    /// Checks whether this machine runs a scenario, and says what to do where it does not.
     Doctor(Doctor),
-    /// Tells what the cache of QEMU, kernels and images holds, and gives the room back.
+    /// Lists and prunes the cache of QEMU, kernels and images.
     #[command(subcommand, before_help = "Example: peerbar cache list")]
     Cache(CacheCommand),
     /// Writes a scenario to begin with, which has every key and a comment on it.
@@ -298,7 +298,7 @@ pub(crate) struct Devices {
     pub runs: Runs,
 }
 
-/// Looks whether this machine runs a scenario: programs, QEMU, KVM, kernel, processor, memory, disk, limits. Ends with exit code 1
+/// Checks whether this machine runs a scenario: programs, QEMU, KVM, kernel, processor, memory, disk, limits. Ends with exit code 1
 /// if a probe fails; its line ends with a way to mend that.
 #[derive(Args)]
 #[command(before_help = "Examples:\n  peerbar doctor\n  peerbar doctor scenarios/gpu.toml --json")]
@@ -323,8 +323,8 @@ pub(crate) enum CacheCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Removes what the present programs have not used and rebuild in seconds, and roots that were not used for 30 days. What a
-    /// run uses now always stays.
+    /// Removes what the present programs have not used and rebuild in seconds, and roots, packages and built kernels that were not
+    /// used for 30 days. What a run uses now always stays.
     Prune(Prune),
 }
 
@@ -444,7 +444,7 @@ pub(crate) struct Inject {
     /// Name of the device.
     pub device: String,
     /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE.
-    #[arg(value_name = "RULE", required_unless_present_any = ["clear", "port_error"])]
+    #[arg(value_name = "RULE")]
     pub words: Vec<String>,
     /// Have the port above the device report a PCIe error to the guest, as `surprise-down` or `bad-tlp`.
     #[arg(long, value_name = "ERROR", conflicts_with_all = ["words", "clear"])]

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use peerbar_images::{Cache, Origin, Qemu, Root};
+use peerbar_lab::accel::AccelChoice;
 use peerbar_lab::artifacts::Own;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::programs::program;
@@ -139,7 +140,8 @@ fn of_software(
     let found = qemu.as_ref().map(|qemu| qemu.as_ref().map(described));
     findings.push(software::qemu(found.map_err(ToString::to_string)));
     let tried = qemu.ok().flatten().map(|qemu| kvm::works(&qemu));
-    findings.push(software::kvm(tried));
+    let is_demanded = own.accel == AccelChoice::Kvm;
+    findings.push(software::kvm(tried, is_demanded));
     let kernel = present::kernel(own, scenario, cache);
     let release = kernel.map(|kernel| kernel.map(|kernel| kernel.release));
     findings.push(software::kernel(release.map_err(|error| error.to_string())));

@@ -129,10 +129,13 @@ fn named<'a>(case: &'a Case, name: &str) -> Result<DeviceSpec<'a>, Failure> {
     let found = case.scenario.devices().find(|device| device.name() == name);
     found.ok_or_else(|| {
         let names: Vec<&str> = case.scenario.devices().map(DeviceSpec::name).collect();
-        Failure::Usage(anyhow!(
-            "no device is named `{name}`: there is {}",
-            names.join(", ")
-        ))
+        let names = names.join(", ");
+        Failure::Usage(match Path::new(name).is_dir() {
+            true => anyhow!(
+                "no device is named `{name}`, which is a folder: name a run with --run {name}"
+            ),
+            false => anyhow!("no device is named `{name}`: there is {names}"),
+        })
     })
 }
 
@@ -175,6 +178,18 @@ device = "disk0"
         let pairs = pairs::all(&case.scenario);
         let explanations = explained(&case, &pairs).unwrap();
         assert_eq!(shown("", &explanations, false).unwrap(), NOTHING);
+    }
+
+    #[test]
+    fn folder_in_a_device_s_place_is_a_run_to_name() {
+        let scenario = Scenario::parse("x.toml".as_ref(), NO_MEMORY.to_owned()).unwrap();
+        let case = Case::of_scenario(scenario).unwrap();
+        let message = |name| named(&case, name).err().unwrap().to_string();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap();
+        let ends = format!("name a run with --run {path}");
+        assert!(message(path).ends_with(&ends), "{}", message(path));
+        assert!(message("gpu7").ends_with(": there is disk0"));
     }
 
     #[test]

@@ -23,6 +23,10 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
             .parse()
             .map_err(|error| Failure::Usage(anyhow!("`{text}` {error}")))?;
         report_port_error(run, device, error)
+    } else if words.is_empty() {
+        return Err(Failure::Usage(anyhow!(
+            "name a rule for {device}, as `drop completion nth=10`; --clear removes its rules, --port-error has its port report an error"
+        )));
     } else {
         let text = words.join(" ");
         let rule: Rule = text
@@ -36,4 +40,26 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     })?;
     print(&format!("{device}: {done}\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_alone_is_answered_with_what_may_follow() {
+        let options = Inject {
+            device: "disk0".to_owned(),
+            words: Vec::new(),
+            port_error: None,
+            clear: false,
+            run: "/no/run".into(),
+        };
+        let failure = inject(&options).unwrap_err();
+        assert!(matches!(failure, Failure::Usage(_)), "{failure}");
+        let message = failure.to_string();
+        for word in ["disk0", "--clear", "--port-error"] {
+            assert!(message.contains(word), "{word} is not in: {message}");
+        }
+    }
 }

@@ -23,6 +23,30 @@ fn a_missing_scenario_is_named() {
 }
 
 #[test]
+fn kernel_that_cannot_be_built_is_wrong_usage() {
+    for (words, reason) in [
+        (["--version", "v7.3"], "write two numbers, as 7.3"),
+        (["--fragment", "no/such.config"], "it cannot be read"),
+    ] {
+        let output = peerbar(&[&["kernel", "build"], &words[..]].concat()).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn folder_without_runs_is_named_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["explain", "iommu", "trace"] {
+        let mut peerbar = Command::new(env!("CARGO_BIN_EXE_peerbar"));
+        let output = peerbar.arg(command).current_dir(&folder).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command}");
+        let begins = "peerbar: runs/latest: no run is there: run a scenario, ";
+        assert!(stderr(&output).starts_with(begins), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn broken_scenario_names_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("broken.toml");

@@ -1,5 +1,6 @@
 //! The options of `peerbar kernel` and `peerbar bisect`.
 
+use std::fs;
 use std::num::NonZero;
 use std::path::PathBuf;
 
@@ -33,8 +34,8 @@ pub(crate) struct KernelBuildOptions {
     /// Commit of the tree to build, in place of its files.
     #[arg(long, value_name = "COMMIT", requires = "tree")]
     pub commit: Option<String>,
-    /// Version of Debian's source to build.
-    #[arg(long = "version", value_name = "VERSION", conflicts_with = "tree")]
+    /// Version of Debian's source to build, as `7.3`.
+    #[arg(long = "version", value_name = "VERSION", conflicts_with = "tree", value_parser = kernel_version)]
     pub kernel_version: Option<String>,
     /// The configuration.
     #[command(flatten)]
@@ -49,7 +50,7 @@ pub(crate) struct KernelConfiguration {
     #[arg(long)]
     pub debug: bool,
     /// File with further options, as `CONFIG_BTRFS_FS=y`; repeat it for more.
-    #[arg(long = "fragment", value_name = "FILE")]
+    #[arg(long = "fragment", value_name = "FILE", value_parser = readable_file)]
     pub fragments: Vec<PathBuf>,
     /// Jobs of make at once [default: one for each processor].
     #[arg(short, long, value_name = "N")]
@@ -86,4 +87,35 @@ pub(crate) struct BisectStep {
     /// Folder that gets a folder for each run.
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub runs: PathBuf,
+}
+
+/// Takes the path of a file that can be read.
+fn readable_file(path: &str) -> Result<PathBuf, String> {
+    match fs::read_to_string(path) {
+        Ok(_) => Ok(path.into()),
+        Err(error) => Err(format!("it cannot be read ({error})")),
+    }
+}
+
+/// Takes a version as the names of Debian's source packages have it: two numbers.
+fn kernel_version(text: &str) -> Result<String, String> {
+    let is_number =
+        |part: &str| !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit());
+    match text.split_once('.') {
+        Some((major, minor)) if is_number(major) && is_number(minor) => Ok(text.to_owned()),
+        _ => Err("write two numbers, as 7.3".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_of_debian_s_source_is_two_numbers() {
+        assert_eq!(kernel_version("7.3"), Ok("7.3".to_owned()));
+        for wrong in ["v7.3", "7", "7.3.1", "7.", "", "7.3-rc1"] {
+            assert!(kernel_version(wrong).is_err(), "{wrong}");
+        }
+    }
 }

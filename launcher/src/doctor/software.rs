@@ -24,10 +24,15 @@ pub(super) fn qemu(found: Result<Option<String>, String>) -> Finding {
 }
 
 /// Whether KVM runs a guest; `None` without a QEMU to try it with.
-pub(super) fn kvm(works: Option<Result<(), String>>) -> Finding {
+pub(super) fn kvm(works: Option<Result<(), String>>, is_demanded: bool) -> Finding {
     const PROBE: &str = "KVM";
     match works {
         Some(Ok(())) => Finding::ok(PROBE, "runs a guest"),
+        Some(Err(reason)) if is_demanded => Finding::failed(
+            PROBE,
+            format!("does not run a guest ({reason})"),
+            "leave out `--accel kvm` to emulate processors, or on a host with VT-x or AMD-V load kvm_intel or kvm_amd and join the group kvm",
+        ),
         Some(Err(reason)) => Finding::limited(
             PROBE,
             format!("does not run a guest ({reason}), so processors are emulated"),
@@ -183,15 +188,24 @@ mod tests {
 
     #[test]
     fn missing_kvm_is_no_failure_and_says_why() {
-        assert_eq!(kvm(Some(Ok(()))).state, State::Ok);
-        let finding = kvm(Some(Err("/dev/kvm does not exist".to_owned())));
+        assert_eq!(kvm(Some(Ok(())), false).state, State::Ok);
+        let finding = kvm(Some(Err("/dev/kvm does not exist".to_owned())), false);
         assert_eq!(finding.state, State::Limited);
         assert!(
             finding.found.contains("(/dev/kvm does not exist)"),
             "{}",
             finding.found
         );
-        assert_eq!(kvm(None).state, State::Limited);
+        assert_eq!(kvm(None, false).state, State::Limited);
+    }
+
+    #[test]
+    fn missing_kvm_that_is_demanded_is_a_failure() {
+        assert_eq!(kvm(Some(Ok(())), true).state, State::Ok);
+        let line = kvm(Some(Err("no /dev/kvm".to_owned())), true).line();
+        let begins =
+            "FAILED   KVM            does not run a guest (no /dev/kvm): leave out `--accel kvm`";
+        assert!(line.starts_with(begins), "{line}");
     }
 
     #[test]

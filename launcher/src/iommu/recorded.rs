@@ -83,6 +83,12 @@ impl RecordedDevice {
 impl Recorded {
     /// Reads all flight records in a run's folder.
     pub(crate) fn open(run: &Path) -> anyhow::Result<Self> {
+        if !run.is_dir() {
+            bail!(
+                "{}: no run is there: run a scenario, or name the folder of a run",
+                run.display()
+            );
+        }
         let files = fs::read_dir(run)
             .with_context(|| format!("cannot read the run's folder {}", run.display()))?;
         let mut devices = Vec::new();
