@@ -35,6 +35,8 @@ struct Boot {
 /// What a boot without a fault came to.
 #[derive(Default)]
 pub(crate) struct Done {
+    /// Kills and stops of its plan. A boot that is over its limit or whose QEMU aborts has fewer.
+    pub(crate) planned: usize,
     pub(crate) kills: usize,
     pub(crate) stops: usize,
     /// Whether QEMU aborted before its turn.
@@ -59,7 +61,9 @@ pub(crate) fn run(seed: u64, limit: Duration) -> anyhow::Result<Done> {
         done: Done::default(),
     };
     boot.begin()?;
-    for moment in Plan::of_seed(seed).0 {
+    let Plan(moments) = Plan::of_seed(seed);
+    boot.done.planned = moments.len();
+    for moment in moments {
         if begun.elapsed() > limit && moment.action != Action::Kill {
             continue;
         }
@@ -210,6 +214,7 @@ impl Boot {
 impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
+            planned,
             kills,
             stops,
             aborted,
@@ -225,7 +230,7 @@ impl fmt::Display for Done {
         };
         write!(
             f,
-            "{kills} kills and {stops} stops, {end}; {flushes} flushes kept, {verified} transfers between devices, {survivors} survivors; {took:.0?}"
+            "{kills} kills and {stops} stops of {planned} planned, {end}; {flushes} flushes kept, {verified} transfers between devices, {survivors} survivors; {took:.0?}"
         )
     }
 }
