@@ -9,13 +9,13 @@ use std::path::PathBuf;
 pub(crate) use self::kernel::{
     Bisect, BisectStep, KernelAction, KernelBuildOptions, KernelCommand, KernelConfiguration,
 };
-use clap::builder::{PossibleValuesParser, RangedI64ValueParser};
+use clap::builder::RangedI64ValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use peerbar_lab::artifacts::Own;
 use peerbar_nvme::{PollPolicy, WORKERS};
-use peerbar_report::{KINDS, Timeout};
+use peerbar_report::Timeout;
 use peerbar_results::{CommitHash, KcidbOrigin, Shard};
 
 use crate::cp::Cp;
@@ -124,8 +124,8 @@ pub(crate) enum Command {
     /// Judges one commit for git bisect; used by peerbar itself.
     #[command(hide = true)]
     BisectStep(BisectStep),
-    /// Lists the scenarios and the kinds of checks, or explains one kind.
-    #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy")]
+    /// Lists the scenarios and the kinds of checks, or explains one of them.
+    #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy\n  peerbar list demo")]
     List(List),
     /// Serves the devices of a scenario to a QEMU or a libvirt domain of your own, one after another.
     Devices(Devices),
@@ -362,12 +362,11 @@ pub(crate) struct Trace {
     pub json: bool,
 }
 
-/// Lists the scenarios and the kinds of checks, or explains one kind.
+/// Lists the scenarios and the kinds of checks, or explains one of them.
 #[derive(Args)]
 pub(crate) struct List {
-    /// A kind of check, which is explained with its keys [default: all, without theirs, and the scenarios].
-    #[arg(value_parser = PossibleValuesParser::new(KINDS.iter().map(|kind| kind.name)), hide_possible_values = true)]
-    pub kind: Option<String>,
+    /// A kind of check, which is explained with its keys, or a scenario [default: all, without keys].
+    pub name: Option<String>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::{ScenarioFile, in_folder, shipped};
 use peerbar_lab::terminal::print;
@@ -12,19 +12,39 @@ use serde_json::{Value, json};
 
 use crate::cli::List;
 
-/// Prints the kind that is asked for with its keys, or all scenarios and kinds with a line for each.
+/// Prints the kind that is asked for with its keys, or the scenario with its file, or all with a line for each.
 pub(crate) fn list(options: &List) -> Result<ExitCode, Failure> {
-    let kind = options.kind.as_deref();
-    let wanted = |known: &&Kind| kind.is_none_or(|name| known.name == name);
-    let kinds: Vec<&Kind> = KINDS.iter().filter(wanted).collect();
-    let shown = match (kind, options.json) {
-        (Some(_), false) => kinds.into_iter().map(Kind::plain).collect(),
-        (Some(_), true) => data(&[], &[], &kinds)?,
-        (None, false) => text(&shipped(), &in_folder(Path::new(".")), &kinds),
-        (None, true) => data(&shipped(), &in_folder(Path::new(".")), &kinds)?,
+    let name = options.name.as_deref();
+    let is_wanted = |known: &str| name.is_none_or(|name| name == known);
+    let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| is_wanted(kind.name)).collect();
+    let files = |files: Vec<ScenarioFile>| -> Vec<ScenarioFile> {
+        let wanted = files.into_iter().filter(|file| is_wanted(&file.name));
+        wanted.collect()
+    };
+    let (shipped, own) = (files(shipped()), files(in_folder(Path::new("."))));
+    let shown = match name {
+        Some(name) if kinds.is_empty() && shipped.is_empty() && own.is_empty() => {
+            return Err(Failure::Usage(anyhow!(
+                "no scenario and no kind of check is named `{name}`: `peerbar list` names all"
+            )));
+        }
+        _ if options.json => data(&shipped, &own, &kinds)?,
+        Some(_) => own
+            .iter()
+            .chain(&shipped)
+            .map(explained)
+            .chain(kinds.into_iter().map(Kind::plain))
+            .collect(),
+        None => text(&shipped, &own, &kinds),
     };
     print(&shown)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A scenario's name, purpose and file.
+fn explained(file: &ScenarioFile) -> String {
+    let ScenarioFile { name, path, about } = file;
+    format!("{name}\n    {about}\n    File: {}\n", path.display())
 }
 
 fn text(shipped: &[ScenarioFile], own: &[ScenarioFile], kinds: &[&Kind]) -> String {
@@ -97,6 +117,12 @@ mod tests {
                         Kinds of checks (peerbar list KIND):\n  provider             ";
         assert!(shown.starts_with(expected), "{shown}");
         assert!(!shown.contains("this folder"), "{shown}");
+    }
+
+    #[test]
+    fn scenario_is_explained_by_its_purpose_and_its_file() {
+        let expected = "demo\n    Disk to disk.\n    File: /x/demo.toml\n";
+        assert_eq!(explained(&demo()), expected);
     }
 
     #[test]
