@@ -1,6 +1,6 @@
 //! Faults that were injected on purpose, by the texts of their rules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use peerbar_flight::{Event, Flight, FlightFile, Header, Injection};
@@ -44,13 +44,36 @@ pub(super) fn lines(flight: &Flight) -> Vec<String> {
     fired.into_iter().map(line).collect()
 }
 
-/// The faults that were injected into the devices of the run in a folder; empty if none were, or nothing is recorded.
+/// A line for each rule that has injected no fault. None if records are lost, which may have had one.
+pub(super) fn idle_lines(flight: &Flight) -> Vec<String> {
+    if flight.overwritten > 0 || flight.torn > 0 {
+        return Vec::new();
+    }
+    let fired = flight
+        .records
+        .iter()
+        .filter_map(|record| match record.event {
+            Event::Injected(injection) => Some(injection.rule),
+            _ => None,
+        });
+    let fired: BTreeSet<u32> = fired.collect();
+    let idle = (1..)
+        .zip(&flight.header.rules)
+        .filter(|(number, _)| !fired.contains(number));
+    idle.map(|(_, text)| format!("no fault injected: `{text}` had no match, or too few"))
+        .collect()
+}
+
+/// What the rules of the devices of the run in a folder have injected; empty if there were none, or nothing is recorded.
 pub(crate) fn of_run(run: &Path, scenario: &Scenario) -> String {
     let mut text = String::new();
     for device in scenario.devices() {
         let file = FlightFile::open(&flight_record(run, device.name()));
         let flight = file.and_then(|file| file.read()).ok();
-        for line in flight.as_ref().map(lines).unwrap_or_default() {
+        for line in flight
+            .iter()
+            .flat_map(|it| [lines(it), idle_lines(it)].concat())
+        {
             text += &format!("{}: {line}\n", device.name());
         }
     }
@@ -62,6 +85,27 @@ mod tests {
     use peerbar_flight::{Level, Origin, Recorder};
 
     use super::*;
+
+    #[test]
+    fn rule_that_injected_nothing_is_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = flight_record(folder.path(), "disk0");
+        let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
+        recorder.rule("drop completion nth=1");
+        recorder.rule("drop interrupt vector=500");
+        recorder.record(Event::Injected(Injection {
+            rule: 1,
+            matches: 1,
+            origin: Origin::command(1, 7u16),
+        }));
+        let mut flight = FlightFile::open(&path).unwrap().read().unwrap();
+        let idle = "no fault injected: `drop interrupt vector=500` had no match, or too few";
+        assert_eq!(idle_lines(&flight), [idle]);
+        let message = of_run(folder.path(), &Scenario::demo().unwrap());
+        assert!(message.ends_with(&format!("disk0: {idle}\n")), "{message}");
+        flight.overwritten = 1;
+        assert!(idle_lines(&flight).is_empty(), "it may have been recorded");
+    }
 
     #[test]
     fn rule_is_told_once_with_its_last_fault() {

@@ -30,7 +30,8 @@ pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
 
 fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let mut text = summary(device);
-    for line in injected::lines(&device.flight) {
+    let idle = injected::idle_lines(&device.flight);
+    for line in injected::lines(&device.flight).into_iter().chain(idle) {
         text += &format!("  {line}\n");
     }
     let teardowns = &device.history.teardowns;
