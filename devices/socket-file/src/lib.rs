@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 pub mod descriptors;
+mod folder_lock;
 mod remover;
 
 use std::fs::{self, File, Metadata};
@@ -12,10 +13,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixCredentials, getsockopt};
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::fs::{Mode, OFlags, fchmod, open};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -27,6 +29,9 @@ use crate::remover::Remover;
 
 /// The longest path that fits into a socket address (unix(7)).
 const LONGEST_PATH: usize = 107;
+
+/// How long the start of a server waits for others that start in the same folder.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a server has no socket.
 #[derive(Debug, Error)]
@@ -84,9 +89,10 @@ pub enum PeerError {
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// Device and inode of our socket file, so that no other server's is removed.
+    /// Device and inode of our socket file. The listening socket keeps the inode from being used for another file.
     identity: (u64, u64),
-    _remover: Remover,
+    #[cfg_attr(not(test), expect(dead_code, reason = "removes the file when dropped"))]
+    remover: Remover,
 }
 
 impl SocketFile {
@@ -107,7 +113,7 @@ impl SocketFile {
         let socket = listening(&path, kind, backlog).map_err(|errno| system(errno.into()))?;
         let metadata = fs::symlink_metadata(&path).map_err(system)?;
         let identity = identity(&metadata);
-        let remover = Remover::start(&path, directory(&path), identity).map_err(|source| {
+        let remover = start_remover(&path).map_err(|source| {
             // A second failure changes nothing: the file is stale then.
             let _ = fs::remove_file(&path);
             system(source)
@@ -115,7 +121,7 @@ impl SocketFile {
         let file = Self {
             path,
             identity,
-            _remover: remover,
+            remover,
         };
         Ok((file, socket))
     }
@@ -170,6 +176,12 @@ fn new_socket(kind: SocketType) -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, kind, flags, None)
 }
 
+fn start_remover(path: &Path) -> io::Result<Remover> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = open(path, flags, Mode::empty())?;
+    Remover::start(path, directory(path), file)
+}
+
 fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
@@ -177,7 +189,12 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 /// Two servers that start at once must not take each other's fresh socket for a stale one.
 fn lock_directory(path: &Path) -> io::Result<File> {
     let directory = File::open(directory(path))?;
-    flock(&directory, FlockOperation::LockExclusive)?;
+    folder_lock::acquire(&directory, PATIENCE).map_err(|errno| match errno {
+        Errno::TIMEDOUT => {
+            io::Error::other("another process holds the lock (flock) of its folder: end that one")
+        }
+        errno => errno.into(),
+    })?;
     Ok(directory)
 }
 

@@ -7,14 +7,21 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, lstat, open, unlink};
+use rustix::fs::{Mode, OFlags, fstat, lstat, open, unlink};
 use rustix::io::{Errno, read, retry_on_intr};
 use rustix::net::{Shutdown, shutdown};
+
+use crate::folder_lock;
+
+/// How long the process waits for the lock of the folder, and the server's end with it. After that the file stays: it is stale,
+/// and the next server replaces it.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The child process. Dropped, it has removed the file and ended.
 #[derive(Debug)]
@@ -24,20 +31,20 @@ pub(crate) struct Remover {
 }
 
 impl Remover {
-    /// Starts the process. It removes the file at `path` only if its device and inode are `identity`, under the lock of
+    /// Starts the process. It removes what is at `path` only if that is still the file that `file` refers to, under the lock of
     /// `directory`.
-    pub(crate) fn start(path: &Path, directory: &Path, identity: (u64, u64)) -> io::Result<Self> {
+    pub(crate) fn start(path: &Path, directory: &Path, file: OwnedFd) -> io::Result<Self> {
         let file = SocketPath {
             path: c_string(path)?,
             directory: c_string(directory)?,
-            identity,
+            file,
         };
         let (ours, its) = UnixStream::pair()?;
         // SAFETY: the child has only this thread. It does system calls, takes no lock, allocates nothing and leaves at once.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
-                if keep_only(its.as_raw_fd()) {
+                if keep_only(&its, &file.file) {
                     wait_for_end(&its);
                     let _ = file.remove();
                 }
@@ -63,7 +70,8 @@ impl Drop for Remover {
 struct SocketPath {
     path: CString,
     directory: CString,
-    identity: (u64, u64),
+    /// Keeps the inode from being freed, and so from becoming that of another server's socket.
+    file: OwnedFd,
 }
 
 impl SocketPath {
@@ -71,9 +79,9 @@ impl SocketPath {
     fn remove(&self) -> Result<(), Errno> {
         let directory = open(&*self.directory, OFlags::RDONLY, Mode::empty())?;
         // Another server that replaces the file does so under this lock.
-        flock(&directory, FlockOperation::LockExclusive)?;
-        let status = lstat(&*self.path)?;
-        if (status.st_dev, status.st_ino) == self.identity {
+        folder_lock::acquire(&directory, PATIENCE)?;
+        let (there, ours) = (lstat(&*self.path)?, fstat(&self.file)?);
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) {
             unlink(&*self.path)?;
         }
         Ok(())
@@ -81,13 +89,14 @@ impl SocketPath {
 }
 
 /// Leaves the server's session, so that a terminal's or a process group's signals do not reach this process, and closes all
-/// descriptors but `kept`, which would outlive the server. Returns whether that was possible.
-fn keep_only(kept: RawFd) -> bool {
-    let kept = kept.cast_unsigned();
-    let ranges = [(0, kept.checked_sub(1)), (kept + 1, Some(u32::MAX))];
-    let close = |(first, last): (u32, Option<u32>)| {
-        // SAFETY: this process uses no descriptor but `kept` from here on.
-        last.is_none_or(|last| unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0)
+/// descriptors but two, which would outlive the server. Returns whether that was possible.
+fn keep_only(one: &impl AsRawFd, other: &impl AsRawFd) -> bool {
+    let (one, other) = (one.as_raw_fd(), other.as_raw_fd());
+    let (low, high) = (one.min(other), one.max(other));
+    let ranges = [(0, low), (low + 1, high), (high + 1, RawFd::MAX)];
+    let close = |(first, end): (RawFd, RawFd)| {
+        // SAFETY: this process uses no descriptor but these two from here on.
+        first == end || unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0) } == 0
     };
     rustix::thread::set_name(c"socket-remover").is_ok()
         && rustix::process::setsid().is_ok()
@@ -101,4 +110,56 @@ fn wait_for_end(pipe: impl AsFd) {
 
 fn c_string(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FlockOperation, flock};
+    use rustix::net::SocketType;
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::*;
+    use crate::{BindError, SocketFile};
+
+    fn make(path: &Path) -> Result<(SocketFile, OwnedFd), BindError> {
+        SocketFile::make(path, SocketType::STREAM, 1)
+    }
+
+    fn folder_of(path: &Path) -> OwnedFd {
+        open(path.parent().unwrap(), OFlags::RDONLY, Mode::empty()).unwrap()
+    }
+
+    #[test]
+    fn late_remover_spares_the_successor_s_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let (SocketFile { remover, .. }, socket) = make(&path).unwrap();
+        // The process has closed what it has of its server, the lock, too.
+        folder_lock::acquire(folder_of(&path), Duration::from_secs(10)).unwrap();
+        let child = Pid::from_raw(remover.child).unwrap();
+        kill_process(child, Signal::STOP).unwrap();
+        // As when the server is killed.
+        shutdown(&remover.pipe, Shutdown::Write).unwrap();
+        drop(socket);
+        let successor = make(&path);
+        kill_process(child, Signal::CONT).unwrap();
+        drop(remover);
+        assert!(path.exists());
+        drop(successor.unwrap());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn lock_of_another_process_does_not_stop_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let server = make(&path).unwrap();
+        let directory = folder_of(&path);
+        flock(&directory, FlockOperation::LockShared).unwrap();
+        drop(server);
+        assert!(path.exists(), "stale");
+        drop(directory);
+        drop(make(&path).unwrap());
+        assert!(!path.exists());
+    }
 }
