@@ -214,7 +214,7 @@ impl<F: Function> Endpoint<F> {
             self.is_unconfigured = true;
             self.config.reset_function();
             self.apply_routing();
-            self.function.reset();
+            self.reset_function();
         }
         self.requester.link_is_up()
     }
@@ -226,11 +226,17 @@ impl<F: Function> Endpoint<F> {
         is_up && (region == CONFIG_REGION || !self.is_unconfigured)
     }
 
+    /// Resets the function. Its interrupts that faults hold back are lost.
+    fn reset_function(&self) {
+        self.function.reset();
+        self.vectors.clear_delayed();
+    }
+
     /// Closes the windows before the function is reset, so that no peer's late write reaches it afterwards.
     fn reset_all(&mut self) {
         self.config.reset();
         self.apply_routing();
-        self.function.reset();
+        self.reset_function();
     }
 }
 
@@ -339,7 +345,7 @@ impl<F: Function> Device for Endpoint<F> {
                 self.apply_routing();
             }
             if effects.function_reset {
-                self.function.reset();
+                self.reset_function();
             }
             return Ok(());
         }
@@ -500,7 +506,7 @@ mod tests {
             }),
         ];
         let requester = Arc::new(Requester::new());
-        let vectors = Arc::new(Vectors::new(1).unwrap());
+        let vectors = Arc::new(Vectors::new(2).unwrap());
         let endpoint = Endpoint::new(Arc::default(), config, memory, requester.clone(), vectors);
         (endpoint, table, requester)
     }
@@ -552,5 +558,71 @@ mod tests {
         let mut data = [0; 8];
         table.access(0x1000, Buffer::Read(&mut data)).unwrap();
         assert_eq!(data, [1; 8]);
+    }
+
+    /// Offset of the PCI Express capability.
+    fn express(endpoint: &mut Endpoint<RecordingFunction>) -> u64 {
+        let mut at = 0x34;
+        loop {
+            let mut capability = [0; 2];
+            endpoint
+                .region_read(CONFIG_REGION, at, &mut capability)
+                .unwrap();
+            match (at, capability) {
+                (0x34, [first, _]) => at = first.into(),
+                (_, [0x10, _]) => return at,
+                (_, [_, 0]) => panic!("there is none"),
+                (_, [_, next]) => at = next.into(),
+            }
+        }
+    }
+
+    #[test]
+    fn delayed_interrupt_is_lost_by_a_reset() {
+        use peerbar_pci::Interrupts;
+        use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+        type Reset = fn(&mut Endpoint<RecordingFunction>);
+        let resets: [Reset; 3] = [
+            |endpoint| endpoint.reset().unwrap(),
+            |endpoint| {
+                endpoint
+                    .add_fault("link-down device".parse().unwrap())
+                    .unwrap();
+                endpoint.woken();
+                endpoint
+                    .add_fault("link-up device".parse().unwrap())
+                    .unwrap();
+            },
+            |endpoint| {
+                // Initiate Function Level Reset (PCIe Base 6.0, 7.5.3.4).
+                let control = express(endpoint) + 9;
+                endpoint
+                    .region_write(CONFIG_REGION, control, &[0x80])
+                    .unwrap();
+            },
+        ];
+        for reset in resets {
+            let (mut endpoint, ..) = endpoint();
+            let events = [0, 1].map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+            let given = events
+                .each_ref()
+                .map(|event| Some(event.try_clone().unwrap().try_into().unwrap()));
+            endpoint
+                .vectors
+                .set_msi_x(0, 2, IrqAction::Events(given.into()))
+                .unwrap();
+            let rule = "delay interrupt by=20ms";
+            endpoint.add_fault(rule.parse().unwrap()).unwrap();
+            endpoint.vectors.raise(0);
+            reset(&mut endpoint);
+            endpoint.vectors.raise(1);
+            // The interrupts come in the order of their raising.
+            let [former, later] = events
+                .each_ref()
+                .map(|event| PollFd::new(event, PollFlags::IN));
+            poll(&mut [later], None).unwrap();
+            assert_eq!(poll(&mut [former], Some(&Default::default())).unwrap(), 0);
+        }
     }
 }

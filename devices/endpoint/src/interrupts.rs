@@ -43,16 +43,21 @@ impl Messages {
         }
     }
 
-    fn signal_pin(&self, event: &Event) {
-        self.signal_event(0, event);
+    fn signal_pin(&self, event: &Event) -> bool {
+        self.signal_event(0, event)
     }
 
-    /// Records an interrupt, and signals its event descriptor.
-    fn signal_event(&self, vector: u16, event: &Event) {
-        if let Some(requester) = self.requester.get() {
+    /// Records an interrupt, and signals its event descriptor, unless the link is down; whether it does.
+    fn signal_event(&self, vector: u16, event: &Event) -> bool {
+        let requester = self.requester.get();
+        if requester.is_some_and(|requester| !requester.link_is_up()) {
+            return false;
+        }
+        if let Some(requester) = requester {
             requester.interrupt(vector);
         }
         self.signaller.signal(event);
+        true
     }
 }
 
@@ -89,13 +94,13 @@ impl Vectors {
         let _ = self.messages.requester.set(requester);
     }
 
-    /// How often a vector that is raised is signalled now: once, unless a rule injects a fault.
+    /// How often a vector that is raised is signalled now: once, unless a rule injects a fault. No rule is asked while the link
+    /// is down.
     fn times(&self, vector: u16) -> usize {
         let requester = self.messages.requester.get();
-        if requester.is_some_and(|requester| !requester.link_is_up()) {
-            return 0;
-        }
-        let armed = requester.filter(|requester| requester.faults().is_armed(Kind::Interrupt));
+        let armed = requester.filter(|requester| {
+            requester.faults().is_armed(Kind::Interrupt) && requester.link_is_up()
+        });
         let fired =
             armed.and_then(|requester| Some((requester, requester.faults().interrupt(vector)?)));
         let Some((requester, fired)) = fired else {
@@ -126,6 +131,11 @@ impl Vectors {
         self.delayed.clear();
         self.change_msi_x(|vectors| vectors.fill_with(|| None));
         self.change_pin(|pin| pin.clear());
+    }
+
+    /// Forgets the interrupts that faults hold back.
+    pub(crate) fn clear_delayed(&self) {
+        self.delayed.clear();
     }
 
     /// vfio-user, DEVICE_SET_IRQS for MSI-X.
@@ -234,19 +244,19 @@ impl Pin {
         };
     }
 
-    fn unmask(&mut self, signal: impl FnOnce(&Event)) {
+    fn unmask(&mut self, signal: impl FnOnce(&Event) -> bool) {
         self.masked = false;
         self.signalled = false;
         self.deliver(signal);
     }
 
-    /// Signals a level that is asserted and not masked, and masks it.
-    fn deliver(&mut self, signal: impl FnOnce(&Event)) {
+    /// Signals a level that is asserted and not masked, and masks it. `signal` returns whether it signals.
+    fn deliver(&mut self, signal: impl FnOnce(&Event) -> bool) {
         if self.asserted
             && !self.masked
             && let Some(event) = &self.event
+            && signal(event)
         {
-            signal(event);
             self.masked = true;
             self.signalled = true;
         }
@@ -350,6 +360,36 @@ mod tests {
         assert_eq!((signals(&seen), signals(&former)), (1, 0));
         vectors.raise(0);
         assert_eq!(signals(&seen), 1, "no rule fires");
+    }
+
+    #[test]
+    fn nothing_is_signalled_while_the_link_is_down() {
+        let vectors = Vectors::new(1).unwrap();
+        let requester = Arc::new(Requester::new());
+        vectors.attach(requester.clone());
+        let [(message, message_seen), (pin, pin_seen)] = [event(), event()];
+        vectors
+            .set_msi_x(0, 1, IrqAction::Events(vec![Some(message)]))
+            .unwrap();
+        let act = |action| vectors.set_pin_events(action).unwrap();
+        act(IrqAction::Events(vec![Some(pin)]));
+        let raise = || {
+            vectors.raise(0);
+            // As the thread of delayed interrupts does.
+            vectors.messages.signal(0);
+            act(IrqAction::Unmask);
+            vectors.set_pin(true);
+            let seen = (signals(&message_seen), signals(&pin_seen));
+            vectors.set_pin(false);
+            seen
+        };
+        let add = |rule: &str| requester.add_fault(rule.parse().unwrap()).unwrap();
+        add("drop interrupt nth=2");
+        add("link-down device");
+        assert_eq!(raise(), (0, 0));
+        add("link-up device");
+        assert_eq!(raise(), (2, 1), "the first match is no second one");
+        assert_eq!(raise(), (1, 1));
     }
 
     #[test]
