@@ -12,7 +12,7 @@ use std::time::Duration;
 use log::Level;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
-use peerbar_fault::{Action, AddError, Faults, Fired, Kind, Rule};
+use peerbar_fault::{Action, AddError, Faults, Fired, Rule};
 use peerbar_flight::{
     self as flight, DoorbellEvent, Event, FileSpan, Injection, Recorder, WindowId,
 };
@@ -136,14 +136,12 @@ impl Requester {
 
     /// Puts a rule in force.
     pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
-        let (text, kind) = (rule.to_string(), rule.subject.kind());
-        self.faults.add(rule)?;
+        let text = rule.to_string();
+        let fired = self.faults.add(rule)?;
         if let Some(recorder) = self.recorder.get() {
             recorder.rule(&text);
         }
-        if kind == Kind::Device
-            && let Some(fired) = self.faults.device()
-        {
+        if let Some(fired) = fired {
             self.note_injected(Origin::Device, &fired);
         }
         Ok(())

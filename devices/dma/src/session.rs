@@ -215,7 +215,7 @@ impl Session {
 
     /// Reads the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here. It is no request and not
     /// recorded, takes no time on any link, and its address is not translated by the function: it is for words that are
-    /// polled, such as doorbells in the guest's memory.
+    /// polled, such as doorbells in the guest's memory. It fails while the link is down.
     pub fn load(&mut self, address: u64) -> Option<u32> {
         self.word(address, Direction::Read, |memory, offset| {
             memory.load(offset).ok()
@@ -249,6 +249,9 @@ impl Session {
         direction: Direction,
         access: impl FnOnce(&MemoryFile, u64) -> Option<T>,
     ) -> Option<T> {
+        if !self.requester.link_is_up() {
+            return None;
+        }
         self.hold();
         let last = address.checked_add(size_of::<u32>() as u64 - 1)?;
         let known = self.words.get_mut(direction as usize)?;
@@ -551,6 +554,22 @@ mod tests {
             session.transfer(Purpose::Payload, Direction::Write, 0x1000, (&*disk(), 0), 8),
             None
         );
+    }
+
+    #[test]
+    fn words_are_out_of_reach_while_the_link_is_down() {
+        let (requester, ram) = requester();
+        let mut session = Session::new(requester.clone());
+        assert!(session.store(0x1004, 7));
+        let add = |rule: &str| requester.add_fault(rule.parse().unwrap()).unwrap();
+        add("link-down device");
+        assert_eq!(
+            (session.load(0x1004), session.store(0x1004, 8)),
+            (None, false)
+        );
+        assert_eq!(ram.load(0x1004).unwrap(), 7);
+        add("link-up device");
+        assert_eq!(session.load(0x1004), Some(7));
     }
 
     #[test]

@@ -97,24 +97,25 @@ impl Faults {
             .fold(state.served, |all, kind| all | bit(*kind));
     }
 
-    /// Puts a rule in force, behind the others; its number.
-    pub fn add(&self, rule: Rule) -> Result<u32, AddError> {
+    /// Puts a rule in force, behind the others. A rule for the device itself fires at once instead, which is returned, and is over.
+    pub fn add(&self, rule: Rule) -> Result<Option<Fired>, AddError> {
         let mut state = self.state.lock();
         let kind = rule.subject.kind();
         if state.served & bit(kind) == 0 {
             return Err(AddError::NoSubject(kind.into()));
         }
-        // Those for the device itself have fired when they were put in force.
-        let is_over = |armed: &Armed| armed.rule.subject == Subject::Device;
-        state.rules.retain(|armed| !is_over(armed));
-        if state.rules.len() >= MOST {
+        let is_over = kind == Kind::Device;
+        if !is_over && state.rules.len() >= MOST {
             return Err(AddError::Full);
         }
         state.added = state.added.saturating_add(1);
-        let number = state.added;
-        state.rules.push(Armed::new(rule, number));
+        let mut armed = Armed::new(rule, state.added);
+        if is_over {
+            return Ok(armed.meet());
+        }
+        state.rules.push(armed);
         self.arm(&state);
-        Ok(number)
+        Ok(None)
     }
 
     /// Whether a rule may be put in force before a client has the device.
@@ -200,11 +201,6 @@ impl Faults {
         })
     }
 
-    /// The rule that fires for the device itself.
-    pub fn device(&self) -> Option<Fired> {
-        self.fire(|subject| *subject == Subject::Device)
-    }
-
     /// Counts a match of every rule that matches; the first of these that fires.
     fn fire(&self, matches: impl Fn(&Subject) -> bool) -> Option<Fired> {
         let mut state = self.state.lock();
@@ -212,14 +208,10 @@ impl Faults {
         let matched = matched.filter(|armed| matches(&armed.rule.subject));
         let mut first = None;
         for armed in matched {
-            armed.matches = armed.matches.saturating_add(1);
-            if first.is_none() && armed.is_picked() {
-                armed.fired = armed.fired.saturating_add(1);
-                first = Some(Fired {
-                    action: armed.rule.action,
-                    rule: armed.number,
-                    matches: armed.matches,
-                });
+            if first.is_some() {
+                armed.count();
+            } else {
+                first = armed.meet();
             }
         }
         first
@@ -239,6 +231,24 @@ impl Armed {
             fired: 0,
             rng: Rng::with_seed(seed),
         }
+    }
+
+    fn count(&mut self) {
+        self.matches = self.matches.saturating_add(1);
+    }
+
+    /// Counts a match; what the rule does if it fires for it.
+    fn meet(&mut self) -> Option<Fired> {
+        self.count();
+        if !self.is_picked() {
+            return None;
+        }
+        self.fired = self.fired.saturating_add(1);
+        Some(Fired {
+            action: self.rule.action,
+            rule: self.number,
+            matches: self.matches,
+        })
     }
 
     /// Whether the rule fires for the match that was counted last.
@@ -383,17 +393,24 @@ mod tests {
         assert_eq!(fire(), Some((1, 2)));
         assert_eq!(fire(), Some((2, 3)));
         assert_eq!(faults.completion(&read).map(|fired| fired.rule), Some(3));
-        assert_eq!(faults.device(), None);
     }
 
     #[test]
     fn rule_for_the_device_fires_once() {
-        let faults = faults(&["drop interrupt", "link-down device"]);
-        let action = |faults: &Faults| faults.device().map(|fired| fired.action);
-        assert_eq!(action(&faults), Some(Action::LinkDown(None)));
-        faults.add("link-up device".parse().unwrap()).unwrap();
-        assert_eq!(action(&faults), Some(Action::LinkUp));
-        assert_eq!(faults.clear(), 2, "and makes room for others");
+        let faults = Faults::default();
+        let add = |rule: &str| {
+            let fired = faults.add(rule.parse().unwrap()).unwrap();
+            fired.map(|fired| (fired.rule, fired.action))
+        };
+        let full = (0..MOST).filter_map(|_| add("drop interrupt"));
+        assert_eq!(full.count(), 0);
+        let number = u32::try_from(MOST).unwrap() + 1;
+        assert_eq!(
+            add("link-down device"),
+            Some((number, Action::LinkDown(None)))
+        );
+        assert_eq!(add("link-up device"), Some((number + 1, Action::LinkUp)));
+        assert_eq!(faults.clear(), MOST, "it is not in force");
     }
 
     #[test]
@@ -404,11 +421,9 @@ mod tests {
         assert_eq!(faults.clear(), 1);
         assert!(!faults.is_armed(Kind::Interrupt));
         assert_eq!(faults.interrupt(0), None);
-        assert_eq!(
-            faults.add("drop dma".parse().unwrap()),
-            Ok(2),
-            "no number twice"
-        );
+        faults.add("drop interrupt".parse().unwrap()).unwrap();
+        let fired = faults.interrupt(0).unwrap();
+        assert_eq!(fired.rule, 2, "no number twice");
         faults.add("lose-power command".parse().unwrap()).unwrap();
         assert!(faults.loses_power());
     }
