@@ -1,27 +1,54 @@
 //! QEMU's monitor: what a machine is asked while it runs (QMP, docs/interop/qmp-spec of QEMU).
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Take, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// How long QEMU may take to answer.
+/// How long QEMU may take to answer a command, with all events that come before.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest line that is read.
 const LONGEST: u64 = 1 << 20;
 
 /// A connection to a monitor. QEMU serves one at a time.
-pub(crate) struct Monitor(BufReader<UnixStream>);
+pub(crate) struct Monitor {
+    stream: BufReader<LimitedStream>,
+    patience: Duration,
+}
+
+/// A stream that is read until a deadline.
+struct LimitedStream {
+    stream: UnixStream,
+    deadline: Instant,
+}
+
+impl Read for LimitedStream {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(space)
+    }
+}
 
 impl Monitor {
     /// Connects to the monitor at `socket`.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
+        Self::connect_with(socket, PATIENCE)
+    }
+
+    fn connect_with(socket: &Path, patience: Duration) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let mut monitor = Self(BufReader::new(stream));
+        stream.set_write_timeout(Some(patience))?;
+        let deadline = Instant::now() + patience;
+        let mut monitor = Self {
+            stream: BufReader::new(LimitedStream { stream, deadline }),
+            patience,
+        };
         monitor.line()?;
         monitor.execute(&json!({"execute": "qmp_capabilities"}))?;
         Ok(monitor)
@@ -29,7 +56,9 @@ impl Monitor {
 
     /// Has a command carried out; what it returns.
     pub(crate) fn execute(&mut self, command: &Value) -> io::Result<Value> {
-        writeln!(self.0.get_mut(), "{command}")?;
+        let limited = self.stream.get_mut();
+        limited.deadline = Instant::now() + self.patience;
+        writeln!(limited.stream, "{command}")?;
         loop {
             let mut line = self.line()?;
             if let Some(error) = line.get("error") {
@@ -52,7 +81,7 @@ impl Monitor {
 
     fn line(&mut self) -> io::Result<Value> {
         let mut line = String::new();
-        let mut limited: Take<&mut BufReader<UnixStream>> = self.0.by_ref().take(LONGEST);
+        let mut limited = self.stream.by_ref().take(LONGEST);
         if limited.read_line(&mut line)? == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
@@ -96,5 +125,23 @@ mod tests {
             asked[1].contains(r#""command-line":"info pci""#),
             "{asked:?}"
         );
+    }
+
+    #[test]
+    fn events_without_an_answer_do_not_keep_the_caller() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            writeln!(&stream, "{{\"QMP\": {{}}}}\n{{\"return\": {{}}}}").unwrap();
+            while writeln!(&stream, r#"{{"event": "RTC_CHANGE"}}"#).is_ok() {}
+        });
+        let mut monitor = Monitor::connect_with(&path, Duration::from_millis(200)).unwrap();
+        let error = monitor.human("info pci").unwrap_err();
+        let late = [ErrorKind::TimedOut, ErrorKind::WouldBlock];
+        assert!(late.contains(&error.kind()), "{error}");
+        drop(monitor);
+        qemu.join().unwrap();
     }
 }

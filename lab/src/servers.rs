@@ -62,7 +62,7 @@ pub fn start(
     let mut servers = Vec::new();
     for device in topology.devices() {
         if survivors.contains(device.name()) {
-            survivors.show(device.name(), folder.path())?;
+            survivors.show(device.name(), &sockets.control(device), folder.path())?;
         }
     }
     for commands in server_commands(topology, recording, sockets) {
