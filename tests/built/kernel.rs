@@ -29,7 +29,7 @@ expect = ["peerbar.test=1"]
 "#;
 
 /// `peerbar run --dry-run` in `folder`.
-fn dry_run(folder: &Path, words: &[&str]) -> anyhow::Result<Output> {
+pub(crate) fn dry_run(folder: &Path, words: &[&str]) -> anyhow::Result<Output> {
     let mut peerbar = Command::new(PEERBAR);
     peerbar.args(["run", "--dry-run"]).args(words);
     let output = peerbar.current_dir(folder).output();
@@ -43,7 +43,7 @@ fn refusal(folder: &Path) -> anyhow::Result<String> {
 }
 
 /// A kernel tree whose vmlinux is peerbar's own kernel.
-fn kernel_tree() -> anyhow::Result<tempfile::TempDir> {
+pub(crate) fn kernel_tree() -> anyhow::Result<tempfile::TempDir> {
     let tree = tempfile::tempdir()?;
     let own = String::from_utf8(dry_run(tree.path(), &[])?.stdout)?;
     let kernel = own.split(" -kernel ").nth(1).context("no -kernel")?;

@@ -10,6 +10,7 @@ mod failures;
 mod guest_root;
 mod in_guest;
 mod kernel;
+mod kernel_modules;
 mod launched;
 mod matrix;
 mod own_guest;
