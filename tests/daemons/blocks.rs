@@ -12,10 +12,8 @@ use crate::memory::{BLOCK, stamp};
 /// The stamps that the blocks of a disk may have.
 #[derive(Default)]
 pub(crate) struct Blocks {
-    /// Of blocks whose write and flush were acknowledged. Others are zeroes.
-    flushed: BTreeMap<u64, u64>,
-    /// Of writes without both, beside that.
-    pending: BTreeMap<u64, Vec<u64>>,
+    /// Of each block that was written; others are zeroes. One stamp if its last write and a flush after it were acknowledged.
+    possible: BTreeMap<u64, Vec<u64>>,
     last: u64,
 }
 
@@ -26,51 +24,55 @@ impl Blocks {
         self.last
     }
 
+    /// The stamps that a block may have.
+    pub(crate) fn possible(&self, number: u64) -> &[u64] {
+        self.possible.get(&number).map_or(&[0], Vec::as_slice)
+    }
+
     /// A write of `stamp` is about to be submitted.
     pub(crate) fn write(&mut self, number: u64, stamp: u64) {
-        self.pending.entry(number).or_default().push(stamp);
+        let possible = self.possible.entry(number).or_insert_with(|| vec![0]);
+        possible.push(stamp);
     }
 
-    /// The write, and a flush after it, are acknowledged.
-    pub(crate) fn flush(&mut self, number: u64, stamp: u64) {
-        self.flushed.insert(number, stamp);
-        self.pending.remove(&number);
+    /// The block has one of these stamps, and keeps it until it is written again.
+    pub(crate) fn flush(&mut self, number: u64, stamps: Vec<u64>) {
+        self.possible.insert(number, stamps);
     }
 
-    /// Whether these blocks were flushed last with these stamps.
+    /// Whether these blocks have these stamps and no others.
     pub(crate) fn are_flushed(&self, mut stamps: impl Iterator<Item = (u64, u64)>) -> bool {
-        stamps.all(|(number, stamp)| self.flushed.get(&number) == Some(&stamp))
+        stamps.all(|(number, stamp)| self.possible(number) == [stamp])
     }
 
     /// That a block read as `content` has what it may have. From now on that is what it must have.
     pub(crate) fn check(&mut self, number: u64, content: &[u8]) -> anyhow::Result<()> {
         let found = stamp(content).with_context(|| format!("block {number} is mixed"))?;
-        let flushed = self.flushed.get(&number).copied().unwrap_or(0);
-        let pending = self.pending.remove(&number).unwrap_or_default();
+        let possible = self.possible(number);
         ensure!(
-            found == flushed || pending.contains(&found),
-            "block {number} has stamp {found}: {flushed} was flushed, {pending:?} were written later"
+            possible.contains(&found),
+            "block {number} has stamp {found}, not one of {possible:?}"
         );
-        self.flush(number, found);
+        self.flush(number, vec![found]);
         Ok(())
     }
 
-    /// That each block in the image has what it may have; how many were flushed.
+    /// That each block in the image has what it may have; how many were written.
     pub(crate) fn check_image(&mut self, image: &Path) -> anyhow::Result<usize> {
         let image = File::open(image)?;
-        let numbers = self.flushed.keys().chain(self.pending.keys());
-        let numbers: Vec<u64> = numbers.copied().collect();
+        let numbers: Vec<u64> = self.possible.keys().copied().collect();
         let mut content = [0; BLOCK];
         for number in numbers {
             image.read_exact_at(&mut content, number * BLOCK as u64)?;
             self.check(number, &content)?;
         }
-        Ok(self.flushed.len())
+        Ok(self.possible.len())
     }
 
-    /// Numbers of the blocks with writes that are not flushed.
+    /// Numbers of the blocks that may have one of several stamps.
     pub(crate) fn unsure(&self) -> Vec<u64> {
-        self.pending.keys().copied().collect()
+        let unsure = self.possible.iter().filter(|(_, stamps)| stamps.len() > 1);
+        unsure.map(|(number, _)| *number).collect()
     }
 }
 
@@ -80,7 +82,7 @@ fn block_keeps_what_was_flushed_until_it_is_written() {
     let mut blocks = Blocks::default();
     blocks.check(1, &[0; BLOCK]).unwrap();
     blocks.write(1, 5);
-    blocks.flush(1, 5);
+    blocks.flush(1, vec![5]);
     assert!(blocks.check(1, &[0; BLOCK]).is_err());
     assert!(blocks.check(1, &content(6)).is_err());
     blocks.write(1, 6);

@@ -1,5 +1,6 @@
 //! A disk under load: blocks are written, flushed and read back, by way of RAM and of the memories of devices.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -15,6 +16,7 @@ use zerocopy::{FromZeros, transmute};
 
 use crate::blocks::Blocks;
 use crate::client::DeviceClient;
+use crate::judgement::Permitted;
 use crate::machine::{CMB, RAM_BYTES};
 use crate::memory::{BLOCK, BusMemory, block};
 use crate::shared::{Ended, Part, Shared, Target};
@@ -140,9 +142,11 @@ impl<'a> Session<'a> {
                 slot: 0,
             };
             let ram = self.disk.shared.ram.clone();
+            let place = self.data(&ram, READ, 0);
+            ram.write(place, &[Target::Ram.untouched(); BLOCK])?;
             let statuses = self.transfer(READ, &ram, &[extent])?;
             ensure_success(&statuses)?;
-            let content = ram.bytes(self.data(&ram, READ, 0), BLOCK)?;
+            let content = ram.bytes(place, BLOCK)?;
             self.disk.blocks().check(first, &content)?;
         }
         Ok(())
@@ -150,50 +154,64 @@ impl<'a> Session<'a> {
 
     /// Writes some blocks from `target`, flushes them, reads them back to it and compares them.
     fn pass(&mut self, target: Target, random: &mut Rng) -> Result<(), Ended> {
-        let shared = &self.disk.shared;
-        let Some(memory) = shared.memory(target) else {
+        let Some(memory) = self.disk.shared.memory(target) else {
             return Ok(());
         };
-        let might_fail = shared.may_fail(self.disk.part, target);
-        let may_fail = |session: &Self| {
-            let (part, shared) = (session.disk.part, &session.disk.shared);
-            might_fail || shared.may_fail(part, target)
-        };
+        let begun = self.permitted(target);
         let extents = self.fill(&memory, random)?;
         let written = self.transfer(WRITE, &memory, &extents)?;
         let flushed = self.flush()?;
         ensure_success(&[flushed])?;
-        let stamps = || extents.iter().flat_map(Extent::stamps);
-        if may_fail(self) {
-            // Memory of a server that was started again is zeroed.
-            stamps().for_each(|(number, _)| self.disk.blocks().write(number, 0));
-            self.settle()?;
-            if !self.disk.blocks().are_flushed(stamps()) {
-                return Ok(());
-            }
-        } else {
-            ensure_success(&written).with_context(|| format!("writes from {target:?}"))?;
-            stamps().for_each(|(number, stamp)| self.disk.blocks().flush(number, stamp));
-        }
-        let read = self.transfer(READ, &memory, &extents)?;
-        if let Err(error) = ensure_success(&read) {
-            return match may_fail(self) {
-                true => Ok(()),
-                false => Err(error.context(format!("reads to {target:?}")).into()),
-            };
+        let permitted = begun.or(self.permitted(target));
+        self.judge_writes(permitted, &extents, &written)
+            .with_context(|| format!("a write from {target:?}"))?;
+        self.settle()?;
+        let mut stamps = extents.iter().flat_map(Extent::stamps);
+        if !self.disk.blocks().are_flushed(&mut stamps) {
+            return Ok(());
         }
         for extent in &extents {
             let place = self.data(&memory, READ, extent.slot);
+            memory.write(place, &vec![target.untouched(); extent.bytes()])?;
+        }
+        let read = self.transfer(READ, &memory, &extents)?;
+        let mut is_right = true;
+        for (extent, status) in extents.iter().zip(read) {
+            let place = self.data(&memory, READ, extent.slot);
             let found = memory.bytes(place, extent.bytes())?;
-            if found != extent.content() {
-                let first = extent.first;
-                return match may_fail(self) {
-                    true => Ok(()),
-                    false => Err(anyhow!("wrong data of block {first} by {target:?}").into()),
-                };
+            let permitted = begun.or(self.permitted(target));
+            let judged = permitted.is_success(status).and_then(|is_success| {
+                Ok(is_success && permitted.is_right(&found, &extent.content())?)
+            });
+            let context = || format!("a read of block {} to {target:?}", extent.first);
+            is_right &= judged.with_context(context)?;
+        }
+        if is_right {
+            self.disk.shared.pass(self.disk.part, target);
+        }
+        Ok(())
+    }
+
+    /// What transfers with `target` may come to now.
+    fn permitted(&self, target: Target) -> Permitted {
+        self.disk.shared.permitted(self.disk.part, target)
+    }
+
+    /// Notes what the blocks may contain after writes with these statuses and a flush.
+    fn judge_writes(
+        &self,
+        permitted: Permitted,
+        extents: &[Extent],
+        statuses: &[u16],
+    ) -> anyhow::Result<()> {
+        let mut blocks = self.disk.blocks();
+        for (extent, status) in extents.iter().zip(statuses) {
+            for (number, stamp) in extent.stamps() {
+                let before = blocks.possible(number);
+                let stamps = permitted.stamps_after_write(*status, before, stamp)?;
+                blocks.flush(number, stamps);
             }
         }
-        self.disk.shared.pass(self.disk.part, target);
         Ok(())
     }
 
@@ -230,13 +248,14 @@ impl<'a> Session<'a> {
         self.disk.address(memory, start + slot * slot_bytes)
     }
 
-    /// Executes a command for each of the extents at the same time; their statuses.
+    /// Executes a command for each of the extents at the same time; their statuses, in the same order.
     fn transfer(
         &mut self,
         opcode: u8,
         memory: &BusMemory,
         extents: &[Extent],
     ) -> Result<Vec<u16>, Ended> {
+        let mut commands = Vec::new();
         for extent in extents {
             let first = self.data(memory, opcode, extent.slot);
             let pages: Vec<u64> = (0..extent.count).map(|page| first + page * PAGE).collect();
@@ -248,35 +267,41 @@ impl<'a> Session<'a> {
             [entry.prp1, entry.prp2] = [prp1, prp2].map(Into::into);
             let blocks = u32::try_from(extent.count * 8 - 1)?;
             [entry.cdw10, entry.cdw12] = [u32::try_from(extent.first * 8)?, blocks].map(Into::into);
-            self.push(opcode, entry)?;
+            commands.push(self.push(opcode, entry)?);
         }
-        self.finish(extents.len())
+        self.finish(&commands)
     }
 
     fn flush(&mut self) -> Result<u16, Ended> {
-        self.push(FLUSH, SubmissionEntry::new_zeroed())?;
-        let statuses = self.finish(1)?;
+        let command = self.push(FLUSH, SubmissionEntry::new_zeroed())?;
+        let statuses = self.finish(&[command])?;
         Ok(*statuses.first().context("no status")?)
     }
 
-    fn push(&mut self, opcode: u8, mut entry: SubmissionEntry) -> Result<(), Ended> {
+    /// Puts a command into the queue; its CID.
+    fn push(&mut self, opcode: u8, mut entry: SubmissionEntry) -> Result<u16, Ended> {
+        let command = self.queue.tail();
         entry.opcode = opcode;
-        entry.cid = self.queue.tail().into();
+        entry.cid = command.into();
         entry.nsid = 1.into();
-        Ok(self.queue.push(&transmute!(entry))?)
+        self.queue.push(&transmute!(entry))?;
+        Ok(command)
     }
 
-    /// Has the controller execute what is pushed; the statuses of `count` commands.
-    fn finish(&mut self, count: usize) -> Result<Vec<u16>, Ended> {
+    /// Has the controller execute these commands, which are all that the queue has; their statuses.
+    fn finish(&mut self, commands: &[u16]) -> Result<Vec<u16>, Ended> {
         self.queue.ring()?;
         let begun = Instant::now();
-        let (mut statuses, mut spins) = (Vec::new(), 0);
-        while statuses.len() < count {
+        let (mut statuses, mut spins) = (BTreeMap::new(), 0);
+        while statuses.len() < commands.len() {
             if self.disk.shared.ends(self.disk.part) != self.ends {
                 return Err(Ended::AsWanted);
             }
             if let Some(completion) = self.queue.pop()? {
-                statuses.push(completion.status & 0x7ff);
+                let (command, status) = (completion.cid, completion.status & 0x7ff);
+                let is_new = statuses.insert(command, status).is_none();
+                let is_due = is_new && commands.contains(&command);
+                ensure_due(is_due, command)?;
                 continue;
             }
             let status = || self.controller.status();
@@ -291,7 +316,8 @@ impl<'a> Session<'a> {
             }
         }
         self.queue.ring_head()?;
-        Ok(statuses)
+        let statuses = commands.iter().filter_map(|command| statuses.get(command));
+        Ok(statuses.copied().collect())
     }
 }
 
@@ -319,6 +345,14 @@ impl Extent {
 fn ensure_success(statuses: &[u16]) -> anyhow::Result<()> {
     let is_success = statuses.iter().all(|status| *status == 0);
     ensure!(is_success, "commands end with {statuses:x?}");
+    Ok(())
+}
+
+fn ensure_due(is_due: bool, command: u16) -> anyhow::Result<()> {
+    ensure!(
+        is_due,
+        "a completion of command {command}, which is not due"
+    );
     Ok(())
 }
 

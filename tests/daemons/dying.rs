@@ -75,8 +75,8 @@ fn parts_die_and_data_and_other_parts_stay() {
     for number in 1..=moments {
         let (moment, kind, before) = moment(&mut random);
         thread::sleep(before);
-        let struck = machine.strike(moment);
-        struck.unwrap_or_else(|error| panic!("moment {number}, {moment}: {error:#}"));
+        let injected = machine.inject(moment);
+        injected.unwrap_or_else(|error| panic!("moment {number}, {moment}: {error:#}"));
         *done.entry((moment.part, kind)).or_insert(0) += 1;
     }
     let took = begun.elapsed();

@@ -44,6 +44,13 @@ pub(crate) struct Moment {
     pub(crate) action: Action,
 }
 
+impl Moment {
+    /// Whether it kills the server of `part`.
+    pub(crate) fn kills(self, part: Part) -> bool {
+        self.part == part && matches!(self.action, Action::Kill)
+    }
+}
+
 /// Servers and the threads that drive them.
 pub(crate) struct Machine {
     servers: BTreeMap<Part, Server>,
@@ -123,9 +130,9 @@ impl Machine {
     }
 
     /// Has a moment happen, and waits until all transfers work again and all data of before are there.
-    pub(crate) fn strike(&mut self, moment: Moment) -> anyhow::Result<()> {
+    pub(crate) fn inject(&mut self, moment: Moment) -> anyhow::Result<()> {
         let Moment { part, action } = moment;
-        self.shared.strike(part, matches!(action, Action::Kill));
+        self.shared.inject(moment);
         match action {
             Action::Kill => self.kill(part)?,
             Action::Leave => self.shared.end_session(part),
@@ -145,7 +152,7 @@ impl Machine {
         let server = self.servers.get_mut(&part).context("no server")?;
         server.kill()?;
         if part != Part::Switch0 {
-            self.shared.bury(part)?;
+            self.shared.remove(part)?;
         }
         if let Some((image, blocks)) = self.images.get(&part) {
             let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,6 +14,7 @@ mod dying;
 #[path = "../environment.rs"]
 mod environment;
 mod gpu;
+mod judgement;
 mod machine;
 mod memory;
 mod server;

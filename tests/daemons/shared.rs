@@ -1,4 +1,4 @@
-//! What the threads of a machine share: the memories, which part is struck, and how far each thread has come.
+//! What the threads of a machine share: the memories, which part is affected, and how many transfers each thread has completed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 
+use crate::judgement::Permitted;
+use crate::machine::{Action, Moment};
 use crate::memory::BusMemory;
 
-/// How long the threads may take to transfer by all ways again.
+/// How long the threads may take until each device transfers with each target again.
 const RECOVERY: Duration = Duration::from_secs(30);
-/// Passes by each way after which all of them work: the first may have begun before.
+/// Passes of each device with each target after which all of them work: the first may have begun before.
 const PASSES: u64 = 2;
 
 /// A part of the machine.
@@ -37,6 +39,14 @@ impl Target {
         Self::Device(Part::Disk0),
         Self::Device(Part::Gpu0),
     ];
+
+    /// What a byte of the destination is before a transfer. RAM is never zeroed, so there a zero must come from the transfer.
+    pub(crate) fn untouched(self) -> u8 {
+        match self {
+            Self::Ram => 0xff,
+            Self::Device(_) => 0,
+        }
+    }
 }
 
 /// A session with a device ends.
@@ -66,8 +76,8 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct State {
     is_over: bool,
-    /// The part that is struck, until all transfers work again, and whether its server is killed.
-    struck: Option<(Part, bool)>,
+    /// The part that something is done to, until all transfers work again.
+    affected: Option<Moment>,
     /// The devices whose server runs.
     served: BTreeSet<Part>,
     /// The devices that have a session.
@@ -139,13 +149,13 @@ impl Shared {
         self.change(|state| state.served.insert(part));
     }
 
-    /// `part` is about to be stopped, left, or killed if it `dies`.
-    pub(crate) fn strike(&self, part: Part, dies: bool) {
-        self.change(|state| state.struck = Some((part, dies)));
+    /// `moment` is about to be injected.
+    pub(crate) fn inject(&self, moment: Moment) {
+        self.change(|state| state.affected = Some(moment));
     }
 
-    /// The server of the struck `part` is dead: waits until its session has ended.
-    pub(crate) fn bury(&self, part: Part) -> anyhow::Result<()> {
+    /// The server of `part` was killed: waits until its session has ended.
+    pub(crate) fn remove(&self, part: Part) -> anyhow::Result<()> {
         self.change(|state| {
             state.served.remove(&part);
             state.memories.remove(&part);
@@ -156,21 +166,21 @@ impl Shared {
         })
     }
 
-    /// Waits until each device transfers by all ways again.
+    /// Waits until each device transfers with each target again.
     pub(crate) fn recover(&self) -> anyhow::Result<()> {
         let before = self.state().passes.clone();
-        let passes = |state: &State, way| {
-            let [now, before] = [&state.passes, &before].map(|passes| passes.get(&way).copied());
+        let passes = |state: &State, pair| {
+            let [now, before] = [&state.passes, &before].map(|passes| passes.get(&pair).copied());
             now.unwrap_or(0) >= before.unwrap_or(0) + PASSES
         };
-        let ways = [Part::Disk0, Part::Disk1, Part::Gpu0]
+        let pairs = [Part::Disk0, Part::Disk1, Part::Gpu0]
             .into_iter()
             .flat_map(|part| Target::ALL.map(|target| (part, target)));
-        let ways: Vec<_> = ways.collect();
-        self.wait("transfers by all ways", |state| {
-            ways.iter().all(|way| passes(state, *way))
+        let pairs: Vec<_> = pairs.collect();
+        self.wait("transfers with all targets", |state| {
+            pairs.iter().all(|pair| passes(state, *pair))
         })?;
-        self.change(|state| state.struck = None);
+        self.change(|state| state.affected = None);
         Ok(())
     }
 
@@ -191,11 +201,13 @@ impl Shared {
     pub(crate) fn session_ended(&self, part: Part, ended: &Ended) {
         self.change(|state| {
             state.in_session.remove(&part);
+            let affected = state.affected;
+            let is_killed = affected.is_some_and(|moment| moment.kills(part));
             if let Ended::ByFault(error) = ended
                 && !state.is_over
-                && state.struck != Some((part, true))
+                && !is_killed
             {
-                let fault = format!("{part:?}: {error:#} (struck: {:?})", state.struck);
+                let fault = format!("{part:?}: {error:#} (affected: {affected:?})");
                 state.fault.get_or_insert(fault);
             }
         });
@@ -214,17 +226,19 @@ impl Shared {
         self.change(|state| state.memories.insert(part, memory));
     }
 
-    /// Whether a transfer between `requester` and `target` may fail, because a part that takes part in it is struck.
-    pub(crate) fn may_fail(&self, requester: Part, target: Target) -> bool {
-        let Target::Device(owner) = target else {
-            return false;
+    /// What a transfer between `requester` and `target` may come to now.
+    pub(crate) fn permitted(&self, requester: Part, target: Target) -> Permitted {
+        let (Target::Device(owner), Some(moment)) = (target, self.state().affected) else {
+            return Permitted::default();
         };
-        let parties = [requester, owner, Part::Switch0];
-        let struck = self.state().struck;
-        struck.is_some_and(|(part, _)| parties.contains(&part))
+        let is_replaced = !matches!(moment.action, Action::Stop(_));
+        Permitted {
+            errors: [requester, owner, Part::Switch0].contains(&moment.part),
+            zeroes: moment.part == owner && owner != requester && is_replaced,
+        }
     }
 
-    /// `part` has transferred by way of `target`, and compared all data.
+    /// `part` has transferred with `target`, and compared all data.
     pub(crate) fn pass(&self, part: Part, target: Target) {
         self.change(|state| *state.passes.entry((part, target)).or_default() += 1);
     }
@@ -239,4 +253,24 @@ impl Shared {
         self.change(|state| state.is_over = true);
         self.ends.keys().for_each(|part| self.end_session(*part));
     }
+}
+
+#[test]
+fn zeroes_are_permitted_only_from_an_owner_that_is_gone() {
+    let shared = Shared::new(BusMemory::create(0, 4096).unwrap());
+    let [requester, owner] = [Part::Disk1, Part::Gpu0];
+    let permitted = |part, action| {
+        shared.inject(Moment { part, action });
+        let Permitted { errors, zeroes } = shared.permitted(requester, Target::Device(owner));
+        (errors, zeroes)
+    };
+    let stop = Action::Stop(Duration::ZERO);
+    assert_eq!(permitted(owner, Action::Kill), (true, true));
+    assert_eq!(permitted(owner, Action::Leave), (true, true));
+    assert_eq!(permitted(owner, stop), (true, false));
+    assert_eq!(permitted(Part::Switch0, Action::Kill), (true, false));
+    assert_eq!(permitted(requester, Action::Kill), (true, false));
+    assert_eq!(permitted(Part::Disk0, Action::Kill), (false, false));
+    let with_ram = shared.permitted(requester, Target::Ram);
+    assert_eq!(with_ram, Permitted::default());
 }

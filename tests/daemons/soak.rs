@@ -8,11 +8,11 @@ use crate::machine::{Action, Machine, Moment};
 use crate::server::Usage;
 use crate::shared::Part;
 
-/// What may be added to the resident memory of the start: pages of the allocator's.
-const SLACK: u64 = 4 << 20;
+/// What may be added to the resident memory of the start: pages of the allocator's. Of 10,000 sessions, one may leave 104 bytes.
+const SLACK: u64 = 1 << 20;
 /// What may be added to the mappings.
 const MAPPINGS: usize = 4;
-/// How often a client leaves and another comes, which has the switch tell of windows that close and open.
+/// How often a client leaves and another comes, whereupon the switch announces windows that close and open.
 const SESSION: Duration = Duration::from_secs(2);
 const DEVICES: [Part; 3] = [Part::Disk0, Part::Disk1, Part::Gpu0];
 
@@ -20,7 +20,7 @@ const DEVICES: [Part; 3] = [Part::Disk0, Part::Disk1, Part::Gpu0];
 fn reconnect(machine: &mut Machine, number: u64) {
     let part = DEVICES[usize::try_from(number % 3).unwrap()];
     let action = Action::Leave;
-    machine.strike(Moment { part, action }).unwrap();
+    machine.inject(Moment { part, action }).unwrap();
 }
 
 #[track_caller]
@@ -31,7 +31,7 @@ fn check_flat(part: Part, before: &Usage, after: &Usage) {
     assert!(after.mappings <= before.mappings + MAPPINGS, "{part:?}");
     assert!(
         after.resident_bytes <= before.resident_bytes + SLACK,
-        "{part:?}"
+        "{part:?}: resident_bytes"
     );
 }
 
@@ -59,4 +59,21 @@ fn usage_of_disks_gpu_and_switch_stays_flat() {
         check_flat(*part, before, after);
     }
     machine.end().unwrap();
+}
+
+#[test]
+#[should_panic(expected = "resident_bytes")]
+fn leak_of_200_bytes_a_session_is_found() {
+    let before = Usage {
+        descriptors: 24,
+        threads: 6,
+        mappings: 66,
+        resident_bytes: 8 << 20,
+    };
+    let resident_bytes = before.resident_bytes + 10_099 * 200;
+    let after = Usage {
+        resident_bytes,
+        ..before
+    };
+    check_flat(Part::Disk0, &before, &after);
 }

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use peerbar_lab::guest::{CONSOLE_LOG, QEMU_LOG};
 use peerbar_lab::survivors::Survivors;
 use rustix::process::Signal;
 
 use crate::load::Said;
-use crate::machine::{self, Load, Machine, WITH_FILES, disks, image};
+use crate::machine::{self, Load, Machine, WITH_FILES, disks, image, peers};
 use crate::plan::{Action, DEVICES, Moment, Plan};
 use crate::processes::QEMU;
 
@@ -20,6 +21,8 @@ const BEGIN: Duration = Duration::from_secs(120);
 const AGAIN: Duration = Duration::from_secs(60);
 /// How long another guest may take to compare all.
 const COMPARE: Duration = Duration::from_secs(240);
+/// What QEMU 11.1 says if it aborts because a server dies while it waits for the server's answer. Nothing else may end it early.
+const KNOWN_ABORT: &str = "error_setv: Assertion";
 /// What a kernel says whose memory is not right.
 const BROKEN: [&str; 3] = ["BUG: ", "general protection fault", "Kernel panic"];
 
@@ -68,9 +71,9 @@ pub(crate) fn run(seed: u64, limit: Duration) -> anyhow::Result<Done> {
             continue;
         }
         eprintln!("seed {seed}: {moment}");
-        let lives = boot.strike(moment).with_context(|| moment.to_string())?;
+        let lives = boot.inject(moment).with_context(|| moment.to_string())?;
         if !lives {
-            boot.done.aborted = moment.part != QEMU;
+            boot.done.aborted = !boot.dead.contains(QEMU);
             break;
         }
     }
@@ -81,17 +84,24 @@ pub(crate) fn run(seed: u64, limit: Duration) -> anyhow::Result<Done> {
 }
 
 impl Boot {
-    /// Waits until each disk has flushed something.
+    /// Waits until each disk has flushed something, and has transferred with each memory below its switch.
     fn begin(&mut self) -> anyhow::Result<()> {
-        let is_busy = |said: &Said| disks().all(|disk| said.flushes(disk) > 0);
+        let idle = |said: &Said| disks().find(|disk| said.flushes(disk) == 0);
+        let unverified =
+            |said: &Said| peers().find(|(disk, device)| !said.is_verified(disk, device));
+        let is_busy = |said: &Said| idle(said).is_none() && unverified(said).is_none();
         let deadline = Instant::now() + BEGIN;
         let lives = self.machine.attend(&mut self.load, deadline, is_busy)?;
-        ensure!(lives && is_busy(&self.load.said), "the load does not begin");
+        let said = &self.load.said;
+        ensure!(lives, "QEMU ends before anything is done to a part");
+        ensure!(idle(said).is_none(), "{:?} flushes nothing", idle(said));
+        let unverified = unverified(said);
+        ensure!(unverified.is_none(), "no transfers between {unverified:?}");
         Ok(())
     }
 
     /// Has a moment happen, and waits until the living disks work again; whether QEMU lives.
-    fn strike(&mut self, moment: Moment) -> anyhow::Result<bool> {
+    fn inject(&mut self, moment: Moment) -> anyhow::Result<bool> {
         let Moment {
             after,
             part,
@@ -159,21 +169,26 @@ impl Boot {
         Ok(lives)
     }
 
-    /// Fails if flushed data is lost, if data was wrong, or if the guest's kernel reports a fault of its own.
+    /// Fails if flushed data is lost, if data was wrong, if the guest's kernel reports a fault of its own, or if QEMU ended early in an
+    /// unknown way.
     fn check(&mut self, folder: &Path) -> anyhow::Result<()> {
+        if self.done.aborted {
+            let log = fs::read(self.machine.lab.folder().join(QEMU_LOG))?;
+            check_abort(&String::from_utf8_lossy(&log))?;
+        }
         let said = &self.load.said;
         ensure!(said.wrong.is_empty(), "wrong data: {:?}", said.wrong);
         for disk in disks() {
             said.check_image(self.seed, disk, &image(folder, disk, 1))?;
         }
-        let console = fs::read(self.machine.lab.folder().join("console.log"))?;
+        let console = fs::read(self.machine.lab.folder().join(CONSOLE_LOG))?;
         let console = String::from_utf8_lossy(&console);
         let broken = console
             .lines()
             .find(|line| BROKEN.iter().any(|word| line.contains(word)));
         ensure!(broken.is_none(), "the guest's kernel says: {broken:?}");
         self.done.flushes = said.all();
-        self.done.verified = said.verified;
+        self.done.verified = said.verified();
         Ok(())
     }
 
@@ -206,9 +221,18 @@ impl Boot {
         let left = next.lab.command(&format!("umount {mounted}"))?;
         ensure!(left.status == 0, "{}", left.text);
         next.shut_down()?;
-        self.machine.bury()?;
+        self.machine.check_ended()?;
         Ok(self.done)
     }
+}
+
+/// That QEMU, which has ended early, has aborted in the known way.
+fn check_abort(log: &str) -> anyhow::Result<()> {
+    ensure!(
+        log.contains(KNOWN_ABORT),
+        "QEMU ends early and not by {KNOWN_ABORT}: {log}"
+    );
+    Ok(())
 }
 
 impl fmt::Display for Done {
@@ -233,4 +257,12 @@ impl fmt::Display for Done {
             "{kills} kills and {stops} stops of {planned} planned, {end}; {flushes} flushes kept, {verified} transfers between devices, {survivors} survivors; {took:.0?}"
         )
     }
+}
+
+#[test]
+fn early_end_of_qemu_is_only_the_known_abort() {
+    let known = "qemu: ../util/error.c:69: error_setv: Assertion `*errp == NULL' failed.\n";
+    check_abort(known).unwrap();
+    check_abort("").unwrap_err();
+    check_abort("qemu: vfio_user_recv: Assertion `msg' failed.\n").unwrap_err();
 }

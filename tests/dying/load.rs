@@ -19,8 +19,8 @@ pub(crate) struct Said {
     flushed: BTreeMap<String, BTreeSet<(u64, u64)>>,
     /// Numbers of the files that are on the disk, by disk.
     synced: BTreeMap<String, BTreeSet<u64>>,
-    /// How often a transfer from and to a device's memory was right.
-    pub(crate) verified: usize,
+    /// How many transfers from and to a device's memory were right, by disk and owner of the memory.
+    verified: BTreeMap<(String, String), usize>,
     /// Lines of wrong data.
     pub(crate) wrong: Vec<String>,
     /// How many flushes were compared.
@@ -49,7 +49,10 @@ impl Said {
                 let files = self.synced.entry((*disk).to_owned()).or_default();
                 files.insert(number.parse()?);
             }
-            ["verified", ..] => self.verified += 1,
+            ["verified", disk, device] => {
+                let pair = ((*disk).to_owned(), (*device).to_owned());
+                *self.verified.entry(pair).or_default() += 1;
+            }
             ["wrong", ..] => self.wrong.push(line.to_owned()),
             ["compared", count] => self.compared = Some(count.parse()?),
             _ => anyhow::bail!("the load says: {line}"),
@@ -60,6 +63,17 @@ impl Said {
     /// How often blocks of `disk` were flushed.
     pub(crate) fn flushes(&self, disk: &str) -> usize {
         self.flushed.get(disk).map_or(0, BTreeSet::len)
+    }
+
+    /// How many transfers between a disk and a device's memory were right.
+    pub(crate) fn verified(&self) -> usize {
+        self.verified.values().sum()
+    }
+
+    /// Whether transfers of `disk` from and to the memory of `device` were right.
+    pub(crate) fn is_verified(&self, disk: &str, device: &str) -> bool {
+        let mut pairs = self.verified.keys();
+        pairs.any(|(verified, owner)| verified == disk && owner == device)
     }
 
     /// How many files and flushes of blocks there are.
@@ -111,9 +125,11 @@ fn lost_block_of_an_image_is_found() {
     said.take(b"k0 2 1\nverified disk0 gpu0\nsynced disk0 9\n")
         .unwrap();
     assert_eq!(
-        (said.flushes("disk0"), said.verified, said.all()),
+        (said.flushes("disk0"), said.verified(), said.all()),
         (2, 1, 3)
     );
+    let is_verified = |device| said.is_verified("disk0", device);
+    assert_eq!(["gpu0", "disk1"].map(is_verified), [true, false]);
     let lines = "flushed disk0 1 2\nflushed disk0 2 1\nsynced disk0 9\n";
     assert_eq!(said.lines(), lines);
     said.check_image(7, "disk0", &image).unwrap();

@@ -44,6 +44,15 @@ pub(crate) fn disks() -> impl Iterator<Item = &'static str> {
     devices.filter(|device| device.starts_with("disk"))
 }
 
+/// Each disk with each device below the same switch that has memory for transfers between devices.
+pub(crate) fn peers() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let pairs = DEVICES.iter().flat_map(|(_, devices)| {
+        let disks = devices.iter().filter(|device| device.starts_with("disk"));
+        disks.flat_map(|disk| devices.iter().map(move |device| (*disk, *device)))
+    });
+    pairs.filter(|(_, device)| WITH_CMB.contains(device) || device.starts_with("gpu"))
+}
+
 /// The image of a namespace of `disk`.
 pub(crate) fn image(folder: &Path, disk: &str, nsid: u32) -> PathBuf {
     folder.join(format!("{disk}-{nsid}.img"))
@@ -157,7 +166,7 @@ impl Machine {
     }
 
     /// Ends the lab whose guest is gone. Nothing may be left of it.
-    pub(crate) fn bury(self) -> anyhow::Result<()> {
+    pub(crate) fn check_ended(self) -> anyhow::Result<()> {
         drop(self.lab);
         nothing_is_left(&self.processes, &self.sockets)
     }
@@ -240,4 +249,12 @@ impl Load {
             }
         }
     }
+}
+
+#[test]
+fn each_disk_has_two_peers_below_its_switch() {
+    let found: Vec<_> = peers().collect();
+    let first = ["disk0", "disk1", "disk2"].map(|disk| [(disk, "disk1"), (disk, "gpu0")]);
+    let second = ["disk3", "disk4", "disk5"].map(|disk| [(disk, "disk4"), (disk, "gpu1")]);
+    assert_eq!(found, [first, second].as_flattened().as_flattened());
 }

@@ -92,7 +92,7 @@ impl fmt::Display for Moment {
 }
 
 #[test]
-fn each_part_dies_once_and_is_not_struck_afterwards() {
+fn each_part_dies_once_and_nothing_happens_to_it_then() {
     let all = DEVICES.iter().flat_map(|(_, devices)| devices).count();
     let mut switches = 0;
     for seed in 0..1000 {

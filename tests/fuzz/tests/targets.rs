@@ -1,4 +1,4 @@
-//! Each fuzz target with its corpus and with inputs that are changed from it, by the compiler that everybody has.
+//! Each fuzz target with its corpus and with inputs that are changed from it, by the stable compiler.
 
 #![allow(
     clippy::indexing_slicing,

@@ -1,0 +1,113 @@
+//! Whether the result of a transfer is right, by its status and by the part of the machine that is affected.
+
+use anyhow::ensure;
+
+/// The status of success.
+const SUCCESS: u16 = 0;
+
+/// What else than success with the right data is permitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Permitted {
+    /// A status that is an error: a part that takes part in the transfer is affected.
+    pub(crate) errors: bool,
+    /// Success with zeroes: memory of a server that was killed, or of a client that left, starts again as zeroes.
+    pub(crate) zeroes: bool,
+}
+
+impl Permitted {
+    /// What is permitted to a transfer that begins where `self` is, and ends where `end` is.
+    pub(crate) fn or(self, end: Self) -> Self {
+        Self {
+            errors: self.errors || end.errors,
+            zeroes: self.zeroes || end.zeroes,
+        }
+    }
+
+    /// Whether a command has succeeded; an error if it may not fail.
+    pub(crate) fn is_success(self, status: u16) -> anyhow::Result<bool> {
+        let is_success = status == SUCCESS;
+        ensure!(is_success || self.errors, "a command ends with {status:#x}");
+        Ok(is_success)
+    }
+
+    /// The stamps that a block may have after a Write of `stamp` with this status, and after a Flush; `before` are those that it could
+    /// have before.
+    pub(crate) fn stamps_after_write(
+        self,
+        status: u16,
+        before: &[u64],
+        stamp: u64,
+    ) -> anyhow::Result<Vec<u64>> {
+        let mut stamps = vec![stamp];
+        if !self.is_success(status)? {
+            stamps.extend(before);
+        }
+        if self.zeroes {
+            stamps.push(0);
+        }
+        Ok(stamps)
+    }
+
+    /// Whether what was transferred with success is `expected`; an error if it is anything else than permitted zeroes.
+    pub(crate) fn is_right(self, found: &[u8], expected: &[u8]) -> anyhow::Result<bool> {
+        let is_right = found == expected;
+        let is_zeroed = |(found, expected): (&u8, &u8)| *found == 0 || found == expected;
+        let is_zeroed = self.zeroes
+            && found.len() == expected.len()
+            && found.iter().zip(expected).all(is_zeroed);
+        ensure!(is_right || is_zeroed, "success with wrong data");
+        Ok(is_right)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Permitted;
+    use crate::memory::block;
+
+    const ERROR: u16 = 0x004;
+    const NONE: Permitted = Permitted {
+        errors: false,
+        zeroes: false,
+    };
+    const ERRORS: Permitted = Permitted {
+        errors: true,
+        zeroes: false,
+    };
+    const ZEROES: Permitted = Permitted {
+        errors: true,
+        zeroes: true,
+    };
+
+    #[test]
+    fn read_that_lies_about_success_is_found() {
+        let (right, foreign) = (block(7), block(6));
+        for permitted in [NONE, ERRORS, ZEROES] {
+            assert!(permitted.is_right(&right, &right).unwrap());
+            permitted.is_right(&foreign, &right).unwrap_err();
+        }
+        let zeroed = [&right[..2048], &[0; 2048]].concat();
+        NONE.is_right(&zeroed, &right).unwrap_err();
+        ERRORS.is_right(&zeroed, &right).unwrap_err();
+        assert!(!ZEROES.is_right(&zeroed, &right).unwrap());
+    }
+
+    #[test]
+    fn write_that_succeeds_may_not_leave_old_data() {
+        let after = |permitted: Permitted, status| permitted.stamps_after_write(status, &[3], 7);
+        assert_eq!(after(NONE, 0).unwrap(), [7]);
+        assert_eq!(after(ERRORS, 0).unwrap(), [7]);
+        assert_eq!(after(ZEROES, 0).unwrap(), [7, 0]);
+        assert_eq!(after(ERRORS, ERROR).unwrap(), [7, 3]);
+        assert_eq!(after(ZEROES, ERROR).unwrap(), [7, 3, 0]);
+    }
+
+    #[test]
+    fn error_is_permitted_only_to_affected_transfers() {
+        NONE.is_success(ERROR).unwrap_err();
+        NONE.stamps_after_write(ERROR, &[3], 7).unwrap_err();
+        assert!(!ERRORS.is_success(ERROR).unwrap());
+        assert_eq!(NONE.or(ERRORS), ERRORS);
+        assert_eq!(ZEROES.or(NONE), ZEROES);
+    }
+}
