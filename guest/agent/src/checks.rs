@@ -26,6 +26,7 @@ mod gpu_mapping;
 mod gpu_owners;
 mod gpu_pins;
 mod gpu_refused;
+mod gpu_requests;
 mod gpu_reset;
 mod gpu_time_out;
 mod gpu_unaligned;

@@ -36,6 +36,7 @@ mod gpu_mapping;
 mod gpu_owners;
 mod gpu_pins;
 mod gpu_refused;
+mod gpu_requests;
 mod gpu_reset;
 mod gpu_time_out;
 mod gpu_unaligned;
@@ -252,6 +253,7 @@ kinds! {
     gpu_virtio::GpuVirtio,
     gpu_fences::GpuFences,
     gpu_faults::GpuFaults,
+    gpu_requests::GpuRequests,
     gpu_time_out::GpuTimeOut,
     gpu_beyond_aperture::GpuBeyondAperture,
     gpu_mapping::GpuMapping,

@@ -255,6 +255,14 @@ impl<'i, 's> Keys<'i, 's> {
             .map_or_else(T::default, Spanned::into_inner))
     }
 
+    /// A number that the table must have.
+    ///
+    /// # Errors
+    /// No such key, or no number of 32 bits.
+    pub fn number(&mut self, key: &str) -> Result<u32, TableError> {
+        Ok(self.required(key)?.into_inner())
+    }
+
     /// The check as a whole is refused, at the place of its kind.
     pub fn refused(&self, message: impl Into<String>) -> TableError {
         TableError::new(self.kind_at.clone(), message)
