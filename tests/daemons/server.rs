@@ -29,7 +29,7 @@ pub(crate) struct Usage {
     pub(crate) descriptors: usize,
     pub(crate) threads: usize,
     pub(crate) mappings: usize,
-    pub(crate) resident_bytes: u64,
+    pub(crate) anonymous_bytes: u64,
 }
 
 impl Server {
@@ -98,13 +98,17 @@ impl Server {
     pub(crate) fn usage(&self) -> anyhow::Result<Usage> {
         let process = PathBuf::from(format!("/proc/{}", self.child.id()));
         let entries = |folder| anyhow::Ok(fs::read_dir(process.join(folder))?.count());
-        let statm = fs::read_to_string(process.join("statm"))?;
-        let pages: u64 = statm.split(' ').nth(1).context("no RSS")?.parse()?;
+        // Not its files: pages of a flight record that fills count there.
+        let status = fs::read_to_string(process.join("status"))?;
+        let mut lines = status.lines();
+        let anonymous = lines.find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = anonymous.and_then(|text| text.trim().strip_suffix(" kB"));
+        let kib: u64 = kib.context("no RssAnon")?.parse()?;
         Ok(Usage {
             descriptors: entries("fd")?,
             threads: entries("task")?,
             mappings: fs::read_to_string(process.join("maps"))?.lines().count(),
-            resident_bytes: pages * 4096,
+            anonymous_bytes: kib * 1024,
         })
     }
 

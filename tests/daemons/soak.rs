@@ -8,7 +8,7 @@ use crate::machine::{Action, Machine, Moment};
 use crate::server::Usage;
 use crate::shared::Part;
 
-/// What may be added to the resident memory of the start: pages of the allocator's. Of 10,000 sessions, one may leave 104 bytes.
+/// What may be added to the anonymous memory of the start: pages of the allocator's. Of 10,000 sessions, one may leave 104 bytes.
 const SLACK: u64 = 1 << 20;
 /// What may be added to the mappings.
 const MAPPINGS: usize = 4;
@@ -30,8 +30,8 @@ fn check_flat(part: Part, before: &Usage, after: &Usage) {
     assert_eq!(counts(after), counts(before), "{part:?}");
     assert!(after.mappings <= before.mappings + MAPPINGS, "{part:?}");
     assert!(
-        after.resident_bytes <= before.resident_bytes + SLACK,
-        "{part:?}: resident_bytes"
+        after.anonymous_bytes <= before.anonymous_bytes + SLACK,
+        "{part:?}: anonymous_bytes"
     );
 }
 
@@ -62,17 +62,17 @@ fn usage_of_disks_gpu_and_switch_stays_flat() {
 }
 
 #[test]
-#[should_panic(expected = "resident_bytes")]
+#[should_panic(expected = "anonymous_bytes")]
 fn leak_of_200_bytes_a_session_is_found() {
     let before = Usage {
         descriptors: 24,
         threads: 6,
         mappings: 66,
-        resident_bytes: 8 << 20,
+        anonymous_bytes: 8 << 20,
     };
-    let resident_bytes = before.resident_bytes + 10_099 * 200;
+    let anonymous_bytes = before.anonymous_bytes + 10_099 * 200;
     let after = Usage {
-        resident_bytes,
+        anonymous_bytes,
         ..before
     };
     check_flat(Part::Disk0, &before, &after);
