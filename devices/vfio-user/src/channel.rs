@@ -49,9 +49,10 @@ impl Channel {
         }
     }
 
-    /// Ends the session.
+    /// Ends the session. All calls fail with [`RequestError::Gone`], now and later.
     pub(crate) fn disconnect(&self) {
         self.writer.disconnect();
+        self.pending.close();
     }
 
     pub(crate) fn send(

@@ -35,7 +35,7 @@ impl Client {
         self.channel.pending.complete(reply)
     }
 
-    /// Ends the session, as if this server had died.
+    /// Ends the session. All calls fail with [`RequestError::Gone`](crate::RequestError::Gone), now and later.
     pub fn disconnect(&self) {
         self.channel.disconnect();
     }

@@ -96,8 +96,9 @@ pub(crate) fn serve_alone(
         unmasking: None,
         drained: false,
     };
-    let outcome = session.run();
-    session.end(outcome)
+    let mut deframer = Deframer::new(PAYLOAD_LIMIT);
+    let outcome = session.run(&mut deframer);
+    session.end(&mut deframer, outcome)
 }
 
 struct Session<'a> {
@@ -115,9 +116,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(&mut self) -> Result<(), SessionError> {
-        let mut deframer = Deframer::new(PAYLOAD_LIMIT);
-        while let Some(message) = self.next_message(&mut deframer)? {
+    fn run(&mut self, deframer: &mut Deframer) -> Result<(), SessionError> {
+        while let Some(message) = self.next_message(deframer)? {
             if message.header.is_reply() {
                 self.complete(message);
             } else if let Err(Closed) = self.answer(message) {
@@ -127,9 +127,9 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// `None` when the client has hung up, or after a stop.
+    /// `None` when the client has hung up or is disconnected, or after a stop.
     fn next_message(&mut self, deframer: &mut Deframer) -> Result<Option<Message>, SessionError> {
-        while !self.options.stop.is_triggered() {
+        while !self.options.stop.is_triggered() && !self.writer.is_disconnected() {
             if let Some(message) = deframer.next_message()? {
                 return Ok(Some(message));
             }
@@ -180,8 +180,9 @@ impl Session<'_> {
         {
             match accept(listener) {
                 Ok(None) => {}
-                Ok(Some(_)) => {
+                Ok(Some(stream)) => {
                     log::warn!("a second client is disconnected: a device serves one at a time");
+                    refuse_client(stream);
                 }
                 Err(error) => {
                     log::warn!("a second client cannot be disconnected: {error}");
@@ -251,7 +252,12 @@ impl Session<'_> {
     }
 
     /// Closes everything before the device is notified: its threads may wait for replies that will never come.
-    fn end(self, outcome: Result<(), SessionError>) -> Result<(), SessionError> {
+    fn end(
+        self,
+        deframer: &mut Deframer,
+        outcome: Result<(), SessionError>,
+    ) -> Result<(), SessionError> {
+        refuse(&self.stream, &self.writer, deframer, Errno::NODEV);
         // Fails only if the other side has closed the socket already.
         let _ = self.stream.shutdown(Shutdown::Both);
         let failure = self.writer.close();
@@ -263,6 +269,43 @@ impl Session<'_> {
             None | Some(Errno::PIPE | Errno::CONNRESET) => outcome,
             Some(Errno::TIMEDOUT) => Err(SessionError::NotReading(self.options.send_time_out)),
             Some(error) => Err(SessionError::Send(error)),
+        }
+    }
+}
+
+/// Ends the session of a client that has not begun one.
+fn refuse_client(stream: UnixStream) {
+    let stream = Arc::new(stream);
+    let writer = Writer::new(Arc::clone(&stream), Duration::ZERO);
+    refuse(
+        &stream,
+        &writer,
+        &mut Deframer::new(PAYLOAD_LIMIT),
+        Errno::BUSY,
+    );
+}
+
+/// Answers with `error` what the client has sent. What it sends from now on fails at its side.
+///
+/// QEMU waits for the answer to a request that it has sent, with its own lock held and so with the guest stopped, also when
+/// the connection is closed meanwhile (hw/vfio-user/proxy.c, `vfio_user_send_wait`). A Unix socket that is shut down for
+/// reading takes no more data, and what it took before can still be received: so no request is left without an answer.
+fn refuse(stream: &UnixStream, writer: &Writer, deframer: &mut Deframer, error: Errno) {
+    // Fails only if the other side has closed the socket already.
+    let _ = stream.shutdown(Shutdown::Read);
+    loop {
+        while let Ok(Some(message)) = deframer.next_message() {
+            if message.header.is_command() && reply(writer, &message.header, Err(error)).is_err() {
+                return;
+            }
+        }
+        let space = deframer.space();
+        match socket::receive(stream, space) {
+            Ok(received) if received.bytes > 0 => {
+                deframer.filled(received.bytes, received.descriptors);
+            }
+            Err(Errno::INTR) => {}
+            Ok(_) | Err(_) => return,
         }
     }
 }

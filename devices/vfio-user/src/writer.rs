@@ -5,6 +5,7 @@ use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -18,6 +19,7 @@ use crate::wire::Header;
 #[derive(Debug)]
 pub(crate) struct Writer {
     state: Mutex<State>,
+    disconnected: AtomicBool,
     time_out: Duration,
 }
 
@@ -36,6 +38,7 @@ impl Writer {
     pub(crate) fn new(stream: Arc<UnixStream>, time_out: Duration) -> Self {
         Self {
             state: Mutex::new(State::Open(stream)),
+            disconnected: AtomicBool::new(false),
             time_out,
         }
     }
@@ -65,12 +68,18 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the session: its reader wakes and finds the end of the stream.
+    /// Ends the session: the client can send no more, and the session's reader wakes. What the client has sent can still be
+    /// answered.
     pub(crate) fn disconnect(&self) {
+        self.disconnected.store(true, Ordering::SeqCst);
         if let State::Open(stream) = &*self.state.lock() {
             // Fails only if the other side has closed the socket already.
-            let _ = stream.shutdown(Shutdown::Both);
+            let _ = stream.shutdown(Shutdown::Read);
         }
+    }
+
+    pub(crate) fn is_disconnected(&self) -> bool {
+        self.disconnected.load(Ordering::SeqCst)
     }
 
     /// Closes the writer; the failure that had closed it before. A send that is under way must have been cut off by

@@ -9,6 +9,7 @@
 
 mod board;
 mod descriptors;
+mod ending;
 mod foreign;
 mod hostile;
 mod listener;

@@ -1,0 +1,93 @@
+//! The end of a session that the server brings about: no request that the client could send stays without an answer.
+
+use std::io::{ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+
+use peerbar_vfio_user::{Listener, Options, Stop};
+
+use crate::board::{Rig, board};
+use crate::raw::*;
+
+const EBUSY: u32 = 16;
+const ENODEV: u32 = 19;
+
+/// Requests that fit into the socket buffer together.
+const REQUESTS: u16 = 100;
+
+/// Sends requests, ends the session by `end`, and takes the answers; how many requests were refused.
+fn requests_that_cross(mut rig: Rig, end: impl FnOnce(&Rig)) -> usize {
+    let read = region_access(0, 0, 8);
+    let requests: Vec<u8> = (0..REQUESTS)
+        .flat_map(|id| message(id, 9, 0, &read))
+        .collect();
+    rig.raw.send(&requests);
+    end(&rig);
+    let mut refused = 0;
+    for id in 0..REQUESTS {
+        let answer = rig.raw.receive();
+        assert_eq!(answer.id, id);
+        match answer.error {
+            0 => assert_eq!(refused, 0, "{id} was answered after a refusal"),
+            _ => {
+                assert_eq!(answer.errno(), ENODEV);
+                refused += 1;
+            }
+        }
+    }
+    assert!(rig.raw.is_hung_up_on());
+    rig.wait().unwrap();
+    refused
+}
+
+#[test]
+fn requests_that_cross_a_disconnection_are_answered() {
+    let refused = (0..20).map(|_| {
+        let rig = Rig::agreed();
+        let client = rig.clients.recv().unwrap();
+        requests_that_cross(rig, |_| client.disconnect())
+    });
+    assert!(refused.sum::<usize>() > 0, "nothing ever crossed");
+}
+
+#[test]
+fn requests_that_cross_a_stop_are_answered() {
+    let refused = (0..20).map(|_| requests_that_cross(Rig::agreed(), |rig| rig.stop.trigger()));
+    assert!(refused.sum::<usize>() > 0, "nothing ever crossed");
+}
+
+#[test]
+fn requests_to_a_disconnecting_server_fail_at_the_client() {
+    let mut rig = Rig::agreed();
+    rig.clients.recv().unwrap().disconnect();
+    let error = rig
+        .raw
+        .stream
+        .write_all(&message(1, 9, 0, &[]))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    assert!(rig.raw.is_hung_up_on());
+}
+
+#[test]
+fn version_of_a_second_client_is_answered_with_busy() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = Listener::bind(&path).unwrap();
+    let stop = Stop::new().unwrap();
+    let options = Options::new(stop.clone());
+    std::thread::scope(|scope| {
+        scope.spawn(|| listener.run(&mut board().0, &options).unwrap());
+        let mut first = RawClient::new(UnixStream::connect(&path).unwrap());
+        first.agree();
+        let proposal = message(7, 1, 0, &version(0, 0, "{}"));
+        for _ in 0..100 {
+            let mut second = RawClient::new(UnixStream::connect(&path).unwrap());
+            match second.stream.write_all(&proposal) {
+                Ok(()) => assert_eq!(second.receive().errno(), EBUSY),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::BrokenPipe),
+            }
+            assert!(second.is_hung_up_on());
+        }
+        stop.trigger();
+    });
+}
