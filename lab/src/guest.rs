@@ -25,6 +25,7 @@ use crate::exit::Failure;
 use crate::folder::{Folder, Link};
 use crate::guest_files;
 use crate::kernel_needs;
+use crate::kvm::GivenUp;
 use crate::parent_death;
 use crate::port_error::MONITOR;
 use crate::program_builds;
@@ -71,6 +72,7 @@ pub struct Guest<'a> {
     /// Where the kernel's trace events go, if they are wanted.
     trace: Option<BoundedFile>,
     qemu_log: BoundedFile,
+    given_up: GivenUp,
     /// QEMU's own output, for what it says at its end.
     qemu_said: ChildStderr,
     /// How many of console, QEMU's output, report and trace are still open.
@@ -91,6 +93,8 @@ pub enum GuestEvent {
     Report(Vec<Line>),
     /// QEMU has ended, and all its output has been returned.
     Ended(ExitStatus),
+    /// KVM has given the guest up, and QEMU has stopped it: QEMU's line.
+    GivenUp(String),
     /// A server has ended that should not have: its exit message.
     ServerDied(String),
     /// The other end of [`Guest::add_work`]'s stream is closed.
@@ -156,6 +160,7 @@ impl<'a> Guest<'a> {
             _cache: artifacts.cache.clone(),
             trace,
             qemu_log: BoundedFile::new(folder.file(QEMU_LOG)?, LARGEST_LOG),
+            given_up: GivenUp::default(),
             qemu_said,
             console: Console::new(folder.file(CONSOLE_LOG)?),
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
@@ -230,7 +235,12 @@ impl<'a> Guest<'a> {
                             .context("cannot write the guest's trace events")?;
                     }
                 }
-                Event::Data(EventSource::QemuLog, bytes) => self.log(&bytes)?,
+                Event::Data(EventSource::QemuLog, bytes) => {
+                    self.log(&bytes)?;
+                    if let Some(line) = self.given_up.take(&bytes) {
+                        return Ok(GuestEvent::GivenUp(line));
+                    }
+                }
                 Event::Connected(EventSource::Trace, stream) => {
                     self.events.add_bytes(EventSource::Trace, stream);
                     self.open = self.open.saturating_add(1);

@@ -22,8 +22,16 @@ const DEVICE: &str = "/dev/kvm";
 /// How long the guest may take. It has some forty instructions, but QEMU is slow to start in a guest under TCG.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What QEMU prints when KVM gives a guest up, without ending itself.
-const GIVEN_UP: &str = "KVM internal error";
+/// How QEMU's lines begin when KVM gives a guest up (QEMU, `accel/kvm/kvm-all.c`, `target/i386/kvm/kvm.c`). QEMU stops the guest
+/// then, and does not end.
+const GIVEN_UP: [&str; 3] = [
+    "KVM internal error",
+    "error: kvm run failed",
+    "KVM: entry failed",
+];
+
+/// The longest part of a line of QEMU's output that is looked at, in bytes.
+const LINE: usize = 200;
 
 /// QEMU's exit status for the value 42 at its debug port: twice the value, plus 1 (QEMU, `hw/misc/debugexit.c`).
 const REPORTED: i32 = 85;
@@ -73,6 +81,36 @@ const CODE: [&[u8]; 24] = [
     &[0x1f, 0x00],
     &[0x88, 0xf0, 0xff, 0xff],
 ];
+
+/// Looks for a line in QEMU's output that says that KVM has given the guest up.
+#[derive(Debug, Default)]
+pub(crate) struct GivenUp {
+    /// The beginning of the line that is not complete.
+    line: Vec<u8>,
+}
+
+impl GivenUp {
+    /// Takes the next bytes of the output; the first such line that ends in them.
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Option<String> {
+        bytes.iter().filter_map(|byte| self.take_byte(*byte)).next()
+    }
+
+    fn take_byte(&mut self, byte: u8) -> Option<String> {
+        if byte != b'\n' {
+            if self.line.len() < LINE {
+                self.line.push(byte);
+            }
+            return None;
+        }
+        let line = std::mem::take(&mut self.line);
+        let line = String::from_utf8_lossy(&line);
+        says_given_up(&line).then(|| line.into_owned())
+    }
+}
+
+fn says_given_up(line: &str) -> bool {
+    GIVEN_UP.iter().any(|start| line.starts_with(start))
+}
 
 /// Runs the guest with KVM; the reason if it does not come to its end.
 ///
@@ -141,7 +179,7 @@ fn outcome(child: &mut Child, lines: &mpsc::Receiver<String>) -> Result<(), Stri
     let mut last = "it says nothing".to_owned();
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(line) if line.contains(GIVEN_UP) => {
+            Ok(line) if says_given_up(&line) => {
                 return Err(format!("a guest of a few instructions ends with: {line}"));
             }
             Ok(line) => last = line,
@@ -189,6 +227,25 @@ mod tests {
         let offset = u16::from_le_bytes([RESET[1], RESET[2]]);
         let after = u16::try_from(RESET_AT + RESET.len()).unwrap();
         assert_eq!(usize::from(after.wrapping_add(offset)), CODE_AT);
+    }
+
+    #[test]
+    fn line_of_a_guest_given_up_is_found_in_any_parts() {
+        let output = b"qemu: a warning\nKVM internal error. Suberror: 3\nextra data[0]: 1\n";
+        for size in 1..output.len() {
+            let mut search = GivenUp::default();
+            let mut found = output.chunks(size).filter_map(|part| search.take(part));
+            let line = found.next().unwrap();
+            assert_eq!(line, "KVM internal error. Suberror: 3", "{size}");
+        }
+    }
+
+    #[test]
+    fn long_lines_and_words_inside_a_line_are_no_sign() {
+        let mut search = GivenUp::default();
+        assert_eq!(search.take(&[b'x'; 3 * LINE]), None);
+        assert_eq!(search.line.len(), LINE);
+        assert_eq!(search.take(b"\nno KVM internal error\n"), None);
     }
 
     #[test]

@@ -406,6 +406,7 @@ impl Lab {
                 }
                 GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
                 GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
+                GuestEvent::GivenUp(line) => return Err(LabError::GivenUp(line)),
                 GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::Late => {}
             }
         }
@@ -453,6 +454,7 @@ impl Lab {
         let ending = loop {
             match self.guest.next_event(deadline)? {
                 GuestEvent::Ended(status) => break Ending::Ended(status),
+                GuestEvent::GivenUp(line) => break Ending::GivenUp(line),
                 GuestEvent::ServerDied(message) => break Ending::ServerDied(message),
                 GuestEvent::Late => break Ending::StayedOn(POWER_OFF.as_secs()),
                 GuestEvent::Signal(signal) => break Ending::Signal(signal),
@@ -562,6 +564,7 @@ impl Lab {
                 GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
                 GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal).into()),
                 GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
+                GuestEvent::GivenUp(line) => return Err(LabError::GivenUp(line)),
                 GuestEvent::Late => return Err(LabError::TimedOut(self.console_log())),
             }
         }

@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::exit::Failure;
 use crate::guest_program::ProgramError;
 use crate::scenario::ScenarioError;
+use crate::verdict::given_up;
 
 /// Why a [`crate::Lab`] does not do what it was asked for.
 #[derive(Debug, Error)]
@@ -35,6 +36,9 @@ pub enum LabError {
         /// The last line that QEMU printed.
         message: String,
     },
+    /// KVM gave the guest up: QEMU's line.
+    #[error("{}", given_up(.0))]
+    GivenUp(String),
     /// A server ended that should not have: its exit message.
     #[error("{0}")]
     ServerDied(String),

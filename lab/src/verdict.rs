@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 use crate::exit::Outcome;
+use crate::guest::QEMU_LOG;
 use crate::report::Row;
 
 /// How a run ended, and why.
@@ -23,6 +24,8 @@ pub struct Verdict {
 pub enum Ending {
     /// QEMU ended by itself.
     Ended(ExitStatus),
+    /// KVM gave the guest up: QEMU's line.
+    GivenUp(String),
     /// A server died; its exit message.
     ServerDied(String),
     /// A signal came.
@@ -72,6 +75,7 @@ pub fn judge(evidence: &Evidence<'_>) -> Verdict {
             Outcome::Interrupted(*signal),
             format!("ended by signal {signal}"),
         ),
+        Ending::GivenUp(line) => (Outcome::GuestDied, given_up(line)),
         Ending::ServerDied(message) => (Outcome::Failed, message.clone()),
         Ending::TimedOut(seconds) => (
             Outcome::TimedOut,
@@ -103,6 +107,13 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.outcome, self.reason)
     }
+}
+
+/// What to say of a guest that KVM gave up.
+pub(crate) fn given_up(line: &str) -> String {
+    format!(
+        "KVM gave the guest up: {line} ({QEMU_LOG} has its registers); --accel tcg does without KVM"
+    )
 }
 
 fn all_passed(checks: usize) -> String {
@@ -259,6 +270,20 @@ mod tests {
         });
         let reason =
             "the report ends after 3 of 10 results; the console says: Kernel panic - not syncing";
+        assert_eq!(
+            (verdict.outcome, verdict.reason.as_str()),
+            (Outcome::GuestDied, reason)
+        );
+    }
+
+    #[test]
+    fn guest_that_kvm_gave_up_has_died_of_it() {
+        let verdict = judge(&Evidence {
+            ending: &Ending::GivenUp("KVM internal error. Suberror: 3".to_owned()),
+            ..WELL
+        });
+        let reason = "KVM gave the guest up: KVM internal error. Suberror: 3 (qemu.log has its registers); \
+                      --accel tcg does without KVM";
         assert_eq!(
             (verdict.outcome, verdict.reason.as_str()),
             (Outcome::GuestDied, reason)

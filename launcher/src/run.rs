@@ -211,6 +211,7 @@ fn watch(
                 }
             }
             GuestEvent::Ended(status) => return Ok(Ending::Ended(status)),
+            GuestEvent::GivenUp(line) => return Ok(Ending::GivenUp(line)),
             GuestEvent::ServerDied(words) => return Ok(Ending::ServerDied(words)),
             GuestEvent::Signal(_) if keeping.is_kept() => {
                 keeping.end(guest)?;

@@ -129,7 +129,9 @@ fn boot_ours(
             }
             GuestEvent::Report(_) | GuestEvent::Console(_) | GuestEvent::WorkDone => {}
             GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
+            GuestEvent::ServerDied(words) | GuestEvent::GivenUp(words) => {
+                return Err(anyhow!(words).into());
+            }
             GuestEvent::Ended(_) => return Err(gone("our guest ended", folder)),
             GuestEvent::Late => return Err(gone("our guest is late", folder)),
         }

@@ -254,7 +254,9 @@ fn follow(
             GuestEvent::Report(lines) => lines,
             GuestEvent::Console(_) | GuestEvent::WorkDone => continue,
             GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
+            GuestEvent::ServerDied(words) | GuestEvent::GivenUp(words) => {
+                return Err(anyhow!(words).into());
+            }
             GuestEvent::Ended(status) => {
                 return Err(anyhow!("the guest ended early ({status})").into());
             }
