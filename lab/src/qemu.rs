@@ -289,6 +289,12 @@ impl Sockets {
         self.folder.join(format!("{name}-{nsid}.{SCRATCH}"))
     }
 
+    /// The file that the Persistent Memory Region of this controller is kept in: the user's, or one that is gone with the run.
+    pub fn pmr(&self, nvme: &Nvme) -> PathBuf {
+        let kept = nvme.pmr.as_ref().and_then(|pmr| pmr.file.clone());
+        kept.unwrap_or_else(|| self.folder.join(format!("{}-pmr.{SCRATCH}", nvme.name)))
+    }
+
     /// Whether the paths of all sockets of `topology` fit an address.
     ///
     /// # Errors

@@ -164,6 +164,8 @@ pub struct Nvme {
     pub cmb: Option<u64>,
     /// Whether it permits queues in the CMB (Linux puts submission queues there).
     pub cmb_queues: bool,
+    /// Its Persistent Memory Region.
+    pub pmr: Option<Pmr>,
     /// Size of a logical block in bytes.
     pub block_size: u32,
     /// Largest data transfer as a power of two of 4 KiB pages, the server's own choice if none.
@@ -182,6 +184,15 @@ pub struct Nvme {
     pub faults: Vec<Rule>,
     /// Whether its DMA counts where the traffic of all devices is looked at.
     pub counted: bool,
+}
+
+/// A Persistent Memory Region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pmr {
+    /// Size in bytes, a power of two.
+    pub bytes: u64,
+    /// The file that it is kept in, created if it is missing; without one it is gone with the run.
+    pub file: Option<PathBuf>,
 }
 
 /// A model of an NVMe controller.
@@ -529,7 +540,7 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `block-size`, \
+            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `pmr`, `block-size`, \
              `mdts`, `workers`, `poll`, `seed-fault`, `faults`, `counted`, `namespaces`"
         );
         assert_eq!(
@@ -623,6 +634,14 @@ mod tests {
             (
                 format!("cmb = \"65538M\"\n{DISK}"),
                 "8: `cmb = \"65538M\"`: Linux takes multiples of 2M only, and 64G is the most",
+            ),
+            (
+                format!("pmr = {{ size = \"3M\" }}\n{DISK}"),
+                "8: `pmr` of 3M: the region is a whole BAR, so its size is a power of two from 2M to 64G",
+            ),
+            (
+                format!("pmr = {{ size = \"2M\", file = \"/dev/null\" }}\n{DISK}"),
+                "8: `pmr`: /dev/null is no regular file of 2097152 bytes: give `size` its size, or name another file",
             ),
             (
                 format!("{DISK}cmb-queues = true"),

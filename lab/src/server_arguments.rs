@@ -134,6 +134,10 @@ fn nvme_arguments(nvme: &Nvme, sockets: &Sockets) -> Vec<String> {
     if nvme.cmb_queues {
         words.push("--cmb-queues".to_owned());
     }
+    if nvme.pmr.is_some() {
+        let file = sockets.pmr(nvme).display().to_string();
+        words.extend(["--pmr".to_owned(), file]);
+    }
     words.extend(["--block-size".to_owned(), nvme.block_size.to_string()]);
     if let Some(power) = nvme.mdts {
         words.extend(["--mdts".to_owned(), power.to_string()]);
@@ -168,7 +172,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    use crate::scenario::{AttachPoint, Scenario};
+    use crate::scenario::{AttachPoint, Pmr, Scenario};
     use peerbar_nvme::PollPolicy;
 
     /// The command lines of a scenario's servers, without their programs.
@@ -190,6 +194,10 @@ mod tests {
         scenario.gpus.clear();
         let nvme = &mut scenario.nvmes[0];
         nvme.attach = AttachPoint::Root;
+        nvme.pmr = Some(Pmr {
+            bytes: 2 << 20,
+            file: None,
+        });
         nvme.mdts = Some(5);
         nvme.workers = Some(2);
         nvme.poll = Some(PollPolicy::Always);
@@ -206,7 +214,7 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
+                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --pmr /s/disk0-pmr.img --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
               --namespace ram=320M --namespace null=1G --namespace file=/d.img"
             ]
         );

@@ -57,6 +57,7 @@ pub fn start(
         if !survivors.contains(&nvme.name) {
             create_images(nvme)?;
             create_scratch(nvme, sockets)?;
+            create_pmr(nvme, sockets)?;
         }
     }
     let mut servers = Vec::new();
@@ -204,18 +205,28 @@ fn create_images(nvme: &Nvme) -> anyhow::Result<()> {
         else {
             continue;
         };
-        match OpenOptions::new().write(true).create_new(true).open(path) {
-            Ok(file) => file
-                .set_len(*bytes)
-                .inspect_err(|_| drop(fs::remove_file(path)))
-                .with_context(|| format!("cannot create {} of {} bytes", path.display(), bytes))?,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => {
-                return Err(anyhow!(error).context(format!("cannot create {}", path.display())));
-            }
-        }
+        create_if_missing(path, *bytes)?;
     }
     Ok(())
+}
+
+/// Creates the file of a Persistent Memory Region that is not there yet, empty.
+fn create_pmr(nvme: &Nvme, sockets: &Sockets) -> anyhow::Result<()> {
+    match &nvme.pmr {
+        Some(pmr) => create_if_missing(&sockets.pmr(nvme), pmr.bytes),
+        None => Ok(()),
+    }
+}
+
+fn create_if_missing(path: &Path, bytes: u64) -> anyhow::Result<()> {
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(file) => file
+            .set_len(bytes)
+            .inspect_err(|_| drop(fs::remove_file(path)))
+            .with_context(|| format!("cannot create {} of {} bytes", path.display(), bytes)),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(anyhow!(error).context(format!("cannot create {}", path.display()))),
+    }
 }
 
 /// Creates the images that are gone with the run, sparse and empty. QEMU's own controller keeps its RAM in one.

@@ -154,7 +154,10 @@ impl<'a> Topology<'a> {
     /// Size of the prefetchable BARs of all devices in bytes.
     pub fn bar_bytes(&self) -> u64 {
         let bytes = self.devices().map(|device| match device {
-            DeviceSpec::Nvme(nvme) => nvme.cmb.unwrap_or(0),
+            DeviceSpec::Nvme(nvme) => {
+                let pmr = nvme.pmr.as_ref().map_or(0, |pmr| pmr.bytes);
+                nvme.cmb.unwrap_or(0).saturating_add(pmr)
+            }
             DeviceSpec::Gpu(gpu, _) => gpu.aperture,
         });
         bytes.fold(0, u64::saturating_add)

@@ -43,9 +43,12 @@ pub(crate) const MOST_MAPPINGS: usize = 512;
 /// The most ports of a switch (`MAX_PORTS` of peerbar-switch), each with leases.
 const MOST_PORTS: usize = 64;
 
+/// Files of this process that others may shorten ([`crate::MemoryFile::of_own_file`]).
+const OWN_FILES: usize = 1;
+
 /// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
-/// ones until their last use ends.
-const SLOTS: usize = 2 * MOST_MAPPINGS + 2 * MOST_PORTS;
+/// ones until their last use ends, and files of its own.
+const SLOTS: usize = 2 * MOST_MAPPINGS + 2 * MOST_PORTS + OWN_FILES;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
 /// Locked by a thread that takes or frees a slot.

@@ -144,6 +144,12 @@ impl MemoryFile {
         Ok(memory)
     }
 
+    /// Maps the first `size` bytes of a file on a disk, which outlives this process and whose size is not sealed. If somebody
+    /// shortens it, accesses fail. A process has one such file.
+    pub fn of_own_file(file: File, size: u64) -> Result<Self, MemoryError> {
+        Self::of_other(file, 0, size, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
     /// Maps `size` bytes of a file of another process, from `first` on ([`LentMapping::new`]).
     pub(crate) fn of_other(
         file: File,

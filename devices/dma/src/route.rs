@@ -29,6 +29,11 @@ pub struct OwnWindow {
 }
 
 impl OwnWindow {
+    /// Whether any of `len` bytes at `address` lies in the window.
+    pub fn meets(&self, address: u64, len: u64) -> bool {
+        self.addresses().meets(AddressRange::new(address, len))
+    }
+
     pub(crate) fn addresses(&self) -> AddressRange {
         AddressRange::new(self.address, self.size)
     }

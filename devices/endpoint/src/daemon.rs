@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
 use peerbar_pci::Function;
@@ -48,17 +47,17 @@ enum ServeError {
     SetUp(#[from] io::Error),
 }
 
-/// Runs the program `daemon`: starts its device and serves it until a signal comes, confined to its `images` and its socket.
+/// Runs the program `daemon`: starts its device and serves it until a signal comes, confined to its `files` and its socket.
 /// `fault` tells what is at fault if its configuration is impossible.
 pub fn run<F: Function + 'static, C: Error + 'static>(
     daemon: &str,
     options: &DeviceOptions,
-    images: &[&Path],
+    files: &[FileAccess<'_>],
     start: impl FnOnce() -> Result<Running<F>, StartError<C>>,
     fault: impl FnOnce(&C) -> Fault,
 ) -> ExitCode {
     let _log = ServerLog::start("warn");
-    let files = match confined_files(options, images) {
+    let files = match confined_files(options, files) {
         Ok(files) => files,
         Err(error) => return give_up(daemon, error.as_ref(), Fault::Environment),
     };
@@ -87,13 +86,17 @@ pub fn run<F: Function + 'static, C: Error + 'static>(
 /// Makes the files that the device records in, and restricts the daemon to the others that it needs.
 fn confined_files(
     options: &DeviceOptions,
-    images: &[&Path],
+    access: &[FileAccess<'_>],
 ) -> Result<RecordFiles, Box<dyn Error>> {
     let files = options.recording.make()?;
-    let images = images.iter().map(|path| FileAccess::Image(path));
     let socket = FileAccess::Socket(&options.socket_path);
     let control = options.control.as_deref().map(FileAccess::Socket);
-    let access: Vec<_> = images.chain([socket]).chain(control).collect();
+    let access: Vec<_> = access
+        .iter()
+        .copied()
+        .chain([socket])
+        .chain(control)
+        .collect();
     options.sandbox.restrict_files(&access)?;
     Ok(files)
 }

@@ -21,5 +21,6 @@ mod switch_port;
 pub use endpoint::{BarMemory, Endpoint};
 pub use interrupts::Vectors;
 pub use options::{DeviceOptions, size};
+pub use peerbar_sandbox::FileAccess;
 pub use peerbar_switch::AttachError;
 pub use running::{Running, StartError};

@@ -16,7 +16,7 @@
 //! | 3 DMA | purpose, direction, outcome | address, length, origin, route + completer << 8 + errno << 16, ns that it took |
 //! | 4 begin | opcode | origin |
 //! | 5 end | | origin, status |
-//! | 6 window | BAR, or 255 for the CMB, memory | address, length |
+//! | 6 window | BAR, or 255 for the CMB and 254 for the PMR, memory | address, length |
 //! | 7 peer's window | 0, memory | address, length, peer, claim |
 //! | 8 peer leaves | | peer |
 //! | 9 bus mastering, 10 reset, 11 client | 1 on, 0 off | |
@@ -37,6 +37,7 @@ use crate::event::{
 };
 
 const CMB: u8 = 0xff;
+const PMR: u8 = 0xfe;
 const HAS_QUEUE: u64 = 1 << 62;
 const HAS_COMMAND: u64 = 1 << 63;
 
@@ -106,6 +107,7 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
         Event::Window(window) => {
             let id = match window.id {
                 WindowId::Cmb => CMB,
+                WindowId::Pmr => PMR,
                 WindowId::Bar(bar) => bar,
             };
             let small = [id, window.memory as u8, 0];
@@ -197,6 +199,7 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
         6 => Event::Window(WindowEvent {
             id: match first {
                 CMB => WindowId::Cmb,
+                PMR => WindowId::Pmr,
                 bar => WindowId::Bar(bar),
             },
             address: one,

@@ -253,6 +253,8 @@ pub struct WindowEvent {
 pub enum WindowId {
     /// The Controller Memory Buffer, where the controller believes it to be (NVMe Base 2.0, 3.1.3.16).
     Cmb,
+    /// The Persistent Memory Region, where PMRMSC has the controller find it (NVMe Base 2.0, 8.14).
+    Pmr,
     /// A base address register.
     Bar(u8),
 }

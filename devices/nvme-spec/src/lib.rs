@@ -13,7 +13,7 @@
 //!
 //! There is no I/O and no controller in here. Not described, because no device of ours has it: SGLs, metadata and
 //! protection information beyond their bits, NVMe over Fabrics, the zoned and key-value command sets, namespace
-//! management, reservations, sanitize, telemetry, the Persistent Memory Region.
+//! management, reservations, sanitize, telemetry.
 
 #![forbid(unsafe_code)]
 
@@ -25,4 +25,5 @@ pub mod event;
 pub mod feature;
 pub mod identify;
 pub mod log;
+pub mod pmr;
 pub mod registers;

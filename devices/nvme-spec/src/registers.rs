@@ -1,5 +1,6 @@
 //! Controller properties: where the registers are and what is in them (NVMe Base 2.0, 3.1.3), and where the
-//! doorbells are (NVMe over PCIe 1.0, 3.1.2). The registers of the Controller Memory Buffer are in [`crate::cmb`].
+//! doorbells are (NVMe over PCIe 1.0, 3.1.2). The registers of the Controller Memory Buffer are in [`crate::cmb`],
+//! those of the Persistent Memory Region in [`crate::pmr`].
 
 use bitfield_struct::bitfield;
 
@@ -33,6 +34,20 @@ pub mod offset {
     pub const CMBSTS: u64 = 0x58;
     /// Controller Ready Timeouts, 4 bytes.
     pub const CRTO: u64 = 0x68;
+    /// Persistent Memory Region Capabilities, 4 bytes.
+    pub const PMRCAP: u64 = 0xe00;
+    /// Persistent Memory Region Control, 4 bytes.
+    pub const PMRCTL: u64 = 0xe04;
+    /// Persistent Memory Region Status, 4 bytes.
+    pub const PMRSTS: u64 = 0xe08;
+    /// Persistent Memory Region Elasticity Buffer Size, 4 bytes.
+    pub const PMREBS: u64 = 0xe0c;
+    /// Persistent Memory Region Sustained Write Throughput, 4 bytes.
+    pub const PMRSWTP: u64 = 0xe10;
+    /// Persistent Memory Region Memory Space Control, lower half, 4 bytes.
+    pub const PMRMSCL: u64 = 0xe14;
+    /// Persistent Memory Region Memory Space Control, upper half, 4 bytes.
+    pub const PMRMSCU: u64 = 0xe18;
     /// The first doorbell, the admin submission queue's (NVMe over PCIe 1.0, 3.1.2.1).
     pub const DOORBELLS: u64 = 0x1000;
 }
@@ -275,6 +290,13 @@ mod tests {
         assert_eq!(offset::CMBMSC, 0x50); // NVME_REG_CMBMSC
         assert_eq!(offset::CMBSTS, 0x58); // libnvme NVME_REG_CMBSTS
         assert_eq!(offset::CRTO, 0x68); // NVME_REG_CRTO
+        assert_eq!(offset::PMRCAP, 0xe00); // NVME_REG_PMRCAP
+        assert_eq!(offset::PMRCTL, 0xe04); // NVME_REG_PMRCTL
+        assert_eq!(offset::PMRSTS, 0xe08); // NVME_REG_PMRSTS
+        assert_eq!(offset::PMREBS, 0xe0c); // NVME_REG_PMREBS
+        assert_eq!(offset::PMRSWTP, 0xe10); // NVME_REG_PMRSWTP
+        assert_eq!(offset::PMRMSCL, 0xe14); // NVME_REG_PMRMSCL
+        assert_eq!(offset::PMRMSCU, 0xe18); // NVME_REG_PMRMSCU
         assert_eq!(offset::DOORBELLS, 0x1000); // NVME_REG_DBS
     }
 

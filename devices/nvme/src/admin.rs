@@ -10,6 +10,7 @@ mod queues;
 pub(crate) mod reply;
 
 use peerbar_nvme_spec::event::AsyncEvent;
+use peerbar_nvme_spec::log::CriticalWarning;
 use peerbar_pci::Identity;
 
 use crate::config::Config;
@@ -25,8 +26,8 @@ const ABORT_LIMIT: u8 = 4;
 pub(crate) struct Admin {
     about: About,
     events: Events,
-    /// The event of lost data has been raised.
-    has_told_of_lost_data: bool,
+    /// Warnings of which the event has been raised.
+    reported: CriticalWarning,
     pub(crate) features: Features,
 }
 
@@ -35,7 +36,7 @@ impl Admin {
         Self {
             about: About::new(config, identity),
             events: Events::default(),
-            has_told_of_lost_data: false,
+            reported: CriticalWarning::new(),
             features: Features::new(config.namespaces.len()),
         }
     }
@@ -43,7 +44,7 @@ impl Admin {
     /// A controller reset: events and features start again.
     pub(crate) fn reset(&mut self) {
         self.events = Events::default();
-        self.has_told_of_lost_data = false;
+        self.reported = CriticalWarning::new();
         self.features.reset();
     }
 

@@ -130,10 +130,8 @@ impl Cmb {
 
     /// Whether any of `len` bytes at `address` lies in the buffer, as far as the host has enabled it.
     pub(crate) fn meets(&self, address: u64, len: u64) -> bool {
-        self.window().is_some_and(|window| {
-            let last = window.address.saturating_add(window.size - 1);
-            address <= last && address.saturating_add(len.saturating_sub(1)) >= window.address
-        })
+        let window = self.window();
+        window.is_some_and(|window| window.meets(address, len))
     }
 
     /// Whether queues may lie in the buffer.

@@ -1,16 +1,18 @@
 //! What a controller is made of.
 
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::ArgAction;
 use peerbar_dma::MemoryError;
-use peerbar_endpoint::size;
+use peerbar_endpoint::{FileAccess, size};
 use thiserror::Error;
 
 use crate::cmb::{Cmb, CmbError};
 use crate::io_queue::poll::PollPolicy;
 use crate::namespace::{Backend, FileBackend, ImageError, Namespace, NullBackend, RamBackend};
+use crate::pmr::{PersistentMemory, PmrError};
 use crate::seeded_fault::SeededFault;
 
 /// Longest serial number (NVMe Base 2.0, 5.17.2.1, Identify Controller, SN).
@@ -70,6 +72,9 @@ pub enum ConfigError {
     /// The Controller Memory Buffer cannot be.
     #[error(transparent)]
     Cmb(#[from] CmbError),
+    /// The Persistent Memory Region cannot be.
+    #[error(transparent)]
+    Pmr(#[from] PmrError),
 }
 
 /// Where a namespace keeps its blocks.
@@ -105,6 +110,9 @@ pub struct Config {
     /// Let queues lie in the Controller Memory Buffer
     #[arg(long, requires = "cmb_bytes")]
     pub cmb_queues: bool,
+    /// Have a Persistent Memory Region, kept in this file of 2M to 64G, a power of two [default: none]
+    #[arg(long = "pmr", value_name = "FILE")]
+    pub pmr: Option<PathBuf>,
     /// A namespace: ram=SIZE, file=PATH or null=SIZE, which drops what is written and whose reads transfer nothing; repeat
     /// it for more
     #[arg(long = "namespace", value_name = "SOURCE", value_parser = source, required = true)]
@@ -132,15 +140,23 @@ pub struct Config {
     pub seeded_faults: Vec<SeededFault>,
 }
 
+/// What a controller's set-up has opened.
+pub(crate) struct Opened {
+    pub(crate) cmb: Option<Cmb>,
+    pub(crate) pmr: Option<Arc<PersistentMemory>>,
+    pub(crate) namespaces: Vec<Namespace>,
+}
+
 impl Config {
-    /// The images of the namespaces.
-    pub fn images(&self) -> Vec<&Path> {
+    /// The images of the namespaces, and the file of the Persistent Memory Region.
+    pub fn files(&self) -> Vec<FileAccess<'_>> {
         let sources = self.namespaces.iter();
         let images = sources.filter_map(|source| match source {
-            Source::File(path) => Some(path.as_path()),
+            Source::File(path) => Some(FileAccess::Image(path)),
             Source::Ram(_) | Source::Null(_) => None,
         });
-        images.collect()
+        let pmr = self.pmr.as_deref().map(FileAccess::Memory);
+        images.chain(pmr).collect()
     }
 
     /// Checks everything that does not need a file to be opened.
@@ -165,11 +181,16 @@ impl Config {
         }
     }
 
-    /// Checks the set-up, makes the Controller Memory Buffer and opens the namespaces.
-    pub(crate) fn open(&self) -> Result<(Option<Cmb>, Vec<Namespace>), ConfigError> {
+    /// Checks the set-up, makes the Controller Memory Buffer and opens the Persistent Memory Region and the namespaces.
+    pub(crate) fn open(&self) -> Result<Opened, ConfigError> {
         self.check()?;
         let cmb = self.cmb_bytes.map(|bytes| Cmb::new(bytes, self.cmb_queues));
-        Ok((cmb.transpose()?, self.open_namespaces()?))
+        let pmr = self.pmr.as_deref().map(PersistentMemory::open);
+        Ok(Opened {
+            cmb: cmb.transpose()?,
+            pmr: pmr.transpose()?.map(Arc::new),
+            namespaces: self.open_namespaces()?,
+        })
     }
 
     fn open_namespaces(&self) -> Result<Vec<Namespace>, ConfigError> {
@@ -221,6 +242,7 @@ mod tests {
             serial: "disk0".to_owned(),
             cmb_bytes: None,
             cmb_queues: false,
+            pmr: None,
             block_bytes: 512,
             mdts: 8,
             namespaces: vec![Source::Ram(1 << 20)],

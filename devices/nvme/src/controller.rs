@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use peerbar_dma::{Requester, WindowId};
+use peerbar_dma::{Requester, Span, WindowId};
 use peerbar_endpoint::{BarMemory, Endpoint, Running, StartError, Vectors};
 use peerbar_fault::Kind;
 use peerbar_file_ring::FileRing;
@@ -13,7 +13,7 @@ use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, MsiX};
 
 use crate::admin::Admin;
 use crate::cmb::{CMB_BAR, Cmb};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Opened};
 use crate::data::DataPath;
 use crate::directory::Directory;
 use crate::doorbell_page::{DoorbellPage, Owner};
@@ -27,7 +27,8 @@ use crate::io_queue::request::Requests;
 use crate::io_queue::worker::Worker;
 use crate::job::Job;
 use crate::namespace::Namespace;
-use crate::notifier::Notifier;
+use crate::notifier::{ENGINE, Notifier};
+use crate::pmr::{PMR_BAR, PersistentMemory, Pmr};
 use crate::prp::PAGE;
 use crate::registers::{QUEUE_PAIRS, Registers};
 use crate::storage::Storage;
@@ -67,9 +68,9 @@ pub struct Controller {
 impl Controller {
     /// Starts a controller. Its images are open and locked from now on.
     pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
-        let (cmb, namespaces) = config.open().map_err(StartError::Config)?;
-        let (mut endpoint, function) = Self::assemble(config, cmb)?;
-        let engine = function.engine(config, namespaces, |notifier, count, make| {
+        let mut opened = config.open().map_err(StartError::Config)?;
+        let (mut endpoint, function) = Self::assemble(config, &mut opened)?;
+        let engine = function.engine(config, opened, |notifier, count, make| {
             WorkerPool::spawn(notifier, count, make)
         });
         let engine = engine.map_err(StartError::Thread)?;
@@ -89,35 +90,38 @@ impl Controller {
         config: &Config,
         disks: Vec<Box<dyn crate::Disk>>,
     ) -> Result<crate::SteppedController, StartError<ConfigError>> {
-        let (cmb, others) = config.open().map_err(StartError::Config)?;
+        let mut opened = config.open().map_err(StartError::Config)?;
         let mut namespaces = Vec::new();
         for disk in disks {
             let disk = crate::stepped::backend(disk).map_err(StartError::Doorbells)?;
             let is_shared = config.workers > 1;
             namespaces.push(Namespace::new(disk, config.block_bytes, is_shared));
         }
-        namespaces.extend(others);
-        let (endpoint, function) = Self::assemble(config, cmb)?;
-        let engine = function.engine(config, namespaces, |notifier, count, make| {
+        namespaces.append(&mut opened.namespaces);
+        opened.namespaces = namespaces;
+        let (endpoint, function) = Self::assemble(config, &mut opened)?;
+        let engine = function.engine(config, opened, |notifier, count, make| {
             Ok(WorkerPool::stepped(notifier, count, make))
         });
         let engine = engine.map_err(StartError::Thread)?;
         Ok(crate::SteppedController::new(endpoint, engine))
     }
 
-    /// The function on its bus, without an engine.
+    /// The function on its bus, without an engine. It takes the Controller Memory Buffer.
     fn assemble(
         config: &Config,
-        cmb: Option<Cmb>,
+        opened: &mut Opened,
     ) -> Result<(Endpoint<Self>, Arc<Self>), StartError<ConfigError>> {
         let doorbells =
             DoorbellPage::new(QUEUE_PAIRS, REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
-        let (bars, memory) = bars(config, &doorbells, cmb.as_ref())?;
+        let cmb = opened.cmb.take();
+        let pmr = opened.pmr.as_ref();
+        let (bars, memory) = bars(config, &doorbells, cmb.as_ref(), pmr)?;
         let requester = Arc::new(Requester::new());
         requester.faults().serve(&Kind::OF_DISKS);
         let vectors = Arc::new(Vectors::new(QUEUE_PAIRS).map_err(StartError::Interrupts)?);
         let notifier = Notifier::new(
-            Registers::new(cmb),
+            Registers::new(cmb, pmr.cloned().map(Pmr::new)),
             doorbells,
             Intx::new(QUEUE_PAIRS),
             config.workers,
@@ -136,11 +140,15 @@ impl Controller {
     fn engine(
         &self,
         config: &Config,
-        namespaces: Vec<Namespace>,
+        opened: Opened,
         workers: impl FnOnce(Arc<Notifier>, u8, MakeWorker<'_>) -> io::Result<WorkerPool>,
     ) -> io::Result<Engine> {
         let notifier = self.notifier.clone();
-        let storage = Arc::new(Storage::new(namespaces, move || notifier.notify_threads()));
+        let Opened {
+            pmr, namespaces, ..
+        } = opened;
+        let storage = Storage::new(namespaces, pmr, move || notifier.notify_threads());
+        let storage = Arc::new(storage);
         let coalescing = Arc::new(Coalescing::new(QUEUE_PAIRS));
         let path = || {
             let faults = config.seeded_faults.clone();
@@ -175,6 +183,10 @@ impl Controller {
 
     /// Reads or writes go to registers in units of 4 bytes; a part of one is taken out of the whole.
     fn read_registers(&self, offset: u64, data: &mut [u8]) {
+        let end = offset.saturating_add(data.len() as u64);
+        if offset < offset::PMRSTS + 4 && end > offset::PMRSTS {
+            self.persist();
+        }
         self.notifier.read(|registers| {
             for (at, byte) in (offset..).zip(data.iter_mut()) {
                 let lane = usize::try_from(at & 3).unwrap_or(0);
@@ -188,6 +200,22 @@ impl Controller {
         });
     }
 
+    /// A read of PMRSTS: its answer says that what was written to the Persistent Memory Region before is persistent.
+    fn persist(&self) {
+        let ready = self.notifier.read(|registers| {
+            let ready = registers.pmr().filter(|pmr| pmr.is_ready());
+            ready.map(|pmr| pmr.memory().clone())
+        });
+        if let Some(memory) = ready {
+            // Not with the registers' lock held: it waits for the host's disk.
+            memory.sync(self.requester.faults().loses_power());
+            if memory.failure().is_some() {
+                // SMART warns, by the engine.
+                self.notifier.events(ENGINE).notify();
+            }
+        }
+    }
+
     /// Writes whole registers, 4 or 8 aligned bytes at a time (NVMe over PCIe 1.0, 3.1). Anything else is ignored.
     fn write_registers(&self, offset: u64, data: &[u8]) {
         let (words, rest) = data.as_chunks::<4>();
@@ -199,14 +227,26 @@ impl Controller {
             return;
         }
         // Its drop waits for transfers through the former window, which workers complete: not with the registers' lock held.
-        let _ending = self.notifier.change(|registers| {
+        let (_ending, starts) = self.notifier.change(|registers| {
+            let was_ready = registers.pmr().is_some_and(Pmr::is_ready);
             for (index, word) in (0..).zip(words) {
                 registers.write(offset.saturating_add(index * 4), u32::from_le_bytes(*word));
             }
             // In here, so that of two writers the last one leaves register and window.
-            let window = registers.cmb().and_then(Cmb::window);
-            self.requester.set_window(WindowId::Cmb, window)
+            let cmb = self
+                .requester
+                .set_window(WindowId::Cmb, registers.cmb_window());
+            let pmr = registers.pmr().map(|_| {
+                let window = registers.pmr_window();
+                self.requester.set_window(WindowId::Pmr, window)
+            });
+            let is_ready = registers.pmr().is_some_and(Pmr::is_ready);
+            ((cmb, pmr), is_ready && !was_ready)
         });
+        if starts && self.requester.faults().loses_power() {
+            // A power loss takes what is written from now on.
+            self.persist();
+        }
     }
 }
 
@@ -215,6 +255,7 @@ fn bars(
     config: &Config,
     doorbells: &DoorbellPage,
     cmb: Option<&Cmb>,
+    pmr: Option<&Arc<PersistentMemory>>,
 ) -> Result<(Vec<Bar>, Vec<BarMemory>), BarError> {
     let registers = match config.poll {
         // The workers always poll, so no doorbell needs a notification.
@@ -226,6 +267,13 @@ fn bars(
     if let Some(cmb) = cmb {
         bars.push(Bar::new(CMB_BAR, cmb.bar_bytes(), true)?);
         memory.push(BarMemory::Memory(cmb.memory()));
+    }
+    if let Some(pmr) = pmr {
+        bars.push(Bar::new(PMR_BAR, pmr.size(), true)?);
+        memory.push(BarMemory::Memory(Span {
+            file: pmr.file().clone(),
+            offset: 0,
+        }));
     }
     Ok((bars, memory))
 }
@@ -270,5 +318,6 @@ impl Function for Controller {
         });
         drop(ending);
         self.requester.set_window(WindowId::Cmb, None);
+        self.requester.set_window(WindowId::Pmr, None);
     }
 }

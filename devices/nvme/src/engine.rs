@@ -68,6 +68,7 @@ impl Engine {
         self.storage.settle_power_loss();
         // A failure is only logged: the host gets no answer any more.
         let _ = self.storage.flush_all();
+        self.persist();
     }
 
     /// Works with the workers, on this thread, until nobody has anything left to do.
@@ -185,7 +186,13 @@ impl Engine {
         }
         // What fails is logged; the host asks for no status.
         let _ = self.storage.flush_all();
+        self.persist();
         self.notifier.report(Registers::shut_down);
+    }
+
+    fn persist(&self) {
+        let faults = self.data.requester().faults();
+        self.storage.persist(faults.loses_power());
     }
 
     /// CSTS.CFS: the controller takes no more commands until it is disabled.

@@ -1,16 +1,16 @@
-//! An NVMe 2.0 controller with a Controller Memory Buffer.
+//! An NVMe 2.0 controller with a Controller Memory Buffer and a Persistent Memory Region.
 //!
 //! # What is emulated
 //! One I/O controller of one NVM subsystem with the NVM command set: admin queues and up to 64 I/O queue pairs, each with
 //! an MSI-X vector of its own (or all of them on the INTx pin), data by PRPs, controller reset, function-level reset,
 //! shutdown, asynchronous events, the log pages and features that Linux, nvme-cli and fio use, Read, Write, Flush, Write
 //! Zeroes, Dataset Management, Compare and Verify, on namespaces in RAM or in raw images. The buffer takes data and PRP
-//! lists and, if asked for, queues. A vendor log page ([`peerbar_nvme_spec::dma_log`]) reports by which route every byte of DMA
+//! lists and, if asked for, queues; the region takes data, and is kept in a file. A vendor log page ([`peerbar_nvme_spec::dma_log`]) reports by which route every byte of DMA
 //! took.
 //!
 //! # What is not
 //! SGLs, metadata and protection information, fused commands, weighted arbitration, namespace management, firmware
-//! update, format, sanitize, security, reservations, the Persistent Memory Region. Abort ends none but Asynchronous Event
+//! update, format, sanitize, security, reservations. Abort ends none but Asynchronous Event
 //! Requests: other commands are carried out as soon as they are fetched, or are the kernel's to end.
 //!
 //! # How
@@ -58,6 +58,7 @@ mod namespace;
 mod notifier;
 #[cfg(test)]
 mod notifier_tests;
+mod pmr;
 mod prp;
 mod registers;
 mod seeded_fault;
@@ -72,6 +73,7 @@ pub use config::{BLOCK_SIZES, Config, ConfigError, MDTS, Source, WORKERS};
 pub use controller::Controller;
 pub use io_queue::poll::{PollPolicy, UnknownPolicy};
 pub use namespace::ImageError;
+pub use pmr::{PMR_SIZES, PmrError};
 pub use seeded_fault::{FaultKind, SeededFault, UnknownFault};
 #[cfg(feature = "stepped")]
 pub use stepped::{Disk, SteppedController};

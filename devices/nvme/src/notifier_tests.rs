@@ -42,7 +42,7 @@ fn notifier(mode: InterruptMode) -> (Notifier, Arc<Seen>) {
     });
     let doorbells = DoorbellPage::new(3, 0x4000).unwrap();
     let notifier = Notifier::new(
-        Registers::new(None),
+        Registers::new(None, None),
         doorbells,
         Intx::new(3),
         1,

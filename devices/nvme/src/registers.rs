@@ -1,9 +1,12 @@
 //! The controller's registers: their values, and what a write requests of the engine. No I/O, no queues.
 
+use peerbar_dma::OwnWindow;
 use peerbar_nvme_spec::cmb::Cmbmsc;
+use peerbar_nvme_spec::pmr::{Pmrctl, Pmrmsc};
 use peerbar_nvme_spec::registers::{Aqa, Cap, Cc, Crto, Csts, Vs, offset};
 
 use crate::cmb::Cmb;
+use crate::pmr::Pmr;
 
 /// Most entries of an I/O queue.
 pub(crate) const MAX_ENTRIES: u16 = 2048;
@@ -47,12 +50,13 @@ pub(crate) struct Registers {
     acq: u64,
     interrupt_mask: u32,
     cmb: Option<Cmb>,
+    pmr: Option<Pmr>,
     /// The engine still has the queues that were there before the last disable or reset.
     disabling: bool,
 }
 
 impl Registers {
-    pub(crate) fn new(cmb: Option<Cmb>) -> Self {
+    pub(crate) fn new(cmb: Option<Cmb>, pmr: Option<Pmr>) -> Self {
         Self {
             cc: Cc::new(),
             csts: Csts::new(),
@@ -61,6 +65,7 @@ impl Registers {
             acq: 0,
             interrupt_mask: 0,
             cmb,
+            pmr,
             disabling: false,
         }
     }
@@ -68,6 +73,21 @@ impl Registers {
     /// The Controller Memory Buffer, if there is one.
     pub(crate) fn cmb(&self) -> Option<&Cmb> {
         self.cmb.as_ref()
+    }
+
+    /// The Persistent Memory Region, if there is one.
+    pub(crate) fn pmr(&self) -> Option<&Pmr> {
+        self.pmr.as_ref()
+    }
+
+    /// Where commands find the Controller Memory Buffer.
+    pub(crate) fn cmb_window(&self) -> Option<OwnWindow> {
+        self.cmb().and_then(Cmb::window)
+    }
+
+    /// Where commands find the Persistent Memory Region.
+    pub(crate) fn pmr_window(&self) -> Option<OwnWindow> {
+        self.pmr()?.window(self.cmb_window().as_ref())
     }
 
     /// CC as it is now.
@@ -92,8 +112,6 @@ impl Registers {
 
     /// Reads the 4 bytes at `offset`, a multiple of 4.
     pub(crate) fn read(&self, offset: u64) -> u32 {
-        let low = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0);
-        let high = |value: u64| u32::try_from(value >> 32).unwrap_or(0);
         let register = offset & !4;
         let wide = match register {
             offset::CAP => Some(self.capabilities().into_bits()),
@@ -103,11 +121,8 @@ impl Registers {
             _ => None,
         };
         if let Some(value) = wide {
-            return if offset == register {
-                low(value)
-            } else {
-                high(value)
-            };
+            let [low, high] = halves(value);
+            return if offset == register { low } else { high };
         }
         match offset {
             offset::VS => Vs::V2_0.into_bits(),
@@ -121,6 +136,9 @@ impl Registers {
                 .map_or(0, |cmb| cmb.location().into_bits()),
             offset::CMBSZ => self.cmb.as_ref().map_or(0, |cmb| cmb.size().into_bits()),
             offset::CMBSTS => self.cmb.as_ref().map_or(0, |cmb| cmb.status().into_bits()),
+            offset::PMRCAP..=offset::PMRMSCU => {
+                self.pmr().map_or(0, |pmr| self.read_pmr(pmr, offset))
+            }
             offset::CRTO => Crto::new().with_crwmt(u16::from(READY_TIMEOUT)).into_bits(),
             _ => 0,
         }
@@ -133,6 +151,7 @@ impl Registers {
             offset::INTMC => self.interrupt_mask &= !value,
             offset::CC => self.write_cc(Cc::from_bits(value)),
             offset::AQA => self.aqa = value & 0x0fff_0fff,
+            offset::PMRCAP..=offset::PMRMSCU => self.write_pmr(offset, value),
             _ => match offset & !4 {
                 offset::ASQ => self.asq = with_half(self.asq, offset, value) & !0xfff,
                 offset::ACQ => self.acq = with_half(self.acq, offset, value) & !0xfff,
@@ -145,6 +164,33 @@ impl Registers {
                 }
                 _ => {}
             },
+        }
+    }
+
+    /// Reads a register of the Persistent Memory Region (NVMe Base 2.0, 8.14). There is no elasticity buffer, and no write
+    /// throughput that is promised.
+    fn read_pmr(&self, pmr: &Pmr, offset: u64) -> u32 {
+        let [low, high] = halves(pmr.space().into_bits());
+        match offset {
+            offset::PMRCAP => Pmr::capabilities().into_bits(),
+            offset::PMRCTL => pmr.control().into_bits(),
+            offset::PMRSTS => pmr.status(self.cmb_window().as_ref()).into_bits(),
+            offset::PMRMSCL => low,
+            offset::PMRMSCU => high,
+            _ => 0,
+        }
+    }
+
+    fn write_pmr(&mut self, offset: u64, value: u32) {
+        let Some(pmr) = &mut self.pmr else {
+            return;
+        };
+        let space = pmr.space().into_bits();
+        match offset {
+            offset::PMRCTL => pmr.set_control(Pmrctl::from_bits(value)),
+            offset::PMRMSCL => pmr.set_space(Pmrmsc::from_bits(with_half(space, 0, value))),
+            offset::PMRMSCU => pmr.set_space(Pmrmsc::from_bits(with_half(space, 4, value))),
+            _ => {}
         }
     }
 
@@ -165,16 +211,19 @@ impl Registers {
         }
     }
 
-    /// A reset of the function: every register is as after power-on, the Controller Memory Buffer's too
-    /// (NVMe Base 2.0, 3.7.2).
+    /// A reset of the function: every register is as after power-on, those of the Controller Memory Buffer and of the
+    /// Persistent Memory Region too (NVMe Base 2.0, 3.7.2).
     pub(crate) fn reset(&mut self) {
-        let mut cmb = self.cmb.take();
+        let (mut cmb, mut pmr) = (self.cmb.take(), self.pmr.take());
         if let Some(cmb) = &mut cmb {
             cmb.set_control(Cmbmsc::new());
         }
+        if let Some(pmr) = &mut pmr {
+            pmr.reset();
+        }
         *self = Self {
             disabling: true,
-            ..Self::new(cmb)
+            ..Self::new(cmb, pmr)
         };
     }
 
@@ -236,6 +285,7 @@ impl Registers {
             .with_cqr(true)
             .with_to(READY_TIMEOUT)
             .with_css_nvm(true)
+            .with_pmrs(self.pmr.is_some())
             .with_cmbs(self.cmb.is_some())
             .with_crwms(true)
     }
@@ -243,6 +293,11 @@ impl Registers {
     fn cmb_control(&self) -> Cmbmsc {
         self.cmb.as_ref().map_or(Cmbmsc::new(), Cmb::control)
     }
+}
+
+/// The lower and the upper half of a 64-bit register.
+fn halves(register: u64) -> [u32; 2] {
+    [register, register >> 32].map(|half| u32::try_from(half & 0xffff_ffff).unwrap_or(0))
 }
 
 /// A 64-bit register with the half at `offset` replaced.
@@ -266,7 +321,7 @@ mod tests {
     const SHST_CMPLT: u32 = 2 << 2; // NVME_CSTS_SHST_CMPLT
 
     fn registers() -> Registers {
-        Registers::new(Some(Cmb::new(2 << 20, true).unwrap()))
+        Registers::new(Some(Cmb::new(2 << 20, true).unwrap()), None)
     }
 
     fn wide(registers: &Registers, offset: u64) -> u64 {
@@ -280,7 +335,7 @@ mod tests {
         assert_eq!(cap >> 32 & 0xf, 0, "NVME_CAP_STRIDE");
         assert_eq!(cap >> 48 & 0xff, 0, "NVME_CAP_MPSMIN and MPSMAX: 4 KiB");
         assert_eq!(cap >> 57 & 1, 1, "NVME_CAP_CMBS");
-        assert_eq!(wide(&Registers::new(None), 0) >> 57 & 1, 0);
+        assert_eq!(wide(&Registers::new(None, None), 0) >> 57 & 1, 0);
         assert_eq!(registers().read(8), 0x0002_0000, "NVME_VS(2, 0, 0)");
     }
 

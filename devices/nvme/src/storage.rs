@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
@@ -13,10 +14,12 @@ use crate::health::Health;
 use crate::io::status::write_error;
 use crate::job::InProgress;
 use crate::namespace::{Access, Extent, Namespace, Ticket};
+use crate::pmr::PersistentMemory;
 
-/// The namespaces of a controller, from NSID 1 on.
+/// The namespaces of a controller, from NSID 1 on, and its Persistent Memory Region.
 pub(crate) struct Storage {
     pub(crate) namespaces: Vec<Namespace>,
+    pmr: Option<Arc<PersistentMemory>>,
     pub(crate) health: Health,
     write_cache: AtomicBool,
     /// The power has been lost, and this says what goes with it, once no command is in progress.
@@ -26,10 +29,15 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Namespaces, and what wakes all threads.
-    pub(crate) fn new(namespaces: Vec<Namespace>, wake: impl Fn() + Send + Sync + 'static) -> Self {
+    /// Namespaces, a Persistent Memory Region if there is one, and what wakes all threads.
+    pub(crate) fn new(
+        namespaces: Vec<Namespace>,
+        pmr: Option<Arc<PersistentMemory>>,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         Self {
             namespaces,
+            pmr,
             health: Health::new(),
             write_cache: AtomicBool::new(true),
             power_loss: Mutex::new(None),
@@ -143,6 +151,19 @@ impl Storage {
         outcome
     }
 
+    /// Brings the Persistent Memory Region to stable storage. With `may_lose_power` a power loss takes what is written later.
+    pub(crate) fn persist(&self, may_lose_power: bool) {
+        if let Some(pmr) = &self.pmr {
+            pmr.sync(may_lose_power);
+        }
+    }
+
+    /// Whether the Persistent Memory Region does not work any more.
+    pub(crate) fn pmr_has_failed(&self) -> bool {
+        let failure = self.pmr.as_ref().and_then(|pmr| pmr.failure());
+        failure.is_some()
+    }
+
     /// The namespace before these places, which has been synced.
     pub(crate) fn synced(&self, rest: &Range<usize>) -> Option<&Namespace> {
         self.namespaces.get(rest.start.checked_sub(1)?)
@@ -179,6 +200,11 @@ impl Storage {
             if let Err(error) = namespace.lose_power(&mut rng) {
                 namespace.complain("written", &error);
             }
+        }
+        if let Some(pmr) = &self.pmr
+            && let Err(error) = pmr.lose_power(&mut rng)
+        {
+            log::debug!("the PMR loses nothing with the power: {error}");
         }
     }
 

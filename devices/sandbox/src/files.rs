@@ -17,6 +17,8 @@ const NEWEST: ABI = ABI::V6;
 pub enum FileAccess<'a> {
     /// It reads and writes this file or block device. One that is missing is left out: opening it fails as it would without.
     Image(&'a Path),
+    /// It maps this file. Nobody shortens it by a descriptor that the server lends, as that would take pages away from all who map it.
+    Memory(&'a Path),
     /// It makes and removes its socket at this path.
     Socket(&'a Path),
 }
@@ -29,6 +31,7 @@ impl FileAccess<'_> {
                 path,
                 AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
             ),
+            Self::Memory(path) => (path, AccessFs::ReadFile | AccessFs::WriteFile),
             // The folder is opened to lock it while a stale socket is replaced.
             Self::Socket(path) => (
                 folder(path),

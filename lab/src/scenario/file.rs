@@ -92,6 +92,7 @@ pub(super) struct NvmeTable {
     pub(super) ats: Option<Spanned<bool>>,
     pub(super) cmb: Option<Spanned<Size>>,
     pub(super) cmb_queues: Option<Spanned<bool>>,
+    pub(super) pmr: Option<Spanned<PmrTable>>,
     pub(super) block_size: Option<Spanned<u32>>,
     pub(super) mdts: Option<Spanned<u8>>,
     pub(super) workers: Option<Spanned<i64>>,
@@ -102,6 +103,14 @@ pub(super) struct NvmeTable {
     pub(super) faults: Vec<Spanned<String>>,
     pub(super) counted: Option<bool>,
     pub(super) namespaces: Spanned<Vec<Spanned<NamespaceTable>>>,
+}
+
+/// What a Persistent Memory Region is kept in.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PmrTable {
+    pub(super) size: Size,
+    pub(super) file: Option<PathBuf>,
 }
 
 /// What a namespace is made of.

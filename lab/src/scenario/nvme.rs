@@ -5,17 +5,18 @@ use std::path::Path;
 
 use peerbar_fault::Kind;
 use peerbar_nvme::{
-    BLOCK_SIZES, CMB_UNIT, LARGEST_CMB, MDTS, PollPolicy, SeededFault, UnknownFault, WORKERS,
+    BLOCK_SIZES, CMB_UNIT, LARGEST_CMB, MDTS, PMR_SIZES, PollPolicy, SeededFault, UnknownFault,
+    WORKERS,
 };
 use toml::Spanned;
 
 use super::attach::AttachPoints;
 use super::error::Problem;
 use super::fault::faults;
-use super::file::{NamespaceTable, NvmeTable};
+use super::file::{NamespaceTable, NvmeTable, PmrTable};
 use super::link::{link, speed};
 use super::qemu_nvme;
-use super::{Model, Namespace, Nvme};
+use super::{Model, Namespace, Nvme, Pmr};
 use crate::size::Size;
 
 /// Checks one controller, whose name is known to fit; images are relative to `folder`.
@@ -35,6 +36,7 @@ pub(super) fn nvme(
     let cmb_queues = table
         .cmb_queues
         .map_or(Ok(false), |queues| cmb_queues(queues, &name, cmb))?;
+    let pmr = table.pmr.map(|pmr| self::pmr(pmr, folder)).transpose()?;
     let block_size = table.block_size.map_or(Ok(512), block_size)?;
     let mdts = table.mdts.map(mdts).transpose()?;
     let workers = table.workers.map(workers).transpose()?;
@@ -52,6 +54,7 @@ pub(super) fn nvme(
         ats: table.ats.is_some_and(Spanned::into_inner),
         cmb,
         cmb_queues,
+        pmr,
         block_size,
         mdts,
         workers,
@@ -86,6 +89,31 @@ fn cmb_queues(queues: Spanned<bool>, name: &str, cmb: Option<u64>) -> Result<boo
         ));
     }
     Ok(queues.into_inner())
+}
+
+fn pmr(table: Spanned<PmrTable>, folder: &Path) -> Result<Pmr, Problem> {
+    let at = table.span();
+    let PmrTable { size, file } = table.into_inner();
+    let bytes = size.0;
+    if !bytes.is_power_of_two() || !PMR_SIZES.contains(&bytes) {
+        let message = format!(
+            "`pmr` of {size}: the region is a whole BAR, so its size is a power of two from {} to {}",
+            Size(*PMR_SIZES.start()),
+            Size(*PMR_SIZES.end())
+        );
+        return Err(Problem::new(at, message));
+    }
+    let file = file.map(|file| folder.join(file));
+    match file.as_deref().map(|path| (path, fs::metadata(path))) {
+        Some((path, Ok(metadata))) if !metadata.is_file() || metadata.len() != bytes => {
+            let message = format!(
+                "`pmr`: {} is no regular file of {bytes} bytes: give `size` its size, or name another file",
+                path.display()
+            );
+            Err(Problem::new(at, message))
+        }
+        _ => Ok(Pmr { bytes, file }),
+    }
 }
 
 fn block_size(size: Spanned<u32>) -> Result<u32, Problem> {

@@ -39,20 +39,24 @@ pub(super) fn ports(file: &File) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Checks that no two namespaces share an image; paths are relative to `folder`.
+/// Checks that no two namespaces or Persistent Memory Regions share a file; paths are relative to `folder`.
 pub(super) fn images(file: &File, folder: &Path) -> Result<(), Problem> {
     let mut seen: HashMap<PathBuf, Range<usize>> = HashMap::new();
-    for table in file.nvme.iter().flat_map(|nvme| nvme.namespaces.get_ref()) {
-        let Some(image) = &table.get_ref().file else {
+    let namespaces = file.nvme.iter().flat_map(|nvme| nvme.namespaces.get_ref());
+    let images = namespaces.map(|table| (&table.get_ref().file, table.span()));
+    let regions = file.nvme.iter().filter_map(|nvme| nvme.pmr.as_ref());
+    let regions = regions.map(|table| (&table.get_ref().file, table.span()));
+    for (image, span) in images.chain(regions) {
+        let Some(image) = image else {
             continue;
         };
         let path = folder.join(image);
-        if let Some(first) = seen.insert(real(&path), table.span()) {
+        if let Some(first) = seen.insert(real(&path), span.clone()) {
             let message = format!(
                 "image {} is another namespace's already: give each its own",
                 path.display()
             );
-            return Err(Problem::new(table.span(), message).with(first));
+            return Err(Problem::new(span, message).with(first));
         }
     }
     Ok(())

@@ -78,14 +78,15 @@ impl Behind {
 pub(super) fn window_name(id: WindowId) -> String {
     match id {
         WindowId::Cmb => "the CMB".to_owned(),
+        WindowId::Pmr => "the PMR".to_owned(),
         WindowId::Bar(bar) => format!("BAR {bar}"),
     }
 }
 
-/// A device's own window at a bus address, its BARs first, since the CMB is in one.
+/// A device's own window at a bus address, its BARs first, since the CMB and the PMR are in one.
 fn window_at(device: &RecordedDevice, address: u64) -> Option<WindowEvent> {
     let mut windows = device.windows();
-    windows.sort_by_key(|window| window.id == WindowId::Cmb);
+    windows.sort_by_key(|window| !matches!(window.id, WindowId::Bar(_)));
     windows.into_iter().find(|window| {
         let offset = address.checked_sub(window.address);
         offset.is_some_and(|offset| offset < window.size)

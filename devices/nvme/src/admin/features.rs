@@ -399,16 +399,25 @@ impl Engine {
     /// What SMART warns of.
     pub(super) fn warning(&self) -> CriticalWarning {
         let warning = self.admin.features.warning();
-        warning.with_reliability(self.storage.has_lost_data())
+        warning
+            .with_reliability(self.storage.has_lost_data())
+            .with_pmr(self.storage.pmr_has_failed())
     }
 
-    /// Lost data is an event, once after each reset.
+    /// Lost data, and a Persistent Memory Region that has failed, are events, each once after each reset.
     pub(crate) fn check_reliability(&mut self) {
-        let warning = CriticalWarning::new().with_reliability(true);
-        let is_told = self.admin.has_told_of_lost_data;
-        if !is_told && self.storage.has_lost_data() && self.admin.features.wants(warning) {
-            self.admin.has_told_of_lost_data = true;
-            self.admin.events.raise(AsyncEvent::RELIABILITY_DEGRADED);
+        let lost_data = self.storage.has_lost_data();
+        let warnings = [
+            CriticalWarning::new().with_reliability(lost_data),
+            CriticalWarning::new().with_pmr(self.storage.pmr_has_failed()),
+        ];
+        for warning in warnings {
+            let reported = self.admin.reported.into_bits();
+            let is_new = reported & warning.into_bits() == 0;
+            if is_new && self.admin.features.wants(warning) {
+                self.admin.reported = CriticalWarning::from_bits(reported | warning.into_bits());
+                self.admin.events.raise(AsyncEvent::RELIABILITY_DEGRADED);
+            }
         }
     }
 }

@@ -306,6 +306,7 @@ mod tests {
             serial: serial.to_owned(),
             cmb_bytes: None,
             cmb_queues: false,
+            pmr: None,
             block_bytes: 512,
             mdts: 8,
             namespaces: vec![Source::Ram(512)],

@@ -8,6 +8,7 @@ use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::Doorbell;
 
 use super::reply::Reply;
+use crate::cmb::Cmb;
 use crate::directory::CompletionPlace;
 use crate::engine::Engine;
 use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue};
@@ -127,7 +128,8 @@ impl Engine {
         Ok(Reply::DONE)
     }
 
-    /// Queues are contiguous (CAP.CQR), start at a page, and lie in the Controller Memory Buffer only if it takes them.
+    /// Queues are contiguous (CAP.CQR), start at a page, lie in the Controller Memory Buffer only if it takes them, and in the
+    /// Persistent Memory Region never: that takes data only (PMRCAP).
     fn check_place(&self, ring: Ring, entry_bytes: u64, contiguous: bool) -> Result<(), Status> {
         if !contiguous {
             return Err(Status::INVALID_FIELD.with_dnr(true));
@@ -136,16 +138,17 @@ impl Engine {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
         let len = u64::from(ring.entries) * entry_bytes;
-        let refused = self.notifier.read(|registers| {
-            registers
-                .cmb()
-                .is_some_and(|cmb| !cmb.takes_queues() && cmb.meets(ring.base, len))
-        });
-        if refused {
-            Err(Status::INVALID_USE_OF_CMB.with_dnr(true))
-        } else {
-            Ok(())
-        }
+        self.notifier.read(|registers| {
+            let meets_cmb = |cmb: &Cmb| !cmb.takes_queues() && cmb.meets(ring.base, len);
+            let pmr = registers.pmr_window();
+            if registers.cmb().is_some_and(meets_cmb) {
+                Err(Status::INVALID_USE_OF_CMB.with_dnr(true))
+            } else if pmr.is_some_and(|pmr| pmr.meets(ring.base, len)) {
+                Err(Status::INVALID_FIELD.with_dnr(true))
+            } else {
+                Ok(())
+            }
+        })
     }
 }
 

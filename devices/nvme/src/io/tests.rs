@@ -27,7 +27,7 @@ fn storage() -> Storage {
         Namespace::new(Box::new(backend), 512, false)
     };
     let ram = Namespace::new(Box::new(RamBackend::new(1 << 20).unwrap()), 512, false);
-    Storage::new(vec![image(), ram, image()], || {})
+    Storage::new(vec![image(), ram, image()], None, || {})
 }
 
 /// A thread's means with guest memory, all zero, at 0; `None` on a machine that permits no io_uring.
@@ -202,7 +202,7 @@ fn zero_beside_reads(opcode: NvmOpcode, direct: bool) {
     }
     let image = FileBackend::open(file.path()).unwrap();
     let namespace = Namespace::new(Box::new(image), 4096, true);
-    let storage = Arc::new(Storage::new(vec![namespace], || {}));
+    let storage = Arc::new(Storage::new(vec![namespace], None, || {}));
     let Some((mut reader, _ram)) = io_on(storage.clone(), &event) else {
         return;
     };
@@ -279,7 +279,7 @@ fn thread_is_woken_when_another_unlocks_its_blocks() {
     let event = EventFd::new().unwrap();
     let woken = Arc::new(AtomicU32::new(0));
     let (count, images) = (woken.clone(), storage().namespaces);
-    let storage = Arc::new(Storage::new(images, move || {
+    let storage = Arc::new(Storage::new(images, None, move || {
         count.fetch_add(1, Ordering::Relaxed);
     }));
     let Some((mut one, _ram)) = io_on(storage.clone(), &event) else {
@@ -385,7 +385,7 @@ fn failed_flush_fails_those_beside_and_all_after_it() {
         has_succeeded: Barrier::new(2),
     };
     let namespace = Namespace::new(Box::new(failing), 512, true);
-    let storage = Arc::new(Storage::new(vec![namespace], || {}));
+    let storage = Arc::new(Storage::new(vec![namespace], None, || {}));
     let fails = Status::WRITE_FAULT.with_more(true);
     let run = |opcode| {
         let requester = Arc::new(Requester::new());

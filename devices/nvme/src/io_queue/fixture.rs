@@ -78,7 +78,13 @@ impl GuestWords for TwoWords {
 pub(crate) fn interrupts(settings: InterruptCoalescing) -> (QueueInterrupts, Arc<Sent>) {
     let sent = Arc::new(Sent::default());
     let page = DoorbellPage::new(3, 0x4000).unwrap();
-    let notifier = Notifier::new(Registers::new(None), page, Intx::new(3), 1, sent.clone());
+    let notifier = Notifier::new(
+        Registers::new(None, None),
+        page,
+        Intx::new(3),
+        1,
+        sent.clone(),
+    );
     let coalescing = Coalescing::new(2);
     coalescing.set(settings, &[false; 2]);
     let notifier = Arc::new(notifier.unwrap());

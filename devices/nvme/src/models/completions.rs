@@ -124,7 +124,7 @@ impl Scene {
         intx.open(QUEUE, ENTRIES, Some(QUEUE));
         let page = DoorbellPage::new(2, 0x4000).unwrap();
         page.set_owner(HEAD, Some(WORKER));
-        let notifier = Notifier::new(Registers::new(None), page, intx, 1, line.clone());
+        let notifier = Notifier::new(Registers::new(None, None), page, intx, 1, line.clone());
         Arc::new(Self {
             notifier: Arc::new(notifier.unwrap()),
             line,

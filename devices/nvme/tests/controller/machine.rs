@@ -78,6 +78,7 @@ pub(crate) fn config() -> Config {
         serial: "disk0".to_owned(),
         cmb_bytes: Some(CMB_BYTES),
         cmb_queues: true,
+        pmr: None,
         block_bytes: 512,
         mdts: 5,
         namespaces: vec![source(4 * MIB), source(MIB)],
@@ -212,8 +213,13 @@ impl Machine {
 
     /// Places BAR2 and turns memory space and bus mastering on.
     pub(crate) fn set_up_function(&self) {
-        self.configure(0x18, &BAR2.to_le_bytes());
+        self.place_bar(2, BAR2);
         self.set_command(0b110);
+    }
+
+    /// Gives a 64-bit BAR its bus address.
+    pub(crate) fn place_bar(&self, bar: u8, address: u64) {
+        self.configure(0x10 + 4 * u64::from(bar), &address.to_le_bytes());
     }
 
     /// The Command register of configuration space: bit 1 memory space, bit 2 bus mastering.

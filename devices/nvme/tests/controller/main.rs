@@ -28,6 +28,7 @@ mod loop_device;
 mod machine;
 mod mapped;
 mod pin;
+mod pmr;
 mod prps;
 mod queues;
 mod reset;

@@ -111,6 +111,7 @@ impl Bench {
             serial: "fuzz".to_owned(),
             cmb_bytes: None,
             cmb_queues: false,
+            pmr: None,
             block_bytes: u32::try_from(block).expect("a block's size"),
             mdts: 5,
             // There must be one, and no command goes there.

@@ -297,6 +297,7 @@ fn controller() -> &'static Mutex<Running<Controller>> {
             serial: "fuzz".to_owned(),
             cmb_bytes: Some(2 << 20),
             cmb_queues: true,
+            pmr: None,
             block_bytes: 512,
             mdts: 5,
             namespaces: vec![Source::Ram(1 << 20)],

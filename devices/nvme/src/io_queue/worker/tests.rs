@@ -99,7 +99,7 @@ impl Scene {
     /// `None` on a machine that permits no io_uring, where there is nothing to test.
     fn new(poll: PollPolicy) -> Option<Self> {
         let doorbells = DoorbellPage::new(3, 0x4000).unwrap();
-        let (registers, intx) = (Registers::new(None), Intx::new(3));
+        let (registers, intx) = (Registers::new(None, None), Intx::new(3));
         let interrupts = Arc::new(NoInterrupts);
         let notifier = Notifier::new(registers, doorbells, intx, 1, interrupts);
         let notifier = Arc::new(notifier.unwrap());
@@ -122,7 +122,7 @@ impl Scene {
             Namespace::new(Box::new(full), block_bytes, false),
         ];
         let wake = notifier.clone();
-        let storage = Storage::new(namespaces, move || wake.notify_threads());
+        let storage = Storage::new(namespaces, None, move || wake.notify_threads());
         let mut path = DataPath::new(requester.clone(), 1 << 16, Vec::new());
         let ring = FileRing::new(notifier.events(Owner(1)).event_fd().as_fd());
         path.files = Some(

@@ -1,0 +1,245 @@
+//! Memory that outlives the server: a file that is mapped as a whole.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use fastrand::Rng;
+use parking_lot::Mutex;
+use peerbar_dma::{MemoryError, MemoryFile};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::io::Errno;
+use strum::FromRepr;
+use thiserror::Error;
+
+use super::unsynced::Unsynced;
+/// The sizes of a Persistent Memory Region in bytes, of which each must be a power of two, as a BAR is.
+pub const PMR_SIZES: RangeInclusive<u64> = 2 << 20..=64 << 30;
+
+/// Why there cannot be a Persistent Memory Region.
+#[derive(Debug, Error)]
+pub enum PmrError {
+    /// There is no file.
+    #[error("PMR {}: there is no such file; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
+    Missing(PathBuf),
+    /// It cannot be opened for reading and writing, or the host's disk has no room for it.
+    #[error("PMR {}: cannot {action} the file", path.display())]
+    Os {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Another process has locked it.
+    #[error("PMR {}: in use by another run; stop that one or name another file", .0.display())]
+    InUse(PathBuf),
+    /// A BAR cannot be as long as the file.
+    #[error("PMR {}: {size} bytes: the region is a whole BAR, so the file's size must be a power of two from 2 MiB to 64 GiB", path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// It cannot be mapped.
+    #[error("PMR {}: cannot map the file", path.display())]
+    Memory {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: MemoryError,
+    },
+}
+
+/// Why the region does not work any more, until the server is started again. PMRSTS.ERR has the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
+#[repr(u8)]
+pub(crate) enum PmrFailure {
+    /// The host could not bring data to its disk, and may have dropped it.
+    Sync = 1,
+    /// The file has been shortened.
+    Lost = 2,
+}
+
+/// The memory of a Persistent Memory Region, in a file that is locked for as long as this lives.
+///
+/// What is written there is at once in the file as other processes of the host see it, so it outlives the server. A
+/// [`PersistentMemory::sync`] brings it to the host's disk.
+pub(crate) struct PersistentMemory {
+    memory: Arc<MemoryFile>,
+    /// A [`PmrFailure`], or 0.
+    failure: AtomicU8,
+    /// Locked for a whole sync, so that they end in their order.
+    unsynced: Mutex<Unsynced>,
+}
+
+impl PersistentMemory {
+    /// Opens and locks the file at `path`, and reserves its space on the host's disk: a store to a page for which there is none
+    /// would end the process, and QEMU too.
+    pub(crate) fn open(path: &Path) -> Result<Self, PmrError> {
+        let os = |action, source| PmrError::Os {
+            path: path.into(),
+            action,
+            source,
+        };
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => PmrError::Missing(path.into()),
+            _ => os("open", source),
+        })?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(PmrError::InUse(path.into())),
+            Err(error) => return Err(os("lock", error.into())),
+        }
+        let metadata = file.metadata().map_err(|error| os("look at", error))?;
+        let size = metadata.len();
+        if !size.is_power_of_two() || !PMR_SIZES.contains(&size) {
+            return Err(PmrError::Size {
+                path: path.into(),
+                size,
+            });
+        }
+        fallocate(&file, FallocateFlags::empty(), 0, size)
+            .map_err(|error| os("reserve the space of", error.into()))?;
+        let memory = MemoryFile::of_own_file(file, size);
+        let memory = memory.map_err(|source| PmrError::Memory {
+            path: path.into(),
+            source,
+        })?;
+        Ok(Self {
+            memory: Arc::new(memory),
+            failure: AtomicU8::new(0),
+            unsynced: Mutex::default(),
+        })
+    }
+
+    /// The file, mapped.
+    pub(crate) fn file(&self) -> &Arc<MemoryFile> {
+        &self.memory
+    }
+
+    /// Its size in bytes, a power of two.
+    pub(crate) fn size(&self) -> u64 {
+        self.memory.size()
+    }
+
+    /// Why it does not work any more.
+    pub(crate) fn failure(&self) -> Option<PmrFailure> {
+        PmrFailure::from_repr(self.failure.load(Ordering::Acquire))
+    }
+
+    /// Brings all that was written before to the host's disk, and waits for that. What fails shows in
+    /// [`PersistentMemory::failure`]: of a further sync the kernel might say that it succeeded. With `may_lose_power` a power
+    /// loss takes what is written from now on.
+    pub(crate) fn sync(&self, may_lose_power: bool) {
+        let mut unsynced = self.unsynced.lock();
+        unsynced.prepare(may_lose_power, &self.memory);
+        let file = self.memory.file();
+        let synced = file.sync_data().and_then(|()| file.metadata());
+        let failure = match synced {
+            Ok(metadata) if metadata.len() >= self.size() => return unsynced.synced(),
+            Ok(_) => PmrFailure::Lost,
+            Err(_) => PmrFailure::Sync,
+        };
+        let before = self.failure.swap(failure as u8, Ordering::AcqRel);
+        if before == 0 {
+            log::error!(
+                "the PMR is unreliable until this server is started again: {}",
+                match synced {
+                    Err(error) => format!("its file cannot be brought to the disk: {error}"),
+                    Ok(_) => "its file has been shortened".to_owned(),
+                }
+            );
+        }
+    }
+
+    /// The power is lost, and with it, as `rng` says, what was written since the last sync.
+    pub(crate) fn lose_power(&self, rng: &mut Rng) -> Result<(), MemoryError> {
+        self.unsynced.lock().lose(&self.memory, rng)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    const BYTES: u64 = 2 << 20;
+
+    fn file(size: u64) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pmr");
+        File::create(&path).unwrap().set_len(size).unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn what_is_written_is_in_the_file_and_there_again() {
+        let (_folder, path) = file(BYTES);
+        let memory = PersistentMemory::open(&path).unwrap();
+        memory.file().write(0x1_2345, &[7; 99]).unwrap();
+        memory.sync(false);
+        assert_eq!(memory.failure(), None);
+        drop(memory);
+        assert_eq!(std::fs::read(&path).unwrap()[0x1_2345..][..99], [7; 99]);
+        let memory = PersistentMemory::open(&path).unwrap();
+        let mut data = [0; 99];
+        memory.file().read(0x1_2345, &mut data).unwrap();
+        assert_eq!((data, memory.size()), ([7; 99], BYTES));
+    }
+
+    #[test]
+    fn file_that_cannot_be_a_bar_is_refused_with_its_name() {
+        for size in [0, 4096, BYTES - 1, 3 * BYTES] {
+            let (_folder, path) = file(size);
+            let error = PersistentMemory::open(&path).err().unwrap().to_string();
+            assert!(error.contains(&format!("{size} bytes")), "{error}");
+        }
+        let (folder, _) = file(BYTES);
+        let missing = folder.path().join("none");
+        let error = PersistentMemory::open(&missing).err().unwrap().to_string();
+        assert!(error.contains("none: there is no such file"), "{error}");
+        let error = PersistentMemory::open(folder.path()).err().unwrap();
+        assert!(matches!(error, PmrError::Os { action: "open", .. }));
+    }
+
+    #[test]
+    fn file_in_use_is_refused() {
+        let (_folder, path) = file(BYTES);
+        let first = PersistentMemory::open(&path).unwrap();
+        let again = PersistentMemory::open(&path);
+        assert!(matches!(again, Err(PmrError::InUse(_))));
+        drop(first);
+        assert!(PersistentMemory::open(&path).is_ok());
+    }
+
+    #[test]
+    fn space_on_the_disk_is_reserved() {
+        use std::os::unix::fs::MetadataExt;
+        let (_folder, path) = file(BYTES);
+        assert_eq!(path.metadata().unwrap().blocks(), 0);
+        let _memory = PersistentMemory::open(&path).unwrap();
+        assert!(path.metadata().unwrap().blocks() * 512 >= BYTES);
+    }
+
+    #[test]
+    fn shortened_file_is_a_failure_that_stays() {
+        let (_folder, path) = file(BYTES);
+        let memory = PersistentMemory::open(&path).unwrap();
+        let same = File::options().write(true).open(&path).unwrap();
+        same.set_len(BYTES / 2).unwrap();
+        assert!(memory.file().write(BYTES - 8, &[1; 8]).is_err());
+        memory.sync(false);
+        assert_eq!(memory.failure(), Some(PmrFailure::Lost));
+        same.set_len(BYTES).unwrap();
+        memory.sync(false);
+        assert_eq!(memory.failure(), Some(PmrFailure::Lost));
+    }
+}

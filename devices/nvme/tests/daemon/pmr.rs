@@ -1,0 +1,131 @@
+//! A Persistent Memory Region over the life of servers.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use peerbar_flight::{Event, FlightFile, WindowId};
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use tempfile::TempDir;
+use vfio_user::Client;
+
+use crate::driver::{CONFIG, DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
+use crate::process::{Daemon, refused};
+use crate::wire::Wire;
+
+const PMRCTL: u64 = 0xe04;
+const PMRSTS: u64 = 0xe08;
+const PMRMSCL: u64 = 0xe14;
+const PMRMSCU: u64 = 0xe18;
+const READ: u8 = 0x02;
+const WRITE: u8 = 0x01;
+const BYTES: u64 = 4 << 20;
+/// The BAR that is the region.
+const REGION: u32 = 4;
+/// Where commands find it.
+const BASE: u64 = 0x70_0000_0000;
+
+fn kept(folder: &TempDir) -> PathBuf {
+    let path = folder.path().join("pmr");
+    File::create(&path).unwrap().set_len(BYTES).unwrap();
+    path
+}
+
+fn start(path: &Path, more: &[&str]) -> Daemon {
+    let words = ["--namespace", "ram=1M", "--pmr", path.to_str().unwrap()];
+    Daemon::start(&[&words, more].concat())
+}
+
+fn connect(daemon: &Daemon) -> Driver<Wire> {
+    let memory = ram(SealFlags::SHRINK);
+    let mut wire = Wire::connect(daemon.socket());
+    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+    wire.write(REGISTERS, PMRCTL, &1_u32.to_le_bytes());
+    wire.write(REGISTERS, PMRMSCU, &0x70_u32.to_le_bytes());
+    wire.write(REGISTERS, PMRMSCL, &2_u32.to_le_bytes());
+    Driver::bring_up(wire, memory)
+}
+
+fn status(link: &mut impl Link) -> u32 {
+    let mut status = [0; 4];
+    link.read(REGISTERS, PMRSTS, &mut status);
+    u32::from_le_bytes(status)
+}
+
+#[test]
+fn region_outlives_a_server_that_is_killed() {
+    let folder = TempDir::new().unwrap();
+    let path = kept(&folder);
+    let daemon = start(&path, &[]);
+    let mut driver = connect(&daemon);
+    driver.link().write(REGION, 0x1000, b"by the processor");
+    driver.fill(0x5a, 4096);
+    assert_eq!(driver.io(WRITE, DATA, 8), SUCCESS);
+    assert_eq!(driver.io(READ, BASE + 0x2000, 8), SUCCESS);
+    assert_eq!(status(&mut *driver.link()), 0);
+    drop(driver);
+    daemon.kill();
+    let daemon = start(&path, &[]);
+    let mut driver = connect(&daemon);
+    let mut found = [0; 16];
+    driver.link().read(REGION, 0x1000, &mut found);
+    assert_eq!(&found, b"by the processor");
+    assert_eq!(driver.io(WRITE, BASE + 0x2000, 8), SUCCESS);
+    assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
+    assert_eq!(driver.data(4096), [0x5a; 4096]);
+    assert_eq!(daemon.terminate().stderr, "");
+}
+
+#[test]
+fn client_maps_the_region_and_cannot_shorten_its_file() {
+    let folder = TempDir::new().unwrap();
+    let path = kept(&folder);
+    let daemon = start(&path, &[]);
+    let client = Client::new(daemon.socket()).unwrap();
+    let region = client.region(REGION).unwrap();
+    assert_eq!(region.size, BYTES);
+    assert!(region.sparse_areas.is_empty(), "all of it can be mapped");
+    let memory = region.file_offset.as_ref().unwrap().file();
+    memory.write_all_at(b"mapped", 0x1234).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap()[0x1234..][..6], *b"mapped");
+    let shortened = memory.set_len(0).map_err(|error| error.raw_os_error());
+    assert_eq!(shortened, Err(Some(Errno::ACCESS.raw_os_error())));
+}
+
+#[test]
+fn window_of_the_region_is_in_the_flight_record() {
+    let folder = TempDir::new().unwrap();
+    let flight = folder.path().join("flight");
+    let daemon = start(&kept(&folder), &["--flight", flight.to_str().unwrap()]);
+    let driver = connect(&daemon);
+    driver.link().write(REGISTERS, PMRCTL, &[0; 4]);
+    let records = FlightFile::open(&flight).unwrap().read().unwrap().records;
+    let windows = records.iter().filter_map(|record| match record.event {
+        Event::Window(window) if window.id == WindowId::Pmr => Some((window.address, window.size)),
+        _ => None,
+    });
+    assert_eq!(windows.collect::<Vec<_>>(), [(BASE, BYTES), (0, 0)]);
+    driver.link().read(CONFIG, 0, &mut [0; 4]);
+}
+
+#[test]
+fn file_that_cannot_be_a_region_is_refused_in_one_line() {
+    let folder = TempDir::new().unwrap();
+    let path = kept(&folder);
+    let words = ["--namespace", "ram=1M", "--pmr", path.to_str().unwrap()];
+    let _holder = start(&path, &[]);
+    let ending = refused(&words);
+    assert_eq!(ending.code, Some(69));
+    assert!(
+        ending.stderr.contains("in use by another run"),
+        "{ending:?}"
+    );
+    let odd = folder.path().join("odd");
+    File::create(&odd).unwrap().set_len(BYTES + 1).unwrap();
+    let ending = refused(&["--namespace", "ram=1M", "--pmr", odd.to_str().unwrap()]);
+    assert_eq!(ending.code, Some(2));
+    assert!(ending.stderr.contains("a power of two"), "{ending:?}");
+    assert_eq!(ending.stderr.lines().count(), 1);
+}
