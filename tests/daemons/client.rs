@@ -1,6 +1,6 @@
 //! A device's registers and configuration space over its vfio-user socket, as QEMU and a guest would use them.
 //!
-//! Requests of the device for memory are refused: all memory that there is was lent.
+//! A device finds what was lent to it by itself. What else it asks for is up to its [`Bus`]; without one it is refused.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -29,12 +29,17 @@ const CONFIG: u32 = 7;
 /// PCI Local Bus 3.0, 6.2.2: memory space and bus master.
 const COMMAND: (u64, [u8; 2]) = (4, [0b110, 0]);
 
+/// Bytes of the address and the length of an access to memory.
+const ACCESS: usize = 16;
+
 /// Commands of vfio-user.
 const VERSION: u16 = 1;
 const DMA_MAP: u16 = 2;
 const REGION_INFO: u16 = 5;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
+const DMA_READ: u16 = 11;
+const DMA_WRITE: u16 = 12;
 /// Flags of a message.
 const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
@@ -45,6 +50,15 @@ const LONGEST: usize = 2 << 20;
 /// ENODEV, as QEMU answers for an address without memory.
 const NO_MEMORY: u32 = 19;
 
+/// What a device finds at addresses that it asks for.
+pub(crate) trait Bus {
+    /// Reads at `address`; none if nobody answers there.
+    fn read(&self, address: u64, data: &mut [u8]) -> anyhow::Result<Option<()>>;
+
+    /// Writes at `address`; none if nobody answers there.
+    fn write(&self, address: u64, data: &[u8]) -> anyhow::Result<Option<()>>;
+}
+
 /// The client of a device. Dropped, it disconnects without a word, as a QEMU that is killed.
 #[derive(Clone)]
 pub(crate) struct DeviceClient(Rc<RefCell<Connection>>);
@@ -52,11 +66,15 @@ pub(crate) struct DeviceClient(Rc<RefCell<Connection>>);
 struct Connection {
     stream: UnixStream,
     last_id: u16,
+    /// Offsets of the registers that were written.
+    written: Vec<u64>,
+    bus: Option<Rc<dyn Bus>>,
 }
 
 /// A message, and the descriptor that came with it.
 struct Message {
     id: u16,
+    command: u16,
     flags: u32,
     error: u32,
     payload: Vec<u8>,
@@ -67,7 +85,12 @@ impl DeviceClient {
     /// Connects, and lends the device `ram`.
     pub(crate) fn connect(socket: &Path, ram: &BusMemory, bytes: u64) -> anyhow::Result<Self> {
         let stream = UnixStream::connect(socket)?;
-        let mut connection = Connection { stream, last_id: 0 };
+        let mut connection = Connection {
+            stream,
+            last_id: 0,
+            written: Vec::new(),
+            bus: None,
+        };
         let json = b"{\"capabilities\":{\"max_msg_fds\":16}}\0";
         connection.ask(VERSION, &[&[0; 4], &json[..]].concat(), None)?;
         let map = [words(&[32, 0b11]), quads(&[0, ram.address, bytes])].concat();
@@ -77,12 +100,32 @@ impl DeviceClient {
         Ok(client)
     }
 
-    /// Has the memory BAR answer at `address` (PCI Local Bus 3.0, 6.2.5).
+    /// What the device asks for is at `bus` from now on.
+    pub(crate) fn attach(&self, bus: Rc<dyn Bus>) {
+        self.0.borrow_mut().bus = Some(bus);
+    }
+
+    /// Has the device know that `bytes` bytes of another device are at `address`, as QEMU does, which lends none of them.
+    pub(crate) fn map_device(&self, address: u64, bytes: u64) -> anyhow::Result<()> {
+        let map = [words(&[32, 0b11]), quads(&[0, address, bytes])].concat();
+        self.0.borrow_mut().ask(DMA_MAP, &map, None)?;
+        Ok(())
+    }
+
+    /// How many registers were written from this offset on.
+    pub(crate) fn register_writes(&self, from: u64) -> u64 {
+        let written = &self.0.borrow().written;
+        written.iter().filter(|offset| **offset >= from).count() as u64
+    }
+
+    /// Has the registers answer at `address`.
+    pub(crate) fn place_registers(&self, address: u64) -> anyhow::Result<()> {
+        self.place(REGISTERS, address)
+    }
+
+    /// Has the memory BAR answer at `address`.
     pub(crate) fn place_memory(&self, address: u64) -> anyhow::Result<BusMemory> {
-        let register = 0x10 + 4 * u64::from(MEMORY);
-        self.write(CONFIG, COMMAND.0, &[0, 0])?;
-        self.write(CONFIG, register, &address.to_le_bytes())?;
-        self.write(CONFIG, COMMAND.0, &COMMAND.1)?;
+        self.place(MEMORY, address)?;
         let request = [words(&[32, 0, MEMORY, 0]), quads(&[0, 0])].concat();
         let info = self.0.borrow_mut().ask(REGION_INFO, &request, None)?;
         let offset = info.payload.get(24..32).context("a short region info")?;
@@ -91,14 +134,22 @@ impl DeviceClient {
         Ok(BusMemory::lent(File::from(lent), offset, address))
     }
 
-    /// Refuses the requests for memory that have come.
-    pub(crate) fn refuse_requests(&self) -> anyhow::Result<()> {
+    /// Answers the requests for memory that have come.
+    pub(crate) fn answer_requests(&self) -> anyhow::Result<()> {
         let mut connection = self.0.borrow_mut();
         while connection.is_readable()? {
             let message = connection.receive()?;
-            ensure!(connection.refuse(&message)?, "an answer without a question");
+            ensure!(connection.answer(&message)?, "an answer without a question");
         }
         Ok(())
+    }
+
+    /// Has a BAR answer at `address` (PCI Local Bus 3.0, 6.2.5).
+    fn place(&self, bar: u32, address: u64) -> anyhow::Result<()> {
+        let register = 0x10 + 4 * u64::from(bar);
+        self.write(CONFIG, COMMAND.0, &[0, 0])?;
+        self.write(CONFIG, register, &address.to_le_bytes())?;
+        self.write(CONFIG, COMMAND.0, &COMMAND.1)
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8]) -> anyhow::Result<()> {
@@ -123,6 +174,7 @@ impl Registers for DeviceClient {
     }
 
     fn write_register(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.borrow_mut().written.push(offset);
         self.write(REGISTERS, offset, data)
             .map_err(io::Error::other)
     }
@@ -140,7 +192,7 @@ impl Connection {
         self.send((self.last_id, command), (0, 0), payload, descriptor)?;
         loop {
             let message = self.receive()?;
-            if self.refuse(&message)? {
+            if self.answer(&message)? {
                 continue;
             }
             ensure!(message.id == self.last_id, "an answer to another request");
@@ -152,13 +204,46 @@ impl Connection {
     }
 
     /// Answers a message that is a request; whether it is one.
-    fn refuse(&mut self, message: &Message) -> anyhow::Result<bool> {
+    fn answer(&mut self, message: &Message) -> anyhow::Result<bool> {
         let is_request = message.flags & 0xf != REPLY;
-        if is_request && message.flags & NO_REPLY == 0 {
-            let answer = (REPLY | ERROR, NO_MEMORY);
-            self.send((message.id, 0), answer, &[], None)?;
+        if !is_request {
+            return Ok(false);
         }
-        Ok(is_request)
+        let data = self.carry_out(message)?;
+        if message.flags & NO_REPLY == 0 {
+            let status = match data {
+                Some(_) => (REPLY, 0),
+                None => (REPLY | ERROR, NO_MEMORY),
+            };
+            let payload = data.unwrap_or_default();
+            self.send((message.id, message.command), status, &payload, None)?;
+        }
+        Ok(true)
+    }
+
+    /// Carries a request out on the bus; the payload of its answer, none if it is refused.
+    fn carry_out(&self, message: &Message) -> anyhow::Result<Option<Vec<u8>>> {
+        let Some(bus) = &self.bus else {
+            return Ok(None);
+        };
+        let payload = &message.payload;
+        let (access, data) = payload
+            .split_at_checked(ACCESS)
+            .context("a short request")?;
+        let (address, length) = access.split_at(8);
+        let address = u64::from_le_bytes(address.try_into()?);
+        let length = usize::try_from(u64::from_le_bytes(length.try_into()?))?;
+        let mut answer = access.to_vec();
+        let done = match message.command {
+            DMA_READ => {
+                ensure!(length <= LONGEST, "a read of {length} bytes");
+                answer.resize(ACCESS + length, 0);
+                bus.read(address, &mut answer[ACCESS..])?
+            }
+            DMA_WRITE => bus.write(address, data)?,
+            command => bail!("a request {command}"),
+        };
+        Ok(done.map(|()| answer))
     }
 
     fn send(
@@ -205,13 +290,14 @@ impl Connection {
             let word = header.get(at..at + 4).and_then(|word| word.try_into().ok());
             word.map_or(0, u32::from_le_bytes)
         };
-        let [low, high, ..] = header;
+        let [low, high, c0, c1, ..] = header;
         let bytes = usize::try_from(word(4))?.checked_sub(HEADER);
         let bytes = bytes.filter(|bytes| *bytes <= LONGEST);
         let mut payload = vec![0; bytes.context("a message of a strange size")?];
         self.stream.read_exact(&mut payload)?;
         Ok(Message {
             id: u16::from_le_bytes([low, high]),
+            command: u16::from_le_bytes([c0, c1]),
             flags: word(8),
             error: word(12),
             payload,

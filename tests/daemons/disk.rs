@@ -309,7 +309,7 @@ impl<'a> Session<'a> {
                 return Err(anyhow!("no completion; CSTS {:?}", status()?).into());
             }
             spins += 1;
-            self.controller.registers().refuse_requests()?;
+            self.controller.registers().answer_requests()?;
             match spins {
                 0..SPINS => thread::yield_now(),
                 _ => thread::park_timeout(PAUSE),

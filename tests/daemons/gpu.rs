@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
-use peerbar_nvme_driver::{DmaMemory, Registers};
+use anyhow::{Context, anyhow};
+use peerbar_nvme_driver::DmaMemory;
 
+use crate::channel::{Channel, Command, Place};
 use crate::client::DeviceClient;
 use crate::machine::{RAM, RAM_BYTES, VRAM};
 use crate::memory::block;
@@ -18,32 +19,15 @@ const PART: Part = Part::Gpu0;
 const AREA: u64 = 8 << 20;
 /// The channel's ring and its fence, in RAM.
 const RING: u64 = RAM + AREA;
-const FENCE: u64 = RING + 0x1000;
-const ENTRIES: u32 = 32;
 const SOURCE: u64 = RAM + AREA + (1 << 20);
 const RESULT: u64 = RAM + AREA + (2 << 20);
 /// Blocks of a copy.
 const BLOCKS: u64 = 16;
 const BYTES: u64 = BLOCKS * 4096;
-/// Registers of channel 0, and its doorbell.
-const CHANNEL: u64 = 0x1000;
-const CONTROL: u64 = CHANNEL + 0x10;
-const STATUS: u64 = CHANNEL + 0x14;
-const DOORBELL: u64 = 0x8000;
-/// STATUS: error, and stopping.
-const ERROR: u32 = 2;
-const STOPPING: u32 = 1 << 16;
 /// The longest stop, and what the host takes.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SPINS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(100);
-
-/// An operand of a copy.
-#[derive(Clone, Copy)]
-enum Place {
-    Bus(u64),
-    Vram(u64),
-}
 
 /// The GPU, whatever becomes of its server.
 #[derive(Clone)]
@@ -56,9 +40,7 @@ struct Session<'a> {
     shared: &'a Shared,
     ends: u64,
     client: DeviceClient,
-    /// Commands since the channel was enabled.
-    put: u32,
-    fences: u64,
+    channel: Channel,
     stamp: u64,
 }
 
@@ -84,16 +66,14 @@ impl<'a> Session<'a> {
         let ends = shared.ends(PART);
         let client = DeviceClient::connect(&gpu.socket, &shared.ram, RAM_BYTES)?;
         shared.publish(PART, client.place_memory(VRAM)?);
-        let mut session = Self {
+        let channel = Channel::enable(client.clone(), shared.ram.clone(), 0, RING)?;
+        Ok(Self {
             shared,
             ends,
             client,
-            put: 0,
-            fences: 0,
+            channel,
             stamp,
-        };
-        session.enable()?;
-        Ok(session)
+        })
     }
 
     fn run(&mut self) -> Result<(), Ended> {
@@ -143,79 +123,29 @@ impl<'a> Session<'a> {
 
     /// Whether the copy is done; if not, the channel is ready for another.
     fn copy(&mut self, from: Place, to: Place) -> Result<bool, Ended> {
-        let spaces = u16::from(from.is_in_vram()) | u16::from(to.is_in_vram()) << 1;
-        self.fences += 1;
-        let mut command = vec![1, 1];
-        command.extend(spaces.to_le_bytes());
-        command.extend([0; 4]);
-        for number in [FENCE, self.fences, from.number(), to.number(), BYTES] {
-            command.extend(number.to_le_bytes());
-        }
-        command.resize(128, 0);
-        let ram = &self.shared.ram;
-        ram.write(RING + u64::from(self.put % ENTRIES) * 128, &command)?;
-        self.put = self.put.wrapping_add(1);
-        self.set(DOORBELL, self.put)?;
+        self.channel.put(&Command::copy(from, to, BYTES))?;
         let (begun, mut spins) = (Instant::now(), 0);
         loop {
             if self.shared.ends(PART) != self.ends {
                 return Err(Ended::AsWanted);
             }
-            if self.shared.ram.load64(FENCE)? == self.fences {
+            if self.channel.result()?.is_some() {
                 return Ok(true);
             }
             spins += 1;
-            self.client.refuse_requests()?;
+            self.client.answer_requests()?;
             if spins < SPINS {
                 thread::yield_now();
                 continue;
             }
-            if self.get(STATUS)? & 0xff == ERROR {
-                self.enable()?;
+            if self.channel.fault()?.is_some() {
+                self.channel.start()?;
                 return Ok(false);
             }
             if begun.elapsed() > PATIENCE {
                 return Err(anyhow!("a command of the GPU does not end").into());
             }
             thread::park_timeout(PAUSE);
-        }
-    }
-
-    /// Enables the channel, again if it is in error.
-    fn enable(&mut self) -> anyhow::Result<()> {
-        self.set(CONTROL, 0)?;
-        let begun = Instant::now();
-        while self.get(STATUS)? & STOPPING != 0 {
-            ensure!(begun.elapsed() < PATIENCE, "a channel does not stop");
-            thread::yield_now();
-        }
-        self.client.write_register(CHANNEL, &RING.to_le_bytes())?;
-        self.set(CHANNEL + 0x08, 0)?;
-        self.set(CHANNEL + 0x0c, ENTRIES)?;
-        self.set(CONTROL, 1)?;
-        self.put = 0;
-        Ok(())
-    }
-
-    fn get(&self, register: u64) -> anyhow::Result<u32> {
-        let mut value = [0; 4];
-        self.client.read_register(register, &mut value)?;
-        Ok(u32::from_le_bytes(value))
-    }
-
-    fn set(&self, register: u64, value: u32) -> anyhow::Result<()> {
-        Ok(self.client.write_register(register, &value.to_le_bytes())?)
-    }
-}
-
-impl Place {
-    fn is_in_vram(self) -> bool {
-        matches!(self, Self::Vram(_))
-    }
-
-    fn number(self) -> u64 {
-        match self {
-            Self::Bus(number) | Self::Vram(number) => number,
         }
     }
 }

@@ -8,12 +8,14 @@
 )]
 
 mod blocks;
+mod channel;
 mod client;
 mod disk;
 mod dying;
 #[path = "../environment.rs"]
 mod environment;
 mod gpu;
+mod gpu_initiated;
 mod judgement;
 mod machine;
 mod memory;

@@ -179,6 +179,11 @@ impl Faults {
         })
     }
 
+    /// The rule that fires for a submission queue entry that a GPU writes.
+    pub fn submission_entry(&self) -> Option<Fired> {
+        self.fire(|subject| matches!(subject, Subject::SubmissionEntry))
+    }
+
     /// The rule that fires for a mapping of `size` bytes at `iova`.
     pub fn mapping(&self, iova: u64, size: u64) -> Option<Fired> {
         let span = iova..iova.saturating_add(size);

@@ -69,6 +69,8 @@ pub enum Kind {
     Mapping,
     /// The device itself: the rule fires once, when it is put in force.
     Device,
+    /// A submission queue entry that a GPU writes for a disk, before its doorbell.
+    SubmissionEntry,
 }
 
 /// What a rule applies to, and what that must match. What is `None` matches all.
@@ -88,9 +90,13 @@ pub enum Subject {
     Mapping(Option<Range<u64>>),
     /// The device itself.
     Device,
+    /// A submission queue entry that a GPU writes for a disk, before its doorbell.
+    SubmissionEntry,
 }
 
 impl Kind {
+    /// What a GPU has beside the subjects of every device.
+    pub const OF_GPUS: [Self; 1] = [Self::SubmissionEntry];
     /// What a disk has beside the subjects of every device.
     pub const OF_DISKS: [Self; 3] = [Self::Command, Self::Completion, Self::AdminCommand];
 }
@@ -106,6 +112,7 @@ impl Subject {
             Self::Interrupt(_) => Kind::Interrupt,
             Self::Mapping(_) => Kind::Mapping,
             Self::Device => Kind::Device,
+            Self::SubmissionEntry => Kind::SubmissionEntry,
         }
     }
 }

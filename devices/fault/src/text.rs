@@ -16,7 +16,8 @@ use crate::words::{ADMIN_OPCODES, OPCODES, STATUSES, list, value, word};
 
 /// The longest text of a rule in bytes.
 const LONGEST: usize = 300;
-/// The longest delays. A reset does not wait for what is held back, but for a DMA. The client waits for a mapping.
+/// The longest delays. A reset does not wait for what is held back, but for a DMA. The client waits for a mapping, and the engine
+/// of a GPU for an entry.
 const LONGEST_HELD: (&str, Duration) = ("60s", Duration::from_secs(60));
 const LONGEST_AWAITED: (&str, Duration) = ("1s", Duration::from_secs(1));
 const ACTIONS: [(&str, &[Kind]); 9] = [
@@ -33,6 +34,7 @@ const ACTIONS: [(&str, &[Kind]); 9] = [
             Kind::Dma,
             Kind::Interrupt,
             Kind::Mapping,
+            Kind::SubmissionEntry,
         ],
     ),
     (
@@ -226,6 +228,10 @@ fn subject(kind: Kind, words: &[&str], keys: &mut Keys<'_>) -> Result<Subject, R
             one_of::<()>(&[], words)?;
             Subject::Device
         }
+        Kind::SubmissionEntry => {
+            one_of::<()>(&[], words)?;
+            Subject::SubmissionEntry
+        }
     })
 }
 
@@ -280,7 +286,7 @@ fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, 
         }
         ("delay", _) => {
             let (text, longest) = match kind {
-                Kind::Dma | Kind::Mapping => LONGEST_AWAITED,
+                Kind::Dma | Kind::Mapping | Kind::SubmissionEntry => LONGEST_AWAITED,
                 _ => LONGEST_HELD,
             };
             let values = format!("a time from 1us to {text}, such as 10ms");
@@ -401,7 +407,7 @@ impl Display for Subject {
             }
             Self::Interrupt(vector) => key(f, "vector", *vector),
             Self::Mapping(addresses) => address_key(f, addresses.as_ref()),
-            Self::Device => Ok(()),
+            Self::Device | Self::SubmissionEntry => Ok(()),
         }
     }
 }

@@ -1,10 +1,14 @@
 //! Commands: their layout, and their decoded and checked form.
 
+use std::time::Duration;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::faults::FaultCode;
 use crate::gpu_memory::GpuAddress;
+use crate::nvme_io::NvmeIo;
+use crate::synchronization::{Wait, Word, WordSize};
 
 /// Bytes of a ring's entry.
 pub(crate) const ENTRY_BYTES: u64 = size_of::<Entry>() as u64;
@@ -61,6 +65,11 @@ pub(crate) enum Operation {
         length: u64,
     },
     Launch(Launch),
+    WriteWord {
+        word: Word,
+        value: u64,
+    },
+    Wait(Wait),
 }
 
 /// A kernel with its operands. A count is that of the elements for which there is a thread.
@@ -92,6 +101,7 @@ pub(crate) enum Launch {
         value: u64,
         threads: u64,
     },
+    NvmeIo(NvmeIo),
 }
 
 /// A command that is valid, except that its memory is not checked yet.
@@ -130,6 +140,16 @@ impl Entry {
                 length: limited(self.number(1), 1)?,
             },
             5 => Operation::Launch(self.launch()?),
+            6 => Operation::WriteWord {
+                word: self.word()?,
+                value: self.number(1),
+            },
+            7 => Operation::Wait(Wait {
+                word: self.word()?,
+                value: self.number(1),
+                mask: self.number(3),
+                limit: time_limit(self.number(4)),
+            }),
             _ => return Err(FaultCode::BadCommand),
         };
         Ok(Command {
@@ -183,8 +203,46 @@ impl Entry {
                 value: self.number(1),
                 threads,
             },
+            5 => Launch::NvmeIo(self.nvme_io(threads)?),
             _ => return Err(FaultCode::BadCommand),
         })
+    }
+
+    /// The operands of the kernel `nvme io`.
+    fn nvme_io(&self, threads: u64) -> Result<NvmeIo, FaultCode> {
+        let entries = self.number(7);
+        let requests = u16::try_from(self.number(6))
+            .ok()
+            .filter(|requests| *requests < u16::MAX)
+            .ok_or(FaultCode::TooLong)?;
+        let doorbell = |operand| {
+            let word = Word::new(self.place(operand), WordSize::Four);
+            word.ok_or(FaultCode::BadCommand)
+        };
+        let io = NvmeIo {
+            submission: self.place(0),
+            completion: self.place(1),
+            doorbells: [doorbell(2)?, doorbell(3)?],
+            state: self.place(4),
+            requests: self.place(5),
+            count: u16::try_from(threads).map_or(requests, |threads| threads.min(requests)),
+            submission_entries: low_half(entries),
+            completion_entries: low_half(entries >> 32),
+            depth: self.number(8),
+            nsid: low_half(self.number(9)),
+            limit: time_limit(self.number(10)),
+        };
+        io.is_possible().then_some(io).ok_or(FaultCode::BadCommand)
+    }
+
+    /// The word that operands 0 and 2 describe.
+    fn word(&self) -> Result<Word, FaultCode> {
+        let size = match self.number(2) {
+            4 => WordSize::Four,
+            8 => WordSize::Eight,
+            _ => return Err(FaultCode::BadCommand),
+        };
+        Word::new(self.place(0), size).ok_or(FaultCode::BadCommand)
     }
 
     fn threads(&self) -> Result<u64, FaultCode> {
@@ -232,6 +290,11 @@ fn limited(count: u64, bytes: u64) -> Result<u64, FaultCode> {
         return Err(FaultCode::TooLong);
     }
     Ok(count)
+}
+
+/// A time of this many nanoseconds; 0 is no limit but that of every command.
+fn time_limit(nanoseconds: u64) -> Option<Duration> {
+    (nanoseconds != 0).then(|| Duration::from_nanos(nanoseconds))
 }
 
 /// Whether two ranges of the same space meet without being the same.
@@ -310,10 +373,10 @@ mod tests {
 
     #[test]
     fn unknown_opcodes_and_kernels_are_bad_commands() {
-        for opcode in 6..=u8::MAX {
+        for opcode in 8..=u8::MAX {
             assert_eq!(refused(&entry(opcode, 0, &[])), FaultCode::BadCommand);
         }
-        for kernel in [5, u32::MAX] {
+        for kernel in [6, u32::MAX] {
             assert_eq!(launch(kernel, &[], 1, 1), Err(FaultCode::BadCommand));
         }
         assert_eq!(launch(2, &[], 1, 1025), Err(FaultCode::BadCommand));
@@ -366,6 +429,66 @@ mod tests {
         assert_eq!(entry.decode().unwrap().fence, None);
         entry.flags = 1;
         assert_eq!(refused(&entry), FaultCode::BadCommand);
+    }
+
+    #[test]
+    fn word_of_4_or_8_bytes_at_its_alignment_is_taken() {
+        for opcode in [6, 7] {
+            for (address, size, good) in [
+                (0x1004, 4, true),
+                (0x1008, 8, true),
+                (0x1002, 4, false),
+                (0x1004, 8, false),
+                (0x1000, 2, false),
+                (0x1000, 0, false),
+            ] {
+                let entry = entry(opcode, 0, &[address, 1, size, 1]);
+                assert_eq!(entry.decode().is_ok(), good, "{opcode} {address:#x}+{size}");
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_queue_is_a_bad_command() {
+        // Queues of 16 and 32 entries in VRAM, doorbells at bus addresses.
+        let good = [
+            0x1000,
+            0x2000,
+            0x8000_1008,
+            0x8000_100c,
+            0x40,
+            0x80,
+            9,
+            32 << 32 | 16,
+            0,
+            1,
+        ];
+        let launch = |operands: &[u64], spaces| {
+            let mut entry = entry(5, spaces, operands);
+            entry.kernel = 5.into();
+            entry.operands[11] = 1.into();
+            entry.operands[12] = 1000.into();
+            entry.decode().err()
+        };
+        assert_eq!(launch(&good, 0b11_0011), None);
+        for (operand, value, fault) in [
+            (0, 0x1001, FaultCode::BadCommand),
+            (1, 0x2008, FaultCode::BadCommand),
+            (2, 0x8000_100a, FaultCode::BadCommand),
+            (4, 0x44, FaultCode::BadCommand),
+            (5, 0x81, FaultCode::BadCommand),
+            (6, 0xffff, FaultCode::TooLong),
+            (7, 32 << 32 | 1, FaultCode::BadCommand),
+            (7, 0x1_0001 << 32 | 16, FaultCode::BadCommand),
+        ] {
+            let mut bad = good;
+            bad[operand] = value;
+            assert_eq!(launch(&bad, 0b11_0011), Some(fault), "operand {operand}");
+        }
+        for spaces in [0b11_0111, 0b11_1011, 0b10_0011, 0b01_0011] {
+            let fault = launch(&good, spaces);
+            assert_eq!(fault, Some(FaultCode::BadCommand), "{spaces:#b}");
+        }
     }
 
     proptest! {

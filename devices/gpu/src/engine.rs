@@ -18,9 +18,15 @@ use crate::gpu_memory::GpuAddress;
 use crate::registers::{Request, Setup};
 use crate::ring::Ring;
 use crate::shared_registers::{SharedRegisters, Task};
+use crate::synchronization::check_time;
 
 /// How long a channel has the engine before the next channel's turn. The step in progress is completed.
 const SLICE: Duration = Duration::from_millis(1);
+/// How long commands wait before the engine sleeps between two looks at them.
+const SPIN: Duration = Duration::from_micros(50);
+/// The longest such sleep, and what part it is of the time that has been waited: a wait takes an eighth longer at most.
+const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+const SLEEP_PART: u32 = 8;
 /// The vector of faults.
 const FAULT_VECTOR: u16 = 0;
 /// The status of a command that was cancelled, in the flight record.
@@ -68,8 +74,26 @@ struct Job {
     /// Where its entry lies.
     entry: GpuAddress,
     progress: Progress,
-    /// How long the engine has worked on it.
-    worked: Duration,
+    /// Since when its steps have found nothing to do, and the end of the last of them.
+    waiting: Option<Waiting>,
+}
+
+/// A command that waits for another device.
+#[derive(Clone, Copy)]
+struct Waiting {
+    since: Instant,
+    until: Instant,
+}
+
+impl Job {
+    /// A fault of its, at the address that the interface says.
+    fn fault(&self, fault: Fault) -> Fault {
+        let address = match fault.code {
+            FaultCode::BadCommand | FaultCode::TimeOut => self.entry.address(),
+            _ => fault.address,
+        };
+        Fault { address, ..fault }
+    }
 }
 
 impl Engine {
@@ -105,14 +129,14 @@ impl Engine {
         }
     }
 
-    /// Works until there is nothing left to do.
+    /// Works until there is nothing left to do, or other devices have to act first.
     #[cfg(feature = "stepped")]
     pub(crate) fn work(&mut self) {
         loop {
             let task = self.shared.next(true);
             let is_last = task == Task::Doorbells;
             match self.take_up(task) {
-                ControlFlow::Continue(is_busy) if is_busy || !is_last => {}
+                ControlFlow::Continue(is_busy) if is_busy && !self.waits_only() || !is_last => {}
                 _ => return,
             }
         }
@@ -130,15 +154,40 @@ impl Engine {
         ControlFlow::Continue(self.turn())
     }
 
-    /// Waits for the next task. Before it sleeps it announces that to the driver, and reads the doorbells once more.
+    /// Waits for the next task. Before it sleeps it announces that to the driver, and reads the doorbells once more. While
+    /// commands wait it polls the doorbells, with short sleeps.
     fn next_task(&self, busy: bool) -> Task {
         if busy {
+            if let Some(time) = self.sleep_of_waiting() {
+                self.shared.sleep(time);
+            }
             return self.shared.next(true);
         }
         self.doorbells.announce_sleep();
         let task = self.shared.next(self.has_work());
         self.doorbells.announce_poll();
         task
+    }
+
+    /// Whether all commands that there are wait for other devices.
+    fn waits_only(&self) -> bool {
+        (0..).zip(&self.channels).all(|(number, channel)| {
+            channel.is_none_or(|Channel { ring, job, .. }| match job {
+                Some(job) => job.waiting.is_some(),
+                None => ring.next(self.doorbells.value(number)) == Ok(None),
+            })
+        })
+    }
+
+    /// How long the engine may sleep, if all commands that there are wait.
+    fn sleep_of_waiting(&self) -> Option<Duration> {
+        if !self.waits_only() {
+            return None;
+        }
+        let jobs = self.channels.iter().flatten().filter_map(|it| it.job);
+        let waited = jobs.filter_map(|job| Some(job.waiting?.since.elapsed()));
+        let time = waited.min().filter(|time| *time > SPIN)? / SLEEP_PART;
+        Some(time.min(LONGEST_SLEEP))
     }
 
     /// Whether any channel has a command in progress, or a doorbell ahead of its ring.
@@ -238,10 +287,11 @@ impl Engine {
             };
             let is_complete = self.step(job, step_start)?;
             step_start = Instant::now();
+            let waits = job.waiting.is_some();
             if is_complete {
                 self.complete(number, channel);
             }
-            if step_start.duration_since(start) >= SLICE || self.shared.urgent() {
+            if waits || step_start.duration_since(start) >= SLICE || self.shared.urgent() {
                 return Ok(());
             }
         }
@@ -270,7 +320,7 @@ impl Engine {
             command,
             entry: place,
             progress: Progress::default(),
-            worked: Duration::ZERO,
+            waiting: None,
         }))
     }
 
@@ -292,20 +342,29 @@ impl Engine {
 
     /// Carries out a step of a command, which has begun at `start`; whether it was the last one.
     fn step(&mut self, job: &mut Job, start: Instant) -> Result<bool, Fault> {
+        if let Some(waiting) = job.waiting {
+            // Time in which it waited is its own, whatever the engine did.
+            job.progress.worked += start.saturating_duration_since(waiting.until);
+        }
+        job.progress.is_waiting = false;
         let outcome = self.next_step(job);
-        job.worked += start.elapsed();
+        let end = Instant::now();
+        job.progress.worked += end.saturating_duration_since(start);
+        let since = job.waiting.map_or(start, |waiting| waiting.since);
+        let is_waiting = job.progress.is_waiting;
+        job.waiting = is_waiting.then_some(Waiting { since, until: end });
         let outcome = match outcome {
-            Ok(false) if job.worked > self.job_timeout => Err(Fault {
-                code: FaultCode::TimeOut,
-                write: false,
-                address: job.entry.address(),
-            }),
+            Ok(false) => check_time(Some(self.job_timeout), job.progress.worked).map(|()| false),
             outcome => outcome,
         };
+        let outcome = outcome.map_err(|fault| job.fault(fault));
         match outcome {
             Ok(false) => {}
             Ok(true) => self.executor.memory.note_end(0),
-            Err(fault) => self.executor.memory.note_end(fault.code as u16),
+            Err(fault) => {
+                self.executor.fail(&job.command.operation, &job.progress);
+                self.executor.memory.note_end(fault.code as u16);
+            }
         }
         outcome
     }

@@ -1,10 +1,13 @@
 //! The execution of commands step by step: copy, fill, compare, checksum.
 
+use std::time::Duration;
+
 use peerbar_dma::Purpose;
 
-use crate::command::Operation;
+use crate::command::{Launch, Operation};
 use crate::faults::Fault;
 use crate::gpu_memory::{GpuAddress, GpuMemory};
+use crate::nvme_io::QueueProgress;
 
 /// The most bytes of each operand in a step.
 pub(crate) const STEP: usize = 256 << 10;
@@ -16,6 +19,12 @@ pub(crate) struct Progress {
     pub(crate) done: u64,
     /// The result of these.
     pub(crate) result: u64,
+    /// How long the engine has worked on it or waited for it, up to the step in progress.
+    pub(crate) worked: Duration,
+    /// Whether the last step found nothing to do: another device has to act first.
+    pub(crate) is_waiting: bool,
+    /// Of a launch of `nvme io`.
+    pub(crate) queue: QueueProgress,
 }
 
 /// Carries out commands, with two buffers of a step each.
@@ -59,6 +68,15 @@ impl Executor {
             } => self.compare(first, second, length, progress),
             Operation::Crc32c { source, length } => self.crc32c(source, length, progress),
             Operation::Launch(ref launch) => self.launch(launch, progress),
+            Operation::WriteWord { word, value } => self.write_word(word, value),
+            Operation::Wait(wait) => self.wait(&wait, progress),
+        }
+    }
+
+    /// Notes in memory how far an operation is that has failed, where its program looks for that.
+    pub(crate) fn fail(&self, operation: &Operation, progress: &Progress) {
+        if let Operation::Launch(Launch::NvmeIo(io)) = operation {
+            self.fail_nvme_io(io, progress);
         }
     }
 

@@ -25,6 +25,8 @@ pub(crate) enum FaultCode {
     TooLong = 6,
     /// A command on which the engine has worked for longer than it may.
     TimeOut = 7,
+    /// An NVMe completion of a command that is not in progress.
+    BadCompletion = 8,
 }
 
 /// A fault, and where.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use peerbar_dma::{Buffer, MemoryFile, PageTable, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Running, StartError, Vectors};
+use peerbar_fault::Kind;
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Interrupts, MsiX};
 
 use crate::aperture;
@@ -220,11 +221,13 @@ impl Parts {
         let doorbells = Doorbells::new(REGISTER_BAR_BYTES).map_err(StartError::Doorbells)?;
         let doorbells = Arc::new(doorbells);
         let registers = Registers::new(sizes, window.clone(), doorbells.clone());
+        let requester = Arc::new(Requester::new());
+        requester.faults().serve(&Kind::OF_GPUS);
         let gpu = Gpu {
             shared: Arc::new(SharedRegisters::new(registers)),
             doorbells,
             window,
-            requester: Arc::new(Requester::new()),
+            requester,
             interrupts,
             dma_log: Mutex::default(),
         };

@@ -61,6 +61,11 @@ impl GpuMemory {
         self.origin = origin;
     }
 
+    /// The command that memory is used for.
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin
+    }
+
     /// Records a new value of a channel's doorbell.
     pub(crate) fn note_doorbell(&self, event: impl FnOnce() -> DoorbellEvent) {
         self.requester.doorbell(event);

@@ -42,6 +42,7 @@ impl Executor {
                 value,
                 threads,
             } => self.atomic_add(counter, value, threads, progress),
+            Launch::NvmeIo(ref io) => self.nvme_io(io, progress),
         }
     }
 

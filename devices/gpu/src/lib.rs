@@ -4,7 +4,8 @@
 //! A 3D controller with VRAM behind an aperture, either the start of VRAM, which the guest maps, or a window of 64 KiB
 //! pages that are put over VRAM and taken away again at run time. Sixteen command channels with rings in guest memory or
 //! in VRAM, doorbells in a page that the guest maps, fences, an MSI-X vector each. Copy, fill, compare, CRC-32C and a few
-//! compute kernels over VRAM, guest memory and peers. Errors that stop one channel and are recorded.
+//! compute kernels over VRAM, guest memory and peers. Writes to registers of peers and waits for words, and a kernel that
+//! drives the queues of an NVMe controller with them. Errors that stop one channel and are recorded.
 //!
 //! # What is not
 //! No shaders, no display, no address spaces of its own: a command names bus addresses, IOVAs and VRAM offsets. One
@@ -27,11 +28,13 @@ mod faults;
 mod gpu;
 mod gpu_memory;
 mod kernels;
+mod nvme_io;
 mod registers;
 mod ring;
 mod shared_registers;
 #[cfg(feature = "stepped")]
 mod stepped;
+mod synchronization;
 
 pub use config::{Config, ConfigError, Mode};
 pub use gpu::Gpu;

@@ -1,6 +1,7 @@
 //! The registers as the thread that answers the guest's accesses and the engine's thread share them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -87,6 +88,14 @@ impl SharedRegisters {
                 return Task::Doorbells;
             }
             self.wake.wait(&mut state);
+        }
+    }
+
+    /// Sleeps for this time, or until there is a task.
+    pub(crate) fn sleep(&self, time: Duration) {
+        let mut state = self.state.lock();
+        if !state.stop && !state.kicked && !self.urgent() {
+            self.wake.wait_for(&mut state, time);
         }
     }
 

@@ -21,6 +21,8 @@ pub enum Fault {
     TooLong,
     /// The GPU has worked on the command for longer than it may.
     TimeOut,
+    /// A disk has completed a command that was not in progress on its queue.
+    BadCompletion,
     /// A reset of the GPU ended it before it was done, and it is none that can be repeated. What it had to do may be done
     /// in part.
     Reset,
@@ -38,6 +40,7 @@ impl From<u32> for Fault {
             5 => Fault::BadRing,
             6 => Fault::TooLong,
             7 => Fault::TimeOut,
+            8 => Fault::BadCompletion,
             uapi::ERROR_RESET => Fault::Reset,
             code => Fault::Other(code),
         }
@@ -54,6 +57,7 @@ impl fmt::Display for Fault {
             Fault::BadRing => "fault 5, bad ring",
             Fault::TooLong => "fault 6, the command is too long",
             Fault::TimeOut => "fault 7, the command took too long",
+            Fault::BadCompletion => "fault 8, a completion of a command that was not in progress",
             Fault::Reset => {
                 "fault 256, given up by a reset of the GPU, since it may be done in part and cannot be repeated"
             }
@@ -68,7 +72,7 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_the_device_and_its_driver() {
-        for code in (1..=7).chain([0x100]) {
+        for code in (1..=8).chain([0x100]) {
             let text = Fault::from(code).to_string();
             assert!(text.starts_with(&format!("fault {code}, ")), "{text}");
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use peerbar_dma::LinkSpeed;
-use peerbar_fault::Rule;
+use peerbar_fault::{Kind, Rule};
 use peerbar_switch::LinkMode;
 use toml::Spanned;
 
@@ -66,7 +66,7 @@ pub(super) fn gpu(table: GpuTable, attach_points: &AttachPoints) -> Result<Gpu, 
         vram,
         aperture,
         window: matches!(table.mode, Some(GpuMode::Window)),
-        faults: faults(&table.faults, &[])?,
+        faults: faults(&table.faults, &Kind::OF_GPUS)?,
         job_timeout: table.job_timeout.map(|timeout| timeout.0),
     })
 }

@@ -76,7 +76,7 @@ impl Requester {
     }
 
     /// Waits, for as long as the function may issue requests.
-    fn hold_back(&self, by: Duration) {
+    pub fn hold_back(&self, by: Duration) {
         let end = self.clock.now().saturating_add(nanos(by));
         while self.route_table().may_request()
             && let Some(left) = end.checked_sub(self.clock.now()).filter(|left| *left > 0)

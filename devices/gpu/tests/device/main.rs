@@ -17,4 +17,5 @@ mod faults;
 mod hostile;
 mod kernels;
 mod reset;
+mod synchronization;
 mod window;

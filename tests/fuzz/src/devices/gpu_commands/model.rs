@@ -70,7 +70,9 @@ pub(super) struct Entry {
 impl Entry {
     /// A command whose addresses are near memory and whose lengths are small.
     pub(super) fn made_of(input: &mut Input<'_>) -> Option<Self> {
-        let (opcode, kernel) = (input.u8()? % 7, u32::from(input.u8()?) % 6);
+        // The last of each do not exist.
+        let opcode = [0, 1, 2, 3, 4, 5, 6, 8][usize::from(input.u8()? % 8)];
+        let kernel = [0, 1, 2, 3, 4, 6][usize::from(input.u8()? % 6)];
         let (flags, spaces) = (input.u8()?, u16::from(input.u8()?));
         let mut places = [0; 3];
         for (bit, place) in places.iter_mut().enumerate() {
@@ -96,6 +98,7 @@ impl Entry {
             (1 | 3, _) => operands[2] = length,
             (2, _) => operands[1..3].copy_from_slice(&[length, value]),
             (4, _) => operands[1] = length,
+            (6, _) => operands[1..3].copy_from_slice(&[value, length & 12]),
             (_, 0) => operands[3] = length / 4,
             (_, 1) => operands[2..4].copy_from_slice(&[length / 4, value]),
             (_, 2) => operands[1] = length / 4,
@@ -117,7 +120,7 @@ impl Entry {
         })
     }
 
-    /// Any command, but for one that reaches the rings or takes long.
+    /// Any command, but for one that reaches the rings, takes long or waits for another device.
     pub(super) fn raw(input: &mut Input<'_>) -> Option<Self> {
         let mut entry = Self {
             opcode: input.u8()?,
@@ -136,7 +139,9 @@ impl Entry {
             .map(|place| place.abs_diff(RINGS_AT))
             .all(|distance| distance > 2 * LENGTH_LIMIT);
         let threads = entry.operands[11].checked_mul(entry.operands[12]);
-        (are_far && threads.is_none_or(|threads| threads <= THREADS)).then_some(entry)
+        let waits = entry.opcode == 7 || (entry.opcode, entry.kernel) == (5, 5);
+        let is_short = threads.is_none_or(|threads| threads <= THREADS);
+        (are_far && is_short && !waits).then_some(entry)
     }
 
     pub(super) fn bytes(&self) -> [u8; ENTRY_BYTES] {
@@ -222,6 +227,7 @@ enum Operation {
     Sum(Address, u64),
     Histogram(Address, u64, Address),
     Add(Address, u64, u64),
+    Write(Address, u64, u64),
 }
 
 fn decode(entry: &Entry) -> Result<Operation, u8> {
@@ -248,6 +254,13 @@ fn decode(entry: &Entry) -> Result<Operation, u8> {
         3 => Operation::Compare(entry.place(0), entry.place(1), entry.count(2, 1)?),
         4 => Operation::Crc(entry.place(0), entry.count(1, 1)?),
         5 => launch(entry)?,
+        6 => {
+            let [at, value, size, ..] = entry.operands;
+            if !matches!(size, 4 | 8) || !at.is_multiple_of(size) {
+                return Err(BAD_COMMAND);
+            }
+            Operation::Write(entry.place(0), value, size)
+        }
         _ => return Err(BAD_COMMAND),
     })
 }
@@ -386,6 +399,11 @@ impl Memories {
                     }
                 }
                 Ok(length)
+            }
+            Operation::Write(to, value, size) => {
+                check(to, size)?;
+                self.store(to, &value.to_le_bytes()[..size as usize])?;
+                Ok(0)
             }
             Operation::Crc(from, length) => {
                 check(from, length)?;

@@ -1,0 +1,180 @@
+//! A command channel of a GPU, as its driver uses it (`devices/gpu/INTERFACE.md`).
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use peerbar_nvme_driver::{DmaMemory, Registers};
+
+use crate::client::DeviceClient;
+use crate::memory::BusMemory;
+
+const ENTRIES: u32 = 32;
+/// Where behind the ring the fence is.
+const FENCE: u64 = 0x1000;
+/// Registers of a channel.
+const RING_ADDRESS: u64 = 0x00;
+const RING_SPACE: u64 = 0x08;
+const RING_ENTRIES: u64 = 0x0c;
+const CONTROL: u64 = 0x10;
+const STATUS: u64 = 0x14;
+/// STATUS: error, and stopping.
+const ERROR: u32 = 2;
+const STOPPING: u32 = 1 << 16;
+/// How long a channel may take to stop.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An address that is an operand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Bus(u64),
+    Vram(u64),
+}
+
+/// A command without its fence.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Command {
+    opcode: u8,
+    kernel: u32,
+    spaces: u16,
+    operands: [u64; 13],
+}
+
+/// A channel that is on, with its ring and its fence in memory that the GPU reaches.
+pub(crate) struct Channel {
+    client: DeviceClient,
+    memory: BusMemory,
+    number: u64,
+    ring: u64,
+    /// Commands since the channel was enabled.
+    put: u32,
+    fences: u64,
+}
+
+impl Command {
+    /// A copy of `bytes` bytes.
+    pub(crate) fn copy(from: Place, to: Place, bytes: u64) -> Self {
+        let copy = Self {
+            opcode: 1,
+            ..Self::default()
+        };
+        copy.place(0, from).place(1, to).number(2, bytes)
+    }
+
+    /// A launch of a kernel with that number of threads.
+    pub(crate) fn launch(kernel: u32, threads: u64) -> Self {
+        let launch = Self {
+            opcode: 5,
+            kernel,
+            ..Self::default()
+        };
+        launch.number(11, threads.div_ceil(1024)).number(12, 1024)
+    }
+
+    /// The same with an address as an operand.
+    pub(crate) fn place(mut self, operand: usize, place: Place) -> Self {
+        match place {
+            Place::Bus(address) => self.number(operand, address),
+            Place::Vram(offset) => {
+                self.spaces |= 1 << operand;
+                self.number(operand, offset)
+            }
+        }
+    }
+
+    /// The same with a number as an operand.
+    pub(crate) fn number(mut self, operand: usize, number: u64) -> Self {
+        self.operands[operand] = number;
+        self
+    }
+
+    fn encode(&self, fence: u64, value: u64) -> Vec<u8> {
+        let mut bytes = vec![self.opcode, 1];
+        bytes.extend(self.spaces.to_le_bytes());
+        bytes.extend(self.kernel.to_le_bytes());
+        for number in [fence, value].iter().chain(&self.operands) {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+impl Channel {
+    /// Enables channel `number` with its ring at `ring` in `memory`, and its fence behind it.
+    pub(crate) fn enable(
+        client: DeviceClient,
+        memory: BusMemory,
+        number: u64,
+        ring: u64,
+    ) -> anyhow::Result<Self> {
+        let mut channel = Self {
+            client,
+            memory,
+            number,
+            ring,
+            put: 0,
+            fences: 0,
+        };
+        channel.start()?;
+        Ok(channel)
+    }
+
+    /// Enables it, again if it is in error.
+    pub(crate) fn start(&mut self) -> anyhow::Result<()> {
+        self.set(CONTROL, 0)?;
+        let begun = Instant::now();
+        while self.status()? & STOPPING != 0 {
+            ensure!(begun.elapsed() < PATIENCE, "a channel does not stop");
+            thread::yield_now();
+        }
+        let ring = self.register(RING_ADDRESS);
+        self.client.write_register(ring, &self.ring.to_le_bytes())?;
+        self.set(RING_SPACE, 0)?;
+        self.set(RING_ENTRIES, ENTRIES)?;
+        self.set(CONTROL, 1)?;
+        self.put = 0;
+        Ok(())
+    }
+
+    /// Puts a command into the ring; the one before is over.
+    pub(crate) fn put(&mut self, command: &Command) -> anyhow::Result<()> {
+        self.fences += 1;
+        let bytes = command.encode(self.ring + FENCE, self.fences);
+        let entry = self.ring + u64::from(self.put % ENTRIES) * 128;
+        self.memory.write(entry, &bytes)?;
+        self.put = self.put.wrapping_add(1);
+        let doorbell = 0x8000 + 0x40 * self.number;
+        self.client
+            .write_register(doorbell, &self.put.to_le_bytes())?;
+        Ok(())
+    }
+
+    /// The result of the last command, once it is done.
+    pub(crate) fn result(&self) -> anyhow::Result<Option<u64>> {
+        let is_done = self.memory.load64(self.ring + FENCE)? == self.fences;
+        let result = self.memory.load64(self.ring + FENCE + 8)?;
+        Ok(is_done.then_some(result))
+    }
+
+    /// The code of the fault that has ended the last command, if one has.
+    pub(crate) fn fault(&self) -> anyhow::Result<Option<u32>> {
+        let status = self.status()?;
+        Ok((status & 0xff == ERROR).then_some(status >> 8 & 0xff))
+    }
+
+    fn status(&self) -> anyhow::Result<u32> {
+        let mut value = [0; 4];
+        let register = self.register(STATUS);
+        self.client.read_register(register, &mut value)?;
+        Ok(u32::from_le_bytes(value))
+    }
+
+    fn set(&self, register: u64, value: u32) -> anyhow::Result<()> {
+        let register = self.register(register);
+        Ok(self.client.write_register(register, &value.to_le_bytes())?)
+    }
+
+    fn register(&self, offset: u64) -> u64 {
+        0x1000 + 0x100 * self.number + offset
+    }
+}

@@ -1,0 +1,442 @@
+//! A GPU that drives queues of a disk by itself. The host makes the queues in the GPU's memory, and touches them no more.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use peerbar_flight::{Event, FlightFile};
+use peerbar_nvme_driver::{Controller, DmaMemory, PAGE, QueueMemory, Registers as _};
+use tempfile::TempDir;
+
+use crate::channel::{Channel, Command, Place};
+use crate::client::{Bus, DeviceClient};
+use crate::machine::{RAM, RAM_BYTES, VRAM};
+use crate::memory::{BLOCK, BusMemory, block};
+use crate::server::Server;
+
+/// Where the disk's registers are, and how many bytes.
+const REGISTERS: u64 = (1 << 38) + (1 << 30);
+const REGISTERS_BYTES: u64 = 0x4000;
+/// Offset of the doorbells, and of those of the first I/O queue.
+const DOORBELLS: u64 = 0x1000;
+const IO_DOORBELLS: u64 = DOORBELLS + 8;
+const VRAM_BYTES: u64 = 16 << 20;
+/// Blocks of the disk.
+const BLOCKS: u64 = 1024;
+/// The kernel `nvme io`.
+const NVME_IO: u32 = 5;
+/// How much VRAM a queue has for itself, requests and data, and where in it they are.
+const AREA: u64 = 4 << 20;
+const COMPLETIONS: u64 = 0x4000;
+const STATE: u64 = 0x8000;
+const REQUESTS: u64 = 0x1_0000;
+const DATA: u64 = 0x10_0000;
+const READ: u8 = 2;
+const WRITE: u8 = 1;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How the devices are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Root ports: all goes by way of the client, as by way of QEMU.
+    Root,
+    /// A switch.
+    Switch,
+}
+
+/// RAM and VRAM, each where the devices find it.
+#[derive(Clone)]
+struct Memories {
+    ram: BusMemory,
+    vram: BusMemory,
+}
+
+/// What a root complex does with the requests of both devices.
+struct Root {
+    memories: Memories,
+    disk: DeviceClient,
+    /// Doorbells that the GPU has written this way.
+    doorbells: Cell<u64>,
+}
+
+impl Memories {
+    fn find(&self, address: u64) -> Option<&BusMemory> {
+        let places = [(&self.ram, RAM_BYTES), (&self.vram, VRAM_BYTES)];
+        let mut found = places.into_iter().filter(|(memory, bytes)| {
+            let inside = address.checked_sub(memory.address);
+            inside.is_some_and(|inside| inside < *bytes)
+        });
+        found.next().map(|(memory, _)| memory)
+    }
+
+    fn at(&self, address: u64) -> io::Result<&BusMemory> {
+        let found = self.find(address);
+        found.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+}
+
+impl DmaMemory for Memories {
+    fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
+        self.at(address)?.read(address, data)
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        self.at(address)?.write(address, data)
+    }
+
+    fn load32(&self, address: u64) -> io::Result<u32> {
+        self.at(address)?.load32(address)
+    }
+
+    fn store32(&self, address: u64, value: u32) -> io::Result<()> {
+        self.at(address)?.store32(address, value)
+    }
+
+    fn load64(&self, address: u64) -> io::Result<u64> {
+        self.at(address)?.load64(address)
+    }
+}
+
+impl Bus for Root {
+    fn read(&self, address: u64, data: &mut [u8]) -> anyhow::Result<Option<()>> {
+        let Some(memory) = self.memories.find(address) else {
+            return Ok(None);
+        };
+        memory.read(address, data)?;
+        Ok(Some(()))
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> anyhow::Result<Option<()>> {
+        if let Some(memory) = self.memories.find(address) {
+            // In units of 8, as QEMU does: a phase tag comes last.
+            for (at, word) in (address..).step_by(8).zip(data.chunks(8)) {
+                memory.write(at, word)?;
+            }
+            return Ok(Some(()));
+        }
+        let offset = address.checked_sub(REGISTERS);
+        let Some(offset) = offset.filter(|offset| *offset < REGISTERS_BYTES) else {
+            return Ok(None);
+        };
+        self.disk.write_register(offset, data)?;
+        self.doorbells.set(self.doorbells.get() + 1);
+        Ok(Some(()))
+    }
+}
+
+/// A disk and a GPU, both brought up.
+struct Lab {
+    folder: TempDir,
+    servers: Vec<Server>,
+    ram: BusMemory,
+    vram: BusMemory,
+    disk: DeviceClient,
+    gpu: DeviceClient,
+    controller: Controller<DeviceClient, Memories>,
+    root: Rc<Root>,
+}
+
+/// A pair of queues in VRAM that the GPU has, and the channel that works with it.
+struct GpuQueue {
+    channel: Channel,
+    id: u16,
+    entries: [u16; 2],
+    /// Where in VRAM all of it is.
+    area: u64,
+    /// How long it may take to the next completion.
+    limit: Duration,
+}
+
+impl Lab {
+    /// Starts the devices; the disk has numbered blocks, the GPU these rules.
+    fn start(way: Way, rules: &[&str]) -> anyhow::Result<Self> {
+        let folder = TempDir::new()?;
+        let path = folder.path();
+        let image = path.join("disk0.img");
+        let content: Vec<u8> = (0..BLOCKS).flat_map(block).collect();
+        fs::write(&image, content)?;
+        let (mut servers, mut joined) = (Vec::new(), Vec::new());
+        if way == Way::Switch {
+            let switch = Server::start(path, "switch0", "peerbar-switch", &[])?;
+            joined = vec!["--switch".to_owned(), switch.socket.display().to_string()];
+            servers.push(switch);
+        }
+        let mut start = |name: &str, program: &str, own: &[&str]| {
+            let flight = path.join(format!("{name}.flight")).display().to_string();
+            let mut words: Vec<&str> = joined.iter().map(String::as_str).collect();
+            words.extend(["--flight", &flight, "--record", "all"]);
+            words.extend(own);
+            let server = Server::start(path, name, program, &words)?;
+            let socket = server.socket.clone();
+            servers.push(server);
+            anyhow::Ok(socket)
+        };
+        let namespace = format!("file={}", image.display());
+        let own = ["--serial", "disk0", "--namespace", &namespace];
+        let disk = start("disk0", "peerbar-nvme", &own)?;
+        let mut own = vec!["--vram", "16M"];
+        own.extend(rules.iter().flat_map(|rule| ["--fault", rule]));
+        let gpu = start("gpu0", "peerbar-gpu", &own)?;
+
+        let ram = BusMemory::create(RAM, RAM_BYTES)?;
+        let disk = DeviceClient::connect(&disk, &ram, RAM_BYTES)?;
+        let gpu = DeviceClient::connect(&gpu, &ram, RAM_BYTES)?;
+        let vram = gpu.place_memory(VRAM)?;
+        disk.place_registers(REGISTERS)?;
+        let memories = Memories {
+            ram: ram.clone(),
+            vram: vram.clone(),
+        };
+        let root = Rc::new(Root {
+            memories: memories.clone(),
+            disk: disk.clone(),
+            doorbells: Cell::new(0),
+        });
+        if way == Way::Root {
+            disk.attach(root.clone());
+            gpu.attach(root.clone());
+            disk.map_device(VRAM, VRAM_BYTES)?;
+            gpu.map_device(REGISTERS, REGISTERS_BYTES)?;
+        }
+        let admin = QueueMemory {
+            submission: RAM,
+            completion: RAM + PAGE,
+            submission_entries: 16,
+            completion_entries: 16,
+        };
+        let controller = Controller::enable(disk.clone(), memories, admin)?;
+        Ok(Self {
+            folder,
+            servers,
+            ram,
+            vram,
+            disk,
+            gpu,
+            controller,
+            root,
+        })
+    }
+
+    /// Makes queues in VRAM, and leaves them to the GPU.
+    fn create_queue(&mut self, id: u16, entries: [u16; 2]) -> anyhow::Result<GpuQueue> {
+        let area = AREA * u64::from(id - 1);
+        let [submission_entries, completion_entries] = entries;
+        let at = QueueMemory {
+            submission: VRAM + area,
+            completion: VRAM + area + COMPLETIONS,
+            submission_entries,
+            completion_entries,
+        };
+        self.controller.create_queues(id, at)?;
+        let ring = RAM + 0x10_0000 * u64::from(id);
+        let number = u64::from(id);
+        let channel = Channel::enable(self.gpu.clone(), self.ram.clone(), number, ring)?;
+        Ok(GpuQueue {
+            channel,
+            id,
+            entries,
+            area,
+            limit: Duration::from_secs(10),
+        })
+    }
+
+    /// Has the GPU transfer `count` blocks, from block `first` on.
+    fn submit(
+        &self,
+        queue: &mut GpuQueue,
+        opcode: u8,
+        first: u64,
+        count: u64,
+    ) -> anyhow::Result<()> {
+        let area = queue.area;
+        let mut requests = Vec::new();
+        for index in 0..count {
+            let data = VRAM + area + DATA + index * BLOCK as u64;
+            let numbers = [(first + index) * 8, data, 0];
+            requests.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+            requests.extend([7, 0, opcode, 0, 0, 0, 0, 0]);
+        }
+        self.vram.write(VRAM + area + REQUESTS, &requests)?;
+        let doorbell = REGISTERS + DOORBELLS + 8 * u64::from(queue.id);
+        let [submissions, completions] = queue.entries.map(u64::from);
+        let command = Command::launch(NVME_IO, count)
+            .place(0, Place::Vram(area))
+            .place(1, Place::Vram(area + COMPLETIONS))
+            .place(2, Place::Bus(doorbell))
+            .place(3, Place::Bus(doorbell + 4))
+            .place(4, Place::Vram(area + STATE))
+            .place(5, Place::Vram(area + REQUESTS))
+            .number(6, count)
+            .number(7, completions << 32 | submissions)
+            .number(9, 1)
+            .number(10, u64::try_from(queue.limit.as_nanos())?);
+        queue.channel.put(&command)
+    }
+
+    /// The result of a launch, or its fault.
+    fn wait(&self, queue: &GpuQueue) -> anyhow::Result<Result<u64, u32>> {
+        let begun = Instant::now();
+        loop {
+            self.gpu.answer_requests()?;
+            self.disk.answer_requests()?;
+            if let Some(result) = queue.channel.result()? {
+                return Ok(Ok(result));
+            }
+            if let Some(fault) = queue.channel.fault()? {
+                return Ok(Err(fault));
+            }
+            ensure!(begun.elapsed() < PATIENCE, "a launch does not end");
+            thread::yield_now();
+        }
+    }
+
+    /// Makes all data of a queue zeros.
+    fn clear(&self, queue: &GpuQueue, count: u64) -> anyhow::Result<()> {
+        let zeros = vec![0; usize::try_from(count)? * BLOCK];
+        Ok(self.vram.write(VRAM + queue.area + DATA, &zeros)?)
+    }
+
+    /// The data of a queue.
+    fn data(&self, queue: &GpuQueue, count: u64) -> anyhow::Result<Vec<u8>> {
+        let bytes = usize::try_from(count)? * BLOCK;
+        Ok(self.vram.bytes(VRAM + queue.area + DATA, bytes)?)
+    }
+
+    /// Commands, completions and doorbells of a queue, as the GPU has counted them.
+    fn counts(&self, queue: &GpuQueue) -> anyhow::Result<[u64; 3]> {
+        let at = VRAM + queue.area + STATE;
+        let words = [0, 8, 16].map(|word| self.vram.load64(at + word));
+        let [submitted, completed, doorbells] = words;
+        Ok([submitted?, completed?, doorbells?])
+    }
+
+    /// What the record of a device has of that kind.
+    fn recorded(&self, name: &str, is_meant: impl Fn(&Event) -> bool) -> anyhow::Result<usize> {
+        let path = self.folder.path().join(format!("{name}.flight"));
+        let flight = FlightFile::open(&path)?.read()?;
+        let events = flight.records.iter().map(|record| record.event);
+        Ok(events.filter(is_meant).count())
+    }
+
+    fn end(self) -> anyhow::Result<()> {
+        drop((self.controller, self.disk, self.gpu, self.root));
+        self.servers.into_iter().rev().try_for_each(Server::end)
+    }
+}
+
+fn expected(first: u64, count: u64) -> Vec<u8> {
+    (first..first + count).flat_map(block).collect()
+}
+
+/// Reads by two queues at the same time, several times around both, of which the host sees nothing.
+fn read_by_two_queues(way: Way) -> anyhow::Result<()> {
+    let mut lab = Lab::start(way, &[])?;
+    let mut queues = [
+        lab.create_queue(1, [32, 32])?,
+        lab.create_queue(2, [8, 24])?,
+    ];
+    let by_host = lab.disk.register_writes(IO_DOORBELLS);
+    for (first, count) in [(0, 500), (500, 300)] {
+        for queue in &mut queues {
+            lab.clear(queue, count)?;
+            lab.submit(queue, READ, first, count)?;
+        }
+        for queue in &queues {
+            assert_eq!(lab.wait(queue)?, Ok(count));
+            assert!(lab.data(queue, count)? == expected(first, count));
+        }
+    }
+    assert_eq!(
+        lab.disk.register_writes(IO_DOORBELLS) - by_host,
+        lab.root.doorbells.get()
+    );
+    let counts = [lab.counts(&queues[0])?, lab.counts(&queues[1])?];
+    for [submitted, completed, _] in counts {
+        assert_eq!([submitted, completed], [800, 800]);
+    }
+    let doorbells: u64 = counts.iter().map(|[.., doorbells]| doorbells).sum();
+    match way {
+        Way::Root => assert_eq!(lab.root.doorbells.get(), doorbells),
+        Way::Switch => assert_eq!(lab.root.doorbells.get(), 0),
+    }
+    let interrupts = |event: &Event| matches!(event, Event::Interrupt { .. });
+    assert_eq!(lab.recorded("disk0", interrupts)?, 0);
+    lab.end()
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn gpu_reads_without_the_host_by_the_root() {
+    read_by_two_queues(Way::Root).unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn gpu_reads_without_the_host_below_a_switch() {
+    read_by_two_queues(Way::Switch).unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn gpu_writes_are_on_the_disk() {
+    let mut lab = Lab::start(Way::Switch, &[]).unwrap();
+    let mut queue = lab.create_queue(1, [16, 16]).unwrap();
+    let data = expected(5000, 100);
+    lab.vram.write(VRAM + queue.area + DATA, &data).unwrap();
+    lab.submit(&mut queue, WRITE, 7, 100).unwrap();
+    assert_eq!(lab.wait(&queue).unwrap(), Ok(100));
+    let image = File::open(lab.folder.path().join("disk0.img")).unwrap();
+    let mut written = vec![0; 102 * BLOCK];
+    image.read_exact_at(&mut written, 6 * BLOCK as u64).unwrap();
+    let around = [expected(6, 1), data, expected(107, 1)].concat();
+    assert!(written == around);
+    lab.end().unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn status_of_the_disk_is_the_result() {
+    let mut lab = Lab::start(Way::Switch, &[]).unwrap();
+    let mut queue = lab.create_queue(1, [16, 16]).unwrap();
+    lab.submit(&mut queue, READ, BLOCKS - 30, 40).unwrap();
+    // LBA Out of Range, with DNR or without.
+    let result = lab.wait(&queue).unwrap().unwrap();
+    assert_eq!((result & 0xffff_ffff, result >> 32 & 0x7ff), (30, 0x80));
+    lab.submit(&mut queue, READ, 0, 40).unwrap();
+    assert_eq!(lab.wait(&queue).unwrap(), Ok(40), "the queues go on");
+    lab.end().unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn doorbell_before_its_entry_is_found() {
+    // The entry is in the second pass: the disk finds there a command that is complete.
+    let rule = "delay submission-entry by=200ms nth=40";
+    let mut lab = Lab::start(Way::Switch, &[rule]).unwrap();
+    let mut queue = lab.create_queue(1, [32, 32]).unwrap();
+    lab.submit(&mut queue, READ, 0, 200).unwrap();
+    assert_eq!(lab.wait(&queue).unwrap(), Err(8), "BadCompletion");
+    let injected = |event: &Event| matches!(event, Event::Injected(_));
+    assert_eq!(lab.recorded("gpu0", injected).unwrap(), 1);
+    lab.end().unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn disk_that_is_reset_ends_a_launch_in_time() {
+    let mut lab = Lab::start(Way::Switch, &[]).unwrap();
+    let mut queue = lab.create_queue(1, [16, 16]).unwrap();
+    // CC.EN = 0: the queues are gone, and doorbells are ignored.
+    lab.disk.write_register(0x14, &[0; 4]).unwrap();
+    queue.limit = Duration::from_millis(50);
+    lab.submit(&mut queue, READ, 0, 40).unwrap();
+    assert_eq!(lab.wait(&queue).unwrap(), Err(7), "TimeOut");
+    let state = VRAM + queue.area + STATE + 24;
+    assert_eq!(lab.vram.load64(state).unwrap(), 1, "in use, and request 0");
+    lab.end().unwrap();
+}
