@@ -8,7 +8,9 @@ use crate::error::io_error;
 use crate::kernel_tree::BUILT_IMAGE;
 use crate::modules::Tree;
 use crate::out_of_tree::Author;
-use crate::{Cache, ImageError, KernelConfig, KernelTree, Root, bzimage, cache, out_of_tree};
+use crate::{
+    Cache, ImageError, KernelConfig, KernelTree, Root, bzimage, cache, in_tree, out_of_tree,
+};
 
 /// Which kernels are unpacked: another rule makes other cache entries.
 const UNPACKING: &str = "without KASAN";
@@ -55,7 +57,23 @@ impl Kernel {
         root: Option<&Root>,
         sources: &Path,
     ) -> Result<Self, ImageError> {
-        let built = out_of_tree::build(cache, &self, root, sources, Author::Peerbar)?;
+        let built = out_of_tree::build_folder(cache, &self, root, sources, Author::Peerbar)?;
+        self.added.extend(built);
+        Ok(self)
+    }
+
+    /// This kernel, which is that of `root`, with the modules that `wanted` names, that it was built without, and that can be built
+    /// from its source: iommufd, and vfio with character devices. Built if the cache lacks them; then the source is fetched.
+    ///
+    /// # Errors
+    /// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::ModuleBuild`], [`ImageError::Io`].
+    pub fn with_missing_modules(
+        mut self,
+        cache: &Cache,
+        root: &Root,
+        wanted: &[String],
+    ) -> Result<Self, ImageError> {
+        let built = in_tree::missing(cache, &self, root, wanted)?;
         self.added.extend(built);
         Ok(self)
     }
@@ -72,7 +90,7 @@ impl Kernel {
         root: Option<&Root>,
         sources: &Path,
     ) -> Result<(Self, Vec<PathBuf>), ImageError> {
-        let built = out_of_tree::build(cache, &self, root, sources, Author::User)?;
+        let built = out_of_tree::build_folder(cache, &self, root, sources, Author::User)?;
         self.added.extend_from_slice(&built);
         Ok((self, built))
     }

@@ -23,6 +23,7 @@ mod elf;
 mod entry_use;
 mod error;
 mod guest_image;
+mod in_tree;
 mod initramfs;
 mod kernel;
 mod kernel_build;

@@ -34,6 +34,22 @@ pub(crate) enum Author {
     Peerbar,
     /// The user.
     User,
+    /// The kernel's own developers.
+    Linux,
+}
+
+/// Sources that modules are built from.
+pub(crate) struct ModuleBuild<'a> {
+    /// Where they are from, for messages.
+    pub(crate) folder: &'a Path,
+    /// Whose they are.
+    pub(crate) author: Author,
+    /// Variables for make, beside those of every build.
+    pub(crate) options: Vec<String>,
+    /// What identifies the sources.
+    pub(crate) inputs: Vec<String>,
+    /// Reads them, if the cache lacks what they are built into.
+    pub(crate) read: &'a dyn Fn() -> Result<Sources, ImageError>,
 }
 
 /// Nor does anything read debugging information, unless the kernel's versions of symbols are made from it.
@@ -45,13 +61,11 @@ pub fn is_module_folder(folder: &Path) -> bool {
     RULES.iter().any(|rules| folder.join(rules).is_file())
 }
 
-/// The modules that the folder `folder` (with a `Kbuild` or a `Makefile`) builds for `kernel`; built if the cache has none of these
-/// sources for that kernel. The kernel of `root` is built for with the root's own compiler, a user's kernel with the
-/// host's, in its build tree.
+/// The modules that the folder `folder` (with a `Kbuild` or a `Makefile`) builds for `kernel`, as [`build`].
 ///
 /// # Errors
-/// [`ImageError::NoSources`], [`ImageError::NoBuildTree`], [`ImageError::ModuleBuild`] with the compiler's first complaint, [`ImageError::Io`].
-pub(crate) fn build(
+/// [`ImageError::NoSources`], and as [`build`].
+pub(crate) fn build_folder(
     cache: &Cache,
     kernel: &Kernel,
     root: Option<&Root>,
@@ -63,10 +77,36 @@ pub(crate) fn build(
             path: folder.to_path_buf(),
         });
     }
-    let target = Target::of(kernel, root)?;
     let sources = Sources::read(folder)?;
-    let mut inputs = sources.inputs();
-    let of_author = format!("{author:?}").into_bytes();
+    let build = ModuleBuild {
+        folder,
+        author,
+        options: Vec::new(),
+        inputs: vec![sources.key()],
+        read: &|| Ok(sources.clone()),
+    };
+    self::build(cache, kernel, root, &build)
+}
+
+/// The modules of `build` for `kernel`; built if the cache has none of these
+/// sources for that kernel. The kernel of `root` is built for with the root's own compiler, a user's kernel with the
+/// host's, in its build tree.
+///
+/// # Errors
+/// [`ImageError::NoBuildTree`], [`ImageError::ModuleBuild`] with the compiler's first complaint, [`ImageError::Io`].
+pub(crate) fn build(
+    cache: &Cache,
+    kernel: &Kernel,
+    root: Option<&Root>,
+    build: &ModuleBuild<'_>,
+) -> Result<Vec<PathBuf>, ImageError> {
+    let target = Target::of(kernel, root)?;
+    let mut inputs: Vec<Vec<u8>> = build
+        .inputs
+        .iter()
+        .map(|input| input.clone().into())
+        .collect();
+    let of_author = format!("{:?}", build.author).into_bytes();
     inputs.extend([
         kernel.release.clone().into_bytes(),
         target.stamp()?,
@@ -75,9 +115,8 @@ pub(crate) fn build(
     let entry = cache.entry(Kind::Modules, &cache::key(inputs), |path, lock| {
         let job = Job {
             target: &target,
-            sources: &sources,
-            folder,
-            author,
+            sources: &(build.read)()?,
+            build,
             log: cache.path().join("modules.log"),
         };
         job.run(path, lock)
@@ -148,9 +187,15 @@ impl<'a> Target<'a> {
 }
 
 /// Source files: their places in the folder, and their contents. What is hidden or was built is none.
-struct Sources(Vec<(PathBuf, Vec<u8>)>);
+#[derive(Clone)]
+pub(crate) struct Sources(Vec<(PathBuf, Vec<u8>)>);
 
 impl Sources {
+    /// Files by their places in a folder.
+    pub(crate) fn of_files(files: Vec<(PathBuf, Vec<u8>)>) -> Self {
+        Self(files)
+    }
+
     fn read(dir: &Path) -> Result<Self, ImageError> {
         let mut files = Vec::new();
         let mut bytes: u64 = 0;
@@ -183,12 +228,11 @@ impl Sources {
         Ok(Self(files))
     }
 
-    fn inputs(&self) -> Vec<Vec<u8>> {
+    /// Changes when any of them does.
+    fn key(&self) -> String {
         let place = |place: &Path| place.as_os_str().as_encoded_bytes().to_vec();
-        self.0
-            .iter()
-            .flat_map(|(name, content)| [place(name), content.clone()])
-            .collect()
+        let files = self.0.iter();
+        cache::key(files.flat_map(|(name, content)| [place(name), content.clone()]))
     }
 
     fn write(&self, dir: &Path) -> Result<(), ImageError> {
@@ -209,9 +253,7 @@ fn is_source(name: &str) -> bool {
 struct Job<'a> {
     target: &'a Target<'a>,
     sources: &'a Sources,
-    /// Where the user has them.
-    folder: &'a Path,
-    author: Author,
+    build: &'a ModuleBuild<'a>,
     log: PathBuf,
 }
 
@@ -222,10 +264,10 @@ impl Job<'_> {
         let sources = work.join("sources");
         fs::create_dir_all(&sources).map_err(io_error("create", &sources))?;
         self.sources.write(&sources)?;
-        let progress = Progress::start(&format!("building {}", self.folder.display()));
+        let progress = Progress::start(&format!("building {}", self.build.folder.display()));
         self.make(&work, &sources, lock, &progress)?;
         fs::create_dir(entry).map_err(io_error("create", entry))?;
-        for module in modules_in(&sources)? {
+        for module in modules_below(&sources)? {
             let kept = entry.join(module.file_name().unwrap_or_default());
             fs::rename(&module, &kept).map_err(io_error("create", &kept))?;
         }
@@ -269,7 +311,7 @@ impl Job<'_> {
     /// The compiler's words, with the names of the user's own files.
     fn of_user(&self, output: &str, sources: &Path) -> String {
         let built_in = sources.display().to_string();
-        let folder = self.folder.display().to_string();
+        let folder = self.build.folder.display().to_string();
         let lines = output.lines().map(|line| {
             let line = line.replace(&built_in, &folder);
             let file = line.split(':').next().unwrap_or_default();
@@ -290,7 +332,7 @@ impl Job<'_> {
                 let mut command = Command::new(toolchain.programs.join("make"));
                 command.env("PATH", before_path(&toolchain.programs));
                 // Of a compiler that is known, its further warnings can be demanded too.
-                command.args((self.author == Author::Peerbar).then_some("W=1"));
+                command.args((self.build.author == Author::Peerbar).then_some("W=1"));
                 command.arg("-C").arg(&toolchain.kernel);
                 command
             }
@@ -313,8 +355,9 @@ impl Job<'_> {
             .arg(format!("-j{jobs}"))
             .arg(folder)
             .arg(NO_TYPE_INFO)
-            .args((self.author == Author::Peerbar).then_some("KCFLAGS=-Werror"))
+            .args((self.build.author == Author::Peerbar).then_some("KCFLAGS=-Werror"))
             .args((!self.target.has_dwarf_versions()).then_some(NO_DEBUG_INFO))
+            .args(&self.build.options)
             .arg("modules")
             .env("LC_ALL", "C.UTF-8")
             .env_remove("MAKEFLAGS")
@@ -345,6 +388,19 @@ pub(crate) fn complaints(output: &str) -> Vec<&str> {
         complaints.extend(output.lines().filter(|line| line.contains("*** ")));
     }
     complaints
+}
+
+/// All modules in a folder and in those below it.
+fn modules_below(dir: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let mut modules = modules_in(dir)?;
+    for found in fs::read_dir(dir).map_err(io_error("list", dir))? {
+        let found = found.map_err(io_error("list", dir))?;
+        let kind = found.file_type().map_err(io_error("read", &found.path()))?;
+        if kind.is_dir() {
+            modules.extend(modules_below(&found.path())?);
+        }
+    }
+    Ok(modules)
 }
 
 fn modules_in(dir: &Path) -> Result<Vec<PathBuf>, ImageError> {
@@ -394,7 +450,7 @@ mod tests {
     fn modules_are_built_once_from_sources_alone() {
         let rule = "@cd $(M) && ls -R . > a.ko && echo $(KCFLAGS) >> a.ko";
         let (_dir, cache, kernel, sources) = lab(rule);
-        let modules = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap();
+        let modules = build_folder(&cache, &kernel, None, &sources, Author::Peerbar).unwrap();
         let text = fs::read_to_string(&modules[0]).unwrap();
         assert!(text.contains("Kbuild") && text.contains("a.c"), "{text}");
         assert!(
@@ -404,11 +460,11 @@ mod tests {
         let tree = kernel.modules.as_deref().unwrap();
         fs::write(tree.join("Makefile"), "modules:\n\tfalse\n").unwrap();
         assert_eq!(
-            build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap(),
+            build_folder(&cache, &kernel, None, &sources, Author::Peerbar).unwrap(),
             modules
         );
         fs::write(sources.join("src/a.c"), "int b;").unwrap();
-        assert!(build(&cache, &kernel, None, &sources, Author::Peerbar).is_err());
+        assert!(build_folder(&cache, &kernel, None, &sources, Author::Peerbar).is_err());
     }
 
     #[test]
@@ -416,7 +472,7 @@ mod tests {
         let rule = "@echo '[$(origin CONFIG_DEBUG_INFO)]' > $(M)/a.ko";
         let (_dir, cache, kernel, sources) = lab(rule);
         let text = || {
-            let modules = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap();
+            let modules = build_folder(&cache, &kernel, None, &sources, Author::Peerbar).unwrap();
             fs::read_to_string(&modules[0]).unwrap()
         };
         assert_eq!(text(), "[command line]\n");
@@ -431,7 +487,7 @@ mod tests {
     fn failed_make_reports_first_error_and_keeps_the_log() {
         let rule = "@echo 'a.c:1: warning: w'; echo 'a.c:2: error: e [-Werror]'; false";
         let (_dir, cache, kernel, sources) = lab(rule);
-        let error = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
+        let error = build_folder(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
         let ImageError::ModuleBuild { reason, log, .. } = error else {
             panic!("{error}")
         };
@@ -453,7 +509,7 @@ mod tests {
         let rule = "@echo 'a.c:2: error: [$(KCFLAGS)]'; echo '$(M)/b.h:1: error: b'; false";
         let (_dir, cache, kernel, sources) = lab(rule);
         fs::write(sources.join("a.c"), "").unwrap();
-        let error = build(&cache, &kernel, None, &sources, Author::User).unwrap_err();
+        let error = build_folder(&cache, &kernel, None, &sources, Author::User).unwrap_err();
         let ImageError::ModuleBuild { reason, .. } = error else {
             panic!("{error}")
         };
@@ -464,7 +520,7 @@ mod tests {
     #[test]
     fn folder_without_rules_is_no_module() {
         let (dir, cache, kernel, _sources) = lab("false");
-        let error = build(&cache, &kernel, None, dir.path(), Author::User).unwrap_err();
+        let error = build_folder(&cache, &kernel, None, dir.path(), Author::User).unwrap_err();
         assert!(matches!(error, ImageError::NoSources { .. }), "{error}");
     }
 
@@ -472,11 +528,11 @@ mod tests {
     fn kernel_without_a_build_tree_is_refused() {
         let (dir, cache, mut kernel, sources) = lab("false");
         fs::remove_file(dir.path().join("tree/Makefile")).unwrap();
-        let error = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
+        let error = build_folder(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
         assert!(matches!(error, ImageError::NoBuildTree { .. }), "{error}");
         assert!(error.to_string().contains("7.2-x"), "{error}");
         kernel.modules = None;
-        let error = build(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
+        let error = build_folder(&cache, &kernel, None, &sources, Author::Peerbar).unwrap_err();
         assert!(error.to_string().contains("--modules"), "{error}");
     }
 

@@ -191,6 +191,10 @@ impl Artifacts {
             Some(root) if has_overlay => module_tree(cache, &kernel, root)?,
             _ => None,
         };
+        let kernel = match (&root, own.kernel()) {
+            (Some(root), None) => kernel.with_missing_modules(cache, root, &modules)?,
+            _ => kernel,
+        };
         let kernel = with_own_drivers(kernel, &modules, cache, root.as_ref())?;
         let (kernel, built) = with_users_modules(kernel, needs, cache, root.as_ref())?;
         modules.extend(built.loaded.iter().map(|module| module.name.clone()));

@@ -61,6 +61,11 @@ fn of_module(name: &str) -> &'static [Need] {
         built_in("DMA_SHARED_BUFFER", "[[gpu]]"),
     ];
     const VFIO: &[Need] = &[module("VFIO_PCI", "a check with vfio-pci")];
+    const IOMMUFD: &[Need] = &[
+        module("IOMMUFD", "backend = \"iommufd\""),
+        built_in("VFIO_DEVICE_CDEV", "backend = \"iommufd\""),
+    ];
+    const TYPE1: &[Need] = &[module("VFIO_IOMMU_TYPE1", "a check with vfio-pci")];
     match name {
         "nvme" => NVME,
         "9p" => TOOLS,
@@ -68,6 +73,8 @@ fn of_module(name: &str) -> &'static [Need] {
         "virtio_gpu" => VIRTIO_GPU,
         "peerbar_gpu" => GPU,
         "vfio_pci" => VFIO,
+        "vfio_iommu_type1" => TYPE1,
+        "iommufd" => IOMMUFD,
         _ => &[],
     }
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use peerbar_nvme_spec::command::admin::{
-    CompletionQueueFlags, CreateCompletionQueue, CreateSubmissionQueue, Identify, SetFeatures,
-    SubmissionQueueFlags,
+    CompletionQueueFlags, CreateCompletionQueue, CreateSubmissionQueue, DeleteQueue, Identify,
+    SetFeatures, SubmissionQueueFlags,
 };
 use peerbar_nvme_spec::command::{AdminOpcode, SubmissionEntry};
 use peerbar_nvme_spec::feature::fid;
@@ -143,6 +143,13 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
     ) -> Result<QueuePair<R, M>, DriverError> {
         let doorbells = doorbells(&self.registers, &self.memory, self.stride, self.shadows, id);
         let pair = QueuePair::new(self.memory.clone(), at, doorbells)?;
+        self.create_queues_at(id, at)?;
+        Ok(pair)
+    }
+
+    /// The same for whoever else uses the queues, such as a peer: their memory need not be reachable from here, and the
+    /// completion queue must be zeroed already. Returns the offsets of the tail's and the head's doorbell.
+    pub fn create_queues_at(&mut self, id: u16, at: QueueMemory) -> Result<[u64; 2], DriverError> {
         let mut entry = command(AdminOpcode::CreateCompletionQueue);
         entry.prp1 = at.completion.into();
         let mut completion = CreateCompletionQueue::from(&entry);
@@ -160,11 +167,33 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         submission.cqid = id.into();
         submission.apply_to(&mut entry);
         self.admin(entry)?;
-        Ok(pair)
+        Ok(doorbell_offsets(self.stride, id))
+    }
+
+    /// Deletes the pair of I/O queues `id`: once this returns, the controller does not use their memory (NVMe Base 2.0,
+    /// 5.6 and 5.7).
+    pub fn delete_queues(&mut self, id: u16) -> Result<(), DriverError> {
+        for opcode in [
+            AdminOpcode::DeleteSubmissionQueue,
+            AdminOpcode::DeleteCompletionQueue,
+        ] {
+            let mut entry = command(opcode);
+            let mut queue = DeleteQueue::from(&entry);
+            queue.qid = id.into();
+            queue.apply_to(&mut entry);
+            self.admin(entry)?;
+        }
+        Ok(())
     }
 }
 
-/// The doorbells of the submission queue and the completion queue `id` (NVMe over PCIe 1.0, 3.1.2), at `stride`.
+/// Offsets of the doorbells of the submission queue and the completion queue `id` (NVMe over PCIe 1.0, 3.1.2), at `stride`.
+fn doorbell_offsets(stride: u64, id: u16) -> [u64; 2] {
+    let first = 2 * u64::from(id);
+    [first, first + 1].map(|number| offset::DOORBELLS + number * stride)
+}
+
+/// The doorbells at [`doorbell_offsets`].
 fn doorbells<R: Registers + Clone, M: DmaMemory + Clone>(
     registers: &R,
     memory: &M,
@@ -172,15 +201,14 @@ fn doorbells<R: Registers + Clone, M: DmaMemory + Clone>(
     shadows: Option<[u64; 2]>,
     id: u16,
 ) -> [Doorbell<R, M>; 2] {
-    let first = 2 * u64::from(id);
-    [first, first + 1].map(|number| {
-        let at = number * stride;
+    doorbell_offsets(stride, id).map(|place| {
+        let at = place - offset::DOORBELLS;
         let shadow = shadows.map(|[values, events]| Shadow {
             value: values + at,
             event: events + at,
         });
         let (registers, memory) = (registers.clone(), memory.clone());
-        Doorbell::new(registers, memory, offset::DOORBELLS + at, shadow)
+        Doorbell::new(registers, memory, place, shadow)
     })
 }
 

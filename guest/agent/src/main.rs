@@ -42,7 +42,7 @@ mod trace;
 mod udev;
 mod udmabuf;
 mod uevents;
-mod vfio;
+mod user_drivers;
 mod vgem;
 mod virtio_gpu;
 mod watchdog;

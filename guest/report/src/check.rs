@@ -47,6 +47,10 @@ mod probe;
 mod program;
 mod provider;
 mod queues_in_cmb;
+mod vfio;
+mod vfio_alias;
+mod vfio_nvme;
+mod vfio_revocation;
 
 use std::fmt;
 
@@ -57,8 +61,10 @@ pub use expectation::{Expectation, line_pattern};
 pub use gpu_file::{Calls, Medium};
 pub use inventory::Inventory;
 pub use pair::Pair;
+pub use probe::ProbeDriver;
 pub use reference::check_reference;
 pub use table::{COMMON_KEYS, CheckTable, Key, Keys, TableError};
+pub use vfio::VfioBackend;
 
 use declare::check;
 
@@ -107,7 +113,7 @@ pub trait CheckKind: Described + Sized {
         &[]
     }
 
-    /// All kernel modules that [`Self::modules_on_demand`] may name.
+    /// The kernel modules that [`Self::modules_on_demand`] may name, as far as Debian's kernel has them.
     const ON_DEMAND: &'static [&'static str] = &[];
 
     /// Kernel modules that the agent loads when the check runs.
@@ -264,6 +270,9 @@ kinds! {
     gpu_owners::GpuOwners,
     gpu_lost::GpuLost,
     gpu_unload::GpuUnload,
+    vfio_nvme::VfioNvme,
+    vfio_alias::VfioAlias,
+    vfio_revocation::VfioRevocation,
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Probed, Transfer};
+use peerbar_report::{ProbeDriver, Probed, Transfer};
 use peerbar_results::TransferOutcome;
-use peerbar_rule::{Release, decide};
+use peerbar_rule::{Release, Verdict, decide};
 use serde::Serialize;
 
 use super::TestedDevices;
@@ -96,6 +96,9 @@ impl Tried {
 impl Rule {
     /// The kernel's rule for `pair` in `scenario`.
     pub(super) fn of(scenario: &Scenario, kernel: Release, pair: Pair) -> anyhow::Result<Self> {
+        if pair.by == ProbeDriver::Vfio {
+            return Ok(Self::of_vfio(scenario.machine.iommu, pair));
+        }
         let tree = scenario.pci_tree();
         let cpu = &scenario.machine.cpu;
         let platform = platform(&scenario.machine, kernel)
@@ -116,6 +119,33 @@ impl Rule {
                 .map(|hop| tree.name(*hop).to_owned())
                 .collect(),
         })
+    }
+}
+
+impl Rule {
+    /// VFIO's rule: no peer-to-peer rule of the kernel is asked. A device without an IOMMU is refused, and an I/O address that is
+    /// no bus address goes up to the IOMMU from wherever the devices are.
+    fn of_vfio(iommu: Iommu, pair: Pair) -> Self {
+        let (way, mapping, why) = match iommu {
+            Iommu::None => (
+                TransferOutcome::Refused,
+                Verdict::NotSupported,
+                "vfio-pci takes no device without an IOMMU",
+            ),
+            _ => (
+                TransferOutcome::HostBridge,
+                Verdict::ThroughHostBridgeIova,
+                "the IOMMU translates an I/O address of the driver's choice",
+            ),
+        };
+        Self {
+            way,
+            mapping,
+            why: why.to_owned(),
+            path: [pair.client, "the IOMMU", pair.provider]
+                .map(str::to_owned)
+                .into(),
+        }
     }
 }
 
@@ -142,7 +172,10 @@ impl Cell {
         let (way, disagreement) = match &tried {
             Ok(tried) => {
                 let way = tried.way();
-                (way, disagreement(spot.iommu, device, &rule, way, tried))
+                (
+                    way,
+                    disagreement(spot.iommu, device, pair.by, &rule, way, tried),
+                )
             }
             Err(reason) => (TransferOutcome::NotRun, Some(reason.clone())),
         };
@@ -183,6 +216,7 @@ impl Spot {
 fn disagreement(
     iommu: Iommu,
     device: TestedDevices,
+    by: ProbeDriver,
     rule: &Rule,
     seen: TransferOutcome,
     Tried { check, kernel }: &Tried,
@@ -191,7 +225,8 @@ fn disagreement(
     let Some(probed) = &check.measure.probe else {
         return Some(format!("the check has no result: {said}"));
     };
-    if let Some(objection) = kernel.objection(iommu, rule.mapping) {
+    let ruled = (by == ProbeDriver::Kernel).then_some(rule.mapping);
+    if let Some(objection) = kernel.objection(iommu, ruled) {
         return Some(objection);
     }
     // Right data without a record is all that can be seen of QEMU's controller.

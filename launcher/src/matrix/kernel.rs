@@ -30,8 +30,9 @@ impl Kernel {
         }
     }
 
-    /// Why this is not the kernel of the boot that was asked for: with `iommu`, and bound to choose `mapping`. None if it is.
-    pub(super) fn objection(&self, iommu: Iommu, mapping: Verdict) -> Option<String> {
+    /// Why this is not the kernel of the boot that was asked for: with `iommu`, and bound to choose `mapping`, if it is asked at
+    /// all. None if it is.
+    pub(super) fn objection(&self, iommu: Iommu, mapping: Option<Verdict>) -> Option<String> {
         if !self.has(iommu) {
             return Some(format!(
                 "the boot is not what was asked for: with the IOMMU `{}` the client's iommu_group/type is {}",
@@ -39,6 +40,7 @@ impl Kernel {
                 self.domain.as_deref().unwrap_or("none")
             ));
         }
+        let mapping = mapping?;
         let ruled = mapping.map_type();
         match self.map_type {
             Some(chosen) if chosen == ruled => None,
@@ -81,7 +83,7 @@ pub(super) mod tests {
             domain: domain.map(str::to_owned),
             ..chosen(Verdict::BusAddress)
         };
-        let objection = |iommu, domain| kernel(domain).objection(iommu, Verdict::BusAddress);
+        let objection = |iommu, domain| kernel(domain).objection(iommu, Some(Verdict::BusAddress));
         let message = objection(Iommu::Intel, None).unwrap();
         assert!(
             message.ends_with("with the IOMMU `intel` the client's iommu_group/type is none"),
@@ -95,7 +97,7 @@ pub(super) mod tests {
 
     #[test]
     fn kernel_choice_unlike_the_rule_disagrees_if_seen() {
-        let objection = |kernel: &Kernel| kernel.objection(Iommu::None, Verdict::BusAddress);
+        let objection = |kernel: &Kernel| kernel.objection(Iommu::None, Some(Verdict::BusAddress));
         assert_eq!(objection(&chosen(Verdict::BusAddress)), None);
         let message = objection(&chosen(Verdict::NotSupported)).unwrap();
         assert_eq!(

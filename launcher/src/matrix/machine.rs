@@ -12,6 +12,7 @@
 //! ```
 
 use peerbar_lab::iommu::Iommu;
+use peerbar_report::ProbeDriver;
 
 use super::TestedDevices;
 use super::placement::Pair;
@@ -48,6 +49,13 @@ parameters = "use_cmb_sqes=0"
 
 "#;
 
+/// QEMU's IOMMUs do not remap interrupts here, on which vfio would insist.
+const VFIO: &str = r#"[[module]]
+name = "vfio_iommu_type1"
+parameters = "allow_unsafe_interrupts=1"
+
+"#;
+
 /// The scenario file of one boot: one processor, so that as many boots as the host has processors run at once.
 pub(super) fn scenario(
     name: &str,
@@ -79,12 +87,26 @@ pub(super) fn scenario(
         text += &line("below", below);
         text += "vram = \"16M\"\n\n";
     }
-    for Pair { provider, client } in pairs {
-        text += &format!(
-            "[[check]]\nkind = \"probe\"\nprovider = {provider:?}\nclient = {client:?}\n\n"
-        );
+    if pairs.iter().any(|pair| pair.by == ProbeDriver::Vfio) {
+        text += VFIO;
+    }
+    for pair in pairs {
+        text += &check(pair);
     }
     text
+}
+
+fn check(pair: &Pair) -> String {
+    let Pair {
+        provider,
+        client,
+        by,
+    } = pair;
+    let by = match by {
+        ProbeDriver::Kernel => "",
+        ProbeDriver::Vfio => "by = \"vfio\"\n",
+    };
+    format!("[[check]]\nkind = \"probe\"\nprovider = {provider:?}\nclient = {client:?}\n{by}\n")
 }
 
 fn line(key: &str, value: Option<&str>) -> String {

@@ -1,6 +1,7 @@
 //! Where two devices can be to each other, and what can be tried between them.
 
 use clap::ValueEnum;
+use peerbar_report::ProbeDriver;
 use serde::Serialize;
 
 use super::TestedDevices;
@@ -31,6 +32,8 @@ pub(crate) enum Flow {
     NvmeVram,
     /// The copy engine of a GPU to the CMB of a disk and back.
     GpuCmb,
+    /// A disk to the memory of a GPU and back, both driven from user space. Only on demand, since a kernel need not have VFIO.
+    VfioNvmeVram,
 }
 
 /// Provider and client, by their names in the [machine](super::machine).
@@ -38,6 +41,8 @@ pub(crate) enum Flow {
 pub(super) struct Pair {
     pub(super) provider: &'static str,
     pub(super) client: &'static str,
+    /// Who drives both.
+    pub(super) by: ProbeDriver,
 }
 
 impl Placement {
@@ -69,21 +74,33 @@ impl Placement {
         };
         let (provider, client) = match flow {
             Flow::NvmeCmbNvme => (cmb, other_disk),
-            Flow::NvmeVram => (gpu, disk),
+            Flow::NvmeVram | Flow::VfioNvmeVram => (gpu, disk),
             Flow::GpuCmb => (cmb, gpu),
         };
         let has_gpus = device == TestedDevices::Peerbar && self != Self::OwnCmb;
-        (has_gpus || flow == Flow::NvmeCmbNvme).then_some(Pair { provider, client })
+        let by = match flow {
+            Flow::VfioNvmeVram => ProbeDriver::Vfio,
+            Flow::NvmeCmbNvme | Flow::NvmeVram | Flow::GpuCmb => ProbeDriver::Kernel,
+        };
+        (has_gpus || flow == Flow::NvmeCmbNvme).then_some(Pair {
+            provider,
+            client,
+            by,
+        })
     }
 }
 
 impl Flow {
+    /// What is tried unless something else is asked for.
+    pub(super) const USUAL: [Self; 3] = [Self::NvmeCmbNvme, Self::NvmeVram, Self::GpuCmb];
+
     /// As a table calls it.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::NvmeCmbNvme => "NVMe-CMB-NVMe",
             Self::NvmeVram => "NVMe-VRAM",
             Self::GpuCmb => "GPU-CMB",
+            Self::VfioNvmeVram => "VFIO-NVMe-VRAM",
         }
     }
 }
@@ -101,7 +118,7 @@ mod tests {
             });
             all.count()
         };
-        assert_eq!(count(TestedDevices::Peerbar), 4 * 3 + 1);
+        assert_eq!(count(TestedDevices::Peerbar), 4 * 4 + 1);
         assert_eq!(count(TestedDevices::QemuNvme), 5);
     }
 

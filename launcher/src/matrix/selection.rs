@@ -95,7 +95,10 @@ fn machines(options: &cli::Matrix) -> Vec<(String, Iommu)> {
 
 fn cells(options: &cli::Matrix) -> Vec<(Placement, Flow, Pair)> {
     let device: TestedDevices = options.device;
-    let flows = all_if_none(&options.flow);
+    let flows = match options.flow.as_slice() {
+        [] => Flow::USUAL.to_vec(),
+        wanted => all_if_none(wanted),
+    };
     let topologies = all_if_none(&options.topology).into_iter();
     let cells = topologies.flat_map(|topology| {
         let pair = move |flow: &Flow| Some((topology, *flow, topology.pair(*flow, device)?));

@@ -1,8 +1,12 @@
 //! Creating and deleting queues with every wrong parameter, and its status (NVMe Base 2.0, 5.4 to 5.7).
 
+use std::time::Instant;
+
+use peerbar_nvme_driver::{Controller, DmaMemory, DriverError, Registers};
+
 use crate::command::{Command, create_cq, create_sq, delete_cq, delete_sq, sc, set_feature};
 use crate::driver::{DATA, Driver, ENABLED, queues, usual};
-use crate::machine::{CC, CMB, config};
+use crate::machine::{CC, CMB, Machine, PATIENCE, config};
 
 /// A driver with queue pair 1 and memory for a second one.
 fn refused(command: Command) -> u16 {
@@ -131,4 +135,24 @@ fn a_cmb_that_takes_no_queues_says_so() {
     });
     assert_eq!(driver.code(0, create_cq(2, 4, 1, CMB)), sc::CMB_INVALID_USE);
     assert_eq!(driver.code(0, create_sq(2, 4, 1, CMB)), sc::CMB_INVALID_USE);
+}
+
+#[test]
+fn queues_made_for_others_work_until_deleted() {
+    let machine = Machine::new(&config());
+    let mut controller = Controller::enable(machine.clone(), machine.clone(), usual(0)).unwrap();
+    let [tail, head] = controller.create_queues_at(3, usual(3)).unwrap();
+    assert_eq!([tail, head], [0x1018, 0x101c]);
+    // A Flush without a namespace fails, and completes.
+    machine.write_doorbell(tail, 1).unwrap();
+    let completion = || machine.load64(usual(3).completion + 8).unwrap();
+    let begun = Instant::now();
+    while completion() >> 48 & 1 == 0 {
+        assert!(begun.elapsed() < PATIENCE, "no completion");
+        std::thread::yield_now();
+    }
+    controller.delete_queues(3).unwrap();
+    let again = controller.delete_queues(3).unwrap_err();
+    assert!(matches!(again, DriverError::Command { .. }), "{again}");
+    controller.create_queues_at(3, usual(3)).unwrap();
 }

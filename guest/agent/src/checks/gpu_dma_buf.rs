@@ -2,13 +2,14 @@
 //! driver of a device in user space (vfio-pci), which can revoke it at any time.
 
 use super::{Outcome, Run};
-use peerbar_report::{Buffer as With, GpuDmaBuf, Measure};
+use peerbar_report::{Buffer as With, GpuDmaBuf, Measure, VfioBackend};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use peerbar_gds::{Buffer as Vram, Command, Error, Gpu, ImportedBuffer};
+use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, Memory};
 
 use super::route::judge;
 use crate::counters::TrafficWatch;
@@ -16,7 +17,8 @@ use crate::gpus;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
-use crate::{udmabuf, vfio};
+use crate::udmabuf;
+use crate::user_drivers::{self, APERTURE};
 
 /// Bytes of each half of a dma-buf: what the GPU reads, and behind it what it writes.
 pub(super) const HALF: u64 = 512 << 10;
@@ -35,9 +37,9 @@ impl Run for GpuDmaBuf {
             With::GuestRam => of_a_program(&mut bench)?,
             With::P2pmem(exporter) => {
                 let exporter = guest.gpu(exporter)?;
-                let lent = lend(guest, exporter)?;
-                let outcome = of_a_device(&mut bench, &lent);
-                let back = lent.give_back().and_then(|()| is_back(guest, exporter));
+                let binding = user_drivers::take(guest, VfioBackend::Type1, &exporter.pci)?;
+                let outcome = of_a_device(&mut bench, &binding);
+                let back = user_drivers::give_back_gpu(guest, exporter, binding);
                 outcome.and(back)?;
             }
         }
@@ -166,6 +168,18 @@ impl Exported for MappedBuffer {
     }
 }
 
+impl Exported for Memory {
+    fn put(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(self.write(0, bytes)?)
+    }
+
+    fn get(&self, length: usize) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.read(HALF, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
 fn of_a_program(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     let (mut file, dma_buf) = udmabuf::create(2 * HALF)?;
     let imported = bench.gpu.import(&dma_buf)?;
@@ -173,16 +187,21 @@ fn of_a_program(bench: &mut Bench<'_>) -> anyhow::Result<()> {
     bench.there_and_back(&imported, &mut file)
 }
 
-fn of_a_device(bench: &mut Bench<'_>, lent: &vfio::Lent) -> anyhow::Result<()> {
-    let device = lent.open()?;
-    let dma_buf = device.export(2 * HALF)?;
-    let mut aperture = device.aperture(usize::try_from(2 * HALF)?)?;
+fn of_a_device(bench: &mut Bench<'_>, binding: &Binding) -> anyhow::Result<()> {
+    let device = AddressSpace::type1()?.open(binding)?;
+    let halves = BarRange {
+        bar: APERTURE,
+        offset: 0,
+        length: 2 * HALF,
+    };
+    let dma_buf = device.export(halves)?;
+    let mut aperture = device.map(halves)?;
     let imported = bench.gpu.import(&dma_buf)?;
     drop(dma_buf);
     bench.there_and_back(&imported, &mut aperture)?;
 
     bench
-        .amid_copies(&imported, || device.reset())
+        .amid_copies(&imported, || Ok(device.reset()?))
         .context("a reset of the exporter amid copies")?;
     bench
         .there_and_back(&imported, &mut aperture)
@@ -201,20 +220,4 @@ fn of_a_device(bench: &mut Bench<'_>, lent: &vfio::Lent) -> anyhow::Result<()> {
     bench
         .is_refused(&imported)
         .context("once the exporter is closed")
-}
-
-fn lend(guest: &GuestContext, exporter: &gpus::Gpu) -> anyhow::Result<vfio::Lent> {
-    for module in ["vfio_iommu_type1", "vfio_pci"] {
-        guest.load_module(module)?;
-    }
-    vfio::Lent::take(&exporter.pci)
-}
-
-/// Its own driver has it again.
-fn is_back(guest: &GuestContext, exporter: &gpus::Gpu) -> anyhow::Result<()> {
-    let opened = guest.uevents.wait_for(PATIENCE, || exporter.open())?;
-    let buffer = opened.allocate(HALF)?;
-    let different = opened.compare(buffer.span(..HALF)?, buffer.span(..HALF)?)?;
-    ensure!(different.is_none(), "its memory is not equal to itself");
-    Ok(())
 }

@@ -3,15 +3,19 @@
 //! Each direction is a move of data from one end to another with the provider's memory in between. The client is at the
 //! near end. The far end is the provider's own disk if it has one, else its memory itself.
 
+mod user_driven;
+
 use super::{Outcome, Run};
-use peerbar_report::{Measure, Probe, Probed, Transfer};
+use peerbar_report::{Measure, Probe, ProbeDriver, Probed, Transfer, VfioBackend};
 use std::fs::File;
 use std::io;
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer, Mapping};
 
+use self::user_driven::UserDriven;
 use super::layout::size_range;
+use super::vfio_nvme::TakenDevices;
 use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::disk;
@@ -38,15 +42,9 @@ impl Run for Probe {
         measure.sizes = size_range(&[LENGTH]);
         let number = client_number(guest, self)?;
         let mut watch = TrafficWatch::new(guest);
-        let (written, read) = match pair(guest, self) {
-            Ok(mut pair) => {
-                let mut moved = |direction| {
-                    let pattern = guest.fresh_pattern_of(number);
-                    transfer(pair.as_mut(), direction, pattern, &mut watch)
-                };
-                (moved(Direction::There)?, moved(Direction::Back)?)
-            }
-            Err(refused) => (failed(&refused), failed(&refused)),
+        let (written, read) = match self.by {
+            ProbeDriver::Kernel => both_ways(guest, number, &mut watch, pair(guest, self))?,
+            ProbeDriver::Vfio => by_vfio(guest, self, number, &mut watch)?,
         };
         watch.write_to(measure);
         let wrong = [&written, &read]
@@ -80,6 +78,47 @@ impl Run for Probe {
             faults: true,
         }
     }
+
+    fn has_own_addresses(&self) -> bool {
+        self.by == ProbeDriver::Vfio
+    }
+}
+
+/// What becomes of both directions, by way of `pair` or the error in its place.
+fn both_ways<'p>(
+    guest: &GuestContext,
+    number: u32,
+    watch: &mut TrafficWatch<'_>,
+    pair: anyhow::Result<Box<dyn Pair + 'p>>,
+) -> anyhow::Result<(Transfer, Transfer)> {
+    match pair {
+        Ok(mut pair) => {
+            let mut moved = |direction| {
+                let pattern = guest.fresh_pattern_of(number);
+                transfer(pair.as_mut(), direction, pattern, watch)
+            };
+            Ok((moved(Direction::There)?, moved(Direction::Back)?))
+        }
+        Err(refused) => Ok((failed(&refused), failed(&refused))),
+    }
+}
+
+/// The same with both devices in the hands of vfio-pci meanwhile.
+fn by_vfio(
+    guest: &GuestContext,
+    probe: &Probe,
+    number: u32,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<(Transfer, Transfer)> {
+    let disk = guest.controller(&probe.client)?;
+    let taken = TakenDevices::take(guest, VfioBackend::Type1, disk, Some(&probe.provider));
+    let taken = match taken {
+        Ok(taken) => taken,
+        Err(refused) => return Ok((failed(&refused), failed(&refused))),
+    };
+    let pair = UserDriven::open(&taken).map(|pair| Box::new(pair) as Box<dyn Pair>);
+    let outcome = both_ways(guest, number, watch, pair);
+    taken.give_back(guest, outcome)
 }
 
 fn client_number(guest: &GuestContext, probe: &Probe) -> anyhow::Result<u32> {
@@ -96,7 +135,7 @@ trait Pair {
     /// Moves them.
     fn carry(&mut self, direction: Direction) -> anyhow::Result<()>;
     /// What is where `direction` ends.
-    fn arrived(&self, direction: Direction) -> anyhow::Result<Vec<u8>>;
+    fn arrived(&mut self, direction: Direction) -> anyhow::Result<Vec<u8>>;
 }
 
 fn pair(guest: &GuestContext, probe: &Probe) -> anyhow::Result<Box<dyn Pair>> {
@@ -204,7 +243,7 @@ impl Pair for DiskPair {
         }
     }
 
-    fn arrived(&self, direction: Direction) -> anyhow::Result<Vec<u8>> {
+    fn arrived(&mut self, direction: Direction) -> anyhow::Result<Vec<u8>> {
         match (direction, &self.provider) {
             (Direction::There, Some(provider)) => disk::read(provider, Self::FAR, BYTES),
             (Direction::There, None) => self.memory.to_vec(BYTES),
@@ -258,7 +297,7 @@ impl Pair for CopyEngine {
         Ok(())
     }
 
-    fn arrived(&self, direction: Direction) -> anyhow::Result<Vec<u8>> {
+    fn arrived(&mut self, direction: Direction) -> anyhow::Result<Vec<u8>> {
         let (_, to) = self.mappings(direction);
         let mut bytes = vec![0; BYTES];
         to.read(0, &mut bytes)?;

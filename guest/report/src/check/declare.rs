@@ -13,14 +13,26 @@ macro_rules! check {
         $(#[doc = $about:literal])+
         $kind:literal: $name:literal
         pub struct $Check:ident {
-            $($(#[doc = $key:literal])+ pub $field:ident: $type:ty = $reader:expr,)+
+            $(
+                $(#[doc = $key:literal])+
+                $(#[default = $default:literal])?
+                $(#[serde($($serde:tt)+)])?
+                pub $field:ident: $type:ty = $reader:expr,
+            )+
         }
         $($item:tt)*
     ) => {
         check! {
             $(#[doc = $about])+
             $kind: $name
-            pub struct $Check { $($(#[doc = $key])+ pub $field: $type,)+ }
+            pub struct $Check {
+                $(
+                    $(#[doc = $key])+
+                    $(#[default = $default])?
+                    $(#[serde($($serde)+)])?
+                    pub $field: $type,
+                )+
+            }
         }
 
         impl $crate::check::CheckKind for $Check {

@@ -1,0 +1,150 @@
+//! An I/O address that is also the bus address of a peer's memory.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use peerbar_report::{Measure, VfioAlias, VfioBackend};
+use peerbar_vfio_nvme::{Direction, DmaSpace, Memory, RegisterAccess};
+
+use super::vfio_nvme::{TakenDevices, start};
+use super::{Outcome, Run};
+use crate::counters::TrafficWatch;
+use crate::guest_context::GuestContext;
+use crate::user_drivers::{address_space, open_gpu, vram};
+
+/// Bytes that are read to the address.
+const LENGTH: u64 = 64 << 10;
+const BYTES: usize = 64 << 10;
+
+/// What the memory holds before.
+const BEFORE: u8 = 0x5a;
+
+impl Run for VfioAlias {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let disk = guest.controller(&self.disk)?;
+        let gpu = guest.gpu(&self.gpu)?;
+        let have_switch = have_common_switch(&real_path(&disk.pci)?, &real_path(&gpu.pci)?);
+        let address = gpu.aperture_start()?;
+        let mut watch = TrafficWatch::new(guest);
+        let taken = TakenDevices::take(guest, self.backend, disk, Some(&self.gpu))?;
+        let arrived = read_at(guest, &taken, self.backend, address, &mut watch);
+        let arrived = taken.give_back(guest, arrived)?;
+        measure.bytes = LENGTH;
+        watch.write_to(measure);
+        let expected = match have_switch {
+            true => Arrived::Peer,
+            false => Arrived::OwnMemory,
+        };
+        ensure!(
+            arrived == expected,
+            "what the disk read to {address:#x} arrived at {arrived:?}, where the topology has {expected:?}"
+        );
+        let traffic = watch.traffic()?;
+        let seen = (
+            traffic.payload_to_devices(disk.number),
+            traffic.payload_to_guest_ram(disk.number),
+        );
+        let counted = match expected {
+            Arrived::Peer => (LENGTH, 0),
+            Arrived::OwnMemory => (0, LENGTH),
+        };
+        ensure!(
+            seen == counted,
+            "the counters of {} show {seen:?} bytes with devices and guest RAM, where {counted:?} were to be",
+            self.disk
+        );
+        Ok(Outcome::Passed)
+    }
+
+    fn has_own_addresses(&self) -> bool {
+        true
+    }
+}
+
+/// Where data arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrived {
+    /// The memory that has the address on the bus.
+    Peer,
+    /// The memory that has it in the address space.
+    OwnMemory,
+}
+
+/// Has the disk read its first blocks to `address`, which stands for memory of this process.
+fn read_at(
+    guest: &GuestContext,
+    taken: &TakenDevices<'_>,
+    backend: VfioBackend,
+    address: u64,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<Arrived> {
+    let space = DmaSpace::new(address_space(backend)?);
+    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
+    let gpu = open_gpu(space.address_space(), binding)?;
+    let aperture = gpu.map(vram(LENGTH))?;
+    let own = Arc::new(Memory::new(LENGTH)?);
+    let pattern = guest.fresh_pattern(taken.disk.0);
+    let source = space.allocate(LENGTH)?;
+    let memory = space.memory(source).context("memory that is not there")?;
+    memory.write(0, &pattern.bytes(0, BYTES))?;
+    disk.transfer(Direction::Write, 0, source, LENGTH)?;
+    for memory in [&aperture, &*own] {
+        memory.write(0, &[BEFORE; BYTES])?;
+    }
+    space
+        .map(address, Arc::clone(&own))
+        .with_context(|| format!("the bus address {address:#x} as an I/O address"))?;
+    watch.watch(|| disk.transfer(Direction::Read, 0, address, LENGTH))?;
+    let mut seen = [vec![0; BYTES], vec![0; BYTES]];
+    for (memory, seen) in [&aperture, &*own].into_iter().zip(&mut seen) {
+        memory.read(0, seen)?;
+    }
+    let [at_peer, at_own] = seen;
+    let is_untouched = |seen: &[u8]| seen.iter().all(|byte| *byte == BEFORE);
+    if is_untouched(&at_own) {
+        pattern.verify(0, &at_peer).context("at the peer")?;
+        return Ok(Arrived::Peer);
+    }
+    pattern.verify(0, &at_own).context("in own memory")?;
+    ensure!(is_untouched(&at_peer), "the peer's memory has changed too");
+    Ok(Arrived::OwnMemory)
+}
+
+/// A device's place in the PCI tree, as sysfs has it.
+fn real_path(pci: &Path) -> anyhow::Result<PathBuf> {
+    pci.canonicalize()
+        .with_context(|| format!("cannot find {}", pci.display()))
+}
+
+/// Whether two devices are below one switch, by their places in sysfs: below a common root port, and a port more.
+fn have_common_switch(one: &Path, other: &Path) -> bool {
+    let bridges = |path: &Path| -> Vec<String> {
+        let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
+        parts.skip_while(|part| !part.starts_with("pci")).collect()
+    };
+    let (one, other) = (bridges(one), bridges(other));
+    let common = one.iter().zip(&other).take_while(|(a, b)| a == b);
+    // The host bridge, the root port, the switch' upstream port.
+    common.count() >= 3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switch_is_common_below_its_upstream_port() {
+        let device = |path: &str| Path::new("/sys/devices").join(path);
+        let disk = device("pci0000:00/0000:00:03.0/0000:01:00.0/0000:02:00.0/0000:03:00.0");
+        let gpu = device("pci0000:00/0000:00:03.0/0000:01:00.0/0000:02:01.0/0000:04:00.0");
+        let alone = device("pci0000:00/0000:00:04.0/0000:05:00.0");
+        assert!(have_common_switch(&disk, &gpu));
+        assert!(!have_common_switch(&disk, &alone));
+        assert!(!have_common_switch(
+            &alone,
+            &device("pci0000:00/0000:00:05.0/0000:06:00.0")
+        ));
+    }
+}

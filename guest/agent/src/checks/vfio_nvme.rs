@@ -1,0 +1,186 @@
+//! A disk and, if wanted, a GPU driven from user space.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use peerbar_report::{Measure, VfioBackend, VfioNvme};
+use peerbar_vfio_nvme::{Binding, Direction, Disk, DmaSpace, RegisterAccess, VfioDevice};
+
+use super::route::judge;
+use super::{Outcome, Run};
+use crate::counters::TrafficWatch;
+use crate::devices::Controller;
+use crate::gpus::Gpu;
+use crate::guest_context::GuestContext;
+use crate::user_drivers::{
+    address_space, disk_is_back, give_back_disk, give_back_gpu, open_gpu, take, vram,
+};
+
+/// Bytes of each half of the memory: what is written to the disk, and what is read back. Some commands each way.
+const HALF: u64 = 1 << 20;
+
+impl Run for VfioNvme {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let disk = guest.controller(&self.disk)?;
+        let mut watch = TrafficWatch::new(guest);
+        let taken = TakenDevices::take(guest, self.backend, disk, self.with.provider())?;
+        let outcome = both_ways(guest, self, &taken, &mut watch);
+        taken.give_back(guest, outcome)?;
+        measure.bytes = 4 * HALF;
+        watch.write_to(measure);
+        let share = disk.share(measure.bytes);
+        judge(&self.with, &[share], watch.traffic()?)?;
+        Ok(Outcome::Passed)
+    }
+
+    fn has_own_addresses(&self) -> bool {
+        true
+    }
+}
+
+/// A disk and perhaps a GPU in the hands of vfio-pci.
+pub(super) struct TakenDevices<'a> {
+    pub(super) disk: (&'a Controller, Binding),
+    pub(super) gpu: Option<(&'a Gpu, Binding)>,
+}
+
+impl<'a> TakenDevices<'a> {
+    pub(super) fn take(
+        guest: &'a GuestContext,
+        backend: VfioBackend,
+        disk: &'a Controller,
+        gpu: Option<&str>,
+    ) -> anyhow::Result<Self> {
+        let gpu = gpu.map(|name| guest.gpu(name)).transpose()?;
+        let of_disk = match take(guest, backend, &disk.pci) {
+            Ok(of_disk) => of_disk,
+            Err(error) => {
+                disk_is_back(guest, disk)?;
+                return Err(error);
+            }
+        };
+        let of_gpu = gpu.map(|gpu| take(guest, backend, &gpu.pci)).transpose();
+        match of_gpu {
+            Ok(of_gpu) => Ok(Self {
+                disk: (disk, of_disk),
+                gpu: gpu.zip(of_gpu),
+            }),
+            Err(error) => {
+                give_back_disk(guest, disk, of_disk)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives both back, whatever the `outcome` of what was done with them.
+    pub(super) fn give_back<T>(
+        self,
+        guest: &GuestContext,
+        outcome: anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let (disk, binding) = self.disk;
+        let of_disk = give_back_disk(guest, disk, binding);
+        let of_gpu = self
+            .gpu
+            .map(|(gpu, binding)| give_back_gpu(guest, gpu, binding));
+        let value = outcome?;
+        of_disk.and(of_gpu.unwrap_or(Ok(())))?;
+        Ok(value)
+    }
+}
+
+/// With registers by a mapping, and by calls.
+fn both_ways(
+    guest: &GuestContext,
+    check: &VfioNvme,
+    taken: &TakenDevices<'_>,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<()> {
+    for access in [RegisterAccess::Mapped, RegisterAccess::Calls] {
+        there_and_back(guest, check, taken, access, watch)
+            .with_context(|| format!("with registers reached by {access:?}"))?;
+    }
+    Ok(())
+}
+
+fn there_and_back(
+    guest: &GuestContext,
+    check: &VfioNvme,
+    taken: &TakenDevices<'_>,
+    access: RegisterAccess,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<()> {
+    let space = DmaSpace::new(address_space(check.backend)?);
+    let mut disk = start(taken, &space, access)?;
+    let vram = match &taken.gpu {
+        None => None,
+        Some((_, binding)) => Some(Vram::map(&space, check.backend, binding, 2 * HALF)?),
+    };
+    let address = match &vram {
+        None => space.allocate(2 * HALF)?,
+        Some(vram) => vram.address,
+    };
+    let memory = space.memory(address).context("memory that is not there")?;
+    let pattern = guest.fresh_pattern(taken.disk.0);
+    let bytes = usize::try_from(HALF)?;
+    memory.write(0, &pattern.bytes(0, bytes))?;
+    let back = address.saturating_add(HALF);
+    watch.watch(|| {
+        disk.transfer(Direction::Write, 0, address, HALF)?;
+        disk.transfer(Direction::Read, 0, back, HALF)
+    })?;
+    let mut seen = vec![0; bytes];
+    memory.read(HALF, &mut seen)?;
+    Ok(pattern.verify(0, &seen)?)
+}
+
+/// Brings up the disk, which must be the one of the plan.
+pub(super) fn start(
+    taken: &TakenDevices<'_>,
+    space: &DmaSpace,
+    access: RegisterAccess,
+) -> anyhow::Result<Disk> {
+    let (controller, binding) = &taken.disk;
+    let device = Arc::new(space.address_space().open(binding)?);
+    let disk = Disk::start(device, space.clone(), access)?;
+    let identity = disk.identity();
+    let bytes = identity.blocks.saturating_mul(identity.block_bytes);
+    ensure!(
+        identity.serial == controller.name && bytes == controller.disk.bytes,
+        "Identify says that it is {identity:?}, where Linux found {} with {} bytes",
+        controller.name,
+        controller.disk.bytes
+    );
+    Ok(disk)
+}
+
+/// The start of a GPU's memory in an address space.
+pub(super) struct Vram {
+    /// Its I/O address.
+    pub(super) address: u64,
+    /// Without it the memory would be taken away.
+    _gpu: VfioDevice,
+}
+
+impl Vram {
+    /// Maps the GPU's BAR, or a dma-buf of it.
+    pub(super) fn map(
+        space: &DmaSpace,
+        backend: VfioBackend,
+        binding: &Binding,
+        length: u64,
+    ) -> anyhow::Result<Self> {
+        let gpu = open_gpu(space.address_space(), binding)?;
+        let address = space.free_addresses(length)?;
+        let memory = Arc::new(gpu.map(vram(length))?);
+        match backend {
+            VfioBackend::Type1 => space.map(address, memory)?,
+            VfioBackend::Iommufd => {
+                let dma_buf = gpu.export(vram(length))?;
+                space.map_dma_buf(address, dma_buf.as_fd(), memory)?;
+            }
+        }
+        Ok(Self { address, _gpu: gpu })
+    }
+}

@@ -1,0 +1,264 @@
+//! Memory of a GPU that is taken away while a disk reads into it.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use peerbar_report::{Measure, VfioBackend, VfioRevocation};
+use peerbar_vfio_nvme::{Binding, Direction, Disk, DmaSpace, Error, RegisterAccess, VfioDevice};
+
+use super::vfio_nvme::{TakenDevices, start};
+use super::{Outcome, Run};
+use crate::counters::TrafficWatch;
+use crate::guest_context::GuestContext;
+use crate::kmsg::Expected;
+use crate::user_drivers::{address_space, open_gpu, vram};
+
+/// Bytes of one read.
+const READ: u64 = 32 << 10;
+/// Reads that are outstanding.
+const DEPTH: u64 = 16;
+/// Bytes of the GPU's memory that are read into.
+const LENGTH: u64 = READ * DEPTH;
+/// Reads that have ended well before the memory is taken away.
+const BEFORE: u64 = 64;
+/// How long a command, or the load as a whole, may take to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Run for VfioRevocation {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let disk = guest.controller(&self.disk)?;
+        let taken = TakenDevices::take(guest, self.backend, disk, Some(&self.gpu))?;
+        let mut outcome = Ok(());
+        for way in Way::ALL {
+            outcome = outcome.and_then(|()| {
+                lose(guest, &taken, self.backend, way, measure)
+                    .with_context(|| format!("{way:?} during reads"))
+            });
+        }
+        taken.give_back(guest, outcome)?;
+        Ok(Outcome::Passed)
+    }
+
+    fn expected_log(&self) -> Expected<'_> {
+        Expected {
+            texts: &[],
+            faults: true,
+        }
+    }
+
+    fn has_own_addresses(&self) -> bool {
+        true
+    }
+}
+
+/// How the memory is taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The GPU's BARs are no longer decoded.
+    DecodeOff,
+    /// The GPU is reset, which it survives.
+    Reset,
+    /// The addresses stand for nothing any more.
+    Unmap,
+    /// The GPU is closed.
+    Close,
+    /// The disk is reset.
+    DiskReset,
+}
+
+impl Way {
+    const ALL: [Self; 5] = [
+        Self::DecodeOff,
+        Self::Reset,
+        Self::Unmap,
+        Self::Close,
+        Self::DiskReset,
+    ];
+
+    /// Whether the memory is there again once it has happened. A dma-buf in iommufd stays revoked.
+    fn is_passing(self, backend: VfioBackend) -> bool {
+        self == Self::Reset && backend == VfioBackend::Type1
+    }
+}
+
+/// One loss: reads without a pause, the loss, then the look at what is left.
+fn lose(
+    guest: &GuestContext,
+    taken: &TakenDevices<'_>,
+    backend: VfioBackend,
+    way: Way,
+    measure: &mut Measure,
+) -> anyhow::Result<()> {
+    let space = DmaSpace::new(address_space(backend)?);
+    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
+    let (gpu, address) = map(&space, backend, binding)?;
+    let device = Arc::clone(disk.device());
+    let load = Load::default();
+    let (loaded, lost) = thread::scope(|scope| {
+        let reads = scope.spawn(|| load.run(&mut disk, address));
+        let lost = load
+            .wait_for(BEFORE)
+            .and_then(|()| take_away(way, gpu, &device, &space, address));
+        load.stop.store(true, Ordering::Release);
+        (reads.join(), lost)
+    });
+    let kept = lost?;
+    let Ok(loaded) = loaded else {
+        bail!("the thread that reads panicked")
+    };
+    loaded?;
+    measure.bytes = measure
+        .bytes
+        .saturating_add(load.done.load(Ordering::Acquire).saturating_mul(READ));
+    let mut watch = TrafficWatch::new(guest);
+    if way == Way::DiskReset {
+        return nothing_moves(taken, &mut watch, || {
+            ensure!(!disk.is_ready()?, "the disk is ready after its reset");
+            Ok(())
+        });
+    }
+    if way.is_passing(backend) {
+        watch.watch(|| disk.transfer(Direction::Read, 0, address, READ))?;
+        let moved = watch.traffic()?.payload_to_devices(taken.disk.0.number);
+        ensure!(
+            moved == READ,
+            "a read after it moved {moved} bytes to the GPU, not {READ}"
+        );
+        return Ok(());
+    }
+    nothing_moves(taken, &mut watch, || {
+        match disk.transfer(Direction::Read, 0, address, READ) {
+            Err(Error::Status { .. }) => Ok(()),
+            Err(other) => Err(other.into()),
+            Ok(()) => bail!("a read after it ends with success"),
+        }
+    })?;
+    drop(kept);
+    Ok(())
+}
+
+/// `work` moves nothing to the memory of a device.
+fn nothing_moves(
+    taken: &TakenDevices<'_>,
+    watch: &mut TrafficWatch<'_>,
+    work: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    watch.watch(work)?;
+    let moved = watch.traffic()?.payload_to_devices(taken.disk.0.number);
+    ensure!(
+        moved == 0,
+        "{moved} bytes went to the memory of a device afterwards"
+    );
+    Ok(())
+}
+
+/// Opens the GPU and maps the start of its memory; this process keeps no mapping of it.
+fn map(
+    space: &DmaSpace,
+    backend: VfioBackend,
+    binding: &Binding,
+) -> anyhow::Result<(VfioDevice, u64)> {
+    let gpu = open_gpu(space.address_space(), binding)?;
+    let address = space.free_addresses(LENGTH)?;
+    match backend {
+        VfioBackend::Type1 => {
+            let memory = gpu.map(vram(LENGTH))?;
+            space.address_space().map(address, &memory)?;
+        }
+        VfioBackend::Iommufd => {
+            let dma_buf = gpu.export(vram(LENGTH))?;
+            space
+                .address_space()
+                .map_dma_buf(address, dma_buf.as_fd(), LENGTH)?;
+        }
+    }
+    Ok((gpu, address))
+}
+
+/// Takes the memory away; returns the GPU, if it is still open.
+fn take_away(
+    way: Way,
+    gpu: VfioDevice,
+    disk: &VfioDevice,
+    space: &DmaSpace,
+    address: u64,
+) -> anyhow::Result<Option<VfioDevice>> {
+    match way {
+        Way::DecodeOff => gpu.decode(false)?,
+        Way::Reset => gpu.reset()?,
+        Way::Unmap => space.address_space().unmap(address, LENGTH)?,
+        Way::DiskReset => disk.reset()?,
+        Way::Close => {
+            drop(gpu);
+            return Ok(None);
+        }
+    }
+    Ok(Some(gpu))
+}
+
+/// Reads without a pause.
+#[derive(Debug, Default)]
+struct Load {
+    /// Reads that ended well.
+    done: AtomicU64,
+    /// Whether the memory has been taken away: then reads end, and none begins.
+    stop: AtomicBool,
+}
+
+impl Load {
+    /// Reads until it is to stop, and then until no command is outstanding or the controller is disabled.
+    fn run(&self, disk: &mut Disk, address: u64) -> anyhow::Result<()> {
+        let mut slots: Vec<u64> = (0..DEPTH).collect();
+        let mut of_command = vec![0; usize::from(disk.depth())];
+        let mut stopped = None;
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                stopped.get_or_insert_with(Instant::now);
+            }
+            while let (None, Some(slot)) = (stopped, slots.last().copied()) {
+                let place = slot.saturating_mul(READ);
+                let block = place / disk.identity().block_bytes;
+                let at = address.saturating_add(place);
+                let cid = disk.submit(Direction::Read, block, at, READ)?;
+                if let Some(of_command) = of_command.get_mut(usize::from(cid)) {
+                    *of_command = slot;
+                }
+                slots.pop();
+            }
+            if let Some((_, completion)) = disk.reap()? {
+                slots.extend(of_command.get(usize::from(completion.cid)));
+                if completion.status == 0 {
+                    self.done.fetch_add(1, Ordering::AcqRel);
+                }
+                continue;
+            }
+            match stopped {
+                Some(_) if disk.outstanding() == 0 || !disk.is_ready()? => return Ok(()),
+                Some(since) if since.elapsed() > PATIENCE => bail!(
+                    "{} reads have not ended {} s later",
+                    disk.outstanding(),
+                    PATIENCE.as_secs()
+                ),
+                _ => thread::yield_now(),
+            }
+        }
+    }
+
+    /// Waits until so many reads have ended well.
+    fn wait_for(&self, reads: u64) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        while self.done.load(Ordering::Acquire) < reads {
+            ensure!(
+                begun.elapsed() < PATIENCE,
+                "the reads before it do not end well"
+            );
+            thread::yield_now();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! Devices that a check drives itself, by vfio-pci, in place of their own drivers.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use peerbar_report::VfioBackend;
+use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, VfioDevice};
+
+use crate::devices::{Controller, attribute};
+use crate::gpus::Gpu;
+use crate::guest_context::GuestContext;
+
+/// The BAR in which a GPU shows its memory (devices/gpu/INTERFACE.md).
+pub(crate) const APERTURE: u32 = 2;
+
+/// How long the return of a driver may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Takes the device with this directory in sysfs away from its driver.
+pub(crate) fn take(
+    guest: &GuestContext,
+    backend: VfioBackend,
+    pci: &Path,
+) -> anyhow::Result<Binding> {
+    for module in backend.modules() {
+        guest.load_module(module)?;
+    }
+    Ok(Binding::bind(pci)?)
+}
+
+/// A new address space.
+pub(crate) fn address_space(backend: VfioBackend) -> anyhow::Result<AddressSpace> {
+    Ok(match backend {
+        VfioBackend::Type1 => AddressSpace::type1()?,
+        VfioBackend::Iommufd => AddressSpace::iommufd()?,
+    })
+}
+
+/// The start of a GPU's memory.
+pub(crate) fn vram(length: u64) -> BarRange {
+    BarRange {
+        bar: APERTURE,
+        offset: 0,
+        length,
+    }
+}
+
+/// Opens a GPU, with its memory decoded.
+pub(crate) fn open_gpu(space: &AddressSpace, binding: &Binding) -> anyhow::Result<VfioDevice> {
+    let device = space.open(binding)?;
+    device.decode(true)?;
+    Ok(device)
+}
+
+/// Gives a disk back to its own driver, and waits until that has its namespace.
+pub(crate) fn give_back_disk(
+    guest: &GuestContext,
+    disk: &Controller,
+    binding: Binding,
+) -> anyhow::Result<()> {
+    binding.release()?;
+    disk_is_back(guest, disk)
+}
+
+/// Waits until a disk's own driver has its namespace.
+pub(crate) fn disk_is_back(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
+    let back = guest.uevents.wait_for(PATIENCE, || {
+        let serial = attribute(&disk.directory, "serial");
+        ensure!(
+            serial == disk.name,
+            "its place has the serial number {serial:?}"
+        );
+        disk.ensure_live()?;
+        disk.disk.open_direct()
+    });
+    back.map(drop)
+        .with_context(|| format!("{} is not back with its own driver", disk.name))
+}
+
+/// Gives a GPU back to its own driver, and waits until that can use its memory.
+pub(crate) fn give_back_gpu(
+    guest: &GuestContext,
+    gpu: &Gpu,
+    binding: Binding,
+) -> anyhow::Result<()> {
+    const BYTES: u64 = 512 << 10;
+    binding.release()?;
+    let opened = guest.uevents.wait_for(PATIENCE, || gpu.open());
+    let opened = opened.with_context(|| format!("{} is not back with its own driver", gpu.name))?;
+    let buffer = opened.allocate(BYTES)?;
+    let different = opened.compare(buffer.span(..BYTES)?, buffer.span(..BYTES)?)?;
+    ensure!(different.is_none(), "its memory is not equal to itself");
+    Ok(())
+}

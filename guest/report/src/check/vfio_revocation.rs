@@ -1,0 +1,26 @@
+//! `vfio-revocation`: memory that is taken away during I/O.
+
+use super::{Keys, VfioBackend, check};
+
+check! {
+    /// A driver in user space has the disk read into the memory of a GPU without a pause, while that memory is taken away: its
+    /// decoding is turned off, the GPU is reset, the mapping is removed, the GPU is closed, the disk is reset. Commands end with
+    /// errors, nothing hangs, and afterwards the counters show no data to the GPU.
+    "vfio-revocation": "{disk} loses the memory of {gpu} during reads, {backend}"
+    pub struct VfioRevocation {
+        /// Name of an `[[nvme]]`. Its data are lost.
+        pub disk: String = Keys::disk_name,
+        /// Name of a `[[gpu]]`. The contents of its memory are lost.
+        pub gpu: String = Keys::gpu_with_p2pmem,
+        /// The kernel's interface: `"type1"`, which maps the GPU's BAR, or `"iommufd"`, which maps a dma-buf of it.
+        #[default = "`\"type1\"`"]
+        #[serde(default)]
+        pub backend: VfioBackend = Keys::or_default,
+    }
+
+    const ON_DEMAND: &'static [&'static str] = VfioBackend::DEBIAN_MODULES;
+
+    fn modules_on_demand(&self) -> &'static [&'static str] {
+        self.backend.modules()
+    }
+}

@@ -1,0 +1,87 @@
+//! I/O address spaces: what devices of vfio-pci use as addresses.
+
+use std::os::fd::BorrowedFd;
+
+use crate::binding::Binding;
+use crate::device::VfioDevice;
+use crate::error::{Error, Result};
+use crate::iommufd::Iommufd;
+use crate::memory::Memory;
+use crate::type1::Container;
+
+/// An I/O address space, with the devices that were opened in it. All of them see the same memory at the same addresses.
+#[derive(Clone, Debug)]
+pub struct AddressSpace(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Type1(Container),
+    Iommufd(Iommufd),
+}
+
+impl AddressSpace {
+    /// A container of VFIO's type 1 (Linux, Documentation/driver-api/vfio.rst). Devices are opened by their groups.
+    ///
+    /// # Errors
+    /// [`Error::File`], without vfio.
+    pub fn type1() -> Result<Self> {
+        Container::open().map(Kind::Type1).map(Self)
+    }
+
+    /// An address space of iommufd (Linux, Documentation/userspace-api/iommufd.rst). Devices are opened by their
+    /// character devices.
+    ///
+    /// # Errors
+    /// [`Error::File`], without iommufd, and [`Error::Request`].
+    pub fn iommufd() -> Result<Self> {
+        Iommufd::open().map(Kind::Iommufd).map(Self)
+    }
+
+    /// Opens a device, which has this address space until it is closed. Opening and closing reset it.
+    ///
+    /// # Errors
+    /// [`Error::NoGroup`], [`Error::NotViable`], [`Error::NoCharacterDevice`], [`Error::Request`].
+    pub fn open(&self, binding: &Binding) -> Result<VfioDevice> {
+        let file = match &self.0 {
+            Kind::Type1(container) => container.open_device(binding)?,
+            Kind::Iommufd(iommufd) => iommufd.open_device(binding)?,
+        };
+        Ok(VfioDevice::new(file, self.clone()))
+    }
+
+    /// Has `iova` on stand for `memory`, which must not be unmapped before this is undone. Memory of a BAR is possible with
+    /// type 1 only.
+    ///
+    /// # Errors
+    /// [`Error::Request`]: EEXIST for addresses that are in use, EINVAL for reserved ones, EFAULT or EINVAL for memory of a
+    /// BAR with iommufd.
+    pub fn map(&self, iova: u64, memory: &Memory) -> Result<()> {
+        match &self.0 {
+            Kind::Type1(container) => container.map(iova, memory),
+            Kind::Iommufd(iommufd) => iommufd.map(iova, memory),
+        }
+    }
+
+    /// Has `iova` on stand for the first `length` bytes of a dma-buf that vfio-pci has exported. It is revoked together with the
+    /// dma-buf.
+    ///
+    /// # Errors
+    /// [`Error::NoDmaBufs`] with type 1, and [`Error::Request`].
+    pub fn map_dma_buf(&self, iova: u64, dma_buf: BorrowedFd<'_>, length: u64) -> Result<()> {
+        match &self.0 {
+            Kind::Type1(_) => Err(Error::NoDmaBufs),
+            Kind::Iommufd(iommufd) => iommufd.map_file(iova, dma_buf, length),
+        }
+    }
+
+    /// Takes the `length` bytes from `iova` on away from the devices. Once it returns, none of them reaches what was there.
+    ///
+    /// # Errors
+    /// [`Error::Request`].
+    pub fn unmap(&self, iova: u64, length: u64) -> Result<()> {
+        match &self.0 {
+            Kind::Type1(container) => container.unmap(iova, length),
+            Kind::Iommufd(iommufd) => iommufd.unmap(iova, length),
+        }
+    }
+}

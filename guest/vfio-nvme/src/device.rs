@@ -1,0 +1,193 @@
+//! A device of vfio-pci that is open.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use crate::address_space::AddressSpace;
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::request::{Argument, Request, size_of_argument};
+
+const GET_REGION_INFO: Request = Request::new("VFIO_DEVICE_GET_REGION_INFO", 108);
+const RESET: Request = Request::new("VFIO_DEVICE_RESET", 111);
+const FEATURE: Request = Request::new("VFIO_DEVICE_FEATURE", 117);
+
+/// `VFIO_DEVICE_FEATURE_GET | VFIO_DEVICE_FEATURE_DMA_BUF`.
+const GET_DMA_BUF: u32 = 1 << 16 | 11;
+
+/// `VFIO_PCI_CONFIG_REGION_INDEX`.
+const CONFIG: u32 = 7;
+
+/// Command register, and its bits that decode BARs and let the device start DMA (PCI Local Bus 3.0, 6.2.2).
+const COMMAND: u64 = 4;
+const MEMORY_SPACE: u8 = 1 << 1;
+const BUS_MASTER: u8 = 1 << 2;
+
+/// `struct vfio_region_info`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct RegionInfo {
+    argsz: u32,
+    flags: u32,
+    index: u32,
+    capabilities: u32,
+    size: u64,
+    offset: u64,
+}
+
+/// `struct vfio_device_feature` with a `struct vfio_device_feature_dma_buf` of one range.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct DmaBufFeature {
+    argsz: u32,
+    flags: u32,
+    region: u32,
+    open_flags: u32,
+    reserved: u32,
+    ranges: u32,
+    offset: u64,
+    length: u64,
+}
+
+// SAFETY: laid out as the structures that the comments name, with their sizes in their first fields.
+unsafe impl Argument for RegionInfo {}
+// SAFETY: as above.
+unsafe impl Argument for DmaBufFeature {}
+
+/// A part of a BAR, in whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BarRange {
+    /// The BAR, 0 to 5.
+    pub bar: u32,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+/// A device that is open. Closing it resets it and revokes what was exported of it.
+#[derive(Debug)]
+pub struct VfioDevice {
+    file: File,
+    /// Closed after the device.
+    _space: AddressSpace,
+}
+
+impl VfioDevice {
+    pub(crate) fn new(file: File, space: AddressSpace) -> Self {
+        Self {
+            file,
+            _space: space,
+        }
+    }
+
+    /// Size of a BAR in bytes; 0 if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Request`].
+    pub fn bar_size(&self, bar: u32) -> Result<u64> {
+        Ok(self.region(bar)?.size)
+    }
+
+    /// Maps a part of a BAR.
+    ///
+    /// # Errors
+    /// [`Error::Request`], and [`Error::Memory`].
+    pub fn map(&self, range: BarRange) -> Result<Memory> {
+        let offset = self.region(range.bar)?.offset.saturating_add(range.offset);
+        Memory::of_file(&self.file, offset, range.length)
+    }
+
+    /// A part of a BAR as a dma-buf (Linux 6.19 and later with `CONFIG_VFIO_PCI_DMABUF`).
+    ///
+    /// # Errors
+    /// [`Error::Request`].
+    pub fn export(&self, range: BarRange) -> Result<OwnedFd> {
+        let mut feature = DmaBufFeature {
+            argsz: size_of_argument::<DmaBufFeature>(),
+            flags: GET_DMA_BUF,
+            region: range.bar,
+            open_flags: u32::try_from(libc::O_RDWR | libc::O_CLOEXEC).unwrap_or_default(),
+            ranges: 1,
+            offset: range.offset,
+            length: range.length,
+            ..DmaBufFeature::default()
+        };
+        FEATURE.descriptor(&self.file, &mut feature)
+    }
+
+    /// Resets it, by a function-level reset where it has one.
+    ///
+    /// # Errors
+    /// [`Error::Request`].
+    pub fn reset(&self) -> Result<()> {
+        RESET.send(&self.file)
+    }
+
+    /// Turns the decoding of its BARs on or off.
+    ///
+    /// # Errors
+    /// [`Error::Request`], and [`Error::File`].
+    pub fn decode(&self, on: bool) -> Result<()> {
+        self.set_command(MEMORY_SPACE, on)
+    }
+
+    /// Lets it start DMA, or not.
+    ///
+    /// # Errors
+    /// As for [`VfioDevice::decode`].
+    pub fn master(&self, on: bool) -> Result<()> {
+        self.set_command(BUS_MASTER, on)
+    }
+
+    fn set_command(&self, bit: u8, on: bool) -> Result<()> {
+        let at = self.region(CONFIG)?.offset.saturating_add(COMMAND);
+        let mut command = [0];
+        let read = self.file.read_exact_at(&mut command, at);
+        let [old] = command;
+        let new = if on { old | bit } else { old & !bit };
+        let written = read.and_then(|()| self.file.write_all_at(&[new], at));
+        written.map_err(|source| Error::File {
+            action: "change the command register by",
+            path: "/dev/vfio".into(),
+            source,
+        })
+    }
+
+    /// Reads registers of a BAR by a call.
+    pub(crate) fn read_bar(&self, bar: u32, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let start = self.region(bar).map_err(io::Error::other)?.offset;
+        self.file.read_exact_at(data, start.saturating_add(offset))
+    }
+
+    /// Writes registers of a BAR by a call.
+    pub(crate) fn write_bar(&self, bar: u32, offset: u64, data: &[u8]) -> io::Result<()> {
+        let start = self.region(bar).map_err(io::Error::other)?.offset;
+        self.file.write_all_at(data, start.saturating_add(offset))
+    }
+
+    fn region(&self, index: u32) -> Result<RegionInfo> {
+        let mut info = RegionInfo {
+            argsz: size_of_argument::<RegionInfo>(),
+            index,
+            ..RegionInfo::default()
+        };
+        GET_REGION_INFO.exchange(&self.file, &mut info)?;
+        Ok(info)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_are_as_long_as_the_kernel_s() {
+        assert_eq!(size_of::<RegionInfo>(), 32);
+        assert_eq!(size_of::<DmaBufFeature>(), 8 + 16 + 16);
+    }
+}

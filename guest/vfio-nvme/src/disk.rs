@@ -1,0 +1,391 @@
+//! A disk: a controller that is up, one pair of I/O queues, namespace 1.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use peerbar_nvme_driver::{Completion, Controller, DmaMemory, PAGE, QueueMemory, QueuePair, prps};
+use peerbar_nvme_spec::command::nvm::BlockRange;
+use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode, SubmissionEntry, admin};
+use peerbar_nvme_spec::identify::{DATA_SIZE, cns, controller, namespace};
+use zerocopy::{FromBytes, FromZeros, transmute};
+
+use crate::device::{BarRange, VfioDevice};
+use crate::dma_space::DmaSpace;
+use crate::error::{Error, Result};
+use crate::registers::{BAR, RegisterAccess, RegisterBar};
+
+/// Entries of each queue: a page of submission queue entries.
+const ENTRIES: u16 = 64;
+/// Most commands outstanding, since a queue that is full looks empty (NVMe Base 2.0, 3.3.1.5).
+const DEPTH: u16 = ENTRIES - 1;
+/// Bytes of the queue memory: admin submission and completion queue, I/O submission and completion queue, and a page for
+/// Identify, a page each.
+const QUEUE_BYTES: u64 = 5 * PAGE;
+/// The namespace.
+const NSID: u32 = 1;
+/// Longest data of one command in bytes, for which a PRP list of one page suffices.
+const LONGEST: u64 = 512 * PAGE;
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Which way data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the disk to memory.
+    Read,
+    /// From memory to the disk.
+    Write,
+}
+
+impl Direction {
+    fn opcode(self) -> u8 {
+        match self {
+            Self::Read => NvmOpcode::Read as u8,
+            Self::Write => NvmOpcode::Write as u8,
+        }
+    }
+}
+
+/// What Identify says of controller and namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// SN, without the blanks at its end.
+    pub serial: String,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Blocks of namespace 1.
+    pub blocks: u64,
+    /// Longest data of one command in bytes.
+    pub longest: u64,
+}
+
+/// Where the doorbells of a queue pair are: byte offsets in BAR 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueDoorbells {
+    /// The submission queue's tail.
+    pub tail: u64,
+    /// The completion queue's head.
+    pub head: u64,
+}
+
+/// A disk that this process drives.
+#[derive(Debug)]
+pub struct Disk {
+    controller: Controller<RegisterBar, DmaSpace>,
+    queue: QueuePair<RegisterBar, DmaSpace>,
+    space: DmaSpace,
+    identity: Identity,
+    /// A page for each PRP list, by command identifier.
+    lists: u64,
+    free: Vec<u16>,
+    opcodes: [u8; DEPTH as usize],
+}
+
+impl Disk {
+    /// Brings up the controller of a device that is open in the address space of `space`: admin queue, Identify, one pair
+    /// of I/O queues.
+    ///
+    /// # Errors
+    /// Any of [`Error`].
+    pub fn start(device: Arc<VfioDevice>, space: DmaSpace, access: RegisterAccess) -> Result<Self> {
+        device.decode(true)?;
+        device.master(true)?;
+        let registers = RegisterBar::new(device, access)?;
+        let at = space.allocate(QUEUE_BYTES)?;
+        let lists = space.allocate(u64::from(DEPTH) * PAGE)?;
+        let page = |number: u64| at.saturating_add(number.saturating_mul(PAGE));
+        let queues = |first| QueueMemory {
+            submission: page(first),
+            completion: page(first.saturating_add(1)),
+            submission_entries: ENTRIES,
+            completion_entries: ENTRIES,
+        };
+        let mut controller = Controller::enable(registers, space.clone(), queues(0))?;
+        let identity = identify(&mut controller, page(4))?;
+        controller.request_all_queues()?;
+        let queue = controller.create_queues(1, queues(2))?;
+        Ok(Self {
+            controller,
+            queue,
+            space,
+            identity,
+            lists,
+            free: (0..DEPTH).collect(),
+            opcodes: [0; DEPTH as usize],
+        })
+    }
+
+    /// What Identify has said.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<VfioDevice> {
+        self.controller.registers().device()
+    }
+
+    /// The address space.
+    #[must_use]
+    pub fn space(&self) -> &DmaSpace {
+        &self.space
+    }
+
+    /// Moves `length` bytes, whole blocks, between the block `block` on and the page-aligned address `iova` on, and
+    /// waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Transfer`], [`Error::Status`], [`Error::Late`], [`Error::Controller`].
+    pub fn transfer(
+        &mut self,
+        direction: Direction,
+        block: u64,
+        iova: u64,
+        length: u64,
+    ) -> Result<()> {
+        let step = self.identity.longest;
+        let mut done = 0;
+        while done < length {
+            let part = step.min(length.saturating_sub(done));
+            let at = block.saturating_add(done / self.identity.block_bytes);
+            self.submit(direction, at, iova.saturating_add(done), part)?;
+            let (opcode, completion) = self.wait()?;
+            match completion.status {
+                0 => {}
+                status => return Err(Error::Status { opcode, status }),
+            }
+            done = done.saturating_add(part);
+        }
+        Ok(())
+    }
+
+    /// Submits one command; returns its identifier.
+    ///
+    /// # Errors
+    /// [`Error::Transfer`], also for more than [`Identity::longest`] bytes, and with [`Disk::depth`] commands outstanding;
+    /// [`Error::Controller`].
+    pub fn submit(
+        &mut self,
+        direction: Direction,
+        block: u64,
+        iova: u64,
+        length: u64,
+    ) -> Result<u16> {
+        let blocks = self.check(block, iova, length)?;
+        let cid = self.free.pop().ok_or_else(|| self.refused(block, length))?;
+        let list = self
+            .lists
+            .saturating_add(u64::from(cid).saturating_mul(PAGE));
+        let pages: Vec<u64> = (0..length.div_ceil(PAGE))
+            .map(|page| iova.saturating_add(page.saturating_mul(PAGE)))
+            .collect();
+        let mut entry = SubmissionEntry::new_zeroed();
+        entry.opcode = direction.opcode();
+        entry.cid = cid.into();
+        entry.nsid = NSID.into();
+        let prps = prps(&pages, &self.space, || Ok::<_, std::io::Error>(list));
+        [entry.prp1, entry.prp2] = prps.map_err(driver)?.map(Into::into);
+        let mut range = BlockRange::from(&entry);
+        range.slba = block.into();
+        range.nlb = blocks.into();
+        range.apply_to(&mut entry);
+        if let Some(opcode) = self.opcodes.get_mut(usize::from(cid)) {
+            *opcode = entry.opcode;
+        }
+        self.queue.push(&transmute!(entry)).map_err(driver)?;
+        self.queue.ring().map_err(driver)?;
+        Ok(cid)
+    }
+
+    /// The next completion, if there is one, with the opcode of its command.
+    ///
+    /// # Errors
+    /// [`Error::Controller`].
+    pub fn reap(&mut self) -> Result<Option<(u8, Completion)>> {
+        let Some(completion) = self.queue.pop().map_err(driver)? else {
+            return Ok(None);
+        };
+        self.queue.ring().map_err(driver)?;
+        self.free.push(completion.cid);
+        let opcode = self.opcodes.get(usize::from(completion.cid));
+        Ok(Some((opcode.copied().unwrap_or_default(), completion)))
+    }
+
+    /// Waits for the next completion.
+    ///
+    /// # Errors
+    /// [`Error::Late`], and [`Error::Controller`].
+    pub fn wait(&mut self) -> Result<(u8, Completion)> {
+        let begun = Instant::now();
+        loop {
+            if let Some(completion) = self.reap()? {
+                return Ok(completion);
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Error::Late {
+                    opcode: self.opcodes.first().copied().unwrap_or_default(),
+                    seconds: PATIENCE.as_secs(),
+                });
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Most commands that may be outstanding.
+    #[must_use]
+    pub fn depth(&self) -> u16 {
+        DEPTH
+    }
+
+    /// Commands that are outstanding.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        usize::from(DEPTH).saturating_sub(self.free.len())
+    }
+
+    /// Whether the controller is enabled and ready (CSTS.RDY). After a reset it is not, and no command of before completes.
+    ///
+    /// # Errors
+    /// [`Error::Controller`].
+    pub fn is_ready(&self) -> Result<bool> {
+        let status = self.controller.status()?;
+        // A device that does not answer reads as all ones.
+        Ok(status.rdy() && status.into_bits() != u32::MAX)
+    }
+
+    /// Creates the queue pair `id` for somebody else, such as a GPU: at any addresses that the controller reaches, also where
+    /// this process has no memory. The completion queue must be zeroed before. Completions raise no interrupts.
+    ///
+    /// # Errors
+    /// [`Error::Controller`].
+    pub fn create_queue(&mut self, id: u16, at: QueueMemory) -> Result<QueueDoorbells> {
+        let [tail, head] = self.controller.create_queues_at(id, at)?;
+        Ok(QueueDoorbells { tail, head })
+    }
+
+    /// Deletes the queue pair `id`. Once it returns, the controller uses their memory no more.
+    ///
+    /// # Errors
+    /// [`Error::Controller`].
+    pub fn delete_queue(&mut self, id: u16) -> Result<()> {
+        Ok(self.controller.delete_queues(id)?)
+    }
+
+    /// BAR 0 with registers and doorbells as a dma-buf, for a peer to write doorbells.
+    ///
+    /// # Errors
+    /// [`Error::Request`].
+    pub fn export_registers(&self) -> Result<OwnedFd> {
+        let device = self.device();
+        device.export(BarRange {
+            bar: BAR,
+            offset: 0,
+            length: device.bar_size(BAR)?,
+        })
+    }
+
+    /// Blocks of a transfer, 0's based, once it is one that the controller may be asked for.
+    fn check(&self, block: u64, iova: u64, length: u64) -> Result<u16> {
+        let Identity {
+            block_bytes,
+            blocks,
+            longest,
+            ..
+        } = self.identity;
+        let count = length / block_bytes;
+        let end = block.checked_add(count);
+        let fits = end.is_some_and(|end| end <= blocks) && length <= longest;
+        let whole = length.is_multiple_of(block_bytes) && iova.is_multiple_of(PAGE);
+        let last = count
+            .checked_sub(1)
+            .and_then(|last| u16::try_from(last).ok());
+        last.filter(|_| fits && whole)
+            .ok_or_else(|| self.refused(block, length))
+    }
+
+    fn refused(&self, block: u64, length: u64) -> Error {
+        Error::Transfer {
+            block,
+            length,
+            block_bytes: self.identity.block_bytes,
+            blocks: self.identity.blocks,
+        }
+    }
+}
+
+impl Drop for Disk {
+    /// The device stops DMA at once; closing it resets it.
+    fn drop(&mut self) {
+        // A device that is gone does no DMA either.
+        let _ = self.device().master(false);
+    }
+}
+
+fn driver(error: std::io::Error) -> Error {
+    Error::Controller(error.into())
+}
+
+/// Asks what the controller and namespace 1 are, by way of a page at `page`.
+fn identify(controller: &mut Controller<RegisterBar, DmaSpace>, page: u64) -> Result<Identity> {
+    let data = identified(controller, cns::CONTROLLER, 0, page)?;
+    let of_controller = controller::Controller::read_from_bytes(&data);
+    let data = identified(controller, cns::NAMESPACE, NSID, page)?;
+    let of_namespace = namespace::Namespace::read_from_bytes(&data);
+    match (of_controller, of_namespace) {
+        (Ok(of_controller), Ok(of_namespace)) => identity(&of_controller, &of_namespace),
+        _ => Err(unusable("Identify returned something else".to_owned())),
+    }
+}
+
+fn identified(
+    controller: &mut Controller<RegisterBar, DmaSpace>,
+    structure: u8,
+    nsid: u32,
+    page: u64,
+) -> Result<[u8; DATA_SIZE]> {
+    let mut entry = SubmissionEntry::new_zeroed();
+    entry.opcode = AdminOpcode::Identify as u8;
+    entry.nsid = nsid.into();
+    entry.prp1 = page.into();
+    let mut identify = admin::Identify::from(&entry);
+    identify.cns = structure;
+    identify.apply_to(&mut entry);
+    controller.admin(entry)?;
+    let mut data = [0; DATA_SIZE];
+    controller.memory().read(page, &mut data).map_err(driver)?;
+    Ok(data)
+}
+
+fn identity(
+    controller: &controller::Controller,
+    namespace: &namespace::Namespace,
+) -> Result<Identity> {
+    let index = namespace.flbas.format_low() | namespace.flbas.format_high() << 4;
+    let format = namespace.lbaf.get(usize::from(index));
+    let lbads = format.map_or(0, |format| format.lbads);
+    let block_bytes = 1_u64.checked_shl(lbads.into()).unwrap_or(0);
+    if !(9..=12).contains(&lbads) || namespace.nsze.get() == 0 {
+        return Err(unusable(format!(
+            "it has {} blocks of {block_bytes} bytes",
+            namespace.nsze
+        )));
+    }
+    let limit = match controller.mdts {
+        0 => LONGEST,
+        mdts => PAGE.checked_shl(mdts.into()).unwrap_or(LONGEST),
+    };
+    let serial = String::from_utf8_lossy(&controller.sn);
+    Ok(Identity {
+        serial: serial.trim_end().to_owned(),
+        block_bytes,
+        blocks: namespace.nsze.get(),
+        longest: limit.min(LONGEST),
+    })
+}
+
+fn unusable(reason: String) -> Error {
+    Error::Namespace { reason }
+}

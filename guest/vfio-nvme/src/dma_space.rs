@@ -1,0 +1,207 @@
+//! An address space, and the memory behind its addresses.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use peerbar_nvme_driver::DmaMemory;
+
+use crate::address_space::AddressSpace;
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+
+/// The addresses that are given out: a PC has RAM there, so no switch takes them for a peer's window.
+const FIRST: u64 = 0x1000_0000;
+const END: u64 = 0x8000_0000;
+
+/// What is mapped begins at a multiple of this, so that large pages can be used.
+const ALIGNMENT: u64 = 2 << 20;
+
+/// An address space, and the memory behind its addresses, as far as this process reaches it. Clones are the same space.
+#[derive(Clone, Debug)]
+pub struct DmaSpace(Arc<Mapped>);
+
+#[derive(Debug)]
+struct Mapped {
+    space: AddressSpace,
+    regions: RwLock<BTreeMap<u64, Arc<Memory>>>,
+}
+
+impl DmaSpace {
+    /// `space` without memory.
+    #[must_use]
+    pub fn new(space: AddressSpace) -> Self {
+        let regions = RwLock::default();
+        Self(Arc::new(Mapped { space, regions }))
+    }
+
+    /// The address space, to open devices in.
+    #[must_use]
+    pub fn address_space(&self) -> &AddressSpace {
+        &self.0.space
+    }
+
+    /// Maps `length` bytes of new memory, whole pages; returns their address. A device must be open.
+    ///
+    /// # Errors
+    /// [`Error::NoAddresses`], [`Error::Memory`], [`Error::Request`].
+    pub fn allocate(&self, length: u64) -> Result<u64> {
+        let memory = Arc::new(Memory::new(length)?);
+        let mut regions = self.0.regions.write();
+        let iova = free_place(&regions, length)?;
+        self.0.space.map(iova, &memory)?;
+        regions.insert(iova, memory);
+        Ok(iova)
+    }
+
+    /// An address at which `length` bytes are free.
+    ///
+    /// # Errors
+    /// [`Error::NoAddresses`].
+    pub fn free_addresses(&self, length: u64) -> Result<u64> {
+        free_place(&self.0.regions.read(), length)
+    }
+
+    /// Maps `memory` at `iova`.
+    ///
+    /// # Errors
+    /// As for [`AddressSpace::map`].
+    pub fn map(&self, iova: u64, memory: Arc<Memory>) -> Result<()> {
+        let mut regions = self.0.regions.write();
+        self.0.space.map(iova, &memory)?;
+        regions.insert(iova, memory);
+        Ok(())
+    }
+
+    /// Maps a dma-buf at `iova`, which this process reaches through `memory`.
+    ///
+    /// # Errors
+    /// As for [`AddressSpace::map_dma_buf`].
+    pub fn map_dma_buf(
+        &self,
+        iova: u64,
+        dma_buf: BorrowedFd<'_>,
+        memory: Arc<Memory>,
+    ) -> Result<()> {
+        let mut regions = self.0.regions.write();
+        self.0.space.map_dma_buf(iova, dma_buf, memory.size())?;
+        regions.insert(iova, memory);
+        Ok(())
+    }
+
+    /// Unmaps what was mapped at `iova`, and returns it. Without anything there, nothing happens.
+    ///
+    /// # Errors
+    /// [`Error::Request`].
+    pub fn unmap(&self, iova: u64) -> Result<Option<Arc<Memory>>> {
+        let mut regions = self.0.regions.write();
+        let Some(memory) = regions.remove(&iova) else {
+            return Ok(None);
+        };
+        self.0.space.unmap(iova, memory.size())?;
+        Ok(Some(memory))
+    }
+
+    /// The memory that is mapped at `iova`, if this process reaches it.
+    #[must_use]
+    pub fn memory(&self, iova: u64) -> Option<Arc<Memory>> {
+        self.0.regions.read().get(&iova).cloned()
+    }
+
+    /// The memory at `iova`, and the offset in it.
+    fn at(&self, iova: u64) -> io::Result<(Arc<Memory>, u64)> {
+        let regions = self.0.regions.read();
+        let found = regions.range(..=iova).next_back();
+        let (start, memory) = found.ok_or_else(|| unreachable(iova))?;
+        let offset = iova.checked_sub(*start).filter(|at| *at < memory.size());
+        let offset = offset.ok_or_else(|| unreachable(iova))?;
+        Ok((Arc::clone(memory), offset))
+    }
+}
+
+/// The first address with `length` free bytes after it.
+fn free_place(regions: &BTreeMap<u64, Arc<Memory>>, length: u64) -> Result<u64> {
+    let mut place = FIRST;
+    for (start, memory) in regions.range(FIRST..END) {
+        if start.saturating_sub(place) >= length {
+            break;
+        }
+        let end = start.saturating_add(memory.size());
+        place = end.checked_next_multiple_of(ALIGNMENT).unwrap_or(END);
+    }
+    match place.checked_add(length) {
+        Some(end) if end <= END => Ok(place),
+        _ => Err(Error::NoAddresses { length, end: END }),
+    }
+}
+
+fn unreachable(iova: u64) -> io::Error {
+    io::Error::other(format!(
+        "this process has no memory at the I/O address {iova:#x}"
+    ))
+}
+
+impl Drop for Mapped {
+    /// Nothing of this process' memory stays with the devices.
+    fn drop(&mut self) {
+        for (iova, memory) in std::mem::take(self.regions.get_mut()) {
+            if self.space.unmap(iova, memory.size()).is_err() {
+                // The kernel may still have it: better kept than given to somebody else.
+                std::mem::forget(memory);
+            }
+        }
+    }
+}
+
+impl DmaMemory for DmaSpace {
+    fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
+        let (memory, offset) = self.at(address)?;
+        memory.read(offset, data)
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        let (memory, offset) = self.at(address)?;
+        memory.write(offset, data)
+    }
+
+    fn load32(&self, address: u64) -> io::Result<u32> {
+        let (memory, offset) = self.at(address)?;
+        memory.load32(offset)
+    }
+
+    fn store32(&self, address: u64, value: u32) -> io::Result<()> {
+        let (memory, offset) = self.at(address)?;
+        memory.store32(offset, value)
+    }
+
+    fn load64(&self, address: u64) -> io::Result<u64> {
+        let (memory, offset) = self.at(address)?;
+        memory.load64(offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn regions(places: &[(u64, u64)]) -> BTreeMap<u64, Arc<Memory>> {
+        let region = |(iova, length): &(u64, u64)| (*iova, Arc::new(Memory::new(*length).unwrap()));
+        places.iter().map(region).collect()
+    }
+
+    #[test]
+    fn first_gap_that_is_long_enough_is_free() {
+        let used = regions(&[(FIRST, 4096), (FIRST + 2 * ALIGNMENT, 4096)]);
+        let free = |length| free_place(&used, length).unwrap();
+        assert_eq!(free(4096), FIRST + ALIGNMENT);
+        assert_eq!(free(2 * ALIGNMENT), FIRST + 3 * ALIGNMENT);
+        assert_eq!(free_place(&regions(&[]), 4096).unwrap(), FIRST);
+        let error = free_place(&used, END).unwrap_err().to_string();
+        assert!(
+            error.ends_with("of I/O addresses are free below 0x80000000"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! Why a device could not be driven.
+
+use std::io;
+use std::path::PathBuf;
+
+use peerbar_nvme_driver::DriverError;
+use thiserror::Error;
+
+/// What the functions of this crate return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a device could not be driven.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A file of sysfs or a device file could not be used.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// A device has no IOMMU group.
+    #[error("{} has no IOMMU group: VFIO needs an IOMMU in the guest", pci.display())]
+    NoGroup {
+        /// Its directory in sysfs.
+        pci: PathBuf,
+    },
+    /// A group has devices with drivers of their own.
+    #[error(
+        "IOMMU group {group} has other devices with drivers of their own: bind all of them to vfio-pci, or put the device \
+         below a port of its own"
+    )]
+    NotViable {
+        /// The group's number.
+        group: String,
+    },
+    /// The kernel has no file of vfio's for a device.
+    #[error("vfio shows no character device for {}: it takes CONFIG_VFIO_DEVICE_CDEV", pci.display())]
+    NoCharacterDevice {
+        /// Its directory in sysfs.
+        pci: PathBuf,
+    },
+    /// A request to VFIO or iommufd failed.
+    #[error("{request} failed")]
+    Request {
+        /// Its name in the kernel's headers.
+        request: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// This kind of address space cannot do it.
+    #[error("an address space of type 1 maps no dma-buf: use iommufd, or map the BAR")]
+    NoDmaBufs,
+    /// Memory could not be mapped into this process.
+    #[error("cannot map {length} bytes into this process")]
+    Memory {
+        /// Length in bytes.
+        length: u64,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The controller could not be brought up, or an admin command failed.
+    #[error("the controller does not work as a driver expects")]
+    Controller(#[from] DriverError),
+    /// An I/O command failed.
+    #[error("a command with opcode {opcode:#04x} ended with status {status:#06x}")]
+    Status {
+        /// Its opcode.
+        opcode: u8,
+        /// The status field without the phase (NVMe Base 2.0, 3.3.3.2.1).
+        status: u16,
+    },
+    /// An I/O command did not complete.
+    #[error("a command with opcode {opcode:#04x} did not complete within {seconds} s")]
+    Late {
+        /// Its opcode.
+        opcode: u8,
+        /// The limit.
+        seconds: u64,
+    },
+    /// The namespace is not as this driver needs it.
+    #[error("namespace 1 cannot be used: {reason}")]
+    Namespace {
+        /// Why.
+        reason: String,
+    },
+    /// A transfer is not whole blocks and pages of the namespace.
+    #[error(
+        "{length} bytes at block {block} are no whole blocks of {block_bytes} bytes below {blocks}, or not in whole pages"
+    )]
+    Transfer {
+        /// The first block.
+        block: u64,
+        /// Length in bytes.
+        length: u64,
+        /// Bytes of a block.
+        block_bytes: u64,
+        /// Blocks of the namespace.
+        blocks: u64,
+    },
+    /// The address space has no room left.
+    #[error("no {length} bytes of I/O addresses are free below {end:#x}")]
+    NoAddresses {
+        /// Length in bytes.
+        length: u64,
+        /// End of the addresses that are given out.
+        end: u64,
+    },
+}
+
+impl Error {
+    /// The kernel's error number behind it, if there is one.
+    #[must_use]
+    pub fn raw_os_error(&self) -> Option<i32> {
+        match self {
+            Self::File { source, .. }
+            | Self::Request { source, .. }
+            | Self::Memory { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}

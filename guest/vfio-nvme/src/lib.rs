@@ -1,0 +1,49 @@
+//! NVMe disks driven from user space over VFIO, with queues and data anywhere in an I/O address space.
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use std::sync::Arc;
+//!
+//! use peerbar_vfio_nvme::{AddressSpace, Binding, Direction, Disk, DmaSpace, RegisterAccess};
+//!
+//! # fn main() -> peerbar_vfio_nvme::Result<()> {
+//! let binding = Binding::bind(Path::new("/sys/bus/pci/devices/0000:03:00.0"))?;
+//! let space = DmaSpace::new(AddressSpace::type1()?);
+//! let device = Arc::new(space.address_space().open(&binding)?);
+//! let mut disk = Disk::start(device, space.clone(), RegisterAccess::Mapped)?;
+//!
+//! let buffer = space.allocate(4096)?;
+//! disk.transfer(Direction::Read, 0, buffer, 4096)?;
+//!
+//! drop((disk, space));
+//! binding.release()
+//! # }
+//! ```
+//!
+//! A [`Binding`] takes a device from its driver and gives it to vfio-pci. An [`AddressSpace`] is what devices use as
+//! addresses: a container of type 1, or an I/O address space of iommufd. A [`DmaSpace`] also knows the memory behind
+//! these addresses, as far as this process reaches it. A [`Disk`] has its admin queue and one pair of I/O queues there,
+//! and creates further queues wherever the caller says, such as in the memory of a GPU.
+//!
+//! Not here: interrupts (completions are polled), guests without an IOMMU, and virtual functions.
+
+mod address_space;
+mod binding;
+mod device;
+mod disk;
+mod dma_space;
+mod error;
+mod iommufd;
+mod memory;
+mod registers;
+mod request;
+mod type1;
+
+pub use address_space::AddressSpace;
+pub use binding::Binding;
+pub use device::{BarRange, VfioDevice};
+pub use disk::{Direction, Disk, Identity, QueueDoorbells};
+pub use dma_space::DmaSpace;
+pub use error::{Error, Result};
+pub use memory::Memory;
+pub use registers::{RegisterAccess, RegisterBar};

@@ -1,0 +1,223 @@
+//! Modules of the kernel's own tree that a distribution's kernel was built without, built from the source of the same
+//! release against the packaged headers.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use crate::error::io_error;
+use crate::out_of_tree::{Author, ModuleBuild, Sources};
+use crate::progress::Progress;
+use crate::{Cache, ImageError, Kernel, PackageTree, Root, cache, out_of_tree};
+
+/// Modules that belong together: they are built with options that the kernel lacks.
+#[derive(Debug)]
+struct ModuleSet {
+    /// The module that a kernel with these options has.
+    name: &'static str,
+    /// What is taken of the kernel's tree: folders with all that is in them, and files.
+    sources: &'static [&'static str],
+    /// Options that are set: as make variables, and as macros for the preprocessor.
+    options: &'static [(&'static str, &'static str)],
+    /// Files that are added or, with a name that the tree has, appended to.
+    additions: &'static [(&'static str, &'static str)],
+}
+
+/// iommufd, and vfio with character devices, whose structures differ from those of a vfio without.
+const IOMMUFD: ModuleSet = ModuleSet {
+    name: "iommufd",
+    sources: &["drivers/iommu", "drivers/vfio", "lib/interval_tree.c"],
+    options: &[
+        ("CONFIG_IOMMUFD", "m"),
+        ("CONFIG_VFIO_DEVICE_CDEV", "y"),
+        ("CONFIG_INTERVAL_TREE_SPAN_ITER", "y"),
+        ("CONFIG_VFIO_MDEV", "n"),
+    ],
+    additions: &[
+        ("Kbuild", "obj-y += drivers/iommu/iommufd/ drivers/vfio/\n"),
+        // The kernel has its interval tree without the iterator over spans. A file that includes another is compiled in
+        // the folder of its module.
+        (
+            "drivers/iommu/iommufd/interval_tree_spans.c",
+            "#include \"../../../lib/interval_tree.c\"\n",
+        ),
+        (
+            "drivers/iommu/iommufd/Makefile",
+            "\niommufd-y += interval_tree_spans.o\nCFLAGS_interval_tree_spans.o := -D__DISABLE_EXPORTS\n",
+        ),
+    ],
+};
+
+/// All sets.
+const SETS: [&ModuleSet; 1] = [&IOMMUFD];
+
+/// The most that the sources of a set may have, in bytes.
+const LARGEST: u64 = 64 << 20;
+
+/// The files of modules that `wanted` names and that `kernel`, the one of `root`, was built without, as far as a set has
+/// them. They are built if the cache lacks them; then the source of the kernel is fetched.
+///
+/// # Errors
+/// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::ModuleBuild`], [`ImageError::Io`].
+pub(crate) fn missing(
+    cache: &Cache,
+    kernel: &Kernel,
+    root: &Root,
+    wanted: &[String],
+) -> Result<Vec<PathBuf>, ImageError> {
+    let mut built = Vec::new();
+    for set in SETS {
+        if wanted.iter().any(|name| name == set.name) && !kernel.has_module(set.name)? {
+            built.extend(build(cache, kernel, root, set)?);
+        }
+    }
+    Ok(built)
+}
+
+fn build(
+    cache: &Cache,
+    kernel: &Kernel,
+    root: &Root,
+    set: &ModuleSet,
+) -> Result<Vec<PathBuf>, ImageError> {
+    let package = source_package(&kernel.release);
+    let tree = PackageTree::get(cache, std::slice::from_ref(&package))?;
+    let archive = tree.path().join("usr/src").join(package + ".tar.xz");
+    let build = ModuleBuild {
+        folder: &archive,
+        author: Author::Linux,
+        options: set.make_variables(),
+        inputs: vec![cache::stamp(&archive)?, format!("{set:?}")],
+        read: &|| set.read(&archive),
+    };
+    out_of_tree::build(cache, kernel, Some(root), &build)
+}
+
+/// Debian's package with the source of `release`: of `7.3.4+deb13-amd64` it is `linux-source-7.3`.
+fn source_package(release: &str) -> String {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    let major = numbers.next().unwrap_or_default();
+    let minor = numbers.next().unwrap_or_default();
+    format!("linux-source-{major}.{minor}")
+}
+
+impl ModuleSet {
+    fn make_variables(&self) -> Vec<String> {
+        let variable = |(name, value): &(&str, &str)| format!("{name}={value}");
+        let mut variables: Vec<String> = self.options.iter().map(variable).collect();
+        variables.push(format!("KCFLAGS={}", self.macros().join(" ")));
+        variables
+    }
+
+    /// What `include/generated/autoconf.h` would have of the options.
+    fn macros(&self) -> Vec<String> {
+        let options = self.options.iter();
+        let set = options.filter_map(|(name, value)| match *value {
+            "y" => Some(format!("-D{name}=1")),
+            "m" => Some(format!("-D{name}_MODULE=1")),
+            _ => None,
+        });
+        set.collect()
+    }
+
+    fn read(&self, archive: &Path) -> Result<Sources, ImageError> {
+        let progress = Progress::start(&format!("reading {}", archive.display()));
+        let file = File::open(archive).map_err(io_error("open", archive))?;
+        let stream = lzma_rust2::XzReader::new(BufReader::new(file), true);
+        let files = self.read_tar(stream).map_err(io_error("read", archive));
+        drop(progress);
+        Ok(Sources::of_files(files?))
+    }
+
+    fn read_tar(&self, stream: impl Read) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
+        let mut files = Vec::new();
+        let mut left = LARGEST;
+        for entry in tar::Archive::new(stream).entries()? {
+            let mut entry = entry?;
+            let path = entry.path()?.into_owned();
+            // All of it is in one folder, `linux-source-7.3`.
+            let place: PathBuf = path.iter().skip(1).collect();
+            let is_wanted = self.sources.iter().any(|source| place.starts_with(source));
+            if !is_wanted || !entry.header().entry_type().is_file() {
+                continue;
+            }
+            left = left.checked_sub(entry.size()).ok_or_else(|| {
+                std::io::Error::other(format!("more than {} MiB of sources", LARGEST >> 20))
+            })?;
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content)?;
+            files.push((place, content));
+        }
+        for (place, text) in self.additions {
+            match files
+                .iter_mut()
+                .find(|(known, _)| known == Path::new(place))
+            {
+                Some((_, content)) => content.extend_from_slice(text.as_bytes()),
+                None => files.push((PathBuf::from(place), text.as_bytes().to_vec())),
+            }
+        }
+        Ok(files)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_of_a_release_is_that_of_its_first_numbers() {
+        assert_eq!(source_package("7.3.4+deb13-amd64"), "linux-source-7.3");
+        assert_eq!(source_package("6.12.0-rc1"), "linux-source-6.12");
+    }
+
+    #[test]
+    fn options_are_make_variables_and_macros() {
+        let variables = IOMMUFD.make_variables();
+        assert_eq!(variables[0], "CONFIG_IOMMUFD=m");
+        let macros = "KCFLAGS=-DCONFIG_IOMMUFD_MODULE=1 -DCONFIG_VFIO_DEVICE_CDEV=1 \
+                      -DCONFIG_INTERVAL_TREE_SPAN_ITER=1";
+        assert_eq!(variables.last().unwrap(), macros);
+    }
+
+    #[test]
+    fn wanted_folders_and_additions_are_taken_of_a_tree() {
+        let mut archive = tar::Builder::new(Vec::new());
+        for (name, text) in [
+            (
+                "linux-source-7.3/drivers/iommu/iommufd/Makefile",
+                "iommufd-y := main.o\n",
+            ),
+            ("linux-source-7.3/drivers/iommufdx.c", "no"),
+            ("linux-source-7.3/drivers/vfio/pci/vfio_pci.c", "yes"),
+            ("linux-source-7.3/lib/interval_tree.c", "tree"),
+        ] {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(u64::try_from(text.len()).unwrap());
+            archive
+                .append_data(&mut header, name, text.as_bytes())
+                .unwrap();
+        }
+        let archive = archive.into_inner().unwrap();
+        let files = IOMMUFD.read_tar(&archive[..]).unwrap();
+        let places: Vec<&str> = files
+            .iter()
+            .map(|(place, _)| place.to_str().unwrap())
+            .collect();
+        assert_eq!(
+            places,
+            [
+                "drivers/iommu/iommufd/Makefile",
+                "drivers/vfio/pci/vfio_pci.c",
+                "lib/interval_tree.c",
+                "Kbuild",
+                "drivers/iommu/iommufd/interval_tree_spans.c",
+            ]
+        );
+        let makefile = String::from_utf8(files[0].1.clone()).unwrap();
+        assert!(
+            makefile.starts_with("iommufd-y := main.o\n\niommufd-y += "),
+            "{makefile}"
+        );
+    }
+}
