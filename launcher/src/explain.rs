@@ -24,7 +24,7 @@ use pairs::Pair;
 use recorded::Recorded;
 
 use crate::cli;
-use crate::iommu::injected;
+use crate::iommu::{injected, register_writes};
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::results::CheckStatus;
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
@@ -47,6 +47,10 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
         let injected = injected::of_run(&options.run, &case.scenario);
         if !injected.is_empty() {
             print(&format!("\n{injected}"))?;
+        }
+        let register_writes = register_writes::of_run(&options.run);
+        if !register_writes.is_empty() {
+            print(&format!("\n{register_writes}"))?;
         }
     }
     let disagreed = explanations.iter().any(Explanation::disagrees);

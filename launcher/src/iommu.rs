@@ -7,6 +7,7 @@ pub(crate) mod injected;
 mod kernel;
 pub(crate) mod line;
 pub(crate) mod recorded;
+pub(crate) mod register_writes;
 mod text;
 
 use std::path::Path;

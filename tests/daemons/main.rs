@@ -19,6 +19,8 @@ mod gpu_initiated;
 mod judgement;
 mod machine;
 mod memory;
+mod peer;
+mod peer_queues;
 mod server;
 mod shared;
 mod soak;

@@ -6,11 +6,11 @@
 //! | bytes | content |
 //! | --- | --- |
 //! | 7:0 | signature, "PBCOUNT" and a zero byte |
-//! | 11:8 | version, 1 |
+//! | 11:8 | version, 2 |
 //! | 15:12 | identifier of the device's process |
 //! | 19:16 | number of slots, [`SLOTS`] |
 //! | 127:64 | [`AtsCounts`], as in their page |
-//! | 4096 + 6016 * n | slot n |
+//! | 4096 + 7296 * n | slot n |
 //!
 //! A slot has three numbers for each [`DmaKind`], in the order of [`DmaKind::index`]: DMAs that succeeded, their bytes, DMAs
 //! that failed. Each slot has one writer at a time, so that threads do not share cache lines; [`SHARED_SLOT`] is for
@@ -36,7 +36,7 @@ use crate::page::Entry;
 pub const SIGNATURE: [u8; 8] = *b"PBCOUNT\0";
 
 /// The version of the layout that this module describes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Slots of a file: those of 64 workers, [`SHARED_SLOT`] and some more.
 pub const SLOTS: usize = 72;
@@ -236,13 +236,13 @@ mod tests {
     fn header_has_documented_layout() {
         let mut expected = [0; 64];
         expected[0..8].copy_from_slice(b"PBCOUNT\0");
-        expected[8] = 1;
+        expected[8] = 2;
         expected[12] = 77;
         expected[16] = 72;
         assert_eq!(header(77), expected);
         assert_eq!(
             (FILE_BYTES, numbers_at(1, KIND)),
-            (4096 + 72 * 6016, 4096 + 6016 + 215 * 24)
+            (4096 + 72 * 7296, 4096 + 7296 + 215 * 24)
         );
     }
 
@@ -302,8 +302,8 @@ mod tests {
     #[test]
     fn foreign_and_short_files_are_refused() {
         let mut shared = Shared::new("foreign");
-        shared.bytes[8] = 2;
-        assert!(matches!(shared.reader(), Err(CounterFileError::Version(2))));
+        shared.bytes[8] = 3;
+        assert!(matches!(shared.reader(), Err(CounterFileError::Version(3))));
         shared.bytes[0] = b'p';
         assert!(matches!(shared.reader(), Err(CounterFileError::Signature)));
         shared.bytes.truncate(11);

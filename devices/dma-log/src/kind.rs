@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn index_of_each_kind_is_its_position() {
         let indices: Vec<usize> = DmaKind::all().map(DmaKind::index).collect();
-        assert_eq!(indices, (0..250).collect::<Vec<_>>());
+        assert_eq!(indices, (0..300).collect::<Vec<_>>());
         assert!(DmaKind::all().is_sorted());
     }
 }

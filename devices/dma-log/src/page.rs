@@ -41,7 +41,7 @@ pub const SIGNATURE: [u8; 8] = *b"PEERBAR\0";
 /// The version of the layout that this module writes and reads.
 pub const VERSION: u32 = 2;
 
-/// The most entries a page has: 5 purposes, 5 routes, 5 completers, 2 directions.
+/// The most entries a page has: 6 purposes, 5 routes, 5 completers, 2 directions.
 pub const MAX_ENTRIES: usize = DmaKind::COUNT;
 
 /// The most bytes a page has.
@@ -341,9 +341,9 @@ mod tests {
     #[test]
     fn every_combination_survives_the_way_there_and_back() {
         let entries = all();
-        assert_eq!(entries.len(), 250);
+        assert_eq!(entries.len(), 300);
         let page = encode(entries.clone());
-        assert_eq!(page.len(), 64 + 250 * 32);
+        assert_eq!(page.len(), 64 + 300 * 32);
         assert_eq!(page.len(), MAX_SIZE);
         assert_eq!(parse(&page), Ok(entries));
     }
@@ -413,8 +413,8 @@ mod tests {
     #[test]
     fn a_count_that_lies_is_refused() {
         assert_eq!(
-            parse(&spoilt(12, 251)),
-            Err(DmaLogError::TooManyEntries(251))
+            parse(&spoilt(13, 2)),
+            Err(DmaLogError::TooManyEntries(0x202))
         );
         assert_eq!(
             parse(&spoilt(15, 0xff)),
@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn words_without_a_meaning_are_refused() {
         for (at, word, first_unknown) in [
-            (96, "purpose", 5),
+            (96, "purpose", 6),
             (97, "route", 5),
             (98, "completer", 5),
             (99, "direction", 2),
@@ -467,8 +467,8 @@ mod tests {
         };
         assert_eq!(unknown.to_string(), "DMA log entry 1: route 9 is unknown");
         assert_eq!(
-            DmaLogError::TooManyEntries(251).to_string(),
-            "DMA log of 251 entries, more than 250"
+            DmaLogError::TooManyEntries(301).to_string(),
+            "DMA log of 301 entries, more than 300"
         );
         assert_eq!(
             DmaLogError::EntrySize(4).to_string(),

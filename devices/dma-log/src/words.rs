@@ -39,6 +39,8 @@ words! {
         Control,
         /// The data that the device exists to move (NVMe: an I/O command's).
         Payload,
+        /// Writing a register of another device (NVMe: a doorbell).
+        Register,
     }
 
     /// The way that a DMA took.

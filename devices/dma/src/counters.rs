@@ -172,7 +172,7 @@ mod tests {
             counters.succeeded(entry, number as u64 + 1);
         }
         let snapshot = counters.snapshot();
-        assert_eq!(snapshot.len(), 250);
+        assert_eq!(snapshot.len(), 300);
         for (number, (entry, count)) in snapshot.into_iter().enumerate() {
             assert_eq!(entry.index(), number);
             assert_eq!(

@@ -36,6 +36,9 @@ pub enum DmaFault {
     /// The range wraps around the end of the address space.
     #[error("the range wraps around")]
     Wraps,
+    /// The register that is to be written does not start at a multiple of its size.
+    #[error("the register is not aligned")]
+    Unaligned,
     /// The client, asked to do it, did not.
     #[error("request to the client failed: {0}")]
     Upstream(UpstreamError),

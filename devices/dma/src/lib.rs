@@ -15,6 +15,8 @@
 //! 7. a mapping of which the client lent the memory: straight into guest RAM;
 //! 8. a mapping without memory, or no mapping at all: asked of the client, for the same reason.
 //!
+//! Of a peer's window, registers are written by [`Requester::write_register`]: one access of 4 or 8 bytes, on any of these routes.
+//!
 //! A request carries a [`Tag`]: what it is for, and on behalf of which queue and command.
 //!
 //! What a transfer may meet is guest-controlled and changes at any moment. A memory file that is lent is mapped once, sealed or
@@ -91,12 +93,12 @@ pub use memory::{Lease, MappedMemory, MemoryError, MemoryFile, Span};
 pub use memory_pool::MemoryPool;
 pub use pages::{PageError, PageTable};
 pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purpose, Route};
-pub use peerbar_flight::{DoorbellEvent, WindowId};
+pub use peerbar_flight::{DoorbellEvent, RegisterWrite, WindowId};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use pinned::Pinned;
 pub use pins::Drain;
 pub use private_memory::PrivateMemory;
-pub use requester::Requester;
+pub use requester::{RegisterValue, Requester};
 pub use route::{OwnWindow, OwnWindowMemory};
 pub use session::Session;
 pub use tag::Tag;

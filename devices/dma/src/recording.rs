@@ -40,6 +40,7 @@ fn outcome(fault: DmaFault) -> Outcome {
         DmaFault::OwnRegisters => Outcome::OwnRegisters,
         DmaFault::NoPage => Outcome::NoPage,
         DmaFault::Wraps => Outcome::Wraps,
+        DmaFault::Unaligned => Outcome::Unaligned,
         DmaFault::Upstream(UpstreamError::Refused(errno)) => {
             Outcome::ClientRefused(errno.try_into().unwrap_or(u16::MAX))
         }

@@ -1,6 +1,7 @@
 //! The requester: a function's way to memory.
 
 mod injected;
+mod register;
 mod transfer;
 
 use std::ops::{Deref, DerefMut};
@@ -14,7 +15,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
 use peerbar_fault::{Action, AddError, Faults, Fired, Rule};
 use peerbar_flight::{
-    self as flight, DoorbellEvent, Event, FileSpan, Injection, Recorder, WindowId,
+    self as flight, DoorbellEvent, Event, FileSpan, Injection, Recorder, RegisterWrite, WindowId,
 };
 
 use crate::address::AddressRange;
@@ -38,6 +39,8 @@ use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
 use crate::upstream::Upstream;
 use injected::nanos;
+
+pub use register::RegisterValue;
 
 /// One function's way to memory; shared by all its threads.
 ///
@@ -112,6 +115,11 @@ impl Requester {
     /// Notes a new value of a queue's doorbell.
     pub fn doorbell(&self, event: impl FnOnce() -> DoorbellEvent) {
         self.note(|| Event::Doorbell(event()));
+    }
+
+    /// Notes that a peer has written to the function's registers.
+    pub fn register_written(&self, event: impl FnOnce() -> RegisterWrite) {
+        self.note(|| Event::RegisterWrite(event()));
     }
 
     /// Notes that the client is about to be signalled, to interrupt the guest by an MSI-X vector, or 0 for the INTx pin.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use peerbar_dma::Buffer;
+use peerbar_dma::{Buffer, RegisterWrite, Requester};
 use peerbar_pci::Function;
-use peerbar_switch::Unsupported;
+use peerbar_switch::{PortId, Unsupported};
 
 use crate::BarMemory;
 
@@ -26,14 +26,17 @@ pub(crate) struct OpenWindow {
 /// a window moved does not reach another BAR.
 pub(crate) struct Decoder<F> {
     function: Arc<F>,
+    /// The function's own, which records what peers write to registers.
+    requester: Arc<Requester>,
     windows: RwLock<Vec<OpenWindow>>,
 }
 
 impl<F: Function> Decoder<F> {
     /// A function without open windows.
-    pub(crate) fn new(function: Arc<F>) -> Self {
+    pub(crate) fn new(function: Arc<F>, requester: Arc<Requester>) -> Self {
         Self {
             function,
+            requester,
             windows: RwLock::default(),
         }
     }
@@ -43,9 +46,17 @@ impl<F: Function> Decoder<F> {
         *self.windows.write() = windows;
     }
 
-    /// A peer reads or writes. An access to an unmapped page fails and is passed to the function, which may record the
-    /// fault.
-    pub(crate) fn access(&self, address: u64, data: Buffer<'_>) -> Result<(), Unsupported> {
+    /// A peer reads or writes. Nothing is reached while the function's link is down. An access to an unmapped page fails and is
+    /// passed to the function, which may record the fault.
+    pub(crate) fn access(
+        &self,
+        peer: PortId,
+        address: u64,
+        data: Buffer<'_>,
+    ) -> Result<(), Unsupported> {
+        if !self.requester.link_is_up() {
+            return Err(Unsupported);
+        }
         let windows = self.windows.read();
         let (window, offset) = find(&windows, address, data.len())?;
         let to_function = |offset, data: Buffer<'_>| match data {
@@ -67,10 +78,30 @@ impl<F: Function> Decoder<F> {
                 })
             }
             BarMemory::Registers | BarMemory::RegistersWithPages(..) => {
+                if let Buffer::Write(data) = data {
+                    let write = || register_write(peer, (window.bar, offset), data);
+                    self.requester.register_written(write);
+                }
                 to_function(offset, data);
                 Ok(())
             }
         }
+    }
+}
+
+/// What a peer writes to registers, for the record.
+fn register_write(peer: PortId, (bar, offset): (u8, u64), data: &[u8]) -> RegisterWrite {
+    let mut value = [0; 8];
+    value
+        .iter_mut()
+        .zip(data)
+        .for_each(|(to, byte)| *to = *byte);
+    RegisterWrite {
+        peer: peer.0,
+        bar,
+        offset,
+        len: u32::try_from(data.len()).unwrap_or(u32::MAX),
+        value: u64::from_le_bytes(value),
     }
 }
 
@@ -98,6 +129,8 @@ mod tests {
     use peerbar_dma::{MemoryFile, PageTable, Span};
 
     use super::*;
+
+    const PEER: PortId = PortId(7);
 
     /// A function that records all accesses and reads as the number of the BAR.
     #[derive(Default)]
@@ -131,7 +164,8 @@ mod tests {
             size,
             memory,
         };
-        let decoder = Decoder::new(Arc::<RecordingFunction>::default());
+        let function = Arc::<RecordingFunction>::default();
+        let decoder = Decoder::new(function, Arc::new(Requester::new()));
         decoder.set(vec![
             window(0, 0x1000, 0x1000, BarMemory::Registers),
             window(2, 0x2000, 0x1000, BarMemory::Memory(span)),
@@ -145,7 +179,7 @@ mod tests {
         address: u64,
         data: &mut [u8],
     ) -> Result<(), Unsupported> {
-        decoder.access(address, Buffer::Read(data))
+        decoder.access(PEER, address, Buffer::Read(data))
     }
 
     fn write(
@@ -153,7 +187,7 @@ mod tests {
         address: u64,
         data: &[u8],
     ) -> Result<(), Unsupported> {
-        decoder.access(address, Buffer::Write(data))
+        decoder.access(PEER, address, Buffer::Write(data))
     }
 
     #[test]
@@ -181,6 +215,37 @@ mod tests {
         assert_eq!(read(&decoder, 0x5000, &mut [0; 4]), Err(Unsupported));
         let accesses = decoder.function.0.lock().unwrap().clone();
         assert_eq!(accesses, [(4, 0x1000, 8), (4, 0x1000, 4)]);
+    }
+
+    #[test]
+    fn nothing_is_reached_while_the_link_is_down() {
+        let (decoder, file) = decoder();
+        let down = |text: &str| decoder.requester.add_fault(text.parse().unwrap());
+        down("link-down device").unwrap();
+        for address in [0x1004, 0x2000] {
+            assert_eq!(write(&decoder, address, &[1; 4]), Err(Unsupported));
+        }
+        assert!(decoder.function.0.lock().unwrap().is_empty());
+        let mut data = [1; 4];
+        file.read(0x1000, &mut data).unwrap();
+        assert_eq!(data, [0; 4]);
+        down("link-up device").unwrap();
+        write(&decoder, 0x1004, &[1; 4]).unwrap();
+    }
+
+    #[test]
+    fn register_write_is_recorded_with_its_first_8_bytes() {
+        let event = |data: &[u8]| register_write(PEER, (2, 0x1008), data);
+        let expected = RegisterWrite {
+            peer: 7,
+            bar: 2,
+            offset: 0x1008,
+            len: 4,
+            value: 0x0403_0201,
+        };
+        assert_eq!(event(&[1, 2, 3, 4]), expected);
+        let long = event(&[0xff; 100]);
+        assert_eq!((long.len, long.value), (100, u64::MAX));
     }
 
     #[test]

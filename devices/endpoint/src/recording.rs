@@ -26,7 +26,7 @@ pub(crate) struct Recording {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum What {
-    /// Mappings, windows, resets, and every DMA that failed
+    /// Mappings, windows, resets, and every DMA that failed or was lost
     Maps,
     /// Every DMA and every command too
     All,

@@ -41,7 +41,7 @@ impl<F: Function + 'static> SwitchPort<F> {
         let lent_leases = Descriptor::new(lent_leases.map_err(AttachError::Descriptor)?);
         let attachment = Attachment::new(path, name)?;
         let routing = routing(attachment.mode());
-        let decoder = Arc::new(Decoder::new(function));
+        let decoder = Arc::new(Decoder::new(function, requester.clone()));
         let link = attachment.start(Arc::new(SwitchPeers {
             requester: requester.clone(),
             decoder: decoder.clone(),
@@ -131,12 +131,12 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
         self.requester.lose_peers();
     }
 
-    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {
-        self.decoder.access(address, Buffer::Read(data))
+    fn read(&self, peer: PortId, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {
+        self.decoder.access(peer, address, Buffer::Read(data))
     }
 
-    fn write(&self, address: u64, data: &[u8]) -> Result<(), Unsupported> {
-        self.decoder.access(address, Buffer::Write(data))
+    fn write(&self, peer: PortId, address: u64, data: &[u8]) -> Result<(), Unsupported> {
+        self.decoder.access(peer, address, Buffer::Write(data))
     }
 }
 

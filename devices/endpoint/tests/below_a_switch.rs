@@ -13,10 +13,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use peerbar_dma::{
-    Completer, Direction, DmaError, DmaFault, MemoryFile, PageTable, PeerError, Purpose, Requester,
-    Route, Session, Span,
+    Completer, Direction, DmaError, DmaFault, MemoryFile, Origin, PageTable, PeerError, Purpose,
+    RegisterValue, RegisterWrite, Requester, Route, Session, Span,
 };
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
 use peerbar_switch::{ACKNOWLEDGE_TIME_OUT, Config, LinkMode};
 use peerbar_vfio_user::Device;
@@ -24,6 +25,21 @@ use peerbar_vfio_user::Device;
 const CONFIG: u32 = 7;
 const COMMAND: u64 = 0x04;
 const DECODE_AND_MASTER: u8 = 0b110;
+
+const IDENTITY: Identity = Identity {
+    vendor: 0x1af4,
+    device: 0x10f0,
+    subsystem_vendor: 0,
+    subsystem: 0,
+    revision: 0,
+    class: 0x03_02_00,
+};
+const MSI_X: MsiX = MsiX {
+    vectors: 1,
+    bar: 0,
+    table: 0x1000,
+    pending: 0x2000,
+};
 
 /// A switch that ends when dropped.
 struct Switch {
@@ -105,25 +121,11 @@ struct Card {
 
 impl Card {
     fn new(switch: &Path, name: &str) -> Self {
-        let identity = Identity {
-            vendor: 0x1af4,
-            device: 0x10f0,
-            subsystem_vendor: 0,
-            subsystem: 0,
-            revision: 0,
-            class: 0x03_02_00,
-        };
-        let msi_x = MsiX {
-            vectors: 1,
-            bar: 0,
-            table: 0x1000,
-            pending: 0x2000,
-        };
         let bar = |index, size| Bar::new(index, size, true).unwrap();
         let config = ConfigSpace::new(
-            &identity,
+            &IDENTITY,
             &[bar(0, 0x4000), bar(2, 0x10000), bar(4, 0x2000)],
-            &msi_x,
+            &MSI_X,
         );
         let memory = Arc::new(MemoryFile::create("memory", 0x10000).unwrap());
         let pages = PageTable::new(
@@ -168,6 +170,12 @@ impl Card {
 
     fn write(&self, address: u64, data: &[u8]) -> Result<(), DmaError> {
         self.requester.write(Purpose::Payload, address, data)
+    }
+
+    fn ring(&self, address: u64, value: u32) -> Result<(), DmaError> {
+        let value = RegisterValue::Word(value);
+        self.requester
+            .write_register(Origin::Device, address, value)
     }
 
     fn bytes(&self, route: Route, completer: Completer) -> u64 {
@@ -220,6 +228,162 @@ fn memory_registers_and_pages_of_a_peer_are_reached() {
         (0x1000, vec![4; 8]),
         "the function can note the fault"
     );
+}
+
+/// A function that notes for each write to its registers the first word of a memory.
+struct Watcher {
+    memory: Arc<MemoryFile>,
+    seen: Mutex<Vec<(u32, u32)>>,
+}
+
+impl Function for Watcher {
+    fn bar_read(&self, _bar: u8, _offset: u64, _data: &mut [u8]) {}
+
+    fn bar_write(&self, _bar: u8, _offset: u64, data: &[u8]) {
+        let value = u32::from_le_bytes(data.try_into().unwrap());
+        let memory = self.memory.load(0).unwrap();
+        self.seen.lock().unwrap().push((value, memory));
+    }
+
+    fn reset(&self) {}
+}
+
+#[test]
+fn register_is_written_after_the_data_of_before() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut c = Card::new(&switch.path, "c");
+    let watcher = Arc::new(Watcher {
+        memory: c.memory.clone(),
+        seen: Mutex::default(),
+    });
+    let mut b = Endpoint::new(
+        watcher.clone(),
+        ConfigSpace::new(&IDENTITY, &[Bar::new(0, 0x4000, true).unwrap()], &MSI_X),
+        [BarMemory::Registers],
+        Arc::new(Requester::new()),
+        Arc::new(Vectors::new(1).unwrap()),
+    );
+    b.attach_to_switch(&switch.path, "b").unwrap();
+    b.region_write(CONFIG, 0x10, &B.to_le_bytes()).unwrap();
+    b.region_write(CONFIG, COMMAND, &[DECODE_AND_MASTER, 0])
+        .unwrap();
+    a.program(A);
+    c.program(B + 0x1000_0000);
+    for number in 1..=200u32 {
+        a.write(B + 0x1000_0000 + MEMORY, &number.to_le_bytes())
+            .unwrap();
+        a.ring(B + 0x1000, number).unwrap();
+        let seen = watcher.seen.lock().unwrap().pop();
+        assert_eq!(seen, Some((number, number)));
+    }
+}
+
+#[test]
+fn register_write_is_recorded_with_the_peer_that_made_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("b.flight");
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    let mut c = Card::new(&switch.path, "c");
+    let recorder = Recorder::create(&path, "b", Level::All).unwrap();
+    b.endpoint.record_in(recorder);
+    a.program(A);
+    c.program(A + 0x1000_0000);
+    b.program(B);
+    a.ring(B + 0x1008, 17).unwrap();
+    c.ring(B + 0x1008, 18).unwrap();
+    let flight = FlightFile::open(&path).unwrap().read().unwrap();
+    let owner = |address| {
+        let windows = flight.records.iter();
+        let mut windows = windows.filter_map(|record| match record.event {
+            Event::PeerWindow(window) if window.address == address => Some(window.peer),
+            _ => None,
+        });
+        windows.next().unwrap()
+    };
+    let written = flight.records.iter();
+    let written = written.filter_map(|record| match record.event {
+        Event::RegisterWrite(write) => Some(write),
+        _ => None,
+    });
+    let expected = [(A, 17), (A + 0x1000_0000, 18)].map(|(address, value)| RegisterWrite {
+        peer: owner(address),
+        bar: 0,
+        offset: 0x1008,
+        len: 4,
+        value,
+    });
+    assert_eq!(written.collect::<Vec<_>>(), expected);
+    let snapshot = a.requester.counters().snapshot();
+    let mut kinds = snapshot.iter().map(|(kind, count)| (kind, count.requests));
+    let (kind, count) = kinds.next_back().unwrap();
+    assert_eq!((kind.purpose, kind.route), (Purpose::Register, Route::Peer));
+    assert_eq!(count, 1);
+}
+
+#[test]
+fn register_of_a_closed_or_moved_window_is_not_written() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    a.program(A);
+    b.program(B);
+    b.configure(COMMAND, &[0, 0]);
+    assert!(a.ring(B + 0x1000, 1).is_err());
+    b.program(B + 0x1_0000_0000);
+    assert!(a.ring(B + 0x1000, 1).is_err());
+    assert!(b.notes.0.lock().unwrap().is_empty());
+    a.ring(B + 0x1_0000_1000, 2).unwrap();
+    a.configure(COMMAND, &[0b010, 0]);
+    let error = a.ring(B + 0x1_0000_1000, 3).unwrap_err();
+    assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
+    let noted = b.notes.0.lock().unwrap().clone();
+    assert_eq!(noted, [(0x1000, 2u32.to_le_bytes().to_vec())]);
+}
+
+/// A flood of register writes keeps neither the function's own accesses waiting nor another peer's.
+#[test]
+fn flood_of_register_writes_lets_guest_and_others_through() {
+    let switch = Switch::start(&[]);
+    let mut flooder = Card::new(&switch.path, "flooder");
+    let mut a = Card::new(&switch.path, "a");
+    let mut b = Card::new(&switch.path, "b");
+    flooder.program(A);
+    a.program(A + 0x1000_0000);
+    b.program(B);
+    let over = Arc::new(AtomicBool::new(false));
+    let floods: Vec<_> = (0..8)
+        .map(|_| {
+            let (requester, over) = (flooder.requester.clone(), over.clone());
+            std::thread::spawn(move || {
+                let mut count = 0u64;
+                while !over.load(Ordering::Relaxed) {
+                    let value = RegisterValue::Word(1);
+                    requester
+                        .write_register(Origin::Device, B + 0x1000, value)
+                        .unwrap();
+                    count += 1;
+                }
+                count
+            })
+        })
+        .collect();
+    for value in 0..50 {
+        a.ring(B + 0x2000, 1000 + value).unwrap();
+        b.endpoint
+            .region_write(0, 0x3000, &value.to_le_bytes())
+            .unwrap();
+    }
+    over.store(true, Ordering::Relaxed);
+    let floods = floods.into_iter().map(|thread| thread.join().unwrap());
+    let flooded: u64 = floods.sum();
+    let notes = b.notes.0.lock().unwrap();
+    let count = |at| notes.iter().filter(|(offset, _)| *offset == at).count();
+    assert_eq!((count(0x2000), count(0x3000)), (50, 50));
+    assert_eq!(count(0x1000) as u64, flooded);
+    assert!(flooded > 0);
 }
 
 #[test]

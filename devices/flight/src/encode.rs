@@ -23,6 +23,7 @@
 //! | 12 injected fault | | origin, rule, match |
 //! | 13 doorbell | 1 if there is a vector | origin, tail, entries added, entries waiting, vector |
 //! | 14 interrupt | | vector |
+//! | 15 register written by a peer | BAR | peer, offset, length, value |
 //!
 //! An origin is 0 for the device itself, else queue << 32 with bit 62 set, and if it is a command, its number with bit 63 set.
 //! Memory is 0 registers, 1 memory, 2 pages, 3 gone.
@@ -33,7 +34,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::event::{
     Backing, Dma, DoorbellEvent, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent,
-    Record, WindowEvent, WindowId, WindowKind,
+    Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
 };
 
 const CMB: u8 = 0xff;
@@ -134,6 +135,16 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
         }
         Event::Doorbell(doorbell) => encode_doorbell(&doorbell),
         Event::Interrupt { vector } => (14, [0; 3], [vector.into(), 0, 0, 0, 0]),
+        Event::RegisterWrite(write) => {
+            let words = [
+                write.peer.into(),
+                write.offset,
+                write.len.into(),
+                write.value,
+                0,
+            ];
+            (15, [write.bar, 0, 0], words)
+        }
     }
 }
 
@@ -226,6 +237,13 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
         14 => Event::Interrupt {
             vector: one.try_into().ok()?,
         },
+        15 => Event::RegisterWrite(RegisterWrite {
+            peer: one.try_into().ok()?,
+            bar: first,
+            offset: two,
+            len: three.try_into().ok()?,
+            value: four,
+        }),
         _ => return None,
     })
 }
@@ -311,7 +329,7 @@ fn to_origin(word: u64) -> Option<Origin> {
 }
 
 /// Outcomes in the order of their numbers, the one with an errno aside.
-const OUTCOMES: [Outcome; 13] = [
+const OUTCOMES: [Outcome; 14] = [
     Outcome::Done,
     Outcome::NotMaster,
     Outcome::OwnRegisters,
@@ -325,6 +343,7 @@ const OUTCOMES: [Outcome; 13] = [
     Outcome::Forbidden,
     Outcome::NoMemory,
     Outcome::Injected,
+    Outcome::Unaligned,
 ];
 const CLIENT_REFUSED: u8 = 0xff;
 
@@ -418,7 +437,7 @@ mod tests {
             WindowKind::Gone,
         ]);
         let numbers = (any::<[u64; 3]>(), any::<u32>(), any::<u16>(), any::<bool>());
-        (origins(), memories, numbers, 0..12).prop_map(
+        (origins(), memories, numbers, 0..13).prop_map(
             |(origin, memory, ([one, two, three], number, half, on), kind)| match kind {
                 0 => Event::Unmap {
                     iova: one.min(two),
@@ -464,6 +483,13 @@ mod tests {
                     vector: on.then_some(half),
                 }),
                 10 => Event::Interrupt { vector: half },
+                11 => Event::RegisterWrite(RegisterWrite {
+                    peer: number,
+                    bar: half.to_le_bytes()[0],
+                    offset: one,
+                    len: number / 2,
+                    value: two,
+                }),
                 _ => Event::Client(on),
             },
         )
@@ -486,7 +512,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_are_too_strange(mut raw in any::<[u8; 64]>(), kind in 0u8..16) {
+        fn no_bytes_are_too_strange(mut raw in any::<[u8; 64]>(), kind in 0u8..17) {
             raw[16] = kind;
             let mut raw = Raw::read_from_bytes(&raw).unwrap();
             raw.check = raw.sum().into();

@@ -58,6 +58,8 @@ pub enum Event {
     Injected(Injection),
     /// The device has read a new value of a queue's doorbell.
     Doorbell(DoorbellEvent),
+    /// A peer below the same switch has written to the device's registers.
+    RegisterWrite(RegisterWrite),
     /// The client is signalled to interrupt the guest.
     Interrupt {
         /// The MSI-X vector, or 0 for the INTx pin.
@@ -78,6 +80,21 @@ pub struct DoorbellEvent {
     pub waiting: u32,
     /// The vector that interrupts for these entries' completions; none if the driver polls for them.
     pub vector: Option<u16>,
+}
+
+/// A peer's write to the device's registers. One that comes by the root is the client's, and not recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterWrite {
+    /// The peer's number at the switch.
+    pub peer: u32,
+    /// The BAR.
+    pub bar: u8,
+    /// The first register's offset in the BAR.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// The first 8 bytes at most, as a little-endian number.
+    pub value: u64,
 }
 
 /// A fault that was injected by a rule.
@@ -206,6 +223,9 @@ pub enum Outcome {
     /// The range wraps around.
     #[strum(to_string = "the range wraps around")]
     Wraps,
+    /// The register that is to be written does not start at a multiple of its size.
+    #[strum(to_string = "an unaligned register")]
+    Unaligned,
     /// The client refused it, with this errno.
     #[strum(to_string = "QEMU refused it (errno {0})")]
     ClientRefused(u16),

@@ -46,7 +46,7 @@ pub(crate) const RULES_AT: u64 = 192;
 /// How much is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Level {
-    /// Mappings, windows, resets, and every DMA that failed.
+    /// Mappings, windows, resets, and every DMA that failed or was lost.
     #[default]
     Maps,
     /// Every DMA and every command too.

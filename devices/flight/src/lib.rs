@@ -26,7 +26,7 @@ mod sanitizer;
 
 pub use event::{
     Backing, Dma, DoorbellEvent, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent,
-    Record, WindowEvent, WindowId, WindowKind,
+    Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
 };
 pub use file::{Flight, FlightFile, Tail};
 pub use history::{Command, Fault, History, MappingLife, Moment, Surroundings, Teardown, Unmapped};

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use peerbar_dma_log::Route;
 use rustix::time::ClockId;
 use vm_memory::{MmapRegion, VolatileMemory};
 use zerocopy::IntoBytes;
@@ -62,9 +63,11 @@ impl Recorder {
         if self.wants_all() { monotonic_ns() } else { 0 }
     }
 
-    /// Records a segment of a DMA that began at `started` ([`Recorder::clock`]), if it is wanted.
+    /// Records a segment of a DMA that began at `started` ([`Recorder::clock`]), if it is wanted. One that went nowhere is always wanted,
+    /// also if the device believes it done.
     pub fn dma(&self, dma: Dma, started: u64) {
-        if self.wants_all() || dma.outcome != Outcome::Done {
+        let went_nowhere = dma.outcome != Outcome::Done || dma.route == Route::Refused;
+        if self.wants_all() || went_nowhere {
             let nanos = monotonic_ns();
             let took = match started {
                 0 => 0,
@@ -80,6 +83,7 @@ impl Recorder {
             Event::Begin { .. }
             | Event::End { .. }
             | Event::Doorbell(_)
+            | Event::RegisterWrite(_)
             | Event::Interrupt { .. } => self.wants_all(),
             _ => true,
         };

@@ -37,10 +37,10 @@ pub trait PeerHandler: Send + Sync {
     /// The link to the switch is lost, and with it every peer. Their windows belong to [`PortId::NOBODY`], which has none any more
     /// once the endpoint is attached again and has learned of all peers again.
     fn lost(&self);
-    /// A peer reads at a bus address.
-    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Unsupported>;
-    /// A peer writes at a bus address.
-    fn write(&self, address: u64, data: &[u8]) -> Result<(), Unsupported>;
+    /// `peer` reads at a bus address.
+    fn read(&self, peer: PortId, address: u64, data: &mut [u8]) -> Result<(), Unsupported>;
+    /// `peer` writes at a bus address.
+    fn write(&self, peer: PortId, address: u64, data: &[u8]) -> Result<(), Unsupported>;
 }
 
 /// The endpoint does not answer at that address (PCIe Base 6.0, 2.3.1, Unsupported Request).
@@ -349,7 +349,7 @@ impl Shared {
                 length,
             } => {
                 let mut data = ByteBuf::from(vec![0; usize::try_from(length).unwrap_or(0)]);
-                let outcome = handler.read(address, &mut data);
+                let outcome = handler.read(peer, address, &mut data);
                 self.answer(peer, tag, outcome.map(|()| data))
             }
             Message::Write {
@@ -358,7 +358,7 @@ impl Shared {
                 address,
                 data,
             } => {
-                let outcome = handler.write(address, &data);
+                let outcome = handler.write(peer, address, &data);
                 self.answer(peer, tag, outcome.map(|()| ByteBuf::new()))
             }
             Message::Reply { peer, tag, outcome } => {

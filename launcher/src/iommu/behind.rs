@@ -84,7 +84,7 @@ pub(super) fn window_name(id: WindowId) -> String {
 }
 
 /// A device's own window at a bus address, its BARs first, since the CMB and the PMR are in one.
-fn window_at(device: &RecordedDevice, address: u64) -> Option<WindowEvent> {
+pub(super) fn window_at(device: &RecordedDevice, address: u64) -> Option<WindowEvent> {
     let mut windows = device.windows();
     windows.sort_by_key(|window| !matches!(window.id, WindowId::Bar(_)));
     windows.into_iter().find(|window| {

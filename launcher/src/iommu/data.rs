@@ -7,6 +7,7 @@ use super::behind::Behind;
 use super::injected;
 use super::line::{access, direction, operation};
 use super::recorded::{Recorded, RecordedDevice};
+use super::register_writes;
 
 /// Everything.
 pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
@@ -47,6 +48,8 @@ fn device(recorded: &Recorded, device: &RecordedDevice) -> Value {
         "lost_records": device.lost(),
         "untracked_mappings": flight.header.untracked,
         "injected": injected::lines(flight),
+        "register_writes": register_writes::made(recorded, device),
+        "registers_written": register_writes::met(recorded, device),
         "maps": history.maps,
         "unmaps": history.unmaps,
         "peak": history.peak,

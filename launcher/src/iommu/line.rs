@@ -8,6 +8,7 @@ use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 use super::behind::{Behind, window_name};
 use super::injected::rule as rule_text;
 use super::recorded::{Recorded, RecordedDevice};
+use super::register_writes;
 use peerbar_lab::size::human;
 
 /// All records of all devices in the order of their times.
@@ -60,6 +61,9 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
                 dma.route,
                 dma.origin
             );
+            if let Some(mishap) = register_writes::mishap(device, dma) {
+                line += &format!(": {mishap}");
+            }
             if dma.outcome != Outcome::Done {
                 line += &format!(": FAILED: {}", dma.outcome);
             }
@@ -97,6 +101,7 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
         Event::Injected(ref injection) => injected(device, injection),
         Event::Doorbell(ref doorbell) => rung(doorbell),
         Event::Interrupt { vector } => format!("interrupt, vector {vector}"),
+        Event::RegisterWrite(ref write) => register_writes::line(recorded, device, write),
     }
 }
 

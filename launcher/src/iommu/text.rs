@@ -9,6 +9,7 @@ use super::data::busiest_second;
 use super::injected;
 use super::line::{access, direction, operation, range, span};
 use super::recorded::{Recorded, RecordedDevice};
+use super::register_writes;
 use crate::cli;
 use peerbar_lab::size::human;
 
@@ -31,7 +32,12 @@ pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
 fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let mut text = summary(device);
     let idle = injected::idle_lines(&device.flight);
-    for line in injected::lines(&device.flight).into_iter().chain(idle) {
+    let register_writes = [
+        register_writes::made(recorded, device),
+        register_writes::met(recorded, device),
+    ];
+    let injected = injected::lines(&device.flight).into_iter().chain(idle);
+    for line in injected.chain(register_writes.concat()) {
         text += &format!("  {line}\n");
     }
     let teardowns = &device.history.teardowns;

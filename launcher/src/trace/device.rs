@@ -10,6 +10,7 @@ use super::lanes;
 use super::signals::Signals;
 use crate::iommu::line::{access, direction, event, operation, range, span};
 use crate::iommu::recorded::{Recorded, RecordedDevice};
+use crate::iommu::register_writes;
 
 /// A command from its begin to its end, as its device recorded them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub(super) struct Activity {
     faults: Vec<TimedEvent>,
     mappings: Vec<TimedEvent>,
     changes: Vec<TimedEvent>,
+    /// What peers wrote to its registers.
+    register_writes: Vec<TimedEvent>,
     payload: Vec<(u64, Route, u64)>,
     last: u64,
 }
@@ -75,6 +78,7 @@ impl Activity {
             faults: Vec::new(),
             mappings: Vec::new(),
             changes: Vec::new(),
+            register_writes: Vec::new(),
             payload: Vec::new(),
             last: device
                 .flight
@@ -103,10 +107,19 @@ impl Activity {
                     let command = open.running.get(&dma.origin);
                     let flow = command.and_then(|index| activity.commands.get(*index));
                     let flow = flow.map(|command| command.flow);
+                    if let Some(mishap) = register_writes::mishap(device, dma) {
+                        let mishap = TimedEvent::instant(record.nanos, mishap);
+                        activity.faults.push(mishap.in_flows(flow));
+                    }
                     activity.dma(dma, record.nanos, flow);
                 }
                 Event::Map(_) | Event::Unmap { .. } => {
                     activity.mappings.push(mapping(recorded, device, record));
+                }
+                Event::RegisterWrite(_) => {
+                    let what = event(recorded, device, &record.event);
+                    let write = TimedEvent::instant(record.nanos, what);
+                    activity.register_writes.push(write);
                 }
                 _ => {
                     if record.event == Event::Reset(true) {
@@ -233,6 +246,7 @@ impl Activity {
             ("faults", self.faults),
             ("mappings", self.mappings),
             ("state", self.changes),
+            ("registers written by peers", self.register_writes),
         ] {
             if !events.is_empty() {
                 lanes::add(file, name, group, events)?;

@@ -556,6 +556,95 @@ fn a_peer_s_registers_are_met_by_message() {
     assert!(client.asked.lock().is_empty());
 }
 
+/// What was counted of register writes: those that were done on a route, and all that failed.
+fn register_writes(requester: &Requester, done: (Route, Completer)) -> (u64, u64) {
+    let snapshot = requester.counters().snapshot();
+    let registers = snapshot.iter();
+    let registers = registers.filter(|(kind, _)| kind.purpose == Purpose::Register);
+    registers.fold((0, 0), |(written, failed), (kind, count)| {
+        let is_done = (kind.route, kind.completer) == done;
+        let written = written + if is_done { count.requests } else { 0 };
+        (written, failed + count.failures)
+    })
+}
+
+#[test]
+fn register_is_written_by_one_access_on_each_route() {
+    use RegisterValue::{Quad, Word};
+    let (requester, client, registers, span) = below_switch(PeerRouting::Route);
+    let write = |address, value| requester.write_register(Origin::Queue(3), address, value);
+    write(0x2_0004, Word(0x0403_0201)).unwrap();
+    write(0x2_0008, Quad(0x0807_0605_0403_0201)).unwrap();
+    let eight: Vec<u8> = (1..=8).collect();
+    let noted = registers.0.lock().clone();
+    assert_eq!(noted, [(0x2_0004, vec![1, 2, 3, 4]), (0x2_0008, eight)]);
+    write(0x1_0ff8, Word(7)).unwrap();
+    assert_eq!(span.file.load(0x1ff8).unwrap(), 7);
+    let below = (Route::Peer, Completer::PeerBar);
+    assert_eq!(register_writes(&requester, below), (3, 0));
+    write(0x8010, Quad(u64::MAX)).unwrap();
+    let mapped = (Route::Upstream, Completer::PeerBar);
+    assert_eq!(register_writes(&requester, mapped), (1, 0));
+    requester.unmap(0x8000, 0x8fff);
+    write(0x8018, Quad(u64::MAX)).unwrap();
+    let unmapped = (Route::Upstream, Completer::Unknown);
+    assert_eq!(register_writes(&requester, unmapped), (1, 0));
+    assert_eq!(*client.asked.lock(), [(0x8010, 8), (0x8018, 8)]);
+}
+
+#[test]
+fn unaligned_register_is_refused_and_not_written() {
+    let (requester, client, registers, _) = below_switch(PeerRouting::Route);
+    let places = [
+        (0x2_0002, RegisterValue::Word(1)),
+        (0x2_0004, RegisterValue::Quad(1)),
+        (u64::MAX, RegisterValue::Word(1)),
+    ];
+    for (address, value) in places {
+        let error = requester.write_register(Origin::Device, address, value);
+        assert_eq!(error.unwrap_err().cause, DmaFault::Unaligned);
+    }
+    let refused = (Route::Refused, Completer::Nobody);
+    assert_eq!(register_writes(&requester, refused), (0, 3));
+    assert!(registers.0.lock().is_empty() && client.asked.lock().is_empty());
+}
+
+#[test]
+fn register_write_of_each_link_mode_is_counted_by_its_fate() {
+    let value = RegisterValue::Word(1);
+    for (routing, fate, is_lost) in [
+        (
+            PeerRouting::Redirect,
+            Err(DmaFault::Upstream(UpstreamError::Refused(19))),
+            false,
+        ),
+        (
+            PeerRouting::UnsupportedRequest,
+            Err(DmaFault::Peer(PeerError::Unsupported)),
+            false,
+        ),
+        (PeerRouting::Drop, Ok(()), true),
+    ] {
+        let (requester, _, registers, _) = below_switch(routing);
+        let written = requester.write_register(Origin::Device, 0x2_0004, value);
+        assert_eq!(written.map_err(|error| error.cause), fate, "{routing:?}");
+        let counts = register_writes(&requester, (Route::Refused, Completer::Nobody));
+        assert_eq!(counts, (u64::from(is_lost), u64::from(!is_lost)));
+        assert!(registers.0.lock().is_empty());
+    }
+}
+
+#[test]
+fn register_write_without_bus_mastering_goes_nowhere() {
+    let (requester, client, registers, _) = below_switch(PeerRouting::Route);
+    requester.set_bus_master(false);
+    for address in [0x2_0004, 0x8010] {
+        let error = requester.write_register(Origin::Device, address, RegisterValue::Word(1));
+        assert_eq!(error.unwrap_err().cause, DmaFault::NotMaster);
+    }
+    assert!(registers.0.lock().is_empty() && client.asked.lock().is_empty());
+}
+
 #[test]
 fn withdrawn_peer_is_no_peer_and_vanished_one_fails() {
     let (requester, client, ..) = below_switch(PeerRouting::Route);

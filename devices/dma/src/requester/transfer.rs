@@ -1,7 +1,7 @@
 //! One request: segment by segment, each by its own route; segments that the client must carry out are sent to it together.
 
 use parking_lot::RwLockReadGuard;
-use peerbar_dma_log::{Completer, Route};
+use peerbar_dma_log::{Completer, Purpose, Route};
 
 use crate::buffer::Buffer;
 use crate::error::{DmaError, DmaFault};
@@ -147,7 +147,13 @@ impl Requester {
         let (direction, len) = part.extent();
         let path = routes.link_path(&segment.target, direction);
         let (route, completer) = segment.target.place();
-        if let (None, Target::RemoteRam | Target::Device) = (fault, &segment.target) {
+        let is_asked = match segment.target {
+            Target::RemoteRam | Target::Device => true,
+            // A register is not explored: it is written by one access.
+            Target::Unmapped => transfer.tag.purpose == Purpose::Register,
+            _ => false,
+        };
+        if is_asked && fault.is_none() {
             transfer.asks.push(Ask::new(address, part));
             transfer.notes.push(Note {
                 completer,

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::Switch;
 use super::output::Reason;
+use crate::link_mode::LinkMode;
 use crate::message::{Message, Outcome, PortId, RequestError};
 use crate::requests::RequestId;
 
@@ -26,12 +27,28 @@ impl Switch {
             ));
         }
         let peer = self.ports.get(&completer);
-        if completer != from && peer.is_some_and(|peer| peer.name.is_some()) {
+        if !self.passes_requests_of(from) {
+            self.reply(completer, id, Err(RequestError::Unsupported));
+        } else if completer != from && peer.is_some_and(|peer| peer.name.is_some()) {
             self.send(completer, message);
         } else {
             self.reply(completer, id, Err(RequestError::Gone));
         }
         Ok(())
+    }
+
+    /// Whether the link's mode lets any request of this endpoint through. An endpoint applies its mode itself; this stops one
+    /// that does not. A link that redirects lets translated requests through (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated P2P).
+    fn passes_requests_of(&self, endpoint: PortId) -> bool {
+        let name = self
+            .ports
+            .get(&endpoint)
+            .and_then(|port| port.name.as_ref());
+        let mode = name.and_then(|name| self.config.modes.get(name));
+        matches!(
+            mode.copied().unwrap_or_default(),
+            LinkMode::Route | LinkMode::Redirect
+        )
     }
 
     /// Passes a reply back. One to no pending request, or of another completer, is dropped.

@@ -401,6 +401,24 @@ fn request_without_a_completer_fails() {
 }
 
 #[test]
+fn request_of_a_refusing_or_losing_link_is_not_relayed() {
+    let now = Instant::now();
+    for (mode, expected) in [
+        (LinkMode::Route, "2: read 1 of 1"),
+        (LinkMode::Redirect, "2: read 1 of 1"),
+        (LinkMode::UnsupportedRequest, "1: Unsupported 1 of 2"),
+        (LinkMode::Drop, "1: Unsupported 1 of 2"),
+    ] {
+        let (mut switch, [a, b, _]) = three(now);
+        switch.config.modes = [("a".to_owned(), mode)].into();
+        switch.receive(a, read(b, 1), now);
+        assert_eq!(outputs(&mut switch), [expected], "{mode}");
+        switch.receive(b, read(a, 1), now);
+        assert_eq!(outputs(&mut switch), ["1: read 1 of 2"], "{mode}");
+    }
+}
+
+#[test]
 fn violation_cuts_off_the_endpoint_and_no_other() {
     let gone = Message::Announce {
         sequence: 1,

@@ -25,11 +25,11 @@ impl<F: Fn(PortId) + Send + Sync> PeerHandler for OnChange<F> {
 
     fn lost(&self) {}
 
-    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), Unsupported> {
+    fn read(&self, _: PortId, _: u64, _: &mut [u8]) -> Result<(), Unsupported> {
         Err(Unsupported)
     }
 
-    fn write(&self, _: u64, _: &[u8]) -> Result<(), Unsupported> {
+    fn write(&self, _: PortId, _: u64, _: &[u8]) -> Result<(), Unsupported> {
         Err(Unsupported)
     }
 }

@@ -1,0 +1,133 @@
+//! A peer of the devices: a function in the test's process, below the same switch, with memory that it lends.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use peerbar_dma::{MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
+use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_nvme_driver::Registers;
+use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
+use peerbar_vfio_user::Device;
+
+use crate::memory::BusMemory;
+
+/// VFIO_PCI_CONFIG_REGION_INDEX, and the memory BAR.
+const CONFIG: u32 = 7;
+const MEMORY: u8 = 2;
+/// PCI Local Bus 3.0, 6.2.2: the Command register, memory space and bus master.
+const COMMAND: u64 = 4;
+const MEMORY_SPACE: u8 = 0b010;
+const BUS_MASTER: u8 = 0b100;
+const IDENTITY: Identity = Identity {
+    vendor: 0x1af4,
+    device: 0x10f0,
+    subsystem_vendor: 0,
+    subsystem: 0,
+    revision: 0,
+    class: 0x03_02_00,
+};
+const MSI_X: MsiX = MsiX {
+    vectors: 1,
+    bar: 0,
+    table: 0x1000,
+    pending: 0x2000,
+};
+
+/// A function without registers of its own.
+struct NoRegisters;
+
+impl Function for NoRegisters {
+    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
+
+    fn reset(&self) {}
+}
+
+/// The function.
+pub(crate) struct Peer {
+    endpoint: Endpoint<NoRegisters>,
+    pub(crate) requester: Arc<Requester>,
+    pub(crate) memory: BusMemory,
+}
+
+impl Peer {
+    /// Attaches it to a switch, with `bytes` of memory at `address`.
+    pub(crate) fn attach(
+        switch: &Path,
+        name: &str,
+        address: u64,
+        bytes: u64,
+    ) -> anyhow::Result<Self> {
+        let bars = [Bar::new(0, 0x4000, false)?, Bar::new(MEMORY, bytes, true)?];
+        let file = Arc::new(MemoryFile::create(name, bytes)?);
+        let lent = file.file().try_clone()?;
+        let span = Span { file, offset: 0 };
+        let requester = Arc::new(Requester::new());
+        let mut endpoint = Endpoint::new(
+            Arc::new(NoRegisters),
+            ConfigSpace::new(&IDENTITY, &bars, &MSI_X),
+            [BarMemory::Registers, BarMemory::Memory(span)],
+            requester.clone(),
+            Arc::new(Vectors::new(1)?),
+        );
+        endpoint.attach_to_switch(switch, name)?;
+        let mut peer = Self {
+            endpoint,
+            requester,
+            memory: BusMemory::lent(lent, 0, address),
+        };
+        peer.configure(0x10 + 4 * u64::from(MEMORY), &address.to_le_bytes())?;
+        peer.set_mastering(true)?;
+        Ok(peer)
+    }
+
+    /// Permits it DMA, or not.
+    pub(crate) fn set_mastering(&mut self, on: bool) -> anyhow::Result<()> {
+        let command = MEMORY_SPACE | if on { BUS_MASTER } else { 0 };
+        self.configure(COMMAND, &[command, 0])
+    }
+
+    /// The registers at `address` of the bus, which it writes by DMA.
+    pub(crate) fn registers(&self, address: u64) -> PeerRegisters {
+        PeerRegisters {
+            requester: self.requester.clone(),
+            address,
+        }
+    }
+
+    fn configure(&mut self, offset: u64, data: &[u8]) -> anyhow::Result<()> {
+        let written = self.endpoint.region_write(CONFIG, offset, data);
+        written.context("its config space refuses a write")
+    }
+}
+
+/// Registers of another device.
+#[derive(Clone)]
+pub(crate) struct PeerRegisters {
+    requester: Arc<Requester>,
+    address: u64,
+}
+
+impl Registers for PeerRegisters {
+    fn read_register(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let read = self
+            .requester
+            .read(Purpose::Control, self.address + offset, data);
+        read.map_err(io::Error::other)
+    }
+
+    fn write_register(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let value = match *data {
+            [a, b, c, d] => RegisterValue::Word(u32::from_le_bytes([a, b, c, d])),
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let at = self.address + offset;
+        let written = self.requester.write_register(Origin::Device, at, value);
+        written.map_err(io::Error::other)
+    }
+}

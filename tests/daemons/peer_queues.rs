@@ -1,0 +1,304 @@
+//! A peer drives queues of a disk: they lie in its memory, and it rings their doorbells through the switch.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use peerbar_dma::{Origin, Purpose, RegisterValue};
+use peerbar_flight::{Event, FlightFile, RegisterWrite};
+use peerbar_nvme_driver::{
+    Controller, DmaMemory, Doorbell, PAGE, QueueMemory, QueuePair, Registers, prps,
+};
+use peerbar_nvme_spec::command::SubmissionEntry;
+use tempfile::TempDir;
+use zerocopy::{FromZeros, transmute};
+
+use crate::client::DeviceClient;
+use crate::machine::{RAM, RAM_BYTES};
+use crate::memory::{BLOCK, BusMemory, block};
+use crate::peer::{Peer, PeerRegisters};
+use crate::server::Server;
+
+const WRITE: u8 = 1;
+const READ: u8 = 2;
+/// Where the disk's registers are, and the peer's memory.
+const DOORS: u64 = 3 << 36;
+const PEER: u64 = 5 << 36;
+const PEER_BYTES: u64 = 4 << 20;
+/// Blocks of a command: more than two pages, so that it takes a PRP list.
+const COUNT: u64 = 5;
+/// Transfers in each direction.
+const ROUNDS: u64 = 40;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+type Host = Controller<DeviceClient, BusMemory>;
+
+/// A disk and a peer below a switch.
+struct Scene {
+    // Before the servers, so that they meet no end of theirs.
+    peer: Peer,
+    client: DeviceClient,
+    host: Host,
+    host_queue: QueuePair<DeviceClient, BusMemory>,
+    disk: Server,
+    flight: PathBuf,
+    switch: Server,
+    _folder: TempDir,
+}
+
+impl Scene {
+    fn start(link: Option<&str>) -> anyhow::Result<Self> {
+        let folder = TempDir::new()?;
+        let words: Vec<&str> = link.into_iter().flat_map(|link| ["--link", link]).collect();
+        let switch = Server::start(folder.path(), "switch0", "peerbar-switch", &words)?;
+        let flight = folder.path().join("disk0.flight");
+        let (switch_at, record) = (switch.socket.display(), flight.display());
+        let words = format!(
+            "--switch {switch_at} --port-name disk0 --serial disk0 --namespace ram=4M --flight {record} --record all"
+        );
+        let words: Vec<&str> = words.split(' ').collect();
+        let disk = Server::start(folder.path(), "disk0", "peerbar-nvme", &words)?;
+        let ram = BusMemory::create(RAM, RAM_BYTES)?;
+        let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
+        client.place(0, DOORS)?;
+        let mut host = Controller::enable(client.clone(), ram, queues(RAM))?;
+        let host_queue = host.create_queues(1, queues(RAM + 2 * PAGE))?;
+        let peer = Peer::attach(&switch.socket, "peer0", PEER, PEER_BYTES)?;
+        Ok(Self {
+            peer,
+            client,
+            host,
+            host_queue,
+            disk,
+            flight,
+            switch,
+            _folder: folder,
+        })
+    }
+
+    /// Queues in the peer's memory, whose doorbells the peer rings.
+    fn peer_queue(&mut self, id: u16) -> anyhow::Result<QueuePair<PeerRegisters, BusMemory>> {
+        let at = queues(PEER + 2 * PAGE * u64::from(id));
+        let (memory, registers) = (self.peer.memory.clone(), self.peer.registers(DOORS));
+        memory.write(at.completion, &[0; 4096])?;
+        let places = self.host.create_queues_at(id, at)?;
+        let doorbells =
+            places.map(|place| Doorbell::new(registers.clone(), memory.clone(), place, None));
+        Ok(QueuePair::new(memory, at, doorbells)?)
+    }
+
+    /// That the host still writes and reads.
+    fn check_host(&mut self, stamp: u64) -> anyhow::Result<()> {
+        let ram = self.host.memory().clone();
+        let data = RAM + (1 << 20);
+        ram.write(data, &blocks(stamp))?;
+        run(&mut self.host_queue, &ram, WRITE, data)?;
+        ram.write(data, &[0xff; BLOCK * COUNT as usize])?;
+        run(&mut self.host_queue, &ram, READ, data)?;
+        ensure!(
+            ram.bytes(data, blocks(stamp).len())? == blocks(stamp),
+            "the host reads wrong data"
+        );
+        self.disk.check_alive()
+    }
+
+    /// What the disk saw of its peers' register writes.
+    fn recorded(&self) -> anyhow::Result<Vec<RegisterWrite>> {
+        let flight = FlightFile::open(&self.flight)?.read()?;
+        let written = flight.records.iter();
+        let written = written.filter_map(|record| match record.event {
+            Event::RegisterWrite(write) => Some(write),
+            _ => None,
+        });
+        Ok(written.collect())
+    }
+
+    fn end(self) -> anyhow::Result<()> {
+        drop((self.peer, self.host_queue, self.host, self.client));
+        self.disk.end()?;
+        self.switch.end()
+    }
+}
+
+fn queues(submission: u64) -> QueueMemory {
+    QueueMemory {
+        submission,
+        completion: submission + PAGE,
+        submission_entries: 6,
+        completion_entries: 4,
+    }
+}
+
+fn blocks(stamp: u64) -> Vec<u8> {
+    (stamp..stamp + COUNT).flat_map(block).collect()
+}
+
+/// Transfers the first blocks of the disk by a command, with data at `data` and a PRP list behind them.
+fn run<R: Registers>(
+    queue: &mut QueuePair<R, BusMemory>,
+    memory: &BusMemory,
+    opcode: u8,
+    data: u64,
+) -> anyhow::Result<()> {
+    let pages: Vec<u64> = (0..COUNT).map(|page| data + page * PAGE).collect();
+    let list = data + COUNT * PAGE;
+    let [prp1, prp2] = prps(&pages, memory, || Ok::<_, std::io::Error>(list))?;
+    let mut entry = SubmissionEntry::new_zeroed();
+    entry.opcode = opcode;
+    entry.nsid = 1.into();
+    entry.cid = queue.tail().into();
+    [entry.prp1, entry.prp2] = [prp1, prp2].map(Into::into);
+    entry.cdw12 = u32::try_from(COUNT * 8 - 1)?.into();
+    queue.push(&transmute!(entry))?;
+    queue.ring_tail()?;
+    let completion = completion(queue)?.context("no completion")?;
+    queue.ring_head()?;
+    ensure!(completion == 0, "a command ends with {completion:#x}");
+    Ok(())
+}
+
+/// The status of the next completion, if one comes in time.
+fn completion<R: Registers>(queue: &mut QueuePair<R, BusMemory>) -> anyhow::Result<Option<u16>> {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        if let Some(completion) = queue.pop()? {
+            return Ok(Some(completion.status & 0x7ff));
+        }
+        thread::yield_now();
+    }
+    Ok(None)
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn peer_drives_its_queues_beside_those_of_the_host() {
+    let mut scene = Scene::start(None).unwrap();
+    let mut queue = scene.peer_queue(2).unwrap();
+    let memory = scene.peer.memory.clone();
+    let data = PEER + (1 << 20);
+    for round in 0..ROUNDS {
+        let stamp = 1 + round * COUNT;
+        scene.check_host(stamp).unwrap();
+        let content = blocks(stamp);
+        memory.write(data, &vec![0xff; content.len()]).unwrap();
+        run(&mut queue, &memory, READ, data).unwrap();
+        assert!(memory.bytes(data, content.len()).unwrap() == content);
+        memory.write(data, &blocks(stamp + 7)).unwrap();
+        run(&mut queue, &memory, WRITE, data).unwrap();
+    }
+    let written = scene.recorded().unwrap();
+    let places: Vec<u64> = written.iter().map(|write| write.offset).collect();
+    // The tail and the head of queue 2, for a Read and a Write.
+    let expected = [0x1010, 0x1014].repeat(2 * ROUNDS as usize);
+    assert_eq!(places, expected);
+    let peers: Vec<u32> = written.iter().map(|write| write.peer).collect();
+    assert!(peers.iter().all(|peer| *peer == peers[0] && *peer > 0));
+    scene.end().unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn hostile_peer_neither_stops_nor_fools_the_disk() {
+    let mut scene = Scene::start(None).unwrap();
+    let mut queue = scene.peer_queue(2).unwrap();
+    scene.check_host(1).unwrap();
+    let requester = scene.peer.requester.clone();
+    let word = |offset, value| {
+        let value = RegisterValue::Word(value);
+        requester.write_register(Origin::Device, DOORS + offset, value)
+    };
+    // Values that no queue can have, doorbells of no queue, the table of vectors, reserved registers.
+    for (offset, value) in [
+        (0x1010, 0xffff),
+        (0x1010, 0xffff_0006),
+        (0x1014, 4),
+        (0x1018, 1),
+        (0x11f8, 1),
+        (0x2000, !0),
+        (0x3ffc, !0),
+        (0x0ffc, !0),
+    ] {
+        word(offset, value).unwrap();
+        scene.check_host(10).unwrap();
+    }
+    // Wrong sizes, across registers, and beyond the BAR.
+    for (offset, bytes, is_answered) in [
+        (0x1010, 1, true),
+        (0x1011, 4, true),
+        (0x100e, 8, true),
+        (0x1008, 0x2ff8, true),
+        (0x3ffe, 4, false),
+        (0x4000, 4, false),
+    ] {
+        let written = requester.write(Purpose::Payload, DOORS + offset, &vec![1; bytes]);
+        assert_eq!(written.is_ok(), is_answered, "{offset:#x}");
+        scene.check_host(20).unwrap();
+    }
+    // A flood.
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let flood = || {
+            let mut count = 0;
+            while !over.load(Ordering::Relaxed) {
+                word(0x1010, 0).unwrap();
+                count += 1;
+            }
+            count
+        };
+        let floods: Vec<_> = (0..4).map(|_| scope.spawn(flood)).collect();
+        let begun = Instant::now();
+        for stamp in 0..20 {
+            scene.check_host(30 + stamp).unwrap();
+        }
+        let took = begun.elapsed();
+        over.store(true, Ordering::Relaxed);
+        let counts = floods.into_iter().map(|flood| flood.join().unwrap());
+        assert!(counts.sum::<u32>() > 0);
+        assert!(took < PATIENCE, "{took:?}");
+    });
+    // Its own queue has had values that it cannot have, and goes on.
+    let memory = scene.peer.memory.clone();
+    run(&mut queue, &memory, READ, PEER + (1 << 20)).unwrap();
+    scene.end().unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn closed_window_or_lost_mastering_stops_the_doorbell() {
+    let mut scene = Scene::start(None).unwrap();
+    let mut queue = scene.peer_queue(2).unwrap();
+    let memory = scene.peer.memory.clone();
+    let data = PEER + (1 << 20);
+    run(&mut queue, &memory, READ, data).unwrap();
+    scene.peer.set_mastering(false).unwrap();
+    assert!(queue.ring_tail().is_err());
+    scene.peer.set_mastering(true).unwrap();
+    run(&mut queue, &memory, READ, data).unwrap();
+    scene.client.place(0, DOORS + (1 << 32)).unwrap();
+    assert!(queue.ring_tail().is_err(), "the window has moved");
+    let moved = scene.peer.registers(DOORS + (1 << 32));
+    moved.write_register(0x1010, &0u32.to_le_bytes()).unwrap();
+    let written = scene.recorded().unwrap();
+    assert_eq!(written.len(), 5, "{written:?}");
+    scene.end().unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn doorbell_of_each_link_mode_has_its_fate() {
+    for (mode, fails) in [
+        ("redirect", true),
+        ("unsupported-request", true),
+        ("drop", false),
+    ] {
+        let mut scene = Scene::start(Some(&format!("peer0={mode}"))).unwrap();
+        let registers = scene.peer.registers(DOORS);
+        let rung = registers.write_register(0x1008, &0u32.to_le_bytes());
+        assert_eq!(rung.is_err(), fails, "{mode}: {rung:?}");
+        assert_eq!(scene.recorded().unwrap(), [], "{mode}");
+        scene.check_host(1).unwrap();
+        scene.end().unwrap();
+    }
+}
