@@ -5,6 +5,10 @@
 //! advances the event index, so that the guest never writes the register. Before the owner blocks it arms the event index at
 //! the value that it has seen, and reads the doorbell once more.
 //!
+//! A register that is written all the same takes effect: a peer that drives a queue of its own knows nothing of the buffer, which
+//! holds for all I/O queues. If both have changed since the last read, the buffer counts: its owner writes the register after the
+//! buffer, and its next value after that, so the register has nothing newer.
+//!
 //! Both pages of the buffer belong to the guest and may be unmapped at any moment. The controller fails then, as it does when it
 //! cannot reach a queue.
 
@@ -81,6 +85,30 @@ struct Words {
     event: u64,
 }
 
+/// A doorbell in the shadow buffer.
+#[derive(Clone, Copy, Debug)]
+struct Shadow {
+    words: Words,
+    /// The values that were read last: in the buffer, and in the register.
+    value: u32,
+    register: u32,
+    /// That of the two which was written last.
+    latest: u32,
+}
+
+impl Shadow {
+    /// Takes note of both values; the one that was written last.
+    fn latest(&mut self, value: u32, register: u32) -> u32 {
+        if value != self.value {
+            self.latest = value;
+        } else if register != self.register {
+            self.latest = register;
+        }
+        (self.value, self.register) = (value, register);
+        self.latest
+    }
+}
+
 /// The doorbell cannot be read or armed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unreachable;
@@ -90,7 +118,7 @@ pub(crate) struct QueueDoorbell {
     register: Doorbell,
     page: Arc<DoorbellPage>,
     /// Set if the doorbell is in the shadow buffer.
-    shadow: Option<Words>,
+    shadow: Option<Shadow>,
     /// The last value that was read, valid or not.
     seen: u32,
     /// The ring position at which the event index was advanced last.
@@ -111,20 +139,27 @@ impl QueueDoorbell {
 
     /// Moves the doorbell to the shadow buffer, where it continues from its present value.
     pub(crate) fn move_to(&mut self, buffer: ShadowBuffer, memory: &mut impl GuestWords) {
-        self.shadow = buffer.words(self.register);
-        if let Some(Words { value, event }) = self.shadow {
-            let present = self.page.value(self.register);
+        let present = self.page.value(self.register);
+        self.shadow = buffer.words(self.register).map(|words| {
             // An unmapped page is found out by the next read.
-            let _ = memory.store(value, present) && memory.store(event, present);
-        }
+            let _ = memory.store(words.value, present) && memory.store(words.event, present);
+            Shadow {
+                words,
+                value: present,
+                register: present,
+                latest: present,
+            }
+        });
     }
 
-    /// Reads the value.
-    pub(crate) fn read(&self, memory: &mut impl GuestWords) -> Result<u32, Unreachable> {
-        match self.shadow {
-            None => Ok(self.page.value(self.register)),
-            Some(words) => Ok(memory.load(words.value).ok_or(Unreachable)? & VALUE),
-        }
+    /// Reads the value that was written last.
+    pub(crate) fn read(&mut self, memory: &mut impl GuestWords) -> Result<u32, Unreachable> {
+        let Some(shadow) = &mut self.shadow else {
+            return Ok(self.page.value(self.register));
+        };
+        // In this order: what is new in the register alone was written after this value.
+        let value = memory.load(shadow.words.value).ok_or(Unreachable)? & VALUE;
+        Ok(shadow.latest(value, self.page.value(self.register)))
     }
 
     /// Takes note of a value that was read; whether it differs from the one before.
@@ -134,9 +169,9 @@ impl QueueDoorbell {
 
     /// Has the guest write the register with its next change. Returns whether the value has not changed since it was taken note
     /// of; if it has, the guest may not write the register.
-    pub(crate) fn arm(&self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
-        if let Some(words) = self.shadow {
-            if !memory.store(words.event, self.seen) {
+    pub(crate) fn arm(&mut self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
+        if let Some(shadow) = self.shadow {
+            if !memory.store(shadow.words.event, self.seen) {
                 return Err(Unreachable);
             }
             // Orders the store before the read, as the guest orders its store of the value before its read of the event index.
@@ -146,7 +181,10 @@ impl QueueDoorbell {
     }
 
     /// Whether the value is still the one that was taken note of.
-    pub(crate) fn is_unchanged(&self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
+    pub(crate) fn is_unchanged(
+        &mut self,
+        memory: &mut impl GuestWords,
+    ) -> Result<bool, Unreachable> {
         Ok(self.read(memory)? == self.seen)
     }
 
@@ -160,7 +198,7 @@ impl QueueDoorbell {
         Ring { entries, .. }: Ring,
         step: u32,
     ) {
-        let Some(words) = self.shadow else {
+        let Some(Shadow { words, .. }) = self.shadow else {
             return;
         };
         if distance(self.advanced_at, position, entries) >= step {

@@ -51,6 +51,49 @@ fn each_doorbell_has_a_word_in_both_pages_while_mapped() {
     assert_eq!(head.read(&mut session), Err(Unreachable));
 }
 
+/// A doorbell in the shadow buffer, and its page of registers.
+fn shadow_doorbell(memory: &mut TwoWords) -> (QueueDoorbell, Arc<DoorbellPage>) {
+    let page = Arc::new(DoorbellPage::new(4, 0x4000).unwrap());
+    page.set_owner(TAIL, Some(crate::doorbell_page::Owner(1)));
+    let mut doorbell = QueueDoorbell::new(page.clone(), TAIL);
+    doorbell.move_to(BUFFER, memory);
+    (doorbell, page)
+}
+
+#[test]
+fn register_written_beside_the_shadow_buffer_takes_effect() {
+    let mut memory = TwoWords::default();
+    let (mut doorbell, page) = shadow_doorbell(&mut memory);
+    for value in [1, 7, 0, 3] {
+        page.ring(TAIL, value);
+        assert_eq!(doorbell.is_unchanged(&mut memory), Ok(false));
+        assert_eq!(doorbell.read(&mut memory), Ok(value));
+        assert!(doorbell.is_new(value));
+        assert_eq!(doorbell.arm(&mut memory), Ok(true));
+    }
+    memory.value = 5;
+    assert_eq!(doorbell.read(&mut memory), Ok(5));
+    assert_eq!(doorbell.read(&mut memory), Ok(5));
+}
+
+#[test]
+fn older_register_does_not_undo_the_shadow_buffer() {
+    let mut memory = TwoWords::default();
+    let (mut doorbell, page) = shadow_doorbell(&mut memory);
+    // The guest rings for 4, and goes on in the buffer before the worker reads anything.
+    memory.value = 4;
+    page.ring(TAIL, 4);
+    memory.value = 6;
+    assert_eq!(doorbell.read(&mut memory), Ok(6));
+    // The worker reads the buffer before the guest rings for the same value.
+    memory.value = 8;
+    assert_eq!(doorbell.read(&mut memory), Ok(8));
+    page.ring(TAIL, 8);
+    assert_eq!(doorbell.read(&mut memory), Ok(8));
+    memory.value = 9;
+    assert_eq!(doorbell.read(&mut memory), Ok(9));
+}
+
 const BUFFER: ShadowBuffer = ShadowBuffer {
     values: 0,
     events: 0x1000,

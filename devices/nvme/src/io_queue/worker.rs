@@ -205,7 +205,11 @@ impl Worker {
             return true;
         }
         let mut idle = true;
-        for queue in self.groups.iter().flat_map(|group| &group.submissions) {
+        for queue in self
+            .groups
+            .iter_mut()
+            .flat_map(|group| &mut group.submissions)
+        {
             match queue.doorbell.arm(&mut self.cx.io.data.session) {
                 Ok(is_unchanged) => idle &= is_unchanged,
                 Err(_) => {

@@ -125,12 +125,22 @@ impl Driver {
         }
     }
 
+    /// Writes the doorbells of a queue pair as registers from now on.
+    pub(crate) fn ring_by_registers(&mut self, id: u16) {
+        let doorbells = self.doorbells_in(id, false);
+        *self.pair(id).doorbells() = doorbells;
+    }
+
     /// New doorbells of a queue pair: in memory if those of I/O queues are.
     fn doorbells(&self, id: u16) -> [Doorbell<Machine, Machine>; 2] {
+        self.doorbells_in(id, self.shadowed && id > 0)
+    }
+
+    fn doorbells_in(&self, id: u16, shadowed: bool) -> [Doorbell<Machine, Machine>; 2] {
         let first = 8 * u64::from(id);
         [first, first + 4].map(|place| {
             let [value, event] = SHADOWS.map(|page| page + place);
-            let shadow = (self.shadowed && id > 0).then_some(Shadow { value, event });
+            let shadow = shadowed.then_some(Shadow { value, event });
             let [registers, memory] = [(); 2].map(|()| self.machine.clone());
             Doorbell::new(registers, memory, 0x1000 + place, shadow)
         })

@@ -137,6 +137,23 @@ fn a_full_completion_queue_waits_for_its_head_in_memory() {
     assert_eq!(taken, cids);
 }
 
+/// As those of a peer, which knows nothing of the guest's buffer, beside those of the guest.
+#[test]
+fn queue_rung_by_registers_works_beside_shadow_doorbells() {
+    let mut driver = driver();
+    driver.create_pair(2, queues(DATA, DATA + 0x1000, 5, 4));
+    driver.ring_by_registers(2);
+    for round in 0..200u32 {
+        driver.ok(2, flush());
+        if round % 3 == 0 {
+            driver.ok(1, flush());
+        }
+        for _ in 0..round % 64 * 50 {
+            std::hint::spin_loop();
+        }
+    }
+}
+
 #[test]
 fn queues_come_and_go() {
     let mut driver = driver();
@@ -169,7 +186,7 @@ fn unmapped_event_indexes_are_fatal() {
     driver.ok(1, flush());
     driver.unmap(RAM + (2 << 20) + 4096, 4096);
     // It wakes, finds nothing, and is about to sleep again.
-    driver.set_register(0x1000 + 8, 5);
+    driver.set_register(0x1000 + 8, 0);
     driver.wait_for_status(0b10, 0b10);
 }
 
