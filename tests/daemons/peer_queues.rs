@@ -29,8 +29,12 @@ const PEER: u64 = 5 << 36;
 const PEER_BYTES: u64 = 4 << 20;
 /// Blocks of a command: more than two pages, so that it takes a PRP list.
 const COUNT: u64 = 5;
+const BYTES: usize = 5 * BLOCK;
+/// Whether the disk must be notified of doorbells.
+const ADAPTIVE: &str = "adaptive";
+const ALWAYS: &str = "always";
 /// Transfers in each direction.
-const ROUNDS: u64 = 40;
+const ROUNDS: u16 = 40;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 type Host = Controller<DeviceClient, BusMemory>;
@@ -49,14 +53,14 @@ struct Scene {
 }
 
 impl Scene {
-    fn start(link: Option<&str>) -> anyhow::Result<Self> {
+    fn start(link: Option<&str>, poll: &str) -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
         let words: Vec<&str> = link.into_iter().flat_map(|link| ["--link", link]).collect();
         let switch = Server::start(folder.path(), "switch0", "peerbar-switch", &words)?;
         let flight = folder.path().join("disk0.flight");
         let (switch_at, record) = (switch.socket.display(), flight.display());
         let words = format!(
-            "--switch {switch_at} --port-name disk0 --serial disk0 --namespace ram=4M --flight {record} --record all"
+            "--switch {switch_at} --port-name disk0 --serial disk0 --namespace ram=4M --flight {record} --record all --poll {poll}"
         );
         let words: Vec<&str> = words.split(' ').collect();
         let disk = Server::start(folder.path(), "disk0", "peerbar-nvme", &words)?;
@@ -95,7 +99,7 @@ impl Scene {
         let data = RAM + (1 << 20);
         ram.write(data, &blocks(stamp))?;
         run(&mut self.host_queue, &ram, WRITE, data)?;
-        ram.write(data, &[0xff; BLOCK * COUNT as usize])?;
+        ram.write(data, &[0xff; BYTES])?;
         run(&mut self.host_queue, &ram, READ, data)?;
         ensure!(
             ram.bytes(data, blocks(stamp).len())? == blocks(stamp),
@@ -171,37 +175,76 @@ fn completion<R: Registers>(queue: &mut QueuePair<R, BusMemory>) -> anyhow::Resu
     Ok(None)
 }
 
-#[test]
-#[ignore = "takes what scripts/build makes; scripts/test runs it"]
-fn peer_drives_its_queues_beside_those_of_the_host() {
-    let mut scene = Scene::start(None).unwrap();
-    let mut queue = scene.peer_queue(2).unwrap();
+/// Peer and host write and read in turn, each by its own queue.
+fn transfer_in_turn(scene: &mut Scene) -> anyhow::Result<()> {
+    let mut queue = scene.peer_queue(2)?;
     let memory = scene.peer.memory.clone();
     let data = PEER + (1 << 20);
     for round in 0..ROUNDS {
-        let stamp = 1 + round * COUNT;
-        scene.check_host(stamp).unwrap();
+        let stamp = 1 + u64::from(round) * COUNT;
+        scene.check_host(stamp)?;
         let content = blocks(stamp);
-        memory.write(data, &vec![0xff; content.len()]).unwrap();
-        run(&mut queue, &memory, READ, data).unwrap();
-        assert!(memory.bytes(data, content.len()).unwrap() == content);
-        memory.write(data, &blocks(stamp + 7)).unwrap();
-        run(&mut queue, &memory, WRITE, data).unwrap();
+        memory.write(data, &vec![0xff; content.len()])?;
+        run(&mut queue, &memory, READ, data)?;
+        let is_right = memory.bytes(data, content.len())? == content;
+        ensure!(is_right, "the peer reads wrong data");
+        memory.write(data, &blocks(stamp + 7))?;
+        run(&mut queue, &memory, WRITE, data)?;
     }
+    Ok(())
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn peer_drives_its_queues_beside_those_of_the_host() {
+    let mut scene = Scene::start(None, ADAPTIVE).unwrap();
+    transfer_in_turn(&mut scene).unwrap();
     let written = scene.recorded().unwrap();
     let places: Vec<u64> = written.iter().map(|write| write.offset).collect();
     // The tail and the head of queue 2, for a Read and a Write.
-    let expected = [0x1010, 0x1014].repeat(2 * ROUNDS as usize);
+    let expected = [0x1010, 0x1014].repeat(2 * usize::from(ROUNDS));
     assert_eq!(places, expected);
     let peers: Vec<u32> = written.iter().map(|write| write.peer).collect();
     assert!(peers.iter().all(|peer| *peer == peers[0] && *peer > 0));
     scene.end().unwrap();
 }
 
+/// A disk that always polls lends its doorbells.
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn peer_rings_a_polling_disk_without_a_message() {
+    let mut scene = Scene::start(None, ALWAYS).unwrap();
+    transfer_in_turn(&mut scene).unwrap();
+    assert_eq!(scene.recorded().unwrap(), []);
+    let registers = scene.peer.registers(DOORS);
+    registers.write_register(0x3000, &[0; 4]).unwrap();
+    assert_eq!(
+        scene.recorded().unwrap().len(),
+        1,
+        "no doorbell: by message"
+    );
+    // Values that no queue can have, in all doorbells.
+    let junk = [0xff; 0x208];
+    for stamp in 0..10 {
+        let requester = &scene.peer.requester;
+        requester
+            .write(Purpose::Payload, DOORS + 0x1000, &junk)
+            .unwrap();
+        scene.check_host(10 + stamp).unwrap();
+    }
+    let rung = |registers: &PeerRegisters| registers.write_register(0x1010, &[0; 4]);
+    rung(&registers).unwrap();
+    scene.client.place(0, DOORS + (1 << 32)).unwrap();
+    assert!(rung(&registers).is_err(), "the window has moved");
+    scene.peer.set_mastering(false).unwrap();
+    assert!(rung(&scene.peer.registers(DOORS + (1 << 32))).is_err());
+    scene.end().unwrap();
+}
+
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn hostile_peer_neither_stops_nor_fools_the_disk() {
-    let mut scene = Scene::start(None).unwrap();
+    let mut scene = Scene::start(None, ADAPTIVE).unwrap();
     let mut queue = scene.peer_queue(2).unwrap();
     scene.check_host(1).unwrap();
     let requester = scene.peer.requester.clone();
@@ -267,7 +310,7 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn closed_window_or_lost_mastering_stops_the_doorbell() {
-    let mut scene = Scene::start(None).unwrap();
+    let mut scene = Scene::start(None, ADAPTIVE).unwrap();
     let mut queue = scene.peer_queue(2).unwrap();
     let memory = scene.peer.memory.clone();
     let data = PEER + (1 << 20);
@@ -293,7 +336,7 @@ fn doorbell_of_each_link_mode_has_its_fate() {
         ("unsupported-request", true),
         ("drop", false),
     ] {
-        let mut scene = Scene::start(Some(&format!("peer0={mode}"))).unwrap();
+        let mut scene = Scene::start(Some(&format!("peer0={mode}")), ADAPTIVE).unwrap();
         let registers = scene.peer.registers(DOORS);
         let rung = registers.write_register(0x1008, &0u32.to_le_bytes());
         assert_eq!(rung.is_err(), fails, "{mode}: {rung:?}");

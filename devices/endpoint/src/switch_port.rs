@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Bandwidth, Buffer, Latency, Lease, Leases, LinkSpeed, PeerError, PeerId, PeerLeases,
-    PeerMemory, PeerRouting, PeerWindow, Peers, Requester,
+    Bandwidth, Buffer, Latency, Lease, Leases, LinkSpeed, MemoryFile, PeerError, PeerId,
+    PeerLeases, PeerMemory, PeerRouting, PeerWindow, Peers, Requester,
 };
 use peerbar_pci::Function;
 use peerbar_switch::{
@@ -16,6 +16,10 @@ use peerbar_switch::{
 
 use crate::BarMemory;
 use crate::decoder::{Decoder, OpenWindow};
+
+/// The most areas of a BAR's registers that are lent, so that no function has more windows than the switch takes
+/// ([`MAX_WINDOWS`](peerbar_switch::MAX_WINDOWS)): three BARs of 64 bits, one of them in three parts.
+const MOST_AREAS: usize = 1;
 
 /// A function's link to its switch.
 pub(crate) struct SwitchPort<F> {
@@ -72,7 +76,7 @@ impl<F: Function> SwitchPort<F> {
         closed.for_each(|(bar, _)| self.leases.end(*bar));
         self.announced = announced;
         let lent = windows.iter();
-        let lent = lent.map(|window| lent_window(window, self.leases.generation(window.bar)));
+        let lent = lent.flat_map(|window| lent_windows(window, self.leases.generation(window.bar)));
         let lent = lent.collect();
         self.decoder.set(windows);
         if let Err(error) = self.link.announce(lent, &self.lent_leases) {
@@ -184,27 +188,39 @@ fn borrowed(
     Some(PeerMemory::Span(span))
 }
 
-/// A window as it is announced: memory is lent, everything else is reached by messages.
-fn lent_window(window: &OpenWindow, generation: u32) -> BarWindow {
-    let by_message = |error| {
-        log::warn!("BAR{} is not lent to peers: {error}", window.bar);
-        BarBacking::ByMessage
-    };
-    BarWindow {
+/// A window as it is announced, in one part or several: memory is lent, and so are pages of registers that the guest may map.
+/// Everything else is reached by messages.
+fn lent_windows(window: &OpenWindow, generation: u32) -> Vec<BarWindow> {
+    let part = |(offset, size), backing| BarWindow {
         bar: window.bar,
-        address: window.address,
-        size: window.size,
+        address: window.address.saturating_add(offset),
+        size,
         claim: 0,
-        backing: match &window.memory {
-            BarMemory::Memory(span) => span
-                .file
-                .file()
-                .try_clone()
-                .map_or_else(by_message, |file| {
-                    BarBacking::Lent(Descriptor::new(file), span.offset, generation)
-                }),
-            _ => BarBacking::ByMessage,
-        },
+        backing,
+    };
+    let lent = |file: &MemoryFile, offset| match file.file().try_clone() {
+        Ok(file) => BarBacking::Lent(Descriptor::new(file), offset, generation),
+        Err(error) => {
+            log::warn!("BAR{} is not lent to peers: {error}", window.bar);
+            BarBacking::ByMessage
+        }
+    };
+    let whole = (0, window.size);
+    match &window.memory {
+        BarMemory::Memory(span) => vec![part(whole, lent(&span.file, span.offset))],
+        BarMemory::RegistersWithPages(file, areas) if areas.len() <= MOST_AREAS => {
+            let mut parts = Vec::new();
+            let mut next = 0;
+            for (offset, size) in areas {
+                parts.push(part((next, offset - next), BarBacking::ByMessage));
+                parts.push(part((*offset, *size), lent(file, *offset)));
+                next = offset + size;
+            }
+            parts.push(part((next, window.size - next), BarBacking::ByMessage));
+            parts.retain(|part| part.size > 0);
+            parts
+        }
+        _ => vec![part(whole, BarBacking::ByMessage)],
     }
 }
 
