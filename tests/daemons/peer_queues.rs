@@ -66,7 +66,7 @@ impl Scene {
         let disk = Server::start(folder.path(), "disk0", "peerbar-nvme", &words)?;
         let ram = BusMemory::create(RAM, RAM_BYTES)?;
         let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
-        client.place(0, DOORS)?;
+        client.place_registers(DOORS)?;
         let mut host = Controller::enable(client.clone(), ram, queues(RAM))?;
         let host_queue = host.create_queues(1, queues(RAM + 2 * PAGE))?;
         let peer = Peer::attach(&switch.socket, "peer0", PEER, PEER_BYTES)?;
@@ -234,7 +234,7 @@ fn peer_rings_a_polling_disk_without_a_message() {
     }
     let rung = |registers: &PeerRegisters| registers.write_register(0x1010, &[0; 4]);
     rung(&registers).unwrap();
-    scene.client.place(0, DOORS + (1 << 32)).unwrap();
+    scene.client.place_registers(DOORS + (1 << 32)).unwrap();
     assert!(rung(&registers).is_err(), "the window has moved");
     scene.peer.set_mastering(false).unwrap();
     assert!(rung(&scene.peer.registers(DOORS + (1 << 32))).is_err());
@@ -319,7 +319,7 @@ fn closed_window_or_lost_mastering_stops_the_doorbell() {
     assert!(queue.ring_tail().is_err());
     scene.peer.set_mastering(true).unwrap();
     run(&mut queue, &memory, READ, data).unwrap();
-    scene.client.place(0, DOORS + (1 << 32)).unwrap();
+    scene.client.place_registers(DOORS + (1 << 32)).unwrap();
     assert!(queue.ring_tail().is_err(), "the window has moved");
     let moved = scene.peer.registers(DOORS + (1 << 32));
     moved.write_register(0x1010, &0u32.to_le_bytes()).unwrap();

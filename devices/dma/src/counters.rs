@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn the_page_says_what_the_counters_say() {
         let counters = Counters::default();
-        for (number, entry) in DmaKind::all().enumerate() {
+        for (number, entry) in DmaKind::all().take(200).enumerate() {
             counters.succeeded(entry, number as u64 + 1);
             counters.failed(entry);
         }
