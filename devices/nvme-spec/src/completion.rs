@@ -99,6 +99,12 @@ impl Status {
     pub const INVALID_USE_OF_CMB: Self = generic(0x12);
     /// PRP Offset Invalid.
     pub const INVALID_PRP_OFFSET: Self = generic(0x13);
+    /// Sanitize Failed: the media may not be used until it has been sanitized.
+    pub const SANITIZE_FAILED: Self = generic(0x1c);
+    /// Sanitize In Progress.
+    pub const SANITIZE_IN_PROGRESS: Self = generic(0x1d);
+    /// Sanitize Prohibited While Persistent Memory Region is Enabled.
+    pub const SANITIZE_PROHIBITED_BY_PMR: Self = generic(0x23);
     /// LBA Out of Range.
     pub const LBA_OUT_OF_RANGE: Self = generic(0x80);
     /// Capacity Exceeded.
@@ -194,6 +200,9 @@ mod tests {
         assert_eq!(Status::INVALID_NAMESPACE.into_bits(), 0xb); // NVME_SC_INVALID_NS
         assert_eq!(Status::COMMAND_SEQUENCE_ERROR.into_bits(), 0xc); // NVME_SC_CMD_SEQ_ERROR
         assert_eq!(Status::INVALID_USE_OF_CMB.into_bits(), 0x12); // NVME_SC_CMB_INVALID_USE
+        assert_eq!(Status::SANITIZE_FAILED.into_bits(), 0x1c); // NVME_SC_SANITIZE_FAILED
+        assert_eq!(Status::SANITIZE_IN_PROGRESS.into_bits(), 0x1d); // NVME_SC_SANITIZE_IN_PROGRESS
+        assert_eq!(Status::SANITIZE_PROHIBITED_BY_PMR.into_bits(), 0x23); // NVME_SC_PMR_SAN_PROHIBITED
         assert_eq!(Status::INVALID_PRP_OFFSET.into_bits(), 0x13); // NVME_SC_PRP_INVALID_OFFSET
         assert_eq!(Status::LBA_OUT_OF_RANGE.into_bits(), 0x80); // NVME_SC_LBA_RANGE
         assert_eq!(Status::CAPACITY_EXCEEDED.into_bits(), 0x81); // NVME_SC_CAP_EXCEEDED

@@ -28,6 +28,8 @@ pub mod kind {
     pub const SMART: u8 = 1;
     /// Notice.
     pub const NOTICE: u8 = 2;
+    /// I/O command specific status.
+    pub const IO: u8 = 6;
 }
 
 const fn event(kind: u8, info: u8, lid: u8) -> AsyncEvent {
@@ -46,6 +48,8 @@ impl AsyncEvent {
     pub const RELIABILITY_DEGRADED: Self = event(kind::SMART, 0x00, lid::SMART);
     /// A temperature is beyond its threshold.
     pub const TEMPERATURE_THRESHOLD: Self = event(kind::SMART, 0x01, lid::SMART);
+    /// A sanitize operation has completed.
+    pub const SANITIZE_COMPLETED: Self = event(kind::IO, 0x01, lid::SANITIZE_STATUS);
 }
 
 #[cfg(test)]
@@ -75,6 +79,8 @@ mod tests {
             (AsyncEvent::RELIABILITY_DEGRADED, (1, 0x00, 2)),
             // libnvme NVME_AER_SMART_TEMPERATURE_THRESHOLD; NVME_LOG_SMART is 2
             (AsyncEvent::TEMPERATURE_THRESHOLD, (1, 0x01, 2)),
+            // SPDK_NVME_ASYNC_EVENT_SANITIZE_COMPLETED of SPDK_NVME_ASYNC_EVENT_TYPE_IO
+            (AsyncEvent::SANITIZE_COMPLETED, (6, 0x01, 0x81)),
         ];
         for (event, seen) in expected {
             assert_eq!(as_linux_sees_it(event), seen, "{event:?}");

@@ -13,7 +13,7 @@
 //!
 //! There is no I/O and no controller in here. Not described, because no device of ours has it: SGLs, metadata and
 //! protection information beyond their bits, NVMe over Fabrics, the zoned and key-value command sets, namespace
-//! management, reservations, sanitize, telemetry.
+//! management, reservations, telemetry.
 
 #![forbid(unsafe_code)]
 

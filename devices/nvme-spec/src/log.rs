@@ -22,6 +22,8 @@ pub mod lid {
     pub const COMMAND_EFFECTS: u8 = 0x05;
     /// [`crate::log::FeatureEffectsLog`].
     pub const FEATURE_EFFECTS: u8 = 0x12;
+    /// [`crate::log::SanitizeStatus`].
+    pub const SANITIZE_STATUS: u8 = 0x81;
 }
 
 /// Supported Log Pages (NVMe Base 2.0, 5.16.1.1).
@@ -218,6 +220,52 @@ pub struct CommandEffects {
     __: u16,
 }
 
+/// Sanitize Status (NVMe Base 2.0, 5.16.1.25).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SanitizeStatus {
+    /// SPROG: how much is done, in units of 1/65536; [`SanitizeStatus::NOT_IN_PROGRESS`].
+    pub sprog: U16,
+    /// SSTAT.
+    pub sstat: SanitizeState,
+    /// SCDW10: CDW10 of the command that started the last operation.
+    pub scdw10: U32,
+    /// Estimated times of an overwrite, a block erase and a crypto erase in seconds, and the same without deallocation;
+    /// [`SanitizeStatus::NO_ESTIMATE`].
+    pub estimates: [U32; 6],
+    _reserved_32: [u8; 480],
+}
+
+impl SanitizeStatus {
+    /// SPROG while there is no operation.
+    pub const NOT_IN_PROGRESS: u16 = 0xffff;
+    /// An estimate that is not made.
+    pub const NO_ESTIMATE: u32 = 0xffff_ffff;
+}
+
+/// SSTAT of the Sanitize Status log (NVMe Base 2.0, 5.16.1.25).
+#[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct SanitizeState {
+    /// Status of the last operation: 0 if there was none, [`SanitizeState::COMPLETED`] and its like.
+    #[bits(3)]
+    pub status: u8,
+    /// Passes of an overwrite that are done.
+    #[bits(5)]
+    pub passes: u8,
+    /// Global Data Erased: nothing was written since.
+    pub global_data_erased: bool,
+    #[bits(7)]
+    __: u8,
+}
+
+impl SanitizeState {
+    /// The last operation has succeeded.
+    pub const COMPLETED: u8 = 1;
+    /// It has failed.
+    pub const FAILED: u8 = 3;
+}
+
 /// Feature Identifiers Supported and Effects (NVMe Base 2.0, 5.16.1.19).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -265,6 +313,18 @@ mod tests {
     use core::mem::{align_of, offset_of};
 
     use super::*;
+
+    #[test]
+    fn sanitize_status_is_as_linux_describes_it() {
+        assert_eq!(size_of::<SanitizeStatus>(), 512); // struct nvme_sanitize_log_page
+        assert_eq!(core::mem::offset_of!(SanitizeStatus, scdw10), 4);
+        assert_eq!(core::mem::offset_of!(SanitizeStatus, estimates), 8);
+        let bits = |state: SanitizeState| state.into_bits().get();
+        assert_eq!(bits(SanitizeState::new().with_status(7)), 7); // libnvme NVME_SANITIZE_SSTAT_STATUS_MASK
+        assert_eq!(bits(SanitizeState::new().with_passes(1)), 1 << 3); // libnvme NVME_SANITIZE_SSTAT_COMPLETED_PASSES_SHIFT
+        let erased = SanitizeState::new().with_global_data_erased(true);
+        assert_eq!(bits(erased), 1 << 8); // libnvme NVME_SANITIZE_SSTAT_GLOBAL_DATA_ERASED_SHIFT
+    }
 
     #[test]
     fn lid_is_linux_nvme_log() {

@@ -8,6 +8,7 @@ mod identify;
 mod logs;
 mod queues;
 pub(crate) mod reply;
+mod sanitize;
 
 use peerbar_nvme_spec::event::AsyncEvent;
 use peerbar_nvme_spec::log::CriticalWarning;
@@ -18,6 +19,7 @@ use events::Events;
 use features::Features;
 use identify::About;
 use reply::Late;
+use sanitize::LastSanitize;
 
 /// Identify Controller, ACL: how many Abort commands may be outstanding. None ever is.
 const ABORT_LIMIT: u8 = 4;
@@ -28,6 +30,7 @@ pub(crate) struct Admin {
     events: Events,
     /// Warnings of which the event has been raised.
     reported: CriticalWarning,
+    sanitize: LastSanitize,
     pub(crate) features: Features,
 }
 
@@ -37,6 +40,7 @@ impl Admin {
             about: About::new(config, identity),
             events: Events::default(),
             reported: CriticalWarning::new(),
+            sanitize: LastSanitize::default(),
             features: Features::new(config.namespaces.len()),
         }
     }

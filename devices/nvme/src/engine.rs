@@ -190,7 +190,8 @@ impl Engine {
         self.notifier.report(Registers::shut_down);
     }
 
-    fn persist(&self) {
+    /// Brings the Persistent Memory Region to stable storage.
+    pub(crate) fn persist(&self) {
         let faults = self.data.requester().faults();
         self.storage.persist(faults.loses_power());
     }

@@ -4,14 +4,14 @@
 //! One I/O controller of one NVM subsystem with the NVM command set: admin queues and up to 64 I/O queue pairs, each with
 //! an MSI-X vector of its own (or all of them on the INTx pin), data by PRPs, controller reset, function-level reset,
 //! shutdown, asynchronous events, the log pages and features that Linux, nvme-cli and fio use, Read, Write, Flush, Write
-//! Zeroes, Dataset Management, Compare and Verify, on namespaces in RAM or in raw images. The buffer takes data and PRP
-//! lists and, if asked for, queues; the region takes data, and is kept in a file. A vendor log page ([`peerbar_nvme_spec::dma_log`]) reports by which route every byte of DMA
-//! took.
+//! Zeroes, Dataset Management, Compare, Verify, and Sanitize by Block Erase, on namespaces in RAM or in raw images. The
+//! buffer takes data and PRP lists and, if asked for, queues; the region takes data, and is kept in a file. A vendor log
+//! page ([`peerbar_nvme_spec::dma_log`]) reports by which route every byte of DMA took.
 //!
 //! # What is not
 //! SGLs, metadata and protection information, fused commands, weighted arbitration, namespace management, firmware
-//! update, format, sanitize, security, reservations. Abort ends none but Asynchronous Event
-//! Requests: other commands are carried out as soon as they are fetched, or are the kernel's to end.
+//! update, format, other ways to sanitize, security, reservations. Abort ends none but Asynchronous Event Requests: other
+//! commands are carried out as soon as they are fetched, or are the kernel's to end.
 //!
 //! # How
 //! The thread that answers the guest's accesses only touches [`registers`](Controller) and doorbells, and notifies the owner of

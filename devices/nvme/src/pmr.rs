@@ -25,6 +25,8 @@ pub(crate) struct Pmr {
     memory: Arc<PersistentMemory>,
     control: Pmrctl,
     space: Pmrmsc,
+    /// It is being sanitized.
+    is_held: bool,
 }
 
 impl Pmr {
@@ -33,6 +35,7 @@ impl Pmr {
             memory,
             control: Pmrctl::new(),
             space: Pmrmsc::new(),
+            is_held: false,
         }
     }
 
@@ -64,7 +67,18 @@ impl Pmr {
 
     /// Whether the region takes reads and writes.
     pub(crate) fn is_ready(&self) -> bool {
-        self.control.en()
+        self.control.en() && !self.is_held
+    }
+
+    /// Keeps the region from becoming ready until [`Pmr::release`]; whether it is not enabled now.
+    pub(crate) fn hold(&mut self) -> bool {
+        self.is_held = !self.control.en();
+        self.is_held
+    }
+
+    /// Ends a [`Pmr::hold`], which outlasts a reset.
+    pub(crate) fn release(&mut self) {
+        self.is_held = false;
     }
 
     /// PMRSTS. `cmb` is where commands find the Controller Memory Buffer.
@@ -159,6 +173,21 @@ mod tests {
         pmr.reset();
         assert!(pmr.window(None).is_none());
         assert_eq!((pmr.control().into_bits(), pmr.space().into_bits()), (0, 0));
+    }
+
+    #[test]
+    fn held_region_becomes_ready_when_it_is_released() {
+        let (_file, mut pmr) = pmr();
+        assert!(pmr.hold());
+        open(&mut pmr, BASE);
+        assert!(pmr.status(None).nrdy() && pmr.window(None).is_none());
+        pmr.reset();
+        open(&mut pmr, BASE);
+        assert!(!pmr.is_ready(), "a reset does not end it");
+        pmr.release();
+        assert!(pmr.is_ready() && pmr.window(None).is_some());
+        assert!(!pmr.hold(), "it is enabled");
+        assert!(pmr.is_ready());
     }
 
     #[test]

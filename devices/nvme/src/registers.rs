@@ -90,6 +90,18 @@ impl Registers {
         self.pmr()?.window(self.cmb_window().as_ref())
     }
 
+    /// Keeps the Persistent Memory Region from becoming ready until [`Registers::release_pmr`]; whether it is not enabled now.
+    pub(crate) fn hold_pmr(&mut self) -> bool {
+        self.pmr.as_mut().is_none_or(Pmr::hold)
+    }
+
+    /// Ends a [`Registers::hold_pmr`].
+    pub(crate) fn release_pmr(&mut self) {
+        if let Some(pmr) = &mut self.pmr {
+            pmr.release();
+        }
+    }
+
     /// CC as it is now.
     pub(crate) fn configuration(&self) -> Cc {
         self.cc

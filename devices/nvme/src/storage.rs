@@ -3,12 +3,13 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use fastrand::Rng;
 use parking_lot::Mutex;
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
+use strum::FromRepr;
 
 use crate::health::Health;
 use crate::io::status::write_error;
@@ -16,12 +17,26 @@ use crate::job::InProgress;
 use crate::namespace::{Access, Extent, Namespace, Ticket};
 use crate::pmr::PersistentMemory;
 
+/// What I/O commands may do with the media.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
+#[repr(u8)]
+pub(crate) enum Media {
+    /// All that they ask for.
+    Usable,
+    /// Nothing: it is being sanitized.
+    BeingSanitized,
+    /// Nothing: that has failed.
+    Failed,
+}
+
 /// The namespaces of a controller, from NSID 1 on, and its Persistent Memory Region.
 pub(crate) struct Storage {
     pub(crate) namespaces: Vec<Namespace>,
     pmr: Option<Arc<PersistentMemory>>,
     pub(crate) health: Health,
     write_cache: AtomicBool,
+    /// A [`Media`].
+    media: AtomicU8,
     /// The power has been lost, and this says what goes with it, once no command is in progress.
     power_loss: Mutex<Option<u64>>,
     /// Has every thread look at its deferred commands, and the engine at the namespaces.
@@ -40,6 +55,7 @@ impl Storage {
             pmr,
             health: Health::new(),
             write_cache: AtomicBool::new(true),
+            media: AtomicU8::new(Media::Usable as u8),
             power_loss: Mutex::new(None),
             wake: Box::new(wake),
         }
@@ -114,6 +130,43 @@ impl Storage {
     /// Turns the volatile write cache on or off.
     pub(crate) fn set_write_cache(&self, on: bool) {
         self.write_cache.store(on, Ordering::Release);
+    }
+
+    /// What I/O commands may do with the media.
+    pub(crate) fn media(&self) -> Media {
+        Media::from_repr(self.media.load(Ordering::Acquire)).unwrap_or(Media::Failed)
+    }
+
+    /// Sets what those may do that start from now on.
+    pub(crate) fn set_media(&self, media: Media) {
+        self.media.store(media as u8, Ordering::Release);
+    }
+
+    /// Refuses an I/O command unless the media is usable.
+    pub(crate) fn check_media(&self) -> Result<(), Status> {
+        match self.media() {
+            Media::Usable => Ok(()),
+            Media::BeingSanitized => Err(Status::SANITIZE_IN_PROGRESS),
+            Media::Failed => Err(Status::SANITIZE_FAILED.with_dnr(true)),
+        }
+    }
+
+    /// Makes all namespaces and the Persistent Memory Region zeros, on stable storage; with `deallocate`, gives the namespaces'
+    /// storage back too. No command is in progress.
+    pub(crate) fn erase(&self, deallocate: bool) -> Result<(), Status> {
+        let mut outcome = Ok(());
+        for namespace in &self.namespaces {
+            let backend = namespace.backend();
+            let zeroed = backend.zero((0, backend.size()), deallocate);
+            outcome = outcome.and(zeroed.map_err(write_error(namespace)));
+        }
+        if let Some(pmr) = &self.pmr
+            && let Err(error) = pmr.erase()
+        {
+            log::error!("the PMR cannot be erased: {error}");
+            outcome = outcome.and(Err(Status::WRITE_FAULT));
+        }
+        outcome.and(self.flush_all())
     }
 
     /// Logs a command that has failed; its status, which points to the log (NVMe Base 2.0, 5.16.1.2).

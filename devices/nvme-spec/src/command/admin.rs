@@ -247,6 +247,37 @@ pub struct Identify {
     _cdw15: U32,
 }
 
+/// CDW10 of Sanitize (NVMe Base 2.0, 5.24).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq)]
+pub struct SanitizeControl {
+    /// SANACT: what to do, [`SanitizeControl::BLOCK_ERASE`] and its like.
+    #[bits(3)]
+    pub sanact: u8,
+    /// AUSE: a failure may be left by [`SanitizeControl::EXIT_FAILURE_MODE`].
+    pub ause: bool,
+    /// OWPASS: how many passes an overwrite takes, 0 for 16.
+    #[bits(4)]
+    pub owpass: u8,
+    /// OIPBP: the pattern is inverted between passes.
+    pub oipbp: bool,
+    /// NDAS: blocks are not deallocated afterwards.
+    pub ndas: bool,
+    #[bits(22)]
+    __: u32,
+}
+
+impl SanitizeControl {
+    /// SANACT: leave the state after a failure.
+    pub const EXIT_FAILURE_MODE: u8 = 1;
+    /// SANACT: erase the blocks of all media.
+    pub const BLOCK_ERASE: u8 = 2;
+    /// SANACT: overwrite all media with a pattern.
+    pub const OVERWRITE: u8 = 3;
+    /// SANACT: change the keys that media is encrypted with.
+    pub const CRYPTO_ERASE: u8 = 4;
+}
+
 #[cfg(test)]
 mod tests {
     use core::mem::offset_of;
@@ -258,6 +289,16 @@ mod tests {
 
     /// Where dword 10 is in Linux's command structs.
     const CDW10: usize = 40;
+
+    #[test]
+    fn sanitize_control_is_as_linux_describes_it() {
+        let bits = |control: SanitizeControl| control.into_bits();
+        assert_eq!(bits(SanitizeControl::new().with_sanact(7)), 7); // libnvme NVME_SANITIZE_SANACT
+        assert_eq!(bits(SanitizeControl::new().with_ause(true)), 1 << 3); // libnvme NVME_SANITIZE_AUSE
+        assert_eq!(bits(SanitizeControl::new().with_owpass(0xf)), 0xf << 4);
+        assert_eq!(bits(SanitizeControl::new().with_oipbp(true)), 1 << 8);
+        assert_eq!(bits(SanitizeControl::new().with_ndas(true)), 1 << 9); // libnvme NVME_SANITIZE_NODAS
+    }
 
     #[test]
     fn views_have_the_offsets_of_linux() {

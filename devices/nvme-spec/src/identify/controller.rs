@@ -103,7 +103,7 @@ pub struct Controller {
     /// MXTMT: Maximum Thermal Management Temperature in kelvins.
     pub mxtmt: U16,
     /// SANICAP: Sanitize Capabilities.
-    pub sanicap: U32,
+    pub sanicap: Sanicap,
     /// HMMINDS: Host Memory Buffer Minimum Descriptor Entry Size in units of 4 KiB.
     pub hmminds: U32,
     /// HMMAXD: Host Memory Maximum Descriptors Entries.
@@ -290,6 +290,25 @@ pub struct Oacs {
     pub lockdown: bool,
     #[bits(5)]
     __: u8,
+}
+
+/// SANICAP: Sanitize Capabilities (NVMe Base 2.0, 5.17.2.1, bytes 331:328).
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct Sanicap {
+    /// CES: Crypto Erase.
+    pub crypto_erase: bool,
+    /// BES: Block Erase.
+    pub block_erase: bool,
+    /// OWS: Overwrite.
+    pub overwrite: bool,
+    #[bits(26)]
+    __: u32,
+    /// NDI: a sanitize without deallocation is refused or not, by a feature.
+    pub no_deallocate_inhibited: bool,
+    /// NODMMAS: whether media is modified after a sanitize without deallocation: 1 no, 2 yes; 0 if not reported.
+    #[bits(2)]
+    pub nodmmas: u8,
 }
 
 /// FRMW: Firmware Updates (NVMe Base 2.0, 5.17.2.1, byte 260).
@@ -583,6 +602,8 @@ mod tests {
         let bits = |flags: Oacs| flags.into_bits().get();
         let none = Oacs::new();
         assert_eq!(bits(none.with_security(true)), 1 << 0); // NVME_CTRL_OACS_SEC_SUPP
+        let erase = Sanicap::new().with_block_erase(true).with_nodmmas(1);
+        assert_eq!(erase.into_bits().get(), 1 << 1 | 1 << 30); // libnvme NVME_CTRL_SANICAP_BES, _NODMMAS
         assert_eq!(bits(none.with_format(true)), 1 << 1); // libnvme NVME_CTRL_OACS_FORMAT
         assert_eq!(bits(none.with_firmware(true)), 1 << 2); // libnvme NVME_CTRL_OACS_FW
         assert_eq!(bits(none.with_namespace_management(true)), 1 << 3); // NVME_CTRL_OACS_NS_MNGT_SUPP

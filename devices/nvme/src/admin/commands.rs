@@ -22,6 +22,7 @@ impl Engine {
             AdminOpcode::GetFeatures => self.get_features(entry),
             AdminOpcode::SetFeatures => self.set_features(entry),
             AdminOpcode::AsyncEventRequest => self.admin.events.wait(entry.cid.get()),
+            AdminOpcode::Sanitize => self.sanitize(entry),
             AdminOpcode::Abort => Ok(self.abort(entry)),
             AdminOpcode::DoorbellBufferConfig => self.configure_doorbell_buffer(entry),
             _ => Err(Status::INVALID_OPCODE.with_dnr(true)),

@@ -44,6 +44,7 @@ impl Events {
             lid::ERROR => kind::ERROR,
             lid::SMART => kind::SMART,
             lid::CHANGED_NAMESPACES => kind::NOTICE,
+            lid::SANITIZE_STATUS => kind::IO,
             _ => return,
         };
         self.masked_kinds &= !(1 << kind);

@@ -5,7 +5,7 @@ use peerbar_nvme_spec::command::admin::Identify;
 use peerbar_nvme_spec::command::{NSID_ALL, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::identify::controller::{
-    Controller, Ctratt, EntrySizes, Frmw, Lpa, NvmController, Oacs, Oncs, Vwc,
+    Controller, Ctratt, EntrySizes, Frmw, Lpa, NvmController, Oacs, Oncs, Sanicap, Vwc,
 };
 use peerbar_nvme_spec::identify::namespace::{
     DescriptorHeader, Dlfeat, IndependentNamespace, Namespace as NamespaceData, NvmNamespace,
@@ -89,6 +89,8 @@ impl About {
         data.wctemp = WARNING_TEMPERATURE.into();
         data.cctemp = CRITICAL_TEMPERATURE.into();
         data.tnvmcap = namespaces.iter().map(capacity).sum::<u128>().into();
+        // Media is not modified after a sanitize without deallocation.
+        data.sanicap = Sanicap::new().with_block_erase(true).with_nodmmas(1);
         data.sqes = EntrySizes::SUBMISSION;
         data.cqes = EntrySizes::COMPLETION;
         data.nn = u32::try_from(namespaces.len()).unwrap_or(u32::MAX).into();

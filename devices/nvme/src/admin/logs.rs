@@ -20,7 +20,7 @@ use crate::engine::Engine;
 use crate::health::ERROR_ENTRIES;
 
 /// The pages that there are.
-const PAGES: [u8; 9] = [
+const PAGES: [u8; 10] = [
     lid::SUPPORTED_LOG_PAGES,
     lid::ERROR,
     lid::SMART,
@@ -28,6 +28,7 @@ const PAGES: [u8; 9] = [
     lid::CHANGED_NAMESPACES,
     lid::COMMAND_EFFECTS,
     lid::FEATURE_EFFECTS,
+    lid::SANITIZE_STATUS,
     dma_log::LID,
     dma_log::ATS_LID,
 ];
@@ -107,6 +108,7 @@ impl Engine {
                 log.as_bytes().to_vec()
             }
             lid::FEATURE_EFFECTS => feature_effects().as_bytes().to_vec(),
+            lid::SANITIZE_STATUS => self.admin.sanitize.page().as_bytes().to_vec(),
             dma_log::LID => self.data.requester().counters().page(),
             dma_log::ATS_LID => self.data.requester().ats_counts().page(),
             _ => return Err(Status::INVALID_LOG_PAGE.with_dnr(true)),
@@ -158,6 +160,10 @@ fn command_effects(command_set: u8) -> Result<CommandEffectsLog, Status> {
             *place = supported;
         }
     }
+    if let Some(place) = log.admin.get_mut(AdminOpcode::Sanitize as usize) {
+        // No other command may be in flight for any namespace.
+        *place = supported.with_lbcc(true).with_cse(2);
+    }
     for (opcode, changes) in IO {
         if let Some(place) = log.io.get_mut(opcode as usize) {
             *place = supported.with_lbcc(changes);
@@ -191,6 +197,7 @@ mod tests {
         let at =
             |index: usize| u32::from_le_bytes(bytes[index * 4..index * 4 + 4].try_into().unwrap());
         assert_eq!(at(0x06), 1, "NVME_CMD_EFFECTS_CSUPP of Identify");
+        assert_eq!(at(0x84), 3 | 2 << 16, "CSUPP | LBCC, CSE of Sanitize");
         assert_eq!(at(0x80), 0, "Format NVM is not supported");
         assert_eq!(at(256 + 1), 3, "NVME_CMD_EFFECTS_CSUPP | LBCC of Write");
         assert_eq!(at(256 + 2), 1, "CSUPP of Read");

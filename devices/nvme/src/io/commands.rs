@@ -24,6 +24,7 @@ impl Io {
         if entry.flags.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
+        self.storage.check_media()?;
         let opcode =
             NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
         let access = match opcode {

@@ -19,6 +19,9 @@ use super::unsynced::Unsynced;
 /// The sizes of a Persistent Memory Region in bytes, of which each must be a power of two, as a BAR is.
 pub const PMR_SIZES: RangeInclusive<u64> = 2 << 20..=64 << 30;
 
+/// Bytes that are overwritten at a time; all sizes are multiples.
+const STEP: usize = 1 << 16;
+
 /// Why there cannot be a Persistent Memory Region.
 #[derive(Debug, Error)]
 pub enum PmrError {
@@ -159,6 +162,21 @@ impl PersistentMemory {
         }
     }
 
+    /// Makes all of it zeros. Its space on the disk stays reserved.
+    pub(crate) fn erase(&self) -> io::Result<()> {
+        let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        match fallocate(self.memory.file(), flags, 0, self.size()) {
+            Err(Errno::OPNOTSUPP) => {
+                let zeros = [0; STEP];
+                let mut steps = (0..self.size()).step_by(STEP);
+                steps
+                    .try_for_each(|step| self.memory.write(step, &zeros))
+                    .map_err(io::Error::other)
+            }
+            erased => Ok(erased?),
+        }
+    }
+
     /// The power is lost, and with it, as `rng` says, what was written since the last sync.
     pub(crate) fn lose_power(&self, rng: &mut Rng) -> Result<(), MemoryError> {
         self.unsynced.lock().lose(&self.memory, rng)
@@ -208,6 +226,21 @@ mod tests {
         assert!(error.contains("none: there is no such file"), "{error}");
         let error = PersistentMemory::open(folder.path()).err().unwrap();
         assert!(matches!(error, PmrError::Os { action: "open", .. }));
+    }
+
+    #[test]
+    fn erased_region_is_zero_and_keeps_its_space() {
+        use std::os::unix::fs::MetadataExt;
+        let (_folder, path) = file(BYTES);
+        let memory = PersistentMemory::open(&path).unwrap();
+        memory.file().write(0, &vec![7; 2 << 20]).unwrap();
+        memory.erase().unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(bytes.len() as u64 == BYTES && bytes.iter().all(|byte| *byte == 0));
+        let mut data = [7; 64];
+        memory.file().read(BYTES - 64, &mut data).unwrap();
+        assert_eq!(data, [0; 64]);
+        assert!(path.metadata().unwrap().blocks() * 512 >= BYTES);
     }
 
     #[test]

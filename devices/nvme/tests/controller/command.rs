@@ -147,6 +147,8 @@ pub(crate) mod sc {
     pub(crate) const CMD_SEQ_ERROR: u16 = 0x00c;
     pub(crate) const CMB_INVALID_USE: u16 = 0x012;
     pub(crate) const PRP_INVALID_OFFSET: u16 = 0x013;
+    pub(crate) const SANITIZE_FAILED: u16 = 0x01c;
+    pub(crate) const SANITIZE_IN_PROGRESS: u16 = 0x01d;
     pub(crate) const LBA_RANGE: u16 = 0x080;
     pub(crate) const CAPACITY_EXCEEDED: u16 = 0x081;
     pub(crate) const CQ_INVALID: u16 = 0x100;

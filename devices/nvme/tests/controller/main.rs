@@ -32,6 +32,7 @@ mod pmr;
 mod prps;
 mod queues;
 mod reset;
+mod sanitize;
 mod scattered;
 mod shadow;
 mod shutdown;
