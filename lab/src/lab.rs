@@ -133,6 +133,7 @@ impl LabOptions {
         let agent = program("peerbar-agent")?;
         if !scenario.gpus.is_empty() {
             add_module(&mut scenario, "peerbar_gpu_pin_test");
+            add_module(&mut scenario, "peerbar_gpu_import_test");
         }
         let mut needs = scenario.needs();
         if self.own.kernel().is_none() {

@@ -15,6 +15,7 @@ mod gpu_beyond_aperture;
 mod gpu_compute;
 mod gpu_copy;
 mod gpu_dma_buf;
+mod gpu_export;
 mod gpu_faults;
 mod gpu_fences;
 mod gpu_file;

@@ -4,14 +4,14 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use anyhow::{Context, bail, ensure};
-use peerbar_gds::{FileOptions, Gpu};
+use peerbar_gds::{ExportPolicy, FileOptions, Gpu};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -24,6 +24,11 @@ pub(crate) const ROLE: &str = "gpu-user";
 
 /// What the process writes once it has begun.
 const READY: u8 = b'!';
+
+/// Policies of an export, as words of the command line.
+const REVOCABLE: &str = "revocable";
+const PINNED: &str = "pinned";
+const STATIC: &str = "static";
 
 /// Size of each of the buffers that a load works with, in bytes.
 const LOAD_BYTES: u64 = 4 << 20;
@@ -48,15 +53,29 @@ impl GpuUser {
     pub(crate) fn mapper(gpu: impl AsFd, offset: u64, length: usize) -> anyhow::Result<Self> {
         let arguments = ["map", &offset.to_string(), &length.to_string()];
         let mut user = GpuUser::start(&arguments)?;
-        let gpu = [gpu.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(&gpu));
-        let byte = [IoSlice::new(&[READY])];
-        sendmsg(&user.line, &byte, &mut ancillary, SendFlags::empty())
-            .context("cannot pass the GPU's descriptor on")?;
+        send(&user.line, gpu.as_fd()).context("cannot pass the GPU's descriptor on")?;
         user.wait_ready()?;
         Ok(user)
+    }
+
+    /// One that fills `length` bytes of GPU `node` with `mark`, and exports them: with the dma-buf.
+    pub(crate) fn exporter(
+        node: u32,
+        length: u64,
+        mark: u64,
+        policy: ExportPolicy,
+    ) -> anyhow::Result<(Self, OwnedFd)> {
+        let policy = match policy {
+            ExportPolicy::Revocable => REVOCABLE,
+            ExportPolicy::Pinned => PINNED,
+            ExportPolicy::Static => STATIC,
+        };
+        let numbers = [node.to_string(), length.to_string(), mark.to_string()];
+        let [node, length, mark] = &numbers;
+        let user = GpuUser::start(&["export", node, length, mark, policy])?;
+        let dma_buf = receive(&user.line)
+            .context("a process that was to export has ended; its error is on the console")?;
+        Ok((user, dma_buf))
     }
 
     fn start(arguments: &[&str]) -> anyhow::Result<Self> {
@@ -111,6 +130,20 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
     match arguments {
         [role, node, disk] if role == "load" => load(line, node.parse()?, disk.into()),
         [role, offset, length] if role == "map" => map(line, offset.parse()?, length.parse()?),
+        [role, node, length, mark, policy] if role == "export" => {
+            let policy = match policy.as_str() {
+                REVOCABLE => ExportPolicy::Revocable,
+                PINNED => ExportPolicy::Pinned,
+                STATIC => ExportPolicy::Static,
+                other => bail!("no such policy: {other}"),
+            };
+            export(
+                line,
+                node.parse()?,
+                (length.parse()?, mark.parse()?),
+                policy,
+            )
+        }
         _ => bail!("no such work: {arguments:?}"),
     }
 }
@@ -146,6 +179,32 @@ fn map(mut line: UnixStream, offset: u64, length: usize) -> anyhow::Result<()> {
         let byte = bytes.get(usize::try_from(u64::from_le_bytes(place))?);
         line.write_all(&[*byte.context("no such place")?])?;
     }
+    Ok(())
+}
+
+fn export(
+    mut line: UnixStream,
+    node: u32,
+    (length, mark): (u64, u64),
+    policy: ExportPolicy,
+) -> anyhow::Result<()> {
+    let gpu = Gpu::open(node)?;
+    let buffer = gpu.allocate(length)?;
+    gpu.fill(buffer.span(..)?, mark)?;
+    let dma_buf = buffer.export_as(policy)?;
+    send(&line, dma_buf.as_fd())?;
+    // Until it is killed, or the parent has gone.
+    let ended = line.read(&mut [0])?;
+    bail!("the parent has said {ended} bytes")
+}
+
+fn send(line: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let descriptors = [descriptor];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let byte = [IoSlice::new(&[READY])];
+    sendmsg(line, &byte, &mut ancillary, SendFlags::empty())?;
     Ok(())
 }
 

@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use anyhow::Context;
 use rustix::ioctl::{Updater, ioctl, opcode};
 
+use crate::pci_function::PciFunction;
+
 const NODE: &str = "/dev/peerbar-gpu-pin-test";
 const GROUP: u8 = b'P';
 
@@ -174,13 +176,13 @@ impl Pin<'_> {
         Ok(request.result)
     }
 
-    /// Has the pages mapped for the PCI function at `(domain, bus, devfn)`: the answer and the first page's address.
-    pub(crate) fn map(&self, (domain, bus, devfn): (u32, u32, u32)) -> io::Result<(i32, u64)> {
+    /// Has the pages mapped for `peer`: the answer and the first page's address.
+    pub(crate) fn map(&self, peer: PciFunction) -> io::Result<(i32, u64)> {
         let mut request = MapRequest {
             id: self.id,
-            domain,
-            bus,
-            devfn,
+            domain: peer.domain,
+            bus: peer.bus,
+            devfn: peer.devfn,
             ..MapRequest::default()
         };
         ask!(self.file, 0x63, MapRequest, &mut request)?;

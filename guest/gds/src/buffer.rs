@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::buffer_handle::BufferHandle;
 use crate::driver::Driver;
+use crate::export_policy::ExportPolicy;
 use crate::mapping::Mapping;
 use crate::span::{Span, resolve};
 use crate::uapi::{self, Space};
@@ -134,7 +135,8 @@ impl Buffer {
     /// Revokes the memory from all its users: mappings, dma-bufs and pins of other drivers.
     ///
     /// # Errors
-    /// [`Error::Driver`]; [`Error::Freed`].
+    /// [`Error::Driver`], with EBUSY and without any effect if an importer holds it by a dma-buf that is not
+    /// [`ExportPolicy::Revocable`], with ETIMEDOUT if an importer's fence is late; [`Error::Freed`].
     pub fn revoke(&self) -> Result<()> {
         let memory = &self.parts.memory;
         memory
@@ -143,15 +145,27 @@ impl Buffer {
             .map_err(|source| Error::driver(format!("revoke {memory:?}"), source))
     }
 
-    /// A dma-buf of it, for other drivers and processes.
+    /// A dma-buf of it that is [`ExportPolicy::Revocable`], for other drivers and processes.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Freed`].
     pub fn export(&self) -> Result<OwnedFd> {
+        self.export_as(ExportPolicy::Revocable)
+    }
+
+    /// A dma-buf of it for the importers that `policy` permits. It keeps the memory, also when the buffer is freed.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], with EOPNOTSUPP for a policy other than [`ExportPolicy::Revocable`] if the aperture is a window: after
+    /// a reset the driver has to restore it, and an importer that cannot be notified would reach nothing meanwhile;
+    /// [`Error::Freed`].
+    pub fn export_as(&self, policy: ExportPolicy) -> Result<OwnedFd> {
         let memory = &self.parts.memory;
         let mut export = uapi::Export {
             handle: memory.live()?.handle,
+            policy: policy.code(),
             fd: -1,
+            pad: 0,
         };
         memory
             .driver

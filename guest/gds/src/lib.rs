@@ -23,6 +23,7 @@
 //! - [`Gpu`]: the device, opened; [`Buffer`]: a range of its memory, mapped; [`HostBuffer`]: memory outside of the GPU
 //!   that its engines reach; [`ImportedBuffer`]: a dma-buf of another exporter. Clones of them are the same thing, and a buffer is
 //!   freed with its last clone.
+//! - [`ExportPolicy`]: which other drivers may import a buffer as a dma-buf, and what they may rely on.
 //! - [`GpuFile`]: a file or a block device, opened past the page cache. [`GpuFile::read_at`] and [`GpuFile::write_at`]
 //!   block, [`Queue`] is the asynchronous way (io_uring), [`batch`] does a list of requests at once.
 //! - [`Command`]: what the GPU itself can do, submitted with [`Gpu::submit`], done when its [`Fence`] says so.
@@ -46,6 +47,7 @@ mod buffer_handle;
 mod command;
 mod driver;
 mod error;
+mod export_policy;
 mod fault;
 mod fence;
 mod file;
@@ -66,6 +68,7 @@ pub use alignment::Alignment;
 pub use buffer::{Buffer, HostBuffer, ImportedBuffer, Placement};
 pub use command::{Command, Kernel};
 pub use error::{Error, FileTransfer, Result};
+pub use export_policy::ExportPolicy;
 pub use fault::Fault;
 pub use fence::Fence;
 pub use file::{Direction, GpuFile};

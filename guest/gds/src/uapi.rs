@@ -118,12 +118,21 @@ pub struct EventFd {
     pub pad: u32,
 }
 
+/// `PEERBAR_GPU_EXPORT_REVOCABLE`, a value of [`Export::policy`].
+pub const EXPORT_REVOCABLE: u32 = 0;
+/// `PEERBAR_GPU_EXPORT_PINNED`, a value of [`Export::policy`].
+pub const EXPORT_PINNED: u32 = 1;
+/// `PEERBAR_GPU_EXPORT_STATIC`, a value of [`Export::policy`].
+pub const EXPORT_STATIC: u32 = 2;
+
 /// `struct peerbar_gpu_export`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Export {
     pub handle: u32,
+    pub policy: u32,
     pub fd: i32,
+    pub pad: u32,
 }
 
 /// `struct peerbar_gpu_import`.
@@ -191,6 +200,21 @@ mod tests {
             }
         }
         sizes
+    }
+
+    #[test]
+    fn export_policies_are_those_of_the_header() {
+        let values = HEADER.lines().filter_map(|line| {
+            let (name, value) = line.trim().strip_suffix(',')?.split_once(" = ")?;
+            let policy = name.strip_prefix("PEERBAR_GPU_EXPORT_")?;
+            Some((policy, value.parse::<u32>().unwrap()))
+        });
+        let ours = [
+            ("REVOCABLE", EXPORT_REVOCABLE),
+            ("PINNED", EXPORT_PINNED),
+            ("STATIC", EXPORT_STATIC),
+        ];
+        assert_eq!(values.collect::<Vec<_>>(), ours);
     }
 
     #[test]

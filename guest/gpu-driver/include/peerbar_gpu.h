@@ -102,9 +102,43 @@ struct peerbar_gpu_eventfd {
 	__u32 pad;
 };
 
+/*
+ * What a dma-buf promises to its importers, and so which drivers may attach. Others are refused
+ * with EOPNOTSUPP, and so is a dynamic importer that does not take peer memory, and a device that
+ * is no PCI function. Where the kernel has no way for peer-to-peer DMA between the two devices,
+ * mapping fails with EINVAL (EREMOTEIO in older kernels).
+ */
+enum peerbar_gpu_export_policy {
+	/*
+	 * Revoked at any time. For dynamic importers that can be notified: those that map again,
+	 * and those that pin and stop their hardware when they are notified. A kernel without
+	 * dma_buf_attach_revocable() cannot tell the latter from those that must not be notified
+	 * while they pin, and there a pin is refused with EOPNOTSUPP.
+	 */
+	PEERBAR_GPU_EXPORT_REVOCABLE = 0,
+	/*
+	 * Not revoked while an importer has it pinned, or mapped without a way to be notified. For
+	 * all dynamic importers.
+	 */
+	PEERBAR_GPU_EXPORT_PINNED = 1,
+	/*
+	 * As PINNED, and also for importers that attach statically. These cannot say that they take
+	 * memory of a peer: whoever exports so knows that the importer uses DMA addresses only.
+	 */
+	PEERBAR_GPU_EXPORT_STATIC = 2,
+};
+
+/*
+ * Makes a dma-buf, which keeps the memory when the buffer is freed. EINVAL for another policy;
+ * EOPNOTSUPP for a policy other than REVOCABLE where the aperture is a window: after a reset the
+ * driver has to write its table again, and an importer that cannot be notified would reach nothing
+ * meanwhile.
+ */
 struct peerbar_gpu_export {
 	__u32 handle;
+	__u32 policy;		/* enum peerbar_gpu_export_policy */
 	__s32 fd;		/* out: dma-buf */
+	__u32 pad;
 };
 
 struct peerbar_gpu_import {
@@ -116,7 +150,8 @@ struct peerbar_gpu_import {
 /*
  * Revokes a buffer from all its holders: mappings fault, dma-buf importers are notified, pins get
  * their callback. ETIMEDOUT: it is revoked, but fences of importers are not signalled within 5 s;
- * the memory is not used again before they are. Once they are, the same request succeeds.
+ * the memory is not used again before they are. Once they are, the same request succeeds. EBUSY,
+ * and nobody is notified: an importer holds the buffer by a dma-buf that is not revocable.
  */
 struct peerbar_gpu_revoke {
 	__u32 handle;

@@ -92,28 +92,78 @@ void pb_buffer_end(struct pb_buffer *buffer)
 		wake_up_all(&buffer->idle);
 }
 
-/* All holders have been notified when this returns, also by a concurrent revoke. */
-void pb_buffer_revoke(struct pb_buffer *buffer)
+/* Until it is unpinned the buffer is revoked only if the device is removed. */
+int pb_buffer_pin(struct pb_buffer *buffer)
 {
+	int error = -ENODEV;
+
+	mutex_lock(&buffer->lock);
+	if (!buffer->revoked) {
+		WRITE_ONCE(buffer->pinned, buffer->pinned + 1);
+		error = 0;
+	}
+	mutex_unlock(&buffer->lock);
+	return error;
+}
+
+void pb_buffer_unpin(struct pb_buffer *buffer)
+{
+	mutex_lock(&buffer->lock);
+	WRITE_ONCE(buffer->pinned, buffer->pinned - 1);
+	if (!buffer->pinned)
+		wake_up_all(&buffer->idle);
+	mutex_unlock(&buffer->lock);
+}
+
+/* Marks the buffer and notifies its holders, once. -EBUSY if it is pinned, and may stay. */
+static int revoke(struct pb_buffer *buffer, bool leaves)
+{
+	int error = 0;
 	bool again;
 
 	mutex_lock(&buffer->telling);
 	mutex_lock(&buffer->lock);
 	again = buffer->revoked;
-	WRITE_ONCE(buffer->revoked, true);
+	if (!again && buffer->pinned && !leaves)
+		error = -EBUSY;
+	else
+		WRITE_ONCE(buffer->revoked, true);
 	mutex_unlock(&buffer->lock);
-	if (!again && buffer->ops->revoke)
+	if (!error && !again && buffer->ops->revoke)
 		buffer->ops->revoke(buffer);
 	mutex_unlock(&buffer->telling);
+	return error;
 }
 
-static struct pb_buffer *next_to_leave(struct pb_gpu *gpu)
+/* If it succeeds, all holders have been notified, be it by a concurrent revoke. */
+int pb_buffer_revoke(struct pb_buffer *buffer)
+{
+	return revoke(buffer, false);
+}
+
+static bool is_to_revoke(const struct pb_buffer *buffer)
+{
+	return !READ_ONCE(buffer->revoked);
+}
+
+static bool is_to_drop(const struct pb_buffer *buffer)
+{
+	return !test_bit(0, &buffer->dropped);
+}
+
+/* It may be of this GPU's own memory, which then waits for it. */
+static bool is_import_to_drop(const struct pb_buffer *buffer)
+{
+	return buffer->space == PEERBAR_GPU_SPACE_DMABUF && is_to_drop(buffer);
+}
+
+static struct pb_buffer *next(struct pb_gpu *gpu, bool (*is_wanted)(const struct pb_buffer *buffer))
 {
 	struct pb_buffer *buffer;
 
 	mutex_lock(&gpu->buffers_lock);
 	list_for_each_entry(buffer, &gpu->buffers, node) {
-		if (!test_bit(0, &buffer->dropped) && kref_get_unless_zero(&buffer->refs)) {
+		if (is_wanted(buffer) && kref_get_unless_zero(&buffer->refs)) {
 			mutex_unlock(&gpu->buffers_lock);
 			return buffer;
 		}
@@ -122,16 +172,30 @@ static struct pb_buffer *next_to_leave(struct pb_gpu *gpu)
 	return NULL;
 }
 
-/* The device is removed: all buffers are revoked from their holders. No new ones are made. */
+static void drop_all(struct pb_gpu *gpu, bool (*is_wanted)(const struct pb_buffer *buffer))
+{
+	struct pb_buffer *buffer;
+
+	while ((buffer = next(gpu, is_wanted))) {
+		drop(buffer);
+		pb_buffer_put(buffer);
+	}
+}
+
+/*
+ * The device is removed: all buffers are revoked from their holders. No new ones are made. The
+ * holders of all of them are notified before one that may take its time is waited for.
+ */
 void pb_buffers_leave(struct pb_gpu *gpu)
 {
 	struct pb_buffer *buffer;
 
-	while ((buffer = next_to_leave(gpu))) {
-		pb_buffer_revoke(buffer);
-		drop(buffer);
+	while ((buffer = next(gpu, is_to_revoke))) {
+		revoke(buffer, true);
 		pb_buffer_put(buffer);
 	}
+	drop_all(gpu, is_import_to_drop);
+	drop_all(gpu, is_to_drop);
 	/* Those whose last reference went before may still be giving their memory back. */
-	wait_event(gpu->left, !atomic_read(&gpu->holding));
+	wait_event_idle(gpu->left, !atomic_read(&gpu->holding));
 }

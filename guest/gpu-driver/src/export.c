@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Buffers in VRAM as dma-bufs. Only importers that can reach peer memory and can be notified that
- * it is revoked may attach: that can happen at any time, and after it no device uses the buffer.
+ * Buffers in VRAM as dma-bufs. The policy of a dma-buf says which importers may attach, and whether
+ * they can keep the buffer from being revoked: see include/peerbar_gpu.h. Once a buffer is revoked
+ * and its importers are done, no device uses it.
  */
 #include <linux/dma-resv.h>
 #include <linux/pci-p2pdma.h>
@@ -17,20 +18,39 @@
 struct pb_export {
 	struct dma_buf *dmabuf;
 	struct pb_buffer *buffer;
+	u32 policy;		/* enum peerbar_gpu_export_policy */
 	struct list_head node;	/* in pb_vram.exports */
 	bool revoked;		/* under the dma_resv */
 	struct work_struct drain;
 };
 
+/* Why the importer cannot have the buffer; NULL if it can. */
+static const char *refusal(const struct pb_export *export, struct dma_buf_attachment *attachment)
+{
+	if (!dev_is_pci(attachment->dev))
+		return "is no PCI function";
+	if (!attachment->importer_ops)
+		return export->policy == PEERBAR_GPU_EXPORT_STATIC ? NULL : "attaches statically";
+	if (!attachment->peer2peer)
+		return "does not take memory of a peer";
+	if (export->policy == PEERBAR_GPU_EXPORT_REVOCABLE && !dma_buf_attach_revocable(attachment))
+		return "cannot be notified of a revocation";
+	return NULL;
+}
+
 static int export_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attachment)
 {
 	struct pb_export *export = dmabuf->priv;
+	const char *reason;
 
 	if (READ_ONCE(export->revoked))
 		return -ENODEV;
-	if (!attachment->peer2peer || !dma_buf_attach_revocable(attachment))
-		return -EOPNOTSUPP;
-	return 0;
+	reason = refusal(export, attachment);
+	if (!reason)
+		return 0;
+	pci_dbg(export->buffer->gpu->pdev, "a dma-buf of policy %u is refused: %s %s\n",
+		export->policy, dev_name(attachment->dev), reason);
+	return -EOPNOTSUPP;
 }
 
 #ifdef PB_HAS_PHYS_VEC_TO_SGT
@@ -90,18 +110,32 @@ static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sg
 }
 #endif
 
+/* A mapping of an importer that cannot be notified pins the buffer, whether it says so or not. */
+static bool mapping_pins(struct dma_buf_attachment *attachment)
+{
+	return !dma_buf_attach_revocable(attachment);
+}
+
 static struct sg_table *export_map(struct dma_buf_attachment *attachment,
 				   enum dma_data_direction direction)
 {
 	struct pb_export *export = attachment->dmabuf->priv;
+	struct pb_buffer *buffer = export->buffer;
 	struct sg_table *sgt;
+	int error = 0;
 
 	dma_resv_assert_held(attachment->dmabuf->resv);
 	if (export->revoked)
 		return ERR_PTR(-ENODEV);
-	sgt = map_for(attachment, export->buffer, direction);
+	if (mapping_pins(attachment))
+		error = pb_buffer_pin(buffer);
+	if (error)
+		return ERR_PTR(error);
+	sgt = map_for(attachment, buffer, direction);
 	if (!IS_ERR(sgt))
-		atomic_inc(&export->buffer->vram.mapped);
+		atomic_inc(&buffer->vram.mapped);
+	else if (mapping_pins(attachment))
+		pb_buffer_unpin(buffer);
 	return sgt;
 }
 
@@ -109,23 +143,35 @@ static void export_unmap(struct dma_buf_attachment *attachment, struct sg_table 
 			 enum dma_data_direction direction)
 {
 	struct pb_export *export = attachment->dmabuf->priv;
+	struct pb_buffer *buffer = export->buffer;
 
 	unmap_for(attachment, sgt, direction);
-	if (atomic_dec_and_test(&export->buffer->vram.mapped))
-		wake_up_all(&export->buffer->idle);
+	if (atomic_dec_and_test(&buffer->vram.mapped))
+		wake_up_all(&buffer->idle);
+	if (mapping_pins(attachment))
+		pb_buffer_unpin(buffer);
 }
 
-#ifndef PB_HAS_INVALIDATE_MAPPINGS
-/* VRAM does not move; these kernels take an exporter without this for one that cannot revoke. */
+/* VRAM does not move. A pin of a revocable dma-buf is one that a revoke ends. */
 static int export_pin(struct dma_buf_attachment *attachment)
 {
-	return 0;
+	struct pb_export *export = attachment->dmabuf->priv;
+
+	if (export->policy != PEERBAR_GPU_EXPORT_REVOCABLE)
+		return pb_buffer_pin(export->buffer);
+	/* Without that option a kernel itself pins for each mapping. */
+	if (pb_pin_is_revocable() || !IS_ENABLED(CONFIG_DMABUF_MOVE_NOTIFY))
+		return 0;
+	return -EOPNOTSUPP;
 }
 
 static void export_unpin(struct dma_buf_attachment *attachment)
 {
+	struct pb_export *export = attachment->dmabuf->priv;
+
+	if (export->policy != PEERBAR_GPU_EXPORT_REVOCABLE)
+		pb_buffer_unpin(export->buffer);
 }
-#endif
 
 static void export_release(struct dma_buf *dmabuf)
 {
@@ -141,10 +187,8 @@ static void export_release(struct dma_buf *dmabuf)
 
 static const struct dma_buf_ops export_ops = {
 	.attach = export_attach,
-#ifndef PB_HAS_INVALIDATE_MAPPINGS
 	.pin = export_pin,
 	.unpin = export_unpin,
-#endif
 	.map_dma_buf = export_map,
 	.unmap_dma_buf = export_unmap,
 	.release = export_release,
@@ -169,7 +213,7 @@ static void drain(struct work_struct *work)
 }
 
 /* Makes a dma-buf of the buffer, which it keeps. A revoke from now on finds it in the list. */
-struct dma_buf *pb_export_make(struct pb_buffer *buffer)
+struct dma_buf *pb_export_make(struct pb_buffer *buffer, u32 policy)
 {
 	DEFINE_DMA_BUF_EXPORT_INFO(info);
 	struct pb_export *export = kzalloc(sizeof(*export), GFP_KERNEL_ACCOUNT);
@@ -178,6 +222,7 @@ struct dma_buf *pb_export_make(struct pb_buffer *buffer)
 	if (!export)
 		return ERR_PTR(-ENOMEM);
 	export->buffer = buffer;
+	export->policy = policy;
 	INIT_WORK(&export->drain, drain);
 	info.ops = &export_ops;
 	info.size = buffer->size;
@@ -197,17 +242,23 @@ struct dma_buf *pb_export_make(struct pb_buffer *buffer)
 }
 
 /* Returns the descriptor. */
-int pb_export(struct pb_buffer *buffer)
+int pb_export(struct pb_buffer *buffer, u32 policy)
 {
 	struct dma_buf *dmabuf;
 	int fd;
 
-	if (buffer->space != PEERBAR_GPU_SPACE_VRAM)
+	if (buffer->space != PEERBAR_GPU_SPACE_VRAM || policy > PEERBAR_GPU_EXPORT_STATIC)
 		return -EINVAL;
+	if (policy != PEERBAR_GPU_EXPORT_REVOCABLE && buffer->gpu->window) {
+		pci_dbg(buffer->gpu->pdev,
+			"no dma-buf of policy %u: a reset empties the table of the window\n",
+			policy);
+		return -EOPNOTSUPP;
+	}
 	fd = pb_vram_show(buffer);
 	if (fd)
 		return fd;
-	dmabuf = pb_export_make(buffer);
+	dmabuf = pb_export_make(buffer, policy);
 	if (IS_ERR(dmabuf))
 		return PTR_ERR(dmabuf);
 	fd = dma_buf_fd(dmabuf, O_CLOEXEC);
@@ -222,7 +273,8 @@ static void revoke(struct pb_export *export)
 
 	dma_resv_lock(resv, NULL);
 	export->revoked = true;
-	dma_buf_invalidate_mappings(export->dmabuf);
+	if (pb_pin_is_revocable() || !READ_ONCE(export->buffer->pinned))
+		dma_buf_invalidate_mappings(export->dmabuf);
 	dma_resv_unlock(resv);
 }
 

@@ -218,7 +218,7 @@ static int request_export(struct pb_file *file, void *argument)
 
 	if (!buffer)
 		return -ENOENT;
-	export->fd = pb_export(buffer);
+	export->fd = pb_export(buffer, export->policy);
 	pb_buffer_put(buffer);
 	return min(export->fd, 0);
 }
@@ -227,12 +227,13 @@ static int request_revoke(struct pb_file *file, void *argument)
 {
 	struct peerbar_gpu_revoke *revoke = argument;
 	struct pb_buffer *buffer = pb_file_buffer(file, revoke->handle);
-	int error = 0;
+	int error;
 
 	if (!buffer)
 		return -ENOENT;
-	pb_buffer_revoke(buffer);
-	if (buffer->space == PEERBAR_GPU_SPACE_VRAM && atomic_read(&buffer->vram.draining))
+	error = pb_buffer_revoke(buffer);
+	if (!error && buffer->space == PEERBAR_GPU_SPACE_VRAM &&
+	    atomic_read(&buffer->vram.draining))
 		error = -ETIMEDOUT;
 	pb_buffer_put(buffer);
 	return error;

@@ -7,7 +7,7 @@
  *   pb_gpu.alive > pb_file.lock > dma_resv of an imported dma-buf > pb_channel.lock
  *     > pb_file.results_lock
  *   mmap_lock > pb_buffer.lock
- *   pb_vram.exports_lock > dma_resv of an exported dma-buf
+ *   pb_vram.exports_lock > dma_resv of an exported dma-buf > pb_buffer.lock
  * pb_gpu.alive is never taken with mmap_lock held, since ioctls touch user memory with it held.
  */
 #ifndef PEERBAR_GPU_GPU_H
@@ -106,8 +106,9 @@ struct pb_buffer {
 	struct work_struct release;
 	u32 space;			/* enum peerbar_gpu_space */
 	u64 size;
-	struct mutex lock;		/* revoked against new mappings */
+	struct mutex lock;		/* revoked against new mappings and pins */
 	bool revoked;
+	unsigned int pinned;		/* by importers of dma-bufs that are not revocable */
 	struct mutex telling;		/* held while a revoke notifies the holders */
 	unsigned long dropped;		/* bit 0 */
 	atomic_t busy;			/* commands in progress that use it */
@@ -230,7 +231,9 @@ void pb_buffer_put(struct pb_buffer *buffer);
 void pb_buffer_put_later(struct pb_buffer *buffer);
 int pb_buffer_begin(struct pb_buffer *buffer, bool wait);
 void pb_buffer_end(struct pb_buffer *buffer);
-void pb_buffer_revoke(struct pb_buffer *buffer);
+int pb_buffer_pin(struct pb_buffer *buffer);
+void pb_buffer_unpin(struct pb_buffer *buffer);
+int pb_buffer_revoke(struct pb_buffer *buffer);
 void pb_buffers_leave(struct pb_gpu *gpu);
 
 /* pieces.c */
@@ -265,8 +268,8 @@ struct pb_buffer *pb_host_create(struct pb_gpu *gpu, u64 address, u64 size);
 struct pb_buffer *pb_import_create(struct pb_gpu *gpu, int fd);
 
 /* export.c */
-struct dma_buf *pb_export_make(struct pb_buffer *buffer);
-int pb_export(struct pb_buffer *buffer);
+struct dma_buf *pb_export_make(struct pb_buffer *buffer, u32 policy);
+int pb_export(struct pb_buffer *buffer, u32 policy);
 void pb_exports_revoke(struct pb_buffer *buffer);
 
 /* pin.c */

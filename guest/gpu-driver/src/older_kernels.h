@@ -28,4 +28,17 @@ static inline bool dma_buf_attach_revocable(struct dma_buf_attachment *attach)
 }
 #endif
 
+/*
+ * Whether an importer with a callback can be notified while it has pinned a dma-buf. Where all
+ * dynamic importers must have a callback, those that pin have one that is not to be called then.
+ */
+static inline bool pb_pin_is_revocable(void)
+{
+#ifdef PB_HAS_INVALIDATE_MAPPINGS
+	return true;
+#else
+	return false;
+#endif
+}
+
 #endif

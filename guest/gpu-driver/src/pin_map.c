@@ -31,7 +31,7 @@ static const struct dma_buf_attach_ops attach_ops = {
 /* The kernel's p2pdma decides: bus addresses, addresses for the IOMMU, or none at all. */
 static int map(struct pb_pin_mapping *mapping, struct pb_pin *pin, struct device *dev)
 {
-	struct dma_buf *dmabuf = pb_export_make(pin->buffer);
+	struct dma_buf *dmabuf = pb_export_make(pin->buffer, PEERBAR_GPU_EXPORT_REVOCABLE);
 	int error;
 
 	if (IS_ERR(dmabuf))

@@ -186,9 +186,12 @@ static void hide(struct pb_buffer *buffer)
 }
 
 /* Whether peers may still access memory that was revoked. */
-static bool in_use(const struct pb_vram *vram)
+static bool in_use(const struct pb_buffer *buffer)
 {
-	return atomic_read(&vram->persistent) || atomic_read(&vram->draining);
+	const struct pb_vram *vram = &buffer->vram;
+
+	return atomic_read(&vram->persistent) || atomic_read(&vram->draining) ||
+	       atomic_read(&vram->mapped) || READ_ONCE(buffer->pinned);
 }
 
 static void vram_revoke(struct pb_buffer *buffer)
@@ -197,7 +200,7 @@ static void vram_revoke(struct pb_buffer *buffer)
 	pb_exports_revoke(buffer);
 	pb_pins_revoke(buffer);
 	mutex_lock(&buffer->lock);
-	if (!in_use(&buffer->vram))
+	if (!in_use(buffer))
 		hide(buffer);
 	mutex_unlock(&buffer->lock);
 }
@@ -206,11 +209,13 @@ static void vram_drop(struct pb_buffer *buffer)
 {
 	/*
 	 * They are there only if the device is removed under them: the kernel's record of our BAR
-	 * must outlive every mapping that was made from it, persistent pins are not notified, and
-	 * fences of importers may be late.
+	 * must outlive every mapping that was made from it, persistent pins and importers that have
+	 * pinned a dma-buf are not notified, and fences of importers may be late.
 	 */
-	wait_event(buffer->idle,
-		   !atomic_read(&buffer->vram.mapped) && !in_use(&buffer->vram));
+	if (in_use(buffer)) {
+		pci_info(buffer->gpu->pdev, "is not removed before the last holder of its memory releases it\n");
+		wait_event_idle(buffer->idle, !in_use(buffer));
+	}
 	hide(buffer);
 	if (buffer->vram.pages)
 		put_pages_from(buffer->vram.pages, buffer->size);

@@ -26,6 +26,7 @@ mod gpu_beyond_aperture;
 mod gpu_compute;
 mod gpu_copy;
 mod gpu_dma_buf;
+mod gpu_export;
 mod gpu_faults;
 mod gpu_fences;
 mod gpu_file;
@@ -256,6 +257,7 @@ kinds! {
     gpu_atomics::GpuAtomics,
     gpu_copy::GpuCopy,
     gpu_dma_buf::GpuDmaBuf,
+    gpu_export::GpuExport,
     gpu_virtio::GpuVirtio,
     gpu_fences::GpuFences,
     gpu_faults::GpuFaults,

@@ -179,6 +179,20 @@ mod tests {
     }
 
     #[test]
+    fn export_is_imported_by_another_gpu_and_a_module() {
+        let second = "[[gpu]]\nname = \"g1\"\nvram = \"64M\"\n\n[[check]]\n";
+        let check = "kind = \"gpu-export\"\ngpu = \"g0\"\nimporter = ";
+        let text = |importer: &str| {
+            let text = format!("{HEAD}{second}{check}\"{importer}\"\n");
+            Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+        };
+        let modules = text("g1").unwrap().initramfs_modules();
+        assert_eq!(modules, ["nvme", "peerbar_gpu", "peerbar_gpu_import_test"]);
+        let error = text("g0").unwrap_err();
+        assert!(error.contains("name another GPU"), "{error}");
+    }
+
+    #[test]
     fn virtio_gpu_check_needs_the_device_and_its_module() {
         let lines = "kind = \"gpu-virtio\"\ngpu = \"g0\"";
         assert_eq!(

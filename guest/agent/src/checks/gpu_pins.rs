@@ -5,7 +5,6 @@ use super::{Outcome, Run};
 use peerbar_report::{GpuPins, Measure};
 use std::fs::File;
 use std::io;
-use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use peerbar_gds::{Buffer, Gpu};
 use super::gpu_load::{GPU_PAGE, PATIENCE, memory_is_back};
 use crate::gpus;
 use crate::guest_context::GuestContext;
+use crate::pci_function::PciFunction;
 use crate::pin_holder::{HOLD, Holder, KEEP_TABLE, PERSISTENT, Pin};
 
 /// Size of the buffers, and of each transfer, in bytes.
@@ -197,7 +197,7 @@ impl Bench<'_> {
     }
 
     fn mapped_for_a_peer(&self, guest: &GuestContext, disk: &str) -> anyhow::Result<()> {
-        let peer = function(&guest.controller(disk)?.pci)?;
+        let peer = PciFunction::of(&guest.controller(disk)?.pci)?;
         let (buffer, pin) = self.pinned(0)?;
         let (answer, address) = pin.map(peer)?;
         answers("dma_map_pages", answer, 0)?;
@@ -334,34 +334,9 @@ fn is_refused(pinned: io::Result<Pin<'_>>, wanted: i32) -> anyhow::Result<()> {
     }
 }
 
-/// The address of a PCI function, by its directory `.../0000:03:00.0`, as numbers: domain, bus, device and function.
-fn function(pci: &Path) -> anyhow::Result<(u32, u32, u32)> {
-    let address = pci.file_name().unwrap_or_default().to_string_lossy();
-    let number = |text: &str| u32::from_str_radix(text, 16);
-    let parts: Vec<&str> = address.split([':', '.']).collect();
-    match parts.as_slice() {
-        [domain, bus, device, function] => Ok((
-            number(domain)?,
-            number(bus)?,
-            number(device)? << 3 | number(function)?,
-        )),
-        _ => bail!("{address} is no address of a PCI function"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_address_is_taken_apart() {
-        assert_eq!(
-            function(Path::new("/sys/bus/pci/devices/0000:03:00.0")).unwrap(),
-            (0, 3, 0)
-        );
-        assert_eq!(function(Path::new("0001:ff:1f.7")).unwrap(), (1, 255, 255));
-        assert!(function(Path::new("03:00.0")).is_err());
-    }
 
     #[test]
     fn wrong_answer_is_described() {

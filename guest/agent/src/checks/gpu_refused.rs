@@ -1,15 +1,19 @@
 //! Where the kernel has no route between devices, a transfer is refused with the reason, or bounces where that is allowed.
 
 use super::{Outcome, Run};
-use anyhow::{bail, ensure};
-use peerbar_gds::{Buffer, Direction, Error, Gpu, GpuFile, Policy, Queue, Request, Traffic};
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{
+    Buffer, Direction, Error, ExportPolicy, Gpu, GpuFile, Policy, Queue, Request, Traffic,
+};
 use peerbar_report::{Buffer as Through, GpuRefused, Measure};
 
 use super::route::judge;
 use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::disk;
+use crate::dma_buf_importer::{Importer, Kind};
 use crate::guest_context::GuestContext;
+use crate::pci_function::PciFunction;
 
 /// Size of each transfer in bytes.
 const LENGTH: u64 = 256 << 10;
@@ -21,6 +25,7 @@ impl Run for GpuRefused {
         let opened = gpu.open()?;
         let buffer = opened.allocate(LENGTH)?;
         refused(guest, &opened, disk, &buffer)?;
+        mapping_is_refused(&opened, disk).context("a dma-buf for the disk")?;
 
         let pattern = guest.fresh_pattern(disk);
         let plain = disk.disk.open_direct()?;
@@ -77,6 +82,23 @@ fn refused(
         "transfers that were refused have moved {moved} bytes of payload"
     );
     Ok(())
+}
+
+/// An importer learns it when it maps, and leaves no pin behind.
+fn mapping_is_refused(gpu: &Gpu, disk: &Controller) -> anyhow::Result<()> {
+    let (policy, kind) = match gpu.properties().window {
+        true => (ExportPolicy::Revocable, Kind::Notified),
+        false => (ExportPolicy::Static, Kind::Static),
+    };
+    let buffer = gpu.allocate(LENGTH)?;
+    let dma_buf = buffer.export_as(policy)?;
+    let importer = Importer::open()?;
+    let import = importer.attach(&dma_buf, kind, Some(PciFunction::of(&disk.pci)?))?;
+    match import.map() {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EREMOTEIO)) => {}
+        other => bail!("a mapping was to be refused as peer-to-peer DMA, but: {other:?}"),
+    }
+    Ok(buffer.revoke()?)
 }
 
 fn through_queue(file: &GpuFile, buffer: &Buffer) -> peerbar_gds::Result<u64> {

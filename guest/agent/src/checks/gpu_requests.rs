@@ -351,7 +351,13 @@ impl<'a> Program<'a> {
 
     fn export(&mut self) -> anyhow::Result<bool> {
         let handle = self.handle();
-        let answer = self.make(uapi::EXPORT, Export { handle, fd: 0 });
+        let policies = if self.random.once_in(16) { 5 } else { 3 };
+        let export = Export {
+            handle,
+            policy: low(self.random.below(policies)),
+            ..Export::default()
+        };
+        let answer = self.make(uapi::EXPORT, export);
         if let Some(Export { fd, .. }) = answer {
             // SAFETY: the driver has just given it to this process, and nobody else knows it.
             keep(&mut self.descriptors, unsafe { OwnedFd::from_raw_fd(fd) });

@@ -1,5 +1,6 @@
 //! The GPU and the guest's virtio-gpu, whose memory is the guest's: buffers of virtio-gpu are the GPU's operands. The
-//! reverse is refused, since virtio-gpu's import cannot be revoked.
+//! reverse is refused, since virtio-gpu's import cannot be revoked; what is exported for static importers it maps, and then has no
+//! use for.
 
 use super::{Outcome, Run};
 use peerbar_report::{Buffer as With, GpuVirtio, Measure};
@@ -7,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, bail, ensure};
+use peerbar_gds::ExportPolicy;
 
 use super::gpu_dma_buf::{Bench, HALF, PATIENCE};
 use crate::checks::route::judge;
@@ -64,6 +66,7 @@ fn for_virtio_gpu(
     let buffer = bench.gpu.allocate(HALF)?;
     let dma_buf = buffer.export()?;
     is_refused(card, &dma_buf, libc::EOPNOTSUPP)?;
+    mapped_and_given_back(bench, card).context("exported for static importers")?;
 
     let imported = bench.gpu.import(&dma_buf)?;
     let (own, again) = (bench.vram.span(..)?, imported.span(..HALF)?);
@@ -81,6 +84,15 @@ fn for_virtio_gpu(
     // The last user may be a worker of the kernel.
     let uevents = &guest.uevents;
     uevents.wait_for(PATIENCE, || gpu.check_free_vram(before))
+}
+
+/// Without blob resources virtio-gpu attaches and maps, and then says that it has no import (ENODEV of
+/// `virtgpu_gem_prime_import_sg_table`). No pin is left, so the buffer can be revoked.
+fn mapped_and_given_back(bench: &Bench<'_>, card: &Card) -> anyhow::Result<()> {
+    let buffer = bench.gpu.allocate(HALF)?;
+    let dma_buf = buffer.export_as(ExportPolicy::Static)?;
+    is_refused(card, &dma_buf, libc::ENODEV)?;
+    Ok(buffer.revoke()?)
 }
 
 fn is_refused(card: &Card, dma_buf: &OwnedFd, wanted: i32) -> anyhow::Result<()> {

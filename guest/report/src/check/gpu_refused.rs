@@ -3,8 +3,8 @@
 use super::{Keys, Pair, check};
 
 check! {
-    /// The kernel has no route from the disk to the GPU's memory: transfers are refused with the reason, and all bounce
-    /// where a bounce is allowed.
+    /// The kernel has no route from the disk to the GPU's memory: transfers and mappings of dma-bufs are refused with the reason,
+    /// and all transfers bounce where a bounce is allowed.
     "gpu-refused": "no peer to peer from {disk} to VRAM of {gpu}"
     pub struct GpuRefused {
         /// Name of a `[[gpu]]`.
@@ -15,5 +15,9 @@ check! {
 
     fn pairs(&self) -> Vec<Pair> {
         vec![Pair::of(&self.gpu, &self.disk)]
+    }
+
+    fn modules(&self) -> &'static [&'static str] {
+        &["peerbar_gpu_import_test"]
     }
 }

@@ -1,0 +1,247 @@
+//! `/dev/peerbar-gpu-import-test`: a kernel driver that imports dma-bufs for any PCI function and does what it is asked
+//! (guest/gpu-driver/include/peerbar_gpu_import_test.h).
+
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use anyhow::Context;
+use rustix::ioctl::{Updater, ioctl, opcode};
+
+use crate::pci_function::PciFunction;
+
+const NODE: &str = "/dev/peerbar-gpu-import-test";
+const GROUP: u8 = b'P';
+
+/// The domain of a device that is no PCI function.
+const NO_PCI: u32 = u32::MAX;
+
+/// As which kind of importer the driver attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    /// Dynamic; lets go of everything when it is notified.
+    Notified = 0,
+    /// Dynamic, and cannot be notified.
+    Pinning = 1,
+    /// Attaches by `dma_buf_attach()`.
+    Static = 2,
+    /// Dynamic, but does not take memory of a peer.
+    HostOnly = 3,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct AttachRequest {
+    fd: i32,
+    kind: u32,
+    domain: u32,
+    bus: u32,
+    devfn: u32,
+    id: u32,
+    result: i32,
+    pad: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct IdRequest {
+    id: u32,
+    result: i32,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct MapRequest {
+    id: u32,
+    result: i32,
+    dma_address: u64,
+    length: u64,
+}
+
+/// What has become of an import.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    id: u32,
+    /// How often the exporter has notified it.
+    pub(crate) notified: u32,
+    /// How often it has pinned the dma-buf and not unpinned it.
+    pub(crate) pins: u32,
+    /// Whether it has the dma-buf mapped: 0 or 1.
+    pub(crate) mapped: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+struct ReopenRequest {
+    id: u32,
+    fd: i32,
+}
+
+/// A request that answers in its own structure.
+macro_rules! ask {
+    ($file:expr, $number:literal, $type:ty, $value:expr) => {{
+        // SAFETY: the number names exactly this type, which is plain numbers without holes.
+        let request = unsafe {
+            Updater::<{ opcode::read_write::<$type>(GROUP, $number) }, $type>::new($value)
+        };
+        // SAFETY: as above; the driver touches nothing but the structure.
+        unsafe { ioctl($file, request) }.map_err(io::Error::from)
+    }};
+}
+
+/// A request about an import, answered by the kernel or the exporter.
+macro_rules! have {
+    ($import:expr, $number:literal) => {{
+        let mut request = IdRequest {
+            id: $import.id,
+            result: 0,
+        };
+        ask!($import.file, $number, IdRequest, &mut request)?;
+        answer(request.result)
+    }};
+}
+
+fn answer(result: i32) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno.wrapping_neg())),
+    }
+}
+
+/// The driver, opened.
+#[derive(Debug)]
+pub(crate) struct Importer {
+    file: File,
+}
+
+impl Importer {
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(NODE);
+        let file = file.with_context(|| {
+            format!("cannot open {NODE}; is the module peerbar_gpu_import_test loaded?")
+        })?;
+        Ok(Importer { file })
+    }
+
+    /// Attaches to `dma_buf` for `function`, or for a device that is no PCI function.
+    pub(crate) fn attach(
+        &self,
+        dma_buf: impl AsFd,
+        kind: Kind,
+        function: Option<PciFunction>,
+    ) -> io::Result<Import<'_>> {
+        let mut request = AttachRequest {
+            fd: dma_buf.as_fd().as_raw_fd(),
+            kind: kind as u32,
+            domain: function.map_or(NO_PCI, |function| function.domain),
+            bus: function.map_or(0, |function| function.bus),
+            devfn: function.map_or(0, |function| function.devfn),
+            ..AttachRequest::default()
+        };
+        ask!(&self.file, 0x70, AttachRequest, &mut request)?;
+        answer(request.result)?;
+        Ok(Import {
+            file: &self.file,
+            id: request.id,
+        })
+    }
+}
+
+/// An attachment. It is unmapped, unpinned and detached when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Import<'a> {
+    file: &'a File,
+    id: u32,
+}
+
+impl Import<'_> {
+    /// Pins the dma-buf: once more, if it is pinned.
+    pub(crate) fn pin(&self) -> io::Result<()> {
+        have!(self, 0x72)
+    }
+
+    /// Takes one pin back.
+    pub(crate) fn unpin(&self) -> io::Result<()> {
+        have!(self, 0x73)
+    }
+
+    /// Maps the dma-buf: the address for DMA of the first byte, and how many bytes follow at consecutive addresses.
+    pub(crate) fn map(&self) -> io::Result<(u64, u64)> {
+        let mut request = MapRequest {
+            id: self.id,
+            ..MapRequest::default()
+        };
+        ask!(self.file, 0x74, MapRequest, &mut request)?;
+        answer(request.result)?;
+        Ok((request.dma_address, request.length))
+    }
+
+    /// Unmaps it.
+    pub(crate) fn unmap(&self) -> io::Result<()> {
+        have!(self, 0x75)
+    }
+
+    /// What has become of it.
+    pub(crate) fn state(&self) -> io::Result<State> {
+        let mut state = State {
+            id: self.id,
+            ..State::default()
+        };
+        ask!(self.file, 0x76, State, &mut state)?;
+        Ok(state)
+    }
+
+    /// One more descriptor of the dma-buf, when all others may be closed.
+    pub(crate) fn reopen(&self) -> io::Result<OwnedFd> {
+        let mut request = ReopenRequest {
+            id: self.id,
+            fd: -1,
+        };
+        ask!(self.file, 0x77, ReopenRequest, &mut request)?;
+        // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nothing else owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(request.fd) })
+    }
+
+    fn detach(&self) -> io::Result<()> {
+        have!(self, 0x71)
+    }
+}
+
+impl Drop for Import<'_> {
+    fn drop(&mut self) {
+        // It fails only where there is no such import, and then there is nothing to let go of.
+        let _ = self.detach();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `sizeof` and `_IOWR` of the header come out on x86-64.
+    #[test]
+    fn requests_are_those_of_the_header() {
+        assert_eq!(
+            opcode::read_write::<AttachRequest>(GROUP, 0x70),
+            0xc020_5070
+        );
+        assert_eq!(opcode::read_write::<IdRequest>(GROUP, 0x71), 0xc008_5071);
+        assert_eq!(opcode::read_write::<MapRequest>(GROUP, 0x74), 0xc018_5074);
+        assert_eq!(opcode::read_write::<State>(GROUP, 0x76), 0xc010_5076);
+        assert_eq!(
+            opcode::read_write::<ReopenRequest>(GROUP, 0x77),
+            0xc008_5077
+        );
+    }
+
+    #[test]
+    fn answer_of_the_driver_becomes_an_error() {
+        assert!(answer(0).is_ok());
+        let error = answer(-libc::EOPNOTSUPP).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
+}
