@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use peerbar_flight::{Event, FlightFile};
+use peerbar_flight::{Event, FlightFile, Purpose};
 use peerbar_nvme_driver::{Controller, DmaMemory, PAGE, QueueMemory, Registers as _};
 use tempfile::TempDir;
 
@@ -47,6 +47,8 @@ enum Way {
     Root,
     /// A switch.
     Switch,
+    /// A switch, and the disk polls its doorbells, which it lends.
+    SwitchAndPolls,
 }
 
 /// RAM and VRAM, each where the devices find it.
@@ -161,7 +163,7 @@ impl Lab {
         let content: Vec<u8> = (0..BLOCKS).flat_map(block).collect();
         fs::write(&image, content)?;
         let (mut servers, mut joined) = (Vec::new(), Vec::new());
-        if way == Way::Switch {
+        if way != Way::Root {
             let switch = Server::start(path, "switch0", "peerbar-switch", &[])?;
             joined = vec!["--switch".to_owned(), switch.socket.display().to_string()];
             servers.push(switch);
@@ -177,7 +179,18 @@ impl Lab {
             anyhow::Ok(socket)
         };
         let namespace = format!("file={}", image.display());
-        let own = ["--serial", "disk0", "--namespace", &namespace];
+        let poll = match way {
+            Way::SwitchAndPolls => "always",
+            _ => "adaptive",
+        };
+        let own = [
+            "--serial",
+            "disk0",
+            "--namespace",
+            &namespace,
+            "--poll",
+            poll,
+        ];
         let disk = start("disk0", "peerbar-nvme", &own)?;
         let mut own = vec!["--vram", "16M"];
         own.extend(rules.iter().flat_map(|rule| ["--fault", rule]));
@@ -362,8 +375,13 @@ fn read_by_two_queues(way: Way) -> anyhow::Result<()> {
     let doorbells: u64 = counts.iter().map(|[.., doorbells]| doorbells).sum();
     match way {
         Way::Root => assert_eq!(lab.root.doorbells.get(), doorbells),
-        Way::Switch => assert_eq!(lab.root.doorbells.get(), 0),
+        _ => assert_eq!(lab.root.doorbells.get(), 0),
     }
+    let made = |event: &Event| matches!(event, Event::Dma(dma) if dma.purpose == Purpose::Register);
+    assert_eq!(lab.recorded("gpu0", made)? as u64, doorbells);
+    let met = |event: &Event| matches!(event, Event::RegisterWrite(_));
+    let by_message = if way == Way::Switch { doorbells } else { 0 };
+    assert_eq!(lab.recorded("disk0", met)? as u64, by_message);
     let interrupts = |event: &Event| matches!(event, Event::Interrupt { .. });
     assert_eq!(lab.recorded("disk0", interrupts)?, 0);
     lab.end()
@@ -379,6 +397,12 @@ fn gpu_reads_without_the_host_by_the_root() {
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn gpu_reads_without_the_host_below_a_switch() {
     read_by_two_queues(Way::Switch).unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn gpu_rings_a_polling_disk_without_a_message() {
+    read_by_two_queues(Way::SwitchAndPolls).unwrap();
 }
 
 #[test]

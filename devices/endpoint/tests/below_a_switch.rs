@@ -248,6 +248,51 @@ impl Function for Watcher {
     fn reset(&self) {}
 }
 
+/// An endpoint "b" with nothing but registers at `B`.
+fn with_registers<F: Function + 'static>(
+    switch: &Switch,
+    function: Arc<F>,
+    registers: BarMemory,
+) -> Endpoint<F> {
+    let mut endpoint = Endpoint::new(
+        function,
+        ConfigSpace::new(&IDENTITY, &[Bar::new(0, 0x4000, true).unwrap()], &MSI_X),
+        [registers],
+        Arc::new(Requester::new()),
+        Arc::new(Vectors::new(1).unwrap()),
+    );
+    endpoint.attach_to_switch(&switch.path, "b").unwrap();
+    let configure = |(offset, data): (u64, &[u8])| endpoint.region_write(CONFIG, offset, data);
+    let base: &[u8] = &B.to_le_bytes();
+    let written = [(0x10, base), (COMMAND, &[DECODE_AND_MASTER, 0])].map(configure);
+    assert_eq!(written, [Ok(()), Ok(())]);
+    endpoint
+}
+
+#[test]
+fn pages_that_the_guest_may_map_are_written_without_a_message() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    a.program(A);
+    let notes = Arc::new(Notes::default());
+    let file = Arc::new(MemoryFile::create("doorbells", 0x4000).unwrap());
+    let pages = BarMemory::RegistersWithPages(file.clone(), vec![(0x1000, 0x1000)]);
+    let mut b = with_registers(&switch, notes.clone(), pages);
+    a.ring(B + 0x1010, 7).unwrap();
+    assert!(notes.0.lock().unwrap().is_empty());
+    a.write(B + 0xffc, &[1, 0, 0, 0, 2, 0, 0, 0]).unwrap();
+    a.ring(B + 0x2000, 3).unwrap();
+    let words = [0x1000, 0x1010, 0x2000].map(|offset| file.load(offset).unwrap());
+    assert_eq!(words, [2, 7, 0]);
+    let noted = notes.0.lock().unwrap().clone();
+    let expected =
+        [(0xffc, 1u32), (0x2000, 3)].map(|(at, value)| (at, value.to_le_bytes().to_vec()));
+    assert_eq!(noted, expected);
+    b.region_write(CONFIG, COMMAND, &[0, 0]).unwrap();
+    assert!(a.ring(B + 0x1010, 8).is_err());
+    assert_eq!(file.load(0x1010).unwrap(), 7);
+}
+
 #[test]
 fn register_is_written_after_the_data_of_before() {
     let switch = Switch::start(&[]);
@@ -257,17 +302,7 @@ fn register_is_written_after_the_data_of_before() {
         memory: c.memory.clone(),
         seen: Mutex::default(),
     });
-    let mut b = Endpoint::new(
-        watcher.clone(),
-        ConfigSpace::new(&IDENTITY, &[Bar::new(0, 0x4000, true).unwrap()], &MSI_X),
-        [BarMemory::Registers],
-        Arc::new(Requester::new()),
-        Arc::new(Vectors::new(1).unwrap()),
-    );
-    b.attach_to_switch(&switch.path, "b").unwrap();
-    b.region_write(CONFIG, 0x10, &B.to_le_bytes()).unwrap();
-    b.region_write(CONFIG, COMMAND, &[DECODE_AND_MASTER, 0])
-        .unwrap();
+    let _b = with_registers(&switch, watcher.clone(), BarMemory::Registers);
     a.program(A);
     c.program(B + 0x1000_0000);
     for number in 1..=200u32 {

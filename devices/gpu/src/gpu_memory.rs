@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{Buffer, DoorbellEvent, MemoryFile, Origin, Purpose, Requester, Tag};
+use peerbar_dma::{
+    Buffer, DoorbellEvent, MemoryFile, Origin, Purpose, RegisterValue, Requester, Tag,
+};
 
 use crate::faults::{Fault, FaultCode};
 
@@ -130,6 +132,16 @@ impl GpuMemory {
         data: &[u8],
     ) -> Result<(), Fault> {
         self.access(purpose, place, Buffer::Write(data))
+    }
+
+    /// Writes a register of another device, or a word of memory, at a bus address.
+    pub(crate) fn write_register(&self, address: u64, value: RegisterValue) -> Result<(), Fault> {
+        let written = self.requester.write_register(self.origin, address, value);
+        written.map_err(|error| Fault {
+            code: FaultCode::Dma,
+            write: true,
+            address: error.address,
+        })
     }
 
     fn access(&self, purpose: Purpose, place: GpuAddress, data: Buffer<'_>) -> Result<(), Fault> {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use peerbar_dma::Purpose;
+use peerbar_dma::{Purpose, RegisterValue};
 
 use crate::executor::{Executor, Progress};
 use crate::faults::{Fault, FaultCode};
@@ -40,6 +40,15 @@ impl WordSize {
             Self::Eight => 8,
         }
     }
+
+    /// The value of a register of this size, the low bytes of `value`.
+    fn register_value(self, value: u64) -> RegisterValue {
+        let [a, b, c, d, ..] = value.to_le_bytes();
+        match self {
+            Self::Four => RegisterValue::Word(u32::from_le_bytes([a, b, c, d])),
+            Self::Eight => RegisterValue::Quad(value),
+        }
+    }
 }
 
 impl Word {
@@ -54,9 +63,12 @@ impl Word {
         self.place
     }
 
-    /// Writes it in one access, after all that was written before.
+    /// Writes it in one access, after all that was written before. At a bus address it is a register write.
     pub(crate) fn write(self, memory: &GpuMemory, value: u64) -> Result<(), Fault> {
         memory.check(self.place, self.size.bytes() as u64, true)?;
+        if let GpuAddress::Bus(address) = self.place {
+            return memory.write_register(address, self.size.register_value(value));
+        }
         // Who sees this word also sees what was written before it.
         fence(Ordering::SeqCst);
         let bytes = value.to_le_bytes();
