@@ -1,6 +1,7 @@
 //! What the GPU can do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::driver::Driver;
 use crate::span::Span;
@@ -54,6 +55,26 @@ pub enum Command<'a> {
         /// Threads of a block.
         block: u32,
     },
+    /// Writes a word in one access: to memory, or to a register of a peer, such as a doorbell. Whoever sees the word also sees
+    /// all that the commands before it wrote.
+    WriteWord {
+        /// 4 or 8 bytes, at a multiple of that.
+        to: Span<'a>,
+        /// The value; of 4 bytes the low half.
+        value: u64,
+    },
+    /// Waits until `word & mask == value`, and longer than the limit at no time; the result is the word. What commands behind
+    /// it read is not older than the word.
+    Wait {
+        /// 4 or 8 bytes, at a multiple of that.
+        word: Span<'a>,
+        /// What it is to be.
+        value: u64,
+        /// The bits of it that are looked at.
+        mask: u64,
+        /// How long at most; zero for as long as the GPU lets a command be.
+        limit: Duration,
+    },
 }
 
 /// A kernel and its operands. Elements are 4 bytes long, little-endian; thread i works on element i, and threads beyond
@@ -103,6 +124,58 @@ pub enum Kernel<'a> {
         /// What is added.
         value: u64,
     },
+    /// Drives queues of a disk: what [`GpuQueue`](crate::GpuQueue) submits, for programs that lay out queues by themselves
+    /// (devices/gpu/INTERFACE.md has the layout of state and requests, and what the result says).
+    NvmeIo(NvmeIo<'a>),
+}
+
+/// Operands of [`Kernel::NvmeIo`].
+#[derive(Clone, Copy, Debug)]
+pub struct NvmeIo<'a> {
+    /// The submission queue: 64 bytes for each of its entries.
+    pub submission: Span<'a>,
+    /// The completion queue: 16 bytes for each of its entries.
+    pub completion: Span<'a>,
+    /// The doorbell of the submission queue's tail: 4 bytes.
+    pub tail: Span<'a>,
+    /// The doorbell of the completion queue's head: 4 bytes.
+    pub head: Span<'a>,
+    /// State of the queues: 32 bytes.
+    pub state: Span<'a>,
+    /// The requests: 32 bytes for each.
+    pub requests: Span<'a>,
+    /// The most commands in progress; 0 for as many as the queues take.
+    pub depth: u16,
+    /// The namespace (NSID).
+    pub nsid: u32,
+    /// How long from one completion to the next at most; zero for as long as the GPU lets a command be.
+    pub limit: Duration,
+}
+
+impl NvmeIo<'_> {
+    fn encode<'d>(&self, launch: Builder<'d>) -> Result<Builder<'d>> {
+        const ENTRY: u64 = 64;
+        const COMPLETION: u64 = 16;
+        const REQUEST: u64 = 32;
+        let submissions = self.submission.length() / ENTRY;
+        let completions = self.completion.length() / COMPLETION;
+        launch
+            .kernel(5)
+            .address(0, self.submission, self.submission.length())?
+            .address(1, self.completion, self.completion.length())?
+            .address(2, self.tail, 4)?
+            .address(3, self.head, 4)?
+            .address(4, self.state, 32)?
+            .address(5, self.requests, self.requests.length())
+            .map(|launch| {
+                launch
+                    .number(6, self.requests.length() / REQUEST)
+                    .number(7, completions << 32 | submissions)
+                    .number(8, self.depth.into())
+                    .number(9, self.nsid.into())
+                    .number(10, nanoseconds(self.limit))
+            })
+    }
 }
 
 impl Command<'_> {
@@ -144,6 +217,23 @@ impl Command<'_> {
                 .encode(builder.opcode(5))?
                 .number(GRID, grid.into())
                 .number(BLOCK, block.into()),
+            Command::WriteWord { to, value } => builder
+                .opcode(6)
+                .address(0, to, to.length())?
+                .number(1, value)
+                .number(2, to.length()),
+            Command::Wait {
+                word,
+                value,
+                mask,
+                limit,
+            } => builder
+                .opcode(7)
+                .address(0, word, word.length())?
+                .number(1, value)
+                .number(2, word.length())
+                .number(3, mask)
+                .number(4, nanoseconds(limit)),
         };
         Ok(built.submit)
     }
@@ -187,8 +277,13 @@ impl Kernel<'_> {
                 .kernel(4)
                 .address(0, counter, size_of::<u64>() as u64)?
                 .number(1, value),
+            Kernel::NvmeIo(io) => io.encode(launch)?,
         })
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn bytes_of(elements: u64) -> u64 {
@@ -319,6 +414,28 @@ mod tests {
         assert_eq!(submit.length[..2], [400, 400]);
         let numbers = [2, 3, 11, 12].map(|index: usize| submit.operand[index].offset);
         assert_eq!(numbers, [100, 0x4000_0000, 4, 32]);
+    }
+
+    #[test]
+    fn word_has_its_size_behind_its_value() {
+        let (gpu, vram) = lab();
+        let word = vram.span(8..16).unwrap();
+        let write = Command::WriteWord { to: word, value: 9 };
+        let wait = Command::Wait {
+            word: vram.span(4..8).unwrap(),
+            value: 1,
+            mask: 3,
+            limit: Duration::from_micros(2),
+        };
+        let encode = |command: Command<'_>| {
+            let submit = command.encode(&gpu.driver).unwrap();
+            assert_eq!(submit.address_mask, 1);
+            (submit.opcode, submit.operand.map(|operand| operand.offset))
+        };
+        let (opcode, numbers) = encode(write);
+        assert_eq!((opcode, &numbers[..3]), (6, &[8, 9, 8][..]));
+        let (opcode, numbers) = encode(wait);
+        assert_eq!((opcode, &numbers[..5]), (7, &[4, 1, 4, 3, 2000][..]));
     }
 
     #[test]

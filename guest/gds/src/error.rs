@@ -170,6 +170,17 @@ pub enum Error {
     /// The queue has no free entries.
     #[error("the queue holds {0} requests; wait for one before another is pushed")]
     QueueFull(u32),
+    /// A launch of the GPU's queue is not over yet.
+    #[error("the GPU still works on the requests before; wait for them first")]
+    LaunchInProgress,
+    /// There are more requests than the GPU's queue has room for.
+    #[error("{given} requests, where the GPU's queue was made for {most} at a time")]
+    TooManyRequests {
+        /// How many there are.
+        given: usize,
+        /// How many there may be.
+        most: u16,
+    },
     /// io_uring does not do what it should.
     #[error("cannot {what} an io_uring; sysctl kernel.io_uring_disabled may forbid it")]
     Ring {

@@ -27,6 +27,7 @@
 //! - [`GpuFile`]: a file or a block device, opened past the page cache. [`GpuFile::read_at`] and [`GpuFile::write_at`]
 //!   block, [`Queue`] is the asynchronous way (io_uring), [`batch`] does a list of requests at once.
 //! - [`Command`]: what the GPU itself can do, submitted with [`Gpu::submit`], done when its [`Fence`] says so.
+//! - [`GpuQueue`]: queues of a disk that the GPU drives by itself, without the processor.
 //! - [`Policy`] says whether data may take a detour through host memory, [`Traffic`] counts what did and what did not.
 //!
 //! # Units and alignment
@@ -52,6 +53,7 @@ mod fault;
 mod fence;
 mod file;
 mod gpu;
+mod gpu_queue;
 mod mapping;
 mod options;
 mod queue;
@@ -66,13 +68,14 @@ mod fake;
 
 pub use alignment::Alignment;
 pub use buffer::{Buffer, HostBuffer, ImportedBuffer, Placement};
-pub use command::{Command, Kernel};
+pub use command::{Command, Kernel, NvmeIo};
 pub use error::{Error, FileTransfer, Result};
 pub use export_policy::ExportPolicy;
 pub use fault::Fault;
 pub use fence::Fence;
 pub use file::{Direction, GpuFile};
 pub use gpu::{Gpu, Properties};
+pub use gpu_queue::{Doorbells, GpuQueue, GpuRequest, QueueStatistics};
 pub use mapping::Mapping;
 pub use options::FileOptions;
 pub use queue::{Completion, Queue, Request, Ticket, batch};

@@ -336,6 +336,8 @@ struct pb_operation {
 	u8 count;			/* the operand with the number of units */
 	u16 fixed;			/* operands that every part has whole */
 	u16 fixed_length;		/* their least length */
+	/* Of each of them, if they differ. NULL: fixed_length. */
+	u64 (*fixed_needed)(const struct peerbar_gpu_submit *request, unsigned int operand);
 	u16 pattern;			/* an operand of 8 bytes that restarts with every part */
 	enum pb_results results;
 };

@@ -38,7 +38,10 @@ static u64 bytes_needed(const struct pb_job *job, unsigned int operand, unsigned
 			return size_mul(job->units, *unit);
 		}
 	}
-	return operation->fixed & BIT(operand) ? operation->fixed_length : 0;
+	if (!(operation->fixed & BIT(operand)))
+		return 0;
+	return operation->fixed_needed ? operation->fixed_needed(&job->request, operand) :
+					 operation->fixed_length;
 }
 
 static int check_operand(const struct pb_job *job, unsigned int operand)

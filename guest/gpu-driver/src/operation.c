@@ -3,7 +3,35 @@
  * What the driver knows of each operation, so that one whose memory is not contiguous can be done
  * in parts (devices/gpu/INTERFACE.md, Commands).
  */
+#include <linux/overflow.h>
+
 #include "gpu.h"
+
+/* Bytes of the word that is written or waited for; other sizes are the device's to refuse. */
+static u64 word_needed(const struct peerbar_gpu_submit *request, unsigned int operand)
+{
+	return request->operand[2].offset == 4 ? 4 : 8;
+}
+
+/* Submission and completion queue, their doorbells, their state, the requests. */
+static u64 nvme_io_needed(const struct peerbar_gpu_submit *request, unsigned int operand)
+{
+	u64 requests = request->operand[6].offset, entries = request->operand[7].offset;
+
+	switch (operand) {
+	case 0:
+		return lower_32_bits(entries) * 64ULL;
+	case 1:
+		return upper_32_bits(entries) * 16ULL;
+	case 2:
+	case 3:
+		return 4;
+	case 4:
+		return 32;
+	default:
+		return size_mul(requests, 32);
+	}
+}
 
 static const struct pb_operation operations[] = {
 	{
@@ -47,6 +75,17 @@ static const struct pb_operation operations[] = {
 	}, {
 		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_ATOMIC_ADD,
 		.fixed = BIT(0), .fixed_length = sizeof(u64),
+	}, {
+		/* A register may take every write for another one. */
+		.opcode = PB_OP_WRITE_WORD,
+		.fixed = BIT(0), .fixed_needed = word_needed,
+	}, {
+		.opcode = PB_OP_WAIT,
+		.repeatable = true,
+		.fixed = BIT(0), .fixed_needed = word_needed,
+	}, {
+		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_NVME_IO,
+		.fixed = GENMASK(5, 0), .fixed_needed = nvme_io_needed,
 	},
 };
 

@@ -81,6 +81,8 @@ enum pb_opcode {
 	PB_OP_COMPARE = 3,
 	PB_OP_CRC32C = 4,
 	PB_OP_LAUNCH = 5,
+	PB_OP_WRITE_WORD = 6,
+	PB_OP_WAIT = 7,
 };
 
 enum pb_kernel {
@@ -89,6 +91,7 @@ enum pb_kernel {
 	PB_KERNEL_REDUCTION = 2,
 	PB_KERNEL_HISTOGRAM = 3,
 	PB_KERNEL_ATOMIC_ADD = 4,
+	PB_KERNEL_NVME_IO = 5,
 };
 
 #define PB_OPERAND_GRID		11

@@ -278,7 +278,7 @@ impl<'a> Program<'a> {
             (5, 1) => (0b11, Some(2)),
             (5, 2) => (0b1, Some(1)),
             (5, 3) => (0b101, Some(1)),
-            (5, _) => (0b1, None),
+            (5, _) | (6, _) => (0b1, None),
             _ => (0, None),
         };
         let address_mask = match self.random.once_in(16) {
@@ -310,6 +310,8 @@ impl<'a> Program<'a> {
                     11 => self.random.below(64),
                     12 => self.random.below(32),
                     _ if count == Some(number) => length,
+                    // The size of a word.
+                    2 if opcode == 6 => 4 << self.random.below(2),
                     _ => self.random.next(),
                 };
             }

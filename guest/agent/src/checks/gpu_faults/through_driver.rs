@@ -19,8 +19,11 @@ pub(super) const IMPORTED_BYTES: u64 = BYTES;
 const COPY: u32 = 1;
 const FILL: u32 = 2;
 const LAUNCH: u32 = 5;
+const WRITE_WORD: u32 = 6;
+const WAIT: u32 = 7;
 const REDUCTION: u32 = 2;
 const ATOMIC_ADD: u32 = 4;
+const NVME_IO: u32 = 5;
 
 /// Operands that say a launch's shape.
 const GRID: usize = 11;
@@ -103,7 +106,7 @@ fn launch(handle: u32, kernel: u32, elements: u64, shape: (u64, u64)) -> Submit 
 
 /// What the driver must not give to the device.
 fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
-    let unaddressed = (1..=LAUNCH).map(|opcode| {
+    let unaddressed = (1..=WAIT).map(|opcode| {
         let name = format!("opcode {opcode} with numbers of the program's for addresses");
         (name, command(opcode, [], 0), Errno::INVAL)
     });
@@ -113,6 +116,10 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
             [address(handle, offset), number(length), number(0)],
             1,
         )
+    };
+    let word_at = |offset| {
+        let operands = [address(handle, offset), number(0), number(8)];
+        command(WRITE_WORD, operands, 1)
     };
     let mut host = fill(handle);
     if let Some(operand) = host.operand.first_mut() {
@@ -124,6 +131,9 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     if let Some(operand) = summand.operand.get_mut(1) {
         *operand = address(handle, 0);
     }
+    // As above, with kernel 5.
+    let mut queues = command(LAUNCH, [], 0);
+    queues.kernel = NVME_IO;
     let pattern = [address(handle, 0), number(8), address(handle, 0)];
     let invalid = [
         ("VRAM as if it were host memory", host),
@@ -132,6 +142,7 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
             command(FILL, pattern, 0b101),
         ),
         ("a summand that is an address", summand),
+        ("queues and doorbells at addresses of the program's", queues),
         ("an opcode of more than a byte", command(256, [], 0)),
         ("more operands than there are", command(0, [], 1 << 13)),
     ];
@@ -140,6 +151,11 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
         ("a fill that starts at its buffer's end", fill_at(BYTES, 1)),
         ("an offset that wraps around", fill_at(u64::MAX, 2)),
         ("a length that wraps around", fill_at(8, u64::MAX)),
+        ("a word that its buffer has half of", word_at(BYTES - 4)),
+        (
+            "queues that are longer than their buffer",
+            longer_queues(handle),
+        ),
     ];
     let missing = [("a buffer that is not there", fill(handle + 1000))];
     let with = |errno| move |(name, submit): (&str, Submit)| (name.to_owned(), submit, errno);
@@ -147,6 +163,16 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     let others = others.chain(out_of_range.map(with(Errno::RANGE)));
     let others = others.chain(missing.map(with(Errno::NOENT)));
     unaddressed.chain(others).collect()
+}
+
+/// A pair of queues of which the buffer has room for the first entries only, whatever length the program says.
+fn longer_queues(handle: u32) -> Submit {
+    const ENTRIES: u64 = BYTES / 64 + 1;
+    let at = address(handle, 0);
+    let operands = [at, at, at, at, at, at, number(1), number(2 << 32 | ENTRIES)];
+    let mut submit = command(LAUNCH, operands, 0b11_1111);
+    submit.kernel = NVME_IO;
+    submit
 }
 
 /// What the device itself must find.
