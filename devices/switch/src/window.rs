@@ -79,6 +79,15 @@ impl BarWindow {
         Some(self.address) <= other.last() && Some(other.address) <= self.last()
     }
 
+    /// The window for an endpoint that may not use the memory behind it.
+    pub(crate) fn without_memory(self) -> Self {
+        let backing = match self.backing {
+            BarBacking::Lent(..) => BarBacking::ByMessage,
+            other => other,
+        };
+        Self { backing, ..self }
+    }
+
     /// The window after its endpoint has vanished.
     pub(crate) fn without_owner(self) -> Self {
         Self {

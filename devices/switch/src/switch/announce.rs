@@ -182,10 +182,15 @@ impl Switch {
         self.last_update += 1;
         let Update {
             peer,
-            windows,
-            leases,
+            mut windows,
+            mut leases,
             ..
         } = update;
+        if !self.passes_requests_of(to) {
+            // It has no use for memory, unless it does not observe its mode.
+            let without = windows.into_iter().map(BarWindow::without_memory);
+            (windows, leases) = (without.collect(), Descriptor::default());
+        }
         let timing = self.ports.get(&peer).and_then(|port| port.link.clone());
         if let Some(timing) = timing.filter(|_| is_first) {
             self.send(to, Message::Link { peer, timing });

@@ -39,7 +39,7 @@ impl Switch {
 
     /// Whether the link's mode lets any request of this endpoint through. An endpoint applies its mode itself; this stops one
     /// that does not. A link that redirects lets translated requests through (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated P2P).
-    fn passes_requests_of(&self, endpoint: PortId) -> bool {
+    pub(super) fn passes_requests_of(&self, endpoint: PortId) -> bool {
         let name = self
             .ports
             .get(&endpoint)

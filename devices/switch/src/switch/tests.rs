@@ -419,6 +419,42 @@ fn request_of_a_refusing_or_losing_link_is_not_relayed() {
 }
 
 #[test]
+fn memory_is_lent_to_no_refusing_or_losing_link() {
+    let now = Instant::now();
+    for (mode, is_lent) in [
+        (LinkMode::Route, true),
+        (LinkMode::Redirect, true),
+        (LinkMode::UnsupportedRequest, false),
+        (LinkMode::Drop, false),
+    ] {
+        let (mut switch, [a, b, _]) = three(now);
+        switch.config.modes = [("b".to_owned(), mode)].into();
+        let lent = BarWindow {
+            backing: BarBacking::Lent(Descriptor::default(), 0, 1),
+            ..window(0x1000)
+        };
+        let announcement = Message::Announce {
+            sequence: 1,
+            windows: vec![lent],
+            leases: Descriptor::default(),
+        };
+        switch.receive(a, announcement, now);
+        let to_b = switch
+            .take_outputs()
+            .into_iter()
+            .find_map(|output| match output {
+                Output::Send(to, Message::Peer { windows, .. }) if to == b => Some(windows),
+                _ => None,
+            });
+        let has_memory = |window: &BarWindow| matches!(window.backing, BarBacking::Lent(..));
+        assert_eq!(
+            to_b.unwrap().iter().map(has_memory).collect::<Vec<_>>(),
+            [is_lent]
+        );
+    }
+}
+
+#[test]
 fn violation_cuts_off_the_endpoint_and_no_other() {
     let gone = Message::Announce {
         sequence: 1,
