@@ -9,8 +9,9 @@
 //! # What holds
 //! - **A window that has been given up is not used any more.** [`Link::announce`] returns once every other endpoint has
 //!   acknowledged the change, which it does when no transfer by the old windows is in progress. An endpoint that does not
-//!   acknowledge within [`ACKNOWLEDGE_TIME_OUT`] is cut off, not waited for. If the switch itself does not answer for twice that
-//!   time, its link is given up: the longest that a guest's access to a device waits for another device.
+//!   acknowledge within [`ACKNOWLEDGE_TIME_OUT`] of the moment at which it was sent a change is cut off, not waited for; nor is one
+//!   that acknowledges others for 3.5 s meanwhile. If the switch itself does not answer for 4 s, its link is given up: the longest
+//!   that a guest's access to a device waits for another device.
 //! - **No hang.** The switch never waits for one endpoint; an announcement waits for the acknowledging threads of others,
 //!   which wait at most for a copy in progress. So two endpoints that announce to each other at once do not deadlock.
 //! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
@@ -21,7 +22,8 @@
 //! - **A peer that vanishes fails its partners' transfers.** Its windows stay claimed, with no owner, until an
 //!   endpoint of the same name attaches, another endpoint claims the addresses, or all have left. An endpoint that loses its
 //!   switch, or is cut off, loses all its peers. It attaches again as soon as it can, and its transfers to peers fail until it
-//!   has learned of all of them again.
+//!   has learned of all of them again. Its name may still be taken for a moment: the newcomer is answered once the
+//!   former one's end is read, or refused after a second.
 //!
 //! # What does not hold
 //! - A copy that was in progress when its window was closed, in an endpoint that was stopped or cut off in the middle of it, ends

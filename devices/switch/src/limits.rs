@@ -8,10 +8,17 @@ pub const PROTOCOL: u32 = 5;
 /// How long the switch waits for an endpoint's name, and for its reply to a peer's request.
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 
-/// How long the switch waits until an endpoint acknowledges a change of a peer, and the peer's guest with it.
+/// How long the switch waits until an endpoint acknowledges a change of a peer that it was sent, and the peer's guest with it.
 pub const ACKNOWLEDGE_TIME_OUT: Duration = Duration::from_secs(2);
 
-/// How long an endpoint waits for its switch, which itself waits for [`ACKNOWLEDGE_TIME_OUT`] at most.
+/// How long an announcement waits for endpoints that acknowledge other changes meanwhile. It ends before its own endpoint gives up
+/// the switch.
+pub(crate) const ANNOUNCEMENT_TIME_OUT: Duration = Duration::from_millis(3500);
+
+/// How long a name that is taken may become free, as that of an endpoint whose end the switch has not read yet.
+pub(crate) const NAME_TIME_OUT: Duration = Duration::from_secs(1);
+
+/// How long an endpoint waits for its switch, which itself waits for [`ANNOUNCEMENT_TIME_OUT`] at most.
 pub(crate) const SWITCH_TIME_OUT: Duration = ACKNOWLEDGE_TIME_OUT.saturating_mul(2);
 
 /// The most endpoints that are attached at once, and the most vanished ones that keep their claims.

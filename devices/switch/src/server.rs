@@ -52,7 +52,7 @@ pub fn serve(
 ) -> Result<(), ServeError> {
     let mut server = Server {
         listener: Listener::open(path)?,
-        switch: Switch::new(config, ticket),
+        switch: Switch::new(config, ticket, Instant::now()),
         connections: BTreeMap::new(),
         space: socket::space(),
         full_until: None,
@@ -87,8 +87,6 @@ struct Ready {
     listener: bool,
     readable: Vec<PortId>,
     writable: Vec<PortId>,
-    /// Their endpoints have left.
-    left: Vec<PortId>,
 }
 
 impl Server {
@@ -102,9 +100,6 @@ impl Server {
                 if let Some(Err(error)) = self.connections.get_mut(&port).map(Connection::flush) {
                     self.lose(port, &error);
                 }
-            }
-            for port in ready.left {
-                self.take_leave(port);
             }
             for port in ready.readable {
                 self.receive(port);
@@ -161,30 +156,19 @@ impl Server {
             listener,
             writable: ports(PollFlags::OUT),
             readable: ports(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
-            left: ports(PollFlags::HUP),
         })
     }
 
-    /// One message of one endpoint, so that none keeps the others waiting; whether there was one.
-    fn receive(&mut self, port: PortId) -> bool {
+    /// One message of one endpoint, so that none keeps the others waiting.
+    fn receive(&mut self, port: PortId) {
         let Some(connection) = self.connections.get(&port) else {
-            return false;
+            return;
         };
         match connection.receive(&mut self.space) {
-            Ok(message) => {
-                self.switch.receive(port, message, Instant::now());
-                return true;
-            }
+            Ok(message) => self.switch.receive(port, message, Instant::now()),
             Err(ReceiveError::Nothing) => {}
             Err(error) => self.lose(port, &error),
         }
-        false
-    }
-
-    /// Reads what an endpoint has sent before it left, which is no more than its socket holds: its name is free for one that has
-    /// connected since.
-    fn take_leave(&mut self, port: PortId) {
-        while self.receive(port) {}
     }
 
     fn admit(&mut self) -> Result<(), Errno> {
@@ -255,7 +239,7 @@ impl Server {
     fn lose(&mut self, port: PortId, error: &dyn std::error::Error) {
         log::info!("{}: port {port} has left: {error}", self.name());
         self.connections.remove(&port);
-        self.switch.leave(port);
+        self.switch.leave(port, Instant::now());
     }
 
     fn name(&self) -> std::path::Display<'_> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 pub(crate) use self::output::Output;
 use self::output::Reason;
-use self::port::{Announcing, Port, Vanished};
+use self::port::{Port, Vanished};
 use self::updates::Updates;
 use crate::config::Config;
 use crate::limits::ENDPOINT_TIME_OUT;
@@ -29,6 +29,8 @@ pub(crate) struct Switch {
     ports: BTreeMap<PortId, Port>,
     vanished: BTreeMap<PortId, Vanished>,
     requests: Requests,
+    /// When the event that is handled has happened.
+    now: Instant,
     last_port: u32,
     last_epoch: u64,
     last_update: u64,
@@ -39,13 +41,14 @@ pub(crate) struct Switch {
 
 impl Switch {
     /// A switch without endpoints. `ticket` makes tickets of numbers; an endpoint must not be able to guess one.
-    pub(crate) fn new(config: Config, ticket: fn(u64) -> u64) -> Self {
+    pub(crate) fn new(config: Config, ticket: fn(u64) -> u64, now: Instant) -> Self {
         Self {
             config,
             ticket,
             ports: BTreeMap::new(),
             vanished: BTreeMap::new(),
             requests: Requests::default(),
+            now,
             last_port: 0,
             last_epoch: 0,
             last_update: 0,
@@ -62,6 +65,7 @@ impl Switch {
 
     /// A connection, before its Hello.
     pub(crate) fn connect(&mut self, now: Instant) -> PortId {
+        self.now = now;
         self.last_port += 1;
         let port = PortId(self.last_port);
         self.ports.insert(
@@ -69,6 +73,7 @@ impl Switch {
             Port {
                 connected: now,
                 name: None,
+                awaited: None,
                 link: None,
                 windows: Vec::new(),
                 leases: Descriptor::default(),
@@ -81,18 +86,22 @@ impl Switch {
 
     /// Handles a message. One of a connection that has ended does nothing.
     pub(crate) fn receive(&mut self, from: PortId, message: Message, now: Instant) {
+        self.now = now;
         let Some(port) = self.ports.get(&from) else {
             return;
         };
         let attached = port.name.is_some();
         let outcome = match message {
+            _ if port.awaited.is_some() => Err(Reason::Violation(
+                "it does not wait for the answer to its Hello",
+            )),
             Message::Hello { protocol, name } if !attached => self.hello(from, protocol, name),
             _ if !attached => Err(Reason::Violation("its first message is no Hello")),
             Message::Announce {
                 sequence,
                 windows,
                 leases,
-            } => self.announce(from, sequence, (windows, leases), now),
+            } => self.announce(from, sequence, (windows, leases)),
             Message::Link { timing, .. } => self.link(from, timing),
             Message::Mark => {
                 self.change(from, Updates::mark);
@@ -113,19 +122,23 @@ impl Switch {
 
     /// Ends every wait that has taken too long.
     pub(crate) fn expire(&mut self, now: Instant) {
+        self.now = now;
         for (id, completer) in self.requests.expire(now) {
             self.outputs.push(Output::Withdraw(completer, id));
             self.answer(completer, id, Err(RequestError::TimedOut));
         }
-        let silent = |port: &Port| port.name.is_none() && port.connected + ENDPOINT_TIME_OUT <= now;
+        let silent = |port: &Port| port.is_silent() && port.connected + ENDPOINT_TIME_OUT <= now;
         for port in self.ports_that(silent) {
             self.cut_off(port, Reason::Silent);
         }
-        let late = self.announcements().filter(|a| a.deadline <= now);
-        if let Some(epoch) = late.map(|announcing| announcing.epoch).max() {
-            for port in
-                self.ports_that(|port| port.updates.oldest().is_some_and(|owed| owed <= epoch))
-            {
+        self.refuse_namesakes();
+        let late: Vec<PortId> = self
+            .acknowledgements()
+            .filter(|(_, deadline)| *deadline <= now)
+            .map(|(port, _)| port)
+            .collect();
+        for port in late {
+            if self.ports.contains_key(&port) {
                 self.cut_off(port, Reason::NoAck);
             }
         }
@@ -133,16 +146,19 @@ impl Switch {
 
     /// When [`Switch::expire`] will have something to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let unnamed = self.ports.values().filter(|port| port.name.is_none());
-        let names = unnamed.map(|port| port.connected + ENDPOINT_TIME_OUT);
-        let acknowledgements = self.announcements().map(|announcing| announcing.deadline);
+        let silent = self.ports.values().filter(|port| port.is_silent());
+        let names = silent.map(|port| port.connected + ENDPOINT_TIME_OUT);
+        let awaited = self.ports.values();
+        let awaited = awaited.filter_map(|port| Some(port.awaited.as_ref()?.deadline));
+        let acknowledgements = self.acknowledgements().map(|(_, deadline)| deadline);
         let requests = self.requests.deadline();
-        names.chain(acknowledgements).chain(requests).min()
+        let hellos = names.chain(awaited);
+        hellos.chain(acknowledgements).chain(requests).min()
     }
 
     fn cut_off(&mut self, port: PortId, reason: Reason) {
         self.outputs.push(Output::CutOff(port, reason));
-        self.leave(port);
+        self.leave(port, self.now);
     }
 
     fn send(&mut self, to: PortId, message: Message) {
@@ -154,10 +170,14 @@ impl Switch {
         matching.map(|(id, _)| *id).collect()
     }
 
-    fn announcements(&self) -> impl Iterator<Item = &Announcing> {
-        self.ports
-            .values()
-            .filter_map(|port| port.announcing.as_ref())
+    /// Who is to acknowledge something for an announcement, and until when.
+    fn acknowledgements(&self) -> impl Iterator<Item = (PortId, Instant)> {
+        let announcing = self.ports.iter();
+        let announcing = announcing.filter_map(|(id, port)| Some((id, port.announcing.as_ref()?)));
+        announcing.flat_map(|(owner, announcing)| {
+            let others = self.ports.iter().filter(move |(id, _)| *id != owner);
+            others.filter_map(move |(id, port)| Some((*id, port.deadline(announcing)?)))
+        })
     }
 }
 

@@ -1,12 +1,9 @@
 //! Announcements of windows, and their acknowledgements.
 
-use std::time::Instant;
-
 use super::Switch;
 use super::output::Reason;
 use super::port::Announcing;
 use super::updates::{Update, Updates};
-use crate::limits::ACKNOWLEDGE_TIME_OUT;
 use crate::message::{Message, PortId};
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
@@ -19,7 +16,6 @@ impl Switch {
         from: PortId,
         sequence: u64,
         (mut windows, leases): (Vec<BarWindow>, Descriptor),
-        now: Instant,
     ) -> Result<(), Reason> {
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
         if port.announcing.is_some() {
@@ -50,7 +46,7 @@ impl Switch {
             port.announcing = Some(Announcing {
                 sequence,
                 epoch,
-                deadline: now + ACKNOWLEDGE_TIME_OUT,
+                begun: self.now,
             });
         }
         self.settle();
@@ -175,8 +171,8 @@ impl Switch {
     /// its first windows.
     pub(super) fn update(&mut self, to: PortId) {
         let ticket = (self.ticket)(self.last_update + 1);
-        let port = self.ports.get_mut(&to);
-        let Some((update, is_first)) = port.and_then(|port| port.updates.next(ticket)) else {
+        let (port, now) = (self.ports.get_mut(&to), self.now);
+        let Some((update, is_first)) = port.and_then(|port| port.updates.next(ticket, now)) else {
             return;
         };
         self.last_update += 1;

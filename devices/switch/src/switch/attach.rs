@@ -1,10 +1,12 @@
 //! Endpoints come and leave.
 
+use std::time::Instant;
+
 use super::output::Reason;
-use super::port::{Port, Vanished};
+use super::port::{Awaited, Vanished};
 use super::updates::Update;
 use super::{Output, Switch};
-use crate::limits::{MAX_PORTS, PROTOCOL};
+use crate::limits::{MAX_PORTS, NAME_TIME_OUT, PROTOCOL};
 use crate::message::{LinkTiming, Message, PortId, Refusal, RequestError};
 use crate::window::{BarWindow, Descriptor};
 
@@ -15,19 +17,27 @@ impl Switch {
         protocol: u32,
         name: String,
     ) -> Result<(), Reason> {
-        let taken = |other: &Port| other.name.as_ref() == Some(&name);
-        let refusal = if protocol != PROTOCOL {
-            Some(Refusal::Protocol)
-        } else if self.ports.values().any(taken) {
-            Some(Refusal::NameTaken)
-        } else if self.ports_that(|port| port.name.is_some()).len() >= MAX_PORTS {
-            Some(Refusal::Full)
-        } else {
-            None
-        };
-        if let Some(refusal) = refusal {
-            self.send(port, Message::Refused(refusal));
-            return Err(Reason::Refused(refusal));
+        if protocol != PROTOCOL {
+            return Err(self.refuse(port, Refusal::Protocol));
+        }
+        if self.ports.values().any(|p| p.name.as_ref() == Some(&name)) {
+            let deadline = self.now + NAME_TIME_OUT;
+            if let Some(newcomer) = self.ports.get_mut(&port) {
+                newcomer.awaited = Some(Awaited { name, deadline });
+            }
+            return Ok(());
+        }
+        self.welcome(port, name)
+    }
+
+    fn refuse(&mut self, port: PortId, refusal: Refusal) -> Reason {
+        self.send(port, Message::Refused(refusal));
+        Reason::Refused(refusal)
+    }
+
+    fn welcome(&mut self, port: PortId, name: String) -> Result<(), Reason> {
+        if self.ports_that(|port| port.name.is_some()).len() >= MAX_PORTS {
+            return Err(self.refuse(port, Refusal::Full));
         }
         self.forget_vanished(&name);
         let mode = self.config.modes.get(&name).copied().unwrap_or_default();
@@ -40,11 +50,23 @@ impl Switch {
         Ok(())
     }
 
+    /// Refuses those that have waited too long for their names.
+    pub(super) fn refuse_namesakes(&mut self) {
+        let now = self.now;
+        let waited = |awaited: &Awaited| awaited.deadline <= now;
+        for port in self.ports_that(|port| port.awaited.as_ref().is_some_and(waited)) {
+            let reason = self.refuse(port, Refusal::NameTaken);
+            self.cut_off(port, reason);
+        }
+    }
+
     /// A connection has ended. The windows of an endpoint stay claimed, without an owner.
-    pub(crate) fn leave(&mut self, leaving: PortId) {
+    pub(crate) fn leave(&mut self, leaving: PortId, now: Instant) {
+        self.now = now;
         let Some(port) = self.ports.remove(&leaving) else {
             return;
         };
+        let name = port.name.clone();
         let (asked, to_be_answered) = self.requests.leave(leaving);
         let withdrawn = asked.into_iter();
         let withdrawn = withdrawn.map(|(id, completer)| Output::Withdraw(completer, id));
@@ -68,6 +90,23 @@ impl Switch {
             self.forget(leaving);
         }
         self.settle();
+        if let Some(name) = name {
+            self.welcome_namesake(name);
+        }
+    }
+
+    /// The name is free: it belongs to the first that waits for it.
+    fn welcome_namesake(&mut self, name: String) {
+        let mut ports = self.ports.iter_mut();
+        let next = ports.find_map(|(id, port)| {
+            let awaited = port.awaited.take_if(|awaited| awaited.name == name);
+            awaited.map(|_| *id)
+        });
+        if let Some(next) = next
+            && let Err(reason) = self.welcome(next, name)
+        {
+            self.cut_off(next, reason);
+        }
     }
 
     /// An endpoint of this name has attached again, and has no windows yet.

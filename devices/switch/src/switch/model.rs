@@ -103,6 +103,7 @@ impl World {
             }
             endpoint
         });
+        let now = Instant::now();
         let mut world = Self {
             switch: Switch::new(
                 Config {
@@ -110,11 +111,12 @@ impl World {
                     ..Config::default()
                 },
                 std::convert::identity,
+                now,
             ),
             endpoints: endpoints.collect(),
             to_switch: BTreeMap::new(),
             to_endpoint: BTreeMap::new(),
-            now: Instant::now(),
+            now,
         };
         for (index, script) in scripts.iter().enumerate() {
             if !matches!(script[0], Attach) {
@@ -242,7 +244,7 @@ impl World {
     fn serve(&mut self, port: PortId) {
         match self.to_switch.get_mut(&port).unwrap().pop_front().unwrap() {
             Sent::Message(message) => self.switch.receive(port, message, self.now),
-            Sent::End => self.switch.leave(port),
+            Sent::End => self.switch.leave(port, self.now),
         }
     }
 

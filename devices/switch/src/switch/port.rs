@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::updates::Updates;
+use crate::limits::{ACKNOWLEDGE_TIME_OUT, ANNOUNCEMENT_TIME_OUT};
 use crate::message::LinkTiming;
 use crate::window::{BarWindow, Descriptor};
 
@@ -11,6 +12,8 @@ pub(super) struct Port {
     pub(super) connected: Instant,
     /// `None` until its Hello.
     pub(super) name: Option<String>,
+    /// The name of its Hello, while another endpoint has that.
+    pub(super) awaited: Option<Awaited>,
     pub(super) link: Option<LinkTiming>,
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
@@ -18,12 +21,34 @@ pub(super) struct Port {
     pub(super) announcing: Option<Announcing>,
 }
 
+/// A name that may become free.
+#[derive(Clone, Debug)]
+pub(super) struct Awaited {
+    pub(super) name: String,
+    pub(super) deadline: Instant,
+}
+
 /// An announcement that not all others have acknowledged yet.
 #[derive(Clone, Debug)]
 pub(super) struct Announcing {
     pub(super) sequence: u64,
     pub(super) epoch: u64,
-    pub(super) deadline: Instant,
+    pub(super) begun: Instant,
+}
+
+impl Port {
+    /// Whether its Hello is still to come.
+    pub(super) fn is_silent(&self) -> bool {
+        self.name.is_none() && self.awaited.is_none()
+    }
+
+    /// Until when it is to have acknowledged what this announcement of a peer waits for; none if it has.
+    pub(super) fn deadline(&self, announcing: &Announcing) -> Option<Instant> {
+        let owed = self.updates.oldest()?;
+        let since = self.updates.sent_at()?.max(announcing.begun);
+        let last = announcing.begun + ANNOUNCEMENT_TIME_OUT;
+        (owed <= announcing.epoch).then(|| last.min(since + ACKNOWLEDGE_TIME_OUT))
+    }
 }
 
 /// An endpoint that vanished while it had windows.

@@ -6,7 +6,10 @@ use serde_bytes::ByteBuf;
 
 use super::output::Output;
 use super::*;
-use crate::limits::{ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_PORTS, PROTOCOL};
+use crate::limits::{
+    ACKNOWLEDGE_TIME_OUT, ANNOUNCEMENT_TIME_OUT, ENDPOINT_TIME_OUT, MAX_PORTS, NAME_TIME_OUT,
+    PROTOCOL,
+};
 use crate::link_mode::LinkMode;
 use crate::message::LinkTiming;
 use crate::pci_hole::PciHole;
@@ -89,6 +92,7 @@ fn anywhere() -> Switch {
             ..Config::default()
         },
         std::convert::identity,
+        Instant::now(),
     )
 }
 
@@ -169,7 +173,7 @@ fn announcement_ends_when_all_others_have_acknowledged() {
     assert_eq!(outputs(&mut switch), ["1: announced 7"]);
     switch.receive(a, announce(8, &[]), now);
     assert_eq!(outputs(&mut switch), ["2: 1 has", "3: 1 has"]);
-    switch.leave(c);
+    switch.leave(c, now);
     acknowledge(&mut switch, b);
     assert_eq!(
         outputs(&mut switch),
@@ -203,7 +207,7 @@ fn peers_that_come_and_go_do_not_fill_a_queue() {
         let port = switch.connect(now);
         switch.receive(port, hello(&format!("d{number}")), now);
         switch.receive(port, announce(1, &[0x1000]), now);
-        switch.leave(port);
+        switch.leave(port, now);
     }
     let words = outputs(&mut switch);
     let sent = words.iter().filter(|word| word.starts_with("1: "));
@@ -242,6 +246,86 @@ fn missing_acknowledgement_cuts_off_and_keeps_claims() {
     assert_eq!(switch.deadline(), None);
 }
 
+/// Has an endpoint acknowledge the one change that it was sent.
+fn acknowledge_one(switch: &mut Switch, port: PortId, now: Instant) {
+    let ticket = switch.ports[&port].updates.sent.unwrap().ticket;
+    switch.receive(port, Message::Ack { ticket }, now);
+}
+
+#[test]
+fn slow_but_steady_acknowledgements_are_waited_for() {
+    let now = Instant::now();
+    let (mut switch, [a, b, slow]) = three(now);
+    for (port, other) in [(a, b), (b, a)] {
+        switch.receive(port, announce(1, &[0x1000]), now);
+        acknowledge(&mut switch, other);
+    }
+    outputs(&mut switch);
+    let pause = ACKNOWLEDGE_TIME_OUT * 3 / 4;
+    for (moment, announced) in [(pause, "1: announced 1"), (2 * pause, "2: announced 1")] {
+        switch.expire(now + moment);
+        acknowledge_one(&mut switch, slow, now + moment);
+        let words = outputs(&mut switch);
+        assert!(words.contains(&announced.to_owned()), "{words:?}");
+    }
+    assert_eq!(switch.deadline(), None);
+}
+
+#[test]
+fn announcement_waits_for_no_endpoint_without_end() {
+    let now = Instant::now();
+    let (mut switch, [a, b, slow]) = three(now);
+    let others = (0..9).map(|number| {
+        let port = switch.connect(now);
+        switch.receive(port, hello(&format!("d{number}")), now);
+        port
+    });
+    for port in [a, b].into_iter().chain(others.collect::<Vec<_>>()) {
+        switch.receive(port, announce(1, &[0x1000]), now);
+    }
+    for port in switch.ports.keys().copied().collect::<Vec<_>>() {
+        if port != slow {
+            acknowledge(&mut switch, port);
+        }
+    }
+    outputs(&mut switch);
+    let mut moment = now;
+    while switch.deadline().is_some() {
+        moment += Duration::from_millis(500);
+        assert!(moment <= now + ANNOUNCEMENT_TIME_OUT);
+        switch.expire(moment);
+        if switch.ports.contains_key(&slow) {
+            acknowledge_one(&mut switch, slow, moment);
+        }
+    }
+    let words = outputs(&mut switch);
+    assert!(words.contains(&"3 cut off: NoAck".to_owned()), "{words:?}");
+    let announced = words.iter().filter(|word| word.ends_with("announced 1"));
+    assert_eq!(announced.count(), 11);
+}
+
+#[test]
+fn change_that_is_waited_for_comes_before_introductions() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three(now);
+    for (port, address) in [(a, 0x1000), (b, 0x2000)] {
+        switch.receive(port, announce(1, &[address]), now);
+    }
+    let late = switch.connect(now);
+    switch.receive(late, hello("late"), now);
+    switch.receive(c, announce(1, &[0x3000]), now);
+    acknowledge(&mut switch, late);
+    let words = outputs(&mut switch);
+    let to_it = words.iter().filter(|word| word.starts_with("4: "));
+    let expected = [
+        "4: welcome",
+        "4: 1 has 1000#1",
+        "4: 3 has 3000#3",
+        "4: 2 has 2000#2",
+    ];
+    assert_eq!(to_it.collect::<Vec<_>>(), expected);
+}
+
 #[test]
 fn newcomer_gets_all_peers_and_owes_no_acknowledgement() {
     let now = Instant::now();
@@ -261,7 +345,7 @@ fn newcomer_gets_all_peers_and_owes_no_acknowledgement() {
 fn unmoved_window_keeps_its_claim_and_moved_one_does_not() {
     let now = Instant::now();
     let (mut switch, [a, b, _]) = three(now);
-    switch.leave(PortId(3));
+    switch.leave(PortId(3), now);
     switch.receive(a, announce(1, &[0x1000]), now);
     switch.receive(b, announce(1, &[0x1000]), now);
     acknowledge(&mut switch, b);
@@ -292,7 +376,7 @@ fn window_outside_of_the_pci_holes_is_passed_on_to_nobody() {
         }
         assert_eq!(outputs(&mut switch), ["1: announced 1"]);
     }
-    switch.leave(a);
+    switch.leave(a, now);
     assert!(outputs(&mut switch)[0].ends_with("1 has !c0000000"));
 }
 
@@ -301,7 +385,7 @@ fn endpoint_that_comes_back_frees_its_former_windows() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three(now);
     switch.receive(a, announce(1, &[0x1000]), now);
-    switch.leave(a);
+    switch.leave(a, now);
     outputs(&mut switch);
     let other = switch.connect(now);
     switch.receive(other, hello("d"), now);
@@ -347,7 +431,7 @@ fn last_leave_frees_all_vanished_windows() {
     let (mut switch, ports) = three(now);
     switch.receive(ports[0], announce(1, &[0x1000]), now);
     for port in ports {
-        switch.leave(port);
+        switch.leave(port, now);
     }
     outputs(&mut switch);
     let next = switch.connect(now);
@@ -390,13 +474,13 @@ fn request_without_a_completer_fails() {
             "3: read 4 of 1"
         ]
     );
-    switch.leave(b);
+    switch.leave(b, now);
     assert_eq!(outputs(&mut switch), ["1: Gone 3 of 2"]);
     switch.expire(now + ENDPOINT_TIME_OUT);
     assert_eq!(outputs(&mut switch), ["3: not 4", "1: TimedOut 4 of 3"]);
     switch.receive(a, read(c, 5), now);
     switch.take_outputs();
-    switch.leave(a);
+    switch.leave(a, now);
     assert_eq!(outputs(&mut switch), ["3: not 5"]);
 }
 
@@ -501,21 +585,51 @@ fn invalid_first_message_is_refused_or_cut_off() {
         protocol: PROTOCOL + 1,
         name: "d".to_owned(),
     };
-    for (message, refusal) in [(hello("a"), "NameTaken"), (old, "Protocol")] {
-        let port = switch.connect(now);
-        switch.receive(port, message, now);
-        let expected = [
-            format!("{port}: {refusal}"),
-            format!("{port} cut off: Refused({refusal})"),
-        ];
-        assert_eq!(outputs(&mut switch), expected);
-    }
+    let port = switch.connect(now);
+    switch.receive(port, old, now);
+    let expected = ["4: Protocol", "4 cut off: Refused(Protocol)"];
+    assert_eq!(outputs(&mut switch), expected);
     let silent = switch.connect(now);
     let rude = switch.connect(now);
     switch.receive(rude, announce(1, &[]), now);
-    assert!(outputs(&mut switch)[0].starts_with("7 cut off: Violation"));
+    assert!(outputs(&mut switch)[0].starts_with("6 cut off: Violation"));
     switch.expire(now + ENDPOINT_TIME_OUT);
     assert_eq!(outputs(&mut switch), [format!("{silent} cut off: Silent")]);
+}
+
+#[test]
+fn name_that_becomes_free_is_given_to_the_first_that_waits() {
+    let now = Instant::now();
+    let (mut switch, [a, ..]) = three(now);
+    for _ in 0..2 {
+        let port = switch.connect(now);
+        switch.receive(port, hello("a"), now);
+    }
+    assert!(outputs(&mut switch).is_empty());
+    switch.leave(a, now);
+    assert_eq!(outputs(&mut switch), ["4: welcome"]);
+    switch.leave(PortId(4), now);
+    assert_eq!(outputs(&mut switch), ["5: welcome"]);
+    assert_eq!(switch.deadline(), None);
+}
+
+#[test]
+fn name_that_stays_taken_is_refused_in_time() {
+    let now = Instant::now();
+    let (mut switch, [a, ..]) = three(now);
+    let (namesake, hasty) = (switch.connect(now), switch.connect(now));
+    switch.receive(namesake, hello("a"), now);
+    switch.receive(hasty, hello("a"), now);
+    switch.receive(hasty, announce(1, &[]), now);
+    assert!(outputs(&mut switch)[0].starts_with("5 cut off: Violation"));
+    assert_eq!(switch.deadline(), Some(now + NAME_TIME_OUT));
+    switch.expire(now + NAME_TIME_OUT - Duration::from_millis(1));
+    assert!(outputs(&mut switch).is_empty());
+    switch.expire(now + NAME_TIME_OUT);
+    let refused = ["4: NameTaken", "4 cut off: Refused(NameTaken)"];
+    assert_eq!(outputs(&mut switch), refused);
+    switch.leave(a, now);
+    assert!(outputs(&mut switch).is_empty(), "nobody waits any more");
 }
 
 #[test]
@@ -542,7 +656,7 @@ fn vanished_endpoint_beyond_the_limit_is_forgotten() {
         let port = switch.connect(now);
         switch.receive(port, hello(&format!("d{number}")), now);
         switch.receive(port, announce(1, &[0x1000]), now);
-        switch.leave(port);
+        switch.leave(port, now);
         acknowledge(&mut switch, a);
     }
     assert_eq!(switch.vanished.len(), MAX_PORTS);
@@ -586,7 +700,7 @@ fn windows_overlap_where_they_share_an_address() {
 fn storm_of_announcements_by_all_at_once_is_worked_off() {
     const ROUNDS: u64 = 5;
     let now = Instant::now();
-    let mut switch = Switch::new(Config::default(), |number| number);
+    let mut switch = Switch::new(Config::default(), |number| number, now);
     let address = |port: PortId, round| (u64::from(port.0) << 32) + 0x1000 * round;
     let ports = (0..32).map(|number| {
         let port = switch.connect(now);

@@ -1,6 +1,7 @@
 //! What an endpoint is still to learn of its peers.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::time::Instant;
 
 use crate::message::PortId;
 use crate::window::{BarWindow, Descriptor};
@@ -31,6 +32,7 @@ pub(super) struct Update {
 pub(super) struct Sent {
     pub(super) ticket: u64,
     epoch: Option<u64>,
+    at: Instant,
 }
 
 impl Updates {
@@ -65,15 +67,16 @@ impl Updates {
         });
     }
 
-    /// The next one to be sent with this ticket, and whether it is the first of its peer. None before the last is
-    /// acknowledged.
-    pub(super) fn next(&mut self, ticket: u64) -> Option<(Update, bool)> {
+    /// The next one to be sent now with this ticket, and whether it is the first of its peer. None before the last is
+    /// acknowledged. One that an announcement may wait for comes before introductions.
+    pub(super) fn next(&mut self, ticket: u64, now: Instant) -> Option<(Update, bool)> {
         if self.sent.is_some() {
             return None;
         }
-        let update = self.pending.pop_front()?;
-        let epoch = update.epoch;
-        self.sent = Some(Sent { ticket, epoch });
+        let awaited = self.pending.iter().position(|u| u.epoch.is_some());
+        let update = self.pending.remove(awaited.unwrap_or(0))?;
+        let (epoch, at) = (update.epoch, now);
+        self.sent = Some(Sent { ticket, epoch, at });
         let is_first = !update.windows.is_empty() && self.known.insert(update.peer);
         Some((update, is_first))
     }
@@ -81,6 +84,11 @@ impl Updates {
     /// Whether the one that is sent has this ticket; it is acknowledged then.
     pub(super) fn acknowledge(&mut self, ticket: u64) -> bool {
         self.sent.take_if(|sent| sent.ticket == ticket).is_some()
+    }
+
+    /// When the one was sent that is not acknowledged.
+    pub(super) fn sent_at(&self) -> Option<Instant> {
+        self.sent.map(|sent| sent.at)
     }
 
     /// The oldest change that is not acknowledged.

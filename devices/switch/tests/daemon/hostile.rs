@@ -62,6 +62,19 @@ fn name_of_one_that_has_left_is_free_at_once() {
 }
 
 #[test]
+fn newcomer_waits_for_its_name_until_that_is_free() {
+    let mut daemon = Daemon::start(&[]);
+    let (former, _) = Endpoint::attach(&daemon.path, "a");
+    let next = Endpoint::connect(&daemon.path);
+    next.send(&hello("a"));
+    assert!(next.hears_nothing());
+    drop(former);
+    let answer = next.receive();
+    assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
+    check_alive(&mut daemon);
+}
+
+#[test]
 fn unexpected_descriptors_are_closed_and_end_the_connection() {
     let mut daemon = Daemon::start(&[]);
     let null = File::open("/dev/null").unwrap();
