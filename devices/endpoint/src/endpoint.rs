@@ -150,6 +150,7 @@ impl<F: Function> Endpoint<F> {
     ) -> Self {
         let memory = config.bars().iter().copied().zip(memory).collect();
         vectors.attach(requester.clone());
+        requester.faults().set_vectors(vectors.count());
         Self {
             function,
             config,

@@ -9,6 +9,8 @@ use thiserror::Error;
 
 use crate::rule::{Action, BlockCommand, Kind, Pick, Rule, Segment, Subject, overlap};
 
+/// The namespace identifier of a command to all namespaces (NVMe Base 2.0, 3.2.1.2).
+const NSID_ALL: u32 = u32::MAX;
 /// The most rules that a device has at a time.
 const MOST: usize = 64;
 
@@ -27,6 +29,9 @@ pub struct Faults {
 struct State {
     /// Kinds that the device has subjects of, a bit each.
     served: u8,
+    /// How many MSI-X vectors and namespaces the device has; `None` while that is not known.
+    vectors: Option<u32>,
+    namespaces: Option<u32>,
     /// How many rules there ever were.
     added: u32,
     rules: Vec<Armed>,
@@ -58,6 +63,22 @@ pub enum AddError {
     /// It has no such subjects.
     #[error("is for another device: this one has no {0}")]
     NoSubject(&'static str),
+    /// It has no such interrupt vector.
+    #[error("has `vector={vector}`: {}", range("vectors", 0, *count))]
+    Vector {
+        /// The vector that the rule names.
+        vector: u16,
+        /// How many the device has, from 0 on.
+        count: u32,
+    },
+    /// It has no such namespace.
+    #[error("has `nsid={nsid}`: {}", range("namespaces", 1, *count))]
+    Namespace {
+        /// The namespace that the rule names.
+        nsid: u32,
+        /// How many the disk has, from 1 on.
+        count: u32,
+    },
     /// It has too many already.
     #[error("is one too many: {MOST} rules are in force; clear them first")]
     Full,
@@ -79,6 +100,8 @@ impl Faults {
     pub fn new(served: &[Kind]) -> Self {
         let state = State {
             served: served.iter().fold(0, |all, kind| all | bit(*kind)),
+            vectors: None,
+            namespaces: None,
             added: 0,
             rules: Vec::new(),
         };
@@ -97,6 +120,16 @@ impl Faults {
             .fold(state.served, |all, kind| all | bit(*kind));
     }
 
+    /// The device has this number of MSI-X vectors.
+    pub fn set_vectors(&self, count: u32) {
+        self.state.lock().vectors = Some(count);
+    }
+
+    /// The disk has this number of namespaces, numbered from 1 on.
+    pub fn set_namespaces(&self, count: u32) {
+        self.state.lock().namespaces = Some(count);
+    }
+
     /// Puts a rule in force, behind the others. A rule for the device itself fires at once instead, which is returned, and is over.
     pub fn add(&self, rule: Rule) -> Result<Option<Fired>, AddError> {
         let mut state = self.state.lock();
@@ -104,6 +137,7 @@ impl Faults {
         if state.served & bit(kind) == 0 {
             return Err(AddError::NoSubject(kind.into()));
         }
+        state.check_numbers(&rule.subject)?;
         let is_over = kind == Kind::Device;
         if !is_over && state.rules.len() >= MOST {
             return Err(AddError::Full);
@@ -223,6 +257,26 @@ impl Faults {
     }
 }
 
+impl State {
+    /// Refuses a subject by a number that the device does not have. A command may address all namespaces at once.
+    fn check_numbers(&self, subject: &Subject) -> Result<(), AddError> {
+        match (subject, self.vectors, self.namespaces) {
+            (Subject::Interrupt(Some(vector)), Some(count), _) if u32::from(*vector) >= count => {
+                let vector = *vector;
+                Err(AddError::Vector { vector, count })
+            }
+            (Subject::Command(wanted) | Subject::Completion(wanted), _, Some(count)) => {
+                let lacked = |nsid: &u32| !(1..=count).contains(nsid) && *nsid != NSID_ALL;
+                match wanted.nsid.filter(lacked) {
+                    Some(nsid) => Err(AddError::Namespace { nsid, count }),
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Armed {
     fn new(rule: Rule, number: u32) -> Self {
         let seed = match rule.when.pick {
@@ -267,6 +321,17 @@ impl Armed {
             Pick::Nth(nth) => self.matches == nth.get(),
             Pick::Every(every) => self.matches.is_multiple_of(every.get()),
             Pick::Chance { of, among, .. } => self.rng.u64(0..among.get()) < of.get(),
+        }
+    }
+}
+
+/// What a device has, as a message names it.
+fn range(what: &str, first: u32, count: u32) -> String {
+    match count {
+        0 => format!("this device has no {what}"),
+        count => {
+            let last = first.saturating_add(count - 1);
+            format!("this device has {what} {first} to {last}")
         }
     }
 }
@@ -431,6 +496,46 @@ mod tests {
         assert_eq!(fired.rule, 2, "no number twice");
         faults.add("lose-power command".parse().unwrap()).unwrap();
         assert!(faults.loses_power());
+    }
+
+    #[test]
+    fn number_that_the_device_lacks_is_refused_with_the_range() {
+        let faults = Faults::new(Kind::VARIANTS);
+        let add = |rule: &str| {
+            let added = faults.add(rule.parse().unwrap());
+            added.map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(add("drop interrupt vector=99"), Ok(()), "not known yet");
+        faults.set_vectors(17);
+        faults.set_namespaces(2);
+        for rule in [
+            "drop interrupt vector=16",
+            "fail command nsid=1",
+            "drop completion nsid=2",
+            "fail command flush nsid=4294967295",
+        ] {
+            assert_eq!(add(rule), Ok(()), "{rule}");
+        }
+        let refused = [
+            (
+                "drop interrupt vector=17",
+                "has `vector=17`: this device has vectors 0 to 16",
+            ),
+            (
+                "fail command nsid=3",
+                "has `nsid=3`: this device has namespaces 1 to 2",
+            ),
+            (
+                "drop completion nsid=0",
+                "has `nsid=0`: this device has namespaces 1 to 2",
+            ),
+        ];
+        for (rule, cause) in refused {
+            assert_eq!(add(rule), Err(cause.to_owned()));
+        }
+        faults.set_namespaces(0);
+        let cause = "has `nsid=1`: this device has no namespaces";
+        assert_eq!(add("fail command nsid=1"), Err(cause.to_owned()));
     }
 
     #[test]

@@ -40,7 +40,7 @@ const REGISTER_BAR_BYTES: u64 = 4 * PAGE;
 /// Offset and length of the doorbells in BAR0.
 const DOORBELL_PAGE: (u64, u64) = (PAGE, PAGE);
 const MSI_X: MsiX = MsiX {
-    vectors: QUEUE_PAIRS,
+    vectors: VECTORS,
     bar: REGISTER_BAR,
     table: 0x2000,
     pending: 0x3000,
@@ -58,6 +58,9 @@ const IDENTITY: Identity = Identity {
 
 /// Makes a worker.
 type MakeWorker<'a> = &'a mut dyn FnMut(Owner, Requests) -> Worker;
+
+/// How many MSI-X vectors a controller has.
+pub const VECTORS: u16 = QUEUE_PAIRS;
 
 /// The side of the controller that the guest's accesses meet: registers and doorbells.
 pub struct Controller {
@@ -119,7 +122,7 @@ impl Controller {
         let (bars, memory) = bars(config, &doorbells, cmb.as_ref(), pmr)?;
         let requester = Arc::new(Requester::new());
         requester.faults().serve(&Kind::OF_DISKS);
-        let vectors = Arc::new(Vectors::new(QUEUE_PAIRS).map_err(StartError::Interrupts)?);
+        let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
         let notifier = Notifier::new(
             Registers::new(cmb, pmr.cloned().map(Pmr::new)),
             doorbells,
@@ -143,6 +146,8 @@ impl Controller {
         opened: Opened,
         workers: impl FnOnce(Arc<Notifier>, u8, MakeWorker<'_>) -> io::Result<WorkerPool>,
     ) -> io::Result<Engine> {
+        let count = u32::try_from(namespaces.len()).unwrap_or(u32::MAX);
+        self.requester.faults().set_namespaces(count);
         let notifier = self.notifier.clone();
         let Opened {
             pmr, namespaces, ..

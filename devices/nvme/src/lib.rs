@@ -70,7 +70,7 @@ mod worker_pool;
 
 pub use cmb::{CMB_UNIT, CmbError, LARGEST_CMB};
 pub use config::{BLOCK_SIZES, Config, ConfigError, MDTS, Source, WORKERS};
-pub use controller::Controller;
+pub use controller::{Controller, VECTORS};
 pub use io_queue::poll::{PollPolicy, UnknownPolicy};
 pub use namespace::ImageError;
 pub use pmr::{PMR_SIZES, PmrError};

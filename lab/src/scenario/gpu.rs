@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use peerbar_dma::LinkSpeed;
-use peerbar_fault::{Kind, Rule};
+use peerbar_fault::{Faults, Kind, Rule};
 use peerbar_switch::LinkMode;
 use toml::Spanned;
 
@@ -17,6 +17,8 @@ use crate::size::Size;
 /// Sizes that `peerbar-gpu` takes for an aperture: powers of two between these.
 const LEAST_APERTURE: u64 = 2 << 20;
 const MOST_APERTURE: u64 = 16 << 30;
+/// How many MSI-X vectors a GPU of `peerbar-gpu` has.
+const VECTORS: u32 = 17;
 /// What `peerbar-gpu` takes VRAM in multiples of.
 const VRAM_UNIT: u64 = 2 << 20;
 const DEFAULT: u64 = 256 << 20;
@@ -66,9 +68,17 @@ pub(super) fn gpu(table: GpuTable, attach_points: &AttachPoints) -> Result<Gpu, 
         vram,
         aperture,
         window: matches!(table.mode, Some(GpuMode::Window)),
-        faults: faults(&table.faults, &Kind::OF_GPUS)?,
+        faults: faults(&table.faults, &fault_subjects())?,
         job_timeout: table.job_timeout.map(|timeout| timeout.0),
     })
+}
+
+/// What faults can be injected into at a GPU.
+fn fault_subjects() -> Faults {
+    let subjects = Faults::default();
+    subjects.serve(&Kind::OF_GPUS);
+    subjects.set_vectors(VECTORS);
+    subjects
 }
 
 fn vram(size: Spanned<Size>) -> Result<u64, Problem> {

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use peerbar_fault::Kind;
+use peerbar_fault::{Faults, Kind};
 use peerbar_nvme::{
     BLOCK_SIZES, CMB_UNIT, LARGEST_CMB, MDTS, PMR_SIZES, PollPolicy, SeededFault, UnknownFault,
-    WORKERS,
+    VECTORS, WORKERS,
 };
 use toml::Spanned;
 
@@ -60,11 +60,20 @@ pub(super) fn nvme(
         workers,
         poll,
         disk_bytes,
+        faults: faults(&table.faults, &fault_subjects(namespaces.len()))?,
         namespaces,
         seeded_faults,
-        faults: faults(&table.faults, &Kind::OF_DISKS)?,
         counted: table.counted.unwrap_or(true),
     })
+}
+
+/// What faults can be injected into at a controller with this number of namespaces.
+fn fault_subjects(namespaces: usize) -> Faults {
+    let subjects = Faults::default();
+    subjects.serve(&Kind::OF_DISKS);
+    subjects.set_vectors(VECTORS.into());
+    subjects.set_namespaces(u32::try_from(namespaces).unwrap_or(u32::MAX));
+    subjects
 }
 
 fn cmb(size: Spanned<Size>) -> Result<u64, Problem> {
