@@ -1,6 +1,5 @@
 //! A child process that is always reaped.
 
-use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -11,6 +10,8 @@ use anyhow::{Context, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::run_file;
 
 /// Bytes at the end of a log in which its last line is looked for.
 const LONGEST_END: u64 = 64 << 10;
@@ -114,7 +115,7 @@ pub fn last_line(log: &Path) -> String {
 
 /// The last bytes of a file.
 fn end_of(log: &Path) -> io::Result<Vec<u8>> {
-    let mut file = File::open(log)?;
+    let mut file = run_file::open(log)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_END)))?;
     let mut text = Vec::new();
@@ -132,6 +133,7 @@ fn open(child: &StdChild) -> anyhow::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::process::Stdio;
     use std::time::Instant;
 

@@ -30,6 +30,7 @@ use crate::program_builds;
 use crate::programs::program;
 use crate::qemu::Sockets;
 use crate::report::Row;
+use crate::run_file;
 use crate::runs::Runs;
 use crate::scenario::{Scenario, program as host_program};
 use crate::servers::flight_record;
@@ -467,7 +468,7 @@ impl Lab {
         concluded.seal(&self.folder)?;
         let Concluded { verdict, rows, .. } = concluded;
         let console = self.folder.path().join(CONSOLE_LOG);
-        let console = std::fs::read(&console)
+        let console = run_file::read(&console)
             .with_context(|| format!("cannot read {}", console.display()))?;
         Ok(FinishedLab {
             verdict,

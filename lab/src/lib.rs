@@ -93,6 +93,7 @@ pub mod progress;
 pub mod qemu;
 pub mod report;
 pub mod results;
+pub mod run_file;
 pub mod run_series;
 pub mod runs;
 pub mod scenario;

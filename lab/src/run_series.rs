@@ -8,6 +8,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+use crate::run_file;
+
 /// Start of the name of a series' lock in the folder of runs.
 const LOCK: &str = ".series-";
 /// Age of a lock's file from which it is a leftover, if no process holds it: one that is younger may be about to be locked.
@@ -75,7 +77,7 @@ fn is_held(path: &Path) -> bool {
     let excluded = |file: File| {
         flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
     };
-    File::open(path).is_ok_and(excluded)
+    run_file::open(path).is_ok_and(excluded)
 }
 
 /// A file that stays is a leftover, which a later run removes.

@@ -1,6 +1,6 @@
 //! The folders of runs: what a run's is called, and which of former runs stay.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use anyhow::anyhow;
 use clap::Args;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use thiserror::Error;
 
 use crate::exit::Failure;
@@ -197,7 +197,8 @@ fn tell_failure(run: &Path, removed: io::Result<()>) {
 
 /// Removes a run that is over. It gets another name first: one that is removed in part is not taken for a run.
 fn remove(run: &Path) -> io::Result<()> {
-    let lock = File::open(run)?;
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let lock = rustix::fs::open(run, flags, Mode::empty())?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(());
     }
@@ -210,6 +211,8 @@ fn remove(run: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
     use crate::started::Versions;
 

@@ -1,12 +1,13 @@
 //! What a run was started with: the first file of its folder.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::run_file;
 
 /// Name of the file.
 pub const STARTED: &str = "started.json";
@@ -61,7 +62,8 @@ impl Started {
     /// It is not there, or of another version of peerbar.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let path = folder.join(STARTED);
-        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            run_file::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_slice(&text)
             .with_context(|| format!("{} is not of this version of peerbar", path.display()))
     }

@@ -13,6 +13,7 @@ use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::finished_run::SCENARIO;
 use peerbar_lab::guest_program::socket_of;
+use peerbar_lab::run_file;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::started::Started;
@@ -82,7 +83,7 @@ fn pass_signals(events: &mut Events<'_>, mut numbers: UnixStream) -> anyhow::Res
 /// The scenario of a run. What it names is relative to where its file was.
 fn scenario_of(run: &Path) -> Option<Scenario> {
     let path = Started::read(run).ok()?.scenario?;
-    let text = fs::read_to_string(run.join(SCENARIO)).ok()?;
+    let text = run_file::read_to_string(&run.join(SCENARIO)).ok()?;
     Scenario::parse_interactive(&path, text).ok()
 }
 

@@ -13,6 +13,7 @@ use anyhow::{Context, anyhow};
 use peerbar_images::{Cache, KernelSource, KernelTree};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::LATEST;
+use peerbar_lab::run_file;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{print, say};
@@ -146,7 +147,7 @@ fn judged(options: &cli::BisectStep) -> Result<u8, Failure> {
 /// What a run says about its commit. A guest that ended before any check did not boot.
 fn verdict(status: ExitStatus, run: &Path) -> u8 {
     let has_checked = || {
-        let report = std::fs::read_to_string(run.join("report.ktap")).unwrap_or_default();
+        let report = run_file::read_to_string(&run.join("report.ktap")).unwrap_or_default();
         let is_result = |line: &str| line.starts_with("ok ") || line.starts_with("not ok ");
         report.lines().any(is_result)
     };

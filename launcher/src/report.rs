@@ -1,12 +1,14 @@
 //! `peerbar report`: the results of runs in other forms, of one run or joined from shards.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::results::RunResults;
+use peerbar_lab::run_file;
 use peerbar_lab::terminal::print;
 use peerbar_results::{
     Collection, KcidbSource, ReportFile, ReportedRun, junit, kcidb, kselftest, page,
@@ -77,7 +79,8 @@ fn write_views(collection: &Collection, folder: &Path) -> anyhow::Result<()> {
 
 fn write_file(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let path = folder.join(name);
-    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    let written = run_file::replace(&path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn report_json(collection: &Collection) -> anyhow::Result<String> {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use peerbar_lab::finished_run::EVIDENCE;
 use peerbar_lab::results::{FORMAT, RESULTS, RunResults};
+use peerbar_lab::run_file;
 use peerbar_lab::started::{STARTED, Started};
 use peerbar_report::{Evidence, PciFunction};
 use serde::de::DeserializeOwned;
@@ -92,7 +93,7 @@ impl ReportedRun {
             Evidence::Function(function) => Some(function),
             _ => None,
         });
-        let console = fs::read(folder.join("console.log")).unwrap_or_default();
+        let console = run_file::read(&folder.join("console.log")).unwrap_or_default();
         Ok(Self {
             folder: folder.to_owned(),
             functions: functions.collect(),
@@ -243,7 +244,7 @@ impl FoundRuns {
             return Ok(());
         }
         if folder.join(STARTED).exists() {
-            let verdict = fs::read_to_string(folder.join("verdict"));
+            let verdict = run_file::read_to_string(&folder.join("verdict"));
             let verdict = verdict.unwrap_or_else(|_| "it has not ended".to_owned());
             let line = format!("{}: {}", folder.display(), verdict.trim_end());
             let series = Started::read(folder)
@@ -274,7 +275,7 @@ impl FoundRuns {
 }
 
 fn json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
-    let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = run_file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_slice(&text)
         .with_context(|| format!("{} is not of this version of peerbar", path.display()))
 }

@@ -1,11 +1,11 @@
 //! The reading side.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use zerocopy::FromBytes;
 
 use crate::encode::Raw;
@@ -34,9 +34,9 @@ impl Flight {
     /// Reads a whole file. For a file that may be large or is still being written, see [`FlightFile`].
     pub fn parse(bytes: &[u8]) -> Result<Self, FlightError> {
         Self::read(Header::parse(bytes)?, bytes.len() as u64, |at, buffer| {
-            let start = usize::try_from(at).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+            let start = usize::try_from(at).map_err(|_| ErrorKind::UnexpectedEof)?;
             let end = start.saturating_add(buffer.len());
-            let part = bytes.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let part = bytes.get(start..end).ok_or(ErrorKind::UnexpectedEof)?;
             buffer.copy_from_slice(part);
             Ok(())
         })
@@ -92,9 +92,14 @@ pub struct FlightFile {
 }
 
 impl FlightFile {
-    /// Opens the record at `path`.
+    /// Opens the record at `path`, a regular file. Does not wait and follows no link: a guest may write to the folder.
     pub fn open(path: &Path) -> Result<Self, FlightError> {
-        let file = File::open(path)?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?;
+        let file = File::from(file);
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "it is no regular file").into());
+        }
         let flight = Self { file };
         flight.header()?;
         Ok(flight)
@@ -150,7 +155,7 @@ impl FlightFile {
         let mut bytes = vec![0; usize::try_from(HEADER_BYTES).unwrap_or(0)];
         let read = self.file.read_exact_at(&mut bytes, 0);
         read.map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => FlightError::Signature,
+            ErrorKind::UnexpectedEof => FlightError::Signature,
             _ => error.into(),
         })?;
         Header::parse(&bytes)

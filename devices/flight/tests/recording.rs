@@ -13,6 +13,7 @@ use peerbar_flight::{
     FlightFile, Injection, Level, Mapping, Origin, Outcome, Purpose, Recorder, Route,
 };
 use proptest::prelude::*;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
 
 const RING_OF_MAPS: u64 = 1 << 16;
@@ -274,6 +275,20 @@ fn what_cannot_be_read_is_told_by_name() {
         Flight::parse(&[]),
         Err(FlightError::Truncated { .. })
     ));
+}
+
+#[test]
+fn record_that_a_guest_replaces_is_refused_at_once() {
+    let (folder, path) = place();
+    let fifo = folder.path().join("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
+    drop(Recorder::create(&path, "disk0", Level::Maps).unwrap());
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for planted in [fifo, link] {
+        let error = FlightFile::open(&planted).unwrap_err();
+        assert!(matches!(error, FlightError::Io(_)), "{error}");
+    }
 }
 
 proptest! {

@@ -1,6 +1,5 @@
 //! What a run has left in its folder.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
@@ -10,6 +9,7 @@ use serde::de::DeserializeOwned;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::finished_run::{EVIDENCE, SCENARIO};
 use peerbar_lab::results::{CheckResult, RESULTS, RunResults};
+use peerbar_lab::run_file;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::started::{STARTED, Started};
 use peerbar_lab::verdict::Verdict;
@@ -62,7 +62,7 @@ impl Recorded {
 
 fn text(folder: &Path, name: &str) -> Result<String, Failure> {
     let path = folder.join(name);
-    let text = fs::read_to_string(&path).with_context(|| {
+    let text = run_file::read_to_string(&path).with_context(|| {
         format!(
             "cannot read {}: only a run that is over, by a peerbar of this version, can be explained",
             path.display()

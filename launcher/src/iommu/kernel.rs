@@ -1,11 +1,11 @@
 //! What the guest's kernel says of a DMA that failed.
 
-use std::fs;
 use std::path::Path;
 
 use peerbar_report::Evidence;
 
 use peerbar_lab::finished_run::EVIDENCE;
+use peerbar_lab::run_file;
 
 /// What IOMMU drivers of Linux start their messages with.
 const DRIVERS: [&str; 4] = ["DMAR", "AMD-Vi", "virtio_iommu", "iommu"];
@@ -23,9 +23,9 @@ pub(super) struct Kernel {
 impl Kernel {
     /// Of a run, as far as it is.
     pub(super) fn of(run: &Path) -> Self {
-        let console = fs::read(run.join("console.log")).unwrap_or_default();
+        let console = run_file::read(&run.join("console.log")).unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
-        let evidence = fs::read(run.join(EVIDENCE)).unwrap_or_default();
+        let evidence = run_file::read(&run.join(EVIDENCE)).unwrap_or_default();
         let evidence: Vec<Evidence> = serde_json::from_slice(&evidence).unwrap_or_default();
         let functions = evidence.into_iter().filter_map(|evidence| match evidence {
             Evidence::Function(function) => Some((function.address, function.name?)),

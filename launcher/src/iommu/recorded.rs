@@ -10,6 +10,8 @@ use peerbar_flight::{
 
 use super::behind::Ram;
 use super::kernel::Kernel;
+use peerbar_lab::finished_run::SCENARIO;
+use peerbar_lab::run_file;
 use peerbar_lab::scenario::Scenario;
 
 /// What is known of a run.
@@ -106,7 +108,9 @@ impl Recorded {
             bail!("{} has no flight record (NAME.flight)", run.display());
         }
         devices.sort_by(|one, other| one.name.cmp(&other.name));
-        let scenario = Scenario::load_interactive(&run.join("scenario.toml")).ok();
+        let path = run.join(SCENARIO);
+        let scenario = run_file::read_to_string(&path).ok();
+        let scenario = scenario.and_then(|text| Scenario::parse_interactive(&path, text).ok());
         Ok(Self {
             devices,
             only: None,

@@ -12,7 +12,7 @@ mod signals;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,6 +23,7 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::finished_run::TIMES;
 use peerbar_lab::guest::GUEST_TRACE;
 use peerbar_lab::report::CheckTime;
+use peerbar_lab::run_file;
 use peerbar_lab::terminal::print;
 use peerbar_report::TraceLine;
 use serde::Serialize;
@@ -74,7 +75,11 @@ pub(crate) fn trace(options: &cli::Trace) -> Result<ExitCode, Failure> {
     let path = options.output.clone();
     let path = path.unwrap_or_else(|| options.run.join(FILE));
     let cannot = || format!("cannot write {}", path.display());
-    let out = File::create(&path).with_context(cannot)?;
+    let out = match options.output {
+        Some(_) => File::create(&path),
+        None => run_file::replace(&path),
+    };
+    let out = out.with_context(cannot)?;
     let inputs = Inputs::of(&options.run, recorded)?;
     let mut contents = inputs.write(BufWriter::new(out)).with_context(cannot)?;
     contents.file = path;
@@ -217,7 +222,7 @@ impl Inputs {
 }
 
 fn optional(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
-    match fs::read(path) {
+    match run_file::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         read => read
             .map(Some)
