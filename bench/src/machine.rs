@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_is_told_by_its_fields() {
+    fn machine_is_described_by_its_fields() {
         let text = "processor\t: 0\nmodel name\t: A 1: B\nMemTotal:       16 kB\n";
         assert_eq!(field(text, "model name"), "A 1: B");
         assert_eq!(first_number(field(text, "MemTotal")), Some(16_u64));

@@ -72,7 +72,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts `program` and waits until it is ready. The words of `under`, if there are any, are a program that it is
-    /// run by, and what that is told.
+    /// run by, and its arguments.
     fn start<W: Into<OsString>>(
         under: &[OsString],
         program: &Path,

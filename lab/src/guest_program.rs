@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn end_is_told_of_a_program_that_leaves_its_input() {
+    fn program_that_leaves_its_input_ends_with_its_status() {
         let (_folder, path, guest) = guest(|mut stream| {
             stream.get_ref().write_all(b"OK 1\n").unwrap();
             HostMessage::read_from(&mut stream).unwrap();

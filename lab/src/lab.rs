@@ -378,12 +378,12 @@ impl Lab {
         let socket = self.socket();
         let pair = || UnixStream::pair().context("cannot make a socket pair");
         let (done, tells_done) = pair()?;
-        let (signals, told_signals) = pair()?;
+        let (signals, received_signals) = pair()?;
         self.guest.add_work(done);
         thread::scope(|scope| {
             let worker = scope.spawn(move || {
                 let _tells_done = tells_done;
-                work(&socket, told_signals)
+                work(&socket, received_signals)
             });
             let attended = self.attend_until_done(&signals);
             if attended.is_err() {

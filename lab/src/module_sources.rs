@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_that_do_not_fit_are_told() {
+    fn modules_that_do_not_fit_are_refused_by_name() {
         for (name, parameters, built, words) in [
             (
                 Some("x"),

@@ -50,13 +50,13 @@ pub(crate) fn in_running_guest<T: Send>(
     let signals = Signals::new()?;
     let pair = || UnixStream::pair().context("cannot make a socket pair");
     let (done, tells_done) = pair()?;
-    let (numbers, told_numbers) = pair()?;
+    let (numbers, received_numbers) = pair()?;
     let mut events = Events::new(&signals);
     events.add_bytes(EventSource::Work, done);
     thread::scope(|scope| {
         let worker = scope.spawn(move || {
             let _tells_done = tells_done;
-            work(&socket, &folder, told_numbers)
+            work(&socket, &folder, received_numbers)
         });
         let passed = pass_signals(&mut events, numbers);
         let done = worker.join().map_err(|_| anyhow!("the work panicked"))?;

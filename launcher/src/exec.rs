@@ -152,11 +152,11 @@ fn missing_libraries(socket: &Path, request: &ProgramRequest, status: i32) -> Op
     let list = String::from_utf8_lossy(&output);
     let missing = libraries_not_found(&list);
     let packages = missing.iter().map(|library| package_of(library)).collect();
-    (!missing.is_empty()).then(|| told_of(program, &missing, packages))
+    (!missing.is_empty()).then(|| missing_text(program, &missing, packages))
 }
 
 /// What to say of `missing` libraries, of which some are of known Debian packages.
-fn told_of(program: &str, missing: &[&str], packages: Vec<Option<String>>) -> String {
+fn missing_text(program: &str, missing: &[&str], packages: Vec<Option<String>>) -> String {
     let library_of = |(library, package): (&&str, &Option<String>)| {
         let file = format!("\"usr/lib/{library}\" = \"FILE OF THE HOST\"");
         package.is_none().then_some(file)
@@ -238,14 +238,14 @@ mod tests {
     }
 
     #[test]
-    fn missing_libraries_are_told_with_what_brings_them() {
+    fn missing_libraries_are_named_with_their_packages() {
         let found =
             "diversion by x from: /usr/lib/libb.so\nlibb1:amd64, libb1:i386: /usr/lib/libb.so\n";
         assert_eq!(package_in(found), Some("libb1"));
         assert_eq!(package_in(""), None);
         let report = |packages: [Option<&str>; 2]| {
             let packages = packages.map(|package| package.map(str::to_owned));
-            told_of("./x", &["liba.so", "libb.so"], packages.to_vec())
+            missing_text("./x", &["liba.so", "libb.so"], packages.to_vec())
         };
         let start = "the guest has no liba.so, libb.so, which ./x is linked with: link it statically, or have the scenario \
                      bring it by";

@@ -197,7 +197,7 @@ device = "disk0"
     }
 
     #[test]
-    fn a_device_that_the_guest_did_not_find_is_told() {
+    fn device_that_the_guest_did_not_find_is_named() {
         let run = Recorded {
             verdict: Verdict {
                 outcome: Outcome::Failed,

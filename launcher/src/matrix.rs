@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_that_disagree_alike_are_told_once() {
+    fn cells_that_disagree_alike_are_printed_once() {
         let late = |cpu| at(cpu, Placement::RootPorts, Err("late"));
         let summary = filled(TestedDevices::Peerbar, vec![late("EPYC"), late("Haswell")])
             .summary("m".as_ref());

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn output_without_a_reader_is_told() {
+    fn output_without_a_reader_is_an_error() {
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let mut output = Output::new(true, vec![1]);

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_that_did_not_pass_is_told_with_its_reason() {
+    fn check_that_did_not_pass_is_printed_with_its_reason() {
         let row = |verdict| Row {
             name: "copy".to_owned(),
             verdict,

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_scenario_is_told_before_the_first_run() {
+    fn broken_scenario_is_refused_before_the_first_run() {
         let options = options(&["../scenarios/demo.toml", "no/such.toml"]);
         let message = scenarios(&options).unwrap_err().to_string();
         assert!(message.contains("no/such.toml"), "{message}");

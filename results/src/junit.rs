@@ -74,13 +74,13 @@ fn run_suite(name: &str, reported: &ReportedRun) -> TestSuite {
 
 /// What is wrong with a run that no failed check shows.
 fn beyond_its_checks(run: &RunResults) -> Option<String> {
-    let is_told = run.verdict.outcome == Outcome::Failed
+    let is_shown = run.verdict.outcome == Outcome::Failed
         && run
             .checks
             .iter()
             .any(|check| check.verdict == CheckStatus::Fail);
     let is_well = run.verdict.outcome == Outcome::Passed;
-    (!is_told && !is_well).then(|| run.verdict.reason.clone())
+    (!is_shown && !is_well).then(|| run.verdict.reason.clone())
 }
 
 fn outcome_word(run: &RunResults) -> &'static str {

@@ -128,7 +128,7 @@ fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, Strin
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
-fn mistake_is_told_before_the_guest_boots() {
+fn mistake_is_reported_before_the_guest_boots() {
     let (code, message) = refused(COMMANDS, &["--check", "nope"]).unwrap();
     assert_eq!(code, Some(2));
     let names = "peerbar: no check is named `nope`: there is `by nsid`, `first namespace alone`, `own disk`, `report`, `slow`\n";
@@ -141,7 +141,7 @@ fn mistake_is_told_before_the_guest_boots() {
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
-fn failed_build_is_told_with_what_it_printed() {
+fn failed_build_is_reported_with_what_it_printed() {
     let program = "[[check]]\nname = \"mine\"\nkind = \"program\"\npath = \".\"\nprogram = \"x\"\nbuild = \"BUILD\"\n";
     let scenario = COMMANDS.split("[[check]]").next().unwrap().to_owned() + program;
     let built = |build: &str| refused(&scenario.replace("BUILD", build), &[]).unwrap();

@@ -74,7 +74,7 @@ impl Drop for Serving {
 fn own_qemu_gets_devices_one_machine_after_another() {
     let folder = tempfile::tempdir().unwrap();
     let guest = OwnGuest::make(folder.path()).unwrap();
-    // The chapter's, with a fault to be told of: a wrong address from block 32768 of the second disk on.
+    // The chapter's, with a fault to be found: a wrong address from block 32768 of the second disk on.
     let faulty = "name = \"disk1\"\nseed-fault = [\"unmapped:32768\"]";
     let scenario = SCENARIO.replace("name = \"disk1\"", faulty);
     fs::write(folder.path().join("two-disks.toml"), scenario).unwrap();
@@ -95,12 +95,12 @@ fn own_qemu_gets_devices_one_machine_after_another() {
         ]
     };
     // The kernel probes the disks side by side, so either may be first.
-    let told = |qemu: &str| {
-        let mut told = guest.told(folder.path(), qemu).unwrap();
-        told.sort();
-        told
+    let said = |qemu: &str| {
+        let mut said = guest.said(folder.path(), qemu).unwrap();
+        said.sort();
+        said
     };
-    assert_eq!(told(qemu), expected("nothing"));
+    assert_eq!(said(qemu), expected("nothing"));
     // Exactly what was printed, in place of the file with it.
     let pasted = printed.split_once('\n').unwrap().1.trim_end();
     let pasted = qemu.replace(
@@ -111,7 +111,7 @@ fn own_qemu_gets_devices_one_machine_after_another() {
         pasted.contains("-device 'x3130-upstream") || pasted.contains("-device x3130-upstream"),
         "{pasted}"
     );
-    assert_eq!(told(&pasted), expected("a guest was here"));
+    assert_eq!(said(&pasted), expected("a guest was here"));
 
     let (code, news) = serving.end().unwrap();
     assert_eq!(code, Some(0), "{news}");
@@ -148,9 +148,9 @@ fn single_device_is_one_option_for_qemu() {
         panic!("not two commands");
     };
     let (serving, _) = Serving::start(&guest, folder.path(), nvme, "ready").unwrap();
-    let told = guest.told(folder.path(), qemu).unwrap();
+    let said = guest.said(folder.path(), qemu).unwrap();
     assert_eq!(
-        told,
+        said,
         [
             "disk0 has: nothing",
             "disk0 reads what was written",

@@ -93,8 +93,8 @@ impl OwnGuest {
         shell
     }
 
-    /// What a guest tells that `commands` start.
-    pub(crate) fn told(&self, folder: &Path, commands: &str) -> anyhow::Result<Vec<String>> {
+    /// What a guest that `commands` start prints behind `TOLD`, a line each.
+    pub(crate) fn said(&self, folder: &Path, commands: &str) -> anyhow::Result<Vec<String>> {
         let limited = format!(
             "exec timeout --foreground 120 sh -ec '{}'",
             commands.replace('\'', r"'\''")
@@ -107,10 +107,10 @@ impl OwnGuest {
             "{commands}: {}: {said}{text}",
             output.status
         );
-        let told = text
+        let lines = text
             .lines()
             .filter_map(|line| line.trim().strip_prefix("TOLD "));
-        Ok(told.map(str::to_owned).collect())
+        Ok(lines.map(str::to_owned).collect())
     }
 }
 

@@ -15,8 +15,8 @@ const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// What a command prints that must succeed.
 fn printed(words: &[&str], folder: &Path) -> anyhow::Result<String> {
     let output = peerbar(words, folder)?;
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "{words:?}: {told}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{words:?}: {errors}");
     Ok(String::from_utf8(output.stdout)?)
 }
 
@@ -37,8 +37,8 @@ fn queried(trace: &Path, queries: &[&str]) -> anyhow::Result<Vec<Vec<Value>>> {
     stdin.write_all(queries.join("\n").as_bytes())?;
     drop(stdin);
     let output = node.wait_with_output()?;
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{errors}");
     let text = String::from_utf8(output.stdout)?;
     let rows: Result<Vec<_>, _> = text.lines().map(serde_json::from_str).collect();
     let rows: Vec<Vec<Value>> = rows?;
@@ -139,10 +139,10 @@ fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
         .set_len(record.metadata().unwrap().len() / 2)
         .unwrap();
     let output = peerbar(&["trace"], folder).unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
     assert!(
-        told.contains("disk0.flight") && told.contains("it was cut short"),
-        "{told}"
+        errors.contains("disk0.flight") && errors.contains("it was cut short"),
+        "{errors}"
     );
 }

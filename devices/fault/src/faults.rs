@@ -4,13 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use fastrand::Rng;
 use parking_lot::Mutex;
+use peerbar_nvme_spec::command::NSID_ALL;
 use strum::VariantArray;
 use thiserror::Error;
 
 use crate::rule::{Action, BlockCommand, Kind, Pick, Rule, Segment, Subject, overlap};
 
-/// The namespace identifier of a command to all namespaces (NVMe Base 2.0, 3.2.1.2).
-const NSID_ALL: u32 = u32::MAX;
 /// The most rules that a device has at a time.
 const MOST: usize = 64;
 

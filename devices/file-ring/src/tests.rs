@@ -452,7 +452,7 @@ fn what_cannot_be_zeroed_is_an_error() {
 }
 
 #[test]
-fn who_stops_waits_for_the_step_that_goes_on_and_for_no_other() {
+fn stop_waits_for_the_step_in_progress_and_no_other() {
     let Some(mut scene) = Scene::new() else {
         return;
     };

@@ -252,7 +252,7 @@ fn sample() -> Vec<u8> {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_by_name() {
+fn file_that_cannot_be_read_is_refused_by_name() {
     let sample = sample();
     assert_eq!(Flight::parse(&sample).unwrap().records.len(), 4);
     let said = |at: usize, value: u8| {

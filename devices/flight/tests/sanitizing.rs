@@ -166,7 +166,7 @@ fn honest_commands_are_no_findings() {
 }
 
 #[test]
-fn a_fault_is_told_with_what_the_address_was_and_what_is_near() {
+fn fault_is_reported_with_the_history_of_its_address() {
     let story = Story::default()
         .map(0x1000, 0x1000, true)
         .map(0x9000, 0x1000, true)

@@ -18,13 +18,13 @@ enum Stage {
     Asked,
     /// It has accepted.
     Accepted,
-    /// It is through with the connection and is to be told that this side is, too.
+    /// It sends and receives no more, and is to learn that this side does not either.
     Ending,
     /// It has forgotten the connection; the socket has not taken all of its data yet.
     Forgotten,
 }
 
-/// A connection is over: the other side must be told by a reset, unless it knows.
+/// A connection is over: the other side learns it by a reset, unless it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
     /// The guest does not know.
@@ -45,7 +45,7 @@ pub(crate) struct VsockConnection {
     host_ended: bool,
     /// Nobody holds the other end of the socket.
     gone: bool,
-    /// The guest has been told so.
+    /// The guest has been sent the end.
     end_sent: bool,
     /// The guest's flags of shutdown so far.
     guest_flags: u32,
@@ -54,7 +54,7 @@ pub(crate) struct VsockConnection {
     /// Bytes of the guest that the socket has taken, modulo 2^32.
     forwarded: u32,
     /// The value of `forwarded` that the guest knows.
-    told_forwarded: u32,
+    reported_forwarded: u32,
     /// A credit update is due.
     update_due: bool,
     /// Bytes sent to the guest, modulo 2^32.
@@ -79,7 +79,7 @@ impl VsockConnection {
             guest_flags: 0,
             held: Vec::new(),
             forwarded: 0,
-            told_forwarded: 0,
+            reported_forwarded: 0,
             update_due: false,
             sent: 0,
             guest_buffer: 0,
@@ -113,7 +113,7 @@ impl VsockConnection {
                 // The greeting is not the guest's, so it is taken from no credit.
                 let greeting = u32::try_from(self.held.len()).unwrap_or_default();
                 self.forwarded = self.forwarded.wrapping_sub(greeting);
-                self.told_forwarded = self.forwarded;
+                self.reported_forwarded = self.forwarded;
                 self.flush()
             }
             (PacketKind::Data, Stage::Accepted) => self.take(data),
@@ -161,7 +161,7 @@ impl VsockConnection {
         let taken = u32::try_from(written).unwrap_or_default();
         self.forwarded = self.forwarded.wrapping_add(taken);
         // An update for every byte would double the packets.
-        self.update_due |= self.forwarded.wrapping_sub(self.told_forwarded) >= BUFFER / 4;
+        self.update_due |= self.forwarded.wrapping_sub(self.reported_forwarded) >= BUFFER / 4;
         if self.held.is_empty() && self.stage == Stage::Forgotten {
             return Err(Over::Silent);
         }
@@ -271,7 +271,7 @@ impl VsockConnection {
 
     /// A header with this side's credit, which the guest knows from then on.
     fn header(&mut self, kind: PacketKind) -> VsockHeader {
-        self.told_forwarded = self.forwarded;
+        self.reported_forwarded = self.forwarded;
         self.update_due = false;
         VsockHeader {
             ports: self.ports,

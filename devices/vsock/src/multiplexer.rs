@@ -77,7 +77,7 @@ impl Multiplexer {
         })
     }
 
-    /// Ends all connections that the guest knows of, because its driver starts anew.
+    /// Ends all connections that the guest knows of, because its driver starts again.
     pub(crate) fn reset(&mut self) {
         self.peers.retain(|_, peer| match peer {
             Peer::Greeting(_) => true,
@@ -202,7 +202,7 @@ impl Multiplexer {
         }
     }
 
-    /// Has the guest told that there is no connection `ports`.
+    /// Answers the guest that there is no connection `ports`.
     pub(crate) fn refuse(&mut self, ports: Ports) {
         if self.resets.len() < RESETS {
             self.resets.push_back(ports);

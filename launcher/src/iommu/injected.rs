@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_is_told_once_with_its_last_fault() {
+    fn rule_is_printed_once_with_its_last_fault() {
         let folder = tempfile::tempdir().unwrap();
         let path = flight_record(folder.path(), "disk0");
         let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();

@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_in_the_unit_that_fits() {
+    fn times_are_printed_in_the_unit_that_fits() {
         let times = [999, 1_200_000, 2_500_000_000].map(|nanos| ago(nanos, 0));
         assert_eq!(times, ["999 ns", "1.2 ms", "2.500 s"]);
     }

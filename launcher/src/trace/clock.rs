@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_found_within_the_error_that_is_told() {
+    fn times_are_found_within_the_error_that_is_given() {
         for slower in [-300, 0, 7, 500] {
             let clock = GuestClock::of(&bounds(slower, [4000, 9000])).unwrap();
             assert!(clock.error < 7000.0, "{clock:?}");

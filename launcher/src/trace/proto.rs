@@ -16,7 +16,7 @@ pub(super) struct TracePacket {
     pub(super) track_event: Option<TrackEvent>,
     #[prost(message, optional, tag = "12")]
     pub(super) interned_data: Option<InternedData>,
-    /// Bits: 1, names start anew; 2, names of before are used.
+    /// Bits: 1, names start from the beginning; 2, names of before are used.
     #[prost(uint32, tag = "13")]
     pub(super) sequence_flags: u32,
     #[prost(message, optional, tag = "59")]

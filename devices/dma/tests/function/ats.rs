@@ -154,7 +154,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn who_keeps_translations_does_what_one_does_that_keeps_none(events in events()) {
+    fn cached_translations_change_no_outcome(events in events()) {
         let (with, without) = (world(PeerRouting::Route, true), world(PeerRouting::Route, false));
         for event in &events {
             prop_assert_eq!(happen(&with, event), happen(&without, event), "{:?}", event);

@@ -36,7 +36,7 @@ fn a_wrong_doorbell_is_an_event() {
 }
 
 #[test]
-fn an_event_that_came_first_is_told_to_the_next_request() {
+fn earlier_event_is_reported_to_the_next_request() {
     let mut driver = Driver::new();
     driver.set_register(0x1000 + 8 * 9, 1);
     driver.let_every_queue_have_a_turn();

@@ -69,7 +69,7 @@ fn socket_of_a_killed_server_is_removed() {
 }
 
 #[test]
-fn an_image_in_use_is_left_to_who_has_it() {
+fn image_in_use_is_left_to_its_user() {
     let folder = TempDir::new().unwrap();
     let source = image(folder.path(), 1 << 20);
     let daemon = Daemon::start(&["--namespace", &source]);

@@ -52,7 +52,7 @@ fn a_descriptor_is_passed_on_with_its_window() {
 }
 
 #[test]
-fn who_never_acknowledges_is_cut_off_and_its_windows_are_gone() {
+fn endpoint_that_never_acknowledges_is_cut_off() {
     let daemon = Daemon::start(&[]);
     let (a, _) = Endpoint::attach(&daemon.path, "a");
     let (deaf, port) = Endpoint::attach(&daemon.path, "deaf");
@@ -69,7 +69,7 @@ fn who_never_acknowledges_is_cut_off_and_its_windows_are_gone() {
 }
 
 #[test]
-fn who_dies_while_it_is_waited_for_is_not_waited_for() {
+fn endpoint_that_dies_is_not_waited_for() {
     let daemon = Daemon::start(&[]);
     let (a, _) = Endpoint::attach(&daemon.path, "a");
     let (dying, _) = Endpoint::attach(&daemon.path, "dying");

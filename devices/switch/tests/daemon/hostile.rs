@@ -116,7 +116,7 @@ fn memory_without_a_descriptor_is_no_announcement() {
 }
 
 #[test]
-fn who_says_what_only_a_switch_says_is_cut_off() {
+fn endpoint_that_sends_a_switch_s_message_is_cut_off() {
     let mut daemon = Daemon::start(&[]);
     let odd = [
         Message::Announced { sequence: 1 },
@@ -147,7 +147,7 @@ fn a_stranger_that_keeps_silent_is_cut_off_in_time() {
 }
 
 #[test]
-fn there_is_room_for_so_many_and_a_clear_word_for_the_next() {
+fn endpoint_beyond_the_limit_is_refused_with_the_reason() {
     let daemon = Daemon::start(&[]);
     let all: Vec<Endpoint> = (0..MAX_PORTS)
         .map(|number| Endpoint::attach(&daemon.path, &format!("d{number}")).0)

@@ -97,7 +97,7 @@ fn request_to_silent_dead_or_missing_peer_fails() {
 }
 
 #[test]
-fn who_floods_a_peer_is_cut_off_and_the_peer_is_not() {
+fn endpoint_that_floods_a_peer_is_cut_off_alone() {
     let mut daemon = Daemon::start(&[]);
     let (flood, port) = Endpoint::attach(&daemon.path, "flood");
     let (victim, target) = Endpoint::attach(&daemon.path, "victim");

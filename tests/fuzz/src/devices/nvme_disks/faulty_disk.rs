@@ -1,4 +1,4 @@
-//! A disk in memory that fails when it is told to, and remembers what is on stable storage.
+//! A disk in memory that fails on request, and remembers what is on stable storage.
 
 use std::io;
 use std::ops::Range;
