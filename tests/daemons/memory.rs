@@ -63,22 +63,6 @@ impl DmaMemory for BusMemory {
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
         self.file.write_all_at(data, self.place(address)?)
     }
-
-    fn load32(&self, address: u64) -> io::Result<u32> {
-        let mut word = [0; 4];
-        self.read(address, &mut word)?;
-        Ok(u32::from_le_bytes(word))
-    }
-
-    fn store32(&self, address: u64, value: u32) -> io::Result<()> {
-        self.write(address, &value.to_le_bytes())
-    }
-
-    fn load64(&self, address: u64) -> io::Result<u64> {
-        let mut word = [0; 8];
-        self.read(address, &mut word)?;
-        Ok(u64::from_le_bytes(word))
-    }
 }
 
 /// The content of a block that is written as number `stamp`: no two words in it are the same, nor those of two stamps.

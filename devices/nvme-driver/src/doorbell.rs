@@ -109,11 +109,6 @@ pub(crate) mod tests {
             Self(Rc::new(RefCell::new(vec![0; 0x4000])))
         }
 
-        fn copy<const N: usize>(&self, at: u64) -> [u8; N] {
-            let at = usize::try_from(at).unwrap();
-            self.0.borrow()[at..at + N].try_into().unwrap()
-        }
-
         fn put(&self, at: u64, data: &[u8]) {
             let at = usize::try_from(at).unwrap();
             self.0.borrow_mut()[at..at + data.len()].copy_from_slice(data);
@@ -141,19 +136,6 @@ pub(crate) mod tests {
         fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
             self.put(address, data);
             Ok(())
-        }
-
-        fn load32(&self, address: u64) -> io::Result<u32> {
-            Ok(u32::from_le_bytes(self.copy(address)))
-        }
-
-        fn store32(&self, address: u64, value: u32) -> io::Result<()> {
-            self.put(address, &value.to_le_bytes());
-            Ok(())
-        }
-
-        fn load64(&self, address: u64) -> io::Result<u64> {
-            Ok(u64::from_le_bytes(self.copy(address)))
         }
     }
 

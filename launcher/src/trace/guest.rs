@@ -1,4 +1,4 @@
-//! What the guest's kernel did, by the host's clock: its commands beside those of the devices, and what its IOMMU was told.
+//! What the guest's kernel did, by the host's clock: its commands beside those of the devices, and the invalidations of its IOMMU.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};

@@ -1,7 +1,9 @@
 //! Devices: what keeps a state from one step of an input to the next.
 
 pub mod gpu_commands;
+mod guest_ram;
 pub mod nvme_controller;
 pub mod nvme_disks;
+mod ram_disk;
 pub mod switch_endpoints;
 pub mod vfio_user_stream;

@@ -439,23 +439,6 @@ impl DmaMemory for Machine {
         self.write(address, data);
         Ok(())
     }
-
-    fn load32(&self, address: u64) -> io::Result<u32> {
-        Ok(u32::from_le_bytes(
-            self.read(address, 4).try_into().unwrap(),
-        ))
-    }
-
-    fn store32(&self, address: u64, value: u32) -> io::Result<()> {
-        self.write(address, &value.to_le_bytes());
-        Ok(())
-    }
-
-    fn load64(&self, address: u64) -> io::Result<u64> {
-        Ok(u64::from_le_bytes(
-            self.read(address, 8).try_into().unwrap(),
-        ))
-    }
 }
 
 /// Waits until an interrupt has come, and takes it.

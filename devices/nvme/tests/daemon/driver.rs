@@ -82,22 +82,6 @@ impl DmaMemory for GuestRam {
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
         self.0.write_all_at(data, address - RAM)
     }
-
-    fn load32(&self, address: u64) -> io::Result<u32> {
-        let mut word = [0; 4];
-        self.read(address, &mut word)?;
-        Ok(u32::from_le_bytes(word))
-    }
-
-    fn store32(&self, address: u64, value: u32) -> io::Result<()> {
-        self.write(address, &value.to_le_bytes())
-    }
-
-    fn load64(&self, address: u64) -> io::Result<u64> {
-        let mut word = [0; 8];
-        self.read(address, &mut word)?;
-        Ok(u64::from_le_bytes(word))
-    }
 }
 
 /// A controller that has been brought up: an admin and an I/O queue pair, one command at a time.

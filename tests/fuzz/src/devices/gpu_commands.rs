@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use peerbar_dma::MemoryFile;
 use peerbar_gpu::{Config, Gpu, Mode, SteppedGpu};
-use peerbar_vfio_user::{Device, DmaMap, DmaSpan};
+use peerbar_vfio_user::{Device, DmaSpan};
 
+use super::guest_ram;
 use crate::input::Input;
 
 mod model;
@@ -94,15 +95,7 @@ impl Bench {
     }
 
     fn map(&mut self, iova: u64, size: u64, file: &std::fs::File, offset: u64) {
-        let memory = Some((file.try_clone().expect("a descriptor").into(), offset));
-        let map = DmaMap {
-            iova,
-            size,
-            readable: true,
-            writable: true,
-            memory,
-        };
-        self.gpu.endpoint.dma_map(map).expect("a map");
+        guest_ram::map(&mut self.gpu.endpoint, iova, size, file, offset);
     }
 
     /// The state that every input starts with.

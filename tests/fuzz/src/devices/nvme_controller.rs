@@ -6,9 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, OnceLock};
 
 use arbitrary::{Arbitrary, Unstructured};
-use peerbar_nvme::{Config, Controller, PollPolicy, Source, SteppedController};
-use peerbar_vfio_user::{Device, DmaMap, DmaSpan};
+use peerbar_nvme::{Controller, SteppedController};
+use peerbar_vfio_user::{Device, DmaSpan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use super::{guest_ram, ram_disk};
 
 const RAM: u64 = 1 << 20;
 const CONFIG: u32 = 7;
@@ -87,23 +89,11 @@ struct Guest {
 
 impl Guest {
     fn new() -> Self {
-        let config = Config {
-            serial: "fuzz".to_owned(),
-            cmb_bytes: Some(2 << 20),
-            cmb_queues: true,
-            pmr: None,
-            block_bytes: 512,
-            mdts: 5,
-            namespaces: vec![Source::Ram(1 << 20)],
-            workers: 1,
-            poll: PollPolicy::Adaptive,
-            io_uring: false,
-            seeded_faults: Vec::new(),
-        };
         let memory = memfd_create("guest", MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&memory, RAM).expect("memory");
         fcntl_add_seals(&memory, SealFlags::SHRINK).expect("memory");
-        let controller = Controller::stepped(&config, Vec::new()).expect("a controller");
+        let controller =
+            Controller::stepped(&ram_disk::config(), Vec::new()).expect("a controller");
         Self {
             controller,
             memory: memory.into(),
@@ -132,15 +122,7 @@ impl Guest {
             last: u64::MAX,
         };
         self.controller.endpoint.dma_unmap(whole).expect("an unmap");
-        let memory = self.memory.try_clone().expect("a descriptor").into();
-        let map = DmaMap {
-            iova: 0,
-            size: RAM,
-            readable: true,
-            writable: true,
-            memory: Some((memory, 0)),
-        };
-        self.controller.endpoint.dma_map(map).expect("a map");
+        guest_ram::map(&mut self.controller.endpoint, 0, RAM, &self.memory, 0);
         self.memory.write_all_at(&[0; 0x8000], 0).expect("memory");
         self.write(CONFIG, 4, &[6, 0]);
         self.write(REGISTERS, 0x24, &0x000f_000f_u32.to_le_bytes());

@@ -5,9 +5,10 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use peerbar_dma::MemoryFile;
-use peerbar_nvme::{Config, Controller, Disk, PollPolicy, Source, SteppedController};
-use peerbar_vfio_user::{Device, DmaMap};
+use peerbar_nvme::{Config, Controller, Disk, Source, SteppedController};
+use peerbar_vfio_user::Device;
 
+use super::{guest_ram, ram_disk};
 use crate::input::Input;
 
 mod faulty_disk;
@@ -108,18 +109,13 @@ pub fn run(data: &[u8]) {
 impl Bench {
     fn new(block: u64) -> Self {
         let config = Config {
-            serial: "fuzz".to_owned(),
             cmb_bytes: None,
             cmb_queues: false,
             pmr: None,
             block_bytes: u32::try_from(block).expect("a block's size"),
-            mdts: 5,
             // There must be one, and no command goes there.
             namespaces: vec![Source::Null(4096)],
-            workers: 1,
-            poll: PollPolicy::Adaptive,
-            io_uring: false,
-            seeded_faults: Vec::new(),
+            ..ram_disk::config()
         };
         let disks: [Arc<Shared>; NAMESPACES] = Default::default();
         let behind = disks
@@ -139,15 +135,7 @@ impl Bench {
             queues: Default::default(),
             commands: 0,
         };
-        let memory = bench.ram.file().try_clone().expect("a descriptor").into();
-        let map = DmaMap {
-            iova: 0,
-            size: RAM,
-            readable: true,
-            writable: true,
-            memory: Some((memory, 0)),
-        };
-        bench.controller.endpoint.dma_map(map).expect("a map");
+        guest_ram::map(&mut bench.controller.endpoint, 0, RAM, bench.ram.file(), 0);
         bench.write(CONFIG_SPACE, 4, &[6, 0]);
         bench
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use arbitrary::{Arbitrary, Unstructured};
 use peerbar_endpoint::Running;
-use peerbar_nvme::{Config, Controller, PollPolicy, Source};
+use peerbar_nvme::{Config, Controller};
 use peerbar_socket_file::descriptors::{MAX_DESCRIPTORS, send, wait_until};
 use peerbar_vfio_user::{Options, Stop, serve};
 use rustix::event::{EventfdFlags, PollFlags, epoll, eventfd};
@@ -20,6 +20,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+
+use super::ram_disk;
 
 const CONFIG: u32 = 7;
 const REGISTERS: u32 = 0;
@@ -294,17 +296,8 @@ fn controller() -> &'static Mutex<Running<Controller>> {
     static CONTROLLER: OnceLock<Mutex<Running<Controller>>> = OnceLock::new();
     CONTROLLER.get_or_init(|| {
         let config = Config {
-            serial: "fuzz".to_owned(),
-            cmb_bytes: Some(2 << 20),
-            cmb_queues: true,
-            pmr: None,
-            block_bytes: 512,
-            mdts: 5,
-            namespaces: vec![Source::Ram(1 << 20)],
-            workers: 1,
-            poll: PollPolicy::Adaptive,
             io_uring: true,
-            seeded_faults: Vec::new(),
+            ..ram_disk::config()
         };
         Mutex::new(Controller::start(&config).expect("a controller"))
     })
