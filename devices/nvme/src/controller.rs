@@ -57,7 +57,7 @@ const IDENTITY: Identity = Identity {
 };
 
 /// Makes a worker.
-type MakeWorker<'a> = &'a mut dyn FnMut(Owner, Requests) -> Worker;
+pub(crate) type MakeWorker<'a> = &'a mut dyn FnMut(Owner, Requests) -> Worker;
 
 /// How many MSI-X vectors a controller has.
 pub const VECTORS: u16 = QUEUE_PAIRS;
@@ -87,31 +87,8 @@ impl Controller {
             .map_err(StartError::Thread)
     }
 
-    /// A controller that works when its caller has it work, with namespaces on these disks, then those of `config`.
-    #[cfg(feature = "stepped")]
-    pub fn stepped(
-        config: &Config,
-        disks: Vec<Box<dyn crate::Disk>>,
-    ) -> Result<crate::SteppedController, StartError<ConfigError>> {
-        let mut opened = config.open().map_err(StartError::Config)?;
-        let mut namespaces = Vec::new();
-        for disk in disks {
-            let disk = crate::stepped::backend(disk).map_err(StartError::Doorbells)?;
-            let is_shared = config.workers > 1;
-            namespaces.push(Namespace::new(disk, config.block_bytes, is_shared));
-        }
-        namespaces.append(&mut opened.namespaces);
-        opened.namespaces = namespaces;
-        let (endpoint, function) = Self::assemble(config, &mut opened)?;
-        let engine = function.engine(config, opened, |notifier, count, make| {
-            Ok(WorkerPool::stepped(notifier, count, make))
-        });
-        let engine = engine.map_err(StartError::Thread)?;
-        Ok(crate::SteppedController::new(endpoint, engine))
-    }
-
     /// The function on its bus, without an engine. It takes the Controller Memory Buffer.
-    fn assemble(
+    pub(crate) fn assemble(
         config: &Config,
         opened: &mut Opened,
     ) -> Result<(Endpoint<Self>, Arc<Self>), StartError<ConfigError>> {
@@ -140,13 +117,13 @@ impl Controller {
     }
 
     /// The engine of this controller, with the workers that `workers` makes.
-    fn engine(
+    pub(crate) fn engine(
         &self,
         config: &Config,
         opened: Opened,
         workers: impl FnOnce(Arc<Notifier>, u8, MakeWorker<'_>) -> io::Result<WorkerPool>,
     ) -> io::Result<Engine> {
-        let count = u32::try_from(namespaces.len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(opened.namespaces.len()).unwrap_or(u32::MAX);
         self.requester.faults().set_namespaces(count);
         let notifier = self.notifier.clone();
         let Opened {

@@ -3,12 +3,14 @@
 use std::io;
 
 use peerbar_dma::{MemoryError, MemoryFile};
-use peerbar_endpoint::Endpoint;
+use peerbar_endpoint::{Endpoint, StartError};
 use peerbar_file_ring::RingFile;
 
+use crate::config::{Config, ConfigError};
 use crate::controller::Controller;
 use crate::engine::Engine;
-use crate::namespace::{Backend, DirectAccess};
+use crate::namespace::{Backend, DirectAccess, Namespace};
+use crate::worker_pool::WorkerPool;
 
 /// A controller whose engine and workers work when their caller has them work, on its thread.
 pub struct SteppedController {
@@ -18,8 +20,29 @@ pub struct SteppedController {
 }
 
 impl SteppedController {
-    pub(crate) fn new(endpoint: Endpoint<Controller>, engine: Engine) -> Self {
-        Self { endpoint, engine }
+    /// A controller with namespaces on these disks, then those of `config`.
+    ///
+    /// # Errors
+    /// Those of [`Controller::start`].
+    pub fn start(
+        config: &Config,
+        disks: Vec<Box<dyn Disk>>,
+    ) -> Result<Self, StartError<ConfigError>> {
+        let mut opened = config.open().map_err(StartError::Config)?;
+        let mut namespaces = Vec::new();
+        for disk in disks {
+            let disk = backend(disk).map_err(StartError::Doorbells)?;
+            let is_shared = config.workers > 1;
+            namespaces.push(Namespace::new(disk, config.block_bytes, is_shared));
+        }
+        namespaces.append(&mut opened.namespaces);
+        opened.namespaces = namespaces;
+        let (endpoint, function) = Controller::assemble(config, &mut opened)?;
+        let engine = function.engine(config, opened, |notifier, count, make| {
+            Ok(WorkerPool::stepped(notifier, count, make))
+        });
+        let engine = engine.map_err(StartError::Thread)?;
+        Ok(Self { endpoint, engine })
     }
 
     /// Has engine and workers take requests and carry out commands until there is nothing left to do.
@@ -50,7 +73,7 @@ pub trait Disk: Send + Sync {
 }
 
 /// A disk as a backend: data go through the controller's buffer, as those of an image where the kernel has no io_uring.
-pub(crate) fn backend(disk: Box<dyn Disk>) -> Result<Box<dyn Backend>, MemoryError> {
+fn backend(disk: Box<dyn Disk>) -> Result<Box<dyn Backend>, MemoryError> {
     const SIZE: u64 = 4096;
     let file = MemoryFile::create("disk", SIZE)?;
     let file = file.file().try_clone().map_err(|source| MemoryError::Os {

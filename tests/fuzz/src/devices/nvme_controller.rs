@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, OnceLock};
 
 use arbitrary::{Arbitrary, Unstructured};
-use peerbar_nvme::{Controller, SteppedController};
+use peerbar_nvme::SteppedController;
 use peerbar_vfio_user::{Device, DmaSpan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -93,7 +93,7 @@ impl Guest {
         ftruncate(&memory, RAM).expect("memory");
         fcntl_add_seals(&memory, SealFlags::SHRINK).expect("memory");
         let controller =
-            Controller::stepped(&ram_disk::config(), Vec::new()).expect("a controller");
+            SteppedController::start(&ram_disk::config(), Vec::new()).expect("a controller");
         Self {
             controller,
             memory: memory.into(),

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use peerbar_dma::MemoryFile;
-use peerbar_nvme::{Config, Controller, Disk, Source, SteppedController};
+use peerbar_nvme::{Config, Disk, Source, SteppedController};
 use peerbar_vfio_user::Device;
 
 use super::{guest_ram, ram_disk};
@@ -111,7 +111,6 @@ impl Bench {
         let config = Config {
             cmb_bytes: None,
             cmb_queues: false,
-            pmr: None,
             block_bytes: u32::try_from(block).expect("a block's size"),
             // There must be one, and no command goes there.
             namespaces: vec![Source::Null(4096)],
@@ -121,7 +120,7 @@ impl Bench {
         let behind = disks
             .iter()
             .map(|disk| -> Box<dyn Disk> { Box::new(FaultyDisk(disk.clone())) });
-        let controller = Controller::stepped(&config, behind.collect()).expect("a controller");
+        let controller = SteppedController::start(&config, behind.collect()).expect("a controller");
         let ram = MemoryFile::create("ram", RAM).expect("memory");
         let mut bench = Self {
             controller,
