@@ -671,11 +671,19 @@ mod tests {
             ),
             (
                 format!("{DISK}faults = [\"drop dma\", \"fail completion\"]"),
-                "9: `faults`: `fail completion` has no subject of `fail`: write command, admin-command, dma, mapping",
+                "9: `faults`: `fail completion` has no subject of `fail`: write command, admin-command, gpu-command, dma, mapping",
             ),
             (
                 format!("{DISK}[[gpu]]\nname = \"g0\"\nfaults = [\"fail command\"]"),
                 "11: `faults`: `fail command` is for another device: this one has no command",
+            ),
+            (
+                format!("{DISK}faults = [\"drop completion nsid=9\"]"),
+                "9: `faults`: `drop completion nsid=9` has `nsid=9`: this device has namespaces 1 to 1",
+            ),
+            (
+                format!("{DISK}[[gpu]]\nname = \"g0\"\nfaults = [\"drop interrupt vector=17\"]"),
+                "11: `faults`: `drop interrupt vector=17` has `vector=17`: this device has vectors 0 to 16",
             ),
             (
                 format!("{DISK}faults = [\"link-down device for=2s\"]"),

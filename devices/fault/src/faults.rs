@@ -1,6 +1,6 @@
 //! The rules of one device, and which of them fires.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ const MOST: usize = 64;
 pub struct Faults {
     /// Kinds that there are rules for, a bit each. A thread that misses a rule that was added just now acts as if it had come
     /// before the rule.
-    armed: AtomicU8,
+    armed: AtomicU16,
     /// There are rules by which the device loses power.
     loses_power: AtomicBool,
     state: Mutex<State>,
@@ -27,7 +27,7 @@ pub struct Faults {
 #[derive(Debug)]
 struct State {
     /// Kinds that the device has subjects of, a bit each.
-    served: u8,
+    served: u16,
     /// How many MSI-X vectors and namespaces the device has; `None` while that is not known.
     vectors: Option<u32>,
     namespaces: Option<u32>,
@@ -105,7 +105,7 @@ impl Faults {
             rules: Vec::new(),
         };
         Self {
-            armed: AtomicU8::new(0),
+            armed: AtomicU16::new(0),
             loses_power: AtomicBool::new(false),
             state: Mutex::new(state),
         }
@@ -215,6 +215,13 @@ impl Faults {
     /// The rule that fires for a submission queue entry that a GPU writes.
     pub fn submission_entry(&self) -> Option<Fired> {
         self.fire(|subject| matches!(subject, Subject::SubmissionEntry))
+    }
+
+    /// The rule that fires for a command of a GPU with this opcode, of this channel.
+    pub fn gpu_command(&self, opcode: u8, channel: u8) -> Option<Fired> {
+        self.fire(|subject| {
+            matches!(subject, Subject::GpuCommand(wanted) if wanted.matches(opcode, channel))
+        })
     }
 
     /// The rule that fires for a mapping of `size` bytes at `iova`.
@@ -336,9 +343,9 @@ fn range(what: &str, first: u32, count: u32) -> String {
 }
 
 /// The bit of a kind in a set.
-fn bit(kind: Kind) -> u8 {
-    const { assert!(Kind::VARIANTS.len() <= 8) };
-    1 << kind as u8
+fn bit(kind: Kind) -> u16 {
+    const { assert!(Kind::VARIANTS.len() <= 16) };
+    1 << kind as u16
 }
 
 #[cfg(test)]
@@ -443,6 +450,16 @@ mod tests {
         assert_eq!(faults.mapping(0, 0x1000), None);
         assert_eq!(faults.mapping(0, 0x1001).map(|fired| fired.rule), Some(2));
         assert!(faults.mapping(0x1800, u64::MAX).is_some(), "no overflow");
+    }
+
+    #[test]
+    fn gpu_command_matches_by_opcode_and_channel() {
+        let faults = faults(&["drop gpu-command fill channel=3", "fail gpu-command launch"]);
+        let rule = |opcode, channel| faults.gpu_command(opcode, channel).map(|fired| fired.rule);
+        assert_eq!(rule(2, 3), Some(1));
+        assert_eq!((rule(2, 4), rule(1, 3)), (None, None));
+        assert_eq!(rule(5, 0), Some(2));
+        assert!(faults.is_armed(Kind::GpuCommand));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod words;
 
 pub use faults::{AddError, Faults, Fired};
 pub use rule::{
-    Action, BlockCommand, Kind, MatchCommand, MatchDma, Pick, Rule, Segment, Subject, When,
+    Action, BlockCommand, Kind, MatchCommand, MatchDma, MatchGpuCommand, Pick, Rule, Segment,
+    Subject, When,
 };
 pub use text::RuleError;

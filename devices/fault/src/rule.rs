@@ -25,7 +25,7 @@ pub struct Rule {
 pub enum Action {
     /// A command ends with this status, and nothing else of it happens.
     FailCommand(Status),
-    /// A DMA or a mapping fails, and nothing of it happens.
+    /// A DMA, a mapping or a GPU's command fails, and nothing of it happens.
     Fail,
     /// It happens later by this time.
     Delay(Duration),
@@ -61,6 +61,8 @@ pub enum Kind {
     Completion,
     /// A command of a disk's admin queue, before it is carried out.
     AdminCommand,
+    /// A command of a GPU's channel, before it is carried out.
+    GpuCommand,
     /// A segment of a DMA.
     Dma,
     /// An interrupt by an MSI-X vector.
@@ -82,6 +84,8 @@ pub enum Subject {
     Completion(MatchCommand),
     /// A command of a disk's admin queue, before it is carried out: its opcode.
     AdminCommand(Option<AdminOpcode>),
+    /// A command of a GPU's channel, before it is carried out.
+    GpuCommand(MatchGpuCommand),
     /// A segment of a DMA.
     Dma(MatchDma),
     /// An interrupt by an MSI-X vector: its number.
@@ -95,10 +99,10 @@ pub enum Subject {
 }
 
 impl Kind {
-    /// What a GPU has beside the subjects of every device.
-    pub const OF_GPUS: [Self; 1] = [Self::SubmissionEntry];
     /// What a disk has beside the subjects of every device.
     pub const OF_DISKS: [Self; 3] = [Self::Command, Self::Completion, Self::AdminCommand];
+    /// What a GPU has beside the subjects of every device.
+    pub const OF_GPUS: [Self; 2] = [Self::GpuCommand, Self::SubmissionEntry];
 }
 
 impl Subject {
@@ -108,6 +112,7 @@ impl Subject {
             Self::Command(_) => Kind::Command,
             Self::Completion(_) => Kind::Completion,
             Self::AdminCommand(_) => Kind::AdminCommand,
+            Self::GpuCommand(_) => Kind::GpuCommand,
             Self::Dma(_) => Kind::Dma,
             Self::Interrupt(_) => Kind::Interrupt,
             Self::Mapping(_) => Kind::Mapping,
@@ -151,6 +156,23 @@ pub struct BlockCommand {
     pub nsid: u32,
     /// The logical blocks that it names, if it names a range.
     pub blocks: Option<Range<u64>>,
+}
+
+/// What a command of a GPU must match.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MatchGpuCommand {
+    /// Its opcode (`devices/gpu/INTERFACE.md`, Commands).
+    pub opcode: Option<u8>,
+    /// Its channel.
+    pub channel: Option<u8>,
+}
+
+impl MatchGpuCommand {
+    /// Whether a command with this opcode, of this channel, matches.
+    pub fn matches(&self, opcode: u8, channel: u8) -> bool {
+        self.opcode.is_none_or(|wanted| wanted == opcode)
+            && self.channel.is_none_or(|wanted| wanted == channel)
+    }
 }
 
 /// What a segment of a DMA must match.

@@ -11,8 +11,10 @@ use strum::VariantArray;
 use thiserror::Error;
 
 use crate::quantity::{fraction, number, positive, range, time, time_text};
-use crate::rule::{Action, Kind, MatchCommand, MatchDma, Pick, Rule, Subject, When};
-use crate::words::{ADMIN_OPCODES, OPCODES, STATUSES, list, value, word};
+use crate::rule::{
+    Action, Kind, MatchCommand, MatchDma, MatchGpuCommand, Pick, Rule, Subject, When,
+};
+use crate::words::{ADMIN_OPCODES, GPU_OPCODES, OPCODES, STATUSES, list, value, word};
 
 /// The longest text of a rule in bytes.
 const LONGEST: usize = 300;
@@ -23,7 +25,13 @@ const LONGEST_AWAITED: (&str, Duration) = ("1s", Duration::from_secs(1));
 const ACTIONS: [(&str, &[Kind]); 9] = [
     (
         "fail",
-        &[Kind::Command, Kind::AdminCommand, Kind::Dma, Kind::Mapping],
+        &[
+            Kind::Command,
+            Kind::AdminCommand,
+            Kind::GpuCommand,
+            Kind::Dma,
+            Kind::Mapping,
+        ],
     ),
     (
         "delay",
@@ -31,6 +39,7 @@ const ACTIONS: [(&str, &[Kind]); 9] = [
             Kind::Command,
             Kind::Completion,
             Kind::AdminCommand,
+            Kind::GpuCommand,
             Kind::Dma,
             Kind::Interrupt,
             Kind::Mapping,
@@ -42,6 +51,7 @@ const ACTIONS: [(&str, &[Kind]); 9] = [
         &[
             Kind::Completion,
             Kind::AdminCommand,
+            Kind::GpuCommand,
             Kind::Dma,
             Kind::Interrupt,
         ],
@@ -53,6 +63,8 @@ const ACTIONS: [(&str, &[Kind]); 9] = [
     ("link-up", &[Kind::Device]),
     ("lose-power", &[Kind::Command, Kind::Completion]),
 ];
+/// The last channel of a GPU.
+const LAST_CHANNEL: u8 = 15;
 /// What may stand in `address=`.
 const ADDRESSES: &str = "an address or a range, such as 0x1000..0x2000";
 const DIRECTIONS: [(&str, Direction); 2] = [("read", Direction::Read), ("write", Direction::Write)];
@@ -214,6 +226,17 @@ fn subject(kind: Kind, words: &[&str], keys: &mut Keys<'_>) -> Result<Subject, R
         Kind::Command => Subject::Command(command(words, keys)?),
         Kind::Completion => Subject::Completion(command(words, keys)?),
         Kind::AdminCommand => Subject::AdminCommand(one_of(&ADMIN_OPCODES, words)?),
+        Kind::GpuCommand => {
+            let channel = |text| {
+                u8::try_from(number(text)?)
+                    .ok()
+                    .filter(|c| *c <= LAST_CHANNEL)
+            };
+            Subject::GpuCommand(MatchGpuCommand {
+                opcode: one_of(&GPU_OPCODES, words)?,
+                channel: keys.take("channel", "a number from 0 to 15", channel)?,
+            })
+        }
         Kind::Dma => Subject::Dma(dma(words, keys)?),
         Kind::Interrupt => {
             one_of::<()>(&[], words)?;
@@ -279,7 +302,7 @@ fn dma(words: &[&str], keys: &mut Keys<'_>) -> Result<MatchDma, RuleError> {
 fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, RuleError> {
     let [(_, default), ..] = STATUSES;
     Ok(match (action, kind) {
-        ("fail", Kind::Dma | Kind::Mapping) => Action::Fail,
+        ("fail", Kind::Dma | Kind::Mapping | Kind::GpuCommand) => Action::Fail,
         ("fail", _) => {
             let status = keys.take_word("status", &STATUSES)?;
             Action::FailCommand(status.unwrap_or(default))
@@ -398,6 +421,13 @@ impl Display for Subject {
                 key(f, "route", dma.route.map(Route::word))?;
                 address_key(f, dma.addresses.as_ref())
             }
+            Self::GpuCommand(command) => {
+                let opcode = command.opcode.as_ref();
+                if let Some(opcode) = opcode.and_then(|opcode| word(&GPU_OPCODES, opcode)) {
+                    write!(f, " {opcode}")?;
+                }
+                key(f, "channel", command.channel)
+            }
             Self::AdminCommand(opcode) => {
                 let opcode = opcode.as_ref();
                 match opcode.and_then(|opcode| word(&ADMIN_OPCODES, opcode)) {
@@ -473,6 +503,12 @@ mod tests {
         })
     }
 
+    fn gpu_commands() -> impl Strategy<Value = MatchGpuCommand> {
+        let opcodes = select(GPU_OPCODES.map(|(_, opcode)| opcode).to_vec());
+        let parts = (option::of(opcodes), option::of(0..=LAST_CHANNEL));
+        parts.prop_map(|(opcode, channel)| MatchGpuCommand { opcode, channel })
+    }
+
     fn dmas() -> impl Strategy<Value = MatchDma> {
         let parts = (
             select(Purpose::VARIANTS),
@@ -527,6 +563,8 @@ mod tests {
             of_power,
             of_links.clone(),
         ];
+        let of_gpu_commands =
+            prop_oneof![plain(Action::Fail), plain(Action::Drop), delays(60_000_000),];
         let of_completions = select(vec![Action::Drop, Action::Duplicate, Action::Remove]).boxed();
         let of_dmas = prop_oneof![
             plain(Action::Fail),
@@ -553,6 +591,10 @@ mod tests {
             (
                 plain(Action::Fail).prop_union(delays(1_000_000)),
                 option::of(ranges()).prop_map(Subject::Mapping)
+            ),
+            (
+                of_gpu_commands,
+                gpu_commands().prop_map(Subject::GpuCommand)
             ),
         ];
         (both, whens()).prop_map(|((action, subject), when)| Rule {
@@ -594,6 +636,9 @@ mod tests {
             "fail admin-command identify status=write-fault nth=2",
             "drop admin-command limit=1",
             "delay admin-command asynchronous-event-request by=1s",
+            "fail gpu-command copy channel=2 nth=3",
+            "drop gpu-command limit=1",
+            "delay gpu-command launch by=10ms",
             "fail mapping address=0x1000..0x2000 nth=3",
             "delay mapping by=1ms",
             "remove dma write route=peer nth=3",
@@ -642,7 +687,7 @@ mod tests {
             ),
             (
                 "fail",
-                "has no subject of `fail`: write command, admin-command, dma, mapping",
+                "has no subject of `fail`: write command, admin-command, gpu-command, dma, mapping",
             ),
             (
                 "fail admin-command read",

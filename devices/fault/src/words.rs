@@ -41,6 +41,18 @@ pub(crate) const ADMIN_OPCODES: [(&str, AdminOpcode); 11] = [
     ("doorbell-buffer-config", AdminOpcode::DoorbellBufferConfig),
 ];
 
+/// Opcodes of a GPU's commands (`devices/gpu/INTERFACE.md`, Commands).
+pub(crate) const GPU_OPCODES: [(&str, u8); 8] = [
+    ("nop", 0),
+    ("copy", 1),
+    ("fill", 2),
+    ("compare", 3),
+    ("crc32c", 4),
+    ("launch", 5),
+    ("write-word", 6),
+    ("wait", 7),
+];
+
 /// Statuses that a command may be made to fail with. The first one is the default.
 pub(crate) const STATUSES: [(&str, Status); 7] = [
     ("internal-error", Status::INTERNAL_ERROR),

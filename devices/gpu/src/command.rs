@@ -114,6 +114,15 @@ pub(crate) struct Command {
     pub(crate) interrupt: bool,
 }
 
+impl Command {
+    /// One that does nothing, and reports nothing.
+    pub(crate) const NOTHING: Self = Self {
+        operation: Operation::Nop,
+        fence: None,
+        interrupt: false,
+    };
+}
+
 impl Entry {
     /// An entry with nothing in it yet.
     pub(crate) fn empty() -> Self {

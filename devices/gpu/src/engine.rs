@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "stepped")]
 use peerbar_dma::MemoryFile;
 use peerbar_dma::{DoorbellEvent, Origin, Purpose};
+use peerbar_fault::Action;
 use peerbar_pci::Interrupts;
 use zerocopy::IntoBytes;
 
@@ -76,6 +77,8 @@ struct Job {
     progress: Progress,
     /// Since when its steps have found nothing to do, and the end of the last of them.
     waiting: Option<Waiting>,
+    /// A rule holds it back until then, while it waits.
+    held_until: Option<Instant>,
 }
 
 /// A command that waits for another device.
@@ -86,6 +89,15 @@ struct Waiting {
 }
 
 impl Job {
+    /// Whether a rule holds it back now. That is no work of its.
+    fn is_held_back(&mut self, now: Instant) -> bool {
+        let is_held = self.held_until.is_some_and(|until| now < until);
+        if !is_held && self.held_until.take().is_some() {
+            self.waiting = None;
+        }
+        is_held
+    }
+
     /// A fault of its, at the address that the interface says.
     fn fault(&self, fault: Fault) -> Fault {
         let address = match fault.code {
@@ -285,6 +297,9 @@ impl Engine {
             let Some(job) = &mut channel.job else {
                 return Ok(());
             };
+            if job.is_held_back(step_start) {
+                return Ok(());
+            }
             let is_complete = self.step(job, step_start)?;
             step_start = Instant::now();
             let waits = job.waiting.is_some();
@@ -314,13 +329,28 @@ impl Engine {
         let mut entry = Entry::empty();
         let memory = &self.executor.memory;
         memory.read(Purpose::Command, place, entry.as_mut_bytes())?;
-        let command = entry.decode().map_err(at(place))?;
+        let injected = memory.injected(entry.opcode, number);
+        let command = match injected {
+            Some(Action::Fail) => Err(FaultCode::Injected),
+            Some(Action::Drop) => Ok(Command::NOTHING),
+            _ => entry.decode(),
+        };
+        let command = command.map_err(at(place))?;
         memory.note_begin(entry.opcode);
+        let delay = match injected {
+            Some(Action::Delay(by)) => Some(by),
+            _ => None,
+        };
+        let now = Instant::now();
         Ok(Some(Job {
             command,
             entry: place,
             progress: Progress::default(),
-            waiting: None,
+            waiting: delay.map(|_| Waiting {
+                since: now,
+                until: now,
+            }),
+            held_until: delay.map(|by| now + by),
         }))
     }
 
@@ -423,6 +453,7 @@ mod tests {
 
     use peerbar_dma::{MemoryFile, Requester};
     use peerbar_endpoint::Vectors;
+    use peerbar_fault::Kind;
     use peerbar_flight::{Event, FlightFile, Level, Recorder};
 
     use super::*;
@@ -602,5 +633,75 @@ mod tests {
         let mut filled = [0];
         vram.read(0x1000, &mut filled).unwrap();
         assert_eq!(filled, [1], "channel 0 is the last of this turn");
+    }
+
+    /// An engine with two channels, a rule, and in each ring a command that fills 8 bytes at 1000h with the channel's number plus
+    /// one, with a fence at 2000h.
+    fn engine_with_rule(rule: &str) -> (Engine, Arc<MemoryFile>) {
+        let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
+        let requester = Arc::new(Requester::new());
+        requester.faults().serve(&Kind::OF_GPUS);
+        requester.add_fault(rule.parse().unwrap()).unwrap();
+        let engine = engine_of(requester, &vram, 2);
+        for channel in 0..2 {
+            let mut fill = Entry::empty();
+            fill.opcode = 2;
+            fill.flags = 0b101;
+            fill.spaces = 1.into();
+            fill.fence = (0x2000 + 16 * channel).into();
+            fill.fence_value = 7.into();
+            fill.operands[0] = (0x1000 + 8 * channel).into();
+            fill.operands[1] = 8.into();
+            fill.operands[2] = (channel + 1).into();
+            vram.write(channel * 256, fill.as_bytes()).unwrap();
+            let doorbell = 0x8000 + 0x40 * channel;
+            engine.doorbells.write(doorbell, &1u32.to_le_bytes());
+        }
+        (engine, vram)
+    }
+
+    /// What both channels have filled, and their fences.
+    fn outcome(vram: &MemoryFile) -> ([u8; 2], [u8; 2]) {
+        let byte = |at| {
+            let mut byte = [0];
+            vram.read(at, &mut byte).unwrap();
+            byte[0]
+        };
+        ([byte(0x1000), byte(0x1008)], [byte(0x2000), byte(0x2010)])
+    }
+
+    #[test]
+    fn injected_failure_stops_the_channel_and_no_other() {
+        let (mut engine, vram) = engine_with_rule("fail gpu-command fill channel=0");
+        while engine.turn() {}
+        assert_eq!(outcome(&vram), ([0, 2], [0, 7]));
+        let mut status = [0; 4];
+        engine
+            .shared
+            .with(|registers| registers.read(0x1014, &mut status));
+        let injected = FaultCode::Injected as u8;
+        assert_eq!(status, [2, injected, 0, 0]);
+    }
+
+    #[test]
+    fn dropped_command_is_taken_and_leaves_nothing() {
+        let (mut engine, vram) = engine_with_rule("drop gpu-command channel=1");
+        while engine.turn() {}
+        assert_eq!(outcome(&vram), ([1, 0], [7, 0]));
+        assert_eq!((head(&engine, 0), head(&engine, 1)), (1, 1));
+    }
+
+    #[test]
+    fn delayed_command_is_late_and_holds_up_no_channel() {
+        let start = Instant::now();
+        let (mut engine, vram) = engine_with_rule("delay gpu-command channel=0 by=20ms");
+        assert!(engine.turn(), "there is work left");
+        assert_eq!(outcome(&vram), ([0, 2], [0, 7]));
+        assert!(engine.waits_only());
+        while engine.turn() {
+            assert_eq!(engine.next_task(true), Task::Doorbells);
+        }
+        assert!(start.elapsed() >= Duration::from_millis(20));
+        assert_eq!(outcome(&vram), ([1, 2], [7, 7]));
     }
 }

@@ -27,6 +27,8 @@ pub(crate) enum FaultCode {
     TimeOut = 7,
     /// An NVMe completion of a command that is not in progress.
     BadCompletion = 8,
+    /// A command that a rule for faults has fail.
+    Injected = 9,
 }
 
 /// A fault, and where.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use peerbar_dma::{
     Buffer, DoorbellEvent, MemoryFile, Origin, Purpose, RegisterValue, Requester, Tag,
 };
+use peerbar_fault::{Action, Kind};
 
 use crate::faults::{Fault, FaultCode};
 
@@ -71,6 +72,17 @@ impl GpuMemory {
     /// Records a new value of a channel's doorbell.
     pub(crate) fn note_doorbell(&self, event: impl FnOnce() -> DoorbellEvent) {
         self.requester.doorbell(event);
+    }
+
+    /// The fault that a rule injects into the command with this opcode, of this channel.
+    pub(crate) fn injected(&self, opcode: u8, channel: u8) -> Option<Action> {
+        let faults = self.requester.faults();
+        if !faults.is_armed(Kind::GpuCommand) {
+            return None;
+        }
+        let fired = faults.gpu_command(opcode, channel)?;
+        self.requester.note_injected(self.origin, &fired);
+        Some(fired.action)
     }
 
     /// Records the begin of the command in progress.

@@ -23,6 +23,8 @@ pub enum Fault {
     TimeOut,
     /// A disk has completed a command that was not in progress on its queue.
     BadCompletion,
+    /// A rule for faults had it fail.
+    Injected,
     /// A reset of the GPU ended it before it was done, and it is none that can be repeated. What it had to do may be done
     /// in part.
     Reset,
@@ -41,6 +43,7 @@ impl From<u32> for Fault {
             6 => Fault::TooLong,
             7 => Fault::TimeOut,
             8 => Fault::BadCompletion,
+            9 => Fault::Injected,
             uapi::ERROR_RESET => Fault::Reset,
             code => Fault::Other(code),
         }
@@ -58,6 +61,7 @@ impl fmt::Display for Fault {
             Fault::TooLong => "fault 6, the command is too long",
             Fault::TimeOut => "fault 7, the command took too long",
             Fault::BadCompletion => "fault 8, a completion of a command that was not in progress",
+            Fault::Injected => "fault 9, injected by a rule",
             Fault::Reset => {
                 "fault 256, given up by a reset of the GPU, since it may be done in part and cannot be repeated"
             }
@@ -72,10 +76,10 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_the_device_and_its_driver() {
-        for code in (1..=8).chain([0x100]) {
+        for code in (1..=9).chain([0x100]) {
             let text = Fault::from(code).to_string();
             assert!(text.starts_with(&format!("fault {code}, ")), "{text}");
         }
-        assert_eq!(Fault::from(9).to_string(), "fault 9, which is unknown");
+        assert_eq!(Fault::from(99).to_string(), "fault 99, which is unknown");
     }
 }
