@@ -71,6 +71,7 @@ fn newcomer_waits_for_its_name_until_that_is_free() {
     drop(former);
     let answer = next.receive();
     assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
+    drop(next);
     check_alive(&mut daemon);
 }
 
