@@ -29,7 +29,7 @@ fn fault_that_cannot_be_is_named_with_what_may_stand_there() {
     assert_eq!(ending.code, Some(USAGE));
     let said = ending.stderr;
     assert!(
-        said.contains("no subject of `fail`: write command, admin-command, dma"),
+        said.contains("no subject of `fail`: write command, admin-command, gpu-command, dma"),
         "{said}"
     );
 }
