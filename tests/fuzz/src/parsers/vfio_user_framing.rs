@@ -8,7 +8,7 @@ const LIMIT: usize = 128;
 /// The most receptions of a stream: byte by byte, a long one takes several hundred times as long as a short one.
 const RECEPTIONS: usize = 64;
 
-/// Reads `data`. Its first byte says how much comes at once, if that is enough for [`RECEPTIONS`].
+/// Reads `data`. Its first byte says how much comes at once, if that takes at most 64 receptions.
 pub fn run(data: &[u8]) {
     let Some((&at_once, stream)) = data.split_first() else {
         return;
