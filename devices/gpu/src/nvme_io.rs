@@ -250,8 +250,9 @@ impl Executor {
             let outcome = self.outcome(io, *index);
             outcome.is_ok_and(|outcome| outcome & COMPLETE != 0)
         };
-        let index = (0..io.count).find(|index| !is_complete(index));
-        let state = queue.state(IN_USE, index.unwrap_or(io.count));
+        // Behind those that are submitted the outcomes are of an earlier launch.
+        let index = (0..queue.sent).find(|index| !is_complete(index));
+        let state = queue.state(IN_USE, index.unwrap_or(queue.sent));
         if let Err(fault) = self.keep(io, &state) {
             log::debug!("the state of the queues: {fault:x?}");
         }
@@ -315,8 +316,10 @@ impl Executor {
         }
         let [tail, _] = io.doorbells;
         self.ring(tail, queue.submitted, io.submission_entries, queue)?;
-        for (place, entry, by) in late {
+        if let Some(by) = late.iter().map(|(.., by)| *by).max() {
             self.memory.requester().hold_back(by);
+        }
+        for (place, entry, _) in late {
             self.write_entry(place, &entry)?;
         }
         Ok(true)

@@ -236,6 +236,22 @@ fn client_access_to_unmapped_address_has_unknown_completer() {
 }
 
 #[test]
+fn aligned_word_of_8_bytes_at_unmapped_address_is_one_request() {
+    let (requester, client) = requester();
+    requester.unmap(0x8000, 0x8fff);
+    for (address, asked) in [
+        (0x8010, &[(0x8010, 8)][..]),
+        (0x8014, &[(0x8014, PROBE), (0x8018, PROBE)][..]),
+    ] {
+        let mut word = [0; 8];
+        requester
+            .read(Purpose::Payload, address, &mut word)
+            .unwrap();
+        assert_eq!(std::mem::take(&mut *client.asked.lock()), asked);
+    }
+}
+
+#[test]
 fn forbidden_write_fails_even_if_the_client_swallows_it() {
     let (requester, client) = requester();
     requester.unmap(0x8000, 0x8fff);

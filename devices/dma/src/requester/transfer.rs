@@ -19,6 +19,9 @@ use super::Requester;
 /// bytes of a refused request, so a fault is shown with as few as possible.
 pub(super) const PROBE: usize = 4;
 
+/// Bytes of the largest word that is accessed as a whole.
+const WORD: usize = 8;
+
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
 pub(super) const LINK_WAIT: u64 = 10_000_000;
 
@@ -312,10 +315,12 @@ impl Requester {
         settled(ask.outcome)
     }
 
-    /// Has the client carry out a request at an unmapped address: a few bytes first, and the rest if those succeed.
+    /// Has the client carry out a request at an unmapped address: a few bytes first, and the rest if those succeed. A word of 8
+    /// bytes may be a register, which is accessed as a whole.
     fn explore(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
         let mut rest = part.reborrow();
-        let few = rest.take(PROBE);
+        let is_word = rest.len() == WORD && address.is_multiple_of(WORD as u64);
+        let few = rest.take(if is_word { WORD } else { PROBE });
         let behind = address.wrapping_add(few.len() as u64);
         self.ask(address, few)?;
         if rest.is_empty() {

@@ -42,6 +42,7 @@ struct DiskState {
     /// Blocks whose commands fail.
     bad: Vec<u64>,
     refuses: bool,
+    refuses_head: bool,
 }
 
 impl Disk {
@@ -100,7 +101,8 @@ impl Upstream for Disk {
             state.doorbells[which] = value;
             state.rings[which] += 1;
             let refused = Err(UpstreamError::Refused(19));
-            ask.outcome = Some(if state.refuses { refused } else { Ok(()) });
+            let refuses = state.refuses || state.refuses_head && ask.address == HEAD;
+            ask.outcome = Some(if refuses { refused } else { Ok(()) });
             if ask.address == TAIL && !state.refuses {
                 self.fetch(&mut state, value);
             }
@@ -300,6 +302,19 @@ fn late_completion_is_a_fault_with_its_index() {
         FaultCode::BadCommand,
         "they are to be made again"
     );
+}
+
+#[test]
+fn outcomes_of_an_earlier_launch_do_not_count() {
+    let mut lab = lab([4, 4], 9);
+    assert_eq!(lab.launch(), Ok(Some(9)));
+    lab.disk.with(|disk| disk.refuses_head = true);
+    // The same requests, whose outcomes nobody has cleared.
+    let mut progress = Progress::default();
+    let fault = lab.steps(&mut progress).unwrap_err();
+    assert_eq!((fault.code, fault.address), (FaultCode::Dma, HEAD));
+    lab.executor.fail_nvme_io(&lab.io, &progress);
+    assert_eq!(lab.state().index.get(), 3, "three were submitted");
 }
 
 #[test]
