@@ -145,7 +145,7 @@ impl DeviceClient {
     }
 
     /// Has a BAR answer at `address` (PCI Local Bus 3.0, 6.2.5).
-    fn place(&self, bar: u32, address: u64) -> anyhow::Result<()> {
+    pub(crate) fn place(&self, bar: u32, address: u64) -> anyhow::Result<()> {
         let register = 0x10 + 4 * u64::from(bar);
         self.write(CONFIG, COMMAND.0, &[0, 0])?;
         self.write(CONFIG, register, &address.to_le_bytes())?;

@@ -21,6 +21,7 @@ mod machine;
 mod memory;
 mod peer;
 mod peer_queues;
+mod persistent_memory;
 mod server;
 mod shared;
 mod soak;

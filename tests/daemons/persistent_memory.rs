@@ -1,0 +1,163 @@
+//! A peer writes the Persistent Memory Region of a disk below the same switch, while registers, BAR and server of the disk change.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use peerbar_dma::Purpose;
+use peerbar_nvme_driver::Registers;
+use tempfile::TempDir;
+
+use crate::client::DeviceClient;
+use crate::machine::{RAM, RAM_BYTES};
+use crate::memory::BusMemory;
+use crate::peer::Peer;
+use crate::server::Server;
+
+/// Where the disk's registers and its region are, and the peer's memory.
+const DOORS: u64 = 3 << 36;
+const REGION: u64 = 4 << 36;
+const PEER: u64 = 5 << 36;
+/// The BAR that is the region.
+const BAR: u32 = 4;
+const BYTES: u64 = 2 << 20;
+const PMRCTL: u64 = 0xe04;
+const PMRSTS: u64 = 0xe08;
+const NOT_READY: u32 = 1 << 8;
+
+/// A disk and a peer below a switch.
+struct Scene {
+    // Before the servers, so that they meet no end of theirs.
+    peer: Peer,
+    client: DeviceClient,
+    disk: Server,
+    switch: Server,
+    kept: PathBuf,
+    _folder: TempDir,
+}
+
+impl Scene {
+    fn start() -> anyhow::Result<Self> {
+        let folder = TempDir::new()?;
+        let kept = folder.path().join("pmr");
+        File::create(&kept)?.set_len(BYTES)?;
+        let switch = Server::start(folder.path(), "switch0", "peerbar-switch", &[])?;
+        let words = format!(
+            "--switch {} --port-name disk0 --serial disk0 --namespace ram=1M --pmr {}",
+            switch.socket.display(),
+            kept.display()
+        );
+        let words: Vec<&str> = words.split(' ').collect();
+        let disk = Server::start(folder.path(), "disk0", "peerbar-nvme", &words)?;
+        let client = connect(&disk)?;
+        Ok(Self {
+            peer: Peer::attach(&switch.socket, "peer0", PEER, BYTES)?,
+            client,
+            disk,
+            switch,
+            kept,
+            _folder: folder,
+        })
+    }
+
+    /// Whether the peer writes `byte` at `offset` of a region at `address`, of which the file then has it.
+    fn writes(&self, address: u64, offset: u64, byte: u8) -> anyhow::Result<bool> {
+        let requester = &self.peer.requester;
+        let data = [byte; 8192];
+        let written = requester.write(Purpose::Payload, address + offset, &data);
+        if written.is_ok() {
+            ensure!(self.file(offset)? == data, "the file has something else");
+            let mut read = [0; 8192];
+            requester.read(Purpose::Payload, address + offset, &mut read)?;
+            ensure!(read == data, "the peer reads something else");
+        }
+        Ok(written.is_ok())
+    }
+
+    fn file(&self, offset: u64) -> anyhow::Result<Vec<u8>> {
+        let bytes = std::fs::read(&self.kept)?;
+        let start = usize::try_from(offset)?;
+        Ok(bytes[start..start + 8192].to_vec())
+    }
+
+    fn end(self) -> anyhow::Result<()> {
+        drop((self.peer, self.client));
+        self.disk.end()?;
+        self.switch.end()
+    }
+}
+
+/// A guest that has the disk's BARs placed and its region enabled.
+fn connect(disk: &Server) -> anyhow::Result<DeviceClient> {
+    let ram = BusMemory::create(RAM, RAM_BYTES)?;
+    let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
+    client.place_registers(DOORS)?;
+    client.place(BAR, REGION)?;
+    client.write_register(PMRCTL, &1_u32.to_le_bytes())?;
+    Ok(client)
+}
+
+fn status(registers: &impl Registers) -> u32 {
+    let mut status = [0; 4];
+    registers.read_register(PMRSTS, &mut status).unwrap();
+    u32::from_le_bytes(status)
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn peer_writes_the_region_and_reads_its_barrier() {
+    let scene = Scene::start().unwrap();
+    assert!(scene.writes(REGION, 0x3000, 1).unwrap());
+    assert_eq!(status(&scene.peer.registers(DOORS)), 0);
+    let over = scene
+        .peer
+        .requester
+        .write(Purpose::Payload, REGION + BYTES - 8, &[1; 16]);
+    assert!(over.is_err(), "beyond the region");
+    scene.end().unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn hostile_guest_does_not_mix_up_what_a_peer_writes() {
+    let scene = Scene::start().unwrap();
+    for round in 0..30_u8 {
+        let moved = REGION + (u64::from(round % 2) << 30);
+        let register = |value: u32| {
+            let written = scene.client.write_register(PMRCTL, &value.to_le_bytes());
+            written.unwrap();
+        };
+        match round % 3 {
+            0 => {
+                register(0);
+                assert_eq!(status(&scene.client), NOT_READY);
+                register(1);
+            }
+            1 => scene.client.place(BAR, moved).unwrap(),
+            _ => scene.client.place(BAR, REGION).unwrap(),
+        }
+        let here = if round % 3 == 1 { moved } else { REGION };
+        assert!(scene.writes(here, 0x5000, round).unwrap(), "round {round}");
+        let elsewhere = REGION + (2 << 30);
+        assert!(!scene.writes(elsewhere, 0x5000, 0xff).unwrap());
+        assert_eq!(scene.file(0x5000).unwrap(), [round; 8192]);
+        scene.client.place(BAR, REGION).unwrap();
+    }
+    scene.end().unwrap();
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn region_outlives_a_disk_that_is_killed_under_a_peer() {
+    let mut scene = Scene::start().unwrap();
+    assert!(scene.writes(REGION, 0x3000, 1).unwrap());
+    scene.disk.kill().unwrap();
+    assert_eq!(scene.file(0x3000).unwrap(), [1; 8192]);
+    scene.disk.restart().unwrap();
+    assert!(!scene.writes(REGION, 0x7000, 2).unwrap(), "no window yet");
+    scene.client = connect(&scene.disk).unwrap();
+    assert_eq!(scene.file(0x3000).unwrap(), [1; 8192]);
+    assert!(scene.writes(REGION, 0x7000, 2).unwrap());
+    assert_eq!(scene.file(0x3000).unwrap(), [1; 8192]);
+    scene.end().unwrap();
+}
