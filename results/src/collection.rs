@@ -295,6 +295,8 @@ impl MatrixResults {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
     use super::*;
     use crate::samples;
     use crate::shard::ShardItem;
@@ -438,6 +440,22 @@ mod tests {
         ];
         assert_eq!(merged.missing, expected);
         assert!(!merged.is_passed());
+    }
+
+    #[test]
+    fn files_that_a_guest_has_replaced_are_not_waited_for() {
+        let run = tempfile::tempdir().unwrap();
+        write_run(run.path(), "a");
+        let fifo = |name: &str| {
+            let path = run.path().join(name);
+            mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        };
+        fifo("console.log");
+        let read = Collection::read(&[run.path().to_owned()]).unwrap();
+        assert_eq!(read.runs[0].console, "");
+        fifo(EVIDENCE);
+        let error = Collection::read(&[run.path().to_owned()]).unwrap_err();
+        assert!(format!("{error:#}").contains("--share-rw"), "{error:#}");
     }
 
     #[test]
