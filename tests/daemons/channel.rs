@@ -136,17 +136,31 @@ impl Channel {
         Ok(())
     }
 
-    /// Puts a command into the ring; the one before is over.
+    /// Puts a command into the ring and rings; the one before is over.
     pub(crate) fn put(&mut self, command: &Command) -> anyhow::Result<()> {
+        let (doorbell, value) = self.put_silently(command)?;
+        Ok(self.client.write_register(doorbell, &value.to_le_bytes())?)
+    }
+
+    /// Puts a command into the ring; the register of its doorbell, and the value that announces it.
+    pub(crate) fn put_silently(&mut self, command: &Command) -> anyhow::Result<(u64, u32)> {
         self.fences += 1;
         let bytes = command.encode(self.ring + FENCE, self.fences);
         let entry = self.ring + u64::from(self.put % ENTRIES) * 128;
         self.memory.write(entry, &bytes)?;
         self.put = self.put.wrapping_add(1);
-        let doorbell = 0x8000 + 0x40 * self.number;
-        self.client
-            .write_register(doorbell, &self.put.to_le_bytes())?;
-        Ok(())
+        Ok((self.doorbell(), self.put))
+    }
+
+    /// Whether the device polls no doorbells.
+    pub(crate) fn sleeps(&self) -> anyhow::Result<bool> {
+        let mut word = [0; 4];
+        self.client.read_register(self.doorbell() + 4, &mut word)?;
+        Ok(u32::from_le_bytes(word) == 1)
+    }
+
+    fn doorbell(&self) -> u64 {
+        0x8000 + 0x40 * self.number
     }
 
     /// The result of the last command, once it is done.

@@ -15,6 +15,7 @@ use peerbar_nvme_spec::command::SubmissionEntry;
 use tempfile::TempDir;
 use zerocopy::{FromZeros, transmute};
 
+use crate::channel::{Channel, Command, Place};
 use crate::client::DeviceClient;
 use crate::machine::{RAM, RAM_BYTES};
 use crate::memory::{BLOCK, BusMemory, block};
@@ -239,6 +240,45 @@ fn peer_rings_a_polling_disk_without_a_message() {
     scene.peer.set_mastering(false).unwrap();
     assert!(rung(&scene.peer.registers(DOORS + (1 << 32))).is_err());
     scene.end().unwrap();
+}
+
+/// The GPU's engine sleeps, so a doorbell of a peer must be more than a store.
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn peer_wakes_a_gpu_that_sleeps() {
+    let folder = TempDir::new().unwrap();
+    let switch = Server::start(folder.path(), "switch0", "peerbar-switch", &[]).unwrap();
+    let switch_at = switch.socket.display().to_string();
+    let words = ["--vram", "16M", "--switch", &switch_at];
+    let gpu = Server::start(folder.path(), "gpu0", "peerbar-gpu", &words).unwrap();
+    let ram = BusMemory::create(RAM, RAM_BYTES).unwrap();
+    let client = DeviceClient::connect(&gpu.socket, &ram, RAM_BYTES).unwrap();
+    client.place_registers(DOORS).unwrap();
+    let (from, to) = (RAM + (2 << 20), RAM + (3 << 20));
+    let mut channel = Channel::enable(client, ram.clone(), 1, RAM).unwrap();
+    let peer = Peer::attach(&switch.socket, "peer0", PEER, PEER_BYTES).unwrap();
+    let registers = peer.registers(DOORS);
+    for stamp in 1..5 {
+        ram.write(from, &block(stamp)).unwrap();
+        let begun = Instant::now();
+        while !channel.sleeps().unwrap() {
+            assert!(begun.elapsed() < PATIENCE, "the engine does not sleep");
+            thread::yield_now();
+        }
+        let copy = Command::copy(Place::Bus(from), Place::Bus(to), BLOCK as u64);
+        let (doorbell, value) = channel.put_silently(&copy).unwrap();
+        registers
+            .write_register(doorbell, &value.to_le_bytes())
+            .unwrap();
+        while channel.result().unwrap().is_none() {
+            assert!(begun.elapsed() < PATIENCE, "nobody fetches the command");
+            thread::yield_now();
+        }
+        assert!(ram.bytes(to, BLOCK).unwrap() == block(stamp));
+    }
+    drop((peer, channel));
+    gpu.end().unwrap();
+    switch.end().unwrap();
 }
 
 #[test]

@@ -40,12 +40,21 @@ pub enum BarMemory {
     Registers,
     /// Registers of which the guest may map some pages: areas (offset, size) of a file as long as the BAR. The function, which
     /// has the file too, gets every access but those by a mapping.
-    RegistersWithPages(Arc<MemoryFile>, Vec<(u64, u64)>),
+    RegistersWithPages(Arc<MemoryFile>, Vec<(u64, u64)>, PeerPages),
     /// Memory that lies page by page elsewhere, so that nothing of it can be mapped: every access goes to the function.
     /// Its own DMA follows the page table.
     Pages(Arc<PageTable>),
     /// Memory from the start of a file on, which the guest maps as a whole.
     Memory(Span),
+}
+
+/// How peers below the same switch write pages of registers that the guest may map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerPages {
+    /// As the guest, by a mapping: the function polls them.
+    Lent,
+    /// By messages: the function must be notified, as the guest does after it has written.
+    Notified,
 }
 
 impl BarMemory {
@@ -66,7 +75,7 @@ impl BarMemory {
             // device only, a guest with nothing left to do is interrupted indefinitely.
             Self::Registers => RegionMapping::NoArea,
             Self::Pages(_) => RegionMapping::Nothing,
-            Self::RegistersWithPages(file, areas) => {
+            Self::RegistersWithPages(file, areas, _) => {
                 RegionMapping::Areas(file.file().as_fd(), areas.clone())
             }
             Self::Memory(span) => RegionMapping::Whole(span.file.file().as_fd()),
@@ -499,7 +508,7 @@ mod tests {
         let config = ConfigSpace::new(&identity, &bars, &msi_x);
         let table = Arc::new(PageTable::new(file(0x4000), 2, 0x1000));
         let memory = [
-            BarMemory::RegistersWithPages(file(0x4000), vec![(0x3000, 0x1000)]),
+            BarMemory::RegistersWithPages(file(0x4000), vec![(0x3000, 0x1000)], PeerPages::Lent),
             BarMemory::Pages(table.clone()),
             BarMemory::Memory(Span {
                 file: file(0x8000),

@@ -18,7 +18,7 @@ mod recording;
 mod running;
 mod switch_port;
 
-pub use endpoint::{BarMemory, Endpoint};
+pub use endpoint::{BarMemory, Endpoint, PeerPages};
 pub use interrupts::Vectors;
 pub use options::{DeviceOptions, size};
 pub use peerbar_sandbox::FileAccess;

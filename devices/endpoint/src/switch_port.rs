@@ -14,8 +14,8 @@ use peerbar_switch::{
     PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
 };
 
-use crate::BarMemory;
 use crate::decoder::{Decoder, OpenWindow};
+use crate::{BarMemory, PeerPages};
 
 /// The most areas of a BAR's registers that are lent, so that no function has more windows than the switch takes
 /// ([`MAX_WINDOWS`](peerbar_switch::MAX_WINDOWS)): three BARs of 64 bits, one of them in three parts.
@@ -188,7 +188,7 @@ fn borrowed(
     Some(PeerMemory::Span(span))
 }
 
-/// A window as it is announced, in one part or several: memory is lent, and so are pages of registers that the guest may map.
+/// A window as it is announced, in one part or several: memory is lent, and so are pages of registers that the function polls.
 /// Everything else is reached by messages.
 fn lent_windows(window: &OpenWindow, generation: u32) -> Vec<BarWindow> {
     let part = |(offset, size), backing| BarWindow {
@@ -208,7 +208,9 @@ fn lent_windows(window: &OpenWindow, generation: u32) -> Vec<BarWindow> {
     let whole = (0, window.size);
     match &window.memory {
         BarMemory::Memory(span) => vec![part(whole, lent(&span.file, span.offset))],
-        BarMemory::RegistersWithPages(file, areas) if areas.len() <= MOST_AREAS => {
+        BarMemory::RegistersWithPages(file, areas, PeerPages::Lent)
+            if areas.len() <= MOST_AREAS =>
+        {
             let mut parts = Vec::new();
             let mut next = 0;
             for (offset, size) in areas {

@@ -16,7 +16,7 @@ use peerbar_dma::{
     Completer, Direction, DmaError, DmaFault, MemoryFile, Origin, PageTable, PeerError, Purpose,
     RegisterValue, RegisterWrite, Requester, Route, Session, Span,
 };
-use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Vectors};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
 use peerbar_switch::{ACKNOWLEDGE_TIME_OUT, Config, LinkMode};
@@ -270,13 +270,14 @@ fn with_registers<F: Function + 'static>(
 }
 
 #[test]
-fn pages_that_the_guest_may_map_are_written_without_a_message() {
+fn pages_that_are_lent_are_written_without_a_message() {
     let switch = Switch::start(&[]);
     let mut a = Card::new(&switch.path, "a");
     a.program(A);
     let notes = Arc::new(Notes::default());
     let file = Arc::new(MemoryFile::create("doorbells", 0x4000).unwrap());
-    let pages = BarMemory::RegistersWithPages(file.clone(), vec![(0x1000, 0x1000)]);
+    let pages =
+        BarMemory::RegistersWithPages(file.clone(), vec![(0x1000, 0x1000)], PeerPages::Lent);
     let mut b = with_registers(&switch, notes.clone(), pages);
     a.ring(B + 0x1010, 7).unwrap();
     assert!(notes.0.lock().unwrap().is_empty());
@@ -291,6 +292,20 @@ fn pages_that_the_guest_may_map_are_written_without_a_message() {
     b.region_write(CONFIG, COMMAND, &[0, 0]).unwrap();
     assert!(a.ring(B + 0x1010, 8).is_err());
     assert_eq!(file.load(0x1010).unwrap(), 7);
+}
+
+#[test]
+fn pages_of_a_function_that_must_be_notified_are_written_by_message() {
+    let switch = Switch::start(&[]);
+    let mut a = Card::new(&switch.path, "a");
+    a.program(A);
+    let notes = Arc::new(Notes::default());
+    let file = Arc::new(MemoryFile::create("doorbells", 0x4000).unwrap());
+    let pages = BarMemory::RegistersWithPages(file, vec![(0x1000, 0x1000)], PeerPages::Notified);
+    let _b = with_registers(&switch, notes.clone(), pages);
+    a.ring(B + 0x1010, 7).unwrap();
+    let noted = notes.0.lock().unwrap().clone();
+    assert_eq!(noted, [(0x1010, 7u32.to_le_bytes().to_vec())]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use peerbar_dma::{Buffer, MemoryFile, PageTable, Requester, Span};
-use peerbar_endpoint::{BarMemory, Endpoint, Running, StartError, Vectors};
+use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
 use peerbar_fault::Kind;
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Interrupts, MsiX};
 
@@ -100,7 +100,9 @@ impl Gpu {
     /// What is behind each of the BARs.
     fn behind_bars(&self, vram: &Arc<MemoryFile>) -> Vec<BarMemory> {
         let page = (doorbells::PAGE_OFFSET, doorbells::PAGE_BYTES);
-        let registers = BarMemory::RegistersWithPages(self.doorbells.file(), vec![page]);
+        // A peer does not kick engines that sleep.
+        let peers = PeerPages::Notified;
+        let registers = BarMemory::RegistersWithPages(self.doorbells.file(), vec![page], peers);
         let aperture = match &self.window {
             Some(table) => BarMemory::Pages(table.clone()),
             None => BarMemory::Memory(Span {

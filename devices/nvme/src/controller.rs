@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use peerbar_dma::{Requester, Span, WindowId};
-use peerbar_endpoint::{BarMemory, Endpoint, Running, StartError, Vectors};
+use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
 use peerbar_fault::Kind;
 use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::registers::{Doorbell, offset};
@@ -241,7 +241,10 @@ fn bars(
 ) -> Result<(Vec<Bar>, Vec<BarMemory>), BarError> {
     let registers = match config.poll {
         // The workers always poll, so no doorbell needs a notification.
-        PollPolicy::Always => BarMemory::RegistersWithPages(doorbells.file(), vec![DOORBELL_PAGE]),
+        PollPolicy::Always => {
+            let areas = vec![DOORBELL_PAGE];
+            BarMemory::RegistersWithPages(doorbells.file(), areas, PeerPages::Lent)
+        }
         PollPolicy::Adaptive | PollPolicy::Never => BarMemory::Registers,
     };
     let mut memory = vec![registers];

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use peerbar_flight::{Dma, Event, Outcome, PeerWindowEvent, Purpose, RegisterWrite, Route};
+use peerbar_flight::{
+    Dma, Event, Outcome, PeerWindowEvent, Purpose, RegisterWrite, Route, WindowKind,
+};
 
 use super::behind::{window_at, window_name};
 use super::recorded::{Recorded, RecordedDevice};
@@ -21,8 +23,8 @@ enum Fate {
     Lost,
     /// It was refused.
     Refused,
-    /// It was no other device's register.
-    OwnMemory,
+    /// It met RAM or memory of the device itself.
+    Done,
 }
 
 impl Fate {
@@ -35,7 +37,7 @@ impl Fate {
             },
             (Route::Peer, Outcome::Done) => Self::Switched,
             (Route::Upstream, Outcome::Done) => Self::ByRoot,
-            (_, Outcome::Done) => Self::OwnMemory,
+            (_, Outcome::Done) => Self::Done,
             _ => Self::Refused,
         }
     }
@@ -49,7 +51,7 @@ impl Fate {
                 "LOST: the switch drops what this device sends to peers, which gets no error"
             }
             Self::Refused => "REFUSED",
-            Self::OwnMemory => "to memory, not to a register",
+            Self::Done => "done",
         }
     }
 }
@@ -68,16 +70,13 @@ pub(super) fn made(recorded: &Recorded, device: &RecordedDevice) -> Vec<String> 
                 Fate::Refused => format!(": {}", dma.outcome),
                 _ => String::new(),
             };
-            let target = target(recorded, dma.address);
+            let target = target(recorded, dma);
             *counts.entry((target, fate, why)).or_default() += 1;
         }
     }
     let line = |((target, fate, why), count): ((String, Fate, String), u64)| {
         let times = times(count);
-        format!(
-            "wrote to a register of {target} {times}, {}{why}",
-            fate.text()
-        )
+        format!("wrote to {target} {times}, {}{why}", fate.text())
     };
     counts.into_iter().map(line).collect()
 }
@@ -146,14 +145,21 @@ fn times(count: u64) -> String {
     }
 }
 
-/// The device at a bus address, and its BAR.
-fn target(recorded: &Recorded, address: u64) -> String {
-    let mut devices = recorded.devices.iter();
-    let found = devices.find_map(|device| Some((device, window_at(device, address)?)));
-    match found {
-        Some((device, window)) => format!("{} ({})", device.name, window_name(window.id)),
-        None => format!("an unknown device at {address:#x}"),
+/// What is at the address of a DMA: a register or memory of a device, or RAM.
+fn target(recorded: &Recorded, dma: &Dma) -> String {
+    if dma.route == Route::GuestRam {
+        return "guest RAM".to_owned();
     }
+    let mut devices = recorded.devices.iter();
+    let found = devices.find_map(|device| Some((device, window_at(device, dma.address)?)));
+    let Some((device, window)) = found else {
+        return format!("an unknown device at {:#x}", dma.address);
+    };
+    let what = match window.memory {
+        WindowKind::Registers => "a register",
+        _ => "memory",
+    };
+    format!("{what} of {} ({})", device.name, window_name(window.id))
 }
 
 /// The device that wrote, by the place of its windows.
@@ -188,14 +194,13 @@ fn peer_windows(device: &RecordedDevice) -> impl Iterator<Item = PeerWindowEvent
 
 #[cfg(test)]
 mod tests {
-    use peerbar_flight::{
-        Completer, Direction, Level, Origin, Recorder, WindowEvent, WindowId, WindowKind,
-    };
+    use peerbar_flight::{Completer, Direction, Level, Origin, Recorder, WindowEvent, WindowId};
 
     use super::*;
 
     const DISK: u64 = 0x38_0000_0000;
     const GPU: u64 = 0x38_1000_0000;
+    const VRAM: u64 = 0x38_2000_0000;
     const FAR: u64 = 0x39_0000_0000;
 
     fn write(address: u64, route: Route, outcome: Outcome) -> Dma {
@@ -247,6 +252,12 @@ mod tests {
         );
         disk0.record(peer(3, GPU));
         gpu0.record(peer(2, DISK));
+        gpu0.record(Event::Window(WindowEvent {
+            id: WindowId::Bar(2),
+            address: VRAM,
+            size: 0x4000,
+            memory: WindowKind::Memory,
+        }));
         for (address, route, outcome) in rung {
             gpu0.dma(write(*address, *route, *outcome), gpu0.clock());
             if (*route, *outcome) == (Route::Peer, Outcome::Done) {
@@ -272,15 +283,19 @@ mod tests {
             (DISK, Route::Refused, Outcome::PeerUnsupported),
             (FAR, Route::Upstream, Outcome::Done),
             (0x1000, Route::Upstream, Outcome::ClientRefused(19)),
+            (VRAM, Route::OwnBar, Outcome::Done),
+            (0x5000, Route::GuestRam, Outcome::Done),
         ]);
         let expected = "\
 disk0: gpu0 wrote to its registers 2 times, through the switch
-gpu0: wrote to a register of an unknown device at 0x2008 once, REFUSED: QEMU refused it (errno 19)
 gpu0: wrote to a register of disk0 (BAR 0) 2 times, done through the switch
 gpu0: wrote to a register of disk0 (BAR 0) once, REDIRECTED to the root and done there
 gpu0: wrote to a register of disk0 (BAR 0) once, LOST: the switch drops what this device sends to peers, which gets no error
 gpu0: wrote to a register of disk0 (BAR 0) once, REFUSED: unsupported request
 gpu0: wrote to a register of disk1 (BAR 0) once, done through the root
+gpu0: wrote to an unknown device at 0x2008 once, REFUSED: QEMU refused it (errno 19)
+gpu0: wrote to guest RAM once, done
+gpu0: wrote to memory of gpu0 (BAR 2) once, done
 ";
         assert_eq!(of_run(folder.path()), expected);
     }

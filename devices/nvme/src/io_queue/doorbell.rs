@@ -7,7 +7,8 @@
 //!
 //! A register that is written all the same takes effect: a peer that drives a queue of its own knows nothing of the buffer, which
 //! holds for all I/O queues. If both have changed since the last read, the buffer counts: its owner writes the register after the
-//! buffer, and its next value after that, so the register has nothing newer.
+//! buffer, and its next value after that, so the register has nothing newer. That takes register writes that wait for their answer, as
+//! all do here (`RegionMapping::NoArea`): a posted one could come after the next value.
 //!
 //! Both pages of the buffer belong to the guest and may be unmapped at any moment. The controller fails then, as it does when it
 //! cannot reach a queue.
