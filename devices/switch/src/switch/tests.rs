@@ -305,25 +305,32 @@ fn announcement_waits_for_no_endpoint_without_end() {
 }
 
 #[test]
-fn change_that_is_waited_for_comes_before_introductions() {
+fn former_windows_are_gone_before_a_newcomer_is_announced() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three(now);
-    for (port, address) in [(a, 0x1000), (b, 0x2000)] {
-        switch.receive(port, announce(1, &[address]), now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    for port in [b, c] {
+        acknowledge(&mut switch, port);
     }
-    let late = switch.connect(now);
-    switch.receive(late, hello("late"), now);
+    outputs(&mut switch);
     switch.receive(c, announce(1, &[0x3000]), now);
-    acknowledge(&mut switch, late);
+    switch.leave(a, now);
+    let back = switch.connect(now);
+    switch.receive(back, hello("a"), now);
+    switch.receive(back, announce(1, &[0x1000]), now);
+    for port in [c, back] {
+        acknowledge(&mut switch, port);
+    }
+    acknowledge_one(&mut switch, b, now);
+    acknowledge_one(&mut switch, b, now);
     let words = outputs(&mut switch);
-    let to_it = words.iter().filter(|word| word.starts_with("4: "));
-    let expected = [
-        "4: welcome",
-        "4: 1 has 1000#1",
-        "4: 3 has 3000#3",
-        "4: 2 has 2000#2",
-    ];
-    assert_eq!(to_it.collect::<Vec<_>>(), expected);
+    let to_b = words.iter().filter(|word| word.starts_with("2: "));
+    let expected = ["2: 3 has 3000#2", "2: 1 has", "2: 4 has 1000#3"];
+    assert_eq!(to_b.collect::<Vec<_>>(), expected);
+    let announced = "4: announced 1".to_owned();
+    assert!(!words.contains(&announced), "{words:?}");
+    acknowledge_one(&mut switch, b, now);
+    assert_eq!(outputs(&mut switch), [announced]);
 }
 
 #[test]

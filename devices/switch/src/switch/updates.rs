@@ -68,13 +68,12 @@ impl Updates {
     }
 
     /// The next one to be sent now with this ticket, and whether it is the first of its peer. None before the last is
-    /// acknowledged. One that an announcement may wait for comes before introductions.
+    /// acknowledged. In the order in which they came, so that a former owner's windows are gone before another's are announced.
     pub(super) fn next(&mut self, ticket: u64, now: Instant) -> Option<(Update, bool)> {
         if self.sent.is_some() {
             return None;
         }
-        let awaited = self.pending.iter().position(|u| u.epoch.is_some());
-        let update = self.pending.remove(awaited.unwrap_or(0))?;
+        let update = self.pending.pop_front()?;
         let (epoch, at) = (update.epoch, now);
         self.sent = Some(Sent { ticket, epoch, at });
         let is_first = !update.windows.is_empty() && self.known.insert(update.peer);
