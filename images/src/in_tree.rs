@@ -1,5 +1,5 @@
 //! Modules of the kernel's own tree that a distribution's kernel was built without, built from the source of the same
-//! release against the packaged headers.
+//! version, by its first two numbers, against the packaged headers.
 
 use std::fs::File;
 use std::io::{BufReader, Read};

@@ -166,24 +166,28 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         submission.flags = SubmissionQueueFlags::new().with_pc(true);
         submission.cqid = id.into();
         submission.apply_to(&mut entry);
-        self.admin(entry)?;
+        if let Err(error) = self.admin(entry) {
+            // The first error is the one that counts.
+            let _ = self.delete(AdminOpcode::DeleteCompletionQueue, id);
+            return Err(error);
+        }
         Ok(doorbell_offsets(self.stride, id))
     }
 
     /// Deletes the pair of I/O queues `id`: once this returns, the controller does not use their memory (NVMe Base 2.0,
     /// 5.6 and 5.7).
     pub fn delete_queues(&mut self, id: u16) -> Result<(), DriverError> {
-        for opcode in [
-            AdminOpcode::DeleteSubmissionQueue,
-            AdminOpcode::DeleteCompletionQueue,
-        ] {
-            let mut entry = command(opcode);
-            let mut queue = DeleteQueue::from(&entry);
-            queue.qid = id.into();
-            queue.apply_to(&mut entry);
-            self.admin(entry)?;
-        }
-        Ok(())
+        let submission = self.delete(AdminOpcode::DeleteSubmissionQueue, id);
+        let completion = self.delete(AdminOpcode::DeleteCompletionQueue, id);
+        submission.and(completion)
+    }
+
+    fn delete(&mut self, opcode: AdminOpcode, id: u16) -> Result<(), DriverError> {
+        let mut entry = command(opcode);
+        let mut queue = DeleteQueue::from(&entry);
+        queue.qid = id.into();
+        queue.apply_to(&mut entry);
+        self.admin(entry).map(drop)
     }
 }
 

@@ -49,8 +49,8 @@ impl AddressSpace {
         Ok(VfioDevice::new(file, self.clone()))
     }
 
-    /// Has `iova` on stand for `memory`, which must not be unmapped before this is undone. Memory of a BAR is possible with
-    /// type 1 only.
+    /// Has `iova` on stand for `memory`, until it is unmapped here, also once this process has dropped the mapping: the kernel pins
+    /// memory, and keeps the addresses of a BAR. Memory of a BAR is possible with type 1 only.
     ///
     /// # Errors
     /// [`Error::Request`]: EEXIST for addresses that are in use, EINVAL for reserved ones, EFAULT or EINVAL for memory of a

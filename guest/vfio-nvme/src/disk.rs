@@ -10,6 +10,7 @@ use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode, SubmissionEntry, admin}
 use peerbar_nvme_spec::identify::{DATA_SIZE, cns, controller, namespace};
 use zerocopy::{FromBytes, FromZeros, transmute};
 
+use crate::commands::{DEPTH, Outstanding};
 use crate::device::{BarRange, VfioDevice};
 use crate::dma_space::DmaSpace;
 use crate::error::{Error, Result};
@@ -17,8 +18,8 @@ use crate::registers::{BAR, RegisterAccess, RegisterBar};
 
 /// Entries of each queue: a page of submission queue entries.
 const ENTRIES: u16 = 64;
-/// Most commands outstanding, since a queue that is full looks empty (NVMe Base 2.0, 3.3.1.5).
-const DEPTH: u16 = ENTRIES - 1;
+/// The driver's own pair of I/O queues.
+const OWN_QUEUE: u16 = 1;
 /// Bytes of the queue memory: admin submission and completion queue, I/O submission and completion queue, and a page for
 /// Identify, a page each.
 const QUEUE_BYTES: u64 = 5 * PAGE;
@@ -78,8 +79,7 @@ pub struct Disk {
     identity: Identity,
     /// A page for each PRP list, by command identifier.
     lists: u64,
-    free: Vec<u16>,
-    opcodes: [u8; DEPTH as usize],
+    outstanding: Outstanding,
 }
 
 impl Disk {
@@ -93,7 +93,7 @@ impl Disk {
         device.master(true)?;
         let registers = RegisterBar::new(device, access)?;
         let at = space.allocate(QUEUE_BYTES)?;
-        let lists = space.allocate(u64::from(DEPTH) * PAGE)?;
+        let lists = space.allocate(u64::from(ENTRIES) * PAGE)?;
         let page = |number: u64| at.saturating_add(number.saturating_mul(PAGE));
         let queues = |first| QueueMemory {
             submission: page(first),
@@ -104,15 +104,14 @@ impl Disk {
         let mut controller = Controller::enable(registers, space.clone(), queues(0))?;
         let identity = identify(&mut controller, page(4))?;
         controller.request_all_queues()?;
-        let queue = controller.create_queues(1, queues(2))?;
+        let queue = controller.create_queues(OWN_QUEUE, queues(2))?;
         Ok(Self {
             controller,
             queue,
             space,
             identity,
             lists,
-            free: (0..DEPTH).collect(),
-            opcodes: [0; DEPTH as usize],
+            outstanding: Outstanding::new(),
         })
     }
 
@@ -138,7 +137,8 @@ impl Disk {
     /// waits for it.
     ///
     /// # Errors
-    /// [`Error::Transfer`], [`Error::Status`], [`Error::Late`], [`Error::Controller`].
+    /// [`Error::Busy`] with commands outstanding, also one that came too late before; [`Error::Transfer`], [`Error::Status`],
+    /// [`Error::Late`], [`Error::Stranger`], [`Error::Controller`].
     pub fn transfer(
         &mut self,
         direction: Direction,
@@ -146,6 +146,9 @@ impl Disk {
         iova: u64,
         length: u64,
     ) -> Result<()> {
+        if self.outstanding() > 0 {
+            return Err(self.busy());
+        }
         let step = self.identity.longest;
         let mut done = 0;
         while done < length {
@@ -165,8 +168,8 @@ impl Disk {
     /// Submits one command; returns its identifier.
     ///
     /// # Errors
-    /// [`Error::Transfer`], also for more than [`Identity::longest`] bytes, and with [`Disk::depth`] commands outstanding;
-    /// [`Error::Controller`].
+    /// [`Error::Transfer`], also for more than [`Identity::longest`] bytes; [`Error::Busy`] with [`Disk::depth`] commands
+    /// outstanding; [`Error::Controller`].
     pub fn submit(
         &mut self,
         direction: Direction,
@@ -175,49 +178,60 @@ impl Disk {
         length: u64,
     ) -> Result<u16> {
         let blocks = self.check(block, iova, length)?;
-        let cid = self.free.pop().ok_or_else(|| self.refused(block, length))?;
-        let list = self
-            .lists
-            .saturating_add(u64::from(cid).saturating_mul(PAGE));
-        let pages: Vec<u64> = (0..length.div_ceil(PAGE))
-            .map(|page| iova.saturating_add(page.saturating_mul(PAGE)))
-            .collect();
+        let opcode = direction.opcode();
+        let cid = self.outstanding.begin(opcode);
+        let cid = cid.ok_or_else(|| self.busy())?;
         let mut entry = SubmissionEntry::new_zeroed();
-        entry.opcode = direction.opcode();
+        entry.opcode = opcode;
         entry.cid = cid.into();
         entry.nsid = NSID.into();
-        let prps = prps(&pages, &self.space, || Ok::<_, std::io::Error>(list));
-        [entry.prp1, entry.prp2] = prps.map_err(driver)?.map(Into::into);
         let mut range = BlockRange::from(&entry);
         range.slba = block.into();
         range.nlb = blocks.into();
         range.apply_to(&mut entry);
-        if let Some(opcode) = self.opcodes.get_mut(usize::from(cid)) {
-            *opcode = entry.opcode;
+        if let Err(error) = self.push(entry, cid, iova, length) {
+            // The controller has not seen it.
+            self.outstanding.end(cid);
+            return Err(error);
         }
-        self.queue.push(&transmute!(entry)).map_err(driver)?;
         self.queue.ring().map_err(driver)?;
         Ok(cid)
+    }
+
+    /// Puts a command into the queue, with the PRP entries of its data.
+    fn push(&mut self, mut entry: SubmissionEntry, cid: u16, iova: u64, length: u64) -> Result<()> {
+        let list = self
+            .lists
+            .saturating_add(u64::from(cid).saturating_mul(PAGE));
+        let pages = 0..length.div_ceil(PAGE);
+        let pages: Vec<u64> = pages
+            .map(|page| iova.saturating_add(page.saturating_mul(PAGE)))
+            .collect();
+        let prps = prps(&pages, &self.space, || Ok::<_, std::io::Error>(list));
+        [entry.prp1, entry.prp2] = prps.map_err(driver)?.map(Into::into);
+        self.queue.push(&transmute!(entry)).map_err(driver)
     }
 
     /// The next completion, if there is one, with the opcode of its command.
     ///
     /// # Errors
-    /// [`Error::Controller`].
+    /// [`Error::Stranger`], and [`Error::Controller`].
     pub fn reap(&mut self) -> Result<Option<(u8, Completion)>> {
         let Some(completion) = self.queue.pop().map_err(driver)? else {
             return Ok(None);
         };
         self.queue.ring().map_err(driver)?;
-        self.free.push(completion.cid);
-        let opcode = self.opcodes.get(usize::from(completion.cid));
-        Ok(Some((opcode.copied().unwrap_or_default(), completion)))
+        let opcode = self.outstanding.end(completion.cid);
+        let opcode = opcode.ok_or(Error::Stranger {
+            cid: completion.cid,
+        })?;
+        Ok(Some((opcode, completion)))
     }
 
     /// Waits for the next completion.
     ///
     /// # Errors
-    /// [`Error::Late`], and [`Error::Controller`].
+    /// [`Error::Late`], [`Error::Stranger`], [`Error::Controller`].
     pub fn wait(&mut self) -> Result<(u8, Completion)> {
         let begun = Instant::now();
         loop {
@@ -226,7 +240,7 @@ impl Disk {
             }
             if begun.elapsed() > PATIENCE {
                 return Err(Error::Late {
-                    opcode: self.opcodes.first().copied().unwrap_or_default(),
+                    opcode: self.outstanding.any_opcode().unwrap_or_default(),
                     seconds: PATIENCE.as_secs(),
                 });
             }
@@ -236,14 +250,14 @@ impl Disk {
 
     /// Most commands that may be outstanding.
     #[must_use]
-    pub fn depth(&self) -> u16 {
+    pub fn depth(&self) -> usize {
         DEPTH
     }
 
     /// Commands that are outstanding.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        usize::from(DEPTH).saturating_sub(self.free.len())
+        self.outstanding.count()
     }
 
     /// Whether the controller is enabled and ready (CSTS.RDY). After a reset it is not, and no command of before completes.
@@ -260,8 +274,9 @@ impl Disk {
     /// this process has no memory. The completion queue must be zeroed before. Completions raise no interrupts.
     ///
     /// # Errors
-    /// [`Error::Controller`].
+    /// [`Error::OwnQueue`], and [`Error::Controller`].
     pub fn create_queue(&mut self, id: u16, at: QueueMemory) -> Result<QueueDoorbells> {
+        check_foreign(id)?;
         let [tail, head] = self.controller.create_queues_at(id, at)?;
         Ok(QueueDoorbells { tail, head })
     }
@@ -269,8 +284,9 @@ impl Disk {
     /// Deletes the queue pair `id`. Once it returns, the controller uses their memory no more.
     ///
     /// # Errors
-    /// [`Error::Controller`].
+    /// [`Error::OwnQueue`], and [`Error::Controller`].
     pub fn delete_queue(&mut self, id: u16) -> Result<()> {
+        check_foreign(id)?;
         Ok(self.controller.delete_queues(id)?)
     }
 
@@ -306,6 +322,12 @@ impl Disk {
             .ok_or_else(|| self.refused(block, length))
     }
 
+    fn busy(&self) -> Error {
+        Error::Busy {
+            outstanding: self.outstanding(),
+        }
+    }
+
     fn refused(&self, block: u64, length: u64) -> Error {
         Error::Transfer {
             block,
@@ -321,6 +343,14 @@ impl Drop for Disk {
     fn drop(&mut self) {
         // A device that is gone does no DMA either.
         let _ = self.device().master(false);
+    }
+}
+
+/// Refuses the driver's own pair of queues.
+fn check_foreign(id: u16) -> Result<()> {
+    match id {
+        OWN_QUEUE => Err(Error::OwnQueue { id }),
+        _ => Ok(()),
     }
 }
 
@@ -373,19 +403,41 @@ fn identity(
             namespace.nsze
         )));
     }
-    let limit = match controller.mdts {
-        0 => LONGEST,
-        mdts => PAGE.checked_shl(mdts.into()).unwrap_or(LONGEST),
-    };
     let serial = String::from_utf8_lossy(&controller.sn);
     Ok(Identity {
         serial: serial.trim_end().to_owned(),
         block_bytes,
         blocks: namespace.nsze.get(),
-        longest: limit.min(LONGEST),
+        longest: longest(controller.mdts),
     })
+}
+
+/// Longest data of one command in bytes by MDTS (NVMe Base 2.0, 5.17.2.1), where 0 is no limit, and by one PRP list.
+fn longest(mdts: u8) -> u64 {
+    match mdts {
+        0 => LONGEST,
+        mdts => PAGE.saturating_mul(1 << mdts.min(20)).min(LONGEST),
+    }
 }
 
 fn unusable(reason: String) -> Error {
     Error::Namespace { reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_transfer_is_that_of_mdts_and_one_list() {
+        for (mdts, pages) in [(0, 512), (1, 2), (5, 32), (9, 512), (52, 512), (255, 512)] {
+            assert_eq!(longest(mdts), pages * PAGE, "MDTS {mdts}");
+        }
+    }
+
+    #[test]
+    fn own_queue_pair_is_nobody_else_s() {
+        assert!(matches!(check_foreign(1), Err(Error::OwnQueue { id: 1 })));
+        assert!(check_foreign(2).is_ok());
+    }
 }

@@ -1,7 +1,9 @@
 //! An address space, and the memory behind its addresses.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -12,7 +14,7 @@ use crate::address_space::AddressSpace;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 
-/// The addresses that are given out: a PC has RAM there, so no switch takes them for a peer's window.
+/// The addresses that are given out, but for windows of PCI buses, which a switch would take for a peer's.
 const FIRST: u64 = 0x1000_0000;
 const END: u64 = 0x8000_0000;
 
@@ -26,6 +28,8 @@ pub struct DmaSpace(Arc<Mapped>);
 #[derive(Debug)]
 struct Mapped {
     space: AddressSpace,
+    /// The windows of PCI buses.
+    windows: Vec<Range<u64>>,
     regions: RwLock<BTreeMap<u64, Arc<Memory>>>,
 }
 
@@ -33,8 +37,13 @@ impl DmaSpace {
     /// `space` without memory.
     #[must_use]
     pub fn new(space: AddressSpace) -> Self {
+        let windows = windows(&fs::read_to_string("/proc/iomem").unwrap_or_default());
         let regions = RwLock::default();
-        Self(Arc::new(Mapped { space, regions }))
+        Self(Arc::new(Mapped {
+            space,
+            windows,
+            regions,
+        }))
     }
 
     /// The address space, to open devices in.
@@ -50,7 +59,7 @@ impl DmaSpace {
     pub fn allocate(&self, length: u64) -> Result<u64> {
         let memory = Arc::new(Memory::new(length)?);
         let mut regions = self.0.regions.write();
-        let iova = free_place(&regions, length)?;
+        let iova = free_place(&regions, &self.0.windows, length)?;
         self.0.space.map(iova, &memory)?;
         regions.insert(iova, memory);
         Ok(iova)
@@ -61,7 +70,7 @@ impl DmaSpace {
     /// # Errors
     /// [`Error::NoAddresses`].
     pub fn free_addresses(&self, length: u64) -> Result<u64> {
-        free_place(&self.0.regions.read(), length)
+        free_place(&self.0.regions.read(), &self.0.windows, length)
     }
 
     /// Maps `memory` at `iova`.
@@ -97,11 +106,11 @@ impl DmaSpace {
     /// [`Error::Request`].
     pub fn unmap(&self, iova: u64) -> Result<Option<Arc<Memory>>> {
         let mut regions = self.0.regions.write();
-        let Some(memory) = regions.remove(&iova) else {
+        let Some(memory) = regions.get(&iova) else {
             return Ok(None);
         };
         self.0.space.unmap(iova, memory.size())?;
-        Ok(Some(memory))
+        Ok(regions.remove(&iova))
     }
 
     /// The memory that is mapped at `iova`, if this process reaches it.
@@ -121,20 +130,40 @@ impl DmaSpace {
     }
 }
 
-/// The first address with `length` free bytes after it.
-fn free_place(regions: &BTreeMap<u64, Arc<Memory>>, length: u64) -> Result<u64> {
+/// The first address with `length` bytes after it that are neither mapped nor in a window.
+fn free_place(
+    regions: &BTreeMap<u64, Arc<Memory>>,
+    windows: &[Range<u64>],
+    length: u64,
+) -> Result<u64> {
+    let mapped = regions.iter();
+    let mapped = mapped.map(|(start, memory)| *start..start.saturating_add(memory.size()));
+    let mut taken: Vec<Range<u64>> = mapped.chain(windows.iter().cloned()).collect();
+    taken.sort_by_key(|range| range.start);
     let mut place = FIRST;
-    for (start, memory) in regions.range(FIRST..END) {
-        if start.saturating_sub(place) >= length {
+    for range in taken {
+        if range.start.saturating_sub(place) >= length {
             break;
         }
-        let end = start.saturating_add(memory.size());
-        place = end.checked_next_multiple_of(ALIGNMENT).unwrap_or(END);
+        let end = range.end.checked_next_multiple_of(ALIGNMENT);
+        place = place.max(end.unwrap_or(END));
     }
     match place.checked_add(length) {
         Some(end) if end <= END => Ok(place),
         _ => Err(Error::NoAddresses { length, end: END }),
     }
+}
+
+/// The windows of PCI buses in the text of `/proc/iomem`.
+fn windows(text: &str) -> Vec<Range<u64>> {
+    let window = |line: &str| {
+        let (range, name) = line.trim().split_once(" : ")?;
+        let (first, last) = range.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let window = number(first)?..number(last)?.checked_add(1)?;
+        name.starts_with("PCI Bus").then_some(window)
+    };
+    text.lines().filter_map(window).collect()
 }
 
 fn unreachable(iova: u64) -> io::Error {
@@ -194,14 +223,28 @@ mod tests {
     #[test]
     fn first_gap_that_is_long_enough_is_free() {
         let used = regions(&[(FIRST, 4096), (FIRST + 2 * ALIGNMENT, 4096)]);
-        let free = |length| free_place(&used, length).unwrap();
+        let free = |length| free_place(&used, &[], length).unwrap();
         assert_eq!(free(4096), FIRST + ALIGNMENT);
         assert_eq!(free(2 * ALIGNMENT), FIRST + 3 * ALIGNMENT);
-        assert_eq!(free_place(&regions(&[]), 4096).unwrap(), FIRST);
-        let error = free_place(&used, END).unwrap_err().to_string();
+        assert_eq!(free_place(&regions(&[]), &[], 4096).unwrap(), FIRST);
+        let error = free_place(&used, &[], END).unwrap_err().to_string();
         assert!(
             error.ends_with("of I/O addresses are free below 0x80000000"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn windows_of_pci_buses_are_not_given_out() {
+        let text = "00100000-0fffffff : System RAM\n10000000-100fffff : PCI Bus 0000:00\n  \
+                    10000000-1000ffff : 0000:01:00.0\n  11000000-110fffff : PCI Bus 0000:02\n";
+        let windows = windows(text);
+        assert_eq!(
+            windows,
+            [0x1000_0000..0x1010_0000, 0x1100_0000..0x1110_0000]
+        );
+        let place = |length| free_place(&regions(&[]), &windows, length).unwrap();
+        assert_eq!(place(4096), 0x1020_0000);
+        assert_eq!(place(0x100_0000), 0x1120_0000);
     }
 }

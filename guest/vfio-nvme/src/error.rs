@@ -81,6 +81,26 @@ pub enum Error {
         /// The limit.
         seconds: u64,
     },
+    /// Commands are outstanding where none may be, or as many as fit.
+    #[error("{outstanding} commands are outstanding: take their completions first")]
+    Busy {
+        /// How many.
+        outstanding: usize,
+    },
+    /// The controller has completed a command that is not outstanding.
+    #[error(
+        "the controller completed command {cid:#06x} of the I/O queue, which is not outstanding"
+    )]
+    Stranger {
+        /// The command's identifier.
+        cid: u16,
+    },
+    /// A queue pair is the driver's own.
+    #[error("queue pair {id} is the driver's own: choose another number")]
+    OwnQueue {
+        /// Its number.
+        id: u16,
+    },
     /// The namespace is not as this driver needs it.
     #[error("namespace 1 cannot be used: {reason}")]
     Namespace {

@@ -29,6 +29,7 @@
 
 mod address_space;
 mod binding;
+mod commands;
 mod device;
 mod disk;
 mod dma_space;

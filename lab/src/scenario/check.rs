@@ -71,6 +71,29 @@ mod tests {
     }
 
     #[test]
+    fn vfio_check_brings_the_modules_of_its_backend() {
+        let vfio = |keys: &str| {
+            let lines = format!("kind = \"vfio-nvme\"\ndisk = \"d0\"\n{keys}");
+            parse("", &lines).map(|scenario| scenario.initramfs_modules().join(" "))
+        };
+        let own = "nvme peerbar_gpu";
+        let type1 = vfio("with = \"guest-ram\"").unwrap();
+        assert_eq!(type1, format!("{own} vfio_iommu_type1 vfio_pci"));
+        let iommufd = vfio("with = { p2pmem = \"g0\" }\nbackend = \"iommufd\"");
+        assert_eq!(iommufd.unwrap(), format!("{own} iommufd vfio_pci"));
+        let probe = |client: &str| {
+            let lines = "kind = \"probe\"\nprovider = \"g0\"\nby = \"vfio\"\nclient = ";
+            parse("", &format!("{lines}\"{client}\"")).map(|scenario| scenario.checks.len())
+        };
+        assert_eq!(probe("d0").unwrap(), 1);
+        assert!(
+            probe("g0")
+                .unwrap_err()
+                .contains("takes a disk as `client`")
+        );
+    }
+
+    #[test]
     fn gpu_check_mistakes_are_reported_with_their_line() {
         let file = "kind = \"gpu-file\"\ngpu = \"g0\"\nsizes = [\"4K\"]\noffsets = [0]\n";
         for (lines, wanted) in [

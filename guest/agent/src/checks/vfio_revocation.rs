@@ -107,11 +107,11 @@ fn lose(
         load.stop.store(true, Ordering::Release);
         (reads.join(), lost)
     });
-    let kept = lost?;
     let Ok(loaded) = loaded else {
         bail!("the thread that reads panicked")
     };
     loaded?;
+    let kept = lost?;
     measure.bytes = measure
         .bytes
         .saturating_add(load.done.load(Ordering::Acquire).saturating_mul(READ));
@@ -214,7 +214,7 @@ impl Load {
     /// Reads until it is to stop, and then until no command is outstanding or the controller is disabled.
     fn run(&self, disk: &mut Disk, address: u64) -> anyhow::Result<()> {
         let mut slots: Vec<u64> = (0..DEPTH).collect();
-        let mut of_command = vec![0; usize::from(disk.depth())];
+        let mut of_command = vec![0; disk.depth()];
         let mut stopped = None;
         loop {
             if self.stop.load(Ordering::Acquire) {
