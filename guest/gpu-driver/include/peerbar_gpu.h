@@ -138,7 +138,7 @@ struct peerbar_gpu_export {
 	__u32 handle;
 	__u32 policy;		/* enum peerbar_gpu_export_policy */
 	__s32 fd;		/* out: dma-buf */
-	__u32 pad;
+	__u32 pad;		/* 0 */
 };
 
 struct peerbar_gpu_import {

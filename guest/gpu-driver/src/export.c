@@ -24,6 +24,13 @@ struct pb_export {
 	struct work_struct drain;
 };
 
+/* Of the policies, for messages. */
+static const char *const policy_names[] = {
+	[PEERBAR_GPU_EXPORT_REVOCABLE] = "revocable",
+	[PEERBAR_GPU_EXPORT_PINNED] = "pinned",
+	[PEERBAR_GPU_EXPORT_STATIC] = "static",
+};
+
 /* Why the importer cannot have the buffer; NULL if it can. */
 static const char *refusal(const struct pb_export *export, struct dma_buf_attachment *attachment)
 {
@@ -48,8 +55,8 @@ static int export_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *atta
 	reason = refusal(export, attachment);
 	if (!reason)
 		return 0;
-	pci_dbg(export->buffer->gpu->pdev, "a dma-buf of policy %u is refused: %s %s\n",
-		export->policy, dev_name(attachment->dev), reason);
+	pci_dbg(export->buffer->gpu->pdev, "a %s dma-buf is refused: %s %s\n",
+		policy_names[export->policy], dev_name(attachment->dev), reason);
 	return -EOPNOTSUPP;
 }
 
@@ -157,6 +164,8 @@ static int export_pin(struct dma_buf_attachment *attachment)
 {
 	struct pb_export *export = attachment->dmabuf->priv;
 
+	if (export->revoked)
+		return -ENODEV;
 	if (export->policy != PEERBAR_GPU_EXPORT_REVOCABLE)
 		return pb_buffer_pin(export->buffer);
 	/* Without that option a kernel itself pins for each mapping. */
@@ -247,12 +256,12 @@ int pb_export(struct pb_buffer *buffer, u32 policy)
 	struct dma_buf *dmabuf;
 	int fd;
 
-	if (buffer->space != PEERBAR_GPU_SPACE_VRAM || policy > PEERBAR_GPU_EXPORT_STATIC)
+	if (buffer->space != PEERBAR_GPU_SPACE_VRAM || policy >= ARRAY_SIZE(policy_names))
 		return -EINVAL;
 	if (policy != PEERBAR_GPU_EXPORT_REVOCABLE && buffer->gpu->window) {
 		pci_dbg(buffer->gpu->pdev,
-			"no dma-buf of policy %u: a reset empties the table of the window\n",
-			policy);
+			"no %s dma-buf: a reset empties the table of the window\n",
+			policy_names[policy]);
 		return -EOPNOTSUPP;
 	}
 	fd = pb_vram_show(buffer);

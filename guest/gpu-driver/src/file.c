@@ -214,8 +214,11 @@ static int request_eventfd(struct pb_file *file, void *argument)
 static int request_export(struct pb_file *file, void *argument)
 {
 	struct peerbar_gpu_export *export = argument;
-	struct pb_buffer *buffer = pb_file_buffer(file, export->handle);
+	struct pb_buffer *buffer;
 
+	if (export->pad)
+		return -EINVAL;
+	buffer = pb_file_buffer(file, export->handle);
 	if (!buffer)
 		return -ENOENT;
 	export->fd = pb_export(buffer, export->policy);

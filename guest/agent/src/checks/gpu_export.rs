@@ -214,11 +214,15 @@ fn is_notified(import: &Import<'_>) -> anyhow::Result<()> {
 
 /// It can neither be pinned nor mapped again.
 fn is_gone(import: &Import<'_>) -> anyhow::Result<()> {
-    let mapped = import.map();
-    ensure!(
-        fails_with(&mapped, libc::ENODEV),
-        "mapping what is revoked: {mapped:?}"
-    );
+    for (what, outcome) in [
+        ("pinning", import.pin()),
+        ("mapping", import.map().map(drop)),
+    ] {
+        ensure!(
+            fails_with(&outcome, libc::ENODEV),
+            "{what} what is revoked: {outcome:?}"
+        );
+    }
     Ok(())
 }
 
