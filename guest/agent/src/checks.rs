@@ -19,6 +19,7 @@ mod gpu_export;
 mod gpu_faults;
 mod gpu_fences;
 mod gpu_file;
+mod gpu_initiated;
 mod gpu_lifetimes;
 mod gpu_load;
 mod gpu_long;

@@ -63,6 +63,20 @@ impl Traffic {
         self.commands(device, Completer::GuestRam)
     }
 
+    /// Commands that one device fetched from another's memory.
+    pub(crate) fn commands_from_peers(&self, device: u32) -> u64 {
+        self.commands(device, Completer::PeerBar)
+    }
+
+    /// Bytes that one device wrote to registers of others. Behind an IOMMU the client maps no registers, so the device does not
+    /// know whose they are.
+    pub(crate) fn registers_written(&self, device: u32) -> u64 {
+        self.sum(|of, kind| {
+            let is_of_others = matches!(kind.completer, Completer::PeerBar | Completer::Unknown);
+            of == device && kind.purpose == Purpose::Register && is_of_others
+        })
+    }
+
     /// What one device did.
     pub(crate) fn record(&self, device: u32) -> Record {
         Record {

@@ -45,6 +45,7 @@ mod udev;
 mod udmabuf;
 mod uevents;
 mod user_drivers;
+mod user_gpu;
 mod vgem;
 mod virtio_gpu;
 mod watchdog;

@@ -30,6 +30,7 @@ mod gpu_export;
 mod gpu_faults;
 mod gpu_fences;
 mod gpu_file;
+mod gpu_initiated;
 mod gpu_lifetimes;
 mod gpu_long;
 mod gpu_lost;
@@ -273,6 +274,7 @@ kinds! {
     gpu_lost::GpuLost,
     gpu_unload::GpuUnload,
     vfio_nvme::VfioNvme,
+    gpu_initiated::GpuInitiated,
     vfio_alias::VfioAlias,
     vfio_revocation::VfioRevocation,
 }

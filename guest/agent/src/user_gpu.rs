@@ -1,0 +1,128 @@
+//! A command channel of a GPU that this process drives, by vfio-pci (devices/gpu/INTERFACE.md).
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use peerbar_nvme_driver::{DmaMemory, Registers};
+use peerbar_vfio_nvme::{DmaSpace, RegisterAccess, RegisterBar, VfioDevice};
+
+/// Registers of channel 0, and of the device.
+const CHANNEL: u64 = 0x1000;
+const RING_SPACE: u64 = CHANNEL + 0x08;
+const RING_ENTRIES: u64 = CHANNEL + 0x0c;
+const CONTROL: u64 = CHANNEL + 0x10;
+const STATUS: u64 = CHANNEL + 0x14;
+const KICK: u64 = 0x2c;
+const DOORBELL: u64 = 0x8000;
+/// STATUS: error.
+const ERROR: u32 = 2;
+
+const ENTRIES: u32 = 32;
+/// Bytes of the ring, and of the page behind it with the fence.
+const RING_BYTES: u64 = 4096;
+/// How long a command may take, and how often its fence is read.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// Operands of a command.
+pub(crate) type Operands = [u64; 13];
+
+/// A channel that is on, with its ring and its fence in memory of this process.
+pub(crate) struct UserGpu {
+    registers: RegisterBar,
+    space: DmaSpace,
+    ring: u64,
+    /// Commands so far.
+    put: u32,
+}
+
+impl UserGpu {
+    /// Enables a channel of a GPU that is open in the address space of `space`.
+    pub(crate) fn start(device: Arc<VfioDevice>, space: &DmaSpace) -> anyhow::Result<Self> {
+        device.master(true)?;
+        let gpu = Self {
+            registers: RegisterBar::new(device, RegisterAccess::Mapped)?,
+            space: space.clone(),
+            ring: space.allocate(2 * RING_BYTES)?,
+            put: 0,
+        };
+        let ring = gpu.ring.to_le_bytes();
+        gpu.registers.write_register(CHANNEL, &ring)?;
+        gpu.set(RING_SPACE, 0)?;
+        gpu.set(RING_ENTRIES, ENTRIES)?;
+        gpu.set(CONTROL, 1)?;
+        Ok(gpu)
+    }
+
+    /// Launches a kernel; operand i is an offset in VRAM if bit i of `spaces` is set.
+    pub(crate) fn launch(
+        &mut self,
+        kernel: u32,
+        spaces: u16,
+        operands: &Operands,
+    ) -> anyhow::Result<()> {
+        const LAUNCH: u8 = 5;
+        const WITH_FENCE: u8 = 1;
+        self.put = self.put.wrapping_add(1);
+        let mut entry = vec![LAUNCH, WITH_FENCE];
+        entry.extend(spaces.to_le_bytes());
+        entry.extend(kernel.to_le_bytes());
+        let numbers = [self.fence(), self.put.into()];
+        let numbers = numbers.iter().chain(operands);
+        entry.extend(numbers.flat_map(|number| number.to_le_bytes()));
+        let index = self.put.wrapping_sub(1) % ENTRIES;
+        let at = self.ring.saturating_add(u64::from(index) * 128);
+        self.space.write(at, &entry)?;
+        self.set(DOORBELL, self.put)?;
+        // The GPU says that it sleeps and then reads the doorbell: one of both sees the other.
+        fence(Ordering::SeqCst);
+        match self.get(DOORBELL + 4)? {
+            0 => Ok(()),
+            _ => self.set(KICK, 1),
+        }
+    }
+
+    /// The result of the last command, once it is done. This thread sleeps meanwhile.
+    pub(crate) fn wait(&self) -> anyhow::Result<u64> {
+        let begun = Instant::now();
+        while self.space.load64(self.fence())? != u64::from(self.put) {
+            let [state, code, ..] = self.get(STATUS)?.to_le_bytes();
+            if u32::from(state) == ERROR {
+                bail!("the GPU ends its command with fault {code}");
+            }
+            ensure!(
+                begun.elapsed() < PATIENCE,
+                "the GPU does not end its command"
+            );
+            thread::sleep(PAUSE);
+        }
+        Ok(self.space.load64(self.fence().saturating_add(8))?)
+    }
+
+    fn fence(&self) -> u64 {
+        self.ring.saturating_add(RING_BYTES)
+    }
+
+    fn get(&self, register: u64) -> anyhow::Result<u32> {
+        let mut value = [0; 4];
+        self.registers.read_register(register, &mut value)?;
+        Ok(u32::from_le_bytes(value))
+    }
+
+    fn set(&self, register: u64, value: u32) -> anyhow::Result<()> {
+        Ok(self
+            .registers
+            .write_register(register, &value.to_le_bytes())?)
+    }
+}
+
+impl Drop for UserGpu {
+    /// The device stops DMA at once; closing it resets it.
+    fn drop(&mut self) {
+        // A device that is gone does no DMA either.
+        let _ = self.registers.device().master(false);
+    }
+}
