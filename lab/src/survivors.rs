@@ -1,6 +1,7 @@
 //! Servers that outlive the guest of their run, for another guest.
 
 use std::collections::BTreeSet;
+use std::fs::hard_link;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -44,19 +45,22 @@ impl Survivors {
         self.contains(name).then_some(&self.sockets)
     }
 
-    /// Shows the counters, the flight record and the control socket of a device in the folder of another run.
+    /// Shows the counters, the flight record and the control socket of a device in the folder of another run. The files are hard
+    /// links: readers of a run follow no symbolic ones.
     ///
     /// # Errors
-    /// Links that cannot be made.
+    /// Links that cannot be made, as between two file systems.
     pub(crate) fn show(&self, device: &str, control: &Path, run: &Path) -> anyhow::Result<()> {
         let [counters, flight] =
             [counter_file, flight_record].map(|file| (file(&self.run, device), file(run, device)));
-        let control = (control.to_owned(), run.join(link_name(device)));
-        for (from, to) in [counters, flight, control] {
-            symlink(&from, &to)
-                .with_context(|| format!("cannot make the link {}", to.display()))?;
+        for (from, to) in [counters, flight] {
+            hard_link(&from, &to).with_context(|| {
+                let (from, to) = (from.display(), to.display());
+                format!("cannot link {from} as {to}: keep both runs on one file system")
+            })?;
         }
-        Ok(())
+        let link = run.join(link_name(device));
+        symlink(control, &link).with_context(|| format!("cannot make the link {}", link.display()))
     }
 }
 
@@ -66,6 +70,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread;
 
+    use peerbar_flight::{FlightFile, Level, Recorder};
+
     use super::*;
     use crate::injecting::inject;
 
@@ -73,6 +79,8 @@ mod tests {
     fn survivor_is_shown_in_another_run() {
         let [old, new] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         std::fs::write(old.path().join("disk0.counters"), "counted").unwrap();
+        let record = flight_record(old.path(), "disk0");
+        drop(Recorder::create(&record, "disk0", Level::Maps).unwrap());
         let names = BTreeSet::from(["disk0".to_owned()]);
         let survivors = Survivors::new(names, Path::new("/s"), old.path());
         assert_eq!(survivors.sockets_of("disk0"), Some(Path::new("/s")));
@@ -93,6 +101,8 @@ mod tests {
         assert_eq!(device.join().unwrap().trim_end(), rule);
         let shown = std::fs::read(new.path().join("disk0.counters")).unwrap();
         assert_eq!(shown, b"counted");
+        let record = FlightFile::open(&flight_record(new.path(), "disk0")).unwrap();
+        assert_eq!(record.read().unwrap().header.name, "disk0");
         assert!(survivors.show("disk0", &control, new.path()).is_err());
     }
 }
