@@ -72,7 +72,9 @@ pub struct Guest<'a> {
     /// Where the kernel's trace events go, if they are wanted.
     trace: Option<BoundedFile>,
     qemu_log: BoundedFile,
-    given_up: GivenUp,
+    search: GivenUp,
+    /// QEMU's line, if KVM has given the guest up.
+    given_up: Option<String>,
     /// QEMU's own output, for what it says at its end.
     qemu_said: ChildStderr,
     /// How many of console, QEMU's output, report and trace are still open.
@@ -93,7 +95,7 @@ pub enum GuestEvent {
     Report(Vec<Line>),
     /// QEMU has ended, and all its output has been returned.
     Ended(ExitStatus),
-    /// KVM has given the guest up, and QEMU has stopped it: QEMU's line.
+    /// KVM has given the guest up, and QEMU has stopped it: QEMU's line. Nothing else happens then.
     GivenUp(String),
     /// A server has ended that should not have: its exit message.
     ServerDied(String),
@@ -160,7 +162,8 @@ impl<'a> Guest<'a> {
             _cache: artifacts.cache.clone(),
             trace,
             qemu_log: BoundedFile::new(folder.file(QEMU_LOG)?, LARGEST_LOG),
-            given_up: GivenUp::default(),
+            search: GivenUp::default(),
+            given_up: None,
             qemu_said,
             console: Console::new(folder.file(CONSOLE_LOG)?),
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
@@ -215,6 +218,9 @@ impl<'a> Guest<'a> {
             if let Some(status) = self.ended.filter(|_| self.open == 0) {
                 return Ok(GuestEvent::Ended(status));
             }
+            if let Some(line) = &self.given_up {
+                return Ok(GuestEvent::GivenUp(line.clone()));
+            }
             let Some(event) = self.events.next(deadline)? else {
                 return Ok(GuestEvent::Late);
             };
@@ -237,9 +243,7 @@ impl<'a> Guest<'a> {
                 }
                 Event::Data(EventSource::QemuLog, bytes) => {
                     self.log(&bytes)?;
-                    if let Some(line) = self.given_up.take(&bytes) {
-                        return Ok(GuestEvent::GivenUp(line));
-                    }
+                    self.given_up = self.search.take(&bytes);
                 }
                 Event::Connected(EventSource::Trace, stream) => {
                     self.events.add_bytes(EventSource::Trace, stream);

@@ -24,10 +24,12 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// How QEMU's lines begin when KVM gives a guest up (QEMU, `accel/kvm/kvm-all.c`, `target/i386/kvm/kvm.c`). QEMU stops the guest
 /// then, and does not end.
-const GIVEN_UP: [&str; 3] = [
+const GIVEN_UP: [&str; 5] = [
     "KVM internal error",
-    "error: kvm run failed",
     "KVM: entry failed",
+    "KVM: exception",
+    "KVM: unknown exit",
+    "error: kvm run failed",
 ];
 
 /// The longest part of a line of QEMU's output that is looked at, in bytes.
@@ -237,6 +239,21 @@ mod tests {
             let mut found = output.chunks(size).filter_map(|part| search.take(part));
             let line = found.next().unwrap();
             assert_eq!(line, "KVM internal error. Suberror: 3", "{size}");
+        }
+    }
+
+    #[test]
+    fn every_line_by_which_qemu_stops_a_guest_is_known() {
+        for line in [
+            "KVM internal error. Suberror: 1",
+            "KVM: entry failed, hardware error 0x80000021",
+            "KVM: exception 14 exit (error code 0x2)",
+            "KVM: unknown exit, hardware reason 31",
+            "KVM: unknown exit reason 99",
+            "error: kvm run failed Bad address",
+        ] {
+            let mut search = GivenUp::default();
+            assert_eq!(search.take(format!("{line}\n").as_bytes()).unwrap(), line);
         }
     }
 

@@ -7,11 +7,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
+use peerbar_lab::artifacts::{Artifacts, GuestNeeds, Own};
+use peerbar_lab::signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::PEERBAR;
 use crate::launched::Launched;
+use crate::own_guest::{wrapper, write_script};
 
 /// A scenario whose only check, unless a word of it is replaced, takes longer than any test.
 const SCENARIO: &str = r#"
@@ -241,6 +244,33 @@ fn wrong_qemu_is_a_usage_error() {
             "{words}"
         );
     }
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn guest_that_kvm_gives_up_ends_its_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let agent = Path::new(PEERBAR).with_file_name("peerbar-agent");
+    let needs = GuestNeeds::default();
+    let artifacts = Artifacts::prepare(&Own::default(), &needs, &agent, &signals::NONE).unwrap();
+    let qemu = folder.path().join("qemu-system-x86_64");
+    // In place of a guest, what QEMU says of one that KVM has given up; it does not end.
+    let script = wrapper(&artifacts).unwrap().replacen(
+        '\n',
+        "\ncase \"$*\" in *vfio-user-pci*socket*) echo 'KVM internal error. Suberror: 3' >&2; exec sleep 1000;; esac\n",
+        1,
+    );
+    write_script(&qemu, &script).unwrap();
+    let output = Command::new(PEERBAR)
+        .args(["run", "root-ports", "--timeout", "5m", "--qemu"])
+        .arg(&qemu)
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    let words = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(255), "{words}");
+    let reason = "guest died: KVM gave the guest up: KVM internal error. Suberror: 3 (";
+    assert!(words.contains(reason), "{words}");
 }
 
 /// A program in place of mmdebstrap that says its own process into a FIFO and works for longer than any test.

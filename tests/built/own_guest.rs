@@ -115,7 +115,7 @@ impl OwnGuest {
 }
 
 /// A script that starts the cache's QEMU.
-fn wrapper(artifacts: &Artifacts) -> anyhow::Result<String> {
+pub(crate) fn wrapper(artifacts: &Artifacts) -> anyhow::Result<String> {
     let command = artifacts.qemu.command();
     let mut words = vec!["exec env".to_owned()];
     for (name, value) in command.get_envs() {
@@ -176,7 +176,7 @@ fn archive(root: &Path, tree: &Path) -> anyhow::Result<Vec<u8>> {
 
 /// A descriptor open for writing in a child of another test would keep the script from starting, so a process of its own
 /// writes it.
-fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
+pub(crate) fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
     // By a process of its own: a descriptor open for writing in a child of another test would keep it from starting.
     let draft = path.with_extension("draft");
     fs::write(&draft, text)?;

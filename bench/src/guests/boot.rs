@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
+use peerbar_lab::LabError;
 use peerbar_lab::artifacts::{Artifacts, GuestNeeds};
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
@@ -129,9 +130,8 @@ fn boot_ours(
             }
             GuestEvent::Report(_) | GuestEvent::Console(_) | GuestEvent::WorkDone => {}
             GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            GuestEvent::ServerDied(words) | GuestEvent::GivenUp(words) => {
-                return Err(anyhow!(words).into());
-            }
+            GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
+            GuestEvent::GivenUp(line) => return Err(anyhow!(LabError::GivenUp(line)).into()),
             GuestEvent::Ended(_) => return Err(gone("our guest ended", folder)),
             GuestEvent::Late => return Err(gone("our guest is late", folder)),
         }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
 use peerbar_flight::monotonic_ns;
+use peerbar_lab::LabError;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
@@ -254,9 +255,8 @@ fn follow(
             GuestEvent::Report(lines) => lines,
             GuestEvent::Console(_) | GuestEvent::WorkDone => continue,
             GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            GuestEvent::ServerDied(words) | GuestEvent::GivenUp(words) => {
-                return Err(anyhow!(words).into());
-            }
+            GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
+            GuestEvent::GivenUp(line) => return Err(anyhow!(LabError::GivenUp(line)).into()),
             GuestEvent::Ended(status) => {
                 return Err(anyhow!("the guest ended early ({status})").into());
             }

@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use thiserror::Error;
@@ -227,16 +227,17 @@ impl Session<'_> {
             }
             Payload::Whole(_) => Err(Errno::INVAL),
         };
-        reply(&self.writer, &header, result)
+        reply(&self.writer, self.writer.deadline(), &header, result)
     }
 
     fn agree(&mut self, header: &Header, payload: &[u8]) -> Result<(), Closed> {
         let capabilities = match version::parse(payload) {
             Ok(capabilities) => capabilities,
-            Err(error) => return reply(&self.writer, header, Err(error)),
+            Err(error) => return reply(&self.writer, self.writer.deadline(), header, Err(error)),
         };
         reply(
             &self.writer,
+            self.writer.deadline(),
             header,
             Ok(version::answer(&capabilities).into()),
         )?;
@@ -257,12 +258,14 @@ impl Session<'_> {
         deframer: &mut Deframer,
         outcome: Result<(), SessionError>,
     ) -> Result<(), SessionError> {
+        if let Some(client) = &self.client {
+            client.close();
+        }
         refuse(&self.stream, &self.writer, deframer, Errno::NODEV);
         // Fails only if the other side has closed the socket already.
         let _ = self.stream.shutdown(Shutdown::Both);
         let failure = self.writer.close();
-        if let Some(client) = self.client {
-            client.close();
+        if self.client.is_some() {
             self.device.detached();
         }
         match failure {
@@ -289,13 +292,16 @@ fn refuse_client(stream: UnixStream) {
 ///
 /// QEMU waits for the answer to a request that it has sent, with its own lock held and so with the guest stopped, also when
 /// the connection is closed meanwhile (hw/vfio-user/proxy.c, `vfio_user_send_wait`). A Unix socket that is shut down for
-/// reading takes no more data, and what it took before can still be received: so no request is left without an answer.
+/// reading takes no more data, and what it took before can still be received: so no request is left without an answer, unless
+/// the client reads them more slowly than in the time for one message.
 fn refuse(stream: &UnixStream, writer: &Writer, deframer: &mut Deframer, error: Errno) {
     // Fails only if the other side has closed the socket already.
     let _ = stream.shutdown(Shutdown::Read);
+    let deadline = writer.deadline();
     loop {
         while let Ok(Some(message)) = deframer.next_message() {
-            if message.header.is_command() && reply(writer, &message.header, Err(error)).is_err() {
+            let header = &message.header;
+            if header.is_command() && reply(writer, deadline, header, Err(error)).is_err() {
                 return;
             }
         }
@@ -310,7 +316,12 @@ fn refuse(stream: &UnixStream, writer: &Writer, deframer: &mut Deframer, error: 
     }
 }
 
-fn reply(writer: &Writer, asked: &Header, result: Result<Answer<'_>, Errno>) -> Result<(), Closed> {
+fn reply(
+    writer: &Writer,
+    deadline: Instant,
+    asked: &Header,
+    result: Result<Answer<'_>, Errno>,
+) -> Result<(), Closed> {
     if let Err(error) = &result {
         log::debug!("command {} refused: {error}", asked.command);
     }
@@ -333,5 +344,5 @@ fn reply(writer: &Writer, asked: &Header, result: Result<Answer<'_>, Errno>) -> 
         flags: U32::new(flags),
         error: U32::new(error),
     };
-    writer.send(&header, [&answer.payload, &[]], answer.descriptor)
+    writer.send_by(&header, [&answer.payload, &[]], answer.descriptor, deadline)
 }

@@ -51,13 +51,28 @@ impl Writer {
         payload: [&[u8]; 2],
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), Closed> {
+        self.send_by(header, payload, descriptor, self.deadline())
+    }
+
+    /// When a message that is sent now has had its time.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.time_out
+    }
+
+    /// Like [`Writer::send`]; it fails if the message has found no free space by `deadline`.
+    pub(crate) fn send_by(
+        &self,
+        header: &Header,
+        payload: [&[u8]; 2],
+        descriptor: Option<BorrowedFd<'_>>,
+        deadline: Instant,
+    ) -> Result<(), Closed> {
         let mut state = self.state.lock();
         let State::Open(stream) = &*state else {
             return Err(Closed);
         };
         let [first, second] = payload;
         let mut parts = [header.as_bytes(), first, second].map(IoSlice::new);
-        let deadline = Instant::now() + self.time_out;
         if let Err(error) = socket::send(stream, &mut parts, descriptor, deadline) {
             // Fails only if the other side has closed the socket already.
             let _ = stream.shutdown(Shutdown::Both);

@@ -1,9 +1,10 @@
 //! The end of a session that the server brings about: no request that the client could send stays without an answer.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use peerbar_vfio_user::{Listener, Options, Stop};
+use peerbar_vfio_user::{Listener, Options, SessionError, Stop, serve};
 
 use crate::board::{Rig, board};
 use crate::raw::*;
@@ -90,4 +91,35 @@ fn version_of_a_second_client_is_answered_with_busy() {
         }
         stop.trigger();
     });
+}
+
+#[test]
+fn slow_reader_holds_up_the_end_for_one_time_out() {
+    const TIME_OUT: Duration = Duration::from_millis(200);
+    /// With this pause, all answers take ten times as long.
+    const PAUSE: Duration = Duration::from_millis(20);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    // The least that Linux gives: some answers.
+    rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).unwrap();
+    let mut client = RawClient::new(ours);
+    let read = region_access(0, 0, 8);
+    for id in 0..REQUESTS {
+        client.send(&message(id, 9, 0, &read));
+    }
+    let stop = Stop::new().unwrap();
+    stop.trigger();
+    let mut options = Options::new(stop);
+    options.send_time_out = TIME_OUT;
+    let session = std::thread::spawn(move || serve(theirs, &mut board().0, &options));
+    let mut answers = 0;
+    while client.stream.read_exact(&mut [0; 16]).is_ok() {
+        answers += 1;
+        std::thread::sleep(PAUSE);
+    }
+    assert!((1..REQUESTS).contains(&answers), "{answers}");
+    let error = session.join().unwrap().unwrap_err();
+    assert!(
+        matches!(error, SessionError::NotReading(TIME_OUT)),
+        "{error}"
+    );
 }
