@@ -15,6 +15,7 @@ mod launched;
 mod matrix;
 mod own_guest;
 mod parallel;
+mod persistent_memory;
 mod report;
 mod timeline;
 mod your_program;

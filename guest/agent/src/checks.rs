@@ -35,6 +35,7 @@ mod gpu_unaligned;
 mod gpu_unload;
 mod gpu_virtio;
 mod layout;
+mod pmr;
 mod pool_exhausted;
 mod probe;
 mod program;

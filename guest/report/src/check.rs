@@ -44,6 +44,7 @@ mod gpu_time_out;
 mod gpu_unaligned;
 mod gpu_unload;
 mod gpu_virtio;
+mod pmr;
 mod pool_exhausted;
 mod probe;
 mod program;
@@ -273,6 +274,7 @@ kinds! {
     gpu_owners::GpuOwners,
     gpu_lost::GpuLost,
     gpu_unload::GpuUnload,
+    pmr::Pmr,
     vfio_nvme::VfioNvme,
     gpu_initiated::GpuInitiated,
     vfio_alias::VfioAlias,

@@ -99,6 +99,9 @@ pub struct NvmeDevice {
     /// Whether it permits queues in the CMB (Linux puts submission queues there).
     #[serde(default)]
     pub cmb_queues: bool,
+    /// Size of its Persistent Memory Region in bytes, 0 if it has none.
+    #[serde(default)]
+    pub pmr_bytes: u64,
     /// Size of its first namespace in bytes.
     #[serde(default)]
     pub disk_bytes: u64,

@@ -18,6 +18,7 @@ pub(super) fn inventory(
         name: nvme.name.clone(),
         cmb_bytes: nvme.cmb.unwrap_or(0),
         cmb_queues: nvme.cmb_queues,
+        pmr_bytes: nvme.pmr.as_ref().map_or(0, |pmr| pmr.bytes),
         disk_bytes: nvme.disk_bytes,
         block_bytes: nvme.block_size,
         namespaces: u32::try_from(nvme.namespaces.len()).unwrap_or(u32::MAX),

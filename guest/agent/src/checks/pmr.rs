@@ -1,0 +1,256 @@
+//! A Persistent Memory Region (NVMe Base 2.0, 8.14) that a GPU reads and writes from peer to peer, over runs. Linux' driver has
+//! no part in it, so vfio-pci has the disk meanwhile.
+
+use super::{Outcome, Run};
+use peerbar_report::{Buffer as With, Measure, Pmr, VfioBackend};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use peerbar_gds::ImportedBuffer;
+use peerbar_nvme_driver::Registers;
+use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, Memory, RegisterAccess, RegisterBar};
+
+use super::gpu_dma_buf::{Bench, HALF};
+use super::route::judge;
+use crate::guest_context::GuestContext;
+use crate::user_drivers;
+
+const CAP_UPPER: u64 = 4;
+const PMRCAP: u64 = 0xe00;
+const PMRCTL: u64 = 0xe04;
+const PMRSTS: u64 = 0xe08;
+
+/// Bit 56 of CAP: there is a region.
+const CAP_PMRS: u32 = 1 << 24;
+/// Bit 1 of PMRCAP.PMRWBM: a read of PMRSTS is the barrier.
+const BARRIER_STATUS: u32 = 2 << 10;
+const NOT_READY: u32 = 1 << 8;
+
+/// The GPU's halves lie at the start of the region, and what a later run checks them by behind them.
+const RECORD: u64 = 2 * HALF;
+const RECORD_BYTES: usize = 24;
+const RECORD_PAGE: u64 = 4096;
+const MAGIC: [u8; 8] = *b"peer-PMR";
+
+impl Run for Pmr {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let gpu = guest.gpu(&self.gpu)?;
+        let mut bench = Bench::new(guest, gpu)?;
+        let disk = guest.controller(&self.disk)?;
+        let binding = user_drivers::take(guest, VfioBackend::Type1, &disk.pci)?;
+        let outcome = with_device(&binding, &mut bench);
+        let back = user_drivers::give_back_disk(guest, disk, binding);
+        let runs = outcome.and_then(|runs| back.map(|()| runs))?;
+        measure.bytes = bench.bytes;
+        bench.watch.write_to(measure);
+        judge(
+            &With::P2pmem(self.disk.clone()),
+            &[gpu.share(bench.bytes)],
+            bench.watch.traffic()?,
+        )?;
+        guest.show(&format!("the region has seen {runs} runs of this check"));
+        Ok(Outcome::Passed)
+    }
+}
+
+/// How many runs the region has seen, this one included.
+fn with_device(binding: &Binding, bench: &mut Bench<'_>) -> anyhow::Result<u64> {
+    let region = Region::enable(binding)?;
+    let former = region.former()?;
+    region.clear_record()?;
+    let dma_buf = region.registers.device().export(region.halves())?;
+    let imported = bench.gpu.import(&dma_buf)?;
+    drop(dma_buf);
+    let mut halves = region.registers.device().map(region.halves())?;
+    bench.there_and_back(&imported, &mut halves)?;
+    let runs = former.map_or(1, |former| former.runs.saturating_add(1));
+    region.leave(runs)?;
+    region.endure(bench, &imported)?;
+    let left = region.former()?.context("the record is gone")?;
+    ensure!(left.runs == runs, "the record is another run's");
+    Ok(runs)
+}
+
+/// What a run has left in the region.
+struct Former {
+    runs: u64,
+}
+
+/// A region that is ready.
+struct Region {
+    registers: RegisterBar,
+    /// The BAR that it is.
+    bar: u32,
+    /// The halves and the record.
+    memory: Memory,
+}
+
+impl Region {
+    fn enable(binding: &Binding) -> anyhow::Result<Self> {
+        let device = Arc::new(AddressSpace::type1()?.open(binding)?);
+        device.decode(true)?;
+        let registers = RegisterBar::new(device, RegisterAccess::Calls)?;
+        let upper = read(&registers, CAP_UPPER)?;
+        ensure!(upper & CAP_PMRS != 0, "CAP.PMRS is 0");
+        let capabilities = read(&registers, PMRCAP)?;
+        ensure!(
+            capabilities & BARRIER_STATUS != 0,
+            "a read of PMRSTS is no barrier, PMRCAP is {capabilities:#x}"
+        );
+        let bar = capabilities >> 5 & 7;
+        let memory = registers.device().map(BarRange {
+            bar,
+            offset: 0,
+            length: RECORD.saturating_add(RECORD_PAGE),
+        })?;
+        let region = Region {
+            registers,
+            bar,
+            memory,
+        };
+        let status = region.status()?;
+        ensure!(
+            status == NOT_READY,
+            "PMRSTS is {status:#x} before the region is enabled"
+        );
+        region.turn_on()?;
+        Ok(region)
+    }
+
+    /// What the GPU reads and writes.
+    fn halves(&self) -> BarRange {
+        BarRange {
+            bar: self.bar,
+            offset: 0,
+            length: RECORD,
+        }
+    }
+
+    fn turn_on(&self) -> anyhow::Result<()> {
+        self.control(1)?;
+        let half_seconds = read(&self.registers, PMRCAP)? >> 16 & 0xff;
+        let (start, limit) = (Instant::now(), Duration::from_millis(500) * half_seconds);
+        while self.status()? & NOT_READY != 0 {
+            ensure!(start.elapsed() <= limit, "not ready within PMRCAP.PMRTO");
+        }
+        self.is_persistent()
+    }
+
+    /// PMRSTS, whose read is also the barrier.
+    fn status(&self) -> anyhow::Result<u32> {
+        read(&self.registers, PMRSTS)
+    }
+
+    /// What was written is persistent.
+    fn is_persistent(&self) -> anyhow::Result<()> {
+        let status = self.status()?;
+        ensure!(status == 0, "PMRSTS is {status:#x} after a barrier");
+        Ok(())
+    }
+
+    /// Writes PMRCTL.
+    fn control(&self, value: u32) -> anyhow::Result<()> {
+        Ok(self
+            .registers
+            .write_register(PMRCTL, &value.to_le_bytes())?)
+    }
+
+    fn read_memory(&self, offset: u64, length: u64) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(length)?];
+        self.memory.read(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// What an earlier run has left, found whole; none if the region is empty.
+    fn former(&self) -> anyhow::Result<Option<Former>> {
+        let record = self.read_memory(RECORD, RECORD_BYTES as u64)?;
+        let data = self.read_memory(0, RECORD)?;
+        if record.iter().all(|byte| *byte == 0) {
+            ensure!(
+                data.iter().all(|byte| *byte == 0),
+                "a region without a record is not empty: a run has ended amid this check, or something else has written there; \
+                 remove its file"
+            );
+            return Ok(None);
+        }
+        let (words, _) = record.as_chunks::<8>();
+        let [magic, runs, sum] = words else {
+            anyhow::bail!("a record of {} words", words.len());
+        };
+        ensure!(*magic == MAGIC, "the record begins with {magic:x?}");
+        let found = checksum(&data);
+        ensure!(
+            found == u64::from_le_bytes(*sum),
+            "what run {} has left is not there any more",
+            u64::from_le_bytes(*runs)
+        );
+        Ok(Some(Former {
+            runs: u64::from_le_bytes(*runs),
+        }))
+    }
+
+    /// Removes the record, so that a run that ends amid the check leaves none that is wrong.
+    fn clear_record(&self) -> anyhow::Result<()> {
+        self.memory.write(RECORD, &[0; RECORD_BYTES])?;
+        self.is_persistent()
+    }
+
+    /// Leaves a record for the next run: first the data is persistent, then the record.
+    fn leave(&self, runs: u64) -> anyhow::Result<()> {
+        self.is_persistent()?;
+        let sum = checksum(&self.read_memory(0, RECORD)?);
+        let words = [MAGIC, runs.to_le_bytes(), sum.to_le_bytes()];
+        self.memory.write(RECORD, words.as_flattened())?;
+        self.is_persistent()
+    }
+
+    /// PMRCTL.EN is toggled, and the function is reset, while the GPU reads. The contents stay.
+    fn endure(&self, bench: &mut Bench<'_>, imported: &ImportedBuffer) -> anyhow::Result<()> {
+        bench
+            .amid_copies(imported, || {
+                self.control(0)?;
+                let status = self.status()?;
+                ensure!(status == NOT_READY, "PMRSTS is {status:#x} when disabled");
+                self.turn_on()
+            })
+            .context("PMRCTL.EN is toggled amid copies")?;
+        bench
+            .amid_copies(imported, || Ok(self.registers.device().reset()?))
+            .context("a reset amid copies")?;
+        let control = read(&self.registers, PMRCTL)?;
+        ensure!(control == 0, "PMRCTL is {control:#x} after a reset");
+        self.turn_on()
+    }
+}
+
+fn read(registers: &RegisterBar, offset: u64) -> anyhow::Result<u32> {
+    let mut value = [0; 4];
+    registers.read_register(offset, &mut value)?;
+    Ok(u32::from_le_bytes(value))
+}
+
+/// FNV-1a over 64-bit words.
+fn checksum(data: &[u8]) -> u64 {
+    let (words, _) = data.as_chunks::<8>();
+    words.iter().fold(0xcbf2_9ce4_8422_2325, |sum, word| {
+        (sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksum_of_changed_or_swapped_words_differs() {
+        let data: Vec<u8> = (0..64).collect();
+        let sum = checksum(&data);
+        let mut changed = data.clone();
+        changed[63] ^= 1;
+        let mut swapped = data.clone();
+        swapped.rotate_left(8);
+        assert!(checksum(&changed) != sum && checksum(&swapped) != sum);
+        assert_eq!(checksum(&data), sum);
+    }
+}

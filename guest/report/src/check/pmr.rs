@@ -1,0 +1,46 @@
+//! `pmr`: a Persistent Memory Region.
+
+use super::{CheckKind, Keys, TableError, VfioBackend, check};
+
+check! {
+    /// A GPU's copy engine reads and writes the Persistent Memory Region of a disk from peer to peer, amid resets of the disk too.
+    /// What an earlier run of the check has left must still be there, also after a restart of guest and server; a region without
+    /// that must be empty. It takes a guest with an IOMMU: vfio-pci has the disk meanwhile.
+    "pmr": "{gpu} and the PMR of {disk}"
+    pub struct Pmr {
+        /// Name of an `[[nvme]]` with a `pmr` of 2M or more.
+        pub disk: String,
+        /// Name of a `[[gpu]]`.
+        pub gpu: String,
+    }
+}
+
+impl CheckKind for Pmr {
+    const ON_DEMAND: &'static [&'static str] = VfioBackend::DEBIAN_MODULES;
+
+    fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
+        Ok(Self {
+            disk: with_pmr(keys)?,
+            gpu: keys.gpu_name("gpu")?,
+            seconds: keys.seconds,
+        })
+    }
+
+    fn modules_on_demand(&self) -> &'static [&'static str] {
+        Self::ON_DEMAND
+    }
+}
+
+fn with_pmr(keys: &mut Keys<'_, '_>) -> Result<String, TableError> {
+    let name = keys.required("disk")?;
+    let at = name.span();
+    let nvme = keys.inventory.disk(name)?;
+    if nvme.pmr_bytes > 0 {
+        return Ok(nvme.name.clone());
+    }
+    let message = format!(
+        "`{0}` has no PMR: give [[nvme]] {0} `pmr = {{ size = \"64M\" }}`",
+        nvme.name
+    );
+    Err(TableError::new(at, message))
+}

@@ -1,0 +1,84 @@
+//! A Persistent Memory Region over boots, each with new servers and a new guest.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+
+use crate::peerbar;
+
+const SCENARIO: &str = r#"
+name = "kept"
+timeout = "90s"
+
+[machine]
+iommu = "intel"
+
+[[module]]
+name = "vfio_iommu_type1"
+parameters = "allow_unsafe_interrupts=1"
+
+[[switch]]
+name = "switch0"
+
+[[nvme]]
+name = "disk0"
+below = "switch0"
+pmr = { size = "2M", file = "disk0.pmr" }
+namespaces = [{ ram = "1M" }]
+
+[[gpu]]
+name = "gpu0"
+below = "switch0"
+vram = "64M"
+
+[[check]]
+kind = "pmr"
+disk = "disk0"
+gpu = "gpu0"
+"#;
+
+/// Where the check leaves its record: a text, how many runs there were, a checksum of what is before it.
+const RECORD: u64 = 1 << 20;
+
+/// Boots the guest; the exit code, and what the launcher has printed.
+fn boot(folder: &Path) -> anyhow::Result<(Option<i32>, String)> {
+    let output = peerbar(&["run", "kept.toml"], folder)?;
+    let printed = [output.stdout, output.stderr].concat();
+    Ok((output.status.code(), String::from_utf8(printed)?))
+}
+
+fn runs(region: &File) -> anyhow::Result<u64> {
+    let mut record = [0; 16];
+    region.read_exact_at(&mut record, RECORD)?;
+    let (text, runs) = record.split_at(8);
+    ensure!(text == b"peer-PMR", "no record: {record:x?}");
+    Ok(u64::from_le_bytes(runs.try_into()?))
+}
+
+#[test]
+#[ignore = "boots guests; scripts/test runs it"]
+fn what_a_gpu_has_written_is_there_in_the_next_boot() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("kept.toml"), SCENARIO)?;
+    for boot_number in 1..3 {
+        let (code, printed) = boot(folder.path())?;
+        ensure!(code == Some(0), "boot {boot_number}: {code:?}: {printed}");
+        let region = File::open(folder.path().join("disk0.pmr"))?;
+        ensure!(runs(&region)? == boot_number, "after boot {boot_number}");
+    }
+    let region = File::options()
+        .write(true)
+        .open(folder.path().join("disk0.pmr"));
+    region
+        .context("the region")?
+        .write_all_at(&[1], RECORD - 1)?;
+    let (code, printed) = boot(folder.path())?;
+    ensure!(code == Some(1), "a changed byte: {code:?}: {printed}");
+    ensure!(
+        printed.contains("what run 2 has left is not there any more"),
+        "{printed}"
+    );
+    Ok(())
+}
