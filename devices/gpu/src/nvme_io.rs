@@ -69,6 +69,8 @@ pub(crate) struct QueueProgress {
     submitted: u64,
     completed: u64,
     doorbells: u64,
+    /// Completions of this launch whose entries the controller has not got back.
+    kept: u64,
     /// Requests of this launch that are submitted, and that are complete.
     sent: u16,
     done: u16,
@@ -128,6 +130,21 @@ impl NvmeIo {
             && is_aligned(self.requests, 8)
             && ENTRIES.contains(&self.submission_entries)
             && ENTRIES.contains(&self.completion_entries)
+    }
+
+    /// How many commands are submitted together at least, unless fewer are left: a doorbell is dear, and so stands for half of
+    /// those that may be in progress.
+    fn least_together(&self) -> u64 {
+        (self.most_in_progress() / 2).clamp(1, BATCH.into())
+    }
+
+    /// How many commands may be submitted, so that each finds an entry of both queues.
+    fn room(&self, queue: &QueueProgress) -> u64 {
+        let in_progress = queue.in_progress();
+        let completions = u64::from(self.completion_entries) - 1;
+        let most = self.most_in_progress();
+        most.min(completions.saturating_sub(queue.kept))
+            .saturating_sub(in_progress)
     }
 
     /// How many commands may be in progress. A queue with all but one of its entries in use is full (NVMe Base 2.0, 3.3.1.2).
@@ -292,11 +309,12 @@ impl Executor {
 
     /// Submits commands, as far as queues and batch have room, with one doorbell; whether there were any.
     fn submit(&self, io: &NvmeIo, queue: &mut QueueProgress) -> Result<bool, Fault> {
-        let room = io.most_in_progress().saturating_sub(queue.in_progress());
-        let count = room.min(BATCH.into()).min((io.count - queue.sent).into());
-        if count == 0 {
+        let left = u64::from(io.count - queue.sent);
+        let room = io.room(queue);
+        if left == 0 || room < io.least_together().min(left) {
             return Ok(false);
         }
+        let count = room.min(BATCH.into()).min(left);
         let mut late = Vec::new();
         for _ in 0..count {
             let index = queue.sent;
@@ -343,7 +361,8 @@ impl Executor {
         }
     }
 
-    /// Takes the completions that are there, and gives their entries back with one doorbell; whether there were any.
+    /// Takes the completions that are there; whether there were any. The controller gets half of the queue's entries back with
+    /// one doorbell, and the last ones at the end of the launch.
     fn take_completions(&self, io: &NvmeIo, queue: &mut QueueProgress) -> Result<bool, Fault> {
         let mut taken = false;
         for _ in 0..BATCH {
@@ -351,12 +370,15 @@ impl Executor {
                 break;
             };
             queue.completed = queue.completed.wrapping_add(1);
+            queue.kept = queue.kept.saturating_add(1);
             self.take(io, queue, &completion)?;
             taken = true;
         }
-        if taken {
+        let is_half = queue.kept >= u64::from(io.completion_entries / 2);
+        if is_half || taken && queue.done == io.count {
             let [_, head] = io.doorbells;
             self.ring(head, queue.completed, io.completion_entries, queue)?;
+            queue.kept = 0;
         }
         Ok(taken)
     }

@@ -217,6 +217,38 @@ fn requests_are_carried_out_around_both_queues() {
 }
 
 #[test]
+fn doorbell_stands_for_half_of_what_may_be_in_progress() {
+    let mut lab = lab([64, 64], 40);
+    lab.io.depth = 8;
+    lab.disk.with(|disk| disk.holds = true);
+    let mut progress = Progress::default();
+    let mut complete = |count| {
+        lab.disk.with(|disk| {
+            for cid in disk.pending.drain(..count).collect::<Vec<_>>() {
+                lab.disk.complete(disk, cid, 0);
+            }
+        });
+        let done = lab.steps(&mut progress).unwrap();
+        lab.disk.with(|disk| (disk.pending.len(), disk.rings, done))
+    };
+    assert_eq!(complete(0), (8, [1, 0], None));
+    assert_eq!(
+        complete(3),
+        (5, [1, 0], None),
+        "room for 3 is less than half"
+    );
+    assert_eq!(complete(1), (8, [2, 0], None));
+    for tails in 3..=9 {
+        assert_eq!(complete(4).1[0], tails);
+    }
+    assert_eq!(
+        complete(8),
+        (0, [9, 2], Some(40)),
+        "32 entries, then the last 8"
+    );
+}
+
+#[test]
 fn depth_bounds_the_commands_in_progress() {
     let mut lab = lab([64, 64], 20);
     lab.io.depth = 5;
