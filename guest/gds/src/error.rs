@@ -181,6 +181,14 @@ pub enum Error {
         /// How many there may be.
         most: u16,
     },
+    /// A request for the GPU's queue is of a number of logical blocks that a command of the disk cannot have.
+    #[error("request {index} is of {blocks} logical blocks; a command takes 1 to 65536")]
+    Blocks {
+        /// Which of the requests.
+        index: usize,
+        /// Its blocks.
+        blocks: u32,
+    },
     /// io_uring does not do what it should.
     #[error("cannot {what} an io_uring; sysctl kernel.io_uring_disabled may forbid it")]
     Ring {

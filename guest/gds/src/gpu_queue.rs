@@ -1,5 +1,6 @@
 //! Queues of a disk that the GPU drives.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::buffer::{Buffer, ImportedBuffer};
@@ -19,6 +20,8 @@ const STATUS: u32 = 0xffff;
 const PAGE: u64 = 4096;
 /// Threads of a block.
 const BLOCK: u32 = 256;
+/// How many logical blocks a request may be of: 16 bits, 0's based.
+const BLOCKS: RangeInclusive<u32> = 1..=1 << 16;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
 
@@ -57,6 +60,12 @@ const DOORBELL_BYTES: u64 = 4;
 ///
 /// After an error of [`GpuQueue::wait`] other than [`Error::TimedOut`], commands may be in progress: delete the queues of the disk and
 /// allocate another.
+///
+/// # Dropping
+/// Whoever has made the disk's queues deletes them, or resets the disk, before this is dropped. Dropping frees the memory, and neither
+/// this library nor the driver knows of the disk: it would go on fetching commands from there and writing completions to it,
+/// and the memory may have another owner by then. The same holds for the data of requests that are in progress. Where the disk has the
+/// memory as a dma-buf ([`Buffer::export`]), the memory stays until the importer lets go of it.
 #[derive(Debug)]
 pub struct GpuQueue {
     gpu: Gpu,
@@ -84,7 +93,7 @@ pub struct GpuRequest {
     pub opcode: u8,
     /// The first logical block.
     pub block: u64,
-    /// How many logical blocks, 1 to 65536.
+    /// How many logical blocks, 1 to 65536; 1 for a command without data.
     pub blocks: u32,
     /// PRP 1 and PRP 2 (NVMe Base 2.0, 4.1.1): where the data is, by addresses that the disk uses.
     pub prps: [u64; 2],
@@ -127,11 +136,20 @@ impl GpuRequest {
             .iter()
             .flat_map(|number| number.to_le_bytes())
             .collect();
-        // 0's based.
-        let [low, high, ..] = self.blocks.saturating_sub(1).to_le_bytes();
+        // 0's based; `check` has seen that 16 bits hold it.
+        let [low, high, ..] = self.blocks.wrapping_sub(1).to_le_bytes();
         bytes.extend([low, high, self.opcode, 0, 0, 0, 0, 0]);
         bytes
     }
+}
+
+/// Fails with the first request of which the number of blocks has no encoding.
+fn check(requests: &[GpuRequest]) -> Result<()> {
+    let numbers = requests.iter().map(|request| request.blocks);
+    let refused = numbers.enumerate().find(|(_, n)| !BLOCKS.contains(n));
+    refused.map_or(Ok(()), |(index, blocks)| {
+        Err(Error::Blocks { index, blocks })
+    })
 }
 
 impl GpuQueue {
@@ -179,7 +197,7 @@ impl GpuQueue {
     /// time from one completion to the next.
     ///
     /// # Errors
-    /// [`Error::LaunchInProgress`], [`Error::TooManyRequests`], and those of [`Gpu::submit`].
+    /// [`Error::LaunchInProgress`], [`Error::TooManyRequests`], [`Error::Blocks`], and those of [`Gpu::submit`].
     pub fn submit(
         &mut self,
         doorbells: &Doorbells,
@@ -198,6 +216,7 @@ impl GpuQueue {
             given,
             most: self.most,
         })?;
+        check(requests)?;
         let bytes: Vec<u8> = requests.iter().flat_map(GpuRequest::bytes).collect();
         self.memory
             .mapping()
@@ -364,6 +383,24 @@ mod tests {
     }
 
     #[test]
+    fn request_without_an_encoding_is_refused() {
+        let (mut queue, doorbells) = lab();
+        for refused in [0, 65537, u32::MAX] {
+            let requests = [1, 65536, refused].map(|blocks| GpuRequest::read(0, blocks, 0));
+            let outcome = queue.submit(&doorbells, 1, &requests, Duration::ZERO);
+            assert!(
+                matches!(outcome, Err(Error::Blocks { index: 2, blocks }) if blocks == refused),
+                "{outcome:?}"
+            );
+            assert_eq!(queue.wait(Duration::ZERO).unwrap(), []);
+        }
+        let requests = [1, 65536].map(|blocks| GpuRequest::read(0, blocks, 0));
+        queue
+            .submit(&doorbells, 1, &requests, Duration::ZERO)
+            .unwrap();
+    }
+
+    #[test]
     fn operands_are_where_the_interface_says() {
         let (queue, doorbells) = lab();
         let kernel = queue
@@ -402,5 +439,6 @@ mod tests {
         let bytes = GpuRequest::write(0x10, 8, 0x2000).bytes();
         assert_eq!((bytes.len(), bytes[0], bytes[9]), (32, 0x10, 0x20));
         assert_eq!(bytes[24..27], [7, 0, 1]);
+        assert_eq!(GpuRequest::read(0, 65536, 0).bytes()[24..27], [255, 255, 2]);
     }
 }

@@ -236,7 +236,7 @@ fn client_access_to_unmapped_address_has_unknown_completer() {
 }
 
 #[test]
-fn aligned_word_of_8_bytes_at_unmapped_address_is_one_request() {
+fn only_an_aligned_word_that_is_read_is_asked_whole() {
     let (requester, client) = requester();
     requester.unmap(0x8000, 0x8fff);
     for (address, asked) in [
@@ -249,6 +249,14 @@ fn aligned_word_of_8_bytes_at_unmapped_address_is_one_request() {
             .unwrap();
         assert_eq!(std::mem::take(&mut *client.asked.lock()), asked);
     }
+    requester
+        .write(Purpose::Completion, 0x8010, &[1; 8])
+        .unwrap();
+    assert_eq!(
+        *client.asked.lock(),
+        [(0x8010, PROBE), (0x8014, PROBE)],
+        "an IOMMU reports one fault of few bytes if it refuses"
+    );
 }
 
 #[test]

@@ -316,10 +316,11 @@ impl Requester {
     }
 
     /// Has the client carry out a request at an unmapped address: a few bytes first, and the rest if those succeed. A word of 8
-    /// bytes may be a register, which is accessed as a whole.
+    /// bytes that is read may be one that others count in, and its halves may not be of one value.
     fn explore(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
         let mut rest = part.reborrow();
-        let is_word = rest.len() == WORD && address.is_multiple_of(WORD as u64);
+        let is_read = matches!(rest, Buffer::Read(_));
+        let is_word = is_read && rest.len() == WORD && address.is_multiple_of(WORD as u64);
         let few = rest.take(if is_word { WORD } else { PROBE });
         let behind = address.wrapping_add(few.len() as u64);
         self.ask(address, few)?;
