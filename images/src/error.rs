@@ -52,6 +52,25 @@ pub enum ImageError {
         /// The suites that were searched.
         suites: [&'static str; 2],
     },
+    /// The kernel's source is not of the kernel's version: its modules would corrupt the kernel.
+    #[error(
+        "{package} in the cache is version {source_version}, and the kernel of the root is {kernel_version}: remove {} if it is \
+         the older one, else {}, and run again",
+        source_entry.display(),
+        root_entry.display()
+    )]
+    OtherSource {
+        /// The package with the source.
+        package: String,
+        /// Its version.
+        source_version: String,
+        /// Version of the package with the kernel.
+        kernel_version: String,
+        /// The cache entry with the source.
+        source_entry: PathBuf,
+        /// The cache entry with the root.
+        root_entry: PathBuf,
+    },
     /// The root lacks a part of the recipe.
     #[error("mmdebstrap made a root without {what}; all of its output is in {}", log.display())]
     BrokenRoot {

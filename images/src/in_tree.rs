@@ -1,9 +1,9 @@
 //! Modules of the kernel's own tree that a distribution's kernel was built without, built from the source of the same
-//! version, by its first two numbers, against the packaged headers.
+//! version, against the packaged headers.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::error::io_error;
 use crate::out_of_tree::{Author, ModuleBuild, Sources};
@@ -58,7 +58,8 @@ const LARGEST: u64 = 64 << 20;
 /// them. They are built if the cache lacks them; then the source of the kernel is fetched.
 ///
 /// # Errors
-/// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::ModuleBuild`], [`ImageError::Io`].
+/// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::OtherSource`] if it is of another version,
+/// [`ImageError::ModuleBuild`], [`ImageError::Io`].
 pub(crate) fn missing(
     cache: &Cache,
     kernel: &Kernel,
@@ -82,6 +83,7 @@ fn build(
 ) -> Result<Vec<PathBuf>, ImageError> {
     let package = source_package(&kernel.release);
     let tree = PackageTree::get(cache, std::slice::from_ref(&package))?;
+    check_version(&package, &tree, &kernel.release, root)?;
     let archive = tree.path().join("usr/src").join(package + ".tar.xz");
     let build = ModuleBuild {
         folder: &archive,
@@ -99,6 +101,42 @@ fn source_package(release: &str) -> String {
     let major = numbers.next().unwrap_or_default();
     let minor = numbers.next().unwrap_or_default();
     format!("linux-source-{major}.{minor}")
+}
+
+/// Checks that the source in `tree` is of the very version of `root`'s kernel: what is built shares private structures with the
+/// kernel, and nothing refuses to load it.
+fn check_version(
+    package: &str,
+    tree: &PackageTree,
+    release: &str,
+    root: &Root,
+) -> Result<(), ImageError> {
+    let kernel = root.manifest().version(&format!("linux-image-{release}"));
+    let source = tree.versions().get(package).map(String::as_str);
+    if is_same(kernel, source) {
+        return Ok(());
+    }
+    let text = |version: Option<&str>| version.unwrap_or("unknown").to_owned();
+    let entry = |path: &Path| path.parent().unwrap_or(path).to_path_buf();
+    Err(ImageError::OtherSource {
+        package: package.to_owned(),
+        source_version: text(source),
+        kernel_version: text(kernel),
+        source_entry: entry(tree.path()),
+        root_entry: entry(root.path()),
+    })
+}
+
+/// Whether two packages are of one version of their source. A number `+b1` at the end counts builds of one source.
+fn is_same(kernel: Option<&str>, source: Option<&str>) -> bool {
+    fn of_source(version: &str) -> &str {
+        match version.rsplit_once("+b") {
+            Some((source, build)) if build.parse::<u32>().is_ok() => source,
+            _ => version,
+        }
+    }
+    let kernel = kernel.map(of_source);
+    kernel.is_some() && kernel == source.map(of_source)
 }
 
 impl ModuleSet {
@@ -141,6 +179,11 @@ impl ModuleSet {
             if !is_wanted || !entry.header().entry_type().is_file() {
                 continue;
             }
+            let is_inside = |part| matches!(part, Component::Normal(_));
+            if !place.components().all(is_inside) {
+                let message = format!("{} leaves the kernel's tree", path.display());
+                return Err(std::io::Error::other(message));
+            }
             left = left.checked_sub(entry.size()).ok_or_else(|| {
                 std::io::Error::other(format!("more than {} MiB of sources", LARGEST >> 20))
             })?;
@@ -169,6 +212,17 @@ mod tests {
     fn source_of_a_release_is_that_of_its_first_numbers() {
         assert_eq!(source_package("7.3.4+deb13-amd64"), "linux-source-7.3");
         assert_eq!(source_package("6.12.0-rc1"), "linux-source-6.12");
+    }
+
+    #[test]
+    fn source_of_another_version_is_not_the_kernel_s() {
+        let kernel = Some("7.3.4-1~bpo13+1");
+        assert!(is_same(kernel, kernel));
+        assert!(is_same(Some("7.3.4-1+b2"), Some("7.3.4-1")));
+        for other in [Some("7.3.6-1~bpo13+1"), Some("7.3.4-2~bpo13+1"), None] {
+            assert!(!is_same(kernel, other), "{other:?}");
+        }
+        assert!(!is_same(None, None));
     }
 
     #[test]

@@ -65,7 +65,11 @@ fn of_module(name: &str) -> &'static [Need] {
         module("IOMMUFD", "backend = \"iommufd\""),
         built_in("VFIO_DEVICE_CDEV", "backend = \"iommufd\""),
     ];
-    const TYPE1: &[Need] = &[module("VFIO_IOMMU_TYPE1", "a check with vfio-pci")];
+    // The kernel has containers only with groups.
+    const TYPE1: &[Need] = &[
+        module("VFIO_IOMMU_TYPE1", "a check with vfio-pci"),
+        built_in("VFIO_CONTAINER", "a check with vfio-pci"),
+    ];
     match name {
         "nvme" => NVME,
         "9p" => TOOLS,
@@ -171,6 +175,22 @@ mod tests {
             text.contains("CONFIG_VIRTIO_CONSOLE=y, which is a module"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn type_1_needs_containers() {
+        let vfio = modules(&["vfio_iommu_type1", "vfio_pci"]);
+        let lines = "CONFIG_VFIO_PCI=m\nCONFIG_VFIO_IOMMU_TYPE1=m\n";
+        let error = check_modules(&config("", lines), &vfio).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.starts_with(
+                "the kernel lacks CONFIG_VFIO_CONTAINER (for a check with vfio-pci) (says "
+            ),
+            "{text}"
+        );
+        let lines = format!("{lines}CONFIG_VFIO_CONTAINER=y\n");
+        check_modules(&config("", &lines), &vfio).unwrap();
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod qemu_nvme;
 mod reference;
 mod sanitize;
 mod together;
+mod user_drivers;
 mod validate;
 
 use std::fs;

@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, FromZeros, transmute};
 use crate::access::{DmaMemory, Registers};
 use crate::doorbell::{Doorbell, Shadow};
 use crate::error::DriverError;
+use crate::prp::PAGE;
 use crate::queue::{QueueMemory, QueuePair};
 
 /// How long a controller may take for anything.
@@ -38,6 +39,10 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         let mut cap = [0; 8];
         registers.read_register(offset::CAP, &mut cap)?;
         let cap = Cap::from_bits(u64::from_le_bytes(cap));
+        if cap.mpsmin() > 0 {
+            let bytes = PAGE << cap.mpsmin();
+            return Err(DriverError::LargePages { bytes });
+        }
         let stride = 4 << cap.dstrd();
         let doorbells = doorbells(&registers, &memory, stride, None, 0);
         let controller = Self {
@@ -56,7 +61,7 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         registers.write_register(offset::ACQ, &admin.completion.to_le_bytes())?;
         let cc = Cc::new().with_en(true).with_iosqes(6).with_iocqes(4);
         registers.write_register(offset::CC, &cc.into_bits().to_le_bytes())?;
-        wait("CSTS.RDY", || Ok(controller.status()?.rdy().then_some(())))?;
+        wait("CSTS.RDY", || is_ready(controller.status()?))?;
         Ok(controller)
     }
 
@@ -191,6 +196,14 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
     }
 }
 
+/// Whether a controller that has been enabled is ready: `Some`, or `None` as long as it may become so.
+fn is_ready(csts: Csts) -> Result<Option<()>, DriverError> {
+    match csts.into_bits() {
+        dead if csts.cfs() => Err(DriverError::Dead { csts: dead }),
+        _ => Ok(csts.rdy().then_some(())),
+    }
+}
+
 /// Offsets of the doorbells of the submission queue and the completion queue `id` (NVMe over PCIe 1.0, 3.1.2), at `stride`.
 fn doorbell_offsets(stride: u64, id: u16) -> [u64; 2] {
     let first = 2 * u64::from(id);
@@ -237,5 +250,50 @@ fn wait<T>(
             return Err(DriverError::Late { what, seconds });
         }
         std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doorbell::tests::Bytes;
+
+    fn enable(cap: Cap, csts: u32) -> Result<Controller<Bytes, Bytes>, DriverError> {
+        let (registers, memory) = (Bytes::new(), Bytes::new());
+        registers.write(offset::CAP, &cap.into_bits().to_le_bytes())?;
+        registers.store32(offset::CSTS, csts)?;
+        let at = QueueMemory {
+            submission: 0x1000,
+            completion: 0x2000,
+            submission_entries: 4,
+            completion_entries: 4,
+        };
+        Controller::enable(registers, memory, at)
+    }
+
+    #[test]
+    fn ready_controller_is_enabled() {
+        let controller = enable(Cap::new(), 1).unwrap();
+        let mut cc = [0; 4];
+        let registers = controller.registers();
+        registers.read_register(offset::CC, &mut cc).unwrap();
+        assert!(Cc::from_bits(u32::from_le_bytes(cc)).en());
+    }
+
+    #[test]
+    fn controller_with_a_fatal_error_is_not_ready() {
+        for csts in [3, 2, u32::MAX] {
+            let error = enable(Cap::new(), csts).unwrap_err();
+            let is_dead = matches!(error, DriverError::Dead { csts: seen } if seen == csts);
+            assert!(is_dead, "{csts:#x}: {error}");
+        }
+    }
+
+    #[test]
+    fn controller_without_small_pages_is_refused() {
+        let error = enable(Cap::new().with_mpsmin(2), 1).unwrap_err();
+        let expected =
+            "the controller's smallest page is 16384 bytes, and this driver has pages of 4096";
+        assert_eq!(error.to_string(), expected);
     }
 }

@@ -18,6 +18,20 @@ pub enum DriverError {
         /// The limit.
         seconds: u64,
     },
+    /// The controller reports a fatal error (CSTS.CFS), or does not answer: then registers are all ones.
+    #[error(
+        "the controller has a fatal error, or does not answer any more: Controller Status is {csts:#010x}"
+    )]
+    Dead {
+        /// CSTS (NVMe Base 2.0, 3.1.3.6).
+        csts: u32,
+    },
+    /// The controller has no pages of 4 KiB.
+    #[error("the controller's smallest page is {bytes} bytes, and this driver has pages of 4096")]
+    LargePages {
+        /// By CAP.MPSMIN (NVMe Base 2.0, 3.1.3.1).
+        bytes: u64,
+    },
     /// An admin command failed.
     #[error("a command with opcode {opcode:#04x} ended with status {status:#06x}")]
     Command {

@@ -9,8 +9,10 @@ use crate::error::{Error, Result};
 /// The driver that has devices for programs.
 const VFIO_PCI: &str = "vfio-pci";
 
-/// A PCI device that vfio-pci has in place of its own driver, until [`Binding::release`].
+/// A PCI device that vfio-pci has in place of its own driver, until [`Binding::release`]. Dropping it leaves the device with
+/// vfio-pci, since a release waits until the device is closed.
 #[derive(Debug)]
+#[must_use = "the device stays with vfio-pci until it is released"]
 pub struct Binding {
     pci: PathBuf,
 }
@@ -19,7 +21,7 @@ impl Binding {
     /// Takes the device with this directory in sysfs away from its driver.
     ///
     /// # Errors
-    /// [`Error::File`]: EINVAL from vfio-pci's `bind` for a device without an IOMMU. Then its own driver has it again.
+    /// [`Error::NoIommu`], and [`Error::File`]. Then its own driver has it again, as far as that is possible.
     pub fn bind(pci: &Path) -> Result<Self> {
         let binding = Binding {
             pci: pci.to_path_buf(),
@@ -28,13 +30,12 @@ impl Binding {
         let bind = Path::new("/sys/bus/pci/drivers")
             .join(VFIO_PCI)
             .join("bind");
-        let bound = binding
-            .unbind()
-            .and_then(|()| write(&bind, &binding.address()));
+        let bound = binding.unbind().and_then(|()| binding.claim(&bind));
         match bound {
             Ok(()) => Ok(binding),
             Err(error) => {
-                binding.release()?;
+                // The first error is the one that counts.
+                let _ = binding.release();
                 Err(error)
             }
         }
@@ -87,6 +88,21 @@ impl Binding {
         path.ok_or_else(|| Error::NoCharacterDevice {
             pci: self.pci.clone(),
         })
+    }
+
+    /// Has vfio-pci take it, by writing to the driver's file `bind`.
+    fn claim(&self, bind: &Path) -> Result<()> {
+        match write(bind, &self.address()) {
+            Err(Error::File { source, .. })
+                if source.raw_os_error() == Some(libc::EINVAL) && self.group().is_err() =>
+            {
+                Err(Error::NoIommu {
+                    pci: self.pci.clone(),
+                    source,
+                })
+            }
+            bound => bound,
+        }
     }
 
     /// Takes it away from the driver that has it, if any.

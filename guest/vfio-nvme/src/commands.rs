@@ -1,38 +1,74 @@
 //! Commands that are outstanding on a queue, by their identifiers.
+//!
+//! An identifier is a slot and how often the slot has been used. So a completion that comes twice, or too late, is not taken for
+//! the one of a later command in the same slot.
 
 /// Most commands outstanding on a queue of 64 entries, since a queue that is full looks empty (NVMe Base 2.0, 3.3.1.5).
 pub(crate) const DEPTH: usize = 63;
 
-/// The opcodes of the outstanding commands, by CID.
+/// Bits of an identifier that are the slot; those above are the number of uses.
+const SLOT_BITS: u32 = 6;
+
+/// The commands that are outstanding.
 #[derive(Debug)]
-pub(crate) struct Outstanding([Option<u8>; DEPTH]);
+pub(crate) struct Outstanding([Slot; DEPTH]);
+
+/// A place for one command.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// Identifier of its latest command, or of none yet.
+    cid: u16,
+    /// Opcode of the command that is outstanding.
+    opcode: Option<u8>,
+}
 
 impl Outstanding {
     pub(crate) fn new() -> Self {
-        Self([None; DEPTH])
+        let mut slots = [Slot {
+            cid: 0,
+            opcode: None,
+        }; DEPTH];
+        for (cid, slot) in (0..).zip(&mut slots) {
+            slot.cid = cid;
+        }
+        Self(slots)
     }
 
-    /// A CID for a new command; none if all are in use.
+    /// A CID for a new command; none if all slots are in use. A slot has the same CID again after 1024 of its commands.
     pub(crate) fn begin(&mut self, opcode: u8) -> Option<u16> {
-        let (cid, slot) = (0..).zip(&mut self.0).find(|(_, slot)| slot.is_none())?;
-        *slot = Some(opcode);
-        Some(cid)
+        let slot = self.0.iter_mut().find(|slot| slot.opcode.is_none())?;
+        slot.cid = slot.cid.wrapping_add(1 << SLOT_BITS);
+        slot.opcode = Some(opcode);
+        Some(slot.cid)
     }
 
     /// Ends the command `cid`; returns its opcode, and none if no such command is outstanding: a controller may say anything.
     pub(crate) fn end(&mut self, cid: u16) -> Option<u8> {
-        self.0.get_mut(usize::from(cid))?.take()
+        let slot = self.0.get_mut(usize::from(slot_of(cid)))?;
+        match slot.cid == cid {
+            true => slot.opcode.take(),
+            false => None,
+        }
     }
 
     /// How many are outstanding.
     pub(crate) fn count(&self) -> usize {
-        self.0.iter().flatten().count()
+        self.opcodes().count()
     }
 
     /// The opcode of one of them.
     pub(crate) fn any_opcode(&self) -> Option<u8> {
-        self.0.iter().flatten().next().copied()
+        self.opcodes().next()
     }
+
+    fn opcodes(&self) -> impl Iterator<Item = u8> {
+        self.0.iter().filter_map(|slot| slot.opcode)
+    }
+}
+
+/// The slot of a command: below 64, and below [`DEPTH`] for commands of this driver.
+pub(crate) fn slot_of(cid: u16) -> u16 {
+    cid & ((1 << SLOT_BITS) - 1)
 }
 
 #[cfg(test)]
@@ -40,24 +76,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifier_is_used_once_until_its_command_ends() {
+    fn slot_is_used_once_until_its_command_ends() {
         let mut commands = Outstanding::new();
         let cids: Vec<u16> = std::iter::from_fn(|| commands.begin(2)).collect();
         assert_eq!(cids.len(), DEPTH);
-        assert_eq!((cids[0], cids[62]), (0, 62));
-        assert_eq!(commands.end(7), Some(2));
-        assert_eq!((commands.count(), commands.begin(1)), (62, Some(7)));
+        let slots: Vec<u16> = cids.iter().map(|cid| slot_of(*cid)).collect();
+        assert_eq!(slots, (0..63).collect::<Vec<_>>());
+        assert_eq!(commands.end(cids[7]), Some(2));
+        assert_eq!(commands.begin(1).map(slot_of), Some(7));
+        assert_eq!(commands.count(), DEPTH);
     }
 
     #[test]
-    fn completion_of_no_command_is_noticed() {
+    fn completion_of_no_command_is_a_stranger() {
         let mut commands = Outstanding::new();
         let cid = commands.begin(1).unwrap();
         assert_eq!(commands.any_opcode(), Some(1));
-        assert_eq!(commands.end(cid), Some(1));
-        for stranger in [cid, 63, u16::MAX] {
+        for stranger in [0, 1, 63, u16::MAX] {
             assert_eq!(commands.end(stranger), None, "{stranger}");
         }
+        assert_eq!(commands.end(cid), Some(1));
+        assert_eq!(commands.end(cid), None);
         assert_eq!((commands.count(), commands.any_opcode()), (0, None));
+    }
+
+    #[test]
+    fn completion_of_a_former_command_is_a_stranger() {
+        let mut commands = Outstanding::new();
+        let first = commands.begin(1).unwrap();
+        assert_eq!(commands.end(first), Some(1));
+        for _ in 1..1024 {
+            let next = commands.begin(2).unwrap();
+            assert_eq!(commands.end(first), None);
+            assert_eq!(commands.end(next), Some(2));
+        }
+        assert_eq!(commands.begin(2), Some(first));
     }
 }

@@ -10,7 +10,7 @@ use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode, SubmissionEntry, admin}
 use peerbar_nvme_spec::identify::{DATA_SIZE, cns, controller, namespace};
 use zerocopy::{FromBytes, FromZeros, transmute};
 
-use crate::commands::{DEPTH, Outstanding};
+use crate::commands::{DEPTH, Outstanding, slot_of};
 use crate::device::{BarRange, VfioDevice};
 use crate::dma_space::DmaSpace;
 use crate::error::{Error, Result};
@@ -77,7 +77,7 @@ pub struct Disk {
     queue: QueuePair<RegisterBar, DmaSpace>,
     space: DmaSpace,
     identity: Identity,
-    /// A page for each PRP list, by command identifier.
+    /// A page for each PRP list, by the command's slot.
     lists: u64,
     outstanding: Outstanding,
 }
@@ -165,7 +165,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Submits one command; returns its identifier.
+    /// Submits one command; returns its identifier, which is another command's after 1024 more at the earliest.
     ///
     /// # Errors
     /// [`Error::Transfer`], also for more than [`Identity::longest`] bytes; [`Error::Busy`] with [`Disk::depth`] commands
@@ -202,7 +202,7 @@ impl Disk {
     fn push(&mut self, mut entry: SubmissionEntry, cid: u16, iova: u64, length: u64) -> Result<()> {
         let list = self
             .lists
-            .saturating_add(u64::from(cid).saturating_mul(PAGE));
+            .saturating_add(u64::from(slot_of(cid)).saturating_mul(PAGE));
         let pages = 0..length.div_ceil(PAGE);
         let pages: Vec<u64> = pages
             .map(|page| iova.saturating_add(page.saturating_mul(PAGE)))

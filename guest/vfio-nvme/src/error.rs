@@ -22,6 +22,28 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
+    /// vfio-pci refuses a device, since there is no IOMMU.
+    #[error(
+        "vfio-pci does not take {}: the guest has no IOMMU for it (in a scenario: `iommu = \"intel\"` in [machine])",
+        pci.display()
+    )]
+    NoIommu {
+        /// Its directory in sysfs.
+        pci: PathBuf,
+        /// The kernel's reason, EINVAL.
+        source: io::Error,
+    },
+    /// The kernel insists on an IOMMU that remaps interrupts.
+    #[error(
+        "the IOMMU does not remap interrupts, on which {module} insists: load {module} with `allow_unsafe_interrupts=1` (in a \
+         scenario: `parameters` of its [[module]])"
+    )]
+    NoInterruptRemapping {
+        /// The module that insists.
+        module: &'static str,
+        /// The kernel's reason, EPERM.
+        source: io::Error,
+    },
     /// A device has no IOMMU group.
     #[error("{} has no IOMMU group: VFIO needs an IOMMU in the guest", pci.display())]
     NoGroup {
@@ -137,9 +159,43 @@ impl Error {
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Self::File { source, .. }
+            | Self::NoIommu { source, .. }
+            | Self::NoInterruptRemapping { source, .. }
             | Self::Request { source, .. }
             | Self::Memory { source, .. } => source.raw_os_error(),
             _ => None,
         }
+    }
+
+    /// The error of a request for which `module` wants an IOMMU that remaps interrupts.
+    pub(crate) fn of_interrupts(self, module: &'static str) -> Self {
+        match self {
+            Self::Request { source, .. } if source.raw_os_error() == Some(libc::EPERM) => {
+                Self::NoInterruptRemapping { module, source }
+            }
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_of_unsafe_interrupts_names_the_parameter() {
+        let refused = |errno| {
+            let source = io::Error::from_raw_os_error(errno);
+            let request = "VFIO_SET_IOMMU";
+            Error::Request { request, source }.of_interrupts("vfio_iommu_type1")
+        };
+        let error = refused(libc::EPERM);
+        let text = error.to_string();
+        assert!(
+            text.contains("load vfio_iommu_type1 with `allow_unsafe_interrupts=1`"),
+            "{text}"
+        );
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        assert_eq!(refused(libc::ENODEV).to_string(), "VFIO_SET_IOMMU failed");
     }
 }

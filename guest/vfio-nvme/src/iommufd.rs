@@ -136,7 +136,8 @@ impl Iommufd {
             space: self.space,
             ..Attach::default()
         };
-        ATTACH.exchange(&device, &mut attach)?;
+        let attached = ATTACH.exchange(&device, &mut attach);
+        attached.map_err(|error| error.of_interrupts("iommufd"))?;
         Ok(device)
     }
 

@@ -90,7 +90,8 @@ impl Container {
         if !groups.contains_key(&number) {
             let group = self.open_group(&number)?;
             if groups.is_empty() {
-                SET_IOMMU.send_number(&self.0.container, TYPE1_V2)?;
+                let set = SET_IOMMU.send_number(&self.0.container, TYPE1_V2);
+                set.map_err(|error| error.of_interrupts("vfio_iommu_type1"))?;
             }
             groups.insert(number.clone(), group);
         }

@@ -75,7 +75,8 @@ mod tests {
     fn vfio_check_brings_the_modules_of_its_backend() {
         let vfio = |keys: &str| {
             let lines = format!("kind = \"vfio-nvme\"\ndisk = \"d0\"\n{keys}");
-            parse("", &lines).map(|scenario| scenario.initramfs_modules().join(" "))
+            parse("machine.iommu = \"intel\"\n", &lines)
+                .map(|scenario| scenario.initramfs_modules().join(" "))
         };
         let own = "nvme peerbar_gpu";
         let type1 = vfio("with = \"guest-ram\"").unwrap();
@@ -188,7 +189,7 @@ mod tests {
         let second = "[[gpu]]\nname = \"g1\"\nvram = \"64M\"\n\n[[check]]\n";
         let check = "kind = \"gpu-dma-buf\"\ngpu = \"g0\"\nwith = ";
         let text = |with: &str| {
-            let text = format!("{HEAD}{second}{check}{with}\n");
+            let text = format!("machine.iommu = \"intel\"\n{HEAD}{second}{check}{with}\n");
             Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
         };
         let lent = text("{ p2pmem = \"g1\" }").unwrap().initramfs_modules();

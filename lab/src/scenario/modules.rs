@@ -45,11 +45,19 @@ pub(super) fn modules(
         if !modules.iter().any(|module: &Module| module.name == name) {
             modules.push(Module {
                 name: name.to_owned(),
-                parameters: String::new(),
+                parameters: default_parameters(name).to_owned(),
             });
         }
     }
     Ok((modules, sources))
+}
+
+/// The parameters of a module that no table names. QEMU's IOMMUs do not remap interrupts here, on which VFIO would insist.
+pub(super) fn default_parameters(name: &str) -> &'static str {
+    match name {
+        "vfio_iommu_type1" | "iommufd" => "allow_unsafe_interrupts=1",
+        _ => "",
+    }
 }
 
 /// The parameters of modules as the kernel takes those of what is built into it, `nvme_core.io_timeout=3`. It ignores the others.

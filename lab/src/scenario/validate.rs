@@ -21,6 +21,7 @@ use super::packages;
 use super::program;
 use super::sanitize;
 use super::together;
+use super::user_drivers;
 use super::{Gpu, Machine, Model, Nvme, Scenario, Switch};
 use crate::firmware::Firmware;
 use crate::size::Size;
@@ -58,8 +59,12 @@ pub(super) fn scenario(
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let inventory = inventory(&nvmes, &gpus, &machine, tools, timeout);
     let labels = labels(&checks)?;
+    let places: Vec<Range<usize>> = checks.iter().map(CheckTable::place).collect();
     let checks = checks.into_iter().map(|table| table.read(&inventory));
     let mut checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
+    for (check, at) in checks.iter().zip(places) {
+        user_drivers::fit(check, at, &machine, &nvmes, &gpus)?;
+    }
     let programs = program::place_all(&mut checks, &labels, folder)
         .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
     let needed = needed_modules(&machine, &gpus, &checks);
@@ -264,10 +269,18 @@ fn needed_modules(machine: &Machine, gpus: &[Gpu], checks: &[Check]) -> Vec<&'st
     ];
     let drivers = drivers.into_iter().filter(|(_, needed)| *needed);
     let drivers = drivers.map(|(name, _)| name);
-    let checks = checks.iter();
-    let checks = checks.flat_map(|check| check.modules().iter().copied());
+    let of_checks = checks.iter();
+    let of_checks = of_checks.flat_map(|check| check.modules().iter().copied());
+    // Parameters are set when the guest starts.
+    let on_demand = checks.iter();
+    let on_demand = on_demand.flat_map(|check| check.modules_on_demand().iter().copied());
+    let on_demand = on_demand.filter(|name| !modules::default_parameters(name).is_empty());
     let iommu = machine.iommu.module().into_iter();
-    iommu.chain(drivers).chain(checks).collect()
+    iommu
+        .chain(drivers)
+        .chain(of_checks)
+        .chain(on_demand)
+        .collect()
 }
 
 pub(super) fn unique(

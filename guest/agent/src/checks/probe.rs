@@ -114,11 +114,22 @@ fn by_vfio(
     let taken = TakenDevices::take(guest, VfioBackend::Type1, disk, Some(&probe.provider));
     let taken = match taken {
         Ok(taken) => taken,
-        Err(refused) => return Ok((failed(&refused), failed(&refused))),
+        Err(refused) if is_refusal(&refused) => {
+            return Ok((failed(&refused), failed(&refused)));
+        }
+        Err(other) => return Err(other),
     };
     let pair = UserDriven::open(&taken).map(|pair| Box::new(pair) as Box<dyn Pair>);
     let outcome = both_ways(guest, number, watch, pair);
     taken.give_back(guest, outcome)
+}
+
+/// Whether VFIO refuses a device by its rule, rather than that something else went wrong.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref::<peerbar_vfio_nvme::Error>(),
+        Some(peerbar_vfio_nvme::Error::NoIommu { .. })
+    )
 }
 
 fn client_number(guest: &GuestContext, probe: &Probe) -> anyhow::Result<u32> {
@@ -312,6 +323,29 @@ mod tests {
     use super::*;
 
     const PATTERN: Pattern = Pattern { disk: 1, round: 2 };
+
+    #[test]
+    fn only_a_missing_iommu_is_vfio_s_refusal() {
+        let source = || io::Error::from_raw_os_error(libc::EINVAL);
+        let pci = || "/sys/devices/pci0000:00/0000:00:03.0".into();
+        let refused = peerbar_vfio_nvme::Error::NoIommu {
+            pci: pci(),
+            source: source(),
+        };
+        let refused = anyhow!(refused);
+        assert!(is_refusal(&refused));
+        let transfer = failed(&refused);
+        let Transfer::Failed { errno, .. } = transfer else {
+            panic!("{transfer:?}");
+        };
+        assert_eq!(errno, Some(libc::EINVAL));
+        let mistaken = peerbar_vfio_nvme::Error::File {
+            action: "write",
+            path: pci(),
+            source: source(),
+        };
+        assert!(!is_refusal(&anyhow!(mistaken)));
+    }
 
     #[test]
     fn program_with_an_error_sees_no_wrong_data() {

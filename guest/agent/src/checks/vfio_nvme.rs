@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use peerbar_report::{Measure, VfioBackend, VfioNvme};
 use peerbar_vfio_nvme::{Binding, Direction, Disk, DmaSpace, RegisterAccess, VfioDevice};
 
@@ -55,10 +55,7 @@ impl<'a> TakenDevices<'a> {
         let gpu = gpu.map(|name| guest.gpu(name)).transpose()?;
         let of_disk = match take(guest, backend, &disk.pci) {
             Ok(of_disk) => of_disk,
-            Err(error) => {
-                disk_is_back(guest, disk)?;
-                return Err(error);
-            }
+            Err(error) => return Err(with_way_back(error, disk_is_back(guest, disk))),
         };
         let of_gpu = gpu.map(|gpu| take(guest, backend, &gpu.pci)).transpose();
         match of_gpu {
@@ -67,8 +64,8 @@ impl<'a> TakenDevices<'a> {
                 gpu: gpu.zip(of_gpu),
             }),
             Err(error) => {
-                give_back_disk(guest, disk, of_disk)?;
-                Err(error)
+                let back = give_back_disk(guest, disk, of_disk);
+                Err(with_way_back(error, back))
             }
         }
     }
@@ -87,6 +84,14 @@ impl<'a> TakenDevices<'a> {
         let value = outcome?;
         of_disk.and(of_gpu.unwrap_or(Ok(())))?;
         Ok(value)
+    }
+}
+
+/// `error`, and that of the way back to the devices' own drivers if there is one.
+fn with_way_back(error: anyhow::Error, back: anyhow::Result<()>) -> anyhow::Error {
+    match back {
+        Ok(()) => error,
+        Err(lost) => anyhow!("{error:#}; and then {lost:#}"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Memory of a GPU that is taken away while a disk reads into it.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -214,7 +215,7 @@ impl Load {
     /// Reads until it is to stop, and then until no command is outstanding or the controller is disabled.
     fn run(&self, disk: &mut Disk, address: u64) -> anyhow::Result<()> {
         let mut slots: Vec<u64> = (0..DEPTH).collect();
-        let mut of_command = vec![0; disk.depth()];
+        let mut of_command = BTreeMap::new();
         let mut stopped = None;
         loop {
             if self.stop.load(Ordering::Acquire) {
@@ -225,13 +226,11 @@ impl Load {
                 let block = place / disk.identity().block_bytes;
                 let at = address.saturating_add(place);
                 let cid = disk.submit(Direction::Read, block, at, READ)?;
-                if let Some(of_command) = of_command.get_mut(usize::from(cid)) {
-                    *of_command = slot;
-                }
+                of_command.insert(cid, slot);
                 slots.pop();
             }
             if let Some((_, completion)) = disk.reap()? {
-                slots.extend(of_command.get(usize::from(completion.cid)));
+                slots.extend(of_command.remove(&completion.cid));
                 if completion.status == 0 {
                     self.done.fetch_add(1, Ordering::AcqRel);
                 }

@@ -129,6 +129,11 @@ impl<'i> CheckTable<'i> {
         self.label.as_ref()
     }
 
+    /// Where its kind stands: the bytes of the file.
+    pub fn place(&self) -> Range<usize> {
+        self.kind_at.clone()
+    }
+
     /// Refuses the check where others follow it.
     ///
     /// # Errors

@@ -1,0 +1,103 @@
+//! What checks with drivers in user space need of the machine.
+
+use std::ops::Range;
+
+use peerbar_report::{Check, ProbeDriver};
+use peerbar_switch::LinkMode;
+
+use super::error::Problem;
+use super::{Gpu, Machine, Nvme};
+use crate::iommu::Iommu;
+
+/// Checks that VFIO takes the devices of `check`, whose kind stands at `at`, and that the check knows the way of their data.
+pub(super) fn fit(
+    check: &Check,
+    at: Range<usize>,
+    machine: &Machine,
+    nvmes: &[Nvme],
+    gpus: &[Gpu],
+) -> Result<(), Problem> {
+    // A probe also reports that VFIO refuses a device.
+    let is_probe = matches!(check, Check::Probe(probe) if probe.by == ProbeDriver::Vfio);
+    if machine.iommu == Iommu::None && !is_probe && check.modules_on_demand().contains(&"vfio_pci")
+    {
+        let message =
+            "vfio-pci takes no device without an IOMMU: write `iommu = \"intel\"` in [machine]";
+        return Err(Problem::new(at, message));
+    }
+    let Check::VfioAlias(alias) = check else {
+        return Ok(());
+    };
+    let of_disk = nvmes.iter().find(|nvme| nvme.name == alias.disk);
+    let of_gpu = gpus.iter().find(|gpu| gpu.name == alias.gpu);
+    let links = [
+        of_disk.map(|nvme| (&nvme.name, nvme.link)),
+        of_gpu.map(|gpu| (&gpu.name, gpu.link)),
+    ];
+    let mut other = links.into_iter().flatten();
+    match other.find(|(_, link)| *link != LinkMode::Route) {
+        Some((name, link)) => {
+            let message = format!(
+                "the check expects ports that route, and `{name}` has `link = \"{link}\"`: leave its `link` out"
+            );
+            Err(Problem::new(at, message))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::scenario::Scenario;
+
+    fn parse(machine: &str, link: &str, check: &str) -> Result<Scenario, String> {
+        let text = format!(
+            "name = \"x\"\n[machine]\n{machine}\n[[switch]]\nname = \"s0\"\n\
+             [[nvme]]\nname = \"d0\"\nbelow = \"s0\"\n{link}\nnamespaces = [{{ ram = \"64M\" }}]\n\
+             [[gpu]]\nname = \"g0\"\nbelow = \"s0\"\nvram = \"64M\"\n[[check]]\n{check}\n"
+        );
+        Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+    }
+
+    const ALIAS: &str = "kind = \"vfio-alias\"\ndisk = \"d0\"\ngpu = \"g0\"";
+    const PROBE: &str = "kind = \"probe\"\nprovider = \"g0\"\nclient = \"d0\"\nby = \"vfio\"";
+
+    #[test]
+    fn vfio_check_without_an_iommu_is_refused() {
+        let refused = |check: &str| parse("", "", check).err();
+        let expected = "x.toml:16: vfio-pci takes no device without an IOMMU: write `iommu = \"intel\"` in [machine]";
+        assert_eq!(refused(ALIAS).as_deref(), Some(expected));
+        assert_eq!(refused(PROBE), None);
+        let copy = "kind = \"gpu-dma-buf\"\ngpu = \"g0\"\nwith = \"guest-ram\"";
+        assert_eq!(refused(copy), None);
+        assert!(parse("iommu = \"amd\"", "", ALIAS).is_ok());
+    }
+
+    #[test]
+    fn alias_check_expects_ports_that_route() {
+        let refused = |link: &str| parse("iommu = \"intel\"", link, ALIAS).err();
+        assert_eq!(refused("link = \"route\""), None);
+        let expected = "x.toml:16: the check expects ports that route, and `d0` has `link = \"redirect\"`: leave its `link` out";
+        assert_eq!(refused("link = \"redirect\"").as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn vfio_module_without_a_table_permits_unsafe_interrupts() {
+        let scenario = parse("iommu = \"intel\"", "", ALIAS).unwrap();
+        let parameters = |name: &str| {
+            let mut modules = scenario.modules.iter();
+            let found = modules.find(|module| module.name == name);
+            found.map(|module| module.parameters.as_str())
+        };
+        assert_eq!(
+            parameters("vfio_iommu_type1"),
+            Some("allow_unsafe_interrupts=1")
+        );
+        let table = "[[module]]\nname = \"vfio_iommu_type1\"\nparameters = \"dma_entry_limit=9\"";
+        let with_table = parse("iommu = \"intel\"", "", &format!("{ALIAS}\n{table}")).unwrap();
+        let of_table = &with_table.modules[0];
+        assert_eq!(of_table.parameters, "dma_entry_limit=9");
+    }
+}
