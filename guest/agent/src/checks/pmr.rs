@@ -32,6 +32,8 @@ const RECORD: u64 = 2 * HALF;
 const RECORD_BYTES: usize = 24;
 const RECORD_PAGE: u64 = 4096;
 const MAGIC: [u8; 8] = *b"peer-PMR";
+/// Instead of the checksum while a run is in progress, which may have written anything.
+const IN_PROGRESS: u64 = 0;
 
 impl Run for Pmr {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -57,24 +59,20 @@ impl Run for Pmr {
 /// How many runs the region has seen, this one included.
 fn with_device(binding: &Binding, bench: &mut Bench<'_>) -> anyhow::Result<u64> {
     let region = Region::enable(binding)?;
-    let former = region.former()?;
-    region.clear_record()?;
+    let runs = region
+        .former()?
+        .map_or(1, |former| former.saturating_add(1));
+    region.begin(runs)?;
     let dma_buf = region.registers.device().export(region.halves())?;
     let imported = bench.gpu.import(&dma_buf)?;
     drop(dma_buf);
     let mut halves = region.registers.device().map(region.halves())?;
     bench.there_and_back(&imported, &mut halves)?;
-    let runs = former.map_or(1, |former| former.runs.saturating_add(1));
     region.leave(runs)?;
     region.endure(bench, &imported)?;
     let left = region.former()?.context("the record is gone")?;
-    ensure!(left.runs == runs, "the record is another run's");
+    ensure!(left == runs, "the record is another run's");
     Ok(runs)
-}
-
-/// What a run has left in the region.
-struct Former {
-    runs: u64,
 }
 
 /// A region that is ready.
@@ -162,37 +160,21 @@ impl Region {
         Ok(bytes)
     }
 
-    /// What an earlier run has left, found whole; none if the region is empty.
-    fn former(&self) -> anyhow::Result<Option<Former>> {
+    /// How many runs the region has seen, and what the last of them has left is found whole; none if the region is empty.
+    fn former(&self) -> anyhow::Result<Option<u64>> {
         let record = self.read_memory(RECORD, RECORD_BYTES as u64)?;
         let data = self.read_memory(0, RECORD)?;
-        if record.iter().all(|byte| *byte == 0) {
-            ensure!(
-                data.iter().all(|byte| *byte == 0),
-                "a region without a record is not empty: a run has ended amid this check, or something else has written there; \
-                 remove its file"
-            );
-            return Ok(None);
-        }
-        let (words, _) = record.as_chunks::<8>();
-        let [magic, runs, sum] = words else {
-            anyhow::bail!("a record of {} words", words.len());
-        };
-        ensure!(*magic == MAGIC, "the record begins with {magic:x?}");
-        let found = checksum(&data);
-        ensure!(
-            found == u64::from_le_bytes(*sum),
-            "what run {} has left is not there any more",
-            u64::from_le_bytes(*runs)
-        );
-        Ok(Some(Former {
-            runs: u64::from_le_bytes(*runs),
-        }))
+        runs_of(&record, &data)
     }
 
-    /// Removes the record, so that a run that ends amid the check leaves none that is wrong.
-    fn clear_record(&self) -> anyhow::Result<()> {
-        self.memory.write(RECORD, &[0; RECORD_BYTES])?;
+    /// Leaves a record that says that a run is in progress, so that the next one does not judge the data if this one is ended.
+    fn begin(&self, runs: u64) -> anyhow::Result<()> {
+        self.write_record(runs, IN_PROGRESS)
+    }
+
+    fn write_record(&self, runs: u64, sum: u64) -> anyhow::Result<()> {
+        let words = [MAGIC, runs.to_le_bytes(), sum.to_le_bytes()];
+        self.memory.write(RECORD, words.as_flattened())?;
         self.is_persistent()
     }
 
@@ -200,9 +182,7 @@ impl Region {
     fn leave(&self, runs: u64) -> anyhow::Result<()> {
         self.is_persistent()?;
         let sum = checksum(&self.read_memory(0, RECORD)?);
-        let words = [MAGIC, runs.to_le_bytes(), sum.to_le_bytes()];
-        self.memory.write(RECORD, words.as_flattened())?;
-        self.is_persistent()
+        self.write_record(runs, sum)
     }
 
     /// PMRCTL.EN is toggled, and the function is reset, while the GPU reads. The contents stay.
@@ -230,6 +210,32 @@ fn read(registers: &RegisterBar, offset: u64) -> anyhow::Result<u32> {
     Ok(u32::from_le_bytes(value))
 }
 
+/// How many runs a record counts; none if it and the data are zeros. The data must be those that the last run has left, unless
+/// that was ended before it left any.
+fn runs_of(record: &[u8], data: &[u8]) -> anyhow::Result<Option<u64>> {
+    if record.iter().all(|byte| *byte == 0) {
+        ensure!(
+            data.iter().all(|byte| *byte == 0),
+            "a region without a record is not empty: something else has written there; remove its file, or sanitize the disk"
+        );
+        return Ok(None);
+    }
+    let (words, _) = record.as_chunks::<8>();
+    let [magic, runs, sum] = words else {
+        anyhow::bail!("a record of {} words", words.len());
+    };
+    ensure!(
+        *magic == MAGIC,
+        "the record begins with {magic:x?}: something else has written there; remove the region's file, or sanitize the disk"
+    );
+    let (runs, sum) = (u64::from_le_bytes(*runs), u64::from_le_bytes(*sum));
+    ensure!(
+        sum == IN_PROGRESS || sum == checksum(data),
+        "what run {runs} has left is not there any more"
+    );
+    Ok(Some(runs))
+}
+
 /// FNV-1a over 64-bit words.
 fn checksum(data: &[u8]) -> u64 {
     let (words, _) = data.as_chunks::<8>();
@@ -241,6 +247,31 @@ fn checksum(data: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn record(runs: u64, sum: u64) -> Vec<u8> {
+        [MAGIC, runs.to_le_bytes(), sum.to_le_bytes()].concat()
+    }
+
+    #[test]
+    fn data_of_a_run_that_was_ended_is_not_judged() {
+        let data = [7; 64];
+        assert_eq!(runs_of(&record(3, IN_PROGRESS), &data).unwrap(), Some(3));
+        assert_eq!(
+            runs_of(&record(3, checksum(&data)), &data).unwrap(),
+            Some(3)
+        );
+        assert!(runs_of(&record(3, checksum(&[7; 32])), &data).is_err());
+    }
+
+    #[test]
+    fn region_that_something_else_has_written_is_refused() {
+        let empty = [0; RECORD_BYTES];
+        assert_eq!(runs_of(&empty, &[0; 64]).unwrap(), None);
+        for (record, data) in [(empty, [1; 64]), ([1; RECORD_BYTES], [0; 64])] {
+            let refused = runs_of(&record, &data).unwrap_err().to_string();
+            assert!(refused.contains("remove"), "{refused}");
+        }
+    }
 
     #[test]
     fn checksum_of_changed_or_swapped_words_differs() {
