@@ -220,8 +220,8 @@ impl MappedMemory {
         }
     }
 
-    /// Whether the process that lent the memory took it away.
-    pub(crate) fn is_lost(&self) -> bool {
+    /// Whether an access has met pages that were taken away: all accesses fail since.
+    pub fn is_lost(&self) -> bool {
         self.lent.as_ref().is_some_and(LentMapping::is_lost)
     }
 

@@ -268,6 +268,13 @@ impl Requester {
         self.drain(met.filter(|_| old != new).collect())
     }
 
+    /// Whether any of `len` bytes at `address` lies in one of these windows of the function's own.
+    pub fn meets_window(&self, ids: &[WindowId], address: u64, len: u64) -> bool {
+        let routes = self.route_table();
+        let mut windows = ids.iter().filter_map(|id| routes.windows.get(id));
+        windows.any(|window| window.meets(address, len))
+    }
+
     /// Sets what the switch does with requests to peers, and the way to those of their windows that are not memory.
     pub fn set_switch(&self, routing: PeerRouting, peers: Arc<dyn Peers>) {
         *self.peers.write() = Some(peers);

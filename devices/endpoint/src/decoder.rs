@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use peerbar_dma::{Buffer, RegisterWrite, Requester};
-use peerbar_pci::Function;
+use peerbar_pci::{Function, UnsupportedRequest};
 use peerbar_switch::{PortId, Unsupported};
 
 use crate::BarMemory;
@@ -60,8 +60,8 @@ impl<F: Function> Decoder<F> {
         let windows = self.windows.read();
         let (window, offset) = find(&windows, address, data.len())?;
         let to_function = |offset, data: Buffer<'_>| match data {
-            Buffer::Read(data) => self.function.bar_read(window.bar, offset, data),
-            Buffer::Write(data) => self.function.bar_write(window.bar, offset, data),
+            Buffer::Read(data) => self.function.peer_read(window.bar, offset, data),
+            Buffer::Write(data) => self.function.peer_write(window.bar, offset, data),
         };
         match &window.memory {
             BarMemory::Memory(span) => {
@@ -72,7 +72,8 @@ impl<F: Function> Decoder<F> {
                 let mut parts = table.parts(offset, data);
                 parts.try_for_each(|(offset, mut part)| {
                     table.access(offset, part.reborrow()).map_err(|_| {
-                        to_function(offset, part);
+                        // It records the fault, whatever it answers.
+                        let _ = to_function(offset, part);
                         Unsupported
                     })
                 })
@@ -82,8 +83,7 @@ impl<F: Function> Decoder<F> {
                     let write = || register_write(peer, (window.bar, offset), data);
                     self.requester.register_written(write);
                 }
-                to_function(offset, data);
-                Ok(())
+                to_function(offset, data).map_err(|UnsupportedRequest| Unsupported)
             }
         }
     }
@@ -131,6 +131,8 @@ mod tests {
     use super::*;
 
     const PEER: PortId = PortId(7);
+    /// A register that peers cannot read.
+    const REFUSED: u64 = 0xe08;
 
     /// A function that records all accesses and reads as the number of the BAR.
     #[derive(Default)]
@@ -140,6 +142,21 @@ mod tests {
         fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
             self.0.lock().unwrap().push((bar, offset, data.len()));
             data.fill(bar);
+        }
+
+        fn peer_read(
+            &self,
+            bar: u8,
+            offset: u64,
+            data: &mut [u8],
+        ) -> Result<(), UnsupportedRequest> {
+            match offset {
+                REFUSED => Err(UnsupportedRequest),
+                _ => {
+                    self.bar_read(bar, offset, data);
+                    Ok(())
+                }
+            }
         }
 
         fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
@@ -246,6 +263,17 @@ mod tests {
         assert_eq!(event(&[1, 2, 3, 4]), expected);
         let long = event(&[0xff; 100]);
         assert_eq!((long.len, long.value), (100, u64::MAX));
+    }
+
+    #[test]
+    fn register_that_the_function_refuses_a_peer_is_unsupported() {
+        let (decoder, _) = decoder();
+        assert_eq!(
+            read(&decoder, 0x1000 + REFUSED, &mut [0; 4]),
+            Err(Unsupported)
+        );
+        read(&decoder, 0x1000, &mut [0; 4]).unwrap();
+        assert_eq!(*decoder.function.0.lock().unwrap(), [(0, 0, 4)]);
     }
 
     #[test]

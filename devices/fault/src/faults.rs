@@ -31,6 +31,8 @@ struct State {
     /// How many MSI-X vectors and namespaces the device has; `None` while that is not known.
     vectors: Option<u32>,
     namespaces: Option<u32>,
+    /// Why the device cannot lose power.
+    powerless: Option<&'static str>,
     /// How many rules there ever were.
     added: u32,
     rules: Vec<Armed>,
@@ -78,6 +80,9 @@ pub enum AddError {
         /// How many the disk has, from 1 on.
         count: u32,
     },
+    /// It cannot lose power.
+    #[error("takes the device's power: {0}")]
+    Power(&'static str),
     /// It has too many already.
     #[error("is one too many: {MOST} rules are in force; clear them first")]
     Full,
@@ -101,6 +106,7 @@ impl Faults {
             served: served.iter().fold(0, |all, kind| all | bit(*kind)),
             vectors: None,
             namespaces: None,
+            powerless: None,
             added: 0,
             rules: Vec::new(),
         };
@@ -129,6 +135,11 @@ impl Faults {
         self.state.lock().namespaces = Some(count);
     }
 
+    /// Rules by which the device loses power are refused from now on, for this reason.
+    pub fn refuse_power_loss(&self, reason: &'static str) {
+        self.state.lock().powerless = Some(reason);
+    }
+
     /// Puts a rule in force, behind the others. A rule for the device itself fires at once instead, which is returned, and is over.
     pub fn add(&self, rule: Rule) -> Result<Option<Fired>, AddError> {
         let mut state = self.state.lock();
@@ -137,6 +148,9 @@ impl Faults {
             return Err(AddError::NoSubject(kind.into()));
         }
         state.check_numbers(&rule.subject)?;
+        if let (Action::LosePower { .. }, Some(reason)) = (rule.action, state.powerless) {
+            return Err(AddError::Power(reason));
+        }
         let is_over = kind == Kind::Device;
         if !is_over && state.rules.len() >= MOST {
             return Err(AddError::Full);
@@ -561,6 +575,10 @@ mod tests {
         let refused = faults.add(rule.clone()).unwrap_err().to_string();
         assert_eq!(refused, "is for another device: this one has no command");
         faults.serve(&[Kind::Command]);
+        faults.refuse_power_loss("it is nuclear");
+        let refused = faults.add("lose-power command".parse().unwrap());
+        let cause = "takes the device's power: it is nuclear";
+        assert_eq!(refused.unwrap_err().to_string(), cause);
         for _ in 0..MOST {
             faults.add(rule.clone()).unwrap();
         }

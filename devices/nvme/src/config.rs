@@ -234,10 +234,10 @@ impl Config {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn config() -> Config {
+    pub(crate) fn config() -> Config {
         Config {
             serial: "disk0".to_owned(),
             cmb_bytes: None,

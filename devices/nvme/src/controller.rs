@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use peerbar_dma::{Requester, Span, WindowId};
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
-use peerbar_fault::Kind;
+use peerbar_fault::{Faults, Kind};
 use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::registers::{Doorbell, offset};
-use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, MsiX};
+use peerbar_pci::{Bar, BarError, ConfigSpace, Function, Identity, MsiX, UnsupportedRequest};
 
 use crate::admin::Admin;
 use crate::cmb::{CMB_BAR, Cmb};
@@ -28,7 +28,7 @@ use crate::io_queue::worker::Worker;
 use crate::job::Job;
 use crate::namespace::Namespace;
 use crate::notifier::{ENGINE, Notifier};
-use crate::pmr::{PMR_BAR, PersistentMemory, Pmr};
+use crate::pmr::{LARGEST_UNSYNCED, PMR_BAR, PersistentMemory, Pmr};
 use crate::prp::PAGE;
 use crate::registers::{QUEUE_PAIRS, Registers};
 use crate::storage::Storage;
@@ -99,6 +99,9 @@ impl Controller {
         let (bars, memory) = bars(config, &doorbells, cmb.as_ref(), pmr)?;
         let requester = Arc::new(Requester::new());
         requester.faults().serve(&Kind::OF_DISKS);
+        if let Some(pmr) = pmr {
+            limit_power_loss(requester.faults(), pmr.size());
+        }
         let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
         let notifier = Notifier::new(
             Registers::new(cmb, pmr.cloned().map(Pmr::new)),
@@ -165,10 +168,6 @@ impl Controller {
 
     /// Reads or writes go to registers in units of 4 bytes; a part of one is taken out of the whole.
     fn read_registers(&self, offset: u64, data: &mut [u8]) {
-        let end = offset.saturating_add(data.len() as u64);
-        if offset < offset::PMRSTS + 4 && end > offset::PMRSTS {
-            self.persist();
-        }
         self.notifier.read(|registers| {
             for (at, byte) in (offset..).zip(data.iter_mut()) {
                 let lane = usize::try_from(at & 3).unwrap_or(0);
@@ -180,6 +179,14 @@ impl Controller {
                     .unwrap_or(0);
             }
         });
+    }
+
+    /// Whether a read of `len` bytes at `offset` is a barrier of the Persistent Memory Region, which is ready.
+    fn is_barrier(&self, offset: u64, len: usize) -> bool {
+        let end = offset.saturating_add(len as u64);
+        let reads_status = offset < offset::PMRSTS + 4 && end > offset::PMRSTS;
+        let is_ready = |registers: &Registers| registers.pmr().is_some_and(Pmr::is_ready);
+        reads_status && self.notifier.read(is_ready)
     }
 
     /// A read of PMRSTS: its answer says that what was written to the Persistent Memory Region before is persistent.
@@ -198,15 +205,16 @@ impl Controller {
         }
     }
 
-    /// Writes whole registers, 4 or 8 aligned bytes at a time (NVMe over PCIe 1.0, 3.1). Anything else is ignored.
-    fn write_registers(&self, offset: u64, data: &[u8]) {
+    /// Writes whole registers, 4 or 8 aligned bytes at a time (NVMe over PCIe 1.0, 3.1). Anything else is ignored. Whether the
+    /// Persistent Memory Region has become ready.
+    fn write_registers(&self, offset: u64, data: &[u8]) -> bool {
         let (words, rest) = data.as_chunks::<4>();
         if !offset.is_multiple_of(4) || !rest.is_empty() {
             log::debug!(
                 "a write of {} bytes to register {offset:#x} is ignored",
                 data.len()
             );
-            return;
+            return false;
         }
         // Its drop waits for transfers through the former window, which workers complete: not with the registers' lock held.
         let (_ending, starts) = self.notifier.change(|registers| {
@@ -225,10 +233,39 @@ impl Controller {
             let is_ready = registers.pmr().is_some_and(Pmr::is_ready);
             ((cmb, pmr), is_ready && !was_ready)
         });
-        if starts && self.requester.faults().loses_power() {
-            // A power loss takes what is written from now on.
-            self.persist();
+        starts
+    }
+
+    /// Writes registers or rings a doorbell; whether the Persistent Memory Region has become ready.
+    fn write_bar(&self, offset: u64, data: &[u8]) -> bool {
+        if offset < offset::DOORBELLS {
+            return self.write_registers(offset, data);
         }
+        // The client keeps the MSI-X table itself, and the pending bits are read-only.
+        if offset < MSI_X.table.into()
+            && let (Some(doorbell), Ok(value)) =
+                (Doorbell::at(offset, 0), <[u8; 4]>::try_from(data))
+        {
+            self.notifier.ring(doorbell, u32::from_le_bytes(value));
+        }
+        false
+    }
+
+    /// Reads registers; all else reads as zeros.
+    fn read_bar(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if offset < offset::DOORBELLS {
+            self.read_registers(offset, data);
+        }
+    }
+}
+
+/// Refuses a loss of power if that needed too much memory for a region of `size` bytes.
+fn limit_power_loss(faults: &Faults, size: u64) {
+    if size > LARGEST_UNSYNCED {
+        faults.refuse_power_loss(
+            "the server would keep two copies of a PMR of more than 256 MiB; make the region smaller",
+        );
     }
 }
 
@@ -276,23 +313,33 @@ fn file_ring(notifier: &Notifier, owner: Owner) -> Option<FileRing<Job>> {
 
 impl Function for Controller {
     fn bar_read(&self, _bar: u8, offset: u64, data: &mut [u8]) {
-        data.fill(0);
-        if offset < offset::DOORBELLS {
-            self.read_registers(offset, data);
+        if self.is_barrier(offset, data.len()) {
+            self.persist();
         }
+        self.read_bar(offset, data);
     }
 
     fn bar_write(&self, _bar: u8, offset: u64, data: &[u8]) {
-        if offset < offset::DOORBELLS {
-            return self.write_registers(offset, data);
+        let starts = self.write_bar(offset, data);
+        if starts && self.requester.faults().loses_power() {
+            // A power loss takes what is written from now on.
+            self.persist();
         }
-        if offset >= MSI_X.table.into() {
-            // The client keeps the table itself, and the pending bits are read-only.
-            return;
+    }
+
+    /// A peer has no barrier, which would wait for the host's disk.
+    fn peer_read(&self, _bar: u8, offset: u64, data: &mut [u8]) -> Result<(), UnsupportedRequest> {
+        if self.is_barrier(offset, data.len()) {
+            return Err(UnsupportedRequest);
         }
-        if let (Some(doorbell), Ok(value)) = (Doorbell::at(offset, 0), <[u8; 4]>::try_from(data)) {
-            self.notifier.ring(doorbell, u32::from_le_bytes(value));
-        }
+        self.read_bar(offset, data);
+        Ok(())
+    }
+
+    /// What a power loss takes counts from a barrier, not from here.
+    fn peer_write(&self, _bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
+        self.write_bar(offset, data);
+        Ok(())
     }
 
     fn reset(&self) {
@@ -304,5 +351,76 @@ impl Function for Controller {
         drop(ending);
         self.requester.set_window(WindowId::Cmb, None);
         self.requester.set_window(WindowId::Pmr, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::pmr::PmrFailure;
+
+    /// A controller without an engine, with a region whose next sync finds that its file has been shortened.
+    fn function(folder: &tempfile::TempDir) -> (Arc<Controller>, Arc<PersistentMemory>) {
+        let path = folder.path().join("pmr");
+        let file = File::create(&path).unwrap();
+        file.set_len(2 << 20).unwrap();
+        let config = Config {
+            pmr: Some(path),
+            ..crate::config::tests::config()
+        };
+        let mut opened = config.open().unwrap();
+        let (_, function) = Controller::assemble(&config, &mut opened).unwrap();
+        file.set_len(4096).unwrap();
+        (function, opened.pmr.unwrap())
+    }
+
+    #[test]
+    fn peer_that_reads_pmrsts_waits_for_no_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let (function, memory) = function(&folder);
+        let mut status = [0; 4];
+        function.peer_read(0, offset::PMRSTS, &mut status).unwrap();
+        assert_eq!(u32::from_le_bytes(status), 1 << 8, "NVME_PMRSTS_NRDY");
+        function.bar_write(0, offset::PMRCTL, &[1, 0, 0, 0]);
+        for (at, len) in [
+            (offset::PMRSTS, 4),
+            (offset::PMRCTL, 8),
+            (offset::PMRSTS + 3, 1),
+        ] {
+            let refused = function.peer_read(0, at, &mut [0; 8][..len]);
+            assert_eq!(refused, Err(UnsupportedRequest), "{at:#x}");
+        }
+        function.peer_read(0, offset::PMRCTL, &mut [0; 4]).unwrap();
+        assert_eq!(memory.failure(), None, "no sync");
+        function.bar_read(0, offset::PMRSTS, &mut status);
+        assert_eq!(memory.failure(), Some(PmrFailure::Lost));
+    }
+
+    #[test]
+    fn power_loss_of_a_large_region_is_refused() {
+        for (size, is_refused) in [(LARGEST_UNSYNCED, false), (2 * LARGEST_UNSYNCED, true)] {
+            let faults = Faults::new(&Kind::OF_DISKS);
+            limit_power_loss(&faults, size);
+            let added = faults.add("lose-power command".parse().unwrap());
+            assert_eq!(added.is_err(), is_refused, "{size:#x}");
+            faults.add("fail command".parse().unwrap()).unwrap();
+        }
+    }
+
+    #[test]
+    fn peer_that_enables_the_region_waits_for_no_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let (function, memory) = function(&folder);
+        let rule = "lose-power command".parse().unwrap();
+        function.requester.faults().add(rule).unwrap();
+        function
+            .peer_write(0, offset::PMRCTL, &[1, 0, 0, 0])
+            .unwrap();
+        assert_eq!(memory.failure(), None, "no sync");
+        function.bar_write(0, offset::PMRCTL, &[0; 4]);
+        function.bar_write(0, offset::PMRCTL, &[1, 0, 0, 0]);
+        assert_eq!(memory.failure(), Some(PmrFailure::Lost));
     }
 }

@@ -152,7 +152,9 @@ impl Engine {
             && submission.entries > 1
             && completion.entries > 1;
         let inside = submission.fits(SUBMISSION_BYTES) && completion.fits(COMPLETION_BYTES);
-        if !possible || !inside {
+        let in_pmr = self.meets_pmr(submission, SUBMISSION_BYTES)
+            || self.meets_pmr(completion, COMPLETION_BYTES);
+        if !possible || !inside || in_pmr {
             log::debug!("the controller cannot be enabled with {setup:x?}");
             return self.fatal();
         }

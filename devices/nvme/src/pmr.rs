@@ -9,7 +9,10 @@ use peerbar_dma::{OwnWindow, OwnWindowMemory, Span};
 use peerbar_nvme_spec::pmr::{Pmrcap, Pmrctl, Pmrmsc, Pmrsts};
 
 pub(crate) use memory::PersistentMemory;
+#[cfg(test)]
+pub(crate) use memory::PmrFailure;
 pub use memory::{PMR_SIZES, PmrError};
+pub(crate) use unsynced::LARGEST_UNSYNCED;
 
 /// The BAR that is the region as a whole.
 pub(crate) const PMR_BAR: u8 = 4;

@@ -1,10 +1,12 @@
 //! The interface between a device's logic and its bus.
 
+use thiserror::Error;
+
 /// The logic behind one PCI function, as its bus sees it.
 ///
-/// Every method may be called from the thread that answers the guest's accesses, and `bar_read` and `bar_write` at the same
-/// time from the one that answers peers below the same switch: none may wait for DMA, for a lock that is held across DMA, or
-/// for a disk.
+/// Every method may be called from the thread that answers the guest's accesses, and `peer_read` and `peer_write` at the same
+/// time from the one that answers peers below the same switch: none may wait for DMA or for a lock that is held across DMA. Only
+/// `bar_read` and `bar_write` may wait for a disk.
 pub trait Function: Send + Sync {
     /// Reads `data.len()` bytes at `offset` of a trapped BAR. The range lies inside the BAR.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
@@ -12,10 +14,28 @@ pub trait Function: Send + Sync {
     /// Writes `data` at `offset` of a trapped BAR. The range lies inside the BAR.
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
 
+    /// As [`Function::bar_read`], for a peer below the same switch. While this runs the function takes no change of its peers'
+    /// windows, and the switch gives it up after 2 s: it may wait for nothing but a copy in progress.
+    fn peer_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), UnsupportedRequest> {
+        self.bar_read(bar, offset, data);
+        Ok(())
+    }
+
+    /// As [`Function::bar_write`], for a peer below the same switch, with the limits of [`Function::peer_read`].
+    fn peer_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
+        self.bar_write(bar, offset, data);
+        Ok(())
+    }
+
     /// A conventional or function-level reset. No DMA and no interrupt of the time before may be seen
     /// once this returns (PCIe Base 6.0, 6.6.2).
     fn reset(&self);
 }
+
+/// The function does not carry out the request of a peer (PCIe Base 6.0, 2.3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the function does not answer this request of a peer")]
+pub struct UnsupportedRequest;
 
 /// How the guest has set up the function's interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ mod function;
 pub use bar::{Bar, BarError};
 pub use capability::MsiX;
 pub use config::{Command, ConfigSpace, Effects, Identity};
-pub use function::{Function, InterruptMode, Interrupts};
+pub use function::{Function, InterruptMode, Interrupts, UnsupportedRequest};
 
 /// Length of a PCI Express function's configuration space (PCIe Base 6.0, 7.2).
 pub const CONFIG_BYTES: usize = 4096;

@@ -1,5 +1,6 @@
 //! Creating and deleting I/O queues (NVMe Base 2.0, 5.4 to 5.7).
 
+use peerbar_dma::WindowId;
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::command::admin::{
     CreateCompletionQueue, CreateSubmissionQueue, DeleteQueue,
@@ -15,6 +16,7 @@ use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue};
 use crate::io_queue::request::WorkerRequest;
 use crate::io_queue::ring::Ring;
 use crate::io_queue::submission::{SUBMISSION_BYTES, SubmissionQueue};
+use crate::pmr::PMR_BAR;
 use crate::registers::{MAX_ENTRIES, QUEUE_PAIRS, Registers};
 
 /// CC.IOSQES and CC.IOCQES as powers of two: the only entry sizes there are. The host may set them when the controller is
@@ -129,7 +131,7 @@ impl Engine {
     }
 
     /// Queues are contiguous (CAP.CQR), start at a page, lie in the Controller Memory Buffer only if it takes them, and in the
-    /// Persistent Memory Region never: that takes data only (PMRCAP).
+    /// Persistent Memory Region never, by neither of its addresses: that takes data only (PMRCAP).
     fn check_place(&self, ring: Ring, entry_bytes: u64, contiguous: bool) -> Result<(), Status> {
         if !contiguous {
             return Err(Status::INVALID_FIELD.with_dnr(true));
@@ -138,17 +140,23 @@ impl Engine {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
         let len = u64::from(ring.entries) * entry_bytes;
-        self.notifier.read(|registers| {
-            let meets_cmb = |cmb: &Cmb| !cmb.takes_queues() && cmb.meets(ring.base, len);
-            let pmr = registers.pmr_window();
-            if registers.cmb().is_some_and(meets_cmb) {
-                Err(Status::INVALID_USE_OF_CMB.with_dnr(true))
-            } else if pmr.is_some_and(|pmr| pmr.meets(ring.base, len)) {
-                Err(Status::INVALID_FIELD.with_dnr(true))
-            } else {
-                Ok(())
-            }
-        })
+        let meets_cmb = |cmb: &Cmb| !cmb.takes_queues() && cmb.meets(ring.base, len);
+        let is_in_cmb = |registers: &Registers| registers.cmb().is_some_and(meets_cmb);
+        if self.notifier.read(is_in_cmb) {
+            Err(Status::INVALID_USE_OF_CMB.with_dnr(true))
+        } else if self.meets_pmr(ring, entry_bytes) {
+            Err(Status::INVALID_FIELD.with_dnr(true))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether a queue would lie in the Persistent Memory Region: where commands find it, or in its BAR.
+    pub(crate) fn meets_pmr(&self, ring: Ring, entry_bytes: u64) -> bool {
+        let has_pmr = self.notifier.read(|registers| registers.pmr().is_some());
+        let windows = [WindowId::Pmr, WindowId::Bar(PMR_BAR)];
+        let len = u64::from(ring.entries).saturating_mul(entry_bytes);
+        has_pmr && self.data.requester().meets_window(&windows, ring.base, len)
     }
 }
 

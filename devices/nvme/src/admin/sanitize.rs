@@ -74,8 +74,8 @@ impl Engine {
         let erased = self.storage.erase(!control.ndas());
         self.persist();
         let (state, media) = match erased {
-            Ok(()) => (SanitizeState::COMPLETED, Media::Usable),
-            Err(_) => (SanitizeState::FAILED, Media::Failed),
+            Ok(()) if !self.storage.pmr_has_failed() => (SanitizeState::COMPLETED, Media::Usable),
+            _ => (SanitizeState::FAILED, Media::Failed),
         };
         self.admin.sanitize = LastSanitize {
             state: SanitizeState::new().with_status(state),

@@ -1,8 +1,9 @@
 //! Memory that outlives the server: a file that is mapped as a whole.
 
-use std::fs::OpenOptions;
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -10,14 +11,32 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use fastrand::Rng;
 use parking_lot::Mutex;
 use peerbar_dma::{MemoryError, MemoryFile};
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, FsWord, fallocate, flock, fstatfs};
 use rustix::io::Errno;
 use strum::FromRepr;
 use thiserror::Error;
 
 use super::unsynced::Unsynced;
+
 /// The sizes of a Persistent Memory Region in bytes, of which each must be a power of two, as a BAR is.
 pub const PMR_SIZES: RangeInclusive<u64> = 2 << 20..=64 << 30;
+
+/// Types of file systems (linux/magic.h, fs/smb/client/cifsglob.h) in which a page fault waits for another process or host:
+/// FUSE, NFS, 9P, SMB, Ceph.
+const DISTANT: [FsWord; 6] = [
+    0x6573_5546,
+    0x6969,
+    0x0102_1997,
+    0xff53_4d42,
+    0xfe53_4d42,
+    0x00c3_6400,
+];
+
+/// Types of file systems whose files keep all blocks that are reserved for them: ext4, XFS, tmpfs.
+const KEEPING: [FsWord; 3] = [0xef53, 0x5846_5342, 0x0102_1994];
+
+/// Bytes in a block of [`MetadataExt::blocks`].
+const BLOCK: u64 = 512;
 
 /// Bytes that are overwritten at a time; all sizes are multiples.
 const STEP: usize = 1 << 16;
@@ -38,6 +57,9 @@ pub enum PmrError {
         /// Why it failed.
         source: io::Error,
     },
+    /// A page fault in it may wait for another process or host.
+    #[error("PMR {}: the file is in FUSE or on a network; name one on ext4, XFS, btrfs or tmpfs", .0.display())]
+    Distant(PathBuf),
     /// Another process has locked it.
     #[error("PMR {}: in use by another run; stop that one or name another file", .0.display())]
     InUse(PathBuf),
@@ -65,16 +87,21 @@ pub enum PmrError {
 pub(crate) enum PmrFailure {
     /// The host could not bring data to its disk, and may have dropped it.
     Sync = 1,
-    /// The file has been shortened.
+    /// The file has been shortened, or lost pages otherwise.
     Lost = 2,
 }
 
-/// The memory of a Persistent Memory Region, in a file that is locked for as long as this lives.
+/// The memory of a Persistent Memory Region, in a file that is locked for as long as this lives, whoever else has it mapped.
 ///
 /// What is written there is at once in the file as other processes of the host see it, so it outlives the server. A
 /// [`PersistentMemory::sync`] brings it to the host's disk.
 pub(crate) struct PersistentMemory {
     memory: Arc<MemoryFile>,
+    /// Has the lock. A lock is the open file description's (flock(2)): a process that has a descriptor of `memory`, or a mapping
+    /// made of one, could neither keep this lock nor remove it.
+    _lock: File,
+    /// Whether the file loses blocks only if somebody takes contents away.
+    keeps_blocks: bool,
     /// A [`PmrFailure`], or 0.
     failure: AtomicU8,
     /// Locked for a whole sync, so that they end in their order.
@@ -90,17 +117,21 @@ impl PersistentMemory {
             action,
             source,
         };
-        let file = OpenOptions::new().read(true).write(true).open(path);
-        let file = file.map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => PmrError::Missing(path.into()),
-            _ => os("open", source),
-        })?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        let open = || {
+            let file = OpenOptions::new().read(true).write(true).open(path);
+            file.map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => PmrError::Missing(path.into()),
+                _ => os("open", source),
+            })
+        };
+        let lock = open()?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(PmrError::InUse(path.into())),
             Err(error) => return Err(os("lock", error.into())),
         }
-        let metadata = file.metadata().map_err(|error| os("look at", error))?;
+        let look = |file: &File| file.metadata().map_err(|error| os("look at", error));
+        let metadata = look(&lock)?;
         let size = metadata.len();
         if !size.is_power_of_two() || !PMR_SIZES.contains(&size) {
             return Err(PmrError::Size {
@@ -108,15 +139,26 @@ impl PersistentMemory {
                 size,
             });
         }
-        fallocate(&file, FallocateFlags::empty(), 0, size)
+        let system = fstatfs(&lock).map_err(|error| os("look at", error.into()))?;
+        if DISTANT.contains(&system.f_type) {
+            return Err(PmrError::Distant(path.into()));
+        }
+        fallocate(&lock, FallocateFlags::empty(), 0, size)
             .map_err(|error| os("reserve the space of", error.into()))?;
-        let memory = MemoryFile::of_own_file(file, size);
+        let shared = open()?;
+        let reserved = look(&shared)?;
+        if (reserved.dev(), reserved.ino()) != (metadata.dev(), metadata.ino()) {
+            return Err(os("lock", Errno::STALE.into()));
+        }
+        let memory = MemoryFile::of_own_file(shared, size);
         let memory = memory.map_err(|source| PmrError::Memory {
             path: path.into(),
             source,
         })?;
         Ok(Self {
             memory: Arc::new(memory),
+            _lock: lock,
+            keeps_blocks: KEEPING.contains(&system.f_type) && has_all_blocks(&reserved, size),
             failure: AtomicU8::new(0),
             unsynced: Mutex::default(),
         })
@@ -145,8 +187,8 @@ impl PersistentMemory {
         unsynced.prepare(may_lose_power, &self.memory);
         let file = self.memory.file();
         let synced = file.sync_data().and_then(|()| file.metadata());
-        let failure = match synced {
-            Ok(metadata) if metadata.len() >= self.size() => return unsynced.synced(),
+        let failure = match &synced {
+            Ok(metadata) if self.is_whole(metadata) => return unsynced.synced(),
             Ok(_) => PmrFailure::Lost,
             Err(_) => PmrFailure::Sync,
         };
@@ -156,10 +198,16 @@ impl PersistentMemory {
                 "the PMR is unreliable until this server is started again: {}",
                 match synced {
                     Err(error) => format!("its file cannot be brought to the disk: {error}"),
-                    Ok(_) => "its file has been shortened".to_owned(),
+                    Ok(_) => "its file has been shortened, or has lost pages".to_owned(),
                 }
             );
         }
+    }
+
+    /// Whether nothing of the region has been taken away, as far as the file says.
+    fn is_whole(&self, file: &Metadata) -> bool {
+        let has_blocks = !self.keeps_blocks || has_all_blocks(file, self.size());
+        file.len() >= self.size() && has_blocks && !self.memory.is_lost()
     }
 
     /// Makes all of it zeros. Its space on the disk stays reserved.
@@ -183,10 +231,13 @@ impl PersistentMemory {
     }
 }
 
+/// Whether all of `size` bytes have blocks on the host's disk.
+fn has_all_blocks(file: &Metadata, size: u64) -> bool {
+    file.blocks().saturating_mul(BLOCK) >= size
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
 
     const BYTES: u64 = 2 << 20;
@@ -230,7 +281,6 @@ mod tests {
 
     #[test]
     fn erased_region_is_zero_and_keeps_its_space() {
-        use std::os::unix::fs::MetadataExt;
         let (_folder, path) = file(BYTES);
         let memory = PersistentMemory::open(&path).unwrap();
         memory.file().write(0, &vec![7; 2 << 20]).unwrap();
@@ -240,7 +290,7 @@ mod tests {
         let mut data = [7; 64];
         memory.file().read(BYTES - 64, &mut data).unwrap();
         assert_eq!(data, [0; 64]);
-        assert!(path.metadata().unwrap().blocks() * 512 >= BYTES);
+        assert!(path.metadata().unwrap().blocks() * BLOCK >= BYTES);
     }
 
     #[test]
@@ -255,11 +305,24 @@ mod tests {
 
     #[test]
     fn space_on_the_disk_is_reserved() {
-        use std::os::unix::fs::MetadataExt;
         let (_folder, path) = file(BYTES);
         assert_eq!(path.metadata().unwrap().blocks(), 0);
         let _memory = PersistentMemory::open(&path).unwrap();
-        assert!(path.metadata().unwrap().blocks() * 512 >= BYTES);
+        assert!(path.metadata().unwrap().blocks() * BLOCK >= BYTES);
+    }
+
+    #[test]
+    fn hole_in_the_file_is_a_failure() {
+        let (_folder, path) = file(BYTES);
+        let memory = PersistentMemory::open(&path).unwrap();
+        if !memory.keeps_blocks {
+            return;
+        }
+        let same = File::options().write(true).open(&path).unwrap();
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&same, hole, BYTES / 2, BYTES / 4).unwrap();
+        memory.sync(false);
+        assert_eq!(memory.failure(), Some(PmrFailure::Lost));
     }
 
     #[test]

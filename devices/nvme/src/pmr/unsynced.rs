@@ -10,6 +10,9 @@ use peerbar_dma::{MemoryError, MemoryFile};
 /// Bytes that a power loss keeps or takes as one: a cache line, as memory controllers write them.
 const LINE: usize = 64;
 
+/// The largest memory that a power loss may come to: two copies of it are kept.
+pub(crate) const LARGEST_UNSYNCED: u64 = 256 << 20;
+
 /// How many bytes are compared at a time, a multiple of a line.
 const STEP: usize = 1 << 16;
 

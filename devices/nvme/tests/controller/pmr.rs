@@ -267,3 +267,24 @@ fn hostile_guest_moves_disables_and_resets_amid_commands() {
         driver.ok(1, blocks(READ, 0, 8).at(base, 0));
     }
 }
+
+#[test]
+fn queues_are_not_taken_at_its_bus_address() {
+    let kept = Kept::new();
+    let mut driver = kept.driver();
+    let completion = crate::command::create_cq(2, 16, 2, BAR4);
+    assert_eq!(driver.code(0, completion), sc::INVALID_FIELD);
+}
+
+#[test]
+fn admin_queues_are_not_taken_in_it() {
+    let kept = Kept::new();
+    let driver = Driver::bare(&kept.config());
+    driver.place_bar(4, BAR4);
+    enable(&driver, PMR);
+    driver.set_register(0x24, 0x000f_000f);
+    driver.set_wide_register(0x28, PMR);
+    driver.set_wide_register(0x30, PMR + PAGE);
+    driver.set_register(0x14, 4 << 20 | 6 << 16 | 1);
+    driver.wait_for_status(2, 2);
+}

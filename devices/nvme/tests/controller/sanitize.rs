@@ -158,3 +158,16 @@ fn commands_in_progress_end_before_the_media_is_erased() {
         driver.write(DATA, &[7; 4096]);
     }
 }
+
+#[test]
+fn sanitize_fails_if_the_region_does_not_reach_the_disk() {
+    let kept = NamedTempFile::new().unwrap();
+    kept.as_file().set_len(2 * MIB).unwrap();
+    let mut driver = Driver::with(&Config {
+        pmr: Some(kept.path().into()),
+        ..config()
+    });
+    kept.as_file().set_len(4096).unwrap();
+    driver.ok(0, sanitize(BLOCK_ERASE));
+    assert_eq!(status(&mut driver).1, FAILED);
+}

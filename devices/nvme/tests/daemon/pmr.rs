@@ -129,3 +129,77 @@ fn file_that_cannot_be_a_region_is_refused_in_one_line() {
     assert!(ending.stderr.contains("a power of two"), "{ending:?}");
     assert_eq!(ending.stderr.lines().count(), 1);
 }
+
+#[test]
+fn region_is_served_again_while_a_client_keeps_its_mapping() {
+    let folder = TempDir::new().unwrap();
+    let path = kept(&folder);
+    let daemon = start(&path, &[]);
+    let client = Client::new(daemon.socket()).unwrap();
+    let region = client.region(REGION).unwrap();
+    let kept = region
+        .file_offset
+        .as_ref()
+        .unwrap()
+        .file()
+        .try_clone()
+        .unwrap();
+    daemon.kill();
+    let daemon = start(&path, &[]);
+    drop(kept);
+    assert_eq!(daemon.terminate().stderr, "");
+}
+
+#[test]
+fn lost_mapping_shows_in_pmrsts_once_the_file_is_long_again() {
+    let folder = TempDir::new().unwrap();
+    let path = kept(&folder);
+    let daemon = start(&path, &[]);
+    let mut driver = connect(&daemon);
+    let client = File::options().write(true).open(&path).unwrap();
+    client.set_len(4096).unwrap();
+    driver.fill(0x5a, 4096);
+    assert_eq!(driver.io(WRITE, DATA, 8), SUCCESS);
+    assert_ne!(driver.io(READ, BASE + 0x2000, 8), SUCCESS);
+    client.set_len(BYTES).unwrap();
+    assert_ne!(driver.io(READ, BASE + 0x2000, 8), SUCCESS, "stays lost");
+    assert_ne!(
+        status(&mut *driver.link()),
+        0,
+        "PMRSTS says that all is well"
+    );
+}
+
+#[test]
+fn contents_that_were_cut_off_show_in_pmrsts() {
+    let folder = TempDir::new().unwrap();
+    let path = kept(&folder);
+    let daemon = start(&path, &[]);
+    let mut driver = connect(&daemon);
+    driver.fill(0x5a, 4096);
+    assert_eq!(driver.io(WRITE, DATA, 8), SUCCESS);
+    assert_eq!(driver.io(READ, BASE + 0x2000, 8), SUCCESS);
+    assert_eq!(status(&mut *driver.link()), 0);
+    let client = File::options().write(true).open(&path).unwrap();
+    client.set_len(4096).unwrap();
+    client.set_len(BYTES).unwrap();
+    assert_ne!(
+        status(&mut *driver.link()),
+        0,
+        "PMRSTS says that all is well"
+    );
+}
+
+#[test]
+fn client_cannot_unlock_the_file() {
+    use rustix::fs::{FlockOperation, flock};
+    let folder = TempDir::new().unwrap();
+    let path = kept(&folder);
+    let daemon = start(&path, &[]);
+    let client = Client::new(daemon.socket()).unwrap();
+    let region = client.region(REGION).unwrap();
+    let memory = region.file_offset.as_ref().unwrap().file();
+    flock(memory, FlockOperation::Unlock).unwrap();
+    let words = ["--namespace", "ram=1M", "--pmr", path.to_str().unwrap()];
+    assert_eq!(refused(&words).code, Some(69));
+}
