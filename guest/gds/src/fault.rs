@@ -28,6 +28,10 @@ pub enum Fault {
     /// A reset of the GPU ended it before it was done, and it is none that can be repeated. What it had to do may be done
     /// in part.
     Reset,
+    /// The exporter of an imported dma-buf has taken its memory away, and commands that use it were not done 10 s later. These fail,
+    /// and with them one of the same [`Gpu`](crate::Gpu) that was in progress then and cannot be repeated. What they had to do may be
+    /// done in part.
+    Revoked,
     /// A code that this library does not know.
     Other(u32),
 }
@@ -45,6 +49,7 @@ impl From<u32> for Fault {
             8 => Fault::BadCompletion,
             9 => Fault::Injected,
             uapi::ERROR_RESET => Fault::Reset,
+            uapi::ERROR_REVOKED => Fault::Revoked,
             code => Fault::Other(code),
         }
     }
@@ -65,6 +70,9 @@ impl fmt::Display for Fault {
             Fault::Reset => {
                 "fault 256, given up by a reset of the GPU, since it may be done in part and cannot be repeated"
             }
+            Fault::Revoked => {
+                "fault 257, given up since the exporter of a dma-buf has taken the memory away"
+            }
             Fault::Other(code) => return write!(f, "fault {code}, which is unknown"),
         })
     }
@@ -76,7 +84,7 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_the_device_and_its_driver() {
-        for code in (1..=9).chain([0x100]) {
+        for code in (1..=9).chain([0x100, 0x101]) {
             let text = Fault::from(code).to_string();
             assert!(text.starts_with(&format!("fault {code}, ")), "{text}");
         }

@@ -59,7 +59,7 @@ const DOORBELL_BYTES: u64 = 4;
 /// in between, the caller maps the memory for the disk, and creates the queues by those addresses.
 ///
 /// After an error of [`GpuQueue::wait`] other than [`Error::TimedOut`], commands may be in progress: delete the queues of the disk and
-/// allocate another.
+/// allocate another. That holds too if the disk's registers are revoked during a launch ([`Fault::Revoked`](crate::Fault::Revoked)).
 ///
 /// # Dropping
 /// Whoever has made the disk's queues deletes them, or resets the disk, before this is dropped. Dropping frees the memory, and neither

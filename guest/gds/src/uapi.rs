@@ -98,6 +98,8 @@ pub struct Submit {
 
 /// `PEERBAR_GPU_ERROR_RESET`, the driver's own code in [`Wait::error`]: a reset has ended the command.
 pub const ERROR_RESET: u32 = 0x100;
+/// `PEERBAR_GPU_ERROR_REVOKED`, likewise: the exporter of a dma-buf did not wait any longer for the command.
+pub const ERROR_REVOKED: u32 = 0x101;
 
 /// `struct peerbar_gpu_wait`.
 #[derive(Clone, Copy, Debug, Default)]

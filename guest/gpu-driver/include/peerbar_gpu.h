@@ -85,6 +85,13 @@ struct peerbar_gpu_submit {
 #define PEERBAR_GPU_ERROR_RESET	0x100
 
 /*
+ * Likewise: the exporter of an imported dma-buf has taken its memory away, and commands that use it
+ * were not done 10 s later. These fail, and with them one of the same file that was in progress
+ * then and cannot be repeated. What they have done until then stays.
+ */
+#define PEERBAR_GPU_ERROR_REVOKED	0x101
+
+/*
  * ETIMEDOUT when the time is over, ENODEV if the GPU is gone, EIO if the channel does not stop
  * after an error: then its commands do not end any more.
  */
@@ -92,7 +99,7 @@ struct peerbar_gpu_wait {
 	__u64 fence;
 	__u64 timeout_ns;
 	__u64 result;		/* out: the command's result */
-	__u32 error;		/* out: 0, the device's fault code, or PEERBAR_GPU_ERROR_RESET */
+	__u32 error;		/* out: 0, the device's fault code, or PEERBAR_GPU_ERROR_... */
 	__u32 pad;
 };
 

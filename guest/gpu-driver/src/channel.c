@@ -149,16 +149,19 @@ static bool take_fences(struct pb_channel *channel)
 		dma_rmb();
 		pb_job_done(slot->job, slot->units, le64_to_cpu(READ_ONCE(fence->result)));
 		if (slot->last)
-			finish(channel, slot->job, 0);
+			finish(channel, slot->job, slot->job->error);
 		channel->head++;
 	}
 	return channel->head != before;
 }
 
+/* The device has forgotten its entries. */
 static void rewind_jobs(struct pb_channel *channel)
 {
 	struct pb_job *job;
 
+	channel->head = 0;
+	channel->tail = 0;
 	list_for_each_entry(job, &channel->jobs, node)
 		pb_job_rewind(job);
 }
@@ -216,10 +219,10 @@ void pb_channel_queue(struct pb_channel *channel, struct pb_job *job)
 	mutex_unlock(&channel->lock);
 }
 
-/* ---- reset ---- */
+/* ---- taking back what the device has ---- */
 
 /* The command at the head may have been done in part, and some would do that part twice. */
-static void fail_begun(struct pb_channel *channel)
+static void fail_begun(struct pb_channel *channel, u32 error)
 {
 	struct pb_job *job;
 
@@ -227,8 +230,52 @@ static void fail_begun(struct pb_channel *channel)
 		return;
 	job = channel->slots[channel->head % PB_RING_ENTRIES].job;
 	if (!job->operation->repeatable)
-		finish(channel, job, PEERBAR_GPU_ERROR_RESET);
+		finish(channel, job, error);
 }
+
+/* Of a channel that is stopped. */
+static void take_back(struct pb_channel *channel, u32 error)
+{
+	take_fences(channel);
+	fail_begun(channel, error);
+	rewind_jobs(channel);
+}
+
+static bool uses(struct pb_channel *channel, const struct dma_buf *dmabuf)
+{
+	struct pb_job *job;
+
+	list_for_each_entry(job, &channel->jobs, node) {
+		if (pb_job_uses(job, dmabuf))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Ends the use of a dma-buf that its exporter takes away: commands that use it fail, and with them
+ * one in progress that cannot be repeated.
+ */
+void pb_channel_take_back(struct pb_channel *channel, const struct dma_buf *dmabuf)
+{
+	struct pb_job *job;
+
+	mutex_lock(&channel->lock);
+	if (!channel->broken && uses(channel, dmabuf) && !stop(channel)) {
+		take_back(channel, PEERBAR_GPU_ERROR_REVOKED);
+		list_for_each_entry(job, &channel->jobs, node) {
+			if (pb_job_uses(job, dmabuf))
+				pb_job_cancel(job, PEERBAR_GPU_ERROR_REVOKED);
+		}
+		if (!channel->paused) {
+			start(channel);
+			fill_ring(channel);
+		}
+	}
+	mutex_unlock(&channel->lock);
+}
+
+/* ---- reset ---- */
 
 /*
  * Has the device begin nothing more. Of all channels before any is waited for: a command of one
@@ -247,11 +294,8 @@ void pb_channel_disable(struct pb_channel *channel)
 void pb_channel_pause(struct pb_channel *channel)
 {
 	mutex_lock(&channel->lock);
-	if (channel->owner && !channel->broken && !stop(channel)) {
-		take_fences(channel);
-		fail_begun(channel);
-		rewind_jobs(channel);
-	}
+	if (channel->owner && !channel->broken && !stop(channel))
+		take_back(channel, PEERBAR_GPU_ERROR_RESET);
 	mutex_unlock(&channel->lock);
 }
 

@@ -45,6 +45,12 @@ struct pb_job;
 /* How long fences of other drivers are waited for, in jiffies. */
 #define PB_FENCE_TIMEOUT (5 * HZ)
 
+/*
+ * How long whoever takes a dma-buf away waits for commands that use it, in jiffies. Copies that are
+ * in progress are to end by themselves, on a slow host too.
+ */
+#define PB_REVOKE_TIMEOUT (10 * HZ)
+
 /* Commands that a file may have in progress; results are remembered for as many. */
 #define PB_JOBS_MAX 1024
 
@@ -284,6 +290,7 @@ bool pb_channel_progress(struct pb_channel *channel);
 void pb_channel_disable(struct pb_channel *channel);
 void pb_channel_pause(struct pb_channel *channel);
 void pb_channel_resume(struct pb_channel *channel);
+void pb_channel_take_back(struct pb_channel *channel, const struct dma_buf *dmabuf);
 void pb_channel_wake_owner(struct pb_channel *channel);
 
 /* Splits what a program asked for into what the device takes. */
@@ -300,11 +307,14 @@ struct pb_job {
 	u64 done;				/* of them, done by the device */
 	bool started;				/* some command was given to the device */
 	u64 result;
+	u32 error;				/* not 0: it was cancelled, and this is why */
 };
 
 /* job.c */
 struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_submit *request);
 void pb_job_free(struct pb_job *job);
+bool pb_job_uses(const struct pb_job *job, const struct dma_buf *dmabuf);
+void pb_job_cancel(struct pb_job *job, u32 error);
 bool pb_job_is_sent(const struct pb_job *job);
 u64 pb_job_send(struct pb_job *job, struct pb_command *command);
 void pb_job_done(struct pb_job *job, u64 units, u64 result);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * dma-bufs of other exporters (or of our own) as operands. The attachment is dynamic: the exporter
- * may revoke the memory at any time; the commands in progress then end first, and the next command
- * maps it again.
+ * may revoke the memory at any time; the commands in progress then end first, or are ended if they
+ * take long, and the next command maps it again.
  */
 #include <linux/dma-resv.h>
 #include <linux/slab.h>
@@ -22,12 +22,26 @@ static void unmap(struct pb_buffer *buffer)
 	pb_pieces_clear(buffer);
 }
 
-/* With the dma_resv held, so no command begins. */
+/* Of all imports of the dma-buf, or a program with many of them could make each wait its time. */
+static void take_back(struct pb_gpu *gpu, const struct dma_buf *dmabuf)
+{
+	unsigned int i;
+
+	for (i = 0; i < PB_CHANNELS; i++)
+		pb_channel_take_back(&gpu->channels[i], dmabuf);
+}
+
+/*
+ * With the dma_resv held, so no command begins. The exporter waits here, perhaps with locks of its
+ * own, and a program chooses how many commands there are and how long they take. One that had begun
+ * its use before, but was not queued yet, is found the next time.
+ */
 static void taken_away(struct dma_buf_attachment *attachment)
 {
 	struct pb_buffer *buffer = attachment->importer_priv;
 
-	wait_event(buffer->idle, !atomic_read(&buffer->busy));
+	while (!wait_event_timeout(buffer->idle, !atomic_read(&buffer->busy), PB_REVOKE_TIMEOUT))
+		take_back(buffer->gpu, attachment->dmabuf);
 	unmap(buffer);
 }
 

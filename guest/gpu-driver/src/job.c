@@ -4,6 +4,7 @@
  * as many parts as its memory has pieces.
  */
 #include <linux/bitops.h>
+#include <linux/dma-buf.h>
 #include <linux/overflow.h>
 #include <linux/slab.h>
 
@@ -205,7 +206,7 @@ struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_subm
 }
 
 /* May be called where a dma_resv must not be taken, so buffers go later. */
-void pb_job_free(struct pb_job *job)
+static void release_buffers(struct pb_job *job)
 {
 	unsigned int i;
 
@@ -213,8 +214,44 @@ void pb_job_free(struct pb_job *job)
 	for (i = 0; i < PB_OPERANDS; i++) {
 		if (job->buffers[i])
 			pb_buffer_put_later(job->buffers[i]);
+		job->buffers[i] = NULL;
 	}
+}
+
+void pb_job_free(struct pb_job *job)
+{
+	release_buffers(job);
 	kfree(job);
+}
+
+bool pb_job_uses(const struct pb_job *job, const struct dma_buf *dmabuf)
+{
+	unsigned int i;
+
+	for (i = 0; i < PB_OPERANDS; i++) {
+		const struct pb_buffer *buffer = job->buffers[i];
+
+		if (buffer && buffer->space == PEERBAR_GPU_SPACE_DMABUF &&
+		    buffer->import.attachment->dmabuf == dmabuf)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Of a job of which the device has nothing. Its buffers are let go of now, and the device does
+ * nothing in its place, so that it ends in its turn, with the error.
+ */
+void pb_job_cancel(struct pb_job *job, u32 error)
+{
+	release_buffers(job);
+	job->error = error;
+	job->operation = pb_operation_of(PB_OP_NOP, 0);
+	job->request = (struct peerbar_gpu_submit){ .opcode = PB_OP_NOP };
+	job->units = 1;
+	job->sent = 0;
+	job->done = 0;
+	job->started = false;
 }
 
 bool pb_job_is_sent(const struct pb_job *job)

@@ -5,10 +5,10 @@ use super::{Outcome, Run};
 use peerbar_report::{Buffer as With, GpuDmaBuf, Measure, VfioBackend};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use peerbar_gds::{Buffer as Vram, Command, Error, Gpu, ImportedBuffer};
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{Buffer as Vram, Command, Error, Fault, Gpu, ImportedBuffer};
 use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, Memory};
 
 use super::route::judge;
@@ -25,6 +25,13 @@ pub(super) const HALF: u64 = 512 << 10;
 
 /// Copies that are under way when the exporter is reset.
 const COPIES: usize = 32;
+
+/// Waits that are under way when the exporter is reset, and how long each would last.
+const WAITS: usize = 20;
+const WAIT_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long that reset may take: the GPU's driver gives commands 10 s, whatever their limits. The rest is for a slow host.
+const RESET_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long these copies, or the return of a driver, may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -120,6 +127,40 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
+    /// Waits for a word that never comes are under way when the exporter does `work`, which is not held up by them: they fail.
+    /// A command behind them that uses other memory is done.
+    fn amid_waits(
+        &mut self,
+        imported: &ImportedBuffer,
+        work: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let wait = Command::Wait {
+            word: imported.span(..8)?,
+            value: 1,
+            mask: 0,
+            limit: WAIT_LIMIT,
+        };
+        let fences = (0..WAITS).map(|_| self.gpu.submit(&wait));
+        let fences = fences.collect::<peerbar_gds::Result<Vec<_>>>()?;
+        let behind = self.gpu.submit(&Command::Crc32c {
+            from: self.vram.span(..)?,
+        })?;
+        let begun = Instant::now();
+        work()?;
+        let taken = begun.elapsed();
+        ensure!(taken < RESET_LIMIT, "it was held up for {taken:?}");
+        for fence in fences {
+            match fence.wait(PATIENCE) {
+                Err(Error::Fault(Fault::Revoked)) => {}
+                other => bail!("a wait for revoked memory ends with {other:?}"),
+            }
+        }
+        let crc = behind.wait(PATIENCE).context("the command behind them")?;
+        let again = self.gpu.crc32c(self.vram.span(..)?)?;
+        ensure!(crc == u64::from(again), "CRC-32C {crc:#x}, not {again:#x}");
+        Ok(())
+    }
+
     pub(super) fn is_refused(&self, imported: &ImportedBuffer) -> anyhow::Result<()> {
         match self.gpu.copy(imported.span(..HALF)?, self.vram.span(..)?) {
             Err(Error::Driver { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {
@@ -206,6 +247,12 @@ fn of_a_device(bench: &mut Bench<'_>, binding: &Binding) -> anyhow::Result<()> {
     bench
         .there_and_back(&imported, &mut aperture)
         .context("after the reset")?;
+    bench
+        .amid_waits(&imported, || Ok(device.reset()?))
+        .context("a reset of the exporter amid waits")?;
+    bench
+        .there_and_back(&imported, &mut aperture)
+        .context("after the reset amid waits")?;
 
     device.decode(false)?;
     bench
