@@ -3,17 +3,14 @@
 
 #![allow(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-use anyhow::Context;
-use rustix::ioctl::{Updater, ioctl, opcode};
-
 use crate::pci_function::PciFunction;
+use crate::test_module::{self, ask};
 
 const NODE: &str = "/dev/peerbar-gpu-import-test";
-const GROUP: u8 = b'P';
 
 /// The domain of a device that is no PCI function.
 const NO_PCI: u32 = u32::MAX;
@@ -81,18 +78,6 @@ struct ReopenRequest {
     fd: i32,
 }
 
-/// A request that answers in its own structure.
-macro_rules! ask {
-    ($file:expr, $number:literal, $type:ty, $value:expr) => {{
-        // SAFETY: the number names exactly this type, which is plain numbers without holes.
-        let request = unsafe {
-            Updater::<{ opcode::read_write::<$type>(GROUP, $number) }, $type>::new($value)
-        };
-        // SAFETY: as above; the driver touches nothing but the structure.
-        unsafe { ioctl($file, request) }.map_err(io::Error::from)
-    }};
-}
-
 /// A request about an import, answered by the kernel or the exporter.
 macro_rules! have {
     ($import:expr, $number:literal) => {{
@@ -120,10 +105,7 @@ pub(crate) struct Importer {
 
 impl Importer {
     pub(crate) fn open() -> anyhow::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(NODE);
-        let file = file.with_context(|| {
-            format!("cannot open {NODE}; is the module peerbar_gpu_import_test loaded?")
-        })?;
+        let file = test_module::open(NODE, "peerbar_gpu_import_test")?;
         Ok(Importer { file })
     }
 
@@ -220,7 +202,10 @@ impl Drop for Import<'_> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::ioctl::opcode;
+
     use super::*;
+    use crate::test_module::GROUP;
 
     /// As `sizeof` and `_IOWR` of the header come out on x86-64.
     #[test]

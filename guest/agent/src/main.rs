@@ -39,6 +39,7 @@ mod power;
 mod registers;
 mod root;
 mod session;
+mod test_module;
 mod tools;
 mod trace;
 mod udev;

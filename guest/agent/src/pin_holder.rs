@@ -3,17 +3,14 @@
 
 #![allow(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use anyhow::Context;
-use rustix::ioctl::{Updater, ioctl, opcode};
-
 use crate::pci_function::PciFunction;
+use crate::test_module::{self, ask};
 
 const NODE: &str = "/dev/peerbar-gpu-pin-test";
-const GROUP: u8 = b'P';
 
 /// The pin has no callback.
 pub(crate) const PERSISTENT: u32 = 1 << 0;
@@ -87,18 +84,6 @@ pub(crate) struct State {
     pad: u32,
 }
 
-/// A request that answers in its own structure.
-macro_rules! ask {
-    ($file:expr, $number:literal, $type:ty, $value:expr) => {{
-        // SAFETY: the number names exactly this type, which is plain numbers without holes.
-        let request = unsafe {
-            Updater::<{ opcode::read_write::<$type>(GROUP, $number) }, $type>::new($value)
-        };
-        // SAFETY: as above; the driver touches nothing but the structure.
-        unsafe { ioctl($file, request) }.map_err(io::Error::from)
-    }};
-}
-
 /// The holder, opened. What it still holds is given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Holder {
@@ -107,10 +92,7 @@ pub(crate) struct Holder {
 
 impl Holder {
     pub(crate) fn open() -> anyhow::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(NODE);
-        let file = file.with_context(|| {
-            format!("cannot open {NODE}; is the module peerbar_gpu_pin_test loaded?")
-        })?;
+        let file = test_module::open(NODE, "peerbar_gpu_pin_test")?;
         Ok(Holder { file })
     }
 
@@ -239,7 +221,10 @@ impl Pin<'_> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::ioctl::opcode;
+
     use super::*;
+    use crate::test_module::GROUP;
 
     /// As `sizeof` and `_IOWR` of the header come out on x86-64.
     #[test]
