@@ -84,6 +84,12 @@ impl Way {
     fn is_passing(self, backend: VfioBackend) -> bool {
         self == Self::Reset && backend == VfioBackend::Type1
     }
+
+    /// Whether nothing reaches the memory once the call has returned. With type 1 the mapping outlives a close, and the kernel
+    /// ends access to the GPU somewhat later.
+    fn is_at_once(self, backend: VfioBackend) -> bool {
+        (self, backend) != (Self::Close, VfioBackend::Type1)
+    }
 }
 
 /// One loss: reads without a pause, the loss, then the look at what is left.
@@ -100,19 +106,36 @@ fn lose(
     let (gpu, address) = map(&space, backend, binding)?;
     let device = Arc::clone(disk.device());
     let load = Load::default();
+    let mut afterwards = TrafficWatch::new(guest);
+    let stays_away = way != Way::DiskReset && !way.is_passing(backend);
     let (loaded, lost) = thread::scope(|scope| {
         let reads = scope.spawn(|| load.run(&mut disk, address));
-        let lost = load
-            .wait_for(BEFORE)
-            .and_then(|()| take_away(way, gpu, &device, &space, address));
-        load.stop.store(true, Ordering::Release);
-        (reads.join(), lost)
+        let lost = load.wait_for(&load.done, BEFORE);
+        let lost = lost.and_then(|()| {
+            let kept = take_away(way, gpu, &device, &space, address)?;
+            if !way.is_at_once(backend) {
+                load.wait_for(&load.failed, 2 * DEPTH)?;
+            }
+            Ok(kept)
+        });
+        // Until the last read has ended, those in progress among them.
+        afterwards.watch(|| {
+            let refused = match (&lost, stays_away) {
+                (Ok(_), true) => load.wait_for(&load.failed, 4 * DEPTH),
+                _ => Ok(()),
+            };
+            load.stop.store(true, Ordering::Release);
+            (reads.join(), lost.and_then(|kept| refused.map(|()| kept)))
+        })
     });
     let Ok(loaded) = loaded else {
         bail!("the thread that reads panicked")
     };
     loaded?;
     let kept = lost?;
+    if !way.is_passing(backend) {
+        moved_nothing(taken, &afterwards).context("reads in progress, and those after them")?;
+    }
     measure.bytes = measure
         .bytes
         .saturating_add(load.done.load(Ordering::Acquire).saturating_mul(READ));
@@ -132,15 +155,30 @@ fn lose(
         );
         return Ok(());
     }
+    is_refused(guest, taken, &mut disk, address)?;
+    drop(kept);
+    if way == Way::Close && backend == VfioBackend::Iommufd {
+        let _again = open_gpu(space.address_space(), binding)?;
+        is_refused(guest, taken, &mut disk, address).context("once the GPU is open again")?;
+    }
+    Ok(())
+}
+
+/// A read to `address` ends with an error, and moves nothing.
+fn is_refused(
+    guest: &GuestContext,
+    taken: &TakenDevices<'_>,
+    disk: &mut Disk,
+    address: u64,
+) -> anyhow::Result<()> {
+    let mut watch = TrafficWatch::new(guest);
     nothing_moves(taken, &mut watch, || {
         match disk.transfer(Direction::Read, 0, address, READ) {
             Err(Error::Status { .. }) => Ok(()),
             Err(other) => Err(other.into()),
             Ok(()) => bail!("a read after it ends with success"),
         }
-    })?;
-    drop(kept);
-    Ok(())
+    })
 }
 
 /// `work` moves nothing to the memory of a device.
@@ -150,6 +188,11 @@ fn nothing_moves(
     work: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     watch.watch(work)?;
+    moved_nothing(taken, watch)
+}
+
+/// The disk has moved nothing to the memory of a device while `watch` watched.
+fn moved_nothing(taken: &TakenDevices<'_>, watch: &TrafficWatch<'_>) -> anyhow::Result<()> {
     let moved = watch.traffic()?.payload_to_devices(taken.disk.0.number);
     ensure!(
         moved == 0,
@@ -207,6 +250,8 @@ fn take_away(
 struct Load {
     /// Reads that ended well.
     done: AtomicU64,
+    /// Reads that ended with an error.
+    failed: AtomicU64,
     /// Whether the memory has been taken away: then reads end, and none begins.
     stop: AtomicBool,
 }
@@ -231,9 +276,11 @@ impl Load {
             }
             if let Some((_, completion)) = disk.reap()? {
                 slots.extend(of_command.remove(&completion.cid));
-                if completion.status == 0 {
-                    self.done.fetch_add(1, Ordering::AcqRel);
-                }
+                let count = match completion.status {
+                    0 => &self.done,
+                    _ => &self.failed,
+                };
+                count.fetch_add(1, Ordering::AcqRel);
                 continue;
             }
             match stopped {
@@ -248,13 +295,16 @@ impl Load {
         }
     }
 
-    /// Waits until so many reads have ended well.
-    fn wait_for(&self, reads: u64) -> anyhow::Result<()> {
+    /// Waits until `count`, one of those above, is at least `reads`.
+    fn wait_for(&self, count: &AtomicU64, reads: u64) -> anyhow::Result<()> {
         let begun = Instant::now();
-        while self.done.load(Ordering::Acquire) < reads {
+        while count.load(Ordering::Acquire) < reads {
+            let (done, failed) = (&self.done, &self.failed);
             ensure!(
                 begun.elapsed() < PATIENCE,
-                "the reads before it do not end well"
+                "{} reads have ended well and {} with an error, and no more do",
+                done.load(Ordering::Acquire),
+                failed.load(Ordering::Acquire)
             );
             thread::yield_now();
         }
