@@ -132,8 +132,8 @@ impl NvmeIo {
             && ENTRIES.contains(&self.completion_entries)
     }
 
-    /// How many commands are submitted together at least, unless fewer are left: a doorbell is dear, and so stands for half of
-    /// those that may be in progress.
+    /// How many commands are submitted together at least, unless fewer are left: half of those that may be in progress, since a
+    /// doorbell may cost a message.
     fn least_together(&self) -> u64 {
         (self.most_in_progress() / 2).clamp(1, BATCH.into())
     }
