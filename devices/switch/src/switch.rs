@@ -170,7 +170,7 @@ impl Switch {
         matching.map(|(id, _)| *id).collect()
     }
 
-    /// Who is to acknowledge something for an announcement, and until when.
+    /// Ports that have an acknowledgement of an announcement outstanding, each with its deadline.
     fn acknowledgements(&self) -> impl Iterator<Item = (PortId, Instant)> {
         let announcing = self.ports.iter();
         let announcing = announcing.filter_map(|(id, port)| Some((id, port.announcing.as_ref()?)));

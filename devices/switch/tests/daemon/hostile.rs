@@ -186,13 +186,13 @@ fn more_connections_than_there_is_room_for_are_closed() {
 #[test]
 fn an_acknowledgement_that_is_guessed_ends_the_connection() {
     let mut daemon = Daemon::start(&[]);
-    let (deaf, _) = Endpoint::attach(&daemon.path, "deaf");
+    let guessers = ["a", "b", "c"].map(|name| Endpoint::attach(&daemon.path, name).0);
     let (other, _) = Endpoint::attach(&daemon.path, "other");
     other.send(&announce(1, vec![registers(0x1000)]));
-    for ticket in 0..3 {
-        deaf.send(&Message::Ack { ticket });
+    for (ticket, guesser) in (0..).zip(&guessers) {
+        guesser.send(&Message::Ack { ticket });
     }
-    assert!(deaf.is_cut_off());
+    assert!(guessers.iter().all(Endpoint::is_cut_off));
     assert!(matches!(other.receive(), Message::Announced { .. }));
     drop(other);
     check_alive(&mut daemon);
