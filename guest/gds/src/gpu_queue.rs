@@ -28,7 +28,7 @@ const DOORBELL_BYTES: u64 = 4;
 /// A pair of I/O queues of a disk in the memory of a GPU, which the GPU drives: it writes submission entries and doorbells and
 /// polls the completions.
 ///
-/// Who has the disk, such as a driver in user space over VFIO, creates the queues at [`GpuQueue::submission_address`] and
+/// The disk's driver, such as one in user space over VFIO, creates the queues at [`GpuQueue::submission_address`] and
 /// [`GpuQueue::completion_address`], without an interrupt, and exports the registers as a dma-buf.
 ///
 /// ```no_run

@@ -1,7 +1,9 @@
 //! Memory of a GPU that is taken away while a disk reads into it.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use peerbar_report::{Measure, VfioBackend, VfioRevocation};
-use peerbar_vfio_nvme::{Binding, Direction, Disk, DmaSpace, Error, RegisterAccess, VfioDevice};
+use peerbar_vfio_nvme::{Binding, Direction, Disk, DmaSpace, RegisterAccess, VfioDevice};
 
 use super::vfio_nvme::{TakenDevices, start};
 use super::{Outcome, Run};
@@ -26,6 +28,8 @@ const DEPTH: u64 = 16;
 const LENGTH: u64 = READ * DEPTH;
 /// Reads that have ended well before the memory is taken away.
 const BEFORE: u64 = 64;
+/// Reads that must fail afterwards.
+const AFTERWARDS: u64 = 4 * DEPTH;
 /// How long a command, or the load as a whole, may take to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -85,8 +89,9 @@ impl Way {
         self == Self::Reset && backend == VfioBackend::Type1
     }
 
-    /// Whether nothing reaches the memory once the call has returned. With type 1 the mapping outlives a close, and the kernel
-    /// ends access to the GPU somewhat later.
+    /// Whether nothing reaches the memory once the call has returned. With type 1 the mapping outlives a close, and vfio-pci
+    /// resets the GPU, restores its registers with memory decode on, and puts it into D3hot some time later (Linux
+    /// drivers/vfio/pci/vfio_pci_core.c, `vfio_pci_core_disable`).
     fn is_at_once(self, backend: VfioBackend) -> bool {
         (self, backend) != (Self::Close, VfioBackend::Type1)
     }
@@ -106,37 +111,14 @@ fn lose(
     let (gpu, address) = map(&space, backend, binding)?;
     let device = Arc::clone(disk.device());
     let load = Load::default();
-    let mut afterwards = TrafficWatch::new(guest);
-    let stays_away = way != Way::DiskReset && !way.is_passing(backend);
-    let (loaded, lost) = thread::scope(|scope| {
-        let reads = scope.spawn(|| load.run(&mut disk, address));
-        let lost = load.wait_for(&load.done, BEFORE);
-        let lost = lost.and_then(|()| {
-            let kept = take_away(way, gpu, &device, &space, address)?;
-            if !way.is_at_once(backend) {
-                load.wait_for(&load.failed, 2 * DEPTH)?;
-            }
-            Ok(kept)
-        });
-        // Until the last read has ended, those in progress among them.
-        afterwards.watch(|| {
-            let refused = match (&lost, stays_away) {
-                (Ok(_), true) => load.wait_for(&load.failed, 4 * DEPTH),
-                _ => Ok(()),
-            };
-            load.stop.store(true, Ordering::Release);
-            (reads.join(), lost.and_then(|kept| refused.map(|()| kept)))
-        })
-    });
-    let Ok(loaded) = loaded else {
-        bail!("the thread that reads panicked")
-    };
-    loaded?;
-    let kept = lost?;
-    // Until the GPU is in D3hot, which comes some time after its close, a read may succeed.
-    if !way.is_passing(backend) && way.is_at_once(backend) {
-        moved_nothing(taken, &afterwards).context("reads in progress, and those after them")?;
-    }
+    let kept = load.during(&mut disk, address, || {
+        load.wait_for(&load.done, BEFORE)?;
+        let kept = take_away(way, gpu, &device, &space, address)?;
+        if !way.is_at_once(backend) {
+            wait_for_d3hot(binding.pci())?;
+        }
+        Ok(kept)
+    })?;
     measure.bytes = measure
         .bytes
         .saturating_add(load.done.load(Ordering::Acquire).saturating_mul(READ));
@@ -156,30 +138,52 @@ fn lose(
         );
         return Ok(());
     }
-    is_refused(guest, taken, &mut disk, address)?;
+    are_refused(guest, taken, &mut disk, address)?;
     drop(kept);
     if way == Way::Close && backend == VfioBackend::Iommufd {
         let _again = open_gpu(space.address_space(), binding)?;
-        is_refused(guest, taken, &mut disk, address).context("once the GPU is open again")?;
+        are_refused(guest, taken, &mut disk, address).context("once the GPU is open again")?;
     }
     Ok(())
 }
 
-/// A read to `address` ends with an error, and moves nothing.
-fn is_refused(
+/// Reads to `address` that begin now end with errors, and move nothing. Those that were in progress when the memory was taken away
+/// have ended: the disk counts a transfer only when QEMU has answered it, so their transfers may be counted late.
+fn are_refused(
     guest: &GuestContext,
     taken: &TakenDevices<'_>,
     disk: &mut Disk,
     address: u64,
 ) -> anyhow::Result<()> {
+    let load = Load::default();
     let mut watch = TrafficWatch::new(guest);
     nothing_moves(taken, &mut watch, || {
-        match disk.transfer(Direction::Read, 0, address, READ) {
-            Err(Error::Status { .. }) => Ok(()),
-            Err(other) => Err(other.into()),
-            Ok(()) => bail!("a read after it ends with success"),
+        load.during(disk, address, || load.wait_for(&load.failed, AFTERWARDS))
+    })?;
+    let done = load.done.load(Ordering::Acquire);
+    ensure!(done == 0, "{done} reads after it end with success");
+    Ok(())
+}
+
+/// Waits until the kernel has put the function with this directory in sysfs into D3hot, in which it decodes no memory.
+fn wait_for_d3hot(pci: &Path) -> anyhow::Result<()> {
+    let file = pci.join("power_state");
+    let begun = Instant::now();
+    loop {
+        let state =
+            fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        if state.trim_end() == "D3hot" {
+            return Ok(());
         }
-    })
+        ensure!(
+            begun.elapsed() < PATIENCE,
+            "{} is in {}, not in D3hot, {} s after its close",
+            pci.display(),
+            state.trim_end(),
+            PATIENCE.as_secs()
+        );
+        thread::yield_now();
+    }
 }
 
 /// `work` moves nothing to the memory of a device.
@@ -253,11 +257,29 @@ struct Load {
     done: AtomicU64,
     /// Reads that ended with an error.
     failed: AtomicU64,
-    /// Whether the memory has been taken away: then reads end, and none begins.
+    /// Whether no further read begins.
     stop: AtomicBool,
 }
 
 impl Load {
+    /// Reads into `address` while `work` runs, and until the last of these reads has ended.
+    fn during<T>(
+        &self,
+        disk: &mut Disk,
+        address: u64,
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        thread::scope(|scope| {
+            let reads = scope.spawn(|| self.run(disk, address));
+            let worked = work();
+            self.stop.store(true, Ordering::Release);
+            match reads.join() {
+                Ok(read) => read.and(worked),
+                Err(_) => bail!("the thread that reads panicked"),
+            }
+        })
+    }
+
     /// Reads until it is to stop, and then until no command is outstanding or the controller is disabled.
     fn run(&self, disk: &mut Disk, address: u64) -> anyhow::Result<()> {
         let mut slots: Vec<u64> = (0..DEPTH).collect();
