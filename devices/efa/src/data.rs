@@ -1,0 +1,1 @@
+//! The data path: from a doorbell to a completion.

@@ -1,0 +1,110 @@
+//! BAR2: a page of doorbells for each UAR, and the memory of the send queues, which user space writes (low-latency queues).
+//!
+//! A process maps the page of its own UAR only. So a doorbell counts only if it lies in the page of the UAR that its
+//! queue belongs to.
+
+use std::ops::Range;
+
+/// Number of the BAR.
+pub const BAR: u8 = 2;
+/// Length of the BAR.
+pub const BAR_BYTES: u64 = 64 << 20;
+/// A page of the guest: what a process maps at least.
+pub const PAGE: u64 = 4096;
+/// How many UARs there are. Each is a process that has opened the adapter.
+pub const UARS: u16 = 256;
+/// How many queue pairs there are.
+pub const QUEUE_PAIRS: u16 = 256;
+/// How many completion queues there are.
+pub const COMPLETION_QUEUES: u16 = 512;
+/// Length of the memory of one send queue.
+pub const SEND_QUEUE_BYTES: u64 = 128 << 10;
+/// Where the doorbells are.
+pub const DOORBELLS: Range<u64> = 0..UARS as u64 * PAGE;
+/// Where the memory of the send queues is.
+pub const SEND_QUEUES: Range<u64> = 32 << 20..BAR_BYTES;
+
+/// From the doorbells of one queue pair to the next one's.
+const PAIR_STRIDE: u64 = 8;
+const WORD: u64 = 4;
+/// Where in a page the doorbells of the completion queues start.
+const COMPLETION_DOORBELLS: u64 = QUEUE_PAIRS as u64 * PAIR_STRIDE;
+
+const _: () = assert!(COMPLETION_DOORBELLS + COMPLETION_QUEUES as u64 * WORD <= PAGE);
+const _: () = assert!(DOORBELLS.end <= SEND_QUEUES.start);
+const _: () = assert!(
+    QUEUE_PAIRS as u64 * SEND_QUEUE_BYTES <= SEND_QUEUES.end - SEND_QUEUES.start
+        && SEND_QUEUE_BYTES.is_multiple_of(PAGE)
+);
+
+/// A queue that has a doorbell, by the number of its place in the BAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doorbell {
+    /// Send queue of a queue pair.
+    Send(u16),
+    /// Receive queue of a queue pair.
+    Receive(u16),
+    /// Completion queue.
+    Completion(u16),
+}
+
+impl Doorbell {
+    /// Where in the BAR it is, for a queue of this UAR.
+    pub fn offset(self, uar: u16) -> u64 {
+        let in_page = match self {
+            Self::Send(pair) => u64::from(pair) * PAIR_STRIDE,
+            Self::Receive(pair) => u64::from(pair) * PAIR_STRIDE + WORD,
+            Self::Completion(queue) => COMPLETION_DOORBELLS + u64::from(queue) * WORD,
+        };
+        u64::from(uar) * PAGE + in_page
+    }
+
+    /// The UAR and the doorbell at this offset of the BAR. `None` if there is none.
+    pub fn at(offset: u64) -> Option<(u16, Self)> {
+        if !DOORBELLS.contains(&offset) || !offset.is_multiple_of(WORD) {
+            return None;
+        }
+        let uar = u16::try_from(offset / PAGE).ok()?;
+        let in_page = offset % PAGE;
+        let number = |place| u16::try_from(place).ok();
+        let doorbell = match in_page.checked_sub(COMPLETION_DOORBELLS) {
+            Some(place) => Self::Completion(number(place / WORD)?),
+            None if in_page.is_multiple_of(PAIR_STRIDE) => {
+                Self::Send(number(in_page / PAIR_STRIDE)?)
+            }
+            None => Self::Receive(number(in_page / PAIR_STRIDE)?),
+        };
+        Some((uar, doorbell))
+    }
+}
+
+/// Where in the BAR the memory of the send queue of this queue pair is.
+pub fn send_queue(pair: u16) -> u64 {
+    SEND_QUEUES.start + u64::from(pair) * SEND_QUEUE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doorbell_is_found_at_its_offset_and_nowhere_else() {
+        let mut found = 0;
+        for offset in (0..2 * PAGE).chain(DOORBELLS.end - PAGE..DOORBELLS.end + 64) {
+            if let Some((uar, doorbell)) = Doorbell::at(offset) {
+                assert_eq!(doorbell.offset(uar), offset);
+                found += 1;
+            }
+        }
+        assert_eq!(found, 3 * PAGE / WORD, "every aligned word of the pages");
+        assert_eq!(Doorbell::at(u64::MAX), None);
+    }
+
+    #[test]
+    fn queues_of_other_uars_have_other_pages() {
+        let last = Doorbell::Completion(COMPLETION_QUEUES - 1);
+        assert_eq!(last.offset(7) / PAGE, 7);
+        assert_eq!(Doorbell::Send(0).offset(8) / PAGE, 8);
+        assert_eq!(send_queue(QUEUE_PAIRS - 1) + SEND_QUEUE_BYTES, BAR_BYTES);
+    }
+}

@@ -1,0 +1,1 @@
+//! What a driver creates on the adapter: protection domains, queues, memory regions.
