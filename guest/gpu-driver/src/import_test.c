@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /* An importer of dma-bufs for tests: see include/peerbar_gpu_import_test.h. */
 #include <linux/dma-resv.h>
-#include <linux/fs.h>
-#include <linux/miscdevice.h>
-#include <linux/module.h>
 #include <linux/pci.h>
-#include <linux/slab.h>
-#include <linux/uaccess.h>
-#include <linux/xarray.h>
 
 #include <peerbar_gpu_import_test.h>
 
 #include "older_kernels.h"
+#include "test_device.h"
 
 /* ---- the importer ---- */
 
@@ -94,8 +89,9 @@ static const struct dma_buf_attach_ops *const kinds[] = {
 	[PEERBAR_IMPORT_TEST_HOST_ONLY] = &host_only_ops,
 };
 
-static void detach(struct import *import)
+static void detach(void *object)
 {
+	struct import *import = object;
 	struct dma_buf *dmabuf = import->dmabuf;
 
 	dma_resv_lock(dmabuf->resv, NULL);
@@ -109,7 +105,7 @@ static void detach(struct import *import)
 
 /* ---- requests ---- */
 
-static struct miscdevice test_device;
+static struct test_device import_device;
 
 /* With a reference; NULL if there is none. */
 static struct device *importing_device(const struct peerbar_import_test_attach *attach)
@@ -117,13 +113,13 @@ static struct device *importing_device(const struct peerbar_import_test_attach *
 	struct pci_dev *pdev;
 
 	if (attach->domain == PEERBAR_IMPORT_TEST_NO_PCI)
-		return get_device(test_device.this_device);
+		return get_device(import_device.misc.this_device);
 	pdev = pci_get_domain_bus_and_slot(attach->domain, attach->bus, attach->devfn);
 	return pdev ? &pdev->dev : NULL;
 }
 
 /* Takes over the references if the import is in the list, which result says. */
-static int attach_to(struct xarray *imports, struct peerbar_import_test_attach *attach,
+static int attach_to(struct test_objects *imports, struct peerbar_import_test_attach *attach,
 		     struct dma_buf *dmabuf, struct device *dev)
 {
 	struct import *import = kzalloc(sizeof(*import), GFP_KERNEL);
@@ -139,7 +135,7 @@ static int attach_to(struct xarray *imports, struct peerbar_import_test_attach *
 		kfree(import);
 		return error;
 	}
-	error = xa_alloc(imports, &attach->id, import, xa_limit_31b, GFP_KERNEL);
+	error = test_objects_add(imports, &attach->id, import);
 	if (error) {
 		dma_buf_detach(dmabuf, import->attachment);
 		kfree(import);
@@ -147,7 +143,7 @@ static int attach_to(struct xarray *imports, struct peerbar_import_test_attach *
 	return error;
 }
 
-static int request_attach(struct xarray *imports, void *argument)
+static int request_attach(struct test_objects *imports, void *argument)
 {
 	struct peerbar_import_test_attach *attach = argument;
 	struct dma_buf *dmabuf;
@@ -171,66 +167,73 @@ static int request_attach(struct xarray *imports, void *argument)
 	return 0;
 }
 
-static int request_detach(struct xarray *imports, void *argument)
+static int request_detach(struct test_objects *imports, void *argument)
 {
 	struct peerbar_import_test_id *id = argument;
-	struct import *import = xa_erase(imports, id->id);
 
-	if (!import)
-		return -ENOENT;
-	detach(import);
+	detach(xa_erase(&imports->by_id, id->id));
 	id->result = 0;
 	return 0;
 }
 
-static void request_pin(struct import *import, void *argument)
+static int request_pin(void *object, void *argument)
 {
+	struct import *import = object;
 	struct peerbar_import_test_id *id = argument;
 
 	/* Only dynamic importers may. */
 	id->result = import->attachment->importer_ops ? dma_buf_pin(import->attachment) : -EINVAL;
 	if (!id->result)
 		import->pins++;
+	return 0;
 }
 
-static void request_unpin(struct import *import, void *argument)
+static int request_unpin(void *object, void *argument)
 {
+	struct import *import = object;
 	struct peerbar_import_test_id *id = argument;
 
 	id->result = unpin(import);
+	return 0;
 }
 
-static void request_map(struct import *import, void *argument)
+static int request_map(void *object, void *argument)
 {
+	struct import *import = object;
 	struct peerbar_import_test_map *map = argument;
 	struct sg_table *sgt;
 
 	map->result = -EEXIST;
 	if (import->sgt)
-		return;
+		return 0;
 	sgt = dma_buf_map_attachment(import->attachment, DMA_BIDIRECTIONAL);
 	map->result = PTR_ERR_OR_ZERO(sgt);
 	if (map->result)
-		return;
+		return 0;
 	import->sgt = sgt;
 	map->dma_address = sg_dma_address(sgt->sgl);
 	map->length = sg_dma_len(sgt->sgl);
+	return 0;
 }
 
-static void request_unmap(struct import *import, void *argument)
+static int request_unmap(void *object, void *argument)
 {
+	struct import *import = object;
 	struct peerbar_import_test_id *id = argument;
 
 	id->result = unmap(import);
+	return 0;
 }
 
-static void request_state(struct import *import, void *argument)
+static int request_state(void *object, void *argument)
 {
+	struct import *import = object;
 	struct peerbar_import_test_state *state = argument;
 
 	state->notified = import->notified;
 	state->pins = import->pins;
 	state->mapped = !!import->sgt;
+	return 0;
 }
 
 static int request_reopen(struct import *import, struct peerbar_import_test_reopen *reopen)
@@ -243,13 +246,8 @@ static int request_reopen(struct import *import, struct peerbar_import_test_reop
 	return reopen->fd;
 }
 
-struct request {
-	unsigned int command;
-	void (*serve)(struct import *import, void *argument);
-};
-
-/* Requests about one import with the dma_resv held; each argument starts with its id. */
-static const struct request requests[] = {
+/* With the dma_resv held. */
+static const struct test_request requests[] = {
 	{ PEERBAR_IMPORT_TEST_PIN, request_pin },
 	{ PEERBAR_IMPORT_TEST_UNPIN, request_unpin },
 	{ PEERBAR_IMPORT_TEST_MAP, request_map },
@@ -257,104 +255,43 @@ static const struct request requests[] = {
 	{ PEERBAR_IMPORT_TEST_STATE, request_state },
 };
 
-static int serve(struct xarray *imports, unsigned int command, void *argument)
+static int serve_locked(struct test_objects *imports, unsigned int command, void *argument)
 {
 	struct import *import;
-	unsigned int i;
+	int error;
 
 	if (command == PEERBAR_IMPORT_TEST_ATTACH)
 		return request_attach(imports, argument);
-	if (command == PEERBAR_IMPORT_TEST_DETACH)
-		return request_detach(imports, argument);
-	import = xa_load(imports, *(u32 *)argument);
+	import = test_objects_find(imports, argument);
 	if (!import)
 		return -ENOENT;
+	if (command == PEERBAR_IMPORT_TEST_DETACH)
+		return request_detach(imports, argument);
 	if (command == PEERBAR_IMPORT_TEST_REOPEN)
 		return request_reopen(import, argument);
-	for (i = 0; i < ARRAY_SIZE(requests); i++) {
-		if (requests[i].command == command) {
-			dma_resv_lock(import->dmabuf->resv, NULL);
-			requests[i].serve(import, argument);
-			dma_resv_unlock(import->dmabuf->resv);
-			return 0;
-		}
-	}
-	return -ENOTTY;
+	dma_resv_lock(import->dmabuf->resv, NULL);
+	error = test_serve(requests, ARRAY_SIZE(requests), command, import, argument);
+	dma_resv_unlock(import->dmabuf->resv);
+	return error;
 }
 
-/* ---- the file ---- */
-
-struct opened {
-	struct mutex lock;	/* one request after the other */
-	struct xarray imports;
-};
-
-static long test_ioctl(struct file *filp, unsigned int command, unsigned long address)
+/* One request after the other, so that none uses an import that another detaches. */
+static int serve(struct test_objects *imports, unsigned int command, void *argument)
 {
-	struct opened *opened = filp->private_data;
-	union {
-		struct peerbar_import_test_attach attach;
-		struct peerbar_import_test_map map;
-		struct peerbar_import_test_state state;
-	} argument;
-	void __user *user = (void __user *)address;
-	size_t size = _IOC_SIZE(command);
 	int error;
 
-	if (_IOC_TYPE(command) != 'P' || size > sizeof(argument))
-		return -ENOTTY;
-	memset(&argument, 0, sizeof(argument));
-	if (copy_from_user(&argument, user, size))
-		return -EFAULT;
-	mutex_lock(&opened->lock);
-	error = serve(&opened->imports, command, &argument);
-	mutex_unlock(&opened->lock);
-	if (error)
-		return error;
-	if (_IOC_DIR(command) & _IOC_READ && copy_to_user(user, &argument, size))
-		return -EFAULT;
-	return 0;
+	mutex_lock(&imports->lock);
+	error = serve_locked(imports, command, argument);
+	mutex_unlock(&imports->lock);
+	return error;
 }
 
-static int test_open(struct inode *inode, struct file *filp)
-{
-	struct opened *opened = kzalloc(sizeof(*opened), GFP_KERNEL);
-
-	if (!opened)
-		return -ENOMEM;
-	mutex_init(&opened->lock);
-	xa_init_flags(&opened->imports, XA_FLAGS_ALLOC1);
-	filp->private_data = opened;
-	return 0;
-}
-
-static int test_release(struct inode *inode, struct file *filp)
-{
-	struct opened *opened = filp->private_data;
-	struct import *import;
-	unsigned long id;
-
-	xa_for_each(&opened->imports, id, import)
-		detach(import);
-	xa_destroy(&opened->imports);
-	kfree(opened);
-	return 0;
-}
-
-static const struct file_operations test_operations = {
-	.owner = THIS_MODULE,
-	.open = test_open,
-	.release = test_release,
-	.unlocked_ioctl = test_ioctl,
+static struct test_device import_device = {
+	.misc.name = "peerbar-gpu-import-test",
+	.serve = serve,
+	.let_go = detach,
 };
-
-static struct miscdevice test_device = {
-	.minor = MISC_DYNAMIC_MINOR,
-	.name = "peerbar-gpu-import-test",
-	.fops = &test_operations,
-	.mode = 0600,
-};
-module_misc_device(test_device);
+module_test_device(import_device);
 
 MODULE_DESCRIPTION("peerbar GPU: an importer of dma-bufs, for tests");
 MODULE_LICENSE("GPL");

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /* A holder of pinned VRAM for tests: see include/peerbar_gpu_pin_test.h. */
 #include <linux/file.h>
-#include <linux/fs.h>
-#include <linux/miscdevice.h>
-#include <linux/module.h>
-#include <linux/slab.h>
-#include <linux/uaccess.h>
-#include <linux/xarray.h>
 
 #include "pin_test.h"
+#include "test_device.h"
 
 /* ---- the holder ---- */
 
@@ -70,8 +65,10 @@ static int unmap(struct held *held)
 }
 
 /* Gives back whatever is left, in whichever state. */
-static void let_go(struct held *held)
+static void let_go(void *object)
 {
+	struct held *held = object;
+
 	complete_all(&held->released);
 	held_drain(held);
 	if (!READ_ONCE(held->gone)) {
@@ -106,7 +103,7 @@ static int describe(struct held *held, struct peerbar_pin_test_pin *pin)
 	return error;
 }
 
-static int request_pin(struct xarray *pins, void *argument)
+static int request_pin(struct test_objects *pins, void *argument)
 {
 	struct peerbar_pin_test_pin *pin = argument;
 	struct held *held = kzalloc(sizeof(*held), GFP_KERNEL);
@@ -134,7 +131,7 @@ static int request_pin(struct xarray *pins, void *argument)
 	fput(gpu);
 	error = describe(held, pin);
 	if (!error)
-		error = xa_alloc(pins, &pin->id, held, xa_limit_31b, GFP_KERNEL);
+		error = test_objects_add(pins, &pin->id, held);
 	if (error)
 		let_go(held);
 	return error;
@@ -145,16 +142,17 @@ free:
 	return error;
 }
 
-static int request_put(struct held *held, void *argument)
+static int request_put(void *object, void *argument)
 {
 	struct peerbar_pin_test_id *id = argument;
 
-	id->result = put(held);
+	id->result = put(object);
 	return 0;
 }
 
-static int request_free_table(struct held *held, void *argument)
+static int request_free_table(void *object, void *argument)
 {
+	struct held *held = object;
 	struct peerbar_pin_test_id *id = argument;
 
 	id->result = 0;
@@ -167,8 +165,9 @@ static int request_free_table(struct held *held, void *argument)
 	return 0;
 }
 
-static int request_map(struct held *held, void *argument)
+static int request_map(void *object, void *argument)
 {
+	struct held *held = object;
 	struct peerbar_pin_test_map *map = argument;
 	struct pci_dev *peer;
 
@@ -187,21 +186,22 @@ static int request_map(struct held *held, void *argument)
 	return 0;
 }
 
-static int request_unmap(struct held *held, void *argument)
+static int request_unmap(void *object, void *argument)
 {
 	struct peerbar_pin_test_id *id = argument;
 
-	id->result = unmap(held);
+	id->result = unmap(object);
 	return 0;
 }
 
-static int request_io(struct held *held, void *argument)
+static int request_io(void *object, void *argument)
 {
-	return held_io(held, argument);
+	return held_io(object, argument);
 }
 
-static int request_state(struct held *held, void *argument)
+static int request_state(void *object, void *argument)
 {
+	struct held *held = object;
 	struct peerbar_pin_test_state *state = argument;
 	u32 id = state->id;
 
@@ -212,25 +212,21 @@ static int request_state(struct held *held, void *argument)
 	return 0;
 }
 
-static int request_release(struct held *held, void *argument)
+static int request_release(void *object, void *argument)
 {
+	struct held *held = object;
+
 	complete_all(&held->released);
 	return 0;
 }
 
-static int request_drain(struct held *held, void *argument)
+static int request_drain(void *object, void *argument)
 {
-	held_drain(held);
+	held_drain(object);
 	return 0;
 }
 
-struct request {
-	unsigned int command;
-	int (*serve)(struct held *held, void *argument);
-};
-
-/* Requests about one pin; each argument starts with its id. */
-static const struct request requests[] = {
+static const struct test_request requests[] = {
 	{ PEERBAR_PIN_TEST_PUT, request_put },
 	{ PEERBAR_PIN_TEST_FREE_TABLE, request_free_table },
 	{ PEERBAR_PIN_TEST_MAP, request_map },
@@ -241,86 +237,25 @@ static const struct request requests[] = {
 	{ PEERBAR_PIN_TEST_DRAIN, request_drain },
 };
 
-static int serve(struct xarray *pins, unsigned int command, void *argument)
+/* Pins stay until the file is closed, so requests may run beside each other. */
+static int serve(struct test_objects *pins, unsigned int command, void *argument)
 {
 	struct held *held;
-	unsigned int i;
 
 	if (command == PEERBAR_PIN_TEST_PIN)
 		return request_pin(pins, argument);
-	held = xa_load(pins, *(u32 *)argument);
+	held = test_objects_find(pins, argument);
 	if (!held)
 		return -ENOENT;
-	for (i = 0; i < ARRAY_SIZE(requests); i++) {
-		if (requests[i].command == command)
-			return requests[i].serve(held, argument);
-	}
-	return -ENOTTY;
+	return test_serve(requests, ARRAY_SIZE(requests), command, held, argument);
 }
 
-static long test_ioctl(struct file *filp, unsigned int command, unsigned long address)
-{
-	union {
-		struct peerbar_pin_test_pin pin;
-		struct peerbar_pin_test_map map;
-		struct peerbar_pin_test_io io;
-		struct peerbar_pin_test_state state;
-	} argument;
-	void __user *user = (void __user *)address;
-	size_t size = _IOC_SIZE(command);
-	int error;
-
-	if (_IOC_TYPE(command) != 'P' || size > sizeof(argument))
-		return -ENOTTY;
-	memset(&argument, 0, sizeof(argument));
-	if (copy_from_user(&argument, user, size))
-		return -EFAULT;
-	error = serve(filp->private_data, command, &argument);
-	if (error)
-		return error;
-	if (_IOC_DIR(command) & _IOC_READ && copy_to_user(user, &argument, size))
-		return -EFAULT;
-	return 0;
-}
-
-static int test_open(struct inode *inode, struct file *filp)
-{
-	struct xarray *pins = kzalloc(sizeof(*pins), GFP_KERNEL);
-
-	if (!pins)
-		return -ENOMEM;
-	xa_init_flags(pins, XA_FLAGS_ALLOC1);
-	filp->private_data = pins;
-	return 0;
-}
-
-static int test_release(struct inode *inode, struct file *filp)
-{
-	struct xarray *pins = filp->private_data;
-	struct held *held;
-	unsigned long id;
-
-	xa_for_each(pins, id, held)
-		let_go(held);
-	xa_destroy(pins);
-	kfree(pins);
-	return 0;
-}
-
-static const struct file_operations test_operations = {
-	.owner = THIS_MODULE,
-	.open = test_open,
-	.release = test_release,
-	.unlocked_ioctl = test_ioctl,
+static struct test_device pin_device = {
+	.misc.name = "peerbar-gpu-pin-test",
+	.serve = serve,
+	.let_go = let_go,
 };
-
-static struct miscdevice test_device = {
-	.minor = MISC_DYNAMIC_MINOR,
-	.name = "peerbar-gpu-pin-test",
-	.fops = &test_operations,
-	.mode = 0600,
-};
-module_misc_device(test_device);
+module_test_device(pin_device);
 
 MODULE_DESCRIPTION("peerbar GPU: a holder of pinned pages, for tests");
 MODULE_LICENSE("GPL");
