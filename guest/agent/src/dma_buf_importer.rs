@@ -3,12 +3,13 @@
 
 #![allow(unsafe_code)]
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+use zerocopy::{FromBytes, IntoBytes};
+
 use crate::pci_function::PciFunction;
-use crate::test_module::{self, ask};
+use crate::test_module::TestModule;
 
 const NODE: &str = "/dev/peerbar-gpu-import-test";
 
@@ -30,7 +31,7 @@ pub(crate) enum Kind {
 }
 
 #[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug, Default, FromBytes, IntoBytes)]
 struct AttachRequest {
     fd: i32,
     kind: u32,
@@ -43,14 +44,7 @@ struct AttachRequest {
 }
 
 #[repr(C)]
-#[derive(Debug, Default)]
-struct IdRequest {
-    id: u32,
-    result: i32,
-}
-
-#[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug, Default, FromBytes, IntoBytes)]
 struct MapRequest {
     id: u32,
     result: i32,
@@ -60,7 +54,7 @@ struct MapRequest {
 
 /// What has become of an import.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes)]
 pub(crate) struct State {
     id: u32,
     /// How often the exporter has notified it.
@@ -72,24 +66,13 @@ pub(crate) struct State {
 }
 
 #[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug, Default, FromBytes, IntoBytes)]
 struct ReopenRequest {
     id: u32,
     fd: i32,
 }
 
-/// A request about an import, answered by the kernel or the exporter.
-macro_rules! have {
-    ($import:expr, $number:literal) => {{
-        let mut request = IdRequest {
-            id: $import.id,
-            result: 0,
-        };
-        ask!($import.file, $number, IdRequest, &mut request)?;
-        answer(request.result)
-    }};
-}
-
+/// The answer of the kernel or the exporter.
 fn answer(result: i32) -> io::Result<()> {
     match result {
         0 => Ok(()),
@@ -100,13 +83,13 @@ fn answer(result: i32) -> io::Result<()> {
 /// The driver, opened.
 #[derive(Debug)]
 pub(crate) struct Importer {
-    file: File,
+    module: TestModule,
 }
 
 impl Importer {
     pub(crate) fn open() -> anyhow::Result<Self> {
-        let file = test_module::open(NODE, "peerbar_gpu_import_test")?;
-        Ok(Importer { file })
+        let module = TestModule::open(NODE, "peerbar_gpu_import_test")?;
+        Ok(Importer { module })
     }
 
     /// Attaches to `dma_buf` for `function`, or for a device that is no PCI function.
@@ -124,10 +107,10 @@ impl Importer {
             devfn: function.map_or(0, |function| function.devfn),
             ..AttachRequest::default()
         };
-        ask!(&self.file, 0x70, AttachRequest, &mut request)?;
+        self.module.ask(0x70, &mut request)?;
         answer(request.result)?;
         Ok(Import {
-            file: &self.file,
+            module: &self.module,
             id: request.id,
         })
     }
@@ -136,19 +119,23 @@ impl Importer {
 /// An attachment. It is unmapped, unpinned and detached when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Import<'a> {
-    file: &'a File,
+    module: &'a TestModule,
     id: u32,
 }
 
 impl Import<'_> {
+    fn ask(&self, number: u8) -> io::Result<()> {
+        answer(self.module.ask_about(number, self.id)?)
+    }
+
     /// Pins the dma-buf: once more, if it is pinned.
     pub(crate) fn pin(&self) -> io::Result<()> {
-        have!(self, 0x72)
+        self.ask(0x72)
     }
 
     /// Takes one pin back.
     pub(crate) fn unpin(&self) -> io::Result<()> {
-        have!(self, 0x73)
+        self.ask(0x73)
     }
 
     /// Maps the dma-buf: the address for DMA of the first byte, and how many bytes follow at consecutive addresses.
@@ -157,14 +144,14 @@ impl Import<'_> {
             id: self.id,
             ..MapRequest::default()
         };
-        ask!(self.file, 0x74, MapRequest, &mut request)?;
+        self.module.ask(0x74, &mut request)?;
         answer(request.result)?;
         Ok((request.dma_address, request.length))
     }
 
     /// Unmaps it.
     pub(crate) fn unmap(&self) -> io::Result<()> {
-        have!(self, 0x75)
+        self.ask(0x75)
     }
 
     /// What has become of it.
@@ -173,7 +160,7 @@ impl Import<'_> {
             id: self.id,
             ..State::default()
         };
-        ask!(self.file, 0x76, State, &mut state)?;
+        self.module.ask(0x76, &mut state)?;
         Ok(state)
     }
 
@@ -183,13 +170,13 @@ impl Import<'_> {
             id: self.id,
             fd: -1,
         };
-        ask!(self.file, 0x77, ReopenRequest, &mut request)?;
+        self.module.ask(0x77, &mut request)?;
         // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(request.fd) })
     }
 
     fn detach(&self) -> io::Result<()> {
-        have!(self, 0x71)
+        self.ask(0x71)
     }
 }
 
@@ -202,25 +189,16 @@ impl Drop for Import<'_> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::ioctl::opcode;
-
     use super::*;
-    use crate::test_module::GROUP;
+    use crate::test_module::code;
 
     /// As `sizeof` and `_IOWR` of the header come out on x86-64.
     #[test]
     fn requests_are_those_of_the_header() {
-        assert_eq!(
-            opcode::read_write::<AttachRequest>(GROUP, 0x70),
-            0xc020_5070
-        );
-        assert_eq!(opcode::read_write::<IdRequest>(GROUP, 0x71), 0xc008_5071);
-        assert_eq!(opcode::read_write::<MapRequest>(GROUP, 0x74), 0xc018_5074);
-        assert_eq!(opcode::read_write::<State>(GROUP, 0x76), 0xc010_5076);
-        assert_eq!(
-            opcode::read_write::<ReopenRequest>(GROUP, 0x77),
-            0xc008_5077
-        );
+        assert_eq!(code::<AttachRequest>(0x70), 0xc020_5070);
+        assert_eq!(code::<MapRequest>(0x74), 0xc018_5074);
+        assert_eq!(code::<State>(0x76), 0xc010_5076);
+        assert_eq!(code::<ReopenRequest>(0x77), 0xc008_5077);
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! `/dev/peerbar-gpu-pin-test`: a kernel driver that holds pinned GPU memory and does what it is asked
 //! (guest/gpu-driver/include/peerbar_gpu_pin_test.h).
 
-#![allow(unsafe_code)]
-
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use zerocopy::{FromBytes, IntoBytes};
+
 use crate::pci_function::PciFunction;
-use crate::test_module::{self, ask};
+use crate::test_module::TestModule;
 
 const NODE: &str = "/dev/peerbar-gpu-pin-test";
 
@@ -20,7 +20,7 @@ pub(crate) const HOLD: u32 = 1 << 1;
 pub(crate) const KEEP_TABLE: u32 = 1 << 2;
 
 #[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug, Default, FromBytes, IntoBytes)]
 struct PinRequest {
     gpu: i32,
     handle: u32,
@@ -34,14 +34,7 @@ struct PinRequest {
 }
 
 #[repr(C)]
-#[derive(Debug, Default)]
-struct IdRequest {
-    id: u32,
-    result: i32,
-}
-
-#[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug, Default, FromBytes, IntoBytes)]
 struct MapRequest {
     id: u32,
     result: i32,
@@ -53,7 +46,7 @@ struct MapRequest {
 }
 
 #[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug, Default, FromBytes, IntoBytes)]
 struct IoRequest {
     id: u32,
     disk: i32,
@@ -66,7 +59,7 @@ struct IoRequest {
 
 /// What the holder has seen of a pin.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes)]
 pub(crate) struct State {
     id: u32,
     /// How often the callback was called.
@@ -87,13 +80,13 @@ pub(crate) struct State {
 /// The holder, opened. What it still holds is given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Holder {
-    file: File,
+    module: TestModule,
 }
 
 impl Holder {
     pub(crate) fn open() -> anyhow::Result<Self> {
-        let file = test_module::open(NODE, "peerbar_gpu_pin_test")?;
-        Ok(Holder { file })
+        let module = TestModule::open(NODE, "peerbar_gpu_pin_test")?;
+        Ok(Holder { module })
     }
 
     /// Pins `length` bytes at `offset` of the buffer that is `handle` of the open file `gpu`.
@@ -112,9 +105,9 @@ impl Holder {
             flags,
             ..PinRequest::default()
         };
-        ask!(&self.file, 0x60, PinRequest, &mut request)?;
+        self.module.ask(0x60, &mut request)?;
         Ok(Pin {
-            file: &self.file,
+            module: &self.module,
             id: request.id,
             bus_address: request.bus_address,
             entries: request.entries,
@@ -126,7 +119,7 @@ impl Holder {
 /// A pin. Answers of the driver are 0 or a negative errno.
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
-    file: &'a File,
+    module: &'a TestModule,
     id: u32,
     /// Of its first page.
     pub(crate) bus_address: u64,
@@ -137,25 +130,18 @@ pub(crate) struct Pin<'a> {
 }
 
 impl Pin<'_> {
-    fn request(&self) -> IdRequest {
-        IdRequest {
-            id: self.id,
-            result: 0,
-        }
+    fn ask(&self, number: u8) -> io::Result<i32> {
+        self.module.ask_about(number, self.id)
     }
 
     /// Has the holder put the pages; also after the callback, where the driver must refuse.
     pub(crate) fn put(&self) -> io::Result<i32> {
-        let mut request = self.request();
-        ask!(self.file, 0x61, IdRequest, &mut request)?;
-        Ok(request.result)
+        self.ask(0x61)
     }
 
     /// Has the holder free the table.
     pub(crate) fn free_table(&self) -> io::Result<i32> {
-        let mut request = self.request();
-        ask!(self.file, 0x62, IdRequest, &mut request)?;
-        Ok(request.result)
+        self.ask(0x62)
     }
 
     /// Has the pages mapped for `peer`: the answer and the first page's address.
@@ -167,15 +153,13 @@ impl Pin<'_> {
             devfn: peer.devfn,
             ..MapRequest::default()
         };
-        ask!(self.file, 0x63, MapRequest, &mut request)?;
+        self.module.ask(0x63, &mut request)?;
         Ok((request.result, request.dma_address))
     }
 
     /// Has the mapping undone.
     pub(crate) fn unmap(&self) -> io::Result<i32> {
-        let mut request = self.request();
-        ask!(self.file, 0x64, IdRequest, &mut request)?;
-        Ok(request.result)
+        self.ask(0x64)
     }
 
     /// Starts a read of `length` bytes at `disk_offset` into the pages from `offset` on, and does not wait for it.
@@ -193,7 +177,7 @@ impl Pin<'_> {
             length,
             ..IoRequest::default()
         };
-        ask!(self.file, 0x65, IoRequest, &mut request)
+        self.module.ask(0x65, &mut request)
     }
 
     /// What has happened to it.
@@ -202,37 +186,32 @@ impl Pin<'_> {
             id: self.id,
             ..State::default()
         };
-        ask!(self.file, 0x66, State, &mut state)?;
+        self.module.ask(0x66, &mut state)?;
         Ok(state)
     }
 
     /// Lets a callback return that was asked to wait.
     pub(crate) fn release(&self) -> io::Result<()> {
-        let mut request = self.request();
-        ask!(self.file, 0x67, IdRequest, &mut request)
+        self.ask(0x67).map(drop)
     }
 
     /// Waits until nothing is in flight.
     pub(crate) fn drain(&self) -> io::Result<()> {
-        let mut request = self.request();
-        ask!(self.file, 0x68, IdRequest, &mut request)
+        self.ask(0x68).map(drop)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use rustix::ioctl::opcode;
-
     use super::*;
-    use crate::test_module::GROUP;
+    use crate::test_module::code;
 
     /// As `sizeof` and `_IOWR` of the header come out on x86-64.
     #[test]
     fn requests_are_those_of_the_header() {
-        assert_eq!(opcode::read_write::<PinRequest>(GROUP, 0x60), 0xc030_5060);
-        assert_eq!(opcode::read_write::<IdRequest>(GROUP, 0x61), 0xc008_5061);
-        assert_eq!(opcode::read_write::<MapRequest>(GROUP, 0x63), 0xc020_5063);
-        assert_eq!(opcode::read_write::<IoRequest>(GROUP, 0x65), 0xc028_5065);
-        assert_eq!(opcode::read_write::<State>(GROUP, 0x66), 0xc020_5066);
+        assert_eq!(code::<PinRequest>(0x60), 0xc030_5060);
+        assert_eq!(code::<MapRequest>(0x63), 0xc020_5063);
+        assert_eq!(code::<IoRequest>(0x65), 0xc028_5065);
+        assert_eq!(code::<State>(0x66), 0xc020_5066);
     }
 }

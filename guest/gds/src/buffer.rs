@@ -8,10 +8,9 @@ use std::sync::Arc;
 use crate::buffer_handle::BufferHandle;
 use crate::driver::Driver;
 use crate::export_policy::ExportPolicy;
-use crate::mapping::Mapping;
 use crate::span::{Span, resolve};
 use crate::uapi::{self, Space};
-use crate::{Error, Result};
+use crate::{Error, Mapping, Result};
 
 /// A range of GPU memory, mapped into this process. Clones are the same range; it is freed with the last of them.
 ///

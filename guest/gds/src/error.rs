@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use peerbar_mapping::OutOfBounds;
 use thiserror::Error as ThisError;
 
 use crate::{Direction, Fault};
@@ -45,15 +46,8 @@ pub enum Error {
         source: io::Error,
     },
     /// A range reaches beyond its buffer, or ends before it starts.
-    #[error("bytes {start} to {end} are not within a buffer of {size} bytes")]
-    OutOfBounds {
-        /// First byte.
-        start: u64,
-        /// The byte after the last one.
-        end: u64,
-        /// Size of the buffer.
-        size: u64,
-    },
+    #[error(transparent)]
+    OutOfBounds(#[from] OutOfBounds),
     /// The buffer was freed.
     #[error("the buffer has been freed")]
     Freed,

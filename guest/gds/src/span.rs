@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::buffer_handle::BufferHandle;
 use crate::driver::Driver;
 use crate::uapi::Operand;
-use crate::{Error, Result};
+use crate::{OutOfBounds, Result};
 
 /// A part of a buffer, for the GPU. Made by `span` of [`Buffer`](crate::Buffer), [`HostBuffer`](crate::HostBuffer) and
 /// [`ImportedBuffer`](crate::ImportedBuffer), always within it. A command takes it only as long as the buffer is not freed.
@@ -47,7 +47,7 @@ impl<'a> Span<'a> {
 /// The bytes that `range` means of a buffer of `size` bytes.
 ///
 /// # Errors
-/// [`Error::OutOfBounds`].
+/// [`Error::OutOfBounds`](crate::Error::OutOfBounds).
 pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<Range<u64>> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -60,7 +60,7 @@ pub(crate) fn resolve(range: impl RangeBounds<u64>, size: u64) -> Result<Range<u
         Bound::Unbounded => size,
     };
     if start > end || end > size {
-        return Err(Error::OutOfBounds { start, end, size });
+        return Err(OutOfBounds { start, end, size }.into());
     }
     Ok(start..end)
 }

@@ -2,11 +2,12 @@
 
 use std::os::fd::BorrowedFd;
 
+use peerbar_mapping::Mapping;
+
 use crate::binding::Binding;
 use crate::device::VfioDevice;
 use crate::error::{Error, Result};
 use crate::iommufd::Iommufd;
-use crate::memory::Memory;
 use crate::type1::Container;
 
 /// An I/O address space, with the devices that were opened in it. All of them see the same memory at the same addresses.
@@ -55,7 +56,7 @@ impl AddressSpace {
     /// # Errors
     /// [`Error::Request`]: EEXIST for addresses that are in use, EINVAL for reserved ones, EFAULT or EINVAL for memory of a
     /// BAR with iommufd.
-    pub fn map(&self, iova: u64, memory: &Memory) -> Result<()> {
+    pub fn map(&self, iova: u64, memory: &Mapping) -> Result<()> {
         match &self.0 {
             Kind::Type1(container) => container.map(iova, memory),
             Kind::Iommufd(iommufd) => iommufd.map(iova, memory),

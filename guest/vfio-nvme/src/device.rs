@@ -7,9 +7,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
+use peerbar_mapping::Mapping;
+
 use crate::address_space::AddressSpace;
 use crate::error::{Error, Result};
-use crate::memory::Memory;
 use crate::request::{Argument, Request, size_of_argument};
 
 const GET_REGION_INFO: Request = Request::new("VFIO_DEVICE_GET_REGION_INFO", 108);
@@ -97,9 +98,11 @@ impl VfioDevice {
     ///
     /// # Errors
     /// [`Error::Request`], and [`Error::Memory`].
-    pub fn map(&self, range: BarRange) -> Result<Memory> {
+    pub fn map(&self, range: BarRange) -> Result<Mapping> {
         let offset = self.region(range.bar)?.offset.saturating_add(range.offset);
-        Memory::of_file(&self.file, offset, range.length)
+        let length = range.length;
+        Mapping::of_file(&self.file, offset, length)
+            .map_err(|source| Error::Memory { length, source })
     }
 
     /// A part of a BAR as a dma-buf (Linux 6.19 and later with `CONFIG_VFIO_PCI_DMABUF`).

@@ -8,11 +8,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use peerbar_mapping::Mapping;
 use peerbar_nvme_driver::DmaMemory;
 
 use crate::address_space::AddressSpace;
 use crate::error::{Error, Result};
-use crate::memory::Memory;
 
 /// The addresses that are given out, but for windows of PCI buses, which a switch would take for a peer's.
 const FIRST: u64 = 0x1000_0000;
@@ -30,7 +30,7 @@ struct Mapped {
     space: AddressSpace,
     /// The windows of PCI buses.
     windows: Vec<Range<u64>>,
-    regions: RwLock<BTreeMap<u64, Arc<Memory>>>,
+    regions: RwLock<BTreeMap<u64, Arc<Mapping>>>,
 }
 
 impl DmaSpace {
@@ -57,7 +57,9 @@ impl DmaSpace {
     /// # Errors
     /// [`Error::NoAddresses`], [`Error::Memory`], [`Error::Request`].
     pub fn allocate(&self, length: u64) -> Result<u64> {
-        let memory = Arc::new(Memory::new(length)?);
+        let memory = Arc::new(
+            Mapping::anonymous(length).map_err(|source| Error::Memory { length, source })?,
+        );
         let mut regions = self.0.regions.write();
         let iova = free_place(&regions, &self.0.windows, length)?;
         self.0.space.map(iova, &memory)?;
@@ -77,7 +79,7 @@ impl DmaSpace {
     ///
     /// # Errors
     /// As for [`AddressSpace::map`].
-    pub fn map(&self, iova: u64, memory: Arc<Memory>) -> Result<()> {
+    pub fn map(&self, iova: u64, memory: Arc<Mapping>) -> Result<()> {
         let mut regions = self.0.regions.write();
         self.0.space.map(iova, &memory)?;
         regions.insert(iova, memory);
@@ -92,7 +94,7 @@ impl DmaSpace {
         &self,
         iova: u64,
         dma_buf: BorrowedFd<'_>,
-        memory: Arc<Memory>,
+        memory: Arc<Mapping>,
     ) -> Result<()> {
         let mut regions = self.0.regions.write();
         self.0.space.map_dma_buf(iova, dma_buf, memory.size())?;
@@ -104,7 +106,7 @@ impl DmaSpace {
     ///
     /// # Errors
     /// [`Error::Request`].
-    pub fn unmap(&self, iova: u64) -> Result<Option<Arc<Memory>>> {
+    pub fn unmap(&self, iova: u64) -> Result<Option<Arc<Mapping>>> {
         let mut regions = self.0.regions.write();
         let Some(memory) = regions.get(&iova) else {
             return Ok(None);
@@ -115,12 +117,12 @@ impl DmaSpace {
 
     /// The memory that is mapped at `iova`, if this process reaches it.
     #[must_use]
-    pub fn memory(&self, iova: u64) -> Option<Arc<Memory>> {
+    pub fn memory(&self, iova: u64) -> Option<Arc<Mapping>> {
         self.0.regions.read().get(&iova).cloned()
     }
 
     /// The memory at `iova`, and the offset in it.
-    fn at(&self, iova: u64) -> io::Result<(Arc<Memory>, u64)> {
+    fn at(&self, iova: u64) -> io::Result<(Arc<Mapping>, u64)> {
         let regions = self.0.regions.read();
         let found = regions.range(..=iova).next_back();
         let (start, memory) = found.ok_or_else(|| unreachable(iova))?;
@@ -132,7 +134,7 @@ impl DmaSpace {
 
 /// The first address with `length` bytes after it that are neither mapped nor in a window.
 fn free_place(
-    regions: &BTreeMap<u64, Arc<Memory>>,
+    regions: &BTreeMap<u64, Arc<Mapping>>,
     windows: &[Range<u64>],
     length: u64,
 ) -> Result<u64> {
@@ -187,27 +189,27 @@ impl Drop for Mapped {
 impl DmaMemory for DmaSpace {
     fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
         let (memory, offset) = self.at(address)?;
-        memory.read(offset, data)
+        Ok(memory.read(offset, data)?)
     }
 
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
         let (memory, offset) = self.at(address)?;
-        memory.write(offset, data)
+        Ok(memory.write(offset, data)?)
     }
 
     fn load32(&self, address: u64) -> io::Result<u32> {
         let (memory, offset) = self.at(address)?;
-        memory.load32(offset)
+        Ok(memory.load32(offset)?)
     }
 
     fn store32(&self, address: u64, value: u32) -> io::Result<()> {
         let (memory, offset) = self.at(address)?;
-        memory.store32(offset, value)
+        Ok(memory.store32(offset, value)?)
     }
 
     fn load64(&self, address: u64) -> io::Result<u64> {
         let (memory, offset) = self.at(address)?;
-        memory.load64(offset)
+        Ok(memory.load64(offset)?)
     }
 }
 
@@ -215,8 +217,9 @@ impl DmaMemory for DmaSpace {
 mod tests {
     use super::*;
 
-    fn regions(places: &[(u64, u64)]) -> BTreeMap<u64, Arc<Memory>> {
-        let region = |(iova, length): &(u64, u64)| (*iova, Arc::new(Memory::new(*length).unwrap()));
+    fn regions(places: &[(u64, u64)]) -> BTreeMap<u64, Arc<Mapping>> {
+        let region =
+            |(iova, length): &(u64, u64)| (*iova, Arc::new(Mapping::anonymous(*length).unwrap()));
         places.iter().map(region).collect()
     }
 

@@ -7,9 +7,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use peerbar_mapping::Mapping;
+
 use crate::binding::Binding;
 use crate::error::Result;
-use crate::memory::Memory;
 use crate::request::{Argument, Request, open, size_of_argument};
 
 const BIND: Request = Request::new("VFIO_DEVICE_BIND_IOMMUFD", 118);
@@ -141,7 +142,7 @@ impl Iommufd {
         Ok(device)
     }
 
-    pub(crate) fn map(&self, iova: u64, memory: &Memory) -> Result<()> {
+    pub(crate) fn map(&self, iova: u64, memory: &Mapping) -> Result<()> {
         let mut map = Map {
             size: size_of_argument::<Map>(),
             flags: FIXED_READ_AND_WRITE,

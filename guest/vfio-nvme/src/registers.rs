@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
+use peerbar_mapping::Mapping;
 use peerbar_nvme_driver::Registers;
 
 use crate::device::{BarRange, VfioDevice};
 use crate::error::Result;
-use crate::memory::Memory;
 
 /// The BAR with the registers and doorbells (NVMe over PCIe 1.0, 2.1.10).
 pub(crate) const BAR: u32 = 0;
@@ -25,7 +25,7 @@ pub enum RegisterAccess {
 #[derive(Clone, Debug)]
 pub struct RegisterBar {
     device: Arc<VfioDevice>,
-    mapping: Option<Arc<Memory>>,
+    mapping: Option<Arc<Mapping>>,
 }
 
 impl RegisterBar {

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use peerbar_mapping::Mapping;
 
 use crate::binding::Binding;
 use crate::error::{Error, Result};
-use crate::memory::Memory;
 use crate::request::{Argument, Request, open, size_of_argument};
 
 const SET_IOMMU: Request = Request::new("VFIO_SET_IOMMU", 102);
@@ -124,7 +124,7 @@ impl Container {
         Ok(group)
     }
 
-    pub(crate) fn map(&self, iova: u64, memory: &Memory) -> Result<()> {
+    pub(crate) fn map(&self, iova: u64, memory: &Mapping) -> Result<()> {
         let mut map = DmaMap {
             argsz: size_of_argument::<DmaMap>(),
             flags: READ_AND_WRITE,

@@ -2,6 +2,7 @@
 //! driver of a device in user space (vfio-pci), which can revoke it at any time.
 
 use super::{Outcome, Run};
+use peerbar_mapping::Mapping;
 use peerbar_report::{Buffer as With, GpuDmaBuf, Measure, VfioBackend};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer as Vram, Command, Error, Fault, Gpu, ImportedBuffer};
-use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, Memory};
+use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding};
 
 use super::route::judge;
 use crate::counters::TrafficWatch;
@@ -209,7 +210,7 @@ impl Exported for MappedBuffer {
     }
 }
 
-impl Exported for Memory {
+impl Exported for Mapping {
     fn put(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         Ok(self.write(0, bytes)?)
     }

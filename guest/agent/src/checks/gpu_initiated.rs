@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use peerbar_mapping::Mapping;
 use peerbar_nvme_driver::QueueMemory;
 use peerbar_report::{GpuInitiated, Measure, VfioBackend};
-use peerbar_vfio_nvme::{BarRange, Direction, Disk, DmaSpace, Memory, RegisterAccess};
+use peerbar_vfio_nvme::{BarRange, Direction, Disk, DmaSpace, RegisterAccess};
 
 use super::vfio_nvme::{TakenDevices, start};
 use super::{Outcome, Run};
@@ -195,7 +196,7 @@ fn map_registers(space: &DmaSpace, disk: &Disk) -> anyhow::Result<u64> {
 
 fn write_pattern(
     disk: &mut Disk,
-    memory: &Memory,
+    memory: &Mapping,
     iova: u64,
     pattern: Pattern,
 ) -> anyhow::Result<()> {
@@ -204,7 +205,7 @@ fn write_pattern(
 }
 
 /// A request for each of the first blocks of the disk, by the addresses that the disk uses.
-fn put_requests(memory: &Memory, disk: &Disk, vram: u64) -> anyhow::Result<()> {
+fn put_requests(memory: &Mapping, disk: &Disk, vram: u64) -> anyhow::Result<()> {
     const READ: u8 = 2;
     let blocks = READ_BYTES / disk.identity().block_bytes;
     let [low, high, ..] = blocks.saturating_sub(1).to_le_bytes();
@@ -219,11 +220,11 @@ fn put_requests(memory: &Memory, disk: &Disk, vram: u64) -> anyhow::Result<()> {
     Ok(memory.write(REQUESTS, &requests)?)
 }
 
-fn clear(memory: &Memory) -> anyhow::Result<()> {
+fn clear(memory: &Mapping) -> anyhow::Result<()> {
     Ok(memory.write(DATA, &vec![0; usize::try_from(BYTES)?])?)
 }
 
-fn verify(memory: &Memory, pattern: Pattern) -> anyhow::Result<()> {
+fn verify(memory: &Mapping, pattern: Pattern) -> anyhow::Result<()> {
     let mut seen = vec![0; usize::try_from(BYTES)?];
     memory.read(DATA, &mut seen)?;
     Ok(pattern.verify(0, &seen)?)
@@ -252,7 +253,7 @@ fn read_by_processor(disk: &mut Disk, iova: u64, depth: u8) -> anyhow::Result<()
     Ok(())
 }
 
-fn word(memory: &Memory, offset: u64) -> anyhow::Result<u64> {
+fn word(memory: &Mapping, offset: u64) -> anyhow::Result<u64> {
     let mut word = [0; 8];
     memory.read(offset, &mut word)?;
     Ok(u64::from_le_bytes(word))

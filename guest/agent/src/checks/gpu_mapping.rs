@@ -6,7 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use anyhow::{Context, bail, ensure};
-use peerbar_gds::{Buffer, Gpu, Kernel, Mapping};
+use peerbar_gds::{Buffer, Gpu, Kernel};
+use peerbar_mapping::Mapping;
 
 use crate::fork::in_child;
 use crate::gpus;

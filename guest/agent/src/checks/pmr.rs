@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use peerbar_gds::ImportedBuffer;
+use peerbar_mapping::Mapping;
 use peerbar_nvme_driver::Registers;
-use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, Memory, RegisterAccess, RegisterBar};
+use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, RegisterAccess, RegisterBar};
 
 use super::gpu_dma_buf::{Bench, HALF};
 use super::route::judge;
@@ -81,7 +82,7 @@ struct Region {
     /// The BAR that it is.
     bar: u32,
     /// The halves and the record.
-    memory: Memory,
+    memory: Mapping,
 }
 
 impl Region {

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use peerbar_mapping::Mapping;
 use peerbar_report::{Measure, VfioAlias, VfioBackend};
-use peerbar_vfio_nvme::{Direction, DmaSpace, Memory, RegisterAccess};
+use peerbar_vfio_nvme::{Direction, DmaSpace, RegisterAccess};
 
 use super::vfio_nvme::{TakenDevices, start};
 use super::{Outcome, Run};
@@ -84,7 +85,7 @@ fn read_at(
     let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
     let gpu = open_gpu(space.address_space(), binding)?;
     let aperture = gpu.map(vram(LENGTH))?;
-    let own = Arc::new(Memory::new(LENGTH)?);
+    let own = Arc::new(Mapping::anonymous(LENGTH).context("cannot map memory")?);
     let pattern = guest.fresh_pattern(taken.disk.0);
     let source = space.allocate(LENGTH)?;
     let memory = space.memory(source).context("memory that is not there")?;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use peerbar_mapping::Mapping;
 use peerbar_report::VfioBackend;
-use peerbar_vfio_nvme::{Direction as Data, Disk, DmaSpace, Memory, RegisterAccess};
+use peerbar_vfio_nvme::{Direction as Data, Disk, DmaSpace, RegisterAccess};
 
 use super::{BYTES, Direction, LENGTH, Pair};
 use crate::checks::vfio_nvme::{TakenDevices, Vram, start};
@@ -13,8 +14,8 @@ use crate::user_drivers::address_space;
 /// A disk, its driver's own memory and the GPU's, in one address space.
 pub(super) struct UserDriven {
     disk: Disk,
-    own: (u64, Arc<Memory>),
-    peer: (Vram, Arc<Memory>),
+    own: (u64, Arc<Mapping>),
+    peer: (Vram, Arc<Mapping>),
 }
 
 impl UserDriven {

@@ -1,4 +1,4 @@
-//! Memory that a device may change at any time, mapped into this process.
+//! The mapping, and the accesses to it.
 
 #![allow(unsafe_code)]
 
@@ -8,18 +8,21 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-use crate::{Error, Result};
+use crate::{OutOfBounds, WordError};
 
-/// Width of the accesses in bytes, where alignment allows it.
+/// Width of the accesses of a copy in bytes, where alignment allows it.
 const WORD: usize = size_of::<u64>();
 
-/// A mapped span of memory, page-aligned. Devices and other processes may change it meanwhile, so there are no
-/// references to it: the processor's loads and stores are volatile ones of 8 bytes, and of 1 byte at odd ends.
+/// A mapped span of memory, page-aligned: this process' own, or a device's. Devices and other processes may change it
+/// meanwhile, so there are no references to it: loads and stores are volatile, 8 bytes at a time in the middle of a copy and
+/// single bytes at its odd ends.
 ///
-/// Once the memory is revoked or its GPU gone, an access ends the process with SIGBUS, as with any mapping of a device.
+/// Once memory of a GPU is revoked, or a BAR is reset, closed or no longer decoded, an access ends the process with SIGBUS or
+/// reads as all ones, as with any mapping of a device.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -32,7 +35,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `length` bytes of `file` from `offset` on, shared.
+    /// `length` bytes of `file` from `offset` on, such as a region of a device, shared.
     ///
     /// # Errors
     /// Those of mmap(2).
@@ -53,9 +56,12 @@ impl Mapping {
         Mapping::new(start, length)
     }
 
-    /// `length` bytes of new host memory, zeroed, shared with children.
-    pub(crate) fn anonymous(length: u64) -> io::Result<Self> {
-        Mapping::of_memory(length, MapFlags::SHARED)
+    /// `length` bytes of new host memory, zeroed and present, shared with children. It stays the memory of a DMA across fork(2).
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn anonymous(length: u64) -> io::Result<Self> {
+        Mapping::of_memory(length, MapFlags::SHARED | MapFlags::POPULATE)
     }
 
     /// `length` bytes of new host memory for this process alone, zeroed and present.
@@ -80,6 +86,7 @@ impl Mapping {
     }
 
     /// Size in bytes.
+    #[must_use]
     pub fn size(&self) -> u64 {
         self.length as u64
     }
@@ -87,8 +94,8 @@ impl Mapping {
     /// Loads from `offset` on into all of `into`, by the processor.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`].
-    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+    /// [`OutOfBounds`].
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let mut at = self.check(offset, into.len())?;
         let (head, body) = into.split_at_mut(distance_to_word(at).min(into.len()));
         let (words, tail) = body.as_chunks_mut::<WORD>();
@@ -107,8 +114,8 @@ impl Mapping {
     /// Stores all of `from` at `offset`, by the processor.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`].
-    pub fn write(&self, offset: u64, from: &[u8]) -> Result<()> {
+    /// [`OutOfBounds`].
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         let mut at = self.check(offset, from.len())?;
         let (head, body) = from.split_at(distance_to_word(at).min(from.len()));
         let (words, tail) = body.as_chunks::<WORD>();
@@ -124,16 +131,50 @@ impl Mapping {
         Ok(())
     }
 
+    /// Reads the 4 bytes at `offset`, a multiple of 4, in one access. What is read after it is not older.
+    ///
+    /// # Errors
+    /// A word that is unaligned or beyond the end.
+    pub fn load32(&self, offset: u64) -> Result<u32, WordError> {
+        self.load_word(offset)
+    }
+
+    /// Reads the 8 bytes at `offset`, a multiple of 8, in one access. What is read after it is not older.
+    ///
+    /// # Errors
+    /// As for [`Mapping::load32`].
+    pub fn load64(&self, offset: u64) -> Result<u64, WordError> {
+        self.load_word(offset)
+    }
+
+    /// Writes the 4 bytes at `offset`, a multiple of 4, in one access. What was written before it is seen before it.
+    ///
+    /// # Errors
+    /// As for [`Mapping::load32`].
+    pub fn store32(&self, offset: u64, value: u32) -> Result<(), WordError> {
+        let mut at = self.check_word(offset, size_of::<u32>())?;
+        fence(Ordering::Release);
+        self.store(&mut at, value);
+        Ok(())
+    }
+
+    fn load_word<T: Copy>(&self, offset: u64) -> Result<T, WordError> {
+        let mut at = self.check_word(offset, size_of::<T>())?;
+        let value = self.load(&mut at);
+        fence(Ordering::Acquire);
+        Ok(value)
+    }
+
     fn load<T: Copy>(&self, at: &mut usize) -> T {
-        // SAFETY: `read` has checked that the span from its offset on is mapped, and walks it in steps that keep words
-        // at their alignment, for the mapping starts at a page.
+        // SAFETY: the callers have checked that the span is mapped, and that `at` is a multiple of the size of `T`; the
+        // mapping starts at a page.
         let value = unsafe { self.start.add(*at).cast::<T>().read_volatile() };
         *at = at.wrapping_add(size_of::<T>());
         value
     }
 
     fn store<T: Copy>(&self, at: &mut usize, value: T) {
-        // SAFETY: as for `load`, with `write`.
+        // SAFETY: as for `load`.
         unsafe { self.start.add(*at).cast::<T>().write_volatile(value) };
         *at = at.wrapping_add(size_of::<T>());
     }
@@ -141,7 +182,7 @@ impl Mapping {
     /// One `pread` of the kernel into `range`; returns how many bytes there were.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], and those of the system call.
+    /// [`OutOfBounds`], and those of the system call.
     pub fn read_file(&self, range: Range<u64>, file: &File, offset: u64) -> io::Result<u64> {
         let (address, length) = self.place(range)?;
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
@@ -154,7 +195,7 @@ impl Mapping {
     /// One `pwrite` of the kernel from `range`; returns how many bytes it took.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], and those of the system call.
+    /// [`OutOfBounds`], and those of the system call.
     pub fn write_file(&self, range: Range<u64>, file: &File, offset: u64) -> io::Result<u64> {
         let (address, length) = self.place(range)?;
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
@@ -167,33 +208,37 @@ impl Mapping {
     /// Where `range` lies in this process, and how long it is.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`].
+    /// [`OutOfBounds`].
     pub fn place(&self, range: Range<u64>) -> io::Result<(NonNull<u8>, usize)> {
         let length = range.end.saturating_sub(range.start);
         let length = usize::try_from(length).map_err(io::Error::other)?;
-        let at = self.check(range.start, length).map_err(io::Error::other)?;
+        let at = self.check(range.start, length)?;
         // SAFETY: `check` has found the span inside the mapping.
         Ok((unsafe { self.start.add(at) }, length))
     }
 
-    /// The number of the first byte's address, for the driver.
-    pub(crate) fn address(&self) -> u64 {
+    /// The number of the first byte's address, for the kernel.
+    #[must_use]
+    pub fn address(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
     }
 
-    fn check(&self, offset: u64, length: usize) -> Result<usize> {
-        let error = Error::OutOfBounds {
+    fn check_word(&self, offset: u64, size: usize) -> Result<usize, WordError> {
+        let at = self.check(offset, size)?;
+        match at.is_multiple_of(size) {
+            true => Ok(at),
+            false => Err(WordError::Unaligned { offset, size }),
+        }
+    }
+
+    fn check(&self, offset: u64, length: usize) -> Result<usize, OutOfBounds> {
+        let at = usize::try_from(offset).ok();
+        let is_within = |at: &usize| at.checked_add(length).is_some_and(|end| end <= self.length);
+        at.filter(is_within).ok_or(OutOfBounds {
             start: offset,
             end: offset.saturating_add(length as u64),
             size: self.size(),
-        };
-        let Ok(at) = usize::try_from(offset) else {
-            return Err(error);
-        };
-        match at.checked_add(length) {
-            Some(end) if end <= self.length => Ok(at),
-            _ => Err(error),
-        }
+        })
     }
 }
 
@@ -232,10 +277,33 @@ mod tests {
         assert!(mapping.write(4095, &[0; 2]).is_err());
         assert!(mapping.read(u64::MAX, &mut [0]).is_err());
         assert!(mapping.place(4096..4097).is_err());
+        assert!(mapping.load32(4096).is_err() && mapping.store32(u64::MAX, 1).is_err());
         let error = mapping.read(4000, &mut [0; 100]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "bytes 4000 to 4100 are not within a buffer of 4096 bytes"
         );
+    }
+
+    #[test]
+    fn words_are_those_that_were_copied() {
+        let mapping = Mapping::private(4096).unwrap();
+        mapping.write(5, b"0123456789abcdefghij").unwrap();
+        let word = u64::from_ne_bytes(*b"3456789a");
+        assert_eq!(mapping.load64(8), Ok(word));
+        mapping.store32(8, 7).unwrap();
+        assert_eq!(mapping.load32(8), Ok(7));
+    }
+
+    #[test]
+    fn unaligned_word_is_refused() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        let error = mapping.load64(4).unwrap_err();
+        assert_eq!(error, WordError::Unaligned { offset: 4, size: 8 });
+        assert_eq!(
+            error.to_string(),
+            "a word of 8 bytes cannot be at 0x4: take a multiple of its size"
+        );
+        assert!(mapping.store32(2, 1).is_err());
     }
 }
